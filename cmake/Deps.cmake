@@ -1,0 +1,14 @@
+# Third-party libraries, all from the distribution (scripts/install_deps.sh installs them). oneDNN
+# and OpenBLAS are opened at run time (src/backend/cpu/prefill), not linked: a start of the program
+# does not pay for them.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
+if(OMNIKV_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()

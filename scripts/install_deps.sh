@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs what omnikv is built from, on Debian 12+ and Ubuntu 22.04+. Says what it installs; does
+# nothing, quickly, when everything is there. With "tests": what the tests need, too.
+set -euo pipefail
+
+packages=(g++ cmake make ninja-build pkg-config
+  libfmt-dev nlohmann-json3-dev libcli11-dev libhwy-dev libpcre2-dev libutf8proc-dev
+  libopenblas-pthread-dev libdnnl-dev)
+[ "${1:-}" = tests ] && packages+=(libgtest-dev libgmock-dev python3)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+run=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || {
+    echo "install_deps.sh: these packages are missing and neither root nor sudo is here: ${missing[*]}" >&2
+    exit 1
+  }
+  run=(sudo)
+fi
+echo "installing: ${missing[*]}" >&2
+"${run[@]}" apt-get update -qq
+"${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+  "${missing[@]}" >/dev/null

@@ -1,0 +1,33 @@
+#include "base/log.h"
+
+#include <atomic>
+#include <cstdio>
+
+namespace omnikv {
+namespace {
+std::atomic<LogLevel> g_level{LogLevel::kInfo};
+}  // namespace
+
+void SetLogLevel(LogLevel level) {
+  g_level.store(level, std::memory_order_relaxed);
+}
+LogLevel GetLogLevel() {
+  return g_level.load(std::memory_order_relaxed);
+}
+
+void LogLine(LogLevel level, const std::string& line) {
+  if (GetLogLevel() >= level) fmt::print(stderr, "{}\n", line);
+}
+
+std::string HumanBytes(size_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 4) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
+}
+
+}  // namespace omnikv

@@ -1,0 +1,62 @@
+// A persistent pool for data-parallel work: spins for a short while between jobs, so that the
+// dozens of ops of a decode step cost a microsecond each to start, then parks.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace omnikv {
+
+// A reference to a callable that outlives the call: no allocation, one indirect call.
+template <typename Signature>
+class FunctionRef;
+template <typename R, typename... Args>
+class FunctionRef<R(Args...)> {
+ public:
+  template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, FunctionRef>>>
+  FunctionRef(F&& f)  // NOLINT: implicit by design
+      : object_(const_cast<void*>(static_cast<const void*>(&f))),
+        call_([](void* o, Args... args) -> R {
+          return (*static_cast<std::remove_reference_t<F>*>(o))(std::forward<Args>(args)...);
+        }) {}
+  R operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
+
+ private:
+  void* object_;
+  R (*call_)(void*, Args...);
+};
+
+// `n_threads` threads, the caller of Run being thread 0. Threads are pinned, one a physical core,
+// when `pin` is set. One caller at a time; jobs do not nest.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int n_threads, bool pin = true);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const;
+
+  // Calls body(thread) once on every thread, and returns when all have.
+  void Run(FunctionRef<void(int)> body);
+
+  // Calls body(begin, end, thread) for disjoint pieces of [0, n) of about `grain`, taken in
+  // ascending order as threads become free.
+  void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> body);
+
+  // Inside Run: waits until every thread of the job has arrived.
+  void Barrier();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace omnikv

@@ -1,0 +1,105 @@
+// The plain structs that policies, the bank and the kernels share: where each row of a step stands,
+// which tokens an attention reads (AttnPlan), and where their K/V lie (KvView). Everything that
+// changes from token to token is *pointed at*, never held: a recorded step replays with the same
+// structs (DESIGN §2 rule 5).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "base/dtype.h"
+
+namespace omnikv {
+
+// One row (token) of a step. In device memory, [max_rows].
+struct RowMeta {
+  int32_t seq;  // index into SeqMeta
+  int32_t pos;  // position of the token, from 0
+};
+
+// One sequence of a step. In device memory, [max_seqs].
+struct SeqMeta {
+  int32_t q_begin;     // its first row in the step
+  int32_t q_len;       // its rows in the step, consecutive positions
+  int32_t kv_len;      // tokens in context, this step's rows included
+  int32_t table_off;   // its first entry in KvView::block_table
+  int32_t prompt_len;  // tokens before the first generated one: generated = kv_len - prompt_len
+};
+
+enum class SegmentKind : int32_t { kRange, kList };
+
+inline constexpr int32_t kToEnd = std::numeric_limits<int32_t>::max();
+
+// A part of a plan: a range of positions, or ascending lists of units. A row at position p reads
+// only tokens t <= p of it and, with a window, only t > p - window.
+struct PlanSegment {
+  SegmentKind kind = SegmentKind::kRange;
+  int32_t window = 0;  // tokens, the row's own included; 0: none
+
+  // kRange: tokens [begin, end), or what `bounds` holds when it is not null.
+  int32_t begin = 0;
+  int32_t end = kToEnd;
+  const int32_t* bounds = nullptr;  // [n_seqs, 2]
+
+  // kList: unit u is tokens [u * unit, (u + 1) * unit).
+  int32_t unit = 1;                // tokens an index stands for
+  int32_t lists = 1;               // lists a sequence: 1, or n_kv_heads
+  int32_t capacity = 0;            // indices a list has room for
+  const int32_t* index = nullptr;  // [n_seqs, lists, capacity], ascending, in bounds
+  const int32_t* count = nullptr;  // [n_seqs, lists]
+
+  const float* q = nullptr;  // [n_rows, n_heads, dk]: queries for this segment; null: AttendArgs::q
+
+  bool operator==(const PlanSegment&) const = default;
+};
+
+inline constexpr int kMaxSegments = 4;
+
+// What an attention reads: the union of its segments, walked in this order. Segments do not
+// overlap. Within a segment tokens come in ascending order, so placement never changes a sum.
+struct AttnPlan {
+  std::array<PlanSegment, kMaxSegments> segments{};
+  int32_t n_segments = 0;
+
+  void Add(const PlanSegment& segment) { segments[static_cast<size_t>(n_segments++)] = segment; }
+  bool operator==(const AttnPlan&) const = default;
+
+  // Every token up to the row's own (and inside `window`, when it is not 0).
+  static AttnPlan Dense(int32_t window = 0) {
+    AttnPlan plan;
+    PlanSegment all;
+    all.window = window;
+    plan.Add(all);
+    return plan;
+  }
+};
+
+// Where one layer's K/V lie. Token t of a sequence is row
+//   block_table[seq.table_off + t / block_tokens] * block_tokens + t % block_tokens
+// and a row holds, token-major, K of every KV head and V of every KV head (see kv_format.h).
+struct KvView {
+  std::byte* base = nullptr;             // row 0
+  const int32_t* block_table = nullptr;  // [max_seqs * blocks a sequence]
+  int32_t block_tokens = 0;
+  DType dtype = DType::kBF16;
+  int32_t n_kv_heads = 0;
+  int32_t dk = 0;            // values of one K head
+  int32_t dv = 0;            // values of one V head
+  int64_t row_bytes = 0;     // from one token's row to the next
+  int64_t k_offset = 0;      // bytes from a row's start to K of head 0
+  int64_t v_offset = 0;      // bytes from a row's start to V of head 0
+  int64_t k_head_bytes = 0;  // from one K head to the next
+  int64_t v_head_bytes = 0;  // from one V head to the next
+
+  bool operator==(const KvView&) const = default;
+
+  // The row of token t of the sequence whose table starts at table_off. Host-readable tables only.
+  std::byte* Row(int32_t table_off, int64_t t) const {
+    const int64_t block = block_table[table_off + t / block_tokens];
+    return base + (block * block_tokens + t % block_tokens) * row_bytes;
+  }
+};
+
+}  // namespace omnikv

@@ -1,0 +1,63 @@
+#include <fmt/format.h>
+
+#include <cstring>
+#include <limits>
+
+#include "backend/backend.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/memory.h"
+
+namespace omnikv {
+namespace {
+
+class OpList : public Recording {
+ public:
+  explicit OpList(std::vector<Op> list) : ops(std::move(list)) {}
+  std::vector<Op> ops;
+};
+
+}  // namespace
+
+Result<Buffer> HostBackend::Allocate(size_t bytes, std::string_view what) {
+  auto pages = Pages::Reserve(bytes);
+  if (!pages.ok()) {
+    return ResourceExhausted(fmt::format("{} of host memory for {} cannot be had ({} available)",
+                                         HumanBytes(bytes), what, HumanBytes(AvailableMemory())));
+  }
+  auto owner = std::make_shared<Pages>(std::move(*pages));
+  void* data = owner->data();
+  return Buffer(data, bytes, [owner](void*) mutable { owner.reset(); });
+}
+
+void HostBackend::Upload(void* dst, const void* src, size_t bytes) {
+  if (bytes != 0) std::memcpy(dst, src, bytes);
+}
+
+void HostBackend::Download(void* dst, const void* src, size_t bytes) {
+  if (bytes != 0) std::memcpy(dst, src, bytes);
+}
+
+void HostBackend::Enqueue(const Op& op) {
+  Reserve(op);
+  if (recording_ != nullptr) {
+    recording_->push_back(op);
+  } else {
+    Run(op);
+  }
+}
+
+std::unique_ptr<Recording> HostBackend::Record(const std::function<void()>& body) {
+  OKV_CHECK(recording_ == nullptr);
+  std::vector<Op> ops;
+  recording_ = &ops;
+  body();
+  recording_ = nullptr;
+  return std::make_unique<OpList>(std::move(ops));
+}
+
+void HostBackend::Replay(const Recording& recording) {
+  for (const Op& op : static_cast<const OpList&>(recording).ops) Run(op);
+}
+
+}  // namespace omnikv

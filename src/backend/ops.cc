@@ -1,0 +1,155 @@
+#include "backend/ops.h"
+
+#include <algorithm>
+
+namespace omnikv {
+namespace {
+
+uint64_t U(int64_t v) {
+  return static_cast<uint64_t>(std::max<int64_t>(v, 0));
+}
+
+// Tokens that a row at `pos` of sequence `seq` reads of segment `s` for list `list`.
+int64_t SegmentTokens(const PlanSegment& s, int32_t seq, int32_t pos, int32_t list) {
+  const int64_t low = s.window > 0 ? std::max(0, pos + 1 - s.window) : 0;
+  const int64_t high = static_cast<int64_t>(pos) + 1;
+  if (s.kind == SegmentKind::kRange) {
+    const int64_t begin = s.bounds != nullptr ? s.bounds[2 * seq] : s.begin;
+    const int64_t end = s.bounds != nullptr ? s.bounds[2 * seq + 1] : s.end;
+    return std::max<int64_t>(0, std::min(end, high) - std::max(begin, low));
+  }
+  const int32_t l = s.lists == 1 ? 0 : list;
+  const int32_t* index = s.index + (static_cast<int64_t>(seq) * s.lists + l) * s.capacity;
+  int64_t tokens = 0;
+  for (int32_t i = 0; i < s.count[seq * s.lists + l]; ++i) {
+    const int64_t begin = static_cast<int64_t>(index[i]) * s.unit;
+    tokens += std::max<int64_t>(0, std::min(begin + s.unit, high) - std::max(begin, low));
+  }
+  return tokens;
+}
+
+Cost WeightCost(const WeightRef& w, int32_t n_rows) {
+  if (w.data == nullptr) return {};
+  return {.bytes_read = U(w.n_out) * DTypeBytes(w.format, static_cast<size_t>(w.n_in)),
+          .flops = 2 * U(w.n_out) * U(w.n_in) * U(n_rows)};
+}
+
+Cost ResidualCost(const Residual& r, int32_t n_rows) {
+  const uint64_t row = 4 * U(r.d) * U(n_rows);
+  return {.bytes_read = r.y != nullptr ? 2 * row : row, .bytes_written = r.y != nullptr ? row : 0};
+}
+
+struct CostVisitor {
+  Cost operator()(const EmbedArgs& a) const {
+    const uint64_t row = DTypeBytes(a.table.format, static_cast<size_t>(a.table.n_in));
+    return {.bytes_read = U(a.n_rows) * row, .bytes_written = 4 * U(a.n_rows) * U(a.table.n_in)};
+  }
+  Cost operator()(const RopeTableArgs& a) const {
+    return {.bytes_read = 4 * U(a.n_freq), .bytes_written = 8 * U(a.n_freq) * U(a.n_rows)};
+  }
+  Cost operator()(const NormQkvRopeAppendArgs& a) const {
+    Cost c = ResidualCost(a.in, a.n_rows);
+    for (const WeightRef* w : {&a.wq, &a.wk, &a.wv}) c += WeightCost(*w, a.n_rows);
+    c.bytes_written += 4 * U(a.n_rows) * U(a.wq.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
+    return c;
+  }
+  Cost operator()(const AttendArgs& a) const {
+    // Rows of one sequence in one op share what they read: a token's K and V count once, at the
+    // reach of the row that reads most of it (the last, whose prefix holds the others').
+    Cost c;
+    const int32_t kv_heads = a.kv.n_kv_heads;
+    const auto head_bytes = [&](int32_t n) {
+      return DTypeBytes(a.kv.dtype, static_cast<size_t>(n));
+    };
+    const uint64_t value_bytes = a.o != nullptr ? head_bytes(a.kv.dv) : 0;
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      const RowMeta row = a.rows[r];
+      const bool last = r + 1 == a.n_rows || a.rows[r + 1].seq != row.seq;
+      uint64_t tokens_all_heads = 0;
+      for (int32_t h = 0; h < kv_heads; ++h) {
+        for (int32_t s = 0; s < a.plan.n_segments; ++s) {
+          tokens_all_heads +=
+              U(SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, h));
+        }
+      }
+      if (last) c.bytes_read += tokens_all_heads * (head_bytes(a.kv.dk) + value_bytes);
+      const uint64_t group = U(a.n_heads / kv_heads);
+      c.flops += 2 * tokens_all_heads * group * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
+      if (a.score != ScoreKind::kNone) {
+        const uint64_t heads = a.score == ScoreKind::kLogits ? U(a.n_heads) : 1;
+        c.bytes_written += 4 * heads * (U(row.pos) + 1);
+      }
+    }
+    c.bytes_read += 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dk);
+    if (a.o != nullptr) c.bytes_written += 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv);
+    return c;
+  }
+  Cost operator()(const LinearArgs& a) const {
+    Cost c = WeightCost(a.w, a.n_rows);
+    c.bytes_read += 4 * U(a.n_rows) * U(a.w.n_in);
+    c.bytes_written += 4 * U(a.n_rows) * U(a.w.n_out);
+    return c;
+  }
+  Cost operator()(const NormGatedFfnArgs& a) const {
+    Cost c = ResidualCost(a.in, a.n_rows);
+    c += WeightCost(a.gate, a.n_rows);
+    c += WeightCost(a.up, a.n_rows);
+    c.bytes_written += 4 * U(a.n_rows) * U(a.gate.n_out);
+    return c;
+  }
+  Cost operator()(const NormLogitsArgs& a) const {
+    Cost c = ResidualCost(a.in, a.n_rows);
+    c += WeightCost(a.head, a.n_out);
+    c.bytes_written += 4 * U(a.n_out) * U(a.head.n_out);
+    return c;
+  }
+  Cost operator()(const ScoreReduceArgs& a) const {
+    Cost c;
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      const uint64_t n = U(a.rows[r].pos) + 1;
+      c.bytes_read += 4 * n * U(a.n_heads);
+      c.bytes_written += 4 * n;
+      c.flops += 2 * n * U(a.n_heads);
+    }
+    return c;
+  }
+  Cost operator()(const PlanRangeArgs& a) const {
+    return {.bytes_read = sizeof(SeqMeta) * U(a.n_seqs), .bytes_written = 16 * U(a.n_seqs)};
+  }
+  Cost operator()(const TopKArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      c.bytes_read += 4 * U(a.n_candidates[s]) * U(a.window);
+      c.bytes_written += 4 * U(std::min(a.n_pick[s], a.n_candidates[s]));
+      c.flops += 2 * U(a.n_candidates[s]) * U(a.window - 1);
+    }
+    return c;
+  }
+  Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
+};
+
+struct NameVisitor {
+  std::string_view operator()(const EmbedArgs&) const { return "Embed"; }
+  std::string_view operator()(const RopeTableArgs&) const { return "RopeTable"; }
+  std::string_view operator()(const NormQkvRopeAppendArgs&) const { return "NormQkvRopeAppend"; }
+  std::string_view operator()(const AttendArgs&) const { return "Attend"; }
+  std::string_view operator()(const LinearArgs&) const { return "Linear"; }
+  std::string_view operator()(const NormGatedFfnArgs&) const { return "NormGatedFfn"; }
+  std::string_view operator()(const NormLogitsArgs&) const { return "NormLogits"; }
+  std::string_view operator()(const ScoreReduceArgs&) const { return "ScoreReduce"; }
+  std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
+  std::string_view operator()(const TopKArgs&) const { return "TopK"; }
+  std::string_view operator()(const CustomArgs& a) const { return a.kernels->name; }
+};
+
+}  // namespace
+
+std::string_view OpName(const Op& op) {
+  return std::visit(NameVisitor{}, op);
+}
+
+Cost CostOf(const Op& op) {
+  return std::visit(CostVisitor{}, op);
+}
+
+}  // namespace omnikv

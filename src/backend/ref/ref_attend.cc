@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "backend/ref/ref_backend.h"
+
+namespace omnikv {
+namespace {
+
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+
+struct Piece {
+  int64_t token;
+  int32_t segment;
+};
+
+// The tokens that a row reads for KV head `kv_head`, in the plan's order.
+std::vector<Piece> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_head) {
+  std::vector<Piece> tokens;
+  for (int32_t si = 0; si < a.plan.n_segments; ++si) {
+    const PlanSegment& s = a.plan.segments[static_cast<size_t>(si)];
+    const int64_t low = s.window > 0 ? row.pos + 1 - static_cast<int64_t>(s.window) : 0;
+    const auto add = [&](int64_t begin, int64_t end) {
+      begin = std::max({begin, low, int64_t{0}});
+      end = std::min<int64_t>(end, int64_t{row.pos} + 1);
+      for (int64_t t = begin; t < end; ++t) tokens.push_back({t, si});
+    };
+    if (s.kind == SegmentKind::kRange) {
+      add(s.bounds != nullptr ? s.bounds[2 * row.seq] : s.begin,
+          s.bounds != nullptr ? s.bounds[2 * row.seq + 1] : s.end);
+      continue;
+    }
+    const int64_t list = int64_t{row.seq} * s.lists + (s.lists == 1 ? 0 : kv_head);
+    for (int32_t i = 0; i < s.count[list]; ++i) {
+      const int64_t unit = s.index[list * s.capacity + i];
+      add(unit * s.unit, (unit + 1) * s.unit);
+    }
+  }
+  return tokens;
+}
+
+}  // namespace
+
+void RefAttend(const AttendArgs& a) {
+  const int32_t group = a.n_heads / a.kv.n_kv_heads;
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const RowMeta row = a.rows[r];
+    if (a.score == ScoreKind::kHeadMax) {
+      std::fill_n(a.scores + r * a.score_stride, row.pos + 1,
+                  -std::numeric_limits<float>::infinity());
+    }
+    for (int32_t h = 0; h < a.n_heads; ++h) {
+      const int32_t kv_head = h / group;
+      const std::vector<Piece> tokens = TokensOf(a, row, kv_head);
+      std::vector<double> logits(tokens.size());
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        const PlanSegment& s = a.plan.segments[static_cast<size_t>(tokens[i].segment)];
+        const float* q =
+            (s.q != nullptr ? s.q : a.q) + (static_cast<int64_t>(r) * a.n_heads + h) * a.kv.dk;
+        const std::byte* k = a.kv.Row(a.seqs[row.seq].table_off, tokens[i].token) + a.kv.k_offset +
+                             kv_head * a.kv.k_head_bytes;
+        double dot = 0;
+        for (int32_t d = 0; d < a.kv.dk; ++d) {
+          dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.dtype, k, static_cast<size_t>(d));
+        }
+        double logit = dot * a.scale;
+        if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
+        logits[i] = logit;
+        if (a.score == ScoreKind::kLogits) {
+          a.scores[(static_cast<int64_t>(r) * a.n_heads + h) * a.score_stride + tokens[i].token] =
+              static_cast<float>(logit);
+        } else if (a.score == ScoreKind::kHeadMax) {
+          float& out = a.scores[r * a.score_stride + tokens[i].token];
+          out = std::max(out, static_cast<float>(logit));
+        }
+      }
+      const double top = logits.empty() ? 0 : *std::max_element(logits.begin(), logits.end());
+      double sum = 0;
+      std::vector<double> o(static_cast<size_t>(a.kv.dv), 0.0);
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        const double p = std::exp(logits[i] - top);
+        sum += p;
+        if (a.o == nullptr) continue;
+        const std::byte* v = a.kv.Row(a.seqs[row.seq].table_off, tokens[i].token) + a.kv.v_offset +
+                             kv_head * a.kv.v_head_bytes;
+        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadAsF32(a.kv.dtype, v, d);
+      }
+      const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
+      if (a.lse != nullptr) {
+        a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
+      }
+      if (a.o == nullptr) continue;
+      for (size_t d = 0; d < o.size(); ++d) {
+        a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
+            static_cast<float>(sum > 0 ? o[d] / sum : 0.0);
+      }
+    }
+  }
+}
+
+void RefScoreReduce(const ScoreReduceArgs& a) {
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const RowMeta row = a.rows[r];
+    float* out = a.out + (int64_t{row.seq} * a.ring + row.pos % a.ring) * a.stride;
+    for (int64_t t = 0; t <= row.pos; ++t) {
+      double best = kNegInf;
+      for (int32_t h = 0; h < a.n_heads; ++h) {
+        const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
+        const double logit = a.logits[row_head * a.stride + t];
+        best = std::max(best, a.lse != nullptr ? std::exp(logit - a.lse[row_head]) : logit);
+      }
+      out[t] = static_cast<float>(best);
+    }
+  }
+}
+
+void RefPlanRange(const PlanRangeArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const int32_t n = a.seqs[s].kv_len;
+    const int32_t n_gen = n - a.seqs[s].prompt_len;
+    const int32_t recent = std::min({std::max(std::min(a.tail, n_gen), a.min_recent), a.budget, n});
+    a.bounds[2 * s] = n - recent;
+    a.bounds[2 * s + 1] = n;
+    a.n_candidates[s] = n - recent;
+    a.n_pick[s] = a.budget - recent;
+  }
+}
+
+void RefTopK(const TopKArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const int32_t n = a.n_candidates[s];
+    const int32_t p = a.seqs[s].kv_len - 1;
+    std::vector<float> score(static_cast<size_t>(n), 0.0f);
+    for (int32_t t = 0; t < n; ++t) {
+      double sum = 0;
+      for (int32_t age = 0; age < a.window && t <= p - age; ++age) {
+        const int64_t row = int64_t{s} * a.window + (p - age) % a.window;
+        sum += static_cast<double>(a.weights[age]) * a.scores[row * a.stride + t];
+      }
+      score[static_cast<size_t>(t)] = static_cast<float>(sum);
+    }
+    std::vector<int32_t> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    // NaN ranks lowest, so that a broken score never breaks the order.
+    const auto key = [&](int32_t t) {
+      const float v = score[static_cast<size_t>(t)];
+      return std::isnan(v) ? -std::numeric_limits<float>::infinity() : v;
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t x, int32_t y) { return key(x) > key(y); });
+    const int32_t k = std::clamp(std::min(a.n_pick[s], a.capacity), 0, n);
+    std::sort(order.begin(), order.begin() + k);
+    std::copy_n(order.begin(), k, a.index + int64_t{s} * a.capacity);
+    a.count[s] = k;
+  }
+}
+
+}  // namespace omnikv

@@ -1,0 +1,18 @@
+// The oracle: every op as its definition reads, scalar, accumulated in double, never optimised.
+#pragma once
+
+#include <memory>
+
+#include "backend/backend.h"
+
+namespace omnikv {
+
+std::unique_ptr<Backend> MakeRefBackend();
+
+// The attention and selection ops (ref_attend.cc), for MakeRefBackend.
+void RefAttend(const AttendArgs& a);
+void RefScoreReduce(const ScoreReduceArgs& a);
+void RefPlanRange(const PlanRangeArgs& a);
+void RefTopK(const TopKArgs& a);
+
+}  // namespace omnikv

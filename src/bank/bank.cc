@@ -1,0 +1,169 @@
+#include "bank/bank.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace omnikv {
+namespace {
+
+size_t LayerBlockBytes(const BankConfig& config, const LayerSpec& layer) {
+  return static_cast<size_t>(KvRowBytes(config.dtype, layer.n_kv_heads, layer.dk, layer.dv)) *
+         static_cast<size_t>(config.block_tokens);
+}
+
+}  // namespace
+
+size_t Bank::BytesPerToken(const BankConfig& config) {
+  size_t bytes = 0;
+  for (const LayerSpec& layer : config.layers) bytes += LayerBlockBytes(config, layer);
+  return bytes / static_cast<size_t>(config.block_tokens);
+}
+
+Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
+  OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0);
+  if (config.pool_tokens == 0) config.pool_tokens = config.max_tokens;
+  const int64_t bt = config.block_tokens;
+  const int64_t max_blocks = (config.max_tokens + bt - 1) / bt;
+  const int64_t n_blocks = (config.pool_tokens + bt - 1) / bt;
+  OKV_CHECK(n_blocks * bt < std::numeric_limits<int32_t>::max());
+  const size_t bytes = BytesPerToken(config) * static_cast<size_t>(n_blocks * bt);
+  if (config.host_bytes_cap != 0 && bytes > config.host_bytes_cap) {
+    return ResourceExhausted(
+        fmt::format("the K/V of {} tokens takes {} ({} a token), but host memory allows {} for it",
+                    config.pool_tokens, HumanBytes(bytes), HumanBytes(BytesPerToken(config)),
+                    HumanBytes(config.host_bytes_cap)));
+  }
+  std::vector<size_t> block_bytes;
+  for (const LayerSpec& layer : config.layers)
+    block_bytes.push_back(LayerBlockBytes(config, layer));
+  OKV_ASSIGN_OR_RETURN(
+      auto host, MakeHostTier(backend, static_cast<int32_t>(n_blocks), std::move(block_bytes)));
+  const auto entries = static_cast<size_t>(max_blocks) * static_cast<size_t>(config.max_seqs);
+  OKV_ASSIGN_OR_RETURN(Buffer table, backend.Allocate(entries * sizeof(int32_t), "block tables"));
+  return std::unique_ptr<Bank>(new Bank(backend, std::move(config), std::move(host),
+                                        std::move(table), static_cast<int32_t>(n_blocks),
+                                        static_cast<int32_t>(max_blocks)));
+}
+
+Bank::Bank(Backend& backend, BankConfig config, std::unique_ptr<Tier> host, Buffer device_table,
+           int32_t n_blocks, int32_t max_blocks)
+    : backend_(backend),
+      config_(std::move(config)),
+      host_(std::move(host)),
+      device_table_(std::move(device_table)),
+      table_(n_blocks, config_.max_seqs, max_blocks),
+      lengths_(static_cast<size_t>(config_.max_seqs), 0) {}
+
+Result<int32_t> Bank::NewSequence() {
+  const int32_t seq = table_.NewSequence();
+  if (seq < 0) {
+    return ResourceExhausted(fmt::format("all {} sequences are open", config_.max_seqs));
+  }
+  lengths_[static_cast<size_t>(seq)] = 0;
+  return seq;
+}
+
+Result<int32_t> Bank::Fork(int32_t seq) {
+  const int32_t fork = table_.Fork(seq);
+  if (fork < 0) {
+    return ResourceExhausted(fmt::format("all {} sequences are open", config_.max_seqs));
+  }
+  lengths_[static_cast<size_t>(fork)] = Length(seq);
+  Publish(fork, 0, table_.n_blocks(fork));
+  return fork;
+}
+
+void Bank::Free(int32_t seq) {
+  table_.Free(seq);
+  lengths_[static_cast<size_t>(seq)] = 0;
+}
+
+Status Bank::Append(int32_t seq, int64_t n) {
+  const int64_t length = Length(seq);
+  if (n < 0 || length + n > config_.max_tokens) {
+    return ResourceExhausted(
+        fmt::format("{} tokens in context and {} more exceed the context of {}", length, n,
+                    config_.max_tokens));
+  }
+  const int32_t before = table_.n_blocks(seq);
+  if (!table_.Grow(seq, BlocksFor(length + n))) {
+    return ResourceExhausted(
+        fmt::format("{} more tokens do not fit: {} of {} blocks of {} tokens are free", n,
+                    table_.free_blocks(), table_.total_blocks(), config_.block_tokens));
+  }
+  // Only a partly filled last block can be both shared and written.
+  int32_t first = before;
+  if (n > 0 && length % config_.block_tokens != 0) {
+    const auto last = static_cast<int32_t>(length / config_.block_tokens);
+    const auto [from, to] = table_.MakeOwn(seq, last);
+    if (from < 0) {
+      table_.Shrink(seq, before);
+      return ResourceExhausted(fmt::format("{} more tokens do not fit: no block is free", n));
+    }
+    if (from != to) {
+      host_->CopyBlock(from, to);
+      first = last;
+    }
+  }
+  Publish(seq, first, table_.n_blocks(seq));
+  lengths_[static_cast<size_t>(seq)] = length + n;
+  return {};
+}
+
+void Bank::Truncate(int32_t seq, int64_t length) {
+  OKV_CHECK(length >= 0 && length <= Length(seq));
+  table_.Shrink(seq, BlocksFor(length));
+  lengths_[static_cast<size_t>(seq)] = length;
+}
+
+void Bank::FillWithNoise(int32_t seq) {
+  // A pattern of a prime number of rows, repeated, so that no two near rows are alike; values in
+  // (-1, 1) from a multiplicative generator.
+  constexpr int64_t kPatternRows = 1021;
+  uint64_t state = 0x9e3779b97f4a7c15u;
+  for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
+    const KvView view = View(layer);
+    std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows * view.row_bytes));
+    const size_t values = pattern.size() / DTypeBytes(config_.dtype, 1);
+    for (size_t i = 0; i < values; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const auto value = static_cast<float>(static_cast<int64_t>(state) >> 40) * 0x1p-23f;
+      StoreFromF32(config_.dtype, pattern.data(), i, value);
+    }
+    for (int64_t t = 0; t < Length(seq); ++t) {
+      const int64_t block = table_.entries(seq)[t / config_.block_tokens];
+      const int64_t row = block * config_.block_tokens + t % config_.block_tokens;
+      backend_.Upload(view.base + row * view.row_bytes,
+                      pattern.data() + t % kPatternRows * view.row_bytes,
+                      static_cast<size_t>(view.row_bytes));
+    }
+  }
+}
+
+void Bank::Publish(int32_t seq, int32_t first, int32_t last) {
+  if (last <= first) return;
+  backend_.Upload(device_table_.as<int32_t>() + table_.Offset(seq) + first,
+                  table_.entries(seq) + first, static_cast<size_t>(last - first) * sizeof(int32_t));
+}
+
+KvView Bank::View(int32_t layer) const {
+  const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
+  return MakeKvView(host_->Base(layer), device_table_.as<int32_t>(), config_.block_tokens,
+                    config_.dtype, spec.n_kv_heads, spec.dk, spec.dv);
+}
+
+BankStats Bank::Stats() const {
+  BankStats stats;
+  stats.host_bytes = host_->BytesFor(table_.total_blocks() - table_.free_blocks());
+  stats.host_capacity = host_->BytesFor(table_.total_blocks());
+  stats.bytes_per_token = BytesPerToken(config_);
+  for (int64_t n : lengths_) stats.tokens += n;
+  return stats;
+}
+
+}  // namespace omnikv

@@ -1,0 +1,136 @@
+#include "bank/bank.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "backend/ref/ref_backend.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+
+BankConfig SmallConfig() {
+  BankConfig config;
+  config.layers = {{.n_kv_heads = 2, .dk = 8, .dv = 8}, {.n_kv_heads = 1, .dk = 16, .dv = 4}};
+  config.dtype = DType::kBF16;
+  config.block_tokens = 4;
+  config.max_tokens = 32;
+  config.pool_tokens = 64;
+  config.max_seqs = 3;
+  return config;
+}
+
+class BankTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto bank = Bank::Create(*backend_, SmallConfig());
+    ASSERT_TRUE(bank.ok()) << bank.status().message();
+    bank_ = std::move(*bank);
+  }
+  // Marks the row of token t of `seq` in both layers with `mark`; reads it back.
+  void Write(int32_t seq, int64_t t, uint8_t mark) {
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      const KvView view = bank_->View(layer);
+      std::memset(view.Row(bank_->TableOffset(seq), t), mark + layer,
+                  static_cast<size_t>(view.row_bytes));
+    }
+  }
+  uint8_t Read(int32_t seq, int64_t t) {
+    const KvView view = bank_->View(1);
+    const auto* row = reinterpret_cast<uint8_t*>(view.Row(bank_->TableOffset(seq), t));
+    for (int64_t i = 0; i < view.row_bytes; ++i) EXPECT_EQ(row[i], row[0]);
+    return static_cast<uint8_t>(row[0] - 1);
+  }
+
+  std::unique_ptr<Backend> backend_ = MakeRefBackend();
+  std::unique_ptr<Bank> bank_;
+};
+
+TEST_F(BankTest, AccountsBytesExactly) {
+  // Layer 0: 2 heads × (8 + 8) × 2 bytes, layer 1: (16 + 4) × 2 bytes.
+  EXPECT_EQ(bank_->Stats().bytes_per_token, 64u + 40u);
+  EXPECT_EQ(bank_->Stats().host_bytes, 0u);
+  const int32_t seq = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(seq, 5).ok());
+  EXPECT_EQ(bank_->Stats().host_bytes, 2u * 4u * 104u);  // two blocks of four tokens
+  EXPECT_EQ(bank_->Stats().host_capacity, 64u * 104u);
+  bank_->Truncate(seq, 4);
+  EXPECT_EQ(bank_->Stats().host_bytes, 4u * 104u);
+}
+
+TEST_F(BankTest, GrowthKeepsRowsWhereTheyAre) {
+  const int32_t seq = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(seq, 3).ok());
+  for (int64_t t = 0; t < 3; ++t) Write(seq, t, static_cast<uint8_t>(10 + t));
+  const std::byte* row = bank_->View(0).Row(bank_->TableOffset(seq), 1);
+  ASSERT_TRUE(bank_->Append(seq, 20).ok());
+  EXPECT_EQ(bank_->View(0).Row(bank_->TableOffset(seq), 1), row);
+  for (int64_t t = 0; t < 3; ++t) EXPECT_EQ(Read(seq, t), 10 + t);
+}
+
+TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 6).ok());
+  for (int64_t t = 0; t < 6; ++t) Write(a, t, static_cast<uint8_t>(20 + t));
+  const size_t before = bank_->Stats().host_bytes;
+  const int32_t b = *bank_->Fork(a);
+  EXPECT_EQ(bank_->Stats().host_bytes, before);
+  ASSERT_TRUE(bank_->Append(b, 1).ok());
+  Write(b, 6, 99);
+  ASSERT_TRUE(bank_->Append(a, 1).ok());
+  Write(a, 6, 55);
+  for (int64_t t = 0; t < 6; ++t) {
+    EXPECT_EQ(Read(a, t), 20 + t);
+    EXPECT_EQ(Read(b, t), 20 + t);
+  }
+  EXPECT_EQ(Read(a, 6), 55);
+  EXPECT_EQ(Read(b, 6), 99);
+}
+
+TEST_F(BankTest, RefusesWhatDoesNotFitAndChangesNothing) {
+  const int32_t a = *bank_->NewSequence();
+  const Status too_long = bank_->Append(a, 33);
+  EXPECT_EQ(too_long.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(too_long.message(), HasSubstr("context of 32"));
+  const int32_t b = *bank_->NewSequence();
+  const int32_t c = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 32).ok());
+  ASSERT_TRUE(bank_->Append(b, 30).ok());
+  const Status pool = bank_->Append(c, 1);
+  EXPECT_EQ(pool.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(pool.message(), HasSubstr("0 of 16 blocks of 4 tokens are free"));
+  EXPECT_EQ(bank_->Length(c), 0);
+  EXPECT_FALSE(bank_->NewSequence().ok());
+  bank_->Free(a);
+  EXPECT_TRUE(bank_->Append(c, 32).ok());
+}
+
+TEST_F(BankTest, ACapRefusesWithTheNumbers) {
+  BankConfig config = SmallConfig();
+  config.host_bytes_cap = 1000;
+  const auto bank = Bank::Create(*backend_, config);
+  ASSERT_FALSE(bank.ok());
+  EXPECT_THAT(bank.status().message(), HasSubstr("64 tokens takes 6.50 KiB (104 B a token)"));
+  EXPECT_THAT(bank.status().message(), HasSubstr("1000 B"));
+}
+
+TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 8).ok());
+  bank_->FillWithNoise(a);
+  const KvView view = bank_->View(0);
+  const auto row = [&](int64_t t) {
+    const std::byte* r = view.Row(bank_->TableOffset(a), t);
+    return std::vector<std::byte>(r, r + view.row_bytes);
+  };
+  const auto first = row(0);
+  EXPECT_NE(first, row(1));
+  bank_->FillWithNoise(a);
+  EXPECT_EQ(first, row(0));
+}
+
+}  // namespace
+}  // namespace omnikv

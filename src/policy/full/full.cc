@@ -1,0 +1,26 @@
+// Full attention: every layer reads every token. The measure of all others.
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+class Full : public Policy {
+ public:
+  Status Prepare(const PolicyContext&, PolicySettings&) override { return {}; }
+  void Plan(const LayerStep&, AttendArgs& attend) override { attend.plan = AttnPlan::Dense(); }
+  int64_t TokensRead(int32_t, int64_t length) const override { return length; }
+  bool Budgeted(int32_t) const override { return false; }
+};
+
+}  // namespace
+
+PolicyInfo FullPolicy() {
+  return {.name = "full",
+          .summary = "every layer reads every token",
+          .settings = {},
+          .make = [] { return std::make_unique<Full>(); },
+          .covering = [](int64_t) { return std::vector<SettingList>{{}}; },
+          .exempt = ""};
+}
+
+}  // namespace omnikv

@@ -1,0 +1,293 @@
+// OmniKV (Hao et al., ICLR 2025), equations 1-4: filter layers attend to everything, and their
+// scores choose, anew at every step, the tokens that the layers up to the next filter read.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "policy/omnikv/omnikv_settings.h"
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+class Omnikv : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
+  Status AfterPrefill(int64_t context_length) override;
+  int32_t Variant(int64_t length) const override {
+    return 2 * budget_epoch_ + (Shortcut(length) ? 0 : 1);
+  }
+  void BeginStep(int32_t variant, const AttendArgs& step) override;
+  void Plan(const LayerStep& step, AttendArgs& attend) override;
+  void Observe(const LayerStep& step, const AttendArgs& attend) override;
+  int64_t TokensRead(int32_t layer, int64_t length) const override {
+    return Dense(layer) || Shortcut(length) ? length : std::min(length, budget_);
+  }
+  bool Budgeted(int32_t layer) const override { return !Dense(layer); }
+  int64_t Budget() const override { return budget_; }
+  int64_t WarmRows() const override { return window_; }
+  void CopyState(const Policy& from) override;
+
+ private:
+  Status ResolveFilters(PolicySettings& settings);
+  Status Allocate();
+  // While everything fits, attention to everything is as good as choosing, and cheaper.
+  bool Shortcut(int64_t length) const {
+    return !context_.force_indices && length <= std::max(budget_, dense_below_);
+  }
+  bool Dense(int32_t layer) const { return dense_[static_cast<size_t>(layer)]; }
+  // The filter whose choice `layer` reads (for a filter: its own), as an index of filters_; -1
+  // below the first.
+  int32_t FilterOf(int32_t layer) const {
+    const auto above = std::upper_bound(filters_.begin(), filters_.end(), layer);
+    return static_cast<int32_t>(above - filters_.begin()) - 1;
+  }
+  bool IsFilter(int32_t layer) const {
+    return std::binary_search(filters_.begin(), filters_.end(), layer);
+  }
+  float* Ring(int32_t filter) const {
+    return rings_.as<float>() + static_cast<int64_t>(filter) * window_ * stride_;
+  }
+  void AskForScores(int32_t filter, AttendArgs& attend) const;
+  void ReduceScores(int32_t filter, const AttendArgs& attend) const;
+  void Choose(int32_t filter, const AttendArgs& attend) const;
+  AttnPlan ChosenPlan(int32_t filter) const;
+
+  PolicyContext context_;
+  std::vector<int32_t> filters_;  // ascending
+  std::vector<bool> dense_;       // [n_layers]
+  double n_dense_ = 0;            // layers
+  bool every_layer_ = false;
+  bool softmax_ = true;
+  int32_t window_ = 1;    // past queries whose scores count, this step's included
+  int32_t tail_ = 0;      // tokens
+  int64_t budget_ = 0;    // tokens
+  int64_t capacity_ = 0;  // the largest budget there is room for
+  int64_t dense_below_ = 0;
+  int64_t stride_ = 0;  // tokens
+  double mem_ = 0;      // > 0: the budget follows the context
+  int32_t budget_epoch_ = 0;
+  bool sparse_step_ = false;  // what is being recorded
+
+  Buffer logits_, lse_, rings_, weights_, index_, count_, bounds_, n_candidates_, n_pick_;
+};
+
+Status Omnikv::ResolveFilters(PolicySettings& settings) {
+  const int32_t n_layers = context_.n_layers;
+  ResolveOmnikvAuto(context_.model_name, n_layers, settings);
+  filters_ = settings.IntList("filters");
+  if (filters_.back() >= n_layers) {
+    return InvalidArgument(
+        fmt::format("policy omnikv: filters names layer {}, but the model's {} global-attention "
+                    "layers are 0 to {}",
+                    filters_.back(), n_layers, n_layers - 1));
+  }
+  const bool after = settings.Bool("dense_after_filter");
+  const int32_t first = filters_.front();
+  every_layer_ = settings.Bool("select_every_layer");
+  if (every_layer_) {  // each layer from the first filter on chooses for itself
+    filters_.clear();
+    for (int32_t layer = first; layer < n_layers; ++layer) filters_.push_back(layer);
+  }
+  dense_.assign(static_cast<size_t>(n_layers), false);
+  for (int32_t layer = 0; layer < n_layers; ++layer) {
+    dense_[static_cast<size_t>(layer)] =
+        layer < first || (!every_layer_ && (IsFilter(layer) || (after && IsFilter(layer - 1))));
+    if (Dense(layer)) n_dense_ += 1;
+  }
+  return {};
+}
+
+Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
+  context_ = context;
+  OKV_RETURN_IF_ERROR(ResolveFilters(settings));
+  softmax_ = settings.Text("score") == "softmax";
+  window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
+  tail_ = static_cast<int32_t>(settings.Int("tail"));
+  dense_below_ = settings.Int("dense_below");
+  budget_ = settings.Int("budget");
+  mem_ = settings.Float("mem");
+  stride_ = (context.max_context + 15) / 16 * 16;
+  capacity_ = std::min(budget_, context.max_context);
+  if (mem_ > 0) {
+    if (mem_ * context.n_layers <= n_dense_) {
+      return InvalidArgument(
+          fmt::format("policy omnikv: mem is {}, but the {} dense layers of {} alone take {:.3f}",
+                      mem_, n_dense_, context.n_layers, n_dense_ / context.n_layers));
+    }
+    capacity_ = context.max_context;
+  }
+  OKV_RETURN_IF_ERROR(Allocate());
+
+  std::vector<float> weights(static_cast<size_t>(window_), 1.0f);
+  if (settings.Text("selector") == "exp") {
+    for (size_t age = 0; age < weights.size(); ++age) {
+      weights[age] = std::exp2(-static_cast<float>(age));
+    }
+  }
+  context.backend->Upload(weights_.as<void>(), weights.data(), weights.size() * sizeof(float));
+  return {};
+}
+
+Status Omnikv::Allocate() {
+  const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
+    OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
+    return {};
+  };
+  const auto n_filters = static_cast<int64_t>(filters_.size());
+  const int64_t heads = softmax_ ? context_.n_heads : 1;
+  OKV_RETURN_IF_ERROR(room(logits_, heads * stride_, "filter scores"));
+  OKV_RETURN_IF_ERROR(room(lse_, context_.n_heads, "filter scores"));
+  OKV_RETURN_IF_ERROR(room(rings_, n_filters * window_ * stride_, "filter scores"));
+  OKV_RETURN_IF_ERROR(room(weights_, window_, "selector weights"));
+  OKV_RETURN_IF_ERROR(room(index_, n_filters * capacity_, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(count_, n_filters, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(bounds_, 2, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(n_candidates_, 1, "chosen tokens"));
+  return room(n_pick_, 1, "chosen tokens");
+}
+
+Status Omnikv::AfterPrefill(int64_t context_length) {
+  if (mem_ <= 0) return {};
+  // mem = (dense * N + sparse * budget) / (layers * N), solved for the budget.
+  const auto n = static_cast<double>(context_length);
+  const double sparse = context_.n_layers - n_dense_;
+  const double budget = sparse == 0 ? n : n * (mem_ * context_.n_layers - n_dense_) / sparse;
+  budget_ = std::clamp<int64_t>(static_cast<int64_t>(budget), 1, capacity_);
+  ++budget_epoch_;  // recorded steps hold the old one
+  return {};
+}
+
+void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
+  sparse_step_ = variant % 2 == 1;
+  if (!sparse_step_) return;
+  context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
+                                          .n_seqs = 1,
+                                          .budget = static_cast<int32_t>(budget_),
+                                          .tail = tail_,
+                                          .min_recent = window_ > 1 ? window_ : 0,
+                                          .bounds = bounds_.as<int32_t>(),
+                                          .n_candidates = n_candidates_.as<int32_t>(),
+                                          .n_pick = n_pick_.as<int32_t>()});
+}
+
+void Omnikv::AskForScores(int32_t filter, AttendArgs& attend) const {
+  attend.score = softmax_ ? ScoreKind::kLogits : ScoreKind::kHeadMax;
+  // The head maximum of one query is the reduced score already: it goes where the choice reads it.
+  attend.scores = softmax_ || window_ > 1 ? logits_.as<float>() : Ring(filter);
+  attend.score_stride = stride_;
+  attend.lse = lse_.as<float>();
+}
+
+void Omnikv::ReduceScores(int32_t filter, const AttendArgs& attend) const {
+  if (!softmax_ && window_ == 1) return;
+  context_.backend->Enqueue(ScoreReduceArgs{.logits = attend.scores,
+                                            .lse = softmax_ ? attend.lse : nullptr,
+                                            .out = Ring(filter),
+                                            .rows = attend.rows,
+                                            .stride = stride_,
+                                            .ring = window_,
+                                            .n_heads = softmax_ ? attend.n_heads : 1,
+                                            .n_rows = 1});
+}
+
+void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
+  context_.backend->Enqueue(TopKArgs{.scores = Ring(filter),
+                                     .weights = weights_.as<float>(),
+                                     .seqs = attend.seqs,
+                                     .n_candidates = n_candidates_.as<int32_t>(),
+                                     .n_pick = n_pick_.as<int32_t>(),
+                                     .index = index_.as<int32_t>() + filter * capacity_,
+                                     .count = count_.as<int32_t>() + filter,
+                                     .stride = stride_,
+                                     .window = window_,
+                                     .capacity = static_cast<int32_t>(capacity_),
+                                     .n_seqs = 1});
+}
+
+AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
+  PlanSegment chosen;
+  chosen.kind = SegmentKind::kList;
+  chosen.index = index_.as<int32_t>() + filter * capacity_;
+  chosen.count = count_.as<int32_t>() + filter;
+  chosen.capacity = static_cast<int32_t>(capacity_);
+  PlanSegment recent;
+  recent.bounds = bounds_.as<int32_t>();
+  AttnPlan plan;
+  plan.Add(chosen);
+  plan.Add(recent);
+  return plan;
+}
+
+void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
+  attend.plan = AttnPlan::Dense();
+  const int32_t filter = FilterOf(step.layer);
+  if (step.prefill || filter < 0) return;
+  if (sparse_step_ && every_layer_) {  // a pass for the scores alone, then the chosen tokens
+    AttendArgs scores = attend;
+    scores.o = nullptr;
+    AskForScores(filter, scores);
+    context_.backend->Enqueue(scores);
+    ReduceScores(filter, scores);
+    Choose(filter, scores);
+    attend.plan = ChosenPlan(filter);
+  } else if (IsFilter(step.layer) && (sparse_step_ || window_ > 1)) {
+    AskForScores(filter, attend);  // a dense step too, for the window of past queries
+  } else if (sparse_step_ && !Dense(step.layer)) {
+    attend.plan = ChosenPlan(filter);
+  }
+}
+
+void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
+  if (!IsFilter(step.layer)) return;
+  const int32_t filter = FilterOf(step.layer);
+  if (!step.prefill) {
+    if (attend.score == ScoreKind::kNone) return;
+    ReduceScores(filter, attend);
+    if (sparse_step_) Choose(filter, attend);
+    return;
+  }
+  if (window_ == 1) return;
+  // The prompt's last queries are the window's past when decoding starts: their scores, each with
+  // its own position and its own causal limit, one row at a time to bound the memory.
+  const int64_t first = std::max<int64_t>(0, step.prompt_end - window_ - step.first_pos);
+  for (int64_t r = first; r < attend.n_rows; ++r) {
+    AttendArgs row = attend;
+    row.q += r * attend.n_heads * attend.kv.dk;
+    row.rows += r;
+    row.n_rows = 1;
+    row.o = nullptr;
+    AskForScores(filter, row);
+    context_.backend->Enqueue(row);
+    ReduceScores(filter, row);
+  }
+}
+
+void Omnikv::CopyState(const Policy& from) {
+  const auto& other = static_cast<const Omnikv&>(from);
+  context_.backend->Upload(rings_.as<void>(), other.rings_.as<void>(), rings_.size());
+  budget_ = other.budget_;
+  ++budget_epoch_;
+}
+
+}  // namespace
+
+PolicyInfo OmnikvPolicy() {
+  return {.name = "omnikv",
+          .summary = "filter layers read everything and choose what the others read (OmniKV)",
+          .settings = OmnikvSettings(),
+          .make = [] { return std::make_unique<Omnikv>(); },
+          .covering =
+              [](int64_t length) {
+                const std::string budget = std::to_string(length);
+                return std::vector<SettingList>{
+                    {{"budget", budget}},
+                    {{"budget", budget}, {"dense_after_filter", "0"}, {"score", "raw"}},
+                    {{"budget", budget}, {"selector", "exp"}},
+                    {{"budget", budget}, {"select_every_layer", "1"}}};
+              },
+          .exempt = ""};
+}
+
+}  // namespace omnikv

@@ -1,0 +1,85 @@
+#include "policy/omnikv/omnikv_settings.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string>
+
+#include "policy/omnikv/presets.h"
+
+namespace omnikv {
+
+std::vector<SettingSpec> OmnikvSettings() {
+  return {
+      {.key = "filters",
+       .type = SettingType::kIntList,
+       .default_value = "auto",
+       .help = "layers that attend to everything and choose, from 0; auto: the model's preset",
+       .min = 0,
+       .max = 100000,
+       .allow_auto = true},
+      {.key = "budget",
+       .type = SettingType::kInt,
+       .default_value = "auto",
+       .help = "tokens a sparse layer reads, the tail included; auto: the model's preset",
+       .min = 1,
+       .max = 1e9,
+       .allow_auto = true},
+      {.key = "mem",
+       .type = SettingType::kFloat,
+       .default_value = "0",
+       .help = "the budget as a fraction of the full K/V, dense layers included; 0: use budget",
+       .min = 0,
+       .max = 1},
+      {.key = "tail",
+       .type = SettingType::kInt,
+       .default_value = "256",
+       .help = "generated tokens, the last ones, that are always read",
+       .min = 1,
+       .max = 1e9},
+      {.key = "selector",
+       .type = SettingType::kChoice,
+       .default_value = "last",
+       .help = "queries whose scores choose: the last one, or a window, weighted",
+       .choices = {"last", "uniform", "exp"}},
+      {.key = "window",
+       .type = SettingType::kInt,
+       .default_value = "16",
+       .help = "queries in the window of selector uniform and exp",
+       .min = 1,
+       .max = 4096},
+      {.key = "score",
+       .type = SettingType::kChoice,
+       .default_value = "softmax",
+       .help = "softmax: the paper's equations 3-4; raw: its published code's logits",
+       .choices = {"softmax", "raw"}},
+      {.key = "dense_after_filter",
+       .type = SettingType::kBool,
+       .default_value = "auto",
+       .help = "the layer after a filter attends to everything; auto: the model's preset",
+       .allow_auto = true},
+      {.key = "dense_below",
+       .type = SettingType::kInt,
+       .default_value = "0",
+       .help = "tokens of context up to which every layer attends to everything",
+       .min = 0,
+       .max = 1e9},
+      {.key = "select_every_layer",
+       .type = SettingType::kBool,
+       .default_value = "0",
+       .help = "every layer from the first filter on chooses for itself (the paper's ablation)"},
+  };
+}
+
+void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySettings& settings) {
+  const OmnikvPreset preset = OmnikvPresetFor(model_name, n_layers);
+  if (settings.IsAuto("filters")) {
+    settings.Resolve("filters", fmt::format("{}", fmt::join(preset.filters, ",")));
+  }
+  if (settings.IsAuto("dense_after_filter")) {
+    settings.Resolve("dense_after_filter", preset.dense_after_filter ? "1" : "0");
+  }
+  if (settings.IsAuto("budget")) settings.Resolve("budget", std::to_string(preset.budget));
+}
+
+}  // namespace omnikv

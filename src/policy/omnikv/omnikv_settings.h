@@ -1,0 +1,17 @@
+// The settings of policy omnikv, with their defaults and bounds.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "policy/settings.h"
+
+namespace omnikv {
+
+std::vector<SettingSpec> OmnikvSettings();
+
+// Fills in what was left to `auto`, from the model's preset.
+void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySettings& settings);
+
+}  // namespace omnikv

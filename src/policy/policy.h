@@ -1,0 +1,116 @@
+// A policy decides which tokens each layer reads. It names logical tokens only, and works at record
+// time: it fills plans and enqueues ops that fill them, and never sees a value (DESIGN §5).
+//
+// Adding one: a folder src/policy/<name>/ with <name>.cc that defines
+//   PolicyInfo <Name>Policy();
+// CMake finds the folder and registers it; tests/policy runs the house tests on it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "bank/bank.h"
+#include "policy/settings.h"
+
+namespace omnikv {
+
+// What a policy sees of the model and of the session when it prepares. Layers are the
+// global-attention layers, numbered from 0: sliding-window layers are outside every budget.
+struct PolicyContext {
+  Backend* backend = nullptr;
+  std::string model_name;  // for presets
+  int32_t n_layers = 0;    // global-attention layers
+  int32_t n_heads = 0;
+  int32_t dk = 0;
+  int32_t max_rows = 0;     // rows of the largest step
+  int64_t max_context = 0;  // tokens
+  std::vector<const float*>
+      inv_freq;  // [n_layers] device [n_freq]; null: the layer has no rotation
+  int32_t n_freq = 0;
+  bool force_indices = false;  // tests: no dense shortcut, whatever the length
+};
+
+// One global-attention layer of one step, as the policy sees it.
+struct LayerStep {
+  int32_t layer = 0;
+  bool prefill = false;    // rows of a prompt: positions after one another, eager
+  int64_t first_pos = 0;   // prefill: position of the first row
+  int64_t prompt_end = 0;  // prefill: position past the whole prompt's last row
+};
+
+// A policy's state belongs to one sequence. Thread-compatible.
+class Policy {
+ public:
+  virtual ~Policy() = default;
+
+  // The only place to allocate. kInvalidArgument names a setting that this model cannot have.
+  virtual Status Prepare(const PolicyContext& context, PolicySettings& settings) = 0;
+
+  // Once a prompt (or a turn of it) is in: its length in tokens. Host-side; methods that choose
+  // once do it here.
+  virtual Status AfterPrefill(int64_t context_length) {
+    static_cast<void>(context_length);
+    return {};
+  }
+
+  // Decode steps of one policy may differ (a dense one for short contexts, one that re-selects
+  // every n tokens). The engine records one step for each value that this returns; `length` is the
+  // sequence's, the step's token included.
+  virtual int32_t Variant(int64_t length) const {
+    static_cast<void>(length);
+    return 0;
+  }
+
+  // Enqueues what a decode step of `variant` needs once, before its first layer.
+  virtual void BeginStep(int32_t variant, const AttendArgs& step) {
+    static_cast<void>(variant);
+    static_cast<void>(step);
+  }
+
+  // Before a layer's attention: `attend` comes filled for dense attention (queries, K/V, rows);
+  // sets its plan, and asks for scores, in it. May enqueue ops.
+  virtual void Plan(const LayerStep& step, AttendArgs& attend) = 0;
+
+  // After it: may enqueue ops that read the scores.
+  virtual void Observe(const LayerStep& step, const AttendArgs& attend) {
+    static_cast<void>(step);
+    static_cast<void>(attend);
+  }
+
+  // Tokens that `layer` attends to in a decode step at `length` tokens, the step's included: what
+  // `budget` limits, and what Cost must say.
+  virtual int64_t TokensRead(int32_t layer, int64_t length) const = 0;
+  // Whether the budget applies to `layer` (dense layers read everything).
+  virtual bool Budgeted(int32_t layer) const = 0;
+  // Tokens a budgeted layer reads at most; 0: no budget.
+  virtual int64_t Budget() const { return 0; }
+
+  // Rows at the end of a prompt that must be fed anew after the sequence was cut back, for the
+  // policy's own state to be what it would have been.
+  virtual int64_t WarmRows() const { return 1; }
+
+  // Takes over the state of `from`, the same policy on a forked sequence.
+  virtual void CopyState(const Policy& from) { static_cast<void>(from); }
+};
+
+struct PolicyInfo {
+  std::string name;
+  std::string summary;  // one line: what it keeps, what it reads, where it is from
+  std::vector<SettingSpec> settings;
+  std::function<std::unique_ptr<Policy>()> make;
+  // Settings under which it reads everything a context of `length` holds, so that it must equal
+  // `full`; empty where it cannot, and then `exempt` says why.
+  std::function<std::vector<SettingList>(int64_t length)> covering;
+  std::string exempt;
+};
+
+// Every policy of this build, by name.
+const std::vector<PolicyInfo>& AllPolicies();
+// kInvalidArgument with the list of names when there is none of that name.
+Result<const PolicyInfo*> FindPolicy(const std::string& name);
+
+}  // namespace omnikv

@@ -1,0 +1,156 @@
+// What every policy must keep, tested on each folder of src/policy without being told about it
+// (DESIGN §5): covering settings equal `full`, the budget is respected and its cost is what it
+// says, steps are pure and deterministic.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/ref/ref_backend.h"
+#include "step_fixture.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int32_t kPrompt = 100;
+constexpr int32_t kSteps = 12;
+
+std::unique_ptr<Backend> MakeBackend(const std::string& name) {
+  if (name == "ref") return MakeRefBackend();
+  return MakeCpuBackend({.threads = 2});
+}
+
+// Logits after the prompt and after each step.
+std::vector<std::vector<float>> RunSteps(StepFixture& fixture) {
+  std::vector<std::vector<float>> logits = {fixture.Prompt(kPrompt)};
+  for (int i = 0; i < kSteps; ++i) logits.push_back(fixture.Decode());
+  return logits;
+}
+
+double MaxRelativeError(const std::vector<float>& a, const std::vector<float>& b) {
+  double error = 0;
+  double size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error = std::max(error, std::abs(static_cast<double>(a[i]) - b[i]));
+    size = std::max(size, std::abs(static_cast<double>(b[i])));
+  }
+  return error / size;
+}
+
+// A budget far below the context, for policies that have one.
+SettingList SmallBudget(const PolicyInfo& info) {
+  for (const SettingSpec& spec : info.settings) {
+    if (spec.key == "budget") return {{"budget", "24"}};
+  }
+  return {};
+}
+
+class EveryPolicy : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
+ protected:
+  const PolicyInfo& info() const { return **FindPolicy(std::get<0>(GetParam())); }
+  std::unique_ptr<Backend> backend() const { return MakeBackend(std::get<1>(GetParam())); }
+  bool is_ref() const { return std::get<1>(GetParam()) == "ref"; }
+};
+
+TEST_P(EveryPolicy, CoveringSettingsEqualFull) {
+  if (info().covering(kPrompt + kSteps).empty()) {
+    GTEST_SKIP() << info().name << " is exempt: " << info().exempt;
+  }
+  const auto full_backend = backend();
+  StepFixture full(*full_backend, "full", {});
+  const auto expected = RunSteps(full);
+  for (const SettingList& covering : info().covering(kPrompt + kSteps)) {
+    const auto own_backend = backend();
+    StepFixture fixture(*own_backend, info().name, covering);
+    const auto logits = RunSteps(fixture);
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if (is_ref()) {
+        ASSERT_EQ(logits[i], expected[i]) << fixture.settings.ToString() << ", step " << i;
+      } else {
+        ASSERT_LE(MaxRelativeError(logits[i], expected[i]), 1e-5)
+            << fixture.settings.ToString() << ", step " << i;
+      }
+    }
+  }
+}
+
+// The tokens each Attend op really reads, by its cost, against the budget and TokensRead.
+TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
+  const auto own_backend = backend();
+  StepFixture fixture(*own_backend, info().name, SmallBudget(info()));
+  fixture.Prompt(kPrompt);
+  for (int step = 1; step <= kSteps; ++step) {
+    fixture.Decode();
+    int32_t layer = 0;
+    for (const TraceEntry& entry : fixture.trace.entries()) {
+      const auto* attend = std::get_if<AttendArgs>(&entry.op);
+      if (attend == nullptr || attend->o == nullptr) continue;  // passes for scores alone
+      const uint64_t flops_a_token = 2u * 4u * (16u + 16u);
+      const auto read = static_cast<int64_t>(entry.cost.flops / flops_a_token);
+      EXPECT_EQ(read, fixture.policy->TokensRead(layer, kPrompt + step)) << "layer " << layer;
+      if (fixture.policy->Budgeted(layer) && fixture.policy->Budget() > 0) {
+        EXPECT_LE(read, fixture.policy->Budget()) << "layer " << layer;
+      }
+      // K and V of every token read, once each, and the queries.
+      EXPECT_EQ(entry.cost.bytes_read,
+                static_cast<uint64_t>(read) * 2u * (16u + 16u) * 4u + 4u * 4u * 16u);
+      ++layer;
+    }
+    EXPECT_EQ(layer, 6);
+  }
+}
+
+TEST_P(EveryPolicy, StepsAreDeterministic) {
+  const auto first_backend = backend();
+  const auto second_backend = backend();
+  StepFixture first(*first_backend, info().name, SmallBudget(info()));
+  StepFixture second(*second_backend, info().name, SmallBudget(info()));
+  EXPECT_EQ(RunSteps(first), RunSteps(second));
+}
+
+// Recording the same variant at another token gives the same ops with the same arguments.
+TEST_P(EveryPolicy, StepsArePure) {
+  const auto own_backend = backend();
+  StepFixture fixture(*own_backend, info().name, SmallBudget(info()));
+  RunSteps(fixture);
+  const auto& recordings = fixture.trace.recordings();
+  ASSERT_EQ(recordings.size(), static_cast<size_t>(kSteps));
+  for (size_t i = 1; i < recordings.size(); ++i) {
+    const auto difference = TraceBackend::Difference(recordings[0], recordings[i]);
+    EXPECT_FALSE(difference.has_value()) << "step " << i << ": " << *difference;
+  }
+}
+
+// A dense shortcut may not change anything but rounding.
+TEST_P(EveryPolicy, TheDenseShortcutChangesNothing) {
+  const auto forced_backend = backend();
+  const auto free_backend = backend();
+  StepFixture forced(*forced_backend, info().name, {}, /*force_indices=*/true);
+  StepFixture free(*free_backend, info().name, {}, /*force_indices=*/false);
+  const auto a = RunSteps(forced);
+  const auto b = RunSteps(free);
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (is_ref()) {
+      ASSERT_EQ(a[i], b[i]) << "step " << i;
+    } else {
+      ASSERT_LE(MaxRelativeError(a[i], b[i]), 1e-5) << "step " << i;
+    }
+  }
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const PolicyInfo& info : AllPolicies()) names.push_back(info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryPolicy,
+                         ::testing::Combine(::testing::ValuesIn(Names()),
+                                            ::testing::Values("ref", "cpu")),
+                         [](const auto& param_info) {
+                           return std::get<0>(param_info.param) + "_" +
+                                  std::get<1>(param_info.param);
+                         });
+
+}  // namespace
+}  // namespace omnikv

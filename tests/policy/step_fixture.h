@@ -1,0 +1,132 @@
+// One sequence on a model with made-up weights, driven step by step without an engine: what tests
+// of policies need to see plans, costs and recordings.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/trace/trace_backend.h"
+#include "bank/bank.h"
+#include "model/forward.h"
+#include "model/generated.h"
+#include "policy/policy.h"
+
+namespace omnikv {
+
+class StepFixture {
+ public:
+  // REQUIRES that the policy accepts `given` on a model of 6 layers and 4/2 heads of 16.
+  StepFixture(Backend& backend, const std::string& name, const SettingList& given,
+              bool force_indices = true)
+      : trace(backend) {
+    config.family = "llama";
+    config.n_layers = 6;
+    config.d_model = 64;
+    config.n_heads = 4;
+    config.n_kv_heads = 2;
+    config.head_dim = 16;
+    config.ffn = 96;
+    config.vocab = 160;
+    config.max_context = kContext;
+    config.attn_scale = 1.5f;  // sharp enough that which tokens are read matters
+    config.ropes.push_back({.theta = 10000, .dim = 16});
+    config.layers.assign(6, LayerConfig{});
+    weights = Take(GenerateWeights(trace, config, DType::kF32));
+    BankConfig bank_config;
+    bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
+    bank_config.dtype = DType::kF32;
+    bank_config.block_tokens = 8;
+    bank_config.max_tokens = kContext;
+    bank = Take(Bank::Create(trace, bank_config));
+    seq = Take(bank->NewSequence());
+    ropes = Take(RopeState::Create(trace, config));
+    work = Take(Workspace::Create(trace, config, kChunk, 1));
+    const PolicyInfo* info = Take(FindPolicy(name));
+    settings = Take(PolicySettings::Parse(info->name, info->settings, given));
+    policy = info->make();
+    PolicyContext context{.backend = &trace,
+                          .model_name = "test",
+                          .n_layers = 6,
+                          .n_heads = 4,
+                          .dk = 16,
+                          .max_rows = kChunk,
+                          .max_context = kContext,
+                          .n_freq = 8,
+                          .force_indices = force_indices};
+    context.inv_freq.assign(6, ropes.sets()[0].inv_freq.as<float>());
+    const Status prepared = policy->Prepare(context, settings);
+    EXPECT_TRUE(prepared.ok()) << prepared.message();
+  }
+
+  // Feeds a prompt of n tokens; returns the last row's logits.
+  std::vector<float> Prompt(int32_t n) {
+    prompt_len = n;
+    for (int32_t pos = 0; pos < n;) {
+      const int32_t rows = std::min(kChunk, n - pos);
+      Upload(pos, rows);
+      EnqueueStep(Context(), {.n_rows = rows,
+                              .n_out = pos + rows == n ? 1 : 0,
+                              .prefill = true,
+                              .first_pos = pos,
+                              .prompt_end = n});
+      pos += rows;
+    }
+    EXPECT_TRUE(policy->AfterPrefill(n).ok());
+    return Logits();
+  }
+
+  // One recorded decode step; the trace logs it, and keeps it in recordings().
+  std::vector<float> Decode() {
+    const auto pos = static_cast<int32_t>(bank->Length(seq));
+    Upload(pos, 1);
+    const int32_t variant = policy->Variant(pos + 1);
+    const auto step = trace.Record([&] { EnqueueStep(Context(), {.variant = variant}); });
+    trace.Clear();
+    trace.Replay(*step);
+    return Logits();
+  }
+
+  static constexpr int32_t kContext = 256;
+  static constexpr int32_t kChunk = 48;
+
+  TraceBackend trace;
+  ModelConfig config;
+  Weights weights;
+  std::unique_ptr<Bank> bank;
+  RopeState ropes;
+  Workspace work;
+  PolicySettings settings;
+  std::unique_ptr<Policy> policy;
+  int32_t seq = -1;
+  int32_t prompt_len = 0;
+
+ private:
+  template <typename T>
+  static T Take(Result<T> result) {
+    EXPECT_TRUE(result.ok()) << result.status().message();
+    return std::move(*result);
+  }
+  StepContext Context() { return {trace, config, weights, work, ropes, *bank, *policy}; }
+  void Upload(int32_t pos, int32_t rows) {
+    EXPECT_TRUE(bank->Append(seq, rows).ok());
+    for (int32_t r = 0; r < rows; ++r) {
+      work.rows.as<RowMeta>()[r] = {.seq = 0, .pos = pos + r};
+      work.tokens.as<int32_t>()[r] = ((pos + r) * 37 + 11) % config.vocab;
+    }
+    *work.seqs.as<SeqMeta>() = {.q_begin = 0,
+                                .q_len = rows,
+                                .kv_len = pos + rows,
+                                .table_off = bank->TableOffset(seq),
+                                .prompt_len = prompt_len};
+    *work.out_rows.as<int32_t>() = rows - 1;
+  }
+  std::vector<float> Logits() const {
+    const auto* logits = work.logits.as<float>();
+    return {logits, logits + config.vocab};
+  }
+};
+
+}  // namespace omnikv

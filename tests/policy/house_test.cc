@@ -17,7 +17,7 @@ constexpr int32_t kSteps = 12;
 
 std::unique_ptr<Backend> MakeBackend(const std::string& name) {
   if (name == "ref") return MakeRefBackend();
-  return MakeCpuBackend({.threads = 2});
+  return MakeCpuBackend({.threads = 2, .precision = GemmPrecision::kFull});
 }
 
 // Logits after the prompt and after each step.

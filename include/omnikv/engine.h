@@ -1,0 +1,101 @@
+// The public API: an Engine holds a model, a Session one context. See examples/hello_generate.cc.
+//
+//   auto engine = omnikv::Engine::Load({.model = "model.gguf"});
+//   if (!engine.ok()) ...engine.status().message()...
+//   auto session = (*engine)->NewSession({.name = "omnikv"});
+//   auto prompt = (*engine)->ChatPrompt({{"user", "Hello"}});
+//   (*session)->Prompt(*prompt);
+//   auto answer = (*session)->Generate({.max_tokens = 64});
+//
+// Threads: an engine and all of its sessions are driven by one thread at a time; Cancel() may be
+// called from any. No exceptions are thrown; every failure is a Status with one sentence.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "omnikv/options.h"
+#include "omnikv/stats.h"
+#include "omnikv/status.h"
+
+namespace omnikv {
+
+class Session;
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Loads a model, weights included.
+  static Result<std::unique_ptr<Engine>> Load(const EngineOptions& options);
+
+  // A session with its own context and policy. It must not outlive the engine.
+  virtual Result<std::unique_ptr<Session>> NewSession(const PolicyOptions& policy) = 0;
+
+  // Ids of plain text: no template, special tokens not parsed unless `parse_special`;
+  // `add_special` lets the tokenizer add what it adds by itself (a begin-of-text token).
+  // kUnsupported, here and below, when the model's files have no tokenizer.
+  virtual Result<std::vector<int32_t>> Tokenize(std::string_view text, bool add_special,
+                                                bool parse_special) const = 0;
+  virtual Result<std::string> Detokenize(const std::vector<int32_t>& tokens) const = 0;
+
+  // The messages in the model's chat format, ready for the assistant's answer. Text of messages is
+  // never parsed as special tokens. kUnsupported when the model has no chat template.
+  virtual Result<std::vector<int32_t>> ChatPrompt(
+      const std::vector<ChatMessage>& messages) const = 0;
+
+  virtual int64_t context() const = 0;  // tokens a session can hold
+  virtual int32_t vocab() const = 0;
+  virtual std::string device() const = 0;  // for people
+  virtual double load_seconds() const = 0;
+  virtual size_t weight_bytes() const = 0;
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  using Progress = std::function<void(int64_t done, int64_t total)>;  // tokens
+  // New text of the answer, whole UTF-8 characters; return false to stop.
+  using OnText = std::function<bool(std::string_view text)>;
+
+  // Makes `tokens` the context: what the session already holds of them is kept, the rest is
+  // computed. kInvalidArgument when they exceed the context (nothing is cut); kCancelled after
+  // Cancel(), and what was computed stays.
+  virtual Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress = {}) = 0;
+
+  // Generates after the last prompt. REQUIRES a Prompt before, or a Generate that may go on.
+  virtual Result<GenerateResult> Generate(const GenerateOptions& options,
+                                          const OnText& on_text = {}) = 0;
+
+  // Appends one token and computes the logits after it: one decode step, for callers that sample
+  // themselves.
+  virtual Status Step(int32_t token) = 0;
+
+  // Logits of the last position, [vocab]. Valid until the next call.
+  virtual const float* logits() const = 0;
+
+  // Prompt(tokens) on a fresh context, handing out the logits of every position in order:
+  // `sink(position, logits [vocab])`.
+  virtual Status PromptLogits(const std::vector<int32_t>& tokens,
+                              const std::function<void(int64_t, const float*)>& sink) = 0;
+
+  // Another session with the same context, sharing its memory until they part.
+  virtual Result<std::unique_ptr<Session>> Fork() = 0;
+
+  // Fills the context with `tokens` made-up tokens without computing them, for benchmarks.
+  virtual Status FillContext(int64_t tokens) = 0;
+
+  // Stops a running Prompt or Generate soon. Any thread.
+  virtual void Cancel() = 0;
+
+  // The tokens in context.
+  virtual const std::vector<int32_t>& tokens() const = 0;
+  virtual SessionStats stats() const = 0;
+};
+
+}  // namespace omnikv

@@ -1,0 +1,28 @@
+// What a session did and what it holds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace omnikv {
+
+struct SessionStats {
+  std::string device;    // what ran: "cpu", ...
+  std::string policy;    // name
+  std::string settings;  // "key=value ...", every setting, as resolved
+
+  int64_t context_tokens = 0;  // in the bank now
+  int64_t prefill_tokens = 0;  // of the last Prompt(), those that were not there before
+  double prefill_seconds = 0;  // of the last Prompt()
+  int64_t decode_tokens = 0;   // decode steps of the last Generate()
+  double decode_seconds = 0;
+
+  double attended_tokens = 0;  // tokens read in the last decode step, mean over layers
+  int64_t budget_tokens = 0;   // the policy's budget; 0: none
+  size_t device_bytes = 0;     // K/V on a GPU
+  size_t host_bytes = 0;       // K/V in host memory
+  size_t disk_bytes = 0;
+};
+
+}  // namespace omnikv

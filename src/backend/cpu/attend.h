@@ -1,0 +1,33 @@
+// Decode attention: the split of rows over pieces and threads, and their merge.
+#pragma once
+
+#include <vector>
+
+#include "backend/cpu/attend_kernels.h"
+#include "backend/cpu/matvec.h"
+#include "base/thread_pool.h"
+
+namespace omnikv {
+
+class CpuAttend {
+ public:
+  CpuAttend(ThreadPool& pool, const Isa& isa);
+
+  // Makes room for `a`, and gives the floats of scratch that Run needs.
+  size_t Reserve(const AttendArgs& a);
+
+  // Rows [begin, end) of the step.
+  void Run(const AttendArgs& a, int32_t begin, int32_t end, float* scratch);
+
+ private:
+  void RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* scratch);
+  void MakeGroups(const AttendArgs& a, int32_t begin, int32_t end);
+  int32_t MaxPieces(int32_t n_rows) const;
+
+  ThreadPool& pool_;
+  const AttendKernels& kernels_;
+  std::vector<AttendGroup> groups_;
+  std::vector<AttendItem> items_;
+};
+
+}  // namespace omnikv

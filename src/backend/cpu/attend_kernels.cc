@@ -1,0 +1,647 @@
+#include "backend/cpu/attend_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/attend_kernels.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <limits>
+
+#include "backend/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace omnikv {
+namespace HWY_NAMESPACE {
+
+constexpr int kChunk = 64;  // tokens scored before their values are summed: they stay in cache
+constexpr int kMaxHeads = kRegisterRows;  // query heads of a group taken together
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
+
+// Consecutive tokens of one segment.
+struct Chunk {
+  int n = 0;
+  int segment = 0;
+  const std::byte* row[kChunk + kLanes];  // the last one again: scores are made kLanes at a time
+  int32_t token[kChunk];
+};
+
+// Walks [begin, end) of an axis chunk by chunk.
+class TokenWalker {
+ public:
+  TokenWalker(const AttendArgs& a, const AttendGroup& group, const AttendAxis& axis,
+              int32_t kv_head, int64_t begin, int64_t end)
+      : a_(a),
+        axis_(axis),
+        table_(a.kv.block_table + a.seqs[group.seq].table_off),
+        last_(a.rows[group.row + group.n_rows - 1].pos),
+        seq_(group.seq),
+        kv_head_(kv_head),
+        at_(begin),
+        end_(end) {}
+
+  // Fills the next chunk; false when there is none.
+  bool Next(Chunk& chunk) {
+    chunk.n = 0;
+    while (chunk.n == 0 && at_ < end_) {
+      while (at_ >= segment_begin_ + axis_.tokens[segment_]) {
+        segment_begin_ += axis_.tokens[segment_++];
+      }
+      const int64_t from = at_ - segment_begin_;
+      const int64_t to = std::min(axis_.tokens[segment_], end_ - segment_begin_);
+      chunk.segment = segment_;
+      const PlanSegment& s = a_.plan.segments[static_cast<size_t>(segment_)];
+      at_ += s.kind == SegmentKind::kRange ? FillRange(from, to, chunk) : FillList(s, from, to, chunk);
+    }
+    if (chunk.n == 0) return false;
+    std::fill_n(chunk.row + chunk.n, kLanes, chunk.row[chunk.n - 1]);
+    return true;
+  }
+
+ private:
+  const std::byte* Row(int64_t token) const {
+    const int64_t block = table_[token / a_.kv.block_tokens];
+    return a_.kv.base + (block * a_.kv.block_tokens + token % a_.kv.block_tokens) * a_.kv.row_bytes;
+  }
+
+  int64_t FillRange(int64_t from, int64_t to, Chunk& chunk) const {
+    const auto n = static_cast<int>(std::min<int64_t>(kChunk, to - from));
+    const int64_t first = axis_.first[chunk.segment] + from;
+    for (int i = 0; i < n;) {
+      const int64_t token = first + i;
+      const auto run = static_cast<int>(
+          std::min<int64_t>(n - i, a_.kv.block_tokens - token % a_.kv.block_tokens));
+      const std::byte* row = Row(token);
+      for (int j = 0; j < run; ++j, ++i) {
+        chunk.row[i] = row + j * a_.kv.row_bytes;
+        chunk.token[i] = static_cast<int32_t>(token + j);
+      }
+    }
+    chunk.n = n;
+    return n;
+  }
+
+  // Gives the axis positions consumed, all that are left when the rest is past the last row.
+  int64_t FillList(const PlanSegment& s, int64_t from, int64_t to, Chunk& chunk) const {
+    const int64_t list = int64_t{seq_} * s.lists + (s.lists == 1 ? 0 : kv_head_);
+    const int32_t* index = s.index + list * s.capacity;
+    const auto n = static_cast<int>(std::min<int64_t>(kChunk, to - from));
+    for (int i = 0; i < n; ++i) {
+      const int64_t at = from + i;
+      const int64_t token = s.unit == 1 ? index[at] : int64_t{index[at / s.unit]} * s.unit + at % s.unit;
+      if (token > last_) {
+        chunk.n = i;
+        return to - from;
+      }
+      chunk.row[i] = Row(token);
+      chunk.token[i] = static_cast<int32_t>(token);
+    }
+    chunk.n = n;
+    return n;
+  }
+
+  const AttendArgs& a_;
+  const AttendAxis& axis_;
+  const int32_t* table_;
+  int64_t last_;
+  int32_t seq_;
+  int32_t kv_head_;
+  int64_t at_;
+  int64_t end_;
+  int segment_ = 0;
+  int64_t segment_begin_ = 0;
+};
+
+// Prefetches the next chunk while this one is worked on: its rows in their order, which is that of
+// memory where they are neighbours, a unit of a few lines with every step of the work. Bursts would
+// stall on the misses a core can have in flight, and a head's part of each row in turn would keep
+// the prefetchers from seeing a stream (1B geometry on Zen 5: 12 GB/s instead of FIXME).
+struct Ahead {
+  const std::byte* const* row = nullptr;
+  const std::byte* const* end = nullptr;
+  int64_t offset = 0;  // of the row's first unit
+  int64_t stride = 0;  // from one unit to the next
+  int32_t lines = 0;   // of a unit
+  int32_t units = 0;   // of a row
+  int32_t unit = 0;
+
+  HWY_INLINE void Advance() {
+    if (row == end) return;
+    const std::byte* p = *row + offset + unit * stride;
+    for (int32_t i = 0; i < lines; ++i) hwy::Prefetch(p + i * 64);
+    if (++unit == units) {
+      unit = 0;
+      ++row;
+    }
+  }
+};
+
+// What a pass over a chunk needs for some query heads of one KV head.
+struct HeadPass {
+  const AttendJob* job;
+  const std::byte* const* row;  // [n] of the chunk
+  int n;
+  Ahead* ahead;
+  int64_t k_offset;
+  int64_t v_offset;
+  const float* q;  // [G, q_stride]
+  float* state;    // [G, state_stride]
+};
+
+// A vector of a K row as it is transposed: a lane is a pair of bf16, or a value of the other types.
+template <DType kType>
+struct Keys {
+  using E = Elements<kType>;
+  static constexpr size_t kParts = kType == DType::kBF16 ? 2 : 1;  // values of a lane
+  static constexpr size_t kValues = kParts * kLanes;
+  static constexpr size_t kBytes = kValues * (kType == DType::kF32 ? 4 : 2);
+
+  static HWY_INLINE VF Load(const std::byte* p) {
+    const DF d;
+    if constexpr (kType == DType::kF16) {
+      const hn::Rebind<hwy::float16_t, DF> d16;
+      return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+    } else {
+      return hn::LoadU(d, reinterpret_cast<const float*>(p));
+    }
+  }
+  static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
+    if constexpr (kType == DType::kF32) {
+      return LoadFloats(reinterpret_cast<const float*>(p), n);
+    } else {
+#if OKV_SAFE_MASKED_LOAD
+      if (kType == DType::kBF16 && n % 2 == 0) {
+        return LoadFloats(reinterpret_cast<const float*>(p), n / 2);
+      }
+#endif
+      alignas(64) std::byte buffer[kBytes] = {};
+      std::memcpy(buffer, p, 2 * n);
+      return Load(buffer);
+    }
+  }
+  // Value `part` of every lane.
+  static HWY_INLINE VF Part(VF v, size_t part) {
+    if constexpr (kType != DType::kBF16) {
+      return v;
+    } else {
+      VF even;
+      VF odd;
+      E::Split(hn::BitCast(DU(), v), even, odd);
+      return part == 0 ? even : odd;
+    }
+  }
+};
+
+#if HWY_TARGET != HWY_SCALAR
+constexpr size_t kQuads = kLanes / 4;  // 128-bit blocks of a vector
+
+// Transposes four vectors block by block: lane i of block b of v[j] becomes lane 4 b + j of v[i].
+HWY_INLINE void Transpose4(VF (&v)[4]) {
+  const DF d;
+  const hn::RepartitionToWide<DU> dw;
+  const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v[0], v[1]));
+  const auto high01 = hn::BitCast(dw, hn::InterleaveUpper(d, v[0], v[1]));
+  const auto low23 = hn::BitCast(dw, hn::InterleaveLower(d, v[2], v[3]));
+  const auto high23 = hn::BitCast(dw, hn::InterleaveUpper(d, v[2], v[3]));
+  v[0] = hn::BitCast(d, hn::InterleaveLower(dw, low01, low23));
+  v[1] = hn::BitCast(d, hn::InterleaveUpper(dw, low01, low23));
+  v[2] = hn::BitCast(d, hn::InterleaveLower(dw, high01, high23));
+  v[3] = hn::BitCast(d, hn::InterleaveUpper(dw, high01, high23));
+}
+
+// Queries as ScoreTile reads them: value 4 b + j of a vector of K stands four times, in block b of
+// vector j, since there it meets four tokens.
+template <DType kType>
+void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
+  using K = Keys<kType>;
+  const DF d;
+  for (size_t at = 0; at < padded; at += K::kValues) {
+    alignas(64) float values[K::kValues] = {};
+    if (at < dk) std::memcpy(values, q + at, std::min(dk - at, K::kValues) * sizeof(float));
+    VF part[2];
+    if constexpr (K::kParts == 2) {
+      hn::LoadInterleaved2(d, values, part[0], part[1]);
+    } else {
+      part[0] = hn::Load(d, values);
+    }
+    const auto store = [&](size_t j, size_t i, VF v) HWY_ATTR {
+      hn::StoreU(v, d, out + (j * K::kParts + i) * kLanes);
+    };
+    for (size_t i = 0; i < K::kParts; ++i) {
+      store(0, i, hn::Broadcast<0>(part[i]));
+      store(1, i, hn::Broadcast<1>(part[i]));
+      store(2, i, hn::Broadcast<2>(part[i]));
+      store(3, i, hn::Broadcast<3>(part[i]));
+    }
+    out += 4 * K::kValues;
+  }
+}
+
+constexpr size_t kTogether = kQuads < 2 ? 1 : 2;  // quads that share the loads of q
+
+// half[g]: q[g] · k of kTogether quads of tokens from `row` on. Sums lie in the blocks of one quad
+// each, two blocks a quad where a vector has four.
+template <DType kType, int G, bool kTail>
+HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF (&half)[G]) {
+  using K = Keys<kType>;
+  const DF d;
+  VF sum[G][kTogether];
+  for (auto& of : sum) std::fill_n(of, kTogether, hn::Zero(d));
+  const auto dk = static_cast<size_t>(pass.job->args->kv.dk);
+  const int64_t q_stride = pass.job->q_stride;
+  const float* q = pass.q;
+  int64_t offset = pass.k_offset;
+  size_t at = 0;
+  do {
+    VF v[kTogether][4];
+    for (size_t u = 0; u < kTogether; ++u) {
+      for (size_t t = 0; t < 4; ++t) {
+        const std::byte* k = row[4 * u + t] + offset;
+        v[u][t] = kTail && at + K::kValues > dk ? K::LoadTail(k, dk - at) : K::Load(k);
+      }
+      Transpose4(v[u]);
+    }
+    for (size_t j = 0; j < 4; ++j) {
+      for (size_t part = 0; part < K::kParts; ++part) {
+        VF k[kTogether];
+        for (size_t u = 0; u < kTogether; ++u) k[u] = K::Part(v[u][j], part);
+        for (int g = 0; g < G; ++g) {
+          const VF qv = hn::LoadU(d, q + g * q_stride + (j * K::kParts + part) * kLanes);
+          for (size_t u = 0; u < kTogether; ++u) sum[g][u] = hn::MulAdd(k[u], qv, sum[g][u]);
+        }
+      }
+    }
+    q += 4 * K::kValues;
+    offset += K::kBytes;
+    at += K::kValues;
+  } while (at < dk);
+  for (int g = 0; g < G; ++g) {
+#if HWY_CAP_GE256
+    half[g] = hn::Add(hn::ConcatLowerLower(d, sum[g][1], sum[g][0]),
+                      hn::ConcatUpperUpper(d, sum[g][1], sum[g][0]));
+#else
+    half[g] = sum[g][0];
+#endif
+  }
+}
+
+// dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. K is transposed in blocks of four tokens,
+// so that tokens lie side by side and no product needs its lanes added one by one.
+template <DType kType, int G, bool kTail>
+HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
+  for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
+  ScoreQuads<kType, G, kTail>(pass, pass.row + i, dot);
+  for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
+#if HWY_CAP_GE512
+  VF second[G];
+  ScoreQuads<kType, G, kTail>(pass, pass.row + i + 8, second);
+  for (int g = 0; g < G; ++g) {
+    dot[g] = hn::Add(VF{_mm512_shuffle_f32x4(dot[g].raw, second[g].raw, 0x88)},
+                     VF{_mm512_shuffle_f32x4(dot[g].raw, second[g].raw, 0xdd)});
+  }
+#endif
+}
+
+#else  // HWY_SCALAR: one lane, one token, queries as they are
+
+template <DType kType>
+void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
+  std::fill_n(std::copy_n(q, dk, out), padded - dk, 0.0f);
+}
+
+template <DType kType, int G, bool kTail>
+HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
+  const KvView& kv = pass.job->args->kv;
+  ahead.Advance();
+  for (int g = 0; g < G; ++g) {
+    float sum = 0;
+    for (int32_t at = 0; at < kv.dk; ++at) {
+      sum += pass.q[g * pass.job->q_stride + at] *
+             LoadAsF32(kType, pass.row[i] + pass.k_offset, static_cast<size_t>(at));
+    }
+    dot[g] = hn::Set(DF(), sum);
+  }
+}
+#endif
+
+// values[g] = scale[g] * values[g] + sum of p[g][t] v[t], for P steps from value `at`.
+template <DType kType, int G, int P>
+HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const float* scale,
+                          size_t at, size_t tail, Ahead& ahead) {
+  using E = Elements<kType>;
+  const DF d;
+  const int64_t stride = pass.job->state_stride;
+  VF sum[G][P][2];
+  for (int g = 0; g < G; ++g) {
+    const float* from = pass.state + g * stride + kAttendStateHead + at;
+    const VF s = hn::Set(d, scale[g]);
+    for (int j = 0; j < P; ++j) {
+      sum[g][j][0] = hn::Mul(hn::LoadU(d, from + j * kStep), s);
+      sum[g][j][1] = hn::Mul(hn::LoadU(d, from + j * kStep + kLanes), s);
+    }
+  }
+  const int64_t offset = pass.v_offset + static_cast<int64_t>(at / kStep * E::kStepBytes);
+  for (int t = 0; t < pass.n; ++t) {
+    const std::byte* v = pass.row[t] + offset;
+    if (at == 0) ahead.Advance();
+    VF weight[G];
+    for (int g = 0; g < G; ++g) weight[g] = hn::Set(d, p[g][t]);
+    for (int j = 0; j < P; ++j) {
+      VF a;
+      VF b;
+      if (tail == 0) {
+        E::LoadStep(v + static_cast<size_t>(j) * E::kStepBytes, a, b);
+      } else {
+        E::LoadTail(v, tail, a, b);
+      }
+      for (int g = 0; g < G; ++g) {
+        sum[g][j][0] = hn::MulAdd(a, weight[g], sum[g][j][0]);
+        sum[g][j][1] = hn::MulAdd(b, weight[g], sum[g][j][1]);
+      }
+    }
+  }
+  for (int g = 0; g < G; ++g) {
+    float* to = pass.state + g * stride + kAttendStateHead + at;
+    for (int j = 0; j < P; ++j) {
+      hn::StoreU(sum[g][j][0], d, to + j * kStep);
+      hn::StoreU(sum[g][j][1], d, to + j * kStep + kLanes);
+    }
+  }
+}
+
+// Where scores go, of the first of some query heads: either may be null.
+struct ScoreOut {
+  float* logits = nullptr;    // [G, score_stride]
+  float* head_max = nullptr;  // [kChunk]: the maximum so far
+};
+
+// Takes one chunk into the states of G query heads.
+template <DType kType, int G, bool kTail>
+HWY_NOINLINE void Heads(const HeadPass& pass, const ScoreOut& out) {
+  const DF d;
+  const AttendArgs& a = *pass.job->args;
+  const int n = pass.n;
+  alignas(64) float p[G][kChunk];  // logits, then their exponentials
+  Ahead ahead = *pass.ahead;       // in registers
+  const VF scale = hn::Set(d, a.scale);
+  const VF none = hn::Set(d, kNegInf);
+  const bool plain = a.softcap <= 0 && out.logits == nullptr && out.head_max == nullptr;
+  VF top[G];
+  std::fill_n(top, G, none);
+  for (int i = 0; i < n; i += static_cast<int>(kLanes)) {
+    VF logit[G];
+    ScoreTile<kType, G, kTail>(pass, i, logit, ahead);
+    const auto left = static_cast<size_t>(n - i);
+    for (int g = 0; g < G; ++g) {
+      logit[g] = hn::Mul(logit[g], scale);
+      if (left < kLanes) logit[g] = hn::IfThenElse(hn::FirstN(d, left), logit[g], none);
+      if (!plain) {
+        if (a.softcap > 0) {
+          logit[g] = Softcap(logit[g], hn::Set(d, a.softcap), hn::Set(d, 1.0f / a.softcap));
+          if (left < kLanes) logit[g] = hn::IfThenElse(hn::FirstN(d, left), logit[g], none);
+        }
+        if (out.logits != nullptr) {
+          StoreFloats(logit[g], out.logits + g * a.score_stride + i, left);
+        }
+        if (out.head_max != nullptr) {
+          float* to = out.head_max + i;
+          hn::StoreU(hn::Max(hn::LoadU(d, to), logit[g]), d, to);
+        }
+      }
+      hn::StoreU(logit[g], d, p[g] + i);
+      top[g] = hn::Max(top[g], logit[g]);
+    }
+  }
+  float rescale[G];
+  const VF log2e = hn::Set(d, kLog2E);
+  for (int g = 0; g < G; ++g) {
+    float* state = pass.state + g * pass.job->state_stride;
+    const float highest = Max(top[g]) * kLog2E;
+    rescale[g] = 1;
+    if (highest > state[0]) {
+      rescale[g] = hn::GetLane(Exp2(hn::Set(d, state[0] - highest)));
+      state[0] = highest;
+    }
+    const VF m = hn::Set(d, state[0] == kNegInf ? 0.0f : state[0]);
+    VF sum = hn::Zero(d);
+    for (int i = 0; i < n; i += static_cast<int>(kLanes)) {
+      const VF e = Exp2(hn::MulSub(hn::LoadU(d, p[g] + i), log2e, m));
+      hn::StoreU(e, d, p[g] + i);
+      sum = hn::Add(sum, e);
+    }
+    state[1] = state[1] * rescale[g] + Sum(sum);
+  }
+  if (a.o != nullptr) {
+    const auto dv = static_cast<size_t>(a.kv.dv);
+    size_t at = 0;
+    for (; at + 2 * kStep <= dv; at += 2 * kStep) {
+      SumValues<kType, G, 2>(pass, p, rescale, at, 0, ahead);
+    }
+    for (; at + kStep <= dv; at += kStep) SumValues<kType, G, 1>(pass, p, rescale, at, 0, ahead);
+    if (at < dv) SumValues<kType, G, 1>(pass, p, rescale, at, dv - at, ahead);
+  }
+  *pass.ahead = ahead;
+}
+
+template <DType kType, bool kTail>
+HWY_INLINE void HeadsOf(int g, const HeadPass& pass, const ScoreOut& out) {
+  if (g == 1) return Heads<kType, 1, kTail>(pass, out);
+  if (g == 2) return Heads<kType, 2, kTail>(pass, out);
+  if constexpr (kMaxHeads == 4) {
+    if (g == 3) return Heads<kType, 3, kTail>(pass, out);
+    return Heads<kType, 4, kTail>(pass, out);
+  }
+}
+
+// How a chunk's prefetches spread over the work of `n_rows` rows on the chunk before: a step of it
+// is a token of ScoreTile or of SumValues.
+Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
+  const KvView& kv = a.kv;
+  const int32_t heads_per_kv = a.n_heads / kv.n_kv_heads;
+  const int64_t passes =
+      int64_t{n_rows} * item.n_kv_heads * ((heads_per_kv + kMaxHeads - 1) / kMaxHeads);
+  Ahead pace;
+  pace.offset = kv.k_offset + item.kv_head * kv.k_head_bytes;
+  const int64_t k_bytes = item.n_kv_heads * kv.k_head_bytes;
+  const int64_t v_offset = kv.v_offset + item.kv_head * kv.v_head_bytes;
+  const int64_t v_bytes = a.o != nullptr ? item.n_kv_heads * kv.v_head_bytes : 0;
+  if (v_bytes > 0 && v_offset != pace.offset + k_bytes) {  // two parts: K's, then V's
+    pace.units = 2;
+    pace.stride = v_offset - pace.offset;
+    pace.lines = static_cast<int32_t>((std::max(k_bytes, v_bytes) + 63) / 64);
+    return pace;
+  }
+  const int64_t lines = (k_bytes + v_bytes + 63) / 64;
+  const int64_t steps = v_bytes > 0 ? 2 * passes : passes;  // a token of the chunk
+  pace.lines = static_cast<int32_t>((lines + steps - 1) / steps);
+  pace.units = static_cast<int32_t>((lines + pace.lines - 1) / pace.lines);
+  pace.stride = pace.lines * 64;
+  return pace;
+}
+
+template <DType kType>
+void PieceOf(const AttendJob& job, const AttendItem& item) {
+  const AttendArgs& a = *job.args;
+  const AttendGroup& group = *item.group;
+  const int32_t heads_per_kv = a.n_heads / a.kv.n_kv_heads;
+  const int32_t head_begin = item.kv_head * heads_per_kv;
+  const int32_t n_heads = item.n_kv_heads * heads_per_kv;
+  for (int32_t r = 0; r < group.n_rows; ++r) {
+    float* state = job.State(group, item.piece, r, head_begin);
+    std::fill_n(state, n_heads * job.state_stride, 0.0f);
+    for (int32_t h = 0; h < n_heads; ++h) state[h * job.state_stride] = kNegInf;
+  }
+  const AttendAxis axis = MakeAttendAxis(a, group, item.kv_head);
+  const bool tail = static_cast<size_t>(a.kv.dk) % Keys<kType>::kValues != 0;
+  const Ahead pace = PaceOf(a, item, group.n_rows);
+  // Pieces begin at multiples of 16 tokens.
+  const auto bound = [&](int64_t piece) {
+    return piece == group.pieces ? axis.total : axis.total * piece / group.pieces / 16 * 16;
+  };
+  TokenWalker walker(a, group, axis, item.kv_head, bound(item.piece), bound(item.piece + 1));
+  Chunk chunks[2];
+  bool more = walker.Next(chunks[0]);
+  for (int turn = 0; more; turn ^= 1) {
+    const Chunk& chunk = chunks[turn];
+    Chunk& next = chunks[turn ^ 1];
+    more = walker.Next(next);
+    Ahead ahead = pace;
+    ahead.row = next.row;
+    ahead.end = next.row + next.n;
+    const PlanSegment& s = a.plan.segments[static_cast<size_t>(chunk.segment)];
+    for (int32_t r = 0; r < group.n_rows; ++r) {
+      const int32_t row = group.row + r;
+      const int32_t pos = a.rows[row].pos;
+      // Tokens ascend within a chunk: what the row sees of it is one run.
+      const int32_t* begin = chunk.token;
+      const int32_t* end = chunk.token + chunk.n;
+      if (s.window > 0) begin = std::upper_bound(begin, end, pos - s.window);
+      if (end[-1] > pos) end = std::upper_bound(begin, end, pos);
+      const auto low = static_cast<int>(begin - chunk.token);
+      const auto n = static_cast<int>(end - begin);
+      if (n <= 0) continue;
+      HeadPass pass{.job = &job,
+                    .row = chunk.row + low,
+                    .n = n,
+                    .ahead = &ahead,
+                    .k_offset = 0,
+                    .v_offset = 0,
+                    .q = nullptr,
+                    .state = nullptr};
+      alignas(64) float head_max[kChunk];
+      if (a.score == ScoreKind::kHeadMax) std::fill_n(head_max, kChunk, kNegInf);
+      for (int32_t kv = item.kv_head; kv < item.kv_head + item.n_kv_heads; ++kv) {
+        pass.k_offset = a.kv.k_offset + kv * a.kv.k_head_bytes;
+        pass.v_offset = a.kv.v_offset + kv * a.kv.v_head_bytes;
+        for (int32_t h = 0; h < heads_per_kv; h += kMaxHeads) {
+          const int32_t head = kv * heads_per_kv + h;
+          const int64_t row_head = int64_t{row - job.first_row} * a.n_heads + head;
+          pass.q = job.q[chunk.segment] + row_head * job.q_stride;
+          pass.state = job.State(group, item.piece, r, head);
+          ScoreOut out;
+          if (a.score == ScoreKind::kLogits) {
+            out.logits = a.scores + (int64_t{row} * a.n_heads + head) * a.score_stride + *begin;
+          } else if (a.score == ScoreKind::kHeadMax) {
+            out.head_max = head_max;
+          }
+          const int g = std::min(kMaxHeads, heads_per_kv - h);
+          if (tail) {
+            HeadsOf<kType, true>(g, pass, out);
+          } else {
+            HeadsOf<kType, false>(g, pass, out);
+          }
+        }
+      }
+      if (a.score == ScoreKind::kHeadMax) {
+        std::memcpy(a.scores + row * a.score_stride + *begin, head_max,
+                    static_cast<size_t>(n) * sizeof(float));
+      }
+    }
+  }
+}
+
+void Piece(const AttendJob& job, const AttendItem& item) {
+  switch (job.args->kv.dtype) {
+    case DType::kF32:
+      return PieceOf<DType::kF32>(job, item);
+    case DType::kF16:
+      return PieceOf<DType::kF16>(job, item);
+    case DType::kBF16:
+      return PieceOf<DType::kBF16>(job, item);
+    case DType::kQ8_0:
+      break;
+  }
+}
+
+void Merge(const AttendJob& job, const AttendGroup& group, int32_t row, int32_t begin,
+           int32_t end) {
+  const DF d;
+  const AttendArgs& a = *job.args;
+  const auto dv = static_cast<size_t>(a.kv.dv);
+  for (int32_t h = begin; h < end; ++h) {
+    float top = kNegInf;
+    for (int32_t p = 0; p < group.pieces; ++p) top = std::max(top, job.State(group, p, row, h)[0]);
+    // The first state takes the others in: values become sums relative to `top`.
+    float* into = job.State(group, 0, row, h);
+    float sum = 0;
+    for (int32_t p = 0; p < group.pieces && top != kNegInf; ++p) {
+      const float* from = job.State(group, p, row, h);
+      if (from[0] == kNegInf) continue;
+      const VF weight = Exp2(hn::Set(d, from[0] - top));
+      sum += hn::GetLane(weight) * from[1];
+      if (a.o == nullptr || (p == 0 && from[0] == top)) continue;
+      for (size_t i = kAttendStateHead; i < static_cast<size_t>(job.state_stride); i += kLanes) {
+        const VF v = hn::Mul(weight, hn::LoadU(d, from + i));
+        hn::StoreU(p == 0 ? v : hn::Add(v, hn::LoadU(d, into + i)), d, into + i);
+      }
+    }
+    const int64_t row_head = int64_t{group.row + row} * a.n_heads + h;
+    if (a.lse != nullptr) {
+      const double ln2 = 0.6931471805599453;
+      a.lse[row_head] =
+          sum > 0 ? static_cast<float>(top * ln2 + std::log(static_cast<double>(sum))) : kNegInf;
+    }
+    if (a.o == nullptr) continue;
+    float* o = a.o + row_head * a.kv.dv;
+    const VF inverse = hn::Set(d, sum > 0 ? 1.0f / sum : 0.0f);
+    for (size_t i = 0; i < dv; i += kStep) {
+      const VF v0 = hn::Mul(hn::LoadU(d, into + kAttendStateHead + i), inverse);
+      const VF v1 = hn::Mul(hn::LoadU(d, into + kAttendStateHead + i + kLanes), inverse);
+      if (a.kv.dtype == DType::kBF16) {
+        StoreStep<DType::kBF16>(v0, v1, o + i, dv - i);
+      } else {
+        StoreStep<DType::kF32>(v0, v1, o + i, dv - i);
+      }
+    }
+  }
+}
+
+void PackQ(DType dtype, const float* q, int64_t dk, int64_t padded, float* out) {
+  const auto n = static_cast<size_t>(dk);
+  const auto to = static_cast<size_t>(padded);
+  if (dtype == DType::kBF16) return PackQuery<DType::kBF16>(q, n, to, out);
+  if (dtype == DType::kF16) return PackQuery<DType::kF16>(q, n, to, out);
+  return PackQuery<DType::kF32>(q, n, to, out);
+}
+
+const AttendKernels* AttendTable() {
+  static constexpr AttendKernels kTable = {PackQ, Piece, Merge};
+  return &kTable;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace omnikv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace omnikv {
+HWY_EXPORT(AttendTable);
+const AttendKernels& GetAttendKernels(const Isa& isa) {
+  return *IsaEntry(HWY_DISPATCH_TABLE(AttendTable), isa)();
+}
+}  // namespace omnikv
+#endif  // HWY_ONCE

@@ -1,0 +1,53 @@
+#include "backend/cpu/isa.h"
+
+#include <hwy/highway.h>
+
+#include "base/check.h"
+
+namespace omnikv {
+namespace {
+
+std::string_view IsaName(int64_t target) {
+  switch (target) {
+#if HWY_ARCH_X86
+    case HWY_AVX3:
+      return "avx512";
+    case HWY_AVX2:
+      return "avx2";
+    case HWY_SSE4:
+      return "sse4";
+#elif HWY_ARCH_ARM
+    case HWY_NEON:
+      return "neon";
+#endif
+    default:
+      return "scalar";
+  }
+}
+
+}  // namespace
+
+std::vector<Isa> AvailableIsas() {
+  std::vector<Isa> isas;
+  // Lower bits are better targets; the static target is always among them.
+  for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
+    const int64_t target = left & -left;
+    hwy::ChosenTarget chosen;
+    chosen.Update(target);
+    isas.push_back({IsaName(target), chosen.GetIndex()});
+  }
+  return isas;
+}
+
+Isa FindIsa(std::string_view name) {
+  const std::vector<Isa> isas = AvailableIsas();
+  OKV_CHECK(!isas.empty());
+  if (name.empty()) return isas.front();
+  for (const Isa& isa : isas) {
+    if (isa.name == name) return isa;
+  }
+  OKV_CHECK(false, "no instruction set '{}' on this CPU", name);
+  return {};
+}
+
+}  // namespace omnikv

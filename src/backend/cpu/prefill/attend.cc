@@ -1,0 +1,338 @@
+#include "backend/cpu/prefill/attend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/prefill/amx_kernels.h"
+#include "backend/cpu/prefill/bf16_kernels.h"
+#include "base/check.h"
+
+namespace omnikv {
+namespace {
+
+using prefill::AttendKernels;
+using prefill::AttendTile;
+using prefill::DivUp;
+using prefill::kTileTokens;
+using prefill::RoundUp;
+
+// Queries of a block: many, so that fetching and converting a tile of K/V costs little beside
+// multiplying it, but no more than stay in the second-level cache with their sums.
+constexpr int64_t kMaxQueries = 512;
+constexpr int64_t kMinQueries = 64;
+constexpr int64_t kQueryWords = 128 << 10;
+constexpr int64_t kTilePairs = kTileTokens / 2;
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+// Where a running maximum starts: below any logit, and finite, so that -inf - top is -inf.
+constexpr float kNoTop = -1e30f;
+
+}  // namespace
+
+// Where a thread's scratch holds what, in words of 4 bytes.
+struct PrefillAttention::Layout {
+  Layout(const AttendKernels& kernels, const AttendArgs& a)
+      : lanes(kernels.lanes),
+        group(a.n_heads / a.kv.n_kv_heads),
+        q_words(RoundUp(a.kv.dk / kernels.pack, kernels.unit)),
+        block_rows(std::max<int64_t>(
+            1, std::clamp(kQueryWords / (q_words + a.kv.dv), kMinQueries, kMaxQueries) / group)),
+        panels(DivUp(block_rows * group, lanes)),
+        ld_row(std::max<int64_t>({a.kv.dk, a.kv.dv, q_words})),
+        ld_k(q_words + 16),  // no power of two: rows of a tile in different cache sets
+        ld_v((kernels.v_by_value ? kTilePairs : a.kv.dv) + 16) {
+    int64_t at = 0;
+    const auto take = [&](int64_t n) {
+      const int64_t begin = at;
+      at += RoundUp(n, 16);
+      return begin;
+    };
+    q = take(panels * q_words * lanes);
+    o = take(panels * a.kv.dv * lanes);
+    top = take(panels * lanes);
+    sum = take(panels * lanes);
+    pos = take(panels * lanes);
+    k = take(kTileTokens * ld_k);
+    v = take(kernels.v_by_value ? a.kv.dv * ld_v : kTileTokens * ld_v);
+    pairs = take(kernels.v_by_value ? kTilePairs * a.kv.dv : 0);
+    logits = take(kTileTokens * lanes);
+    rows = take(lanes * ld_row);
+    words = RoundUp(at, 1024);
+  }
+
+  int64_t lanes, group, q_words, block_rows, panels, ld_row, ld_k, ld_v;
+  int64_t q, o, top, sum, pos, k, v, logits;
+  int64_t pairs;  // [kTilePairs, dv]: V in pairs on its way to being transposed
+  int64_t rows;   // [lanes, ld_row]: query or result rows of one panel
+  int64_t words;  // of all
+};
+
+// One block of rows of one KV head.
+class PrefillAttention::Task {
+ public:
+  Task(const PrefillAttention& owner, const AttendArgs& args, const AttendKernels& kernels,
+       const Layout& layout, float* scratch)
+      : vector_(owner.vector_), a_(args), kernels_(kernels), at_(layout), scratch_(scratch) {}
+
+  void Run(int32_t seq, int64_t first_row, int64_t n_rows, int32_t kv_head) {
+    seq_ = seq;
+    first_row_ = first_row;
+    queries_ = n_rows * at_.group;
+    panels_ = DivUp(queries_, at_.lanes);
+    kv_head_ = kv_head;
+    Start();
+    if (kernels_.begin != nullptr) kernels_.begin();
+    const float* packed = nullptr;
+    for (int32_t s = 0; s < a_.plan.n_segments; ++s) {
+      const PlanSegment& segment = a_.plan.segments[static_cast<size_t>(s)];
+      const float* q = segment.q != nullptr ? segment.q : a_.q;
+      if (q != packed) PackQueries(q);
+      packed = q;
+      Walk(segment);
+    }
+    if (kernels_.end != nullptr) kernels_.end();
+    Finish();
+  }
+
+ private:
+  float* Floats(int64_t offset) const { return scratch_ + offset; }
+  uint32_t* Words(int64_t offset) const { return reinterpret_cast<uint32_t*>(scratch_ + offset); }
+  int32_t* Pos() const { return reinterpret_cast<int32_t*>(scratch_ + at_.pos); }
+
+  // Query i of the block is head i % group of row i / group, so that a panel spans few positions.
+  int64_t QueryRow(int64_t query) const {  // in [n_rows, n_heads]
+    return (first_row_ + query / at_.group) * a_.n_heads + kv_head_ * at_.group + query % at_.group;
+  }
+
+  void Start() {
+    const int64_t n = panels_ * at_.lanes;
+    std::fill_n(Floats(at_.o), n * a_.kv.dv, 0.0f);
+    std::fill_n(Floats(at_.top), n, kNoTop);
+    std::fill_n(Floats(at_.sum), n, 0.0f);
+    for (int64_t i = 0; i < n; ++i) {  // lanes past the last query repeat its position
+      Pos()[i] = a_.rows[first_row_ + std::min(i, queries_ - 1) / at_.group].pos;
+    }
+  }
+
+  void PackQueries(const float* q) {
+    const int64_t dk = a_.kv.dk;
+    const float scale = a_.softcap > 0 ? a_.scale : a_.scale * kLog2E;
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t n = std::min(at_.lanes, queries_ - p * at_.lanes);
+      for (int64_t i = 0; i < n; ++i) {
+        float* row = Floats(at_.rows + i * at_.ld_row);
+        vector_.scale(q + QueryRow(p * at_.lanes + i) * dk, dk, scale, row);
+        if (kernels_.pack == 2) vector_.to_bf16(row, dk, reinterpret_cast<Bf16*>(row));
+        std::fill(row + dk / kernels_.pack, row + at_.q_words, 0.0f);
+      }
+      vector_.transpose(Words(at_.rows), at_.ld_row, n, at_.q_words,
+                        Words(at_.q + p * at_.q_words * at_.lanes), at_.lanes);
+    }
+  }
+
+  void Walk(const PlanSegment& segment) {
+    const int32_t min_pos = Pos()[0];
+    const int32_t max_pos = Pos()[queries_ - 1];
+    const int64_t begin =
+        std::max(0, segment.bounds != nullptr ? segment.bounds[2 * seq_] : segment.begin);
+    const int64_t limit = segment.bounds != nullptr ? segment.bounds[2 * seq_ + 1] : segment.end;
+    const int64_t end = std::min<int64_t>(limit, int64_t{max_pos} + 1);
+    int64_t low = begin;
+    if (segment.window > 0) low = std::max(low, int64_t{min_pos} + 1 - segment.window);
+    for (int64_t tile = low / kTileTokens; tile * kTileTokens < end; ++tile) {
+      const int64_t first = std::max(begin, tile * kTileTokens);
+      const int64_t last = std::min(end, (tile + 1) * kTileTokens);
+      if (first >= last) continue;
+      LoadTile(first, last);
+      const int64_t next = std::min(end - last, int64_t{kTileTokens});
+      for (int64_t p = 0; p < panels_; ++p) {
+        Fetch(last + next * p / panels_, last + next * (p + 1) / panels_);
+        Attend(segment.window, p, first, last);
+      }
+    }
+  }
+
+  // Calls body(index in the tile, row of the token) for tokens [first, last).
+  template <typename Body>
+  void ForEachRow(int64_t first, int64_t last, const Body& body) const {
+    const KvView& kv = a_.kv;
+    const int32_t table = a_.seqs[seq_].table_off;
+    for (int64_t t = first; t < last;) {
+      const int64_t stop = std::min(last, (t / kv.block_tokens + 1) * kv.block_tokens);
+      const std::byte* row = kv.Row(table, t);
+      for (; t < stop; ++t, row += kv.row_bytes) body(t - first, row);
+    }
+  }
+
+  // Asks for K and V of tokens [first, last), which the next tile reads.
+  void Fetch(int64_t first, int64_t last) const {
+    const KvView& kv = a_.kv;
+    const auto bytes = [&kv](int32_t n) {
+      return static_cast<int64_t>(DTypeBytes(kv.dtype, static_cast<size_t>(n)));
+    };
+    ForEachRow(first, last, [&](int64_t, const std::byte* row) {
+      const std::byte* k = row + kv.k_offset + kv_head_ * kv.k_head_bytes;
+      const std::byte* v = row + kv.v_offset + kv_head_ * kv.v_head_bytes;
+      for (int64_t b = 0; b < bytes(kv.dk); b += 64) __builtin_prefetch(k + b, 0, 2);
+      for (int64_t b = 0; b < bytes(kv.dv); b += 64) __builtin_prefetch(v + b, 0, 2);
+    });
+  }
+
+  void LoadTile(int64_t first, int64_t last) {
+    const KvView& kv = a_.kv;
+    const int64_t k_at = kv.k_offset + kv_head_ * kv.k_head_bytes;
+    const int64_t v_at = kv.v_offset + kv_head_ * kv.v_head_bytes;
+    if (kernels_.pack == 2) {
+      uint32_t* pairs = Words(kernels_.v_by_value ? at_.pairs : at_.v);
+      const int64_t ld = kernels_.v_by_value ? kv.dv : at_.ld_v;
+      const Bf16* even = nullptr;  // V of the last token, when it is not paired yet
+      ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
+        uint32_t* key = Words(at_.k + j * at_.ld_k);
+        std::memcpy(key, row + k_at, static_cast<size_t>(kv.dk) * sizeof(Bf16));
+        std::fill(key + kv.dk / 2, key + at_.q_words, 0u);
+        const auto* v = reinterpret_cast<const Bf16*>(row + v_at);
+        if (j % 2 != 0) {
+          vector_.pair(even, v, kv.dv, pairs + j / 2 * ld);
+        } else if (first + j == last - 1) {  // no partner: its weight is zero
+          vector_.pair(v, v, kv.dv, pairs + j / 2 * ld);
+        }
+        even = v;
+      });
+      if (kernels_.v_by_value) {
+        const int64_t n = DivUp(last - first, 2);
+        const int64_t padded = RoundUp(n, kernels_.unit);
+        std::fill(pairs + n * ld, pairs + padded * ld, 0u);
+        vector_.transpose(pairs, ld, padded, kv.dv, Words(at_.v), at_.ld_v);
+      }
+      return;
+    }
+    ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
+      vector_.to_f32(kv.dtype, row + k_at, kv.dk, Floats(at_.k) + j * at_.ld_k);
+      vector_.to_f32(kv.dtype, row + v_at, kv.dv, Floats(at_.v) + j * at_.ld_v);
+    });
+  }
+
+  void Attend(int32_t window, int64_t panel, int64_t first, int64_t last) {
+    const int64_t lane = panel * at_.lanes;
+    const int64_t min_pos = Pos()[lane];
+    const int64_t max_pos = Pos()[lane + at_.lanes - 1];
+    last = std::min(last, max_pos + 1);
+    if (first >= last) return;
+    if (window > 0 && last - 1 <= min_pos - window) return;
+    kernels_.attend({
+        .q = Words(at_.q + lane * at_.q_words),
+        .o = Floats(at_.o + lane * a_.kv.dv),
+        .top = Floats(at_.top + lane),
+        .sum = Floats(at_.sum + lane),
+        .pos = Pos() + lane,
+        .k = Words(at_.k),
+        .v = Words(at_.v),
+        .logits = Floats(at_.logits),
+        .ld_k = at_.ld_k,
+        .ld_v = at_.ld_v,
+        .dk = a_.kv.dk,
+        .dv = a_.kv.dv,
+        .first = static_cast<int32_t>(first),
+        .tokens = static_cast<int32_t>(last - first),
+        .window = window,
+        .masked = last - 1 > min_pos || (window > 0 && first <= max_pos - window),
+        .cap = a_.softcap,
+    });
+  }
+
+  void Finish() {
+    const int64_t dv = a_.kv.dv;
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t n = std::min(at_.lanes, queries_ - p * at_.lanes);
+      float* rows = Floats(at_.rows);
+      vector_.transpose(Words(at_.o + p * at_.lanes * dv), at_.lanes, dv, n,
+                        reinterpret_cast<uint32_t*>(rows), dv);
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t query = p * at_.lanes + i;
+        const float sum = Floats(at_.sum)[query];
+        vector_.scale(rows + i * dv, dv, sum > 0 ? 1 / sum : 0.0f, a_.o + QueryRow(query) * dv);
+        if (a_.lse == nullptr) continue;
+        a_.lse[QueryRow(query)] = sum > 0 ? (Floats(at_.top)[query] + std::log2(sum)) * kLn2
+                                          : -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+
+  const prefill::VectorKernels& vector_;
+  const AttendArgs& a_;
+  const AttendKernels& kernels_;
+  const Layout& at_;
+  float* const scratch_;
+  int32_t seq_ = 0;
+  int32_t kv_head_ = 0;
+  int64_t first_row_ = 0;
+  int64_t queries_ = 0;
+  int64_t panels_ = 0;
+};
+
+bool PrefillAttendSupports(const AttendArgs& args) {
+  const auto* begin = args.plan.segments.data();
+  return args.score == ScoreKind::kNone && args.o != nullptr && args.kv.dtype != DType::kQ8_0 &&
+         args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 && args.n_heads % args.kv.n_kv_heads == 0 &&
+         std::all_of(begin, begin + args.plan.n_segments,
+                     [](const PlanSegment& s) { return s.kind == SegmentKind::kRange; });
+}
+
+PrefillAttention::PrefillAttention(ThreadPool& pool, GemmPrecision precision,
+                                   const AttendKernels* kernels)
+    : pool_(pool),
+      precision_(precision),
+      vector_(prefill::BestVectorKernels()),
+      amx_(kernels != nullptr ? kernels : prefill::AmxAttendKernels()),
+      bf16_(prefill::Bf16AttendKernels()) {}
+
+const AttendKernels& PrefillAttention::KernelsFor(const KvView& kv) const {
+  if (precision_ == GemmPrecision::kFull || kv.dtype != DType::kBF16) return vector_.attend;
+  if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0) return *amx_;
+  return bf16_ != nullptr ? *bf16_ : vector_.attend;
+}
+
+Status PrefillAttention::Reserve(const AttendArgs& args) {
+  const Layout layout(KernelsFor(args.kv), args);
+  const size_t bytes = static_cast<size_t>(pool_.size() * layout.words) * sizeof(float);
+  if (bytes > scratch_.size()) {
+    OKV_ASSIGN_OR_RETURN(scratch_, Pages::Reserve(bytes));
+  }
+  return {};
+}
+
+std::string PrefillAttention::Describe(const KvView& kv) const {
+  const AttendKernels& kernels = KernelsFor(kv);
+  return &kernels == &vector_.attend ? fmt::format("f32 ({})", vector_.name) : kernels.name;
+}
+
+void PrefillAttention::Run(const AttendArgs& args, int32_t seq) {
+  const AttendKernels& kernels = KernelsFor(args.kv);
+  const Layout layout(kernels, args);
+  OKV_CHECK(static_cast<size_t>(pool_.size() * layout.words) * sizeof(float) <= scratch_.size(),
+            "attention of {} heads of {} was not reserved", args.n_heads, args.kv.dk);
+  const SeqMeta& meta = args.seqs[seq];
+  // Few rows are cut finer, so that every thread has a few tasks to balance with.
+  int64_t block_rows = layout.block_rows;
+  while (pool_.size() > 1 && block_rows * layout.group >= 2 * kMinQueries &&
+         DivUp(meta.q_len, block_rows) * args.kv.n_kv_heads < 4 * pool_.size()) {
+    block_rows /= 2;
+  }
+  const int64_t blocks = DivUp(meta.q_len, block_rows);
+  // The longest tasks (the last rows) first: what is left at the end is short.
+  pool_.ParallelFor(blocks * args.kv.n_kv_heads, 1, [&](int64_t begin, int64_t end, int thread) {
+    Task task(*this, args, kernels, layout,
+              reinterpret_cast<float*>(scratch_.data()) + thread * layout.words);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = (blocks - 1 - i / args.kv.n_kv_heads) * block_rows;
+      task.Run(seq, meta.q_begin + first, std::min(block_rows, meta.q_len - first),
+               static_cast<int32_t>(i % args.kv.n_kv_heads));
+    }
+  });
+}
+
+}  // namespace omnikv

@@ -1,0 +1,235 @@
+#include "backend/cpu/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/rows.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+
+#include <hwy/highway.h>
+
+#include <cmath>
+
+#include "backend/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace omnikv {
+namespace HWY_NAMESPACE {
+
+template <DType kType>
+void EmbedRow(const std::byte* row, int64_t n, float scale, float* x) {
+  using E = Elements<kType>;
+  const VF s = hn::Set(DF(), scale);
+  for (int64_t i = 0; i < n; i += static_cast<int64_t>(kStep)) {
+    const auto left = static_cast<size_t>(n - i);
+    VF a;
+    VF b;
+    if (left >= kStep) {
+      E::LoadStep(row, a, b);
+    } else {
+      E::LoadTail(row, left, a, b);
+    }
+    StoreStep<kType>(hn::Mul(a, s), hn::Mul(b, s), x + i, left);
+    row += E::kStepBytes;
+  }
+}
+
+void EmbedRowQ8(const std::byte* row, int64_t n, float scale, float* x) {
+  const DF d;
+  const hn::Rebind<int8_t, DF> d8;
+  for (int64_t i = 0; i < n; i += kQ8Block, row += kQ8BlockBytes) {
+    F16 bits;
+    std::memcpy(&bits, row, 2);
+    const VF s = hn::Set(d, F32FromF16(bits));
+    for (size_t j = 0; j < kQ8Block; j += kLanes) {
+      const auto q = hn::LoadU(d8, reinterpret_cast<const int8_t*>(row + 2) + j);
+      const VF v = hn::Mul(hn::ConvertTo(d, hn::PromoteTo(DI(), q)), s);
+      hn::StoreU(hn::Mul(v, hn::Set(d, scale)), d, x + i + static_cast<int64_t>(j));
+    }
+  }
+}
+
+void Embed(const EmbedArgs& a, int32_t row) {
+  const std::byte* from = a.table.Row(a.tokens[row]);
+  const int64_t n = a.table.n_in;
+  float* x = a.x + row * n;
+  switch (a.table.format) {
+    case DType::kF32:
+      return EmbedRow<DType::kF32>(from, n, a.scale, x);
+    case DType::kF16:
+      return EmbedRow<DType::kF16>(from, n, a.scale, x);
+    case DType::kBF16:
+      return EmbedRow<DType::kBF16>(from, n, a.scale, x);
+    case DType::kQ8_0:
+      return EmbedRowQ8(from, n, a.scale, x);
+  }
+}
+
+// 1 / sqrt(mean(v²) + eps).
+HWY_INLINE float InverseRms(const float* v, int64_t n, float eps) {
+  const DF d;
+  VF a = hn::Zero(d);
+  VF b = hn::Zero(d);
+  const auto lanes = static_cast<int64_t>(kLanes);
+  int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const VF v0 = hn::LoadU(d, v + i);
+    const VF v1 = hn::LoadU(d, v + i + lanes);
+    a = hn::MulAdd(v0, v0, a);
+    b = hn::MulAdd(v1, v1, b);
+  }
+  for (; i < n; i += lanes) {
+    const VF v0 = LoadFloats(v + i, static_cast<size_t>(n - i));
+    a = hn::MulAdd(v0, v0, a);
+  }
+  return 1.0f / std::sqrt(Sum(hn::Add(a, b)) / static_cast<float>(n) + eps);
+}
+
+// body(i, left) for i = 0, lanes, 2 lanes, ...: `left` values of n from i on.
+template <typename Body>
+HWY_INLINE void ForVectors(int64_t n, const Body& body) {
+  for (int64_t i = 0; i < n; i += static_cast<int64_t>(kLanes)) {
+    body(i, static_cast<size_t>(n - i));
+  }
+}
+
+HWY_INLINE void RmsNorm(const float* v, const float* w, int64_t n, float eps, float* out) {
+  const VF inv = hn::Set(DF(), InverseRms(v, n, eps));
+  ForVectors(n, [&](int64_t i, size_t left) HWY_ATTR {
+    const VF scaled = hn::Mul(LoadFloats(v + i, left), inv);
+    StoreFloats(hn::Mul(scaled, LoadFloats(w + i, left)), out + i, left);
+  });
+}
+
+void Prologue(const Residual& in, int32_t row, float* h) {
+  const DF d;
+  float* x = in.x + int64_t{row} * in.d;
+  if (in.y != nullptr) {
+    const float* y = in.y + int64_t{row} * in.d;
+    const bool normed = in.post_norm != nullptr;
+    const VF inv = hn::Set(d, normed ? InverseRms(y, in.d, in.eps) : 1.0f);
+    const VF scale = hn::Set(d, in.scale);
+    ForVectors(in.d, [&](int64_t i, size_t left) HWY_ATTR {
+      VF delta = LoadFloats(y + i, left);
+      if (normed) delta = hn::Mul(hn::Mul(delta, inv), LoadFloats(in.post_norm + i, left));
+      StoreFloats(hn::MulAdd(scale, delta, LoadFloats(x + i, left)), x + i, left);
+    });
+  }
+  if (in.norm != nullptr) {
+    RmsNorm(x, in.norm, in.d, in.eps, h);
+  } else {
+    std::memcpy(h, x, static_cast<size_t>(in.d) * sizeof(float));
+  }
+}
+
+// v[i], v[i + n] = rotated by the angle of cos_sin[i], i < n.
+HWY_INLINE void Rotate(const float* cos_sin, int64_t n, float* v) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(kLanes);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    VF c;
+    VF s;
+    hn::LoadInterleaved2(d, cos_sin + 2 * i, c, s);
+    const VF low = hn::LoadU(d, v + i);
+    const VF high = hn::LoadU(d, v + n + i);
+    hn::StoreU(hn::NegMulAdd(high, s, hn::Mul(low, c)), d, v + i);
+    hn::StoreU(hn::MulAdd(low, s, hn::Mul(high, c)), d, v + n + i);
+  }
+  for (; i < n; ++i) {
+    const float low = v[i];
+    const float high = v[n + i];
+    v[i] = low * cos_sin[2 * i] - high * cos_sin[2 * i + 1];
+    v[n + i] = high * cos_sin[2 * i] + low * cos_sin[2 * i + 1];
+  }
+}
+
+HWY_INLINE void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t row, const float* norm,
+                              int32_t n_heads, float* heads) {
+  const int64_t dk = a.kv.dk;
+  if (a.qk_norm == QkNorm::kFull) RmsNorm(heads, norm, n_heads * dk, a.qk_norm_eps, heads);
+  for (int32_t h = 0; h < n_heads; ++h) {
+    float* v = heads + h * dk;
+    if (a.qk_norm == QkNorm::kPerHead) RmsNorm(v, norm, dk, a.qk_norm_eps, v);
+    if (a.cos_sin != nullptr) Rotate(a.cos_sin + int64_t{row} * a.n_freq * 2, a.n_freq, v);
+  }
+}
+
+// Stores n values as `dtype`, to nearest even. Highway's own DemoteTo truncates to bf16.
+HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to) {
+  int64_t i = 0;
+  if (dtype == DType::kF32) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+    return;
+  }
+#if HWY_TARGET != HWY_SCALAR
+  const DF d;
+  const DU du;
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto lanes = static_cast<int64_t>(kLanes);
+  auto* out = reinterpret_cast<uint16_t*>(to);
+  if (dtype == DType::kBF16) {
+    for (; i + lanes <= n; i += lanes) {
+      const VF f = hn::LoadU(d, from + i);
+      const auto u = hn::BitCast(du, f);
+      const auto high = hn::ShiftRight<16>(u);
+      const auto odd = hn::And(high, hn::Set(du, 1));
+      const auto rounded =
+          hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(du, 0x7fff)), odd));
+      const auto nan = hn::RebindMask(du, hn::IsNaN(f));
+      const auto bits = hn::IfThenElse(nan, hn::Or(high, hn::Set(du, 0x40)), rounded);
+      hn::StoreU(hn::DemoteTo(d16, hn::BitCast(DI(), bits)), d16, out + i);
+    }
+  }
+#if OKV_SAFE_MASKED_LOAD  // F16C rounds to nearest even; elsewhere the scalar conversion does
+  if (dtype == DType::kF16) {
+    const hn::Rebind<hwy::float16_t, DF> half;
+    for (; i + lanes <= n; i += lanes) {
+      hn::StoreU(hn::BitCast(d16, hn::DemoteTo(half, hn::LoadU(d, from + i))), d16, out + i);
+    }
+  }
+#endif
+#endif
+  for (; i < n; ++i) StoreFromF32(dtype, to, static_cast<size_t>(i), from[i]);
+}
+
+void FinishQkv(const NormQkvRopeAppendArgs& a, int32_t row, float* k, const float* v) {
+  const KvView& kv = a.kv;
+  NormAndRotate(a, row, a.q_norm, a.n_heads, a.q + int64_t{row} * a.n_heads * kv.dk);
+  NormAndRotate(a, row, a.k_norm, kv.n_kv_heads, k);
+  const RowMeta meta = a.rows[row];
+  std::byte* out = kv.Row(a.seqs[meta.seq].table_off, meta.pos);
+  for (int32_t h = 0; h < kv.n_kv_heads; ++h) {
+    StoreAs(kv.dtype, k + int64_t{h} * kv.dk, kv.dk, out + kv.k_offset + h * kv.k_head_bytes);
+    StoreAs(kv.dtype, v + int64_t{h} * kv.dv, kv.dv, out + kv.v_offset + h * kv.v_head_bytes);
+  }
+}
+
+void ScaleSoftcap(float* y, int64_t n, float scale, float softcap) {
+  const DF d;
+  const VF s = hn::Set(d, scale);
+  const VF cap = hn::Set(d, softcap);
+  const VF inverse = hn::Set(d, softcap > 0 ? 1.0f / softcap : 0.0f);
+  ForVectors(n, [&](int64_t i, size_t left) HWY_ATTR {
+    VF v = hn::Mul(LoadFloats(y + i, left), s);
+    if (softcap > 0) v = Softcap(v, cap, inverse);
+    StoreFloats(v, y + i, left);
+  });
+}
+
+const RowKernels* RowTable() {
+  static constexpr RowKernels kTable = {Embed, Prologue, FinishQkv, ScaleSoftcap};
+  return &kTable;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace omnikv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace omnikv {
+HWY_EXPORT(RowTable);
+const RowKernels& GetRowKernels(const Isa& isa) {
+  return *IsaEntry(HWY_DISPATCH_TABLE(RowTable), isa)();
+}
+}  // namespace omnikv
+#endif  // HWY_ONCE

@@ -1,0 +1,143 @@
+#include "backend/cpu/select.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace omnikv {
+namespace {
+
+constexpr int64_t kSplitTokens = 32 << 10;  // fewer are selected by one thread
+constexpr int64_t kReduceGrain = 16 << 10;  // tokens
+
+// A digit of a key: bits [shift, shift + width).
+struct Digit {
+  int shift;
+  uint32_t mask;
+};
+constexpr Digit kDigits[3] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
+
+}  // namespace
+
+CpuSelect::CpuSelect(ThreadPool& pool, const Isa& isa)
+    : pool_(pool), kernels_(GetSelectKernels(isa)), pieces_(static_cast<size_t>(pool.size())) {}
+
+size_t CpuSelect::ScratchWords(const TopKArgs& a) const {
+  return static_cast<size_t>(a.n_seqs * a.stride);
+}
+
+template <typename Body>
+void CpuSelect::ForPieces(int n_pieces, const Body& body) {
+  if (n_pieces == 1) {
+    body(0);
+  } else {
+    pool_.Run([&](int thread) { body(thread); });
+  }
+}
+
+// Radix selection: finds the key of rank n_pick digit by digit, then collects what lies above it
+// and the first few equal to it. Each piece writes its tokens where the counts of the earlier
+// pieces say, so the result is ascending.
+void CpuSelect::Select(const TopKArgs& a, int32_t seq, int n_pieces, Piece* pieces,
+                       uint32_t* keys) {
+  const int64_t n = a.n_candidates[seq];
+  const int64_t k = std::clamp<int64_t>(std::min(a.n_pick[seq], a.capacity), 0, n);
+  int32_t* index = a.index + int64_t{seq} * a.capacity;
+  a.count[seq] = static_cast<int32_t>(k);
+  if (k == n) std::iota(index, index + k, 0);
+  if (k == 0 || k == n) return;
+
+  const int64_t width = (n / n_pieces + 63) / 64 * 64;
+  for (int p = 0; p < n_pieces; ++p) {
+    pieces[p].begin = std::min(n, p * width);
+    pieces[p].end = p + 1 == n_pieces ? n : std::min(n, (p + 1) * width);
+  }
+  ForPieces(n_pieces, [&](int p) {
+    Piece& piece = pieces[p];
+    std::fill_n(piece.bins[0], kKeyBins, 0u);
+    kernels_.score_keys(a, seq, piece.begin, piece.end, keys);
+    for (int64_t t = piece.begin; t < piece.end; ++t) ++piece.bins[0][keys[t] >> kDigits[0].shift];
+  });
+  int64_t rank = k;  // of the key sought, among the keys that share the digits found
+  uint32_t threshold = 0;
+  for (int digit = 0; digit < 3; ++digit) {
+    if (digit > 0) {
+      const Digit at = kDigits[digit];
+      const int above = kDigits[digit - 1].shift;
+      ForPieces(n_pieces, [&](int p) {
+        Piece& piece = pieces[p];
+        std::fill_n(piece.bins[digit], kKeyBins, 0u);
+        for (int64_t t = piece.begin; t < piece.end; ++t) {
+          if (keys[t] >> above == threshold >> above) {
+            ++piece.bins[digit][(keys[t] >> at.shift) & at.mask];
+          }
+        }
+      });
+    }
+    auto bin = static_cast<int64_t>(kDigits[digit].mask);
+    for (;; --bin) {
+      int64_t here = 0;
+      for (int p = 0; p < n_pieces; ++p) here += pieces[p].bins[digit][bin];
+      if (here >= rank) break;
+      rank -= here;
+    }
+    threshold |= static_cast<uint32_t>(bin) << kDigits[digit].shift;
+  }
+  ForPieces(n_pieces, [&](int p) {
+    int64_t offset = 0;
+    int64_t ties = rank;
+    for (int q = 0; q < p; ++q) {
+      int64_t above = 0;
+      for (int digit = 0; digit < 3; ++digit) {
+        const uint32_t bin = (threshold >> kDigits[digit].shift) & kDigits[digit].mask;
+        const uint32_t* bins = pieces[q].bins[digit];
+        above = std::accumulate(bins + bin + 1, bins + kDigits[digit].mask + 1, above);
+      }
+      const int64_t equal = std::min<int64_t>(ties, pieces[q].bins[2][threshold & kDigits[2].mask]);
+      ties -= equal;
+      offset += above + equal;
+    }
+    kernels_.collect(keys, pieces[p].begin, pieces[p].end, threshold, ties, index + offset);
+  });
+}
+
+void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
+  int64_t longest = 0;
+  for (int32_t s = 0; s < a.n_seqs; ++s) longest = std::max<int64_t>(longest, a.n_candidates[s]);
+  if (longest >= kSplitTokens) {
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const bool split = a.n_candidates[s] >= kSplitTokens;
+      Select(a, s, split ? pool_.size() : 1, pieces_.data(), scratch + s * a.stride);
+    }
+    return;
+  }
+  pool_.ParallelFor(a.n_seqs, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t s = begin; s < end; ++s) {
+      Select(a, static_cast<int32_t>(s), 1, &pieces_[static_cast<size_t>(thread)],
+             scratch + s * a.stride);
+    }
+  });
+}
+
+void CpuSelect::Run(const ScoreReduceArgs& a) {
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    pool_.ParallelFor(int64_t{a.rows[r].pos} + 1, kReduceGrain,
+                      [&](int64_t begin, int64_t end, int) {
+                        kernels_.score_reduce(a, r, begin, end);
+                      });
+  }
+}
+
+void CpuPlanRange(const PlanRangeArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const int32_t n = a.seqs[s].kv_len;
+    const int32_t generated = n - a.seqs[s].prompt_len;
+    const int32_t recent =
+        std::min({std::max(std::min(a.tail, generated), a.min_recent), a.budget, n});
+    a.bounds[2 * s] = n - recent;
+    a.bounds[2 * s + 1] = n;
+    a.n_candidates[s] = n - recent;
+    a.n_pick[s] = a.budget - recent;
+  }
+}
+
+}  // namespace omnikv

@@ -1,0 +1,41 @@
+// Scores to choices: ScoreReduce, PlanRange and TopK over threads.
+#pragma once
+
+#include <vector>
+
+#include "backend/cpu/select_kernels.h"
+#include "base/thread_pool.h"
+
+namespace omnikv {
+
+class CpuSelect {
+ public:
+  CpuSelect(ThreadPool& pool, const Isa& isa);
+
+  // 32-bit words of scratch that Run of `a` needs.
+  size_t ScratchWords(const TopKArgs& a) const;
+
+  void Run(const TopKArgs& a, uint32_t* scratch);
+  void Run(const ScoreReduceArgs& a);
+
+ private:
+  // How the keys of one piece lie to the key of rank n_pick: by digit, most significant first.
+  struct Piece {
+    int64_t begin = 0;
+    int64_t end = 0;
+    uint32_t bins[3][kKeyBins];
+  };
+
+  void Select(const TopKArgs& a, int32_t seq, int n_pieces, Piece* pieces, uint32_t* keys);
+  template <typename Body>
+  void ForPieces(int n_pieces, const Body& body);
+
+  ThreadPool& pool_;
+  const SelectKernels& kernels_;
+  std::vector<Piece> pieces_;  // [threads]
+};
+
+// Too small to divide.
+void CpuPlanRange(const PlanRangeArgs& a);
+
+}  // namespace omnikv

@@ -1,0 +1,27 @@
+// Kernels of the score ops. A score's key is an unsigned number of the same order, NaN lowest.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/isa.h"
+#include "backend/ops.h"
+
+namespace omnikv {
+
+// The digits of a key: where the rank-th key lies is found 11, 11 and 10 bits at a time.
+inline constexpr int kKeyBins = 2048;
+
+struct SelectKernels {
+  // Tokens [begin, end) of row `row`.
+  void (*score_reduce)(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t end);
+  // keys[t] of the combined scores of sequence `seq`, tokens [begin, end).
+  void (*score_keys)(const TopKArgs& a, int32_t seq, int64_t begin, int64_t end, uint32_t* keys);
+  // Appends t of [begin, end) where keys[t] > threshold, or where it equals it and `ties` > 0,
+  // which each such token takes one from, to `out`; gives how many.
+  int64_t (*collect)(const uint32_t* keys, int64_t begin, int64_t end, uint32_t threshold,
+                     int64_t ties, int32_t* out);
+};
+
+const SelectKernels& GetSelectKernels(const Isa& isa);
+
+}  // namespace omnikv

@@ -1,0 +1,56 @@
+// What an engine's sessions share: a backend, a model, the bank and the activations.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/backend.h"
+#include "bank/bank.h"
+#include "model/forward.h"
+#include "model/loader.h"
+#include "omnikv/engine.h"
+
+namespace omnikv {
+
+struct EngineCore {
+  EngineOptions options;
+  std::unique_ptr<Backend> backend;
+  ModelConfig config;
+  Weights weights;
+  ModelText text;  // tokenizer null for generated weights
+  std::unique_ptr<Bank> bank;
+  Workspace work;
+};
+
+// What a model takes, before anything is loaded.
+struct MemoryPlan {
+  size_t weights = 0;       // bytes
+  size_t activations = 0;   // bytes
+  size_t kv_per_token = 0;  // bytes, all layers
+  int64_t context = 0;      // tokens a session can hold
+  size_t kv = 0;            // bytes of `context` tokens in every session
+  size_t available = 0;     // bytes: --host-memory, or what the machine has
+  DType kv_dtype = DType::kBF16;
+};
+
+// Sizes everything; kResourceExhausted with the numbers when a context that was asked for does not
+// fit. Without one, the context is the model's, or what fits of it.
+Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
+                              size_t weight_bytes, bool all_f32);
+
+// The bank of a model: one LayerSpec a layer.
+BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
+
+// An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens
+// the bank and the workspace by `plan`.
+Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
+                                           double load_seconds);
+
+// The policy that `--policy auto` means for this model.
+std::string DefaultPolicy(const ModelConfig& config);
+
+// A session on `core`. `from`, when not null, is forked.
+Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
+
+}  // namespace omnikv

@@ -1,0 +1,335 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <numeric>
+
+#include "base/check.h"
+#include "engine/core.h"
+#include "engine/sampler.h"
+#include "engine/stop_text.h"
+
+namespace omnikv {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point since) {
+  return std::chrono::duration<double>(Clock::now() - since).count();
+}
+
+class SessionImpl : public Session {
+ public:
+  SessionImpl(EngineCore& core, PolicyOptions options)
+      : core_(core), options_(std::move(options)) {}
+  ~SessionImpl() override {
+    if (seq_ >= 0) core_.bank->Free(seq_);
+  }
+
+  // The session's own state, on a new sequence or on a fork of `from`.
+  Status Open(const SessionImpl* from);
+
+  Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress) override;
+  Status PromptLogits(const std::vector<int32_t>& tokens,
+                      const std::function<void(int64_t, const float*)>& sink) override;
+  Result<GenerateResult> Generate(const GenerateOptions& options, const OnText& on_text) override;
+  Status Step(int32_t token) override;
+  const float* logits() const override { return logits_.data(); }
+  Result<std::unique_ptr<Session>> Fork() override;
+  Status FillContext(int64_t tokens) override;
+  void Cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  const std::vector<int32_t>& tokens() const override { return tokens_; }
+  SessionStats stats() const override;
+
+ private:
+  using Sink = std::function<void(int64_t, const float*)>;
+  Status CheckTokens(const std::vector<int32_t>& tokens) const;
+  Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
+  // Writes the step's inputs: `n` tokens from position `pos` on.
+  void UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len);
+  StepContext Context() {
+    return {*core_.backend, core_.config, core_.weights, core_.work, ropes_, *core_.bank, *policy_};
+  }
+  bool TakeCancelled() { return cancelled_.exchange(false, std::memory_order_relaxed); }
+
+  EngineCore& core_;
+  PolicyOptions options_;
+  PolicySettings settings_;
+  int32_t seq_ = -1;
+  RopeState ropes_;
+  std::unique_ptr<Policy> policy_;
+  std::map<int32_t, std::unique_ptr<Recording>> steps_;  // by policy variant
+  std::vector<int32_t> tokens_;                          // in the bank
+  std::vector<float> logits_;                            // [vocab], after the last token
+  std::vector<RowMeta> rows_;                            // scratch, [max_rows]
+  int64_t prompt_len_ = 0;
+  int32_t pending_ = -1;  // sampled, not yet in the bank
+  bool has_logits_ = false;
+  std::atomic<bool> cancelled_{false};
+  SessionStats stats_;
+};
+
+Status SessionImpl::Open(const SessionImpl* from) {
+  OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, FindPolicy(options_.name));
+  OKV_ASSIGN_OR_RETURN(settings_,
+                       PolicySettings::Parse(info->name, info->settings, options_.settings));
+  OKV_ASSIGN_OR_RETURN(ropes_, RopeState::Create(*core_.backend, core_.config));
+  PolicyContext context{.backend = core_.backend.get(),
+                        .model_name = core_.config.name,
+                        .n_layers = GlobalLayers(core_.config),
+                        .n_heads = core_.config.n_heads,
+                        .dk = core_.config.head_dim,
+                        .max_rows = core_.work.max_rows,
+                        .max_context = core_.bank->config().max_tokens,
+                        .force_indices = options_.force_indices};
+  for (const LayerConfig& layer : core_.config.layers) {
+    if (layer.window > 0) continue;
+    const bool rotated = layer.rope >= 0;
+    const auto* set = rotated ? &ropes_.sets()[static_cast<size_t>(layer.rope)] : nullptr;
+    context.inv_freq.push_back(rotated ? set->inv_freq.as<float>() : nullptr);
+    if (rotated) context.n_freq = set->n_freq;
+  }
+  policy_ = info->make();
+  OKV_RETURN_IF_ERROR(policy_->Prepare(context, settings_));
+  rows_.resize(static_cast<size_t>(core_.work.max_rows));
+  logits_.resize(static_cast<size_t>(core_.config.vocab));
+  stats_.device = core_.backend->Name();
+  stats_.policy = info->name;
+  if (from == nullptr) {
+    OKV_ASSIGN_OR_RETURN(seq_, core_.bank->NewSequence());
+    return {};
+  }
+  OKV_ASSIGN_OR_RETURN(seq_, core_.bank->Fork(from->seq_));
+  ropes_.Choose(*core_.backend, core_.config, from->prompt_len_);
+  policy_->CopyState(*from->policy_);
+  tokens_ = from->tokens_;
+  logits_ = from->logits_;
+  prompt_len_ = from->prompt_len_;
+  pending_ = from->pending_;
+  has_logits_ = from->has_logits_;
+  return {};
+}
+
+Status SessionImpl::CheckTokens(const std::vector<int32_t>& tokens) const {
+  const int64_t context = core_.bank->config().max_tokens;
+  if (tokens.empty()) return InvalidArgument("the prompt is empty, expected at least one token");
+  if (static_cast<int64_t>(tokens.size()) > context) {
+    return InvalidArgument(
+        fmt::format("the prompt has {} tokens, but the context holds {}: shorten it or raise --ctx",
+                    tokens.size(), context));
+  }
+  for (int32_t t : tokens) {
+    if (t < 0 || t >= core_.config.vocab) {
+      return InvalidArgument(
+          fmt::format("token {} is not in the vocabulary of {}", t, core_.config.vocab));
+    }
+  }
+  return {};
+}
+
+void SessionImpl::UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len) {
+  Backend& backend = *core_.backend;
+  const auto count = static_cast<size_t>(n);
+  for (size_t r = 0; r < count; ++r) {
+    rows_[r] = {.seq = 0, .pos = static_cast<int32_t>(pos + static_cast<int64_t>(r))};
+  }
+  const SeqMeta seq{.q_begin = 0,
+                    .q_len = n,
+                    .kv_len = static_cast<int32_t>(pos + n),
+                    .table_off = core_.bank->TableOffset(seq_),
+                    .prompt_len = static_cast<int32_t>(prompt_len)};
+  backend.Upload(core_.work.tokens.as<void>(), tokens, count * sizeof(int32_t));
+  backend.Upload(core_.work.rows.as<void>(), rows_.data(), count * sizeof(RowMeta));
+  backend.Upload(core_.work.seqs.as<void>(), &seq, sizeof(seq));
+}
+
+Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& progress,
+                            const Sink& sink) {
+  OKV_RETURN_IF_ERROR(CheckTokens(tokens));
+  TakeCancelled();
+  const auto start = Clock::now();
+  const auto total = static_cast<int64_t>(tokens.size());
+  // What is here already stays, but for the rows that the logits and the policy's state need anew.
+  int64_t keep = 0;
+  if (!sink) {
+    const size_t common = std::min(tokens.size(), tokens_.size());
+    keep = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
+                         tokens_.begin())
+               .first -
+           tokens.begin();
+    keep = std::max<int64_t>(0, std::min(keep, total - policy_->WarmRows()));
+  }
+  core_.bank->Truncate(seq_, keep);
+  tokens_.resize(static_cast<size_t>(keep));
+  pending_ = -1;
+  has_logits_ = false;
+  if (keep == 0) ropes_.Choose(*core_.backend, core_.config, total);
+  const int32_t chunk = sink ? core_.work.max_out : core_.work.max_rows;
+  for (int64_t pos = keep; pos < total;) {
+    if (TakeCancelled())
+      return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
+    const auto n = static_cast<int32_t>(std::min<int64_t>(chunk, total - pos));
+    const bool last = pos + n == total;
+    OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, n));
+    UploadStep(tokens.data() + pos, pos, n, total);
+    const int32_t n_out = sink ? n : (last ? 1 : 0);
+    std::vector<int32_t> out_rows(static_cast<size_t>(n_out));
+    std::iota(out_rows.begin(), out_rows.end(), n - n_out);
+    core_.backend->Upload(core_.work.out_rows.as<void>(), out_rows.data(), out_rows.size() * 4);
+    EnqueueStep(
+        Context(),
+        {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = total});
+    for (int32_t r = 0; r < n_out; ++r) {
+      core_.backend->Download(logits_.data(),
+                              core_.work.logits.as<float>() + int64_t{r} * core_.config.vocab,
+                              logits_.size() * sizeof(float));
+      if (sink) sink(pos + r, logits_.data());
+    }
+    pos += n;
+    tokens_.assign(tokens.begin(), tokens.begin() + pos);
+    if (progress) progress(pos - keep, total - keep);
+  }
+  core_.backend->Synchronize();
+  prompt_len_ = total;
+  has_logits_ = true;
+  stats_.prefill_tokens = total - keep;
+  stats_.prefill_seconds = Seconds(start);
+  stats_.decode_tokens = 0;
+  stats_.decode_seconds = 0;
+  return policy_->AfterPrefill(total);
+}
+
+Status SessionImpl::Prompt(const std::vector<int32_t>& tokens, const Progress& progress) {
+  return Prefill(tokens, progress, {});
+}
+
+Status SessionImpl::PromptLogits(const std::vector<int32_t>& tokens, const Sink& sink) {
+  return Prefill(tokens, {}, sink);
+}
+
+Status SessionImpl::Step(int32_t token) {
+  OKV_RETURN_IF_ERROR(CheckTokens({token}));
+  const int64_t pos = core_.bank->Length(seq_);
+  OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, 1));
+  UploadStep(&token, pos, 1, prompt_len_);
+  const int32_t zero = 0;
+  core_.backend->Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
+  const int32_t variant = policy_->Variant(pos + 1);
+  std::unique_ptr<Recording>& step = steps_[variant];
+  if (step == nullptr) {
+    step = core_.backend->Record([&] { EnqueueStep(Context(), {.variant = variant}); });
+  }
+  core_.backend->Replay(*step);
+  core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
+                          logits_.size() * sizeof(float));
+  tokens_.push_back(token);
+  pending_ = -1;
+  has_logits_ = true;
+  return {};
+}
+
+Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
+                                             const OnText& on_text) {
+  OKV_RETURN_IF_ERROR(CheckSampling(options.sampling));
+  if (options.max_tokens < 0) {
+    return InvalidArgument(fmt::format("-n is {}, expected 0 or more", options.max_tokens));
+  }
+  if (!has_logits_) return InvalidArgument("there is no prompt to go on from");
+  TakeCancelled();
+  const auto start = Clock::now();
+  stats_.decode_tokens = 0;
+  Sampler sampler(options.sampling, core_.config.vocab);
+  for (int32_t t : tokens_) sampler.See(t);
+  StopText text(options.stop);
+  std::unique_ptr<StreamDecoder> decoder;
+  if (core_.text.tokenizer != nullptr) {
+    decoder = std::make_unique<StreamDecoder>(core_.text.tokenizer.get());
+  }
+  const auto& eos = core_.config.eos_ids;
+  GenerateResult result;
+  bool going = true;
+  const auto emit = [&](const std::string& piece) {
+    result.text += piece;
+    if (!piece.empty() && on_text && !on_text(piece)) going = false;
+  };
+  while (static_cast<int64_t>(result.tokens.size()) < options.max_tokens && going) {
+    if (TakeCancelled()) {
+      result.finish_reason = FinishReason::kCancelled;
+      break;
+    }
+    if (pending_ >= 0) {
+      if (core_.bank->Length(seq_) == core_.bank->config().max_tokens) break;  // kLength
+      OKV_RETURN_IF_ERROR(Step(pending_));
+      ++stats_.decode_tokens;
+    }
+    const int32_t token = sampler.Sample(logits_.data());
+    sampler.See(token);
+    result.tokens.push_back(token);
+    pending_ = token;
+    if (!options.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+      result.finish_reason = FinishReason::kStop;
+      break;
+    }
+    if (decoder != nullptr) emit(text.Push(decoder->Push(token)));
+    if (text.stopped()) {
+      result.finish_reason = FinishReason::kStop;
+      break;
+    }
+  }
+  if (!going) result.finish_reason = FinishReason::kCancelled;
+  if (decoder != nullptr && !text.stopped()) {
+    emit(text.Push(decoder->Flush()));
+    emit(text.Flush());
+  }
+  stats_.decode_seconds = Seconds(start);
+  return result;
+}
+
+Result<std::unique_ptr<Session>> SessionImpl::Fork() {
+  auto fork = std::make_unique<SessionImpl>(core_, options_);
+  OKV_RETURN_IF_ERROR(fork->Open(this));
+  return std::unique_ptr<Session>(std::move(fork));
+}
+
+Status SessionImpl::FillContext(int64_t tokens) {
+  core_.bank->Truncate(seq_, 0);
+  OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, tokens));
+  core_.bank->FillWithNoise(seq_);
+  tokens_.assign(static_cast<size_t>(tokens), 0);
+  ropes_.Choose(*core_.backend, core_.config, tokens);
+  prompt_len_ = tokens;
+  pending_ = -1;
+  has_logits_ = true;
+  return policy_->AfterPrefill(tokens);
+}
+
+SessionStats SessionImpl::stats() const {
+  SessionStats stats = stats_;
+  const int64_t length = core_.bank->Length(seq_);
+  stats.settings = settings_.ToString();
+  stats.context_tokens = length;
+  stats.budget_tokens = policy_->Budget();
+  double attended = 0;
+  int32_t global = 0;
+  for (const LayerConfig& layer : core_.config.layers) {
+    attended += static_cast<double>(layer.window > 0 ? std::min<int64_t>(layer.window, length)
+                                                     : policy_->TokensRead(global++, length));
+  }
+  stats.attended_tokens = attended / core_.config.n_layers;
+  stats.host_bytes = core_.bank->Stats().bytes_per_token * static_cast<size_t>(length);
+  return stats;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy) {
+  PolicyOptions options = policy;
+  if (options.name == "auto") options.name = DefaultPolicy(core.config);
+  auto session = std::make_unique<SessionImpl>(core, std::move(options));
+  OKV_RETURN_IF_ERROR(session->Open(nullptr));
+  return std::unique_ptr<Session>(std::move(session));
+}
+
+}  // namespace omnikv

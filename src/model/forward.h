@@ -1,0 +1,81 @@
+// The layer loop: the only one, for every backend, every policy, prefill and decode (DESIGN §2).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "bank/bank.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "policy/policy.h"
+
+namespace omnikv {
+
+// Rotary frequencies of a session in the backend's memory: chosen by the length of its first
+// prompt where the scaling depends on one, then fixed, as the cached keys are.
+class RopeState {
+ public:
+  static Result<RopeState> Create(Backend& backend, const ModelConfig& config);
+  void Choose(Backend& backend, const ModelConfig& config, int64_t length);
+
+  struct Set {
+    Buffer inv_freq;  // f32 [n_freq]
+    int32_t n_freq = 0;
+    float magnitude = 1;
+  };
+  const std::vector<Set>& sets() const { return sets_; }
+
+ private:
+  std::vector<Set> sets_;  // as ModelConfig::ropes
+};
+
+// Activations and step inputs, shared by the sessions of an engine. R = max_rows.
+struct Workspace {
+  static Result<Workspace> Create(Backend& backend, const ModelConfig& config, int32_t max_rows,
+                                  int32_t max_out);
+  static size_t BytesFor(const ModelConfig& config, int32_t max_rows, int32_t max_out);
+
+  int32_t max_rows = 0;
+  int32_t max_out = 0;
+  Buffer x, y;                  // f32 [R, d_model]
+  Buffer q, o;                  // f32 [R, n_heads, head_dim]
+  Buffer ffn;                   // f32 [R, ffn]
+  Buffer logits;                // f32 [max_out, vocab]
+  Buffer tokens;                // int32 [R]
+  Buffer rows;                  // RowMeta [R]
+  Buffer seqs;                  // SeqMeta [1]
+  Buffer out_rows;              // int32 [max_out]
+  std::vector<Buffer> cos_sin;  // f32 [R, n_freq, 2], one for each of ModelConfig::ropes
+};
+
+// One step: `n_rows` tokens of one sequence, whose meta data stand in the workspace, logits for
+// `n_out` of them. Everything here is fixed when a step is recorded.
+struct StepShape {
+  int32_t n_rows = 1;
+  int32_t n_out = 1;
+  bool prefill = false;
+  int64_t first_pos = 0;   // prefill: position of the first row
+  int64_t prompt_end = 0;  // prefill: position past the prompt's last row
+  int32_t variant = 0;     // decode: of the policy
+};
+
+// What a step works on. All outlive it.
+struct StepContext {
+  Backend& backend;
+  const ModelConfig& config;
+  const Weights& weights;
+  const Workspace& work;
+  const RopeState& ropes;
+  const Bank& bank;
+  Policy& policy;
+};
+
+// Layers that policies number: the global-attention ones.
+int32_t GlobalLayers(const ModelConfig& config);
+
+// Enqueues a whole step: embedding, layers, logits.
+void EnqueueStep(const StepContext& context, const StepShape& shape);
+
+}  // namespace omnikv

@@ -1,0 +1,41 @@
+#include "text/tokenizer/byte_trie.h"
+
+#include <algorithm>
+
+namespace omnikv::tok {
+
+ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, int32_t>> keys) : root_(256, kNone) {
+  std::stable_sort(keys.begin(), keys.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  // The keys under a node are a range of the sorted keys; nodes are made in the order of ranges.
+  struct Span {
+    uint32_t begin;
+    uint32_t end;
+  };
+  std::vector<Span> level = {{0, static_cast<uint32_t>(keys.size())}};
+  labels_.push_back(0);
+  for (size_t depth = 0; !level.empty(); ++depth) {
+    std::vector<Span> next;
+    for (Span span : level) {
+      int32_t value = -1;
+      while (span.begin < span.end && keys[span.begin].first.size() == depth) {
+        value = keys[span.begin++].second;
+      }
+      values_.push_back(value);
+      first_child_.push_back(static_cast<uint32_t>(labels_.size()));
+      while (span.begin < span.end) {
+        const char label = keys[span.begin].first[depth];
+        uint32_t end = span.begin + 1;
+        while (end < span.end && keys[end].first[depth] == label) ++end;
+        next.push_back({span.begin, end});
+        labels_.push_back(static_cast<uint8_t>(label));
+        span.begin = end;
+      }
+    }
+    level.swap(next);
+  }
+  first_child_.push_back(static_cast<uint32_t>(labels_.size()));
+  for (uint32_t i = first_child_[0]; i < first_child_[1]; ++i) root_[labels_[i]] = i;
+}
+
+}  // namespace omnikv::tok

@@ -1,0 +1,196 @@
+#include "parity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/ref/ref_backend.h"
+
+namespace omnikv::parity {
+namespace {
+
+struct Candidate {
+  std::string name;
+  std::unique_ptr<Backend> backend;
+};
+
+// Made once: every instruction set of this CPU, with 1, 2 and 3 threads.
+const std::vector<Candidate>& Candidates() {
+  static const std::vector<Candidate>* candidates = [] {
+    auto* all = new std::vector<Candidate>;
+    for (const std::string& isa : CpuIsas()) {
+      for (int threads : {1, 2, 3}) {
+        all->push_back({fmt::format("{}, {} threads", isa, threads),
+                        MakeCpuBackend({.threads = threads,
+                                        .pin = false,
+                                        .isa = isa,
+                                        .precision = GemmPrecision::kFull})});
+      }
+      fmt::print("parity: testing {}\n", isa);
+    }
+    return all;
+  }();
+  return *candidates;
+}
+
+Outputs RunOn(Backend& backend, const Case& run, bool replay) {
+  return run([&](const Op& op) {
+    const Support support = backend.Supports(op);
+    ASSERT_TRUE(support.ok) << OpName(op) << ": " << support.reason;
+    if (replay) {
+      const auto recording = backend.Record([&] { backend.Enqueue(op); });
+      backend.Replay(*recording);
+    } else {
+      backend.Enqueue(op);
+    }
+    backend.Synchronize();
+  });
+}
+
+// Empty when `got` is within tolerance of `want`.
+std::string Difference(const Array& want, const Array& got) {
+  if (want.values.size() != got.values.size()) return "different sizes";
+  double top = 0;
+  for (float v : want.values) {
+    if (std::isfinite(v)) top = std::max(top, std::fabs(static_cast<double>(v)));
+  }
+  double worst = 0;
+  size_t at = 0;
+  for (size_t i = 0; i < want.values.size(); ++i) {
+    const float w = want.values[i];
+    const float g = got.values[i];
+    if (!std::isfinite(w) || !std::isfinite(g)) {
+      if (w == g || (std::isnan(w) && std::isnan(g))) continue;
+      return fmt::format("{}[{}] is {}, expected {}", want.name, i, g, w);
+    }
+    const double delta = std::fabs(static_cast<double>(w) - g);
+    if (delta > worst) {
+      worst = delta;
+      at = i;
+    }
+  }
+  if (worst <= want.tolerance * top) return "";
+  return fmt::format("{}[{}] is {}, expected {}: {} of the maximum, {} allowed", want.name, at,
+                     got.values[at], want.values[at], worst / top, want.tolerance);
+}
+
+bool SameBits(const Outputs& a, const Outputs& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Array& x, const Array& y) {
+    return std::equal(
+        x.values.begin(), x.values.end(), y.values.begin(), y.values.end(),
+        [](float u, float v) { return std::bit_cast<uint32_t>(u) == std::bit_cast<uint32_t>(v); });
+  });
+}
+
+}  // namespace
+
+void Check(const std::string& name, const Case& run) {
+  SCOPED_TRACE(name);
+  const auto ref = MakeRefBackend();
+  const Outputs want = RunOn(*ref, run, false);
+  for (const Candidate& candidate : Candidates()) {
+    SCOPED_TRACE(candidate.name);
+    const Outputs got = RunOn(*candidate.backend, run, false);
+    ASSERT_EQ(want.size(), got.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      const std::string difference = Difference(want[i], got[i]);
+      EXPECT_TRUE(difference.empty()) << difference;
+    }
+    EXPECT_TRUE(SameBits(got, RunOn(*candidate.backend, run, false))) << "not repeatable";
+    EXPECT_TRUE(SameBits(got, RunOn(*candidate.backend, run, true))) << "replay differs";
+  }
+}
+
+std::vector<int32_t> Random::Ascending(int32_t n, int32_t below) {
+  std::vector<int32_t> all(static_cast<size_t>(below));
+  std::iota(all.begin(), all.end(), 0);
+  std::shuffle(all.begin(), all.end(), engine_);
+  all.resize(static_cast<size_t>(n));
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+Weights::Weights(DType format, int64_t n_out, int64_t n_in, Random& random)
+    : format_(format), n_out_(n_out), n_in_(n_in) {
+  const auto values = static_cast<size_t>(n_out * n_in);
+  data_.resize(DTypeBytes(format, values));
+  if (format == DType::kQ8_0) {
+    for (size_t block = 0; block < values / kQ8Block; ++block) {
+      std::byte* p = data_.data() + block * kQ8BlockBytes;
+      const F16 scale = F16FromF32(random.Floats(1, 0.01f)[0]);
+      std::memcpy(p, &scale, 2);
+      for (size_t i = 0; i < kQ8Block; ++i) {
+        p[2 + i] = static_cast<std::byte>(static_cast<int8_t>(random.Int(-127, 127)));
+      }
+    }
+    return;
+  }
+  const std::vector<float> f = random.Floats(values);
+  for (size_t i = 0; i < values; ++i) StoreFromF32(format, data_.data(), i, f[i]);
+}
+
+WeightRef Weights::Ref() const {
+  return {.format = format_,
+          .data = data_.empty() ? nullptr : data_.data(),
+          .n_out = n_out_,
+          .n_in = n_in_,
+          .row_bytes = static_cast<int64_t>(DTypeBytes(format_, static_cast<size_t>(n_in_)))};
+}
+
+Bank::Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t block_tokens,
+           const std::vector<int32_t>& kv_len, int32_t capacity, Random& random)
+    : dtype_(dtype),
+      n_kv_heads_(n_kv_heads),
+      dk_(dk),
+      dv_(dv),
+      block_tokens_(block_tokens),
+      blocks_((capacity + block_tokens - 1) / block_tokens) {
+  const auto n_blocks = static_cast<size_t>(blocks_) * kv_len.size();
+  // Blocks of the sequences in any order, and one too many before them.
+  const std::vector<int32_t> order = [&] {
+    std::vector<int32_t> v(n_blocks);
+    std::iota(v.begin(), v.end(), 1);
+    for (size_t i = v.size(); i > 1; --i) {
+      std::swap(v[i - 1], v[static_cast<size_t>(random.Int(0, static_cast<int32_t>(i) - 1))]);
+    }
+    return v;
+  }();
+  table_ = order;
+  const auto row_values = static_cast<size_t>(n_kv_heads) * static_cast<size_t>(dk + dv);
+  data_.assign((n_blocks + 1) * static_cast<size_t>(block_tokens) * DTypeBytes(dtype, row_values),
+               std::byte{0xff});  // NaN in every type
+  const KvView view = View();
+  for (size_t s = 0; s < kv_len.size(); ++s) {
+    for (int32_t t = 0; t < kv_len[s]; ++t) {
+      const std::vector<float> f = random.Floats(row_values);
+      for (size_t i = 0; i < row_values; ++i) {
+        StoreFromF32(dtype, view.Row(TableOff(static_cast<int32_t>(s)), t), i, f[i]);
+      }
+    }
+  }
+}
+
+KvView Bank::View() const {
+  return MakeKvView(const_cast<std::byte*>(data_.data()), table_.data(), block_tokens_, dtype_,
+                    n_kv_heads_, dk_, dv_);
+}
+
+Step::Step(const std::vector<int32_t>& q_len, const std::vector<int32_t>& kv_len,
+           const std::function<int32_t(int32_t)>& table_off) {
+  for (size_t s = 0; s < q_len.size(); ++s) {
+    const auto seq = static_cast<int32_t>(s);
+    seqs.push_back({.q_begin = n_rows(),
+                    .q_len = q_len[s],
+                    .kv_len = kv_len[s],
+                    .table_off = table_off(seq),
+                    .prompt_len = 0});
+    for (int32_t i = 0; i < q_len[s]; ++i) rows.push_back({seq, kv_len[s] - q_len[s] + i});
+  }
+}
+
+}  // namespace omnikv::parity

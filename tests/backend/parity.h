@@ -1,0 +1,103 @@
+// The parity harness: a case runs one op on the reference backend, then on the CPU backend with
+// every instruction set that this CPU has and 1, 2 and 3 threads, and compares. Outputs start as
+// NaN, so that what an op forgets to write is seen. Each case runs twice eagerly, which must give
+// the same bits, and once from a recording, which must too.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/kv_format.h"
+
+namespace omnikv::parity {
+
+inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+// One output of a case.
+struct Array {
+  std::string name;
+  std::vector<float> values;
+  double tolerance = 1e-5;  // of max |difference| / max |reference|; 0: equal
+};
+
+using Outputs = std::vector<Array>;
+using Execute = std::function<void(const Op&)>;
+// Makes fresh outputs, runs the op and gives what it wrote. Inputs must be the same every time.
+using Case = std::function<Outputs(const Execute&)>;
+
+// Runs `run` everywhere and compares with the reference.
+void Check(const std::string& name, const Case& run);
+
+// Deterministic inputs.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  std::vector<float> Floats(size_t n, float scale = 1.0f) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> v(n);
+    for (float& f : v) f = normal(engine_);
+    return v;
+  }
+  int32_t Int(int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(engine_);
+  }
+  // n different numbers below `below`, ascending.
+  std::vector<int32_t> Ascending(int32_t n, int32_t below);
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// A weight matrix in any format. Rows end where their memory ends, so that reading past one is
+// seen by the address sanitizer.
+class Weights {
+ public:
+  Weights() = default;
+  Weights(DType format, int64_t n_out, int64_t n_in, Random& random);
+  WeightRef Ref() const;
+
+ private:
+  DType format_ = DType::kF32;
+  int64_t n_out_ = 0;
+  int64_t n_in_ = 0;
+  std::vector<std::byte> data_;
+};
+
+// A bank of K/V rows in shuffled blocks, and the tables of its sequences.
+class Bank {
+ public:
+  // kv_len[s] tokens of each sequence are filled with random values; the rest is poison.
+  Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t block_tokens,
+       const std::vector<int32_t>& kv_len, int32_t capacity, Random& random);
+
+  KvView View() const;
+  int32_t TableOff(int32_t seq) const { return seq * blocks_; }
+  std::vector<std::byte>& data() { return data_; }
+
+ private:
+  DType dtype_;
+  int32_t n_kv_heads_, dk_, dv_, block_tokens_, blocks_;
+  std::vector<int32_t> table_;
+  std::vector<std::byte> data_;
+};
+
+// A step: q_len[s] rows at the end of kv_len[s] tokens.
+struct Step {
+  Step(const std::vector<int32_t>& q_len, const std::vector<int32_t>& kv_len,
+       const std::function<int32_t(int32_t)>& table_off);
+  int32_t n_rows() const { return static_cast<int32_t>(rows.size()); }
+  int32_t n_seqs() const { return static_cast<int32_t>(seqs.size()); }
+
+  std::vector<RowMeta> rows;
+  std::vector<SeqMeta> seqs;
+};
+
+}  // namespace omnikv::parity

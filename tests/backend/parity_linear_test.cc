@@ -1,0 +1,295 @@
+// Parity of the ops that read weights, and of the row ops around them.
+#include <fmt/format.h>
+
+#include "parity.h"
+
+namespace omnikv::parity {
+namespace {
+
+constexpr DType kFormats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
+
+// Values of a width that the format can have: Q8_0 has whole blocks only.
+bool Fits(DType format, int64_t n_in) {
+  return format != DType::kQ8_0 || n_in % static_cast<int64_t>(kQ8Block) == 0;
+}
+
+TEST(ParityTest, Embed) {
+  Random random(1);
+  for (DType format : kFormats) {
+    for (int64_t d : {32, 40, 96, 7}) {
+      if (!Fits(format, d)) continue;
+      const Weights table(format, 50, d, random);
+      for (int32_t n_rows : {1, 3, 64}) {
+        std::vector<int32_t> tokens;
+        for (int32_t i = 0; i < n_rows; ++i) tokens.push_back(random.Int(0, 49));
+        for (float scale : {1.0f, 5.5f}) {
+          Check(fmt::format("Embed {} d {} rows {}", DTypeName(format), d, n_rows),
+                [&](const Execute& run) {
+                  std::vector<float> x(static_cast<size_t>(n_rows * d), kPoison);
+                  run(EmbedArgs{.tokens = tokens.data(),
+                                .table = table.Ref(),
+                                .scale = scale,
+                                .x = x.data(),
+                                .n_rows = n_rows});
+                  return Outputs{{"x", x, 1e-7}};
+                });
+        }
+      }
+    }
+  }
+}
+
+TEST(ParityTest, RopeTable) {
+  Random random(2);
+  const std::vector<RowMeta> rows = {{0, 0}, {0, 1}, {1, 31999}, {2, 1048575}, {0, 77}};
+  for (int32_t n_freq : {1, 32, 40}) {
+    std::vector<float> inv_freq;
+    for (int32_t i = 0; i < n_freq; ++i) {
+      inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / static_cast<float>(n_freq)));
+    }
+    for (int32_t n_rows : {1, 5}) {
+      Check(fmt::format("RopeTable {} frequencies, rows {}", n_freq, n_rows),
+            [&](const Execute& run) {
+              std::vector<float> cs(static_cast<size_t>(n_rows * n_freq * 2), kPoison);
+              run(RopeTableArgs{.rows = rows.data(),
+                                .inv_freq = inv_freq.data(),
+                                .magnitude = 1.25f,
+                                .cos_sin = cs.data(),
+                                .n_freq = n_freq,
+                                .n_rows = n_rows});
+              return Outputs{{"cos_sin", cs, 0}};
+            });
+    }
+  }
+}
+
+struct LinearCase {
+  int64_t n_in, n_out;
+};
+
+TEST(ParityTest, Linear) {
+  Random random(3);
+  for (DType format : kFormats) {
+    for (const LinearCase c : {LinearCase{32, 1}, LinearCase{64, 37}, LinearCase{416, 130},
+                               LinearCase{100, 21}, LinearCase{33, 18}, LinearCase{1, 5},
+                               LinearCase{1056, 66}}) {
+      if (!Fits(format, c.n_in)) continue;
+      const Weights w(format, c.n_out, c.n_in, random);
+      const std::vector<float> bias = random.Floats(static_cast<size_t>(c.n_out));
+      for (int32_t n_rows : {1, 2, 3, 5, 8, 17, 64}) {
+        const std::vector<float> x = random.Floats(static_cast<size_t>(n_rows * c.n_in));
+        Check(fmt::format("Linear {} [{}, {}] rows {}", DTypeName(format), c.n_out, c.n_in, n_rows),
+              [&](const Execute& run) {
+                std::vector<float> y(static_cast<size_t>(n_rows * c.n_out), kPoison);
+                run(LinearArgs{.x = x.data(),
+                               .w = w.Ref(),
+                               .bias = n_rows % 2 == 0 ? nullptr : bias.data(),
+                               .y = y.data(),
+                               .n_rows = n_rows});
+                return Outputs{{"y", y}};
+              });
+      }
+    }
+  }
+}
+
+// The residual prologue in all its forms.
+struct ResidualCase {
+  bool y, post_norm, norm;
+};
+constexpr ResidualCase kResiduals[] = {
+    {true, false, true}, {false, false, true}, {true, true, true}, {true, false, false}};
+
+struct ResidualData {
+  ResidualData(const ResidualCase& c, int32_t rows, int32_t width, Random& random)
+      : form(c),
+        d(width),
+        x(random.Floats(static_cast<size_t>(rows * width))),
+        y(random.Floats(static_cast<size_t>(rows * width))),
+        post_norm(random.Floats(static_cast<size_t>(width))),
+        norm(random.Floats(static_cast<size_t>(width))) {}
+
+  Residual On(std::vector<float>& x_copy) const {
+    x_copy = x;
+    return {.x = x_copy.data(),
+            .y = form.y ? y.data() : nullptr,
+            .post_norm = form.post_norm ? post_norm.data() : nullptr,
+            .norm = form.norm ? norm.data() : nullptr,
+            .scale = 0.75f,
+            .eps = 1e-5f,
+            .d = d};
+  }
+
+  ResidualCase form;
+  int32_t d;
+  std::vector<float> x, y, post_norm, norm;
+};
+
+TEST(ParityTest, NormGatedFfn) {
+  Random random(4);
+  for (DType format : kFormats) {
+    for (const auto& [d, ffn] : {std::pair<int32_t, int32_t>{64, 70}, {96, 33}, {50, 16}}) {
+      if (!Fits(format, d)) continue;
+      const Weights gate(format, ffn, d, random);
+      const Weights up(format, ffn, d, random);
+      const std::vector<float> bias = random.Floats(static_cast<size_t>(ffn));
+      for (int32_t n_rows : {1, 2, 3, 8, 17, 64}) {
+        const ResidualData in(kResiduals[n_rows % 4], n_rows, d, random);
+        for (Activation act : {Activation::kSilu, Activation::kGeluTanh}) {
+          Check(fmt::format("NormGatedFfn {} d {} ffn {} rows {} act {}", DTypeName(format), d, ffn,
+                            n_rows, static_cast<int>(act)),
+                [&](const Execute& run) {
+                  std::vector<float> x;
+                  std::vector<float> out(static_cast<size_t>(n_rows * ffn), kPoison);
+                  run(NormGatedFfnArgs{.in = in.On(x),
+                                       .gate = gate.Ref(),
+                                       .up = up.Ref(),
+                                       .gate_bias = n_rows == 3 ? bias.data() : nullptr,
+                                       .up_bias = n_rows == 2 ? bias.data() : nullptr,
+                                       .act = act,
+                                       .out = out.data(),
+                                       .n_rows = n_rows});
+                  return Outputs{{"x", x, 2e-6}, {"out", out}};
+                });
+        }
+      }
+    }
+  }
+}
+
+TEST(ParityTest, NormLogits) {
+  Random random(5);
+  const int32_t d = 96;
+  for (DType format : kFormats) {
+    const Weights head(format, 203, d, random);
+    const std::vector<float> bias = random.Floats(203);
+    for (int32_t n_rows : {1, 3, 8, 17}) {
+      const ResidualData in(kResiduals[n_rows % 4], n_rows, d, random);
+      for (const std::vector<int32_t>& chosen :
+           {std::vector<int32_t>{}, std::vector<int32_t>{n_rows - 1}, std::vector<int32_t>{0, 0}}) {
+        for (float softcap : {0.0f, 30.0f}) {
+          const auto n_out = chosen.empty() ? n_rows : static_cast<int32_t>(chosen.size());
+          Check(fmt::format("NormLogits {} rows {} of {} softcap {}", DTypeName(format), n_out,
+                            n_rows, softcap),
+                [&](const Execute& run) {
+                  std::vector<float> x;
+                  std::vector<float> logits(static_cast<size_t>(n_out) * 203, kPoison);
+                  run(NormLogitsArgs{.in = in.On(x),
+                                     .head = head.Ref(),
+                                     .bias = softcap > 0 ? bias.data() : nullptr,
+                                     .scale = softcap > 0 ? 0.5f : 1.0f,
+                                     .softcap = softcap,
+                                     .out_rows = chosen.empty() ? nullptr : chosen.data(),
+                                     .logits = logits.data(),
+                                     .n_rows = n_rows,
+                                     .n_out = n_out});
+                  return Outputs{{"x", x, 2e-6}, {"logits", logits}};
+                });
+        }
+      }
+    }
+  }
+}
+
+TEST(ParityTest, NormLogitsOfNoRowStillUpdatesTheResidual) {
+  Random random(6);
+  const Weights head(DType::kBF16, 40, 64, random);
+  const ResidualData in(kResiduals[0], 5, 64, random);
+  const int32_t unused = 0;
+  Check("NormLogits, no rows", [&](const Execute& run) {
+    std::vector<float> x;
+    run(NormLogitsArgs{
+        .in = in.On(x), .head = head.Ref(), .out_rows = &unused, .n_rows = 5, .n_out = 0});
+    return Outputs{{"x", x, 2e-6}};
+  });
+}
+
+struct QkvCase {
+  int32_t n_heads, n_kv_heads, dk, dv, n_freq;
+  QkNorm norm;
+  bool bias;
+};
+
+TEST(ParityTest, NormQkvRopeAppend) {
+  Random random(7);
+  const int32_t d = 64;
+  constexpr QkvCase kCases[] = {
+      {6, 2, 64, 64, 32, QkNorm::kNone, false},   {4, 4, 32, 32, 16, QkNorm::kPerHead, true},
+      {8, 1, 80, 96, 40, QkNorm::kFull, false},   {3, 3, 24, 40, 8, QkNorm::kPerHead, false},
+      {4, 2, 128, 128, 0, QkNorm::kNone, true},   {2, 1, 256, 256, 64, QkNorm::kPerHead, false},
+      {5, 1, 13, 9, 6, QkNorm::kFull, true},
+  };
+  int turn = 0;
+  for (const QkvCase& c : kCases) {
+    for (DType format : kFormats) {
+      const DType kv_type = (++turn % 3 == 0)   ? DType::kF32
+                            : (turn % 3 == 1) ? DType::kBF16
+                                                : DType::kF16;
+      const Weights wq(format, c.n_heads * c.dk, d, random);
+      const Weights wk(turn % 5 == 0 ? DType::kQ8_0 : format, c.n_kv_heads * c.dk, d, random);
+      const Weights wv(turn % 5 == 1 ? DType::kBF16 : format, c.n_kv_heads * c.dv, d, random);
+      const auto bq = random.Floats(static_cast<size_t>(c.n_heads * c.dk));
+      const auto bk = random.Floats(static_cast<size_t>(c.n_kv_heads * c.dk));
+      const auto bv = random.Floats(static_cast<size_t>(c.n_kv_heads * c.dv));
+      const auto q_norm = random.Floats(static_cast<size_t>(c.n_heads * c.dk));
+      const auto k_norm = random.Floats(static_cast<size_t>(c.n_kv_heads * c.dk));
+      for (const std::vector<int32_t>& q_len :
+           {std::vector<int32_t>{1}, std::vector<int32_t>{2, 1}, std::vector<int32_t>{1, 9, 7}}) {
+        std::vector<int32_t> kv_len;
+        for (int32_t n : q_len) kv_len.push_back(n + random.Int(0, 20));
+        const Bank bank(kv_type, c.n_kv_heads, c.dk, c.dv, 16,
+                        std::vector<int32_t>(q_len.size(), 0), 48, random);
+        const Step step(q_len, kv_len, [&](int32_t s) { return bank.TableOff(s); });
+        const int32_t n_rows = step.n_rows();
+        const ResidualData in(kResiduals[turn % 4], n_rows, d, random);
+        std::vector<float> cos_sin;
+        for (int32_t i = 0; i < n_rows * c.n_freq; ++i) {
+          const float angle = random.Floats(1)[0];
+          cos_sin.push_back(std::cos(angle));
+          cos_sin.push_back(std::sin(angle));
+        }
+        Check(fmt::format("NormQkvRopeAppend {} heads {}/{} of {}/{} kv {} rows {}",
+                          DTypeName(format), c.n_heads, c.n_kv_heads, c.dk, c.dv,
+                          DTypeName(kv_type), n_rows),
+              [&](const Execute& run) {
+                Bank copy = bank;
+                std::vector<float> x;
+                std::vector<float> q(static_cast<size_t>(n_rows * c.n_heads * c.dk), kPoison);
+                run(NormQkvRopeAppendArgs{.in = in.On(x),
+                                          .wq = wq.Ref(),
+                                          .wk = wk.Ref(),
+                                          .wv = wv.Ref(),
+                                          .bq = c.bias ? bq.data() : nullptr,
+                                          .bk = c.bias ? bk.data() : nullptr,
+                                          .bv = c.bias ? bv.data() : nullptr,
+                                          .qk_norm = c.norm,
+                                          .q_norm = q_norm.data(),
+                                          .k_norm = k_norm.data(),
+                                          .qk_norm_eps = 1e-6f,
+                                          .cos_sin = c.n_freq > 0 ? cos_sin.data() : nullptr,
+                                          .n_freq = c.n_freq,
+                                          .q = q.data(),
+                                          .n_heads = c.n_heads,
+                                          .kv = copy.View(),
+                                          .rows = step.rows.data(),
+                                          .seqs = step.seqs.data(),
+                                          .n_rows = n_rows});
+                // The whole bank: rows that were not appended are still poison. A value that lies
+                // between two of the bank's may round either way.
+                std::vector<float> kv;
+                const size_t n_values = copy.data().size() / DTypeBytes(kv_type, 1);
+                for (size_t i = 0; i < n_values; ++i) {
+                  kv.push_back(LoadAsF32(kv_type, copy.data().data(), i));
+                }
+                const double rounding = kv_type == DType::kF32   ? 1e-5
+                                        : kv_type == DType::kF16 ? 1e-3
+                                                                 : 8e-3;
+                return Outputs{{"x", x, 2e-6}, {"q", q, 2e-5}, {"kv", kv, rounding}};
+              });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace omnikv::parity

@@ -1,0 +1,172 @@
+// Bad files, flags and requests: each gives one sentence that names what is wrong, on stderr,
+// nothing on stdout, and the exit code of DESIGN §9; never a crash.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = OMNIKV_SOURCE_DIR;
+const fs::path kModel = kRoot / "models/omnikv-tiny-q8_0.gguf";
+const fs::path kFolder = kRoot / "tests/golden/models/llama";
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out, err;
+};
+
+std::string Slurp(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {(std::istreambuf_iterator<char>(file)), {}};
+}
+
+void Spill(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+class BadInputs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::temp_directory_path() / ("omnikv_bad_inputs_" + std::to_string(getpid()));
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  Outcome Run(const std::string& arguments) {
+    const std::string command = std::string(OMNIKV_BINARY) + " " + arguments + " >" +
+                                (dir_ / "out").string() + " 2>" + (dir_ / "err").string() +
+                                " </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Slurp(dir_ / "out"),
+            Slurp(dir_ / "err")};
+  }
+
+  // Runs it; expects the exit code, one line on stderr with all of `parts`, nothing on stdout.
+  void Expect(const std::string& arguments, int exit_code, const std::vector<std::string>& parts) {
+    const Outcome o = Run(arguments);
+    EXPECT_EQ(o.exit_code, exit_code) << arguments << "\n" << o.err;
+    EXPECT_EQ(o.out, "") << arguments;
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << arguments << "\n" << o.err;
+    for (const std::string& part : parts) {
+      EXPECT_NE(o.err.find(part), std::string::npos)
+          << arguments << "\nexpected '" << part << "' in: " << o.err;
+    }
+    ++cases_;
+  }
+
+  // A copy of a small model folder whose config.json was changed.
+  std::string Folder(const std::function<void(nlohmann::json&)>& change) {
+    const fs::path folder = dir_ / ("model" + std::to_string(folders_++));
+    fs::create_directories(folder);
+    fs::copy_file(kFolder / "model.safetensors", folder / "model.safetensors");
+    nlohmann::json config = nlohmann::json::parse(Slurp(kFolder / "config.json"));
+    change(config);
+    Spill(folder / "config.json", config.dump());
+    return folder;
+  }
+  std::string File(const std::string& name, const std::string& bytes) {
+    Spill(dir_ / name, bytes);
+    return dir_ / name;
+  }
+
+  fs::path dir_;
+  int folders_ = 0;
+  int cases_ = 0;
+};
+
+TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
+  const std::string gguf = Slurp(kModel);
+  ASSERT_GT(gguf.size(), 1000000u);
+
+  // Files.
+  Expect("run -p x -m /nonexistent/model", 2, {"/nonexistent/model"});
+  Expect("run -p x -m " + File("empty.gguf", ""), 1, {"empty.gguf"});
+  Expect("run -p x -m " + File("text.gguf", "this is no model, whatever its name says"), 1,
+         {"text.gguf"});
+  Expect("run -p x -m " + File("torn.gguf", gguf.substr(0, 20000000)), 1, {"torn.gguf"});
+  Expect("run -p x -m " + File("head.gguf", gguf.substr(0, 5000)), 1, {"head.gguf"});
+  std::string version = gguf.substr(0, 2000000);
+  version[4] = 9;
+  Expect("run -p x -m " + File("version.gguf", version), 2, {"version.gguf", "version 9"});
+  std::string counts = gguf.substr(0, 2000000);
+  counts[15] = '\x7f';
+  Expect("run -p x -m " + File("counts.gguf", counts), 1, {"counts.gguf"});
+  Expect("run -p x -m " + std::string(dir_), 2, {"config.json"});
+
+  // Models.
+  Expect("logits --tokens 1 --out x.npy -m " +
+             Folder([](auto& c) {
+               c["model_type"] = "mamba";
+               c["architectures"] = {"MambaForCausalLM"};
+             }),
+         2, {"mamba", "llama", "gemma3"});
+  Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c.erase("hidden_size"); }), 1,
+         {"config.json", "hidden_size"});
+  Expect("logits --tokens 1 --out x.npy -m " +
+             Folder([](auto& c) { c["num_hidden_layers"] = 1000000000; }),
+         1, {"num_hidden_layers", "1000000000"});
+  Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c["hidden_size"] = "32"; }), 1,
+         {"hidden_size"});
+  Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c["num_hidden_layers"] = 7; }),
+         1, {"layers.3", "has no tensor"});
+  Expect(
+      "logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c["intermediate_size"] = 128; }),
+      1, {"mlp"});
+  Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c["hidden_act"] = "swish9"; }),
+         2, {"hidden_act", "swish9"});
+  Expect("logits --tokens 1 --out x.npy -m " +
+             Folder([](auto& c) { c["quantization_config"] = {{"quant_method", "gptq"}}; }),
+         2, {"quantization_config"});
+  const std::string broken_json = Folder([](auto&) {});
+  Spill(fs::path(broken_json) / "config.json", "{\"model_type\": ");
+  Expect("logits --tokens 1 --out x.npy -m " + broken_json, 1, {"config.json"});
+  const std::string torn = Folder([](auto&) {});
+  fs::resize_file(fs::path(torn) / "model.safetensors", 3000);
+  Expect("logits --tokens 1 --out x.npy -m " + torn, 1, {"model.safetensors"});
+  const std::string no_text = Folder([](auto&) {});
+  Expect("run -p x -m " + no_text, 2, {"tokenizer"});
+
+  // Requests.
+  Expect("run -p hello --ctx 4", 2, {"context holds 4"});
+  Expect("logits --tokens 1,2,9999999 --out " + std::string(dir_ / "x.npy"), 2,
+         {"9999999", "8192"});
+  Expect("logits --tokens 1,two --out " + std::string(dir_ / "x.npy"), 2, {"--tokens", "byte 2"});
+  Expect("logits --tokens 1 --out /nonexistent/x.npy", 2, {"--out", "/nonexistent/x.npy"});
+  Expect("run -f /nonexistent/prompt.txt", 2, {"-f", "/nonexistent/prompt.txt"});
+  Expect("run -f " + std::string(dir_), 2, {"folder"});
+  Expect("run", 2, {"-p TEXT", "-f FILE"});
+  Expect("tokenize --decode -p '[1, 99999]'", 2, {"99999", "8191"});
+  Expect("tokenize --decode -p 'hello'", 2, {"JSON array"});
+
+  // Flags.
+  Expect("frobnicate", 2, {"subcommand is required"});
+  Expect("run -p x --frobnicate", 2, {"--frobnicate"});
+  Expect("run -p x --temp -1", 2, {"--temp is -1"});
+  Expect("run -p x --top-p 1.5", 2, {"--top-p is 1.5"});
+  Expect("run -p x -n -3", 2, {"-n is -3"});
+  Expect("run -p x --threads -1", 2, {"--threads is -1"});
+  Expect("run -p x --device tpu", 2, {"--device is 'tpu'"});
+  Expect("run -p x --policy lru", 2, {"'lru'", "omnikv"});
+  Expect("run -p x --policy omnikv --set budget=-5", 2, {"budget is '-5'"});
+  Expect("run -p x --policy omnikv --set nonsense", 2, {"--set is 'nonsense'"});
+  Expect("run -p x --policy omnikv --set filters=2,99", 2, {"layer 99"});
+  Expect("run -p x --kv-dtype int3", 2, {"--kv-dtype is 'int3'"});
+  Expect("run -p x --host-memory lots", 2, {"--host-memory is 'lots'"});
+
+  // Memory.
+  Expect("run -p x --host-memory 10MiB", 1, {"--host-memory 10.00 MiB", "does not fit"});
+  Expect("run -p x --ctx 32768 --host-memory 64MiB", 1, {"32768 tokens does not fit"});
+  EXPECT_GE(cases_, 30);
+}
+
+}  // namespace

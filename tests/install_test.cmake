@@ -1,0 +1,25 @@
+# Installs the build into a fresh prefix, builds the examples against the package found there, and
+# runs them: cmake -DBUILD=... -DSOURCE=... -DWORK=... -P install_test.cmake
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${ARGN}: ${result}\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
+run(${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${WORK}/build -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+set(prompt "The pass key is 48213. Remember it. 48213 is the pass key. What is the pass key?")
+run(${WORK}/build/hello_generate ${WORK}/prefix/share/omnikv/models/omnikv-tiny-q8_0.gguf ${prompt})
+if(NOT output MATCHES "48213")
+  message(FATAL_ERROR "hello_generate answers '${output}'")
+endif()
+# The installed program finds the installed model by itself.
+run(${WORK}/prefix/bin/omnikv run -p ${prompt})
+if(NOT output MATCHES "48213")
+  message(FATAL_ERROR "omnikv run answers '${output}'")
+endif()

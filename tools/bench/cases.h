@@ -1,0 +1,62 @@
+// The benchmark's cases: a model of some geometry, a policy, a context, measured against the
+// machine's ceilings. Floors are the ops' own Cost, summed over a traced step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/trace/trace_backend.h"
+#include "engine/core.h"
+#include "omnikv/engine.h"
+
+namespace omnikv::tools {
+
+struct OpShare {
+  std::string name;
+  double ms = 0;
+  double gb_s = 0;
+  double gflop_s = 0;
+};
+
+struct DecodeCase {
+  std::string policy, settings;
+  int64_t context = 0;
+  double ms_per_token = 0;  // median over steps
+  double best_ms = 0;
+  uint64_t floor_bytes = 0;
+  double attended_tokens = 0;
+  std::vector<OpShare> ops;
+};
+
+struct PrefillCase {
+  std::string policy;
+  int64_t tokens = 0;
+  double seconds = 0;  // best of the repeats
+  uint64_t flops = 0;
+  std::vector<OpShare> ops;
+};
+
+// An engine whose backend is traced: costs when asked, full speed otherwise.
+struct BenchEngine {
+  std::unique_ptr<Backend> backend;  // behind the trace
+  TraceBackend* trace = nullptr;     // owned by the engine
+  std::unique_ptr<Engine> engine;
+  int32_t vocab = 0;
+  size_t weight_bytes = 0;
+};
+
+// `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.
+Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
+                                    DType format);
+
+// `steps` decode steps over a context of made-up K/V.
+Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
+                                 int steps);
+
+// Prompts of `tokens` random tokens, `repeats` times.
+Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& policy, int64_t tokens,
+                                   int repeats);
+
+}  // namespace omnikv::tools

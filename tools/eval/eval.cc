@@ -1,0 +1,207 @@
+// omnikv eval: whether a policy's answers are those of full attention.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "eval/needles.h"
+#include "flags.h"
+#include "model/loader.h"
+#include "report.h"
+#include "shipped.h"
+
+namespace omnikv::tools {
+namespace {
+
+struct EvalFlags {
+  EngineFlags engine;
+  std::vector<std::string> policies = {"full", "omnikv", "streaming"};
+  std::vector<std::string> set;  // omnikv.budget=512
+  std::vector<int64_t> lengths = {8192, 16384, 30000};
+  std::vector<std::string> kinds = {"passkey", "magic", "best", "person"};
+  std::vector<double> depths = {0.1, 0.35, 0.6, 0.9};
+  int64_t tokens = 24576;
+  uint64_t seed = 1;
+  int docs = 20;
+  std::string out;
+  bool json = false;
+};
+
+// The settings of `policy` among "policy.key=value".
+Result<PolicyOptions> OptionsFor(const std::string& policy, const std::vector<std::string>& set) {
+  PolicyFlags flags;
+  flags.policy = policy;
+  for (const std::string& entry : set) {
+    const size_t dot = entry.find('.');
+    if (dot == std::string::npos || entry.find('=') == std::string::npos) {
+      return InvalidArgument(fmt::format("--set is '{}', expected policy.key=value", entry));
+    }
+    if (entry.substr(0, dot) == policy) flags.set.push_back(entry.substr(dot + 1));
+  }
+  return ToPolicyOptions(flags);
+}
+
+DocumentSpec Spec(const EvalFlags& f, uint64_t seed, int64_t tokens,
+                  std::function<int64_t(std::string_view)> count) {
+  return {.seed = seed,
+          .target_tokens = tokens,
+          .count_tokens = std::move(count),
+          .depths = f.depths,
+          .kinds = f.kinds};
+}
+
+// The shipped document, every question, three policies side by side.
+Status Quickstart(const EvalFlags& f) {
+  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const std::string folder, ShippedFile("examples/quickstart"));
+  OKV_ASSIGN_OR_RETURN(const Document document, LoadDocument(folder));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  fmt::print("model loaded in {:.2f} s: {}\n", engine->load_seconds(), engine->device());
+  std::vector<std::string> table;
+  for (const std::string& name : f.policies) {
+    OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, OptionsFor(name, f.set));
+    DocumentResult result;
+    {
+      ProgressBar bar("reading with " + name);
+      OKV_ASSIGN_OR_RETURN(result,
+                           AskDocument(*engine, policy, document, [&](int64_t done, int64_t total) {
+                             bar.Update(static_cast<double>(done), static_cast<double>(total),
+                                        fmt::format("{} of {} tokens", done, total));
+                           }));
+    }
+    if (table.empty()) {
+      fmt::print("document: {} tokens with {} facts hidden in it ({}/document.txt)\n\n",
+                 result.prompt_tokens, document.needles.size(), folder);
+      table.push_back(fmt::format("{:<10} {:>5} {:>14} {:>13} {:>12} {:>10} {:>10} {:>10}",
+                                  "policy", "right", "prefill tok/s", "decode tok/s", "ms a token",
+                                  "read", "K/V", "process"));
+    }
+    fmt::print("{}\n", name);
+    int right = 0;
+    for (size_t i = 0; i < result.answers.size(); ++i) {
+      const Needle& needle = document.needles[i];
+      fmt::print("  [{}] at {:.0f} %: {} -> {}\n", result.answers[i].right ? "right" : "WRONG",
+                 100 * needle.depth, needle.question, result.answers[i].text);
+      right += result.answers[i].right ? 1 : 0;
+    }
+    const SessionStats& s = result.stats;
+    table.push_back(fmt::format(
+        "{:<10} {:>2}/{:<2} {:>14.0f} {:>13.1f} {:>12.2f} {:>10.0f} {:>10} {:>10}", name, right,
+        result.answers.size(), static_cast<double>(s.prefill_tokens) / s.prefill_seconds,
+        1e3 / result.decode_ms, result.decode_ms, s.attended_tokens, HumanBytes(s.host_bytes),
+        HumanBytes(ResidentMemory())));
+  }
+  fmt::print("\n{}\n(read: tokens a layer attends to in a step, mean over layers)\n",
+             fmt::join(table, "\n"));
+  return {};
+}
+
+// Documents nobody has seen: right answers by policy and length, and where they differ from full's.
+Status Needles(const EvalFlags& f) {
+  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  const auto count = [&](std::string_view text) {
+    const auto ids = engine->Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
+    return ids.ok() ? static_cast<int64_t>(ids->size()) : int64_t{0};
+  };
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const int64_t length : f.lengths) {
+    std::vector<int> right(f.policies.size(), 0);
+    std::vector<int> lost(f.policies.size(), 0);  // where the first policy was right
+    int asked = 0;
+    for (int d = 0; d < f.docs; ++d) {
+      OKV_ASSIGN_OR_RETURN(const Document document,
+                           MakeDocument(Spec(f, f.seed + static_cast<uint64_t>(d), length, count)));
+      std::vector<Answer> first;
+      for (size_t p = 0; p < f.policies.size(); ++p) {
+        OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, OptionsFor(f.policies[p], f.set));
+        OKV_ASSIGN_OR_RETURN(const DocumentResult result, AskDocument(*engine, policy, document));
+        if (p == 0) first = result.answers;
+        for (size_t i = 0; i < result.answers.size(); ++i) {
+          right[p] += result.answers[i].right ? 1 : 0;
+          if (first[i].right && !result.answers[i].right) {
+            ++lost[p];
+            LogVerbose("{} tokens, document {}, {}: {} -> {}", length, d, f.policies[p],
+                       document.needles[i].question, result.answers[i].text);
+          }
+        }
+      }
+      asked += static_cast<int>(first.size());
+      LogInfo("{} tokens: {} of {} documents", length, d + 1, f.docs);
+    }
+    for (size_t p = 0; p < f.policies.size(); ++p) {
+      rows.push_back({{"tokens", length},
+                      {"policy", f.policies[p]},
+                      {"asked", asked},
+                      {"right", right[p]},
+                      {"lost_against_" + f.policies[0], lost[p]}});
+    }
+  }
+  if (f.json) {
+    fmt::print("{}\n", Dump(rows));
+    return {};
+  }
+  fmt::print("{:>7}  {:<10} {:>6} {:>6}  wrong where {} is right\n", "tokens", "policy", "asked",
+             "right", f.policies[0]);
+  for (const auto& row : rows) {
+    fmt::print("{:>7}  {:<10} {:>6} {:>6}  {:>6}\n", row["tokens"].get<int64_t>(),
+               row["policy"].get<std::string>(), row["asked"].get<int>(), row["right"].get<int>(),
+               row["lost_against_" + f.policies[0]].get<int>());
+  }
+  return {};
+}
+
+Status MakeDocumentFiles(const EvalFlags& f) {
+  OKV_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
+  OKV_ASSIGN_OR_RETURN(const ModelText model, LoadText(files));
+  const auto count = [&](std::string_view text) {
+    return static_cast<int64_t>(
+        model.tokenizer->Encode(text, {.add_special = false, .parse_special = false}).size());
+  };
+  OKV_ASSIGN_OR_RETURN(const Document document, MakeDocument(Spec(f, f.seed, f.tokens, count)));
+  return SaveDocument(document, f.out);
+}
+
+}  // namespace
+
+void AddEval(CLI::App& app, Command& command) {
+  auto f = std::make_shared<EvalFlags>();
+  CLI::App* sub = app.add_subcommand("eval", "whether a policy answers as full attention does");
+  sub->require_subcommand(1);
+  const auto common = [&](CLI::App* child) {
+    AddEngineFlags(*child, f->engine);
+    child->add_option("--policies", f->policies, "the first is what others are held against")
+        ->delimiter(',')
+        ->capture_default_str();
+    child->add_option("--set", f->set, "policy.key=value; may be repeated");
+  };
+  const auto spec = [&](CLI::App* child) {
+    child->add_option("--seed", f->seed, "of the first document")->capture_default_str();
+    child->add_option("--kinds", f->kinds, "of facts")->delimiter(',')->capture_default_str();
+    child->add_option("--depths", f->depths, "a fact each, 0 to 1")->delimiter(',');
+  };
+  CLI::App* quickstart =
+      sub->add_subcommand("quickstart", "the shipped document and its questions");
+  common(quickstart);
+  quickstart->callback([&command, f] { command = [f] { return Quickstart(*f); }; });
+
+  CLI::App* needles = sub->add_subcommand("needles", "facts in unseen documents");
+  common(needles);
+  spec(needles);
+  needles->add_option("--lengths", f->lengths, "tokens of the documents")->delimiter(',');
+  needles->add_option("--docs", f->docs, "documents a length")->check(CLI::Range(1, 100000));
+  needles->add_flag("--json", f->json, "print JSON");
+  needles->callback([&command, f] { command = [f] { return Needles(*f); }; });
+
+  CLI::App* document = sub->add_subcommand("document", "writes a document and its facts");
+  AddEngineFlags(*document, f->engine);
+  spec(document);
+  document->add_option("--tokens", f->tokens, "its length")->capture_default_str();
+  document->add_option("--out", f->out, "a folder: document.txt and facts.json")->required();
+  document->callback([&command, f] { command = [f] { return MakeDocumentFiles(*f); }; });
+}
+
+}  // namespace omnikv::tools

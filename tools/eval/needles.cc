@@ -1,0 +1,97 @@
+#include "eval/needles.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "flags.h"
+
+namespace omnikv::tools {
+
+Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
+                                   const Document& document, const Session::Progress& progress) {
+  DocumentResult result;
+  OKV_ASSIGN_OR_RETURN(const auto session, engine.NewSession(policy));
+  double decode_seconds = 0;
+  int64_t decode_tokens = 0;
+  for (size_t i = 0; i < document.needles.size(); ++i) {
+    OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
+                         engine.ChatPrompt({{"user", UserMessage(document, i)}}));
+    OKV_RETURN_IF_ERROR(session->Prompt(prompt, i == 0 ? progress : Session::Progress{}));
+    if (i == 0) {
+      result.prompt_tokens = static_cast<int64_t>(prompt.size());
+      result.stats = session->stats();
+    }
+    OKV_ASSIGN_OR_RETURN(const GenerateResult answer, session->Generate({.max_tokens = 64}));
+    result.answers.push_back({answer.text, IsAnswered(document.needles[i], answer.text)});
+    const SessionStats stats = session->stats();
+    decode_seconds += stats.decode_seconds;
+    decode_tokens += stats.decode_tokens;
+    result.stats.attended_tokens = stats.attended_tokens;
+    result.stats.host_bytes = stats.host_bytes;
+    result.stats.context_tokens = stats.context_tokens;
+  }
+  result.decode_ms =
+      1e3 * decode_seconds / static_cast<double>(std::max<int64_t>(decode_tokens, 1));
+  return result;
+}
+
+Status SaveDocument(const Document& document, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  auto facts = nlohmann::ordered_json::array();
+  for (const Needle& n : document.needles) {
+    facts.push_back({{"kind", n.kind},
+                     {"depth", n.depth},
+                     {"sentence", n.sentence},
+                     {"question", n.question},
+                     {"answer", n.answer},
+                     {"value", n.value}});
+  }
+  const nlohmann::ordered_json json = {{"preface", document.preface}, {"facts", facts}};
+  std::ofstream text(folder + "/document.txt", std::ios::binary);
+  text << document.text;
+  std::ofstream about(folder + "/facts.json", std::ios::binary);
+  about << json.dump(1) << '\n';
+  text.flush();
+  about.flush();
+  if (!text || !about)
+    return NotFound(fmt::format("--out is '{}', which cannot be written", folder));
+  return {};
+}
+
+Result<Document> LoadDocument(const std::string& folder) {
+  Document document;
+  OKV_ASSIGN_OR_RETURN(document.text, ReadText("document", folder + "/document.txt"));
+  const std::string path = folder + "/facts.json";
+  OKV_ASSIGN_OR_RETURN(const std::string about, ReadText("facts", path));
+  const auto json = nlohmann::json::parse(about, nullptr, /*allow_exceptions=*/false);
+  const Status broken = Corrupt(path +
+                                ": expected an object with preface and facts, as "
+                                "`omnikv eval document` writes it");
+  if (!json.is_object() || !json.contains("preface") || !json["preface"].is_string() ||
+      !json.contains("facts") || !json["facts"].is_array()) {
+    return broken;
+  }
+  document.preface = json["preface"].get<std::string>();
+  for (const auto& fact : json["facts"]) {
+    Needle needle;
+    const auto read = [&](const char* key, std::string& to) {
+      const bool there = fact.is_object() && fact.contains(key) && fact[key].is_string();
+      if (there) to = fact[key].get<std::string>();
+      return there;
+    };
+    if (!read("kind", needle.kind) || !read("sentence", needle.sentence) ||
+        !read("question", needle.question) || !read("answer", needle.answer) ||
+        !read("value", needle.value) || !fact.contains("depth") || !fact["depth"].is_number()) {
+      return broken;
+    }
+    needle.depth = fact["depth"].get<double>();
+    document.needles.push_back(std::move(needle));
+  }
+  return document;
+}
+
+}  // namespace omnikv::tools

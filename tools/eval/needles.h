@@ -1,0 +1,35 @@
+// Asks a model about the facts in a document, under a policy.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "eval/document.h"
+#include "omnikv/engine.h"
+
+namespace omnikv::tools {
+
+struct Answer {
+  std::string text;
+  bool right = false;
+};
+
+struct DocumentResult {
+  std::vector<Answer> answers;  // as Document::needles
+  int64_t prompt_tokens = 0;    // of the first question's message
+  SessionStats stats;           // prefill of the whole document, decode of the last answer
+  double decode_ms = 0;         // a token, over all answers
+};
+
+// Reads the document once and asks every question: what later messages share with the first stays
+// in the context.
+Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
+                                   const Document& document,
+                                   const Session::Progress& progress = {});
+
+// Writes and reads a document and its facts: `<folder>/document.txt` and `<folder>/facts.json`.
+Status SaveDocument(const Document& document, const std::string& folder);
+Result<Document> LoadDocument(const std::string& folder);
+
+}  // namespace omnikv::tools

@@ -1,0 +1,151 @@
+#include "flags.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "base/log.h"
+#include "shipped.h"
+
+namespace omnikv::tools {
+
+void AddEngineFlags(CLI::App& app, EngineFlags& f) {
+  app.add_option("-m,--model", f.model,
+                 "a Hugging Face folder or a .gguf file; without it, the shipped model");
+  app.add_option("--device", f.device, "auto or cpu")->capture_default_str();
+  app.add_option("--threads", f.threads, "0: the physical cores of the control group");
+  app.add_option("--host-memory", f.host_memory,
+                 "cap on host memory, as 8GiB; default: what is free");
+  app.add_option("--gpu-memory", f.gpu_memory, "cap on GPU memory, as 24GiB");
+  app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
+  app.add_option("--kv-dtype", f.kv_dtype, "auto, bf16, f16 or f32")->capture_default_str();
+  app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
+      ->capture_default_str();
+  app.add_option("--chunk", f.chunk, "rows of a prefill step")->capture_default_str();
+  app.add_flag("-v,--verbose", f.verbose, "say more on stderr");
+}
+
+Result<EngineOptions> ToEngineOptions(const EngineFlags& f) {
+  EngineOptions o;
+  o.model = f.model;
+  if (o.model.empty()) {
+    OKV_ASSIGN_OR_RETURN(o.model, ShippedFile("models/omnikv-tiny-q8_0.gguf"));
+  }
+  o.device = f.device;
+  o.threads = f.threads;
+  o.context = f.ctx;
+  o.kv_dtype = f.kv_dtype;
+  o.precision = f.precision;
+  o.prefill_chunk = f.chunk;
+  if (!f.host_memory.empty()) {
+    OKV_ASSIGN_OR_RETURN(o.host_memory, ParseSize("--host-memory", f.host_memory));
+    if (o.host_memory == 0) return InvalidArgument("--host-memory is 0, expected more");
+  }
+  if (!f.gpu_memory.empty()) {
+    OKV_ASSIGN_OR_RETURN(const size_t bytes, ParseSize("--gpu-memory", f.gpu_memory));
+    static_cast<void>(bytes);
+    return Unsupported("--gpu-memory is given, but this build has no CUDA");
+  }
+  if (f.verbose) SetLogLevel(LogLevel::kVerbose);
+  return o;
+}
+
+void AddPolicyFlags(CLI::App& app, PolicyFlags& f) {
+  app.add_option("--policy", f.policy,
+                 "which tokens layers read; auto: omnikv where the model's filter layers are "
+                 "known, else full (omnikv info lists them)")
+      ->capture_default_str();
+  app.add_option("--set", f.set, "a setting of the policy, key=value; may be repeated");
+}
+
+Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
+  PolicyOptions o;
+  o.name = f.policy;
+  for (const std::string& pair : f.set) {
+    const size_t equals = pair.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return InvalidArgument(fmt::format("--set is '{}', expected key=value", pair));
+    }
+    o.settings.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
+  }
+  return o;
+}
+
+void AddGenerateFlags(CLI::App& app, GenerateOptions& o) {
+  app.add_option("-n,--max-tokens", o.max_tokens, "tokens to generate at most")
+      ->capture_default_str();
+  app.add_option("--temp", o.sampling.temperature, "temperature; 0: greedy")->capture_default_str();
+  app.add_option("--top-k", o.sampling.top_k, "the k likeliest tokens; 0: off");
+  app.add_option("--top-p", o.sampling.top_p, "the likeliest tokens that reach p; 1: off");
+  app.add_option("--min-p", o.sampling.min_p,
+                 "tokens at least p times as likely as the first; 0: off");
+  app.add_option("--repeat-penalty", o.sampling.repeat_penalty, "on tokens in context; 1: off");
+  app.add_option("--seed", o.sampling.seed, "of sampling");
+  app.add_option("--stop", o.stop, "a text that ends the answer; may be repeated");
+}
+
+Result<size_t> ParseSize(const std::string& flag, const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  static constexpr std::string_view kPrefixes = "KMGT";
+  int power = 0;
+  bool good = error == std::errc() && value >= 0 && std::isfinite(value);
+  if (good && !unit.empty() && unit != "B") {
+    const size_t at = kPrefixes.find(static_cast<char>(std::toupper(unit[0])));
+    const std::string_view rest = unit.substr(1);
+    good = at != std::string_view::npos && (rest.empty() || rest == "iB" || rest == "B");
+    power = static_cast<int>(at) + 1;
+  }
+  const double bytes = std::ldexp(value, 10 * power);
+  if (!good || bytes >= 0x1p62) {
+    return InvalidArgument(
+        fmt::format("{} is '{}', expected a size such as 8GiB, 512MiB or 1000000", flag, text));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+Result<std::string> ReadText(const std::string& flag, const std::string& path) {
+  if (path == "-") {
+    std::string text;
+    char buffer[1 << 16];
+    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0;) text.append(buffer, n);
+    return text;
+  }
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return InvalidArgument(fmt::format("{} is '{}', a folder, expected a text file", flag, path));
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return NotFound(fmt::format("{} is '{}', which cannot be read", flag, path));
+  return std::string((std::istreambuf_iterator<char>(file)), {});
+}
+
+ProgressBar::ProgressBar(std::string label)
+    : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) != 0) {}
+
+ProgressBar::~ProgressBar() {
+  if (shown_) fmt::print(stderr, "\r\033[K");
+}
+
+void ProgressBar::Update(double done, double total, const std::string& note) {
+  if (!terminal_ || total <= 0) return;
+  const int percent = static_cast<int>(100 * done / total);
+  if (percent == last_percent_) return;
+  last_percent_ = percent;
+  constexpr int kWidth = 30;
+  const auto filled = static_cast<size_t>(kWidth * percent / 100);
+  fmt::print(stderr, "\r\033[K{} [{}{}] {:3d} % {}", label_, std::string(filled, '#'),
+             std::string(kWidth - filled, '.'), percent, note);
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+}  // namespace omnikv::tools

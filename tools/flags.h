@@ -1,0 +1,75 @@
+// Flags that several subcommands share, and how statuses become exit codes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "omnikv/options.h"
+#include "omnikv/status.h"
+
+namespace omnikv::tools {
+
+// -m, --device, --threads, --host-memory, --ctx, --kv-dtype, --precision, --chunk, -v.
+struct EngineFlags {
+  std::string model;
+  std::string device = "auto";
+  std::string host_memory;
+  std::string gpu_memory;
+  std::string kv_dtype = "auto";
+  std::string precision = "fast";
+  int threads = 0;
+  int64_t ctx = 0;
+  int32_t chunk = 512;
+  bool verbose = false;
+};
+void AddEngineFlags(CLI::App& app, EngineFlags& flags);
+// The options they mean. Finds the shipped model when -m is not given.
+Result<EngineOptions> ToEngineOptions(const EngineFlags& flags);
+
+// --policy, --set key=value.
+struct PolicyFlags {
+  std::string policy = "auto";
+  std::vector<std::string> set;
+};
+void AddPolicyFlags(CLI::App& app, PolicyFlags& flags);
+Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& flags);
+
+// --temp, --top-k, --top-p, --min-p, --repeat-penalty, --seed, -n, --stop.
+void AddGenerateFlags(CLI::App& app, GenerateOptions& options);
+
+// "24GiB", "512M", "1073741824": bytes. `flag` names the flag in the sentence when it is not.
+Result<size_t> ParseSize(const std::string& flag, const std::string& text);
+
+// The whole of a file, or of standard input for "-".
+Result<std::string> ReadText(const std::string& flag, const std::string& path);
+
+// A bar on stderr, when that is a terminal; nothing otherwise.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string label);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  void Update(double done, double total, const std::string& note = "");
+
+ private:
+  std::string label_;
+  bool shown_ = false;
+  bool terminal_;
+  int last_percent_ = -1;
+};
+
+// A subcommand: registers itself on `app`, and leaves what to run in the result.
+using Command = std::function<Status()>;
+void AddRun(CLI::App& app, Command& command);
+void AddChat(CLI::App& app, Command& command);
+void AddTokenize(CLI::App& app, Command& command);
+void AddLogits(CLI::App& app, Command& command);
+void AddInfo(CLI::App& app, Command& command);
+void AddBench(CLI::App& app, Command& command);
+void AddEval(CLI::App& app, Command& command);
+
+}  // namespace omnikv::tools

@@ -1,0 +1,131 @@
+// omnikv info: what a model is, whether it can run here, and what each policy would hold and read.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "engine/core.h"
+#include "engine/devices.h"
+#include "flags.h"
+#include "model/loader.h"
+#include "report.h"
+
+namespace omnikv::tools {
+namespace {
+
+struct InfoFlags {
+  EngineFlags engine;
+  bool json = false;
+};
+
+// What `info` says of one policy with its default settings at a context.
+nlohmann::ordered_json PolicyJson(const PolicyInfo& info, const ModelConfig& config,
+                                  Backend& backend, const MemoryPlan& plan) {
+  nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
+  auto settings = PolicySettings::Parse(info.name, info.settings, {});
+  const std::unique_ptr<Policy> policy = info.make();
+  PolicyContext context{.backend = &backend,
+                        .model_name = config.name,
+                        .n_layers = GlobalLayers(config),
+                        .n_heads = config.n_heads,
+                        .dk = config.head_dim,
+                        .max_rows = 1,
+                        .max_context = plan.context};
+  context.inv_freq.assign(static_cast<size_t>(context.n_layers), nullptr);
+  const Status status = policy->Prepare(context, *settings);
+  if (!status.ok()) {
+    json["cannot_run"] = status.message();
+    return json;
+  }
+  const size_t layer_token = plan.kv_per_token / static_cast<size_t>(config.n_layers);
+  size_t read = 0;
+  int32_t budgeted = 0;
+  for (int32_t layer = 0; layer < context.n_layers; ++layer) {
+    read += static_cast<size_t>(policy->TokensRead(layer, plan.context)) * layer_token;
+    budgeted += policy->Budgeted(layer) ? 1 : 0;
+  }
+  json["settings"] = settings->ToString();
+  json["dense_layers"] = context.n_layers - budgeted;
+  json["kv_bytes"] = {
+      {"device", 0}, {"host", plan.kv_per_token * static_cast<size_t>(plan.context)}, {"disk", 0}};
+  json["read_bytes_per_step"] = read;
+  return json;
+}
+
+nlohmann::ordered_json ModelJson(const ModelFiles& files) {
+  const ModelConfig& c = files.config;
+  return {{"path", files.path},       {"family", c.family},          {"name", c.name},
+          {"layers", c.n_layers},     {"d_model", c.d_model},        {"heads", c.n_heads},
+          {"kv_heads", c.n_kv_heads}, {"head_dim", c.head_dim},      {"ffn", c.ffn},
+          {"vocab", c.vocab},         {"max_context", c.max_context}};
+}
+
+void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
+  const auto& m = json["model"];
+  fmt::print(
+      "{}: {} \"{}\", {} layers, d {}, {}/{} heads of {}, FFN {}, vocabulary {}, context {}\n",
+      m["path"].get<std::string>(), m["family"].get<std::string>(), m["name"].get<std::string>(),
+      m["layers"].get<int>(), m["d_model"].get<int>(), m["heads"].get<int>(),
+      m["kv_heads"].get<int>(), m["head_dim"].get<int>(), m["ffn"].get<int>(),
+      m["vocab"].get<int>(), m["max_context"].get<int64_t>());
+  for (const auto& note : json["notes"]) fmt::print("note: {}\n", note.get<std::string>());
+  fmt::print("device: {}\n", json["device"].get<std::string>());
+  fmt::print("weights {}, activations {}, K/V {} a token: {} for {} tokens; {} available\n",
+             HumanBytes(plan.weights), HumanBytes(plan.activations), HumanBytes(plan.kv_per_token),
+             HumanBytes(plan.kv), plan.context, HumanBytes(plan.available));
+  fmt::print("\n{:<10} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "read a step",
+             "dense layers", "what it does");
+  for (const auto& p : json["policies"]) {
+    if (p.contains("cannot_run")) {
+      fmt::print("{:<10} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
+      continue;
+    }
+    fmt::print("{:<10} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
+               HumanBytes(p["kv_bytes"]["host"].get<size_t>()),
+               HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
+               p["summary"].get<std::string>());
+    if (!p["settings"].get<std::string>().empty()) {
+      fmt::print("           {}\n", p["settings"].get<std::string>());
+    }
+  }
+}
+
+Status Info(const InfoFlags& f) {
+  OKV_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
+  OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
+  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
+                       PlanMemory(options, files.config, weight_bytes, AllF32(files)));
+  OKV_ASSIGN_OR_RETURN(const auto backend, MakeBackend(options));
+  nlohmann::ordered_json json = {{"model", ModelJson(files)},
+                                 {"notes", WeightNotes(files)},
+                                 {"device", backend->Describe()},
+                                 {"weight_bytes", plan.weights},
+                                 {"activation_bytes", plan.activations},
+                                 {"kv_bytes_per_token", plan.kv_per_token},
+                                 {"context", plan.context},
+                                 {"policies", nlohmann::ordered_json::array()}};
+  for (const PolicyInfo& info : AllPolicies()) {
+    json["policies"].push_back(PolicyJson(info, files.config, *backend, plan));
+  }
+  if (f.json) {
+    fmt::print("{}\n", Dump(json));
+  } else {
+    PrintText(json, plan);
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddInfo(CLI::App& app, Command& command) {
+  auto f = std::make_shared<InfoFlags>();
+  CLI::App* sub = app.add_subcommand("info", "what a model is and what it takes; loads nothing");
+  sub->add_flag("--json", f->json, "print one JSON object");
+  AddEngineFlags(*sub, f->engine);
+  sub->callback([&command, f] { command = [f] { return Info(*f); }; });
+}
+
+}  // namespace omnikv::tools

@@ -1,0 +1,96 @@
+// omnikv logits: what the model makes of given tokens, for comparison with other engines.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdio>
+
+#include "flags.h"
+#include "omnikv/engine.h"
+#include "report.h"
+
+namespace omnikv::tools {
+namespace {
+
+struct LogitsFlags {
+  EngineFlags engine;
+  PolicyFlags policy;
+  std::string tokens, file, out;
+};
+
+// Ids separated by commas or white space; brackets are passed over.
+Result<std::vector<int32_t>> ParseIds(const std::string& flag, const std::string& text) {
+  std::vector<int32_t> ids;
+  for (const char* at = text.data(); at != text.data() + text.size();) {
+    if (std::string_view(" ,\n\r\t[]").find(*at) != std::string_view::npos) {
+      ++at;
+      continue;
+    }
+    int32_t id = 0;
+    const auto [end, error] = std::from_chars(at, text.data() + text.size(), id);
+    if (error != std::errc()) {
+      return InvalidArgument(
+          fmt::format("{}: '{}' at byte {} is no token id, expected ids as 1,2,3", flag, *at,
+                      at - text.data()));
+    }
+    ids.push_back(id);
+    at = end;
+  }
+  return ids;
+}
+
+// The header of a NumPy file of f32 [rows, columns], format 1.0.
+std::string NpyHeader(size_t rows, int32_t columns) {
+  std::string dict =
+      fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", rows, columns);
+  const size_t unpadded = 10 + dict.size() + 1;
+  dict.append((64 - unpadded % 64) % 64, ' ');
+  dict += '\n';
+  std::string header("\x93NUMPY\x01\x00", 8);
+  header += static_cast<char>(dict.size() & 0xff);
+  header += static_cast<char>(dict.size() >> 8);
+  return header + dict;
+}
+
+Status Logits(const LogitsFlags& f) {
+  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  if (f.tokens.empty() == f.file.empty()) {
+    return InvalidArgument("give the ids either with --tokens 1,2,3 or with -f FILE");
+  }
+  std::string text = f.tokens;
+  if (!f.file.empty()) {
+    OKV_ASSIGN_OR_RETURN(text, ReadText("-f", f.file));
+  }
+  OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                       ParseIds(f.tokens.empty() ? "-f" : "--tokens", text));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(f.out.c_str(), "wb"), std::fclose);
+  if (file == nullptr)
+    return NotFound(fmt::format("--out is '{}', which cannot be written", f.out));
+  const std::string header = NpyHeader(ids.size(), engine->vocab());
+  bool written = std::fwrite(header.data(), 1, header.size(), file.get()) == header.size();
+  const auto vocab = static_cast<size_t>(engine->vocab());
+  OKV_RETURN_IF_ERROR(session->PromptLogits(ids, [&](int64_t, const float* logits) {
+    written = written && std::fwrite(logits, sizeof(float), vocab, file.get()) == vocab;
+  }));
+  if (!written || std::fflush(file.get()) != 0) {
+    return Failed(fmt::format("--out is '{}', writing to it failed", f.out));
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddLogits(CLI::App& app, Command& command) {
+  auto f = std::make_shared<LogitsFlags>();
+  CLI::App* sub = app.add_subcommand("logits", "logits of every position, as a NumPy file");
+  sub->add_option("--tokens", f->tokens, "token ids, 1,2,3");
+  sub->add_option("-f,--file", f->file, "a file with the ids; - is stdin");
+  sub->add_option("--out", f->out, "the .npy file to write: float32 [n_tokens, vocab]")->required();
+  AddPolicyFlags(*sub, f->policy);
+  AddEngineFlags(*sub, f->engine);
+  sub->callback([&command, f] { command = [f] { return Logits(*f); }; });
+}
+
+}  // namespace omnikv::tools

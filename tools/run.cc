@@ -1,0 +1,91 @@
+// omnikv run: answers one prompt.
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "flags.h"
+#include "omnikv/engine.h"
+#include "report.h"
+
+namespace omnikv::tools {
+namespace {
+
+struct RunFlags {
+  EngineFlags engine;
+  PolicyFlags policy;
+  GenerateOptions generate;
+  std::string prompt, file, system;
+  bool raw = false;
+  bool json = false;
+};
+
+Result<std::string> PromptText(const RunFlags& f) {
+  if (f.prompt.empty() == f.file.empty()) {
+    return InvalidArgument("give the prompt either with -p TEXT or with -f FILE (- is stdin)");
+  }
+  if (!f.prompt.empty()) return f.prompt;
+  return ReadText("-f", f.file);
+}
+
+Status Run(const RunFlags& f) {
+  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  OKV_ASSIGN_OR_RETURN(const std::string text, PromptText(f));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  std::vector<int32_t> prompt;
+  if (f.raw) {
+    OKV_ASSIGN_OR_RETURN(prompt,
+                         engine->Tokenize(text, /*add_special=*/true, /*parse_special=*/true));
+  } else {
+    std::vector<ChatMessage> messages;
+    if (!f.system.empty()) messages.push_back({"system", f.system});
+    messages.push_back({"user", text});
+    OKV_ASSIGN_OR_RETURN(prompt, engine->ChatPrompt(messages));
+  }
+  OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
+  const CancelOnInterrupt interrupt(*session);
+  OKV_RETURN_IF_ERROR(PromptWithProgress(*session, prompt));
+  const auto show = [&](std::string_view piece) {
+    if (!f.json) {
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    }
+    return true;
+  };
+  OKV_ASSIGN_OR_RETURN(const GenerateResult result, session->Generate(f.generate, show));
+  const SessionStats stats = session->stats();
+  if (f.json) {
+    nlohmann::ordered_json json = {{"text", result.text},
+                                   {"tokens", result.tokens},
+                                   {"prompt_tokens", prompt.size()},
+                                   {"finish_reason", FinishReasonName(result.finish_reason)},
+                                   {"stats", StatsJson(*engine, stats)}};
+    fmt::print("{}\n", Dump(json));
+  } else {
+    fmt::print("\n");
+    PrintSummary(*engine, stats);
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddRun(CLI::App& app, Command& command) {
+  auto f = std::make_shared<RunFlags>();
+  CLI::App* sub = app.add_subcommand("run", "answer a prompt");
+  sub->add_option("-p,--prompt", f->prompt, "the prompt");
+  sub->add_option("-f,--file", f->file, "a file that holds it; - is stdin");
+  sub->add_option("--system", f->system, "a system message before it");
+  sub->add_flag("--raw", f->raw, "no chat template; special tokens are parsed");
+  sub->add_flag("--json", f->json, "print one JSON object");
+  AddGenerateFlags(*sub, f->generate);
+  AddPolicyFlags(*sub, f->policy);
+  AddEngineFlags(*sub, f->engine);
+  sub->callback([&command, f] { command = [f] { return Run(*f); }; });
+}
+
+}  // namespace omnikv::tools

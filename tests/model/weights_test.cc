@@ -80,10 +80,7 @@ TEST(Weights, AreTheFilesValues) {
   }
 }
 
-// The golden holds the llama's weights, with q, k and v fused by group.
-TEST(Weights, InternlmIsALlamaTakenApart) {
-  Result<ModelFiles> llama = OpenModel(kGoldens + "llama");
-  ASSERT_TRUE(llama.ok());
+TEST(Weights, InternlmIsTakenApart) {
   const Loaded fused = Load(kGoldens + "internlm2");
   const ModelConfig& c = fused.files.config;
   const int64_t groups = c.n_kv_heads;

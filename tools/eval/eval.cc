@@ -20,7 +20,7 @@ struct EvalFlags {
   std::vector<std::string> policies = {"full", "omnikv", "streaming"};
   std::vector<std::string> set;  // omnikv.budget=512
   std::vector<int64_t> lengths = {8192, 16384, 30000};
-  std::vector<std::string> kinds = {"passkey", "magic", "best", "person"};
+  std::vector<std::string> kinds = {"passkey", "magic", "magic", "magic"};
   std::vector<double> depths = {0.1, 0.35, 0.6, 0.9};
   int64_t tokens = 24576;
   uint64_t seed = 1;

@@ -439,8 +439,14 @@ group("global", [
 case("global.bare", "{{ bos_token is defined }}{{ bos_token }}|{{ eos_token | default('none') }}", "bare")
 
 # ---- whole formats ----
-case("format.chatml", "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}", "chat", "plain", "odd")
-case("format.chatml_default_system", """{%- if not messages or messages[0].role != 'system' %}
+case("format.chatml", """{% for turn in messages %}
+{{ '<|im_start|>' ~ turn.role ~ '\\n' ~ turn.content ~ '<|im_end|>' }}
+{% endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif %}
+""", "chat", "plain", "odd")
+case("format.chatml_parts", """{%- if not messages or messages[0].role != 'system' %}
     {{- '<|im_start|>system\\nBe helpful.<|im_end|>\\n' }}
 {%- endif %}
 {%- for m in messages %}
@@ -458,404 +464,256 @@ case("format.chatml_default_system", """{%- if not messages or messages[0].role 
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """, "chat", "plain", "parts", "tools")
-case("format.llama2", """{%- if messages[0]['role'] == 'system' -%}
-  {%- set system = messages[0]['content'] | trim -%}
-  {%- set turns = messages[1:] -%}
-{%- else -%}
-  {%- set system = '' -%}
-  {%- set turns = messages -%}
-{%- endif -%}
+case("format.inst", """{%- set ns = namespace(preface='', want='user') -%}
 {{ bos_token }}
-{%- for m in turns %}
-  {%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
-    {{- raise_exception('Roles have to alternate, user first.') }}
-  {%- endif %}
-  {%- if m.role == 'user' %}
-    {{- '[INST] ' }}{% if loop.first and system %}{{ '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' }}{% endif %}{{ m.content | trim + ' [/INST]' }}
-  {%- else %}
-    {{- ' ' + m.content | trim + ' ' + eos_token }}
-  {%- endif %}
-{%- endfor %}
+{%- for m in messages -%}
+  {%- if m.role == 'system' -%}
+    {%- if not loop.first -%}{{ raise_exception('A system message can only be the first.') }}{%- endif -%}
+    {%- set ns.preface = '<<SYS>>\\n' ~ m.content | trim ~ '\\n<</SYS>>\\n\\n' -%}
+    {%- continue -%}
+  {%- endif -%}
+  {%- if m.role != ns.want -%}
+    {{ raise_exception('Expected a message of the ' + ns.want + ', got one of the ' + m.role + '.') }}
+  {%- endif -%}
+  {%- if m.role == 'user' -%}
+    {{ '[INST] ' + ns.preface + m.content | trim + ' [/INST]' }}
+    {%- set ns.preface, ns.want = '', 'assistant' -%}
+  {%- else -%}
+    {{ ' ' + (m.content | trim) + ' ' + eos_token }}
+    {%- set ns.want = 'user' -%}
+  {%- endif -%}
+{%- endfor -%}
 """, "chat", "plain", "odd")
-case("format.llama3_tools", """{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%d %b %Y") %}
-    {%- else %}
-        {%- set date_string = "1 Jan 2024" %}
-    {%- endif %}
+case("format.headers_tools", """{%- macro header(who) %}{{ '<|start_header_id|>' ~ who ~ '<|end_header_id|>\\n\\n' }}{% endmacro %}
+{%- if date_string is undefined %}
+    {%- set date_string = strftime_now('%d %b %Y') if strftime_now is defined else 'unknown' %}
 {%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
+{%- set first = messages | first %}
+{%- set preface = first.content | trim if first.role == 'system' else '' %}
+{{- bos_token ~ header('system') }}
+{%- if tools %}
+    {{- 'Environment: ipython\\n' }}
 {%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_text = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_text = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{%- if tools is not none %}
-    {{- "Environment: ipython\\n" }}
-{%- endif %}
-{{- "Knowledge ends: December 2023\\nToday: " + date_string + "\\n\\n" }}
-{%- if tools is not none %}
-    {{- "You can call functions with JSON.\\n\\n" }}
-    {%- for t in tools %}
-        {{- t | tojson(indent=4) }}
-        {{- "\\n\\n" }}
-    {%- endfor %}
-{%- endif %}
-{{- system_text }}
-{{- "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls | length == 2 %}
-            {{- raise_exception("This text wants two calls at a time.") }}
-        {%- endif %}
-        {%- set call = message.tool_calls[0].function %}
-        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-        {{- '{"name": "' + call.name + '", ' }}
-        {{- '"parameters": ' }}
-        {{- call.arguments | tojson }}
-        {{- "}" }}
-        {{- "<|eot_id|>" }}
-    {%- elif message.role == "tool" or message.role == "ipython" %}
-        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
-        {%- if message.content is mapping or message.content is iterable %}
-            {{- message.content | tojson }}
-        {%- else %}
-            {{- message.content }}
-        {%- endif %}
-        {{- "<|eot_id|>" }}
-    {%- endif %}
+{{- 'Date: ' + date_string + '\\n\\n' }}
+{%- for t in tools or [] %}
+    {{- t | tojson(indent=4) }}
+    {{- '\\n\\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-""", "chat", "plain", "tools")
-case("format.mistral_tools", """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
-{%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in loop_messages %}
-    {%- if not (message.role == "tool" or message.role == "tool_results" or (message.tool_calls is defined and message.tool_calls is not none)) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-            {{- raise_exception("After the optional system message, user and assistant have to alternate.") }}
+{{- preface }}{{ '<|eot_id|>' }}
+{%- for m in messages[1 if first.role == 'system' else 0:] %}
+    {%- if 'tool_calls' in m %}
+        {%- if m.tool_calls | length > 2 %}
+            {{- raise_exception('At most two calls at a time, got ' ~ m.tool_calls | length) }}
         {%- endif %}
-        {%- set ns.index = ns.index + 1 %}
+        {{- header('assistant') }}
+        {%- for f in m.tool_calls | map(attribute='function') %}
+            {{- '{"name": ' + f.name | tojson + ', "parameters": ' }}
+            {{- f.arguments if f.arguments is string else f.arguments | tojson }}
+            {{- '}' }}
+        {%- endfor %}
+    {%- elif m.role in ('tool', 'ipython') %}
+        {{- header('ipython') }}
+        {{- m.content | tojson if m.content is mapping or m.content is iterable else m.content }}
+    {%- else %}
+        {{- header(m['role']) + m['content'] | trim }}
     {%- endif %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ header('assistant') }}{% endif %}
+""", "chat", "plain", "tools")
+case("format.brackets_tools", """{%- set turns = messages | rejectattr('role', 'equalto', 'system') | list %}
+{%- set system = messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join('\\n') %}
+{%- set asks = turns | selectattr('role', 'equalto', 'user') | list %}
+{%- set spoken = namespace(n=0) %}
+{%- for t in turns if t.role != 'tool' and not t.tool_calls %}
+    {%- if (t.role == 'user') is ne (spoken.n is even) %}
+        {{- raise_exception('Turn ' ~ loop.index ~ ' is out of order') }}
+    {%- endif %}
+    {%- set spoken.n = spoken.n + 1 %}
 {%- endfor %}
 {{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is not none and (message == user_messages[-1]) %}
-            {{- "[AVAILABLE_TOOLS] [" }}
-            {%- for tool in tools %}
-                {%- set tool = tool.function %}
+{%- for t in turns %}
+    {%- if t.role == 'user' %}
+        {%- if tools is not none and t == asks[-1] %}
+            {{- '[AVAILABLE_TOOLS] [' }}
+            {%- for f in tools | map(attribute='function') %}
                 {{- '{"type": "function", "function": {' }}
-                {%- for key, val in tool.items() if key != "return" %}
-                    {%- if val is string %}
-                        {{- '"' + key + '": "' + val + '"' }}
-                    {%- else %}
-                        {{- '"' + key + '": ' + val | tojson }}
-                    {%- endif %}
-                    {%- if not loop.last %}
-                        {{- ", " }}
-                    {%- endif %}
+                {%- for name, v in f.items() if name != 'return' %}
+                    {{- '"%s": ' | format(name) }}
+                    {{- '"' ~ v ~ '"' if v is string else v | tojson }}
+                    {{- ', ' if not loop.last }}
                 {%- endfor %}
-                {{- "}}" }}
-                {%- if not loop.last %}
-                    {{- ", " }}
-                {%- else %}
-                    {{- "]" }}
-                {%- endif %}
+                {{- '}}' ~ (']' if loop.last else ', ') }}
             {%- endfor %}
-            {{- "[/AVAILABLE_TOOLS]" }}
+            {{- '[/AVAILABLE_TOOLS]' }}
         {%- endif %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
-        {{- "[TOOL_CALLS] [" }}
-        {%- for tool_call in message.tool_calls %}
-            {%- set out = tool_call.function | tojson %}
-            {{- out[:-1] }}
-            {%- if not tool_call.id is defined or tool_call.id | length < 6 %}
-                {{- raise_exception("Call ids have six characters or more.") }}
+        {{- '[INST] ' ~ (system ~ '\\n\\n' if loop.last and system) ~ t.content ~ '[/INST]' }}
+    {%- elif t.tool_calls is defined and t.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for c in t.tool_calls %}
+            {%- if c.id is undefined or c.id | length != 6 %}
+                {{- raise_exception('The id of a call has 6 characters.') }}
             {%- endif %}
-            {{- ', "id": "' + tool_call.id + '"}' }}
-            {%- if not loop.last %}
-                {{- ", " }}
-            {%- else %}
-                {{- "]" + eos_token }}
-            {%- endif %}
+            {{- (c.function | tojson)[:-1] + ', "id": "' + c.id + '"}' }}
+            {{- ']' + eos_token if loop.last else ', ' }}
         {%- endfor %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"] | trim + eos_token }}
-    {%- elif message["role"] == "tool_results" or message["role"] == "tool" %}
-        {%- if message.content is defined and message.content.content is defined %}
-            {%- set content = message.content.content %}
-        {%- else %}
-            {%- set content = message.content %}
-        {%- endif %}
-        {{- '[TOOL_RESULTS] {"content": ' + content | string + ", " }}
-        {{- '"call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- elif t.role == 'tool' %}
+        {%- set body = t.content.content if t.content.content is defined else t.content %}
+        {{- '[TOOL_RESULTS] ' ~ {'content': body | string, 'call_id': t.tool_call_id} | tojson ~ '[/TOOL_RESULTS]' }}
+    {%- elif t.role == 'assistant' %}
+        {{- ' ' + t.content | trim + eos_token }}
     {%- else %}
-        {{- raise_exception("Only user, assistant and tool roles are known.") }}
+        {{- raise_exception('There is no role ' ~ t.role) }}
     {%- endif %}
 {%- endfor %}
 """, "chat", "plain", "tools", "odd")
-case("format.qwen3", """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}
-        {{- messages[0].content + '\\n\\n' }}
+case("format.thinking", """{%- macro open(role) %}<|im_start|>{{ role }}{{ '\\n' }}{% endmacro %}
+{%- set close = '<|im_end|>\\n' %}
+{%- set has_system = messages[0].role == 'system' %}
+{%- if tools or has_system %}
+    {{- open('system') }}
+    {%- if has_system %}{{ messages[0].content ~ ('\\n\\n' if tools) }}{% endif %}
+    {%- if tools %}
+        {{- '<tools>' }}
+        {%- for t in tools %}{{ '\\n' ~ t | tojson }}{% endfor %}
+        {{- '\\n</tools>\\nCall: <tool_call>{\\"name\\": …, \\"arguments\\": …}</tool_call>' }}
     {%- endif %}
-    {{- "# Tools\\n\\nSignatures within <tools></tools>:\\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools>\\n\\nAnswer a call as <tool_call>\\n{\\"name\\": <name>, \\"arguments\\": <object>}\\n</tool_call><|im_end|>\\n" }}
-{%- else %}
-    {%- if messages[0].role == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-    {%- endif %}
+    {{- close }}
 {%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
+{#- thoughts are kept only behind the last question #}
+{%- set last = namespace(question=messages | length - 1, found=false) %}
+{%- for m in messages[::-1] if not last.found %}
+    {%- if m.role == 'user' and m.content is string and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+        {%- set last.found = true %}
+        {%- set last.question = messages | length - loop.index %}
     {%- endif %}
 {%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning_content = message.reasoning_content %}
-        {%- else %}
-            {%- if '</think>' in content %}
-                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-            {%- endif %}
+{%- for m in messages %}
+    {%- set text = m.content if m.content is string else '' %}
+    {%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}
+        {{- open(m.role) + text + close }}
+    {%- elif m.role == 'assistant' %}
+        {%- set thought = '' %}
+        {%- if m.reasoning_content is string %}
+            {%- set thought = m.reasoning_content %}
+        {%- elif '</think>' in text %}
+            {%- set thought = (text.split('</think>') | first).split('<think>')[-1].strip('\\n') %}
+            {%- set text = text.rsplit('</think>', 1)[-1].lstrip('\\n') %}
         {%- endif %}
-        {%- if loop.index0 > ns.last_query_index %}
-            {%- if loop.last or (not loop.last and reasoning_content) %}
-                {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-            {%- else %}
-                {{- '<|im_start|>' + message.role + '\\n' + content }}
-            {%- endif %}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {{- open('assistant') }}
+        {%- if loop.index0 > last.question and (loop.last or thought) %}
+            {{- '<think>\\n' ~ thought.strip('\\n') ~ '\\n</think>\\n\\n' }}
         {%- endif %}
-        {%- if message.tool_calls %}
-            {%- for tool_call in message.tool_calls %}
-                {%- if (loop.first and content) or (not loop.first) %}
-                    {{- '\\n' }}
-                {%- endif %}
-                {%- if tool_call.function %}
-                    {%- set tool_call = tool_call.function %}
-                {%- endif %}
-                {{- '<tool_call>\\n{"name": "' }}
-                {{- tool_call.name }}
-                {{- '", "arguments": ' }}
-                {%- if tool_call.arguments is string %}
-                    {{- tool_call.arguments }}
-                {%- else %}
-                    {{- tool_call.arguments | tojson }}
-                {%- endif %}
-                {{- '}\\n</tool_call>' }}
-            {%- endfor %}
-        {%- endif %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\\n<tool_response>\\n' }}
-        {{- content }}
-        {{- '\\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
+        {{- text }}
+        {%- for call in m.tool_calls or () %}
+            {%- set call = call.function or call %}
+            {{- '\\n' if not loop.first or text }}
+            {{- '<tool_call>\\n{"name": "' ~ call.name ~ '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- close }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+        {{- '\\n<tool_response>\\n' + text + '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{ close }}{% endif %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
+    {{- open('assistant') }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}
 """, "chat", "plain", "tools", "think", "parts")
-case("format.gemma", """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- if messages[0]['content'] is string -%}
-        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
-    {%- else -%}
-        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+case("format.turns", """{{ bos_token }}
+{%- set names = {'assistant': 'model'} -%}
+{%- set lead = namespace(text='') -%}
+{%- for m in messages -%}
+    {%- if loop.first and m.role in ['system', 'developer'] -%}
+        {%- set lead.text = (m.content if m.content is string else m.content[0].text) ~ '\n\n' -%}
+        {%- continue -%}
     {%- endif -%}
-    {%- set loop_messages = messages[1:] -%}
-{%- else -%}
-    {%- set first_user_prefix = "" -%}
-    {%- set loop_messages = messages -%}
-{%- endif -%}
-{%- for message in loop_messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Turns have to go user, model, user, model.") }}
+    {%- if loop.previtem is defined and loop.previtem.role == m.role -%}
+        {{ raise_exception("Two turns of one side: " ~ m.role) }}
     {%- endif -%}
-    {%- if (message['role'] == 'assistant') -%}
-        {%- set role = "model" -%}
-    {%- else -%}
-        {%- set role = message['role'] -%}
-    {%- endif -%}
-    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- elif message['content'] is iterable -%}
-        {%- for item in message['content'] -%}
-            {%- if item['type'] == 'image' -%}
-                {{ '<start_of_image>' }}
-            {%- elif item['type'] == 'text' -%}
-                {{ item['text'] | trim }}
-            {%- endif -%}
+    <start_of_turn>{{ names.get(m.role, m.role) }}
+{{ lead.text }}
+    {%- set lead.text = '' -%}
+    {%- if m.content is string -%}
+        {{ m.content | trim }}
+    {%- elif m.content is iterable -%}
+        {%- for part in m.content -%}
+            {{ {'image': '<start_of_image>', 'audio': '<audio>'}.get(part.type, part.text | default('') | trim) }}
         {%- endfor -%}
     {%- else -%}
-        {{ raise_exception("Content has to be text or a list of parts.") }}
+        {{ raise_exception("No content in a turn of the " + m.role) }}
     {%- endif -%}
-    {{ '<end_of_turn>\n' }}
-{%- endfor -%}
+    <end_of_turn>
+{% endfor -%}
 {%- if add_generation_prompt -%}
     {{'<start_of_turn>model
 '}}
 {%- endif -%}
 """, "chat", "plain", "parts", "odd", "tools")
-case("format.phi", "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' and message.get('content') %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}", "chat", "plain", "tools")
-case("format.granite", """{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "Knowledge ends April 2024.\\nToday is " + strftime_now('%B %d, %Y') + "." %}
-    {%- if tools and documents %}
-        {%- set system_message = system_message + " Use tools and documents." %}
-    {%- elif tools %}
-        {%- set system_message = system_message + " Use tools: write '<|tool_call|>' and then a JSON list." %}
-    {%- elif documents %}
-        {%- set system_message = system_message + " Use the documents." %}
-    {%- endif %}
-    {%- if 'citations' in controls and documents %}
-        {%- set system_message = system_message + ' Cite.' %}
-    {%- endif %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\\n' }}
-{%- if tools %}
-    {{- '<|start_of_role|>tools<|end_of_role|>' }}
-    {{- tools | tojson(indent=4) }}
-    {{- '<|end_of_text|>\\n' }}
-{%- endif %}
-{%- if documents %}
-    {{- '<|start_of_role|>documents<|end_of_role|>' }}
-    {%- for document in documents %}
-        {{- 'Document ' + loop.index0 | string + '\\n' }}
-        {{- document['text'] }}
-        {%- if not loop.last %}
-            {{- '\\n\\n'}}
-        {%- else %}
-            {{- '<|end_of_text|>\\n' }}
-        {%- endif %}
-    {%- endfor %}
-{%- endif %}
-{%- for message in loop_messages %}
-    {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + (message['content'] or '') }}
-    {%- if message.tool_calls %}{{ '<|tool_call|>' ~ (message.tool_calls | map(attribute='function') | list | tojson) }}{% endif %}
-    {{- '<|end_of_text|>\\n' }}
-    {%- if loop.last and add_generation_prompt %}
-        {{- '<|start_of_role|>assistant' }}
-            {%- if controls %}
-                {{- ' ' + controls | tojson() }}
-            {%- endif %}
-        {{- '<|end_of_role|>' }}
-    {%- endif %}
+case("format.tags_one_line", "{% for m in messages %}{% if m['role'] in ['system', 'user', 'assistant'] and m.get('content') %}{{ '<|%s|>\n' % m['role'] + m['content'] + '<|end|>\n' }}{% endif %}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt else eos_token }}", "chat", "plain", "tools")
+case("format.roles_documents", """{%- macro turn(role, text) -%}
+    <|start_of_role|>{{ role }}<|end_of_role|>{{ text }}<|end_of_text|>{{ '\\n' }}
+{%- endmacro -%}
+{%- set helps = [] -%}
+{%- if tools -%}{%- set helps = helps + ['tools'] -%}{%- endif -%}
+{%- if documents -%}{%- set helps = helps + ['documents'] -%}{%- endif -%}
+{%- set has_system = messages[0].role is eq 'system' -%}
+{%- if has_system -%}
+    {%- set system = messages[0].content -%}
+{%- else -%}
+    {%- set system -%}
+        Today is {{ strftime_now('%B %d, %Y') }}.
+        {%- if helps %} Use the {{ helps | join(' and the ') }}.{% endif -%}
+        {%- if 'citations' in controls and documents %} Cite.{% endif -%}
+    {%- endset -%}
+{%- endif -%}
+{{ turn('system', system) }}
+{%- if tools %}{{ turn('tools', tools | tojson(indent=4)) }}{% endif %}
+{%- for d in documents or [] %}{{ turn('document ' ~ loop.index, d.text) }}{% endfor %}
+{%- for m in messages[has_system | int:] %}
+    {%- set calls = '<|tool_call|>' ~ m.tool_calls | map(attribute='function') | list | tojson if m.tool_calls else '' %}
+    {{- turn(m.role, (m.content or '') ~ calls) }}
 {%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_of_role|>assistant' ~ (' ' ~ controls | tojson if controls) ~ '<|end_of_role|>' }}
+{%- endif %}
 """, "chat", "plain", "tools")
-case("format.deepseek", """{%- if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif -%}
-{% set ns = namespace(is_first=false, is_tool=false, is_output_first=true, system_prompt='', is_first_sp=true) %}
-{%- for message in messages %}
-  {%- if message['role'] == 'system' %}
-    {%- if ns.is_first_sp %}
-      {%- set ns.system_prompt = ns.system_prompt + message['content'] %}
-      {%- set ns.is_first_sp = false %}
-    {%- else %}
-      {%- set ns.system_prompt = ns.system_prompt + '\\n\\n' + message['content'] %}
-    {%- endif %}
-  {%- endif %}
+case("format.fullwidth", """{%- set add_generation_prompt = add_generation_prompt | default(false) -%}
+{% set st = namespace(outputs=false, system=[]) %}
+{%- for m in messages if m.role == 'system' %}
+  {%- set st.system = st.system + [m.content] %}
 {%- endfor %}
-{{- bos_token }}{{ ns.system_prompt }}
-{%- for message in messages %}
-  {%- if message['role'] == 'user' %}
-    {%- set ns.is_tool = false -%}
-    {{- '<｜User｜>' + message['content'] }}
+{{- bos_token }}{{ st.system | join('\\n\\n') }}
+{%- for m in messages if m.role != 'system' %}
+  {%- if st.outputs and m.role != 'tool' %}
+    {{- '<｜tool▁outputs▁end｜>' }}
+    {%- set st.outputs = false -%}
   {%- endif %}
-  {%- if message['role'] == 'assistant' and 'tool_calls' in message %}
-    {%- set ns.is_tool = false -%}
-    {%- for tool in message['tool_calls'] %}
-      {%- if not ns.is_first %}
-        {%- if message['content'] is none %}
-          {{- '<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json\\n' + tool['function']['arguments'] | string + '\\n```<｜tool▁call▁end｜>' }}
-        {%- else %}
-          {{- '<｜Assistant｜>' + message['content'] }}
-        {%- endif %}
-        {%- set ns.is_first = true -%}
-      {%- else %}
-        {{- '\\n<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json\\n' + tool['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}
-      {%- endif %}
+  {%- if m.role == 'user' %}
+    {{- '<｜User｜>' + m.content }}
+  {%- elif m.role == 'tool' %}
+    {{- '<｜tool▁outputs▁begin｜>' if not st.outputs }}
+    {%- set st.outputs = true -%}
+    {{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}
+  {%- elif m.role == 'assistant' %}
+    {% set said = m.content or '' %}
+    {% if '</think>' in said %}
+      {% set said = said.partition('</think>')[2] %}
+    {% endif %}
+    {{- '<｜Assistant｜>' + said }}
+    {%- for c in m['tool_calls'] or [] %}
+      {{- '<｜tool▁calls▁begin｜>' if loop.first }}
+      {{- '<｜tool▁call▁begin｜>' + c['type'] + '<｜tool▁sep｜>' + c.function.name + '\\n```json\\n' ~ c.function.arguments ~ '\\n```<｜tool▁call▁end｜>' }}
+      {{- '<｜tool▁calls▁end｜>' if loop.last else '\\n' }}
     {%- endfor %}
-    {{- '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
-  {%- endif %}
-  {%- if message['role'] == 'assistant' and 'tool_calls' not in message %}
-    {%- if ns.is_tool %}
-      {{- '<｜tool▁outputs▁end｜>' + message['content'] + '<｜end▁of▁sentence｜>' }}
-      {%- set ns.is_tool = false -%}
-    {%- else %}
-      {% set content = message['content'] %}
-      {% if '</think>' in content %}
-        {% set content = content.split('</think>')[-1] %}
-      {% endif %}
-      {{- '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}
-    {%- endif %}
-  {%- endif %}
-  {%- if message['role'] == 'tool' %}
-    {%- set ns.is_tool = true -%}
-    {%- if ns.is_output_first %}
-      {{- '<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}
-      {%- set ns.is_output_first = false %}
-    {%- else %}
-      {{- '\\n<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}
-    {%- endif %}
+    {{- '<｜end▁of▁sentence｜>' }}
   {%- endif %}
 {%- endfor -%}
-{% if ns.is_tool %}{{'<｜tool▁outputs▁end｜>'}}{% endif %}{% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜><think>\\n'}}{% endif %}""", "chat", "plain", "tools", "think")
+{{ '<｜tool▁outputs▁end｜>' if st.outputs }}{% if add_generation_prompt and not st.outputs %}{{'<｜Assistant｜><think>\\n'}}{% endif %}""", "chat", "plain", "tools", "think")
 case("format.typescript_tools", """{%- macro render_type(spec, required, level=0) -%}
     {%- if spec.enum is defined -%}
         {{- spec.enum | map('tojson') | join(' | ') -}}
@@ -894,7 +752,6 @@ case("format.previtem_merge", """{%- for m in messages %}
   {%- if loop.last or loop.nextitem.role != m.role %}{{ '</' ~ m.role ~ '>' }}{% endif %}
 {%- endfor %}""", "chat", "odd", "tools")
 case("format.generation_mask", "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}", "chat", "think")
-case("format.command", """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}{% elif false == true %}{% set loop_messages = messages %}{% set system_message = 'You are large.' %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}{% if system_message != false %}{{ '<|START|><|SYSTEM|>' + system_message + '<|END|>' }}{% endif %}{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles have to alternate: ' + message['role'] | upper + ' at ' ~ loop.index) }}{% endif %}{% set content = message['content'] %}{% if message['role'] == 'user' %}{{ '<|START|><|USER|>' + content.strip() + '<|END|>' }}{% elif message['role'] == 'assistant' %}{{ '<|START|><|BOT|>'  + content.strip() + '<|END|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|START|><|BOT|>' }}{% endif %}""", "chat", "plain", "odd")
 case("format.thinking_names", "{% for m in messages %}{{ m.role }}:{{ m.thinking is defined }}:{{ m.reasoning_content | default('-') | trim }}:{{ m.reasoning is defined }}:{{ m.keys() | join(',') }}\n{% endfor %}", "think")
 
 

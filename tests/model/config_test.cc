@@ -458,8 +458,9 @@ TEST(HfConfig, TensorsThatShowAnotherModelAreRefused) {
   };
   const std::string q = "model.layers.0.self_attn.q_proj.";
   EXPECT_EQ(open_with((q + "weight_scale").c_str()).code(), StatusCode::kUnsupported);
-  EXPECT_THAT(open_with((q + "bias").c_str()).message(),
-              HasSubstr("has tensor '" + q + "bias', expected only those of an unquantised llama model"));
+  EXPECT_THAT(
+      open_with((q + "bias").c_str()).message(),
+      HasSubstr("has tensor '" + q + "bias', expected only those of an unquantised llama model"));
   EXPECT_THAT(open_with("model.embed_tokens.absmax").message(), HasSubstr("absmax"));
   EXPECT_THAT(open_with("model.layers.0.self_attn.q_norm.weight").message(), HasSubstr("q_norm"));
 

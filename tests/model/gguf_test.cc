@@ -485,8 +485,10 @@ TEST(Gguf, WrongTensors) {
   };
   EXPECT_THAT(message("token_embd.weight", {}), HasSubstr("has no tensor 'token_embd.weight'"));
   EXPECT_THAT(message("blk.0.attn_v.weight", {}), HasSubstr("has no tensor 'blk.0.attn_v.weight'"));
-  EXPECT_THAT(message("", MakeTensor("blk.0.attn_sinks.weight", StorageType::kF32, {4})),
-              HasSubstr("has tensor 'blk.0.attn_sinks.weight', expected only those of an unquantised llama"));
+  EXPECT_THAT(
+      message("", MakeTensor("blk.0.attn_sinks.weight", StorageType::kF32, {4})),
+      HasSubstr(
+          "has tensor 'blk.0.attn_sinks.weight', expected only those of an unquantised llama"));
   EXPECT_THAT(message("", MakeTensor("rope_freqs.weight", StorageType::kF32, {3})),
               HasSubstr("'rope_freqs.weight' is F32 [3], expected F32 [4]"));
   EXPECT_THAT(message("", MakeTensor("rope_freqs.weight", StorageType::kF32, {4}, {1, 1, NAN, 1})),

@@ -193,6 +193,10 @@ TEST(Weights, RowsBeginOnCacheLines) {
       EXPECT_EQ(w->format, NativeDType(type));
       EXPECT_EQ(w->row_bytes % 64, 0);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(w->data) % 64, 0u);
+      const auto used = static_cast<int64_t>(DTypeBytes(w->format, static_cast<size_t>(w->n_in)));
+      for (int64_t row = 0; row < w->n_out; ++row) {  // kernels may read what lies between rows
+        for (int64_t i = used; i < w->row_bytes; ++i) EXPECT_EQ(w->Row(row)[i], std::byte{0});
+      }
     }
     EXPECT_EQ(Values(m.weights.embed), FileValues(m, "model.embed_tokens.weight"));
     EXPECT_EQ(Values(l.down), FileValues(m, "model.layers.0.mlp.down_proj.weight"));

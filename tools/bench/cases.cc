@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
+#include <numeric>
 
+#include "backend/kv_format.h"
 #include "engine/devices.h"
 #include "model/generated.h"
 
@@ -47,6 +50,25 @@ std::vector<int32_t> RandomTokens(int64_t n, int32_t vocab) {
     t = static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(vocab));
   }
   return tokens;
+}
+
+// Pseudo-random values in [-1, 1), the same in every run.
+std::vector<float> Noise(size_t n) {
+  std::vector<float> values(n);
+  uint32_t state = 1;
+  for (float& v : values) {
+    state = state * 1664525u + 1013904223u;
+    v = static_cast<float>(state >> 8) / 8388608.0f - 1.0f;
+  }
+  return values;
+}
+
+template <typename T>
+Result<Buffer> Uploaded(Backend& backend, const std::vector<T>& values) {
+  OKV_ASSIGN_OR_RETURN(Buffer buffer,
+                       backend.Allocate(values.size() * sizeof(T), "the benchmark's attention"));
+  backend.Upload(buffer.as(), values.data(), values.size() * sizeof(T));
+  return buffer;
 }
 
 }  // namespace
@@ -132,6 +154,61 @@ Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& poli
     result.policy = session->stats().policy;
   }
   bench.trace->Clear();
+  return result;
+}
+
+Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t tokens,
+                                 int32_t chunk) {
+  constexpr int32_t kBlock = 64;
+  TraceBackend& backend = *bench.trace;
+  const int64_t blocks = (tokens + kBlock - 1) / kBlock;
+  std::vector<float> noise =
+      Noise(static_cast<size_t>(chunk) * kAttendHeads * static_cast<size_t>(head_dim));
+  OKV_ASSIGN_OR_RETURN(const Buffer q, Uploaded(backend, noise));
+  OKV_ASSIGN_OR_RETURN(const Buffer o, Uploaded(backend, noise));
+  const auto kv_values = static_cast<size_t>(blocks * kBlock * kAttendKvHeads * 2 * head_dim);
+  std::vector<Bf16> rows_of_kv(kv_values);
+  for (size_t i = 0; i < kv_values; ++i) rows_of_kv[i] = Bf16FromF32(noise[i % noise.size()]);
+  OKV_ASSIGN_OR_RETURN(const Buffer kv, Uploaded(backend, rows_of_kv));
+  std::vector<int32_t> table(static_cast<size_t>(blocks));
+  std::iota(table.begin(), table.end(), 0);
+  OKV_ASSIGN_OR_RETURN(const Buffer block_table, Uploaded(backend, table));
+  std::vector<RowMeta> rows(static_cast<size_t>(chunk));
+  OKV_ASSIGN_OR_RETURN(const Buffer row_meta, Uploaded(backend, rows));
+  OKV_ASSIGN_OR_RETURN(const Buffer seq_meta, Uploaded(backend, std::vector<SeqMeta>(1)));
+
+  AttendArgs args;
+  args.q = q.as<float>();
+  args.o = o.as<float>();
+  args.kv = MakeKvView(kv.as<std::byte>(), block_table.as<int32_t>(), kBlock, DType::kBF16,
+                       kAttendKvHeads, head_dim, head_dim);
+  args.plan = AttnPlan::Dense();
+  args.rows = row_meta.as<RowMeta>();
+  args.seqs = seq_meta.as<SeqMeta>();
+  args.n_seqs = 1;
+  args.n_heads = kAttendHeads;
+  args.scale = 1 / std::sqrt(static_cast<float>(head_dim));
+
+  AttendCase result{.head_dim = head_dim, .tokens = tokens};
+  backend.Clear();
+  backend.set_logging(true);
+  for (int64_t done = 0; done < tokens; done += args.n_rows) {
+    args.n_rows = static_cast<int32_t>(std::min<int64_t>(chunk, tokens - done));
+    for (size_t r = 0; r < rows.size(); ++r)
+      rows[r] = {0, static_cast<int32_t>(done + static_cast<int64_t>(r))};
+    const auto context = static_cast<int32_t>(done + args.n_rows);
+    const SeqMeta seq{0, args.n_rows, context, 0, context};
+    backend.Upload(row_meta.as(), rows.data(), rows.size() * sizeof(RowMeta));
+    backend.Upload(seq_meta.as(), &seq, sizeof(seq));
+    const auto step = backend.Record([&] { backend.Enqueue(args); });
+    const auto start = Clock::now();
+    backend.Replay(*step);
+    backend.Synchronize();
+    result.seconds += Seconds(start);
+  }
+  backend.set_logging(false);
+  result.flops = backend.Total().flops;
+  backend.Clear();
   return result;
 }
 

@@ -38,6 +38,17 @@ struct PrefillCase {
   std::vector<OpShare> ops;
 };
 
+// Attention of a prompt alone, one layer: kAttendHeads query heads over kAttendKvHeads KV heads.
+struct AttendCase {
+  int32_t head_dim = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  uint64_t flops = 0;
+};
+
+inline constexpr int32_t kAttendHeads = 32;
+inline constexpr int32_t kAttendKvHeads = 8;
+
 // An engine whose backend is traced: costs when asked, full speed otherwise.
 struct BenchEngine {
   std::unique_ptr<Backend> backend;  // behind the trace
@@ -58,5 +69,9 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
 // Prompts of `tokens` random tokens, `repeats` times.
 Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& policy, int64_t tokens,
                                    int repeats);
+
+// One layer's causal attention of `tokens` rows in steps of `chunk`, K/V in bf16.
+Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t tokens,
+                                 int32_t chunk);
 
 }  // namespace omnikv::tools

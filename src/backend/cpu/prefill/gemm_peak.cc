@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 
+#include "backend/cpu/prefill/amx_kernels.h"
 #include "backend/cpu/prefill/gemm.h"
 #include "backend/cpu/prefill/onednn.h"
 
@@ -165,6 +166,19 @@ GemmRate MeasureGemmPeak(ThreadPool& pool, DType type, double seconds) {
     meter.Round();
   } while (std::chrono::steady_clock::now() < stop);
   return meter.Rates().front();
+}
+
+double MeasureAmxPeak(ThreadPool& pool) {
+  if (!prefill::AmxBf16Usable()) return 0;
+  constexpr int64_t kRounds = 20000;
+  double best = 0;
+  for (int i = 0; i < 20; ++i) {
+    const double start = BenchSeconds(pool.size());
+    pool.Run([](int) { prefill::AmxSpin(kRounds); });
+    const double took = BenchSeconds(pool.size()) - start;
+    best = std::max(best, prefill::kAmxSpinFlops * kRounds * pool.size() / took);
+  }
+  return best;
 }
 
 double BenchSeconds(int n_threads) {

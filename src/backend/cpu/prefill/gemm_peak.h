@@ -37,6 +37,10 @@ class GemmMeter {
 // The highest rate of rounds for about `seconds`.
 GemmRate MeasureGemmPeak(ThreadPool& pool, DType type, double seconds = 0.5);
 
+// What the AMX tiles of all threads multiply in bf16 without touching memory; 0 where the CPU has
+// none.
+double MeasureAmxPeak(ThreadPool& pool);
+
 // A clock to time work of `n_threads` threads with, in seconds: the CPU time of a lone thread,
 // which other programs do not disturb, else the wall clock.
 double BenchSeconds(int n_threads);

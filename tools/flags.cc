@@ -25,7 +25,8 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
                  "cap on host memory, as 8GiB; default: what is free");
   app.add_option("--gpu-memory", f.gpu_memory, "cap on GPU memory, as 24GiB");
   app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
-  app.add_option("--kv-dtype", f.kv_dtype, "auto, bf16, f16 or f32")->capture_default_str();
+  app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
+      ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
       ->capture_default_str();
   app.add_option("--chunk", f.chunk, "rows of a prefill step")->capture_default_str();

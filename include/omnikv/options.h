@@ -16,7 +16,7 @@ struct EngineOptions {
   int threads = 0;              // 0: physical cores of the control group
   size_t host_memory = 0;       // bytes weights, K/V and activations may take; 0: what is available
   int64_t context = 0;          // tokens a session can hold; 0: the model's
-  std::string kv_dtype = "auto";  // auto, bf16, f16, f32; auto: f32 for f32 models, else bf16
+  std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
   // Of prefill: fast rounds activations to bf16 where the CPU multiplies bf16 faster; full does not.
   std::string precision = "fast";
   int32_t prefill_chunk = 512;    // rows of a prefill step

@@ -7,6 +7,15 @@
 
 namespace omnikv {
 
+inline constexpr float kMaxF16 = 65504.0f;
+
+// Stores value `i` of a row: to nearest even, and what f16 cannot hold as its largest value, so
+// that one outlier does not become an infinity that spoils a whole attention. NaN stays NaN.
+inline void StoreKvValue(DType dtype, void* row, size_t i, float v) {
+  if (dtype == DType::kF16) v = v > kMaxF16 ? kMaxF16 : v < -kMaxF16 ? -kMaxF16 : v;
+  StoreFromF32(dtype, row, i, v);
+}
+
 // Bytes of one token's K and V in one layer.
 inline int64_t KvRowBytes(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv) {
   return static_cast<int64_t>(

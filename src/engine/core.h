@@ -31,7 +31,7 @@ struct MemoryPlan {
   int64_t context = 0;      // tokens a session can hold
   size_t kv = 0;            // bytes of `context` tokens in every session
   size_t available = 0;     // bytes: --host-memory, or what the machine has
-  DType kv_dtype = DType::kBF16;
+  DType kv_dtype = DType::kF16;
 };
 
 // Sizes everything; kResourceExhausted with the numbers when a context that was asked for does not

@@ -25,11 +25,11 @@ int32_t MaxOutRows(const ModelConfig& config, int32_t chunk) {
 }
 
 Result<DType> KvDType(const std::string& name, bool all_f32) {
-  if (name == "auto") return all_f32 ? DType::kF32 : DType::kBF16;
-  for (const DType t : {DType::kBF16, DType::kF16, DType::kF32}) {
+  if (name == "auto") return all_f32 ? DType::kF32 : DType::kF16;
+  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32}) {
     if (name == DTypeName(t)) return t;
   }
-  return InvalidArgument(fmt::format("--kv-dtype is '{}', expected auto, bf16, f16 or f32", name));
+  return InvalidArgument(fmt::format("--kv-dtype is '{}', expected auto, f16, bf16 or f32", name));
 }
 
 Status CheckOptions(const EngineOptions& o) {

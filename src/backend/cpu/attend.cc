@@ -7,13 +7,15 @@
 namespace omnikv {
 namespace {
 
-constexpr int32_t kPassRows = 64;       // rows planned together: bounds the scratch
-constexpr int32_t kGroupRows = 8;       // rows of a sequence that share a walk over its tokens
-constexpr int32_t kPiecesPerThread = 4; // taken as threads become free
+constexpr int32_t kPassRows = 64;        // rows planned together: bounds the scratch
+constexpr int32_t kGroupRows = 8;        // rows of a sequence that share a walk over its tokens
+constexpr int32_t kPiecesPerThread = 4;  // taken as threads become free
 constexpr int64_t kMinPieceBytes = 32 << 10;  // of K and V: below, a merge costs more than it saves
 constexpr int64_t kMergeInline = 16 << 10;    // floats that the calling thread merges by itself
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+int64_t RoundUp(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 // Lists that differ per KV head are walked head by head.
 bool PerHead(const AttnPlan& plan) {
@@ -136,8 +138,8 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
 
   items_.clear();
   for (AttendGroup& group : groups_) {
-    group.pieces = static_cast<int32_t>(
-        std::clamp<int64_t>((work_of(group) / lists + piece_bytes - 1) / piece_bytes, 1, max_pieces));
+    group.pieces = static_cast<int32_t>(std::clamp<int64_t>(
+        (work_of(group) / lists + piece_bytes - 1) / piece_bytes, 1, max_pieces));
     group.state = scratch;
     scratch += group.pieces * group.n_rows * a.n_heads * job.state_stride;
     for (int32_t p = 0; p < group.pieces; ++p) {

@@ -54,7 +54,8 @@ class TokenWalker {
       const int64_t to = std::min(axis_.tokens[segment_], end_ - segment_begin_);
       chunk.segment = segment_;
       const PlanSegment& s = a_.plan.segments[static_cast<size_t>(segment_)];
-      at_ += s.kind == SegmentKind::kRange ? FillRange(from, to, chunk) : FillList(s, from, to, chunk);
+      at_ +=
+          s.kind == SegmentKind::kRange ? FillRange(from, to, chunk) : FillList(s, from, to, chunk);
     }
     if (chunk.n == 0) return false;
     std::fill_n(chunk.row + chunk.n, kLanes, chunk.row[chunk.n - 1]);
@@ -91,7 +92,8 @@ class TokenWalker {
     const auto n = static_cast<int>(std::min<int64_t>(kChunk, to - from));
     for (int i = 0; i < n; ++i) {
       const int64_t at = from + i;
-      const int64_t token = s.unit == 1 ? index[at] : int64_t{index[at / s.unit]} * s.unit + at % s.unit;
+      const int64_t token =
+          s.unit == 1 ? index[at] : int64_t{index[at / s.unit]} * s.unit + at % s.unit;
       if (token > last_) {
         chunk.n = i;
         return to - from;
@@ -118,7 +120,7 @@ class TokenWalker {
 // Prefetches the next chunk while this one is worked on: its rows in their order, which is that of
 // memory where they are neighbours, a unit of a few lines with every step of the work. Bursts would
 // stall on the misses a core can have in flight, and a head's part of each row in turn would keep
-// the prefetchers from seeing a stream (1B geometry on Zen 5: 12 GB/s instead of FIXME).
+// the prefetchers from seeing a stream.
 struct Ahead {
   const std::byte* const* row = nullptr;
   const std::byte* const* end = nullptr;
@@ -151,31 +153,27 @@ struct HeadPass {
   float* state;    // [G, state_stride]
 };
 
-// A vector of a K row as it is transposed: a lane is a pair of bf16, or a value of the other types.
+// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, or one f32.
 template <DType kType>
 struct Keys {
-  using E = Elements<kType>;
-  static constexpr size_t kParts = kType == DType::kBF16 ? 2 : 1;  // values of a lane
+  static constexpr size_t kParts = kType == DType::kF32 ? 1 : 2;  // values of a lane
   static constexpr size_t kValues = kParts * kLanes;
-  static constexpr size_t kBytes = kValues * (kType == DType::kF32 ? 4 : 2);
+  static constexpr size_t kBytes = kLanes * sizeof(float);
+  // Part() of an f16 gives 2^-112 of it, exactly: its exponent where that of an f32 is. PackQuery
+  // makes up for 2^96 of that (so that no query overflows), the scale of the logits for the rest.
+  static constexpr bool kShifted = kType == DType::kF16 && HWY_TARGET != HWY_SCALAR;
+  static constexpr float kQueryScale = kShifted ? 0x1p96f : 1.0f;
+  static constexpr float kLogitScale = kShifted ? 0x1p16f : 1.0f;
 
   static HWY_INLINE VF Load(const std::byte* p) {
-    const DF d;
-    if constexpr (kType == DType::kF16) {
-      const hn::Rebind<hwy::float16_t, DF> d16;
-      return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
-    } else {
-      return hn::LoadU(d, reinterpret_cast<const float*>(p));
-    }
+    return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
   }
   static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
     if constexpr (kType == DType::kF32) {
       return LoadFloats(reinterpret_cast<const float*>(p), n);
     } else {
 #if OKV_SAFE_MASKED_LOAD
-      if (kType == DType::kBF16 && n % 2 == 0) {
-        return LoadFloats(reinterpret_cast<const float*>(p), n / 2);
-      }
+      if (n % 2 == 0) return LoadFloats(reinterpret_cast<const float*>(p), n / 2);
 #endif
       alignas(64) std::byte buffer[kBytes] = {};
       std::memcpy(buffer, p, 2 * n);
@@ -184,13 +182,20 @@ struct Keys {
   }
   // Value `part` of every lane.
   static HWY_INLINE VF Part(VF v, size_t part) {
-    if constexpr (kType != DType::kBF16) {
+    const DF d;
+    const DI di;
+    if constexpr (kType == DType::kF32) {
       return v;
-    } else {
+    } else if constexpr (kType == DType::kBF16) {
       VF even;
       VF odd;
-      E::Split(hn::BitCast(DU(), v), even, odd);
+      Elements<kType>::Split(hn::BitCast(DU(), v), even, odd);
       return part == 0 ? even : odd;
+    } else {
+      auto high = hn::BitCast(di, v);  // the f16 in the upper half of each lane
+      if (part == 0) high = hn::ShiftLeft<16>(high);
+      const auto mask = hn::Set(di, static_cast<int32_t>(0x8fffe000u));
+      return hn::BitCast(d, hn::And(hn::ShiftRight<3>(high), mask));
     }
   }
 };
@@ -224,12 +229,14 @@ void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
     VF part[2];
     if constexpr (K::kParts == 2) {
       hn::LoadInterleaved2(d, values, part[0], part[1]);
+      if (K::kShifted) {
+        for (VF& v : part) v = hn::Mul(v, hn::Set(d, K::kQueryScale));
+      }
     } else {
       part[0] = hn::Load(d, values);
     }
-    const auto store = [&](size_t j, size_t i, VF v) HWY_ATTR {
-      hn::StoreU(v, d, out + (j * K::kParts + i) * kLanes);
-    };
+    const auto store = [&](size_t j, size_t i, VF v)
+                           HWY_ATTR { hn::StoreU(v, d, out + (j * K::kParts + i) * kLanes); };
     for (size_t i = 0; i < K::kParts; ++i) {
       store(0, i, hn::Broadcast<0>(part[i]));
       store(1, i, hn::Broadcast<1>(part[i]));
@@ -288,8 +295,8 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
   }
 }
 
-// dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. K is transposed in blocks of four tokens,
-// so that tokens lie side by side and no product needs its lanes added one by one.
+// dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. K is transposed in blocks of four
+// tokens, so that tokens lie side by side and no product needs its lanes added one by one.
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
   for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
@@ -386,7 +393,7 @@ HWY_NOINLINE void Heads(const HeadPass& pass, const ScoreOut& out) {
   const int n = pass.n;
   alignas(64) float p[G][kChunk];  // logits, then their exponentials
   Ahead ahead = *pass.ahead;       // in registers
-  const VF scale = hn::Set(d, a.scale);
+  const VF scale = hn::Set(d, a.scale * Keys<kType>::kLogitScale);
   const VF none = hn::Set(d, kNegInf);
   const bool plain = a.softcap <= 0 && out.logits == nullptr && out.head_max == nullptr;
   VF top[G];

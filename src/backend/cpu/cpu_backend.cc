@@ -27,6 +27,10 @@ constexpr int64_t kRowGrain = 8 << 10;    // values of a row op that are worth a
 // From so many rows on, weights and K/V are worth converting a panel at a time (prefill/).
 constexpr int32_t kPrefillRows = 16;
 
+// From so many on, rounding to bf16 saves time (GemmPrecision::kFast). Fewer rows wait for the
+// weights more than for the products, and so a short prompt is as exact as decoding.
+constexpr int32_t kFastRows = 64;
+
 int64_t RoundUp(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
@@ -85,8 +89,9 @@ struct CpuBackend::Impl {
         matvec(GetMatvecKernels(isa)),
         attend(pool, isa),
         select(pool, isa),
-        gemm(pool, options.precision),
-        prefill_attend(pool, options.precision) {}
+        many{PrefillGemm(pool, options.precision), PrefillAttention(pool, options.precision)},
+        few{PrefillGemm(pool, GemmPrecision::kFull), PrefillAttention(pool, GemmPrecision::kFull)} {
+  }
 
   const Isa isa;
   ThreadPool pool;
@@ -94,8 +99,13 @@ struct CpuBackend::Impl {
   const MatvecKernels& matvec;
   CpuAttend attend;
   CpuSelect select;
-  PrefillGemm gemm;
-  PrefillAttention prefill_attend;
+  struct Prefill {
+    PrefillGemm gemm;
+    PrefillAttention attend;
+  };
+  Prefill many;  // kFastRows and more
+  Prefill few;
+  Prefill& For(int64_t n_rows) { return n_rows >= kFastRows ? many : few; }
   Pages scratch;
 
   float* Scratch() { return reinterpret_cast<float*>(scratch.data()); }
@@ -204,7 +214,7 @@ struct CpuBackend::Impl {
       const LinearOut outs[3] = {{a.wq, a.bq, a.q, a.wq.n_out},
                                  {a.wk, a.bk, s.k, a.wk.n_out},
                                  {a.wv, a.bv, s.v, a.wv.n_out}};
-      gemm.Linear(s.h, a.n_rows, a.in.d, outs);
+      For(a.n_rows).gemm.Linear(s.h, a.n_rows, a.in.d, outs);
     } else {
       DecodeQkv(a, s, carver);
     }
@@ -248,7 +258,7 @@ struct CpuBackend::Impl {
       for (int32_t r = 0; r < a.n_rows;) {  // rows of a sequence follow one another
         const SeqMeta& seq = a.seqs[a.rows[r].seq];
         if (seq.q_len >= kPrefillRows) {
-          prefill_attend.Run(a, a.rows[r].seq);
+          For(seq.q_len).attend.Run(a, a.rows[r].seq);
         } else {
           attend.Run(a, r, r + seq.q_len, Scratch());
         }
@@ -273,7 +283,7 @@ struct CpuBackend::Impl {
 
   void Run(const LinearArgs& a) {
     if (a.n_rows >= kPrefillRows) {
-      return gemm.Linear(a.x, a.n_rows, a.w.n_in, a.w, a.bias, a.y, a.w.n_out);
+      return For(a.n_rows).gemm.Linear(a.x, a.n_rows, a.w.n_in, a.w, a.bias, a.y, a.w.n_out);
     }
     Carver carver(Scratch());
     const InputScratch s(a.n_rows, a.w.n_in, carver);
@@ -289,8 +299,8 @@ struct CpuBackend::Impl {
     const InputScratch s(a.n_rows, a.in.d, carver);
     Prologue(a.in, a.n_rows, s.h);
     if (a.n_rows >= kPrefillRows) {
-      return gemm.GatedFfn(s.h, a.n_rows, a.in.d, a.gate, a.up, a.gate_bias, a.up_bias, a.act,
-                           a.out, a.gate.n_out);
+      return For(a.n_rows).gemm.GatedFfn(s.h, a.n_rows, a.in.d, a.gate, a.up, a.gate_bias,
+                                         a.up_bias, a.act, a.out, a.gate.n_out);
     }
     float* padded = carver.Take(a.n_rows * Padded(a.in.d));
     Inputs inputs(*this, s.h, a.n_rows, a.in.d, padded, s.pairs);
@@ -326,7 +336,7 @@ struct CpuBackend::Impl {
     if (a.n_out == 0) return;
     const int64_t vocab = a.head.n_out;
     if (a.n_out >= kPrefillRows) {
-      gemm.Linear(s.in.h, a.n_out, a.in.d, a.head, a.bias, a.logits, vocab);
+      For(a.n_out).gemm.Linear(s.in.h, a.n_out, a.in.d, a.head, a.bias, a.logits, vocab);
       if (a.scale == 1 && a.softcap <= 0) return;
       pool.ParallelFor(a.n_out, 1, [&](int64_t begin, int64_t end, int) {
         rows.scale_softcap(a.logits + begin * vocab, (end - begin) * vocab, a.scale, a.softcap);
@@ -353,7 +363,7 @@ struct CpuBackend::Impl {
   void ReserveGemm(int32_t n_rows, std::initializer_list<const WeightRef*> weights) {
     if (n_rows < kPrefillRows) return;
     for (const WeightRef* w : weights) {
-      const Status reserved = gemm.Reserve(n_rows, *w);
+      const Status reserved = For(n_rows).gemm.Reserve(n_rows, *w);
       OKV_CHECK(reserved.ok(), "{}", reserved.message());
     }
   }
@@ -370,7 +380,8 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const AttendArgs& a) {
     if (a.n_rows >= kPrefillRows && PrefillAttendSupports(a)) {
-      const Status reserved = prefill_attend.Reserve(a);
+      Status reserved = few.attend.Reserve(a);
+      if (reserved.ok() && a.n_rows >= kFastRows) reserved = many.attend.Reserve(a);
       OKV_CHECK(reserved.ok(), "{}", reserved.message());
     }
     return static_cast<int64_t>(attend.Reserve(a));
@@ -400,7 +411,7 @@ CpuBackend::~CpuBackend() = default;
 
 std::string CpuBackend::Describe() const {
   return fmt::format("{}, {} thread{}, prefill in {}", impl_->isa.name, impl_->pool.size(),
-                     impl_->pool.size() == 1 ? "" : "s", impl_->gemm.Describe(DType::kBF16));
+                     impl_->pool.size() == 1 ? "" : "s", impl_->many.gemm.Describe(DType::kBF16));
 }
 
 Support CpuBackend::Supports(const Op& op) const {

@@ -13,9 +13,9 @@
 namespace omnikv {
 
 struct CpuOptions {
-  int threads = 0;   // 0: one a physical core (PhysicalCores())
-  bool pin = true;   // each worker to a core of its own
-  std::string isa;   // the instruction set to use, one of CpuIsas(); "": the best
+  int threads = 0;  // 0: one a physical core (PhysicalCores())
+  bool pin = true;  // each worker to a core of its own
+  std::string isa;  // the instruction set to use, one of CpuIsas(); "": the best
   // Of steps of many rows; decode rounds nothing.
   GemmPrecision precision = GemmPrecision::kFast;
 };

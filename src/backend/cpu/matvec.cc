@@ -79,8 +79,7 @@ HWY_INLINE VF BroadcastF16(const std::byte* p) {
   std::memcpy(&bits, p, 2);
 #if OKV_SAFE_MASKED_LOAD  // the targets with F16C
   const hn::Rebind<uint16_t, DF> d16;
-  return hn::PromoteTo(
-      d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), hn::Set(d16, bits)));
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), hn::Set(d16, bits)));
 #else
   return hn::Set(d, F32FromF16(bits));
 #endif
@@ -183,8 +182,7 @@ HWY_INLINE VF Activate(Activation act, VF v) {
   VF z = v;
   if (act == Activation::kGeluTanh) {  // 0.5 (1 + tanh u) = 1 / (1 + exp(-2 u))
     const VF cubic = hn::Mul(hn::Mul(v, v), v);
-    z = hn::Mul(hn::Set(d, 2 * 0.7978845608f),
-                hn::MulAdd(hn::Set(d, 0.044715f), cubic, v));
+    z = hn::Mul(hn::Set(d, 2 * 0.7978845608f), hn::MulAdd(hn::Set(d, 0.044715f), cubic, v));
   }
   return hn::Div(v, hn::Add(one, Exp(hn::Neg(z))));
 }

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "backend/cpu/simd-inl.h"
+#include "backend/kv_format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace omnikv {
@@ -153,7 +154,7 @@ HWY_INLINE void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t row, const
   }
 }
 
-// Stores n values as `dtype`, to nearest even. Highway's own DemoteTo truncates to bf16.
+// StoreKvValue of n values. Highway's own DemoteTo truncates to bf16.
 HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to) {
   int64_t i = 0;
   if (dtype == DType::kF32) {
@@ -172,8 +173,7 @@ HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to
       const auto u = hn::BitCast(du, f);
       const auto high = hn::ShiftRight<16>(u);
       const auto odd = hn::And(high, hn::Set(du, 1));
-      const auto rounded =
-          hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(du, 0x7fff)), odd));
+      const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(du, 0x7fff)), odd));
       const auto nan = hn::RebindMask(du, hn::IsNaN(f));
       const auto bits = hn::IfThenElse(nan, hn::Or(high, hn::Set(du, 0x40)), rounded);
       hn::StoreU(hn::DemoteTo(d16, hn::BitCast(DI(), bits)), d16, out + i);
@@ -183,12 +183,15 @@ HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to
   if (dtype == DType::kF16) {
     const hn::Rebind<hwy::float16_t, DF> half;
     for (; i + lanes <= n; i += lanes) {
-      hn::StoreU(hn::BitCast(d16, hn::DemoteTo(half, hn::LoadU(d, from + i))), d16, out + i);
+      const VF low =
+          hn::Min(hn::Set(d, kMaxF16), hn::LoadU(d, from + i));  // in this order, NaN stays
+      const VF v = hn::Max(hn::Set(d, -kMaxF16), low);
+      hn::StoreU(hn::BitCast(d16, hn::DemoteTo(half, v)), d16, out + i);
     }
   }
 #endif
 #endif
-  for (; i < n; ++i) StoreFromF32(dtype, to, static_cast<size_t>(i), from[i]);
+  for (; i < n; ++i) StoreKvValue(dtype, to, static_cast<size_t>(i), from[i]);
 }
 
 void FinishQkv(const NormQkvRopeAppendArgs& a, int32_t row, float* k, const float* v) {

@@ -120,10 +120,9 @@ void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
 
 void CpuSelect::Run(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    pool_.ParallelFor(int64_t{a.rows[r].pos} + 1, kReduceGrain,
-                      [&](int64_t begin, int64_t end, int) {
-                        kernels_.score_reduce(a, r, begin, end);
-                      });
+    pool_.ParallelFor(
+        int64_t{a.rows[r].pos} + 1, kReduceGrain,
+        [&](int64_t begin, int64_t end, int) { kernels_.score_reduce(a, r, begin, end); });
   }
 }
 

@@ -182,8 +182,12 @@ HWY_INLINE void Pack(const float* x, size_t n, size_t padded, float* out) {
   }
 }
 
-HWY_INLINE float Sum(VF v) { return hn::GetLane(hn::SumOfLanes(DF(), v)); }
-HWY_INLINE float Max(VF v) { return hn::GetLane(hn::MaxOfLanes(DF(), v)); }
+HWY_INLINE float Sum(VF v) {
+  return hn::GetLane(hn::SumOfLanes(DF(), v));
+}
+HWY_INLINE float Max(VF v) {
+  return hn::GetLane(hn::MaxOfLanes(DF(), v));
+}
 
 // out[0, 4) = the sums of the lanes of a, b, c and d: a transposition, much cheaper than four sums.
 HWY_INLINE void Sum4(VF a, VF b, VF c, VF e, float* out) {
@@ -260,8 +264,7 @@ HWY_INLINE VF Exp2(VF x) {
   return VF{_mm512_scalef_ps(p.raw, n.raw)};
 #else
   const DI di;
-  const auto scaled =
-      hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::ConvertTo(di, n)));
+  const auto scaled = hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::ConvertTo(di, n)));
   return hn::IfThenElseZero(hn::Ge(x, low), hn::BitCast(d, scaled));
 #endif
 }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/kv_format.h"
+
 namespace omnikv {
 namespace {
 
@@ -80,11 +82,11 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     std::byte* out = a.kv.Row(a.seqs[row.seq].table_off, row.pos);
     for (int32_t head = 0; head < a.kv.n_kv_heads; ++head) {
       for (int32_t i = 0; i < a.kv.dk; ++i) {
-        StoreFromF32(a.kv.dtype, out + a.kv.k_offset + head * a.kv.k_head_bytes,
+        StoreKvValue(a.kv.dtype, out + a.kv.k_offset + head * a.kv.k_head_bytes,
                      static_cast<size_t>(i), k[static_cast<size_t>(head * a.kv.dk + i)]);
       }
       for (int32_t i = 0; i < a.kv.dv; ++i) {
-        StoreFromF32(a.kv.dtype, out + a.kv.v_offset + head * a.kv.v_head_bytes,
+        StoreKvValue(a.kv.dtype, out + a.kv.v_offset + head * a.kv.v_head_bytes,
                      static_cast<size_t>(i), v[static_cast<size_t>(head * a.kv.dv + i)]);
       }
     }

@@ -91,11 +91,15 @@ struct Errors {
   double lse = 0;
 };
 
-// `rounded`: with queries rounded as the bf16 kernels round them.
+// `rounded`: with queries and f16 K/V rounded as the bf16 kernels round them.
 Errors Compare(const Case& c, bool rounded = false) {
   const AttendArgs& a = c.args;
   const KvView& kv = a.kv;
   const int32_t group = a.n_heads / kv.n_kv_heads;
+  const auto load = [&](const std::byte* row, size_t i) {
+    const float value = LoadAsF32(kv.dtype, row, i);
+    return rounded ? F32FromBf16(Bf16FromF32(value)) : value;
+  };
   Errors errors;
   for (int32_t r = a.seqs[1].q_begin; r < a.n_rows; ++r) {
     const int32_t pos = a.rows[r].pos;
@@ -118,13 +122,13 @@ Errors Compare(const Case& c, bool rounded = false) {
           for (size_t i = 0; i < static_cast<size_t>(kv.dk); ++i) {
             double value = q[i] * scale;
             if (rounded) value = F32FromBf16(Bf16FromF32(static_cast<float>(value)));
-            dot += value * LoadAsF32(kv.dtype, k, i);
+            dot += value * load(k, i);
           }
           double logit = a.softcap > 0 ? dot : dot * M_LN2;
           if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
           const double p = std::exp(logit);
           weight += p;
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += p * LoadAsF32(kv.dtype, v, i);
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += p * load(v, i);
         }
       }
       const double worst = std::numeric_limits<double>::infinity();
@@ -396,8 +400,8 @@ void CheckTiles(const prefill::AttendKernels& kernels) {
       {.n_heads = 2, .dk = 256, .dv = 96, .start = 1, .rows = 34},
   };
   for (Shape s : shapes) {
-    s.dtype = DType::kBF16;
     for (const int32_t window : {0, 33}) {
+      s.dtype = window == 0 ? DType::kBF16 : DType::kF16;
       SCOPED_TRACE(testing::Message() << kernels.name << " dk " << s.dk << " window " << window);
       Case c(s, random);
       c.args.plan = {};

@@ -182,6 +182,17 @@ class PrefillAttention::Task {
     });
   }
 
+  // n values of K or V as bf16.
+  void ToBf16(const std::byte* from, int64_t n, uint32_t* out) const {
+    if (a_.kv.dtype == DType::kBF16) {
+      std::memcpy(out, from, static_cast<size_t>(n) * sizeof(Bf16));
+      return;
+    }
+    float* f32 = Floats(at_.rows + 2 * at_.ld_row);
+    vector_.to_f32(a_.kv.dtype, from, n, f32);
+    vector_.to_bf16(f32, n, reinterpret_cast<Bf16*>(out));
+  }
+
   void LoadTile(int64_t first, int64_t last) {
     const KvView& kv = a_.kv;
     const int64_t k_at = kv.k_offset + kv_head_ * kv.k_head_bytes;
@@ -192,9 +203,14 @@ class PrefillAttention::Task {
       const Bf16* even = nullptr;  // V of the last token, when it is not paired yet
       ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
         uint32_t* key = Words(at_.k + j * at_.ld_k);
-        std::memcpy(key, row + k_at, static_cast<size_t>(kv.dk) * sizeof(Bf16));
+        ToBf16(row + k_at, kv.dk, key);
         std::fill(key + kv.dk / 2, key + at_.q_words, 0u);
         const auto* v = reinterpret_cast<const Bf16*>(row + v_at);
+        if (kv.dtype != DType::kBF16) {
+          uint32_t* converted = Words(at_.rows + j % 2 * at_.ld_row);
+          ToBf16(row + v_at, kv.dv, converted);
+          v = reinterpret_cast<const Bf16*>(converted);
+        }
         if (j % 2 != 0) {
           vector_.pair(even, v, kv.dv, pairs + j / 2 * ld);
         } else if (first + j == last - 1) {  // no partner: its weight is zero
@@ -291,7 +307,7 @@ PrefillAttention::PrefillAttention(ThreadPool& pool, GemmPrecision precision,
       bf16_(prefill::Bf16AttendKernels()) {}
 
 const AttendKernels& PrefillAttention::KernelsFor(const KvView& kv) const {
-  if (precision_ == GemmPrecision::kFull || kv.dtype != DType::kBF16) return vector_.attend;
+  if (precision_ == GemmPrecision::kFull || kv.dtype == DType::kF32) return vector_.attend;
   if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0) return *amx_;
   return bf16_ != nullptr ? *bf16_ : vector_.attend;
 }

@@ -26,9 +26,9 @@ bool PrefillAttendSupports(const AttendArgs& args);
 // Owns the scratch of one backend; one caller at a time.
 class PrefillAttention {
  public:
-  // kFast: bf16 K/V are multiplied in bf16 where the CPU does that faster (queries and softmax
-  // weights rounded, sums in f32). kFull, and other K/V always: in f32.
-  // `kernels` (tests): what runs bf16 K/V, instead of the best that the CPU has.
+  // kFast: K/V of 16 bits are multiplied in bf16 where the CPU does that faster (queries, softmax
+  // weights and f16 K/V rounded, sums in f32). kFull, and f32 K/V always: in f32.
+  // `kernels` (tests): what runs K/V of 16 bits, instead of the best that the CPU has.
   explicit PrefillAttention(ThreadPool& pool, GemmPrecision precision = GemmPrecision::kFast,
                             const prefill::AttendKernels* kernels = nullptr);
 

@@ -18,8 +18,9 @@ using Clock = std::chrono::steady_clock;
 // How long a worker looks for the next job before it parks: longer than the gaps between the ops of
 // a step and between most steps, short enough to leave an idle process idle.
 constexpr auto kSpin = std::chrono::microseconds(60);
-// How long a thread waits for its peers before it offers its core to others.
-constexpr auto kYieldAfter = std::chrono::microseconds(20);
+// How long the caller looks for its workers to finish before it sleeps. Waking it takes some ten
+// microseconds, so the ends of uneven jobs are better watched.
+constexpr auto kSpinForPeers = std::chrono::microseconds(200);
 
 inline void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -40,13 +41,6 @@ bool SpinFor(Clock::duration limit, const Ready& ready) {
     }
   } while (Clock::now() - start < limit);
   return ready();
-}
-
-// Spins, then yields, until ready(): for waits that are short unless the machine is overloaded.
-template <typename Ready>
-void WaitUntil(bool spin, const Ready& ready) {
-  if (ready() || (spin && SpinFor(kYieldAfter, ready))) return;
-  while (!ready()) sched_yield();
 }
 
 // The logical CPUs of the affinity mask: one of each physical core first, then their siblings.
@@ -78,89 +72,113 @@ void PinSelf(int cpu) {
 
 }  // namespace
 
-// A job is published by raising `epoch`; workers count down `running` when they are through. The
-// words that different threads write lie on different cache lines.
+// The state of the pool is one word, so that entering a job and closing it cannot miss each other:
+// its generation, raised by each job; whether it is closed to workers; how many of them have
+// entered it, and how many of those are through.
 struct ThreadPool::Impl {
+  static constexpr uint64_t kLeft = 1;
+  static constexpr uint64_t kEntered = uint64_t{1} << 15;
+  static constexpr uint64_t kClosed = uint64_t{1} << 30;
+  static constexpr uint64_t kGeneration = uint64_t{1} << 31;
+  static constexpr uint64_t kCount = kEntered - 1;
+  static uint64_t Left(uint64_t gate) { return gate & kCount; }
+  static uint64_t Entered(uint64_t gate) { return gate / kEntered & kCount; }
+  static uint64_t Generation(uint64_t gate) { return gate / kGeneration; }
+
   int n_threads = 1;
   bool spin = true;  // false where threads outnumber CPUs: a spinning thread would hold up the rest
   FunctionRef<void(int)>* job = nullptr;
   bool stop = false;
 
-  alignas(64) std::atomic<uint64_t> epoch{0};
-  alignas(64) std::atomic<int> running{0};
+  alignas(64) std::atomic<uint64_t> gate{kClosed};
   alignas(64) std::atomic<int64_t> next{0};  // ParallelFor: first index not taken yet
-  alignas(64) std::atomic<int> arrived{0};
-  alignas(64) std::atomic<uint32_t> phase{0};  // barriers passed
-
-  // A worker that parks says so in `parked` before it looks at `epoch` a last time, and the caller
-  // raises `epoch` before it looks at `parked`, both sequentially consistent: one of them sees the
-  // other, so no wake-up is lost and the lock is taken only when somebody sleeps.
-  alignas(64) std::atomic<int> parked{0};
-  std::mutex mutex;
-  std::condition_variable wake;
   std::vector<std::thread> workers;
 
-  void Publish() {
-    epoch.fetch_add(1, std::memory_order_seq_cst);
-    if (parked.load(std::memory_order_seq_cst) == 0) return;
-    { std::lock_guard<std::mutex> lock(mutex); }
-    wake.notify_all();
+  // The gate once ready(gate) holds: looks for it, then sleeps.
+  template <typename Ready>
+  uint64_t Await(Clock::duration limit, const Ready& ready) {
+    uint64_t now = gate.load(std::memory_order_acquire);
+    if (spin) {
+      SpinFor(limit, [&] { return ready(now = gate.load(std::memory_order_acquire)); });
+    }
+    while (!ready(now)) {
+      gate.wait(now, std::memory_order_acquire);
+      now = gate.load(std::memory_order_acquire);
+    }
+    return now;
   }
 
-  void Await(uint64_t seen) {
-    const auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
-    if (spin && SpinFor(kSpin, changed)) return;
-    std::unique_lock<std::mutex> lock(mutex);
-    parked.fetch_add(1, std::memory_order_seq_cst);
-    wake.wait(lock, [&] { return epoch.load(std::memory_order_seq_cst) != seen; });
-    parked.fetch_sub(1, std::memory_order_seq_cst);
+  void Open() {
+    const uint64_t generation = Generation(gate.load(std::memory_order_relaxed)) + 1;
+    gate.store(generation * kGeneration, std::memory_order_release);
+    gate.notify_all();
   }
 
   void Work(int thread, int cpu) {
     if (cpu >= 0) PinSelf(cpu);
-    for (uint64_t seen = 0;; ++seen) {
-      Await(seen);
+    uint64_t seen = 0;  // generations
+    for (;;) {
+      uint64_t now = Await(kSpin, [&](uint64_t g) { return Generation(g) != seen; });
+      while ((now & kClosed) == 0 &&
+             !gate.compare_exchange_weak(now, now + kEntered, std::memory_order_acq_rel)) {
+      }
+      seen = Generation(now);
+      if ((now & kClosed) != 0) continue;  // too late for this one
       if (stop) return;
       (*job)(thread);
-      running.fetch_sub(1, std::memory_order_release);
+      gate.fetch_add(kLeft, std::memory_order_acq_rel);
+      gate.notify_all();
     }
+  }
+
+  // Runs `body` on the caller, and on all workers or on those that come before the caller is
+  // through.
+  void Run(FunctionRef<void(int)> body, bool all) {
+    OKV_CHECK(job == nullptr, "jobs do not nest");
+    job = &body;
+    Open();
+    body(0);
+    const auto everyone = static_cast<uint64_t>(n_threads - 1);
+    if (all) Await(kSpinForPeers, [&](uint64_t g) { return Left(g) == everyone; });
+    gate.fetch_or(kClosed, std::memory_order_acq_rel);
+    Await(kSpinForPeers, [](uint64_t g) { return Left(g) == Entered(g); });
+    job = nullptr;
   }
 };
 
 ThreadPool::ThreadPool(int n_threads, bool pin) : impl_(std::make_unique<Impl>()) {
   OKV_CHECK(n_threads >= 1, "{} threads", n_threads);
   const std::vector<int> cpus = CpusByCore();
+  OKV_CHECK(static_cast<uint64_t>(n_threads) <= Impl::kCount, "{} threads", n_threads);
   impl_->n_threads = n_threads;
   impl_->spin = static_cast<size_t>(n_threads) <= std::max<size_t>(cpus.size(), 1);
   // The caller keeps its affinity: what it starts later would inherit a single CPU. The workers
-  // leave the first one to it.
+  // leave the first one to it. A pool of part of the machine is not pinned: others have such pools.
+  const bool pinned = pin && static_cast<size_t>(n_threads) == cpus.size();
   for (int t = 1; t < n_threads; ++t) {
-    const int cpu = pin && impl_->spin && !cpus.empty() ? cpus[static_cast<size_t>(t)] : -1;
+    const int cpu = pinned ? cpus[static_cast<size_t>(t)] : -1;
     impl_->workers.emplace_back([this, t, cpu] { impl_->Work(t, cpu); });
   }
 }
 
 ThreadPool::~ThreadPool() {
   impl_->stop = true;
-  impl_->Publish();
+  impl_->Open();
   for (std::thread& worker : impl_->workers) worker.join();
 }
 
-int ThreadPool::size() const { return impl_->n_threads; }
+int ThreadPool::size() const {
+  return impl_->n_threads;
+}
 
 void ThreadPool::Run(FunctionRef<void(int)> body) {
-  if (impl_->n_threads == 1) {
-    body(0);
-    return;
-  }
-  OKV_CHECK(impl_->job == nullptr, "jobs do not nest");
-  impl_->job = &body;
-  impl_->running.store(impl_->n_threads - 1, std::memory_order_relaxed);
-  impl_->Publish();
-  body(0);
-  WaitUntil(impl_->spin,
-            [this] { return impl_->running.load(std::memory_order_acquire) == 0; });
-  impl_->job = nullptr;
+  if (impl_->n_threads == 1) return body(0);
+  impl_->Run(body, true);
+}
+
+void ThreadPool::Share(FunctionRef<void(int)> body) {
+  if (impl_->n_threads == 1) return body(0);
+  impl_->Run(body, false);
 }
 
 void ThreadPool::ParallelFor(int64_t n, int64_t grain,
@@ -171,25 +189,13 @@ void ThreadPool::ParallelFor(int64_t n, int64_t grain,
     return;
   }
   impl_->next.store(0, std::memory_order_relaxed);
-  Run([&](int thread) {
+  Share([&](int thread) {
     for (;;) {
       const int64_t begin = impl_->next.fetch_add(grain, std::memory_order_relaxed);
       if (begin >= n) return;
       body(begin, std::min(n, begin + grain), thread);
     }
   });
-}
-
-void ThreadPool::Barrier() {
-  if (impl_->n_threads == 1) return;
-  const uint32_t phase = impl_->phase.load(std::memory_order_acquire);
-  if (impl_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == impl_->n_threads) {
-    impl_->arrived.store(0, std::memory_order_relaxed);
-    impl_->phase.store(phase + 1, std::memory_order_release);
-    return;
-  }
-  WaitUntil(impl_->spin,
-            [&] { return impl_->phase.load(std::memory_order_acquire) != phase; });
 }
 
 }  // namespace omnikv

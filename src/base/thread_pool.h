@@ -3,11 +3,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -33,8 +31,8 @@ class FunctionRef<R(Args...)> {
   R (*call_)(void*, Args...);
 };
 
-// `n_threads` threads, the caller of Run being thread 0. Threads are pinned, one a physical core,
-// when `pin` is set. One caller at a time; jobs do not nest.
+// `n_threads` threads, the caller being thread 0. When `pin` is set and there are as many threads
+// as the process has physical cores, each has its own. One caller at a time; jobs do not nest.
 class ThreadPool {
  public:
   explicit ThreadPool(int n_threads, bool pin = true);
@@ -44,15 +42,17 @@ class ThreadPool {
 
   int size() const;
 
-  // Calls body(thread) once on every thread, and returns when all have.
+  // Calls body(thread) once on every thread, and returns when all calls have.
   void Run(FunctionRef<void(int)> body);
+
+  // The same on the caller and on those other threads that come before the caller's own call has
+  // returned: for bodies that take pieces of work until none is left. Returns when all calls have.
+  // On a busy machine nobody waits for a thread that has no core.
+  void Share(FunctionRef<void(int)> body);
 
   // Calls body(begin, end, thread) for disjoint pieces of [0, n) of about `grain`, taken in
   // ascending order as threads become free.
   void ParallelFor(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> body);
-
-  // Inside Run: waits until every thread of the job has arrived.
-  void Barrier();
 
  private:
   struct Impl;

@@ -41,21 +41,41 @@ TEST_P(ThreadPoolTest, ParallelForTakesEachIndexOnce) {
   }
 }
 
-TEST_P(ThreadPoolTest, BarrierSeparatesPhases) {
+// Whoever comes takes part, the caller always; late threads never run a body that has returned.
+TEST_P(ThreadPoolTest, SharesWithThoseThatCome) {
   ThreadPool pool(GetParam());
-  const auto n = static_cast<size_t>(GetParam());
-  std::vector<int64_t> value(n, 0);
-  std::atomic<bool> right{true};
-  pool.Run([&](int thread) {
-    for (int64_t phase = 1; phase <= 50; ++phase) {
-      value[static_cast<size_t>(thread)] = phase;
-      pool.Barrier();
-      const int64_t sum = std::accumulate(value.begin(), value.end(), int64_t{0});
-      if (sum != phase * GetParam()) right = false;
-      pool.Barrier();
-    }
-  });
-  EXPECT_TRUE(right);
+  for (int job = 0; job < 2000; ++job) {
+    std::vector<std::atomic<int>> calls(static_cast<size_t>(GetParam()));
+    std::atomic<int> left{16};
+    pool.Share([&](int thread) {
+      ++calls[static_cast<size_t>(thread)];
+      while (left.fetch_sub(1) > 0) {
+      }
+    });
+    ASSERT_EQ(calls[0], 1);
+    ASSERT_TRUE(std::all_of(calls.begin(), calls.end(), [](const auto& n) { return n <= 1; }));
+    if (job % 7 == 0) pool.Run([&](int thread) { ++calls[static_cast<size_t>(thread)]; });
+  }
+}
+
+// With every core taken, work that is shared goes on: nothing waits for a worker without a core.
+TEST(ThreadPoolTest, SharesOnABusyMachine) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> busy;
+  for (unsigned i = 0; i < 2 * std::max(1u, std::thread::hardware_concurrency()); ++i) {
+    busy.emplace_back([&] {
+      while (!stop) {
+      }
+    });
+  }
+  ThreadPool pool(2);
+  std::atomic<int64_t> sum{0};
+  for (int job = 0; job < 3000; ++job) {
+    pool.ParallelFor(8, 1, [&](int64_t begin, int64_t, int) { sum += begin; });
+  }
+  stop = true;
+  for (std::thread& t : busy) t.join();
+  EXPECT_EQ(sum, 3000 * 28);
 }
 
 TEST_P(ThreadPoolTest, WakesParkedThreads) {

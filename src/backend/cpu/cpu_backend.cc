@@ -162,7 +162,7 @@ struct CpuBackend::Impl {
     const int64_t threads = pool.size();
     if (threads == 1 || n * row_bytes < kLastBytes) return body(0, n);
     std::atomic<int64_t> next{0};
-    pool.Run([&](int) {
+    pool.Share([&](int) {
       int64_t begin = next.load(std::memory_order_relaxed);
       while (begin < n) {
         const int64_t part = RoundUp((n - begin) * 2 / (3 * threads), 4);

@@ -8,21 +8,16 @@ namespace omnikv {
 namespace {
 
 std::string_view IsaName(int64_t target) {
-  switch (target) {
+  // Lower bits are better targets. Newer versions of Highway know more of them than the one we
+  // name: kinds of AVX-512, SSE2.
 #if HWY_ARCH_X86
-    case HWY_AVX3:
-      return "avx512";
-    case HWY_AVX2:
-      return "avx2";
-    case HWY_SSE4:
-      return "sse4";
+  if (target <= HWY_AVX3) return "avx512";
+  if (target <= HWY_AVX2) return "avx2";
+  if (target <= HWY_SSE4) return "sse4";
 #elif HWY_ARCH_ARM
-    case HWY_NEON:
-      return "neon";
+  if (target == HWY_NEON) return "neon";
 #endif
-    default:
-      return "scalar";
-  }
+  return "scalar";
 }
 
 }  // namespace

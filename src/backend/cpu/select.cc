@@ -27,11 +27,8 @@ size_t CpuSelect::ScratchWords(const TopKArgs& a) const {
 
 template <typename Body>
 void CpuSelect::ForPieces(int n_pieces, const Body& body) {
-  if (n_pieces == 1) {
-    body(0);
-  } else {
-    pool_.Run([&](int thread) { body(thread); });
-  }
+  pool_.ParallelFor(n_pieces, 1,
+                    [&](int64_t piece, int64_t, int) { body(static_cast<int>(piece)); });
 }
 
 // Radix selection: finds the key of rank n_pick digit by digit, then collects what lies above it

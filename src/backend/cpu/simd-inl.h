@@ -32,15 +32,20 @@ using VF = hn::Vec<DF>;
 inline constexpr size_t kLanes = HWY_LANES(float);
 inline constexpr size_t kStep = 2 * kLanes;  // values that LoadStep reads
 
+// Highway's target, by what we have code for: newer versions know several kinds of AVX-512. Macros
+// keep their text until they are used, so these hold for every target in turn.
+#define OKV_AVX512 (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
+#define OKV_AVX2 (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3 && HWY_TARGET <= HWY_AVX2)
+
 // Registers decide how much a kernel may block: AVX-512 and NEON have 32, AVX2 and SSE 16.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+#if OKV_AVX512 || HWY_TARGET == HWY_NEON
 inline constexpr int kRegisterRows = 4;
 #else
 inline constexpr int kRegisterRows = 2;
 #endif
 
 // Masked loads that never touch what the mask excludes.
-#define OKV_SAFE_MASKED_LOAD (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3)
+#define OKV_SAFE_MASKED_LOAD (OKV_AVX512 || OKV_AVX2)
 
 // The first `n` floats at p, zeros after them; n may be anything.
 HWY_INLINE VF LoadFloats(const float* p, size_t n) {
@@ -108,9 +113,9 @@ struct Elements<DType::kBF16> {
   static HWY_INLINE void Split(hn::Vec<DU> pairs, VF& even, VF& odd) {
     const DF d;
     const DU du;
-#if HWY_TARGET == HWY_AVX3  // else both uses load: a quarter slower from cache (Zen 5)
+#if OKV_AVX512  // else both uses load: a quarter slower from cache (Zen 5)
     asm("" : "+v"(pairs.raw));
-#elif HWY_TARGET == HWY_AVX2
+#elif OKV_AVX2
     asm("" : "+x"(pairs.raw));
 #endif
     even = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
@@ -245,7 +250,7 @@ HWY_INLINE VF Exp(VF x) {
 // 2^x for x <= 0 (and a little above) to about 2 ulp; 0 below -126.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
-#if HWY_TARGET == HWY_AVX3
+#if OKV_AVX512
   const VF clamped = hn::Max(x, hn::Set(d, -200.0f));  // scalef underflows to 0
 #else
   const VF low = hn::Set(d, -126.0f);
@@ -260,7 +265,7 @@ HWY_INLINE VF Exp2(VF x) {
   p = hn::MulAdd(p, r, hn::Set(d, 2.4022651e-1f));
   p = hn::MulAdd(p, r, hn::Set(d, 6.9314718e-1f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-#if HWY_TARGET == HWY_AVX3
+#if OKV_AVX512
   return VF{_mm512_scalef_ps(p.raw, n.raw)};
 #else
   const DI di;

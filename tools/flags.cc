@@ -33,10 +33,10 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   app.add_flag("-v,--verbose", f.verbose, "say more on stderr");
 }
 
-Result<EngineOptions> ToEngineOptions(const EngineFlags& f) {
+Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   EngineOptions o;
   o.model = f.model;
-  if (o.model.empty()) {
+  if (o.model.empty() && shipped) {
     OKV_ASSIGN_OR_RETURN(o.model, ShippedFile("models/omnikv-tiny-q8_0.gguf"));
   }
   o.device = f.device;

@@ -26,8 +26,8 @@ struct EngineFlags {
   bool verbose = false;
 };
 void AddEngineFlags(CLI::App& app, EngineFlags& flags);
-// The options they mean. Finds the shipped model when -m is not given.
-Result<EngineOptions> ToEngineOptions(const EngineFlags& flags);
+// The options they mean. Without -m, the shipped model when `shipped` is set, else none.
+Result<EngineOptions> ToEngineOptions(const EngineFlags& flags, bool shipped = true);
 
 // --policy, --set key=value.
 struct PolicyFlags {

@@ -44,21 +44,34 @@ Result<DType> ParseFormat(const std::string& name) {
   return InvalidArgument(fmt::format("--format is '{}', expected bf16, f16, f32 or q8_0", name));
 }
 
-// Raises `c` to what this machine does now. Machines are busy at times: measured before each case,
-// the best of a run counts.
-Status RaiseCeiling(int threads, Ceiling& c) {
-  ThreadPool pool(threads == 0 ? PhysicalCores() : threads);
-  OKV_ASSIGN_OR_RETURN(const MemoryCeiling memory, MeasureMemory(pool, size_t{1} << 30));
-  c.memory.read_gb_s = std::max(c.memory.read_gb_s, memory.read_gb_s);
-  c.memory.copy_gb_s = std::max(c.memory.copy_gb_s, memory.copy_gb_s);
-  const auto raise = [&pool](DType type, GemmRate& best) {
-    const GemmRate now = MeasureGemmPeak(pool, type);
-    if (now.flops > best.flops) best = now;
-  };
-  raise(DType::kBF16, c.gemm_bf16);
-  raise(DType::kF32, c.gemm_f32);
-  c.amx = std::max(c.amx, MeasureAmxPeak(pool));
-  return {};
+Result<Ceiling> MeasureCeiling(int threads) {
+  ThreadPool pool(threads);
+  Ceiling c;
+  OKV_ASSIGN_OR_RETURN(c.memory, MeasureMemory(pool, size_t{1} << 30));
+  c.gemm_bf16 = MeasureGemmPeak(pool, DType::kBF16);
+  c.gemm_f32 = MeasureGemmPeak(pool, DType::kF32);
+  c.amx = MeasureAmxPeak(pool);
+  return c;
+}
+
+Ceiling Higher(const Ceiling& a, const Ceiling& b) {
+  const auto rate = [](const GemmRate& x, const GemmRate& y) { return x.flops < y.flops ? y : x; };
+  return {.memory = {.read_gb_s = std::max(a.memory.read_gb_s, b.memory.read_gb_s),
+                     .copy_gb_s = std::max(a.memory.copy_gb_s, b.memory.copy_gb_s)},
+          .gemm_bf16 = rate(a.gemm_bf16, b.gemm_bf16),
+          .gemm_f32 = rate(a.gemm_f32, b.gemm_f32),
+          .amx = std::max(a.amx, b.amx)};
+}
+
+nlohmann::ordered_json CeilingJson(const Ceiling& c, int threads) {
+  nlohmann::ordered_json json = {
+      {"threads", threads},
+      {"read_gb_s", c.memory.read_gb_s},
+      {"copy_gb_s", c.memory.copy_gb_s},
+      {"gemm_tflop_s", {{"bf16", c.gemm_bf16.flops / 1e12}, {"f32", c.gemm_f32.flops / 1e12}}},
+      {"gemm_by", {{"bf16", c.gemm_bf16.by}, {"f32", c.gemm_f32.by}}}};
+  if (c.amx > 0) json["amx_tflop_s"] = c.amx / 1e12;
+  return json;
 }
 
 nlohmann::ordered_json OpsJson(const std::vector<OpShare>& ops) {
@@ -76,15 +89,30 @@ void PrintOps(const std::vector<OpShare>& ops) {
   }
 }
 
+// Other programs and other guests of the host take their part of a machine, now more, now less. So
+// the ceilings are measured between all cases, and each case is held against the higher of those
+// before and after it.
 class Bench {
  public:
   explicit Bench(const BenchFlags& flags) : f_(flags) {}
 
   Status Run() {
-    OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine));
-    if (f_.engine.model.empty()) options_.model.clear();  // generated weights
+    if (f_.contexts.empty() && f_.prefill.empty() && f_.attend.empty()) {
+      f_.contexts = {16, 16384};
+      f_.prefill = {512};
+      if (f_.policies.empty()) f_.policies = {"full", "omnikv"};
+    }
+    OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
     OKV_ASSIGN_OR_RETURN(format_, ParseFormat(f_.format));
+    OKV_ASSIGN_OR_RETURN(policies_, Policies());
+    if (options_.context == 0) {  // the geometry's own may be too short by the steps, or too long
+      for (const int64_t n : f_.contexts) {
+        options_.context = std::max(options_.context, n + f_.steps + 8);
+      }
+      for (const int64_t n : f_.prefill) options_.context = std::max(options_.context, n + 8);
+    }
     json_ = {{"machine", {{"cpu", MakeCpuBackend({})->Describe()}, {"cores", PhysicalCores()}}},
+             {"ceiling", nullptr},
              {"cases", nlohmann::ordered_json::array()}};
     for (const int threads : f_.threads.empty() ? std::vector<int>{options_.threads} : f_.threads) {
       OKV_RETURN_IF_ERROR(RunThreads(threads));
@@ -94,155 +122,162 @@ class Bench {
   }
 
  private:
+  Result<std::vector<PolicyOptions>> Policies() const;
   Status RunThreads(int threads);
-  void PrintCeiling() const;
-  nlohmann::ordered_json CeilingJson() const;
-  Status RunAttend();
-  Status RunDecode(const PolicyOptions& policy);
-  Status RunPrefill(const PolicyOptions& policy);
+  // Ends a case that ran since the last call (or since the start): its ceiling.
+  Result<Ceiling> Ceilings();
+  // What a case has in common with the others.
+  nlohmann::ordered_json& AddCase(const Ceiling& c);
+  Status RunAttend(int32_t head_dim, int64_t tokens);
+  Status RunDecode(const PolicyOptions& policy, int64_t context);
+  Status RunPrefill(const PolicyOptions& policy, int64_t tokens);
   int Threads() const { return options_.threads == 0 ? PhysicalCores() : options_.threads; }
   std::string Label() const {
     return options_.model.empty() ? f_.geometry + " " + f_.format : options_.model;
   }
 
-  const BenchFlags& f_;
+  BenchFlags f_;
   EngineOptions options_;
+  std::vector<PolicyOptions> policies_;
   DType format_ = DType::kBF16;
-  Ceiling ceiling_;
+  Ceiling last_;     // measured last
+  Ceiling highest_;  // of this number of threads
   BenchEngine bench_;
   nlohmann::ordered_json json_;
 };
 
+Result<std::vector<PolicyOptions>> Bench::Policies() const {
+  std::vector<std::string> names = f_.policies;
+  if (names.empty()) names.push_back(f_.policy.policy == "auto" ? "full" : f_.policy.policy);
+  std::vector<PolicyOptions> policies;
+  for (const std::string& name : names) {
+    PolicyFlags flags = f_.policy;
+    flags.policy = name;
+    if (name == "full" && names.size() > 1) flags.set.clear();  // meant for the others
+    OKV_ASSIGN_OR_RETURN(policies.emplace_back(), ToPolicyOptions(flags));
+  }
+  return policies;
+}
+
 Status Bench::RunThreads(int threads) {
   options_.threads = threads;
-  ceiling_ = {};
-  OKV_RETURN_IF_ERROR(RaiseCeiling(threads, ceiling_));
   OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(options_, f_.geometry, format_));
+  OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads()));
+  highest_ = last_;
   if (!f_.json) {
     fmt::print("{}\n{}: weights {}\n", bench_.engine->device(), Label(),
                HumanBytes(bench_.weight_bytes));
-    PrintCeiling();
+    fmt::print(
+        "ceiling, {} threads: read {:.1f} GB/s, copy {:.1f} GB/s, GEMM {:.3f} TFLOP/s ({}) and "
+        "{:.3f} TFLOP/s ({}){}\n",
+        Threads(), last_.memory.read_gb_s, last_.memory.copy_gb_s, last_.gemm_bf16.flops / 1e12,
+        last_.gemm_bf16.by, last_.gemm_f32.flops / 1e12, last_.gemm_f32.by,
+        last_.amx > 0 ? fmt::format(", AMX tiles {:.3f} TFLOP/s", last_.amx / 1e12) : "");
   }
-  std::vector<std::string> policies = f_.policies;
-  if (policies.empty()) policies.push_back(f_.policy.policy == "auto" ? "full" : f_.policy.policy);
-  for (const std::string& name : policies) {
-    PolicyFlags flags = f_.policy;
-    flags.policy = name;
-    if (name == "full") flags.set.clear();
-    OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(flags));
-    OKV_RETURN_IF_ERROR(RunPrefill(policy));
-    OKV_RETURN_IF_ERROR(RunDecode(policy));
+  for (const PolicyOptions& policy : policies_) {
+    for (const int64_t tokens : f_.prefill) OKV_RETURN_IF_ERROR(RunPrefill(policy, tokens));
+    for (const int64_t context : f_.contexts) OKV_RETURN_IF_ERROR(RunDecode(policy, context));
   }
-  OKV_RETURN_IF_ERROR(RunAttend());
-  if (!f_.json) PrintCeiling();
-  json_["ceiling"] = CeilingJson();
-  return {};
-}
-
-void Bench::PrintCeiling() const {
-  const Ceiling& c = ceiling_;
-  fmt::print(
-      "ceiling, {} threads: read {:.1f} GB/s, copy {:.1f} GB/s, GEMM {:.3f} TFLOP/s ({}) and "
-      "{:.3f} TFLOP/s ({}){}\n",
-      Threads(), c.memory.read_gb_s, c.memory.copy_gb_s, c.gemm_bf16.flops / 1e12, c.gemm_bf16.by,
-      c.gemm_f32.flops / 1e12, c.gemm_f32.by,
-      c.amx > 0 ? fmt::format(", AMX tiles {:.3f} TFLOP/s", c.amx / 1e12) : "");
-}
-
-nlohmann::ordered_json Bench::CeilingJson() const {
-  const Ceiling& c = ceiling_;
-  nlohmann::ordered_json json = {
-      {"threads", Threads()},
-      {"read_gb_s", c.memory.read_gb_s},
-      {"copy_gb_s", c.memory.copy_gb_s},
-      {"gemm_tflop_s", {{"bf16", c.gemm_bf16.flops / 1e12}, {"f32", c.gemm_f32.flops / 1e12}}},
-      {"gemm_by", {{"bf16", c.gemm_bf16.by}, {"f32", c.gemm_f32.by}}}};
-  if (c.amx > 0) json["amx_tflop_s"] = c.amx / 1e12;
-  return json;
-}
-
-Status Bench::RunAttend() {
   for (const int64_t tokens : f_.attend) {
-    for (const int32_t head_dim : {64, 128}) {
-      OKV_RETURN_IF_ERROR(RaiseCeiling(options_.threads, ceiling_));
-      const double bf16 = ceiling_.gemm_bf16.flops, f32 = ceiling_.gemm_f32.flops;
-      OKV_ASSIGN_OR_RETURN(const AttendCase c,
-                           MeasureAttend(bench_, head_dim, tokens, options_.prefill_chunk));
-      const double rate = static_cast<double>(c.flops) / c.seconds;
-      json_["cases"].push_back({{"attend_tokens", tokens},
-                                {"heads", kAttendHeads},
-                                {"kv_heads", kAttendKvHeads},
-                                {"head_dim", head_dim},
-                                {"threads", Threads()},
-                                {"seconds", c.seconds},
-                                {"tflop_s", rate / 1e12},
-                                {"share_of_gemm", {{"bf16", rate / bf16}, {"f32", rate / f32}}}});
-      if (ceiling_.amx > 0) json_["cases"].back()["share_of_amx"] = rate / ceiling_.amx;
-      if (f_.json) continue;
-      fmt::print(
-          "attend  {}/{} heads of {:>3}, {:>7} tokens  {:>6.3f} TFLOP/s  {:>5.1f} % of bf16 GEMM, "
-          "{:>5.1f} % of f32 GEMM{}\n",
-          kAttendHeads, kAttendKvHeads, head_dim, tokens, rate / 1e12, 100 * rate / bf16,
-          100 * rate / f32,
-          ceiling_.amx > 0 ? fmt::format(", {:.1f} % of AMX tiles", 100 * rate / ceiling_.amx)
-                           : "");
-    }
+    for (const int32_t head_dim : {64, 128}) OKV_RETURN_IF_ERROR(RunAttend(head_dim, tokens));
+  }
+  // One object, or with several numbers of threads one each.
+  const auto ceiling = CeilingJson(highest_, Threads());
+  if (f_.threads.size() < 2) {
+    json_["ceiling"] = ceiling;
+  } else {
+    json_["ceiling"].push_back(ceiling);
   }
   return {};
 }
 
-Status Bench::RunPrefill(const PolicyOptions& policy) {
-  for (const int64_t tokens : f_.prefill) {
-    OKV_RETURN_IF_ERROR(RaiseCeiling(options_.threads, ceiling_));
-    OKV_ASSIGN_OR_RETURN(const PrefillCase c, MeasurePrefill(bench_, policy, tokens, f_.repeats));
-    const double rate = static_cast<double>(c.flops) / c.seconds;
-    const double peak = std::max(ceiling_.gemm_bf16.flops, ceiling_.gemm_f32.flops);
-    const double tok_s = static_cast<double>(tokens) / c.seconds;
-    json_["cases"].push_back({{"geometry", Label()},
-                              {"policy", c.policy},
-                              {"device", options_.device},
-                              {"threads", Threads()},
-                              {"prefill_tokens", tokens},
-                              {"prefill_tok_s", tok_s},
-                              {"share_of_gemm", rate / peak},
-                              {"process_bytes", ResidentMemory()},
-                              {"ops", OpsJson(c.ops)}});
-    if (f_.json) continue;
-    fmt::print(
-        "prefill {:<10} {:>7} tokens  {:>9.1f} tok/s  {:>6.3f} TFLOP/s  {:>5.1f} % of GEMM\n",
-        c.policy, tokens, tok_s, rate / 1e12, 100 * rate / peak);
-    if (f_.ops) PrintOps(c.ops);
-  }
+Result<Ceiling> Bench::Ceilings() {
+  OKV_ASSIGN_OR_RETURN(const Ceiling now, MeasureCeiling(Threads()));
+  const Ceiling ceiling = Higher(last_, now);
+  last_ = now;
+  highest_ = Higher(highest_, now);
+  return ceiling;
+}
+
+nlohmann::ordered_json& Bench::AddCase(const Ceiling& c) {
+  json_["cases"].push_back({{"geometry", Label()},
+                            {"device", options_.device},
+                            {"threads", Threads()},
+                            {"ceiling", CeilingJson(c, Threads())}});
+  return json_["cases"].back();
+}
+
+Status Bench::RunAttend(int32_t head_dim, int64_t tokens) {
+  OKV_ASSIGN_OR_RETURN(const AttendCase c,
+                       MeasureAttend(bench_, head_dim, tokens, options_.prefill_chunk));
+  OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
+  const double rate = static_cast<double>(c.flops) / c.seconds;
+  const double of_bf16 = rate / ceiling.gemm_bf16.flops;
+  const double of_f32 = rate / ceiling.gemm_f32.flops;
+  auto& json = AddCase(ceiling);
+  json.update({{"attend_tokens", tokens},
+               {"heads", kAttendHeads},
+               {"kv_heads", kAttendKvHeads},
+               {"head_dim", head_dim},
+               {"seconds", c.seconds},
+               {"tflop_s", rate / 1e12},
+               {"share_of_gemm", {{"bf16", of_bf16}, {"f32", of_f32}}}});
+  if (ceiling.amx > 0) json["share_of_amx"] = rate / ceiling.amx;
+  if (f_.json) return {};
+  fmt::print(
+      "attend  {}/{} heads of {:>3}, {:>7} tokens  {:>6.3f} TFLOP/s  {:>5.1f} % of bf16 GEMM, "
+      "{:>5.1f} % of f32 GEMM{}\n",
+      kAttendHeads, kAttendKvHeads, head_dim, tokens, rate / 1e12, 100 * of_bf16, 100 * of_f32,
+      ceiling.amx > 0 ? fmt::format(", {:.1f} % of AMX tiles", 100 * rate / ceiling.amx) : "");
   return {};
 }
 
-Status Bench::RunDecode(const PolicyOptions& policy) {
-  for (const int64_t context : f_.contexts) {
-    OKV_RETURN_IF_ERROR(RaiseCeiling(options_.threads, ceiling_));
-    OKV_ASSIGN_OR_RETURN(const DecodeCase c, MeasureDecode(bench_, policy, context, f_.steps));
-    const double gb_s = static_cast<double>(c.floor_bytes) / c.ms_per_token / 1e6;
-    json_["cases"].push_back({{"geometry", Label()},
-                              {"policy", c.policy},
-                              {"settings", c.settings},
-                              {"device", options_.device},
-                              {"threads", Threads()},
-                              {"context", context},
-                              {"batch", 1},
-                              {"ms_per_token", c.ms_per_token},
-                              {"tokens_per_s", 1e3 / c.ms_per_token},
-                              {"floor_bytes", c.floor_bytes},
-                              {"attended_tokens", c.attended_tokens},
-                              {"share_of_read", gb_s / ceiling_.memory.read_gb_s},
-                              {"process_bytes", ResidentMemory()},
-                              {"ops", OpsJson(c.ops)}});
-    if (f_.json) continue;
-    fmt::print(
-        "decode  {:<10} {:>7} context {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
-        "{:>6.1f} GB/s  {:>5.1f} % of read\n",
-        c.policy, context, c.ms_per_token, 1e3 / c.ms_per_token,
-        static_cast<double>(c.floor_bytes) / 1e6, gb_s, 100 * gb_s / ceiling_.memory.read_gb_s);
-    if (f_.ops) PrintOps(c.ops);
-  }
+Status Bench::RunPrefill(const PolicyOptions& policy, int64_t tokens) {
+  OKV_ASSIGN_OR_RETURN(const PrefillCase c, MeasurePrefill(bench_, policy, tokens, f_.repeats));
+  OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
+  const double rate = static_cast<double>(c.flops) / c.seconds;
+  const bool f32 = options_.precision == "full" || bench_.all_f32;
+  const GemmRate& peak = f32 ? ceiling.gemm_f32 : ceiling.gemm_bf16;
+  const double tok_s = static_cast<double>(tokens) / c.seconds;
+  AddCase(ceiling).update({{"policy", c.policy},
+                           {"settings", c.settings},
+                           {"prefill_tokens", tokens},
+                           {"prefill_tok_s", tok_s},
+                           {"tflop_s", rate / 1e12},
+                           {"share_of_gemm", rate / peak.flops},
+                           {"process_bytes", ResidentMemory()},
+                           {"ops", OpsJson(c.ops)}});
+  if (f_.json) return {};
+  fmt::print(
+      "prefill {:<10} {:>7} tokens  {:>9.1f} tok/s  {:>6.3f} TFLOP/s  {:>5.1f} % of {:.3f} GEMM\n",
+      c.policy, tokens, tok_s, rate / 1e12, 100 * rate / peak.flops, peak.flops / 1e12);
+  if (f_.ops) PrintOps(c.ops);
+  return {};
+}
+
+Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
+  OKV_ASSIGN_OR_RETURN(const DecodeCase c, MeasureDecode(bench_, policy, context, f_.steps));
+  OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
+  const double gb_s = static_cast<double>(c.floor_bytes) / c.ms_per_token / 1e6;
+  const double peak = ceiling.memory.read_gb_s;
+  AddCase(ceiling).update({{"policy", c.policy},
+                           {"settings", c.settings},
+                           {"context", context},
+                           {"batch", 1},
+                           {"ms_per_token", c.ms_per_token},
+                           {"tokens_per_s", 1e3 / c.ms_per_token},
+                           {"floor_bytes", c.floor_bytes},
+                           {"attended_tokens", c.attended_tokens},
+                           {"share_of_read", gb_s / peak},
+                           {"process_bytes", ResidentMemory()},
+                           {"ops", OpsJson(c.ops)}});
+  if (f_.json) return {};
+  fmt::print(
+      "decode  {:<10} {:>7} context {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
+      "{:>6.1f} GB/s  {:>5.1f} % of {:.1f} read\n",
+      c.policy, context, c.ms_per_token, 1e3 / c.ms_per_token,
+      static_cast<double>(c.floor_bytes) / 1e6, gb_s, 100 * gb_s / peak, peak);
+  if (f_.ops) PrintOps(c.ops);
   return {};
 }
 
@@ -251,13 +286,15 @@ Status Bench::RunDecode(const PolicyOptions& policy) {
 void AddBench(CLI::App& app, Command& command) {
   auto f = std::make_shared<BenchFlags>();
   CLI::App* sub = app.add_subcommand("bench", "speed, held against the machine's own ceilings");
-  sub->add_option(
-         "--geometry", f->geometry,
-         "tiny, llama-1b, llama3-8b or a JSON file; weights are made up (-m: a real model)")
-      ->capture_default_str();
+  CLI::Option* geometry =
+      sub->add_option(
+             "--geometry", f->geometry,
+             "tiny, llama-1b, llama3-8b or a JSON file; weights are made up (-m: a real model)")
+          ->capture_default_str();
   sub->add_option("--format", f->format, "of the made-up weights: bf16, f16, f32 or q8_0")
       ->capture_default_str();
   sub->add_option("--policies", f->policies, "policies to measure, full,omnikv")->delimiter(',');
+  sub->footer("without --context, --prefill and --attend: a prompt of 512, decode at 16 and 16384");
   sub->add_option("--context", f->contexts, "decode at these lengths, over made-up K/V")
       ->delimiter(',');
   sub->add_option("--prefill", f->prefill, "prompts of these lengths")->delimiter(',');
@@ -271,6 +308,7 @@ void AddBench(CLI::App& app, Command& command) {
   sub->add_flag("--json", f->json, "print one JSON object");
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
+  sub->get_option("--model")->excludes(geometry);
   sub->callback([&command, f] { command = [f] { return Bench(*f).Run(); }; });
 }
 

@@ -94,8 +94,10 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   core->backend = std::move(trace);
   bench.vocab = core->config.vocab;
   bench.weight_bytes = core->weights.bytes;
+  bench.all_f32 = core->weights.all_f32;
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, core->config, core->weights.bytes,
                                                          core->weights.all_f32));
+  bench.kv_dtype = plan.kv_dtype;
   OKV_ASSIGN_OR_RETURN(bench.engine, MakeEngine(std::move(core), plan, Seconds(start)));
   return bench;
 }
@@ -152,6 +154,7 @@ Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& poli
       result.ops = OpShares(*bench.trace);
     }
     result.policy = session->stats().policy;
+    result.settings = session->stats().settings;
   }
   bench.trace->Clear();
   return result;
@@ -167,8 +170,10 @@ Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t t
   OKV_ASSIGN_OR_RETURN(const Buffer q, Uploaded(backend, noise));
   OKV_ASSIGN_OR_RETURN(const Buffer o, Uploaded(backend, noise));
   const auto kv_values = static_cast<size_t>(blocks * kBlock * kAttendKvHeads * 2 * head_dim);
-  std::vector<Bf16> rows_of_kv(kv_values);
-  for (size_t i = 0; i < kv_values; ++i) rows_of_kv[i] = Bf16FromF32(noise[i % noise.size()]);
+  std::vector<std::byte> rows_of_kv(DTypeBytes(bench.kv_dtype, kv_values));
+  for (size_t i = 0; i < kv_values; ++i) {
+    StoreFromF32(bench.kv_dtype, rows_of_kv.data(), i, noise[i % noise.size()]);
+  }
   OKV_ASSIGN_OR_RETURN(const Buffer kv, Uploaded(backend, rows_of_kv));
   std::vector<int32_t> table(static_cast<size_t>(blocks));
   std::iota(table.begin(), table.end(), 0);
@@ -180,7 +185,7 @@ Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t t
   AttendArgs args;
   args.q = q.as<float>();
   args.o = o.as<float>();
-  args.kv = MakeKvView(kv.as<std::byte>(), block_table.as<int32_t>(), kBlock, DType::kBF16,
+  args.kv = MakeKvView(kv.as<std::byte>(), block_table.as<int32_t>(), kBlock, bench.kv_dtype,
                        kAttendKvHeads, head_dim, head_dim);
   args.plan = AttnPlan::Dense();
   args.rows = row_meta.as<RowMeta>();

@@ -31,7 +31,7 @@ struct DecodeCase {
 };
 
 struct PrefillCase {
-  std::string policy;
+  std::string policy, settings;
   int64_t tokens = 0;
   double seconds = 0;  // best of the repeats
   uint64_t flops = 0;
@@ -56,6 +56,8 @@ struct BenchEngine {
   std::unique_ptr<Engine> engine;
   int32_t vocab = 0;
   size_t weight_bytes = 0;
+  bool all_f32 = false;
+  DType kv_dtype = DType::kF16;
 };
 
 // `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.
@@ -70,7 +72,7 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
 Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& policy, int64_t tokens,
                                    int repeats);
 
-// One layer's causal attention of `tokens` rows in steps of `chunk`, K/V in bf16.
+// One layer's causal attention of `tokens` rows in steps of `chunk`.
 Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t tokens,
                                  int32_t chunk);
 

@@ -9,7 +9,7 @@
 namespace omnikv::tools {
 
 struct MemoryCeiling {
-  double read_gb_s = 0;  // all threads read, four streams each, memory far larger than the caches
+  double read_gb_s = 0;  // all threads read memory far larger than the caches
   double copy_gb_s = 0;  // bytes read plus bytes written
 };
 

@@ -160,7 +160,8 @@ struct Keys {
   static constexpr size_t kValues = kParts * kLanes;
   static constexpr size_t kBytes = kLanes * sizeof(float);
   // Part() of an f16 gives 2^-112 of it, exactly: its exponent where that of an f32 is. PackQuery
-  // makes up for 2^96 of that (so that no query overflows), the scale of the logits for the rest.
+  // makes up for 2^96 of that (so that no query overflows), the scale of the logits for the rest. An
+  // f16 NaN comes out finite; who stored it has a NaN in its own row's output.
   static constexpr bool kShifted = kType == DType::kF16 && HWY_TARGET != HWY_SCALAR;
   static constexpr float kQueryScale = kShifted ? 0x1p96f : 1.0f;
   static constexpr float kLogitScale = kShifted ? 0x1p16f : 1.0f;

@@ -10,21 +10,29 @@ namespace {
 constexpr int64_t kPanelRows = 256;  // weight rows of a task, of both factors of a gated product
 constexpr int64_t kMinPanelRows = 64;
 constexpr int64_t kMinRows = 128;
+// The library compiles a kernel for every number of rows and keeps it: few numbers, then.
+constexpr int64_t kRowMultiple = 32;
 
 struct Tile {
   alignas(64) float sums[kWindowRows * kPanelRows];  // [rows, kPanelRows]
 };
 
+// Whether a task's product goes straight to y: not where two are to be combined, nor where padding
+// rows would be written.
+bool Direct(const TaskGrid::Task& task) {
+  return task.product->up == nullptr && task.rows % kRowMultiple == 0;
+}
+
 // `w` is the task's weight or its second one.
 OneDnnShape ShapeOf(const WeightRef& w, const TaskGrid::Task& task) {
   const bool direct = w.format == DType::kBF16;
   return {.type = DType::kBF16,
-          .m = task.rows,
+          .m = RoundUp(task.rows, kRowMultiple),
           .n = task.n,
           .k = w.n_in,
           .ldx = w.n_in,
           .ldw = direct ? w.row_bytes / static_cast<int64_t>(sizeof(Bf16)) : w.n_in,
-          .ldy = task.product->up != nullptr ? kPanelRows : task.product->ldy};
+          .ldy = Direct(task) ? task.product->ldy : kPanelRows};
 }
 
 }  // namespace
@@ -32,7 +40,8 @@ OneDnnShape ShapeOf(const WeightRef& w, const TaskGrid::Task& task) {
 OneDnnGemm::OneDnnGemm(ThreadPool& pool) : pool_(pool), vector_(BestVectorKernels()) {}
 
 Status OneDnnGemm::Reserve(int64_t max_rows, const WeightRef& w) {
-  const auto packed = static_cast<size_t>(std::min(max_rows, kWindowRows) * w.n_in) * sizeof(Bf16);
+  const int64_t rows = RoundUp(std::min(max_rows, kWindowRows), kRowMultiple);
+  const auto packed = static_cast<size_t>(rows * w.n_in) * sizeof(Bf16);
   if (packed > packed_.size()) {
     OKV_ASSIGN_OR_RETURN(packed_, Pages::Reserve(packed));
   }
@@ -56,8 +65,10 @@ bool OneDnnGemm::Run(const float* x, int64_t m, int64_t ldx,
   }
   if (library_ == nullptr) return false;
   const int64_t n_in = products[0].w->n_in;
-  OKV_CHECK(static_cast<size_t>(std::min(m, kWindowRows) * n_in) * sizeof(Bf16) <= packed_.size(),
-            "{} rows of {} values were not reserved", m, n_in);
+  OKV_CHECK(
+      static_cast<size_t>(RoundUp(std::min(m, kWindowRows), kRowMultiple) * n_in) * sizeof(Bf16) <=
+          packed_.size(),
+      "{} rows of {} values were not reserved", m, n_in);
   auto* packed = reinterpret_cast<Bf16*>(packed_.data());
   for (int64_t window = 0; window < m; window += kWindowRows) {
     const int64_t rows = std::min(kWindowRows, m - window);
@@ -74,6 +85,7 @@ bool OneDnnGemm::Run(const float* x, int64_t m, int64_t ldx,
         vector_.to_bf16(x + (window + r) * ldx, n_in, packed + r * n_in);
       }
     });
+    std::fill(packed + rows * n_in, packed + RoundUp(rows, kRowMultiple) * n_in, Bf16{0});
     pool_.ParallelFor(grid.size(), 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t task = begin; task < end; ++task) RunTask(grid.At(task), window, thread);
     });
@@ -100,19 +112,21 @@ void OneDnnGemm::RunTask(const TaskGrid::Task& task, int64_t window, int thread)
       }
       data = weights;
     }
-    float* out = p.up != nullptr ? tiles[f].sums : y;
-    const int64_t ld = p.up != nullptr ? kPanelRows : p.ldy;
+    float* out = Direct(task) ? y : tiles[f].sums;
+    const int64_t ld = Direct(task) ? p.ldy : kPanelRows;
     library_->Run(*library_->Find(ShapeOf(w, task)), thread, x, data, out);
     const float* bias = p.Bias(f);
     for (int64_t r = 0; bias != nullptr && r < task.rows; ++r) {
       for (int64_t i = 0; i < task.n; ++i) out[r * ld + i] += bias[task.row + i];
     }
   }
-  for (int64_t r = 0; p.up != nullptr && r < task.rows; ++r) {
-    float* gate = tiles[0].sums + r * kPanelRows;
-    vector_.gate(p.act == Activation::kGeluTanh, gate, tiles[1].sums + r * kPanelRows,
-                 RoundUp(task.n, 16));
-    std::copy_n(gate, task.n, y + r * p.ldy);
+  for (int64_t r = 0; !Direct(task) && r < task.rows; ++r) {
+    float* sums = tiles[0].sums + r * kPanelRows;
+    if (p.up != nullptr) {
+      vector_.gate(p.act == Activation::kGeluTanh, sums, tiles[1].sums + r * kPanelRows,
+                   RoundUp(task.n, 16));
+    }
+    std::copy_n(sums, task.n, y + r * p.ldy);
   }
 }
 

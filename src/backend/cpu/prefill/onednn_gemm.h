@@ -30,8 +30,8 @@ class OneDnnGemm {
   const VectorKernels& vector_;
   bool tried_ = false;
   std::unique_ptr<OneDnn> library_;  // null: not opened, or not there
-  Pages packed_;                     // the window of x in bf16: [kWindowRows, n_in]
-  Pages scratch_;                    // [threads, scratch_bytes_]
+  Pages packed_;   // the window of x in bf16, padded with rows of zeros: [kWindowRows, n_in]
+  Pages scratch_;  // [threads, scratch_bytes_]
   size_t scratch_bytes_ = 0;
 };
 

@@ -124,31 +124,67 @@ OKV_BF16_TARGET void CapAndMask(const AttendTile& t) {
 }
 
 // Turns logits [tokens, lanes] into pairs of weights [tokens / 2, lanes], in place: weights of
-// tokens 2j and 2j + 1 in a word, as bf16, zero for a token that is not there.
-OKV_BF16_TARGET inline __m512 Weights(const AttendTile& t, int64_t lane) {
+// tokens 2j and 2j + 1 in a word, as bf16, zero for a token that is not there. True when the sums
+// of values must be scaled by `decay` first: some maximum is a new one. Two tokens of both halves
+// of the lanes at a time, so that no chain of additions or maxima waits for its own latency.
+OKV_BF16_TARGET inline bool Weights(const AttendTile& t, __m512 (&decay)[2]) {
   alignas(64) static constexpr int16_t kZip[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                    21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                    11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i zip = _mm512_load_si512(kZip);
-  const __m512 old_top = _mm512_load_ps(t.top + lane);
-  __m512 top = old_top;
-  for (int32_t j = 0; j < t.tokens; ++j) {
-    top = _mm512_max_ps(top, _mm512_load_ps(t.logits + j * kLanes + lane));
+  const int32_t pairs = t.tokens / 2;
+  __m512 top[2];
+  __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  bool moved = false;
+  {
+    __m512 even[2];
+    __m512 odd[2];
+    for (int v = 0; v < 2; ++v) even[v] = odd[v] = _mm512_load_ps(t.top + v * kVec);
+    for (int32_t j = 0; j < pairs; ++j) {
+      const float* at = t.logits + j * 2 * kLanes;
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        even[v] = _mm512_max_ps(even[v], _mm512_load_ps(at + v * kVec));
+        odd[v] = _mm512_max_ps(odd[v], _mm512_load_ps(at + kLanes + v * kVec));
+      }
+    }
+    for (int v = 0; v < 2; ++v) {
+      const __m512 old = _mm512_load_ps(t.top + v * kVec);
+      top[v] = _mm512_max_ps(even[v], odd[v]);
+      if (t.tokens % 2 != 0) {
+        top[v] = _mm512_max_ps(
+            top[v], _mm512_load_ps(t.logits + int64_t{t.tokens - 1} * kLanes + v * kVec));
+      }
+      decay[v] = Exp2(_mm512_sub_ps(old, top[v]));
+      moved |= _mm512_cmp_ps_mask(top[v], old, _CMP_NEQ_UQ) != 0;
+      _mm512_store_ps(t.top + v * kVec, top[v]);
+    }
   }
-  __m512 sum = _mm512_setzero_ps();
-  for (int32_t j = 0; j < t.tokens; j += 2) {
-    const float* at = t.logits + j * kLanes + lane;
-    const __m512 even = Exp2(_mm512_sub_ps(_mm512_load_ps(at), top));
-    const __m512 odd = j + 1 < t.tokens ? Exp2(_mm512_sub_ps(_mm512_load_ps(at + kLanes), top))
-                                        : _mm512_setzero_ps();
-    sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
+  const auto store = [&](int32_t pair, int v, __m512 even, __m512 odd) OKV_BF16_TARGET {
     const auto halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
-    _mm512_store_si512(t.logits + j / 2 * kLanes + lane, _mm512_permutexvar_epi16(zip, halves));
+    _mm512_store_si512(t.logits + pair * kLanes + v * kVec, _mm512_permutexvar_epi16(zip, halves));
+  };
+  for (int32_t j = 0; j < pairs; ++j) {
+    const float* at = t.logits + j * 2 * kLanes;
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const __m512 even = Exp2(_mm512_sub_ps(_mm512_load_ps(at + v * kVec), top[v]));
+      const __m512 odd = Exp2(_mm512_sub_ps(_mm512_load_ps(at + kLanes + v * kVec), top[v]));
+      sum[v] = _mm512_add_ps(sum[v], _mm512_add_ps(even, odd));
+      store(j, v, even, odd);
+    }
   }
-  const __m512 decay = Exp2(_mm512_sub_ps(old_top, top));
-  _mm512_store_ps(t.top + lane, top);
-  _mm512_store_ps(t.sum + lane, _mm512_fmadd_ps(_mm512_load_ps(t.sum + lane), decay, sum));
-  return decay;
+  for (int v = 0; v < 2; ++v) {
+    if (t.tokens % 2 != 0) {
+      const float* at = t.logits + int64_t{t.tokens - 1} * kLanes + v * kVec;
+      const __m512 last = Exp2(_mm512_sub_ps(_mm512_load_ps(at), top[v]));
+      sum[v] = _mm512_add_ps(sum[v], last);
+      store(pairs, v, last, _mm512_setzero_ps());
+    }
+    const __m512 before = _mm512_load_ps(t.sum + v * kVec);
+    _mm512_store_ps(t.sum + v * kVec, _mm512_fmadd_ps(before, decay[v], sum[v]));
+  }
+  return moved;
 }
 
 OKV_BF16_TARGET void Attend(const AttendTile& t) {
@@ -157,11 +193,19 @@ OKV_BF16_TARGET void Attend(const AttendTile& t) {
                                          t.logits + j * kLanes, kLanes);
   }
   if (t.masked || t.cap > 0) CapAndMask(t);
-  const __m512 decay[2] = {Weights(t, 0), Weights(t, kVec)};
+  __m512 decay[2];
+  const bool moved = Weights(t, decay);
   const auto* weights = reinterpret_cast<const uint32_t*>(t.logits);
+  const int64_t pairs = (t.tokens + 1) / 2;
   for (int32_t i = 0; i < t.dv; i += kWideRows) {
-    MultiplyTile<kWideRows, 2, Start::kScaled>(t.v + i, 1, t.ld_v, weights, (t.tokens + 1) / 2,
-                                               decay, t.o + i * kLanes, kLanes);
+    float* o = t.o + i * kLanes;
+    if (moved) {
+      MultiplyTile<kWideRows, 2, Start::kScaled>(t.v + i, 1, t.ld_v, weights, pairs, decay, o,
+                                                 kLanes);
+    } else {
+      MultiplyTile<kWideRows, 2, Start::kLoad>(t.v + i, 1, t.ld_v, weights, pairs, nullptr, o,
+                                               kLanes);
+    }
   }
 }
 
@@ -180,7 +224,8 @@ const GemmKernels* Bf16GemmKernels() {
 
 OKV_BF16_TARGET void Bf16Softmax(const AttendTile& t) {
   if (t.masked || t.cap > 0) CapAndMask(t);
-  const __m512 decay[2] = {Weights(t, 0), Weights(t, kVec)};
+  __m512 decay[2];
+  if (!Weights(t, decay)) return;
   for (int64_t i = 0; i < t.dv * kLanes; i += kVec) {
     _mm512_store_ps(t.o + i, _mm512_mul_ps(_mm512_load_ps(t.o + i), decay[i / kVec % 2]));
   }

@@ -16,7 +16,10 @@ endif()
 
 add_library(omnikv_flags INTERFACE)
 target_compile_options(omnikv_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
-                                              -Wno-missing-field-initializers)
+                                              -Wno-missing-field-initializers
+                                              # the same rounding by every compiler; kernels say
+                                              # where they fuse
+                                              -ffp-contract=off)
 if(OMNIKV_WERROR)
   target_compile_options(omnikv_flags INTERFACE -Werror)
 endif()

@@ -43,7 +43,7 @@ struct SamplingOptions {
 struct GenerateOptions {
   int64_t max_tokens = 256;
   SamplingOptions sampling;
-  std::vector<std::string> stop;  // texts that end it; not part of the answer
+  std::vector<std::string> stop;  // texts (or special tokens) that end it; not part of the answer
   bool ignore_eos = false;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "engine/sampler.h"
 #include "flags.h"
 #include "omnikv/engine.h"
 #include "report.h"
@@ -22,6 +23,7 @@ struct ChatFlags {
 Status Chat(const ChatFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   std::vector<ChatMessage> messages;

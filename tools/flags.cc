@@ -12,6 +12,7 @@
 #include <iterator>
 
 #include "base/log.h"
+#include "policy/policy.h"
 #include "shipped.h"
 
 namespace omnikv::tools {
@@ -76,6 +77,9 @@ Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
     }
     o.settings.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
   }
+  // "auto" means omnikv or full, which has no settings.
+  OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, FindPolicy(o.name == "auto" ? "omnikv" : o.name));
+  OKV_RETURN_IF_ERROR(PolicySettings::Parse(info->name, info->settings, o.settings).status());
   return o;
 }
 

@@ -35,6 +35,7 @@ struct PolicyFlags {
   std::vector<std::string> set;
 };
 void AddPolicyFlags(CLI::App& app, PolicyFlags& flags);
+// The options they mean. What can be wrong whatever the model is found here, before one is loaded.
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& flags);
 
 // --temp, --top-k, --top-p, --min-p, --repeat-penalty, --seed, -n, --stop.

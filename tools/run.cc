@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "engine/sampler.h"
 #include "flags.h"
 #include "omnikv/engine.h"
 #include "report.h"
@@ -34,6 +35,7 @@ Result<std::string> PromptText(const RunFlags& f) {
 Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
   OKV_ASSIGN_OR_RETURN(const std::string text, PromptText(f));
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
   std::vector<int32_t> prompt;

@@ -38,13 +38,14 @@ class Engine {
 
   // Ids of plain text: no template, special tokens not parsed unless `parse_special`;
   // `add_special` lets the tokenizer add what it adds by itself (a begin-of-text token).
-  // kUnsupported, here and below, when the model's files have no tokenizer.
+  // kNotFound, here and below, names the file that is missing when the model has no tokenizer.
   virtual Result<std::vector<int32_t>> Tokenize(std::string_view text, bool add_special,
                                                 bool parse_special) const = 0;
   virtual Result<std::string> Detokenize(const std::vector<int32_t>& tokens) const = 0;
 
   // The messages in the model's chat format, ready for the assistant's answer. Text of messages is
-  // never parsed as special tokens. kUnsupported when the model has no chat template.
+  // never parsed as special tokens. kUnsupported when the model has no chat template; when it has
+  // one that cannot be parsed, why.
   virtual Result<std::vector<int32_t>> ChatPrompt(
       const std::vector<ChatMessage>& messages) const = 0;
 
@@ -68,7 +69,8 @@ class Session {
   // Cancel(), and what was computed stays.
   virtual Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress = {}) = 0;
 
-  // Generates after the last prompt. REQUIRES a Prompt before, or a Generate that may go on.
+  // Generates after the last prompt. REQUIRES a Prompt before, or a Generate that may go on: with
+  // the same options and seed, several calls in a row give the tokens of one.
   virtual Result<GenerateResult> Generate(const GenerateOptions& options,
                                           const OnText& on_text = {}) = 0;
 
@@ -88,9 +90,12 @@ class Session {
   virtual Result<std::unique_ptr<Session>> Fork() = 0;
 
   // Fills the context with `tokens` made-up tokens without computing them, for benchmarks.
+  // kInvalidArgument unless it holds them.
   virtual Status FillContext(int64_t tokens) = 0;
 
-  // Stops a running Prompt or Generate soon. Any thread.
+  // Stops a running Prompt after the chunk it is at, be it the last, or a running Generate before
+  // its next token. Between a Prompt and a Generate, stops that Generate before its first token.
+  // A request that met nothing to stop is forgotten when the next Prompt begins. Any thread.
   virtual void Cancel() = 0;
 
   // The tokens in context.

@@ -17,10 +17,10 @@ struct EngineOptions {
   size_t host_memory = 0;       // bytes weights, K/V and activations may take; 0: what is available
   int64_t context = 0;          // tokens a session can hold; 0: the model's
   std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
-  // Of prefill: fast rounds activations to bf16 where the CPU multiplies bf16 faster; full does not.
+  // Of prefill: fast rounds activations to bf16 where the CPU multiplies bf16 faster; full: never.
   std::string precision = "fast";
-  int32_t prefill_chunk = 512;    // rows of a prefill step
-  int32_t max_sessions = 1;       // open at once; they share the memory for K/V
+  int32_t prefill_chunk = 512;  // rows of a prefill step
+  int32_t max_sessions = 1;     // open at once; they share the memory for K/V
   // Called with the bytes of weights loaded so far and in all.
   std::function<void(size_t done, size_t total)> on_load;
 };
@@ -43,7 +43,7 @@ struct SamplingOptions {
 struct GenerateOptions {
   int64_t max_tokens = 256;
   SamplingOptions sampling;
-  std::vector<std::string> stop;  // texts that end it; not part of the answer
+  std::vector<std::string> stop;  // texts (or special tokens) that end it; not part of the answer
   bool ignore_eos = false;
 };
 

@@ -58,7 +58,8 @@ class Backend {
   virtual void Upload(void* dst, const void* src, size_t bytes) = 0;
   virtual void Download(void* dst, const void* src, size_t bytes) = 0;
 
-  // Asked once a kind of op, at load.
+  // Whether Enqueue takes `op`: for callers with a choice of ops. The engine has none, and enqueues
+  // only what every backend takes.
   virtual Support Supports(const Op& op) const = 0;
 
   // Runs `op` after everything enqueued before it; while recording, keeps it instead.

@@ -186,7 +186,8 @@ struct ScoreReduceArgs {
   bool operator==(const ScoreReduceArgs&) const = default;
 };
 
-// The split of a sparse layer's budget, from the sequence's length n and generated tokens n_gen:
+// The split of a sparse layer's budget, from the sequence's length n and generated tokens n_gen
+// (below 0 where a prompt was cancelled; min_recent is 0 or more):
 //   recent = min(max(min(tail, n_gen), min_recent), budget, n)
 //   bounds = [n - recent, n): always read;  n_candidates = n - recent;  n_pick = budget - recent.
 struct PlanRangeArgs {

@@ -28,9 +28,16 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
   OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0);
   if (config.pool_tokens == 0) config.pool_tokens = config.max_tokens;
   const int64_t bt = config.block_tokens;
+  // Positions, slots of the pool and entries of the tables are int32.
+  const int64_t most = std::numeric_limits<int32_t>::max() - bt;
+  if (std::max(config.max_tokens, config.pool_tokens) > most ||
+      config.max_tokens > most / config.max_seqs) {
+    return ResourceExhausted(
+        fmt::format("{} sequences of {} tokens, {} in all, are too many, expected at most {}",
+                    config.max_seqs, config.max_tokens, config.pool_tokens, most));
+  }
   const int64_t max_blocks = (config.max_tokens + bt - 1) / bt;
   const int64_t n_blocks = (config.pool_tokens + bt - 1) / bt;
-  OKV_CHECK(n_blocks * bt < std::numeric_limits<int32_t>::max());
   const size_t bytes = BytesPerToken(config) * static_cast<size_t>(n_blocks * bt);
   if (config.host_bytes_cap != 0 && bytes > config.host_bytes_cap) {
     return ResourceExhausted(
@@ -85,7 +92,7 @@ void Bank::Free(int32_t seq) {
 
 Status Bank::Append(int32_t seq, int64_t n) {
   const int64_t length = Length(seq);
-  if (n < 0 || length + n > config_.max_tokens) {
+  if (n < 0 || n > config_.max_tokens - length) {
     return ResourceExhausted(
         fmt::format("{} tokens in context and {} more exceed the context of {}", length, n,
                     config_.max_tokens));

@@ -48,6 +48,7 @@ struct BankStats {
 // the backend.
 class Bank {
  public:
+  // kResourceExhausted when the tokens exceed the cap, memory, or what int32 can number.
   static Result<std::unique_ptr<Bank>> Create(Backend& backend, BankConfig config);
 
   // A new, empty sequence, or a copy of one that shares its blocks. kResourceExhausted when

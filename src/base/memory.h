@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "omnikv/status.h"
 
@@ -36,14 +37,16 @@ class Pages {
   size_t size_ = 0;
 };
 
-// Bytes of physical memory that the machine and the control group still let this process take.
-size_t AvailableMemory();
+// Bytes of physical memory that the machine and the control groups (version 1 or 2) still let this
+// process take; file pages that are given back when memory is short count as free. `root` is where
+// /proc and /sys lie, here and below; tests have their own.
+size_t AvailableMemory(const std::string& root = "");
 
 // Resident bytes of this process.
 size_t ResidentMemory();
 
-// CPU time, wall clock and so on are std::chrono's; physical cores the control group allows:
-// one logical CPU per core of the affinity mask, at most the cgroup's quota rounded up, at least 1.
-int PhysicalCores();
+// Physical cores the control groups allow: one logical CPU per core of the affinity mask, at most
+// their quota rounded up, at least 1.
+int PhysicalCores(const std::string& root = "");
 
 }  // namespace omnikv

@@ -18,7 +18,8 @@ struct EngineCore {
   std::unique_ptr<Backend> backend;
   ModelConfig config;
   Weights weights;
-  ModelText text;  // tokenizer null for generated weights
+  ModelText text;      // tokenizer null for generated weights, and where the files have none
+  Status text_status;  // not ok: why the files have none
   std::unique_ptr<Bank> bank;
   Workspace work;
 };
@@ -30,12 +31,13 @@ struct MemoryPlan {
   size_t kv_per_token = 0;  // bytes, all layers
   int64_t context = 0;      // tokens a session can hold
   size_t kv = 0;            // bytes of `context` tokens in every session
-  size_t available = 0;     // bytes: --host-memory, or what the machine has
+  size_t available = 0;     // bytes: what the machine has, at most --host-memory
   DType kv_dtype = DType::kF16;
 };
 
-// Sizes everything; kResourceExhausted with the numbers when a context that was asked for does not
-// fit. Without one, the context is the model's, or what fits of it.
+// Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
+// when a context that was asked for does not fit. Without one, the context is the model's, or what
+// fits of it.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32);
 
@@ -50,7 +52,10 @@ Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, con
 // The policy that `--policy auto` means for this model.
 std::string DefaultPolicy(const ModelConfig& config);
 
-// A session on `core`. `from`, when not null, is forked.
+// Ok when there is a tokenizer, else why there is none.
+Status NeedTokenizer(const EngineCore& core);
+
+// A session on `core`.
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
 
 }  // namespace omnikv

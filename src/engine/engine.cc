@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "engine/core.h"
 #include "engine/devices.h"
+#include "model/limits.h"
 #include "policy/omnikv/presets.h"
 
 namespace omnikv {
@@ -37,9 +38,9 @@ Status CheckOptions(const EngineOptions& o) {
     return InvalidArgument(
         fmt::format("--threads is {}, expected 0 (physical cores) to 1024", o.threads));
   }
-  if (o.context < 0) {
-    return InvalidArgument(
-        fmt::format("--ctx is {}, expected tokens, 0 for the model's", o.context));
+  if (o.context < 0 || o.context > ModelLimits::kContext) {
+    return InvalidArgument(fmt::format("--ctx is {}, expected tokens, 0 (the model's) to {}",
+                                       o.context, ModelLimits::kContext));
   }
   if (o.prefill_chunk < 1 || o.prefill_chunk > 65536) {
     return InvalidArgument(fmt::format("--chunk is {}, expected 1 to 65536 rows", o.prefill_chunk));
@@ -60,12 +61,12 @@ class EngineImpl : public Engine {
   }
   Result<std::vector<int32_t>> Tokenize(std::string_view text, bool add_special,
                                         bool parse_special) const override {
-    OKV_RETURN_IF_ERROR(NeedTokenizer());
+    OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
     return core_->text.tokenizer->Encode(
         text, {.add_special = add_special, .parse_special = parse_special});
   }
   Result<std::string> Detokenize(const std::vector<int32_t>& tokens) const override {
-    OKV_RETURN_IF_ERROR(NeedTokenizer());
+    OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
     return core_->text.tokenizer->Decode(tokens, /*skip_special=*/false);
   }
   Result<std::vector<int32_t>> ChatPrompt(const std::vector<ChatMessage>& messages) const override;
@@ -77,19 +78,15 @@ class EngineImpl : public Engine {
   size_t weight_bytes() const override { return core_->weights.bytes; }
 
  private:
-  Status NeedTokenizer() const {
-    if (core_->text.tokenizer != nullptr) return {};
-    return Unsupported(fmt::format("{} has no tokenizer", core_->options.model));
-  }
-
   std::unique_ptr<EngineCore> core_;
   double load_seconds_;
 };
 
 Result<std::vector<int32_t>> EngineImpl::ChatPrompt(
     const std::vector<ChatMessage>& messages) const {
-  OKV_RETURN_IF_ERROR(NeedTokenizer());
+  OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
   const ModelText& text = core_->text;
+  OKV_RETURN_IF_ERROR(text.chat_template_status);
   if (!text.chat_template) {
     return Unsupported(fmt::format("{} has no chat template: use --raw", core_->options.model));
   }
@@ -111,6 +108,11 @@ Result<std::vector<int32_t>> EngineImpl::ChatPrompt(
 
 std::string DefaultPolicy(const ModelConfig& config) {
   return OmnikvPresetFor(config.name, GlobalLayers(config)).measured ? "omnikv" : "full";
+}
+
+Status NeedTokenizer(const EngineCore& core) {
+  if (core.text.tokenizer != nullptr || !core.text_status.ok()) return core.text_status;
+  return Unsupported(fmt::format("{} has no tokenizer", core.options.model));
 }
 
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
@@ -141,7 +143,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       Workspace::BytesFor(config, options.prefill_chunk, MaxOutRows(config, options.prefill_chunk));
   plan.context = options.context != 0 ? options.context : config.max_context;
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
-  plan.available = options.host_memory != 0 ? options.host_memory : AvailableMemory();
+  const size_t machine = AvailableMemory();
+  const bool capped = options.host_memory != 0 && options.host_memory <= machine;
+  plan.available = capped ? options.host_memory : machine;
   const auto sessions = static_cast<size_t>(options.max_sessions);
   const size_t fixed = plan.weights + plan.activations;
   const size_t room = plan.available > fixed ? plan.available - fixed : 0;
@@ -151,14 +155,18 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     const std::string sizes = fmt::format(
         "weights {} and activations {} leave room for {} tokens of K/V at {} each in {}",
         HumanBytes(plan.weights), HumanBytes(plan.activations), fits, HumanBytes(plan.kv_per_token),
-        options.host_memory != 0 ? "--host-memory " + HumanBytes(plan.available)
-                                 : HumanBytes(plan.available) + " of available memory");
+        capped ? "--host-memory " + HumanBytes(plan.available)
+               : HumanBytes(plan.available) + " of available memory");
     if (options.context != 0 || fits < 2 * kBlockTokens) {
       return ResourceExhausted(
           fmt::format("a context of {} tokens does not fit: {}", asked, sizes));
     }
     plan.context = static_cast<int64_t>(fits) - kBlockTokens;
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
+  }
+  if (options.host_memory != 0 && !capped) {
+    LogInfo("--host-memory is {}, but {} are available: planned with that",
+            HumanBytes(options.host_memory), HumanBytes(machine));
   }
   plan.kv = static_cast<size_t>(plan.context) * plan.kv_per_token * sessions;
   return plan;
@@ -183,11 +191,16 @@ Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
                        PlanMemory(options, files.config, weight_bytes, AllF32(files)));
+  if (plan.context > files.config.max_context) {
+    LogInfo("--ctx is {}, but the model was trained for {} tokens: past them its answers may fail",
+            plan.context, files.config.max_context);
+  }
   OKV_ASSIGN_OR_RETURN(core->backend, MakeBackend(options));
   core->config = files.config;
   auto text = LoadText(files);
   // Weights alone can still be run on token ids.
   if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
+  core->text_status = text.status();
   if (text.ok()) core->text = std::move(*text);
   OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(files, *core->backend, options.on_load));
   for (const std::string& note : core->weights.notes) LogVerbose("{}: {}", options.model, note);

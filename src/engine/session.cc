@@ -5,6 +5,7 @@
 #include <chrono>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "base/check.h"
 #include "engine/core.h"
@@ -18,6 +19,14 @@ using Clock = std::chrono::steady_clock;
 
 double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
+}
+
+// Whether longrope rotates a context of `a` tokens by other factors than one of `b` tokens.
+bool LongropeParts(const ModelConfig& config, int64_t a, int64_t b) {
+  return std::any_of(config.ropes.begin(), config.ropes.end(), [&](const RopeConfig& rope) {
+    return rope.scaling == RopeScaling::kLongrope &&
+           (a > rope.original_context) != (b > rope.original_context);
+  });
 }
 
 class SessionImpl : public Session {
@@ -44,13 +53,26 @@ class SessionImpl : public Session {
   SessionStats stats() const override;
 
  private:
+  struct Random {
+    uint64_t seed;   // as given
+    uint64_t state;  // where its numbers stand now
+  };
   using Sink = std::function<void(int64_t, const float*)>;
   Status CheckTokens(const std::vector<int32_t>& tokens) const;
+  // Tokens that end an answer: the model's, and stop texts that are a special token, which the
+  // answer's text never has.
+  Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
+  // Forgets the tokens from `keep` on, and what followed from them.
+  void StartOver(int64_t keep);
   // Writes the step's inputs: `n` tokens from position `pos` on.
   void UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len);
   StepContext Context() {
     return {*core_.backend, core_.config, core_.weights, core_.work, ropes_, *core_.bank, *policy_};
+  }
+  void ChooseRopes(int64_t length) {
+    rope_length_ = length;
+    ropes_.Choose(*core_.backend, core_.config, length);
   }
   bool TakeCancelled() { return cancelled_.exchange(false, std::memory_order_relaxed); }
 
@@ -65,8 +87,10 @@ class SessionImpl : public Session {
   std::vector<float> logits_;                            // [vocab], after the last token
   std::vector<RowMeta> rows_;                            // scratch, [max_rows]
   int64_t prompt_len_ = 0;
-  int32_t pending_ = -1;  // sampled, not yet in the bank
+  int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
+  int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
+  std::optional<Random> random_;  // of the last Generate since the prompt
   std::atomic<bool> cancelled_{false};
   SessionStats stats_;
 };
@@ -102,13 +126,14 @@ Status SessionImpl::Open(const SessionImpl* from) {
     return {};
   }
   OKV_ASSIGN_OR_RETURN(seq_, core_.bank->Fork(from->seq_));
-  ropes_.Choose(*core_.backend, core_.config, from->prompt_len_);
+  ChooseRopes(from->rope_length_);
   policy_->CopyState(*from->policy_);
   tokens_ = from->tokens_;
   logits_ = from->logits_;
   prompt_len_ = from->prompt_len_;
   pending_ = from->pending_;
   has_logits_ = from->has_logits_;
+  random_ = from->random_;
   return {};
 }
 
@@ -127,6 +152,14 @@ Status SessionImpl::CheckTokens(const std::vector<int32_t>& tokens) const {
     }
   }
   return {};
+}
+
+void SessionImpl::StartOver(int64_t keep) {
+  core_.bank->Truncate(seq_, keep);
+  tokens_.resize(static_cast<size_t>(keep));
+  pending_ = -1;
+  has_logits_ = false;
+  random_.reset();
 }
 
 void SessionImpl::UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len) {
@@ -151,9 +184,10 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   TakeCancelled();
   const auto start = Clock::now();
   const auto total = static_cast<int64_t>(tokens.size());
-  // What is here already stays, but for the rows that the logits and the policy's state need anew.
+  // What is here already stays, but for the rows that the logits and the policy's state need anew,
+  // and unless the new context's keys are rotated otherwise.
   int64_t keep = 0;
-  if (!sink) {
+  if (!sink && !LongropeParts(core_.config, rope_length_, total)) {
     const size_t common = std::min(tokens.size(), tokens_.size());
     keep = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
                          tokens_.begin())
@@ -161,15 +195,11 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
            tokens.begin();
     keep = std::max<int64_t>(0, std::min(keep, total - policy_->WarmRows()));
   }
-  core_.bank->Truncate(seq_, keep);
-  tokens_.resize(static_cast<size_t>(keep));
-  pending_ = -1;
-  has_logits_ = false;
-  if (keep == 0) ropes_.Choose(*core_.backend, core_.config, total);
+  StartOver(keep);
+  prompt_len_ = total;
+  if (keep == 0) ChooseRopes(total);
   const int32_t chunk = sink ? core_.work.max_out : core_.work.max_rows;
   for (int64_t pos = keep; pos < total;) {
-    if (TakeCancelled())
-      return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
     const auto n = static_cast<int32_t>(std::min<int64_t>(chunk, total - pos));
     const bool last = pos + n == total;
     OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, n));
@@ -190,9 +220,11 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     pos += n;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
     if (progress) progress(pos - keep, total - keep);
+    if (TakeCancelled()) {
+      return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
+    }
   }
   core_.backend->Synchronize();
-  prompt_len_ = total;
   has_logits_ = true;
   stats_.prefill_tokens = total - keep;
   stats_.prefill_seconds = Seconds(start);
@@ -230,24 +262,36 @@ Status SessionImpl::Step(int32_t token) {
   return {};
 }
 
+Result<std::vector<int32_t>> SessionImpl::EndIds(const GenerateOptions& options) const {
+  std::vector<int32_t> ends;
+  if (!options.ignore_eos) ends = core_.config.eos_ids;
+  if (options.stop.empty()) return ends;
+  OKV_RETURN_IF_ERROR(NeedTokenizer(core_).Prefixed("--stop"));
+  const Tokenizer& tokenizer = *core_.text.tokenizer;
+  for (const std::string& stop : options.stop) {
+    const std::optional<int32_t> id = tokenizer.TokenToId(stop);
+    if (id && tokenizer.IsSpecial(*id)) ends.push_back(*id);
+  }
+  return ends;
+}
+
 Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
                                              const OnText& on_text) {
-  OKV_RETURN_IF_ERROR(CheckSampling(options.sampling));
-  if (options.max_tokens < 0) {
-    return InvalidArgument(fmt::format("-n is {}, expected 0 or more", options.max_tokens));
-  }
+  OKV_RETURN_IF_ERROR(CheckGenerate(options));
+  OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> ends, EndIds(options));
   if (!has_logits_) return InvalidArgument("there is no prompt to go on from");
-  TakeCancelled();
   const auto start = Clock::now();
   stats_.decode_tokens = 0;
-  Sampler sampler(options.sampling, core_.config.vocab);
+  SamplingOptions sampling = options.sampling;
+  if (random_ && random_->seed == sampling.seed) sampling.seed = random_->state;
+  Sampler sampler(sampling, core_.config.vocab);
   for (int32_t t : tokens_) sampler.See(t);
+  if (pending_ >= 0) sampler.See(pending_);
   StopText text(options.stop);
   std::unique_ptr<StreamDecoder> decoder;
   if (core_.text.tokenizer != nullptr) {
     decoder = std::make_unique<StreamDecoder>(core_.text.tokenizer.get());
   }
-  const auto& eos = core_.config.eos_ids;
   GenerateResult result;
   bool going = true;
   const auto emit = [&](const std::string& piece) {
@@ -268,7 +312,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     sampler.See(token);
     result.tokens.push_back(token);
     pending_ = token;
-    if (!options.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+    if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
       result.finish_reason = FinishReason::kStop;
       break;
     }
@@ -283,7 +327,9 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     emit(text.Push(decoder->Flush()));
     emit(text.Flush());
   }
+  random_ = {.seed = options.sampling.seed, .state = sampler.state()};
   stats_.decode_seconds = Seconds(start);
+  TakeCancelled();  // one that came too late for this call is not for the next
   return result;
 }
 
@@ -294,13 +340,17 @@ Result<std::unique_ptr<Session>> SessionImpl::Fork() {
 }
 
 Status SessionImpl::FillContext(int64_t tokens) {
-  core_.bank->Truncate(seq_, 0);
+  const int64_t context = core_.bank->config().max_tokens;
+  if (tokens < 1 || tokens > context) {
+    return InvalidArgument(fmt::format(
+        "{} made-up tokens are asked for, expected 1 to the context of {}", tokens, context));
+  }
+  StartOver(0);
   OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, tokens));
   core_.bank->FillWithNoise(seq_);
   tokens_.assign(static_cast<size_t>(tokens), 0);
-  ropes_.Choose(*core_.backend, core_.config, tokens);
+  ChooseRopes(tokens);
   prompt_len_ = tokens;
-  pending_ = -1;
   has_logits_ = true;
   return policy_->AfterPrefill(tokens);
 }

@@ -54,6 +54,7 @@ TEST(ParityTest, PlanRange) {
                       .table_off = 0,
                       .prompt_len = std::max(0, n - generated)});
     }
+    seqs.push_back({.q_begin = 0, .q_len = 1, .kv_len = n, .table_off = 0, .prompt_len = n + 50});
   }
   const auto n_seqs = static_cast<int32_t>(seqs.size());
   for (int32_t budget : {1, 64, 10000}) {
@@ -71,6 +72,11 @@ TEST(ParityTest, PlanRange) {
                             .bounds = bounds.data(),
                             .n_candidates = candidates.data(),
                             .n_pick = pick.data()});
+          for (size_t s = 0; s < seqs.size(); ++s) {  // whatever the lengths
+            EXPECT_GE(bounds[2 * s], 0);
+            EXPECT_LE(bounds[2 * s], seqs[s].kv_len);
+            EXPECT_LE(pick[s], budget);
+          }
           return Outputs{{"bounds", AsFloats(bounds), 0},
                          {"n_candidates", AsFloats(candidates), 0},
                          {"n_pick", AsFloats(pick), 0}};
@@ -122,8 +128,7 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
   std::vector<int32_t> n_pick;
   int64_t stride = 1;
   for (const Choice& c : choices) {
-    seqs.push_back(
-        {.q_begin = 0, .q_len = 1, .kv_len = c.kv_len, .table_off = 0, .prompt_len = 0});
+    seqs.push_back({.q_begin = 0, .q_len = 1, .kv_len = c.kv_len, .table_off = 0, .prompt_len = 0});
     n_candidates.push_back(c.n_candidates);
     n_pick.push_back(c.n_pick);
     stride = std::max<int64_t>(stride, c.kv_len);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 
 #include "backend/ref/ref_backend.h"
 
@@ -130,6 +131,22 @@ TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
   EXPECT_NE(first, row(1));
   bank_->FillWithNoise(a);
   EXPECT_EQ(first, row(0));
+}
+
+TEST_F(BankTest, RefusesWhatItCannotNumber) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t tokens : {int64_t{3} << 30, kMost}) {
+    BankConfig config = SmallConfig();
+    config.max_tokens = tokens;
+    EXPECT_EQ(Bank::Create(*backend_, config).status().code(), StatusCode::kResourceExhausted);
+    config = SmallConfig();
+    config.pool_tokens = tokens;
+    EXPECT_EQ(Bank::Create(*backend_, config).status().code(), StatusCode::kResourceExhausted);
+  }
+  const int32_t seq = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(seq, 5).ok());
+  EXPECT_EQ(bank_->Append(seq, kMost).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(bank_->Length(seq), 5);
 }
 
 }  // namespace

@@ -47,8 +47,7 @@ class BadInputs : public ::testing::Test {
                                 (dir_ / "out").string() + " 2>" + (dir_ / "err").string() +
                                 " </dev/null";
     const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Slurp(dir_ / "out"),
-            Slurp(dir_ / "err")};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Slurp(dir_ / "out"), Slurp(dir_ / "err")};
   }
 
   // Runs it; expects the exit code, one line on stderr with all of `parts`, nothing on stdout.
@@ -104,11 +103,10 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x -m " + std::string(dir_), 2, {"config.json"});
 
   // Models.
-  Expect("logits --tokens 1 --out x.npy -m " +
-             Folder([](auto& c) {
-               c["model_type"] = "mamba";
-               c["architectures"] = {"MambaForCausalLM"};
-             }),
+  Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) {
+           c["model_type"] = "mamba";
+           c["architectures"] = {"MambaForCausalLM"};
+         }),
          2, {"mamba", "llama", "gemma3"});
   Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c.erase("hidden_size"); }), 1,
          {"config.json", "hidden_size"});
@@ -124,8 +122,9 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
       1, {"mlp"});
   Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) { c["hidden_act"] = "swish9"; }),
          2, {"hidden_act", "swish9"});
-  Expect("logits --tokens 1 --out x.npy -m " +
-             Folder([](auto& c) { c["quantization_config"] = {{"quant_method", "gptq"}}; }),
+  Expect("logits --tokens 1 --out x.npy -m " + Folder([](auto& c) {
+           c["quantization_config"] = {{"quant_method", "gptq"}};
+         }),
          2, {"quantization_config"});
   const std::string broken_json = Folder([](auto&) {});
   Spill(fs::path(broken_json) / "config.json", "{\"model_type\": ");
@@ -134,7 +133,9 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   fs::resize_file(fs::path(torn) / "model.safetensors", 3000);
   Expect("logits --tokens 1 --out x.npy -m " + torn, 1, {"model.safetensors"});
   const std::string no_text = Folder([](auto&) {});
-  Expect("run -p x -m " + no_text, 2, {"tokenizer"});
+  Expect("run -p x -m " + no_text, 2, {"tokenizer.json"});
+  Spill(fs::path(no_text) / "tokenizer.model", "");
+  Expect("run -p x -m " + no_text, 2, {"tokenizer.model alone is not read"});
 
   // Requests.
   Expect("run -p hello --ctx 4", 2, {"context holds 4"});
@@ -162,10 +163,24 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --policy omnikv --set filters=2,99", 2, {"layer 99"});
   Expect("run -p x --kv-dtype int3", 2, {"--kv-dtype is 'int3'"});
   Expect("run -p x --host-memory lots", 2, {"--host-memory is 'lots'"});
+  Expect("run -p x --ctx -1", 2, {"--ctx is -1"});
+  Expect("run -p x --host-memory 100TiB --ctx 3000000000", 2, {"--ctx is 3000000000"});
+  Expect("run -p x --ctx 9223372036854775807", 2, {"--ctx is 9223372036854775807"});
+
+  // Flags that are wrong whatever the model is are found before it is looked for.
+  for (const std::string command : {"run -p x -m /nonexistent", "chat -m /nonexistent"}) {
+    Expect(command + " --temp -1", 2, {"--temp is -1"});
+    Expect(command + " -n -3", 2, {"-n is -3"});
+    Expect(command + " --policy lru", 2, {"'lru'"});
+    Expect(command + " --set budget=-5", 2, {"budget is '-5'"});
+    Expect(command + " --policy full --set budget=5", 2, {"no setting 'budget'"});
+  }
 
   // Memory.
   Expect("run -p x --host-memory 10MiB", 1, {"--host-memory 10.00 MiB", "does not fit"});
   Expect("run -p x --ctx 32768 --host-memory 64MiB", 1, {"32768 tokens does not fit"});
+  Expect("run -p x --ctx 1000000000 --host-memory 100TiB", 1,
+         {"1000000000 tokens does not fit", "of available memory"});
   EXPECT_GE(cases_, 30);
 }
 

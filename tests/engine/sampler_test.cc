@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <random>
 #include <set>
 
 #include "engine/stop_text.h"
@@ -88,6 +90,71 @@ TEST(Sampler, SameSeedSameTokens) {
   };
   EXPECT_EQ(draw(5), draw(5));
   EXPECT_NE(draw(5), draw(6));
+}
+
+// SplitMix64's first number of a seed, in [0, 1).
+double FirstUniform(uint64_t seed) {
+  uint64_t z = seed + 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+// By its definition: everything in order, then the cuts, then one walk.
+int32_t SampleSorted(const SamplingOptions& o, const std::vector<float>& logits, double uniform) {
+  std::vector<int32_t> order;
+  for (size_t t = 0; t < logits.size(); ++t) {
+    if (!std::isnan(logits[t])) order.push_back(static_cast<int32_t>(t));
+  }
+  const auto logit = [&](int32_t t) { return logits[static_cast<size_t>(t)]; };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
+  if (o.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(o.top_k)));
+  std::vector<double> weights;
+  double total = 0;
+  for (const int32_t t : order) {
+    weights.push_back(std::exp((static_cast<double>(logit(t)) - logit(order[0])) / o.temperature));
+    total += weights.back();
+  }
+  size_t kept = 0;
+  double sum = 0;
+  while (kept < order.size() &&
+         (kept == 0 || (sum < o.top_p * total && weights[kept] >= o.min_p))) {
+    sum += weights[kept++];
+  }
+  double at = uniform * sum;
+  for (size_t i = 0; i < kept; ++i) {
+    if ((at -= weights[i]) < 0) return order[i];
+  }
+  return order[kept - 1];
+}
+
+TEST(Sampler, DrawsWhatAFullSortWould) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> logits(2000);
+  for (int round = 0; round < 40; ++round) {
+    for (float& v : logits) v = std::round(8 * normal(random)) / 8;  // with ties
+    logits[7] = kNaN;
+    logits[9] = -std::numeric_limits<float>::infinity();
+    for (const double top_p : {0.2, 0.9, 0.9999, 1.0}) {
+      for (const double min_p : {0.0, 0.01}) {
+        for (const int32_t top_k : {0, 1, 300}) {
+          SamplingOptions o{
+              .temperature = 1.5, .top_k = top_k, .top_p = top_p, .min_p = min_p, .seed = random()};
+          Sampler sampler(o, 2000);
+          EXPECT_EQ(sampler.Sample(logits.data()), SampleSorted(o, logits, FirstUniform(o.seed)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Sampler, InfiniteLogitsAreCertain) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto f = Frequencies({.temperature = 1, .seed = 3}, {0, inf, 1, inf, -inf}, 4000);
+  EXPECT_NEAR(f.at(1), 0.5, 0.05);
+  EXPECT_NEAR(f.at(3), 0.5, 0.05);
 }
 
 TEST(Sampler, WrongOptionsAreNamed) {

@@ -4,7 +4,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <latch>
 #include <numeric>
+#include <set>
+#include <thread>
+#include <utility>
 
 #include "omnikv/engine.h"
 
@@ -106,27 +112,89 @@ TEST(Session, ALaterPromptKeepsWhatItShares) {
 
 TEST(Session, ForksShareAndPart) {
   const auto engine = Load({.max_sessions = 3});
-  for (const char* policy : {"full", "streaming", "omnikv"}) {
-    const auto session = Open(*engine, {.name = policy});
-    ASSERT_TRUE(session->Prompt(Numbers(100)).ok());
+  const std::vector<PolicyOptions> policies = {
+      // budgets that make them choose, from a state
+      {.name = "full"},
+      {.name = "streaming", .settings = {{"budget", "24"}}},
+      {.name = "omnikv", .settings = {{"budget", "24"}, {"selector", "exp"}, {"window", "8"}}}};
+  for (const PolicyOptions& policy : policies) {
+    const auto session = Open(*engine, policy);
+    ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
     auto fork = session->Fork();
     ASSERT_TRUE(fork.ok()) << fork.status().message();
     EXPECT_EQ(Logits(*engine, *session), Logits(*engine, **fork));
     ASSERT_TRUE(session->Step(42).ok());
     const auto after = Logits(*engine, *session);
     ASSERT_TRUE((*fork)->Step(77).ok());  // does not disturb the other
+    ASSERT_TRUE((*fork)->Step(78).ok());
     EXPECT_GT(MaxDifference(Logits(*engine, **fork), after), 0.01);
     ASSERT_TRUE(session->Step(43).ok());
     const auto twice = Logits(*engine, *session);
     auto again = (*fork)->Fork();
     ASSERT_TRUE(again.ok());
     const auto lone_engine = Load();
-    const auto lone = Open(*lone_engine, {.name = policy});
-    ASSERT_TRUE(lone->Prompt(Numbers(100)).ok());
-    ASSERT_TRUE(lone->Step(42).ok());
-    ASSERT_TRUE(lone->Step(43).ok());
-    EXPECT_EQ(twice, Logits(*lone_engine, *lone)) << policy;
+    const auto alone = [&](int32_t first, int32_t second) {
+      const auto lone = Open(*lone_engine, policy);
+      EXPECT_TRUE(lone->Prompt(Numbers(200)).ok());
+      EXPECT_TRUE(lone->Step(first).ok());
+      EXPECT_TRUE(lone->Step(second).ok());
+      return Logits(*lone_engine, *lone);
+    };
+    EXPECT_EQ(twice, alone(42, 43)) << policy.name;
+    EXPECT_EQ(Logits(*engine, **fork), alone(77, 78)) << policy.name;
   }
+}
+
+// longrope has other factors past its original context (16 here), so keys that were rotated for a
+// shorter one are not kept.
+TEST(Session, LongropeRotatesAnewWhenAPromptCrossesItsLimit) {
+  EngineOptions options{.model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama_longrope",
+                        .threads = 2,
+                        .kv_dtype = "f32",
+                        .precision = "full",
+                        .max_sessions = 3};
+  const auto engine = Engine::Load(options);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const auto tokens = [](size_t n) {
+    std::vector<int32_t> t(n);
+    for (size_t i = 0; i < n; ++i) t[i] = static_cast<int32_t>(i * 37 % 200);
+    return t;
+  };
+  const auto fresh = [&](size_t n, int32_t next) {
+    const auto session = Open(**engine);
+    EXPECT_TRUE(session->Prompt(tokens(n)).ok());
+    EXPECT_TRUE(session->Step(next).ok());
+    return Logits(**engine, *session);
+  };
+  const auto session = Open(**engine);
+  ASSERT_TRUE(session->Prompt(tokens(10)).ok());
+  for (const size_t n : {40, 12, 16, 17}) {
+    const int64_t kept = n == 16 ? 12 : 0;  // the only one on the side of the one before
+    ASSERT_TRUE(session->Prompt(tokens(n)).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, static_cast<int64_t>(n) - kept);
+    const auto fork = session->Fork();  // takes over how the keys are rotated
+    ASSERT_TRUE(fork.ok());
+    ASSERT_TRUE((*fork)->Step(7).ok());
+    EXPECT_LT(MaxDifference(Logits(**engine, **fork), fresh(n, 7)), 1e-4) << n;
+  }
+}
+
+// A context's keys stay rotated as they were while it grows a token at a time; so does its fork's.
+TEST(Session, AForkRotatesAsItsParentsKeysAre) {
+  const auto engine = Engine::Load({.model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama_dynamic",
+                                    .threads = 2,
+                                    .context = 64,
+                                    .kv_dtype = "f32",
+                                    .max_sessions = 2});
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const auto session = Open(**engine);
+  ASSERT_TRUE(session->Prompt(std::vector<int32_t>(4, 5)).ok());
+  ASSERT_TRUE(session->Prompt(std::vector<int32_t>(60, 5)).ok());  // keeps the first one's
+  const auto fork = session->Fork();
+  ASSERT_TRUE(fork.ok());
+  ASSERT_TRUE(session->Step(7).ok());
+  ASSERT_TRUE((*fork)->Step(7).ok());
+  EXPECT_EQ(Logits(**engine, *session), Logits(**engine, **fork));
 }
 
 TEST(Session, CancelStopsAPromptAndTheSessionGoesOn) {
@@ -141,6 +209,94 @@ TEST(Session, CancelStopsAPromptAndTheSessionGoesOn) {
   EXPECT_FALSE(session->Generate({}).ok());  // no logits to go on from
   ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
   EXPECT_EQ(session->stats().prefill_tokens, 136);
+}
+
+TEST(Session, CancelInTheLastChunkStopsAPromptToo) {
+  const auto engine = Load();
+  const auto session = Open(*engine);
+  const Status cancelled =
+      session->Prompt(Numbers(30), [&](int64_t, int64_t) { session->Cancel(); });
+  EXPECT_EQ(cancelled.code(), StatusCode::kCancelled);
+  EXPECT_THAT(cancelled.message(), HasSubstr("after 30 of 30 tokens"));
+  EXPECT_EQ(session->tokens(), Numbers(30));
+  EXPECT_FALSE(session->Generate({}).ok());
+  ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+  EXPECT_EQ(session->stats().prefill_tokens, 1);
+}
+
+TEST(Session, CancelAfterAPromptStopsItsGeneration) {
+  const auto engine = Load();
+  const auto session = Open(*engine);
+  ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+  session->Cancel();
+  const auto stopped = session->Generate({.max_tokens = 5, .ignore_eos = true});
+  ASSERT_TRUE(stopped.ok());
+  EXPECT_EQ(stopped->finish_reason, FinishReason::kCancelled);
+  EXPECT_TRUE(stopped->tokens.empty());
+  const auto next = session->Generate({.max_tokens = 5, .ignore_eos = true});
+  ASSERT_TRUE(next.ok());
+  EXPECT_EQ(next->tokens.size(), 5u);
+  session->Cancel();  // for nothing that runs: a new prompt forgets it
+  ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+  EXPECT_EQ(session->Generate({.max_tokens = 5, .ignore_eos = true})->tokens.size(), 5u);
+}
+
+TEST(Session, CancelComesFromAnyThread) {
+  const auto engine = Load({.prefill_chunk = 16});
+  const auto session = Open(*engine);
+  // Runs `call` with a function that hands over to a thread that cancels.
+  const auto with_canceller = [&](const auto& call) {
+    std::latch reached(1);
+    std::latch cancelled(1);
+    std::thread canceller([&] {
+      reached.wait();
+      session->Cancel();
+      cancelled.count_down();
+    });
+    bool done = false;
+    call([&] {
+      if (std::exchange(done, true)) return;
+      reached.count_down();
+      cancelled.wait();
+    });
+    if (!done) reached.count_down();
+    canceller.join();
+  };
+  with_canceller([&](const auto& cancel) {
+    const Status status = session->Prompt(Numbers(200), [&](int64_t done, int64_t) {
+      if (done >= 64) cancel();
+    });
+    EXPECT_THAT(status.message(), HasSubstr("after 64 of 200 tokens"));
+  });
+  ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
+  with_canceller([&](const auto& cancel) {
+    const auto result =
+        session->Generate({.max_tokens = 500, .ignore_eos = true}, [&](std::string_view) {
+          cancel();
+          return true;
+        });
+    ASSERT_TRUE(result.ok());
+    EXPECT_EQ(result->finish_reason, FinishReason::kCancelled);
+    EXPECT_LT(result->tokens.size(), 500u);
+  });
+}
+
+// The context is then shorter than the prompt; what the prompt before was does not count.
+TEST(Session, StepsGoOnFromACancelledPrompt) {
+  const auto engine = Load({.prefill_chunk = 16, .max_sessions = 2});
+  const PolicyOptions policy{.name = "omnikv", .settings = {{"budget", "24"}}};
+  const auto session = Open(*engine, policy);
+  const auto fresh = Open(*engine, policy);
+  ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
+  for (Session* s : {session.get(), fresh.get()}) {
+    const Status cancelled = s->Prompt(Numbers(150, 2000), [&](int64_t done, int64_t) {
+      if (done >= 64) s->Cancel();
+    });
+    ASSERT_EQ(cancelled.code(), StatusCode::kCancelled);
+    ASSERT_TRUE(s->Step(42).ok());
+    ASSERT_TRUE(s->Step(43).ok());
+  }
+  EXPECT_EQ(Logits(*engine, *session), Logits(*engine, *fresh));
 }
 
 TEST(Session, CancelStopsAGeneration) {
@@ -176,6 +332,50 @@ TEST(Session, GoesOnWhereItStopped) {
   EXPECT_EQ(tokens, expected->tokens);
 }
 
+TEST(Session, GoesOnAsOneDrawWould) {
+  const auto engine = Load({.max_sessions = 2});
+  const auto session = Open(*engine);
+  const auto generate = [&](Session& of, int64_t n, uint64_t seed) {
+    const auto part =
+        of.Generate({.max_tokens = n,
+                     .sampling = {.temperature = 1.5, .repeat_penalty = 1.7, .seed = seed},
+                     .ignore_eos = true});
+    EXPECT_TRUE(part.ok()) << part.status().message();
+    return part->tokens;
+  };
+  const auto both = [](std::vector<int32_t> a, const std::vector<int32_t>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+  const std::vector<int32_t> whole = generate(*session, 24, 3);
+  for (const int64_t first : {1, 12, 23}) {  // a prompt begins anew
+    ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+    const std::vector<int32_t> head = generate(*session, first, 3);
+    const auto fork = session->Fork();
+    ASSERT_TRUE(fork.ok());
+    EXPECT_EQ(both(head, generate(*session, 24 - first, 3)), whole);
+    EXPECT_EQ(both(head, generate(**fork, 24 - first, 3)), whole);
+  }
+  ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+  EXPECT_NE(both(generate(*session, 12, 3), generate(*session, 12, 4)), whole);
+}
+
+// A token that was drawn but is not in the bank yet counts for the penalty.
+TEST(Session, ThePenaltyKnowsTheLastToken) {
+  const auto engine = Load();
+  const auto session = Open(*engine);
+  const GenerateOptions one{
+      .max_tokens = 1, .sampling = {.repeat_penalty = 100}, .ignore_eos = true};
+  ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
+  std::set<int32_t> seen;
+  for (int i = 0; i < 12; ++i) {
+    const auto token = session->Generate(one);
+    ASSERT_TRUE(token.ok());
+    EXPECT_TRUE(seen.insert(token->tokens[0]).second) << token->tokens[0] << " again";
+  }
+}
+
 TEST(Session, AFullContextEndsAnAnswerAndRefusesAPrompt) {
   const auto engine = Load({.context = 64});
   const auto session = Open(*engine);
@@ -207,6 +407,37 @@ TEST(Session, StopTextsEndAnAnswer) {
   ASSERT_TRUE(stopped.ok());
   EXPECT_EQ(stopped->text, free->text.substr(0, free->text.find(stop)));
   EXPECT_EQ(stopped->finish_reason, FinishReason::kStop);
+}
+
+// Special tokens are not part of the text, so they are stopped at by their ids.
+TEST(Session, AStopMayBeASpecialToken) {
+  const auto engine = Load();
+  const auto session = Open(*engine);
+  const auto prompt = engine->ChatPrompt({{"user", "What is 2 + 3?"}});
+  ASSERT_TRUE(prompt.ok());
+  ASSERT_TRUE(session->Prompt(*prompt).ok());
+  const auto free = session->Generate({.max_tokens = 64});
+  ASSERT_TRUE(free.ok());
+  ASSERT_EQ(free->finish_reason, FinishReason::kStop);
+  const std::string end = *engine->Detokenize({free->tokens.back()});
+  ASSERT_TRUE(session->Prompt(*prompt).ok());
+  const auto stopped = session->Generate({.max_tokens = 64, .stop = {end}, .ignore_eos = true});
+  ASSERT_TRUE(stopped.ok());
+  EXPECT_EQ(stopped->finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->tokens, free->tokens);
+  EXPECT_EQ(stopped->text, free->text);
+}
+
+TEST(Session, StopsNeedATokenizer) {
+  const auto engine = Engine::Load({.model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama"});
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const auto session = Open(**engine);
+  ASSERT_TRUE(session->Prompt({1, 2, 3}).ok());
+  const Status status = session->Generate({.max_tokens = 2, .stop = {"x"}}).status();
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_THAT(status.message(), HasSubstr("--stop"));
+  EXPECT_THAT(status.message(), HasSubstr("tokenizer.json: no such file"));
+  EXPECT_TRUE(session->Generate({.max_tokens = 2}).ok());
 }
 
 TEST(Session, AllLogitsAreThoseOfTheLastRow) {
@@ -255,6 +486,78 @@ TEST(Session, FillContextStandsInForAPrompt) {
   EXPECT_EQ(session->stats().context_tokens, 1001);
   EXPECT_EQ(session->stats().attended_tokens, (4 * 1001 + 12 * 64) / 16.0);
   for (int32_t i = 0; i < engine->vocab(); ++i) ASSERT_TRUE(std::isfinite(session->logits()[i]));
+}
+
+TEST(Session, ARefusedFillLeavesAnUsableSession) {
+  const auto engine = Load({.context = 128, .max_sessions = 2});
+  const auto session = Open(*engine);
+  ASSERT_TRUE(session->Prompt(Numbers(20)).ok());
+  for (const int64_t tokens : {int64_t{-1}, int64_t{0}, int64_t{129}, int64_t{1} << 62}) {
+    EXPECT_EQ(session->FillContext(tokens).code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(session->tokens(), Numbers(20));
+  EXPECT_TRUE(session->Generate({.max_tokens = 2}).ok());
+  ASSERT_TRUE(session->Prompt(Numbers(40)).ok());
+  EXPECT_TRUE(session->Generate({.max_tokens = 2}).ok());
+}
+
+TEST(Engine, SaysThatAContextIsLongerThanTheTrainedOne) {
+  testing::internal::CaptureStderr();
+  ASSERT_NE(Load({.context = 40000}), nullptr);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("--ctx is 40000, but the model was trained for 32768 tokens"));
+  testing::internal::CaptureStderr();
+  ASSERT_NE(Load({.context = 32768}), nullptr);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+// Of a cap and what the machine has, the smaller counts.
+TEST(Engine, ACapAboveTheMachineIsNotMemory) {
+  constexpr size_t kTiB = size_t{1} << 40;
+  testing::internal::CaptureStderr();
+  const auto engine = Engine::Load({.model = kModel, .host_memory = 1000 * kTiB, .context = 64});
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("--host-memory is 1000.00 TiB"));
+  const auto refused =
+      Engine::Load({.model = kModel, .host_memory = 1000 * kTiB, .context = 1 << 30});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.status().message(), HasSubstr("of available memory"));
+}
+
+TEST(Engine, NamesTheContextsItTakes) {
+  for (const int64_t context : {int64_t{-1}, (int64_t{1} << 30) + 1, int64_t{1} << 62}) {
+    const auto engine = Engine::Load({.model = kModel, .context = context});
+    ASSERT_FALSE(engine.ok());
+    EXPECT_EQ(engine.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(engine.status().message(), HasSubstr("--ctx is " + std::to_string(context)));
+  }
+}
+
+TEST(Engine, SaysWhyThereIsNoText) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / "omnikv_engine_text";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  const fs::path model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama";
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(model / name, folder / name);
+  }
+  const auto load = [&] {
+    auto engine = Engine::Load({.model = folder.string(), .context = 64});
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return std::move(*engine);
+  };
+  EXPECT_THAT(load()->Tokenize("x", false, false).status().message(),
+              HasSubstr("tokenizer.json: no such file"));
+  std::ofstream(folder / "tokenizer.json")
+      << R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})";
+  EXPECT_THAT(load()->ChatPrompt({{"user", "a"}}).status().message(),
+              HasSubstr("has no chat template"));
+  std::ofstream(folder / "chat_template.jinja") << "{% if %}";
+  EXPECT_THAT(load()->ChatPrompt({{"user", "a"}}).status().message(),
+              HasSubstr("chat_template.jinja"));
+  fs::remove_all(folder);
 }
 
 TEST(Engine, RefusesAContextThatDoesNotFitWithTheNumbers) {

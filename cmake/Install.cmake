@@ -1,5 +1,5 @@
 # Installs the program, the shared library with the public headers, its CMake package, and the
-# shipped model.
+# shipped model and document.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -16,6 +16,7 @@ install(TARGETS omnikv_lib EXPORT omnikvTargets LIBRARY DESTINATION ${CMAKE_INST
 install(TARGETS omnikv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/omnikv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES models/omnikv-tiny-q8_0.gguf DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/models)
+install(DIRECTORY examples/quickstart DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/examples)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT omnikvTargets NAMESPACE omnikv:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/omnikv
         FILE omnikvConfig.cmake)

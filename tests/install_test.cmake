@@ -18,8 +18,12 @@ run(${WORK}/build/hello_generate ${WORK}/prefix/share/omnikv/models/omnikv-tiny-
 if(NOT output MATCHES "48213")
   message(FATAL_ERROR "hello_generate answers '${output}'")
 endif()
-# The installed program finds the installed model by itself.
+# The installed program finds the installed model and document by itself.
 run(${WORK}/prefix/bin/omnikv run -p ${prompt})
 if(NOT output MATCHES "48213")
   message(FATAL_ERROR "omnikv run answers '${output}'")
+endif()
+if(NOT EXISTS ${WORK}/prefix/share/omnikv/examples/quickstart/document.txt OR
+   NOT EXISTS ${WORK}/prefix/share/omnikv/examples/quickstart/facts.json)
+  message(FATAL_ERROR "the quickstart's document is not installed")
 endif()

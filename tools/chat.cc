@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <iostream>
 
+#include "base/log.h"
 #include "engine/sampler.h"
 #include "flags.h"
 #include "omnikv/engine.h"
@@ -18,13 +20,34 @@ struct ChatFlags {
   PolicyFlags policy;
   GenerateOptions generate;
   std::string system;
+  bool json = false;
 };
+
+// What a turn took, and what to do when nothing more fits.
+void PrintTurn(const Engine& engine, const SessionStats& s) {
+  LogInfo("({} tokens read anew at {:.0f} tok/s, {} written at {:.1f} tok/s, {} in context)",
+          s.prefill_tokens, PerSecond(s.prefill_tokens, s.prefill_seconds), s.decode_tokens,
+          PerSecond(s.decode_tokens, s.decode_seconds), s.context_tokens);
+  if (s.context_tokens >= engine.context()) {
+    LogInfo("the context of {} tokens is full: start a new chat or raise --ctx", engine.context());
+  }
+}
+
+Status ReadTurn(const Engine& engine, Session& session, const std::vector<int32_t>& prompt) {
+  if (static_cast<int64_t>(prompt.size()) > engine.context()) {
+    return InvalidArgument(
+        fmt::format("the conversation has {} tokens, but the context holds {}: start a new chat or "
+                    "raise --ctx",
+                    prompt.size(), engine.context()));
+  }
+  return PromptWithProgress(session, prompt);
+}
 
 Status Chat(const ChatFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   std::vector<ChatMessage> messages;
   if (!f.system.empty()) messages.push_back({"system", f.system});
@@ -34,29 +57,26 @@ Status Chat(const ChatFlags& f) {
     if (terminal) fmt::print(stderr, "> ");
     if (!std::getline(std::cin, line)) break;
     if (line.empty()) continue;
+    const auto start = std::chrono::steady_clock::now();
     messages.push_back({"user", line});
     OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, engine->ChatPrompt(messages));
     const CancelOnInterrupt interrupt(*session);
-    const Status read = PromptWithProgress(*session, prompt);
-    if (!read.ok()) {  // the turn did not fit, or was cancelled: the conversation goes on without
-                       // it
+    const Status read = ReadTurn(*engine, *session, prompt);
+    if (!read.ok()) {
+      // The turn did not fit, or was cancelled: people go on without it.
+      if (!terminal) return read;
       fmt::print(stderr, "omnikv: {}\n", read.message());
       messages.pop_back();
-      if (!terminal) return read;
       continue;
     }
-    OKV_ASSIGN_OR_RETURN(const GenerateResult answer,
-                         session->Generate(f.generate, [](std::string_view piece) {
-                           std::fwrite(piece.data(), 1, piece.size(), stdout);
-                           std::fflush(stdout);
-                           return true;
-                         }));
-    fmt::print("\n");
-    std::fflush(stdout);
-    messages.push_back({"assistant", answer.text});
-    const SessionStats stats = session->stats();
-    fmt::print(stderr, "({} tokens read anew, {} in context)\n", stats.prefill_tokens,
-               stats.context_tokens);
+    OKV_ASSIGN_OR_RETURN(const Reply reply, GenerateToStdout(*session, f.generate, f.json, start));
+    messages.push_back({"assistant", reply.result.text});
+    if (f.json) {
+      fmt::print("{}\n", Dump(ReplyJson(*engine, session->stats(), prompt.size(), reply)));
+    } else {
+      PrintTurn(*engine, session->stats());
+    }
+    if (std::fflush(stdout) != 0) break;  // the program says so
   }
   return {};
 }
@@ -67,6 +87,7 @@ void AddChat(CLI::App& app, Command& command) {
   auto f = std::make_shared<ChatFlags>();
   CLI::App* sub = app.add_subcommand("chat", "a conversation, a line a turn");
   sub->add_option("--system", f->system, "a system message");
+  sub->add_flag("--json", f->json, "print one JSON object a turn");
   AddGenerateFlags(*sub, f->generate);
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);

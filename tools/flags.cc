@@ -14,8 +14,18 @@
 #include "base/log.h"
 #include "policy/policy.h"
 #include "shipped.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace omnikv::tools {
+namespace {
+
+Status CheckFileSize(const std::string& flag, const std::string& path, size_t bytes) {
+  if (bytes <= Tokenizer::kMaxTextBytes) return {};
+  return InvalidArgument(fmt::format("{} is '{}', which holds more than {}", flag, path,
+                                     HumanBytes(Tokenizer::kMaxTextBytes)));
+}
+
+}  // namespace
 
 void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   app.add_option("-m,--model", f.model,
@@ -38,7 +48,7 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   EngineOptions o;
   o.model = f.model;
   if (o.model.empty() && shipped) {
-    OKV_ASSIGN_OR_RETURN(o.model, ShippedFile("models/omnikv-tiny-q8_0.gguf"));
+    OKV_ASSIGN_OR_RETURN(o.model, ShippedFile("models/omnikv-tiny-q8_0.gguf", "-m"));
   }
   o.device = f.device;
   o.threads = f.threads;
@@ -59,12 +69,18 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   return o;
 }
 
+void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                   const std::string& help) {
+  // CLI11 would take "[a,b]" apart, and the words that follow as more values.
+  app.add_option(name, values, help)->allow_extra_args(false);
+}
+
 void AddPolicyFlags(CLI::App& app, PolicyFlags& f) {
   app.add_option("--policy", f.policy,
                  "which tokens layers read; auto: omnikv where the model's filter layers are "
                  "known, else full (omnikv info lists them)")
       ->capture_default_str();
-  app.add_option("--set", f.set, "a setting of the policy, key=value; may be repeated");
+  AddRepeatable(app, "--set", f.set, "a setting of the policy, key=value; may be repeated");
 }
 
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
@@ -93,7 +109,7 @@ void AddGenerateFlags(CLI::App& app, GenerateOptions& o) {
                  "tokens at least p times as likely as the first; 0: off");
   app.add_option("--repeat-penalty", o.sampling.repeat_penalty, "on tokens in context; 1: off");
   app.add_option("--seed", o.sampling.seed, "of sampling");
-  app.add_option("--stop", o.stop, "a text that ends the answer; may be repeated");
+  AddRepeatable(app, "--stop", o.stop, "a text that ends the answer; may be repeated");
 }
 
 Result<size_t> ParseSize(const std::string& flag, const std::string& text) {
@@ -121,7 +137,10 @@ Result<std::string> ReadText(const std::string& flag, const std::string& path) {
   if (path == "-") {
     std::string text;
     char buffer[1 << 16];
-    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0;) text.append(buffer, n);
+    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0;) {
+      text.append(buffer, n);
+      OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, text.size()));
+    }
     return text;
   }
   std::error_code error;
@@ -130,6 +149,9 @@ Result<std::string> ReadText(const std::string& flag, const std::string& path) {
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) return NotFound(fmt::format("{} is '{}', which cannot be read", flag, path));
+  // Devices and pipes have no size.
+  const auto size = std::filesystem::file_size(path, error);
+  if (!error) OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, size));
   return std::string((std::istreambuf_iterator<char>(file)), {});
 }
 

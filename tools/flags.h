@@ -29,6 +29,10 @@ void AddEngineFlags(CLI::App& app, EngineFlags& flags);
 // The options they mean. Without -m, the shipped model when `shipped` is set, else none.
 Result<EngineOptions> ToEngineOptions(const EngineFlags& flags, bool shipped = true);
 
+// An option that takes one value each time it is given, as it is written: "[x]" stays "[x]".
+void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                   const std::string& help);
+
 // --policy, --set key=value.
 struct PolicyFlags {
   std::string policy = "auto";
@@ -44,7 +48,8 @@ void AddGenerateFlags(CLI::App& app, GenerateOptions& options);
 // "24GiB", "512M", "1073741824": bytes. `flag` names the flag in the sentence when it is not.
 Result<size_t> ParseSize(const std::string& flag, const std::string& text);
 
-// The whole of a file, or of standard input for "-".
+// The whole of a file, or of standard input for "-"; kInvalidArgument above
+// Tokenizer::kMaxTextBytes.
 Result<std::string> ReadText(const std::string& flag, const std::string& path);
 
 // A bar on stderr, when that is a terminal; nothing otherwise.

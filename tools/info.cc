@@ -17,14 +17,15 @@ namespace {
 
 struct InfoFlags {
   EngineFlags engine;
+  PolicyFlags policy;
   bool json = false;
 };
 
-// What `info` says of one policy with its default settings at a context.
-nlohmann::ordered_json PolicyJson(const PolicyInfo& info, const ModelConfig& config,
-                                  Backend& backend, const MemoryPlan& plan) {
+// What `info` says of one policy at a context.
+nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings> settings,
+                                  const ModelConfig& config, Backend& backend,
+                                  const MemoryPlan& plan) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
-  auto settings = PolicySettings::Parse(info.name, info.settings, {});
   const std::unique_ptr<Policy> policy = info.make();
   PolicyContext context{.backend = &backend,
                         .model_name = config.name,
@@ -72,9 +73,10 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
       m["vocab"].get<int>(), m["max_context"].get<int64_t>());
   for (const auto& note : json["notes"]) fmt::print("note: {}\n", note.get<std::string>());
   fmt::print("device: {}\n", json["device"].get<std::string>());
-  fmt::print("weights {}, activations {}, K/V {} a token: {} for {} tokens; {} available\n",
-             HumanBytes(plan.weights), HumanBytes(plan.activations), HumanBytes(plan.kv_per_token),
-             HumanBytes(plan.kv), plan.context, HumanBytes(plan.available));
+  fmt::print("weights {}, activations {}, K/V in {} {} a token: {} for {} tokens; {} available\n",
+             HumanBytes(plan.weights), HumanBytes(plan.activations), DTypeName(plan.kv_dtype),
+             HumanBytes(plan.kv_per_token), HumanBytes(plan.kv), plan.context,
+             HumanBytes(plan.available));
   fmt::print("\n{:<10} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "read a step",
              "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
@@ -94,6 +96,7 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
 
 Status Info(const InfoFlags& f) {
   OKV_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
@@ -104,11 +107,24 @@ Status Info(const InfoFlags& f) {
                                  {"device", backend->Describe()},
                                  {"weight_bytes", plan.weights},
                                  {"activation_bytes", plan.activations},
+                                 {"kv_dtype", DTypeName(plan.kv_dtype)},
                                  {"kv_bytes_per_token", plan.kv_per_token},
+                                 {"kv_bytes", {{"device", 0}, {"host", plan.kv}, {"disk", 0}}},
+                                 {"available_bytes", plan.available},
                                  {"context", plan.context},
+                                 {"default_policy", DefaultPolicy(files.config)},
                                  {"policies", nlohmann::ordered_json::array()}};
+  // One that is named is shown alone; settings are those of the one that would run.
+  const bool all = policy.name == "auto";
+  const std::string runs = all ? DefaultPolicy(files.config) : policy.name;
+  OKV_RETURN_IF_ERROR(FindPolicy(runs).status());
   for (const PolicyInfo& info : AllPolicies()) {
-    json["policies"].push_back(PolicyJson(info, files.config, *backend, plan));
+    if (info.name != runs && !all) continue;
+    auto settings =
+        PolicySettings::Parse(info.name, info.settings,
+                              info.name == runs ? policy.settings : decltype(policy.settings){});
+    OKV_RETURN_IF_ERROR(settings.status());
+    json["policies"].push_back(PolicyJson(info, std::move(settings), files.config, *backend, plan));
   }
   if (f.json) {
     fmt::print("{}\n", Dump(json));
@@ -124,6 +140,7 @@ void AddInfo(CLI::App& app, Command& command) {
   auto f = std::make_shared<InfoFlags>();
   CLI::App* sub = app.add_subcommand("info", "what a model is and what it takes; loads nothing");
   sub->add_flag("--json", f->json, "print one JSON object");
+  AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
   sub->callback([&command, f] { command = [f] { return Info(*f); }; });
 }

@@ -3,6 +3,8 @@
 
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
+#include <utility>
 
 #include "flags.h"
 #include "omnikv/engine.h"
@@ -51,6 +53,48 @@ std::string NpyHeader(size_t rows, int32_t columns) {
   return header + dict;
 }
 
+// A file that appears whole or not at all: written beside its place, then moved there. Devices,
+// pipes and links are written as they are.
+class OutputFile {
+ public:
+  explicit OutputFile(std::string path) : path_(std::move(path)) {
+    std::error_code error;
+    const auto type = std::filesystem::symlink_status(path_, error).type();
+    beside_ = type == std::filesystem::file_type::regular ||
+              type == std::filesystem::file_type::not_found;
+    part_ = beside_ ? path_ + ".part" : path_;
+  }
+  ~OutputFile() {
+    if (file_ == nullptr) return;
+    std::fclose(file_);
+    if (beside_) std::remove(part_.c_str());
+  }
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  Status Open() {
+    file_ = std::fopen(part_.c_str(), "wb");
+    if (file_ != nullptr) return {};
+    return NotFound(fmt::format("--out is '{}', which cannot be written", path_));
+  }
+  void Write(const void* data, size_t bytes) {
+    good_ = good_ && std::fwrite(data, 1, bytes, file_) == bytes;
+  }
+  Status Commit() {
+    const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
+    const bool written = good_ && closed;
+    if (written && (!beside_ || std::rename(part_.c_str(), path_.c_str()) == 0)) return {};
+    if (beside_) std::remove(part_.c_str());
+    return Failed(fmt::format("--out is '{}', writing to it failed", path_));
+  }
+
+ private:
+  std::string path_, part_;
+  FILE* file_ = nullptr;
+  bool beside_ = false;
+  bool good_ = true;
+};
+
 Status Logits(const LogitsFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
@@ -65,19 +109,14 @@ Status Logits(const LogitsFlags& f) {
                        ParseIds(f.tokens.empty() ? "-f" : "--tokens", text));
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(f.out.c_str(), "wb"), std::fclose);
-  if (file == nullptr)
-    return NotFound(fmt::format("--out is '{}', which cannot be written", f.out));
+  OutputFile file(f.out);
+  OKV_RETURN_IF_ERROR(file.Open());
   const std::string header = NpyHeader(ids.size(), engine->vocab());
-  bool written = std::fwrite(header.data(), 1, header.size(), file.get()) == header.size();
-  const auto vocab = static_cast<size_t>(engine->vocab());
-  OKV_RETURN_IF_ERROR(session->PromptLogits(ids, [&](int64_t, const float* logits) {
-    written = written && std::fwrite(logits, sizeof(float), vocab, file.get()) == vocab;
-  }));
-  if (!written || std::fflush(file.get()) != 0) {
-    return Failed(fmt::format("--out is '{}', writing to it failed", f.out));
-  }
-  return {};
+  file.Write(header.data(), header.size());
+  const size_t row_bytes = static_cast<size_t>(engine->vocab()) * sizeof(float);
+  OKV_RETURN_IF_ERROR(session->PromptLogits(
+      ids, [&](int64_t, const float* logits) { file.Write(logits, row_bytes); }));
+  return file.Commit();
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -12,6 +13,8 @@
 namespace omnikv::tools {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 std::atomic<Session*> g_session{nullptr};  // what Ctrl-C cancels: handlers reach only globals
 
 extern "C" void OnInterrupt(int) {
@@ -19,11 +22,37 @@ extern "C" void OnInterrupt(int) {
   std::signal(SIGINT, SIG_DFL);
 }
 
-double PerSecond(int64_t n, double seconds) {
-  return seconds > 0 ? static_cast<double>(n) / seconds : 0;
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// The `stats` object of DESIGN §9.
+Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
+  return {{"device", s.device},
+          {"policy", s.policy},
+          {"settings", s.settings},
+          {"load_s", engine.load_seconds()},
+          {"prefill_s", s.prefill_seconds},
+          {"prefill_tok_s", PerSecond(s.prefill_tokens, s.prefill_seconds)},
+          {"ttft_s", ttft_s},
+          {"decode_tok_s", PerSecond(s.decode_tokens, s.decode_seconds)},
+          {"ms_per_token",
+           s.decode_tokens > 0 ? 1e3 * s.decode_seconds / static_cast<double>(s.decode_tokens) : 0},
+          {"context_tokens", s.context_tokens},
+          {"attended_tokens", s.attended_tokens},
+          {"budget_tokens", s.budget_tokens},
+          {"resident_bytes",
+           {{"device", s.device_bytes}, {"host", s.host_bytes}, {"disk", s.disk_bytes}}},
+          {"transfer_bytes_per_step", s.transfer_bytes_per_step},
+          {"hit_rate", s.hit_rate ? Json(*s.hit_rate) : Json(nullptr)},
+          {"process_bytes", ResidentMemory()}};
 }
 
 }  // namespace
+
+double PerSecond(int64_t n, double seconds) {
+  return seconds > 0 ? static_cast<double>(n) / seconds : 0;
+}
 
 CancelOnInterrupt::CancelOnInterrupt(Session& session) {
   g_session.store(&session);
@@ -35,8 +64,15 @@ CancelOnInterrupt::~CancelOnInterrupt() {
   std::signal(SIGINT, SIG_DFL);
 }
 
-Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options) {
+Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool quiet) {
   ProgressBar bar("loading");
+  if (!quiet) {
+    options.on_plan = [](const MemoryNeeds& needs) {
+      LogInfo("host memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
+              HumanBytes(needs.weights), HumanBytes(needs.activations), HumanBytes(needs.kv_host),
+              needs.context, HumanBytes(needs.available));
+    };
+  }
   options.on_load = [&](size_t done, size_t total) {
     bar.Update(static_cast<double>(done), static_cast<double>(total), HumanBytes(total));
   };
@@ -51,23 +87,30 @@ Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens) 
   });
 }
 
-nlohmann::ordered_json StatsJson(const Engine& engine, const SessionStats& s) {
-  return {{"device", s.device},
-          {"policy", s.policy},
-          {"settings", s.settings},
-          {"load_s", engine.load_seconds()},
-          {"prefill_s", s.prefill_seconds},
-          {"prefill_tok_s", PerSecond(s.prefill_tokens, s.prefill_seconds)},
-          {"ttft_s", engine.load_seconds() + s.prefill_seconds},
-          {"decode_tok_s", PerSecond(s.decode_tokens, s.decode_seconds)},
-          {"ms_per_token",
-           s.decode_tokens > 0 ? 1e3 * s.decode_seconds / static_cast<double>(s.decode_tokens) : 0},
-          {"context_tokens", s.context_tokens},
-          {"attended_tokens", s.attended_tokens},
-          {"budget_tokens", s.budget_tokens},
-          {"resident_bytes",
-           {{"device", s.device_bytes}, {"host", s.host_bytes}, {"disk", s.disk_bytes}}},
-          {"process_bytes", ResidentMemory()}};
+Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options, bool quiet,
+                               std::chrono::steady_clock::time_point since) {
+  Reply reply;
+  bool shown = false;
+  const auto show = [&](std::string_view piece) {
+    if (!shown) reply.ttft_s = SecondsSince(since);
+    shown = true;
+    if (quiet) return true;
+    return std::fwrite(piece.data(), 1, piece.size(), stdout) == piece.size() &&
+           std::fflush(stdout) == 0;
+  };
+  OKV_ASSIGN_OR_RETURN(reply.result, session.Generate(options, show));
+  if (!shown) reply.ttft_s = SecondsSince(since);
+  if (!quiet) std::fputc('\n', stdout);
+  return reply;
+}
+
+Json ReplyJson(const Engine& engine, const SessionStats& stats, size_t prompt_tokens,
+               const Reply& reply) {
+  return {{"text", reply.result.text},
+          {"tokens", reply.result.tokens},
+          {"prompt_tokens", prompt_tokens},
+          {"finish_reason", FinishReasonName(reply.result.finish_reason)},
+          {"stats", StatsJson(engine, stats, reply.ttft_s)}};
 }
 
 void PrintSummary(const Engine& engine, const SessionStats& s) {
@@ -81,8 +124,8 @@ void PrintSummary(const Engine& engine, const SessionStats& s) {
           HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
 }
 
-std::string Dump(const nlohmann::ordered_json& json) {
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace omnikv::tools

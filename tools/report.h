@@ -1,6 +1,7 @@
 // What the subcommands print about a run, and how they show that it goes on.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,13 +11,28 @@
 
 namespace omnikv::tools {
 
-// Engine::Load with a progress bar.
-Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options);
+// Engine::Load with a progress bar and, unless `quiet`, a line before it that says what each tier
+// will hold.
+Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool quiet = false);
 // Session::Prompt with a progress bar.
 Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens);
 
-// The `stats` object of DESIGN §9.
-nlohmann::ordered_json StatsJson(const Engine& engine, const SessionStats& stats);
+// Session::Generate on stdout, piece by piece unless `quiet`, and a line break after it. Stops when
+// stdout takes no more.
+struct Reply {
+  GenerateResult result;
+  double ttft_s = 0;  // from `since` to the first text of the answer
+};
+Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options, bool quiet,
+                               std::chrono::steady_clock::time_point since);
+
+// A reply as an object of DESIGN §9; `prompt_tokens` of the whole prompt. Its `ttft_s` counts
+// from when a loaded engine has the prompt's text: tokenization, prefill and the first token;
+// `load_s` is apart.
+nlohmann::ordered_json ReplyJson(const Engine& engine, const SessionStats& stats,
+                                 size_t prompt_tokens, const Reply& reply);
+// Tokens a second; 0 when no time passed.
+double PerSecond(int64_t tokens, double seconds);
 // A few lines on stderr that a person can read at a glance.
 void PrintSummary(const Engine& engine, const SessionStats& stats);
 

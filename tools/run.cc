@@ -1,12 +1,9 @@
 // omnikv run: answers one prompt.
 #include <fmt/format.h>
 
-#include <csignal>
+#include <chrono>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
-#include "base/log.h"
-#include "base/memory.h"
 #include "engine/sampler.h"
 #include "flags.h"
 #include "omnikv/engine.h"
@@ -37,7 +34,8 @@ Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
   OKV_ASSIGN_OR_RETURN(const std::string text, PromptText(f));
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
+  const auto start = std::chrono::steady_clock::now();
   std::vector<int32_t> prompt;
   if (f.raw) {
     OKV_ASSIGN_OR_RETURN(prompt,
@@ -51,25 +49,11 @@ Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   const CancelOnInterrupt interrupt(*session);
   OKV_RETURN_IF_ERROR(PromptWithProgress(*session, prompt));
-  const auto show = [&](std::string_view piece) {
-    if (!f.json) {
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
-    }
-    return true;
-  };
-  OKV_ASSIGN_OR_RETURN(const GenerateResult result, session->Generate(f.generate, show));
-  const SessionStats stats = session->stats();
+  OKV_ASSIGN_OR_RETURN(const Reply reply, GenerateToStdout(*session, f.generate, f.json, start));
   if (f.json) {
-    nlohmann::ordered_json json = {{"text", result.text},
-                                   {"tokens", result.tokens},
-                                   {"prompt_tokens", prompt.size()},
-                                   {"finish_reason", FinishReasonName(result.finish_reason)},
-                                   {"stats", StatsJson(*engine, stats)}};
-    fmt::print("{}\n", Dump(json));
+    fmt::print("{}\n", Dump(ReplyJson(*engine, session->stats(), prompt.size(), reply)));
   } else {
-    fmt::print("\n");
-    PrintSummary(*engine, stats);
+    PrintSummary(*engine, session->stats());
   }
   return {};
 }

@@ -8,7 +8,7 @@
 
 namespace omnikv::tools {
 
-Result<std::string> ShippedFile(const std::string& relative) {
+Result<std::string> ShippedFile(const std::string& relative, const std::string& flag) {
   namespace fs = std::filesystem;
   std::error_code error;
   std::vector<std::string> places;
@@ -19,7 +19,7 @@ Result<std::string> ShippedFile(const std::string& relative) {
     if (fs::exists(place, error)) return place;
   }
   return NotFound(
-      fmt::format("the shipped {} is not at {}: give -m", relative, fmt::join(places, " or ")));
+      fmt::format("the shipped file is not at {}: give {}", fmt::join(places, " or "), flag));
 }
 
 }  // namespace omnikv::tools

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "engine/core.h"
 #include "flags.h"
 #include "model/loader.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 struct TokenizeFlags {
   EngineFlags engine;
-  std::string text, file;
+  std::string text, file, system;
   bool raw = false;
   bool decode = false;
 };
@@ -30,8 +31,15 @@ Status Tokenize(const TokenizeFlags& f) {
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const ModelText model, LoadText(files));
   if (!f.decode) {
-    const std::vector<int32_t> ids =
-        model.tokenizer->Encode(text, {.add_special = !f.raw, .parse_special = !f.raw});
+    std::vector<int32_t> ids;
+    if (f.raw) {
+      OKV_ASSIGN_OR_RETURN(ids, TextTokens(model, text, {}));
+    } else {
+      std::vector<ChatMessage> messages;
+      if (!f.system.empty()) messages.push_back({"system", f.system});
+      messages.push_back({"user", text});
+      OKV_ASSIGN_OR_RETURN(ids, ChatTokens(model, files.path, messages));
+    }
     fmt::print("[{}]\n", fmt::join(ids, ", "));
     return {};
   }
@@ -55,10 +63,14 @@ Status Tokenize(const TokenizeFlags& f) {
 
 void AddTokenize(CLI::App& app, Command& command) {
   auto f = std::make_shared<TokenizeFlags>();
-  CLI::App* sub = app.add_subcommand("tokenize", "ids of a text, as a JSON array");
+  CLI::App* sub = app.add_subcommand(
+      "tokenize", "the ids that run reads for a prompt, chat template included, as a JSON array");
   sub->add_option("-p,--prompt", f->text, "the text");
   sub->add_option("-f,--file", f->file, "a file that holds it; - is stdin");
-  sub->add_flag("--raw", f->raw, "neither add nor parse special tokens");
+  sub->add_option("--system", f->system, "a system message before it");
+  sub->add_flag(
+      "--raw", f->raw,
+      "as run --raw: no chat template (a model may have none); special tokens are parsed");
   sub->add_flag("--decode", f->decode, "the text is a JSON array of ids: print what they say");
   AddEngineFlags(*sub, f->engine);
   sub->callback([&command, f] { command = [f] { return Tokenize(*f); }; });

@@ -10,6 +10,15 @@
 
 namespace omnikv {
 
+// What an engine will hold, known before anything is loaded. Bytes, in host memory.
+struct MemoryNeeds {
+  size_t weights = 0;
+  size_t activations = 0;
+  size_t kv_host = 0;    // when every session is full; taken as contexts grow
+  size_t available = 0;  // the cap given, or what the machine has
+  int64_t context = 0;   // tokens a session can hold
+};
+
 struct EngineOptions {
   std::string model;            // a Hugging Face folder or a .gguf file
   std::string device = "auto";  // auto, cpu; ref is the slow reference backend
@@ -17,10 +26,13 @@ struct EngineOptions {
   size_t host_memory = 0;       // bytes weights, K/V and activations may take; 0: what is available
   int64_t context = 0;          // tokens a session can hold; 0: the model's
   std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
-  // Of prefill: fast rounds activations to bf16 where the CPU multiplies bf16 faster; full: never.
+  // Of prefill: fast rounds activations to bf16 where the CPU multiplies bf16 faster; full does
+  // not.
   std::string precision = "fast";
   int32_t prefill_chunk = 512;  // rows of a prefill step
   int32_t max_sessions = 1;     // open at once; they share the memory for K/V
+  // Called once before anything is loaded.
+  std::function<void(const MemoryNeeds&)> on_plan;
   // Called with the bytes of weights loaded so far and in all.
   std::function<void(size_t done, size_t total)> on_load;
 };

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace omnikv {
@@ -23,6 +24,10 @@ struct SessionStats {
   size_t device_bytes = 0;     // K/V on a GPU
   size_t host_bytes = 0;       // K/V in host memory
   size_t disk_bytes = 0;
+
+  // Of the last decode step. Nothing crosses a bus on the CPU: 0, and no hit rate.
+  size_t transfer_bytes_per_step = 0;  // K/V brought to the device
+  std::optional<double> hit_rate;      // share of the K/V read that was there already
 };
 
 }  // namespace omnikv

@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "backend/backend.h"
 #include "bank/bank.h"
@@ -48,6 +50,13 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
 // the bank and the workspace by `plan`.
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds);
+
+// Ids of a text, and of messages in the model's chat format: what Engine::Tokenize and
+// Engine::ChatPrompt give. REQUIRES a tokenizer. `model` names the model in messages.
+Result<std::vector<int32_t>> TextTokens(const ModelText& text, std::string_view plain,
+                                        EncodeOptions options);
+Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
+                                        const std::vector<ChatMessage>& messages);
 
 // The policy that `--policy auto` means for this model.
 std::string DefaultPolicy(const ModelConfig& config);

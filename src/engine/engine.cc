@@ -51,6 +51,12 @@ Status CheckOptions(const EngineOptions& o) {
   return {};
 }
 
+Status CheckTextSize(size_t bytes) {
+  if (bytes <= Tokenizer::kMaxTextBytes) return {};
+  return InvalidArgument(
+      fmt::format("the text has {} bytes, expected at most {}", bytes, Tokenizer::kMaxTextBytes));
+}
+
 class EngineImpl : public Engine {
  public:
   EngineImpl(std::unique_ptr<EngineCore> core, double load_seconds)
@@ -62,14 +68,17 @@ class EngineImpl : public Engine {
   Result<std::vector<int32_t>> Tokenize(std::string_view text, bool add_special,
                                         bool parse_special) const override {
     OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
-    return core_->text.tokenizer->Encode(
-        text, {.add_special = add_special, .parse_special = parse_special});
+    return TextTokens(core_->text, text,
+                      {.add_special = add_special, .parse_special = parse_special});
   }
   Result<std::string> Detokenize(const std::vector<int32_t>& tokens) const override {
     OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
     return core_->text.tokenizer->Decode(tokens, /*skip_special=*/false);
   }
-  Result<std::vector<int32_t>> ChatPrompt(const std::vector<ChatMessage>& messages) const override;
+  Result<std::vector<int32_t>> ChatPrompt(const std::vector<ChatMessage>& messages) const override {
+    OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
+    return ChatTokens(core_->text, core_->options.model, messages);
+  }
 
   int64_t context() const override { return core_->bank->config().max_tokens; }
   int32_t vocab() const override { return core_->config.vocab; }
@@ -82,29 +91,39 @@ class EngineImpl : public Engine {
   double load_seconds_;
 };
 
-Result<std::vector<int32_t>> EngineImpl::ChatPrompt(
-    const std::vector<ChatMessage>& messages) const {
-  OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));
-  const ModelText& text = core_->text;
+}  // namespace
+
+Result<std::vector<int32_t>> TextTokens(const ModelText& text, std::string_view plain,
+                                        EncodeOptions options) {
+  OKV_RETURN_IF_ERROR(CheckTextSize(plain.size()));
+  return text.tokenizer->Encode(plain, options);
+}
+
+Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
+                                        const std::vector<ChatMessage>& messages) {
   OKV_RETURN_IF_ERROR(text.chat_template_status);
   if (!text.chat_template) {
-    return Unsupported(fmt::format("{} has no chat template: use --raw", core_->options.model));
+    return Unsupported(fmt::format("{} has no chat template: use --raw", model));
   }
   ChatInput input;
   input.messages = nlohmann::ordered_json::array();
+  size_t bytes = 0;
   for (const ChatMessage& m : messages) {
+    bytes += m.content.size();
     input.messages.push_back({{"role", m.role}, {"content", m.content}});
   }
+  OKV_RETURN_IF_ERROR(CheckTextSize(bytes));
   input.add_generation_prompt = true;
   input.bos_token = text.bos_token;
   input.eos_token = text.eos_token;
   auto spans = text.chat_template->Render(input);
-  if (!spans.ok()) return spans.status().Prefixed("chat template of " + core_->options.model);
+  if (!spans.ok()) return spans.status().Prefixed("chat template of " + model);
+  bytes = 0;  // a template may repeat what it is given
+  for (const TextSpan& span : *spans) bytes += span.text.size();
+  OKV_RETURN_IF_ERROR(CheckTextSize(bytes));
   // The template writes the special tokens itself.
   return text.tokenizer->EncodeSpans(*spans, /*add_special=*/false);
 }
-
-}  // namespace
 
 std::string DefaultPolicy(const ModelConfig& config) {
   return OmnikvPresetFor(config.name, GlobalLayers(config)).measured ? "omnikv" : "full";
@@ -194,6 +213,13 @@ Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
   if (plan.context > files.config.max_context) {
     LogInfo("--ctx is {}, but the model was trained for {} tokens: past them its answers may fail",
             plan.context, files.config.max_context);
+  }
+  if (options.on_plan) {
+    options.on_plan({.weights = plan.weights,
+                     .activations = plan.activations,
+                     .kv_host = plan.kv,
+                     .available = plan.available,
+                     .context = plan.context});
   }
   OKV_ASSIGN_OR_RETURN(core->backend, MakeBackend(options));
   core->config = files.config;

@@ -81,5 +81,18 @@ TEST(ShippedModel, GreedyTextIsTransformers) {
   EXPECT_GE(equal, 15);
 }
 
+// More text than the tokenizer takes is refused.
+TEST(ShippedModel, RefusesTextsThatAreTooLong) {
+  const auto engine = Load("fast", "auto");
+  std::string text((size_t{256} << 20) + 1, 'a');
+  const auto message = "the text has 268435457 bytes, expected at most 268435456";
+  for (const auto& ids :
+       {engine->Tokenize(text, true, true), engine->ChatPrompt({{"user", text}})}) {
+    ASSERT_FALSE(ids.ok());
+    EXPECT_EQ(ids.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(ids.status().message(), message);
+  }
+}
+
 }  // namespace
 }  // namespace omnikv

@@ -15,6 +15,8 @@
 namespace omnikv::tools {
 namespace {
 
+constexpr int64_t kMaxTokens = int64_t{1} << 24;  // of a document made up
+
 struct EvalFlags {
   EngineFlags engine;
   std::vector<std::string> policies = {"full", "omnikv", "streaming"};
@@ -25,6 +27,7 @@ struct EvalFlags {
   int64_t tokens = 24576;
   uint64_t seed = 1;
   int docs = 20;
+  std::string document;  // a folder; empty: the shipped one
   std::string out;
   bool json = false;
 };
@@ -52,13 +55,45 @@ DocumentSpec Spec(const EvalFlags& f, uint64_t seed, int64_t tokens,
           .kinds = f.kinds};
 }
 
+nlohmann::ordered_json PolicyJson(const std::string& name, const Document& document,
+                                  const DocumentResult& result) {
+  nlohmann::ordered_json answers = nlohmann::ordered_json::array();
+  int right = 0;
+  for (size_t i = 0; i < result.answers.size(); ++i) {
+    const Needle& needle = document.needles[i];
+    answers.push_back({{"depth", needle.depth},
+                       {"question", needle.question},
+                       {"expected", needle.value},
+                       {"text", result.answers[i].text},
+                       {"right", result.answers[i].right}});
+    right += result.answers[i].right ? 1 : 0;
+  }
+  const SessionStats& s = result.stats;
+  return {{"policy", name},
+          {"asked", answers.size()},
+          {"right", right},
+          {"prompt_tokens", result.prompt_tokens},
+          {"prefill_tok_s", PerSecond(s.prefill_tokens, s.prefill_seconds)},
+          {"ms_per_token", result.decode_ms},
+          {"attended_tokens", s.attended_tokens},
+          {"kv_bytes", s.host_bytes},
+          {"process_bytes", ResidentMemory()},
+          {"answers", answers}};
+}
+
 // The shipped document, every question, three policies side by side.
 Status Quickstart(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
-  OKV_ASSIGN_OR_RETURN(const std::string folder, ShippedFile("examples/quickstart"));
+  std::string folder = f.document;
+  if (folder.empty()) {
+    OKV_ASSIGN_OR_RETURN(folder, ShippedFile("examples/quickstart", "--document"));
+  }
   OKV_ASSIGN_OR_RETURN(const Document document, LoadDocument(folder));
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
-  fmt::print("model loaded in {:.2f} s: {}\n", engine->load_seconds(), engine->device());
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
+  if (!f.json) {
+    fmt::print("model loaded in {:.2f} s: {}\n", engine->load_seconds(), engine->device());
+  }
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   std::vector<std::string> table;
   for (const std::string& name : f.policies) {
     OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, OptionsFor(name, f.set));
@@ -70,6 +105,10 @@ Status Quickstart(const EvalFlags& f) {
                              bar.Update(static_cast<double>(done), static_cast<double>(total),
                                         fmt::format("{} of {} tokens", done, total));
                            }));
+    }
+    if (f.json) {
+      rows.push_back(PolicyJson(name, document, result));
+      continue;
     }
     if (table.empty()) {
       fmt::print("document: {} tokens with {} facts hidden in it ({}/document.txt)\n\n",
@@ -93,6 +132,13 @@ Status Quickstart(const EvalFlags& f) {
         1e3 / result.decode_ms, result.decode_ms, s.attended_tokens, HumanBytes(s.host_bytes),
         HumanBytes(ResidentMemory())));
   }
+  if (f.json) {
+    fmt::print("{}\n", Dump({{"document", folder},
+                             {"device", engine->device()},
+                             {"load_s", engine->load_seconds()},
+                             {"policies", rows}}));
+    return {};
+  }
   fmt::print("\n{}\n(read: tokens a layer attends to in a step, mean over layers)\n",
              fmt::join(table, "\n"));
   return {};
@@ -101,7 +147,7 @@ Status Quickstart(const EvalFlags& f) {
 // Documents nobody has seen: right answers by policy and length, and where they differ from full's.
 Status Needles(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   const auto count = [&](std::string_view text) {
     const auto ids = engine->Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
     return ids.ok() ? static_cast<int64_t>(ids->size()) : int64_t{0};
@@ -129,7 +175,7 @@ Status Needles(const EvalFlags& f) {
         }
       }
       asked += static_cast<int>(first.size());
-      LogInfo("{} tokens: {} of {} documents", length, d + 1, f.docs);
+      if (!f.json) LogInfo("{} tokens: {} of {} documents", length, d + 1, f.docs);
     }
     for (size_t p = 0; p < f.policies.size(); ++p) {
       rows.push_back({{"tokens", length},
@@ -140,7 +186,7 @@ Status Needles(const EvalFlags& f) {
     }
   }
   if (f.json) {
-    fmt::print("{}\n", Dump(rows));
+    fmt::print("{}\n", Dump({{"cases", rows}}));
     return {};
   }
   fmt::print("{:>7}  {:<10} {:>6} {:>6}  wrong where {} is right\n", "tokens", "policy", "asked",
@@ -176,7 +222,8 @@ void AddEval(CLI::App& app, Command& command) {
     child->add_option("--policies", f->policies, "the first is what others are held against")
         ->delimiter(',')
         ->capture_default_str();
-    child->add_option("--set", f->set, "policy.key=value; may be repeated");
+    AddRepeatable(*child, "--set", f->set, "policy.key=value; may be repeated");
+    child->add_flag("--json", f->json, "print one JSON object");
   };
   const auto spec = [&](CLI::App* child) {
     child->add_option("--seed", f->seed, "of the first document")->capture_default_str();
@@ -186,20 +233,25 @@ void AddEval(CLI::App& app, Command& command) {
   CLI::App* quickstart =
       sub->add_subcommand("quickstart", "the shipped document and its questions");
   common(quickstart);
+  quickstart->add_option("--document", f->document,
+                         "a folder that eval document wrote; default: the shipped one");
   quickstart->callback([&command, f] { command = [f] { return Quickstart(*f); }; });
 
   CLI::App* needles = sub->add_subcommand("needles", "facts in unseen documents");
   common(needles);
   spec(needles);
-  needles->add_option("--lengths", f->lengths, "tokens of the documents")->delimiter(',');
+  needles->add_option("--lengths", f->lengths, "tokens of the documents")
+      ->delimiter(',')
+      ->check(CLI::Range(kMaxTokens));
   needles->add_option("--docs", f->docs, "documents a length")->check(CLI::Range(1, 100000));
-  needles->add_flag("--json", f->json, "print JSON");
   needles->callback([&command, f] { command = [f] { return Needles(*f); }; });
 
   CLI::App* document = sub->add_subcommand("document", "writes a document and its facts");
   AddEngineFlags(*document, f->engine);
   spec(document);
-  document->add_option("--tokens", f->tokens, "its length")->capture_default_str();
+  document->add_option("--tokens", f->tokens, "its length")
+      ->capture_default_str()
+      ->check(CLI::Range(kMaxTokens));
   document->add_option("--out", f->out, "a folder: document.txt and facts.json")->required();
   document->callback([&command, f] { command = [f] { return MakeDocumentFiles(*f); }; });
 }

@@ -14,8 +14,6 @@ using tok::AddedTokens;
 using tok::Range;
 using tok::TokenizerParts;
 
-constexpr size_t kMaxTextBytes = size_t{1} << 30;
-
 // One Encode call.
 class Encoder {
  public:
@@ -78,7 +76,7 @@ class Encoder {
 
 std::vector<int32_t> EncodeValid(const TokenizerParts& parts, std::string_view text,
                                  const EncodeOptions& options, const std::vector<Range>* literal) {
-  OKV_CHECK(text.size() < kMaxTextBytes, "{} bytes", text.size());
+  OKV_CHECK(text.size() <= 3 * Tokenizer::kMaxTextBytes, "{} bytes", text.size());
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 8);
   if (options.add_special) ids = parts.prefix;

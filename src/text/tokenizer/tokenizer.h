@@ -72,7 +72,11 @@ class Tokenizer {
   static Result<std::unique_ptr<Tokenizer>> FromGguf(const GgufVocab& vocab);
   ~Tokenizer();
 
-  // REQUIRES text under 1 GiB, here and below.
+  // What a caller may hand to Encode and EncodeSpans, all spans together: where text enters, more
+  // is refused. (Ill-formed bytes grow threefold, and normalization adds to that.)
+  static constexpr size_t kMaxTextBytes = size_t{256} << 20;
+
+  // REQUIRES text of at most kMaxTextBytes, here and below.
   std::vector<int32_t> Encode(std::string_view text, EncodeOptions options = {}) const;
 
   // The tokens of a prompt whose spans come from different hands. The spans are read as one text:

@@ -1,7 +1,8 @@
-// Vocabularies of GGUF files: llama.cpp's own test vectors, and the shipped model against the
-// tokenizer.json of the same vocabulary.
+// Vocabularies of GGUF files: small ones of every model against what tokenizers and sentencepiece
+// give, llama.cpp's own test vectors and the shipped model where those are found.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -62,6 +63,163 @@ std::vector<std::string> Split(const std::string& text, const std::string& separ
   parts.push_back(text.substr(begin));
   return parts;
 }
+
+std::string FromBase64(const std::string& text) {
+  static constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string bytes;
+  uint32_t bits = 0;
+  int n = 0;
+  for (const char c : text) {
+    const size_t digit = kDigits.find(c);
+    if (digit == std::string_view::npos) break;
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    n += 6;
+    if (n < 8) continue;
+    n -= 8;
+    bytes += static_cast<char>(bits >> n & 0xff);
+  }
+  return bytes;
+}
+
+// The vocabulary of a tokenizer.json of byte-level BPE, as a GGUF file would hold it.
+struct ByteLevelVocab {
+  explicit ByteLevelVocab(const std::string& kind)
+      : json(golden::ReadJson(kind + ".tokenizer.json")) {
+    for (const auto& [text, id] : json["model"]["vocab"].items()) Set(id, text, 1);
+    for (const auto& added : json["added_tokens"]) {
+      const auto text = added["content"].get<std::string>();
+      const bool special = added["special"].get<bool>();
+      // GGUF has no word for tokens that swallow spaces.
+      const bool plain = !added["lstrip"].get<bool>() && !added["rstrip"].get<bool>();
+      if (!plain) beyond.push_back(text);
+      Set(added["id"], text, !plain ? 5 : special ? 3 : 4);
+    }
+    for (const auto& merge : json["model"]["merges"]) {
+      merges.push_back(merge.is_string()
+                           ? merge.get<std::string>()
+                           : merge[0].get<std::string>() + " " + merge[1].get<std::string>());
+    }
+    vocab.name = kind;
+    vocab.model = "gpt2";
+    vocab.tokens.assign(texts.begin(), texts.end());
+    vocab.merges.assign(merges.begin(), merges.end());
+  }
+  void Set(const nlohmann::json& id, const std::string& text, int32_t type) {
+    const auto i = id.get<size_t>();
+    if (i >= texts.size()) {
+      texts.resize(i + 1);
+      vocab.types.resize(i + 1, 5);
+    }
+    texts[i] = text;
+    vocab.types[i] = type;
+  }
+
+  nlohmann::json json;
+  std::vector<std::string> texts, merges, beyond;
+  GgufVocab vocab;
+};
+
+struct PreCase {
+  const char* kind;
+  const char* pre;
+};
+
+class ByteLevelGguf : public testing::TestWithParam<PreCase> {};
+
+// Ids of tokenizers, as golden_test holds them against the tokenizer.json. Left out are strings
+// that its normalizer changes (GGUF has none) or that hold a token GGUF cannot describe.
+TEST_P(ByteLevelGguf, GivesTheIdsOfTheLibrary) {
+  ByteLevelVocab v(GetParam().kind);
+  v.vocab.pre = GetParam().pre;
+  const auto gguf = Tokenizer::FromGguf(v.vocab);
+  ASSERT_TRUE(gguf.ok()) << gguf.status().message();
+  const auto json = Tokenizer::FromJson(v.json.dump(), GetParam().kind);
+  ASSERT_TRUE(json.ok()) << json.status().message();
+  const nlohmann::json g = golden::ReadJson(std::string(GetParam().kind) + ".golden.json");
+  size_t compared = 0;
+  const auto same = [&](const std::string& text, const std::vector<int32_t>& want) {
+    const auto holds = [&](const std::string& token) {
+      return text.find(token) != std::string::npos;
+    };
+    if (std::any_of(v.beyond.begin(), v.beyond.end(), holds)) return;
+    if ((*json)->Decode(want, false) != text) return;
+    ++compared;
+    EXPECT_EQ((*gguf)->Encode(text, {.add_special = false}), want) << text;
+    EXPECT_EQ((*gguf)->Decode(want, false), text);
+  };
+  const golden::Strings strings;
+  const std::vector<std::string> hard = strings.Hard();
+  for (size_t i = 0; i < hard.size(); ++i) same(hard[i], g["hard"][i]);
+  golden::Lcg rng(g["seed"].get<uint64_t>());
+  const auto& hashes = g["random"].get_ref<const std::string&>();
+  for (size_t i = 0; i < hashes.size() / 16; ++i) {
+    const std::string text = strings.Random(&rng);
+    const std::vector<int32_t> ids = (*json)->Encode(text, {.add_special = false});
+    ASSERT_EQ(golden::HashIds(ids), hashes.substr(16 * i, 16));
+    same(text, ids);
+  }
+  EXPECT_GT(compared, 1000u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gguf, ByteLevelGguf,
+                         testing::Values(PreCase{"gpt2", "gpt-2"}, PreCase{"llama3", "llama-bpe"},
+                                         PreCase{"qwen2", "qwen2"}, PreCase{"o200k", "gpt-4o"},
+                                         PreCase{"kimi", "kimi-k2"}, PreCase{"falcon", "falcon"}),
+                         [](const auto& test) { return std::string(test.param.kind); });
+
+class SentencePieceGguf : public testing::TestWithParam<const char*> {};
+
+TEST_P(SentencePieceGguf, GivesTheIdsOfSentencePiece) {
+  const nlohmann::json g = golden::ReadJson("sentencepiece.json")[GetParam()];
+  const auto texts = g["tokens"].get<std::vector<std::string>>();
+  const std::string charsmap = FromBase64(g["charsmap"].get_ref<const std::string&>());
+  GgufVocab v;
+  v.name = v.model = GetParam();
+  v.tokens.assign(texts.begin(), texts.end());
+  v.scores = g["scores"].get<std::vector<float>>();
+  v.types = g["types"].get<std::vector<int32_t>>();
+  v.precompiled_charsmap = charsmap;
+  v.remove_extra_whitespaces = v.model == "t5";
+  const auto unknown = std::find(v.types.begin(), v.types.end(), 2);
+  v.unk = static_cast<int32_t>(unknown - v.types.begin());
+  const auto t = Tokenizer::FromGguf(v);
+  ASSERT_TRUE(t.ok()) << t.status().message();
+  // sentencepiece never parses special tokens.
+  const EncodeOptions plain = {.add_special = false, .parse_special = false};
+  const golden::Strings strings;
+  const std::vector<std::string> hard = strings.Hard();
+  // With extra spaces sentencepiece removes U+2581 at the end too; llama.cpp does not.
+  const auto trimmed = [&](const std::string& text) {
+    return v.remove_extra_whitespaces.value() && text.ends_with("\u2581");
+  };
+  for (size_t i = 0; i < hard.size(); ++i) {
+    if (trimmed(hard[i])) continue;
+    auto ids = (*t)->Encode(hard[i], plain);
+    auto want = g["hard"][i].get<std::vector<int32_t>>();
+    // Spellings of one score: sentencepiece adds in float and takes another order.
+    const bool ties = v.model == "t5" && hard[i] == std::string(300, 'a');
+    if (ties) std::sort(ids.begin(), ids.end());
+    if (ties) std::sort(want.begin(), want.end());
+    EXPECT_EQ(ids, want) << hard[i];
+  }
+  golden::Lcg rng(g["seed"].get<uint64_t>());
+  const auto& hashes = g["random"].get_ref<const std::string&>();
+  ASSERT_GE(hashes.size() / 16, 2000u);
+  size_t wrong = 0;
+  for (size_t i = 0; i < hashes.size() / 16; ++i) {
+    const std::string text = strings.Random(&rng);
+    const std::vector<int32_t> ids = (*t)->Encode(text, plain);
+    if (i < g["first"].size()) {
+      EXPECT_EQ(ids, g["first"][i].get<std::vector<int32_t>>()) << text;
+    }
+    if (trimmed(text) || golden::HashIds(ids) == hashes.substr(16 * i, 16)) continue;
+    if (++wrong <= 5) ADD_FAILURE() << "random string " << i << ": " << text;
+  }
+  EXPECT_EQ(wrong, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gguf, SentencePieceGguf, testing::Values("llama", "t5"));
 
 class GgmlVocab : public testing::TestWithParam<const char*> {};
 

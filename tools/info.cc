@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
@@ -22,7 +23,7 @@ struct InfoFlags {
 
 // What `info` says of one policy with its default settings at a context.
 nlohmann::ordered_json PolicyJson(const PolicyInfo& info, const ModelConfig& config,
-                                  Backend& backend, const MemoryPlan& plan) {
+                                  Backend& backend, const MemoryPlan& plan, int32_t chunk) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
   auto settings = PolicySettings::Parse(info.name, info.settings, {});
   const std::unique_ptr<Policy> policy = info.make();
@@ -31,7 +32,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, const ModelConfig& con
                         .n_layers = GlobalLayers(config),
                         .n_heads = config.n_heads,
                         .dk = config.head_dim,
-                        .max_rows = 1,
+                        .max_rows = chunk,
                         .max_context = plan.context};
   context.inv_freq.assign(static_cast<size_t>(context.n_layers), nullptr);
   const Status status = policy->Prepare(context, *settings);
@@ -41,6 +42,10 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, const ModelConfig& con
   }
   const size_t layer_token = plan.kv_per_token / static_cast<size_t>(config.n_layers);
   size_t read = 0;
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.window > 0)
+      read += static_cast<size_t>(std::min<int64_t>(layer.window, plan.context)) * layer_token;
+  }
   int32_t budgeted = 0;
   for (int32_t layer = 0; layer < context.n_layers; ++layer) {
     read += static_cast<size_t>(policy->TokensRead(layer, plan.context)) * layer_token;
@@ -50,6 +55,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, const ModelConfig& con
   json["dense_layers"] = context.n_layers - budgeted;
   json["kv_bytes"] = {
       {"device", 0}, {"host", plan.kv_per_token * static_cast<size_t>(plan.context)}, {"disk", 0}};
+  json["policy_bytes"] = policy->Bytes();
   json["read_bytes_per_step"] = read;
   return json;
 }
@@ -75,15 +81,16 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
   fmt::print("weights {}, activations {}, K/V {} a token: {} for {} tokens; {} available\n",
              HumanBytes(plan.weights), HumanBytes(plan.activations), HumanBytes(plan.kv_per_token),
              HumanBytes(plan.kv), plan.context, HumanBytes(plan.available));
-  fmt::print("\n{:<10} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "read a step",
-             "dense layers", "what it does");
+  fmt::print("\n{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "beside it",
+             "read a step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
     if (p.contains("cannot_run")) {
       fmt::print("{:<10} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
       continue;
     }
-    fmt::print("{:<10} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
+    fmt::print("{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
                HumanBytes(p["kv_bytes"]["host"].get<size_t>()),
+               HumanBytes(p["policy_bytes"].get<size_t>()),
                HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
                p["summary"].get<std::string>());
     if (!p["settings"].get<std::string>().empty()) {
@@ -108,7 +115,8 @@ Status Info(const InfoFlags& f) {
                                  {"context", plan.context},
                                  {"policies", nlohmann::ordered_json::array()}};
   for (const PolicyInfo& info : AllPolicies()) {
-    json["policies"].push_back(PolicyJson(info, files.config, *backend, plan));
+    json["policies"].push_back(
+        PolicyJson(info, files.config, *backend, plan, options.prefill_chunk));
   }
   if (f.json) {
     fmt::print("{}\n", Dump(json));

@@ -21,6 +21,8 @@ struct EngineCore {
   ModelText text;  // tokenizer null for generated weights
   std::unique_ptr<Bank> bank;
   Workspace work;
+  size_t policy_room = 0;   // bytes that the state of all sessions' policies may take
+  size_t policy_bytes = 0;  // that it takes
 };
 
 // What a model takes, before anything is loaded.
@@ -30,6 +32,7 @@ struct MemoryPlan {
   size_t kv_per_token = 0;  // bytes, all layers
   int64_t context = 0;      // tokens a session can hold
   size_t kv = 0;            // bytes of `context` tokens in every session
+  size_t policies = 0;      // bytes that are left for what policies keep beside the K/V
   size_t available = 0;     // bytes: --host-memory, or what the machine has
   DType kv_dtype = DType::kF16;
 };
@@ -46,9 +49,6 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
 // the bank and the workspace by `plan`.
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds);
-
-// The policy that `--policy auto` means for this model.
-std::string DefaultPolicy(const ModelConfig& config);
 
 // A session on `core`. `from`, when not null, is forked.
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);

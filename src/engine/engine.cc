@@ -10,7 +10,6 @@
 #include "base/memory.h"
 #include "engine/core.h"
 #include "engine/devices.h"
-#include "policy/omnikv/presets.h"
 
 namespace omnikv {
 namespace {
@@ -109,19 +108,11 @@ Result<std::vector<int32_t>> EngineImpl::ChatPrompt(
 
 }  // namespace
 
-std::string DefaultPolicy(const ModelConfig& config) {
-  return OmnikvPresetFor(config.name, GlobalLayers(config)).measured ? "omnikv" : "full";
-}
-
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
   BankConfig bank;
-  for (const LayerConfig& layer : config.layers) {
-    bank.layers.push_back({.kind = layer.window > 0 ? LayerKind::kWindow : LayerKind::kKv,
-                           .n_kv_heads = config.n_kv_heads,
-                           .dk = config.head_dim,
-                           .dv = config.head_dim,
-                           .window = layer.window});
-  }
+  bank.layers.assign(
+      config.layers.size(),
+      {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;
   bank.max_tokens = plan.context;
@@ -157,10 +148,13 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       return ResourceExhausted(
           fmt::format("a context of {} tokens does not fit: {}", asked, sizes));
     }
-    plan.context = static_cast<int64_t>(fits) - kBlockTokens;
+    // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
+    plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
   }
   plan.kv = static_cast<size_t>(plan.context) * plan.kv_per_token * sessions;
+  plan.policies =
+      room - static_cast<size_t>(plan.context + kBlockTokens) * plan.kv_per_token * sessions;
   return plan;
 }
 
@@ -169,6 +163,7 @@ Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, con
   OKV_ASSIGN_OR_RETURN(
       core->bank,
       Bank::Create(*core->backend, MakeBankConfig(core->config, plan, core->options.max_sessions)));
+  core->policy_room = plan.policies;
   const int32_t chunk = core->options.prefill_chunk;
   OKV_ASSIGN_OR_RETURN(core->work, Workspace::Create(*core->backend, core->config, chunk,
                                                      MaxOutRows(core->config, chunk)));

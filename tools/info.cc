@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
@@ -24,7 +25,7 @@ struct InfoFlags {
 // What `info` says of one policy at a context.
 nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings> settings,
                                   const ModelConfig& config, Backend& backend,
-                                  const MemoryPlan& plan) {
+                                  const MemoryPlan& plan, int32_t chunk) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
   const std::unique_ptr<Policy> policy = info.make();
   PolicyContext context{.backend = &backend,
@@ -32,7 +33,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
                         .n_layers = GlobalLayers(config),
                         .n_heads = config.n_heads,
                         .dk = config.head_dim,
-                        .max_rows = 1,
+                        .max_rows = chunk,
                         .max_context = plan.context};
   context.inv_freq.assign(static_cast<size_t>(context.n_layers), nullptr);
   const Status status = policy->Prepare(context, *settings);
@@ -42,6 +43,10 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   }
   const size_t layer_token = plan.kv_per_token / static_cast<size_t>(config.n_layers);
   size_t read = 0;
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.window > 0)
+      read += static_cast<size_t>(std::min<int64_t>(layer.window, plan.context)) * layer_token;
+  }
   int32_t budgeted = 0;
   for (int32_t layer = 0; layer < context.n_layers; ++layer) {
     read += static_cast<size_t>(policy->TokensRead(layer, plan.context)) * layer_token;
@@ -51,6 +56,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   json["dense_layers"] = context.n_layers - budgeted;
   json["kv_bytes"] = {
       {"device", 0}, {"host", plan.kv_per_token * static_cast<size_t>(plan.context)}, {"disk", 0}};
+  json["policy_bytes"] = policy->Bytes();
   json["read_bytes_per_step"] = read;
   return json;
 }
@@ -77,15 +83,16 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
              HumanBytes(plan.weights), HumanBytes(plan.activations), DTypeName(plan.kv_dtype),
              HumanBytes(plan.kv_per_token), HumanBytes(plan.kv), plan.context,
              HumanBytes(plan.available));
-  fmt::print("\n{:<10} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "read a step",
-             "dense layers", "what it does");
+  fmt::print("\n{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "beside it",
+             "read a step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
     if (p.contains("cannot_run")) {
       fmt::print("{:<10} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
       continue;
     }
-    fmt::print("{:<10} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
+    fmt::print("{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
                HumanBytes(p["kv_bytes"]["host"].get<size_t>()),
+               HumanBytes(p["policy_bytes"].get<size_t>()),
                HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
                p["summary"].get<std::string>());
     if (!p["settings"].get<std::string>().empty()) {
@@ -102,6 +109,8 @@ Status Info(const InfoFlags& f) {
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
                        PlanMemory(options, files.config, weight_bytes, AllF32(files)));
   OKV_ASSIGN_OR_RETURN(const auto backend, MakeBackend(options));
+  const std::string by_default =
+      RecommendedPolicy(files.config.name, GlobalLayers(files.config)).name;
   nlohmann::ordered_json json = {{"model", ModelJson(files)},
                                  {"notes", WeightNotes(files)},
                                  {"device", backend->Describe()},
@@ -112,11 +121,11 @@ Status Info(const InfoFlags& f) {
                                  {"kv_bytes", {{"device", 0}, {"host", plan.kv}, {"disk", 0}}},
                                  {"available_bytes", plan.available},
                                  {"context", plan.context},
-                                 {"default_policy", DefaultPolicy(files.config)},
+                                 {"default_policy", by_default},
                                  {"policies", nlohmann::ordered_json::array()}};
   // One that is named is shown alone; settings are those of the one that would run.
   const bool all = policy.name == "auto";
-  const std::string runs = all ? DefaultPolicy(files.config) : policy.name;
+  const std::string runs = all ? by_default : policy.name;
   OKV_RETURN_IF_ERROR(FindPolicy(runs).status());
   for (const PolicyInfo& info : AllPolicies()) {
     if (info.name != runs && !all) continue;
@@ -124,7 +133,8 @@ Status Info(const InfoFlags& f) {
         PolicySettings::Parse(info.name, info.settings,
                               info.name == runs ? policy.settings : decltype(policy.settings){});
     OKV_RETURN_IF_ERROR(settings.status());
-    json["policies"].push_back(PolicyJson(info, std::move(settings), files.config, *backend, plan));
+    json["policies"].push_back(
+        PolicyJson(info, std::move(settings), files.config, *backend, plan, options.prefill_chunk));
   }
   if (f.json) {
     fmt::print("{}\n", Dump(json));

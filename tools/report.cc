@@ -41,6 +41,7 @@ Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
           {"context_tokens", s.context_tokens},
           {"attended_tokens", s.attended_tokens},
           {"budget_tokens", s.budget_tokens},
+          {"mem_fraction", s.mem_fraction},
           {"resident_bytes",
            {{"device", s.device_bytes}, {"host", s.host_bytes}, {"disk", s.disk_bytes}}},
           {"transfer_bytes_per_step", s.transfer_bytes_per_step},
@@ -119,9 +120,11 @@ void PrintSummary(const Engine& engine, const SessionStats& s) {
   LogInfo("load {:.2f} s | prefill {} tokens at {:.0f} tok/s | decode {} tokens at {:.1f} tok/s",
           engine.load_seconds(), s.prefill_tokens, PerSecond(s.prefill_tokens, s.prefill_seconds),
           s.decode_tokens, PerSecond(s.decode_tokens, s.decode_seconds));
-  LogInfo("{:.0f} of {} tokens read a layer and step | K/V {} | weights {} | process {}",
-          s.attended_tokens, s.context_tokens, HumanBytes(s.host_bytes),
-          HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
+  LogInfo(
+      "{:.0f} of {} tokens read a layer and step | mem {:.1f} % | context {} | weights {} | "
+      "process {}",
+      s.attended_tokens, s.context_tokens, 100 * s.mem_fraction, HumanBytes(s.host_bytes),
+      HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
 }
 
 std::string Dump(const Json& json) {

@@ -20,9 +20,13 @@ struct SessionStats {
   double decode_seconds = 0;
 
   double attended_tokens = 0;  // tokens read in the last decode step, mean over layers
-  int64_t budget_tokens = 0;   // the policy's budget; 0: none
-  size_t device_bytes = 0;     // K/V on a GPU
-  size_t host_bytes = 0;       // K/V in host memory
+  int64_t budget_tokens = 0;   // the policy's budget at this length; 0: none
+  // The K/V that a step reads as a fraction of all there is, mean over global-attention layers,
+  // dense ones included: the measure to compare policies at.
+  double mem_fraction = 1;
+  // Of all open sessions: blocks of K/V, those that forks share once, and what policies keep.
+  size_t device_bytes = 0;
+  size_t host_bytes = 0;
   size_t disk_bytes = 0;
 
   // Of the last decode step. Nothing crosses a bus on the CPU: 0, and no hit rate.

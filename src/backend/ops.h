@@ -6,7 +6,9 @@
 // residual next adds it (Residual, below). Each pending y is added exactly once.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <variant>
@@ -186,14 +188,23 @@ struct ScoreReduceArgs {
   bool operator==(const ScoreReduceArgs&) const = default;
 };
 
+// Tokens that a budget allows at `n` tokens of context: `budget` of them or, where `share` is not
+// 0, that share of the context, rounded up, from 1 to `budget`.
+inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
+  if (share == 0) return budget;
+  return static_cast<int32_t>(
+      std::clamp(std::ceil(share * static_cast<double>(n)), 1.0, static_cast<double>(budget)));
+}
+
 // The split of a sparse layer's budget, from the sequence's length n and generated tokens n_gen
 // (below 0 where a prompt was cancelled; min_recent is 0 or more):
-//   recent = min(max(min(tail, n_gen), min_recent), budget, n)
-//   bounds = [n - recent, n): always read;  n_candidates = n - recent;  n_pick = budget - recent.
+//   b = BudgetAt(budget, share, n);  recent = min(max(min(tail, n_gen), min_recent), b, n)
+//   bounds = [n - recent, n): always read;  n_candidates = n - recent;  n_pick = b - recent.
 struct PlanRangeArgs {
   const SeqMeta* seqs = nullptr;
   int32_t n_seqs = 0;
   int32_t budget = 0;
+  double share = 0;  // of the context, 0 to 1
   int32_t tail = 0;
   int32_t min_recent = 0;
   int32_t* bounds = nullptr;        // [n_seqs, 2]

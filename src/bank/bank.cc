@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/log.h"
 
 namespace omnikv {
 namespace {
@@ -38,13 +37,6 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
   }
   const int64_t max_blocks = (config.max_tokens + bt - 1) / bt;
   const int64_t n_blocks = (config.pool_tokens + bt - 1) / bt;
-  const size_t bytes = BytesPerToken(config) * static_cast<size_t>(n_blocks * bt);
-  if (config.host_bytes_cap != 0 && bytes > config.host_bytes_cap) {
-    return ResourceExhausted(
-        fmt::format("the K/V of {} tokens takes {} ({} a token), but host memory allows {} for it",
-                    config.pool_tokens, HumanBytes(bytes), HumanBytes(BytesPerToken(config)),
-                    HumanBytes(config.host_bytes_cap)));
-  }
   std::vector<size_t> block_bytes;
   for (const LayerSpec& layer : config.layers)
     block_bytes.push_back(LayerBlockBytes(config, layer));
@@ -164,13 +156,8 @@ KvView Bank::View(int32_t layer) const {
                     config_.dtype, spec.n_kv_heads, spec.dk, spec.dv);
 }
 
-BankStats Bank::Stats() const {
-  BankStats stats;
-  stats.host_bytes = host_->BytesFor(table_.total_blocks() - table_.free_blocks());
-  stats.host_capacity = host_->BytesFor(table_.total_blocks());
-  stats.bytes_per_token = BytesPerToken(config_);
-  for (int64_t n : lengths_) stats.tokens += n;
-  return stats;
+size_t Bank::HostBytes() const {
+  return host_->BytesFor(table_.total_blocks() - table_.free_blocks());
 }
 
 }  // namespace omnikv

@@ -14,15 +14,12 @@
 
 namespace omnikv {
 
-enum class LayerKind : uint8_t { kKv, kWindow };
-
-// What a layer keeps of a token. Hybrid models are not uniform.
+// What a layer keeps of a token. Hybrid models are not uniform. Layers that attend to a sliding
+// window keep every token too.
 struct LayerSpec {
-  LayerKind kind = LayerKind::kKv;
   int32_t n_kv_heads = 0;
-  int32_t dk = 0;      // values of a K head
-  int32_t dv = 0;      // values of a V head
-  int32_t window = 0;  // kWindow: tokens it attends to, the row's own included
+  int32_t dk = 0;  // values of a K head
+  int32_t dv = 0;  // values of a V head
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -34,14 +31,6 @@ struct BankConfig {
   int64_t max_tokens = 0;   // of one sequence
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
-  size_t host_bytes_cap = 0;  // K/V may take at most this much host memory; 0: no cap
-};
-
-struct BankStats {
-  size_t host_bytes = 0;     // blocks in use
-  size_t host_capacity = 0;  // blocks there is room for
-  size_t bytes_per_token = 0;
-  int64_t tokens = 0;  // of all sequences, a shared one once for each
 };
 
 // Sequences of tokens and where their K/V lie. Thread-compatible; driven by the thread that drives
@@ -72,7 +61,8 @@ class Bank {
   // SeqMeta::table_off of the sequence.
   int32_t TableOffset(int32_t seq) const { return table_.Offset(seq); }
   KvView View(int32_t layer) const;
-  BankStats Stats() const;
+  // Bytes of the blocks in use in host memory, a shared one once.
+  size_t HostBytes() const;
   const BankConfig& config() const { return config_; }
   // Bytes that one token takes in all layers.
   static size_t BytesPerToken(const BankConfig& config);

@@ -21,7 +21,6 @@ int32_t BlockTable::Take() {
   const int32_t block = free_.back();
   free_.pop_back();
   references_[Index(block)] = 1;
-  high_water_ = std::max(high_water_, total_blocks() - free_blocks());
   return block;
 }
 

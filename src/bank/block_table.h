@@ -40,8 +40,6 @@ class BlockTable {
   int32_t max_blocks() const { return max_blocks_; }
   int32_t free_blocks() const { return static_cast<int32_t>(free_.size()); }
   int32_t total_blocks() const { return static_cast<int32_t>(references_.size()); }
-  // The most blocks ever in use at once: what a tier has touched.
-  int32_t high_water() const { return high_water_; }
 
  private:
   struct Sequence {
@@ -57,7 +55,6 @@ class BlockTable {
   std::vector<int32_t> references_;  // [n_blocks]
   std::vector<int32_t> free_;        // a heap: the lowest block first, so that runs stay contiguous
   std::vector<Sequence> sequences_;  // [max_seqs]
-  int32_t high_water_ = 0;
 };
 
 }  // namespace omnikv

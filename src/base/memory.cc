@@ -118,13 +118,6 @@ Result<Pages> Pages::Reserve(size_t bytes) {
   return pages;
 }
 
-void Pages::Discard(size_t offset, size_t bytes) {
-  const size_t page = PageSize();
-  const size_t begin = (offset + page - 1) / page * page;
-  const size_t end = std::min(offset + bytes, size_) / page * page;
-  if (end > begin) madvise(data_ + begin, end - begin, MADV_DONTNEED);
-}
-
 size_t AvailableMemory(const std::string& root) {
   size_t available = ReadField(root + "/proc/meminfo", "MemAvailable:", kNone >> 10) << 10;
   const auto cap = [&](size_t limit, size_t used, size_t reclaimable) {

@@ -27,9 +27,6 @@ class Pages {
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Gives the physical pages wholly inside [offset, offset + bytes) back; they read as zero again.
-  void Discard(size_t offset, size_t bytes);
-
  private:
   void Release();
 

@@ -24,6 +24,8 @@ struct EngineCore {
   Status text_status;  // not ok: why the files have none
   std::unique_ptr<Bank> bank;
   Workspace work;
+  size_t policy_room = 0;   // bytes that the state of all sessions' policies may take
+  size_t policy_bytes = 0;  // that it takes
 };
 
 // What a model takes, before anything is loaded.
@@ -33,6 +35,7 @@ struct MemoryPlan {
   size_t kv_per_token = 0;  // bytes, all layers
   int64_t context = 0;      // tokens a session can hold
   size_t kv = 0;            // bytes of `context` tokens in every session
+  size_t policies = 0;      // bytes that are left for what policies keep beside the K/V
   size_t available = 0;     // bytes: what the machine has, at most --host-memory
   DType kv_dtype = DType::kF16;
 };
@@ -57,9 +60,6 @@ Result<std::vector<int32_t>> TextTokens(const ModelText& text, std::string_view 
                                         EncodeOptions options);
 Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
                                         const std::vector<ChatMessage>& messages);
-
-// The policy that `--policy auto` means for this model.
-std::string DefaultPolicy(const ModelConfig& config);
 
 // Ok when there is a tokenizer, else why there is none.
 Status NeedTokenizer(const EngineCore& core);

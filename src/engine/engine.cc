@@ -11,7 +11,6 @@
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "model/limits.h"
-#include "policy/omnikv/presets.h"
 
 namespace omnikv {
 namespace {
@@ -125,10 +124,6 @@ Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string
   return text.tokenizer->EncodeSpans(*spans, /*add_special=*/false);
 }
 
-std::string DefaultPolicy(const ModelConfig& config) {
-  return OmnikvPresetFor(config.name, GlobalLayers(config)).measured ? "omnikv" : "full";
-}
-
 Status NeedTokenizer(const EngineCore& core) {
   if (core.text.tokenizer != nullptr || !core.text_status.ok()) return core.text_status;
   return Unsupported(fmt::format("{} has no tokenizer", core.options.model));
@@ -136,13 +131,9 @@ Status NeedTokenizer(const EngineCore& core) {
 
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
   BankConfig bank;
-  for (const LayerConfig& layer : config.layers) {
-    bank.layers.push_back({.kind = layer.window > 0 ? LayerKind::kWindow : LayerKind::kKv,
-                           .n_kv_heads = config.n_kv_heads,
-                           .dk = config.head_dim,
-                           .dv = config.head_dim,
-                           .window = layer.window});
-  }
+  bank.layers.assign(
+      config.layers.size(),
+      {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;
   bank.max_tokens = plan.context;
@@ -180,7 +171,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       return ResourceExhausted(
           fmt::format("a context of {} tokens does not fit: {}", asked, sizes));
     }
-    plan.context = static_cast<int64_t>(fits) - kBlockTokens;
+    // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
+    plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
   }
   if (options.host_memory != 0 && !capped) {
@@ -188,6 +180,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
             HumanBytes(options.host_memory), HumanBytes(machine));
   }
   plan.kv = static_cast<size_t>(plan.context) * plan.kv_per_token * sessions;
+  plan.policies =
+      room - static_cast<size_t>(plan.context + kBlockTokens) * plan.kv_per_token * sessions;
   return plan;
 }
 
@@ -196,6 +190,7 @@ Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, con
   OKV_ASSIGN_OR_RETURN(
       core->bank,
       Bank::Create(*core->backend, MakeBankConfig(core->config, plan, core->options.max_sessions)));
+  core->policy_room = plan.policies;
   const int32_t chunk = core->options.prefill_chunk;
   OKV_ASSIGN_OR_RETURN(core->work, Workspace::Create(*core->backend, core->config, chunk,
                                                      MaxOutRows(core->config, chunk)));

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "engine/core.h"
 #include "engine/sampler.h"
 #include "engine/stop_text.h"
@@ -35,6 +36,7 @@ class SessionImpl : public Session {
       : core_(core), options_(std::move(options)) {}
   ~SessionImpl() override {
     if (seq_ >= 0) core_.bank->Free(seq_);
+    core_.policy_bytes -= policy_bytes_;
   }
 
   // The session's own state, on a new sequence or on a fork of `from`.
@@ -58,6 +60,8 @@ class SessionImpl : public Session {
     uint64_t state;  // where its numbers stand now
   };
   using Sink = std::function<void(int64_t, const float*)>;
+  // Counts what the policy keeps against what the memory plan left for it.
+  Status TakePolicyMemory();
   Status CheckTokens(const std::vector<int32_t>& tokens) const;
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
@@ -82,6 +86,7 @@ class SessionImpl : public Session {
   int32_t seq_ = -1;
   RopeState ropes_;
   std::unique_ptr<Policy> policy_;
+  size_t policy_bytes_ = 0;
   std::map<int32_t, std::unique_ptr<Recording>> steps_;  // by policy variant
   std::vector<int32_t> tokens_;                          // in the bank
   std::vector<float> logits_;                            // [vocab], after the last token
@@ -117,6 +122,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
   }
   policy_ = info->make();
   OKV_RETURN_IF_ERROR(policy_->Prepare(context, settings_));
+  OKV_RETURN_IF_ERROR(TakePolicyMemory());
   rows_.resize(static_cast<size_t>(core_.work.max_rows));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
@@ -134,6 +140,22 @@ Status SessionImpl::Open(const SessionImpl* from) {
   pending_ = from->pending_;
   has_logits_ = from->has_logits_;
   random_ = from->random_;
+  return {};
+}
+
+Status SessionImpl::TakePolicyMemory() {
+  const size_t bytes = policy_->Bytes();
+  const size_t left = core_.policy_room - core_.policy_bytes;
+  if (bytes > left) {
+    return ResourceExhausted(fmt::format(
+        "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower --ctx",
+        options_.name, HumanBytes(bytes), core_.bank->config().max_tokens,
+        core_.options.host_memory != 0 ? "--host-memory " + HumanBytes(core_.options.host_memory)
+                                       : "the available memory",
+        HumanBytes(left)));
+  }
+  core_.policy_bytes += bytes;
+  policy_bytes_ = bytes;
   return {};
 }
 
@@ -360,15 +382,19 @@ SessionStats SessionImpl::stats() const {
   const int64_t length = core_.bank->Length(seq_);
   stats.settings = settings_.ToString();
   stats.context_tokens = length;
-  stats.budget_tokens = policy_->Budget();
-  double attended = 0;
-  int32_t global = 0;
+  stats.budget_tokens = policy_->Budget(length);
+  int64_t attended = 0;
   for (const LayerConfig& layer : core_.config.layers) {
-    attended += static_cast<double>(layer.window > 0 ? std::min<int64_t>(layer.window, length)
-                                                     : policy_->TokensRead(global++, length));
+    if (layer.window > 0) attended += std::min<int64_t>(layer.window, length);
   }
-  stats.attended_tokens = attended / core_.config.n_layers;
-  stats.host_bytes = core_.bank->Stats().bytes_per_token * static_cast<size_t>(length);
+  const int32_t n_global = GlobalLayers(core_.config);
+  int64_t global = 0;
+  for (int32_t layer = 0; layer < n_global; ++layer) global += policy_->TokensRead(layer, length);
+  stats.attended_tokens = static_cast<double>(attended + global) / core_.config.n_layers;
+  if (n_global * length > 0) {
+    stats.mem_fraction = static_cast<double>(global) / static_cast<double>(n_global * length);
+  }
+  stats.host_bytes = core_.bank->HostBytes() + core_.policy_bytes;
   return stats;
 }
 
@@ -376,7 +402,9 @@ SessionStats SessionImpl::stats() const {
 
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy) {
   PolicyOptions options = policy;
-  if (options.name == "auto") options.name = DefaultPolicy(core.config);
+  if (options.name == "auto") {
+    options.name = RecommendedPolicy(core.config.name, GlobalLayers(core.config)).name;
+  }
   auto session = std::make_unique<SessionImpl>(core, std::move(options));
   OKV_RETURN_IF_ERROR(session->Open(nullptr));
   return std::unique_ptr<Session>(std::move(session));

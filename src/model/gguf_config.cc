@@ -18,9 +18,11 @@ using Limits = ModelLimits;
 constexpr int64_t kControlToken = 3;  // tokenizer.ggml.token_type
 constexpr int64_t kUserToken = 4;
 
-// How chat models end their turn. Older files name only the token that ends a document.
-constexpr std::array<std::string_view, 4> kEndOfTurn = {"<|eot_id|>", "<|im_end|>", "<|end|>",
-                                                        "<end_of_turn>"};
+// Control tokens that end an answer, whatever the model: Hugging Face folders list them in
+// generation_config.json, GGUF files name one or two of them.
+constexpr std::array<std::string_view, 12> kEndTexts = {
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>",    "<|end_of_text|>", "<|endoftext|>", "<|end|>",
+    "<|return|>", "<|EOT|>",    "<end_of_turn>", "<EOT>",           "_<EOT>",        "[EOT]"};
 
 }  // namespace
 
@@ -205,30 +207,32 @@ Result<int32_t> ReadTokenId(const GgufFile& file, std::string_view key, int32_t 
   return static_cast<int32_t>(id);
 }
 
-// The token that ends a turn by its text, -1 where there is none.
-int32_t FindEndOfTurn(const GgufFile& file, int32_t vocab) {
+void AddEndToken(int32_t id, ModelConfig& out) {
+  if (std::find(out.eos_ids.begin(), out.eos_ids.end(), id) == out.eos_ids.end()) {
+    out.eos_ids.push_back(id);
+  }
+}
+
+// Adds the tokens that end an answer by their text.
+void AddEndTexts(const GgufFile& file, ModelConfig& out) {
   const Result<std::vector<std::string_view>> tokens = file.StringArray("tokenizer.ggml.tokens");
   const Result<std::vector<int64_t>> types = file.IntArray("tokenizer.ggml.token_type");
-  if (!tokens.ok() || !types.ok()) return -1;
-  const size_t n = std::min({tokens->size(), types->size(), static_cast<size_t>(vocab)});
+  if (!tokens.ok() || !types.ok()) return;
+  const size_t n = std::min({tokens->size(), types->size(), static_cast<size_t>(out.vocab)});
   for (size_t i = 0; i < n; ++i) {
     if ((*types)[i] != kControlToken && (*types)[i] != kUserToken) continue;
-    if (std::find(kEndOfTurn.begin(), kEndOfTurn.end(), (*tokens)[i]) != kEndOfTurn.end()) {
-      return static_cast<int32_t>(i);
-    }
+    if (std::find(kEndTexts.begin(), kEndTexts.end(), (*tokens)[i]) == kEndTexts.end()) continue;
+    AddEndToken(static_cast<int32_t>(i), out);
   }
-  return -1;
 }
 
 Status ReadTokens(const GgufFile& file, ModelConfig& out) {
   OKV_ASSIGN_OR_RETURN(out.bos_id, ReadTokenId(file, "bos", out.vocab));
   for (const char* key : {"eos", "eot", "eom"}) {
-    OKV_ASSIGN_OR_RETURN(int32_t id, ReadTokenId(file, key, out.vocab));
-    if (id < 0 && std::string_view(key) == "eot") id = FindEndOfTurn(file, out.vocab);
-    if (id >= 0 && std::find(out.eos_ids.begin(), out.eos_ids.end(), id) == out.eos_ids.end()) {
-      out.eos_ids.push_back(id);
-    }
+    OKV_ASSIGN_OR_RETURN(const int32_t id, ReadTokenId(file, key, out.vocab));
+    if (id >= 0) AddEndToken(id, out);
   }
+  AddEndTexts(file, out);
   return Status();
 }
 

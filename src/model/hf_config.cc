@@ -428,6 +428,24 @@ void ReadShared(const Arch& arch, const HfConfig& config, ModelConfig& out) {
   if (!arch.own_ropes) out.ropes = {config.ReadRope(rope, theta, out)};
 }
 
+// What a model is called: in the Hugging Face cache ("models--org--name/snapshots/<hash>") by its
+// repository, else by the one that its configuration names, else by its folder.
+std::string ModelName(const std::string& folder, const std::string& name_or_path) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::weakly_canonical(folder, error);
+  if (path.parent_path().filename() == "snapshots") {
+    std::string name = path.parent_path().parent_path().filename().string();
+    if (name.starts_with("models--")) name.erase(0, std::string_view("models--").size());
+    if (const size_t dashes = name.find("--"); dashes != std::string::npos) {
+      name.replace(dashes, 2, "/");
+    }
+    return name;
+  }
+  const bool is_repository = std::count(name_or_path.begin(), name_or_path.end(), '/') == 1 &&
+                             !name_or_path.starts_with('/') && !name_or_path.starts_with('.');
+  return is_repository ? name_or_path : path.filename().string();
+}
+
 }  // namespace
 
 Result<ModelConfig> ReadHfConfig(const std::string& folder, const TensorSource& tensors) {
@@ -452,8 +470,7 @@ Result<ModelConfig> ReadHfConfig(const std::string& folder, const TensorSource& 
 
   ModelConfig out;
   out.family = arch->family;
-  std::error_code error;
-  out.name = std::filesystem::weakly_canonical(folder, error).filename().string();
+  out.name = ModelName(folder, top.String("_name_or_path", ""));
   const HfConfig config(*arch, text, tensors);
   ReadShared(*arch, config, out);
   out.tied_embeddings =
@@ -461,6 +478,7 @@ Result<ModelConfig> ReadHfConfig(const std::string& folder, const TensorSource& 
 
   std::vector<JsonFields> token_files = {top, text};
   Json generation_json;
+  std::error_code error;
   const auto generation = std::filesystem::path(folder) / "generation_config.json";
   if (std::filesystem::exists(generation, error)) {
     OKV_ASSIGN_OR_RETURN(generation_json, ReadJsonFile(generation.string()));

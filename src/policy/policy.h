@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -86,8 +87,14 @@ class Policy {
   virtual int64_t TokensRead(int32_t layer, int64_t length) const = 0;
   // Whether the budget applies to `layer` (dense layers read everything).
   virtual bool Budgeted(int32_t layer) const = 0;
-  // Tokens a budgeted layer reads at most; 0: no budget.
-  virtual int64_t Budget() const { return 0; }
+  // Tokens a budgeted layer reads at most at `length` tokens of context; 0: no budget.
+  virtual int64_t Budget(int64_t length) const {
+    static_cast<void>(length);
+    return 0;
+  }
+
+  // Memory that Prepare took.
+  virtual size_t Bytes() const { return 0; }
 
   // Rows at the end of a prompt that must be fed anew after the sequence was cut back, for the
   // policy's own state to be what it would have been.
@@ -106,10 +113,18 @@ struct PolicyInfo {
   // `full`; empty where it cannot, and then `exempt` says why.
   std::function<std::vector<SettingList>(int64_t length)> covering;
   std::string exempt;
+  // Other settings whose steps differ, for the house tests: valid on a model of six layers or more,
+  // each with a budget far below a context of 100 tokens.
+  std::vector<SettingList> variants;
+  // Whether it is what a user wants by default on this model, of `n_layers` global-attention
+  // layers; null: never.
+  std::function<bool(std::string_view model_name, int32_t n_layers)> recommended;
 };
 
 // Every policy of this build, by name.
 const std::vector<PolicyInfo>& AllPolicies();
+// The first policy that recommends itself for a model, else `full`.
+const PolicyInfo& RecommendedPolicy(std::string_view model_name, int32_t n_layers);
 // kInvalidArgument with the list of names when there is none of that name.
 Result<const PolicyInfo*> FindPolicy(const std::string& name);
 

@@ -59,7 +59,8 @@ TEST(ParityTest, PlanRange) {
   const auto n_seqs = static_cast<int32_t>(seqs.size());
   for (int32_t budget : {1, 64, 10000}) {
     for (int32_t tail : {0, 256}) {
-      for (int32_t min_recent : {0, 1, 16}) {
+      for (const auto& [min_recent, share] : std::vector<std::pair<int32_t, double>>{
+               {0, 0.0}, {1, 0.0}, {16, 0.0}, {0, 1.0}, {0, 1e-4}, {16, 0.3}}) {
         Check("PlanRange", [&](const Execute& run) {
           std::vector<int32_t> bounds(seqs.size() * 2, -1);
           std::vector<int32_t> candidates(seqs.size(), -1);
@@ -67,6 +68,7 @@ TEST(ParityTest, PlanRange) {
           run(PlanRangeArgs{.seqs = seqs.data(),
                             .n_seqs = n_seqs,
                             .budget = budget,
+                            .share = share,
                             .tail = tail,
                             .min_recent = min_recent,
                             .bounds = bounds.data(),
@@ -84,6 +86,14 @@ TEST(ParityTest, PlanRange) {
       }
     }
   }
+}
+
+TEST(ParityTest, BudgetsByShare) {
+  EXPECT_EQ(BudgetAt(64, 0, 10), 64);
+  EXPECT_EQ(BudgetAt(10000, 0.25, 5), 2);  // rounded up
+  EXPECT_EQ(BudgetAt(10000, 1e-6, 5), 1);
+  EXPECT_EQ(BudgetAt(10000, 1, 777), 777);
+  EXPECT_EQ(BudgetAt(100, 0.5, 777), 100);
 }
 
 // What the scores of a choice look like.

@@ -52,14 +52,13 @@ class BankTest : public ::testing::Test {
 
 TEST_F(BankTest, AccountsBytesExactly) {
   // Layer 0: 2 heads × (8 + 8) × 2 bytes, layer 1: (16 + 4) × 2 bytes.
-  EXPECT_EQ(bank_->Stats().bytes_per_token, 64u + 40u);
-  EXPECT_EQ(bank_->Stats().host_bytes, 0u);
+  EXPECT_EQ(Bank::BytesPerToken(bank_->config()), 64u + 40u);
+  EXPECT_EQ(bank_->HostBytes(), 0u);
   const int32_t seq = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(seq, 5).ok());
-  EXPECT_EQ(bank_->Stats().host_bytes, 2u * 4u * 104u);  // two blocks of four tokens
-  EXPECT_EQ(bank_->Stats().host_capacity, 64u * 104u);
+  EXPECT_EQ(bank_->HostBytes(), 2u * 4u * 104u);  // two blocks of four tokens
   bank_->Truncate(seq, 4);
-  EXPECT_EQ(bank_->Stats().host_bytes, 4u * 104u);
+  EXPECT_EQ(bank_->HostBytes(), 4u * 104u);
 }
 
 TEST_F(BankTest, GrowthKeepsRowsWhereTheyAre) {
@@ -76,9 +75,9 @@ TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 6).ok());
   for (int64_t t = 0; t < 6; ++t) Write(a, t, static_cast<uint8_t>(20 + t));
-  const size_t before = bank_->Stats().host_bytes;
+  const size_t before = bank_->HostBytes();
   const int32_t b = *bank_->Fork(a);
-  EXPECT_EQ(bank_->Stats().host_bytes, before);
+  EXPECT_EQ(bank_->HostBytes(), before);
   ASSERT_TRUE(bank_->Append(b, 1).ok());
   Write(b, 6, 99);
   ASSERT_TRUE(bank_->Append(a, 1).ok());
@@ -107,15 +106,6 @@ TEST_F(BankTest, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_FALSE(bank_->NewSequence().ok());
   bank_->Free(a);
   EXPECT_TRUE(bank_->Append(c, 32).ok());
-}
-
-TEST_F(BankTest, ACapRefusesWithTheNumbers) {
-  BankConfig config = SmallConfig();
-  config.host_bytes_cap = 1000;
-  const auto bank = Bank::Create(*backend_, config);
-  ASSERT_FALSE(bank.ok());
-  EXPECT_THAT(bank.status().message(), HasSubstr("64 tokens takes 6.50 KiB (104 B a token)"));
-  EXPECT_THAT(bank.status().message(), HasSubstr("1000 B"));
 }
 
 TEST_F(BankTest, NoiseIsReproducibleAndVaries) {

@@ -141,6 +141,11 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --policy omnikv --set budget=-5", 2, {"budget is '-5'"});
   Expect("run -p x --policy omnikv --set nonsense", 2, {"--set is 'nonsense'"});
   Expect("run -p x --policy omnikv --set filters=2,99", 2, {"layer 99"});
+  Expect("run -p x --policy omnikv --set mem=0.5 --set budget=64", 2,
+         {"mem is 0.5 and budget is 64"});
+  Expect("logits --tokens 1 --out x.npy --policy omnikv -m " +
+             std::string(kRoot / "tests/golden/models/mistral"),
+         2, {"policy omnikv", "sliding window"});
   Expect("run -p x --kv-dtype int3", 2, {"--kv-dtype is 'int3'"});
   Expect("run -p x --host-memory lots", 2, {"--host-memory is 'lots'"});
   Expect("run -p x --ctx -1", 2, {"--ctx is -1"});
@@ -161,7 +166,37 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --ctx 32768 --host-memory 64MiB", 1, {"32768 tokens does not fit"});
   Expect("run -p x --ctx 1000000000 --host-memory 100TiB", 1,
          {"1000000000 tokens does not fit", "of available memory"});
+  Expect(
+      "run -p x --ctx 4096 --host-memory 256MiB --policy omnikv --set selector=exp"
+      " --set window=4096 --set select_every_layer=1",
+      1, {"policy omnikv keeps", "--host-memory 256.00 MiB leaves", "lower --ctx"});
   EXPECT_GE(cases_, 30);
+}
+
+// Sliding-window layers read their window under every policy; a model may have no other.
+TEST_F(BadInputs, InfoCountsWindowsAndSaysWhatCannotRun) {
+  const Outcome o =
+      Run("info --json --ctx 64 -m " + std::string(kRoot / "tests/golden/models/mistral"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const auto json = nlohmann::json::parse(o.out);
+  for (const auto& policy : json.at("policies")) {
+    if (policy.at("name") == "omnikv") {
+      EXPECT_NE(policy.at("cannot_run").get<std::string>().find("sliding window"),
+                std::string::npos);
+    } else {
+      EXPECT_EQ(policy.at("read_bytes_per_step"), 8 * json.at("kv_bytes_per_token").get<int64_t>());
+    }
+  }
+  EXPECT_EQ(Run("info -m " + std::string(kRoot / "tests/golden/models/mistral")).exit_code, 0);
+}
+
+TEST_F(BadInputs, StatsHaveBothMeasures) {
+  const Outcome o = Run("run -p hello -n 2 --json --policy omnikv --set mem=0.5");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const auto stats = nlohmann::json::parse(o.out).at("stats");
+  EXPECT_GE(stats.at("mem_fraction").get<double>(), 0.5);
+  EXPECT_LT(stats.at("mem_fraction").get<double>(), 0.7);
+  EXPECT_GT(stats.at("budget_tokens").get<int64_t>(), 0);
 }
 
 }  // namespace

@@ -160,10 +160,10 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Family,
 
 // The policies against an independent implementation in NumPy (scripts/policy_oracle.py), on a
 // random model where every layer matters, at budgets far below the context.
-class PolicyOracle : public ::testing::TestWithParam<std::string> {};
+class PolicyOracle : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(PolicyOracle, EveryLogitAgrees) {
-  const std::string device = GetParam();
+  const auto& [device, chunk] = GetParam();
   const std::string folder = OMNIKV_SOURCE_DIR "/tests/golden";
   std::ifstream file(folder + "/policies.json");
   const auto json = nlohmann::json::parse(file);
@@ -173,7 +173,8 @@ TEST_P(PolicyOracle, EveryLogitAgrees) {
   const auto decode = json.at("decode").get<std::vector<int32_t>>();
   const auto engine = Engine::Load({.model = folder + "/" + json.at("model").get<std::string>(),
                                     .device = device,
-                                    .threads = 2});
+                                    .threads = 2,
+                                    .prefill_chunk = chunk});
   ASSERT_TRUE(engine.ok()) << engine.status().message();
   ASSERT_GT(json.at("cases").size(), 15u);
   for (const auto& c : json.at("cases")) {
@@ -199,8 +200,14 @@ TEST_P(PolicyOracle, EveryLogitAgrees) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracle, ::testing::Values("ref", "cpu"),
-                         [](const auto& param_info) { return param_info.param; });
+// A chunk of 59 leaves two rows of the 120 to a third one, so that windows of queries straddle.
+INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracle,
+                         ::testing::Combine(::testing::Values("ref", "cpu"),
+                                            ::testing::Values(512, 59)),
+                         [](const auto& param_info) {
+                           return std::get<0>(param_info.param) + "_chunk" +
+                                  std::to_string(std::get<1>(param_info.param));
+                         });
 
 }  // namespace
 }  // namespace omnikv

@@ -108,6 +108,30 @@ std::vector<int32_t> RopeOfLayers(const ModelConfig& config) {
   return ropes;
 }
 
+// Presets of policies are found by it.
+TEST(ModelName, IsTheRepositoryWhereOneIsKnown) {
+  SmallModel model;
+  const std::string folder = std::filesystem::path(model.folder().path()).filename();
+  const auto patched = [&](const char* patch) { return model.Patch(patch).Config().name; };
+  EXPECT_EQ(patched("{}"), folder);
+  EXPECT_EQ(patched(R"({"_name_or_path": "meta-llama/Llama-3.1-8B"})"), "meta-llama/Llama-3.1-8B");
+  for (const char* path : {R"({"_name_or_path": "/data/llama/checkpoint-500"})",
+                           R"({"_name_or_path": "./output"})", R"({"_name_or_path": ""})"}) {
+    EXPECT_EQ(patched(path), folder) << path;
+  }
+  const TempFolder cache;
+  for (const auto& [repository, name] : std::vector<std::pair<std::string, std::string>>{
+           {"models--01-ai--Yi-9B-200K", "01-ai/Yi-9B-200K"}, {"models--gpt2", "gpt2"}}) {
+    const std::string snapshot = cache / (repository + "/snapshots/0e1f2a3b");
+    std::filesystem::create_directories(snapshot);
+    patched(R"({"_name_or_path": "someone/else"})");
+    std::filesystem::copy(model.folder().path(), snapshot);
+    const Result<ModelFiles> files = OpenModel(snapshot + "/");
+    ASSERT_TRUE(files.ok()) << files.status().message();
+    EXPECT_EQ(files->config.name, name);
+  }
+}
+
 TEST(GoldenConfigs, AllOpen) {
   int n = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kGoldens)) {

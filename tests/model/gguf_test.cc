@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -348,11 +349,42 @@ TEST(Gguf, EndTokens) {
   SmallGguf gguf;
   gguf.Set("tokenizer.ggml.eot_token_id", 5).Set("tokenizer.ggml.eom_token_id", 2);
   EXPECT_THAT(gguf.Config().eos_ids, ElementsAre(2, 5));
-  // Without the key a control token that ends turns is known by its text.
-  gguf.Set("tokenizer.ggml.eot_token_id", nullptr)
-      .Set("tokenizer.ggml.tokens", {"a", "b", "</s>", "<|end|>", "<|im_end|>"})
-      .Set("tokenizer.ggml.token_type", {1, 1, 3, 1, 3});
-  EXPECT_THAT(gguf.Config().eos_ids, ElementsAre(2, 4));
+  // Control tokens that end an answer are known by their text too; plain text is not.
+  gguf.Set("tokenizer.ggml.tokens", {"a", "<|eom_id|>", "</s>", "<|end|>", "<|im_end|>", "b"})
+      .Set("tokenizer.ggml.token_type", {1, 4, 3, 1, 3, 3});
+  EXPECT_THAT(gguf.Config().eos_ids, ElementsAre(2, 5, 1, 4));
+}
+
+// Published models end their answers at more than the token that their GGUF files name:
+// generation_config.json of the folders they were made from lists these.
+TEST(Gguf, EndTokensAreThoseOfGenerationConfigs) {
+  struct Published {
+    const char* name;
+    std::vector<const char*> tokens;  // control tokens
+    int eos;                          // tokenizer.ggml.eos_token_id
+    std::vector<int32_t> expected;    // sorted
+  };
+  const std::vector<Published> table = {
+      {"Llama 3.1 Instruct",
+       {"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eom_id|>", "<|eot_id|>"},
+       4,
+       {1, 3, 4}},
+      {"Qwen2.5 Instruct", {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}, 2, {0, 2}},
+      {"Phi-3", {"<s>", "</s>", "<|endoftext|>", "<|system|>", "<|end|>"}, 2, {2, 4}},
+      {"Gemma 3", {"<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"}, 1, {1, 4}},
+      {"SmolLM3", {"<|end_of_text|>", "<|im_start|>", "<|im_end|>"}, 2, {0, 2}},
+      {"Mistral Instruct", {"<unk>", "<s>", "</s>", "[INST]", "[/INST]"}, 2, {2}},
+  };
+  for (const Published& model : table) {
+    SmallGguf gguf;
+    gguf.Set("tokenizer.ggml.eos_token_id", model.eos)
+        .Set("tokenizer.ggml.tokens", model.tokens)
+        .Set("tokenizer.ggml.token_type", std::vector<int>(model.tokens.size(), 3));
+    std::vector<int32_t> ids = gguf.Config().eos_ids;
+    EXPECT_EQ(ids.front(), model.eos) << model.name;
+    std::sort(ids.begin(), ids.end());
+    EXPECT_EQ(ids, model.expected) << model.name;
+  }
 }
 
 TEST(Gguf, FusedQkvAndBiases) {

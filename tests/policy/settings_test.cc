@@ -69,6 +69,13 @@ TEST(PolicyRegistry, FindsByNameAndListsTheOthers) {
   EXPECT_THAT(missing.status().message(), HasSubstr("omnikv"));
 }
 
+TEST(PolicyRegistry, RecommendsWhatWasMeasured) {
+  EXPECT_EQ(RecommendedPolicy("omnikv-tiny", 16).name, "omnikv");
+  EXPECT_EQ(RecommendedPolicy("Meta Llama 3.1 8B Instruct", 32).name, "omnikv");
+  EXPECT_EQ(RecommendedPolicy("Mistral-7B-Instruct-v0.3", 32).name, "full");
+  EXPECT_EQ(RecommendedPolicy("Mistral-7B-v0.1", 0).name, "full");
+}
+
 // What registers must be usable: defaults parse, and covering settings are given or excused.
 TEST(PolicyRegistry, EveryPolicyIsWellFormed) {
   for (const PolicyInfo& info : AllPolicies()) {
@@ -77,6 +84,9 @@ TEST(PolicyRegistry, EveryPolicyIsWellFormed) {
     EXPECT_NE(info.covering(100).empty(), info.exempt.empty()) << info.name;
     for (const SettingList& covering : info.covering(100)) {
       EXPECT_TRUE(PolicySettings::Parse(info.name, info.settings, covering).ok()) << info.name;
+    }
+    for (const SettingList& variant : info.variants) {
+      EXPECT_TRUE(PolicySettings::Parse(info.name, info.settings, variant).ok()) << info.name;
     }
   }
 }

@@ -89,6 +89,21 @@ class StepFixture {
     return Logits();
   }
 
+  // Tokens that each layer's attention really read in the last decode step, by its cost.
+  std::vector<int64_t> TokensAttended() const {
+    std::vector<int64_t> tokens;
+    for (const TraceEntry& entry : trace.entries()) {
+      const auto* attend = std::get_if<AttendArgs>(&entry.op);
+      if (attend == nullptr || attend->o == nullptr) continue;  // passes for scores alone
+      const auto flops_a_token = static_cast<uint64_t>(2 * config.n_heads * 2 * config.head_dim);
+      tokens.push_back(static_cast<int64_t>(entry.cost.flops / flops_a_token));
+      // K and V of every token read, once each, and the queries.
+      EXPECT_EQ(entry.cost.bytes_read,
+                static_cast<uint64_t>(tokens.back()) * 2u * (16u + 16u) * 4u + 4u * 4u * 16u);
+    }
+    return tokens;
+  }
+
   static constexpr int32_t kContext = 256;
   static constexpr int32_t kChunk = 48;
 

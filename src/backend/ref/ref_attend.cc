@@ -119,12 +119,13 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
 void RefPlanRange(const PlanRangeArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const int32_t n = a.seqs[s].kv_len;
+    const int32_t budget = BudgetAt(a.budget, a.share, n);
     const int32_t n_gen = n - a.seqs[s].prompt_len;
-    const int32_t recent = std::min({std::max(std::min(a.tail, n_gen), a.min_recent), a.budget, n});
+    const int32_t recent = std::min({std::max(std::min(a.tail, n_gen), a.min_recent), budget, n});
     a.bounds[2 * s] = n - recent;
     a.bounds[2 * s + 1] = n;
     a.n_candidates[s] = n - recent;
-    a.n_pick[s] = a.budget - recent;
+    a.n_pick[s] = budget - recent;
   }
 }
 

@@ -20,7 +20,9 @@ PolicyInfo FullPolicy() {
           .settings = {},
           .make = [] { return std::make_unique<Full>(); },
           .covering = [](int64_t) { return std::vector<SettingList>{{}}; },
-          .exempt = ""};
+          .exempt = "",
+          .variants = {},
+          .recommended = nullptr};
 }
 
 }  // namespace omnikv

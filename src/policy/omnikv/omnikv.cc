@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "policy/omnikv/omnikv_settings.h"
+#include "policy/omnikv/presets.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -14,27 +15,26 @@ namespace {
 class Omnikv : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
-  Status AfterPrefill(int64_t context_length) override;
-  int32_t Variant(int64_t length) const override {
-    return 2 * budget_epoch_ + (Shortcut(length) ? 0 : 1);
-  }
+  int32_t Variant(int64_t length) const override { return Shortcut(length) ? 0 : 1; }
   void BeginStep(int32_t variant, const AttendArgs& step) override;
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override;
   int64_t TokensRead(int32_t layer, int64_t length) const override {
-    return Dense(layer) || Shortcut(length) ? length : std::min(length, budget_);
+    return Dense(layer) || Shortcut(length) ? length : std::min(length, Budget(length));
   }
   bool Budgeted(int32_t layer) const override { return !Dense(layer); }
-  int64_t Budget() const override { return budget_; }
+  int64_t Budget(int64_t length) const override { return BudgetAt(budget_, share_, length); }
   int64_t WarmRows() const override { return window_; }
+  size_t Bytes() const override { return bytes_; }
   void CopyState(const Policy& from) override;
 
  private:
   Status ResolveFilters(PolicySettings& settings);
+  Status ResolveBudget(PolicySettings& settings);
   Status Allocate();
   // While everything fits, attention to everything is as good as choosing, and cheaper.
   bool Shortcut(int64_t length) const {
-    return !context_.force_indices && length <= std::max(budget_, dense_below_);
+    return !context_.force_indices && length <= std::max(Budget(length), dense_below_);
   }
   bool Dense(int32_t layer) const { return dense_[static_cast<size_t>(layer)]; }
   // The filter whose choice `layer` reads (for a filter: its own), as an index of filters_; -1
@@ -62,19 +62,24 @@ class Omnikv : public Policy {
   bool softmax_ = true;
   int32_t window_ = 1;    // past queries whose scores count, this step's included
   int32_t tail_ = 0;      // tokens
-  int64_t budget_ = 0;    // tokens
-  int64_t capacity_ = 0;  // the largest budget there is room for
+  int32_t budget_ = 0;    // tokens; with a share, the most it comes to
+  double share_ = 0;      // of the context that a sparse layer reads; 0: `budget_` tokens
+  int32_t capacity_ = 0;  // tokens that a choice has room for
   int64_t dense_below_ = 0;
-  int64_t stride_ = 0;  // tokens
-  double mem_ = 0;      // > 0: the budget follows the context
-  int32_t budget_epoch_ = 0;
+  int64_t stride_ = 0;        // tokens
   bool sparse_step_ = false;  // what is being recorded
+  size_t bytes_ = 0;          // of all buffers
 
   Buffer logits_, lse_, rings_, weights_, index_, count_, bounds_, n_candidates_, n_pick_;
 };
 
 Status Omnikv::ResolveFilters(PolicySettings& settings) {
   const int32_t n_layers = context_.n_layers;
+  if (n_layers == 0) {
+    return Unsupported(
+        "policy omnikv: every layer of this model attends to a sliding window, expected "
+        "global-attention layers to filter");
+  }
   ResolveOmnikvAuto(context_.model_name, n_layers, settings);
   filters_ = settings.IntList("filters");
   if (filters_.back() >= n_layers) {
@@ -106,18 +111,8 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   tail_ = static_cast<int32_t>(settings.Int("tail"));
   dense_below_ = settings.Int("dense_below");
-  budget_ = settings.Int("budget");
-  mem_ = settings.Float("mem");
   stride_ = (context.max_context + 15) / 16 * 16;
-  capacity_ = std::min(budget_, context.max_context);
-  if (mem_ > 0) {
-    if (mem_ * context.n_layers <= n_dense_) {
-      return InvalidArgument(
-          fmt::format("policy omnikv: mem is {}, but the {} dense layers of {} alone take {:.3f}",
-                      mem_, n_dense_, context.n_layers, n_dense_ / context.n_layers));
-    }
-    capacity_ = context.max_context;
-  }
+  OKV_RETURN_IF_ERROR(ResolveBudget(settings));
   OKV_RETURN_IF_ERROR(Allocate());
 
   std::vector<float> weights(static_cast<size_t>(window_), 1.0f);
@@ -130,9 +125,36 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   return {};
 }
 
+// Either `budget` tokens or, from mem = (dense * n + sparse * budget) / (layers * n), the share of
+// the n tokens in context that a sparse layer reads.
+Status Omnikv::ResolveBudget(PolicySettings& settings) {
+  const double mem = settings.Float("mem");
+  budget_ = capacity_ = static_cast<int32_t>(context_.max_context);
+  if (mem == 0) {
+    budget_ = static_cast<int32_t>(settings.Int("budget"));
+    capacity_ = std::min(budget_, capacity_);
+    return {};
+  }
+  if (!settings.IsAuto("budget")) {
+    return InvalidArgument(
+        fmt::format("policy omnikv: mem is {} and budget is {}, expected only one of them", mem,
+                    settings.Text("budget")));
+  }
+  const double n_layers = context_.n_layers;
+  if (mem < 1 && mem * n_layers <= n_dense_) {
+    return InvalidArgument(
+        fmt::format("policy omnikv: mem is {}, but the {} dense layers of {} alone take {:.3f}",
+                    mem, n_dense_, context_.n_layers, n_dense_ / n_layers));
+  }
+  // Less what rounding may have added, which would make one token more of a whole number of them.
+  share_ = mem < 1 ? (mem * n_layers - n_dense_) / (n_layers - n_dense_) * (1 - 1e-12) : 1;
+  return {};
+}
+
 Status Omnikv::Allocate() {
   const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
     OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
+    bytes_ += buffer.size();
     return {};
   };
   const auto n_filters = static_cast<int64_t>(filters_.size());
@@ -148,23 +170,13 @@ Status Omnikv::Allocate() {
   return room(n_pick_, 1, "chosen tokens");
 }
 
-Status Omnikv::AfterPrefill(int64_t context_length) {
-  if (mem_ <= 0) return {};
-  // mem = (dense * N + sparse * budget) / (layers * N), solved for the budget.
-  const auto n = static_cast<double>(context_length);
-  const double sparse = context_.n_layers - n_dense_;
-  const double budget = sparse == 0 ? n : n * (mem_ * context_.n_layers - n_dense_) / sparse;
-  budget_ = std::clamp<int64_t>(static_cast<int64_t>(budget), 1, capacity_);
-  ++budget_epoch_;  // recorded steps hold the old one
-  return {};
-}
-
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
-  sparse_step_ = variant % 2 == 1;
+  sparse_step_ = variant == 1;
   if (!sparse_step_) return;
   context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
                                           .n_seqs = 1,
-                                          .budget = static_cast<int32_t>(budget_),
+                                          .budget = budget_,
+                                          .share = share_,
                                           .tail = tail_,
                                           .min_recent = window_ > 1 ? window_ : 0,
                                           .bounds = bounds_.as<int32_t>(),
@@ -202,7 +214,7 @@ void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
                                      .count = count_.as<int32_t>() + filter,
                                      .stride = stride_,
                                      .window = window_,
-                                     .capacity = static_cast<int32_t>(capacity_),
+                                     .capacity = capacity_,
                                      .n_seqs = 1});
 }
 
@@ -211,7 +223,7 @@ AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
   chosen.kind = SegmentKind::kList;
   chosen.index = index_.as<int32_t>() + filter * capacity_;
   chosen.count = count_.as<int32_t>() + filter;
-  chosen.capacity = static_cast<int32_t>(capacity_);
+  chosen.capacity = capacity_;
   PlanSegment recent;
   recent.bounds = bounds_.as<int32_t>();
   AttnPlan plan;
@@ -267,8 +279,6 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
 void Omnikv::CopyState(const Policy& from) {
   const auto& other = static_cast<const Omnikv&>(from);
   context_.backend->Upload(rings_.as<void>(), other.rings_.as<void>(), rings_.size());
-  budget_ = other.budget_;
-  ++budget_epoch_;
 }
 
 }  // namespace
@@ -278,16 +288,13 @@ PolicyInfo OmnikvPolicy() {
           .summary = "filter layers read everything and choose what the others read (OmniKV)",
           .settings = OmnikvSettings(),
           .make = [] { return std::make_unique<Omnikv>(); },
-          .covering =
-              [](int64_t length) {
-                const std::string budget = std::to_string(length);
-                return std::vector<SettingList>{
-                    {{"budget", budget}},
-                    {{"budget", budget}, {"dense_after_filter", "0"}, {"score", "raw"}},
-                    {{"budget", budget}, {"selector", "exp"}},
-                    {{"budget", budget}, {"select_every_layer", "1"}}};
-              },
-          .exempt = ""};
+          .covering = OmnikvCovering,
+          .exempt = "",
+          .variants = OmnikvVariants(),
+          .recommended =
+              [](std::string_view model_name, int32_t n_layers) {
+                return OmnikvPresetFor(model_name, n_layers).measured;
+              }};
 }
 
 }  // namespace omnikv

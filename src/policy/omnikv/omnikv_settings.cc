@@ -21,14 +21,16 @@ std::vector<SettingSpec> OmnikvSettings() {
       {.key = "budget",
        .type = SettingType::kInt,
        .default_value = "auto",
-       .help = "tokens a sparse layer reads, the tail included; auto: the model's preset",
+       .help =
+           "tokens a sparse layer reads, the tail included; auto: what mem says, else the preset",
        .min = 1,
        .max = 1e9,
        .allow_auto = true},
       {.key = "mem",
        .type = SettingType::kFloat,
        .default_value = "0",
-       .help = "the budget as a fraction of the full K/V, dense layers included; 0: use budget",
+       .help = "instead of a budget, the fraction of all K/V that is read, dense layers included; "
+               "0: none",
        .min = 0,
        .max = 1},
       {.key = "tail",
@@ -71,6 +73,26 @@ std::vector<SettingSpec> OmnikvSettings() {
   };
 }
 
+std::vector<SettingList> OmnikvCovering(int64_t length) {
+  const std::string budget = std::to_string(length);
+  return {{{"budget", budget}},
+          {{"mem", "1"}},
+          {{"budget", budget}, {"dense_after_filter", "0"}, {"score", "raw"}},
+          {{"budget", budget}, {"selector", "exp"}},
+          {{"mem", "1"}, {"selector", "uniform"}, {"dense_after_filter", "0"}},
+          {{"budget", budget}, {"select_every_layer", "1"}}};
+}
+
+std::vector<SettingList> OmnikvVariants() {
+  return {{{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
+          {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}},
+          {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
+          {{"budget", "24"}, {"selector", "uniform"}, {"window", "5"}},
+          {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
+          {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
+          {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}}};
+}
+
 void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySettings& settings) {
   const OmnikvPreset preset = OmnikvPresetFor(model_name, n_layers);
   if (settings.IsAuto("filters")) {
@@ -79,7 +101,9 @@ void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySett
   if (settings.IsAuto("dense_after_filter")) {
     settings.Resolve("dense_after_filter", preset.dense_after_filter ? "1" : "0");
   }
-  if (settings.IsAuto("budget")) settings.Resolve("budget", std::to_string(preset.budget));
+  if (settings.IsAuto("budget") && settings.Float("mem") == 0) {
+    settings.Resolve("budget", std::to_string(preset.budget));
+  }
 }
 
 }  // namespace omnikv

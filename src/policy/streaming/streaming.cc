@@ -108,7 +108,8 @@ class Streaming : public Policy {
 
   int64_t TokensRead(int32_t, int64_t length) const override { return std::min(length, budget_); }
   bool Budgeted(int32_t) const override { return true; }
-  int64_t Budget() const override { return budget_; }
+  int64_t Budget(int64_t) const override { return budget_; }
+  size_t Bytes() const override { return sink_queries_.size(); }
 
  private:
   PolicyContext context_;
@@ -146,7 +147,11 @@ PolicyInfo StreamingPolicy() {
                 return std::vector<SettingList>{{{"budget", budget}},
                                                 {{"budget", budget}, {"positions", "cache"}}};
               },
-          .exempt = ""};
+          .exempt = "",
+          .variants = {{{"budget", "24"}, {"positions", "cache"}},
+                       {{"budget", "24"}, {"sinks", "0"}, {"positions", "cache"}},
+                       {{"budget", "1"}, {"sinks", "0"}}},
+          .recommended = nullptr};
 }
 
 }  // namespace omnikv

@@ -1,0 +1,166 @@
+// Policies as sessions run them: what later prompts keep, the measures that are reported, memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "omnikv/engine.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kRoot = OMNIKV_SOURCE_DIR;
+const std::string kShipped = kRoot + "/models/omnikv-tiny-q8_0.gguf";
+const std::string kRandom = kRoot + "/tests/golden/policy_model";        // vocabulary 128
+const std::string kAllSliding = kRoot + "/tests/golden/models/mistral";  // windows of 8 tokens
+
+std::unique_ptr<Engine> Load(EngineOptions options) {
+  options.threads = 2;
+  auto engine = Engine::Load(options);
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  return std::move(*engine);
+}
+
+std::unique_ptr<Session> Open(Engine& engine, const PolicyOptions& policy) {
+  auto session = engine.NewSession(policy);
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  return std::move(*session);
+}
+
+std::vector<int32_t> Numbers(size_t n, int32_t seed) {
+  std::vector<int32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) {
+    tokens[i] = static_cast<int32_t>((i * 37 + static_cast<size_t>(seed)) % 125) + 3;
+  }
+  return tokens;
+}
+
+std::vector<std::vector<float>> Decode(const Engine& engine, Session& session, int steps) {
+  std::vector<std::vector<float>> logits;
+  for (int32_t i = 0; i < steps; ++i) {
+    EXPECT_TRUE(session.Step(3 + i * 7 % 120).ok());
+    logits.emplace_back(session.logits(), session.logits() + engine.vocab());
+  }
+  return logits;
+}
+
+// A window holds the last queries of the prompt, not those of an answer that was taken back.
+TEST(PolicySession, WindowsOfALaterPromptAreThoseOfAFreshOne) {
+  const auto engine = Load({.model = kRandom, .device = "ref", .max_sessions = 2});
+  std::vector<int32_t> second = Numbers(90, 1);
+  second.insert(second.end(), {11, 12, 13});
+  for (const char* selector : {"last", "uniform", "exp"}) {
+    const PolicyOptions policy{
+        .name = "omnikv",
+        .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}, {"selector", selector}}};
+    const auto session = Open(*engine, policy);
+    ASSERT_TRUE(session->Prompt(Numbers(120, 1)).ok());
+    Decode(*engine, *session, 9);
+    ASSERT_TRUE(session->Prompt(second).ok());
+    EXPECT_LE(session->stats().prefill_tokens, 16);
+    const auto fresh = Open(*engine, policy);
+    ASSERT_TRUE(fresh->Prompt(second).ok());
+    EXPECT_EQ(Decode(*engine, *session, 9), Decode(*engine, *fresh, 9)) << selector;
+  }
+}
+
+TEST(PolicySession, ReportsTheFractionOfAllKvThatIsRead) {
+  const auto engine = Load({.model = kShipped});
+  const struct {
+    PolicyOptions policy;
+    double attended;  // tokens at a context of 1001, mean over the 16 layers
+  } kCases[] = {
+      {{.name = "full"}, 1001},
+      {{.name = "streaming", .settings = {{"budget", "64"}}}, 64},
+      {{.name = "omnikv", .settings = {{"budget", "64"}}}, (4 * 1001 + 12 * 64) / 16.0},
+      {{.name = "omnikv", .settings = {{"mem", "1"}}, .force_indices = true}, 1001},
+  };
+  for (const auto& c : kCases) {
+    const auto session = Open(*engine, c.policy);
+    ASSERT_TRUE(session->FillContext(1000).ok());
+    ASSERT_TRUE(session->Step(5).ok());
+    const SessionStats stats = session->stats();
+    EXPECT_DOUBLE_EQ(stats.attended_tokens, c.attended) << stats.settings;
+    EXPECT_DOUBLE_EQ(stats.mem_fraction, c.attended / 1001) << stats.settings;
+  }
+}
+
+// A fraction holds for the whole answer, however short the prompt was.
+TEST(PolicySession, MemHoldsAsTheContextGrows) {
+  const auto engine = Load({.model = kShipped});
+  const auto session = Open(*engine, {.name = "omnikv", .settings = {{"mem", "0.4"}}});
+  ASSERT_TRUE(session->Prompt(Numbers(5, 1)).ok());
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(session->Step(100 + i).ok());
+    const SessionStats stats = session->stats();
+    EXPECT_GE(stats.mem_fraction, 0.4 - 1e-9);
+    EXPECT_LE(stats.mem_fraction, 0.4 + 12.0 / 16 / static_cast<double>(stats.context_tokens));
+  }
+  EXPECT_EQ(session->stats().budget_tokens, 13);  // 0.2 of 65: (0.4 * 16 - 4) / 12
+  EXPECT_THAT(session->stats().settings, HasSubstr("budget=auto"));
+}
+
+TEST(PolicySession, ModelsOfSlidingWindowsOnly) {
+  const auto engine = Load({.model = kAllSliding, .context = 64});
+  const auto refused = engine->NewSession({.name = "omnikv"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(refused.status().message(), HasSubstr("policy omnikv: every layer of this model"));
+  const auto session = Open(*engine, {});
+  ASSERT_TRUE(session->Prompt(Numbers(40, 1)).ok());
+  EXPECT_EQ(session->stats().policy, "full");
+  EXPECT_EQ(session->stats().attended_tokens, 8);
+  EXPECT_EQ(session->stats().mem_fraction, 1);
+}
+
+TEST(PolicySession, HostBytesAreBlocksAndWhatPoliciesKeep) {
+  const auto engine = Load({.model = kShipped, .context = 1000, .max_sessions = 2});
+  const auto full = Open(*engine, {.name = "full"});
+  EXPECT_EQ(full->stats().host_bytes, 0u);
+  ASSERT_TRUE(full->Prompt({7}).ok());
+  const size_t block = full->stats().host_bytes;
+  EXPECT_GT(block, 0u);
+  ASSERT_TRUE(full->Prompt(Numbers(64, 1)).ok());
+  EXPECT_EQ(full->stats().host_bytes, block);
+  ASSERT_TRUE(full->Prompt(Numbers(65, 1)).ok());
+  EXPECT_EQ(full->stats().host_bytes, 2 * block);
+  {
+    const auto fork = full->Fork();
+    ASSERT_TRUE(fork.ok());
+    EXPECT_EQ(full->stats().host_bytes, 2 * block);  // shared
+  }
+  const size_t window_bytes = 2 * 16 * 1008 * sizeof(float);  // of two filters, 16 queries each
+  {
+    const auto omnikv = Open(*engine, {.name = "omnikv", .settings = {{"selector", "exp"}}});
+    EXPECT_GT(full->stats().host_bytes, 2 * block + window_bytes);
+    EXPECT_LT(full->stats().host_bytes, 2 * block + 2 * window_bytes);
+  }
+  EXPECT_EQ(full->stats().host_bytes, 2 * block);
+}
+
+TEST(PolicySession, WhatPoliciesKeepCountsAgainstHostMemory) {
+  const auto engine = Load(
+      {.model = kShipped, .host_memory = size_t{256} << 20, .context = 4096, .max_sessions = 2});
+  const PolicyOptions large{
+      .name = "omnikv",
+      .settings = {{"selector", "uniform"}, {"window", "4096"}, {"select_every_layer", "1"}}};
+  const auto refused = engine->NewSession(large);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.status().message(), HasSubstr("policy omnikv keeps 896."));
+  EXPECT_THAT(refused.status().message(), HasSubstr("--host-memory 256.00 MiB leaves"));
+  EXPECT_TRUE(engine->NewSession({.name = "omnikv"}).ok());
+}
+
+// A context that was cut to what fits leaves room for the policy.
+TEST(PolicySession, ACutContextHasRoomForThePolicy) {
+  const auto engine = Load({.model = kShipped, .host_memory = size_t{128} << 20});
+  EXPECT_LT(engine->context(), 32768);
+  for (const char* name : {"auto", "full", "streaming", "omnikv"}) {
+    const auto session = engine->NewSession({.name = name});
+    EXPECT_TRUE(session.ok()) << name << ": " << session.status().message();
+  }
+}
+
+}  // namespace
+}  // namespace omnikv

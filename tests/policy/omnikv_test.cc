@@ -1,0 +1,172 @@
+// What is omnikv's own: budgets, the dense shortcut, presets.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "backend/ref/ref_backend.h"
+#include "policy/omnikv/presets.h"
+#include "step_fixture.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int32_t kLayers = 6;
+
+class OmnikvTest : public ::testing::Test {
+ protected:
+  StepFixture Make(const SettingList& settings, bool force_indices = true) {
+    return StepFixture(*backend_, "omnikv", settings, force_indices);
+  }
+  Status Prepare(const SettingList& given, int32_t n_layers = kLayers) {
+    const PolicyInfo& info = **FindPolicy("omnikv");
+    auto settings = PolicySettings::Parse(info.name, info.settings, given);
+    EXPECT_TRUE(settings.ok()) << settings.status().message();
+    return info.make()->Prepare({.backend = backend_.get(),
+                                 .model_name = "test",
+                                 .n_layers = n_layers,
+                                 .n_heads = 4,
+                                 .dk = 16,
+                                 .max_rows = 1,
+                                 .max_context = 256},
+                                *settings);
+  }
+
+  std::unique_ptr<Backend> backend_ = MakeRefBackend();
+};
+
+// mem = (dense * n + sparse * budget) / (layers * n) at every length, and no less.
+TEST_F(OmnikvTest, MemIsTheFractionOfAllKvThatIsRead) {
+  for (const char* mem : {"0.55", "0.7", "0.95", "1"}) {
+    const StepFixture fixture =
+        Make({{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", mem}});
+    for (const int64_t length : {1, 2, 5, 17, 100, 256}) {
+      int64_t read = 0;
+      int32_t dense = 0;
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        read += fixture.policy->TokensRead(layer, length);
+        dense += fixture.policy->Budgeted(layer) ? 0 : 1;
+      }
+      EXPECT_EQ(dense, 3);  // below the first filter, and the filters
+      const double exact = std::stod(mem) * kLayers * static_cast<double>(length);
+      EXPECT_GE(static_cast<double>(read), exact - 1e-9) << mem << " of " << length;
+      EXPECT_LE(static_cast<double>(read), exact + (kLayers - dense)) << mem << " of " << length;
+    }
+  }
+}
+
+// The budget grows with the answer, in one recording: a short prompt does not pin it down.
+TEST_F(OmnikvTest, MemFollowsTheContext) {
+  StepFixture fixture = Make({{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.75"}});
+  fixture.Prompt(5);
+  for (int64_t length = 6; length <= 40; ++length) {
+    fixture.Decode();
+    const int64_t half = (length + 1) / 2;
+    EXPECT_THAT(fixture.TokensAttended(), ElementsAre(length, length, half, length, half, half));
+  }
+  EXPECT_EQ(fixture.policy->Variant(6), fixture.policy->Variant(40));
+}
+
+TEST_F(OmnikvTest, SettingsSayWhatIsInForce) {
+  EXPECT_EQ(Make({{"mem", "0.9"}}).settings.Text("budget"), "auto");
+  EXPECT_EQ(Make({}).settings.Text("budget"), "2048");
+  EXPECT_EQ(Make({{"budget", "77"}}).settings.Text("budget"), "77");
+}
+
+TEST_F(OmnikvTest, RefusesWhatCannotBe) {
+  const Status both = Prepare({{"mem", "0.9"}, {"budget", "1024"}});
+  EXPECT_EQ(both.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(both.message(), HasSubstr("mem is 0.9 and budget is 1024, expected only one"));
+  const Status too_little = Prepare({{"mem", "0.5"}, {"filters", "1,3"}});
+  EXPECT_EQ(too_little.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(too_little.message(), HasSubstr("the 5 dense layers of 6 alone take 0.833"));
+  EXPECT_TRUE(Prepare({{"mem", "1"}, {"filters", "5"}}).ok());  // all layers are dense
+  const Status no_layers = Prepare({}, 0);
+  EXPECT_EQ(no_layers.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(no_layers.message(), HasSubstr("sliding window"));
+}
+
+// Up to that many tokens every layer attends to everything, then the budget holds.
+TEST_F(OmnikvTest, DenseBelow) {
+  const auto full_backend = MakeRefBackend();
+  StepFixture full(*full_backend, "full", {});
+  StepFixture fixture = Make(
+      {{"filters", "1"}, {"dense_after_filter", "0"}, {"budget", "24"}, {"dense_below", "105"}},
+      /*force_indices=*/false);
+  EXPECT_EQ(fixture.Prompt(100), full.Prompt(100));
+  for (int64_t length = 101; length <= 110; ++length) {
+    const auto logits = fixture.Decode();
+    const auto expected = full.Decode();
+    const auto read = fixture.TokensAttended();
+    if (length <= 105) {
+      EXPECT_EQ(logits, expected) << length;
+      EXPECT_THAT(read, ::testing::Each(length));
+    } else {
+      EXPECT_NE(logits, expected) << length;
+      EXPECT_THAT(read, ElementsAre(length, length, 24, 24, 24, 24));
+    }
+  }
+}
+
+// Names as Hugging Face folders, the Hugging Face cache and GGUF files spell them.
+TEST(OmnikvPresets, AreFoundByTheWordsOfAName) {
+  const std::vector<int32_t> llama8 = {2, 8, 18};
+  const std::vector<int32_t> llama70 = {4, 19, 41};
+  const std::vector<int32_t> yi = {6, 11, 30};
+  const struct {
+    const char* name;
+    int32_t n_layers;
+    std::vector<int32_t> filters;  // empty: no preset
+  } kCases[] = {
+      {"Meta-Llama-3-8B-Instruct", 32, llama8},
+      {"Meta Llama 3.1 8B Instruct", 32, llama8},
+      {"meta-llama/Llama-3.1-8B", 32, llama8},
+      {"Meta_Llama_3.1_8B_Instruct", 32, llama8},
+      {"Llama3 8B", 32, llama8},
+      {"Llama3.1-8B-Instruct", 32, llama8},
+      {"gradientai/Llama-3-8B-Instruct-262k", 32, llama8},
+      {"Hermes 3 Llama 3.1 8B", 32, llama8},
+      {"Llama-3.3-70B-Instruct", 80, llama70},
+      {"Meta Llama 3.1 70B Instruct", 80, llama70},
+      {"Yi-9B-200K", 48, yi},
+      {"01-ai/Yi-9B-200K", 48, yi},
+      {"Yi 1.5 9B Chat 16K", 48, yi},
+      {"omnikv-tiny", 16, {2, 13}},
+      {"Omnikv Tiny", 16, {2, 13}},
+      {"Llama-3.2-3B", 28, {}},
+      {"llama-30b", 32, {}},
+      {"Llama-2-7b-chat-hf", 32, {}},
+      {"Mistral-7B-Instruct-v0.3", 32, {}},
+      {"Qwen2.5-14B-Instruct", 48, {}},
+      {"Surveying-9B", 48, {}},
+      {"kayiran", 48, {}},
+      {"yinlong/base", 48, {}},
+      {"", 48, {}},
+  };
+  for (const auto& c : kCases) {
+    const OmnikvPreset preset = OmnikvPresetFor(c.name, c.n_layers);
+    EXPECT_EQ(preset.measured, !c.filters.empty()) << c.name << ", " << c.n_layers << " layers";
+    if (!c.filters.empty()) {
+      EXPECT_EQ(preset.filters, c.filters) << c.name;
+    }
+  }
+}
+
+// A guess is ascending layers of the model, whatever its depth.
+TEST(OmnikvPresets, GuessesAreLayersOfTheModel) {
+  for (int32_t n_layers = 1; n_layers < 130; ++n_layers) {
+    const OmnikvPreset preset = OmnikvPresetFor("test", n_layers);
+    ASSERT_FALSE(preset.filters.empty());
+    for (size_t i = 1; i < preset.filters.size(); ++i) {
+      EXPECT_LT(preset.filters[i - 1], preset.filters[i]) << n_layers;
+    }
+    EXPECT_LT(preset.filters.back(), n_layers);
+  }
+  EXPECT_THAT(OmnikvPresetFor("test", 32).filters, ElementsAre(2, 8, 18));
+}
+
+}  // namespace
+}  // namespace omnikv

@@ -1,6 +1,7 @@
 // Sessions on the shipped model: contexts that are continued, forked, cancelled and filled up.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -536,7 +537,8 @@ TEST(Engine, NamesTheContextsItTakes) {
 
 TEST(Engine, SaysWhyThereIsNoText) {
   namespace fs = std::filesystem;
-  const fs::path folder = fs::path(testing::TempDir()) / "omnikv_engine_text";
+  const fs::path folder =
+      fs::temp_directory_path() / ("omnikv_engine_text_" + std::to_string(getpid()));
   fs::remove_all(folder);
   fs::create_directories(folder);
   const fs::path model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama";

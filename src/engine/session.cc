@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -62,7 +63,7 @@ class SessionImpl : public Session {
   using Sink = std::function<void(int64_t, const float*)>;
   // Counts what the policy keeps against what the memory plan left for it.
   Status TakePolicyMemory();
-  Status CheckTokens(const std::vector<int32_t>& tokens) const;
+  Status CheckTokens(std::span<const int32_t> tokens) const;
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
@@ -159,7 +160,7 @@ Status SessionImpl::TakePolicyMemory() {
   return {};
 }
 
-Status SessionImpl::CheckTokens(const std::vector<int32_t>& tokens) const {
+Status SessionImpl::CheckTokens(std::span<const int32_t> tokens) const {
   const int64_t context = core_.bank->config().max_tokens;
   if (tokens.empty()) return InvalidArgument("the prompt is empty, expected at least one token");
   if (static_cast<int64_t>(tokens.size()) > context) {
@@ -264,7 +265,7 @@ Status SessionImpl::PromptLogits(const std::vector<int32_t>& tokens, const Sink&
 }
 
 Status SessionImpl::Step(int32_t token) {
-  OKV_RETURN_IF_ERROR(CheckTokens({token}));
+  OKV_RETURN_IF_ERROR(CheckTokens({&token, 1}));
   const int64_t pos = core_.bank->Length(seq_);
   OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, 1));
   UploadStep(&token, pos, 1, prompt_len_);

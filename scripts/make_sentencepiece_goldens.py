@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains two small sentencepiece models, BPE with byte fallback and unigram with a character map, and
-writes them as GGUF files hold them, with the ids that sentencepiece gives hard and random strings:
-the vocabularies of models `llama` and `t5` in tests/text/tokenizer/gguf_test.cc.
+"""Trains two small sentencepiece models, BPE with byte fallback and unigram with a character map,
+and writes them as GGUF files hold them, with the ids that sentencepiece gives hard and random
+strings: the vocabularies of models `llama` and `t5` in tests/text/tokenizer/gguf_test.cc.
 
     python scripts/make_sentencepiece_goldens.py TEXT... [--out tests/text/tokenizer/data]
 
-Reads OUT/strings.json of make_tokenizer_goldens.py; writes OUT/sentencepiece.json: per model tokens,
-scores, types (GgufTokenType) and charsmap (base64); hard: ids of each hard string; seed, first and
+Reads OUT/strings.json of make_tokenizer_goldens.py; writes OUT/sentencepiece.json: per model its
+tokens, scores, types (GgufTokenType) and charsmap (base64); hard: ids of each hard string; seed, first and
 random: those of random strings, the first of them as ids, all as hashes. Needs the packages
 sentencepiece, protobuf and tokenizers.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what omnikv is built from, on Debian 12+ and Ubuntu 22.04+. Says what it installs; does
+# Installs what omnikv is built from, on Debian 12 and Ubuntu 24.04. Says what it installs; does
 # nothing, quickly, when everything is there. With "tests": what the tests need, too.
 set -euo pipefail
 

@@ -120,6 +120,11 @@ void Bank::Truncate(int32_t seq, int64_t length) {
   lengths_[static_cast<size_t>(seq)] = length;
 }
 
+void Bank::Drop(int32_t seq, int64_t begin, int64_t end) {
+  const auto last = static_cast<int32_t>(std::min(end, Length(seq)) / config_.block_tokens);
+  if (const int32_t first = BlocksFor(begin); first < last) table_.Release(seq, first, last);
+}
+
 void Bank::FillWithNoise(int32_t seq) {
   // A pattern of a prime number of rows, repeated, so that no two near rows are alike; values in
   // (-1, 1) from a multiplicative generator.
@@ -136,6 +141,7 @@ void Bank::FillWithNoise(int32_t seq) {
     }
     for (int64_t t = 0; t < Length(seq); ++t) {
       const int64_t block = table_.entries(seq)[t / config_.block_tokens];
+      OKV_CHECK(block >= 0, "token {} was dropped", t);
       const int64_t row = block * config_.block_tokens + t % config_.block_tokens;
       backend_.Upload(view.base + row * view.row_bytes,
                       pattern.data() + t % kPatternRows * view.row_bytes,

@@ -53,6 +53,10 @@ class Bank {
   // Forgets the tokens from `length` on. REQUIRES length <= Length(seq).
   void Truncate(int32_t seq, int64_t length);
 
+  // Gives back the memory of those blocks that lie whole in the tokens [begin, end), which nothing
+  // may read from now on. `end` only grows from call to call, and `begin` stays.
+  void Drop(int32_t seq, int64_t begin, int64_t end);
+
   // Writes made-up K/V, reproducible, to every token of `seq`: for benchmarks and tests, which need
   // a context without the time to compute one.
   void FillWithNoise(int32_t seq);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "base/check.h"
 
@@ -25,6 +26,7 @@ int32_t BlockTable::Take() {
 }
 
 void BlockTable::Drop(int32_t block) {
+  if (block < 0) return;
   OKV_CHECK(references_[Index(block)] > 0);
   if (--references_[Index(block)] > 0) return;
   free_.push_back(block);
@@ -48,7 +50,7 @@ int32_t BlockTable::Fork(int32_t seq) {
   for (int32_t i = 0; i < n; ++i) {
     const int32_t block = table_[Index(Offset(seq) + i)];
     table_[Index(Offset(fork) + i)] = block;
-    ++references_[Index(block)];
+    if (block >= 0) ++references_[Index(block)];
   }
   sequences_[Index(fork)].n_blocks = n;
   return fork;
@@ -73,9 +75,19 @@ void BlockTable::Shrink(int32_t seq, int32_t n_blocks) {
   while (s.n_blocks > n_blocks) Drop(table_[Index(Offset(seq) + --s.n_blocks)]);
 }
 
+void BlockTable::Release(int32_t seq, int32_t first, int32_t last) {
+  OKV_CHECK(first >= 0 && last <= n_blocks(seq));
+  for (int32_t i = last - 1; i >= first; --i) {
+    int32_t& entry = table_[Index(Offset(seq) + i)];
+    if (entry < 0) return;
+    Drop(std::exchange(entry, -1));
+  }
+}
+
 BlockTable::Owned BlockTable::MakeOwn(int32_t seq, int32_t i) {
   OKV_CHECK(i < n_blocks(seq));
   int32_t& entry = table_[Index(Offset(seq) + i)];
+  OKV_CHECK(entry >= 0, "block {} was given back", i);
   if (references_[Index(entry)] == 1) return {entry, entry};
   if (free_.empty()) return {-1, -1};
   const int32_t from = entry;

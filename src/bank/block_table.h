@@ -25,6 +25,9 @@ class BlockTable {
   bool Grow(int32_t seq, int32_t n_blocks);
   // Drops the blocks of `seq` past the first `n_blocks`.
   void Shrink(int32_t seq, int32_t n_blocks);
+  // Gives back the logical blocks [first, last) of `seq`, which stay as holes in it. Those of them
+  // that lie before one given back earlier are taken to be holes already.
+  void Release(int32_t seq, int32_t first, int32_t last);
   // Makes logical block `i` of `seq` its own before a write: returns {old, new} physical blocks,
   // equal when it was not shared, or {-1, -1} when no block is free.
   struct Owned {
@@ -34,7 +37,8 @@ class BlockTable {
 
   int32_t n_blocks(int32_t seq) const { return sequences_[Index(seq)].n_blocks; }
   bool in_use(int32_t seq) const { return sequences_[Index(seq)].in_use; }
-  // The table entries of `seq`: physical blocks, [max_blocks], the first n_blocks(seq) valid.
+  // The table entries of `seq`: physical blocks, [max_blocks], the first n_blocks(seq) valid, -1
+  // for a hole.
   const int32_t* entries(int32_t seq) const { return table_.data() + Offset(seq); }
   int32_t Offset(int32_t seq) const { return seq * max_blocks_; }
   int32_t max_blocks() const { return max_blocks_; }

@@ -68,6 +68,13 @@ class SessionImpl : public Session {
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
+  // Tokens that no row from position `length` on reads: those the policy drops, as far as no
+  // layer's sliding window needs them. Under a model of windows only, all that is past them.
+  Policy::TokenRange Dropped(int64_t length) const;
+  void DropTokens() {
+    const Policy::TokenRange dropped = Dropped(core_.bank->Length(seq_));
+    core_.bank->Drop(seq_, dropped.begin, dropped.end);
+  }
   // Forgets the tokens from `keep` on, and what followed from them.
   void StartOver(int64_t keep);
   // Writes the step's inputs: `n` tokens from position `pos` on.
@@ -177,6 +184,17 @@ Status SessionImpl::CheckTokens(std::span<const int32_t> tokens) const {
   return {};
 }
 
+Policy::TokenRange SessionImpl::Dropped(int64_t length) const {
+  int64_t window = 0;
+  for (const LayerConfig& layer : core_.config.layers) {
+    window = std::max<int64_t>(window, layer.window);
+  }
+  Policy::TokenRange range = policy_->Dropped(length);
+  if (GlobalLayers(core_.config) == 0) range = {0, length + 1 - window};
+  if (window > 0) range.end = std::min(range.end, length + 1 - window);
+  return {range.begin, std::max(range.begin, range.end)};
+}
+
 void SessionImpl::StartOver(int64_t keep) {
   core_.bank->Truncate(seq_, keep);
   tokens_.resize(static_cast<size_t>(keep));
@@ -217,6 +235,8 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                .first -
            tokens.begin();
     keep = std::max<int64_t>(0, std::min(keep, total - policy_->WarmRows()));
+    const auto length = static_cast<int64_t>(tokens_.size());
+    if (Dropped(keep).end < Dropped(length).end) keep = 0;
   }
   StartOver(keep);
   prompt_len_ = total;
@@ -242,6 +262,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     }
     pos += n;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
+    DropTokens();
     if (progress) progress(pos - keep, total - keep);
     if (TakeCancelled()) {
       return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
@@ -280,6 +301,7 @@ Status SessionImpl::Step(int32_t token) {
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
                           logits_.size() * sizeof(float));
   tokens_.push_back(token);
+  DropTokens();
   pending_ = -1;
   has_logits_ = true;
   return {};
@@ -374,6 +396,7 @@ Status SessionImpl::FillContext(int64_t tokens) {
   tokens_.assign(static_cast<size_t>(tokens), 0);
   ChooseRopes(tokens);
   prompt_len_ = tokens;
+  DropTokens();
   has_logits_ = true;
   return policy_->AfterPrefill(tokens);
 }

@@ -93,6 +93,18 @@ class Policy {
     return 0;
   }
 
+  // Tokens that no row after the first `length` ones will read, in any layer: their memory is given
+  // back. `begin` is the same for every length, `end` grows with it. A sequence that is cut back
+  // into what still needed them starts over.
+  struct TokenRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  virtual TokenRange Dropped(int64_t length) const {
+    static_cast<void>(length);
+    return {};
+  }
+
   // Memory that Prepare took.
   virtual size_t Bytes() const { return 0; }
 

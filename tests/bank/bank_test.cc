@@ -90,6 +90,27 @@ TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
   EXPECT_EQ(Read(b, 6), 99);
 }
 
+TEST_F(BankTest, DropsWholeBlocksAndKeepsWhatForksShare) {
+  const int32_t seq = *bank_->NewSequence();
+  const int64_t bt = bank_->config().block_tokens;
+  ASSERT_TRUE(bank_->Append(seq, 4 * bt).ok());
+  const size_t block = bank_->HostBytes() / 4;
+  bank_->Drop(seq, 1, 3 * bt - 1);  // only the second block lies whole in it
+  EXPECT_EQ(bank_->HostBytes(), 3 * block);
+  const int32_t fork = *bank_->Fork(seq);
+  bank_->Drop(seq, 1, 3 * bt);
+  EXPECT_EQ(bank_->HostBytes(), 3 * block);  // the fork still has it
+  bank_->Drop(fork, 1, 3 * bt);
+  EXPECT_EQ(bank_->HostBytes(), 2 * block);
+  ASSERT_TRUE(bank_->Append(seq, bt).ok());
+  EXPECT_EQ(bank_->HostBytes(), 3 * block);
+  bank_->Truncate(seq, bt + 1);  // into the hole
+  EXPECT_EQ(bank_->Length(seq), bt + 1);
+  bank_->Free(seq);
+  bank_->Free(fork);
+  EXPECT_EQ(bank_->HostBytes(), 0u);
+}
+
 TEST_F(BankTest, RefusesWhatDoesNotFitAndChangesNothing) {
   const int32_t a = *bank_->NewSequence();
   const Status too_long = bank_->Append(a, 33);

@@ -111,6 +111,25 @@ TEST(Session, ALaterPromptKeepsWhatItShares) {
   EXPECT_LT(MaxDifference(continued, Logits(*other_engine, *fresh)), 2e-3);
 }
 
+// What streaming never reads again is given back; a prompt that is cut back into it starts over.
+TEST(Session, DroppedTokensAreGivenBack) {
+  const auto engine = Load({.max_sessions = 2});
+  const PolicyOptions policy{.name = "streaming", .settings = {{"budget", "24"}}};
+  const auto session = Open(*engine, policy);
+  ASSERT_TRUE(session->Prompt(Numbers(64)).ok());
+  const size_t block = session->stats().host_bytes;
+  ASSERT_TRUE(session->Prompt(Numbers(400)).ok());
+  for (int32_t i = 0; i < 100; ++i) {
+    ASSERT_TRUE(session->Step(i).ok());
+    EXPECT_LE(session->stats().host_bytes, 3 * block);  // the sinks' and at most two of the window
+  }
+  ASSERT_TRUE(session->Prompt(Numbers(300)).ok());
+  const auto cut_back = Logits(*engine, *session);
+  const auto fresh = Open(*engine, policy);
+  ASSERT_TRUE(fresh->Prompt(Numbers(300)).ok());
+  EXPECT_EQ(cut_back, Logits(*engine, *fresh));
+}
+
 TEST(Session, ForksShareAndPart) {
   const auto engine = Load({.max_sessions = 3});
   const std::vector<PolicyOptions> policies = {

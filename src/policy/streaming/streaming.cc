@@ -109,6 +109,9 @@ class Streaming : public Policy {
   int64_t TokensRead(int32_t, int64_t length) const override { return std::min(length, budget_); }
   bool Budgeted(int32_t) const override { return true; }
   int64_t Budget(int64_t) const override { return budget_; }
+  TokenRange Dropped(int64_t length) const override {
+    return {sinks_, std::max(sinks_, length + 1 - (budget_ - sinks_))};
+  }
   size_t Bytes() const override { return sink_queries_.size(); }
 
  private:

@@ -85,6 +85,13 @@ struct ThreadPool::Impl {
   static uint64_t Entered(uint64_t gate) { return gate / kEntered & kCount; }
   static uint64_t Generation(uint64_t gate) { return gate / kGeneration; }
 
+  // Also when a thread could not be started, and the pool's constructor throws.
+  ~Impl() {
+    stop = true;
+    Open();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   int n_threads = 1;
   bool spin = true;  // false where threads outnumber CPUs: a spinning thread would hold up the rest
   FunctionRef<void(int)>* job = nullptr;
@@ -161,11 +168,7 @@ ThreadPool::ThreadPool(int n_threads, bool pin) : impl_(std::make_unique<Impl>()
   }
 }
 
-ThreadPool::~ThreadPool() {
-  impl_->stop = true;
-  impl_->Open();
-  for (std::thread& worker : impl_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::size() const {
   return impl_->n_threads;

@@ -101,7 +101,10 @@ Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options,
   };
   OKV_ASSIGN_OR_RETURN(reply.result, session.Generate(options, show));
   if (!shown) reply.ttft_s = SecondsSince(since);
-  if (!quiet) std::fputc('\n', stdout);
+  if (!quiet) {
+    std::fputc('\n', stdout);
+    std::fflush(stdout);  // before what follows on stderr
+  }
   return reply;
 }
 

@@ -196,7 +196,8 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_THAT(one.at("policies")[0].at("settings").get<std::string>(), HasSubstr("budget=77"));
   // Without a name, settings are those of the policy that would run.
   EXPECT_EQ(info.at("default_policy"), "omnikv");
-  for (const json& policy : GoodJson("info --json --set budget=77").at("policies")) {
+  const json set_by_default = GoodJson("info --json --set budget=77");
+  for (const json& policy : set_by_default.at("policies")) {
     const bool set =
         policy.at("settings").get<std::string>().find("budget=77") != std::string::npos;
     EXPECT_EQ(set, policy.at("name") == "omnikv") << policy;

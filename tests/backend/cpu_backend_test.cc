@@ -6,26 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
-#include <new>
 
-namespace {
-std::atomic<int64_t> g_allocations{0};
-}  // namespace
-
-// Counts every allocation of the process. Not inlined: compilers would take one of a pair for a
-// mismatch.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  g_allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* p = std::malloc(bytes != 0 ? bytes : 1)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept {
-  std::free(p);
-}
+#include "../allocation_counter.h"
 
 namespace omnikv {
 namespace {

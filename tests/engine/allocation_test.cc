@@ -1,29 +1,9 @@
-// DESIGN §2 rule 6 on a real model: decoding allocates nothing, and neither does repeating a
-// prompt's step. In a binary of its own: it counts every allocation of the process.
+// DESIGN §2 rule 6 on a real model: decoding allocates nothing. In a binary of its own: it counts
+// every allocation of the process.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "../allocation_counter.h"
 #include "omnikv/engine.h"
-
-namespace {
-std::atomic<int64_t> g_allocations{0};
-}  // namespace
-
-// Not inlined: compilers would take one of a pair for a mismatch.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  g_allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* p = std::malloc(bytes != 0 ? bytes : 1)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept {
-  std::free(p);
-}
 
 namespace omnikv {
 namespace {

@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace omnikv {
 namespace HWY_NAMESPACE {
 
-constexpr int kChunk = 64;  // tokens scored before their values are summed: they stay in cache
+constexpr int kChunk = 128;  // tokens scored before their values are summed: they stay in cache
 constexpr int kMaxHeads = kRegisterRows;  // query heads of a group taken together
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;

@@ -16,7 +16,10 @@ HWY_BEFORE_NAMESPACE();
 namespace omnikv {
 namespace HWY_NAMESPACE {
 
-constexpr int kChunk = 128;  // tokens scored before their values are summed: they stay in cache
+// Tokens scored before their values are summed: they stay in cache. Lists are short, and a thread's
+// first chunk is fetched while nothing else is to be done: a smaller one.
+constexpr int kChunk = 128;
+constexpr int kListChunk = 32;
 constexpr int kMaxHeads = kRegisterRows;  // query heads of a group taken together
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
@@ -89,7 +92,7 @@ class TokenWalker {
   int64_t FillList(const PlanSegment& s, int64_t from, int64_t to, Chunk& chunk) const {
     const int64_t list = int64_t{seq_} * s.lists + (s.lists == 1 ? 0 : kv_head_);
     const int32_t* index = s.index + list * s.capacity;
-    const auto n = static_cast<int>(std::min<int64_t>(kChunk, to - from));
+    const auto n = static_cast<int>(std::min<int64_t>(kListChunk, to - from));
     for (int i = 0; i < n; ++i) {
       const int64_t at = from + i;
       const int64_t token =

@@ -37,7 +37,7 @@ def violations(root):
                 continue
             kind, name = match.groups()
             at = f"{where}:{number}: includes {name}"
-            cuda = name.startswith("cuda") or name.startswith("cublas") or "/cuda_" in name
+            cuda = name.startswith("cuda") or name.startswith("cublas")
             if cuda and not (path.suffix in {".cu", ".cuh"} or parts[:2] == ("backend", "cuda")):
                 yield f"{at}: CUDA headers belong to backend/cuda"
             if kind == "<":

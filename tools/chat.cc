@@ -46,6 +46,7 @@ Status ReadTurn(const Engine& engine, Session& session, const std::vector<int32_
 Status Chat(const ChatFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  options.policy = policy;
   OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));

@@ -30,17 +30,21 @@ Status CheckFileSize(const std::string& flag, const std::string& path, size_t by
 void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   app.add_option("-m,--model", f.model,
                  "a Hugging Face folder or a .gguf file; without it, the shipped model");
-  app.add_option("--device", f.device, "auto or cpu")->capture_default_str();
+  app.add_option("--device", f.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--threads", f.threads, "0: the physical cores of the control group");
   app.add_option("--host-memory", f.host_memory,
                  "cap on host memory, as 8GiB; default: what is free");
-  app.add_option("--gpu-memory", f.gpu_memory, "cap on GPU memory, as 24GiB");
+  app.add_option("--gpu-memory", f.gpu_memory,
+                 "cap on GPU memory, as 24GiB; default: what is free");
+  app.add_option("--place", f.place,
+                 "where K/V live beside a GPU: auto, device, or host (layers read sparsely)")
+      ->capture_default_str();
   app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
   app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
       ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
       ->capture_default_str();
-  app.add_option("--chunk", f.chunk, "rows of a prefill step")->capture_default_str();
+  app.add_option("--chunk", f.chunk, "rows of a prefill step; default: the device's");
   app.add_flag("-v,--verbose", f.verbose, "say more on stderr");
 }
 
@@ -56,14 +60,14 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   o.kv_dtype = f.kv_dtype;
   o.precision = f.precision;
   o.prefill_chunk = f.chunk;
+  o.place = f.place;
   if (!f.host_memory.empty()) {
     OKV_ASSIGN_OR_RETURN(o.host_memory, ParseSize("--host-memory", f.host_memory));
     if (o.host_memory == 0) return InvalidArgument("--host-memory is 0, expected more");
   }
   if (!f.gpu_memory.empty()) {
-    OKV_ASSIGN_OR_RETURN(const size_t bytes, ParseSize("--gpu-memory", f.gpu_memory));
-    static_cast<void>(bytes);
-    return Unsupported("--gpu-memory is given, but this build has no CUDA");
+    OKV_ASSIGN_OR_RETURN(o.gpu_memory, ParseSize("--gpu-memory", f.gpu_memory));
+    if (o.gpu_memory == 0) return InvalidArgument("--gpu-memory is 0, expected more");
   }
   if (f.verbose) SetLogLevel(LogLevel::kVerbose);
   return o;

@@ -12,17 +12,18 @@
 
 namespace omnikv::tools {
 
-// -m, --device, --threads, --host-memory, --ctx, --kv-dtype, --precision, --chunk, -v.
+// -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision, --chunk, -v.
 struct EngineFlags {
   std::string model;
   std::string device = "auto";
   std::string host_memory;
   std::string gpu_memory;
+  std::string place = "auto";
   std::string kv_dtype = "auto";
   std::string precision = "fast";
   int threads = 0;
   int64_t ctx = 0;
-  int32_t chunk = 512;
+  int32_t chunk = 0;
   bool verbose = false;
 };
 void AddEngineFlags(CLI::App& app, EngineFlags& flags);

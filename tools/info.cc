@@ -22,10 +22,15 @@ struct InfoFlags {
   bool json = false;
 };
 
+nlohmann::ordered_json TierBytes(const Backend& backend, size_t bytes) {
+  const bool device = backend.OnDevice();
+  return {{"device", device ? bytes : 0}, {"host", device ? 0 : bytes}, {"disk", 0}};
+}
+
 // What `info` says of one policy at a context.
 nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings> settings,
                                   const ModelConfig& config, Backend& backend,
-                                  const MemoryPlan& plan, int32_t chunk) {
+                                  const MemoryPlan& plan) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
   const std::unique_ptr<Policy> policy = info.make();
   PolicyContext context{.backend = &backend,
@@ -33,7 +38,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
                         .n_layers = GlobalLayers(config),
                         .n_heads = config.n_heads,
                         .dk = config.head_dim,
-                        .max_rows = chunk,
+                        .max_rows = plan.chunk,
                         .max_context = plan.context};
   context.inv_freq.assign(static_cast<size_t>(context.n_layers), nullptr);
   const Status status = policy->Prepare(context, *settings);
@@ -54,8 +59,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   }
   json["settings"] = settings->ToString();
   json["dense_layers"] = context.n_layers - budgeted;
-  json["kv_bytes"] = {
-      {"device", 0}, {"host", plan.kv_per_token * static_cast<size_t>(plan.context)}, {"disk", 0}};
+  json["kv_bytes"] = TierBytes(backend, plan.kv_per_token * static_cast<size_t>(plan.context));
   json["policy_bytes"] = policy->Bytes();
   json["read_bytes_per_step"] = read;
   return json;
@@ -83,18 +87,19 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
              HumanBytes(plan.weights), HumanBytes(plan.activations), DTypeName(plan.kv_dtype),
              HumanBytes(plan.kv_per_token), HumanBytes(plan.kv), plan.context,
              HumanBytes(plan.available));
-  fmt::print("\n{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V host", "beside it",
+  fmt::print("\n{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V", "beside it",
              "read a step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
     if (p.contains("cannot_run")) {
       fmt::print("{:<10} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
       continue;
     }
-    fmt::print("{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
-               HumanBytes(p["kv_bytes"]["host"].get<size_t>()),
-               HumanBytes(p["policy_bytes"].get<size_t>()),
-               HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
-               p["summary"].get<std::string>());
+    fmt::print(
+        "{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
+        HumanBytes(p["kv_bytes"]["host"].get<size_t>() + p["kv_bytes"]["device"].get<size_t>()),
+        HumanBytes(p["policy_bytes"].get<size_t>()),
+        HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
+        p["summary"].get<std::string>());
     if (!p["settings"].get<std::string>().empty()) {
       fmt::print("           {}\n", p["settings"].get<std::string>());
     }
@@ -102,13 +107,14 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
 }
 
 Status Info(const InfoFlags& f) {
-  OKV_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  options.policy = policy;
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
-  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
-                       PlanMemory(options, files.config, weight_bytes, AllF32(files)));
   OKV_ASSIGN_OR_RETURN(const auto backend, MakeBackend(options));
+  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
+                       PlanMemory(options, files.config, weight_bytes, AllF32(files), *backend));
   const std::string by_default =
       RecommendedPolicy(files.config.name, GlobalLayers(files.config)).name;
   nlohmann::ordered_json json = {{"model", ModelJson(files)},
@@ -118,7 +124,7 @@ Status Info(const InfoFlags& f) {
                                  {"activation_bytes", plan.activations},
                                  {"kv_dtype", DTypeName(plan.kv_dtype)},
                                  {"kv_bytes_per_token", plan.kv_per_token},
-                                 {"kv_bytes", {{"device", 0}, {"host", plan.kv}, {"disk", 0}}},
+                                 {"kv_bytes", TierBytes(*backend, plan.kv)},
                                  {"available_bytes", plan.available},
                                  {"context", plan.context},
                                  {"default_policy", by_default},
@@ -133,8 +139,7 @@ Status Info(const InfoFlags& f) {
         PolicySettings::Parse(info.name, info.settings,
                               info.name == runs ? policy.settings : decltype(policy.settings){});
     OKV_RETURN_IF_ERROR(settings.status());
-    json["policies"].push_back(
-        PolicyJson(info, std::move(settings), files.config, *backend, plan, options.prefill_chunk));
+    json["policies"].push_back(PolicyJson(info, std::move(settings), files.config, *backend, plan));
   }
   if (f.json) {
     fmt::print("{}\n", Dump(json));

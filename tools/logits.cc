@@ -98,6 +98,7 @@ class OutputFile {
 Status Logits(const LogitsFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  options.policy = policy;
   if (f.tokens.empty() == f.file.empty()) {
     return InvalidArgument("give the ids either with --tokens 1,2,3 or with -f FILE");
   }

@@ -69,9 +69,10 @@ Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool qui
   ProgressBar bar("loading");
   if (!quiet) {
     options.on_plan = [](const MemoryNeeds& needs) {
-      LogInfo("host memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
-              HumanBytes(needs.weights), HumanBytes(needs.activations), HumanBytes(needs.kv_host),
-              needs.context, HumanBytes(needs.available));
+      LogInfo("{} memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
+              needs.on_device ? "GPU" : "host", HumanBytes(needs.weights),
+              HumanBytes(needs.activations), HumanBytes(needs.kv), needs.context,
+              HumanBytes(needs.available));
     };
   }
   options.on_load = [&](size_t done, size_t total) {
@@ -126,8 +127,9 @@ void PrintSummary(const Engine& engine, const SessionStats& s) {
   LogInfo(
       "{:.0f} of {} tokens read a layer and step | mem {:.1f} % | context {} | weights {} | "
       "process {}",
-      s.attended_tokens, s.context_tokens, 100 * s.mem_fraction, HumanBytes(s.host_bytes),
-      HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
+      s.attended_tokens, s.context_tokens, 100 * s.mem_fraction,
+      HumanBytes(s.host_bytes + s.device_bytes), HumanBytes(engine.weight_bytes()),
+      HumanBytes(ResidentMemory()));
 }
 
 std::string Dump(const Json& json) {

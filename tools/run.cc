@@ -32,6 +32,7 @@ Result<std::string> PromptText(const RunFlags& f) {
 Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
+  options.policy = policy;
   OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
   OKV_ASSIGN_OR_RETURN(const std::string text, PromptText(f));
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));

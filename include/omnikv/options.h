@@ -10,37 +10,50 @@
 
 namespace omnikv {
 
-// What an engine will hold, known before anything is loaded. Bytes, in host memory.
+// What an engine will hold, known before anything is loaded. Bytes, in the device's memory where
+// there is a device, else in the host's.
 struct MemoryNeeds {
+  bool on_device = false;
   size_t weights = 0;
-  size_t activations = 0;
-  size_t kv_host = 0;    // when every session is full; taken as contexts grow
-  size_t available = 0;  // the cap given, or what the machine has
+  size_t activations = 0;  // and what the device works with
+  size_t kv = 0;           // when every session is full; taken as contexts grow
+  size_t kv_host = 0;      // beside a device: K/V in host memory
+  size_t cache = 0;        // on the device: what it holds of those, and their way through it
+  int32_t host_layers = 0;
+  size_t available = 0;  // the cap given, or what there is
   int64_t context = 0;   // tokens a session can hold
-};
-
-struct EngineOptions {
-  std::string model;            // a Hugging Face folder or a .gguf file
-  std::string device = "auto";  // auto, cpu; ref is the slow reference backend
-  int threads = 0;              // 0: physical cores of the control group
-  size_t host_memory = 0;       // bytes weights, K/V and activations may take; 0: what is available
-  int64_t context = 0;          // tokens a session can hold; 0: the model's
-  std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
-  // Of prefill: fast rounds activations to bf16 where the CPU multiplies bf16 faster; full does
-  // not.
-  std::string precision = "fast";
-  int32_t prefill_chunk = 512;  // rows of a prefill step
-  int32_t max_sessions = 1;     // open at once; they share the memory for K/V
-  // Called once before anything is loaded.
-  std::function<void(const MemoryNeeds&)> on_plan;
-  // Called with the bytes of weights loaded so far and in all.
-  std::function<void(size_t done, size_t total)> on_load;
 };
 
 struct PolicyOptions {
   std::string name = "auto";  // auto: omnikv where the model has measured filter layers, else full
   std::vector<std::pair<std::string, std::string>> settings;
   bool force_indices = false;  // no dense shortcut; for tests
+};
+
+struct EngineOptions {
+  std::string model;  // a Hugging Face folder or a .gguf file
+  // auto (a card where there is one), cpu, cuda or cuda:N; ref is the slow reference backend.
+  std::string device = "auto";
+  int threads = 0;  // 0: physical cores of the control group
+  // Bytes that weights, K/V and all else may take on the host and on the card; 0: what is
+  // available.
+  size_t host_memory = 0;
+  size_t gpu_memory = 0;
+  int64_t context = 0;  // tokens a session can hold; 0: the model's
+  // Where K/V live, on a card: auto (the card, and where that is too small the host for layers that
+  // the policy reads sparsely), device, or host (all of those layers).
+  std::string place = "auto";
+  PolicyOptions policy;           // that sessions will have, for `place`
+  std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
+  // Of prefill: fast rounds activations to bf16 where the device multiplies bf16 faster; full does
+  // not.
+  std::string precision = "fast";
+  int32_t prefill_chunk = 0;  // rows of a prefill step; 0: the device's
+  int32_t max_sessions = 1;   // open at once; they share the memory for K/V
+  // Called once before anything is loaded.
+  std::function<void(const MemoryNeeds&)> on_plan;
+  // Called with the bytes of weights loaded so far and in all.
+  std::function<void(size_t done, size_t total)> on_load;
 };
 
 struct SamplingOptions {

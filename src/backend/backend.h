@@ -37,10 +37,29 @@ class Recording {
   virtual ~Recording() = default;
 };
 
+// Queues of one backend. Ops of a lane run in order; lanes run side by side, where the device can,
+// but for what Join says. Uploads, downloads and marks are the main lane's.
+enum class Lane {
+  kMain,
+  kIn,   // brings K/V from the host
+  kOut,  // takes K/V to the host
+};
+inline constexpr size_t kLanes = 3;
+
 // Whether an op runs here, and if not, why: one clause for a sentence to a person.
 struct Support {
   bool ok = true;
   std::string reason;
+};
+
+// The largest step and the widest arrays of a model: what a backend sizes its own memory by.
+struct StepLimits {
+  int32_t max_rows = 0;
+  int32_t n_heads = 0;
+  int32_t n_kv_heads = 0;
+  int32_t head_dim = 0;
+  int64_t widest = 0;   // values of the widest row of activations
+  int64_t largest = 0;  // values of the largest matrix that a prompt's rows are multiplied with
 };
 
 // One device. Not thread-safe: one thread drives a backend at a time.
@@ -54,16 +73,43 @@ class Backend {
   // Zeroed memory for this backend. kResourceExhausted, with the figures and `what`, when there is
   // none left.
   virtual Result<Buffer> Allocate(size_t bytes, std::string_view what) = 0;
-  // Host to device and back. Ordered with ops; the host memory may be reused on return.
+  // Bytes that Allocate may still give.
+  virtual size_t AvailableMemory() const = 0;
+  // Whether that is memory of a device of its own: then --gpu-memory caps it, not --host-memory.
+  virtual bool OnDevice() const { return false; }
+  // Bytes that the backend itself takes, at most, to run steps within `limits`.
+  virtual size_t WorkBytes(const StepLimits& limits) const {
+    static_cast<void>(limits);
+    return 0;
+  }
+  // Rows of a prefill step from which on more of them bring little.
+  virtual int32_t PrefillRows() const { return 512; }
+  // Host to device and back. Ordered with ops; the host memory may be reused on return. The source
+  // of an Upload may also be the backend's own memory.
   virtual void Upload(void* dst, const void* src, size_t bytes) = 0;
   virtual void Download(void* dst, const void* src, size_t bytes) = 0;
+
+  // Memory that ops reach as they do Allocate's, and the host too: it sees what ops wrote once it
+  // has waited for them. Slow for ops on a device.
+  virtual Result<Buffer> AllocateShared(size_t bytes, std::string_view what) = 0;
+  // A point in the queue, after what is enqueued so far; Await returns when it is reached. At most
+  // kMarks are kept: an older one is as good as the oldest of those.
+  using Mark = uint64_t;
+  static constexpr Mark kMarks = 8;
+  virtual Mark SetMark() = 0;
+  virtual void Await(Mark mark) = 0;
 
   // Whether Enqueue takes `op`: for callers with a choice of ops. The engine has none, and enqueues
   // only what every backend takes.
   virtual Support Supports(const Op& op) const = 0;
 
-  // Runs `op` after everything enqueued before it; while recording, keeps it instead.
-  virtual void Enqueue(const Op& op) = 0;
+  // Runs `op` after everything enqueued before it on its lane; while recording, keeps it instead.
+  virtual void Enqueue(const Op& op, Lane lane = Lane::kMain) = 0;
+  // Copies between the host's and the backend's memory, in any direction. Not while recording.
+  // Memory of the host must be AllocateShared's, and is used until the lane is waited for.
+  virtual void Copy(void* dst, const void* src, size_t bytes, Lane lane) = 0;
+  // What is enqueued on `waits` from now on runs after all that was enqueued on `for_`.
+  virtual void Join(Lane waits, Lane for_) = 0;
 
   // Calls `body`, which enqueues ops, without running them. The recording replays them with the
   // same arguments; what they point at may change in between.
@@ -79,9 +125,17 @@ class Backend {
 class HostBackend : public Backend {
  public:
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
+  size_t AvailableMemory() const override;
+  Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
+    return Allocate(bytes, what);
+  }
+  Mark SetMark() override { return 0; }
+  void Await(Mark) override {}
   void Upload(void* dst, const void* src, size_t bytes) override;
   void Download(void* dst, const void* src, size_t bytes) override;
-  void Enqueue(const Op& op) override;
+  void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
+  void Copy(void* dst, const void* src, size_t bytes, Lane) override { Upload(dst, src, bytes); }
+  void Join(Lane, Lane) override {}
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
   void Synchronize() override {}

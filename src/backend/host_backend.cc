@@ -30,6 +30,10 @@ Result<Buffer> HostBackend::Allocate(size_t bytes, std::string_view what) {
   return Buffer(data, bytes, [owner](void*) mutable { owner.reset(); });
 }
 
+size_t HostBackend::AvailableMemory() const {
+  return omnikv::AvailableMemory();
+}
+
 void HostBackend::Upload(void* dst, const void* src, size_t bytes) {
   if (bytes != 0) std::memcpy(dst, src, bytes);
 }
@@ -38,7 +42,7 @@ void HostBackend::Download(void* dst, const void* src, size_t bytes) {
   if (bytes != 0) std::memcpy(dst, src, bytes);
 }
 
-void HostBackend::Enqueue(const Op& op) {
+void HostBackend::Enqueue(const Op& op, Lane) {
   Reserve(op);
   if (recording_ != nullptr) {
     recording_->push_back(op);

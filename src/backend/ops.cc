@@ -125,6 +125,17 @@ struct CostVisitor {
     }
     return c;
   }
+  Cost operator()(const WorkingSetArgs& a) const {
+    const uint64_t n = U(*a.count) + U(a.bounds[1] - a.bounds[0]);
+    return {.bytes_read = 12 * n, .bytes_written = 8 * n + 20 * U(*a.n_miss)};
+  }
+  Cost operator()(const FetchRowsArgs& a) const {
+    const uint64_t bytes = U(*a.n) * U(a.row_bytes);
+    return {.bytes_read = bytes + 8 * U(*a.n), .bytes_written = bytes};
+  }
+  Cost operator()(const NextTokenArgs& a) const {
+    return {.bytes_read = 4 * U(a.vocab) * U(a.n_rows), .bytes_written = 12 * U(a.n_rows)};
+  }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
 };
 
@@ -139,6 +150,9 @@ struct NameVisitor {
   std::string_view operator()(const ScoreReduceArgs&) const { return "ScoreReduce"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }
+  std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }
+  std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
+  std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const CustomArgs& a) const { return a.kernels->name; }
 };
 

@@ -80,6 +80,14 @@ enum class QkNorm : int32_t {
   kFull,     // over all heads together, weight [n_heads * dk] (OLMo 2)
 };
 
+// Where a step's K/V row goes besides its home: row *row of `base`. For steps of one row.
+struct KvCopy {
+  std::byte* base = nullptr;     // null: nowhere
+  const int32_t* row = nullptr;  // [1]; -1: nowhere
+
+  bool operator==(const KvCopy&) const = default;
+};
+
 // h = prologue; q, k, v = W h + b; q and k normed, then rotated (value i with value i + n_freq, the
 // "half" pairing; values past 2 * n_freq pass); k and v appended to the bank, rounded to its dtype.
 struct NormQkvRopeAppendArgs {
@@ -94,6 +102,7 @@ struct NormQkvRopeAppendArgs {
   float* q = nullptr;  // [n_rows, n_heads, dk]
   int32_t n_heads = 0;
   KvView kv;
+  KvCopy copy;
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
   int32_t n_rows = 0;
@@ -196,6 +205,17 @@ inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
       std::clamp(std::ceil(share * static_cast<double>(n)), 1.0, static_cast<double>(budget)));
 }
 
+// Whether chosen row i of a step is a hit where hits are simulated.
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline bool
+    IsSimulatedHit(float share, uint32_t step, int32_t i) {
+  uint32_t h = (static_cast<uint32_t>(i) + step * 0x9e3779b9u) * 0x85ebca6bu;
+  h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+  return static_cast<float>(h >> 8) < share * 16777216.0f;
+}
+
 // The split of a sparse layer's budget, from the sequence's length n and generated tokens n_gen
 // (below 0 where a prompt was cancelled; min_recent is 0 or more):
 //   b = BudgetAt(budget, share, n);  recent = min(max(min(tail, n_gen), min_recent), b, n)
@@ -233,6 +253,80 @@ struct TopKArgs {
   bool operator==(const TopKArgs&) const = default;
 };
 
+// A working set: slots that stand in for rows of K/V that live further away. The rows that a
+// sequence chose, its list and then the range of its last tokens, each get a slot: the one they
+// have (a hit), or that of a row that was not chosen (a miss). In `ref`'s words:
+//   step = ++*clock
+//   for i: row_i = physical row of chosen token i;  s = slot_of[row_i];  if s >= 0: used[s] = step
+//   for i without a slot, in order: s = the next slot from *cursor on, around, with used[s] !=
+//   step;
+//     slot_of[owner[s]] = -1;  owner[s] = row_i;  slot_of[row_i] = s;  used[s] = step;
+//     a miss, unless the token is the step's own, whose row is yet to be made
+//   *cursor = the slot after the last one given;  slots[i] = slot of row_i
+// REQUIRES as many slots as tokens can be chosen.
+struct WorkingSetArgs {
+  const SeqMeta* seq = nullptr;          // [1]
+  const int32_t* index = nullptr;        // [count]: ascending tokens
+  const int32_t* count = nullptr;        // [1]
+  const int32_t* bounds = nullptr;       // [2]: the range, after the listed tokens
+  const int32_t* block_table = nullptr;  // as KvView's
+  int32_t block_tokens = 0;
+  int32_t capacity = 0;  // tokens chosen, at most
+  int32_t n_slots = 0;
+  // Benchmarks, whose made-up text has no habits: below 0, as said; else row i takes slot i and is
+  // a miss or not by lot, so that this share of them are hits. What is then read is meaningless.
+  float simulated_hits = -1;
+
+  int32_t* slot_of = nullptr;  // [physical rows]; -1: none
+  int32_t* owner = nullptr;    // [n_slots]: physical row; -1: none
+  uint32_t* used = nullptr;    // [n_slots]
+  uint32_t* clock = nullptr;   // [1]
+  int32_t* cursor = nullptr;   // [1]
+
+  int32_t* slots = nullptr;      // [capacity]: of the chosen rows, in logical order
+  int32_t* miss_row = nullptr;   // [capacity]
+  int32_t* miss_slot = nullptr;  // [capacity]
+  int32_t* n_miss = nullptr;     // [1]
+  int32_t* own = nullptr;        // [1]: slot of the step's own row; -1: not chosen
+  int32_t* span = nullptr;       // [2]: 0 and the number of chosen rows, a range over `slots`
+  SeqMeta* slot_seq = nullptr;   // [1]: a sequence whose tokens are `slots`
+  uint64_t* counters =
+      nullptr;  // [2]: rows chosen and rows missed, added to, the own row in neither
+
+  bool operator==(const WorkingSetArgs&) const = default;
+};
+
+// Row to_row[i] of `to` = row from_row[i] of `from`, i < *n.
+struct FetchRowsArgs {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t row_bytes = 0;
+  const int32_t* from_row = nullptr;  // [capacity]
+  const int32_t* to_row = nullptr;    // [capacity]
+  const int32_t* n = nullptr;         // [1]
+  int32_t capacity = 0;
+
+  bool operator==(const FetchRowsArgs&) const = default;
+};
+
+// The greedy choice, and on to the next step: for row r, the only one of its sequence,
+//   token = argmax logits[r], of equals the first;  out[(*step % ring) * n_rows + r] = token;
+//   tokens[r] = token;  ++rows[r].pos;  ++seqs[rows[r].seq].kv_len;
+// then ++*step. A step that ends in it can be replayed again without a word from the host.
+struct NextTokenArgs {
+  const float* logits = nullptr;  // [n_rows, vocab]
+  int32_t* tokens = nullptr;      // [n_rows]
+  RowMeta* rows = nullptr;        // [n_rows]
+  SeqMeta* seqs = nullptr;
+  int32_t* out = nullptr;    // [ring, n_rows]
+  uint32_t* step = nullptr;  // [1]
+  int64_t vocab = 0;
+  int32_t ring = 1;
+  int32_t n_rows = 0;
+
+  bool operator==(const NextTokenArgs&) const = default;
+};
+
 // Bytes through memory and floating-point operations (a multiply-add is two), the least that an op
 // can do: each input read once, each output written once.
 struct Cost {
@@ -254,6 +348,7 @@ struct CustomKernels {
   const char* name;
   void (*ref)(const void* args);
   void (*cpu)(const void* args, ThreadPool& pool);
+  void (*cuda)(const void* args, void* stream);  // a cudaStream_t; null in builds without CUDA
   Cost (*cost)(const void* args);
 };
 
@@ -268,7 +363,7 @@ struct CustomArgs {
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
                         NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, PlanRangeArgs, TopKArgs,
-                        CustomArgs>;
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -37,26 +37,37 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
   }
   const int64_t max_blocks = (config.max_tokens + bt - 1) / bt;
   const int64_t n_blocks = (config.pool_tokens + bt - 1) / bt;
-  std::vector<size_t> block_bytes;
-  for (const LayerSpec& layer : config.layers)
-    block_bytes.push_back(LayerBlockBytes(config, layer));
-  OKV_ASSIGN_OR_RETURN(
-      auto host, MakeHostTier(backend, static_cast<int32_t>(n_blocks), std::move(block_bytes)));
-  const auto entries = static_cast<size_t>(max_blocks) * static_cast<size_t>(config.max_seqs);
-  OKV_ASSIGN_OR_RETURN(Buffer table, backend.Allocate(entries * sizeof(int32_t), "block tables"));
-  return std::unique_ptr<Bank>(new Bank(backend, std::move(config), std::move(host),
-                                        std::move(table), static_cast<int32_t>(n_blocks),
-                                        static_cast<int32_t>(max_blocks)));
+  std::unique_ptr<Bank> bank(new Bank(backend, std::move(config), static_cast<int32_t>(n_blocks),
+                                      static_cast<int32_t>(max_blocks)));
+  OKV_RETURN_IF_ERROR(bank->Allocate(static_cast<int32_t>(n_blocks)));
+  return bank;
 }
 
-Bank::Bank(Backend& backend, BankConfig config, std::unique_ptr<Tier> host, Buffer device_table,
-           int32_t n_blocks, int32_t max_blocks)
+Bank::Bank(Backend& backend, BankConfig config, int32_t n_blocks, int32_t max_blocks)
     : backend_(backend),
       config_(std::move(config)),
-      host_(std::move(host)),
-      device_table_(std::move(device_table)),
       table_(n_blocks, config_.max_seqs, max_blocks),
       lengths_(static_cast<size_t>(config_.max_seqs), 0) {}
+
+Status Bank::Allocate(int32_t n_blocks) {
+  const auto tier = [&](TierKind kind) {
+    std::vector<size_t> block_bytes;
+    for (const LayerSpec& layer : config_.layers) {
+      block_bytes.push_back(layer.tier == kind ? LayerBlockBytes(config_, layer) : 0);
+    }
+    return MakeTier(backend_, kind, n_blocks, std::move(block_bytes));
+  };
+  OKV_ASSIGN_OR_RETURN(own_, tier(TierKind::kOwn));
+  OKV_ASSIGN_OR_RETURN(host_, tier(TierKind::kHost));
+  if (const size_t bytes = StageBytes(config_) / 2; bytes > 0) {
+    for (Buffer& stage : stages_) {
+      OKV_ASSIGN_OR_RETURN(stage, backend_.Allocate(bytes, "K/V on their way"));
+    }
+  }
+  const auto entries = static_cast<size_t>(table_.max_blocks()) * config_.max_seqs;
+  OKV_ASSIGN_OR_RETURN(device_table_, backend_.Allocate(entries * sizeof(int32_t), "block tables"));
+  return {};
+}
 
 Result<int32_t> Bank::NewSequence() {
   const int32_t seq = table_.NewSequence();
@@ -105,6 +116,7 @@ Status Bank::Append(int32_t seq, int64_t n) {
       return ResourceExhausted(fmt::format("{} more tokens do not fit: no block is free", n));
     }
     if (from != to) {
+      own_->CopyBlock(from, to);
       host_->CopyBlock(from, to);
       first = last;
     }
@@ -132,20 +144,27 @@ void Bank::FillWithNoise(int32_t seq) {
   uint64_t state = 0x9e3779b97f4a7c15u;
   for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
     const KvView view = View(layer);
-    std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows * view.row_bytes));
+    // A block's rows more than the pattern, so that each block is one piece of it.
+    const auto row_bytes = static_cast<size_t>(view.row_bytes);
+    std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows) * row_bytes);
     const size_t values = pattern.size() / DTypeBytes(config_.dtype, 1);
     for (size_t i = 0; i < values; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
       const auto value = static_cast<float>(static_cast<int64_t>(state) >> 40) * 0x1p-23f;
       StoreFromF32(config_.dtype, pattern.data(), i, value);
     }
-    for (int64_t t = 0; t < Length(seq); ++t) {
+    pattern.reserve(pattern.size() + static_cast<size_t>(config_.block_tokens) * row_bytes);
+    for (int64_t r = 0; r < config_.block_tokens; ++r) {
+      const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * view.row_bytes);
+      pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
+    }
+    for (int64_t t = 0; t < Length(seq); t += config_.block_tokens) {
       const int64_t block = table_.entries(seq)[t / config_.block_tokens];
       OKV_CHECK(block >= 0, "token {} was dropped", t);
-      const int64_t row = block * config_.block_tokens + t % config_.block_tokens;
-      backend_.Upload(view.base + row * view.row_bytes,
+      const int64_t n = std::min<int64_t>(config_.block_tokens, Length(seq) - t);
+      backend_.Upload(view.base + block * config_.block_tokens * view.row_bytes,
                       pattern.data() + t % kPatternRows * view.row_bytes,
-                      static_cast<size_t>(view.row_bytes));
+                      static_cast<size_t>(n) * row_bytes);
     }
   }
 }
@@ -158,12 +177,59 @@ void Bank::Publish(int32_t seq, int32_t first, int32_t last) {
 
 KvView Bank::View(int32_t layer) const {
   const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
-  return MakeKvView(host_->Base(layer), device_table_.as<int32_t>(), config_.block_tokens,
+  const Tier& tier = spec.tier == TierKind::kOwn ? *own_ : *host_;
+  return MakeKvView(tier.Base(layer), device_table_.as<int32_t>(), config_.block_tokens,
                     config_.dtype, spec.n_kv_heads, spec.dk, spec.dv);
 }
 
-size_t Bank::HostBytes() const {
-  return host_->BytesFor(table_.total_blocks() - table_.free_blocks());
+std::byte* Bank::Stage(int32_t layer) const {
+  size_t before = 0;  // layers of the host tier
+  for (int32_t i = 0; i < layer; ++i) before += OnHost(i) ? 1 : 0;
+  return stages_[before % 2].as<std::byte>();
+}
+
+KvView Bank::StageView(int32_t layer) const {
+  KvView view = View(layer);
+  view.base = Stage(layer);
+  return view;
+}
+
+template <typename Visit>
+void Bank::ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end,
+                   const Visit& visit) const {
+  const int64_t row_bytes = View(layer).row_bytes;
+  const int64_t bt = config_.block_tokens;
+  const int32_t* blocks = table_.entries(seq);
+  for (int64_t t = begin; t < end;) {
+    const int64_t first = t;
+    const int64_t row = blocks[t / bt] * bt + t % bt;
+    do {
+      t = std::min(end, (t / bt + 1) * bt);
+    } while (t < end && blocks[t / bt] == blocks[t / bt - 1] + 1);
+    visit(row * row_bytes, static_cast<size_t>((t - first) * row_bytes));
+  }
+}
+
+void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
+  ForRuns(layer, seq, 0, n, [&](int64_t offset, size_t bytes) {
+    backend_.Copy(Stage(layer) + offset, host_->Base(layer) + offset, bytes, Lane::kIn);
+  });
+}
+
+void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
+  ForRuns(layer, seq, begin, end, [&](int64_t offset, size_t bytes) {
+    backend_.Copy(host_->Base(layer) + offset, Stage(layer) + offset, bytes, Lane::kOut);
+  });
+}
+
+size_t Bank::StageBytes(const BankConfig& config) {
+  size_t largest = 0;
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.tier == TierKind::kHost) largest = std::max(largest, LayerBlockBytes(config, layer));
+  }
+  const int64_t tokens = config.pool_tokens != 0 ? config.pool_tokens : config.max_tokens;
+  const int64_t blocks = (tokens + config.block_tokens - 1) / config.block_tokens;
+  return 2 * largest * static_cast<size_t>(blocks);
 }
 
 }  // namespace omnikv

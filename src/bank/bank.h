@@ -20,6 +20,7 @@ struct LayerSpec {
   int32_t n_kv_heads = 0;
   int32_t dk = 0;  // values of a K head
   int32_t dv = 0;  // values of a V head
+  TierKind tier = TierKind::kOwn;
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -65,15 +66,37 @@ class Bank {
   // SeqMeta::table_off of the sequence.
   int32_t TableOffset(int32_t seq) const { return table_.Offset(seq); }
   KvView View(int32_t layer) const;
-  // Bytes of the blocks in use in host memory, a shared one once.
-  size_t HostBytes() const;
+  bool OnHost(int32_t layer) const {
+    return config_.layers[static_cast<size_t>(layer)].tier == TierKind::kHost;
+  }
+  bool HasHostLayers() const { return stages_[0].size() != 0; }
+  // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
+  // one once.
+  size_t OwnBytes() const { return own_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
+  size_t HostBytes() const { return host_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
+
+  // How a prompt passes through a layer of the host tier: its past comes to one of two stages in
+  // the backend's memory, the step reads and writes there, and what it wrote goes home. A stage
+  // holds the layer's rows at the same places: StageView is View with another base.
+  KvView StageView(int32_t layer) const;
+  // Brings the tokens [0, n) of `seq` to the layer's stage, on Lane::kIn.
+  void StageIn(int32_t layer, int32_t seq, int64_t n);
+  // Takes the tokens [begin, end) home, on Lane::kOut.
+  void StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end);
+  // Bytes of the stages for a bank of this shape.
+  static size_t StageBytes(const BankConfig& config);
   const BankConfig& config() const { return config_; }
   // Bytes that one token takes in all layers.
   static size_t BytesPerToken(const BankConfig& config);
 
  private:
-  Bank(Backend& backend, BankConfig config, std::unique_ptr<Tier> host, Buffer device_table,
-       int32_t n_blocks, int32_t max_blocks);
+  Bank(Backend& backend, BankConfig config, int32_t n_blocks, int32_t max_blocks);
+  Status Allocate(int32_t n_blocks);
+  // Calls visit(offset, bytes) for each run of the tokens [begin, end) that lies in one piece.
+  template <typename Visit>
+  void ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end, const Visit& visit) const;
+  // Layers alternate between the two stages.
+  std::byte* Stage(int32_t layer) const;
   // Copies the entries [first, last) of `seq` to the table that kernels read.
   void Publish(int32_t seq, int32_t first, int32_t last);
   int32_t BlocksFor(int64_t tokens) const {
@@ -82,7 +105,8 @@ class Bank {
 
   Backend& backend_;
   BankConfig config_;
-  std::unique_ptr<Tier> host_;
+  std::unique_ptr<Tier> own_, host_;
+  Buffer stages_[2];
   Buffer device_table_;  // int32 [max_seqs, max_blocks]
   BlockTable table_;
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]

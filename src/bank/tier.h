@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -15,7 +14,6 @@ namespace omnikv {
 class Tier {
  public:
   virtual ~Tier() = default;
-  virtual std::string_view Name() const = 0;  // "host", "device", "disk"
   // Where block 0 of layer `layer` lies; blocks follow one another.
   virtual std::byte* Base(int32_t layer) const = 0;
   // Copies block `from` to block `to` in every layer.
@@ -24,10 +22,15 @@ class Tier {
   virtual size_t BytesFor(int32_t n_blocks) const = 0;
 };
 
-// Memory of the backend's host side. Room for `n_blocks` blocks is reserved at once, so that rows
-// never move and growth never copies; physical memory is taken as blocks are first written.
-// `block_bytes` holds the bytes of one block in each layer.
-Result<std::unique_ptr<Tier>> MakeHostTier(Backend& backend, int32_t n_blocks,
-                                           std::vector<size_t> block_bytes);
+enum class TierKind {
+  kOwn,   // the backend's own memory: a card's, or the host's under a host backend
+  kHost,  // the host's memory, where the backend has its own
+};
+
+// Room for `n_blocks` blocks, reserved at once, so that rows never move and growth never copies; on
+// the host, physical memory is taken as blocks are first written. `block_bytes` holds the bytes of
+// one block in each layer, 0 for layers that this tier does not hold.
+Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind, int32_t n_blocks,
+                                       std::vector<size_t> block_bytes);
 
 }  // namespace omnikv

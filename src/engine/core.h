@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "bank/bank.h"
+#include "engine/placement.h"
 #include "model/forward.h"
 #include "model/loader.h"
 #include "omnikv/engine.h"
@@ -24,30 +25,11 @@ struct EngineCore {
   Status text_status;  // not ok: why the files have none
   std::unique_ptr<Bank> bank;
   Workspace work;
-  size_t policy_room = 0;   // bytes that the state of all sessions' policies may take
-  size_t policy_bytes = 0;  // that it takes
+  size_t policy_room = 0;     // bytes that the state of all sessions' policies may take
+  size_t policy_bytes = 0;    // that it takes
+  float simulated_hits = -1;  // benchmarks: WorkingSetArgs
+  int32_t cache_tokens = 0;   // slots of a working set, where layers live on the host
 };
-
-// What a model takes, before anything is loaded.
-struct MemoryPlan {
-  size_t weights = 0;       // bytes
-  size_t activations = 0;   // bytes
-  size_t kv_per_token = 0;  // bytes, all layers
-  int64_t context = 0;      // tokens a session can hold
-  size_t kv = 0;            // bytes of `context` tokens in every session
-  size_t policies = 0;      // bytes that are left for what policies keep beside the K/V
-  size_t available = 0;     // bytes: what the machine has, at most --host-memory
-  DType kv_dtype = DType::kF16;
-};
-
-// Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
-// when a context that was asked for does not fit. Without one, the context is the model's, or what
-// fits of it.
-Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
-                              size_t weight_bytes, bool all_f32);
-
-// The bank of a model: one LayerSpec a layer.
-BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
 // An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens
 // the bank and the workspace by `plan`.

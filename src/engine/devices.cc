@@ -2,28 +2,69 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <optional>
+#include <string_view>
+
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
+#include "base/log.h"
+#ifdef OMNIKV_HAVE_CUDA
+#include "backend/cuda/cuda_backend.h"
+#endif
 
 namespace omnikv {
 
+namespace {
+
+Result<std::unique_ptr<Backend>> MakeCuda(const EngineOptions& options, int device) {
+#ifdef OMNIKV_HAVE_CUDA
+  return MakeCudaBackend({.device = device,
+                          .memory = options.gpu_memory,
+                          .full_precision = options.precision == "full"});
+#else
+  static_cast<void>(options);
+  static_cast<void>(device);
+  return Unsupported("this build has no CUDA");
+#endif
+}
+
+// The N of "cuda:N", 0 for "cuda", nothing for other names.
+std::optional<int> CudaDevice(std::string_view name) {
+  if (name == "cuda") return 0;
+  if (name.rfind("cuda:", 0) != 0) return std::nullopt;
+  int device = 0;
+  const char* end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data() + 5, end, device);
+  if (error != std::errc() || at != end || device < 0) return std::nullopt;
+  return device;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
-  const std::string& device = options.device;
+  const std::string& name = options.device;
   if (options.precision != "fast" && options.precision != "full") {
     return InvalidArgument(
         fmt::format("--precision is '{}', expected fast or full", options.precision));
   }
-  if (device == "auto" || device == "cpu") {
+  if (const std::optional<int> device = CudaDevice(name)) {
+    auto backend = MakeCuda(options, *device);
+    if (backend.ok()) return backend;
+    return backend.status().Prefixed(fmt::format("--device is '{}'", name));
+  }
+  if (name == "auto") {
+    auto backend = MakeCuda(options, 0);
+    if (backend.ok()) return backend;
+    LogVerbose("running on the CPU: {}", backend.status().message());
+  }
+  if (name == "auto" || name == "cpu") {
     return std::unique_ptr<Backend>(MakeCpuBackend(
         {.threads = options.threads,
          .precision = options.precision == "full" ? GemmPrecision::kFull : GemmPrecision::kFast}));
   }
-  if (device == "ref") return MakeRefBackend();
-  if (device == "cuda" || device.rfind("cuda:", 0) == 0) {
-    return Unsupported(
-        fmt::format("--device is '{}', but this build has no CUDA: expected auto or cpu", device));
-  }
-  return InvalidArgument(fmt::format("--device is '{}', expected auto or cpu", device));
+  if (name == "ref") return MakeRefBackend();
+  return InvalidArgument(fmt::format("--device is '{}', expected auto, cpu, cuda or cuda:N", name));
 }
 
 }  // namespace omnikv

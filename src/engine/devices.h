@@ -10,8 +10,9 @@
 
 namespace omnikv {
 
-// "auto" and "cpu": the CPU; "ref": the reference. kUnsupported for devices this build lacks,
-// kInvalidArgument for names it does not know. Reads `device`, `threads` and `precision`.
+// "auto": a card where one can be used, else the CPU; "cpu", "cuda" and "cuda:N": just that; "ref":
+// the reference. kUnsupported for devices that this build or machine lacks, kInvalidArgument for
+// names it does not know. Reads `device`, `threads`, `gpu_memory` and `precision`.
 Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options);
 
 }  // namespace omnikv

@@ -1,12 +1,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <span>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -63,6 +65,8 @@ class SessionImpl : public Session {
   using Sink = std::function<void(int64_t, const float*)>;
   // Counts what the policy keeps against what the memory plan left for it.
   Status TakePolicyMemory();
+  // Room on the device for what the policy reads of layers that live on the host.
+  Status OpenWorkingSets();
   Status CheckTokens(std::span<const int32_t> tokens) const;
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
@@ -72,15 +76,30 @@ class SessionImpl : public Session {
   // layer's sliding window needs them. Under a model of windows only, all that is past them.
   Policy::TokenRange Dropped(int64_t length) const;
   void DropTokens() {
-    const Policy::TokenRange dropped = Dropped(core_.bank->Length(seq_));
+    const Policy::TokenRange dropped = Dropped(static_cast<int64_t>(tokens_.size()));
     core_.bank->Drop(seq_, dropped.begin, dropped.end);
   }
   // Forgets the tokens from `keep` on, and what followed from them.
   void StartOver(int64_t keep);
+  // Steps that a device takes one after another by itself, each from the token that the one before
+  // chose, while the host still reads that of an earlier one.
+  struct Ahead {
+    uint32_t launched = 0;                 // steps
+    uint32_t read = 0;                     // of them
+    std::array<Backend::Mark, 2> marks{};  // of the last steps launched, by their number
+  };
+  static constexpr uint32_t kStepsAhead = 2;  // their logits alternate
+  // A decode step as it is recorded: its logits go to that row; `chooses`: it ends in NextToken.
+  const Recording& StepFor(int64_t length, uint32_t logits_row, bool chooses);
+  // The token after `pending_`, greedily; up to `wanted` tokens will be asked for in all.
+  Result<int32_t> NextGreedy(Ahead& ahead, int64_t wanted);
+  // Forgets the steps that nobody read, and brings the logits of the last that was.
+  void EndAhead(const Ahead& ahead);
   // Writes the step's inputs: `n` tokens from position `pos` on.
   void UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len);
   StepContext Context() {
-    return {*core_.backend, core_.config, core_.weights, core_.work, ropes_, *core_.bank, *policy_};
+    return {*core_.backend, core_.config, core_.weights, core_.work, ropes_,
+            *core_.bank,    *policy_,     seq_,          sets_.get()};
   }
   void ChooseRopes(int64_t length) {
     rope_length_ = length;
@@ -94,11 +113,16 @@ class SessionImpl : public Session {
   int32_t seq_ = -1;
   RopeState ropes_;
   std::unique_ptr<Policy> policy_;
+  std::unique_ptr<WorkingSets> sets_;  // null where no layer is read through them
   size_t policy_bytes_ = 0;
-  std::map<int32_t, std::unique_ptr<Recording>> steps_;  // by policy variant
-  std::vector<int32_t> tokens_;                          // in the bank
-  std::vector<float> logits_;                            // [vocab], after the last token
-  std::vector<RowMeta> rows_;                            // scratch, [max_rows]
+  // By the policy's variant, the row of the logits, and whether it ends in NextToken.
+  std::map<std::tuple<int32_t, uint32_t, bool>, std::unique_ptr<Recording>> steps_;
+  Buffer chosen_;                  // int32 [kStepsAhead], shared: tokens that steps chose
+  Buffer step_count_;              // uint32 [1]
+  std::vector<int32_t> tokens_;    // in the bank
+  std::vector<float> logits_;      // [vocab], after the last token
+  std::vector<RowMeta> rows_;      // scratch, [max_rows]
+  int64_t steps_since_reset_ = 0;  // decode steps whose transfers `sets_` has counted
   int64_t prompt_len_ = 0;
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
@@ -120,7 +144,8 @@ Status SessionImpl::Open(const SessionImpl* from) {
                         .dk = core_.config.head_dim,
                         .max_rows = core_.work.max_rows,
                         .max_context = core_.bank->config().max_tokens,
-                        .force_indices = options_.force_indices};
+                        .force_indices = options_.force_indices,
+                        .tiered = core_.bank->HasHostLayers()};
   for (const LayerConfig& layer : core_.config.layers) {
     if (layer.window > 0) continue;
     const bool rotated = layer.rope >= 0;
@@ -131,6 +156,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
   policy_ = info->make();
   OKV_RETURN_IF_ERROR(policy_->Prepare(context, settings_));
   OKV_RETURN_IF_ERROR(TakePolicyMemory());
+  OKV_RETURN_IF_ERROR(OpenWorkingSets());
   rows_.resize(static_cast<size_t>(core_.work.max_rows));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
@@ -151,15 +177,32 @@ Status SessionImpl::Open(const SessionImpl* from) {
   return {};
 }
 
+Status SessionImpl::OpenWorkingSets() {
+  const Policy::Groups groups = policy_->Shared();
+  if (!core_.bank->HasHostLayers() || groups.n_groups == 0) return {};
+  const auto capacity = static_cast<int32_t>(groups.max_tokens);
+  OKV_ASSIGN_OR_RETURN(sets_,
+                       WorkingSets::Create(*core_.backend, *core_.bank,
+                                           {.group = GroupsOfLayers(core_.config, groups.of_layer),
+                                            .n_groups = groups.n_groups,
+                                            .capacity = capacity,
+                                            .n_slots = std::max(capacity, core_.cache_tokens),
+                                  .simulated_hits = core_.simulated_hits}));
+  return {};
+}
+
 Status SessionImpl::TakePolicyMemory() {
   const size_t bytes = policy_->Bytes();
   const size_t left = core_.policy_room - core_.policy_bytes;
   if (bytes > left) {
+    const bool on_device = core_.backend->OnDevice();
+    const size_t cap = on_device ? core_.options.gpu_memory : core_.options.host_memory;
     return ResourceExhausted(fmt::format(
         "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower --ctx",
         options_.name, HumanBytes(bytes), core_.bank->config().max_tokens,
-        core_.options.host_memory != 0 ? "--host-memory " + HumanBytes(core_.options.host_memory)
-                                       : "the available memory",
+        cap == 0
+            ? "the available memory"
+            : fmt::format("{} {}", on_device ? "--gpu-memory" : "--host-memory", HumanBytes(cap)),
         HumanBytes(left)));
   }
   core_.policy_bytes += bytes;
@@ -197,6 +240,8 @@ Policy::TokenRange SessionImpl::Dropped(int64_t length) const {
 
 void SessionImpl::StartOver(int64_t keep) {
   core_.bank->Truncate(seq_, keep);
+  if (sets_ != nullptr) sets_->Reset();
+  steps_since_reset_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
   pending_ = -1;
   has_logits_ = false;
@@ -241,7 +286,8 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   StartOver(keep);
   prompt_len_ = total;
   if (keep == 0) ChooseRopes(total);
-  const int32_t chunk = sink ? core_.work.max_out : core_.work.max_rows;
+  const int32_t most = core_.work.max_rows;
+  const int32_t chunk = sink ? std::min(core_.work.max_out, most) : most;
   for (int64_t pos = keep; pos < total;) {
     const auto n = static_cast<int32_t>(std::min<int64_t>(chunk, total - pos));
     const bool last = pos + n == total;
@@ -292,12 +338,8 @@ Status SessionImpl::Step(int32_t token) {
   UploadStep(&token, pos, 1, prompt_len_);
   const int32_t zero = 0;
   core_.backend->Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
-  const int32_t variant = policy_->Variant(pos + 1);
-  std::unique_ptr<Recording>& step = steps_[variant];
-  if (step == nullptr) {
-    step = core_.backend->Record([&] { EnqueueStep(Context(), {.variant = variant}); });
-  }
-  core_.backend->Replay(*step);
+  core_.backend->Replay(StepFor(pos + 1, 0, /*chooses=*/false));
+  ++steps_since_reset_;
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
                           logits_.size() * sizeof(float));
   tokens_.push_back(token);
@@ -305,6 +347,66 @@ Status SessionImpl::Step(int32_t token) {
   pending_ = -1;
   has_logits_ = true;
   return {};
+}
+
+const Recording& SessionImpl::StepFor(int64_t length, uint32_t logits_row, bool chooses) {
+  const int32_t variant = policy_->Variant(length);
+  std::unique_ptr<Recording>& step = steps_[{variant, logits_row, chooses}];
+  if (step != nullptr) return *step;
+  const auto row = static_cast<int32_t>(logits_row);
+  step = core_.backend->Record([&] {
+    EnqueueStep(Context(), {.variant = variant, .logits_row = row});
+    if (!chooses) return;
+    core_.backend->Enqueue(
+        NextTokenArgs{.logits = core_.work.logits.as<float>() + int64_t{row} * core_.config.vocab,
+                      .tokens = core_.work.tokens.as<int32_t>(),
+                      .rows = core_.work.rows.as<RowMeta>(),
+                      .seqs = core_.work.seqs.as<SeqMeta>(),
+                      .out = chosen_.as<int32_t>(),
+                      .step = step_count_.as<uint32_t>(),
+                      .vocab = core_.config.vocab,
+                      .ring = kStepsAhead,
+                      .n_rows = 1});
+  });
+  return *step;
+}
+
+Result<int32_t> SessionImpl::NextGreedy(Ahead& ahead, int64_t wanted) {
+  Backend& backend = *core_.backend;
+  if (chosen_.size() == 0) {
+    OKV_ASSIGN_OR_RETURN(chosen_, backend.AllocateShared(4 * kStepsAhead, "chosen tokens"));
+    OKV_ASSIGN_OR_RETURN(step_count_, backend.Allocate(4, "chosen tokens"));
+  }
+  if (ahead.launched == ahead.read) {
+    UploadStep(&pending_, core_.bank->Length(seq_), 1, prompt_len_);
+    const int32_t zero = 0;
+    backend.Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
+    backend.Upload(step_count_.as<void>(), &ahead.launched, sizeof(ahead.launched));
+  }
+  while (ahead.launched - ahead.read < std::min<int64_t>(kStepsAhead, wanted)) {
+    // What cannot be had ahead of time may not be needed.
+    const Status room = core_.bank->Append(seq_, 1);
+    if (!room.ok() && ahead.launched > ahead.read) break;
+    OKV_RETURN_IF_ERROR(room);
+    const uint32_t slot = ahead.launched % kStepsAhead;
+    backend.Replay(StepFor(core_.bank->Length(seq_), slot, /*chooses=*/true));
+    ahead.marks[slot] = backend.SetMark();
+    ++ahead.launched;
+    ++steps_since_reset_;
+  }
+  const uint32_t slot = ahead.read++ % kStepsAhead;
+  backend.Await(ahead.marks[slot]);
+  tokens_.push_back(pending_);
+  DropTokens();
+  return chosen_.as<int32_t>()[slot];
+}
+
+void SessionImpl::EndAhead(const Ahead& ahead) {
+  if (ahead.read == 0) return;
+  core_.bank->Truncate(seq_, static_cast<int64_t>(tokens_.size()));
+  const int64_t row = (ahead.read - 1) % kStepsAhead;
+  core_.backend->Download(logits_.data(), core_.work.logits.as<float>() + row * core_.config.vocab,
+                          logits_.size() * sizeof(float));
 }
 
 Result<std::vector<int32_t>> SessionImpl::EndIds(const GenerateOptions& options) const {
@@ -343,17 +445,26 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     result.text += piece;
     if (!piece.empty() && on_text && !on_text(piece)) going = false;
   };
+  // On a device, greedy steps follow each other there.
+  const bool greedy = sampling.temperature == 0 && sampling.repeat_penalty == 1;
+  const bool on_device = greedy && core_.backend->OnDevice();
+  Ahead ahead;
   while (static_cast<int64_t>(result.tokens.size()) < options.max_tokens && going) {
     if (TakeCancelled()) {
       result.finish_reason = FinishReason::kCancelled;
       break;
     }
-    if (pending_ >= 0) {
-      if (core_.bank->Length(seq_) == core_.bank->config().max_tokens) break;  // kLength
-      OKV_RETURN_IF_ERROR(Step(pending_));
-      ++stats_.decode_tokens;
+    const bool full = static_cast<int64_t>(tokens_.size()) == core_.bank->config().max_tokens;
+    if (pending_ >= 0 && full) break;  // kLength
+    int32_t token = -1;
+    if (pending_ >= 0) ++stats_.decode_tokens;
+    if (pending_ >= 0 && on_device) {
+      const int64_t wanted = options.max_tokens - static_cast<int64_t>(result.tokens.size());
+      OKV_ASSIGN_OR_RETURN(token, NextGreedy(ahead, wanted));
+    } else {
+      if (pending_ >= 0) OKV_RETURN_IF_ERROR(Step(pending_));
+      token = sampler.Sample(logits_.data());
     }
-    const int32_t token = sampler.Sample(logits_.data());
     sampler.See(token);
     result.tokens.push_back(token);
     pending_ = token;
@@ -368,6 +479,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     }
   }
   if (!going) result.finish_reason = FinishReason::kCancelled;
+  EndAhead(ahead);
   if (decoder != nullptr && !text.stopped()) {
     emit(text.Push(decoder->Flush()));
     emit(text.Flush());
@@ -418,7 +530,19 @@ SessionStats SessionImpl::stats() const {
   if (n_global * length > 0) {
     stats.mem_fraction = static_cast<double>(global) / static_cast<double>(n_global * length);
   }
-  stats.host_bytes = core_.bank->HostBytes() + core_.policy_bytes;
+  const size_t own = core_.bank->OwnBytes() + core_.policy_bytes;
+  stats.host_bytes = core_.bank->HostBytes();
+  (core_.backend->OnDevice() ? stats.device_bytes : stats.host_bytes) += own;
+  if (sets_ != nullptr && steps_since_reset_ > 0) {
+    const WorkingSets::Counters rows = sets_->Count();
+    const size_t row_bytes =
+        core_.bank->BytesPerToken(core_.bank->config()) / core_.bank->config().layers.size();
+    stats.transfer_bytes_per_step =
+        rows.missed * row_bytes / static_cast<size_t>(steps_since_reset_);
+    if (rows.chosen > 0) {
+      stats.hit_rate = 1 - static_cast<double>(rows.missed) / static_cast<double>(rows.chosen);
+    }
+  }
   return stats;
 }
 

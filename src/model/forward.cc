@@ -50,13 +50,36 @@ AttendArgs DenseAttend(const StepContext& c, const StepShape& shape, const KvVie
           .softcap = c.config.attn_softcap};
 }
 
+// The first layer of the host tier from `layer` on, or -1.
+int32_t NextOnHost(const StepContext& c, int32_t layer) {
+  for (; layer < c.config.n_layers; ++layer) {
+    if (c.bank.OnHost(layer)) return layer;
+  }
+  return -1;
+}
+
+// A prompt's step through a layer of the host tier: around its attention, which reads the stage.
+// The layer's past is on its way since the layer before; here that of the next sets out, into the
+// stage that the layer before has left.
+void EnqueueStaging(const StepContext& c, const StepShape& shape, int32_t layer) {
+  c.backend.Join(Lane::kMain, Lane::kIn);
+  c.backend.Join(Lane::kIn, Lane::kMain);
+  c.backend.Join(Lane::kOut, Lane::kMain);
+  c.bank.StageOut(layer, c.seq, shape.first_pos, shape.first_pos + shape.n_rows);
+  const int32_t next = NextOnHost(c, layer + 1);
+  if (next >= 0) c.bank.StageIn(next, c.seq, shape.first_pos);
+}
+
 // One layer. `global` is its number among the global-attention layers.
 void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, int32_t global) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const LayerConfig& spec = c.config.layers[static_cast<size_t>(layer)];
   const float* last_post_norm =
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
-  const KvView kv = c.bank.View(layer);
+  const bool on_host = c.bank.OnHost(layer);
+  const bool staged = on_host && shape.prefill;
+  const bool in_set = on_host && !shape.prefill && c.sets != nullptr && c.sets->Holds(layer);
+  const KvView kv = staged ? c.bank.StageView(layer) : c.bank.View(layer);
 
   NormQkvRopeAppendArgs qkv{.in = Reader(c, layer > 0, last_post_norm, w.attn_norm),
                             .wq = w.wq,
@@ -79,7 +102,11 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
     qkv.cos_sin = c.work.cos_sin[static_cast<size_t>(spec.rope)].as<float>();
     qkv.n_freq = c.ropes.sets()[static_cast<size_t>(spec.rope)].n_freq;
   }
+  if (in_set) qkv.copy = c.sets->OwnRow(layer);
+  // What the layer two before wrote to this stage has left it.
+  if (staged) c.backend.Join(Lane::kMain, Lane::kOut);
   c.backend.Enqueue(qkv);
+  if (staged) EnqueueStaging(c, shape, layer);
 
   AttendArgs attend = DenseAttend(c, shape, kv);
   if (spec.window > 0) {  // sliding-window layers are outside every policy
@@ -91,8 +118,14 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
                          .first_pos = shape.first_pos,
                          .prompt_end = shape.prompt_end};
     c.policy.Plan(step, attend);
+    if (in_set) c.sets->Resolve(layer, attend);
     c.backend.Enqueue(attend);
     c.policy.Observe(step, attend);
+    if (c.sets != nullptr) {
+      if (const auto choice = c.policy.Chosen(step)) {
+        c.sets->Choose(choice->group, choice->plan, attend.seqs);
+      }
+    }
   }
   c.backend.Enqueue(LinearArgs{.x = c.work.o.as<float>(),
                                .w = w.wo,
@@ -194,13 +227,22 @@ int32_t GlobalLayers(const ModelConfig& config) {
 }
 
 void EnqueueStep(const StepContext& c, const StepShape& shape) {
-  OKV_CHECK(shape.n_rows <= c.work.max_rows && shape.n_out <= c.work.max_out);
+  OKV_CHECK(shape.n_rows <= c.work.max_rows);
+  OKV_CHECK(shape.logits_row + shape.n_out <= c.work.max_out);
   EnqueueInputs(c, shape);
+  if (shape.prefill) {
+    const int32_t first = NextOnHost(c, 0);
+    if (first >= 0) {
+      c.backend.Join(Lane::kIn, Lane::kMain);
+      c.bank.StageIn(first, c.seq, shape.first_pos);
+    }
+  }
   if (!shape.prefill) c.policy.BeginStep(shape.variant, DenseAttend(c, shape, c.bank.View(0)));
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {
     EnqueueLayer(c, shape, layer, global);
     if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
+  if (shape.prefill && c.bank.HasHostLayers()) c.backend.Join(Lane::kMain, Lane::kOut);
   if (shape.n_out == 0) return;
   c.backend.Enqueue(NormLogitsArgs{
       .in = Reader(c, true, c.weights.layers.back().ffn_post_norm, c.weights.final_norm),
@@ -209,7 +251,7 @@ void EnqueueStep(const StepContext& c, const StepShape& shape) {
       .scale = c.config.logits_scale,
       .softcap = c.config.logits_softcap,
       .out_rows = c.work.out_rows.as<int32_t>(),
-      .logits = c.work.logits.as<float>(),
+      .logits = c.work.logits.as<float>() + int64_t{shape.logits_row} * c.config.vocab,
       .n_rows = shape.n_rows,
       .n_out = shape.n_out});
 }

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "bank/bank.h"
+#include "bank/working_sets.h"
 #include "model/config.h"
 #include "model/weights.h"
 #include "policy/policy.h"
@@ -59,6 +60,7 @@ struct StepShape {
   int64_t first_pos = 0;   // prefill: position of the first row
   int64_t prompt_end = 0;  // prefill: position past the prompt's last row
   int32_t variant = 0;     // decode: of the policy
+  int32_t logits_row = 0;  // where the first row of logits goes
 };
 
 // What a step works on. All outlive it.
@@ -68,8 +70,10 @@ struct StepContext {
   const Weights& weights;
   const Workspace& work;
   const RopeState& ropes;
-  const Bank& bank;
+  Bank& bank;
   Policy& policy;
+  int32_t seq = 0;              // of the bank
+  WorkingSets* sets = nullptr;  // null: no layer is read through one
 };
 
 // Layers that policies number: the global-attention ones.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,9 +23,9 @@ namespace omnikv {
 // What a policy sees of the model and of the session when it prepares. Layers are the
 // global-attention layers, numbered from 0: sliding-window layers are outside every budget.
 struct PolicyContext {
-  Backend* backend = nullptr;
-  std::string model_name;  // for presets
-  int32_t n_layers = 0;    // global-attention layers
+  Backend* backend = nullptr;  // null: Prepare only resolves the settings, and takes no memory
+  std::string model_name;      // for presets
+  int32_t n_layers = 0;        // global-attention layers
   int32_t n_heads = 0;
   int32_t dk = 0;
   int32_t max_rows = 0;     // rows of the largest step
@@ -33,6 +34,8 @@ struct PolicyContext {
       inv_freq;  // [n_layers] device [n_freq]; null: the layer has no rotation
   int32_t n_freq = 0;
   bool force_indices = false;  // tests: no dense shortcut, whatever the length
+  // Some layers' K/V live on the host: a choice of all tokens is cheaper than none.
+  bool tiered = false;
 };
 
 // One global-attention layer of one step, as the policy sees it.
@@ -80,6 +83,25 @@ class Policy {
   virtual void Observe(const LayerStep& step, const AttendArgs& attend) {
     static_cast<void>(step);
     static_cast<void>(attend);
+  }
+
+  // Layers that read by one choice of tokens, so that what they read can be kept together where K/V
+  // live elsewhere. Known once prepared.
+  struct Groups {
+    std::vector<int32_t> of_layer;  // [n_layers]; -1: reads everything, or what it likes
+    int32_t n_groups = 0;
+    int64_t max_tokens = 0;  // of a choice
+  };
+  virtual Groups Shared() const { return {}; }
+  // The choice that was made in `step`, after Observe, for the layers of a group: a list of single
+  // tokens and a range by bounds, which is the plan that those layers will get.
+  struct Choice {
+    int32_t group = 0;
+    AttnPlan plan;
+  };
+  virtual std::optional<Choice> Chosen(const LayerStep& step) const {
+    static_cast<void>(step);
+    return std::nullopt;
   }
 
   // Tokens that `layer` attends to in a decode step at `length` tokens, the step's included: what

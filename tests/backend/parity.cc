@@ -5,55 +5,40 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <memory>
 #include <numeric>
+#include <optional>
 
-#include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 
 namespace omnikv::parity {
 namespace {
 
-struct Candidate {
-  std::string name;
-  std::unique_ptr<Backend> backend;
-};
-
-// Made once: every instruction set of this CPU, with 1, 2 and 3 threads.
-const std::vector<Candidate>& Candidates() {
-  static const std::vector<Candidate>* candidates = [] {
-    auto* all = new std::vector<Candidate>;
-    for (const std::string& isa : CpuIsas()) {
-      for (int threads : {1, 2, 3}) {
-        all->push_back({fmt::format("{}, {} threads", isa, threads),
-                        MakeCpuBackend({.threads = threads,
-                                        .pin = false,
-                                        .isa = isa,
-                                        .precision = GemmPrecision::kFull})});
-      }
-      fmt::print("parity: testing {}\n", isa);
-    }
-    return all;
-  }();
+const Result<std::vector<Candidate>>& Candidates() {
+  static const auto* candidates = new Result<std::vector<Candidate>>(MakeCandidates());
   return *candidates;
 }
 
-Outputs RunOn(Backend& backend, const Case& run, bool replay) {
+std::map<std::string, int64_t> cases_run;
+std::string current_case;
+
+Outputs RunOn(Backend& backend, const Case& run, bool replay, std::optional<Op>* ran = nullptr) {
   return run([&](const Op& op) {
+    if (ran != nullptr) *ran = op;
     const Support support = backend.Supports(op);
     ASSERT_TRUE(support.ok) << OpName(op) << ": " << support.reason;
     if (replay) {
       const auto recording = backend.Record([&] { backend.Enqueue(op); });
       backend.Replay(*recording);
+      backend.Synchronize();
     } else {
       backend.Enqueue(op);
+      backend.Synchronize();
     }
-    backend.Synchronize();
   });
 }
 
-// Empty when `got` is within tolerance of `want`.
-std::string Difference(const Array& want, const Array& got) {
+// Empty when `got` is within `tolerance` of `want`.
+std::string Difference(const Array& want, const Array& got, double tolerance) {
   if (want.values.size() != got.values.size()) return "different sizes";
   double top = 0;
   for (float v : want.values) {
@@ -74,9 +59,9 @@ std::string Difference(const Array& want, const Array& got) {
       at = i;
     }
   }
-  if (worst <= want.tolerance * top) return "";
+  if (worst <= tolerance * top) return "";
   return fmt::format("{}[{}] is {}, expected {}: {} of the maximum, {} allowed", want.name, at,
-                     got.values[at], want.values[at], worst / top, want.tolerance);
+                     got.values[at], want.values[at], worst / top, tolerance);
 }
 
 bool SameBits(const Outputs& a, const Outputs& b) {
@@ -89,21 +74,41 @@ bool SameBits(const Outputs& a, const Outputs& b) {
 
 }  // namespace
 
+void ParityTest::SetUp() {
+  const Status& status = Candidates().status();
+  if (status.code() == StatusCode::kUnsupported) GTEST_SKIP() << status.message();
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
 void Check(const std::string& name, const Case& run) {
   SCOPED_TRACE(name);
   const auto ref = MakeRefBackend();
-  const Outputs want = RunOn(*ref, run, false);
-  for (const Candidate& candidate : Candidates()) {
+  std::optional<Op> op;
+  const Outputs want = RunOn(*ref, run, false, &op);
+  ASSERT_TRUE(op.has_value());
+  for (const Candidate& candidate : *Candidates()) {
     SCOPED_TRACE(candidate.name);
+    current_case = fmt::format("{}; {}", name, candidate.name);
     const Outputs got = RunOn(*candidate.backend, run, false);
     ASSERT_EQ(want.size(), got.size());
     for (size_t i = 0; i < want.size(); ++i) {
-      const std::string difference = Difference(want[i], got[i]);
+      const double tolerance =
+          candidate.tolerance ? candidate.tolerance(*op, want[i]) : want[i].tolerance;
+      const std::string difference = Difference(want[i], got[i], tolerance);
       EXPECT_TRUE(difference.empty()) << difference;
     }
     EXPECT_TRUE(SameBits(got, RunOn(*candidate.backend, run, false))) << "not repeatable";
     EXPECT_TRUE(SameBits(got, RunOn(*candidate.backend, run, true))) << "replay differs";
   }
+  ++cases_run[std::string(OpName(*op))];
+}
+
+const std::map<std::string, int64_t>& CasesRun() {
+  return cases_run;
+}
+
+const std::string& CurrentCase() {
+  return current_case;
 }
 
 std::vector<int32_t> Random::Ascending(int32_t n, int32_t below) {
@@ -178,6 +183,14 @@ Bank::Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t bloc
 KvView Bank::View() const {
   return MakeKvView(const_cast<std::byte*>(data_.data()), table_.data(), block_tokens_, dtype_,
                     n_kv_heads_, dk_, dv_);
+}
+
+Array Bank::Values() const {
+  const double rounding = dtype_ == DType::kF32 ? 1e-5 : dtype_ == DType::kF16 ? 1e-3 : 8e-3;
+  Array kv{"kv", {}, rounding};
+  const size_t n = data_.size() / DTypeBytes(dtype_, 1);
+  for (size_t i = 0; i < n; ++i) kv.values.push_back(LoadAsF32(dtype_, data_.data(), i));
+  return kv;
 }
 
 Step::Step(const std::vector<int32_t>& q_len, const std::vector<int32_t>& kv_len,

@@ -1,7 +1,7 @@
-// The parity harness: a case runs one op on the reference backend, then on the CPU backend with
-// every instruction set that this CPU has and 1, 2 and 3 threads, and compares. Outputs start as
-// NaN, so that what an op forgets to write is seen. Each case runs twice eagerly, which must give
-// the same bits, and once from a recording, which must too.
+// The parity harness: a case runs one op on the reference backend, then on the backends that the
+// test program names (MakeCandidates), and compares. Outputs start as NaN, so that what an op
+// forgets to write is seen. Each case runs twice eagerly, which must give the same bits, and once
+// from a recording, which must too.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -32,8 +34,33 @@ using Execute = std::function<void(const Op&)>;
 // Makes fresh outputs, runs the op and gives what it wrote. Inputs must be the same every time.
 using Case = std::function<Outputs(const Execute&)>;
 
+// A backend under test.
+struct Candidate {
+  std::string name;
+  std::unique_ptr<Backend> backend;
+  // How far `array`, which `op` wrote, may be from the reference. Null: as the array says.
+  std::function<double(const Op& op, const Array& array)> tolerance;
+};
+
+// What this test program compares with the reference; called once, before the first test. Where
+// there is nothing (kUnsupported) every test is skipped with the reason. parity_cpu.cc: every
+// instruction set of the CPU with 1, 2 and 3 threads. parity_cuda.cc: a card, fast and in full
+// precision.
+Result<std::vector<Candidate>> MakeCandidates();
+// Of the cases of a sweep (parity_sweep_test.cc), the program runs each so-many-th.
+int64_t SweepStride();
+
+class ParityTest : public testing::Test {
+ protected:
+  void SetUp() override;
+};
+
 // Runs `run` everywhere and compares with the reference.
 void Check(const std::string& name, const Case& run);
+
+// Cases that were checked on all candidates, by the name of their op; and the one under way.
+const std::map<std::string, int64_t>& CasesRun();
+const std::string& CurrentCase();
 
 // Deterministic inputs.
 class Random {
@@ -80,7 +107,8 @@ class Bank {
 
   KvView View() const;
   int32_t TableOff(int32_t seq) const { return seq * blocks_; }
-  std::vector<std::byte>& data() { return data_; }
+  // All rows, those of no token too. A value between two of the bank's type may round either way.
+  Array Values() const;
 
  private:
   DType dtype_;

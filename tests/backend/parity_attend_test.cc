@@ -1,108 +1,12 @@
 // Parity of attention: plans, head shapes, dtypes, scores.
 #include <fmt/format.h>
 
-#include <algorithm>
-
-#include "parity.h"
+#include "parity_data.h"
 
 namespace omnikv::parity {
 namespace {
 
-struct Shape {
-  int32_t n_heads, n_kv_heads, dk, dv;
-  DType dtype;
-};
-
-std::string Name(const Shape& s) {
-  return fmt::format("{}/{} heads of {}/{} {}", s.n_heads, s.n_kv_heads, s.dk, s.dv,
-                     DTypeName(s.dtype));
-}
-
-// One attention over data made here.
-struct Attention {
-  Attention(const Shape& s, const std::vector<int32_t>& q_len, const std::vector<int32_t>& lens,
-            Random& random)
-      : shape(s),
-        kv_len(lens),
-        bank(s.dtype, s.n_kv_heads, s.dk, s.dv, 16, lens,
-             *std::max_element(lens.begin(), lens.end()), random),
-        step(q_len, lens, [&](int32_t seq) { return bank.TableOff(seq); }),
-        q(random.Floats(static_cast<size_t>(step.n_rows() * s.n_heads * s.dk))) {}
-
-  void Run(const std::string& what, const AttnPlan& plan, ScoreKind score = ScoreKind::kNone,
-           float softcap = 0, bool with_o = true) const {
-    const std::string name = fmt::format("Attend {} rows {} seqs {} {}", Name(shape), step.n_rows(),
-                                         step.n_seqs(), what);
-    const auto n_rows = static_cast<size_t>(step.n_rows());
-    const auto heads = static_cast<size_t>(shape.n_heads);
-    const int64_t stride = *std::max_element(kv_len.begin(), kv_len.end()) + 3;
-    const size_t score_rows = score == ScoreKind::kLogits ? n_rows * heads : n_rows;
-    Check(name, [&](const Execute& run) {
-      std::vector<float> o(with_o ? n_rows * heads * static_cast<size_t>(shape.dv) : 0, kPoison);
-      std::vector<float> lse(n_rows * heads, kPoison);
-      std::vector<float> scores(
-          score == ScoreKind::kNone ? 0 : score_rows * static_cast<size_t>(stride), kPoison);
-      run(AttendArgs{.q = q.data(),
-                     .o = with_o ? o.data() : nullptr,
-                     .lse = lse.data(),
-                     .kv = bank.View(),
-                     .plan = plan,
-                     .rows = step.rows.data(),
-                     .seqs = step.seqs.data(),
-                     .n_rows = step.n_rows(),
-                     .n_seqs = step.n_seqs(),
-                     .n_heads = shape.n_heads,
-                     .scale = 0.125f,
-                     .softcap = softcap,
-                     .score = score,
-                     .scores = score == ScoreKind::kNone ? nullptr : scores.data(),
-                     .score_stride = stride});
-      return Outputs{{"o", o}, {"lse", lse}, {"scores", scores}};
-    });
-  }
-
-  Shape shape;
-  std::vector<int32_t> kv_len;
-  Bank bank;
-  Step step;
-  std::vector<float> q;
-};
-
-// The lists of a plan, one or n_kv_heads a sequence.
-struct Lists {
-  Lists(const std::vector<int32_t>& kv_len, int32_t per_seq, int32_t unit, int32_t n, Random& random)
-      : lists(per_seq), unit_tokens(unit), capacity(std::max(n, 1)) {
-    for (int32_t len : kv_len) {
-      for (int32_t l = 0; l < per_seq; ++l) {
-        const int32_t units = (len + unit - 1) / unit;
-        const int32_t take = std::min(units, std::max(0, n - l));  // of different lengths
-        std::vector<int32_t> chosen = random.Ascending(take, units);
-        count.push_back(take);
-        chosen.resize(static_cast<size_t>(capacity), 1 << 30);  // never to be read
-        index.insert(index.end(), chosen.begin(), chosen.end());
-      }
-    }
-  }
-
-  PlanSegment Segment(int32_t window = 0) const {
-    PlanSegment s;
-    s.kind = SegmentKind::kList;
-    s.window = window;
-    s.unit = unit_tokens;
-    s.lists = lists;
-    s.capacity = capacity;
-    s.index = index.data();
-    s.count = count.data();
-    return s;
-  }
-
-  int32_t lists, unit_tokens, capacity;
-  std::vector<int32_t> index, count;
-};
-
-constexpr DType kKvTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
-
-TEST(ParityTest, AttendDenseShapes) {
+TEST_F(ParityTest, AttendDenseShapes) {
   Random random(11);
   for (DType dtype : kKvTypes) {
     for (const Shape& s :
@@ -116,7 +20,7 @@ TEST(ParityTest, AttendDenseShapes) {
   }
 }
 
-TEST(ParityTest, AttendRaggedRows) {
+TEST_F(ParityTest, AttendRaggedRows) {
   Random random(12);
   for (DType dtype : kKvTypes) {
     const Shape s{6, 2, 64, 64, dtype};
@@ -128,13 +32,14 @@ TEST(ParityTest, AttendRaggedRows) {
   }
 }
 
-TEST(ParityTest, AttendLongContext) {
+TEST_F(ParityTest, AttendLongContext) {
   Random random(13);
   Attention({4, 1, 64, 64, DType::kBF16}, {1}, {5000}, random).Run("dense", AttnPlan::Dense());
-  Attention({2, 2, 64, 64, DType::kF16}, {2, 1}, {3000, 1500}, random).Run("dense", AttnPlan::Dense());
+  Attention({2, 2, 64, 64, DType::kF16}, {2, 1}, {3000, 1500}, random)
+      .Run("dense", AttnPlan::Dense());
 }
 
-TEST(ParityTest, AttendWindowsAndRanges) {
+TEST_F(ParityTest, AttendWindowsAndRanges) {
   Random random(14);
   const Shape s{4, 2, 64, 64, DType::kBF16};
   const std::vector<int32_t> lens = {200, 33};
@@ -156,7 +61,7 @@ TEST(ParityTest, AttendWindowsAndRanges) {
   a.Run("no segments", AttnPlan{});
 }
 
-TEST(ParityTest, AttendLists) {
+TEST_F(ParityTest, AttendLists) {
   Random random(15);
   for (DType dtype : kKvTypes) {
     for (const Shape& s : {Shape{6, 2, 64, 64, dtype}, Shape{8, 2, 80, 64, dtype}}) {
@@ -176,7 +81,7 @@ TEST(ParityTest, AttendLists) {
   }
 }
 
-TEST(ParityTest, AttendSeveralSegments) {
+TEST_F(ParityTest, AttendSeveralSegments) {
   Random random(16);
   const Shape s{6, 2, 64, 64, DType::kBF16};
   const std::vector<int32_t> lens = {300, 90};
@@ -199,7 +104,7 @@ TEST(ParityTest, AttendSeveralSegments) {
   a.Run("a segment with its own queries", split);
 }
 
-TEST(ParityTest, AttendScores) {
+TEST_F(ParityTest, AttendScores) {
   Random random(17);
   for (DType dtype : kKvTypes) {
     for (const Shape& s : {Shape{6, 2, 64, 64, dtype}, Shape{8, 1, 128, 128, dtype},

@@ -1,19 +1,12 @@
 // Parity of the ops that read weights, and of the row ops around them.
 #include <fmt/format.h>
 
-#include "parity.h"
+#include "parity_data.h"
 
 namespace omnikv::parity {
 namespace {
 
-constexpr DType kFormats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
-
-// Values of a width that the format can have: Q8_0 has whole blocks only.
-bool Fits(DType format, int64_t n_in) {
-  return format != DType::kQ8_0 || n_in % static_cast<int64_t>(kQ8Block) == 0;
-}
-
-TEST(ParityTest, Embed) {
+TEST_F(ParityTest, Embed) {
   Random random(1);
   for (DType format : kFormats) {
     for (int64_t d : {32, 40, 96, 7}) {
@@ -39,7 +32,7 @@ TEST(ParityTest, Embed) {
   }
 }
 
-TEST(ParityTest, RopeTable) {
+TEST_F(ParityTest, RopeTable) {
   Random random(2);
   const std::vector<RowMeta> rows = {{0, 0}, {0, 1}, {1, 31999}, {2, 1048575}, {0, 77}};
   for (int32_t n_freq : {1, 32, 40}) {
@@ -67,12 +60,12 @@ struct LinearCase {
   int64_t n_in, n_out;
 };
 
-TEST(ParityTest, Linear) {
+TEST_F(ParityTest, Linear) {
   Random random(3);
   for (DType format : kFormats) {
-    for (const LinearCase c : {LinearCase{32, 1}, LinearCase{64, 37}, LinearCase{416, 130},
-                               LinearCase{100, 21}, LinearCase{33, 18}, LinearCase{1, 5},
-                               LinearCase{1056, 66}}) {
+    for (const LinearCase c :
+         {LinearCase{32, 1}, LinearCase{64, 37}, LinearCase{416, 130}, LinearCase{100, 21},
+          LinearCase{33, 18}, LinearCase{1, 5}, LinearCase{1056, 66}}) {
       if (!Fits(format, c.n_in)) continue;
       const Weights w(format, c.n_out, c.n_in, random);
       const std::vector<float> bias = random.Floats(static_cast<size_t>(c.n_out));
@@ -93,39 +86,7 @@ TEST(ParityTest, Linear) {
   }
 }
 
-// The residual prologue in all its forms.
-struct ResidualCase {
-  bool y, post_norm, norm;
-};
-constexpr ResidualCase kResiduals[] = {
-    {true, false, true}, {false, false, true}, {true, true, true}, {true, false, false}};
-
-struct ResidualData {
-  ResidualData(const ResidualCase& c, int32_t rows, int32_t width, Random& random)
-      : form(c),
-        d(width),
-        x(random.Floats(static_cast<size_t>(rows * width))),
-        y(random.Floats(static_cast<size_t>(rows * width))),
-        post_norm(random.Floats(static_cast<size_t>(width))),
-        norm(random.Floats(static_cast<size_t>(width))) {}
-
-  Residual On(std::vector<float>& x_copy) const {
-    x_copy = x;
-    return {.x = x_copy.data(),
-            .y = form.y ? y.data() : nullptr,
-            .post_norm = form.post_norm ? post_norm.data() : nullptr,
-            .norm = form.norm ? norm.data() : nullptr,
-            .scale = 0.75f,
-            .eps = 1e-5f,
-            .d = d};
-  }
-
-  ResidualCase form;
-  int32_t d;
-  std::vector<float> x, y, post_norm, norm;
-};
-
-TEST(ParityTest, NormGatedFfn) {
+TEST_F(ParityTest, NormGatedFfn) {
   Random random(4);
   for (DType format : kFormats) {
     for (const auto& [d, ffn] : {std::pair<int32_t, int32_t>{64, 70}, {96, 33}, {50, 16}}) {
@@ -157,7 +118,7 @@ TEST(ParityTest, NormGatedFfn) {
   }
 }
 
-TEST(ParityTest, NormLogits) {
+TEST_F(ParityTest, NormLogits) {
   Random random(5);
   const int32_t d = 96;
   for (DType format : kFormats) {
@@ -191,7 +152,7 @@ TEST(ParityTest, NormLogits) {
   }
 }
 
-TEST(ParityTest, NormLogitsOfNoRowStillUpdatesTheResidual) {
+TEST_F(ParityTest, NormLogitsOfNoRowStillUpdatesTheResidual) {
   Random random(6);
   const Weights head(DType::kBF16, 40, 64, random);
   const ResidualData in(kResiduals[0], 5, 64, random);
@@ -210,21 +171,21 @@ struct QkvCase {
   bool bias;
 };
 
-TEST(ParityTest, NormQkvRopeAppend) {
+TEST_F(ParityTest, NormQkvRopeAppend) {
   Random random(7);
   const int32_t d = 64;
   constexpr QkvCase kCases[] = {
-      {6, 2, 64, 64, 32, QkNorm::kNone, false},   {4, 4, 32, 32, 16, QkNorm::kPerHead, true},
-      {8, 1, 80, 96, 40, QkNorm::kFull, false},   {3, 3, 24, 40, 8, QkNorm::kPerHead, false},
-      {4, 2, 128, 128, 0, QkNorm::kNone, true},   {2, 1, 256, 256, 64, QkNorm::kPerHead, false},
+      {6, 2, 64, 64, 32, QkNorm::kNone, false}, {4, 4, 32, 32, 16, QkNorm::kPerHead, true},
+      {8, 1, 80, 96, 40, QkNorm::kFull, false}, {3, 3, 24, 40, 8, QkNorm::kPerHead, false},
+      {4, 2, 128, 128, 0, QkNorm::kNone, true}, {2, 1, 256, 256, 64, QkNorm::kPerHead, false},
       {5, 1, 13, 9, 6, QkNorm::kFull, true},
   };
   int turn = 0;
   for (const QkvCase& c : kCases) {
     for (DType format : kFormats) {
-      const DType kv_type = (++turn % 3 == 0)   ? DType::kF32
+      const DType kv_type = (++turn % 3 == 0) ? DType::kF32
                             : (turn % 3 == 1) ? DType::kBF16
-                                                : DType::kF16;
+                                              : DType::kF16;
       const Weights wq(format, c.n_heads * c.dk, d, random);
       const Weights wk(turn % 5 == 0 ? DType::kQ8_0 : format, c.n_kv_heads * c.dk, d, random);
       const Weights wv(turn % 5 == 1 ? DType::kBF16 : format, c.n_kv_heads * c.dv, d, random);
@@ -274,17 +235,7 @@ TEST(ParityTest, NormQkvRopeAppend) {
                                           .rows = step.rows.data(),
                                           .seqs = step.seqs.data(),
                                           .n_rows = n_rows});
-                // The whole bank: rows that were not appended are still poison. A value that lies
-                // between two of the bank's may round either way.
-                std::vector<float> kv;
-                const size_t n_values = copy.data().size() / DTypeBytes(kv_type, 1);
-                for (size_t i = 0; i < n_values; ++i) {
-                  kv.push_back(LoadAsF32(kv_type, copy.data().data(), i));
-                }
-                const double rounding = kv_type == DType::kF32   ? 1e-5
-                                        : kv_type == DType::kF16 ? 1e-3
-                                                                 : 8e-3;
-                return Outputs{{"x", x, 2e-6}, {"q", q, 2e-5}, {"kv", kv, rounding}};
+                return Outputs{{"x", x, 2e-6}, {"q", q, 2e-5}, copy.Values()};
               });
       }
     }

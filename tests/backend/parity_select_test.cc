@@ -1,18 +1,12 @@
 // Parity of the score ops. Choices are compared exactly.
 #include <fmt/format.h>
 
-#include <cstring>
-
-#include "parity.h"
+#include "parity_data.h"
 
 namespace omnikv::parity {
 namespace {
 
-std::vector<float> AsFloats(const std::vector<int32_t>& v) {
-  return std::vector<float>(v.begin(), v.end());  // below 2^24: exact
-}
-
-TEST(ParityTest, ScoreReduce) {
+TEST_F(ParityTest, ScoreReduce) {
   Random random(21);
   for (int32_t n_heads : {1, 4, 7}) {
     for (const auto& rows :
@@ -44,7 +38,7 @@ TEST(ParityTest, ScoreReduce) {
   }
 }
 
-TEST(ParityTest, PlanRange) {
+TEST_F(ParityTest, PlanRange) {
   std::vector<SeqMeta> seqs;
   for (int32_t n : {1, 10, 300, 5000}) {
     for (int32_t generated : {0, 1, 300}) {
@@ -88,7 +82,7 @@ TEST(ParityTest, PlanRange) {
   }
 }
 
-TEST(ParityTest, BudgetsByShare) {
+TEST_F(ParityTest, BudgetsByShare) {
   EXPECT_EQ(BudgetAt(64, 0, 10), 64);
   EXPECT_EQ(BudgetAt(10000, 0.25, 5), 2);  // rounded up
   EXPECT_EQ(BudgetAt(10000, 1e-6, 5), 1);
@@ -96,78 +90,7 @@ TEST(ParityTest, BudgetsByShare) {
   EXPECT_EQ(BudgetAt(100, 0.5, 777), 100);
 }
 
-// What the scores of a choice look like.
-enum class Scores { kNormal, kManyTies, kAllEqual, kPositive, kNarrow, kBroken };
-
-std::vector<float> MakeScores(Scores kind, size_t n, Random& random) {
-  std::vector<float> v = random.Floats(n);
-  for (size_t i = 0; i < n; ++i) {
-    switch (kind) {
-      case Scores::kNormal:
-        break;
-      case Scores::kManyTies:
-        v[i] = std::round(v[i]);  // includes -0 and 0
-        break;
-      case Scores::kAllEqual:
-        v[i] = -1.5f;
-        break;
-      case Scores::kPositive:
-        v[i] = std::exp(8 * v[i]);
-        break;
-      case Scores::kNarrow:
-        v[i] = 1.0f + 1e-6f * v[i];
-        break;
-      case Scores::kBroken:
-        if (i % 5 == 0) v[i] = std::numeric_limits<float>::quiet_NaN();
-        if (i % 7 == 0) v[i] = -std::numeric_limits<float>::infinity();
-        if (i % 101 == 0) v[i] = std::numeric_limits<float>::infinity();
-        break;
-    }
-  }
-  return v;
-}
-
-struct Choice {
-  int32_t kv_len, n_candidates, n_pick;
-};
-
-void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
-               Random& random) {
-  std::vector<SeqMeta> seqs;
-  std::vector<int32_t> n_candidates;
-  std::vector<int32_t> n_pick;
-  int64_t stride = 1;
-  for (const Choice& c : choices) {
-    seqs.push_back({.q_begin = 0, .q_len = 1, .kv_len = c.kv_len, .table_off = 0, .prompt_len = 0});
-    n_candidates.push_back(c.n_candidates);
-    n_pick.push_back(c.n_pick);
-    stride = std::max<int64_t>(stride, c.kv_len);
-  }
-  const auto n_seqs = static_cast<int32_t>(choices.size());
-  const auto scores = MakeScores(kind, static_cast<size_t>(n_seqs * window * stride), random);
-  std::vector<float> weights = random.Floats(static_cast<size_t>(window));
-  weights[0] = 1.0f;
-  Check(fmt::format("TopK kind {} window {} of {} first {}", static_cast<int>(kind), window, n_seqs,
-                    choices[0].n_candidates),
-        [&](const Execute& run) {
-          std::vector<int32_t> index(static_cast<size_t>(n_seqs * capacity), -1);
-          std::vector<int32_t> count(choices.size(), -1);
-          run(TopKArgs{.scores = scores.data(),
-                       .weights = weights.data(),
-                       .seqs = seqs.data(),
-                       .n_candidates = n_candidates.data(),
-                       .n_pick = n_pick.data(),
-                       .index = index.data(),
-                       .count = count.data(),
-                       .stride = stride,
-                       .window = window,
-                       .capacity = capacity,
-                       .n_seqs = n_seqs});
-          return Outputs{{"count", AsFloats(count), 0}, {"index", AsFloats(index), 0}};
-        });
-}
-
-TEST(ParityTest, TopK) {
+TEST_F(ParityTest, TopK) {
   Random random(22);
   for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kPositive,
                       Scores::kNarrow, Scores::kBroken}) {
@@ -180,6 +103,55 @@ TEST(ParityTest, TopK) {
     }
     CheckTopK(kind, 1, {{70001, 70000, 2048}}, 2048, random);
     CheckTopK(kind, 4, {{40003, 40000, 1000}, {900, 800, 300}}, 1000, random);
+  }
+}
+
+TEST_F(ParityTest, NextToken) {
+  Random random(23);
+  for (int64_t vocab : {1, 5, 33, 1000, 128256}) {
+    for (int32_t n_rows : {1, 2, 7, 16}) {
+      for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual}) {
+        auto logits = MakeScores(kind, static_cast<size_t>(n_rows * vocab), random);
+        logits[0] = -std::numeric_limits<float>::infinity();
+        Check(
+            fmt::format("NextToken of {} rows {} kind {}", vocab, n_rows, static_cast<int>(kind)),
+            [&](const Execute& run) {
+              constexpr int32_t kRing = 3;
+              std::vector<int32_t> tokens(static_cast<size_t>(n_rows), -1);
+              std::vector<int32_t> out(static_cast<size_t>(n_rows * kRing), -1);
+              std::vector<RowMeta> rows;
+              std::vector<SeqMeta> seqs;
+              for (int32_t r = 0; r < n_rows; ++r) {
+                rows.push_back({n_rows - 1 - r, 100 + r});
+                seqs.push_back({.q_begin = r,
+                                .q_len = 1,
+                                .kv_len = 101 + r,
+                                .table_off = 4 * r,
+                                .prompt_len = 9});
+              }
+              std::vector<uint32_t> step = {7};
+              for (int turn = 0; turn < 2; ++turn) {
+                run(NextTokenArgs{.logits = logits.data(),
+                                  .tokens = tokens.data(),
+                                  .rows = rows.data(),
+                                  .seqs = seqs.data(),
+                                  .out = out.data(),
+                                  .step = step.data(),
+                                  .vocab = vocab,
+                                  .ring = kRing,
+                                  .n_rows = n_rows});
+              }
+              std::vector<int32_t> meta = {static_cast<int32_t>(step[0])};
+              for (const RowMeta& r : rows) meta.insert(meta.end(), {r.seq, r.pos});
+              for (const SeqMeta& s : seqs) {
+                meta.insert(meta.end(), {s.q_begin, s.q_len, s.kv_len, s.table_off, s.prompt_len});
+              }
+              return Outputs{{"tokens", AsFloats(tokens), 0},
+                             {"out", AsFloats(out), 0},
+                             {"meta", AsFloats(meta), 0}};
+            });
+      }
+    }
   }
 }
 

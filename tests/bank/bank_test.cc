@@ -53,12 +53,12 @@ class BankTest : public ::testing::Test {
 TEST_F(BankTest, AccountsBytesExactly) {
   // Layer 0: 2 heads × (8 + 8) × 2 bytes, layer 1: (16 + 4) × 2 bytes.
   EXPECT_EQ(Bank::BytesPerToken(bank_->config()), 64u + 40u);
-  EXPECT_EQ(bank_->HostBytes(), 0u);
+  EXPECT_EQ(bank_->OwnBytes(), 0u);
   const int32_t seq = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(seq, 5).ok());
-  EXPECT_EQ(bank_->HostBytes(), 2u * 4u * 104u);  // two blocks of four tokens
+  EXPECT_EQ(bank_->OwnBytes(), 2u * 4u * 104u);  // two blocks of four tokens
   bank_->Truncate(seq, 4);
-  EXPECT_EQ(bank_->HostBytes(), 4u * 104u);
+  EXPECT_EQ(bank_->OwnBytes(), 4u * 104u);
 }
 
 TEST_F(BankTest, GrowthKeepsRowsWhereTheyAre) {
@@ -75,9 +75,9 @@ TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 6).ok());
   for (int64_t t = 0; t < 6; ++t) Write(a, t, static_cast<uint8_t>(20 + t));
-  const size_t before = bank_->HostBytes();
+  const size_t before = bank_->OwnBytes();
   const int32_t b = *bank_->Fork(a);
-  EXPECT_EQ(bank_->HostBytes(), before);
+  EXPECT_EQ(bank_->OwnBytes(), before);
   ASSERT_TRUE(bank_->Append(b, 1).ok());
   Write(b, 6, 99);
   ASSERT_TRUE(bank_->Append(a, 1).ok());
@@ -94,21 +94,21 @@ TEST_F(BankTest, DropsWholeBlocksAndKeepsWhatForksShare) {
   const int32_t seq = *bank_->NewSequence();
   const int64_t bt = bank_->config().block_tokens;
   ASSERT_TRUE(bank_->Append(seq, 4 * bt).ok());
-  const size_t block = bank_->HostBytes() / 4;
+  const size_t block = bank_->OwnBytes() / 4;
   bank_->Drop(seq, 1, 3 * bt - 1);  // only the second block lies whole in it
-  EXPECT_EQ(bank_->HostBytes(), 3 * block);
+  EXPECT_EQ(bank_->OwnBytes(), 3 * block);
   const int32_t fork = *bank_->Fork(seq);
   bank_->Drop(seq, 1, 3 * bt);
-  EXPECT_EQ(bank_->HostBytes(), 3 * block);  // the fork still has it
+  EXPECT_EQ(bank_->OwnBytes(), 3 * block);  // the fork still has it
   bank_->Drop(fork, 1, 3 * bt);
-  EXPECT_EQ(bank_->HostBytes(), 2 * block);
+  EXPECT_EQ(bank_->OwnBytes(), 2 * block);
   ASSERT_TRUE(bank_->Append(seq, bt).ok());
-  EXPECT_EQ(bank_->HostBytes(), 3 * block);
+  EXPECT_EQ(bank_->OwnBytes(), 3 * block);
   bank_->Truncate(seq, bt + 1);  // into the hole
   EXPECT_EQ(bank_->Length(seq), bt + 1);
   bank_->Free(seq);
   bank_->Free(fork);
-  EXPECT_EQ(bank_->HostBytes(), 0u);
+  EXPECT_EQ(bank_->OwnBytes(), 0u);
 }
 
 TEST_F(BankTest, RefusesWhatDoesNotFitAndChangesNothing) {

@@ -76,6 +76,31 @@ TEST_P(EveryPolicy, CoveringSettingsEqualFull) {
   }
 }
 
+// Where K/V live never changes a bit, whatever the working sets hold.
+TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
+  if (!is_ref()) GTEST_SKIP() << "a host backend has no tier beside its own";
+  for (const SettingList& variant : Variants(info())) {
+    const auto own_backend = backend();
+    StepFixture own(*own_backend, info().name, variant);
+    SCOPED_TRACE(own.settings.ToString());
+    const auto expected = RunSteps(own);
+    uint64_t last_missed = 0;
+    for (int32_t more_slots : {0, 7, 200}) {
+      const auto tiered_backend = backend();
+      StepFixture tiered(*tiered_backend, info().name, variant, true, more_slots);
+      ASSERT_EQ(RunSteps(tiered), expected) << more_slots << " slots more";
+      if (tiered.sets == nullptr) continue;
+      const WorkingSets::Counters rows = tiered.sets->Count();
+      EXPECT_GT(rows.chosen, 0u);
+      EXPECT_LE(rows.missed, more_slots == 0 ? rows.chosen : last_missed)
+          << "more room, more misses";
+      // With room for all, a row comes to each of three layers once at most.
+      EXPECT_TRUE(more_slots < 200 || rows.missed <= 3u * (kPrompt + kSteps)) << rows.missed;
+      last_missed = rows.missed;
+    }
+  }
+}
+
 // The tokens each Attend op really reads, by its cost, against the budget and TokensRead.
 TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
   for (const SettingList& variant : Variants(info())) {

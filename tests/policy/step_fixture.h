@@ -19,8 +19,10 @@ namespace omnikv {
 class StepFixture {
  public:
   // REQUIRES that the policy accepts `given` on a model of 6 layers and 4/2 heads of 16.
+  // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
+  // with so many slots more than a choice can have, where the policy's layers share choices.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
-              bool force_indices = true)
+              bool force_indices = true, int32_t more_slots = -1)
       : trace(backend) {
     config.family = "llama";
     config.n_layers = 6;
@@ -37,6 +39,9 @@ class StepFixture {
     weights = Take(GenerateWeights(trace, config, DType::kF32));
     BankConfig bank_config;
     bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
+    for (size_t layer = 3; more_slots >= 0 && layer < 6; ++layer) {
+      bank_config.layers[layer].tier = TierKind::kHost;
+    }
     bank_config.dtype = DType::kF32;
     bank_config.block_tokens = 8;
     bank_config.max_tokens = kContext;
@@ -55,10 +60,20 @@ class StepFixture {
                           .max_rows = kChunk,
                           .max_context = kContext,
                           .n_freq = 8,
-                          .force_indices = force_indices};
+                          .force_indices = force_indices,
+                          .tiered = more_slots >= 0};
     context.inv_freq.assign(6, ropes.sets()[0].inv_freq.as<float>());
     const Status prepared = policy->Prepare(context, settings);
     EXPECT_TRUE(prepared.ok()) << prepared.message();
+    const Policy::Groups groups = policy->Shared();
+    if (more_slots >= 0 && groups.n_groups > 0) {
+      const auto capacity = static_cast<int32_t>(groups.max_tokens);
+      sets = Take(WorkingSets::Create(trace, *bank,
+                                      {.group = groups.of_layer,
+                                       .n_groups = groups.n_groups,
+                                       .capacity = capacity,
+                                       .n_slots = capacity + more_slots}));
+    }
   }
 
   // Feeds a prompt of n tokens; returns the last row's logits.
@@ -115,6 +130,7 @@ class StepFixture {
   Workspace work;
   PolicySettings settings;
   std::unique_ptr<Policy> policy;
+  std::unique_ptr<WorkingSets> sets;
   int32_t seq = -1;
   int32_t prompt_len = 0;
 
@@ -124,7 +140,9 @@ class StepFixture {
     EXPECT_TRUE(result.ok()) << result.status().message();
     return std::move(*result);
   }
-  StepContext Context() { return {trace, config, weights, work, ropes, *bank, *policy}; }
+  StepContext Context() {
+    return {trace, config, weights, work, ropes, *bank, *policy, seq, sets.get()};
+  }
   void Upload(int32_t pos, int32_t rows) {
     EXPECT_TRUE(bank->Append(seq, rows).ok());
     for (int32_t r = 0; r < rows; ++r) {

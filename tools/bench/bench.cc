@@ -7,6 +7,9 @@
 #include "backend/cpu/prefill/gemm_peak.h"
 #include "base/log.h"
 #include "base/memory.h"
+#ifdef OMNIKV_HAVE_CUDA
+#include "backend/cuda/ceiling.h"
+#endif
 #include "bench/cases.h"
 #include "bench/ceiling.h"
 #include "flags.h"
@@ -27,6 +30,7 @@ struct BenchFlags {
   std::vector<int> threads;
   int steps = 16;
   int repeats = 3;
+  double hit_rate = -1;
   bool ops = false;
   bool json = false;
 };
@@ -35,6 +39,9 @@ struct Ceiling {
   MemoryCeiling memory;
   GemmRate gemm_bf16, gemm_f32;
   double amx = 0;  // floating-point operations a second; 0: the CPU has none
+#ifdef OMNIKV_HAVE_CUDA
+  CudaCeiling card;
+#endif
 };
 
 Result<DType> ParseFormat(const std::string& name) {
@@ -44,9 +51,19 @@ Result<DType> ParseFormat(const std::string& name) {
   return InvalidArgument(fmt::format("--format is '{}', expected bf16, f16, f32 or q8_0", name));
 }
 
-Result<Ceiling> MeasureCeiling(int threads) {
-  ThreadPool pool(threads);
+Result<Ceiling> MeasureCeiling(int threads, bool on_device) {
   Ceiling c;
+#ifdef OMNIKV_HAVE_CUDA
+  if (on_device) {
+    OKV_ASSIGN_OR_RETURN(c.card, MeasureCudaCeiling(0));
+    c.memory = {.read_gb_s = c.card.read_gb_s, .copy_gb_s = c.card.copy_gb_s};
+    c.gemm_bf16 = {.flops = c.card.gemm_bf16, .by = "cuBLASLt bf16"};
+    c.gemm_f32 = {.flops = c.card.gemm_f32, .by = "cuBLASLt f32"};
+    return c;
+  }
+#endif
+  static_cast<void>(on_device);
+  ThreadPool pool(threads);
   OKV_ASSIGN_OR_RETURN(c.memory, MeasureMemory(pool, size_t{1} << 30));
   c.gemm_bf16 = MeasureGemmPeak(pool, DType::kBF16);
   c.gemm_f32 = MeasureGemmPeak(pool, DType::kF32);
@@ -56,11 +73,13 @@ Result<Ceiling> MeasureCeiling(int threads) {
 
 Ceiling Higher(const Ceiling& a, const Ceiling& b) {
   const auto rate = [](const GemmRate& x, const GemmRate& y) { return x.flops < y.flops ? y : x; };
-  return {.memory = {.read_gb_s = std::max(a.memory.read_gb_s, b.memory.read_gb_s),
-                     .copy_gb_s = std::max(a.memory.copy_gb_s, b.memory.copy_gb_s)},
-          .gemm_bf16 = rate(a.gemm_bf16, b.gemm_bf16),
-          .gemm_f32 = rate(a.gemm_f32, b.gemm_f32),
-          .amx = std::max(a.amx, b.amx)};
+  Ceiling c = b;
+  c.memory = {.read_gb_s = std::max(a.memory.read_gb_s, b.memory.read_gb_s),
+              .copy_gb_s = std::max(a.memory.copy_gb_s, b.memory.copy_gb_s)};
+  c.gemm_bf16 = rate(a.gemm_bf16, b.gemm_bf16);
+  c.gemm_f32 = rate(a.gemm_f32, b.gemm_f32);
+  c.amx = std::max(a.amx, b.amx);
+  return c;
 }
 
 nlohmann::ordered_json CeilingJson(const Ceiling& c, int threads) {
@@ -71,6 +90,12 @@ nlohmann::ordered_json CeilingJson(const Ceiling& c, int threads) {
       {"gemm_tflop_s", {{"bf16", c.gemm_bf16.flops / 1e12}, {"f32", c.gemm_f32.flops / 1e12}}},
       {"gemm_by", {{"bf16", c.gemm_bf16.by}, {"f32", c.gemm_f32.by}}}};
   if (c.amx > 0) json["amx_tflop_s"] = c.amx / 1e12;
+#ifdef OMNIKV_HAVE_CUDA
+  if (c.card.h2d_gb_s > 0) {
+    json["pcie_gb_s"] = {
+        {"h2d", c.card.h2d_gb_s}, {"d2h", c.card.d2h_gb_s}, {"gather", c.card.gather_gb_s}};
+  }
+#endif
   return json;
 }
 
@@ -107,7 +132,7 @@ class Bench {
     OKV_ASSIGN_OR_RETURN(policies_, Policies());
     if (options_.context == 0) {  // the geometry's own may be too short by the steps, or too long
       for (const int64_t n : f_.contexts) {
-        options_.context = std::max(options_.context, n + f_.steps + 8);
+        options_.context = std::max(options_.context, n + f_.steps + 16);
       }
       for (const int64_t n : f_.prefill) options_.context = std::max(options_.context, n + 8);
     }
@@ -161,8 +186,10 @@ Result<std::vector<PolicyOptions>> Bench::Policies() const {
 
 Status Bench::RunThreads(int threads) {
   options_.threads = threads;
-  OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(options_, f_.geometry, format_));
-  OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads()));
+  options_.policy = policies_.back();  // placed for the last, which reads the least
+  OKV_ASSIGN_OR_RETURN(
+      bench_, OpenBenchEngine(options_, f_.geometry, format_, static_cast<float>(f_.hit_rate)));
+  OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
   highest_ = last_;
   if (!f_.json) {
     fmt::print("{}\n{}: weights {}\n", bench_.engine->device(), Label(),
@@ -192,7 +219,7 @@ Status Bench::RunThreads(int threads) {
 }
 
 Result<Ceiling> Bench::Ceilings() {
-  OKV_ASSIGN_OR_RETURN(const Ceiling now, MeasureCeiling(Threads()));
+  OKV_ASSIGN_OR_RETURN(const Ceiling now, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
   const Ceiling ceiling = Higher(last_, now);
   last_ = now;
   highest_ = Higher(highest_, now);
@@ -208,8 +235,7 @@ nlohmann::ordered_json& Bench::AddCase(const Ceiling& c) {
 }
 
 Status Bench::RunAttend(int32_t head_dim, int64_t tokens) {
-  OKV_ASSIGN_OR_RETURN(const AttendCase c,
-                       MeasureAttend(bench_, head_dim, tokens, options_.prefill_chunk));
+  OKV_ASSIGN_OR_RETURN(const AttendCase c, MeasureAttend(bench_, head_dim, tokens));
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   const double rate = static_cast<double>(c.flops) / c.seconds;
   const double of_bf16 = rate / ceiling.gemm_bf16.flops;
@@ -268,15 +294,25 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
                            {"tokens_per_s", 1e3 / c.ms_per_token},
                            {"floor_bytes", c.floor_bytes},
                            {"attended_tokens", c.attended_tokens},
+                           {"transfer_bytes", c.transfer_bytes},
+                           {"host_layers", bench_.host_layers},
                            {"share_of_read", gb_s / peak},
                            {"process_bytes", ResidentMemory()},
                            {"ops", OpsJson(c.ops)}});
+  if (c.hit_rate) {
+    json_["cases"].back()["hit_rate"] = *c.hit_rate;
+    json_["cases"].back()["simulated"] = f_.hit_rate >= 0;
+  }
   if (f_.json) return {};
   fmt::print(
       "decode  {:<10} {:>7} context {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
       "{:>6.1f} GB/s  {:>5.1f} % of {:.1f} read\n",
       c.policy, context, c.ms_per_token, 1e3 / c.ms_per_token,
       static_cast<double>(c.floor_bytes) / 1e6, gb_s, 100 * gb_s / peak, peak);
+  if (c.hit_rate) {
+    fmt::print("      {} layers on the host, {:.1f} MB a step from there, {:.1f} % hits\n",
+               bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, 100 * *c.hit_rate);
+  }
   if (f_.ops) PrintOps(c.ops);
   return {};
 }
@@ -304,6 +340,9 @@ void AddBench(CLI::App& app, Command& command) {
   sub->add_option("--thread-counts", f->threads, "measure with each of these")->delimiter(',');
   sub->add_option("--steps", f->steps, "decode steps a case")->check(CLI::Range(1, 100000));
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));
+  sub->add_option("--hit-rate", f->hit_rate,
+                  "simulate this share of hits in working sets (layers on the host)")
+      ->check(CLI::Range(0.0, 1.0));
   sub->add_flag("--ops", f->ops, "time by op");
   sub->add_flag("--json", f->json, "print one JSON object");
   AddPolicyFlags(*sub, f->policy);

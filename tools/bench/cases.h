@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct DecodeCase {
   double best_ms = 0;
   uint64_t floor_bytes = 0;
   double attended_tokens = 0;
+  uint64_t transfer_bytes = 0;  // a step, from the host
+  std::optional<double> hit_rate;
   std::vector<OpShare> ops;
 };
 
@@ -58,11 +61,13 @@ struct BenchEngine {
   size_t weight_bytes = 0;
   bool all_f32 = false;
   DType kv_dtype = DType::kF16;
+  int32_t chunk = 0;        // rows of a prefill step
+  int32_t host_layers = 0;  // whose K/V live beside the device
 };
 
 // `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.
 Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
-                                    DType format);
+                                    DType format, float simulated_hits = -1);
 
 // `steps` decode steps over a context of made-up K/V.
 Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
@@ -72,8 +77,7 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
 Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& policy, int64_t tokens,
                                    int repeats);
 
-// One layer's causal attention of `tokens` rows in steps of `chunk`.
-Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t tokens,
-                                 int32_t chunk);
+// One layer's causal attention of `tokens` rows, a prefill step at a time.
+Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t tokens);
 
 }  // namespace omnikv::tools

@@ -356,6 +356,9 @@ struct CpuBackend::Impl {
 
   void Run(const ScoreReduceArgs& a) { select.Run(a); }
   void Run(const PlanRangeArgs& a) { CpuPlanRange(a); }
+  void Run(const NextTokenArgs& a) { CpuNextToken(a); }
+  void Run(const WorkingSetArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
+  void Run(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Run(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Run(const CustomArgs& a) { a.kernels->cpu(a.args.data(), pool); }
 
@@ -400,6 +403,9 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const ScoreReduceArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
+  int64_t Need(const NextTokenArgs&) { return 0; }
+  int64_t Need(const WorkingSetArgs&) { return 0; }
+  int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const CustomArgs&) { return 0; }
 
@@ -422,6 +428,9 @@ Support CpuBackend::Supports(const Op& op) const {
          a->plan.segments[0].window != 0)) {
       return {false, "scores need a plan of one range without a window"};
     }
+  }
+  if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op)) {
+    return {false, "all K/V are on the host"};
   }
   if (const auto* a = std::get_if<CustomArgs>(&op)) {
     if (a->kernels->cpu == nullptr) {

@@ -137,4 +137,18 @@ void CpuPlanRange(const PlanRangeArgs& a) {
   }
 }
 
+void CpuNextToken(const NextTokenArgs& a) {
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const float* logits = a.logits + r * a.vocab;
+    int32_t token = 0;
+    for (int32_t t = 1; t < a.vocab; ++t) token = logits[t] > logits[token] ? t : token;
+    const auto slot = static_cast<int32_t>(*a.step % static_cast<uint32_t>(a.ring));
+    a.out[slot * a.n_rows + r] = token;
+    a.tokens[r] = token;
+    ++a.rows[r].pos;
+    ++a.seqs[a.rows[r].seq].kv_len;
+  }
+  ++*a.step;
+}
+
 }  // namespace omnikv

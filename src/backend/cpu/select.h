@@ -37,5 +37,6 @@ class CpuSelect {
 
 // Too small to divide.
 void CpuPlanRange(const PlanRangeArgs& a);
+void CpuNextToken(const NextTokenArgs& a);
 
 }  // namespace omnikv

@@ -158,4 +158,16 @@ void RefTopK(const TopKArgs& a) {
   }
 }
 
+void RefNextToken(const NextTokenArgs& a) {
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const float* logits = a.logits + r * a.vocab;
+    const auto token = static_cast<int32_t>(std::max_element(logits, logits + a.vocab) - logits);
+    a.out[static_cast<int32_t>(*a.step % static_cast<uint32_t>(a.ring)) * a.n_rows + r] = token;
+    a.tokens[r] = token;
+    ++a.rows[r].pos;
+    ++a.seqs[a.rows[r].seq].kv_len;
+  }
+  ++*a.step;
+}
+
 }  // namespace omnikv

@@ -1,6 +1,7 @@
 #include "backend/ref/ref_backend.h"
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "backend/kv_format.h"
@@ -67,6 +68,19 @@ void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t r, const float* norm,
   }
 }
 
+void AppendRow(const KvView& kv, const float* k, const float* v, std::byte* out) {
+  for (int32_t head = 0; head < kv.n_kv_heads; ++head) {
+    for (int32_t i = 0; i < kv.dk; ++i) {
+      StoreKvValue(kv.dtype, out + kv.k_offset + head * kv.k_head_bytes, static_cast<size_t>(i),
+                   k[head * kv.dk + i]);
+    }
+    for (int32_t i = 0; i < kv.dv; ++i) {
+      StoreKvValue(kv.dtype, out + kv.v_offset + head * kv.v_head_bytes, static_cast<size_t>(i),
+                   v[head * kv.dv + i]);
+    }
+  }
+}
+
 void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const std::vector<float> h = Prologue(a.in, r);
@@ -80,15 +94,10 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data());
     const RowMeta row = a.rows[r];
     std::byte* out = a.kv.Row(a.seqs[row.seq].table_off, row.pos);
-    for (int32_t head = 0; head < a.kv.n_kv_heads; ++head) {
-      for (int32_t i = 0; i < a.kv.dk; ++i) {
-        StoreKvValue(a.kv.dtype, out + a.kv.k_offset + head * a.kv.k_head_bytes,
-                     static_cast<size_t>(i), k[static_cast<size_t>(head * a.kv.dk + i)]);
-      }
-      for (int32_t i = 0; i < a.kv.dv; ++i) {
-        StoreKvValue(a.kv.dtype, out + a.kv.v_offset + head * a.kv.v_head_bytes,
-                     static_cast<size_t>(i), v[static_cast<size_t>(head * a.kv.dv + i)]);
-      }
+    AppendRow(a.kv, k.data(), v.data(), out);
+    if (a.copy.base != nullptr && *a.copy.row >= 0) {
+      std::memcpy(a.copy.base + *a.copy.row * a.kv.row_bytes, out,
+                  static_cast<size_t>(a.kv.row_bytes));
     }
   }
 }
@@ -171,6 +180,9 @@ class RefBackend : public HostBackend {
   static void Execute(const ScoreReduceArgs& a) { RefScoreReduce(a); }
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }
   static void Execute(const TopKArgs& a) { RefTopK(a); }
+  static void Execute(const WorkingSetArgs& a) { RefWorkingSet(a); }
+  static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
+  static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const CustomArgs& a) { a.kernels->ref(a.args.data()); }
 };
 

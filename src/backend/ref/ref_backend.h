@@ -14,5 +14,8 @@ void RefAttend(const AttendArgs& a);
 void RefScoreReduce(const ScoreReduceArgs& a);
 void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
+void RefWorkingSet(const WorkingSetArgs& a);
+void RefFetchRows(const FetchRowsArgs& a);
+void RefNextToken(const NextTokenArgs& a);
 
 }  // namespace omnikv

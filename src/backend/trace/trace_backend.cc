@@ -4,29 +4,107 @@
 
 #include <chrono>
 
-namespace omnikv {
+#include "base/check.h"
 
-std::unique_ptr<Recording> TraceBackend::Record(const std::function<void()>& body) {
-  recordings_.emplace_back();
-  recording_now_ = true;
-  auto recording = HostBackend::Record(body);
-  recording_now_ = false;
-  return recording;
+namespace omnikv {
+namespace {
+
+class TracedStep : public Recording {
+ public:
+  TracedStep(std::vector<Op> list, std::unique_ptr<Recording> step)
+      : ops(std::move(list)), inner(std::move(step)) {}
+  std::vector<Op> ops;
+  std::unique_ptr<Recording> inner;
+};
+
+// Copies on the host of what the cost of an op depends on.
+class HostCopies {
+ public:
+  explicit HostCopies(Backend& backend) : backend_(backend) {}
+
+  template <typename T>
+  const T* Of(const T* device, int64_t n) {
+    if (device == nullptr || n == 0) return nullptr;
+    std::vector<std::byte>& copy = copies_.emplace_back(static_cast<size_t>(n) * sizeof(T));
+    backend_.Download(copy.data(), device, copy.size());
+    return reinterpret_cast<const T*>(copy.data());
+  }
+
+ private:
+  Backend& backend_;
+  std::vector<std::vector<std::byte>> copies_;
+};
+
+// Points the arrays that CostOf reads at copies on the host.
+struct Localise {
+  HostCopies& host;
+
+  void operator()(AttendArgs& a) const {
+    a.rows = host.Of(a.rows, a.n_rows);
+    a.seqs = host.Of(a.seqs, a.n_seqs);
+    for (int32_t i = 0; i < a.plan.n_segments; ++i) {
+      PlanSegment& s = a.plan.segments[static_cast<size_t>(i)];
+      const int64_t lists = int64_t{a.n_seqs} * s.lists;
+      s.bounds = host.Of(s.bounds, 2 * int64_t{a.n_seqs});
+      s.index = host.Of(s.index, lists * s.capacity);
+      s.count = host.Of(s.count, lists);
+    }
+  }
+  void operator()(ScoreReduceArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
+  void operator()(TopKArgs& a) const {
+    a.n_candidates = host.Of(a.n_candidates, a.n_seqs);
+    a.n_pick = host.Of(a.n_pick, a.n_seqs);
+  }
+  void operator()(WorkingSetArgs& a) const {
+    a.count = host.Of(a.count, 1);
+    a.bounds = host.Of(a.bounds, 2);
+    a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, 1));
+  }
+  void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, 1); }
+  template <typename Args>
+  void operator()(Args&) const {}
+};
+
+// CostOf an op whose lengths and counts lie in a device's memory.
+Cost CostOnDevice(Backend& backend, Op op) {
+  HostCopies host(backend);
+  std::visit(Localise{host}, op);
+  return CostOf(op);
 }
 
-void TraceBackend::Reserve(const Op& op) {
-  if (!recording_now_) return;
-  recordings_.back().push_back(op);
-  // The inner backend reserves what a replay will need, as it would if it recorded the op itself.
-  static_cast<void>(inner_.Record([&] { inner_.Enqueue(op); }));
+}  // namespace
+
+std::unique_ptr<Recording> TraceBackend::Record(const std::function<void()>& body) {
+  OKV_CHECK(!recording_now_);
+  recordings_.emplace_back();
+  recording_now_ = true;
+  auto step = inner_.Record(body);
+  recording_now_ = false;
+  return std::make_unique<TracedStep>(recordings_.back(), std::move(step));
+}
+
+void TraceBackend::Replay(const Recording& recording) {
+  const auto& step = static_cast<const TracedStep&>(recording);
+  if (!logging_) return inner_.Replay(*step.inner);
+  for (const Op& op : step.ops) Run(op);
+}
+
+void TraceBackend::Enqueue(const Op& op, Lane lane) {
+  if (recording_now_) recordings_.back().push_back(op);
+  if (recording_now_ || !logging_) {
+    inner_.Enqueue(op, lane);
+  } else {
+    Run(op);
+  }
 }
 
 void TraceBackend::Run(const Op& op) {
-  if (!logging_) return inner_.Enqueue(op);
   const auto start = std::chrono::steady_clock::now();
   inner_.Enqueue(op);
+  inner_.Synchronize();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  entries_.push_back({op, CostOf(op), seconds.count()});
+  const Cost cost = inner_.OnDevice() ? CostOnDevice(inner_, op) : CostOf(op);
+  entries_.push_back({op, cost, seconds.count()});
 }
 
 Cost TraceBackend::Total() const {

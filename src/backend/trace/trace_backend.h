@@ -1,4 +1,4 @@
-// A decorator over any host backend that writes down what runs and what it must cost, and checks
+// A decorator over any backend that writes down what runs and what it must cost, and checks
 // that recorded steps are pure: the same ops with the same arguments, whatever token they are for.
 #pragma once
 
@@ -16,16 +16,39 @@ struct TraceEntry {
   double seconds = 0;  // the inner backend's, host clock
 };
 
-// Forwards every op to `inner` (not owned, must outlive this) and logs it. Host backends only:
-// costs are read from the lengths and counts in the backend's memory.
-class TraceBackend : public HostBackend {
+// Forwards everything to `inner` (not owned, must outlive this) and logs the ops. Each is waited
+// for, and so timed, while logging is on.
+class TraceBackend : public Backend {
  public:
   explicit TraceBackend(Backend& inner) : inner_(inner) {}
 
   std::string_view Name() const override { return inner_.Name(); }
   std::string Describe() const override { return inner_.Describe() + ", traced"; }
   Support Supports(const Op& op) const override { return inner_.Supports(op); }
+  size_t AvailableMemory() const override { return inner_.AvailableMemory(); }
+  bool OnDevice() const override { return inner_.OnDevice(); }
+  size_t WorkBytes(const StepLimits& limits) const override { return inner_.WorkBytes(limits); }
+  int32_t PrefillRows() const override { return inner_.PrefillRows(); }
+  Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
+    return inner_.Allocate(bytes, what);
+  }
+  void Upload(void* dst, const void* src, size_t bytes) override { inner_.Upload(dst, src, bytes); }
+  void Download(void* dst, const void* src, size_t bytes) override {
+    inner_.Download(dst, src, bytes);
+  }
+  Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
+    return inner_.AllocateShared(bytes, what);
+  }
+  Mark SetMark() override { return inner_.SetMark(); }
+  void Await(Mark mark) override { inner_.Await(mark); }
+  void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
+  void Copy(void* dst, const void* src, size_t bytes, Lane lane) override {
+    inner_.Copy(dst, src, bytes, lane);
+  }
+  void Join(Lane waits, Lane for_) override { inner_.Join(waits, for_); }
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
+  void Replay(const Recording& recording) override;
+  void Synchronize() override { inner_.Synchronize(); }
 
   // Ops that ran since the last Clear, in order, and the sum of their costs.
   const std::vector<TraceEntry>& entries() const { return entries_; }
@@ -42,11 +65,9 @@ class TraceBackend : public HostBackend {
   // The first difference between two recorded steps, as a sentence; nothing if they are the same.
   static std::optional<std::string> Difference(const std::vector<Op>& a, const std::vector<Op>& b);
 
- protected:
-  void Run(const Op& op) override;
-  void Reserve(const Op& op) override;
-
  private:
+  void Run(const Op& op);
+
   Backend& inner_;
   std::vector<TraceEntry> entries_;
   std::vector<std::vector<Op>> recordings_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "policy/omnikv/filter_layers.h"
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
 #include "policy/policy.h"
@@ -20,31 +21,24 @@ class Omnikv : public Policy {
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override;
   int64_t TokensRead(int32_t layer, int64_t length) const override {
-    return Dense(layer) || Shortcut(length) ? length : std::min(length, Budget(length));
+    return layers_.Dense(layer) || Shortcut(length) ? length : std::min(length, Budget(length));
   }
-  bool Budgeted(int32_t layer) const override { return !Dense(layer); }
+  bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
   int64_t Budget(int64_t length) const override { return BudgetAt(budget_, share_, length); }
   int64_t WarmRows() const override { return window_; }
   size_t Bytes() const override { return bytes_; }
   void CopyState(const Policy& from) override;
+  Groups Shared() const override;
+  std::optional<Choice> Chosen(const LayerStep& step) const override;
 
  private:
-  Status ResolveFilters(PolicySettings& settings);
   Status ResolveBudget(PolicySettings& settings);
   Status Allocate();
   // While everything fits, attention to everything is as good as choosing, and cheaper.
   bool Shortcut(int64_t length) const {
-    return !context_.force_indices && length <= std::max(Budget(length), dense_below_);
-  }
-  bool Dense(int32_t layer) const { return dense_[static_cast<size_t>(layer)]; }
-  // The filter whose choice `layer` reads (for a filter: its own), as an index of filters_; -1
-  // below the first.
-  int32_t FilterOf(int32_t layer) const {
-    const auto above = std::upper_bound(filters_.begin(), filters_.end(), layer);
-    return static_cast<int32_t>(above - filters_.begin()) - 1;
-  }
-  bool IsFilter(int32_t layer) const {
-    return std::binary_search(filters_.begin(), filters_.end(), layer);
+    if (context_.force_indices) return false;
+    const bool fits = length <= Budget(length) && !context_.tiered;
+    return fits || (length > Budget(length) && length <= dense_below_);
   }
   float* Ring(int32_t filter) const {
     return rings_.as<float>() + static_cast<int64_t>(filter) * window_ * stride_;
@@ -55,10 +49,7 @@ class Omnikv : public Policy {
   AttnPlan ChosenPlan(int32_t filter) const;
 
   PolicyContext context_;
-  std::vector<int32_t> filters_;  // ascending
-  std::vector<bool> dense_;       // [n_layers]
-  double n_dense_ = 0;            // layers
-  bool every_layer_ = false;
+  FilterLayers layers_;
   bool softmax_ = true;
   int32_t window_ = 1;    // past queries whose scores count, this step's included
   int32_t tail_ = 0;      // tokens
@@ -73,46 +64,16 @@ class Omnikv : public Policy {
   Buffer logits_, lse_, rings_, weights_, index_, count_, bounds_, n_candidates_, n_pick_;
 };
 
-Status Omnikv::ResolveFilters(PolicySettings& settings) {
-  const int32_t n_layers = context_.n_layers;
-  if (n_layers == 0) {
-    return Unsupported(
-        "policy omnikv: every layer of this model attends to a sliding window, expected "
-        "global-attention layers to filter");
-  }
-  ResolveOmnikvAuto(context_.model_name, n_layers, settings);
-  filters_ = settings.IntList("filters");
-  if (filters_.back() >= n_layers) {
-    return InvalidArgument(
-        fmt::format("policy omnikv: filters names layer {}, but the model's {} global-attention "
-                    "layers are 0 to {}",
-                    filters_.back(), n_layers, n_layers - 1));
-  }
-  const bool after = settings.Bool("dense_after_filter");
-  const int32_t first = filters_.front();
-  every_layer_ = settings.Bool("select_every_layer");
-  if (every_layer_) {  // each layer from the first filter on chooses for itself
-    filters_.clear();
-    for (int32_t layer = first; layer < n_layers; ++layer) filters_.push_back(layer);
-  }
-  dense_.assign(static_cast<size_t>(n_layers), false);
-  for (int32_t layer = 0; layer < n_layers; ++layer) {
-    dense_[static_cast<size_t>(layer)] =
-        layer < first || (!every_layer_ && (IsFilter(layer) || (after && IsFilter(layer - 1))));
-    if (Dense(layer)) n_dense_ += 1;
-  }
-  return {};
-}
-
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   context_ = context;
-  OKV_RETURN_IF_ERROR(ResolveFilters(settings));
+  OKV_ASSIGN_OR_RETURN(layers_, FilterLayers::Resolve(context, settings));
   softmax_ = settings.Text("score") == "softmax";
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   tail_ = static_cast<int32_t>(settings.Int("tail"));
   dense_below_ = settings.Int("dense_below");
   stride_ = (context.max_context + 15) / 16 * 16;
   OKV_RETURN_IF_ERROR(ResolveBudget(settings));
+  if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(Allocate());
 
   std::vector<float> weights(static_cast<size_t>(window_), 1.0f);
@@ -141,13 +102,15 @@ Status Omnikv::ResolveBudget(PolicySettings& settings) {
                     settings.Text("budget")));
   }
   const double n_layers = context_.n_layers;
-  if (mem < 1 && mem * n_layers <= n_dense_) {
+  if (mem < 1 && mem * n_layers <= layers_.n_dense()) {
     return InvalidArgument(
         fmt::format("policy omnikv: mem is {}, but the {} dense layers of {} alone take {:.3f}",
-                    mem, n_dense_, context_.n_layers, n_dense_ / n_layers));
+                    mem, layers_.n_dense(), context_.n_layers, layers_.n_dense() / n_layers));
   }
   // Less what rounding may have added, which would make one token more of a whole number of them.
-  share_ = mem < 1 ? (mem * n_layers - n_dense_) / (n_layers - n_dense_) * (1 - 1e-12) : 1;
+  share_ = mem < 1
+               ? (mem * n_layers - layers_.n_dense()) / (n_layers - layers_.n_dense()) * (1 - 1e-12)
+               : 1;
   return {};
 }
 
@@ -157,7 +120,7 @@ Status Omnikv::Allocate() {
     bytes_ += buffer.size();
     return {};
   };
-  const auto n_filters = static_cast<int64_t>(filters_.size());
+  const auto n_filters = int64_t{layers_.n_filters()};
   const int64_t heads = softmax_ ? context_.n_heads : 1;
   OKV_RETURN_IF_ERROR(room(logits_, heads * stride_, "filter scores"));
   OKV_RETURN_IF_ERROR(room(lse_, context_.n_heads, "filter scores"));
@@ -234,9 +197,10 @@ AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
 
 void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
   attend.plan = AttnPlan::Dense();
-  const int32_t filter = FilterOf(step.layer);
+  const int32_t filter = layers_.FilterOf(step.layer);
   if (step.prefill || filter < 0) return;
-  if (sparse_step_ && every_layer_) {  // a pass for the scores alone, then the chosen tokens
+  if (sparse_step_ &&
+      layers_.every_layer()) {  // a pass for the scores alone, then the chosen tokens
     AttendArgs scores = attend;
     scores.o = nullptr;
     AskForScores(filter, scores);
@@ -244,16 +208,16 @@ void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
     ReduceScores(filter, scores);
     Choose(filter, scores);
     attend.plan = ChosenPlan(filter);
-  } else if (IsFilter(step.layer) && (sparse_step_ || window_ > 1)) {
+  } else if (layers_.IsFilter(step.layer) && (sparse_step_ || window_ > 1)) {
     AskForScores(filter, attend);  // a dense step too, for the window of past queries
-  } else if (sparse_step_ && !Dense(step.layer)) {
+  } else if (sparse_step_ && !layers_.Dense(step.layer)) {
     attend.plan = ChosenPlan(filter);
   }
 }
 
 void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
-  if (!IsFilter(step.layer)) return;
-  const int32_t filter = FilterOf(step.layer);
+  if (!layers_.IsFilter(step.layer)) return;
+  const int32_t filter = layers_.FilterOf(step.layer);
   if (!step.prefill) {
     if (attend.score == ScoreKind::kNone) return;
     ReduceScores(filter, attend);
@@ -274,6 +238,25 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     context_.backend->Enqueue(row);
     ReduceScores(filter, row);
   }
+}
+
+Policy::Groups Omnikv::Shared() const {
+  Groups groups;
+  if (layers_.every_layer()) return groups;  // all of them read everything, for the scores
+  groups.n_groups = layers_.n_filters();
+  groups.max_tokens = Budget(context_.max_context);
+  for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
+    groups.of_layer.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
+  }
+  return groups;
+}
+
+std::optional<Policy::Choice> Omnikv::Chosen(const LayerStep& step) const {
+  if (step.prefill || !sparse_step_ || layers_.every_layer() || !layers_.IsFilter(step.layer)) {
+    return std::nullopt;
+  }
+  const int32_t filter = layers_.FilterOf(step.layer);
+  return Choice{.group = filter, .plan = ChosenPlan(filter)};
 }
 
 void Omnikv::CopyState(const Policy& from) {

@@ -9,21 +9,10 @@
 #include <cstring>
 
 #include "policy/policy.h"
+#include "policy/streaming/turn_back.h"
 
 namespace omnikv {
 namespace {
-
-// Rotary positions are relative, so moving the window and the query together changes nothing
-// between them: re-rotation is due only between the query and the sinks. Their queries are turned
-// back from position p to min(p, budget - 1), the query's place in the cache.
-struct TurnBackArgs {
-  const float* q;         // [n_rows, n_heads, dk]
-  float* out;             // [n_rows, n_heads, dk]
-  const RowMeta* rows;    // [n_rows]
-  const float* inv_freq;  // [n_freq]
-  int32_t n_rows, n_heads, dk, n_freq, budget;
-};
-static_assert(sizeof(TurnBackArgs) <= kCustomBytes);
 
 void TurnBack(const void* raw) {
   const auto& a = *static_cast<const TurnBackArgs*>(raw);
@@ -59,6 +48,9 @@ Cost TurnBackCost(const void* raw) {
 constexpr CustomKernels kTurnBack = {.name = "StreamingTurnBack",
                                      .ref = TurnBack,
                                      .cpu = [](const void* args, ThreadPool&) { TurnBack(args); },
+#ifdef OMNIKV_HAVE_CUDA
+                                     .cuda = TurnBackCuda,
+#endif
                                      .cost = TurnBackCost};
 
 class Streaming : public Policy {
@@ -71,7 +63,7 @@ class Streaming : public Policy {
       return InvalidArgument(fmt::format(
           "policy streaming: sinks is {}, expected fewer than the budget of {}", sinks_, budget_));
     }
-    if (settings.Text("positions") == "cache") {
+    if (settings.Text("positions") == "cache" && context.backend != nullptr) {
       const auto bytes = sizeof(float) * static_cast<size_t>(context.max_rows) *
                          static_cast<size_t>(context.n_heads * context.dk);
       OKV_ASSIGN_OR_RETURN(sink_queries_, context.backend->Allocate(bytes, "sink queries"));

@@ -1,0 +1,377 @@
+// Prefill on the card: AttendPrefill against a plain kernel on small ragged shapes, then its speed
+// and that of cuBLASLt's products. Built by itself, from the repository's root:
+//   g++ -std=c++20 -O2 -Iinclude -Isrc -I/usr/local/cuda/include -DFMT_HEADER_ONLY
+//     -c src/backend/cuda/cublaslt.cc -o cublaslt.o
+//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Iinclude
+//     -Isrc bench/cuda_prefill.cu src/backend/cuda/kernels/prefill_attend.cu cublaslt.o -ldl
+//     -o cuda_prefill
+// Usage: cuda_prefill. Fails where an error is larger than what rounding explains.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/cublaslt.h"
+#include "backend/cuda/kernels/common.cuh"
+#include "backend/kv_format.h"
+
+namespace omnikv::cuda {
+
+void CheckLaunch(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+namespace {
+
+bool failed = false;
+
+struct Free {
+  void operator()(void* p) const { cudaFree(p); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+Memory Allocate(size_t bytes) {
+  void* p = nullptr;
+  CheckLaunch(cudaMalloc(&p, std::max<size_t>(bytes, 1)), "memory");
+  return Memory(static_cast<std::byte*>(p));
+}
+
+template <typename T>
+Memory Upload(const std::vector<T>& values) {
+  Memory m = Allocate(values.size() * sizeof(T));
+  CheckLaunch(cudaMemcpy(m.get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+              "upload");
+  return m;
+}
+
+// Uniform in [-1, 1).
+__global__ void FillNoise(DType type, std::byte* out, int64_t n, uint32_t seed) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    uint32_t h = static_cast<uint32_t>(i) * 2654435761u + seed;
+    h = (h ^ h >> 16) * 0x85ebca6bu;
+    h = (h ^ h >> 13) * 0xc2b2ae35u;
+    StoreValue(type, out, i, static_cast<float>((h ^ h >> 16) >> 8) / 8388608.0f - 1.0f);
+  }
+}
+
+Memory Noise(DType type, int64_t n, uint32_t seed) {
+  Memory m = Allocate(DTypeBytes(type, static_cast<size_t>(n)));
+  FillNoise<<<1024, 256>>>(type, m.get(), n, seed);
+  return m;
+}
+
+// One block for a row and head, one thread for each value of it.
+__global__ void AttendPlainly(const __grid_constant__ AttendArgs a, float* o, float* lse) {
+  __shared__ float shared[32];
+  const int64_t at = blockIdx.x;
+  const int d = static_cast<int>(threadIdx.x);
+  const RowMeta row = a.rows[at / a.n_heads];
+  const int64_t kv_head = at % a.n_heads / (a.n_heads / a.kv.n_kv_heads);
+  double top = -1e30, sum = 0, out = 0;
+  for (int i = 0; i < a.plan.n_segments; ++i) {
+    const PlanSegment& s = a.plan.segments[i];
+    const int low = max(s.begin, s.window > 0 ? row.pos + 1 - s.window : 0);
+    for (int t = low; t < min(s.end, row.pos + 1); ++t) {
+      const std::byte* kv = KvRow(a.kv, a.seqs[row.seq].table_off, t);
+      const std::byte* k = kv + a.kv.k_offset + kv_head * a.kv.k_head_bytes;
+      const std::byte* v = kv + a.kv.v_offset + kv_head * a.kv.v_head_bytes;
+      const float qk = a.q[at * a.kv.dk + d] * LoadValue(a.kv.dtype, k, d);
+      const double logit = Softcap(a.scale * BlockSum(qk, shared), a.softcap);
+      __syncthreads();
+      const double best = max(top, logit);
+      const double keep = exp(top - best), p = exp(logit - best);
+      sum = sum * keep + p;
+      out = out * keep + p * LoadValue(a.kv.dtype, v, d);
+      top = best;
+    }
+  }
+  o[at * a.kv.dv + d] = static_cast<float>(sum > 0 ? out / sum : 0);
+  if (d == 0) lse[at] = static_cast<float>(sum > 0 ? top + log(sum) : -INFINITY);
+}
+
+struct Case {
+  int32_t n_heads = 32, n_kv_heads = 8, d = 128;
+  DType dtype = DType::kF16;
+  int32_t block_tokens = 64;
+  std::vector<int32_t> q_len = {}, kv_len = {};
+  AttnPlan plan = AttnPlan::Dense();
+  float softcap = 0;
+};
+
+// Attention over noise, with blocks in shuffled order and values that are not to be read as NaN.
+class Attention {
+ public:
+  Attention(const Case& c, const Device& device) : device_(device) {
+    const auto n_seqs = static_cast<int32_t>(c.q_len.size());
+    std::vector<int32_t> table;
+    for (int32_t s = 0; s < n_seqs; ++s) {
+      const size_t i = static_cast<size_t>(s);
+      seqs_.push_back({static_cast<int32_t>(rows_.size()), c.q_len[i], c.kv_len[i],
+                       static_cast<int32_t>(table.size()), 0});
+      for (int32_t r = 0; r < c.q_len[i]; ++r) {
+        rows_.push_back({s, c.kv_len[i] - c.q_len[i] + r});
+      }
+      for (int64_t b = 0; b < CeilDiv(c.kv_len[i], c.block_tokens); ++b) {
+        table.push_back(static_cast<int32_t>(table.size()));
+      }
+    }
+    uint32_t state = 1;
+    for (size_t i = table.size(); i > 1; --i) {
+      state = state * 1664525u + 1013904223u;
+      std::swap(table[i - 1], table[(state >> 8) % i]);
+    }
+    const int64_t values =
+        int64_t{2} * c.n_kv_heads * c.d * c.block_tokens * static_cast<int64_t>(table.size());
+    const auto n_rows = static_cast<int32_t>(rows_.size());
+    const int64_t outputs = int64_t{n_rows} * c.n_heads * c.d;
+    buffers_.push_back(Noise(c.dtype, values, 7));
+    buffers_.push_back(Upload(table));
+    buffers_.push_back(Noise(DType::kF32, outputs, 8));
+    buffers_.push_back(Allocate(static_cast<size_t>(outputs) * 4));
+    buffers_.push_back(Allocate(static_cast<size_t>(outputs / c.d) * 4));
+    buffers_.push_back(Upload(rows_));
+    buffers_.push_back(Upload(seqs_));
+    const auto at = [&](size_t i) { return buffers_[i].get(); };
+    args = {.q = reinterpret_cast<float*>(at(2)),
+            .o = reinterpret_cast<float*>(at(3)),
+            .lse = reinterpret_cast<float*>(at(4)),
+            .kv = MakeKvView(at(0), reinterpret_cast<int32_t*>(at(1)), c.block_tokens, c.dtype,
+                             c.n_kv_heads, c.d, c.d),
+            .plan = c.plan,
+            .rows = reinterpret_cast<RowMeta*>(at(5)),
+            .seqs = reinterpret_cast<SeqMeta*>(at(6)),
+            .n_rows = n_rows,
+            .n_seqs = n_seqs,
+            .n_heads = c.n_heads,
+            .scale = 3 / std::sqrt(static_cast<float>(c.d)),
+            .softcap = c.softcap};
+    CheckLaunch(cudaMemset(args.o, 0xff, static_cast<size_t>(outputs) * 4), "memory");
+    scratch_ = Allocate(AttendPrefillScratch(args, device));
+  }
+
+  void Run() { AttendPrefill(args, {&device_, nullptr, scratch_.get()}); }
+
+  void Check(const char* what, double tolerance) {
+    Run();
+    const size_t n_lse = static_cast<size_t>(args.n_rows) * static_cast<size_t>(args.n_heads);
+    const size_t n = n_lse * static_cast<size_t>(args.kv.dv);
+    const Memory plain_o = Allocate(n * 4), plain_lse = Allocate(n_lse * 4);
+    AttendPlainly<<<static_cast<unsigned>(n_lse), static_cast<unsigned>(args.kv.dv)>>>(
+        args, reinterpret_cast<float*>(plain_o.get()), reinterpret_cast<float*>(plain_lse.get()));
+    const double o = Error(args.o, plain_o.get(), n), lse = Error(args.lse, plain_lse.get(), n_lse);
+    const bool ok = o <= tolerance && lse <= tolerance;
+    failed |= !ok;
+    std::printf("%-22s heads %d/%d of %3d %-4s blocks of %3d: o %.1e, lse %.1e of the largest%s\n",
+                what, args.n_heads, args.kv.n_kv_heads, args.kv.dk,
+                args.kv.dtype == DType::kF16 ? "f16" : "bf16", args.kv.block_tokens, o, lse,
+                ok ? "" : "  TOO MUCH");
+  }
+
+  void Time(const char* what, int repeats);
+
+  AttendArgs args;
+
+ private:
+  static double Error(const void* got, const void* want, size_t n) {
+    std::vector<float> x(n), y(n);
+    CheckLaunch(cudaMemcpy(x.data(), got, n * 4, cudaMemcpyDeviceToHost), "results");
+    CheckLaunch(cudaMemcpy(y.data(), want, n * 4, cudaMemcpyDeviceToHost), "results");
+    double error = 0, largest = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (x[i] == y[i]) continue;  // so are two -inf
+      const double delta = std::abs(static_cast<double>(x[i]) - y[i]);
+      error = std::isnan(delta) ? INFINITY : std::max(error, delta);
+    }
+    for (float v : y) largest = std::isinf(v) ? largest : std::max<double>(largest, std::abs(v));
+    return error / std::max(largest, 1e-30);
+  }
+
+  Device device_;
+  std::vector<RowMeta> rows_;
+  std::vector<SeqMeta> seqs_;
+  std::vector<Memory> buffers_;
+  Memory scratch_;
+};
+
+// Milliseconds a run, the least of `repeats`.
+double Milliseconds(int repeats, const std::function<void()>& run) {
+  cudaEvent_t begin, end;
+  CheckLaunch(cudaEventCreate(&begin), "event");
+  CheckLaunch(cudaEventCreate(&end), "event");
+  run();
+  float best = 1e30f;
+  for (int i = 0; i < repeats; ++i) {
+    float ms = 0;
+    CheckLaunch(cudaEventRecord(begin), "event");
+    run();
+    CheckLaunch(cudaEventRecord(end), "event");
+    CheckLaunch(cudaEventSynchronize(end), "run");
+    CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "event");
+    best = std::min(best, ms);
+  }
+  return best;
+}
+
+void Attention::Time(const char* what, int repeats) {
+  double pairs = 0;
+  for (const RowMeta& row : rows_) pairs += row.pos + 1;
+  const double ms = Milliseconds(repeats, [&] { Run(); });
+  std::printf("%-34s heads %d/%d of %3d %-4s %9.3f ms %7.1f TFLOP/s\n", what, args.n_heads,
+              args.kv.n_kv_heads, args.kv.dk, args.kv.dtype == DType::kF16 ? "f16" : "bf16", ms,
+              4 * pairs * args.n_heads * args.kv.dk / ms / 1e9);
+}
+
+void CheckAttention(const Device& device) {
+  const std::vector<int32_t> q_len = {1, 70, 0, 3, 200}, kv_len = {200, 90, 5, 1500, 5000};
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    const double tolerance = dtype == DType::kF16 ? 2e-3 : 1.5e-2;
+    for (int32_t d : {64, 80, 96, 128, 256}) {
+      Case c{
+          .n_heads = 6, .n_kv_heads = 2, .d = d, .dtype = dtype, .q_len = q_len, .kv_len = kv_len};
+      Attention(c, device).Check("ragged", tolerance);
+      c.block_tokens = 16;
+      c.softcap = 5;
+      Attention(c, device).Check("softcap", tolerance);
+      c.plan = {};
+      c.plan.Add({.end = 4});
+      c.plan.Add({.window = 100, .begin = 4});
+      Attention(c, device).Check("sinks and window", tolerance);
+      c.q_len = c.kv_len = {3000};
+      c.n_heads = c.n_kv_heads = 8;
+      c.plan = AttnPlan::Dense();
+      c.block_tokens = 128;
+      Attention(c, device).Check("a whole prompt", tolerance);
+    }
+  }
+}
+
+void TimeAttention(const Device& device) {
+  const auto time = [&](const char* what, int32_t rows, int32_t context, int repeats, Case c = {}) {
+    c.q_len = {rows};
+    c.kv_len = {context};
+    Attention(c, device).Time(what, repeats);
+  };
+  time("8K x 8K", 8192, 8192, 20);
+  time("32K x 32K", 32768, 32768, 5);
+  time("8K rows at the end of 128K", 8192, 131072, 3);
+  time("600 rows at the end of 128K", 600, 131072, 5);
+  time("50 rows at the end of 128K", 50, 131072, 5);
+  time("32K x 32K", 32768, 32768, 5, {.dtype = DType::kBF16});
+  time("32K x 32K", 32768, 32768, 5, {.d = 64});
+  time("32K x 32K", 32768, 32768, 5, {.d = 96});
+  time("32K x 32K", 32768, 32768, 3, {.n_heads = 16, .d = 256});
+}
+
+// cuBLASLt on a shape that fits no tile, with pitches, bias and accumulation.
+void CheckProduct(CublasLt& lt, DType in, DType out) {
+  constexpr int64_t kRows = 37, kIn = 72, kOut = 52, kPitch = 80;
+  const auto values = [](DType type, const Memory& m, int64_t n) {
+    std::vector<std::byte> bytes(DTypeBytes(type, static_cast<size_t>(n)));
+    CheckLaunch(cudaMemcpy(bytes.data(), m.get(), bytes.size(), cudaMemcpyDeviceToHost), "results");
+    std::vector<double> v;
+    for (int64_t i = 0; i < n; ++i)
+      v.push_back(LoadAsF32(type, bytes.data(), static_cast<size_t>(i)));
+    return v;
+  };
+  const Memory x = Noise(in, kRows * kPitch, 1), w = Noise(in, kOut * kPitch, 2);
+  const Memory y = Noise(out, kRows * kPitch, 3), bias = Noise(DType::kF32, kOut, 4);
+  Gemm gemm{.in = in,
+            .out = out,
+            .x = x.get(),
+            .w = w.get(),
+            .y = y.get(),
+            .accumulate = true,
+            .n_rows = kRows,
+            .n_out = kOut,
+            .n_in = kIn,
+            .x_pitch = kPitch,
+            .w_pitch = kPitch,
+            .y_pitch = kPitch};
+  if (CublasLt::TakesBias(gemm)) gemm.bias = reinterpret_cast<const float*>(bias.get());
+  const std::vector<double> xs = values(in, x, kRows * kPitch), ws = values(in, w, kOut * kPitch);
+  const std::vector<double> before = values(out, y, kRows * kPitch);
+  const std::vector<double> biases = values(DType::kF32, bias, kOut);
+  const Status prepared = lt.Prepare(gemm);
+  if (!prepared.ok()) {
+    std::printf("%s\n", prepared.message().c_str());
+    failed = true;
+    return;
+  }
+  lt.Multiply(gemm, nullptr);
+  const std::vector<double> after = values(out, y, kRows * kPitch);
+  double error = 0, largest = 0;
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t o = 0; o < kPitch; ++o) {
+      double want = before[r * kPitch + o];
+      for (size_t i = 0; i < kIn && o < kOut; ++i) want += xs[r * kPitch + i] * ws[o * kPitch + i];
+      if (gemm.bias != nullptr && o < kOut) want += biases[o];
+      error = std::max(error, std::abs(after[r * kPitch + o] - want));
+      largest = std::max(largest, std::abs(want));
+    }
+  }
+  const bool ok = error <= largest * (out == DType::kF32 ? 1e-5 : 8e-3);
+  failed |= !ok;
+  std::printf("product %s -> %s: %.1e of the largest%s\n", DTypeName(in).data(),
+              DTypeName(out).data(), error / largest, ok ? "" : "  TOO MUCH");
+}
+
+void TimeProduct(CublasLt& lt, const char* what, DType in, DType out) {
+  const int64_t rows = 8192, n_in = 4096, n_out = 14336;
+  const Memory x = Noise(in, rows * n_in, 1), w = Noise(in, n_out * n_in, 2);
+  const Memory y = Allocate(DTypeBytes(out, static_cast<size_t>(rows * n_out)));
+  const Gemm gemm{.in = in,
+                  .out = out,
+                  .x = x.get(),
+                  .w = w.get(),
+                  .y = y.get(),
+                  .n_rows = rows,
+                  .n_out = n_out,
+                  .n_in = n_in,
+                  .x_pitch = n_in,
+                  .w_pitch = n_in,
+                  .y_pitch = n_out};
+  const double ms = Milliseconds(10, [&] { lt.Multiply(gemm, nullptr); });
+  std::printf("product 8192 x 4096 x 14336 %-12s %9.3f ms %7.1f TFLOP/s\n", what, ms,
+              2e-9 * static_cast<double>(rows * n_in) * static_cast<double>(n_out) / ms);
+}
+
+int Main() {
+  cudaDeviceProp properties{};
+  CheckLaunch(cudaGetDeviceProperties(&properties, 0), "device");
+  const Device device{.sm_count = properties.multiProcessorCount,
+                      .arch = 10 * properties.major + properties.minor,
+                      .shared_per_block = properties.sharedMemPerBlockOptin,
+                      .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+  std::printf("%s\n", properties.name);
+  CheckAttention(device);
+  TimeAttention(device);
+
+  constexpr size_t kWorkspace = size_t{32} << 20;
+  const Memory workspace = Allocate(kWorkspace);
+  auto lt = CublasLt::Open(workspace.get(), kWorkspace);
+  if (!lt.ok()) {
+    std::printf("%s\n", lt.status().message().c_str());
+    return failed ? 1 : 0;
+  }
+  CheckProduct(**lt, DType::kBF16, DType::kF32);
+  CheckProduct(**lt, DType::kBF16, DType::kBF16);
+  CheckProduct(**lt, DType::kF16, DType::kF32);
+  CheckProduct(**lt, DType::kF32, DType::kF32);
+  TimeProduct(**lt, "bf16 -> f32", DType::kBF16, DType::kF32);
+  TimeProduct(**lt, "bf16 -> bf16", DType::kBF16, DType::kBF16);
+  TimeProduct(**lt, "f32 -> f32", DType::kF32, DType::kF32);
+  return failed ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace omnikv::cuda
+
+int main() {
+  return omnikv::cuda::Main();
+}

@@ -1,0 +1,230 @@
+// Selection on the card: TopK against a choice made on the host, then its time, and the speed of
+// ScoreReduce. Built by itself, from the repository's root:
+//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Iinclude
+//     -Isrc bench/cuda_select.cu src/backend/cuda/kernels/select.cu -o cuda_select
+// Usage: cuda_select. Fails where a choice is wrong.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/launch.h"
+
+namespace omnikv::cuda {
+
+void CheckLaunch(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+namespace {
+
+constexpr int kLaunches = 20;  // in a graph
+
+struct Free {
+  void operator()(void* p) const { cudaFree(p); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+Memory Allocate(size_t bytes) {
+  void* p = nullptr;
+  CheckLaunch(cudaMalloc(&p, std::max<size_t>(bytes, 1)), "memory");
+  return Memory(static_cast<std::byte*>(p));
+}
+
+template <typename T>
+Memory Upload(const std::vector<T>& values) {
+  Memory m = Allocate(values.size() * sizeof(T));
+  CheckLaunch(cudaMemcpy(m.get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+              "upload");
+  return m;
+}
+
+template <typename T>
+T* As(const Memory& m) {
+  return reinterpret_cast<T*>(m.get());
+}
+
+// The median time of one of kLaunches calls of launch(i), replayed as a graph.
+double Microseconds(cudaStream_t stream, const std::function<void(int)>& launch) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  CheckLaunch(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
+  for (int i = 0; i < kLaunches; ++i) launch(i);
+  CheckLaunch(cudaStreamEndCapture(stream, &graph), "capture");
+  CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "graph");
+  CheckLaunch(cudaEventCreate(&begin), "event");
+  CheckLaunch(cudaEventCreate(&end), "event");
+  std::vector<float> times(15);
+  for (float& ms : times) {
+    CheckLaunch(cudaEventRecord(begin, stream), "event");
+    CheckLaunch(cudaGraphLaunch(exec, stream), "replay");
+    CheckLaunch(cudaEventRecord(end, stream), "event");
+    CheckLaunch(cudaStreamSynchronize(stream), "replay");
+    CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "event");
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  std::nth_element(times.begin(), times.begin() + 7, times.end());
+  return 1e3 * times[7] / kLaunches;
+}
+
+// S[t] of ops.h, as the reference sums it.
+std::vector<float> Sums(const std::vector<float>& scores, const std::vector<float>& weights, int n,
+                        int64_t stride) {
+  const auto window = static_cast<int>(weights.size());
+  std::vector<float> sums(static_cast<size_t>(n));
+  for (int t = 0; t < n; ++t) {
+    double sum = 0;
+    for (int age = 0; age < window && t < n - age; ++age) {
+      sum += static_cast<double>(weights[static_cast<size_t>(age)]) *
+             scores[static_cast<size_t>((n - 1 - age) % window * stride + t)];
+    }
+    sums[static_cast<size_t>(t)] = static_cast<float>(sum);
+  }
+  return sums;
+}
+
+std::vector<int32_t> Chosen(const std::vector<float>& sums, int k) {
+  const auto key = [&](int32_t t) {
+    const float v = sums[static_cast<size_t>(t)];
+    return std::isnan(v) ? -std::numeric_limits<float>::infinity() : v;
+  };
+  std::vector<int32_t> order(sums.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (k < static_cast<int>(order.size())) {
+    std::nth_element(order.begin(), order.begin() + k, order.end(), [&](int32_t x, int32_t y) {
+      return key(x) != key(y) ? key(x) > key(y) : x < y;
+    });
+    order.resize(static_cast<size_t>(k));
+  }
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+struct Data {
+  const char* name;
+  std::function<float(std::mt19937&, size_t)> value;
+};
+
+std::vector<Data> AllData() {
+  return {{"random", [](auto& r, size_t) { return std::normal_distribution<float>()(r); }},
+          {"softmax",  // what attention gives: most of it small
+           [](auto& r, size_t) { return std::exp(4 * std::normal_distribution<float>()(r) - 12); }},
+          {"equal", [](auto&, size_t) { return 0.25f; }},
+          {"ties", [](auto& r, size_t) { return static_cast<float>(r() % 3); }},
+          {"broken",
+           [](auto& r, size_t i) {
+             return i % 5 == 0   ? std::numeric_limits<float>::quiet_NaN()
+                    : i % 7 == 0 ? -std::numeric_limits<float>::infinity()
+                                 : std::normal_distribution<float>()(r);
+           }},
+          {"ascending", [](auto&, size_t i) { return static_cast<float>(i); }}};
+}
+
+// Whether the choice is right; prints its time.
+bool RunTopK(const Device& device, cudaStream_t stream, const Data& data, int n, int k, int window,
+             int64_t stride) {
+  std::mt19937 random(static_cast<uint32_t>(n + k));
+  std::vector<float> scores(static_cast<size_t>(window * stride));
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = data.value(random, i);
+  std::vector<float> weights(static_cast<size_t>(window), 1.0f);
+  for (size_t age = 1; age < weights.size(); ++age) weights[age] = 0.9f * weights[age - 1];
+  const Memory device_scores = Upload(scores);
+  const Memory device_weights = Upload(weights);
+  const Memory seqs = Upload(std::vector<SeqMeta>{{0, 1, n, 0, 0}});
+  const Memory counts = Upload(std::vector<int32_t>{n, k, -1});
+  const Memory index = Allocate(sizeof(int32_t) * static_cast<size_t>(k));
+  const TopKArgs args{.scores = As<float>(device_scores),
+                      .weights = As<float>(device_weights),
+                      .seqs = As<SeqMeta>(seqs),
+                      .n_candidates = As<int32_t>(counts),
+                      .n_pick = As<int32_t>(counts) + 1,
+                      .index = As<int32_t>(index),
+                      .count = As<int32_t>(counts) + 2,
+                      .stride = stride,
+                      .window = window,
+                      .capacity = k,
+                      .n_seqs = 1};
+  const Memory scratch = Allocate(TopKScratch(args, device));
+  const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
+  const double us = Microseconds(stream, [&](int) { TopK(args, launch); });
+
+  const std::vector<int32_t> want = Chosen(Sums(scores, weights, n, stride), k);
+  std::vector<int32_t> got(want.size());
+  int32_t count = 0;
+  CheckLaunch(cudaMemcpy(got.data(), args.index, got.size() * 4, cudaMemcpyDeviceToHost), "index");
+  CheckLaunch(cudaMemcpy(&count, args.count, 4, cudaMemcpyDeviceToHost), "count");
+  const bool right = got == want && count == static_cast<int32_t>(want.size());
+  std::printf("TopK %-9s n %8d of %8lld k %5d window %2d  %7.2f us  %s\n", data.name, n,
+              static_cast<long long>(stride), k, window, us, right ? "right" : "WRONG");
+  return right;
+}
+
+void RunScoreReduce(const Device& device, cudaStream_t stream, int n, int n_heads, bool softmax) {
+  constexpr int kCopies = 8;  // in turn, more than the cache holds
+  const size_t values = static_cast<size_t>(n) * static_cast<size_t>(n_heads);
+  const Memory logits = Allocate(4 * values * kCopies);
+  CheckLaunch(cudaMemset(logits.get(), 0x3e, 4 * values * kCopies), "fill");
+  const Memory lse = Upload(std::vector<float>(static_cast<size_t>(n_heads), 1.5f));
+  const Memory out = Allocate(4 * static_cast<size_t>(n));
+  const Memory rows = Upload(std::vector<RowMeta>{{0, n - 1}});
+  ScoreReduceArgs args{.lse = softmax ? As<float>(lse) : nullptr,
+                       .out = As<float>(out),
+                       .rows = As<RowMeta>(rows),
+                       .stride = n,
+                       .n_heads = n_heads,
+                       .n_rows = 1};
+  const double us = Microseconds(stream, [&](int i) {
+    args.logits = As<float>(logits) + static_cast<size_t>(i % kCopies) * values;
+    ScoreReduce(args, {.device = &device, .stream = stream});
+  });
+  std::printf("ScoreReduce %s n %8d heads %2d  %7.2f us  %6.0f GB/s\n",
+              softmax ? "softmax" : "raw    ", n, n_heads, us,
+              4e-3 * (static_cast<double>(values) + n) / us);
+}
+
+bool RunAll() {
+  cudaDeviceProp properties{};
+  CheckLaunch(cudaGetDeviceProperties(&properties, 0), "device");
+  const Device device{.sm_count = properties.multiProcessorCount,
+                      .arch = 10 * properties.major + properties.minor,
+                      .shared_per_block = properties.sharedMemPerBlockOptin,
+                      .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+  cudaStream_t stream = nullptr;
+  CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  std::printf("%s\n", properties.name);
+  bool right = true;
+  for (const Data& data : AllData()) {
+    for (int n : {4096, 1 << 17, 1 << 20, 1 << 22}) {
+      for (int k : {1024, 2048}) right &= RunTopK(device, stream, data, n, k, 1, n);
+    }
+    right &= RunTopK(device, stream, data, 1 << 17, 2048, 1, 1 << 20);  // room for more
+    right &= RunTopK(device, stream, data, 99991, 30011, 1, 100003);    // nothing aligned
+    right &= RunTopK(device, stream, data, 300, 2048, 1, 1 << 17);      // all of them
+    right &= RunTopK(device, stream, data, 1 << 17, 2048, 8, 1 << 17);
+  }
+  for (int n : {1 << 12, 1 << 17, 1 << 20}) {
+    for (bool softmax : {true, false}) RunScoreReduce(device, stream, n, 32, softmax);
+  }
+  cudaStreamDestroy(stream);
+  return right;
+}
+
+}  // namespace
+}  // namespace omnikv::cuda
+
+int main() {
+  return omnikv::cuda::RunAll() ? 0 : 1;
+}

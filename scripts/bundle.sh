@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Builds omnikv for every supported NVIDIA architecture and packs it with what it needs: a folder
+# that runs with a driver and no CUDA installed, on systems not much older than this one (the last
+# line says what it needs; built on Debian 12: Ubuntu 22.04 and newer).
+#
+#     scripts/bundle.sh [--archs LIST] [--with-model] [--build DIR] [OUT.tar.xz]
+#
+# --archs       as CMAKE_CUDA_ARCHITECTURES; "90a-real" alone builds quickly
+# --with-model  with the shipped model, 30 MB more
+# --build       the build folder (default build/bundle)
+#
+# In it: bin/ the program and the tests that need a card, lib/ shared libraries, share/ the shipped
+# document (and model), scripts/gpu_check.sh, licenses/. The C and C++ runtimes are the machine's:
+# ours would need a newer glibc than the program does, and would keep the machine's own libraries,
+# which may be newer, from being opened. cuBLASLt, which multiplies the rows of prompts, is taken
+# from the machine where it is installed.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+archs="80-real;86-real;89-real;90a-real;100-real;120-real;120-virtual"
+build=$root/build/bundle
+with_model=0
+out=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --archs) archs=${2:?--archs needs a list} && shift ;;
+    --build) build=${2:?--build needs a folder} && shift ;;
+    --with-model) with_model=1 ;;
+    -*) echo "bundle.sh: $1 is no option" >&2 && exit 2 ;;
+    *) out=$1 ;;
+  esac
+  shift
+done
+
+version=$(sed -n 's/^project(omnikv VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt")
+name=omnikv-$version-linux-$(uname -m)-cuda
+out=$(realpath -m "${out:-$root/build/$name.tar.xz}")
+
+generator=()
+command -v ninja >/dev/null && generator=(-G Ninja)
+# An rpath rather than a runpath: the libraries find one another by it too.
+# shellcheck disable=SC2016  # $ORIGIN is the loader's
+cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
+  -DOMNIKV_CUDA_ARCHS="$archs" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
+  -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
+cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test
+
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+top=$stage/$name
+mkdir -p "$top"/{bin,lib,licenses,scripts,share/omnikv/examples}
+for program in tools/omnikv tests/backend/parity_cuda_test tests/backend/cuda_backend_test; do
+  strip -o "$top/bin/${program##*/}" "$build/$program"
+done
+cp "$root/scripts/gpu_check.sh" "$top/scripts/"
+cp -r "$root/examples/quickstart" "$top/share/omnikv/examples/"
+cp "$root/LICENSE" "$root/NOTICE" "$root/README.md" "$top/"
+if [ $with_model -eq 1 ]; then
+  mkdir "$top/share/omnikv/models"
+  cp "$root/models/omnikv-tiny-q8_0.gguf" "$top/share/omnikv/models/"
+fi
+
+# The licence that Debian installs with the package of a file.
+licence_of() {
+  local package path
+  path=$(realpath "$1")  # dpkg may know it without the /usr before /lib
+  package=$({ dpkg-query -S "$path" 2>/dev/null || dpkg-query -S "${path#/usr}"; } | head -1 | cut -d: -f1)
+  cp -L "/usr/share/doc/$package/copyright" "$top/licenses/$package.txt"
+}
+# The shared libraries of programs but for the C and C++ runtimes.
+libraries_of() {
+  ldd "$@" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
+    { grep -vE '/(libc|libm|libmvec|libdl|librt|libpthread|libresolv|ld-linux[^/]*|libstdc\+\+|libgcc_s)\.so' || true; }
+}
+libraries_of "$build"/tools/omnikv "$build"/tests/backend/{parity_cuda,cuda_backend}_test |
+  while read -r library; do
+    cp -L "$library" "$top/lib/"
+    licence_of "$library"
+  done
+# What is linked statically or included: tests, command line, JSON, CUDA's runtime.
+for header in gtest/gtest.h CLI/CLI.hpp nlohmann/json.hpp; do
+  [ -e "/usr/include/$header" ] && licence_of "/usr/include/$header"
+done
+nvcc=$(sed -n 's/^OMNIKV_NVCC:FILEPATH=//p' "$build/CMakeCache.txt")
+cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
+for licence in "$cuda"/EULA.txt "$cuda"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt \
+  /usr/share/doc/cuda-cudart-*/copyright /usr/share/doc/libcudart*/copyright; do
+  [ -e "$licence" ] && cp -L "$licence" "$top/licenses/cuda-runtime.txt" && break
+done
+[ -e "$top/licenses/cuda-runtime.txt" ] || {
+  echo "bundle.sh: the licence of CUDA's runtime was not found under $cuda" >&2
+  exit 1
+}
+
+# It must start with its own libraries.
+if libraries_of "$top"/bin/* | grep -vF "$top/bin/../lib/"; then
+  echo "bundle.sh: these libraries are not the bundle's" >&2
+  exit 1
+fi
+"$top/bin/omnikv" --version >/dev/null
+mkdir -p "$(dirname "$out")"
+tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | xz -9 -T1 >"$out"
+needs() { objdump -T "$top"/bin/* "$top"/lib/* | grep -o "$1_[0-9.]*" | sort -uV | tail -1; }
+printf '%s: %s bytes, architectures %s, needs %s and %s\n' "$out" "$(stat -c %s "$out")" "$archs" \
+  "$(needs GLIBC)" "$(needs GLIBCXX)"

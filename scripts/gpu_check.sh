@@ -1,0 +1,297 @@
+#!/usr/bin/env bash
+# Checks omnikv on this machine's NVIDIA card, unattended, and prints a table; exits 1 if anything
+# failed.
+#
+#     scripts/gpu_check.sh [OUT_DIR]
+#
+# Runs in a source tree (built first, into build/gpu) or in an unpacked bundle (scripts/bundle.sh).
+# Needs a driver and nothing else where the programs are built. For each part OUT_DIR (default
+# ./gpu_check) gets PART.json and PART.log:
+#   machine    the card, its driver
+#   build      cmake, of a source tree
+#   parity     every op against the double-precision reference
+#   backend    memory, recorded steps, leaks; that a machine without a card is told so
+#   sanitizer  compute-sanitizer's memcheck, racecheck and initcheck on a sample of the cases
+#   text       what the shipped model answers on the card and on the CPU: the same tokens
+#
+# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of the last part;
+# OMNIKV_BUILD the build folder; OMNIKV_SANITIZER_STRIDE how sparse that sample is.
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "${1:-gpu_check}" || exit 1
+out=$(cd "${1:-gpu_check}" && pwd)
+parts=${OMNIKV_PARTS:-machine build parity backend sanitizer text}
+min_cases=2000
+failed=0
+rows=()
+
+# --- JSON and the table.
+
+quote() { # a JSON string
+  printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | sed 's/\\/\\\\/g; s/"/\\"/g')"
+}
+list() { # a JSON array of strings
+  local sep='' item
+  printf '['
+  for item in "$@"; do printf '%s' "$sep"; quote "$item"; sep=', '; done
+  printf ']'
+}
+# finish PART ok|FAILED|skipped DETAIL [JSON members]: the part's file and its row of the table.
+finish() {
+  local seconds=$((SECONDS - began))
+  [ "$2" = FAILED ] && failed=1
+  printf '{"part": %s, "result": %s, "seconds": %d, "detail": %s%s}\n' "$(quote "$1")" \
+    "$(quote "$2")" "$seconds" "$(quote "$3")" "${4:+, $4}" >"$out/$1.json"
+  rows+=("$(printf '%-10s %-8s %5d s  %s' "$1" "$2" "$seconds" "$3")")
+  printf '%s\n' "${rows[-1]}" >&2
+}
+wanted() { [[ " $parts " == *" $1 "* ]]; }
+# The value of a member of a JSON object on one line: of an array of numbers, and of a string.
+array_of() { sed -n "s/.*\"$1\": *\(\[[-0-9, ]*\]\).*/\1/p" "$2" | tr -d ' '; }
+string_of() { sed -n "s/.*\"$1\": *\"\(\([^\"\\\\]\|\\\\.\)*\)\".*/\1/p" "$2"; }
+number_of() { sed -n "s/.*\"$1\": *\([-0-9.e+]*\).*/\1/p" "$2"; }
+
+# --- gtest programs.
+
+tests_of() { # PROGRAM: the names of its tests
+  "$1" --gtest_list_tests | awk '/^[^ ]/ && /\.$/ {suite = $1} /^  / {print suite $1}'
+}
+# run_tests PROGRAM LOG: runs it and, if a test ended the program, the tests one by one, so that the
+# others are heard of too. Sets passed, failures and skipped.
+run_tests() {
+  local program=$1 log=$2 name
+  timeout 1500 "$program" >"$log" 2>&1
+  if [ $? -eq 124 ]; then
+    name=$(sed -n 's/^\[ RUN      \] //p' "$log" | tail -1)
+    echo "[  FAILED  ] $name (stuck)" >>"$log"
+  elif ! grep -q '^\[==========\].* ran' "$log"; then
+    printf '\n%s ended early; its tests one by one:\n' "$program" >>"$log"
+    for name in $(tests_of "$program"); do
+      timeout 120 "$program" --gtest_filter="$name" >"$log.one" 2>&1 ||
+        grep -q "^\[  FAILED  \] $name" "$log.one" || echo "[  FAILED  ] $name (ended)" >>"$log.one"
+      cat "$log.one" >>"$log"
+    done
+    rm -f "$log.one"
+  fi
+  passed=$(sed -n 's/^\[       OK \] \([^ ]*\).*/\1/p' "$log" | sort -u | wc -l)
+  mapfile -t failures < <(sed -n 's/^\[  FAILED  \] \([^ ,]*\.[^ ,]*\).*/\1/p' "$log" | sort -u)
+  mapfile -t skipped < <(sed -n 's/^\[  SKIPPED \] \([^ ,]*\.[^ ,]*\).*/\1/p' "$log" | sort -u)
+}
+# Failures of a log one by one, as "case | backend | what"; the first for whoever sees no more than
+# this output.
+show_failures() { # LOG
+  awk '/ of the maximum|, expected |not repeatable|replay differs|wrote outside|check failed/ {what = $0}
+       /parity.cc:[0-9]+: cuda/ {sub(/.*parity.cc:[0-9]+: /, ""); who = $0; next}
+       /parity.cc:[0-9]+: / && what {sub(/.*parity.cc:[0-9]+: /, ""); print $0 " | " who " | " what
+                                     what = ""}
+       /^in the case: / {print $0 " | " what; what = ""}' "$1" >"${1%.log}.failures"
+  echo "$(wc -l <"${1%.log}.failures") failures in ${1%.log}.failures, the first of them:" >&2
+  cut -c1-240 "${1%.log}.failures" | head -25 >&2
+  [ -s "${1%.log}.failures" ] || grep -A12 ': Failure$' "$1" | head -60 >&2
+}
+
+# --- machine
+
+began=$SECONDS
+if wanted machine; then
+  smi=$(nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader \
+    2>"$out/machine.log" | head -1)
+  { nvidia-smi; uname -a; lscpu; } >>"$out/machine.log" 2>&1
+  if ! command -v nvidia-smi >/dev/null; then
+    finish machine skipped "nvidia-smi is not installed; $(nproc) cores"
+  elif [ -n "$smi" ]; then
+    finish machine ok "$smi, $(nproc) cores" "\"card\": $(quote "$smi"), \"cores\": $(nproc)"
+  else
+    finish machine FAILED "nvidia-smi shows no card: $(head -1 "$out/machine.log")"
+  fi
+fi
+
+# --- build
+
+if [ -x "$root/bin/parity_cuda_test" ]; then
+  programs=$root/bin
+  omnikv=$programs/omnikv
+  parity=$programs/parity_cuda_test
+  backend=$programs/cuda_backend_test
+else
+  build=${OMNIKV_BUILD:-$root/build/gpu}
+  omnikv=$build/tools/omnikv
+  parity=$build/tests/backend/parity_cuda_test
+  backend=$build/tests/backend/cuda_backend_test
+  if wanted build; then
+    began=$SECONDS
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
+    [ "$arch" = 90 ] && arch=90a
+    generator=()
+    command -v ninja >/dev/null && generator=(-G Ninja)
+    if cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
+      -DOMNIKV_CUDA_ARCHS="${arch:-90a}-real" -DOMNIKV_WERROR=OFF >"$out/build.log" 2>&1 &&
+      cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
+        >>"$out/build.log" 2>&1; then
+      finish build ok "for sm_${arch:-90a}"
+    else
+      tail -20 "$out/build.log" >&2
+      finish build FAILED "$(grep -m1 -iE 'error|not found' "$out/build.log")"
+    fi
+  fi
+fi
+
+# --- parity
+
+if wanted parity; then
+  began=$SECONDS
+  run_tests "$parity" "$out/parity.log"
+  cases=$(sed -n 's/^parity: \([0-9]*\) cases ran on .*/\1/p' "$out/parity.log" |
+    awk '{n += $1} END {print n + 0}')
+  card=$(sed -n 's/^parity: testing //p' "$out/parity.log" | head -1)
+  ops=$(awk '/^parity:   [A-Za-z]+ [0-9]+$/ {n[$2] += $3}
+             END {for (op in n) {printf "%s\"%s\": %d", sep, op, n[op]; sep = ", "}}' "$out/parity.log")
+  members="\"cases\": $cases, \"ops\": {$ops}, \"card\": $(quote "$card"), \"tests_passed\": $passed, \
+\"failed\": $(list "${failures[@]}"), \"skipped\": $(list "${skipped[@]}")"
+  if [ ${#failures[@]} -gt 0 ]; then
+    show_failures "$out/parity.log"
+    finish parity FAILED "${#failures[@]} tests: ${failures[*]}" "$members"
+  elif [ ${#skipped[@]} -gt 0 ] || [ "$cases" -lt $min_cases ]; then
+    finish parity FAILED "only $cases cases ran, ${#skipped[@]} tests were skipped" "$members"
+  else
+    finish parity ok "$cases cases on $card" "$members"
+  fi
+fi
+
+# --- backend
+
+if wanted backend; then
+  began=$SECONDS
+  run_tests "$backend" "$out/backend.log"
+  ran=$passed
+  bad=("${failures[@]}")
+  left_out=("${skipped[@]}")
+  # As on a machine whose driver finds no card.
+  CUDA_VISIBLE_DEVICES='' "$backend" --gtest_filter='NoCudaTest.*' >"$out/backend_no_card.log" 2>&1 ||
+    bad+=("NoCudaTest without a card")
+  members="\"tests_passed\": $ran, \"failed\": $(list "${bad[@]}"), \
+\"skipped\": $(list "${left_out[@]}")"
+  if [ ${#bad[@]} -gt 0 ]; then
+    show_failures "$out/backend.log"
+    finish backend FAILED "${#bad[@]} tests: ${bad[*]}" "$members"
+  elif [ ${#left_out[@]} -gt 0 ] || [ "$ran" -eq 0 ]; then
+    finish backend FAILED "$ran tests ran, ${#left_out[@]} were skipped" "$members"
+  else
+    finish backend ok "$ran tests" "$members"
+  fi
+fi
+
+# --- sanitizer
+
+if wanted sanitizer; then
+  began=$SECONDS
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+  if [ -z "$sanitizer" ]; then
+    finish sanitizer skipped "compute-sanitizer is not installed"
+  else
+    : >"$out/sanitizer.log"
+    detail='' members='' ok=1 none=0
+    export OMNIKV_SWEEP_STRIDE=${OMNIKV_SANITIZER_STRIDE:-61}
+    for tool in memcheck racecheck initcheck; do
+      for program in "$parity" "$backend"; do
+        filter='ParitySweepTest.*:ParityDeviceTest.FetchRows:ParityTest.PlanRange'
+        [ "$program" = "$backend" ] && filter='*FiftyReplays*:*NeedNoHost*'
+        log=$out/sanitizer_$tool.$(basename "$program").log
+        timeout 400 "$sanitizer" --tool "$tool" --error-exitcode 99 "$program" \
+          --gtest_filter="$filter" >"$log" 2>&1
+        code=$?
+        # racecheck ends in another summary than the others.
+        summary=$(grep -E '(ERROR|RACECHECK) SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
+        if grep -qiE 'Device not supported|not supported on this' "$log"; then
+          none=1
+          summary='does not support this machine'
+        elif [ $code -ne 0 ]; then
+          ok=0
+          summary="exit code $code: $summary"
+          grep -m5 -A8 '^========= [A-Z]' "$log" | head -40 >&2
+        fi
+        key=${tool}_$(basename "$program")
+        members+="${members:+, }$(quote "$key"): $(quote "$summary")"
+        echo "$key: $summary" >>"$out/sanitizer.log"
+      done
+      detail+="${detail:+, }$tool"
+    done
+    unset OMNIKV_SWEEP_STRIDE
+    if [ $ok -eq 0 ]; then
+      finish sanitizer FAILED "see sanitizer.log" "$members"
+    elif [ $none -eq 1 ]; then
+      finish sanitizer skipped "compute-sanitizer does not support this machine" "$members"
+    else
+      finish sanitizer ok "$detail: nothing found" "$members"
+    fi
+  fi
+fi
+
+# --- text
+
+# answer DEVICE POLICY PRECISION PROMPT: one JSON object in DEVICE.json of a fresh folder.
+answer() {
+  timeout 600 "$omnikv" run -m "$model" --device "$1" --policy "$2" --precision "$3" -f "$4" -n 24 \
+    --json >"$work/$1.json" 2>>"$out/text.log"
+}
+if wanted text; then
+  began=$SECONDS
+  : >"$out/text.log"
+  model=${OMNIKV_MODEL:-}
+  for place in "$root/share/omnikv/models" "$root/models" "$PWD/models"; do
+    [ -z "$model" ] && [ -f "$place/omnikv-tiny-q8_0.gguf" ] && model=$place/omnikv-tiny-q8_0.gguf
+  done
+  for place in "$root/share/omnikv/examples" "$root/examples"; do
+    [ -f "$place/quickstart/document.txt" ] && document=$place/quickstart/document.txt
+  done
+  if [ -z "$model" ] || [ -z "${document:-}" ]; then
+    finish text skipped "the shipped model or document is not here: give OMNIKV_MODEL=FILE.gguf"
+  else
+    work=$(mktemp -d)
+    same=0 asked=0 cases='' differing=()
+    # Pieces of the document around its pass key (line 41), from 500 to 24,000 tokens.
+    for lines in 38,44 20,80 1,150 1,428; do
+      { printf 'Read the text below and answer the question.\n\n'
+        sed -n "${lines}p" "$document"
+        printf '\n\nWhat is the pass key?'; } >"$work/prompt.txt"
+      # In full precision all policies must agree with the CPU to the token, whatever they answer;
+      # the fast one rounds, and is held to that where the answer is in what the policy reads.
+      for how in full:full full:omnikv full:streaming fast:full fast:omnikv; do
+        precision=${how%:*} policy=${how#*:}
+        asked=$((asked + 1))
+        answer cpu "$policy" "$precision" "$work/prompt.txt" || : >"$work/cpu.json"
+        answer cuda "$policy" "$precision" "$work/prompt.txt" || : >"$work/cuda.json"
+        on_cpu=$(array_of tokens "$work/cpu.json")
+        on_cuda=$(array_of tokens "$work/cuda.json")
+        verdict=false
+        if [ -n "$on_cpu" ] && [ "$on_cpu" = "$on_cuda" ]; then
+          verdict=true
+          same=$((same + 1))
+        else
+          differing+=("lines $lines $policy $precision")
+        fi
+        cases+="${cases:+, }{\"lines\": \"$lines\", \"policy\": \"$policy\", \
+\"precision\": \"$precision\", \"same\": $verdict, \
+\"prompt_tokens\": $(number_of prompt_tokens "$work/cuda.json" | grep . || echo 0), \
+\"cpu\": \"$(string_of text "$work/cpu.json")\", \"cuda\": \"$(string_of text "$work/cuda.json")\", \
+\"cuda_prefill_tok_s\": $(number_of prefill_tok_s "$work/cuda.json" | grep . || echo 0), \
+\"cuda_decode_tok_s\": $(number_of decode_tok_s "$work/cuda.json" | grep . || echo 0)}"
+      done
+    done
+    rm -rf "$work"
+    if [ $same -eq $asked ]; then
+      finish text ok "$same of $asked answers are the CPU's, token by token" "\"cases\": [$cases]"
+    else
+      head -5 "$out/text.log" >&2
+      finish text FAILED "$same of $asked answers are the CPU's; not: $(
+        IFS=';'
+        echo "${differing[*]}"
+      )" "\"cases\": [$cases]"
+    fi
+  fi
+fi
+
+printf '\n%-10s %-8s %7s  %s\n' part result time detail
+printf '%s\n' "${rows[@]}"
+exit $failed

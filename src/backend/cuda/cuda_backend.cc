@@ -1,0 +1,551 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+#include <utility>
+
+#include "backend/cuda/cublaslt.h"
+#include "backend/cuda/launch.h"
+#include "backend/cuda/memory.h"
+#include "base/check.h"
+
+namespace omnikv {
+namespace cuda {
+namespace {
+
+constexpr size_t kGraphRoom = size_t{64} << 20;  // bytes that the driver takes for graphs
+
+size_t U(int64_t n) {
+  return static_cast<size_t>(n);
+}
+
+class Graph : public Recording {
+ public:
+  explicit Graph(cudaGraphExec_t exec) : exec_(exec) {}
+  ~Graph() override { cudaGraphExecDestroy(exec_); }
+  cudaGraphExec_t exec() const { return exec_; }
+
+ private:
+  cudaGraphExec_t exec_;
+};
+
+// The residual that an op reads first, if it reads one.
+Residual* ResidualOf(Op& op) {
+  if (auto* a = std::get_if<NormQkvRopeAppendArgs>(&op)) return &a->in;
+  if (auto* a = std::get_if<NormGatedFfnArgs>(&op)) return &a->in;
+  if (auto* a = std::get_if<NormLogitsArgs>(&op)) return &a->in;
+  return nullptr;
+}
+
+int32_t RowsOf(const Op& op) {
+  if (const auto* a = std::get_if<NormQkvRopeAppendArgs>(&op)) return a->n_rows;
+  if (const auto* a = std::get_if<NormGatedFfnArgs>(&op)) return a->n_rows;
+  if (const auto* a = std::get_if<NormLogitsArgs>(&op)) return a->n_rows;
+  return 0;
+}
+
+class CudaBackend : public Backend {
+ public:
+  CudaBackend(const CudaOptions& options, const Device& device, std::string description)
+      : options_(options),
+        device_(device),
+        name_(fmt::format("cuda:{}", device.ordinal)),
+        description_(std::move(description)),
+        memory_(options.memory) {}
+  ~CudaBackend() override;
+  Status Open();
+
+  std::string_view Name() const override { return name_; }
+  std::string Describe() const override;
+  Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
+  Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
+    return AllocatePinned(bytes, what);
+  }
+  Mark SetMark() override;
+  void Await(Mark mark) override;
+  void Upload(void* dst, const void* src, size_t bytes) override;
+  void Download(void* dst, const void* src, size_t bytes) override;
+  Support Supports(const Op& op) const override;
+  void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
+  void Copy(void* dst, const void* src, size_t bytes, Lane lane) override;
+  void Join(Lane waits, Lane for_) override;
+  std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
+  void Replay(const Recording& recording) override;
+  void Synchronize() override;
+  size_t AvailableMemory() const override { return memory_.Available(); }
+  bool OnDevice() const override { return true; }
+  size_t WorkBytes(const StepLimits& limits) const override;
+  int32_t PrefillRows() const override { return 4096; }
+
+ private:
+  // A linear product waits for the op after it: where that op adds the product to its residual, as
+  // it does but for post-norms, the product adds itself and the row of y is never written.
+  void Flush();
+  void EnqueueAfterResidual(const Op& op);
+
+  void Run(const EmbedArgs& a) { Embed(a, Here()); }
+  void Run(const RopeTableArgs& a) { RopeTable(a, Here()); }
+  void Run(const NormQkvRopeAppendArgs& a);
+  void Run(const AttendArgs& a);
+  void Run(const LinearArgs& a) { RunLinear(a, nullptr, 1); }
+  void Run(const NormGatedFfnArgs& a);
+  void Run(const NormLogitsArgs& a);
+  void Run(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
+  void Run(const PlanRangeArgs& a) { PlanRange(a, Here()); }
+  void Run(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
+  void Run(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
+  void Run(const FetchRowsArgs& a) { FetchRows(a, Here()); }
+  void Run(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a))); }
+  void Run(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
+  // y = W x + b or, with `residual`, residual += scale * (W x + b).
+  void RunLinear(const LinearArgs& a, float* residual, float scale);
+
+  // Y[n_rows, n_out] = X W^T + b for a prompt's rows, X [n_rows, n_in] in GemmType(w).
+  void MultiplyMany(const void* x, const WeightRef& w, const float* bias, int32_t n_rows, float* y,
+                    bool add);
+  // The type in which weights of that format multiply many rows.
+  DType GemmType(DType format) const {
+    return options_.full_precision || format == DType::kF32 ? DType::kF32 : DType::kBF16;
+  }
+  bool Many(int32_t n_rows) const { return n_rows > kMaxDecodeRows && gemm_ != nullptr; }
+  // y = W norm(x) + b of each part, for any number of rows.
+  void MultiplyNormed(const Residual& in, int32_t n_rows, std::initializer_list<ProductPart> parts);
+  // h = norm(x) as products of many rows read it, in the arena.
+  const void* NormMany(const Residual& in, DType type, int32_t n_rows);
+
+  cudaStream_t Stream(Lane lane) const {
+    return lane == Lane::kMain ? stream_ : side_streams_[static_cast<size_t>(lane) - 1];
+  }
+  // Where to launch on the main lane, with `scratch` bytes.
+  Launch Here(size_t scratch = 0) {
+    return {.device = &device_,
+            .stream = stream_,
+            .scratch = scratch_.Get(scratch),
+            .early = !std::exchange(after_join_, false)};
+  }
+
+  CudaOptions options_;
+  Device device_;
+  std::string name_, description_;
+  DeviceMemory memory_;
+  GrowingBuffer scratch_{memory_, "scratch of kernels"};
+  GrowingBuffer rows_{memory_, "rows of a prompt"};      // what products of many rows read
+  GrowingBuffer products_{memory_, "rows of a prompt"};  // what they write, where an op has no room
+  GrowingBuffer panel_{memory_, "a dequantised matrix"};
+  Buffer gemm_workspace_;
+  cudaStream_t stream_ = nullptr;
+  std::array<cudaStream_t, kLanes - 1> side_streams_{};
+  std::array<cudaEvent_t, 64> joins_{};  // in turn; one that is waited for may be recorded anew
+  size_t next_join_ = 0;
+  std::array<bool, kLanes> branched_{};  // has work that the main lane has not joined
+  bool after_join_ = false;  // the next launch depends on two lanes, and so starts after them
+  std::array<cudaEvent_t, kMarks> marks_{};
+  Mark last_mark_ = 0;
+  std::unique_ptr<CublasLt> gemm_;
+  std::string gemm_reason_;  // why there is none
+  std::optional<LinearArgs> pending_;
+};
+
+CudaBackend::~CudaBackend() {
+  if (stream_ == nullptr) return;
+  cudaStreamSynchronize(stream_);
+  for (cudaEvent_t event : marks_) cudaEventDestroy(event);
+  for (cudaEvent_t event : joins_) cudaEventDestroy(event);
+  for (cudaStream_t side : side_streams_) {
+    cudaStreamSynchronize(side);
+    cudaStreamDestroy(side);
+  }
+  cudaStreamDestroy(stream_);
+}
+
+Status CudaBackend::Open() {
+  if (cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) != cudaSuccess) {
+    return Unsupported(fmt::format("no stream on {}: {}", name_, LastError()));
+  }
+  memory_.UseStream(stream_);
+  // Copies come first: whoever waits for them has other work to do once they are there.
+  int least = 0;
+  int greatest = 0;
+  CheckLaunch(cudaDeviceGetStreamPriorityRange(&least, &greatest), "lanes");
+  for (cudaStream_t& side : side_streams_) {
+    CheckLaunch(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, greatest), "lanes");
+  }
+  for (cudaEvent_t& event : marks_) {
+    CheckLaunch(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "marks");
+  }
+  for (cudaEvent_t& event : joins_) {
+    CheckLaunch(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "joins");
+  }
+  OKV_ASSIGN_OR_RETURN(gemm_workspace_, memory_.Allocate(kGemmWorkspaceBytes, "cuBLASLt"));
+  auto gemm = CublasLt::Open(gemm_workspace_.as<void>(), kGemmWorkspaceBytes);
+  gemm_reason_ = gemm.status().message();
+  if (gemm.ok()) gemm_ = std::move(*gemm);
+  return {};
+}
+
+std::string CudaBackend::Describe() const {
+  return gemm_ != nullptr ? description_
+                          : fmt::format("{}, slow prefill ({})", description_, gemm_reason_);
+}
+
+Result<Buffer> CudaBackend::Allocate(size_t bytes, std::string_view what) {
+  return memory_.Allocate(bytes, what);
+}
+
+void CudaBackend::Upload(void* dst, const void* src, size_t bytes) {
+  Flush();
+  if (bytes == 0) return;
+  CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_), "copy to the device");
+  // Ordinary memory has been staged by now; pinned memory is still being read.
+  cudaPointerAttributes attributes{};
+  CheckLaunch(cudaPointerGetAttributes(&attributes, src), "copy to the device");
+  if (attributes.type == cudaMemoryTypeHost) {
+    CheckLaunch(cudaStreamSynchronize(stream_), "copy to the device");
+  }
+}
+
+void CudaBackend::Download(void* dst, const void* src, size_t bytes) {
+  Flush();
+  if (bytes != 0) {
+    CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_),
+                "copy from the device");
+  }
+  CheckLaunch(cudaStreamSynchronize(stream_), "device");
+}
+
+Backend::Mark CudaBackend::SetMark() {
+  Flush();
+  CheckLaunch(cudaEventRecord(marks_[++last_mark_ % kMarks], stream_), "mark");
+  return last_mark_;
+}
+
+void CudaBackend::Await(Mark mark) {
+  const Mark oldest = last_mark_ >= kMarks ? last_mark_ - kMarks + 1 : 1;
+  CheckLaunch(cudaEventSynchronize(marks_[std::max(mark, oldest) % kMarks]), "device");
+}
+
+void CudaBackend::Synchronize() {
+  Flush();
+  for (const cudaStream_t side : side_streams_) CheckLaunch(cudaStreamSynchronize(side), "device");
+  CheckLaunch(cudaStreamSynchronize(stream_), "device");
+}
+
+size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
+  const DType type = options_.full_precision ? DType::kF32 : DType::kBF16;
+  const int32_t few = std::min(limits.max_rows, kMaxDecodeRows);
+  const AttendArgs attend{
+      .kv = {.n_kv_heads = limits.n_kv_heads, .dk = limits.head_dim, .dv = limits.head_dim},
+      .n_rows = few,
+      .n_seqs = few,
+      .n_heads = limits.n_heads};
+  size_t bytes = AttendScratch(attend, device_) + kGraphRoom;
+  if (limits.max_rows > kMaxDecodeRows) {
+    bytes += U(limits.max_rows) * U(limits.widest) * (DTypeBytes(type, 1) + 4) +
+             DTypeBytes(type, U(limits.largest));
+  }
+  return bytes + bytes / 2;  // as GrowingBuffer grows
+}
+
+Support CudaBackend::Supports(const Op& op) const {
+  if (const auto* custom = std::get_if<CustomArgs>(&op);
+      custom != nullptr && custom->kernels->cuda == nullptr) {
+    return {false, fmt::format("{} has no CUDA form", custom->kernels->name)};
+  }
+  return {};
+}
+
+void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
+  if (lane == Lane::kMain) Flush();
+  CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Stream(lane)), "copy");
+}
+
+void CudaBackend::Join(Lane waits, Lane for_) {
+  Flush();
+  const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
+  CheckLaunch(cudaEventRecord(reached, Stream(for_)), "join");
+  CheckLaunch(cudaStreamWaitEvent(Stream(waits), reached, 0), "join");
+  if (for_ == Lane::kMain) branched_[static_cast<size_t>(waits)] = true;
+  if (waits == Lane::kMain) {
+    branched_[static_cast<size_t>(for_)] = false;
+    after_join_ = true;
+  }
+}
+
+void CudaBackend::Enqueue(const Op& op, Lane lane) {
+  if (lane != Lane::kMain) {
+    const auto& fetch = std::get<FetchRowsArgs>(op);  // the only one that runs beside others
+    FetchRows(fetch, {.device = &device_, .stream = Stream(lane)});
+    branched_[static_cast<size_t>(lane)] = true;
+    return;
+  }
+  if (!pending_) {
+    EnqueueAfterResidual(op);
+    return;
+  }
+  Op next = op;
+  Residual* in = ResidualOf(next);
+  const bool adds = in != nullptr && in->y == pending_->y && in->post_norm == nullptr &&
+                    in->d == pending_->w.n_out && RowsOf(op) == pending_->n_rows;
+  if (!adds) {
+    Flush();
+  } else {
+    const LinearArgs linear = *pending_;
+    pending_.reset();
+    RunLinear(linear, in->x, in->scale);
+    in->y = nullptr;
+  }
+  EnqueueAfterResidual(next);
+}
+
+void CudaBackend::Flush() {
+  if (!pending_) return;
+  const LinearArgs linear = *pending_;
+  pending_.reset();
+  Run(linear);
+}
+
+void CudaBackend::EnqueueAfterResidual(const Op& op) {
+  if (const auto* linear = std::get_if<LinearArgs>(&op)) {
+    pending_ = *linear;
+    return;
+  }
+  Op next = op;
+  if (Residual* in = ResidualOf(next); in != nullptr && in->y != nullptr) {
+    AddResidual(*in, RowsOf(op), Here());
+    in->y = nullptr;
+  }
+  std::visit([this](const auto& args) { Run(args); }, next);
+}
+
+std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body) {
+  Flush();
+  // Relaxed: the body may have to make room for scratch, which is not part of the graph.
+  CheckLaunch(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording");
+  body();
+  Flush();
+  for (const Lane lane : {Lane::kIn, Lane::kOut}) {  // a graph ends in one point
+    if (branched_[static_cast<size_t>(lane)]) Join(Lane::kMain, lane);
+  }
+  cudaGraph_t graph = nullptr;
+  CheckLaunch(cudaStreamEndCapture(stream_, &graph), "recording");
+  cudaGraphExec_t exec = nullptr;
+  CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "recording");
+  cudaGraphDestroy(graph);
+  return std::make_unique<Graph>(exec);
+}
+
+void CudaBackend::Replay(const Recording& recording) {
+  Flush();
+  CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), stream_), "replay");
+}
+
+// --- Ops.
+
+const void* CudaBackend::NormMany(const Residual& in, DType type, int32_t n_rows) {
+  std::byte* h = rows_.Get(DTypeBytes(type, U(n_rows) * U(in.d)));
+  NormRows(in, n_rows, type, h, Here());
+  return h;
+}
+
+void CudaBackend::MultiplyMany(const void* x, const WeightRef& w, const float* bias, int32_t n_rows,
+                               float* y, bool add) {
+  const DType type = GemmType(w.format);
+  const void* weights = w.data;
+  int64_t pitch = w.row_bytes / static_cast<int64_t>(DTypeBytes(type, 1));
+  if (w.format != type || U(w.row_bytes) % DTypeBytes(type, 1) != 0) {
+    std::byte* panel = panel_.Get(DTypeBytes(type, U(w.n_out) * U(w.n_in)));
+    DequantiseRows(w, 0, w.n_out, type, panel, Here());
+    weights = panel;
+    pitch = w.n_in;
+  }
+  gemm_->Multiply({.in = type,
+                   .out = DType::kF32,
+                   .x = x,
+                   .w = weights,
+                   .y = y,
+                   .bias = bias,
+                   .accumulate = add,
+                   .n_rows = n_rows,
+                   .n_out = w.n_out,
+                   .n_in = w.n_in,
+                   .x_pitch = w.n_in,
+                   .w_pitch = pitch,
+                   .y_pitch = w.n_out},
+                  stream_);
+}
+
+void CudaBackend::RunLinear(const LinearArgs& a, float* residual, float scale) {
+  if (Many(a.n_rows)) {
+    const DType type = GemmType(a.w.format);
+    const void* x = a.x;
+    if (type != DType::kF32) {
+      const int64_t n = int64_t{a.n_rows} * a.w.n_in;
+      std::byte* rounded = rows_.Get(DTypeBytes(type, U(n)));
+      cuda::ConvertRows(a.x, n, type, rounded, Here());
+      x = rounded;
+    }
+    const bool add = residual != nullptr && scale == 1;
+    MultiplyMany(x, a.w, a.bias, a.n_rows, add ? residual : a.y, add);
+    if (residual != nullptr && !add) {
+      AddResidual({.x = residual, .y = a.y, .scale = scale, .d = static_cast<int32_t>(a.w.n_out)},
+                  a.n_rows, Here());
+    }
+    return;
+  }
+  for (int32_t first = 0; first < a.n_rows; first += kMaxDecodeRows) {
+    Product product{.x = a.x + first * a.w.n_in,
+                    .n_rows = std::min(kMaxDecodeRows, a.n_rows - first),
+                    .finish = residual != nullptr ? Finish::kAdd : Finish::kStore,
+                    .scale = scale};
+    float* y = residual != nullptr ? residual : a.y;
+    product.parts[0] = {.w = a.w, .bias = a.bias, .y = y + first * a.w.n_out};
+    Multiply(product, Here());
+  }
+}
+
+void CudaBackend::MultiplyNormed(const Residual& in, int32_t n_rows,
+                                 std::initializer_list<ProductPart> parts) {
+  if (Many(n_rows)) {
+    std::optional<DType> type;  // of h
+    const void* h = nullptr;
+    for (const ProductPart& part : parts) {
+      const DType wanted = GemmType(part.w.format);
+      if (type != wanted) h = NormMany(in, wanted, n_rows);
+      type = wanted;
+      MultiplyMany(h, part.w, part.bias, n_rows, part.y, false);
+    }
+    return;
+  }
+  for (int32_t first = 0; first < n_rows; first += kMaxDecodeRows) {
+    Product product{.x = in.x + int64_t{first} * in.d,
+                    .norm = in.norm,
+                    .eps = in.eps,
+                    .n_rows = std::min(kMaxDecodeRows, n_rows - first),
+                    .n_parts = 0};
+    for (const ProductPart& part : parts) {
+      if (product.n_parts > 0 && product.parts[0].w.format != part.w.format) {
+        Multiply(product, Here());
+        product.n_parts = 0;
+      }
+      product.parts[product.n_parts++] = {
+          .w = part.w, .bias = part.bias, .y = part.y + first * part.w.n_out};
+    }
+    Multiply(product, Here());
+  }
+}
+
+void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
+  if (a.n_rows <= kMaxDecodeRows && a.copy.base == nullptr && CanMultiplyRope(a)) {
+    Product product{.x = a.in.x,
+                    .norm = a.in.norm,
+                    .eps = a.in.eps,
+                    .n_rows = a.n_rows,
+                    .n_parts = 3,
+                    .finish = Finish::kRope,
+                    .qkv = &a};
+    product.parts[0] = {.w = a.wq, .bias = a.bq, .y = a.q};
+    product.parts[1] = {.w = a.wk, .bias = a.bk};
+    product.parts[2] = {.w = a.wv, .bias = a.bv};
+    Multiply(product, Here());
+    return;
+  }
+  auto* k = reinterpret_cast<float*>(products_.Get(4 * U(a.n_rows) * U(a.wk.n_out + a.wv.n_out)));
+  float* v = k + int64_t{a.n_rows} * a.wk.n_out;
+  MultiplyNormed(a.in, a.n_rows, {{a.wq, a.bq, a.q}, {a.wk, a.bk, k}, {a.wv, a.bv, v}});
+  RopeAppend(a, k, v, Here());
+}
+
+void CudaBackend::Run(const AttendArgs& a) {
+  const bool many = a.n_rows > kMaxDecodeRows && !options_.full_precision;
+  if (many && CanAttendPrefill(a, device_)) {
+    AttendPrefill(a, Here(AttendPrefillScratch(a, device_)));
+  } else {
+    Attend(a, Here(AttendScratch(a, device_)));
+  }
+}
+
+void CudaBackend::Run(const NormGatedFfnArgs& a) {
+  if (a.n_rows > kMaxDecodeRows || a.gate.format != a.up.format) {
+    const int64_t n = int64_t{a.n_rows} * a.gate.n_out;
+    auto* up = reinterpret_cast<float*>(products_.Get(4 * U(n)));
+    MultiplyNormed(a.in, a.n_rows, {{a.gate, a.gate_bias, a.out}, {a.up, a.up_bias, up}});
+    GatedRows(a.act, a.out, up, a.out, n, Here());
+    return;
+  }
+  Product product{.x = a.in.x,
+                  .norm = a.in.norm,
+                  .eps = a.in.eps,
+                  .n_rows = a.n_rows,
+                  .n_parts = 2,
+                  .finish = Finish::kGated,
+                  .act = a.act};
+  product.parts[0] = {.w = a.gate, .bias = a.gate_bias, .y = a.out};
+  product.parts[1] = {.w = a.up, .bias = a.up_bias};
+  Multiply(product, Here());
+}
+
+void CudaBackend::Run(const NormLogitsArgs& a) {
+  for (int32_t first = 0; first < a.n_out; first += kMaxDecodeRows) {
+    const int32_t* rows = a.out_rows != nullptr ? a.out_rows + first : nullptr;
+    Product product{.x = rows != nullptr ? a.in.x : a.in.x + int64_t{first} * a.in.d,
+                    .x_rows = rows,
+                    .norm = a.in.norm,
+                    .eps = a.in.eps,
+                    .n_rows = std::min(kMaxDecodeRows, a.n_out - first),
+                    .finish = Finish::kLogits,
+                    .scale = a.scale,
+                    .softcap = a.softcap};
+    product.parts[0] = {.w = a.head, .bias = a.bias, .y = a.logits + first * a.head.n_out};
+    Multiply(product, Here());
+  }
+}
+
+}  // namespace
+
+void CheckLaunch(cudaError_t error, const char* what) {
+  OKV_CHECK(error == cudaSuccess, "{}: {}", what, cudaGetErrorString(error));
+}
+
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
+  using cuda::LastError;
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    const std::string reason = LastError();
+    return Unsupported(fmt::format("no CUDA device: {}",
+                                   count == 0 && reason == "no error" ? "none found" : reason));
+  }
+  if (options.device < 0 || options.device >= count) {
+    return Unsupported(
+        fmt::format("no CUDA device {}, expected 0 to {}", options.device, count - 1));
+  }
+  cudaDeviceProp properties{};
+  if (cudaSetDevice(options.device) != cudaSuccess ||
+      cudaGetDeviceProperties(&properties, options.device) != cudaSuccess) {
+    return Unsupported(
+        fmt::format("CUDA device {} cannot be used: {}", options.device, LastError()));
+  }
+  const cuda::Device device{.ordinal = options.device,
+                            .sm_count = properties.multiProcessorCount,
+                            .arch = 10 * properties.major + properties.minor,
+                            .shared_per_block = properties.sharedMemPerBlockOptin,
+                            .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+  if (!cuda::HasCodeFor(device)) {
+    return Unsupported(fmt::format(
+        "CUDA device {} ({}) is of architecture sm_{}, which this build has no code for",
+        options.device, properties.name, device.arch));
+  }
+  auto backend = std::make_unique<cuda::CudaBackend>(
+      options, device, fmt::format("{}, {} multiprocessors", properties.name, device.sm_count));
+  OKV_RETURN_IF_ERROR(backend->Open());
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace omnikv

@@ -1,0 +1,752 @@
+// Attention of few rows, at the speed of memory: tensor cores over f16 or bf16 K/V, with queries
+// and weights split into two numbers of that type, so that results are near those of f32.
+//
+// A CTA takes all KV heads of the tokens of its strand (attend_plan.cuh), a warp a head: rows of
+// K/V are read whole, and a warp waits for no other. Its own ring of stages in shared memory, each
+// K or V of its head for one tile, is filled by asynchronous copies. For 16 tokens and 8 queries:
+//   S [16 tokens, 8 queries] = K [16, dk] Q^T [dk, 8]      A: K as it lies,      B: kept
+//   O^T [dv, 8 queries]     += V^T [dv, 16] P^T [16, 8]    A: V read transposed, B: made of S
+// Accumulators of both have queries in columns 2 * (lane % 4) and the next, so that a lane keeps
+// the running maximum and sum of its two queries of an octet throughout.
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "backend/cuda/kernels/attend_plan.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+// One CTA an SM, of at most half of its registers: beside it the next kernel has room to start and
+// to load its weights.
+constexpr int32_t kCtasAnSm = 1;
+constexpr int kRingBytes = 96 * 1024;  // of a CTA
+
+// What a warp holds for heads of kDim values.
+template <int kDim>
+struct Shape {
+  static constexpr int kWarps = kDim <= 128 ? 8 : 4;
+  static constexpr int kSteps = kDim / 16;  // of a product's 16
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes, in a row of a stage
+  static constexpr int kStageBytes = kTileTokens * kDim * 2;
+  static constexpr int kStages = kRingBytes / kWarps / kStageBytes;
+  static_assert(kDim % 16 == 0 && kStages >= 3);
+
+  // Chunk c of a stage's row lies at chunk c ^ Swizzle(row): then the same chunk of eight rows, as
+  // ldmatrix reads them, lies in different banks.
+  static constexpr int kLowBit = kChunks & -kChunks;
+  static constexpr int kMask = kLowBit >= 8 ? 7 : kLowBit - 1;
+  static constexpr int kShift = kMask == 7 ? 0 : kMask == 3 ? 1 : 2;
+  __device__ static uint32_t Swizzle(uint32_t row) { return row >> kShift & kMask; }
+
+  // What a lane brings with copy i of a stage's kChunks / 2: a row and a chunk of it, and where in
+  // the stage that goes.
+  __device__ static uint32_t Token(uint32_t i, uint32_t lane) { return (32 * i + lane) / kChunks; }
+  __device__ static uint32_t Chunk(uint32_t i, uint32_t lane) { return (32 * i + lane) % kChunks; }
+  __device__ static uint32_t Place(uint32_t i, uint32_t lane) {
+    if constexpr (32 % kChunks == 0) {  // the same in fewer steps: all but the lane is known
+      constexpr uint32_t kRows = 32 / kChunks;
+      const uint32_t own = lane / kChunks;
+      const uint32_t place = (own * kChunks + (lane % kChunks ^ own)) * 16;
+      return (place ^ i * kRows % 8 * 16) + i * kRows * kChunks * 16;
+    }
+    const uint32_t token = Token(i, lane);
+    return (token * kChunks + (Chunk(i, lane) ^ Swizzle(token))) * 16;
+  }
+};
+
+// The same value, but not one that the compiler knows not to change: what follows from it is then
+// computed where it is used, where it would otherwise be kept in registers all through a loop.
+__device__ __forceinline__ uint32_t Fresh(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
+// --- Fragments. Lane l: g = l / 4, t = l % 4.
+
+// Two values in a register, the first in its low half.
+template <typename T>
+__device__ __forceinline__ uint32_t PackPair(float a, float b) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float2 UnpackPair(uint32_t v) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&v));
+  } else {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
+  }
+}
+
+// a, b as sums of two numbers of type T.
+template <typename T>
+__device__ __forceinline__ void SplitPair(float a, float b, uint32_t& high, uint32_t& low) {
+  high = PackPair<T>(a, b);
+  const float2 rounded = UnpackPair<T>(high);
+  low = PackPair<T>(a - rounded.x, b - rounded.y);
+}
+
+// Four 8 x 8 matrices whose rows of 16 bytes lanes 0-7, 8-15, 16-23 and 24-31 name. Register i:
+// row g, columns 2t and 2t + 1 of matrix i.
+__device__ __forceinline__ void LoadMatrices(uint32_t (&a)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(row)
+               : "memory");
+}
+
+// The same, each transposed: rows 2t and 2t + 1, column g.
+__device__ __forceinline__ void LoadTransposed(uint32_t (&a)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(row)
+               : "memory");
+}
+
+// From row g, columns 2t and 2t + 1 of an 8 x 8 matrix to rows 2t and 2t + 1, column g.
+__device__ __forceinline__ uint32_t Transpose(uint32_t v) {
+  uint32_t out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(v));
+  return out;
+}
+
+// c [16, 8] += a [16, 16] b [16, 8]. c: rows g, g, g + 8, g + 8, columns 2t, 2t + 1, 2t, 2t + 1.
+// a: rows g, g + 8, g, g + 8, columns 2t.., 2t.., 2t + 8.., 2t + 8... b: column g, rows 2t.., 2t
+// + 8...
+template <typename T>
+__device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4],
+                                            const uint32_t (&b)[2]) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+// --- One warp: one unit of query heads over one strand.
+
+// kOctets: eights of query heads that a unit has.
+template <typename T, int kDim, int kOctets>
+class HeadWarp {
+  using S = Shape<kDim>;
+  // f16 ends at 65504 and is coarse below 2^-14, so weights are at most 2^kLift instead of 1.
+  static constexpr float kLift = std::is_same_v<T, __half> ? 14 : 0;
+
+ public:
+  __device__ HeadWarp(const AttendArgs& args, int32_t kv_head, int32_t head, int32_t n_heads,
+                      std::byte* ring, uint32_t* valid, Span* span)
+      : args_(args),
+        head_(head),
+        n_heads_(n_heads),
+        lane_(threadIdx.x % 32),
+        k_(args.kv.base + args.kv.k_offset + kv_head * args.kv.k_head_bytes),
+        v_(args.kv.base + args.kv.v_offset + kv_head * args.kv.v_head_bytes),
+        ring_(ring),
+        valid_(valid),
+        span_(span) {}
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        top_[n][j] = -kInf;
+        sum_[n][j] = 0;
+      }
+#pragma unroll
+      for (int m = 0; m < S::kSteps; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o_[n][m][i] = 0;
+      }
+    }
+  }
+
+  // Tiles [from, to) of a span of the piece's row.
+  __device__ __forceinline__ void Read(const Piece& piece, const PlanSegment& segment,
+                                       const Span& span, int32_t from, int32_t to) {
+    // In shared memory, since registers are few and this is looked at once in 32 tokens.
+    if (lane_ == 0) *span_ = span;
+    __syncwarp();
+    Walk walk(args_.kv, *span_, piece.table_off, piece.meta.pos, from * kTileTokens);
+    const bool with_v = args_.o != nullptr;
+    // Stages are K and V of a tile in turn. Each is a group of copies, be it an empty one, so that
+    // the oldest stage is always kStages groups back.
+    const auto issue = [&](int slot, int32_t tile, bool is_v) {
+      if (tile < to) {
+        const int first = (tile - from) % 2 * kTileTokens;  // of this tile in the walk's batch
+        if (!is_v) {
+          if (first == 0 && tile > from) walk.Advance();
+          const uint32_t valid = __ballot_sync(kAllLanes, walk.row() >= 0);
+          if (lane_ == 0) valid_[slot] = valid >> first;
+        }
+        if (!is_v || with_v) {
+          Copy(ring_ + slot * S::kStageBytes, is_v ? v_ : k_, walk.row(), first);
+        }
+      }
+      CopyAsyncCommit();
+    };
+#pragma unroll 1
+    for (int i = 0; i < S::kStages; ++i) issue(i, from + i / 2, i % 2 != 0);
+    LoadQueries((segment.q != nullptr ? segment.q : args_.q) +
+                (int64_t{piece.row} * args_.n_heads + head_) * kDim);
+
+    int slot = 0;
+    const auto wait = [&] {
+      CopyAsyncWait<S::kStages - 1>();
+      __syncwarp();
+    };
+    // Gives the slot to the stage kStages ahead: stage `ahead` from K of `tile` on.
+    const auto next = [&](int32_t tile, int ahead) {
+      __syncwarp();  // all lanes have read it
+      issue(slot, tile + ahead / 2, ahead % 2 != 0);
+      slot = slot + 1 == S::kStages ? 0 : slot + 1;
+    };
+    for (int32_t tile = from; tile < to; ++tile) {
+      wait();
+      const uint32_t valid = valid_[slot];
+      float logits[kOctets][4];
+      MultiplyK(ring_ + slot * S::kStageBytes, logits);
+      next(tile, S::kStages);
+      ScaleLogits(logits);
+      if (args_.score != ScoreKind::kNone) {
+        WriteScores(logits, valid, piece.row, span_->begin + tile * kTileTokens);
+      }
+      uint32_t p_high[kOctets][2], p_low[kOctets][2];
+      Weigh(logits, valid, p_high, p_low);
+      wait();
+      if (with_v) MultiplyV(ring_ + slot * S::kStageBytes, p_high, p_low);
+      next(tile, S::kStages + 1);
+    }
+  }
+
+  __device__ __forceinline__ void Write(const Piece& piece, const Partials& partials) {
+    const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
+    const bool whole = piece.slot < 0;
+    const int64_t first = int64_t{whole ? piece.row : piece.slot} * args_.n_heads + head_;
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float sum = sum_[n][j];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+        const int head = 8 * n + 2 * t + j;
+        if (head >= n_heads_) continue;
+        if (g == 0) {
+          if (!whole) {
+            partials.sums[first + head] = {top_[n][j], sum};
+          } else if (args_.lse != nullptr) {
+            args_.lse[first + head] = LogSum(top_[n][j], sum);
+          }
+        }
+        if (args_.o == nullptr) continue;
+        float* o = (whole ? args_.o : partials.o) + (first + head) * kDim + g;
+        const float factor = !whole ? 1.0f : sum > 0 ? 1.0f / sum : 0.0f;
+#pragma unroll
+        for (int m = 0; m < S::kSteps; ++m) {
+          o[16 * m] = o_[n][m][j] * factor;
+          o[16 * m + 8] = o_[n][m][2 + j] * factor;
+        }
+      }
+    }
+  }
+
+ private:
+  // This head's K or V of a tile; `rows`: a token a lane, the tile's from lane `first` on.
+  __device__ __forceinline__ void Copy(std::byte* stage, const std::byte* head, int32_t rows,
+                                       int first) {
+    const uint32_t lane = Fresh(lane_) % 32;
+    constexpr int kCopies = S::kChunks / 2, kTogether = 4;
+#pragma unroll
+    for (int i = 0; i < kCopies; i += kTogether) {
+      int32_t row[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether && i + j < kCopies; ++j) {
+        row[j] = __shfl_sync(kAllLanes, rows, first + S::Token(i + j, lane));
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether && i + j < kCopies; ++j) {
+        const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(max(row[j], 0))) *
+                                static_cast<uint32_t>(args_.kv.row_bytes);
+        CopyAsync16(stage + S::Place(i + j, lane), head + offset + S::Chunk(i + j, lane) * 16,
+                    row[j] >= 0);
+      }
+    }
+  }
+
+  // Queries as B: column g (a query), rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 values. Each is
+  // scaled by a power of two that brings its largest value to 2^14, for f16's sake.
+  __device__ __forceinline__ void LoadQueries(const float* q) {
+    const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+      const bool exists = 8 * n + g < n_heads_;
+      const float* query = q + (exists ? 8 * n + g : 0) * kDim + 2 * t;
+      const auto load = [&](int i) {
+        return exists ? *reinterpret_cast<const float2*>(query + i) : float2{0, 0};
+      };
+      float top = 0;
+#pragma unroll
+      for (int i = 0; i < kDim; i += 8) {
+        const float2 v = load(i);
+        top = fmaxf(top, fmaxf(fabsf(v.x), fabsf(v.y)));
+      }
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+      const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
+      const float factor = __int_as_float((127 + up) << 23);
+      asm volatile("" ::: "memory");  // loads them again, from cache: all of them need registers
+#pragma unroll
+      for (int step = 0; step < S::kSteps; ++step) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 v = load(16 * step + 8 * i);
+          SplitPair<T>(v.x * factor, v.y * factor, q_high_[n][step][i], q_low_[n][step][i]);
+        }
+      }
+      const float back = args_.scale * __int_as_float((127 - up) << 23);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        scale_[n][j] = __shfl_sync(kAllLanes, back, 4 * (2 * t + j));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MultiplyK(const std::byte* stage, float (&logits)[kOctets][4]) {
+    // Matrices: tokens 0-7 and 8-15 of values 0-7, then of values 8-15.
+    const uint32_t token = lane_ % 16;
+    const uint32_t row = SharedAddress(stage) + token * S::kChunks * 16;
+    const uint32_t chunk = Fresh(lane_ / 16 ^ S::Swizzle(token));
+    float low[kOctets][4];
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) logits[n][i] = low[n][i] = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < S::kSteps; ++step) {
+      uint32_t a[4];
+      LoadMatrices(a, row + (2 * step ^ chunk) * 16);
+#pragma unroll
+      for (int n = 0; n < kOctets; ++n) {
+        MultiplyAdd<T>(logits[n], a, q_high_[n][step]);
+        MultiplyAdd<T>(low[n], a, q_low_[n][step]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) logits[n][i] += low[n][i];
+    }
+  }
+
+  // logits[n][i]: token g + i / 2 * 8, query 8n + 2t + i % 2.
+  __device__ __forceinline__ void ScaleLogits(float (&logits)[kOctets][4]) const {
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) logits[n][i] *= scale_[n][i % 2];
+    }
+    if (args_.softcap <= 0) return;
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) logits[n][i] = Softcap(logits[n][i], args_.softcap);
+    }
+  }
+
+  // Of the tile whose first token stands at `pos`.
+  __device__ __forceinline__ void WriteScores(const float (&logits)[kOctets][4], uint32_t valid,
+                                              int32_t row, int32_t pos) const {
+    const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
+    if (args_.score == ScoreKind::kLogits) {
+      float* out = args_.scores + (int64_t{row} * args_.n_heads + head_) * args_.score_stride + pos;
+#pragma unroll
+      for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int head = 8 * n + 2 * t + i % 2, token = g + i / 2 * 8;
+          if (head < n_heads_ && (valid >> token & 1) != 0) {
+            out[head * args_.score_stride + token] = logits[n][i];
+          }
+        }
+      }
+      return;
+    }
+    float top[2] = {-kInf, -kInf};
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (8 * n + 2 * t + i % 2 < n_heads_) top[i / 2] = fmaxf(top[i / 2], logits[n][i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      top[i] = fmaxf(top[i], __shfl_xor_sync(kAllLanes, top[i], 1));
+      top[i] = fmaxf(top[i], __shfl_xor_sync(kAllLanes, top[i], 2));
+    }
+    const int token = g + t * 8;
+    if (t < 2 && (valid >> token & 1) != 0) {
+      AtomicMax(args_.scores + row * args_.score_stride + pos + token, t == 0 ? top[0] : top[1]);
+    }
+  }
+
+  // From logits to weights 2^(logit - top), as B of the product with V: the running maximum and sum
+  // of each query go on, and what O holds is scaled to the new maximum.
+  __device__ __forceinline__ void Weigh(const float (&logits)[kOctets][4], uint32_t valid,
+                                        uint32_t (&p_high)[kOctets][2],
+                                        uint32_t (&p_low)[kOctets][2]) {
+    const int g = static_cast<int>(lane_ / 4);
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+      float p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[i] = (valid >> (g + i / 2 * 8) & 1) != 0 ? logits[n][i] * kLog2E : -kInf;
+      }
+      float fade[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float top = fmaxf(p[j], p[2 + j]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) {
+          top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+        }
+        top = fmaxf(top_[n][j], top - kLift);
+        const float from = top == -kInf ? 0.0f : top;  // no token yet: all weights are 0
+        fade[j] = exp2f(top_[n][j] - from);
+        top_[n][j] = top;
+        p[j] = exp2f(p[j] - from);
+        p[2 + j] = exp2f(p[2 + j] - from);
+        sum_[n][j] = sum_[n][j] * fade[j] + (p[j] + p[2 + j]);
+      }
+#pragma unroll
+      for (int m = 0; m < S::kSteps; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o_[n][m][i] *= fade[i % 2];
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // tokens g, then g + 8
+        uint32_t high, low;
+        SplitPair<T>(p[2 * i], p[2 * i + 1], high, low);
+        p_high[n][i] = Transpose(high);
+        p_low[n][i] = Transpose(low);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MultiplyV(const std::byte* stage,
+                                            const uint32_t (&p_high)[kOctets][2],
+                                            const uint32_t (&p_low)[kOctets][2]) {
+    // Matrices: values 0-7 and 8-15 of tokens 0-7, then of tokens 8-15.
+    const uint32_t token = lane_ % 8 + lane_ / 16 * 8;
+    const uint32_t row = SharedAddress(stage) + token * S::kChunks * 16;
+    const uint32_t chunk = Fresh(lane_ / 8 % 2 ^ S::Swizzle(token));
+#pragma unroll
+    for (int m = 0; m < S::kSteps; ++m) {
+      uint32_t a[4];
+      LoadTransposed(a, row + (2 * m ^ chunk) * 16);
+#pragma unroll
+      for (int n = 0; n < kOctets; ++n) {
+        MultiplyAdd<T>(o_[n][m], a, p_high[n]);
+        MultiplyAdd<T>(o_[n][m], a, p_low[n]);
+      }
+    }
+  }
+
+  const AttendArgs& args_;
+  int32_t head_, n_heads_;  // the unit's query heads
+  uint32_t lane_;
+  const std::byte *k_, *v_;  // of this head, in row 0 of the bank
+  std::byte* ring_;
+  uint32_t* valid_;  // [kStages]: bit i: token i of the tile is read; of stages with K
+  Span* span_;
+  uint32_t q_high_[kOctets][S::kSteps][2], q_low_[kOctets][S::kSteps][2];
+  float scale_[kOctets][2];  // from products to logits
+  float top_[kOctets][2];    // 2^top is weight 1: the maximum so far, less kLift
+  float sum_[kOctets][2];    // of the weights of this lane's tokens
+  float o_[kOctets][S::kSteps][4];
+};
+
+// Brings into the second-level cache what tells a step's tokens: between two attentions a layer's
+// weights have passed through it. Values may still be written; they are not looked at.
+__device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
+  const int64_t at =
+      128 * ((int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x);
+  const auto prefetch = [&](const void* data, int64_t bytes) {
+    if (data == nullptr || at >= bytes) return;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(data) + at));
+  };
+  prefetch(args.rows, int64_t{sizeof(RowMeta)} * args.n_rows);
+  prefetch(args.seqs, int64_t{sizeof(SeqMeta)} * args.n_seqs);
+  for (int i = 0; i < args.plan.n_segments; ++i) {
+    const PlanSegment& s = args.plan.segments[static_cast<size_t>(i)];
+    const int64_t lists = int64_t{args.n_seqs} * s.lists;
+    prefetch(s.bounds, int64_t{8} * args.n_seqs);
+    prefetch(s.count, 4 * lists);
+    prefetch(s.index, 4 * lists * s.capacity);
+  }
+}
+
+template <typename T, int kDim, int kOctets>
+__global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
+    AttendKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
+                 const __grid_constant__ Partials partials) {
+  using S = Shape<kDim>;
+  extern __shared__ __align__(1024) std::byte rings[];
+  __shared__ uint32_t valid[S::kWarps][S::kStages];
+  __shared__ Span spans[S::kWarps];
+  PrefetchPlan(args);
+  GridWait();
+  GridTrigger();  // after the wait: MergeKernel reads metadata before its own
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int32_t unit =
+      static_cast<int32_t>(blockIdx.y) * division.cta_units + warp % division.cta_units;
+  if (unit >= division.units) return;
+  const int32_t strand =
+      warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
+  const int32_t kv_head = unit / division.parts;
+  const int32_t group = args.n_heads / args.kv.n_kv_heads;
+  const int32_t head = unit % division.parts * division.unit_heads;  // of the group
+  HeadWarp<T, kDim, kOctets> state(
+      args, kv_head, kv_head * group + head, min(division.unit_heads, group - head),
+      rings + warp * S::kStages * S::kStageBytes, valid[warp], &spans[warp]);
+  ForEachPiece(args, kv_head, strand, division.Strands(), [&](const Piece& piece) {
+    state.Clear();
+    ForEachSpan(args, piece, kv_head,
+                [&](const PlanSegment& segment, const Span& span, int32_t from, int32_t to) {
+                  state.Read(piece, segment, span, from, to);
+                });
+    state.Write(piece, partials);
+  });
+}
+
+// --- After and before.
+
+constexpr int kMergeWarps = 4;
+constexpr int kMergeColumns = 32;  // of a head's dv, that a CTA merges
+constexpr int kEarly = 2;          // loads of a lane that wait for nothing
+
+// The partials of the rows that no strand took whole; and rows that read no token. Grid: (query
+// heads, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth partials at once.
+template <int kWidth>
+__global__ void __launch_bounds__(32 * kMergeWarps, 12)
+    MergeKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
+                const __grid_constant__ Partials partials) {
+  struct alignas(4 * kWidth) Values {
+    float v[kWidth];
+  };
+  __shared__ float sums[kMergeWarps][kMergeColumns];
+  GridTrigger();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto head = static_cast<int32_t>(blockIdx.x);
+  const auto row = static_cast<int32_t>(blockIdx.y);
+  const int32_t dv = args.kv.dv;
+  // AttendKernel has seen all earlier kernels end before this one starts, and writes no metadata.
+  const RowTiles<true> rows(args, head / (args.n_heads / args.kv.n_kv_heads));
+  const int32_t start = __shfl_sync(kAllLanes, rows.start, row);
+  const int32_t tiles = __shfl_sync(kAllLanes, rows.tiles, row);
+  const Strands strands(rows.total, division.Strands());
+  int32_t first = 0, n = 0, first_slot = 0;
+  if (tiles > 0) {
+    first = strands.Of(start);
+    n = strands.Of(start + tiles - 1) - first + 1;
+    first_slot = 2 * first + (start > strands.Begin(first) ? 1 : 0);
+  }
+  GridWait();
+  if (n == 1) return;
+
+  const auto partial = [&](int32_t i) {
+    return int64_t{i == 0 ? first_slot : 2 * (first + i)} * args.n_heads + head;
+  };
+  constexpr int kLanes = kMergeColumns / kWidth;  // that share a partial
+  constexpr int kStep = kMergeWarps * kWidth;     // partials at once
+  const int column = static_cast<int>(blockIdx.z) * kMergeColumns + lane % kLanes * kWidth;
+  const bool loads = args.o != nullptr && column < dv;
+  const int32_t mine = warp * kWidth + lane / kLanes;
+  const auto load = [&](int32_t i) {
+    return loads && i < n ? *reinterpret_cast<const Values*>(partials.o + partial(i) * dv + column)
+                          : Values{};
+  };
+  Values early[kEarly];
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) early[i] = load(mine + i * kStep);
+
+  float top = -kInf;
+  for (int32_t i = lane; i < n; i += 32) top = fmaxf(top, partials.sums[partial(i)].x);
+  top = WarpMax(top);
+  const float from = top == -kInf ? 0.0f : top;
+  const auto weight = [&](int32_t i) { return exp2f(partials.sums[partial(i)].x - from); };
+  float sum = 0;
+  for (int32_t i = lane; i < n; i += 32) sum += partials.sums[partial(i)].y * weight(i);
+  sum = WarpSum(sum);
+  if (threadIdx.x == 0 && blockIdx.z == 0 && args.lse != nullptr) {
+    args.lse[int64_t{row} * args.n_heads + head] = LogSum(top, sum);
+  }
+  if (args.o == nullptr) return;
+
+  Values total{};
+  const auto add = [&](int32_t i, const Values& o) {
+    const float w = i < n ? weight(i) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) total.v[j] += w * o.v[j];
+  };
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) add(mine + i * kStep, early[i]);
+#pragma unroll 4
+  for (int32_t i = mine + kEarly * kStep; i < n; i += kStep) add(i, load(i));
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+#pragma unroll
+    for (int step = kLanes; step < 32; step *= 2) {
+      total.v[j] += __shfl_xor_sync(kAllLanes, total.v[j], step);
+    }
+    if (lane < kLanes) sums[warp][lane * kWidth + j] = total.v[j];
+  }
+  __syncthreads();
+  const int out = static_cast<int>(blockIdx.z) * kMergeColumns + lane;
+  if (warp != 0 || out >= dv) return;
+  float o = 0;
+#pragma unroll
+  for (int w = 0; w < kMergeWarps; ++w) o += sums[w][lane];
+  args.o[(int64_t{row} * args.n_heads + head) * dv + out] = sum > 0 ? o / sum : 0.0f;
+}
+
+// scores[row][0 .. pos] = -inf: where maxima start.
+__global__ void __launch_bounds__(256)
+    ClearScoresKernel(const RowMeta* rows, float* scores, int64_t stride) {
+  GridTrigger();
+  GridWait();
+  const int64_t n = int64_t{rows[blockIdx.y].pos} + 1;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; t < n; t += step) {
+    scores[blockIdx.y * stride + t] = -kInf;
+  }
+}
+
+// --- Launches.
+
+// Whether AttendKernel takes these K/V and queries.
+bool IsFast(const AttendArgs& args) {
+  const KvView& kv = args.kv;
+  const auto bits = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+  uintptr_t queries = bits(args.q);
+  for (int i = 0; i < args.plan.n_segments; ++i) {
+    queries |= bits(args.plan.segments[static_cast<size_t>(i)].q);
+  }
+  const int64_t distances =
+      kv.row_bytes | kv.k_offset | kv.v_offset | kv.k_head_bytes | kv.v_head_bytes;
+  return (kv.dtype == DType::kF16 || kv.dtype == DType::kBF16) && kv.dk == kv.dv &&
+         (kv.dk == 64 || kv.dk == 80 || kv.dk == 96 || kv.dk == 128 || kv.dk == 256) &&
+         (bits(kv.base) | static_cast<uintptr_t>(distances)) % 16 == 0 && queries % 8 == 0;
+}
+
+// Eights of query heads that a warp takes: two where most models with large groups have their dk.
+int Octets(const AttendArgs& args) {
+  const bool large = args.n_heads / args.kv.n_kv_heads > 8;
+  return large && (args.kv.dk == 64 || args.kv.dk == 128) ? 2 : 1;
+}
+
+Division DivideFast(const AttendArgs& args, const Device& device) {
+  return Divide(args, 8 * Octets(args), args.kv.dk <= 128 ? 8 : 4, kCtasAnSm * device.sm_count);
+}
+
+template <typename T, int kDim, int kOctets>
+void AttendFast(const AttendArgs& args, const Division& d, const Partials& partials,
+                const Launch& launch) {
+  using S = Shape<kDim>;
+  const auto kernel = AttendKernel<T, kDim, kOctets>;
+  const size_t shared = static_cast<size_t>(d.Warps()) * S::kStages * S::kStageBytes;
+  AllowShared(kernel, shared);
+  LaunchKernel(kernel, launch,
+               dim3(static_cast<unsigned>(d.splits), static_cast<unsigned>(d.groups)),
+               dim3(static_cast<unsigned>(32 * d.Warps())), shared, args, d, partials);
+}
+
+template <typename T>
+void AttendFast(const AttendArgs& args, const Division& d, const Partials& partials,
+                const Launch& launch) {
+  const bool two = Octets(args) == 2;
+  switch (args.kv.dk) {
+    case 64:
+      return two ? AttendFast<T, 64, 2>(args, d, partials, launch)
+                 : AttendFast<T, 64, 1>(args, d, partials, launch);
+    case 80:
+      return AttendFast<T, 80, 1>(args, d, partials, launch);
+    case 96:
+      return AttendFast<T, 96, 1>(args, d, partials, launch);
+    case 128:
+      return two ? AttendFast<T, 128, 2>(args, d, partials, launch)
+                 : AttendFast<T, 128, 1>(args, d, partials, launch);
+    default:
+      return AttendFast<T, 256, 1>(args, d, partials, launch);
+  }
+}
+
+// At most kRowsALaunch rows.
+void AttendRows(const AttendArgs& args, const Launch& launch) {
+  const auto n_rows = static_cast<unsigned>(args.n_rows);
+  if (args.score == ScoreKind::kHeadMax) {
+    const int64_t ctas = std::min<int64_t>(CeilDiv(args.score_stride, 1024), 256);
+    LaunchKernel(ClearScoresKernel, launch, dim3(static_cast<unsigned>(ctas), n_rows), dim3(256), 0,
+                 args.rows, args.scores, args.score_stride);
+  }
+  const bool fast = IsFast(args);
+  const Division d = fast ? DivideFast(args, *launch.device) : DivideGeneric(args, *launch.device);
+  const Partials partials = PartialsAt(launch.scratch, args, d);
+  if (!fast) {
+    AttendGeneric(args, d, partials, launch);
+  } else if (args.kv.dtype == DType::kF16) {
+    AttendFast<__half>(args, d, partials, launch);
+  } else {
+    AttendFast<__nv_bfloat16>(args, d, partials, launch);
+  }
+  const int64_t columns = args.o == nullptr ? 1 : CeilDiv(args.kv.dv, kMergeColumns);
+  LaunchKernel(args.kv.dv % 4 == 0 ? MergeKernel<4> : MergeKernel<1>, launch,
+               dim3(static_cast<unsigned>(args.n_heads), n_rows, static_cast<unsigned>(columns)),
+               dim3(32 * kMergeWarps), 0, args, d, partials);
+}
+
+}  // namespace
+
+size_t AttendScratch(const AttendArgs& args, const Device& device) {
+  return std::max(PartialBytes(args, DivideFast(args, device)),
+                  PartialBytes(args, DivideGeneric(args, device)));
+}
+
+void Attend(const AttendArgs& args, const Launch& launch) {
+  for (int32_t row = 0; row < args.n_rows; row += kRowsALaunch) {
+    AttendArgs part = args;
+    const int64_t heads = int64_t{row} * args.n_heads;
+    part.n_rows = std::min(args.n_rows - row, kRowsALaunch);
+    part.rows += row;
+    part.q += heads * args.kv.dk;
+    for (int i = 0; i < args.plan.n_segments; ++i) {
+      const float*& q = part.plan.segments[static_cast<size_t>(i)].q;
+      if (q != nullptr) q += heads * args.kv.dk;
+    }
+    if (args.o != nullptr) part.o += heads * args.kv.dv;
+    if (args.lse != nullptr) part.lse += heads;
+    if (args.scores != nullptr) {
+      part.scores += (args.score == ScoreKind::kLogits ? heads : row) * args.score_stride;
+    }
+    AttendRows(part, launch);
+  }
+}
+
+}  // namespace omnikv::cuda

@@ -1,0 +1,296 @@
+// How an attention over few rows is divided among warps, and which tokens a row reads: what its two
+// kernels (tensor cores, and CUDA cores for the other shapes) and the merge of their parts share.
+//
+// A tile is 16 tokens of one segment of one row's plan. The tiles of all rows of a launch, row
+// after row, are cut into strands of equal length; a unit is the query heads of one KV head that a
+// warp takes together. One warp takes one strand of one unit. So the work is even whatever the
+// lengths of the rows, and depends on nothing but their counts. A row that lies in one strand is
+// written by it; of the others, each strand leaves a partial, which MergeKernel puts together.
+#pragma once
+
+#include "backend/cuda/kernels/common.cuh"
+
+namespace omnikv::cuda {
+
+inline constexpr int kTileTokens = 16;
+inline constexpr int32_t kRowsALaunch = 32;  // a lane counts the tiles of a row
+inline constexpr float kInf = __builtin_huge_valf();
+inline constexpr float kLog2E = 1.44269504f;
+inline constexpr float kLn2 = 0.693147181f;
+
+// --- Who takes what.
+
+struct Division {
+  int32_t unit_heads;  // query heads of a unit, at most
+  int32_t parts;       // units that share a KV head
+  int32_t units;       // n_kv_heads * parts
+  int32_t cta_units;   // units of a CTA
+  int32_t share;       // warps of a CTA that take the same unit, each its own strand
+  int32_t groups;      // CTAs that the units are dealt to: the grid is (splits, groups)
+  int32_t splits;
+
+  __host__ __device__ int32_t Strands() const { return splits * share; }
+  int32_t Warps() const { return cta_units * share; }
+};
+
+// For about `ctas` CTAs of at most `max_warps` warps.
+inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t max_warps,
+                       int32_t ctas) {
+  const auto ceil_div = [](int32_t a, int32_t b) { return (a + b - 1) / b; };
+  Division d{};
+  d.unit_heads = unit_heads;
+  d.parts = ceil_div(args.n_heads / args.kv.n_kv_heads, unit_heads);
+  d.units = args.kv.n_kv_heads * d.parts;
+  d.groups = ceil_div(d.units, max_warps);
+  d.cta_units = ceil_div(d.units, d.groups);
+  d.share = max_warps / d.cta_units;
+  d.splits = ctas > d.groups ? ctas / d.groups : 1;
+  return d;
+}
+
+// Partials, in scratch. A strand has two slots: for a row that it does not begin, which can only be
+// its first, and for one that it begins and does not end, its last.
+struct Partials {
+  float* o;      // [2 * strands, n_heads, dv]: sum of 2^(logit - top) v, logits times log2(e)
+  float2* sums;  // [2 * strands, n_heads]: (top, sum of 2^(logit - top))
+};
+
+inline size_t PartialHeads(const AttendArgs& args, const Division& d) {
+  return 2 * static_cast<size_t>(d.Strands()) * static_cast<size_t>(args.n_heads);
+}
+
+inline size_t PartialBytes(const AttendArgs& args, const Division& d) {
+  return PartialHeads(args, d) * (static_cast<size_t>(args.kv.dv) * sizeof(float) + sizeof(float2));
+}
+
+inline Partials PartialsAt(std::byte* scratch, const AttendArgs& args, const Division& d) {
+  const size_t o_bytes = PartialHeads(args, d) * static_cast<size_t>(args.kv.dv) * sizeof(float);
+  return {reinterpret_cast<float*>(scratch), reinterpret_cast<float2*>(scratch + o_bytes)};
+}
+
+// The other shapes' kernel: `args` has at most kRowsALaunch rows.
+Division DivideGeneric(const AttendArgs& args, const Device& device);
+void AttendGeneric(const AttendArgs& args, const Division& division, const Partials& partials,
+                   const Launch& launch);
+
+// The tiles of a launch, cut into strands: the first `longer` have one tile more.
+struct Strands {
+  int32_t n;  // that have tiles: the first of all
+  int32_t length;
+  int32_t longer;
+
+  __device__ Strands(int32_t n_tiles, int32_t at_most)
+      : n(max(1, min(n_tiles, at_most))), length(n_tiles / n), longer(n_tiles % n) {}
+  __device__ int32_t Begin(int32_t strand) const { return strand * length + min(strand, longer); }
+  // The strand of a tile. REQUIRES n_tiles > 0.
+  __device__ int32_t Of(int32_t tile) const {
+    const int32_t in_longer = longer * (length + 1);
+    return tile < in_longer ? tile / (length + 1) : longer + (tile - in_longer) / length;
+  }
+};
+
+// --- What a row reads.
+
+// Metadata of a step. Before GridWait it is read past the first-level cache, which may still hold
+// what another kernel found there.
+template <bool kBeforeWait>
+__device__ __forceinline__ int32_t LoadMeta(const int32_t* p) {
+  if constexpr (kBeforeWait) return __ldcg(p);
+  return *p;
+}
+
+// The tokens of one segment that a row reads for a KV head: i = 0 .. n - 1.
+struct Span {
+  int32_t n;
+  int32_t begin;        // of a range: token i is begin + i
+  const int32_t* list;  // null for a range. Token i is in unit list[i / unit], but not read when
+  int32_t unit;         // it is before `low` or after the row's position.
+  int32_t low;
+
+  __device__ int32_t Tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
+};
+
+template <bool kBeforeWait = false>
+__device__ __forceinline__ Span SpanOf(const AttendArgs& args, int segment, RowMeta row,
+                                       int32_t kv_head) {
+  const PlanSegment& s = args.plan.segments[static_cast<size_t>(segment)];
+  Span span{};
+  span.low = s.window > 0 ? max(row.pos + 1 - s.window, 0) : 0;
+  if (s.kind == SegmentKind::kList) {
+    const int64_t list = int64_t{row.seq} * s.lists + (s.lists == 1 ? 0 : kv_head);
+    span.list = s.index + list * s.capacity;
+    span.unit = s.unit;
+    span.n = LoadMeta<kBeforeWait>(s.count + list) * s.unit;
+  } else {
+    const int32_t* bounds = s.bounds == nullptr ? nullptr : s.bounds + 2 * int64_t{row.seq};
+    const int32_t begin = bounds == nullptr ? s.begin : LoadMeta<kBeforeWait>(bounds);
+    const int32_t end = bounds == nullptr ? s.end : LoadMeta<kBeforeWait>(bounds + 1);
+    span.begin = max(begin, span.low);
+    span.n = max(min(end, row.pos + 1) - span.begin, 0);
+  }
+  return span;
+}
+
+// The rows of a launch, one a lane, and where their tiles stand for a KV head.
+template <bool kBeforeWait = false>
+struct RowTiles {
+  RowMeta meta{};
+  int32_t table_off = 0;
+  int32_t tiles = 0;
+  int32_t start = 0;
+  int32_t total = 0;  // of all rows, in every lane
+
+  __device__ RowTiles(const AttendArgs& args, int32_t kv_head) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane < args.n_rows) {
+      meta.seq = LoadMeta<kBeforeWait>(&args.rows[lane].seq);
+      meta.pos = LoadMeta<kBeforeWait>(&args.rows[lane].pos);
+      table_off = LoadMeta<kBeforeWait>(&args.seqs[meta.seq].table_off);
+      for (int s = 0; s < args.plan.n_segments; ++s) {
+        tiles += SpanOf<kBeforeWait>(args, s, meta, kv_head).Tiles();
+      }
+    }
+    int32_t sum = tiles;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t before = __shfl_up_sync(kAllLanes, sum, step);
+      if (lane >= step) sum += before;
+    }
+    start = sum - tiles;
+    total = __shfl_sync(kAllLanes, sum, 31);
+  }
+};
+
+// What a strand takes of a row.
+struct Piece {
+  int32_t row;  // of the launch
+  RowMeta meta;
+  int32_t table_off;
+  int32_t from, to;  // tiles of the row
+  int32_t slot;      // of its partial; < 0: it is the whole row
+};
+
+// Calls body(piece) for each row that has tiles in the strand. All lanes call it together.
+template <typename Body>
+__device__ __forceinline__ void ForEachPiece(const AttendArgs& args, int32_t kv_head,
+                                             int32_t strand, int32_t at_most, Body&& body) {
+  const RowTiles<> rows(args, kv_head);
+  const Strands strands(rows.total, at_most);
+  if (strand >= strands.n) return;
+  const int32_t begin = strands.Begin(strand);
+  const int32_t end = strands.Begin(strand + 1);
+  for (int32_t r = 0; r < args.n_rows; ++r) {
+    const int32_t start = __shfl_sync(kAllLanes, rows.start, r);
+    const int32_t tiles = __shfl_sync(kAllLanes, rows.tiles, r);
+    const int32_t from = max(begin, start);
+    const int32_t to = min(end, start + tiles);
+    if (from >= to) continue;
+    Piece piece;
+    piece.row = r;
+    piece.meta.seq = __shfl_sync(kAllLanes, rows.meta.seq, r);
+    piece.meta.pos = __shfl_sync(kAllLanes, rows.meta.pos, r);
+    piece.table_off = __shfl_sync(kAllLanes, rows.table_off, r);
+    piece.from = from - start;
+    piece.to = to - start;
+    piece.slot = to - from == tiles ? -1 : 2 * strand + (start > begin ? 1 : 0);
+    body(piece);
+  }
+}
+
+// Calls body(segment, span, from, to) for each segment that has tiles [from, to) in the piece.
+template <typename Body>
+__device__ __forceinline__ void ForEachSpan(const AttendArgs& args, const Piece& piece,
+                                            int32_t kv_head, Body&& body) {
+  int32_t start = 0;
+  for (int s = 0; s < args.plan.n_segments; ++s) {
+    const Span span = SpanOf(args, s, piece.meta, kv_head);
+    const int32_t tiles = span.Tiles();
+    const int32_t from = max(piece.from - start, 0);
+    const int32_t to = min(piece.to - start, tiles);
+    if (from < to) body(args.plan.segments[static_cast<size_t>(s)], span, from, to);
+    start += tiles;
+  }
+}
+
+// Walks the tokens of a span 32 at a time, one a lane, and finds where they lie ahead of need: an
+// index two batches before, a block one batch before.
+class Walk {
+ public:
+  // From token `first` of the span, which stays where it is.
+  __device__ Walk(const KvView& kv, const Span& span, int32_t table_off, int32_t pos, int32_t first)
+      : span_(span),
+        table_(kv.block_table + table_off),
+        block_tokens_(static_cast<uint32_t>(kv.block_tokens)),
+        pos_(pos),
+        i_(first + static_cast<int32_t>(threadIdx.x) % 32) {
+    const int32_t unit = Unit(i_);
+    next_unit_ = Unit(i_ + 32);
+    next_token_ = Token(i_, unit);
+    next_block_ = Block(next_token_);
+    Advance();
+  }
+
+  // This lane's token of the batch; < 0: none.
+  __device__ int32_t token() const { return token_; }
+  // Its row in the bank; < 0: none. (2^31 rows are more than any memory.)
+  __device__ int32_t row() const { return row_; }
+
+  __device__ void Advance() {
+    token_ = next_token_;
+    row_ = token_ < 0 ? -1
+                      : static_cast<int32_t>(next_block_ * block_tokens_ +
+                                             static_cast<uint32_t>(token_) % block_tokens_);
+    i_ += 32;
+    next_token_ = Token(i_, next_unit_);
+    next_block_ = Block(next_token_);
+    next_unit_ = Unit(i_ + 32);
+  }
+
+ private:
+  __device__ int32_t Unit(int32_t i) const {
+    if (span_.list == nullptr || i >= span_.n) return 0;
+    return span_.list[static_cast<uint32_t>(i) / static_cast<uint32_t>(span_.unit)];
+  }
+  __device__ int32_t Token(int32_t i, int32_t unit) const {
+    if (i >= span_.n) return -1;
+    if (span_.list == nullptr) return span_.begin + i;
+    const int32_t token =
+        unit * span_.unit +
+        static_cast<int32_t>(static_cast<uint32_t>(i) % static_cast<uint32_t>(span_.unit));
+    return token >= span_.low && token <= pos_ ? token : -1;
+  }
+  __device__ uint32_t Block(int32_t token) const {
+    return token < 0 ? 0
+                     : static_cast<uint32_t>(table_[static_cast<uint32_t>(token) / block_tokens_]);
+  }
+
+  const Span& span_;
+  const int32_t* table_;
+  uint32_t block_tokens_;
+  int32_t pos_;
+  int32_t i_;  // of the batch after this one
+  int32_t token_, row_;
+  int32_t next_token_;
+  uint32_t next_block_;
+  int32_t next_unit_;  // of the batch after the next
+};
+
+// --- Results.
+
+// Raises *max, which holds -inf or such a maximum. The order of calls does not matter: with the
+// sign bit apart, floats are ordered as integers are, negative ones the other way round.
+__device__ __forceinline__ void AtomicMax(float* max, float v) {
+  v += 0.0f;  // -0 becomes +0
+  if (v >= 0) {
+    atomicMax(reinterpret_cast<int*>(max), __float_as_int(v));
+  } else {
+    atomicMin(reinterpret_cast<unsigned*>(max), __float_as_uint(v));
+  }
+}
+
+// log of the sum of e^logit, from base 2.
+__device__ __forceinline__ float LogSum(float top, float sum) {
+  return sum > 0 ? (top + log2f(sum)) * kLn2 : -kInf;
+}
+
+}  // namespace omnikv::cuda

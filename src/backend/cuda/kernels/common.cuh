@@ -1,0 +1,189 @@
+// What kernels share on the device: dependent launch, numbers, reductions, asynchronous copies,
+// addresses of K/V rows. Warps have 32 lanes everywhere.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "backend/cuda/launch.h"
+
+namespace omnikv::cuda {
+
+inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// Returns when the kernels launched before have ended and what they wrote can be read. Every kernel
+// calls it, in every thread that touches memory of an op, before it does.
+__device__ __forceinline__ void GridWait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream start (it waits by itself). Called early.
+__device__ __forceinline__ void GridTrigger() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Launches `kernel` so that it may start before the kernels ahead of it in the stream have ended
+// (on cards before sm_90: after they have).
+template <typename... Params, typename... Args>
+void LaunchKernel(void (*kernel)(Params...), const Launch& launch, dim3 grid, dim3 block,
+                  size_t shared_bytes, Args&&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = launch.stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = launch.early && launch.device->arch >= 90 ? 1 : 0;
+  CheckLaunch(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launch");
+}
+
+// Lets a kernel take `bytes` of dynamic shared memory; cheap when it may already.
+template <typename Kernel>
+void AllowShared(Kernel* kernel, size_t bytes) {
+  if (bytes <= 48 * 1024) return;
+  CheckLaunch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(bytes)),
+              "shared memory");
+}
+
+__host__ __device__ constexpr int64_t CeilDiv(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// --- Numbers.
+
+__device__ __forceinline__ float ToF32(float v) {
+  return v;
+}
+__device__ __forceinline__ float ToF32(__half v) {
+  return __half2float(v);
+}
+__device__ __forceinline__ float ToF32(__nv_bfloat16 v) {
+  return __bfloat162float(v);
+}
+
+template <typename T>
+__device__ __forceinline__ T FromF32(float v);
+template <>
+__device__ __forceinline__ float FromF32<float>(float v) {
+  return v;
+}
+// Saturates, as StoreKvValue does; NaN stays NaN.
+template <>
+__device__ __forceinline__ __half FromF32<__half>(float v) {
+  return __float2half_rn(v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 FromF32<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+__device__ __forceinline__ float Activate(Activation act, float v) {
+  if (act == Activation::kSilu) return v / (1.0f + expf(-v));
+  return 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
+}
+
+__device__ __forceinline__ float Softcap(float v, float cap) {
+  return cap > 0 ? cap * tanhf(v / cap) : v;
+}
+
+// Value `i` of an array of a type known at run time.
+__device__ __forceinline__ float LoadValue(DType type, const std::byte* data, int64_t i) {
+  switch (type) {
+    case DType::kF32:
+      return reinterpret_cast<const float*>(data)[i];
+    case DType::kF16:
+      return ToF32(reinterpret_cast<const __half*>(data)[i]);
+    case DType::kBF16:
+      return ToF32(reinterpret_cast<const __nv_bfloat16*>(data)[i]);
+    case DType::kQ8_0: {
+      const std::byte* block = data + i / int64_t{kQ8Block} * int64_t{kQ8BlockBytes};
+      const float scale = ToF32(*reinterpret_cast<const __half*>(block));
+      return scale *
+             static_cast<float>(reinterpret_cast<const int8_t*>(block + 2)[i % int64_t{kQ8Block}]);
+    }
+  }
+  return 0;
+}
+
+__device__ __forceinline__ void StoreValue(DType type, std::byte* data, int64_t i, float v) {
+  if (type == DType::kF32) reinterpret_cast<float*>(data)[i] = v;
+  if (type == DType::kF16) reinterpret_cast<__half*>(data)[i] = FromF32<__half>(v);
+  if (type == DType::kBF16) reinterpret_cast<__nv_bfloat16*>(data)[i] = FromF32<__nv_bfloat16>(v);
+}
+
+// --- Reductions. All lanes get the result, which does not depend on timing.
+
+__device__ __forceinline__ float WarpSum(float v) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) v += __shfl_xor_sync(kAllLanes, v, lane);
+  return v;
+}
+
+__device__ __forceinline__ float WarpMax(float v) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, lane));
+  return v;
+}
+
+// Sum over the block; `shared` holds 32 floats and may be used again after the next barrier.
+__device__ __forceinline__ float BlockSum(float v, float* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int n_warps = static_cast<int>(blockDim.x + 31) / 32;
+  v = WarpSum(v);
+  if (lane == 0) shared[warp] = v;
+  __syncthreads();
+  return WarpSum(lane < n_warps ? shared[lane] : 0.0f);
+}
+
+// --- Asynchronous copies, global to shared, 16 bytes a lane, past the first-level cache.
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(shared)), "l"(global)
+               : "memory");
+}
+
+// Zeroes the 16 bytes instead when `valid` is false. (The instruction has an operand for that, with
+// which it reaches three quarters of the bandwidth.)
+__device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid) {
+  if (valid) {
+    CopyAsync16(shared, global);
+  } else {
+    *static_cast<uint4*>(shared) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ void CopyAsyncCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most `kPending` of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void CopyAsyncWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// --- K/V.
+
+// The row of token t of the sequence whose table starts at table_off.
+__device__ __forceinline__ std::byte* KvRow(const KvView& kv, int32_t table_off, int64_t t) {
+  const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
+  return kv.base + (block * kv.block_tokens + t % kv.block_tokens) * kv.row_bytes;
+}
+
+}  // namespace omnikv::cuda

@@ -1,0 +1,351 @@
+// Ops that read and write rows of activations: embedding, rotation tables, residuals, norms,
+// rotation and append, and what follows a product. All are bound by memory (many rows) or by
+// latency (one row).
+#include "backend/cuda/kernels/pack.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kWide = 4;  // floats a thread moves at once, where alignment allows
+
+// The dimensions of a grid of blocks of kThreads packs for each of n_rows rows.
+dim3 RowGrid(int64_t n_rows, int64_t packs) {
+  return {static_cast<uint32_t>(n_rows), static_cast<uint32_t>(CeilDiv(packs, kThreads))};
+}
+
+__global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedArgs a) {
+  GridTrigger();
+  GridWait();
+  const int64_t row = blockIdx.x;
+  const int64_t i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  if (i >= a.table.n_in) return;
+  const auto* data = static_cast<const std::byte*>(a.table.data);
+  const std::byte* from = data + a.tokens[row] * a.table.row_bytes;
+  a.x[row * a.table.n_in + i] = a.scale * LoadValue(a.table.format, from, i);
+}
+
+__global__ void __launch_bounds__(kThreads) RopeTableKernel(RopeTableArgs a) {
+  GridTrigger();
+  GridWait();
+  const int64_t row = blockIdx.x;
+  const int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+  if (i >= a.n_freq) return;
+  // Rounded as the reference rounds: a product in f32, its functions in double.
+  const float angle = __fmul_rn(static_cast<float>(a.rows[row].pos), a.inv_freq[i]);
+  double s;
+  double c;
+  sincos(static_cast<double>(angle), &s, &c);
+  float* out = a.cos_sin + (row * a.n_freq + i) * 2;
+  out[0] = __fmul_rn(static_cast<float>(c), a.magnitude);
+  out[1] = __fmul_rn(static_cast<float>(s), a.magnitude);
+}
+
+// 1 / rms(v), in every thread of the block. `sums` (32 floats) is free after the next barrier.
+template <int N>
+__device__ __forceinline__ float InverseRms(const float* v, int n, float eps, float* sums) {
+  float sum = 0;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) * N; i < n; i += kThreads * N) {
+    const Pack<float, N> p = LoadPack<N>(v + i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum += p.v[j] * p.v[j];
+  }
+  return 1.0f / sqrtf(BlockSum(sum, sums) / static_cast<float>(n) + eps);
+}
+
+// Grid: x rows; y parts of a row, one where y is normed.
+template <int N>
+__global__ void __launch_bounds__(kThreads) AddResidualKernel(Residual in) {
+  __shared__ float sums[32];
+  GridTrigger();
+  GridWait();
+  float* x = in.x + int64_t{blockIdx.x} * in.d;
+  const float* y = in.y + int64_t{blockIdx.x} * in.d;
+  const bool normed = in.post_norm != nullptr;
+  const float inv = normed ? InverseRms<N>(y, in.d, in.eps, sums) : 1.0f;
+  const int step = static_cast<int>(gridDim.y) * kThreads * N;
+#pragma unroll 4
+  for (int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * N; i < in.d; i += step) {
+    Pack<float, N> sum = LoadPack<N>(x + i);
+    Pack<float, N> delta = LoadPack<N>(y + i);
+    if (normed) {
+      const Pack<float, N> w = LoadPack<N>(in.post_norm + i);
+#pragma unroll
+      for (int j = 0; j < N; ++j) delta.v[j] *= inv * w.v[j];
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum.v[j] += in.scale * delta.v[j];
+    StorePack(x + i, sum);
+  }
+}
+
+// One block a row of h.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    NormKernel(const float* x, const float* norm, float eps, int d, const int32_t* rows, T* h) {
+  __shared__ float sums[32];
+  GridTrigger();
+  GridWait();
+  const int64_t row = rows != nullptr ? rows[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
+  const float* from = x + row * d;
+  T* to = h + int64_t{blockIdx.x} * d;
+  const float inv = norm != nullptr ? InverseRms<N>(from, d, eps, sums) : 1.0f;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) * N; i < d; i += kThreads * N) {
+    Pack<float, N> v = LoadPack<N>(from + i);
+    if (norm != nullptr) {
+      const Pack<float, N> w = LoadPack<N>(norm + i);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.v[j] *= inv * w.v[j];
+    }
+    StorePack(to + i, v);
+  }
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) ConvertKernel(const float* in, int64_t n, T* out) {
+  GridTrigger();
+  GridWait();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * N;
+  if (i < n) StorePack(out + i, LoadPack<N>(in + i));
+}
+
+template <int N>
+__global__ void __launch_bounds__(kThreads)
+    GatedKernel(Activation act, const float* gate, const float* up, float* out, int64_t n) {
+  GridTrigger();
+  GridWait();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * N;
+  if (i >= n) return;
+  Pack<float, N> v = LoadPack<N>(gate + i);
+  const Pack<float, N> u = LoadPack<N>(up + i);
+#pragma unroll
+  for (int j = 0; j < N; ++j) v.v[j] = Activate(act, v.v[j]) * u.v[j];
+  StorePack(out + i, v);
+}
+
+template <int N>
+__global__ void __launch_bounds__(kThreads)
+    FinishKernel(float* rows, const float* bias, float scale, float softcap, int64_t n) {
+  GridTrigger();
+  GridWait();
+  const int64_t i = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
+  if (i >= n) return;
+  float* at = rows + int64_t{blockIdx.x} * n + i;
+  Pack<float, N> v = LoadPack<N>(at);
+  Pack<float, N> b{};
+  if (bias != nullptr) b = LoadPack<N>(bias + i);
+#pragma unroll
+  for (int j = 0; j < N; ++j) v.v[j] = Softcap(scale * (v.v[j] + b.v[j]), softcap);
+  StorePack(at, v);
+}
+
+// One warp: out, and `copy` where it is not null, = head, normed (norm not null: times inv and its
+// weights) and rotated. `out` may be `head`: a lane writes only what it alone has read.
+template <int N, typename T>
+__device__ __forceinline__ void RotateHead(const float* head, const float* norm, float inv,
+                                           const float* cos_sin, int n_freq, int dk, T* out,
+                                           T* copy) {
+  const int first = static_cast<int>(threadIdx.x) % 32 * N;
+  const auto load = [&](int i) {
+    Pack<float, N> v = LoadPack<N>(head + i);
+    if (norm != nullptr) {
+      const Pack<float, N> w = LoadPack<N>(norm + i);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.v[j] *= inv * w.v[j];
+    }
+    return v;
+  };
+  const auto store = [&](int i, const Pack<float, N>& v) {
+    StorePack(out + i, v);
+    if (copy != nullptr) StorePack(copy + i, v);
+  };
+#pragma unroll 1
+  for (int i = first; i < n_freq; i += 32 * N) {
+    Pack<float, N> low = load(i);
+    Pack<float, N> high = load(i + n_freq);
+    const Pack<float, 2 * N> cs = LoadPack<2 * N>(cos_sin + 2 * i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float c = cs.v[2 * j];
+      const float s = cs.v[2 * j + 1];
+      const float l = low.v[j];
+      const float h = high.v[j];
+      low.v[j] = l * c - h * s;
+      high.v[j] = h * c + l * s;
+    }
+    store(i, low);
+    store(i + n_freq, high);
+  }
+#pragma unroll 2
+  for (int i = 2 * n_freq + first; i < dk; i += 32 * N) store(i, load(i));
+}
+
+// 1 / rms of a head, in every lane of a warp.
+template <int N>
+__device__ __forceinline__ float HeadInverseRms(const float* head, int dk, float eps) {
+  float sum = 0;
+  for (int i = static_cast<int>(threadIdx.x) % 32 * N; i < dk; i += 32 * N) {
+    const Pack<float, N> v = LoadPack<N>(head + i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum += v.v[j] * v.v[j];
+  }
+  const float inv = 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(dk) + eps);
+  __syncwarp();  // other lanes write what this one has read
+  return inv;
+}
+
+// Grid: x rows; y shares the heads of a row, a warp each (QkNorm::kFull: one block a row, which
+// needs all heads). T: the bank's type.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    RopeAppendKernel(const NormQkvRopeAppendArgs a, const float* k, const float* v) {
+  __shared__ float sums[2][32];
+  GridTrigger();
+  GridWait();
+  const int64_t row = blockIdx.x;
+  const int dk = a.kv.dk;
+  const int dv = a.kv.dv;
+  const int n_kv = a.kv.n_kv_heads;
+  float* q_row = a.q + row * a.n_heads * dk;
+  const float* k_row = k + row * n_kv * dk;
+  const float* v_row = v + row * n_kv * dv;
+  const RowMeta meta = a.rows[row];
+  std::byte* to = KvRow(a.kv, a.seqs[meta.seq].table_off, meta.pos);
+  const int copy_row = a.copy.base != nullptr ? *a.copy.row : -1;
+  std::byte* copy_to = copy_row >= 0 ? a.copy.base + copy_row * a.kv.row_bytes : nullptr;
+  const bool rotated = a.cos_sin != nullptr;
+  const float* cos_sin = rotated ? a.cos_sin + row * a.n_freq * 2 : nullptr;
+  const int n_freq = rotated ? a.n_freq : 0;
+
+  const bool full = a.qk_norm == QkNorm::kFull;
+  const bool per_head = a.qk_norm == QkNorm::kPerHead;
+  const float q_inv = full ? InverseRms<N>(q_row, a.n_heads * dk, a.qk_norm_eps, sums[0]) : 1.0f;
+  const float k_inv = full ? InverseRms<N>(k_row, n_kv * dk, a.qk_norm_eps, sums[1]) : 1.0f;
+  const auto rotate = [&](const float* head, const float* norm, int h, float inv, auto* out,
+                          auto* copy) {
+    if (per_head) inv = HeadInverseRms<N>(head, dk, a.qk_norm_eps);
+    const float* weights = full ? norm + h * dk : per_head ? norm : nullptr;
+    RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out, copy);
+  };
+  const auto at = [](std::byte* kv_row, int64_t offset) {
+    return kv_row != nullptr ? reinterpret_cast<T*>(kv_row + offset) : nullptr;
+  };
+
+  const int warp = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
+  for (int item = warp; item < a.n_heads + 2 * n_kv; item += static_cast<int>(gridDim.y) * kWarps) {
+    if (item < a.n_heads) {
+      float* head = q_row + item * dk;
+      rotate(head, a.q_norm, item, q_inv, head, static_cast<float*>(nullptr));
+    } else if (item < a.n_heads + n_kv) {
+      const int h = item - a.n_heads;
+      const int64_t offset = a.kv.k_offset + h * a.kv.k_head_bytes;
+      rotate(k_row + h * dk, a.k_norm, h, k_inv, at(to, offset), at(copy_to, offset));
+    } else {
+      const int h = item - a.n_heads - n_kv;
+      const int64_t offset = a.kv.v_offset + h * a.kv.v_head_bytes;
+      RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, at(to, offset),
+                    at(copy_to, offset));
+    }
+  }
+}
+
+template <int N, typename T>
+bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const float* v) {
+  const bool normed = a.qk_norm != QkNorm::kNone;
+  return AreMultiples(N, int64_t{a.kv.dk}, int64_t{a.kv.dv}, int64_t{a.n_freq}) &&
+         AreMultiples(N * sizeof(float), a.q, k, v, normed ? a.q_norm : nullptr,
+                      normed ? a.k_norm : nullptr) &&
+         AreMultiples(2 * N * sizeof(float), a.cos_sin) &&
+         AreMultiples(N * sizeof(T), a.kv.base, a.copy.base, a.kv.row_bytes, a.kv.k_offset,
+                      a.kv.v_offset, a.kv.k_head_bytes, a.kv.v_head_bytes);
+}
+
+// h[i] = norm(x[rows[i]]) as T.
+void Norm(const Residual& in, const int32_t* rows, int64_t n_rows, DType format, void* h,
+          const Launch& launch) {
+  if (n_rows == 0) return;
+  WithType(format, [&](auto zero) {
+    using T = decltype(zero);
+    const bool wide = in.d % kWide == 0 && AreMultiples(kWide * sizeof(float), in.x, in.norm) &&
+                      AreMultiples(kWide * sizeof(T), h);
+    LaunchKernel(wide ? NormKernel<T, kWide> : NormKernel<T, 1>, launch, RowGrid(n_rows, 1),
+                 kThreads, 0, in.x, in.norm, in.eps, in.d, rows, static_cast<T*>(h));
+  });
+}
+
+}  // namespace
+
+void Embed(const EmbedArgs& args, const Launch& launch) {
+  if (args.n_rows == 0) return;
+  LaunchKernel(EmbedKernel, launch, RowGrid(args.n_rows, args.table.n_in), kThreads, 0, args);
+}
+
+void RopeTable(const RopeTableArgs& args, const Launch& launch) {
+  if (args.n_rows == 0 || args.n_freq == 0) return;
+  LaunchKernel(RopeTableKernel, launch, RowGrid(args.n_rows, args.n_freq), kThreads, 0, args);
+}
+
+void AddResidual(const Residual& in, int32_t n_rows, const Launch& launch) {
+  if (n_rows == 0) return;
+  const bool wide =
+      in.d % kWide == 0 && AreMultiples(kWide * sizeof(float), in.x, in.y, in.post_norm);
+  const int64_t packs = in.post_norm != nullptr ? 1 : CeilDiv(in.d, wide ? kWide : 1);
+  LaunchKernel(wide ? AddResidualKernel<kWide> : AddResidualKernel<1>, launch,
+               RowGrid(n_rows, packs), kThreads, 0, in);
+}
+
+void NormRows(const Residual& in, int32_t n_rows, DType format, void* h, const Launch& launch) {
+  Norm(in, nullptr, n_rows, format, h, launch);
+}
+
+void NormChosenRows(const Residual& in, const int32_t* rows, int32_t n_out, float* h,
+                    const Launch& launch) {
+  Norm(in, rows, n_out, DType::kF32, h, launch);
+}
+
+void ConvertRows(const float* in, int64_t n, DType format, void* out, const Launch& launch) {
+  if (n == 0) return;
+  WithType(format, [&](auto zero) {
+    using T = decltype(zero);
+    const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(float), in) &&
+                      AreMultiples(kWide * sizeof(T), out);
+    LaunchKernel(wide ? ConvertKernel<T, kWide> : ConvertKernel<T, 1>, launch,
+                 static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, in,
+                 n, static_cast<T*>(out));
+  });
+}
+
+void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch) {
+  if (args.n_rows == 0) return;
+  WithType(args.kv.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t items = args.n_heads + 2 * int64_t{args.kv.n_kv_heads};
+    const int64_t blocks = args.qk_norm == QkNorm::kFull ? 1 : CeilDiv(items, kWarps);
+    const dim3 grid(static_cast<uint32_t>(args.n_rows), static_cast<uint32_t>(blocks));
+    LaunchKernel(
+        CanRopeAppendWide<2, T>(args, k, v) ? RopeAppendKernel<T, 2> : RopeAppendKernel<T, 1>,
+        launch, grid, kThreads, 0, args, k, v);
+  });
+}
+
+void GatedRows(Activation act, const float* gate, const float* up, float* out, int64_t n,
+               const Launch& launch) {
+  if (n == 0) return;
+  const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(float), gate, up, out);
+  LaunchKernel(wide ? GatedKernel<kWide> : GatedKernel<1>, launch,
+               static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, act,
+               gate, up, out, n);
+}
+
+void FinishRows(float* rows, const float* bias, float scale, float softcap, int32_t n_rows,
+                int64_t n, const Launch& launch) {
+  if (n_rows == 0 || n == 0) return;
+  const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(float), rows, bias);
+  LaunchKernel(wide ? FinishKernel<kWide> : FinishKernel<1>, launch,
+               RowGrid(n_rows, n / (wide ? kWide : 1)), kThreads, 0, rows, bias, scale, softcap, n);
+}
+
+}  // namespace omnikv::cuda

@@ -1,0 +1,566 @@
+// From scores to chosen tokens: ScoreReduce, PlanRange and TopK.
+#include <algorithm>
+
+#include "backend/cuda/kernels/pack.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+// --- ScoreReduce: bound by memory, n_heads floats in and one out a token.
+
+constexpr int kReduceThreads = 128;
+constexpr int kReduceWide = 4;  // tokens a thread reduces at once, where alignment allows
+
+// Grid: x walks tokens, y rows.
+template <int N>
+__global__ void __launch_bounds__(kReduceThreads) ScoreReduceKernel(const ScoreReduceArgs a) {
+  GridTrigger();
+  GridWait();
+  const int row = static_cast<int>(blockIdx.y);
+  const RowMeta meta = a.rows[row];
+  const int slot = meta.pos % a.ring;
+  // Of the rows that share a slot, the last one to cover a token gives its score.
+  int first = 0;
+  for (int later = row + 1; later < a.n_rows; ++later) {
+    const RowMeta other = a.rows[later];
+    if (other.seq == meta.seq && other.pos % a.ring == slot) first = max(first, other.pos + 1);
+  }
+  const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
+  const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
+  float* out = a.out + (int64_t{meta.seq} * a.ring + slot) * a.stride;
+  const int64_t begin = first / N * N;
+  const int64_t step = int64_t{gridDim.x} * kReduceThreads * N;
+  for (int64_t t = begin + (int64_t{blockIdx.x} * kReduceThreads + threadIdx.x) * N; t <= meta.pos;
+       t += step) {
+    Pack<float, N> best;
+#pragma unroll
+    for (int j = 0; j < N; ++j) best.v[j] = -INFINITY;
+#pragma unroll 8
+    for (int h = 0; h < a.n_heads; ++h) {
+      const Pack<float, N> v = LoadPack<N>(logits + h * a.stride + t);
+      const float base = lse != nullptr ? lse[h] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < N; ++j) best.v[j] = fmaxf(best.v[j], v.v[j] - base);
+    }
+    if (lse != nullptr) {  // the exponential is monotone: one of the maximum is the maximum of them
+#pragma unroll
+      for (int j = 0; j < N; ++j) best.v[j] = expf(best.v[j]);
+    }
+    if (t >= first && t + N <= int64_t{meta.pos} + 1) {
+      StorePack(out + t, best);
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (t + j >= first && t + j <= meta.pos) out[t + j] = best.v[j];
+      }
+    }
+  }
+}
+
+// --- PlanRange: a thread a sequence.
+
+__global__ void PlanRangeKernel(const PlanRangeArgs a) {
+  GridTrigger();
+  GridWait();
+  const int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (s >= a.n_seqs) return;
+  const int n = a.seqs[s].kv_len;
+  int budget = a.budget;
+  if (a.share != 0) {  // BudgetAt of ops.h, which is not for the device
+    const double tokens = ceil(a.share * static_cast<double>(n));
+    budget = static_cast<int>(fmin(fmax(tokens, 1.0), static_cast<double>(a.budget)));
+  }
+  const int n_gen = n - a.seqs[s].prompt_len;
+  const int recent = min(max(min(a.tail, n_gen), a.min_recent), min(budget, n));
+  a.bounds[2 * s] = n - recent;
+  a.bounds[2 * s + 1] = n;
+  a.n_candidates[s] = n - recent;
+  a.n_pick[s] = budget - recent;
+}
+
+// --- TopK: radix selection by one cluster of blocks a sequence. Scores become keys, unsigned
+// numbers of the same order. Three passes over the keys count digits of 11, 11 and 10 bits and so
+// find the key of rank k; a fourth writes the tokens above it, and the first few equal to it, in
+// order. The blocks of a cluster take consecutive parts of the tokens and keep what keys they can
+// in shared memory.
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
+constexpr int kDigits = 3;
+constexpr int kQuads = 4;                    // fours of keys a lane holds at once
+constexpr int kChunk = 32 * 4 * kQuads;      // keys that a warp takes at once: consecutive tokens
+constexpr int kTile = kWarps * kChunk;       // keys that a block takes at once; below 2^16
+constexpr uint32_t kNoKey = 0;               // of no token: lower than any score's
+constexpr int64_t kOneBlockTokens = 16384;   // room for at most so many: a cluster of one block
+constexpr int64_t kWideTokens = 256 * 1024;  // room for more: a cluster of 16 where the card can
+
+__device__ __forceinline__ int DigitShift(int digit) {
+  return digit == 0 ? 21 : digit == 1 ? 10 : 0;
+}
+__device__ __forceinline__ uint32_t DigitMask(int digit) {
+  return digit == 2 ? 0x3ff : 0x7ff;
+}
+
+// Bigger scores give bigger keys; both zeros the same, NaN that of -inf. Never kNoKey.
+__device__ __forceinline__ uint32_t KeyOf(float v) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(v, -INFINITY), 0.0f));
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+// keys[s][t] of scores that are sums over a window. Grid: x walks tokens, y sequences.
+__global__ void __launch_bounds__(256)
+    WindowKeysKernel(const TopKArgs a, uint32_t* keys, int64_t key_stride) {
+  GridTrigger();
+  GridWait();
+  const int64_t s = blockIdx.y;
+  const int n = a.n_candidates[s];
+  const int p = a.seqs[s].kv_len - 1;
+  const float* rows = a.scores + s * a.window * a.stride;
+  for (int64_t t = int64_t{blockIdx.x} * 256 + threadIdx.x; t < n; t += int64_t{gridDim.x} * 256) {
+    // The reference's sum: in double, the newest query first.
+    const int ages = static_cast<int>(min(int64_t{a.window}, p - t + 1));
+    int slot = p % a.window;
+    double sum = 0;
+#pragma unroll 8
+    for (int age = 0; age < ages; ++age) {
+      sum += static_cast<double>(a.weights[age]) * static_cast<double>(rows[slot * a.stride + t]);
+      slot = slot == 0 ? a.window - 1 : slot - 1;
+    }
+    keys[s * key_stride + t] = KeyOf(static_cast<float>(sum));
+  }
+}
+
+// Blocks of a cluster lie along x. Before sm_90 there are no clusters: block 0 does everything.
+__device__ __forceinline__ void ClusterSync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Where block `block` of the cluster has what lies at `shared` here.
+template <typename T>
+__device__ __forceinline__ T* InBlock(T* shared, int block) {
+#if __CUDA_ARCH__ >= 900
+  T* there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(block));
+  return there;
+#else
+  return shared;
+#endif
+}
+
+// Shared memory of a block; kept keys follow it.
+struct alignas(16) Shared {
+  uint32_t bins[kBins];             // this block's keys by digit
+  uint32_t totals[kDigits][kBins];  // the cluster's: each block adds up its share of the bins
+  uint32_t warp_sums[2][kWarps];
+  uint32_t found_bin, found_rank;
+  uint32_t above, equal;                // this block's keys above and equal to the key of rank k
+  uint32_t above_before, equal_before;  // those of the blocks before it
+};
+
+// The keys of a block.
+struct Keys {
+  const uint32_t* from;  // scores, or keys
+  int n;
+  bool scores;  // `from` holds floats: keys are those of weight times them
+  float weight;
+  bool aligned;    // fours of `from` may be loaded at once
+  uint32_t* kept;  // the first n_kept, in shared memory
+  int n_kept;      // whole chunks
+};
+
+__device__ __forceinline__ uint32_t ToKey(const Keys& in, uint32_t raw) {
+  return in.scores ? KeyOf(__fmul_rn(in.weight, __uint_as_float(raw))) : raw;
+}
+
+// A warp's chunk: keys at + 128 i + 4 lane .. + 3 of the block, kNoKey past the end.
+struct Chunk {
+  uint32_t key[kQuads][4];
+};
+
+__device__ __forceinline__ Chunk LoadChunk(const Keys& in, int at) {
+  Chunk c;
+  const int mine = at + static_cast<int>(threadIdx.x) % 32 * 4;
+  if (in.aligned && at + kChunk <= in.n) {
+    uint4 raw[kQuads];
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      raw[i] = __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
+    }
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      c.key[i][0] = ToKey(in, raw[i].x);
+      c.key[i][1] = ToKey(in, raw[i].y);
+      c.key[i][2] = ToKey(in, raw[i].z);
+      c.key[i][3] = ToKey(in, raw[i].w);
+    }
+    return c;
+  }
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int t = mine + 128 * i + j;
+      c.key[i][j] = t < in.n ? ToKey(in, __ldcg(in.from + t)) : kNoKey;
+    }
+  }
+  return c;
+}
+
+__device__ __forceinline__ uint4* KeptAt(const Keys& in, int at, int i) {
+  return reinterpret_cast<uint4*>(in.kept + at + 128 * i) + threadIdx.x % 32;
+}
+
+__device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk& c) {
+  if (at >= in.n_kept) return;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    *KeptAt(in, at, i) = make_uint4(c.key[i][0], c.key[i][1], c.key[i][2], c.key[i][3]);
+  }
+}
+
+// As LoadChunk, after KeepChunk has seen every chunk. Each warp reads what it kept itself.
+__device__ __forceinline__ Chunk ReadChunk(const Keys& in, int at) {
+  if (at >= in.n_kept) return LoadChunk(in, at);
+  Chunk c;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const uint4 four = *KeptAt(in, at, i);
+    c.key[i][0] = four.x;
+    c.key[i][1] = four.y;
+    c.key[i][2] = four.z;
+    c.key[i][3] = four.w;
+  }
+  return c;
+}
+
+// The sum of v over this lane and the lower ones.
+__device__ __forceinline__ uint32_t WarpPrefix(uint32_t v) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const uint32_t below = __shfl_up_sync(kAllLanes, v, distance);
+    if (lane >= distance) v += below;
+  }
+  return v;
+}
+
+// The highest bin of this thread; the other one is below it. Bins descend with threads.
+__device__ __forceinline__ int HighBin() {
+  return kBins - 1 - 2 * static_cast<int>(threadIdx.x);
+}
+
+struct Found {
+  uint32_t bin;
+  uint32_t rank;
+};
+
+// The bin of the element of rank `rank` (1: the highest), and its rank in there, where the bins of
+// this thread hold `high` and `low` elements. {1, rank} when there are fewer elements.
+__device__ __forceinline__ Found FindBin(Shared& s, uint32_t high, uint32_t low, uint32_t rank) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t prefix = WarpPrefix(high + low);
+  if (lane == 31) s.warp_sums[0][warp] = prefix;
+  __syncthreads();
+  const uint32_t sum = s.warp_sums[0][lane];
+  const uint32_t warps_before = __shfl_sync(kAllLanes, WarpPrefix(sum) - sum, warp);
+  const uint32_t end = warps_before + prefix;
+  const uint32_t begin = end - high - low;
+  if (begin < rank && rank <= end) {
+    const bool in_high = rank <= begin + high;
+    s.found_bin = static_cast<uint32_t>(HighBin() - (in_high ? 0 : 1));
+    s.found_rank = rank - begin - (in_high ? 0 : high);
+  } else if (threadIdx.x == kThreads - 1 && end < rank) {
+    s.found_bin = 1;
+    s.found_rank = rank;
+  }
+  __syncthreads();
+  return {s.found_bin, s.found_rank};
+}
+
+// Counts the keys by their first digit and keeps what keys it can.
+__device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s) {
+  // Bins below `bound` cannot hold the key of rank k, so they need not be counted. Bin 0 holds no
+  // score; later bounds come from the tiles counted so far. That leaves few atomics to a long part.
+  uint32_t bound = 1;
+  int tiles = 0;
+  for (int tile = 0; tile < in.n; tile += kTile) {
+    const int at = tile + static_cast<int>(threadIdx.x) / 32 * kChunk;
+    if (at < in.n) {
+      const Chunk c = LoadChunk(in, at);
+      KeepChunk(in, at, c);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t bin = c.key[i][j] >> DigitShift(0);
+          if (bin >= bound) atomicAdd(&s.bins[bin], 1u);
+        }
+      }
+    }
+    ++tiles;
+    if ((tiles & (tiles - 1)) == 0 && tile + kTile < in.n) {
+      __syncthreads();
+      bound = FindBin(s, s.bins[HighBin()], s.bins[HighBin() - 1], k).bin;
+    }
+  }
+}
+
+// Counts the keys that share the digits found, by the next one.
+__device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t found, Shared& s) {
+  const int above = DigitShift(digit - 1);
+  const int shift = DigitShift(digit);
+  for (int at = static_cast<int>(threadIdx.x) / 32 * kChunk; at < in.n; at += kTile) {
+    const Chunk c = ReadChunk(in, at);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = c.key[i][j];
+        if (key >> above == found >> above) {
+          atomicAdd(&s.bins[(key >> shift) & DigitMask(digit)], 1u);
+        }
+      }
+    }
+  }
+}
+
+// Writes the tokens with keys above `threshold` and the first `ties` of those equal to it, of which
+// `above` and `equal` lie before this block. `first` is the block's first token.
+__device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint32_t ties,
+                                        uint32_t above, uint32_t equal, int first, int32_t* index,
+                                        Shared& s) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int turn = 0;
+  for (int tile = 0; tile < in.n; tile += kTile, turn ^= 1) {
+    const int at = tile + warp * kChunk;
+    Chunk c{};
+    if (at < in.n) c = ReadChunk(in, at);
+    // Counts of keys above (low half) and equal (high half).
+    uint32_t here[kQuads];
+    uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      here[i] = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = c.key[i][j];
+        here[i] += key > threshold ? 1u : key == threshold ? 0x10000u : 0u;
+      }
+      mine += here[i];
+    }
+    const uint32_t warp_sum = __reduce_add_sync(kAllLanes, mine);
+    if (lane == 0) s.warp_sums[turn][warp] = warp_sum;
+    __syncthreads();
+    const uint32_t sum = s.warp_sums[turn][lane];
+    const uint32_t prefix = WarpPrefix(sum);
+    if (warp_sum != 0) {
+      uint32_t before = __shfl_sync(kAllLanes, prefix - sum, warp);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const uint32_t end = WarpPrefix(here[i]);
+        uint32_t at_key = before + end - here[i];
+        before += __shfl_sync(kAllLanes, end, 31);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t key = c.key[i][j];
+          if (key < threshold) continue;
+          const uint32_t n_above = above + (at_key & 0xffff);
+          const uint32_t n_equal = equal + (at_key >> 16);
+          if (key > threshold || n_equal < ties) {
+            index[n_above + min(n_equal, ties)] = first + at + 128 * i + 4 * lane + j;
+          }
+          at_key += key > threshold ? 1u : 0x10000u;
+        }
+      }
+    }
+    const uint32_t total = __shfl_sync(kAllLanes, prefix, 31);
+    above += total & 0xffff;
+    equal += total >> 16;
+  }
+}
+
+// Grid: x the blocks of a cluster, y sequences. `window_keys` [n_seqs, key_stride], null when the
+// window is one query. Shared memory: Shared, then room for n_kept keys.
+__global__ void __launch_bounds__(kThreads, 1)
+    SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {
+  extern __shared__ uint4 memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+#if __CUDA_ARCH__ >= 900
+  const int n_blocks = static_cast<int>(gridDim.x);
+#else
+  const int n_blocks = 1;
+  if (blockIdx.x != 0) return;
+#endif
+  const int block = static_cast<int>(blockIdx.x);
+  const int tid = static_cast<int>(threadIdx.x);
+  GridTrigger();
+  for (int i = tid; i < kBins; i += kThreads) s.bins[i] = 0;
+  for (int i = tid; i < kDigits * kBins; i += kThreads) (&s.totals[0][0])[i] = 0;
+  if (tid == 0) s.above = s.equal = s.above_before = s.equal_before = 0;
+  ClusterSync();  // every block runs and has zeroed what others add to
+  GridWait();
+
+  const int64_t seq = blockIdx.y;
+  const int n = a.n_candidates[seq];
+  const int k = max(0, min(min(a.n_pick[seq], a.capacity), n));
+  int32_t* index = a.index + seq * a.capacity;
+  if (block == 0 && tid == 0) a.count[seq] = k;
+  if (k == n) {
+    for (int t = block * kThreads + tid; t < n; t += n_blocks * kThreads) index[t] = t;
+  }
+  if (k == 0 || k == n) return;
+
+  const int width = static_cast<int>(CeilDiv(n, 4 * n_blocks)) * 4;
+  const int first = min(n, block * width);
+  Keys in;
+  in.scores = window_keys == nullptr;
+  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.scores) + seq * a.stride
+                       : window_keys + seq * key_stride) +
+            first;
+  in.n = min(width, n - first);
+  in.weight = in.scores ? a.weights[0] : 1.0f;
+  in.aligned = reinterpret_cast<uintptr_t>(in.from) % sizeof(uint4) == 0;
+  in.kept = reinterpret_cast<uint32_t*>(&s + 1);
+  in.n_kept = n_kept;
+
+  Found found{0, static_cast<uint32_t>(k)};
+  uint32_t threshold = 0;
+  uint32_t above = 0;
+  for (int digit = 0; digit < kDigits; ++digit) {
+    if (digit == 0) {
+      CountFirst(in, static_cast<uint32_t>(k), s);
+    } else {
+      CountNext(in, digit, threshold, s);
+    }
+    __syncthreads();
+    // The blocks add up their bins, each block a share of them.
+    const int high_bin = HighBin();
+    const int low_bin = high_bin - 1;
+    const uint32_t high = s.bins[high_bin];
+    const uint32_t low = s.bins[low_bin];
+    s.bins[high_bin] = 0;
+    s.bins[low_bin] = 0;
+    uint32_t* total = InBlock(&s.totals[digit][low_bin], low_bin / (kBins / n_blocks));
+    if (low != 0) atomicAdd(total, low);
+    if (high != 0) atomicAdd(total + 1, high);
+    ClusterSync();
+    found = FindBin(s, total[1], total[0], found.rank);
+    threshold |= found.bin << DigitShift(digit);
+    const auto bin = static_cast<int>(found.bin);
+    above += (high_bin > bin ? high : 0) + (low_bin > bin ? low : 0);
+    if (digit == kDigits - 1 && low_bin == bin) s.equal = low;
+    if (digit == kDigits - 1 && high_bin == bin) s.equal = high;
+  }
+  above = __reduce_add_sync(kAllLanes, above);
+  if (tid % 32 == 0 && above != 0) atomicAdd(&s.above, above);
+  __syncthreads();
+  if (tid > block && tid < n_blocks) {
+    atomicAdd(InBlock(&s.above_before, tid), s.above);
+    atomicAdd(InBlock(&s.equal_before, tid), s.equal);
+  }
+  ClusterSync();  // the last use of another block's memory lies before
+  Collect(in, threshold, found.rank, s.above_before, s.equal_before, first, index, s);
+}
+
+int64_t KeyStride(const TopKArgs& args) {
+  return CeilDiv(args.stride, 4) * 4;
+}
+
+// Launches SelectKernel, or asks only whether the card can run a cluster of so many blocks.
+class SelectLaunch {
+ public:
+  SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch) {
+    const Device& device = *launch.device;
+    const auto fits = static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) /
+                                           sizeof(uint32_t) / kChunk);
+    // A block's part is at most CeilDiv(stride, 4 * n_blocks) fours of tokens.
+    const int64_t wanted = CeilDiv(CeilDiv(args.stride, 4 * n_blocks) * 4, kChunk);
+    n_kept_ = static_cast<int>(std::min(wanted, fits)) * kChunk;
+    AllowShared(SelectKernel, device.shared_per_block);
+    config_.gridDim = dim3(static_cast<uint32_t>(n_blocks), static_cast<uint32_t>(args.n_seqs));
+    config_.blockDim = kThreads;
+    config_.dynamicSmemBytes = sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_);
+    config_.stream = launch.stream;
+    config_.attrs = attributes_;
+    if (device.arch < 90) return;
+    attributes_[0].id = cudaLaunchAttributeClusterDimension;
+    attributes_[0].val.clusterDim = {static_cast<uint32_t>(n_blocks), 1, 1};
+    attributes_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[1].val.programmaticStreamSerializationAllowed = 1;
+    config_.numAttrs = launch.early ? 2 : 1;
+  }
+  SelectLaunch(const SelectLaunch&) = delete;
+
+  bool CanRun() const {
+    int clusters = 0;
+    const bool ok =
+        cudaFuncSetAttribute(SelectKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+            cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&clusters, SelectKernel, &config_) == cudaSuccess;
+    if (!ok) cudaGetLastError();  // an answer, not a failure
+    return ok && clusters > 0;
+  }
+
+  void Run(const TopKArgs& args, const uint32_t* keys) const {
+    CheckLaunch(cudaLaunchKernelEx(&config_, SelectKernel, args, keys, KeyStride(args), n_kept_),
+                "TopK");
+  }
+
+ private:
+  cudaLaunchConfig_t config_{};
+  cudaLaunchAttribute attributes_[2]{};
+  int n_kept_ = 0;
+};
+
+}  // namespace
+
+void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
+  if (args.n_rows == 0) return;
+  const bool wide = args.stride % kReduceWide == 0 &&
+                    AreMultiples(kReduceWide * sizeof(float), args.logits, args.out);
+  const int64_t tokens = kReduceThreads * (wide ? kReduceWide : 1);
+  const int64_t walkers = std::max<int64_t>(
+      1, std::min(CeilDiv(args.stride, tokens), 8 * int64_t{launch.device->sm_count}));
+  const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows));
+  LaunchKernel(wide ? ScoreReduceKernel<kReduceWide> : ScoreReduceKernel<1>, launch, grid,
+               kReduceThreads, 0, args);
+}
+
+void PlanRange(const PlanRangeArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0) return;
+  LaunchKernel(PlanRangeKernel, launch, static_cast<uint32_t>(CeilDiv(args.n_seqs, 32)), 32, 0,
+               args);
+}
+
+size_t TopKScratch(const TopKArgs& args, const Device&) {
+  if (args.window == 1) return 0;
+  return sizeof(uint32_t) * static_cast<size_t>(args.n_seqs * KeyStride(args));
+}
+
+void TopK(const TopKArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0) return;
+  uint32_t* keys = nullptr;
+  if (args.window > 1) {
+    keys = reinterpret_cast<uint32_t*>(launch.scratch);
+    const dim3 grid(static_cast<uint32_t>(
+                        std::min(CeilDiv(args.stride, 256), 8 * int64_t{launch.device->sm_count})),
+                    static_cast<uint32_t>(args.n_seqs));
+    LaunchKernel(WindowKeysKernel, launch, grid, 256, 0, args, keys, KeyStride(args));
+  }
+  if (launch.device->arch >= 90 && args.stride > kWideTokens) {
+    const SelectLaunch wide(args, 16, launch);
+    if (wide.CanRun()) return wide.Run(args, keys);
+  }
+  const bool one = launch.device->arch < 90 || args.stride <= kOneBlockTokens;
+  SelectLaunch(args, one ? 1 : 8, launch).Run(args, keys);
+}
+
+}  // namespace omnikv::cuda

@@ -1,0 +1,176 @@
+// Which chosen rows are on the device already, and the copy of those that are not.
+#include "backend/cuda/kernels/common.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+
+// How many threads before this one have the flag, and how many of the block in all.
+struct Rank {
+  int32_t before, total;
+};
+
+__device__ Rank BlockRank(bool flag, int32_t* warps) {
+  const uint32_t votes = __ballot_sync(kAllLanes, flag);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t lower = (1u << (threadIdx.x % 32)) - 1;
+  __syncthreads();  // the last use of `warps` is over
+  if (threadIdx.x % 32 == 0) warps[warp] = __popc(votes);
+  __syncthreads();
+  Rank rank{__popc(votes & lower), 0};
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) rank.before += warps[w];
+    rank.total += warps[w];
+  }
+  return rank;
+}
+
+// One block. free_slots [capacity].
+__global__ void __launch_bounds__(kThreads)
+    UpdateWorkingSet(WorkingSetArgs a, int32_t* free_slots) {
+  GridTrigger();
+  GridWait();
+  __shared__ int32_t warps[kWarps];
+  __shared__ int32_t next_cursor, own_missed;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const uint32_t step = *a.clock + 1;
+  const int32_t listed = *a.count;
+  const int32_t first_recent = a.bounds[0];
+  const int32_t n = listed + a.bounds[1] - first_recent;
+  const SeqMeta seq = *a.seq;
+  const auto token = [&](int32_t i) { return i < listed ? a.index[i] : first_recent + i - listed; };
+  const auto physical = [&](int32_t i) {
+    const int32_t t = token(i);
+    const int32_t block = a.block_table[seq.table_off + t / a.block_tokens];
+    return block * a.block_tokens + t % a.block_tokens;
+  };
+  // Tokens ascend: the step's own, whose row is yet to be made, is the last if it is there.
+  const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
+  if (thread == 0) {
+    next_cursor = *a.cursor;
+    own_missed = 0;
+  }
+
+  int32_t missing = 0;
+  for (int32_t begin = 0; begin < n; begin += kThreads) {
+    const int32_t i = begin + thread;
+    int32_t slot = 0;
+    if (i < n) {
+      slot = a.simulated_hits < 0 ? a.slot_of[physical(i)] : i;
+      a.slots[i] = slot;
+      if (slot >= 0) a.used[slot] = step;
+    }
+    missing += BlockRank(i < n && slot < 0, warps).total;
+  }
+  __syncthreads();
+
+  // The first `missing` slots from the cursor on whose rows were not chosen.
+  const int32_t cursor = next_cursor;
+  for (int32_t found = 0, begin = 0; found < missing && begin < a.n_slots; begin += kThreads) {
+    const int32_t slot = (cursor + begin + thread) % a.n_slots;
+    const bool free = begin + thread < a.n_slots && a.used[slot] != step;
+    const Rank rank = BlockRank(free, warps);
+    const int32_t place = found + rank.before;
+    if (free && place < missing) free_slots[place] = slot;
+    if (free && place == missing - 1) next_cursor = (slot + 1) % a.n_slots;
+    found += rank.total;
+  }
+  __syncthreads();
+
+  const bool simulated = a.simulated_hits >= 0;
+  for (int32_t given = 0, begin = 0; begin < n; begin += kThreads) {
+    const int32_t i = begin + thread;
+    const bool lot = simulated && i != own && !IsSimulatedHit(a.simulated_hits, step, i);
+    const bool miss = i < n && (a.slots[i] < 0 || lot);
+    const Rank rank = BlockRank(miss, warps);
+    const int32_t place = given + rank.before;
+    if (miss && lot) {
+      a.miss_row[place] = physical(i);
+      a.miss_slot[place] = i;
+    } else if (miss) {
+      const int32_t slot = free_slots[place];
+      const int32_t row = physical(i);
+      const int32_t old = a.owner[slot];
+      if (old >= 0) a.slot_of[old] = -1;
+      a.owner[slot] = row;
+      a.slot_of[row] = slot;
+      a.used[slot] = step;
+      a.slots[i] = slot;
+      if (i == own) {
+        own_missed = 1;
+      } else {
+        a.miss_row[place] = row;
+        a.miss_slot[place] = slot;
+      }
+    }
+    given += rank.total;
+    if (simulated) missing = given;
+  }
+  __syncthreads();
+  if (thread == 0) {
+    *a.own = own >= 0 ? a.slots[own] : -1;
+    *a.n_miss = missing - own_missed;
+    a.counters[0] += static_cast<uint64_t>(own >= 0 ? n - 1 : n);
+    a.counters[1] += static_cast<uint64_t>(missing - own_missed);
+    *a.clock = step;
+    *a.cursor = next_cursor;
+    a.span[0] = 0;
+    a.span[1] = n;
+    *a.slot_seq = {.q_begin = 0, .q_len = 1, .kv_len = n, .table_off = 0, .prompt_len = n};
+  }
+}
+
+constexpr int kFetchThreads = 256;
+constexpr int kFetchBlocks = 24;  // enough to fill the bus; more would take from the kernels beside
+constexpr int kInFlight = 4;      // loads of a thread
+
+// Rows of kPiece-byte pieces. Host memory is read past the caches: it is read once.
+template <typename Piece>
+__global__ void __launch_bounds__(kFetchThreads) Fetch(FetchRowsArgs a) {
+  GridTrigger();
+  GridWait();
+  const int64_t pieces = a.row_bytes / static_cast<int64_t>(sizeof(Piece));
+  const int64_t total = pieces * *a.n;
+  const int64_t stride = int64_t{kFetchThreads} * gridDim.x;
+  for (int64_t first = int64_t{blockIdx.x} * kFetchThreads + threadIdx.x; first < total;
+       first += kInFlight * stride) {
+    Piece piece[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const int64_t at = first + u * stride;
+      if (at >= total) continue;
+      const std::byte* row = a.from + a.from_row[at / pieces] * a.row_bytes;
+      piece[u] = __ldcv(reinterpret_cast<const Piece*>(row) + at % pieces);
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const int64_t at = first + u * stride;
+      if (at >= total) continue;
+      std::byte* row = a.to + a.to_row[at / pieces] * a.row_bytes;
+      reinterpret_cast<Piece*>(row)[at % pieces] = piece[u];
+    }
+  }
+}
+
+}  // namespace
+
+size_t WorkingSetScratch(const WorkingSetArgs& args) {
+  return static_cast<size_t>(args.capacity) * sizeof(int32_t);
+}
+
+void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
+  LaunchKernel(UpdateWorkingSet, launch, dim3(1), dim3(kThreads), 0, args,
+               reinterpret_cast<int32_t*>(launch.scratch));
+}
+
+void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
+  const auto fetch = args.row_bytes % 16 == 0  ? Fetch<uint4>
+                     : args.row_bytes % 4 == 0 ? Fetch<uint32_t>
+                                               : Fetch<uint16_t>;
+  static_assert(sizeof(uint4) == 16);
+  LaunchKernel(fetch, launch, dim3(kFetchBlocks), dim3(kFetchThreads), 0, args);
+}
+
+}  // namespace omnikv::cuda

@@ -1,0 +1,152 @@
+// What the kernels of this folder share on the host: where a launch goes, and the launchers, one
+// for each form of an op. Launchers only enqueue: they neither allocate nor wait, and so can be
+// captured in a graph. They REQUIRE arguments that CudaBackend::Supports took.
+//
+// Programmatic dependent launch: every kernel is launched so that it may start while the one before
+// it still runs. A kernel therefore calls GridWait() (common.cuh) before it first touches memory
+// that an op reads or writes; what it may do before is to load weights, which nothing writes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/ops.h"
+
+namespace omnikv::cuda {
+
+struct Device {
+  int ordinal = 0;
+  int sm_count = 0;
+  int arch = 0;                 // 10 * major + minor: 80, 90, ...
+  size_t shared_per_block = 0;  // bytes, opted in
+  size_t l2_bytes = 0;
+};
+
+// Where a launch goes.
+struct Launch {
+  const Device* device = nullptr;
+  cudaStream_t stream = nullptr;
+  // Device memory that lives as long as the launch may run, at least what the launcher's XxxScratch
+  // said. Launches of one stream share it: it holds nothing from one launcher to the next.
+  std::byte* scratch = nullptr;
+  bool early = true;  // may start before the kernel ahead of it has ended
+};
+
+// Whether this build has code for the current card, which is `device`.
+bool HasCodeFor(const Device& device);
+
+// Aborts when a launch failed: shapes and sizes were checked before, so it is our own mistake. What
+// goes wrong while a kernel runs is seen later, by CudaBackend::Synchronize.
+void CheckLaunch(cudaError_t error, const char* what);
+
+// Rows of a step that the decode kernels take; larger steps are prefill.
+inline constexpr int32_t kMaxDecodeRows = 16;
+
+// --- kernels/rows.cu: ops that read and write rows of activations, any number of rows.
+
+void Embed(const EmbedArgs& args, const Launch& launch);
+void RopeTable(const RopeTableArgs& args, const Launch& launch);
+// The residual's prologue without its norm: x += scale * [post_norm](y). REQUIRES y.
+void AddResidual(const Residual& in, int32_t n_rows, const Launch& launch);
+// h = norm(x) (norm null: x), as `format` (f32, f16 or bf16; f16 saturates), [n_rows, d].
+void NormRows(const Residual& in, int32_t n_rows, DType format, void* h, const Launch& launch);
+// out = `in` as `format`, n values.
+void ConvertRows(const float* in, int64_t n, DType format, void* out, const Launch& launch);
+// h[i] = norm(x[rows[i]]) in f32: the rows that need logits. rows null: all.
+void NormChosenRows(const Residual& in, const int32_t* rows, int32_t n_out, float* h,
+                    const Launch& launch);
+// q, k, v hold W h + b of `args`, [n_rows, heads * dk]: norms and rotates q in place, norms and
+// rotates k, appends k and v to the bank.
+void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch);
+// out = act(gate) * up, where gate and up (f32) already hold their biases; n values.
+void GatedRows(Activation act, const float* gate, const float* up, float* out, int64_t n,
+               const Launch& launch);
+// rows[r][i] += bias[i] (bias null: nothing added), then, for logits,
+// softcap(scale * v).
+void FinishRows(float* rows, const float* bias, float scale, float softcap, int32_t n_rows,
+                int64_t n, const Launch& launch);
+
+// --- kernels/matvec.cu: products of few rows (1 to kMaxDecodeRows) with a weight matrix, each
+// weight read once, at the speed of memory. The norm is part of the product: h = norm(x).
+
+// What becomes of the products y[r][o] of a Product.
+enum class Finish : int32_t {
+  kStore,   // part p's y = W x + b
+  kAdd,     // x[r][o] += residual_scale * (W x + b): the residual of the op that follows
+  kGated,   // parts 0 and 1: y0 = act(W0 h + b0) * (W1 h + b1)
+  kLogits,  // y = softcap(scale * (W h + b))
+  kRope,    // parts q, k, v: rotated q stored, rotated k and v appended to the bank
+};
+
+struct ProductPart {
+  WeightRef w;
+  const float* bias = nullptr;  // [n_out]
+  float* y = nullptr;           // [n_rows, n_out]
+};
+
+struct Product {
+  const float* x = nullptr;         // [*, n_in]
+  const int32_t* x_rows = nullptr;  // [n_rows]: row r of the product is row x_rows[r] of x; null: r
+  const float* norm = nullptr;      // [n_in]; null: h = x
+  float eps = 0;
+  int32_t n_rows = 0;
+  ProductPart parts[3];
+  int32_t n_parts = 1;  // all with the same n_in and format
+  Finish finish = Finish::kStore;
+  float scale = 1;    // of kLogits and kAdd
+  float softcap = 0;  // of kLogits
+  Activation act = Activation::kSilu;
+  // kRope: q_norm, k_norm are not for it (REQUIRES QkNorm::kNone, 2 * n_freq == dk or no rotation).
+  const NormQkvRopeAppendArgs* qkv = nullptr;
+};
+
+void Multiply(const Product& product, const Launch& launch);
+// Whether kRope takes these arguments; otherwise kStore and then RopeAppend.
+bool CanMultiplyRope(const NormQkvRopeAppendArgs& args);
+
+// --- kernels/attend.cu: attention of any number of rows, each weighed alone; meant for few.
+
+size_t AttendScratch(const AttendArgs& args, const Device& device);
+void Attend(const AttendArgs& args, const Launch& launch);
+
+// --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
+
+// Whether it takes these arguments: otherwise Attend.
+bool CanAttendPrefill(const AttendArgs& args, const Device& device);
+size_t AttendPrefillScratch(const AttendArgs& args, const Device& device);
+void AttendPrefill(const AttendArgs& args, const Launch& launch);
+
+// --- kernels/select.cu: from scores to chosen tokens.
+
+void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);
+void PlanRange(const PlanRangeArgs& args, const Launch& launch);
+size_t TopKScratch(const TopKArgs& args, const Device& device);
+void TopK(const TopKArgs& args, const Launch& launch);
+
+// --- kernels/sample.cu
+
+size_t NextTokenScratch(const NextTokenArgs& args);
+void NextToken(const NextTokenArgs& args, const Launch& launch);
+
+// --- kernels/working_set.cu: rows of K/V that live on the host.
+
+size_t WorkingSetScratch(const WorkingSetArgs& args);
+void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
+void FetchRows(const FetchRowsArgs& args, const Launch& launch);
+
+// --- kernels/ceiling.cu: for measurements.
+
+// Reads `bytes` bytes (of 16) once.
+void ReadAll(const std::byte* data, int64_t bytes, uint32_t* sink, const Launch& launch);
+// n bf16 values in [-1, 1).
+void FillNoise(uint16_t* data, int64_t n, const Launch& launch);
+
+// --- kernels/dequant.cu: weights as the library that multiplies many rows wants them.
+
+// out[o][i] = W[o0 + o][i] as `format` (f32 or bf16), dense, n_rows rows.
+void DequantiseRows(const WeightRef& w, int64_t first, int64_t n_rows, DType format, void* out,
+                    const Launch& launch);
+
+}  // namespace omnikv::cuda

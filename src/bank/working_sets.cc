@@ -1,0 +1,166 @@
+#include "bank/working_sets.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace omnikv {
+namespace {
+
+size_t RowBytes(const BankConfig& bank, size_t layer) {
+  const LayerSpec& spec = bank.layers[layer];
+  return static_cast<size_t>(KvRowBytes(bank.dtype, spec.n_kv_heads, spec.dk, spec.dv));
+}
+
+bool Held(const BankConfig& bank, const WorkingSetConfig& config, size_t layer) {
+  return bank.layers[layer].tier == TierKind::kHost && config.group[layer] >= 0;
+}
+
+// Physical rows of a bank.
+size_t PhysicalRows(const BankConfig& bank) {
+  const int64_t tokens = bank.pool_tokens != 0 ? bank.pool_tokens : bank.max_tokens;
+  return static_cast<size_t>(tokens + bank.block_tokens);
+}
+
+}  // namespace
+
+size_t WorkingSets::Bytes(const BankConfig& bank, const WorkingSetConfig& config) {
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+    if (Held(bank, config, layer)) {
+      bytes += static_cast<size_t>(config.n_slots) * RowBytes(bank, layer);
+    }
+  }
+  const size_t words = PhysicalRows(bank) + 2 * static_cast<size_t>(config.n_slots) +
+                       3 * static_cast<size_t>(config.capacity) + 64;
+  return bytes + static_cast<size_t>(config.n_groups) * words * 4;
+}
+
+Result<std::unique_ptr<WorkingSets>> WorkingSets::Create(Backend& backend, const Bank& bank,
+                                                         WorkingSetConfig config) {
+  OKV_CHECK(config.n_slots >= config.capacity, "{} slots", config.n_slots);
+  std::unique_ptr<WorkingSets> sets(new WorkingSets(backend, bank, std::move(config)));
+  OKV_RETURN_IF_ERROR(sets->Allocate());
+  sets->Reset();
+  return sets;
+}
+
+Status WorkingSets::Allocate() {
+  const auto take = [&](Buffer& buffer, size_t bytes) -> Status {
+    OKV_ASSIGN_OR_RETURN(buffer, backend_.Allocate(bytes, "working sets"));
+    return {};
+  };
+  const auto slots = static_cast<size_t>(config_.n_slots);
+  const auto capacity = static_cast<size_t>(config_.capacity);
+  groups_.resize(static_cast<size_t>(config_.n_groups));
+  for (Group& g : groups_) {
+    for (const auto& [buffer, words] : std::initializer_list<std::pair<Buffer*, size_t>>{
+             {&g.slot_of, PhysicalRows(bank_.config())},
+             {&g.owner, slots},
+             {&g.used, slots},
+             {&g.clock, 1},
+             {&g.cursor, 1},
+             {&g.slots, capacity},
+             {&g.miss_row, capacity},
+             {&g.miss_slot, capacity},
+             {&g.n_miss, 1},
+             {&g.own, 1},
+             {&g.span, 2},
+             {&g.slot_seq, sizeof(SeqMeta) / 4},
+             {&g.counters, 4}}) {
+      OKV_RETURN_IF_ERROR(take(*buffer, 4 * words));
+    }
+  }
+  rows_.resize(bank_.config().layers.size());
+  for (size_t layer = 0; layer < rows_.size(); ++layer) {
+    if (!Held(bank_.config(), config_, layer)) continue;
+    OKV_RETURN_IF_ERROR(take(rows_[layer].buffer, slots * RowBytes(bank_.config(), layer)));
+  }
+  return {};
+}
+
+void WorkingSets::Reset() {
+  for (const Group& g : groups_) {
+    for (const Buffer* map : {&g.slot_of, &g.owner}) {
+      const std::vector<int32_t> none(map->size() / 4, -1);
+      backend_.Upload(map->as(), none.data(), map->size());
+    }
+    for (const Buffer* zero : {&g.used, &g.clock, &g.cursor, &g.counters}) {
+      const std::vector<int32_t> zeros(zero->size() / 4, 0);
+      backend_.Upload(zero->as(), zeros.data(), zero->size());
+    }
+  }
+}
+
+void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq) {
+  OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
+            plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
+            plan.segments[1].bounds != nullptr);
+  const Group& g = groups_[static_cast<size_t>(group)];
+  backend_.Enqueue(WorkingSetArgs{.seq = seq,
+                                  .index = plan.segments[0].index,
+                                  .count = plan.segments[0].count,
+                                  .bounds = plan.segments[1].bounds,
+                                  .block_table = bank_.View(0).block_table,
+                                  .block_tokens = bank_.config().block_tokens,
+                                  .capacity = config_.capacity,
+                                  .n_slots = config_.n_slots,
+                                  .simulated_hits = config_.simulated_hits,
+                                  .slot_of = g.slot_of.as<int32_t>(),
+                                  .owner = g.owner.as<int32_t>(),
+                                  .used = g.used.as<uint32_t>(),
+                                  .clock = g.clock.as<uint32_t>(),
+                                  .cursor = g.cursor.as<int32_t>(),
+                                  .slots = g.slots.as<int32_t>(),
+                                  .miss_row = g.miss_row.as<int32_t>(),
+                                  .miss_slot = g.miss_slot.as<int32_t>(),
+                                  .n_miss = g.n_miss.as<int32_t>(),
+                                  .own = g.own.as<int32_t>(),
+                                  .span = g.span.as<int32_t>(),
+                                  .slot_seq = g.slot_seq.as<SeqMeta>(),
+                                  .counters = g.counters.as<uint64_t>()});
+  backend_.Join(Lane::kIn, Lane::kMain);
+}
+
+KvCopy WorkingSets::OwnRow(int32_t layer) const {
+  return {.base = rows_[static_cast<size_t>(layer)].buffer.as<std::byte>(),
+          .row = GroupOf(layer).own.as<int32_t>()};
+}
+
+void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
+  const Group& g = GroupOf(layer);
+  auto* slots = rows_[static_cast<size_t>(layer)].buffer.as<std::byte>();
+  backend_.Enqueue(FetchRowsArgs{.from = attend.kv.base,
+                                 .to = slots,
+                                 .row_bytes = attend.kv.row_bytes,
+                                 .from_row = g.miss_row.as<int32_t>(),
+                                 .to_row = g.miss_slot.as<int32_t>(),
+                                 .n = g.n_miss.as<int32_t>(),
+                                 .capacity = config_.capacity},
+                   Lane::kIn);
+  backend_.Join(Lane::kMain, Lane::kIn);
+  attend.kv.base = slots;
+  attend.kv.block_table = g.slots.as<int32_t>();
+  attend.kv.block_tokens = 1;
+  attend.seqs = g.slot_seq.as<SeqMeta>();
+  PlanSegment chosen;
+  chosen.bounds = g.span.as<int32_t>();
+  attend.plan = AttnPlan{};
+  attend.plan.Add(chosen);
+}
+
+WorkingSets::Counters WorkingSets::Count() const {
+  Counters sum;
+  for (size_t layer = 0; layer < rows_.size(); ++layer) {
+    if (rows_[layer].empty()) continue;
+    uint64_t counters[2];
+    backend_.Download(counters, GroupOf(static_cast<int32_t>(layer)).counters.as(),
+                      sizeof(counters));
+    sum.chosen += counters[0];
+    sum.missed += counters[1];
+  }
+  return sum;
+}
+
+}  // namespace omnikv

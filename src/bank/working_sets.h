@@ -1,0 +1,74 @@
+// What a sequence keeps in the backend's memory of the layers that live on the host: for each group
+// of layers that share a policy's choice, slots for the rows that were chosen lately.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bank/bank.h"
+
+namespace omnikv {
+
+struct WorkingSetConfig {
+  std::vector<int32_t> group;  // [layers of the bank]: the choice a layer reads by; -1: none
+  int32_t n_groups = 0;
+  int32_t capacity = 0;       // tokens that a choice can have
+  int32_t n_slots = 0;        // of each layer, at least `capacity`
+  float simulated_hits = -1;  // WorkingSetArgs
+};
+
+// Of one sequence. Enqueues at record time, like a policy. Thread-compatible.
+class WorkingSets {
+ public:
+  static Result<std::unique_ptr<WorkingSets>> Create(Backend& backend, const Bank& bank,
+                                                     WorkingSetConfig config);
+  // Bytes of the backend's memory that Create takes.
+  static size_t Bytes(const BankConfig& bank, const WorkingSetConfig& config);
+
+  // Whether decode steps read `layer` through a working set.
+  bool Holds(int32_t layer) const { return !rows_[static_cast<size_t>(layer)].empty(); }
+
+  // Forgets all rows: after something other than a decode step wrote K/V.
+  void Reset();
+  // Enqueues the choice of `group`: `plan` is one list of single tokens and one range by bounds.
+  // From here on the missing rows travel.
+  void Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq);
+  // Where a step's own row of `layer` goes, besides its home. After Choose.
+  KvCopy OwnRow(int32_t layer) const;
+  // Enqueues the fetch of what `layer` misses, waits for it, and turns an attention over the choice
+  // into one over the slots: the same rows in the same order.
+  void Resolve(int32_t layer, AttendArgs& attend);
+
+  // Rows chosen and rows missed, of a layer each, since Create or Reset. Waits for the backend.
+  struct Counters {
+    uint64_t chosen = 0;
+    uint64_t missed = 0;
+  };
+  Counters Count() const;
+
+ private:
+  struct Group {
+    Buffer slot_of, owner, used, clock, cursor;
+    Buffer slots, miss_row, miss_slot, n_miss, own, span, slot_seq, counters;
+  };
+  struct Rows {
+    Buffer buffer;  // [n_slots] rows
+    bool empty() const { return buffer.size() == 0; }
+  };
+
+  WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
+      : backend_(backend), bank_(bank), config_(std::move(config)) {}
+  Status Allocate();
+  const Group& GroupOf(int32_t layer) const {
+    return groups_[static_cast<size_t>(config_.group[static_cast<size_t>(layer)])];
+  }
+
+  Backend& backend_;
+  const Bank& bank_;
+  WorkingSetConfig config_;
+  std::vector<Group> groups_;
+  std::vector<Rows> rows_;  // [layers]; empty where the layer is not on the host or in no group
+};
+
+}  // namespace omnikv

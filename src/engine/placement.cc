@@ -1,0 +1,259 @@
+#include "engine/placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "bank/working_sets.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "model/forward.h"
+#include "model/limits.h"
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int32_t kBlockTokens = 64;
+
+Result<DType> KvDType(const std::string& name, bool all_f32) {
+  if (name == "auto") return all_f32 ? DType::kF32 : DType::kF16;
+  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32}) {
+    if (name == DTypeName(t)) return t;
+  }
+  return InvalidArgument(fmt::format("--kv-dtype is '{}', expected auto, f16, bf16 or f32", name));
+}
+
+Status CheckOptions(const EngineOptions& o) {
+  if (o.threads < 0 || o.threads > 1024) {
+    return InvalidArgument(
+        fmt::format("--threads is {}, expected 0 (physical cores) to 1024", o.threads));
+  }
+  if (o.context < 0 || o.context > ModelLimits::kContext) {
+    return InvalidArgument(fmt::format("--ctx is {}, expected tokens, 0 (the model's) to {}",
+                                       o.context, ModelLimits::kContext));
+  }
+  if (o.prefill_chunk < 0 || o.prefill_chunk > 65536) {
+    return InvalidArgument(
+        fmt::format("--chunk is {}, expected rows, 0 (the device's) to 65536", o.prefill_chunk));
+  }
+  if (o.place != "auto" && o.place != "device" && o.place != "host") {
+    return InvalidArgument(fmt::format("--place is '{}', expected auto, device or host", o.place));
+  }
+  if (o.max_sessions < 1 || o.max_sessions > 4096) {
+    return InvalidArgument(fmt::format("max_sessions is {}, expected 1 to 4096", o.max_sessions));
+  }
+  return {};
+}
+
+StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
+  const int64_t heads = int64_t{config.n_heads} * config.head_dim;
+  const int64_t widest = std::max({int64_t{config.d_model}, heads, int64_t{config.ffn}});
+  return {.max_rows = max_rows,
+          .n_heads = config.n_heads,
+          .n_kv_heads = config.n_kv_heads,
+          .head_dim = config.head_dim,
+          .widest = widest,
+          .largest = widest * config.d_model};
+}
+
+// The groups of the policy that sessions will have; none where it cannot be prepared, which the
+// session will say.
+Policy::Groups GroupsOf(const EngineOptions& options, const ModelConfig& config, int64_t context) {
+  const int32_t n_layers = GlobalLayers(config);
+  const std::string& name = options.policy.name;
+  const auto info = name == "auto"
+                        ? Result<const PolicyInfo*>(&RecommendedPolicy(config.name, n_layers))
+                        : FindPolicy(name);
+  if (!info.ok()) return {};
+  auto settings = PolicySettings::Parse((*info)->name, (*info)->settings, options.policy.settings);
+  if (!settings.ok()) return {};
+  const std::unique_ptr<Policy> policy = (*info)->make();
+  PolicyContext policy_context{.model_name = config.name,
+                               .n_layers = n_layers,
+                               .n_heads = config.n_heads,
+                               .dk = config.head_dim,
+                               .max_context = context};
+  policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
+  return policy->Prepare(policy_context, *settings).ok() ? policy->Shared() : Policy::Groups{};
+}
+
+// Where the layers of a card's model go.
+class Placement {
+ public:
+  Placement(const EngineOptions& options, const ModelConfig& config, size_t room)
+      : options_(options), config_(config), room_(room) {}
+
+  // Sends as few layers to the host as make `plan` fit, or all that can go; false when that is not
+  // enough, with plan.tiers as at the last try.
+  bool Place(MemoryPlan& plan) const {
+    const Policy::Groups groups = GroupsOf(options_, config_, plan.context);
+    const std::vector<int32_t> group = GroupsOfLayers(config_, groups.of_layer);
+    std::vector<size_t> sparse;
+    for (size_t layer = 0; layer < group.size(); ++layer) {
+      if (group[layer] >= 0) sparse.push_back(layer);
+    }
+    const size_t least = options_.place == "host" ? sparse.size() : 1;
+    for (size_t n = std::max<size_t>(least, 1); n <= sparse.size(); ++n) {
+      plan.tiers.assign(group.size(), TierKind::kOwn);
+      for (size_t i = sparse.size() - n; i < sparse.size(); ++i) {
+        plan.tiers[sparse[i]] = TierKind::kHost;
+      }
+      if (Fits(group, groups, plan)) return true;
+    }
+    return false;
+  }
+
+  // What policies keep beside the K/V, about: scores of all heads for one query and a few more.
+  size_t PolicyRoom(const MemoryPlan& plan) const {
+    return static_cast<size_t>(plan.context) * static_cast<size_t>(config_.n_heads + 64) * 4 *
+           static_cast<size_t>(options_.max_sessions);
+  }
+
+ private:
+  bool Fits(const std::vector<int32_t>& group, const Policy::Groups& groups,
+            MemoryPlan& plan) const {
+    const BankConfig bank = MakeBankConfig(config_, plan, options_.max_sessions);
+    const auto sessions = static_cast<size_t>(options_.max_sessions);
+    const auto layer_token = plan.kv_per_token / group.size();
+    plan.host_layers =
+        static_cast<int32_t>(std::count(plan.tiers.begin(), plan.tiers.end(), TierKind::kHost));
+    const auto n_host = static_cast<size_t>(plan.host_layers);
+    const auto tokens = static_cast<size_t>(bank.pool_tokens);
+    plan.kv = tokens * layer_token * (group.size() - n_host);
+    plan.kv_host = tokens * layer_token * n_host;
+    WorkingSetConfig sets{.group = group,
+                          .n_groups = groups.n_groups,
+                          .capacity = static_cast<int32_t>(groups.max_tokens),
+                          .n_slots = static_cast<int32_t>(groups.max_tokens)};
+    const size_t stages = Bank::StageBytes(bank);
+    const size_t fixed = plan.kv + stages + PolicyRoom(plan);
+    const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
+    if (least > room_) return false;
+    // What is left widens the working sets, up to everything.
+    const size_t slot =
+        sessions * (n_host * layer_token + 8 * static_cast<size_t>(groups.n_groups));
+    const size_t more = (room_ - least) / slot;
+    sets.n_slots = static_cast<int32_t>(
+        std::min<size_t>(groups.max_tokens + more, static_cast<size_t>(plan.context) + 1));
+    sets.n_slots = std::max(sets.n_slots, sets.capacity);
+    plan.cache_tokens = sets.n_slots;
+    plan.cache = stages + sessions * WorkingSets::Bytes(bank, sets);
+    plan.policies = room_ - plan.kv - plan.cache;
+    return true;
+  }
+
+  const EngineOptions& options_;
+  const ModelConfig& config_;
+  size_t room_;  // bytes for K/V and all that goes with them
+};
+
+}  // namespace
+
+int32_t MaxOutRows(const ModelConfig& config, int32_t chunk) {
+  constexpr int64_t kLogitsBytes = int64_t{8} << 20;
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(kLogitsBytes / (int64_t{4} * config.vocab), 2, std::max(chunk, 2)));
+}
+
+std::vector<int32_t> GroupsOfLayers(const ModelConfig& config, const std::vector<int32_t>& global) {
+  std::vector<int32_t> group(config.layers.size(), -1);
+  size_t n = 0;
+  for (size_t layer = 0; layer < group.size() && n < global.size(); ++layer) {
+    if (config.layers[layer].window == 0) group[layer] = global[n++];
+  }
+  return group;
+}
+
+BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
+  BankConfig bank;
+  bank.layers.assign(
+      config.layers.size(),
+      {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
+  for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
+    bank.layers[layer].tier = plan.tiers[layer];
+  }
+  bank.dtype = plan.kv_dtype;
+  bank.block_tokens = kBlockTokens;
+  bank.max_tokens = plan.context;
+  // Forks and sessions each round up to a block.
+  bank.pool_tokens = (plan.context + kBlockTokens) * max_sessions;
+  bank.max_seqs = max_sessions;
+  return bank;
+}
+
+Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
+                              size_t weight_bytes, bool all_f32, const Backend& backend) {
+  OKV_RETURN_IF_ERROR(CheckOptions(options));
+  const bool card = backend.OnDevice();
+  if (!card && (options.gpu_memory != 0 || options.place != "auto")) {
+    return Unsupported(fmt::format("{} is given, but the model runs on {}",
+                                   options.gpu_memory != 0 ? "--gpu-memory" : "--place",
+                                   backend.Name()));
+  }
+  MemoryPlan plan;
+  OKV_ASSIGN_OR_RETURN(plan.kv_dtype, KvDType(options.kv_dtype, all_f32));
+  plan.weights = weight_bytes;
+  plan.chunk = options.prefill_chunk != 0 ? options.prefill_chunk : backend.PrefillRows();
+  plan.activations = Workspace::BytesFor(config, plan.chunk, MaxOutRows(config, plan.chunk)) +
+                     backend.WorkBytes(LimitsOf(config, plan.chunk));
+  plan.context = options.context != 0 ? options.context : config.max_context;
+  plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
+  const char* flag = card ? "--gpu-memory" : "--host-memory";
+  const size_t cap = card ? options.gpu_memory : options.host_memory;
+  const size_t machine = backend.AvailableMemory();
+  const bool capped = cap != 0 && cap <= machine;
+  plan.available = capped ? cap : machine;
+  const auto sessions = static_cast<size_t>(options.max_sessions);
+  const size_t fixed = plan.weights + plan.activations;
+  const size_t room = plan.available > fixed ? plan.available - fixed : 0;
+  const size_t fits = room / plan.kv_per_token / sessions;
+  const auto asked = static_cast<size_t>(plan.context);
+  const Placement placement(options, config, room);
+  const bool all_here = fits >= asked + kBlockTokens &&
+                        (!card || room >= (asked + kBlockTokens) * plan.kv_per_token * sessions +
+                                              placement.PolicyRoom(plan));
+  const std::string sizes = fmt::format(
+      "weights {} and activations {} leave room for {} tokens of K/V at {} each in {}",
+      HumanBytes(plan.weights), HumanBytes(plan.activations), fits, HumanBytes(plan.kv_per_token),
+      capped ? fmt::format("{} {}", flag, HumanBytes(plan.available))
+             : HumanBytes(plan.available) + " of available memory");
+  if (card && options.place != "device" && (!all_here || options.place == "host")) {
+    MemoryPlan placed = plan;
+    if (placement.Place(placed)) {
+      const size_t machine_host = AvailableMemory();
+      const bool host_capped = options.host_memory != 0 && options.host_memory <= machine_host;
+      const size_t host = host_capped ? options.host_memory : machine_host;
+      if (placed.kv_host <= host) return placed;
+      return ResourceExhausted(fmt::format(
+          "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
+          placed.host_layers, asked, HumanBytes(placed.kv_host),
+          host_capped ? "--host-memory " + HumanBytes(host) : HumanBytes(host), sizes));
+    }
+    if (options.place == "host") {
+      return ResourceExhausted(fmt::format(
+          "--place is host, but {}: {}",
+          placed.tiers.empty() ? "the policy reads no layer sparsely" : "that does not fit either",
+          sizes));
+    }
+  }
+  if (fits < asked + kBlockTokens) {
+    if (options.context != 0 || fits < 2 * kBlockTokens) {
+      return ResourceExhausted(
+          fmt::format("a context of {} tokens does not fit: {}", asked, sizes));
+    }
+    // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
+    plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;
+    LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
+  }
+  if (cap != 0 && !capped) {
+    LogInfo("{} is {}, but {} are available: planned with that", flag, HumanBytes(cap),
+            HumanBytes(machine));
+  }
+  plan.kv = static_cast<size_t>(plan.context) * plan.kv_per_token * sessions;
+  plan.policies =
+      room - static_cast<size_t>(plan.context + kBlockTokens) * plan.kv_per_token * sessions;
+  return plan;
+}
+
+}  // namespace omnikv

@@ -1,0 +1,51 @@
+// What a model takes and where it lies, decided before anything is loaded.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/backend.h"
+#include "bank/bank.h"
+#include "model/config.h"
+#include "omnikv/options.h"
+#include "omnikv/status.h"
+
+namespace omnikv {
+
+// Bytes, of the backend's own memory (a card's, or the host's) unless said.
+struct MemoryPlan {
+  size_t weights = 0;
+  size_t activations = 0;   // the backend's own work included
+  size_t kv_per_token = 0;  // all layers, wherever they lie
+  int64_t context = 0;      // tokens a session can hold
+  size_t kv = 0;            // K/V of `context` tokens in every session
+  size_t policies = 0;      // left for what policies keep beside the K/V
+  size_t available = 0;     // what there is, at most the cap
+  int32_t chunk = 0;        // rows of a prefill step
+  DType kv_dtype = DType::kF16;
+
+  std::vector<TierKind> tiers;  // [n_layers]
+  int32_t host_layers = 0;      // of them
+  size_t kv_host = 0;           // their K/V, in host memory beside a card
+  size_t cache = 0;             // working sets and stages for them
+  int32_t cache_tokens = 0;     // slots of a working set
+};
+
+// Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
+// when a context that was asked for does not fit. Without one, the context is the model's, or what
+// fits of it. On a card too small for the context, layers that the policy reads sparsely go to the
+// host, the last first, and what is left widens their working sets.
+Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
+                              size_t weight_bytes, bool all_f32, const Backend& backend);
+
+// The bank of a model: one LayerSpec a layer.
+BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
+
+// Rows of logits that PromptLogits may ask for at once: bounded by memory, at least the two that
+// decode steps alternate between.
+int32_t MaxOutRows(const ModelConfig& config, int32_t chunk);
+
+// The group of each layer of the bank, from a policy's groups of global-attention layers.
+std::vector<int32_t> GroupsOfLayers(const ModelConfig& config, const std::vector<int32_t>& global);
+
+}  // namespace omnikv

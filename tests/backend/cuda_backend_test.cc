@@ -1,0 +1,577 @@
+// What is particular to the CUDA backend: that it says why it cannot be had, its memory, and that a
+// recorded step gives what an eager one does. Where there is no card, only the first is tested, and
+// the rest says why it is skipped.
+#include "backend/cuda/cuda_backend.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "backend/kv_format.h"
+
+namespace omnikv {
+namespace {
+
+using testing::AnyOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+int Cards() {
+  int n = 0;
+  if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
+  static_cast<void>(cudaGetLastError());
+  return n;
+}
+
+size_t FreeMemory() {
+  size_t free = 0;
+  size_t total = 0;
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+std::unique_ptr<Backend> Make(const CudaOptions& options = {}) {
+  auto backend = MakeCudaBackend(options);
+  EXPECT_TRUE(backend.ok()) << backend.status().message();
+  return backend.ok() ? std::move(*backend) : nullptr;
+}
+
+// scripts/gpu_check.sh also runs these with CUDA_VISIBLE_DEVICES empty, on a machine with a card.
+TEST(NoCudaTest, OneSentenceSaysWhyThereIsNone) {
+  const int cards = Cards();
+  const auto backend = MakeCudaBackend({.device = cards});  // one past the last
+  ASSERT_FALSE(backend.ok());
+  EXPECT_EQ(backend.status().code(), StatusCode::kUnsupported);
+  const std::string& message = backend.status().message();
+  EXPECT_THAT(message, HasSubstr("CUDA"));
+  EXPECT_THAT(message, Not(ContainsRegex("\n|\\.$")));  // one clause, for a sentence to a person
+  if (cards == 0) {
+    // "no CUDA-capable device is detected", "driver version is insufficient", ...
+    EXPECT_THAT(message, AnyOf(HasSubstr("device"), HasSubstr("driver")));
+  } else {
+    EXPECT_THAT(message, HasSubstr(std::to_string(cards)));
+  }
+  EXPECT_FALSE(MakeCudaBackend({.device = -1}).ok());
+}
+
+class CudaBackendTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (Cards() == 0) GTEST_SKIP() << MakeCudaBackend({}).status().message();
+  }
+};
+
+TEST_F(CudaBackendTest, NamesTheCard) {
+  const auto backend = Make();
+  cudaDeviceProp properties{};
+  ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+  EXPECT_EQ(backend->Name(), "cuda:0");
+  EXPECT_THAT(backend->Describe(), HasSubstr(properties.name));
+  fmt::print("on {}\n", backend->Describe());
+}
+
+TEST_F(CudaBackendTest, RefusesMoreMemoryThanThereIsWithFigures) {
+  const auto backend = Make();
+  const size_t available = backend->AvailableMemory();
+  for (const size_t bytes : {available + 64 * kMiB, size_t{1} << 50, ~size_t{0} >> 1}) {
+    const auto buffer = backend->Allocate(bytes, "the K/V of a test");
+    ASSERT_FALSE(buffer.ok());
+    EXPECT_EQ(buffer.status().code(), StatusCode::kResourceExhausted);
+    EXPECT_THAT(buffer.status().message(), HasSubstr("the K/V of a test"));
+    EXPECT_THAT(buffer.status().message(), ContainsRegex("[0-9].*[0-9]"));  // asked for, and there
+  }
+  EXPECT_TRUE(backend->Allocate(kMiB, "less").ok());  // and goes on working
+  backend->Synchronize();
+}
+
+TEST_F(CudaBackendTest, KeepsToTheMemoryItWasAllowed) {
+  const auto backend = Make({.memory = size_t{2} << 30});
+  EXPECT_LE(backend->AvailableMemory(), size_t{2} << 30);
+  EXPECT_FALSE(backend->Allocate(size_t{2} << 30, "all of it").ok());
+}
+
+TEST_F(CudaBackendTest, MemoryIsZeroed) {
+  const auto backend = Make();
+  const std::vector<uint8_t> dirt(16 * kMiB, 0xa5);
+  for (const size_t bytes : {size_t{1}, size_t{4097}, 16 * kMiB, 16 * kMiB}) {
+    const auto buffer = backend->Allocate(bytes, "test");
+    ASSERT_TRUE(buffer.ok());
+    EXPECT_EQ(buffer->size(), bytes);
+    std::vector<uint8_t> got(bytes, 1);
+    backend->Download(got.data(), buffer->as<void>(), bytes);
+    EXPECT_EQ(std::count(got.begin(), got.end(), 0), static_cast<ptrdiff_t>(bytes));
+    backend->Upload(buffer->as<void>(), dirt.data(), bytes);  // for the next to find
+    backend->Synchronize();
+  }
+  EXPECT_TRUE(backend->Allocate(0, "nothing").ok());
+}
+
+TEST_F(CudaBackendTest, UploadsAndDownloads) {
+  const auto backend = Make();
+  std::mt19937 random(1);
+  const auto buffer = backend->Allocate(65 * kMiB, "test");
+  ASSERT_TRUE(buffer.ok());
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{3}, size_t{1000003}, 64 * kMiB}) {
+    for (const size_t offset : {size_t{0}, size_t{5}, size_t{4096}}) {
+      std::vector<uint8_t> sent(bytes);
+      for (size_t i = 0; i < bytes; i += 97) sent[i] = static_cast<uint8_t>(random());
+      std::vector<uint8_t> got(bytes, 7);
+      backend->Upload(buffer->as<std::byte>() + offset, sent.data(), bytes);
+      const std::vector<uint8_t> copy = sent;
+      std::fill(sent.begin(), sent.end(), 9);  // the host memory may be reused on return
+      backend->Download(got.data(), buffer->as<std::byte>() + offset, bytes);
+      EXPECT_TRUE(got == copy) << bytes << " bytes at " << offset;
+    }
+  }
+}
+
+TEST_F(CudaBackendTest, PinnedMemoryMayBeReusedAfterAnUpload) {
+  const auto backend = Make();
+  constexpr size_t kBytes = 64 * kMiB;
+  const auto buffer = backend->Allocate(kBytes, "test");
+  ASSERT_TRUE(buffer.ok());
+  void* pinned = nullptr;
+  ASSERT_EQ(cudaMallocHost(&pinned, kBytes), cudaSuccess);
+  std::memset(pinned, 1, kBytes);
+  backend->Upload(buffer->as<void>(), pinned, kBytes);
+  std::memset(static_cast<uint8_t*>(pinned) + kBytes / 2, 2, kBytes / 2);
+  std::vector<uint8_t> got(kBytes);
+  backend->Download(got.data(), buffer->as<void>(), kBytes);
+  EXPECT_EQ(std::count(got.begin(), got.end(), 1), static_cast<ptrdiff_t>(kBytes));
+  cudaFreeHost(pinned);
+}
+
+// A row of `bytes` from one place to another, as an op.
+struct CopyOp {
+  CopyOp(Backend& backend, size_t bytes) : row_bytes(static_cast<int64_t>(bytes)) {
+    auto zeros = backend.AllocateShared(8, "test");
+    EXPECT_TRUE(zeros.ok());
+    numbers = std::move(*zeros);
+    numbers.as<int32_t>()[1] = 1;
+  }
+  Op operator()(const void* from, void* to) const {
+    return FetchRowsArgs{.from = static_cast<const std::byte*>(from),
+                         .to = static_cast<std::byte*>(to),
+                         .row_bytes = row_bytes,
+                         .from_row = numbers.as<int32_t>(),
+                         .to_row = numbers.as<int32_t>(),
+                         .n = numbers.as<int32_t>() + 1,
+                         .capacity = 1};
+  }
+
+  int64_t row_bytes;
+  Buffer numbers;  // 0, 1
+};
+
+TEST_F(CudaBackendTest, HostAndOpsSeeSharedMemory) {
+  const auto backend = Make();
+  constexpr size_t kBytes = 32 * kMiB;
+  const CopyOp copy(*backend, kBytes);
+  const auto device = backend->Allocate(kBytes, "test");
+  const auto shared = backend->AllocateShared(2 * kBytes, "test");
+  ASSERT_TRUE(device.ok() && shared.ok());
+  auto* bytes = shared->as<uint8_t>();
+  EXPECT_EQ(std::count(bytes, bytes + 2 * kBytes, 0), static_cast<ptrdiff_t>(2 * kBytes));
+  for (int turn = 1; turn <= 3; ++turn) {
+    std::memset(bytes, turn, kBytes);
+    backend->Enqueue(copy(bytes, device->as<void>()));
+    backend->Enqueue(copy(device->as<void>(), bytes + kBytes));
+    if (turn == 2) {
+      backend->Await(backend->SetMark());
+    } else {
+      backend->Synchronize();
+    }
+    EXPECT_EQ(std::count(bytes + kBytes, bytes + 2 * kBytes, turn), static_cast<ptrdiff_t>(kBytes));
+  }
+}
+
+TEST_F(CudaBackendTest, MarksAreReachedInOrder) {
+  const auto backend = Make();
+  constexpr size_t kBytes = kMiB;
+  const CopyOp copy(*backend, kBytes);
+  const auto device = backend->Allocate(32 * kBytes, "test");
+  const auto shared = backend->AllocateShared(32 * kBytes, "test");
+  ASSERT_TRUE(device.ok() && shared.ok());
+  std::vector<Backend::Mark> marks;
+  const std::vector<uint8_t> ones(32 * kBytes, 1);
+  backend->Upload(device->as<void>(), ones.data(), ones.size());
+  for (size_t i = 0; i < 32; ++i) {  // more than are kept
+    backend->Enqueue(copy(device->as<std::byte>(), shared->as<std::byte>() + i * kBytes));
+    marks.push_back(backend->SetMark());
+  }
+  for (size_t i = 0; i < 32; ++i) {
+    backend->Await(marks[i]);
+    EXPECT_EQ(shared->as<uint8_t>()[(i + 1) * kBytes - 1], 1) << "mark " << i;
+  }
+}
+
+TEST_F(CudaBackendTest, LanesWaitWhereTheyJoin) {
+  const auto backend = Make();
+  constexpr size_t kBytes = 32 * kMiB;
+  const auto device = backend->Allocate(kBytes, "test");
+  const auto shared = backend->AllocateShared(2 * kBytes, "test");
+  ASSERT_TRUE(device.ok() && shared.ok());
+  auto* in = shared->as<uint8_t>();
+  uint8_t* out = in + kBytes;
+  for (int turn = 1; turn <= 4; ++turn) {
+    std::memset(in, turn, kBytes);
+    std::memset(out, 0, kBytes);
+    backend->Join(Lane::kIn, Lane::kMain);
+    backend->Copy(device->as<void>(), in, kBytes, Lane::kIn);
+    if (turn % 2 == 0) {  // by way of the main lane, or not
+      backend->Join(Lane::kMain, Lane::kIn);
+      backend->Join(Lane::kOut, Lane::kMain);
+    } else {
+      backend->Join(Lane::kOut, Lane::kIn);
+    }
+    backend->Copy(out, device->as<void>(), kBytes, Lane::kOut);
+    backend->Synchronize();  // of all lanes
+    EXPECT_EQ(std::count(out, out + kBytes, turn), static_cast<ptrdiff_t>(kBytes));
+  }
+}
+
+TEST_F(CudaBackendTest, RecordingsHoldLanes) {
+  const auto backend = Make();
+  constexpr size_t kBytes = 16 * kMiB;
+  const CopyOp copy(*backend, kBytes);
+  const auto device = backend->Allocate(3 * kBytes, "test");
+  const auto shared = backend->AllocateShared(kBytes, "test");
+  ASSERT_TRUE(device.ok() && shared.ok());
+  auto* a = device->as<std::byte>();
+  // Work of a lane that nothing waits for yet must not get into the recording.
+  backend->Join(Lane::kIn, Lane::kMain);
+  backend->Copy(a, shared->as<void>(), kBytes, Lane::kIn);
+  const auto recording = backend->Record([&] {
+    backend->Join(Lane::kIn, Lane::kMain);
+    backend->Enqueue(copy(shared->as<void>(), a), Lane::kIn);
+    backend->Join(Lane::kMain, Lane::kIn);
+    backend->Enqueue(copy(a, a + kBytes));
+    backend->Join(Lane::kIn, Lane::kMain);
+    backend->Enqueue(copy(a + kBytes, a + 2 * kBytes), Lane::kIn);  // joined by the end
+  });
+  for (int turn = 1; turn <= 3; ++turn) {
+    std::memset(shared->as<void>(), turn, kBytes);
+    backend->Replay(*recording);
+    std::vector<uint8_t> got(kBytes);
+    backend->Download(got.data(), a + 2 * kBytes, kBytes);
+    EXPECT_EQ(std::count(got.begin(), got.end(), turn), static_cast<ptrdiff_t>(kBytes));
+  }
+}
+
+// The memory of a small model on one backend, and a step of it: every op that omnikv's policy
+// needs.
+class TinyModel {
+ public:
+  static constexpr int32_t kDim = 128, kHeads = 4, kKvHeads = 2, kHead = 64, kFfn = 256;
+  static constexpr int32_t kVocab = 500, kCapacity = 320, kPick = 24;
+  static constexpr int32_t kRing = 64;
+
+  explicit TinyModel(Backend& backend) : backend_(backend) {
+    std::mt19937 random(7);  // the same for each
+    std::normal_distribution<float> normal(0.0f, 0.05f);
+    const auto weights = [&](int64_t n_out, int64_t n_in) {
+      std::vector<Bf16> values(static_cast<size_t>(n_out * n_in));
+      for (Bf16& v : values) v = Bf16FromF32(normal(random));
+      void* data = Room(values.size() * sizeof(Bf16));
+      backend_.Upload(data, values.data(), values.size() * sizeof(Bf16));
+      return WeightRef{.format = DType::kBF16,
+                       .data = data,
+                       .n_out = n_out,
+                       .n_in = n_in,
+                       .row_bytes = n_in * 2};
+    };
+    embedding_ = weights(kVocab, kDim);
+    wq_ = weights(kHeads * kHead, kDim);
+    wk_ = weights(kKvHeads * kHead, kDim);
+    wv_ = weights(kKvHeads * kHead, kDim);
+    wo_ = weights(kDim, kHeads * kHead);
+    gate_ = weights(kFfn, kDim);
+    up_ = weights(kFfn, kDim);
+    down_ = weights(kDim, kFfn);
+    norm_ = Send(std::vector<float>(kDim, 1.0f));
+    std::vector<float> inv_freq;
+    for (int i = 0; i < kHead / 2; ++i) inv_freq.push_back(std::pow(1e4f, -2.0f * i / kHead));
+    inv_freq_ = Send(inv_freq);
+    std::vector<int32_t> table;
+    for (int32_t b = 0; b < kCapacity / 16; ++b) table.push_back((b * 7 + 3) % (kCapacity / 16));
+    table_ = Send(table);
+    weight_ = Send(std::vector<float>{1.0f});
+    kv_ = MakeKvView(static_cast<std::byte*>(Room(
+                         static_cast<size_t>(kCapacity) *
+                         static_cast<size_t>(KvRowBytes(DType::kF16, kKvHeads, kHead, kHead)))),
+                     table_, 16, DType::kF16, kKvHeads, kHead, kHead);
+    x_ = Floats(kDim);
+    y_ = Floats(kDim);
+    z_ = Floats(kDim);
+    q_ = Floats(kHeads * kHead);
+    o_ = Floats(kHeads * kHead);
+    f_ = Floats(kFfn);
+    cos_sin_ = Floats(kHead);
+    scores_ = Floats(kCapacity);
+    reduced_ = Floats(kCapacity);
+    logits_ = Floats(kVocab);
+    index_ = Ints(kPick);
+    ints_ = Ints(8);  // token, count, candidates, pick, bounds
+    out_ = Ints(kRing);
+    step_ = reinterpret_cast<uint32_t*>(Ints(1));
+    row_ = static_cast<RowMeta*>(Room(sizeof(RowMeta)));
+    seq_ = static_cast<SeqMeta*>(Room(sizeof(SeqMeta)));
+  }
+
+  // One token through a layer that looks at everything, and one that reads what it chose.
+  // `chooses`: and on to the next token.
+  void EnqueueStep(bool chooses = false) {
+    const AttnPlan dense = AttnPlan::Dense();
+    AttnPlan sparse;
+    sparse.Add(
+        {.kind = SegmentKind::kList, .capacity = kPick, .index = index_, .count = ints_ + 1});
+    sparse.Add({.bounds = ints_ + 4});
+    Run(EmbedArgs{.tokens = ints_, .table = embedding_, .x = x_, .n_rows = 1});
+    Run(RopeTableArgs{.rows = row_,
+                      .inv_freq = inv_freq_,
+                      .cos_sin = cos_sin_,
+                      .n_freq = kHead / 2,
+                      .n_rows = 1});
+    Run(PlanRangeArgs{.seqs = seq_,
+                      .n_seqs = 1,
+                      .budget = kPick,
+                      .tail = 8,
+                      .min_recent = 1,
+                      .bounds = ints_ + 4,
+                      .n_candidates = ints_ + 2,
+                      .n_pick = ints_ + 3});
+    EnqueueAttention(nullptr, dense, ScoreKind::kHeadMax);
+    Run(ScoreReduceArgs{.logits = scores_,
+                        .out = reduced_,
+                        .rows = row_,
+                        .stride = kCapacity,
+                        .ring = 1,
+                        .n_heads = 1,
+                        .n_rows = 1});
+    Run(TopKArgs{.scores = reduced_,
+                 .weights = weight_,
+                 .seqs = seq_,
+                 .n_candidates = ints_ + 2,
+                 .n_pick = ints_ + 3,
+                 .index = index_,
+                 .count = ints_ + 1,
+                 .stride = kCapacity,
+                 .window = 1,
+                 .capacity = kPick,
+                 .n_seqs = 1});
+    EnqueueFfn();
+    EnqueueAttention(z_, sparse, ScoreKind::kNone);
+    EnqueueFfn();
+    Run(NormLogitsArgs{
+        .in = In(z_), .head = embedding_, .logits = logits_, .n_rows = 1, .n_out = 1});
+    if (!chooses) return;
+    Run(NextTokenArgs{.logits = logits_,
+                      .tokens = ints_,
+                      .rows = row_,
+                      .seqs = seq_,
+                      .out = out_,
+                      .step = step_,
+                      .vocab = kVocab,
+                      .ring = kRing,
+                      .n_rows = 1});
+  }
+
+  // What changes from token to token.
+  void SetToken(int32_t token, int32_t pos) {
+    const RowMeta row{0, pos};
+    const SeqMeta seq{
+        .q_begin = 0, .q_len = 1, .kv_len = pos + 1, .table_off = 0, .prompt_len = 10};
+    backend_.Upload(ints_, &token, sizeof(token));
+    backend_.Upload(row_, &row, sizeof(row));
+    backend_.Upload(seq_, &seq, sizeof(seq));
+  }
+
+  // Logits and chosen tokens, bit by bit.
+  std::vector<uint32_t> Output() const {
+    std::vector<uint32_t> out(kVocab + kPick + 8);
+    backend_.Download(out.data(), logits_, kVocab * 4);
+    backend_.Download(out.data() + kVocab, index_, kPick * 4);
+    backend_.Download(out.data() + kVocab + kPick, ints_, 8 * 4);
+    return out;
+  }
+
+  // Tokens that NextToken chose, from the first step on.
+  std::vector<int32_t> Chosen(size_t n) const {
+    std::vector<int32_t> out(n);
+    backend_.Download(out.data(), out_, n * 4);
+    return out;
+  }
+
+ private:
+  void* Room(size_t bytes) {
+    auto buffer = backend_.Allocate(bytes, "test");
+    EXPECT_TRUE(buffer.ok()) << buffer.status().message();
+    buffers_.push_back(std::move(*buffer));
+    return buffers_.back().as<void>();
+  }
+  float* Floats(size_t n) { return static_cast<float*>(Room(4 * n)); }
+  int32_t* Ints(size_t n) { return static_cast<int32_t*>(Room(4 * n)); }
+  template <typename T>
+  T* Send(const std::vector<T>& values) {
+    auto* data = static_cast<T*>(Room(values.size() * sizeof(T)));
+    backend_.Upload(data, values.data(), values.size() * sizeof(T));
+    return data;
+  }
+  void Run(const Op& op) { backend_.Enqueue(op); }
+  Residual In(const float* y) const {
+    return {.x = x_, .y = y, .norm = norm_, .eps = 1e-5f, .d = kDim};
+  }
+
+  void EnqueueAttention(const float* pending, const AttnPlan& plan, ScoreKind score) {
+    Run(NormQkvRopeAppendArgs{.in = In(pending),
+                              .wq = wq_,
+                              .wk = wk_,
+                              .wv = wv_,
+                              .cos_sin = cos_sin_,
+                              .n_freq = kHead / 2,
+                              .q = q_,
+                              .n_heads = kHeads,
+                              .kv = kv_,
+                              .rows = row_,
+                              .seqs = seq_,
+                              .n_rows = 1});
+    Run(AttendArgs{.q = q_,
+                   .o = o_,
+                   .kv = kv_,
+                   .plan = plan,
+                   .rows = row_,
+                   .seqs = seq_,
+                   .n_rows = 1,
+                   .n_seqs = 1,
+                   .n_heads = kHeads,
+                   .scale = 0.125f,
+                   .score = score,
+                   .scores = score == ScoreKind::kNone ? nullptr : scores_,
+                   .score_stride = kCapacity});
+    Run(LinearArgs{.x = o_, .w = wo_, .y = y_, .n_rows = 1});
+  }
+  void EnqueueFfn() {
+    Run(NormGatedFfnArgs{.in = In(y_), .gate = gate_, .up = up_, .out = f_, .n_rows = 1});
+    Run(LinearArgs{.x = f_, .w = down_, .y = z_, .n_rows = 1});
+  }
+
+  Backend& backend_;
+  std::vector<Buffer> buffers_;
+  WeightRef embedding_, wq_, wk_, wv_, wo_, gate_, up_, down_;
+  KvView kv_;
+  float *norm_, *inv_freq_, *weight_, *x_, *y_, *z_, *q_, *o_, *f_, *cos_sin_;
+  float *scores_, *reduced_, *logits_;
+  int32_t *table_, *index_, *ints_, *out_;
+  uint32_t* step_;
+  RowMeta* row_;
+  SeqMeta* seq_;
+};
+
+// 50 tokens by replay and by eager steps, from an empty bank on.
+TEST_F(CudaBackendTest, FiftyReplaysGiveWhatEagerStepsDo) {
+  const auto a = Make();
+  const auto b = Make();
+  TinyModel eager(*a);
+  TinyModel replayed(*b);
+  const auto untouched = replayed.Output();
+  const auto recording = b->Record([&] { replayed.EnqueueStep(); });
+  EXPECT_TRUE(replayed.Output() == untouched) << "recording ran something";
+  for (int32_t t = 0; t < 50; ++t) {
+    const int32_t token = t * 131 % TinyModel::kVocab;
+    eager.SetToken(token, t);
+    eager.EnqueueStep();
+    replayed.SetToken(token, t);
+    b->Replay(*recording);
+    ASSERT_TRUE(eager.Output() == replayed.Output()) << "token " << t;
+  }
+  // Recordings and eager steps mix.
+  for (int32_t t = 50; t < 60; ++t) {
+    eager.SetToken(t, t);
+    eager.EnqueueStep();
+    replayed.SetToken(t, t);
+    if (t % 2 == 0) {
+      replayed.EnqueueStep();
+    } else {
+      b->Replay(*recording);
+    }
+    ASSERT_TRUE(eager.Output() == replayed.Output()) << "token " << t;
+  }
+}
+
+// Replays that go on by themselves against steps that the host leads.
+TEST_F(CudaBackendTest, StepsThatChooseNeedNoHost) {
+  const auto a = Make();
+  const auto b = Make();
+  TinyModel led(*a);
+  TinyModel free(*b);
+  const auto recording = b->Record([&] { free.EnqueueStep(/*chooses=*/true); });
+  constexpr int32_t kSteps = 60;
+  free.SetToken(17, 0);
+  for (int32_t t = 0; t < kSteps; ++t) b->Replay(*recording);
+  std::vector<int32_t> tokens;
+  for (int32_t t = 0; t < kSteps; ++t) {
+    led.SetToken(t == 0 ? 17 : tokens.back(), t);
+    led.EnqueueStep();
+    const auto bits = led.Output();
+    std::vector<float> logits(TinyModel::kVocab);
+    std::memcpy(logits.data(), bits.data(), logits.size() * 4);
+    tokens.push_back(
+        static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+  }
+  EXPECT_EQ(free.Chosen(kSteps), tokens);
+}
+
+TEST_F(CudaBackendTest, ReplaysTakeNoDeviceMemory) {
+  const auto backend = Make();
+  TinyModel model(*backend);
+  const auto recording = backend->Record([&] { model.EnqueueStep(); });
+  model.SetToken(1, 0);
+  backend->Replay(*recording);
+  backend->Synchronize();
+  const size_t free = FreeMemory();
+  for (int i = 0; i < 200; ++i) backend->Replay(*recording);
+  backend->Synchronize();
+  EXPECT_GE(FreeMemory() + 8 * kMiB, free);  // other processes come and go
+}
+
+TEST_F(CudaBackendTest, FiftyBackendsLeakNothing) {
+  const auto use = [] {
+    const auto backend = Make();
+    TinyModel model(*backend);
+    model.SetToken(3, 0);
+    const auto recording = backend->Record([&] { model.EnqueueStep(); });
+    backend->Replay(*recording);
+    model.EnqueueStep();
+    backend->Synchronize();
+  };
+  use();  // what the runtime itself keeps
+  use();
+  const size_t before = FreeMemory();
+  for (int i = 0; i < 50; ++i) use();
+  const size_t after = FreeMemory();
+  // One allocation of the driver's is 2 MiB; another process may come or go.
+  EXPECT_LE(before, after + 8 * kMiB) << (before - after) / kMiB << " MiB were not given back";
+}
+
+TEST_F(CudaBackendTest, SaysWhatItCannotRun) {
+  const auto backend = Make();
+  static const CustomKernels kNoCuda = {
+      .name = "Count", .ref = nullptr, .cpu = nullptr, .cuda = nullptr, .cost = nullptr};
+  const Support support = backend->Supports(CustomArgs{.kernels = &kNoCuda});
+  EXPECT_FALSE(support.ok);
+  EXPECT_THAT(support.reason, HasSubstr("Count"));
+}
+
+}  // namespace
+}  // namespace omnikv

@@ -1,0 +1,169 @@
+#include "parity_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace omnikv::parity {
+namespace {
+
+std::string Name(const Shape& s) {
+  return fmt::format("{}/{} heads of {}/{} {}", s.n_heads, s.n_kv_heads, s.dk, s.dv,
+                     DTypeName(s.dtype));
+}
+
+}  // namespace
+
+std::vector<float> MakeScores(Scores kind, size_t n, Random& random) {
+  std::vector<float> v = random.Floats(n);
+  for (size_t i = 0; i < n; ++i) {
+    switch (kind) {
+      case Scores::kNormal:
+        break;
+      case Scores::kManyTies:
+        v[i] = std::round(v[i]);  // includes -0 and 0
+        break;
+      case Scores::kAllEqual:
+        v[i] = -1.5f;
+        break;
+      case Scores::kPositive:
+        v[i] = std::exp(8 * v[i]);
+        break;
+      case Scores::kNarrow:
+        v[i] = 1.0f + 1e-6f * v[i];
+        break;
+      case Scores::kBroken:
+        if (i % 5 == 0) v[i] = std::numeric_limits<float>::quiet_NaN();
+        if (i % 7 == 0) v[i] = -std::numeric_limits<float>::infinity();
+        if (i % 101 == 0) v[i] = std::numeric_limits<float>::infinity();
+        break;
+    }
+  }
+  return v;
+}
+
+Attention::Attention(const Shape& s, const std::vector<int32_t>& q_len,
+                     const std::vector<int32_t>& lens, Random& random)
+    : shape(s),
+      kv_len(lens),
+      bank(s.dtype, s.n_kv_heads, s.dk, s.dv, 16, lens, *std::max_element(lens.begin(), lens.end()),
+           random),
+      step(q_len, lens, [&](int32_t seq) { return bank.TableOff(seq); }),
+      q(random.Floats(static_cast<size_t>(step.n_rows() * s.n_heads * s.dk))) {}
+
+void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind score, float softcap,
+                    bool with_o) const {
+  const std::string name =
+      fmt::format("Attend {} rows {} seqs {} {}", Name(shape), step.n_rows(), step.n_seqs(), what);
+  const auto n_rows = static_cast<size_t>(step.n_rows());
+  const auto heads = static_cast<size_t>(shape.n_heads);
+  const int64_t stride = *std::max_element(kv_len.begin(), kv_len.end()) + 3;
+  const size_t score_rows = score == ScoreKind::kLogits ? n_rows * heads : n_rows;
+  Check(name, [&](const Execute& run) {
+    std::vector<float> o(with_o ? n_rows * heads * static_cast<size_t>(shape.dv) : 0, kPoison);
+    std::vector<float> lse(n_rows * heads, kPoison);
+    std::vector<float> scores(
+        score == ScoreKind::kNone ? 0 : score_rows * static_cast<size_t>(stride), kPoison);
+    run(AttendArgs{.q = q.data(),
+                   .o = with_o ? o.data() : nullptr,
+                   .lse = lse.data(),
+                   .kv = bank.View(),
+                   .plan = plan,
+                   .rows = step.rows.data(),
+                   .seqs = step.seqs.data(),
+                   .n_rows = step.n_rows(),
+                   .n_seqs = step.n_seqs(),
+                   .n_heads = shape.n_heads,
+                   .scale = 0.125f,
+                   .softcap = softcap,
+                   .score = score,
+                   .scores = score == ScoreKind::kNone ? nullptr : scores.data(),
+                   .score_stride = stride});
+    return Outputs{{"o", o}, {"lse", lse}, {"scores", scores}};
+  });
+}
+
+Lists::Lists(const std::vector<int32_t>& kv_len, int32_t per_seq, int32_t unit, int32_t n,
+             Random& random)
+    : lists(per_seq), unit_tokens(unit), capacity(std::max(n, 1)) {
+  for (int32_t len : kv_len) {
+    for (int32_t l = 0; l < per_seq; ++l) {
+      const int32_t units = (len + unit - 1) / unit;
+      const int32_t take = std::min(units, std::max(0, n - l));  // of different lengths
+      std::vector<int32_t> chosen = random.Ascending(take, units);
+      count.push_back(take);
+      chosen.resize(static_cast<size_t>(capacity), 1 << 30);  // never to be read
+      index.insert(index.end(), chosen.begin(), chosen.end());
+    }
+  }
+}
+
+PlanSegment Lists::Segment(int32_t window) const {
+  PlanSegment s;
+  s.kind = SegmentKind::kList;
+  s.window = window;
+  s.unit = unit_tokens;
+  s.lists = lists;
+  s.capacity = capacity;
+  s.index = index.data();
+  s.count = count.data();
+  return s;
+}
+
+ResidualData::ResidualData(const ResidualCase& c, int32_t rows, int32_t width, Random& random)
+    : form(c),
+      d(width),
+      x(random.Floats(static_cast<size_t>(rows * width))),
+      y(random.Floats(static_cast<size_t>(rows * width))),
+      post_norm(random.Floats(static_cast<size_t>(width))),
+      norm(random.Floats(static_cast<size_t>(width))) {}
+
+Residual ResidualData::On(std::vector<float>& x_copy) const {
+  x_copy = x;
+  return {.x = x_copy.data(),
+          .y = form.y ? y.data() : nullptr,
+          .post_norm = form.post_norm ? post_norm.data() : nullptr,
+          .norm = form.norm ? norm.data() : nullptr,
+          .scale = 0.75f,
+          .eps = 1e-5f,
+          .d = d};
+}
+
+void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
+               Random& random) {
+  std::vector<SeqMeta> seqs;
+  std::vector<int32_t> n_candidates;
+  std::vector<int32_t> n_pick;
+  int64_t stride = 1;
+  for (const Choice& c : choices) {
+    seqs.push_back({.q_begin = 0, .q_len = 1, .kv_len = c.kv_len, .table_off = 0, .prompt_len = 0});
+    n_candidates.push_back(c.n_candidates);
+    n_pick.push_back(c.n_pick);
+    stride = std::max<int64_t>(stride, c.kv_len);
+  }
+  const auto n_seqs = static_cast<int32_t>(choices.size());
+  const auto scores = MakeScores(kind, static_cast<size_t>(n_seqs * window * stride), random);
+  std::vector<float> weights = random.Floats(static_cast<size_t>(window));
+  weights[0] = 1.0f;
+  Check(fmt::format("TopK kind {} window {} of {} first {}", static_cast<int>(kind), window, n_seqs,
+                    choices[0].n_candidates),
+        [&](const Execute& run) {
+          std::vector<int32_t> index(static_cast<size_t>(n_seqs * capacity), -1);
+          std::vector<int32_t> count(choices.size(), -1);
+          run(TopKArgs{.scores = scores.data(),
+                       .weights = weights.data(),
+                       .seqs = seqs.data(),
+                       .n_candidates = n_candidates.data(),
+                       .n_pick = n_pick.data(),
+                       .index = index.data(),
+                       .count = count.data(),
+                       .stride = stride,
+                       .window = window,
+                       .capacity = capacity,
+                       .n_seqs = n_seqs});
+          return Outputs{{"count", AsFloats(count), 0}, {"index", AsFloats(index), 0}};
+        });
+}
+
+}  // namespace omnikv::parity

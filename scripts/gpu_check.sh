@@ -230,10 +230,11 @@ fi
 
 # --- text
 
-# answer DEVICE POLICY PRECISION PROMPT: one JSON object in DEVICE.json of a fresh folder.
+# answer DEVICE POLICY PRECISION [flags]: to the prompt, one JSON object in DEVICE.json.
 answer() {
-  timeout 600 "$omnikv" run -m "$model" --device "$1" --policy "$2" --precision "$3" -f "$4" -n 24 \
-    --json >"$work/$1.json" 2>>"$out/text.log"
+  local to=$work/$1.json
+  timeout 600 "$omnikv" run -m "$model" --device "$1" --policy "$2" --precision "$3" "${@:4}" \
+    -f "$work/prompt.txt" -n 24 --json >"$to" 2>>"$out/text.log" || : >"$to"
 }
 if wanted text; then
   began=$SECONDS
@@ -257,11 +258,12 @@ if wanted text; then
         printf '\n\nWhat is the pass key?'; } >"$work/prompt.txt"
       # In full precision all policies must agree with the CPU to the token, whatever they answer;
       # the fast one rounds, and is held to that where the answer is in what the policy reads.
-      for how in full:full full:omnikv full:streaming fast:full fast:omnikv; do
-        precision=${how%:*} policy=${how#*:}
+      for how in full:full:device full:omnikv:device full:omnikv:host full:streaming:device \
+        fast:full:device fast:omnikv:device; do
+        IFS=: read -r precision policy place <<<"$how"
         asked=$((asked + 1))
-        answer cpu "$policy" "$precision" "$work/prompt.txt" || : >"$work/cpu.json"
-        answer cuda "$policy" "$precision" "$work/prompt.txt" || : >"$work/cuda.json"
+        [ "$place" = host ] || answer cpu "$policy" "$precision"  # else: what it has just answered
+        answer cuda "$policy" "$precision" --place "$place"
         on_cpu=$(array_of tokens "$work/cpu.json")
         on_cuda=$(array_of tokens "$work/cuda.json")
         verdict=false
@@ -269,10 +271,10 @@ if wanted text; then
           verdict=true
           same=$((same + 1))
         else
-          differing+=("lines $lines $policy $precision")
+          differing+=("lines $lines $policy $precision $place")
         fi
         cases+="${cases:+, }{\"lines\": \"$lines\", \"policy\": \"$policy\", \
-\"precision\": \"$precision\", \"same\": $verdict, \
+\"precision\": \"$precision\", \"place\": \"$place\", \"same\": $verdict, \
 \"prompt_tokens\": $(number_of prompt_tokens "$work/cuda.json" | grep . || echo 0), \
 \"cpu\": \"$(string_of text "$work/cpu.json")\", \"cuda\": \"$(string_of text "$work/cuda.json")\", \
 \"cuda_prefill_tok_s\": $(number_of prefill_tok_s "$work/cuda.json" | grep . || echo 0), \

@@ -80,12 +80,12 @@ enum class QkNorm : int32_t {
   kFull,     // over all heads together, weight [n_heads * dk] (OLMo 2)
 };
 
-// Where a step's K/V row goes besides its home: row *row of `base`. For steps of one row.
-struct KvCopy {
-  std::byte* base = nullptr;     // null: nowhere
-  const int32_t* row = nullptr;  // [1]; -1: nowhere
+// Where the row of a step goes instead of its home: row *row of `base`. For steps of one row.
+struct KvSlot {
+  std::byte* base = nullptr;     // null: home
+  const int32_t* row = nullptr;  // [1]; -1: home
 
-  bool operator==(const KvCopy&) const = default;
+  bool operator==(const KvSlot&) const = default;
 };
 
 // h = prologue; q, k, v = W h + b; q and k normed, then rotated (value i with value i + n_freq, the
@@ -102,7 +102,7 @@ struct NormQkvRopeAppendArgs {
   float* q = nullptr;  // [n_rows, n_heads, dk]
   int32_t n_heads = 0;
   KvView kv;
-  KvCopy copy;
+  KvSlot slot;
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
   int32_t n_rows = 0;
@@ -288,6 +288,8 @@ struct WorkingSetArgs {
   int32_t* miss_slot = nullptr;  // [capacity]
   int32_t* n_miss = nullptr;     // [1]
   int32_t* own = nullptr;        // [1]: slot of the step's own row; -1: not chosen
+  int32_t* own_row = nullptr;    // [1]: that row
+  int32_t* n_own = nullptr;      // [1]: 1 if it was chosen, else 0
   int32_t* span = nullptr;       // [2]: 0 and the number of chosen rows, a range over `slots`
   SeqMeta* slot_seq = nullptr;   // [1]: a sequence whose tokens are `slots`
   uint64_t* counters =

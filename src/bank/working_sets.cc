@@ -66,6 +66,8 @@ Status WorkingSets::Allocate() {
              {&g.miss_slot, capacity},
              {&g.n_miss, 1},
              {&g.own, 1},
+             {&g.own_row, 1},
+             {&g.n_own, 1},
              {&g.span, 2},
              {&g.slot_seq, sizeof(SeqMeta) / 4},
              {&g.counters, 4}}) {
@@ -117,15 +119,36 @@ void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq
                                   .miss_slot = g.miss_slot.as<int32_t>(),
                                   .n_miss = g.n_miss.as<int32_t>(),
                                   .own = g.own.as<int32_t>(),
+                                  .own_row = g.own_row.as<int32_t>(),
+                                  .n_own = g.n_own.as<int32_t>(),
                                   .span = g.span.as<int32_t>(),
                                   .slot_seq = g.slot_seq.as<SeqMeta>(),
                                   .counters = g.counters.as<uint64_t>()});
   backend_.Join(Lane::kIn, Lane::kMain);
+  chosen_[static_cast<size_t>(group)] = true;
 }
 
-KvCopy WorkingSets::OwnRow(int32_t layer) const {
+KvSlot WorkingSets::OwnRow(int32_t layer) const {
   return {.base = rows_[static_cast<size_t>(layer)].buffer.as<std::byte>(),
           .row = GroupOf(layer).own.as<int32_t>()};
+}
+
+void WorkingSets::WriteBack() {
+  backend_.Join(Lane::kOut, Lane::kMain);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const auto layer = static_cast<int32_t>(i);
+    if (!HasChoice(layer)) continue;
+    const Group& g = GroupOf(layer);
+    const KvView home = bank_.View(layer);
+    backend_.Enqueue(FetchRowsArgs{.from = rows_[i].buffer.as<std::byte>(),
+                                   .to = home.base,
+                                   .row_bytes = home.row_bytes,
+                                   .from_row = g.own.as<int32_t>(),
+                                   .to_row = g.own_row.as<int32_t>(),
+                                   .n = g.n_own.as<int32_t>(),
+                                   .capacity = 1},
+                     Lane::kOut);
+  }
 }
 
 void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {

@@ -26,16 +26,25 @@ class WorkingSets {
   // Bytes of the backend's memory that Create takes.
   static size_t Bytes(const BankConfig& bank, const WorkingSetConfig& config);
 
-  // Whether decode steps read `layer` through a working set.
-  bool Holds(int32_t layer) const { return !rows_[static_cast<size_t>(layer)].empty(); }
+  // A step begins, which has chosen nothing yet.
+  void BeginStep() { chosen_.assign(groups_.size(), false); }
+  // Whether `layer` is read through a working set in this step: it lives on the host, and its group
+  // has chosen.
+  bool HasChoice(int32_t layer) const {
+    const auto i = static_cast<size_t>(layer);
+    return !rows_[i].empty() && chosen_[static_cast<size_t>(config_.group[i])];
+  }
 
   // Forgets all rows: after something other than a decode step wrote K/V.
   void Reset();
   // Enqueues the choice of `group`: `plan` is one list of single tokens and one range by bounds.
   // From here on the missing rows travel.
   void Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq);
-  // Where a step's own row of `layer` goes, besides its home. After Choose.
-  KvCopy OwnRow(int32_t layer) const;
+  // Where a step's own row of `layer` goes instead of its home. After Choose.
+  KvSlot OwnRow(int32_t layer) const;
+  // Enqueues the way home of the step's own rows, on Lane::kOut: at the end of a step, when nothing
+  // waits for it.
+  void WriteBack();
   // Enqueues the fetch of what `layer` misses, waits for it, and turns an attention over the choice
   // into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
@@ -50,7 +59,7 @@ class WorkingSets {
  private:
   struct Group {
     Buffer slot_of, owner, used, clock, cursor;
-    Buffer slots, miss_row, miss_slot, n_miss, own, span, slot_seq, counters;
+    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seq, counters;
   };
   struct Rows {
     Buffer buffer;  // [n_slots] rows
@@ -68,7 +77,8 @@ class WorkingSets {
   const Bank& bank_;
   WorkingSetConfig config_;
   std::vector<Group> groups_;
-  std::vector<Rows> rows_;  // [layers]; empty where the layer is not on the host or in no group
+  std::vector<bool> chosen_;  // [groups], in this step
+  std::vector<Rows> rows_;    // [layers]; empty where the layer is not on the host or in no group
 };
 
 }  // namespace omnikv

@@ -78,7 +78,7 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
   const bool on_host = c.bank.OnHost(layer);
   const bool staged = on_host && shape.prefill;
-  const bool in_set = on_host && !shape.prefill && c.sets != nullptr && c.sets->Holds(layer);
+  const bool in_set = c.sets != nullptr && c.sets->HasChoice(layer);
   const KvView kv = staged ? c.bank.StageView(layer) : c.bank.View(layer);
 
   NormQkvRopeAppendArgs qkv{.in = Reader(c, layer > 0, last_post_norm, w.attn_norm),
@@ -102,7 +102,7 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
     qkv.cos_sin = c.work.cos_sin[static_cast<size_t>(spec.rope)].as<float>();
     qkv.n_freq = c.ropes.sets()[static_cast<size_t>(spec.rope)].n_freq;
   }
-  if (in_set) qkv.copy = c.sets->OwnRow(layer);
+  if (in_set) qkv.slot = c.sets->OwnRow(layer);
   // What the layer two before wrote to this stage has left it.
   if (staged) c.backend.Join(Lane::kMain, Lane::kOut);
   c.backend.Enqueue(qkv);
@@ -146,6 +146,19 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
                                .bias = w.down_bias,
                                .y = c.work.y.as<float>(),
                                .n_rows = shape.n_rows});
+}
+
+void EnqueueLogits(const StepContext& c, const StepShape& shape) {
+  c.backend.Enqueue(NormLogitsArgs{
+      .in = Reader(c, true, c.weights.layers.back().ffn_post_norm, c.weights.final_norm),
+      .head = c.weights.head,
+      .bias = c.weights.head_bias,
+      .scale = c.config.logits_scale,
+      .softcap = c.config.logits_softcap,
+      .out_rows = c.work.out_rows.as<int32_t>(),
+      .logits = c.work.logits.as<float>() + int64_t{shape.logits_row} * c.config.vocab,
+      .n_rows = shape.n_rows,
+      .n_out = shape.n_out});
 }
 
 }  // namespace
@@ -230,30 +243,21 @@ void EnqueueStep(const StepContext& c, const StepShape& shape) {
   OKV_CHECK(shape.n_rows <= c.work.max_rows);
   OKV_CHECK(shape.logits_row + shape.n_out <= c.work.max_out);
   EnqueueInputs(c, shape);
-  if (shape.prefill) {
-    const int32_t first = NextOnHost(c, 0);
-    if (first >= 0) {
-      c.backend.Join(Lane::kIn, Lane::kMain);
-      c.bank.StageIn(first, c.seq, shape.first_pos);
-    }
+  const int32_t first_on_host = NextOnHost(c, 0);
+  if (shape.prefill && first_on_host >= 0) {
+    c.backend.Join(Lane::kIn, Lane::kMain);
+    c.bank.StageIn(first_on_host, c.seq, shape.first_pos);
   }
   if (!shape.prefill) c.policy.BeginStep(shape.variant, DenseAttend(c, shape, c.bank.View(0)));
+  if (c.sets != nullptr) c.sets->BeginStep();
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {
     EnqueueLayer(c, shape, layer, global);
     if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
-  if (shape.prefill && c.bank.HasHostLayers()) c.backend.Join(Lane::kMain, Lane::kOut);
-  if (shape.n_out == 0) return;
-  c.backend.Enqueue(NormLogitsArgs{
-      .in = Reader(c, true, c.weights.layers.back().ffn_post_norm, c.weights.final_norm),
-      .head = c.weights.head,
-      .bias = c.weights.head_bias,
-      .scale = c.config.logits_scale,
-      .softcap = c.config.logits_softcap,
-      .out_rows = c.work.out_rows.as<int32_t>(),
-      .logits = c.work.logits.as<float>() + int64_t{shape.logits_row} * c.config.vocab,
-      .n_rows = shape.n_rows,
-      .n_out = shape.n_out});
+  if (c.sets != nullptr) c.sets->WriteBack();
+  if (shape.n_out > 0) EnqueueLogits(c, shape);
+  // What goes to the host is there when the next step begins.
+  if (first_on_host >= 0) c.backend.Join(Lane::kMain, Lane::kOut);
 }
 
 }  // namespace omnikv

@@ -98,6 +98,15 @@ Result<ModelConfig> GeometryConfig(const std::string& geometry) {
   return c;
 }
 
+size_t GeneratedWeightBytes(const ModelConfig& c, DType format) {
+  const int64_t heads = int64_t{c.n_heads} * c.head_dim;
+  const int64_t kv = int64_t{c.n_kv_heads} * c.head_dim;
+  const int64_t layer = (2 * heads + 2 * kv + 3 * int64_t{c.ffn}) * c.d_model;
+  const int64_t table = int64_t{c.vocab} * c.d_model;
+  const int64_t values = layer * c.n_layers + (c.tied_embeddings ? 1 : 2) * table;
+  return DTypeBytes(format, static_cast<size_t>(values));
+}
+
 Result<Weights> GenerateWeights(Backend& backend, const ModelConfig& c, DType format) {
   Weights w;
   const int64_t heads = int64_t{c.n_heads} * c.head_dim;

@@ -15,6 +15,7 @@ Result<ModelConfig> GeometryConfig(const std::string& geometry);
 
 // Weights of a llama of this geometry, every matrix in `format`, reproducible. Their size keeps
 // activations finite; they mean nothing.
+size_t GeneratedWeightBytes(const ModelConfig& config, DType format);
 Result<Weights> GenerateWeights(Backend& backend, const ModelConfig& config, DType format);
 
 }  // namespace omnikv

@@ -79,7 +79,9 @@ Result<PolicySettings> PolicySettings::Parse(std::string_view policy,
                                              const SettingList& given) {
   PolicySettings settings;
   for (const SettingSpec& spec : specs) settings.values_[spec.key] = spec.default_value;
-  for (const auto& [key, value] : given) {
+  for (const auto& setting : given) {  // named, for lambdas: clang 14 captures no binding
+    const std::string& key = setting.first;
+    const std::string& value = setting.second;
     const auto spec = std::find_if(specs.begin(), specs.end(),
                                    [&](const SettingSpec& s) { return s.key == key; });
     if (spec == specs.end()) {

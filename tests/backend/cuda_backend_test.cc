@@ -249,9 +249,9 @@ TEST_F(CudaBackendTest, RecordingsHoldLanes) {
   const auto shared = backend->AllocateShared(kBytes, "test");
   ASSERT_TRUE(device.ok() && shared.ok());
   auto* a = device->as<std::byte>();
-  // Work of a lane that nothing waits for yet must not get into the recording.
-  backend->Join(Lane::kIn, Lane::kMain);
-  backend->Copy(a, shared->as<void>(), kBytes, Lane::kIn);
+  // Work of a lane that nothing has waited for stays out of a recording.
+  backend->Join(Lane::kOut, Lane::kMain);
+  backend->Copy(shared->as<void>(), a, kBytes, Lane::kOut);
   const auto recording = backend->Record([&] {
     backend->Join(Lane::kIn, Lane::kMain);
     backend->Enqueue(copy(shared->as<void>(), a), Lane::kIn);
@@ -260,6 +260,7 @@ TEST_F(CudaBackendTest, RecordingsHoldLanes) {
     backend->Join(Lane::kIn, Lane::kMain);
     backend->Enqueue(copy(a + kBytes, a + 2 * kBytes), Lane::kIn);  // joined by the end
   });
+  backend->Synchronize();
   for (int turn = 1; turn <= 3; ++turn) {
     std::memset(shared->as<void>(), turn, kBytes);
     backend->Replay(*recording);

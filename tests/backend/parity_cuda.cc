@@ -18,7 +18,7 @@
 namespace omnikv::parity {
 namespace {
 
-constexpr size_t kPinnedBytes = size_t{512} << 20;
+constexpr size_t kPinnedBytes = size_t{768} << 20;
 constexpr int32_t kDecodeRows = 16;  // larger steps are prefill, whose fast form rounds to 16 bits
 
 std::string card = "no card";

@@ -44,11 +44,11 @@ std::vector<float> MakeScores(Scores kind, size_t n, Random& random) {
 }
 
 Attention::Attention(const Shape& s, const std::vector<int32_t>& q_len,
-                     const std::vector<int32_t>& lens, Random& random)
+                     const std::vector<int32_t>& lens, Random& random, int32_t block_tokens)
     : shape(s),
       kv_len(lens),
-      bank(s.dtype, s.n_kv_heads, s.dk, s.dv, 16, lens, *std::max_element(lens.begin(), lens.end()),
-           random),
+      bank(s.dtype, s.n_kv_heads, s.dk, s.dv, block_tokens, lens,
+           *std::max_element(lens.begin(), lens.end()), random),
       step(q_len, lens, [&](int32_t seq) { return bank.TableOff(seq); }),
       q(random.Floats(static_cast<size_t>(step.n_rows() * s.n_heads * s.dk))) {}
 

@@ -70,6 +70,8 @@ TEST_F(ParityDeviceTest, WorkingSet) {
               auto miss_slot = fresh(capacity, -7);
               auto n_miss = fresh(1, -7);
               auto own = fresh(1, -7);
+              auto own_row = fresh(1, -7);
+              auto n_own = fresh(1, -7);
               auto span = fresh(2, -7);
               std::vector<SeqMeta> slot_seq(1);
               run(WorkingSetArgs{.seq = c.seq.data(),
@@ -90,12 +92,16 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                  .miss_slot = miss_slot.data(),
                                  .n_miss = n_miss.data(),
                                  .own = own.data(),
+                                 .own_row = own_row.data(),
+                                 .n_own = n_own.data(),
                                  .span = span.data(),
                                  .slot_seq = slot_seq.data(),
                                  .counters = counters.data()});
               const SeqMeta& s = slot_seq[0];
               std::vector<int32_t> rest = {n_miss[0],
                                            own[0],
+                                           own_row[0],
+                                           n_own[0],
                                            span[0],
                                            span[1],
                                            cursor[0],
@@ -148,8 +154,8 @@ TEST_F(ParityDeviceTest, FetchRows) {
   }
 }
 
-// The row of a decode step goes to its slot as well.
-TEST_F(ParityDeviceTest, AppendWithACopy) {
+// The row of a decode step goes to its slot instead of its home, if it has one.
+TEST_F(ParityDeviceTest, AppendToASlot) {
   Random random(203);
   constexpr int32_t kDim = 64;
   constexpr int32_t kHeads = 4;
@@ -170,8 +176,8 @@ TEST_F(ParityDeviceTest, AppendWithACopy) {
           const auto norms = random.Floats(static_cast<size_t>(kHeads * dk));
           const auto cos_sin = random.Floats(static_cast<size_t>(dk));
           const std::vector<int32_t> slot = {row};
-          Check(fmt::format("NormQkvRopeAppend {} heads of {} kv {} and a copy in {}",
-                            DTypeName(format), dk, DTypeName(kv_type), row),
+          Check(fmt::format("NormQkvRopeAppend {} heads of {} kv {} in slot {}", DTypeName(format),
+                            dk, DTypeName(kv_type), row),
                 [&, dk = dk, norm = norm](const Execute& run) {
                   Bank home = bank;
                   Bank slots(kv_type, 2, dk, dk, kRows, {0}, kRows, random);
@@ -190,7 +196,7 @@ TEST_F(ParityDeviceTest, AppendWithACopy) {
                                             .q = q.data(),
                                             .n_heads = kHeads,
                                             .kv = home.View(),
-                                            .copy = {.base = slots.View().base, .row = slot.data()},
+                                            .slot = {.base = slots.View().base, .row = slot.data()},
                                             .rows = step.rows.data(),
                                             .seqs = step.seqs.data(),
                                             .n_rows = 1});

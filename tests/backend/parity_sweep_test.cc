@@ -93,22 +93,29 @@ void RunPlan(const Attention& a, int64_t plan, Random& random) {
   }
 }
 
+// Tokens of a block: the bank's, smaller, and a working set's, whose block table is its slots.
+constexpr int32_t kBlocks[] = {64, 16, 1};
+
 TEST_F(ParitySweepTest, AttendFewRows) {
   Random random(101);
   Sweep sweep;
-  int32_t turn = 0;
+  int32_t shape = 0;
   for (DType dtype : kKvTypes) {
     for (int32_t dim : kHeadDims) {
       for (int32_t group : kGroups) {
-        const int32_t kv_heads = 1 << turn % 3;
-        const std::vector<int32_t> q_len = Spread(1 + turn * 5 % 16, turn);
-        ++turn;
-        for (int64_t plan = 0; plan < kPlans; ++plan) {
+        const int32_t kv_heads = 1 << shape % 3;
+        for (int32_t plan = 0; plan < kPlans; ++plan) {
           if (!sweep.Take()) continue;
+          // Half of them one row: what a decode step has.
+          const bool one = (shape / 10 + plan) % 2 == 0;
+          const int32_t rows = one ? 1 : 2 + (shape * 7 + plan * 3 + shape / 10) % 15;
+          const std::vector<int32_t> q_len = Spread(rows, shape + plan);
           const Attention a({kv_heads * group, kv_heads, dim, dim, dtype}, q_len,
-                            Lengths(q_len, q_len.size() > 2 ? 120 : 300, random), random);
+                            Lengths(q_len, q_len.size() > 2 ? 120 : 300, random), random,
+                            kBlocks[(shape + plan) % 3]);
           RunPlan(a, plan, random);
         }
+        ++shape;
       }
     }
   }
@@ -129,7 +136,8 @@ TEST_F(ParitySweepTest, AttendManyRows) {
           // 200 rows as a batch would be 200 sequences.
           const std::vector<int32_t> q_len = Spread(rows, rows == 200 ? turn % 2 : turn);
           const Attention a({kv_heads * group, kv_heads, dim, dim, dtype}, q_len,
-                            Lengths(q_len, turn % 4 == 0 ? 0 : 130, random), random);
+                            Lengths(q_len, turn % 4 == 0 ? 0 : 130, random), random,
+                            kBlocks[turn / 2 % 2]);
           RunPlan(a, rows == 200 ? turn % 4 : turn % kPlans, random);
         }
       }
@@ -157,12 +165,25 @@ TEST_F(ParitySweepTest, AttendLongContexts) {
   };
   for (const Long& c : cases) {
     if (!sweep.Take()) continue;
-    const Attention a(c.shape, c.q_len, c.kv_len, random);
-    for (int64_t plan = 0; plan < kPlans; ++plan) {
-      const bool few = a.step.n_rows() <= 16;
-      if (few || plan < 4) RunPlan(a, plan, random);
-    }
+    const Attention a(c.shape, c.q_len, c.kv_len, random, 64);
+    const bool few = a.step.n_rows() <= 16;
+    for (int64_t plan = 0; plan < (few ? kPlans : 4); ++plan) RunPlan(a, plan, random);
+    if (!few) continue;
+    RunListsAndBounds(a, 1, 1, 2048, random);
+    RunListsAndBounds(a, c.shape.n_kv_heads, 1, 1500, random);
+    RunListsAndBounds(a, 1, 16, 128, random);
   }
+}
+
+void CheckLinear(const Weights& w, int32_t rows, const float* bias, Random& random) {
+  const WeightRef ref = w.Ref();
+  const std::vector<float> x = random.Floats(static_cast<size_t>(rows * ref.n_in));
+  Check(fmt::format("Linear {} [{}, {}] rows {}", DTypeName(ref.format), ref.n_out, ref.n_in, rows),
+        [&](const Execute& run) {
+          std::vector<float> y(static_cast<size_t>(rows * ref.n_out), kPoison);
+          run(LinearArgs{.x = x.data(), .w = ref, .bias = bias, .y = y.data(), .n_rows = rows});
+          return Outputs{{"y", y}};
+        });
 }
 
 TEST_F(ParitySweepTest, Linear) {
@@ -174,18 +195,23 @@ TEST_F(ParitySweepTest, Linear) {
       const Weights w(format, n_out, n_in, random);
       const std::vector<float> bias = random.Floats(static_cast<size_t>(n_out));
       for (int32_t rows : kRows) {
-        if (!sweep.Take()) continue;
-        const std::vector<float> x = random.Floats(static_cast<size_t>(rows * n_in));
-        Check(fmt::format("Linear {} [{}, {}] rows {}", DTypeName(format), n_out, n_in, rows),
-              [&, n_out = n_out](const Execute& run) {
-                std::vector<float> y(static_cast<size_t>(rows * n_out), kPoison);
-                run(LinearArgs{.x = x.data(),
-                               .w = w.Ref(),
-                               .bias = rows % 2 == 0 ? nullptr : bias.data(),
-                               .y = y.data(),
-                               .n_rows = rows});
-                return Outputs{{"y", y}};
-              });
+        if (sweep.Take()) CheckLinear(w, rows, rows % 2 == 0 ? nullptr : bias.data(), random);
+      }
+    }
+  }
+}
+
+TEST_F(ParitySweepTest, LinearOfLargeMatrices) {
+  Random random(112);
+  Sweep sweep;
+  for (DType format : kFormats) {
+    for (const auto& [n_in, n_out] :
+         {std::pair<int64_t, int64_t>{14336, 512}, {4096, 2048}, {128, 32003}}) {
+      if (!sweep.Take()) continue;
+      const Weights w(format, n_out, n_in, random);
+      for (int32_t rows : {1, 6, 20}) {
+        if (rows == 20 && n_in != 4096) continue;
+        CheckLinear(w, rows, nullptr, random);
       }
     }
   }
@@ -268,11 +294,11 @@ void CheckQkv(DType format, int32_t dim, int32_t group, int32_t rows, int32_t tu
   constexpr int32_t kDim = 128;
   constexpr QkNorm kNorms[] = {QkNorm::kNone, QkNorm::kNone, QkNorm::kPerHead, QkNorm::kFull};
   const DType kv_type = kKvTypes[turn % 3];
-  const QkNorm norm = kNorms[turn % 4];
+  const QkNorm norm = kNorms[turn / 3 % 4];
   const int32_t n_freq = turn % 5 == 4 ? 0 : turn % 7 == 6 ? dim / 4 : dim / 2;
   const int32_t kv_heads = dim * group > 1500 ? 1 : 1 + turn % 3;
   const int32_t heads = kv_heads * group;
-  const bool bias = turn % 2 == 1;
+  const bool bias = turn / 2 % 2 == 1;
   const Weights wq(format, heads * dim, kDim, random);
   const Weights wk(format, kv_heads * dim, kDim, random);
   const Weights wv(format, kv_heads * dim, kDim, random);
@@ -286,7 +312,7 @@ void CheckQkv(DType format, int32_t dim, int32_t group, int32_t rows, int32_t tu
   const Bank bank(kv_type, kv_heads, dim, dim, 16, std::vector<int32_t>(q_len.size(), 0), rows + 20,
                   random);
   const Step step(q_len, kv_len, [&](int32_t s) { return bank.TableOff(s); });
-  const ResidualData in(kResiduals[turn / 2 % 4], rows, kDim, random);
+  const ResidualData in(kResiduals[turn / 5 % 4], rows, kDim, random);
   std::vector<float> cos_sin;
   for (int32_t i = 0; i < rows * n_freq; ++i) {
     const float angle = random.Floats(1)[0];
@@ -330,9 +356,10 @@ TEST_F(ParitySweepTest, NormQkvRopeAppend) {
   for (DType format : kFormats) {
     for (int32_t dim : kHeadDims) {
       for (int32_t group : kGroups) {
-        const int32_t rows = kRows[static_cast<size_t>(turn * 7) % std::size(kRows)];
-        ++turn;
-        if (sweep.Take()) CheckQkv(format, dim, group, rows, turn, random);
+        for (int32_t rows : {1, kRows[static_cast<size_t>(turn * 3) % std::size(kRows)]}) {
+          ++turn;
+          if (sweep.Take()) CheckQkv(format, dim, group, rows, turn, random);
+        }
       }
     }
   }

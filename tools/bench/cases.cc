@@ -84,20 +84,28 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   core->options = options;
   core->simulated_hits = simulated_hits;
   const auto start = Clock::now();
+  std::optional<ModelFiles> files;
+  size_t weight_bytes = 0;
+  bench.all_f32 = format == DType::kF32;
   if (!options.model.empty()) {
-    OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
-    core->config = files.config;
-    OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(files, *trace, {}));
+    OKV_ASSIGN_OR_RETURN(files, OpenModel(options.model));
+    core->config = files->config;
+    bench.all_f32 = AllF32(*files);
+    OKV_ASSIGN_OR_RETURN(weight_bytes, WeightBytes(*files));
   } else {
     OKV_ASSIGN_OR_RETURN(core->config, GeometryConfig(geometry));
+    weight_bytes = GeneratedWeightBytes(core->config, format);
+  }
+  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, core->config, weight_bytes,
+                                                         bench.all_f32, *bench.backend));
+  if (files) {
+    OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(*files, *trace, {}));
+  } else {
     OKV_ASSIGN_OR_RETURN(core->weights, GenerateWeights(*trace, core->config, format));
   }
   core->backend = std::move(trace);
   bench.vocab = core->config.vocab;
   bench.weight_bytes = core->weights.bytes;
-  bench.all_f32 = core->weights.all_f32;
-  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, core->config, core->weights.bytes,
-                                                         core->weights.all_f32, *bench.backend));
   bench.kv_dtype = plan.kv_dtype;
   bench.chunk = plan.chunk;
   bench.host_layers = plan.host_layers;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <initializer_list>
 #include <optional>
-#include <utility>
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
@@ -124,10 +123,7 @@ class CudaBackend : public Backend {
   }
   // Where to launch on the main lane, with `scratch` bytes.
   Launch Here(size_t scratch = 0) {
-    return {.device = &device_,
-            .stream = stream_,
-            .scratch = scratch_.Get(scratch),
-            .early = !std::exchange(after_join_, false)};
+    return {.device = &device_, .stream = stream_, .scratch = scratch_.Get(scratch)};
   }
 
   CudaOptions options_;
@@ -144,7 +140,6 @@ class CudaBackend : public Backend {
   std::array<cudaEvent_t, 64> joins_{};  // in turn; one that is waited for may be recorded anew
   size_t next_join_ = 0;
   std::array<bool, kLanes> branched_{};  // has work that the main lane has not joined
-  bool after_join_ = false;  // the next launch depends on two lanes, and so starts after them
   std::array<cudaEvent_t, kMarks> marks_{};
   Mark last_mark_ = 0;
   std::unique_ptr<CublasLt> gemm_;
@@ -270,11 +265,8 @@ void CudaBackend::Join(Lane waits, Lane for_) {
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
   CheckLaunch(cudaEventRecord(reached, Stream(for_)), "join");
   CheckLaunch(cudaStreamWaitEvent(Stream(waits), reached, 0), "join");
-  if (for_ == Lane::kMain) branched_[static_cast<size_t>(waits)] = true;
-  if (waits == Lane::kMain) {
-    branched_[static_cast<size_t>(for_)] = false;
-    after_join_ = true;
-  }
+  if (waits != Lane::kMain) branched_[static_cast<size_t>(waits)] = true;
+  if (waits == Lane::kMain) branched_[static_cast<size_t>(for_)] = false;
 }
 
 void CudaBackend::Enqueue(const Op& op, Lane lane) {
@@ -325,6 +317,7 @@ void CudaBackend::EnqueueAfterResidual(const Op& op) {
 
 std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body) {
   Flush();
+  branched_.fill(false);
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
   CheckLaunch(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording");
   body();
@@ -441,7 +434,7 @@ void CudaBackend::MultiplyNormed(const Residual& in, int32_t n_rows,
 }
 
 void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
-  if (a.n_rows <= kMaxDecodeRows && a.copy.base == nullptr && CanMultiplyRope(a)) {
+  if (a.n_rows <= kMaxDecodeRows && CanMultiplyRope(a)) {
     Product product{.x = a.in.x,
                     .norm = a.in.norm,
                     .eps = a.in.eps,
@@ -516,11 +509,15 @@ void CheckLaunch(cudaError_t error, const char* what) {
 
 Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
   using cuda::LastError;
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    return Unsupported("no NVIDIA driver is installed");
+  }
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
     const std::string reason = LastError();
-    return Unsupported(fmt::format("no CUDA device: {}",
-                                   count == 0 && reason == "no error" ? "none found" : reason));
+    return Unsupported(
+        fmt::format("no CUDA device: {}", count == 0 && reason == "no error" ? "none" : reason));
   }
   if (options.device < 0 || options.device >= count) {
     return Unsupported(

@@ -31,7 +31,6 @@ struct Launch {
   // Device memory that lives as long as the launch may run, at least what the launcher's XxxScratch
   // said. Launches of one stream share it: it holds nothing from one launcher to the next.
   std::byte* scratch = nullptr;
-  bool early = true;  // may start before the kernel ahead of it has ended
 };
 
 // Whether this build has code for the current card, which is `device`.

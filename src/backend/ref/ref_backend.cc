@@ -1,7 +1,6 @@
 #include "backend/ref/ref_backend.h"
 
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "backend/kv_format.h"
@@ -93,12 +92,10 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     NormAndRotate(a, r, a.q_norm, a.n_heads, q);
     NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data());
     const RowMeta row = a.rows[r];
-    std::byte* out = a.kv.Row(a.seqs[row.seq].table_off, row.pos);
-    AppendRow(a.kv, k.data(), v.data(), out);
-    if (a.copy.base != nullptr && *a.copy.row >= 0) {
-      std::memcpy(a.copy.base + *a.copy.row * a.kv.row_bytes, out,
-                  static_cast<size_t>(a.kv.row_bytes));
-    }
+    const bool home = a.slot.base == nullptr || *a.slot.row < 0;
+    AppendRow(a.kv, k.data(), v.data(),
+              home ? a.kv.Row(a.seqs[row.seq].table_off, row.pos)
+                   : a.slot.base + *a.slot.row * a.kv.row_bytes);
   }
 }
 

@@ -39,6 +39,7 @@ void RefWorkingSet(const WorkingSetArgs& a) {
     }
     if (token(i) == own_token) {
       *a.own = a.slots[i];
+      *a.own_row = physical(i);
     } else if (a.simulated_hits >= 0 && !IsSimulatedHit(a.simulated_hits, step, i)) {
       a.miss_row[misses] = physical(i);
       a.miss_slot[misses++] = i;
@@ -46,6 +47,7 @@ void RefWorkingSet(const WorkingSetArgs& a) {
   }
   *a.cursor = cursor;
   *a.n_miss = misses;
+  *a.n_own = *a.own >= 0 ? 1 : 0;
   a.span[0] = 0;
   a.span[1] = n;
   *a.slot_seq = {.q_begin = 0, .q_len = 1, .kv_len = n, .table_off = 0, .prompt_len = n};

@@ -43,7 +43,7 @@ void LaunchKernel(void (*kernel)(Params...), const Launch& launch, dim3 grid, di
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
-  config.numAttrs = launch.early && launch.device->arch >= 90 ? 1 : 0;
+  config.numAttrs = launch.device->arch >= 90 ? 1 : 0;
   CheckLaunch(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launch");
 }
 
@@ -184,6 +184,13 @@ __device__ __forceinline__ void CopyAsyncWait() {
 __device__ __forceinline__ std::byte* KvRow(const KvView& kv, int32_t table_off, int64_t t) {
   const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
   return kv.base + (block * kv.block_tokens + t % kv.block_tokens) * kv.row_bytes;
+}
+
+// Where a row of a step puts its K and V.
+__device__ __forceinline__ std::byte* KvTarget(const NormQkvRopeAppendArgs& a, const RowMeta& row) {
+  const int32_t slot = a.slot.base != nullptr ? *a.slot.row : -1;
+  return slot >= 0 ? a.slot.base + slot * a.kv.row_bytes
+                   : KvRow(a.kv, a.seqs[row.seq].table_off, row.pos);
 }
 
 }  // namespace omnikv::cuda

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       reinterpret_cast<const std::byte**>(shared + n_warps * (P::kRingBytes + P::kStageBytes));
   auto* partial = reinterpret_cast<float*>(table + kTableRows);  // [2][n_warps][kMaxBatchRows]
   __shared__ float squares[kMaxWarps];
-  __shared__ KvRows kv_rows;
+  __shared__ std::byte* kv_row;
 
   // The blocks take turns, so that together they read one stretch of memory after the other: with a
   // stretch of its own for each block the same loads reach three quarters of the bandwidth.
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       input[i].Set(v + i * P::kLaneValues, ring + P::kRingBytes, lane);
     }
   }
-  if (threadIdx.x == 0 && p.finish == Finish::kRope) kv_rows = FindKvRows(work, r);
+  if (threadIdx.x == 0 && p.finish == Finish::kRope) kv_row = FindKvRow(work, r);
 
   const auto dot = [&](int32_t row) {
     float sum[2] = {0, 0};
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       }
       mean /= static_cast<float>(work.n_in);
       const float scale = p.norm != nullptr ? 1.0f / sqrtf(mean + p.eps) : 1.0f;
-      FinishItem(work, item, r, kv_rows, operands, scale * a, scale * b);
+      FinishItem(work, item, r, kv_row, operands, scale * a, scale * b);
     }
     // The next batch's sums go elsewhere: after its barrier these have been read.
     partial += (first / batch_rows % 2 == 0 ? n_warps : -n_warps) * kMaxBatchRows;
@@ -378,8 +378,8 @@ __global__ void __launch_bounds__(256) AnyKernel(const __grid_constant__ Work wo
   const float a = WarpSum(sum[0]) * scale;
   const float b = WarpSum(sum[1]) * scale;
   if (lane != 0) return;
-  const KvRows kv_rows = p.finish == Finish::kRope ? FindKvRows(work, r) : KvRows{};
-  FinishItem(work, item, r, kv_rows, LoadOperands(work, item, r), a, b);
+  std::byte* kv_row = p.finish == Finish::kRope ? FindKvRow(work, r) : nullptr;
+  FinishItem(work, item, r, kv_row, LoadOperands(work, item, r), a, b);
 }
 
 template <DType kFormat, int kPieces>

@@ -55,17 +55,8 @@ __device__ __forceinline__ const float* FindInput(const Work& work, int32_t r) {
 }
 
 // Where row r of a kRope puts its K and V.
-struct KvRows {
-  std::byte* home;
-  std::byte* copy;  // null: nowhere
-};
-
-__device__ __forceinline__ KvRows FindKvRows(const Work& work, int32_t r) {
-  const NormQkvRopeAppendArgs& a = work.qkv;
-  const RowMeta row = a.rows[r];
-  const int32_t copy = a.copy.base != nullptr ? *a.copy.row : -1;
-  return {KvRow(a.kv, a.seqs[row.seq].table_off, row.pos),
-          copy >= 0 ? a.copy.base + copy * a.kv.row_bytes : nullptr};
+__device__ __forceinline__ std::byte* FindKvRow(const Work& work, int32_t r) {
+  return KvTarget(work.qkv, work.qkv.rows[r]);
 }
 
 // --- Finishing.
@@ -102,7 +93,7 @@ __device__ __forceinline__ Operands LoadOperands(const Work& work, int32_t item,
 
 // Stores row r of an item, of products a and b (b: of the second row, where there is one).
 __device__ __forceinline__ void FinishItem(const Work& work, int32_t item, int32_t r,
-                                           const KvRows& kv_rows, const Operands& operands, float a,
+                                           std::byte* kv_row, const Operands& operands, float a,
                                            float b) {
   const Product& p = work.product;
   const RowRef at = FindRow(work, item, 0);
@@ -142,11 +133,8 @@ __device__ __forceinline__ void FinishItem(const Work& work, int32_t item, int32
   const int32_t i = at.row - head * width;
   const int64_t offset =
       at.part == 1 ? kv.k_offset + head * kv.k_head_bytes : kv.v_offset + head * kv.v_head_bytes;
-  for (std::byte* row : {kv_rows.home, kv_rows.copy}) {
-    if (row == nullptr) continue;
-    StoreValue(kv.dtype, row + offset, i, a);
-    StoreValue(kv.dtype, row + offset, i + width / 2, b);
-  }
+  StoreValue(kv.dtype, kv_row + offset, i, a);
+  StoreValue(kv.dtype, kv_row + offset, i + width / 2, b);
 }
 
 // --- Weights in registers.
@@ -162,8 +150,8 @@ __device__ __forceinline__ float2 UnpackPair(uint32_t pair) {
 }
 
 // --- Activations for Q8_0, where unpacking each weight would take longer than reading it: those
-// of a block as integers of 21 bits and a common power of two, in three digits of a byte each, for
-// products of int8. The error is some 2^-21 of the largest of the block.
+// of a block as integers of 22 bits and a common power of two, in three digits of a byte each, for
+// products of int8. The error is some 2^-22 of the largest of the block.
 
 // max(top, |v|); NaN if one of them is.
 __device__ __forceinline__ float MaxMagnitude(float top, float v) {
@@ -175,12 +163,13 @@ struct DigitScale {
   float scale;  // of the digits; NaN where `top` is not finite
   float inverse;
 
-  // 2^20 <= top / scale < 2^21.
+  // 2^21 <= 1.015625 top / scale < 2^22: for three digits from -128 to 127, with which top / scale
+  // may reach 2^22 - 2^15 - 2^7.
   __device__ __forceinline__ explicit DigitScale(float top) {
     constexpr uint32_t kOne = 1u << 23;  // of an exponent
-    const uint32_t power = max(__float_as_uint(top) & 0x7f800000u, 40 * kOne);
-    scale = __uint_as_float(power == 255 * kOne ? 0x7fc00000u : power - 20 * kOne);
-    inverse = __uint_as_float((254 + 20) * kOne - power);
+    const uint32_t power = max(__float_as_uint(1.015625f * top) & 0x7f800000u, 40 * kOne);
+    scale = __uint_as_float(power == 255 * kOne ? 0x7fc00000u : power - 21 * kOne);
+    inverse = __uint_as_float((254 + 21) * kOne - power);
   }
 };
 

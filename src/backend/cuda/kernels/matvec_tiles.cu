@@ -1,9 +1,9 @@
 // Products of a few rows of activations with weights, on tensor cores: weights are read once for
 // all rows, and so still at the speed of memory.
 //
-// As in StreamKernel (matvec.cu), a block takes a contiguous share of the items and its warps split
-// k, each with a ring of weights of its own, filled before GridWait. A pass takes up to kMTiles
-// tiles of 16 rows of weights over all of k; then the warps' sums meet in shared memory.
+// As in StreamKernel (matvec.cu), the warps of a block split k, each with a ring of weights of its
+// own, filled before GridWait. A block takes up to kMTiles tiles of 16 rows of weights at a time,
+// over all of k; then the warps' sums meet in shared memory.
 //
 // 32 values of k at a time are multiplied, and added in f32: by mma.m16n8k8 in tf32, which holds
 // 16-bit weights exactly and activations as the sum of two, some 22 bits; for Q8_0 by mma.m16n8k32
@@ -31,6 +31,11 @@ struct Step {
   static constexpr int kAhead = kQ8 ? 2 : 8 / kMTiles;  // steps in the ring
   static constexpr int kRingBytes = kAhead * kMTiles * kSlotBytes;
   static constexpr int kRun = kQ8 ? 1 : 2;  // neighbouring steps of a warp: whole lines of cache
+};
+
+struct Tiles {
+  int32_t first;
+  int32_t n;
 };
 
 // A lane's share of 16 rows of weights and 32 values of k.
@@ -180,17 +185,22 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
   // [kWarps][kMTiles][16][kCols]
   auto* partial = reinterpret_cast<float*>(tables + kWarps * kMTiles * 16);
   __shared__ float squares[kWarps][kCols];
-  __shared__ KvRows kv_rows[kMaxDecodeRows];
+  __shared__ std::byte* kv_rows[kMaxDecodeRows];
 
   const int32_t tile_items = 16 / work.rows_per_item;
   const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, tile_items));
-  const auto share = [&](unsigned block) {
-    return static_cast<int32_t>(int64_t{n_tiles} * block / gridDim.x);
+  // A pass of all blocks together takes one stretch of the weights, as in StreamKernel.
+  const auto pass_tiles = static_cast<int32_t>(gridDim.x) * kMTiles;
+  const auto n_passes = static_cast<int32_t>(CeilDiv(n_tiles, pass_tiles));
+  const auto tiles_of = [&](int32_t pass) {  // of this block
+    const int32_t begin = n_tiles * int64_t{pass} / n_passes;
+    const int64_t n = n_tiles * int64_t{pass + 1} / n_passes - begin;
+    const auto share = [&](uint32_t block) {
+      return begin + static_cast<int32_t>(n * block / gridDim.x);
+    };
+    const int32_t first = share(blockIdx.x);
+    return Tiles{first, share(blockIdx.x + 1) - first};
   };
-  const int32_t begin = share(blockIdx.x);
-  const int32_t own_tiles = share(blockIdx.x + 1) - begin;
-  const auto n_passes = static_cast<int32_t>(CeilDiv(own_tiles, kMTiles));
-  const auto first_tile = [&](int32_t pass) { return begin + own_tiles * pass / n_passes; };
 
   // Steps are dealt to the warps kRun at a time.
   const auto n_steps = static_cast<int32_t>(CeilDiv(work.n_in, 32 * S::kBlocks));
@@ -204,13 +214,13 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
   // What is copied next: step feed_step of pass feed_pass.
   int32_t feed_pass = 0;
   int32_t feed_step = 0;
-  int32_t feed_tiles = 0;
+  Tiles feed{};
   const auto open_pass = [&] {
-    feed_tiles = first_tile(feed_pass + 1) - first_tile(feed_pass);
+    feed = tiles_of(feed_pass);
     __syncwarp();
 #pragma unroll 1
     for (int32_t i = lane; i < 16 * kMTiles; i += 32) {
-      const int32_t tile = first_tile(feed_pass) + i / 16;
+      const int32_t tile = feed.first + i / 16;
       const int32_t item = tile * tile_items + i % tile_items;
       // Past the end any row will do.
       table[i] = FindWeights(work, min(item, work.n_items - 1), i % 16 / tile_items);
@@ -228,7 +238,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
     }
   };
   const auto copy = [&](std::byte* slot, int m) {
-    if (feed_pass < n_passes && m < feed_tiles) {
+    if (feed_pass < n_passes && m < feed.n) {
       const int32_t begin_byte = step_of(feed_step) * S::kBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -260,7 +270,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
 
   GridWait();
   if (p.finish == Finish::kRope && static_cast<int32_t>(threadIdx.x) < p.n_rows) {
-    kv_rows[threadIdx.x] = FindKvRows(work, static_cast<int32_t>(threadIdx.x));
+    kv_rows[threadIdx.x] = FindKvRow(work, static_cast<int32_t>(threadIdx.x));
   }
   const float* rows[kNTiles];
 #pragma unroll
@@ -292,7 +302,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
   float square[kNTiles] = {};  // sums that count in the first pass
   int32_t steps = 0;           // of all passes
   for (int32_t pass = 0; pass < n_passes; ++pass) {
-    const int32_t tiles = first_tile(pass + 1) - first_tile(pass);
+    const Tiles tiles = tiles_of(pass);
     float sum[kMTiles][kNTiles][4] = {};
 #pragma unroll 1
     for (int32_t i = 0; i < own_steps; ++i, ++steps) {
@@ -327,7 +337,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
             w.Load(slot + lane * 16);
             copy(slot, m);
           }
-          if (m >= tiles) continue;
+          if (m >= tiles.n) continue;
 #pragma unroll
           for (int n = 0; n < kNTiles; ++n) b[n].MultiplyAdd(w, sum[m][n]);
         }
@@ -358,11 +368,11 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
       }
     }
     __syncthreads();
-    const int32_t n_items = tiles * tile_items;
+    const int32_t n_items = tiles.n * tile_items;
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(threadIdx.x); i < n_items * p.n_rows; i += 32 * kWarps) {
       const int32_t r = i / n_items;
-      const int32_t item = first_tile(pass) * tile_items + i % n_items;
+      const int32_t item = tiles.first * tile_items + i % n_items;
       if (item >= work.n_items) continue;
       const Operands operands = LoadOperands(work, item, r);
       const int32_t row = i % n_items / tile_items * 16 + i % tile_items;

@@ -142,12 +142,11 @@ __global__ void __launch_bounds__(kThreads)
   StorePack(at, v);
 }
 
-// One warp: out, and `copy` where it is not null, = head, normed (norm not null: times inv and its
-// weights) and rotated. `out` may be `head`: a lane writes only what it alone has read.
+// One warp: out = head, normed (norm not null: times inv and its weights) and rotated. `out` may be
+// `head`: a lane writes only what it alone has read.
 template <int N, typename T>
 __device__ __forceinline__ void RotateHead(const float* head, const float* norm, float inv,
-                                           const float* cos_sin, int n_freq, int dk, T* out,
-                                           T* copy) {
+                                           const float* cos_sin, int n_freq, int dk, T* out) {
   const int first = static_cast<int>(threadIdx.x) % 32 * N;
   const auto load = [&](int i) {
     Pack<float, N> v = LoadPack<N>(head + i);
@@ -158,10 +157,7 @@ __device__ __forceinline__ void RotateHead(const float* head, const float* norm,
     }
     return v;
   };
-  const auto store = [&](int i, const Pack<float, N>& v) {
-    StorePack(out + i, v);
-    if (copy != nullptr) StorePack(copy + i, v);
-  };
+  const auto store = [&](int i, const Pack<float, N>& v) { StorePack(out + i, v); };
 #pragma unroll 1
   for (int i = first; i < n_freq; i += 32 * N) {
     Pack<float, N> low = load(i);
@@ -213,9 +209,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* k_row = k + row * n_kv * dk;
   const float* v_row = v + row * n_kv * dv;
   const RowMeta meta = a.rows[row];
-  std::byte* to = KvRow(a.kv, a.seqs[meta.seq].table_off, meta.pos);
-  const int copy_row = a.copy.base != nullptr ? *a.copy.row : -1;
-  std::byte* copy_to = copy_row >= 0 ? a.copy.base + copy_row * a.kv.row_bytes : nullptr;
+  std::byte* to = KvTarget(a, meta);
   const bool rotated = a.cos_sin != nullptr;
   const float* cos_sin = rotated ? a.cos_sin + row * a.n_freq * 2 : nullptr;
   const int n_freq = rotated ? a.n_freq : 0;
@@ -224,11 +218,10 @@ __global__ void __launch_bounds__(kThreads)
   const bool per_head = a.qk_norm == QkNorm::kPerHead;
   const float q_inv = full ? InverseRms<N>(q_row, a.n_heads * dk, a.qk_norm_eps, sums[0]) : 1.0f;
   const float k_inv = full ? InverseRms<N>(k_row, n_kv * dk, a.qk_norm_eps, sums[1]) : 1.0f;
-  const auto rotate = [&](const float* head, const float* norm, int h, float inv, auto* out,
-                          auto* copy) {
+  const auto rotate = [&](const float* head, const float* norm, int h, float inv, auto* out) {
     if (per_head) inv = HeadInverseRms<N>(head, dk, a.qk_norm_eps);
     const float* weights = full ? norm + h * dk : per_head ? norm : nullptr;
-    RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out, copy);
+    RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out);
   };
   const auto at = [](std::byte* kv_row, int64_t offset) {
     return kv_row != nullptr ? reinterpret_cast<T*>(kv_row + offset) : nullptr;
@@ -238,16 +231,15 @@ __global__ void __launch_bounds__(kThreads)
   for (int item = warp; item < a.n_heads + 2 * n_kv; item += static_cast<int>(gridDim.y) * kWarps) {
     if (item < a.n_heads) {
       float* head = q_row + item * dk;
-      rotate(head, a.q_norm, item, q_inv, head, static_cast<float*>(nullptr));
+      rotate(head, a.q_norm, item, q_inv, head);
     } else if (item < a.n_heads + n_kv) {
       const int h = item - a.n_heads;
       const int64_t offset = a.kv.k_offset + h * a.kv.k_head_bytes;
-      rotate(k_row + h * dk, a.k_norm, h, k_inv, at(to, offset), at(copy_to, offset));
+      rotate(k_row + h * dk, a.k_norm, h, k_inv, at(to, offset));
     } else {
       const int h = item - a.n_heads - n_kv;
       const int64_t offset = a.kv.v_offset + h * a.kv.v_head_bytes;
-      RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, at(to, offset),
-                    at(copy_to, offset));
+      RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, at(to, offset));
     }
   }
 }
@@ -259,7 +251,7 @@ bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const flo
          AreMultiples(N * sizeof(float), a.q, k, v, normed ? a.q_norm : nullptr,
                       normed ? a.k_norm : nullptr) &&
          AreMultiples(2 * N * sizeof(float), a.cos_sin) &&
-         AreMultiples(N * sizeof(T), a.kv.base, a.copy.base, a.kv.row_bytes, a.kv.k_offset,
+         AreMultiples(N * sizeof(T), a.kv.base, a.slot.base, a.kv.row_bytes, a.kv.k_offset,
                       a.kv.v_offset, a.kv.k_head_bytes, a.kv.v_head_bytes);
 }
 

@@ -495,7 +495,7 @@ class SelectLaunch {
     attributes_[0].val.clusterDim = {static_cast<uint32_t>(n_blocks), 1, 1};
     attributes_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes_[1].val.programmaticStreamSerializationAllowed = 1;
-    config_.numAttrs = launch.early ? 2 : 1;
+    config_.numAttrs = 2;
   }
   SelectLaunch(const SelectLaunch&) = delete;
 

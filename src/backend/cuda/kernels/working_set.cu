@@ -1,4 +1,6 @@
 // Which chosen rows are on the device already, and the copy of those that are not.
+#include <algorithm>
+
 #include "backend/cuda/kernels/common.cuh"
 
 namespace omnikv::cuda {
@@ -111,6 +113,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (thread == 0) {
     *a.own = own >= 0 ? a.slots[own] : -1;
+    if (own >= 0) *a.own_row = physical(own);
+    *a.n_own = own >= 0 ? 1 : 0;
     *a.n_miss = missing - own_missed;
     a.counters[0] += static_cast<uint64_t>(own >= 0 ? n - 1 : n);
     a.counters[1] += static_cast<uint64_t>(missing - own_missed);
@@ -122,8 +126,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kFetchThreads = 256;
-constexpr int kFetchBlocks = 24;  // enough to fill the bus; more would take from the kernels beside
+// Enough to fill the bus; more would take from the kernels beside. Blocks are small, so that one finds
+// room on a multiprocessor that two kernels of a step share already.
+constexpr int kFetchThreads = 128;
+constexpr int kFetchBlocks = 48;
 constexpr int kInFlight = 4;      // loads of a thread
 
 // Rows of kPiece-byte pieces. Host memory is read past the caches: it is read once.
@@ -170,7 +176,9 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
                      : args.row_bytes % 4 == 0 ? Fetch<uint32_t>
                                                : Fetch<uint16_t>;
   static_assert(sizeof(uint4) == 16);
-  LaunchKernel(fetch, launch, dim3(kFetchBlocks), dim3(kFetchThreads), 0, args);
+  const int64_t blocks = CeilDiv(args.capacity * args.row_bytes, 16 * kFetchThreads);
+  LaunchKernel(fetch, launch, dim3(static_cast<unsigned>(std::min<int64_t>(kFetchBlocks, blocks))),
+               dim3(kFetchThreads), 0, args);
 }
 
 }  // namespace omnikv::cuda

@@ -13,7 +13,7 @@ namespace omnikv::cuda {
 namespace {
 
 constexpr int kMaxWarps = 8;     // of a block: 64 KB of ring
-constexpr int kWarpsPerSm = 16;  // about: 64 KB of weights on their way to each
+constexpr int kWarpsPerSm = 16;  // about: 128 KB of weights on their way to each
 constexpr int kBatch = 32;       // items finished together, one a lane of the first warp
 constexpr int kMaxBatchRows = 2 * kBatch;
 constexpr int kTableRows = 4 * kMaxBatchRows;

@@ -231,11 +231,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
     if (feed_pass == n_passes || ++feed_step < own_steps) return;
     feed_step = 0;
     ++feed_pass;
-    if (feed_pass < n_passes) {
-      open_pass();
-    } else {
-      GridTrigger();
-    }
+    if (feed_pass < n_passes) open_pass();
   };
   const auto copy = [&](std::byte* slot, int m) {
     if (feed_pass < n_passes && m < feed.n) {
@@ -256,11 +252,10 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
     }
     CopyAsyncCommit();
   };
-  if (own_steps == 0) {
-    feed_pass = n_passes;
-    GridTrigger();
-  } else {
+  if (own_steps > 0) {
     open_pass();
+  } else {
+    feed_pass = n_passes;
   }
 #pragma unroll 1
   for (int i = 0; i < S::kAhead; ++i) {
@@ -268,6 +263,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
     advance();
   }
 
+  GridTrigger();
   GridWait();
   if (p.finish == Finish::kRope && static_cast<int32_t>(threadIdx.x) < p.n_rows) {
     kv_rows[threadIdx.x] = FindKvRow(work, static_cast<int32_t>(threadIdx.x));

@@ -126,16 +126,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Enough to fill the bus; more would take from the kernels beside. Blocks are small, so that one finds
-// room on a multiprocessor that two kernels of a step share already.
+// Enough to fill the bus; more would take from the kernels beside. Blocks are small, so that one
+// finds room on a multiprocessor that two kernels of a step share already.
 constexpr int kFetchThreads = 128;
 constexpr int kFetchBlocks = 48;
-constexpr int kInFlight = 4;      // loads of a thread
+constexpr int kInFlight = 4;  // loads of a thread
 
 // Rows of kPiece-byte pieces. Host memory is read past the caches: it is read once.
 template <typename Piece>
 __global__ void __launch_bounds__(kFetchThreads) Fetch(FetchRowsArgs a) {
-  GridTrigger();
+  // No GridTrigger: the next fetch would start, and the one after it, and all of them would wait on
+  // multiprocessors that the step needs.
   GridWait();
   const int64_t pieces = a.row_bytes / static_cast<int64_t>(sizeof(Piece));
   const int64_t total = pieces * *a.n;

@@ -30,6 +30,11 @@ endif()
 function(omnikv_cuda_library name)
   cmake_parse_arguments(arg "" "" "SOURCES" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
+  omnikv_cuda_target(${name})
+endfunction()
+
+# The house flags for a target of .cu files.
+function(omnikv_cuda_target name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(${name} PRIVATE --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra)
   if(OMNIKV_WERROR)

@@ -511,7 +511,7 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
   using cuda::LastError;
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-    return Unsupported("no NVIDIA driver is installed");
+    return Unsupported("no CUDA device: no NVIDIA driver is installed");
   }
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {

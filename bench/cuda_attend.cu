@@ -1,9 +1,5 @@
 // Attention of few rows on the card, Llama-3-8B geometry: checked against a plain kernel, then
-// timed as a graph of launches over several layers' K/V, more than the cache holds. Built by
-// itself, from the repository's root:
-//   k=src/backend/cuda/kernels; nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a
-//     --expt-relaxed-constexpr -Iinclude -Isrc bench/cuda_attend.cu $k/attend.cu
-//     $k/attend_generic.cu $k/ceiling.cu -o cuda_attend
+// timed as a graph of launches over several layers' K/V, more than the cache holds.
 // Usage: cuda_attend. Needs 5 GB of the card. Fails where a result is wrong.
 #include <cuda_fp16.h>
 
@@ -21,14 +17,9 @@
 
 #include "backend/cuda/launch.h"
 #include "backend/kv_format.h"
+#include "cuda_bench.cuh"
 
 namespace omnikv::cuda {
-
-void CheckLaunch(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
 
 namespace {
 
@@ -42,30 +33,6 @@ constexpr int kLaunches = 16;  // in a graph
 constexpr int kListSets = 2;   // that launches take in turn
 constexpr double kRowBytes = 2.0 * 2 * kKvHeads * kDim;
 constexpr float kScale = 0.088388348f;
-
-struct Free {
-  void operator()(void* p) const { cudaFree(p); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory Allocate(size_t bytes) {
-  void* p = nullptr;
-  CheckLaunch(cudaMalloc(&p, bytes), "memory");
-  return Memory(static_cast<std::byte*>(p));
-}
-
-template <typename T>
-Memory Upload(const std::vector<T>& values) {
-  Memory m = Allocate(values.size() * sizeof(T));
-  CheckLaunch(cudaMemcpy(m.get(), values.data(), values.size() * sizeof(T), cudaMemcpyDefault),
-              "upload");
-  return m;
-}
-
-template <typename T>
-T* As(const Memory& m) {
-  return reinterpret_cast<T*>(m.get());
-}
 
 std::vector<float> Download(const float* data, size_t n) {
   std::vector<float> values(n);
@@ -115,34 +82,6 @@ __global__ void PlainOutput(KvView kv, int32_t table_off, const int32_t* list, i
   }
   o[h * kDim + d] = static_cast<float>(total / sum);
   if (d == 0) lse[h] = static_cast<float>(top + log(sum));
-}
-
-// The median time of one of kLaunches calls of launch(i), replayed as a graph.
-double Microseconds(cudaStream_t stream, const std::function<void(int)>& launch) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  CheckLaunch(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
-  for (int i = 0; i < kLaunches; ++i) launch(i);
-  CheckLaunch(cudaStreamEndCapture(stream, &graph), "capture");
-  CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "graph");
-  CheckLaunch(cudaEventCreate(&begin), "event");
-  CheckLaunch(cudaEventCreate(&end), "event");
-  std::vector<float> times(15);
-  for (float& ms : times) {
-    CheckLaunch(cudaEventRecord(begin, stream), "event");
-    CheckLaunch(cudaGraphLaunch(exec, stream), "replay");
-    CheckLaunch(cudaEventRecord(end, stream), "event");
-    CheckLaunch(cudaStreamSynchronize(stream), "replay");
-    CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "event");
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  std::nth_element(times.begin(), times.begin() + 7, times.end());
-  return 1e3 * times[7] / kLaunches;
 }
 
 // max |difference| / max |reference|.
@@ -200,7 +139,7 @@ class Bench {
 
   // The card's own speed: a plain read of all K/V.
   void Ceiling() {
-    const double us = Microseconds(stream_, [&](int) {
+    const double us = Microseconds(stream_, kLaunches, [&](int) {
       ReadAll(bank_.get(), static_cast<int64_t>(bank_bytes_), As<uint32_t>(lse_),
               {.device = &device_, .stream = stream_});
     });
@@ -241,7 +180,7 @@ class Bench {
       }
       Attend(args, {.device = &device_, .stream = stream_, .scratch = scratch.get()});
     };
-    const double us = Microseconds(stream_, launch);
+    const double us = Microseconds(stream_, kLaunches, launch);
     launch(0);
     CheckLaunch(cudaStreamSynchronize(stream_), "attend");
     const double error = Check(n, list, score);

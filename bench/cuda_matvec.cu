@@ -1,8 +1,6 @@
 // The decode products of Llama-3-8B on a card, in bf16 and Q8_0, for 1 to 16 rows: outputs against
 // sums in double, then GB/s of each product and of a chain of four layers and the logits, beside
-// what reading the same weights takes. From the repository's root:
-//   nvcc -std=c++20 -O3 -arch=sm_90a --expt-relaxed-constexpr -Iinclude -Isrc -o matvec
-//     bench/cuda_matvec.cu src/backend/cuda/kernels/{ceiling,matvec,matvec_tiles}.cu
+// what reading the same weights takes.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -13,12 +11,6 @@
 #include "backend/kv_format.h"
 
 namespace omnikv::cuda {
-
-void CheckLaunch(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
 
 namespace {
 

@@ -1,10 +1,5 @@
 // Prefill on the card: AttendPrefill against a plain kernel on small ragged shapes, then its speed
-// and that of cuBLASLt's products. Built by itself, from the repository's root:
-//   g++ -std=c++20 -O2 -Iinclude -Isrc -I/usr/local/cuda/include -DFMT_HEADER_ONLY
-//     -c src/backend/cuda/cublaslt.cc -o cublaslt.o
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Iinclude
-//     -Isrc bench/cuda_prefill.cu src/backend/cuda/kernels/prefill_attend.cu cublaslt.o -ldl
-//     -o cuda_prefill
+// and that of cuBLASLt's products.
 // Usage: cuda_prefill. Fails where an error is larger than what rounding explains.
 #include <algorithm>
 #include <cmath>
@@ -17,37 +12,13 @@
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/kv_format.h"
+#include "cuda_bench.cuh"
 
 namespace omnikv::cuda {
-
-void CheckLaunch(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
 
 namespace {
 
 bool failed = false;
-
-struct Free {
-  void operator()(void* p) const { cudaFree(p); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory Allocate(size_t bytes) {
-  void* p = nullptr;
-  CheckLaunch(cudaMalloc(&p, std::max<size_t>(bytes, 1)), "memory");
-  return Memory(static_cast<std::byte*>(p));
-}
-
-template <typename T>
-Memory Upload(const std::vector<T>& values) {
-  Memory m = Allocate(values.size() * sizeof(T));
-  CheckLaunch(cudaMemcpy(m.get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-              "upload");
-  return m;
-}
 
 // Uniform in [-1, 1).
 __global__ void FillNoise(DType type, std::byte* out, int64_t n, uint32_t seed) {

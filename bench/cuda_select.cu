@@ -1,7 +1,5 @@
 // Selection on the card: TopK against a choice made on the host, then its time, and the speed of
-// ScoreReduce. Built by itself, from the repository's root:
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Iinclude
-//     -Isrc bench/cuda_select.cu src/backend/cuda/kernels/select.cu -o cuda_select
+// ScoreReduce.
 // Usage: cuda_select. Fails where a choice is wrong.
 #include <algorithm>
 #include <cmath>
@@ -14,71 +12,13 @@
 #include <random>
 #include <vector>
 
-#include "backend/cuda/launch.h"
+#include "cuda_bench.cuh"
 
 namespace omnikv::cuda {
-
-void CheckLaunch(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
 
 namespace {
 
 constexpr int kLaunches = 20;  // in a graph
-
-struct Free {
-  void operator()(void* p) const { cudaFree(p); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory Allocate(size_t bytes) {
-  void* p = nullptr;
-  CheckLaunch(cudaMalloc(&p, std::max<size_t>(bytes, 1)), "memory");
-  return Memory(static_cast<std::byte*>(p));
-}
-
-template <typename T>
-Memory Upload(const std::vector<T>& values) {
-  Memory m = Allocate(values.size() * sizeof(T));
-  CheckLaunch(cudaMemcpy(m.get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-              "upload");
-  return m;
-}
-
-template <typename T>
-T* As(const Memory& m) {
-  return reinterpret_cast<T*>(m.get());
-}
-
-// The median time of one of kLaunches calls of launch(i), replayed as a graph.
-double Microseconds(cudaStream_t stream, const std::function<void(int)>& launch) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  CheckLaunch(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
-  for (int i = 0; i < kLaunches; ++i) launch(i);
-  CheckLaunch(cudaStreamEndCapture(stream, &graph), "capture");
-  CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "graph");
-  CheckLaunch(cudaEventCreate(&begin), "event");
-  CheckLaunch(cudaEventCreate(&end), "event");
-  std::vector<float> times(15);
-  for (float& ms : times) {
-    CheckLaunch(cudaEventRecord(begin, stream), "event");
-    CheckLaunch(cudaGraphLaunch(exec, stream), "replay");
-    CheckLaunch(cudaEventRecord(end, stream), "event");
-    CheckLaunch(cudaStreamSynchronize(stream), "replay");
-    CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "event");
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  std::nth_element(times.begin(), times.begin() + 7, times.end());
-  return 1e3 * times[7] / kLaunches;
-}
 
 // S[t] of ops.h, as the reference sums it.
 std::vector<float> Sums(const std::vector<float>& scores, const std::vector<float>& weights, int n,
@@ -159,7 +99,7 @@ bool RunTopK(const Device& device, cudaStream_t stream, const Data& data, int n,
                       .n_seqs = 1};
   const Memory scratch = Allocate(TopKScratch(args, device));
   const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
-  const double us = Microseconds(stream, [&](int) { TopK(args, launch); });
+  const double us = Microseconds(stream, kLaunches, [&](int) { TopK(args, launch); });
 
   const std::vector<int32_t> want = Chosen(Sums(scores, weights, n, stride), k);
   std::vector<int32_t> got(want.size());
@@ -186,7 +126,7 @@ void RunScoreReduce(const Device& device, cudaStream_t stream, int n, int n_head
                        .stride = n,
                        .n_heads = n_heads,
                        .n_rows = 1};
-  const double us = Microseconds(stream, [&](int i) {
+  const double us = Microseconds(stream, kLaunches, [&](int i) {
     args.logits = As<float>(logits) + static_cast<size_t>(i % kCopies) * values;
     ScoreReduce(args, {.device = &device, .stream = stream});
   });

@@ -1,0 +1,66 @@
+// What the kernel benchmarks on a card share: memory, and the time of launches in a graph.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/launch.h"
+
+namespace omnikv::cuda {
+
+struct Free {
+  void operator()(void* p) const { cudaFree(p); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+inline Memory Allocate(size_t bytes) {
+  void* p = nullptr;
+  CheckLaunch(cudaMalloc(&p, std::max<size_t>(bytes, 1)), "memory");
+  return Memory(static_cast<std::byte*>(p));
+}
+
+template <typename T>
+Memory Upload(const std::vector<T>& values) {
+  Memory m = Allocate(values.size() * sizeof(T));
+  CheckLaunch(cudaMemcpy(m.get(), values.data(), values.size() * sizeof(T), cudaMemcpyDefault),
+              "upload");
+  return m;
+}
+
+template <typename T>
+T* As(const Memory& m) {
+  return reinterpret_cast<T*>(m.get());
+}
+
+// The median time of one of n_launches calls of launch(i), replayed as a graph.
+inline double Microseconds(cudaStream_t stream, int n_launches,
+                           const std::function<void(int)>& launch) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  CheckLaunch(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
+  for (int i = 0; i < n_launches; ++i) launch(i);
+  CheckLaunch(cudaStreamEndCapture(stream, &graph), "capture");
+  CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "graph");
+  CheckLaunch(cudaEventCreate(&begin), "event");
+  CheckLaunch(cudaEventCreate(&end), "event");
+  std::vector<float> times(15);
+  for (float& ms : times) {
+    CheckLaunch(cudaEventRecord(begin, stream), "event");
+    CheckLaunch(cudaGraphLaunch(exec, stream), "replay");
+    CheckLaunch(cudaEventRecord(end, stream), "event");
+    CheckLaunch(cudaStreamSynchronize(stream), "replay");
+    CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "event");
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  std::nth_element(times.begin(), times.begin() + 7, times.end());
+  return 1e3 * times[7] / n_launches;
+}
+
+}  // namespace omnikv::cuda

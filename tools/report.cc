@@ -73,6 +73,10 @@ Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool qui
               needs.on_device ? "GPU" : "host", HumanBytes(needs.weights),
               HumanBytes(needs.activations), HumanBytes(needs.kv), needs.context,
               HumanBytes(needs.available));
+      if (needs.host_layers > 0) {
+        LogInfo("host memory: K/V of {} layers, up to {}; for them on the GPU: {}",
+                needs.host_layers, HumanBytes(needs.kv_host), HumanBytes(needs.cache));
+      }
     };
   }
   options.on_load = [&](size_t done, size_t total) {

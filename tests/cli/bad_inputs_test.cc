@@ -137,6 +137,12 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x -n -3", 2, {"-n is -3"});
   Expect("run -p x --threads -1", 2, {"--threads is -1"});
   Expect("run -p x --device tpu", 2, {"--device is 'tpu'"});
+  Expect("run -p x --device cuda:x", 2, {"--device is 'cuda:x'", "cuda:N"});
+  Expect("run -p x --device cuda:99", 2, {"--device is 'cuda:99'"});  // no CUDA, or no such card
+  Expect("run -p x --device cpu --gpu-memory 24GiB", 2, {"--gpu-memory is given", "runs on cpu"});
+  Expect("run -p x --device cpu --place host", 2, {"--place is given", "runs on cpu"});
+  Expect("run -p x --place moon", 2, {"--place is 'moon'", "auto, device or host"});
+  Expect("run -p x --gpu-memory 0", 2, {"--gpu-memory is 0"});
   Expect("run -p x --policy lru", 2, {"'lru'", "omnikv"});
   Expect("run -p x --policy omnikv --set budget=-5", 2, {"budget is '-5'"});
   Expect("run -p x --policy omnikv --set nonsense", 2, {"--set is 'nonsense'"});

@@ -1,0 +1,130 @@
+// Where a model's K/V go on a card of any size, without a card: plans are arithmetic.
+#include "engine/placement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "bank/working_sets.h"
+#include "model/generated.h"
+
+namespace omnikv {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr size_t kGiB = size_t{1} << 30;
+
+// A card with so much memory; runs nothing.
+class Card : public HostBackend {
+ public:
+  explicit Card(size_t memory) : memory_(memory) {}
+  std::string_view Name() const override { return "card"; }
+  std::string Describe() const override { return "a card"; }
+  Support Supports(const Op&) const override { return {}; }
+  size_t AvailableMemory() const override { return memory_; }
+  bool OnDevice() const override { return true; }
+
+ protected:
+  void Run(const Op&) override {}
+
+ private:
+  size_t memory_;
+};
+
+// Llama-3-8B, 128K tokens of f16 K/V: weights 15 GiB, K/V 16 GiB.
+class PlacementTest : public testing::Test {
+ protected:
+  PlacementTest() {
+    options_.context = 131072;
+    options_.policy = {
+        .name = "omnikv",
+        .settings = {{"filters", "2,8,18"}, {"budget", "2048"}, {"dense_after_filter", "1"}}};
+  }
+  Result<MemoryPlan> Plan(size_t memory) const {
+    const Card card(memory);
+    return PlanMemory(options_, config_, weights_, false, card);
+  }
+  // What the plan puts on the card; all of the policy's room taken.
+  static size_t OnCard(const MemoryPlan& plan) {
+    return plan.weights + plan.activations + plan.kv + plan.cache + plan.policies;
+  }
+
+  EngineOptions options_;
+  ModelConfig config_ = *GeometryConfig("llama3-8b");
+  size_t weights_ = GeneratedWeightBytes(config_, DType::kBF16);
+};
+
+TEST_F(PlacementTest, ALargeCardHoldsEverything) {
+  const auto plan = Plan(80 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->host_layers, 0);
+  EXPECT_EQ(plan->kv_host, 0u);
+  EXPECT_EQ(plan->kv, size_t{131072} * 131072);  // 128 KiB a token
+  EXPECT_LE(OnCard(*plan), 80 * kGiB);
+}
+
+TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
+  int32_t last = 0;
+  for (const size_t gib : {30, 28, 26, 24}) {
+    const auto plan = Plan(gib * kGiB);
+    ASSERT_TRUE(plan.ok()) << gib << ": " << plan.status().message();
+    EXPECT_LE(OnCard(*plan), gib * kGiB);
+    EXPECT_GE(plan->host_layers, last) << "less memory, fewer layers on the host";
+    last = plan->host_layers;
+    ASSERT_GT(plan->host_layers, 0);
+    EXPECT_GE(plan->cache_tokens, 2048);
+    EXPECT_EQ(plan->kv / (32u - static_cast<size_t>(plan->host_layers)),
+              plan->kv_host / static_cast<size_t>(plan->host_layers));
+    // Filters, the layers after them and those below the first stay.
+    for (const size_t dense : {0, 1, 2, 3, 8, 9, 18, 19}) {
+      EXPECT_EQ(plan->tiers[dense], TierKind::kOwn) << "layer " << dense;
+    }
+    // The stages and the working sets are counted byte by byte.
+    const BankConfig bank = MakeBankConfig(config_, *plan, 1);
+    const WorkingSetConfig sets{.group = GroupsOfLayers(config_, std::vector<int32_t>(32, -1)),
+                                .n_groups = 3,
+                                .capacity = 2048,
+                                .n_slots = plan->cache_tokens};
+    EXPECT_GT(plan->cache, Bank::StageBytes(bank) + WorkingSets::Bytes(bank, sets));
+  }
+}
+
+TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
+  options_.place = "host";
+  const auto small = Plan(24 * kGiB);
+  const auto large = Plan(27 * kGiB);
+  ASSERT_TRUE(small.ok() && large.ok());
+  EXPECT_EQ(small->host_layers, 24);
+  EXPECT_EQ(large->host_layers, 24);
+  EXPECT_GT(large->cache_tokens, small->cache_tokens);
+  EXPECT_LE(large->cache_tokens, 131072 + 1);
+}
+
+TEST_F(PlacementTest, RefusesWhatCannotFitWithTheNumbers) {
+  const auto tiny = Plan(17 * kGiB);
+  ASSERT_FALSE(tiny.ok());
+  EXPECT_EQ(tiny.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(tiny.status().message(), HasSubstr("131072 tokens does not fit"));
+  options_.host_memory = kGiB;
+  const auto no_host = Plan(24 * kGiB);
+  ASSERT_FALSE(no_host.ok());
+  EXPECT_THAT(no_host.status().message(), HasSubstr("--host-memory 1.00 GiB"));
+  options_.host_memory = 0;
+  options_.place = "device";
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("does not fit"));
+  options_.place = "host";
+  options_.policy = {.name = "full"};
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("reads no layer sparsely"));
+}
+
+TEST_F(PlacementTest, TheCapIsTheCards) {
+  options_.gpu_memory = 24 * kGiB;
+  const auto plan = Plan(139 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->available, 24 * kGiB);
+  EXPECT_GT(plan->host_layers, 0);
+  EXPECT_LE(OnCard(*plan), 24 * kGiB);
+}
+
+}  // namespace
+}  // namespace omnikv

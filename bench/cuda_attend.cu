@@ -98,10 +98,6 @@ double Error(const std::vector<float>& got, const std::vector<float>& want) {
 class Bench {
  public:
   Bench() {
-    cudaDeviceProp properties{};
-    CheckLaunch(cudaGetDeviceProperties(&properties, 0), "device");
-    device_ = {.sm_count = properties.multiProcessorCount,
-               .arch = 10 * properties.major + properties.minor};
     CheckLaunch(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     std::mt19937 random(1);
     std::vector<int32_t> table(kSeqs * kBlocks);
@@ -226,7 +222,7 @@ class Bench {
     return error;
   }
 
-  Device device_;
+  Device device_ = BenchDevice();
   cudaStream_t stream_ = nullptr;
   size_t bank_bytes_ = 0;
   KvView kv_;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -9,6 +11,17 @@
 #include "backend/cuda/launch.h"
 
 namespace omnikv::cuda {
+
+// The card that a benchmark runs on, printed; without one it ends.
+inline Device BenchDevice() {
+  const std::optional<NamedDevice> card = ReadDevice(0);
+  if (!card) {
+    std::fprintf(stderr, "no NVIDIA card here\n");
+    std::exit(1);
+  }
+  std::printf("%s\n", card->name.c_str());
+  return card->device;
+}
 
 struct Free {
   void operator()(void* p) const { cudaFree(p); }

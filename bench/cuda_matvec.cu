@@ -9,6 +9,7 @@
 
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/kv_format.h"
+#include "cuda_bench.cuh"
 
 namespace omnikv::cuda {
 
@@ -255,11 +256,7 @@ void Measure(DType format, int32_t n_rows, std::byte* weights, double ceiling) {
 }
 
 void Main() {
-  cudaDeviceProp card{};
-  CheckLaunch(cudaGetDeviceProperties(&card, 0), "device");
-  device.sm_count = card.multiProcessorCount;
-  device.arch = 10 * card.major + card.minor;
-  device.shared_per_block = card.sharedMemPerBlockOptin;
+  device = BenchDevice();
   launch.device = &device;
   CheckLaunch(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), "stream");
   const int64_t layer = 2 * kWidth * (2 * kWidth + 2 * kKvHeads * kHead + 3 * kFfn);
@@ -269,7 +266,7 @@ void Main() {
   FillNoise(reinterpret_cast<uint16_t*>(weights.data), n_bytes / 2, launch);
   const double seconds = Seconds(4, [&] { ReadAll(weights.data, n_bytes, sink.data, launch); });
   const double ceiling = static_cast<double>(n_bytes) / seconds;
-  std::printf("%s: reading %.0f GB/s\n", card.name, ceiling / 1e9);
+  std::printf("reading %.0f GB/s\n", ceiling / 1e9);
   for (int32_t n_rows : {1, 2, 4, 8, 16}) Measure(DType::kBF16, n_rows, weights.data, ceiling);
   const int64_t blocks = n_bytes / int64_t{kQ8BlockBytes};
   SetScales<<<static_cast<unsigned>(CeilDiv(blocks, 256)), 256>>>(weights.data, blocks);

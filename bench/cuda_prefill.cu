@@ -313,13 +313,7 @@ void TimeProduct(CublasLt& lt, const char* what, DType in, DType out) {
 }
 
 int Main() {
-  cudaDeviceProp properties{};
-  CheckLaunch(cudaGetDeviceProperties(&properties, 0), "device");
-  const Device device{.sm_count = properties.multiProcessorCount,
-                      .arch = 10 * properties.major + properties.minor,
-                      .shared_per_block = properties.sharedMemPerBlockOptin,
-                      .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
-  std::printf("%s\n", properties.name);
+  const Device device = BenchDevice();
   CheckAttention(device);
   TimeAttention(device);
 

@@ -136,15 +136,9 @@ void RunScoreReduce(const Device& device, cudaStream_t stream, int n, int n_head
 }
 
 bool RunAll() {
-  cudaDeviceProp properties{};
-  CheckLaunch(cudaGetDeviceProperties(&properties, 0), "device");
-  const Device device{.sm_count = properties.multiProcessorCount,
-                      .arch = 10 * properties.major + properties.minor,
-                      .shared_per_block = properties.sharedMemPerBlockOptin,
-                      .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+  const Device device = BenchDevice();
   cudaStream_t stream = nullptr;
   CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  std::printf("%s\n", properties.name);
   bool right = true;
   for (const Data& data : AllData()) {
     for (int n : {4096, 1 << 17, 1 << 20, 1 << 22}) {

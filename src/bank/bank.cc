@@ -8,24 +8,15 @@
 #include "base/check.h"
 
 namespace omnikv {
-namespace {
-
-size_t LayerBlockBytes(const BankConfig& config, const LayerSpec& layer) {
-  return static_cast<size_t>(KvRowBytes(config.dtype, layer.n_kv_heads, layer.dk, layer.dv)) *
-         static_cast<size_t>(config.block_tokens);
-}
-
-}  // namespace
-
 size_t Bank::BytesPerToken(const BankConfig& config) {
   size_t bytes = 0;
-  for (const LayerSpec& layer : config.layers) bytes += LayerBlockBytes(config, layer);
-  return bytes / static_cast<size_t>(config.block_tokens);
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) bytes += config.RowBytes(layer);
+  return bytes;
 }
 
 Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
   OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0);
-  if (config.pool_tokens == 0) config.pool_tokens = config.max_tokens;
+  config.pool_tokens = config.PoolTokens();
   const int64_t bt = config.block_tokens;
   // Positions, slots of the pool and entries of the tables are int32.
   const int64_t most = std::numeric_limits<int32_t>::max() - bt;
@@ -52,8 +43,9 @@ Bank::Bank(Backend& backend, BankConfig config, int32_t n_blocks, int32_t max_bl
 Status Bank::Allocate(int32_t n_blocks) {
   const auto tier = [&](TierKind kind) {
     std::vector<size_t> block_bytes;
-    for (const LayerSpec& layer : config_.layers) {
-      block_bytes.push_back(layer.tier == kind ? LayerBlockBytes(config_, layer) : 0);
+    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+      const size_t bytes = config_.RowBytes(layer) * static_cast<size_t>(config_.block_tokens);
+      block_bytes.push_back(config_.layers[layer].tier == kind ? bytes : 0);
     }
     return MakeTier(backend_, kind, n_blocks, std::move(block_bytes));
   };
@@ -223,13 +215,13 @@ void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
 }
 
 size_t Bank::StageBytes(const BankConfig& config) {
-  size_t largest = 0;
-  for (const LayerSpec& layer : config.layers) {
-    if (layer.tier == TierKind::kHost) largest = std::max(largest, LayerBlockBytes(config, layer));
+  size_t largest = 0;  // row
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    if (config.layers[layer].tier != TierKind::kHost) continue;
+    largest = std::max(largest, config.RowBytes(layer));
   }
-  const int64_t tokens = config.pool_tokens != 0 ? config.pool_tokens : config.max_tokens;
-  const int64_t blocks = (tokens + config.block_tokens - 1) / config.block_tokens;
-  return 2 * largest * static_cast<size_t>(blocks);
+  const int64_t blocks = (config.PoolTokens() + config.block_tokens - 1) / config.block_tokens;
+  return 2 * largest * static_cast<size_t>(blocks * config.block_tokens);
 }
 
 }  // namespace omnikv

@@ -32,6 +32,13 @@ struct BankConfig {
   int64_t max_tokens = 0;   // of one sequence
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
+
+  int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
+  // Bytes of one token's K and V in a layer.
+  size_t RowBytes(size_t layer) const {
+    const LayerSpec& spec = layers[layer];
+    return static_cast<size_t>(KvRowBytes(dtype, spec.n_kv_heads, spec.dk, spec.dv));
+  }
 };
 
 // Sequences of tokens and where their K/V lie. Thread-compatible; driven by the thread that drives

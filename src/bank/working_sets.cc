@@ -8,19 +8,13 @@
 namespace omnikv {
 namespace {
 
-size_t RowBytes(const BankConfig& bank, size_t layer) {
-  const LayerSpec& spec = bank.layers[layer];
-  return static_cast<size_t>(KvRowBytes(bank.dtype, spec.n_kv_heads, spec.dk, spec.dv));
-}
-
 bool Held(const BankConfig& bank, const WorkingSetConfig& config, size_t layer) {
   return bank.layers[layer].tier == TierKind::kHost && config.group[layer] >= 0;
 }
 
 // Physical rows of a bank.
 size_t PhysicalRows(const BankConfig& bank) {
-  const int64_t tokens = bank.pool_tokens != 0 ? bank.pool_tokens : bank.max_tokens;
-  return static_cast<size_t>(tokens + bank.block_tokens);
+  return static_cast<size_t>(bank.PoolTokens() + bank.block_tokens);
 }
 
 }  // namespace
@@ -29,7 +23,7 @@ size_t WorkingSets::Bytes(const BankConfig& bank, const WorkingSetConfig& config
   size_t bytes = 0;
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
     if (Held(bank, config, layer)) {
-      bytes += static_cast<size_t>(config.n_slots) * RowBytes(bank, layer);
+      bytes += static_cast<size_t>(config.n_slots) * bank.RowBytes(layer);
     }
   }
   const size_t words = PhysicalRows(bank) + 2 * static_cast<size_t>(config.n_slots) +
@@ -77,7 +71,7 @@ Status WorkingSets::Allocate() {
   rows_.resize(bank_.config().layers.size());
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     if (!Held(bank_.config(), config_, layer)) continue;
-    OKV_RETURN_IF_ERROR(take(rows_[layer].buffer, slots * RowBytes(bank_.config(), layer)));
+    OKV_RETURN_IF_ERROR(take(rows_[layer], slots * bank_.config().RowBytes(layer)));
   }
   return {};
 }
@@ -129,7 +123,7 @@ void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq
 }
 
 KvSlot WorkingSets::OwnRow(int32_t layer) const {
-  return {.base = rows_[static_cast<size_t>(layer)].buffer.as<std::byte>(),
+  return {.base = rows_[static_cast<size_t>(layer)].as<std::byte>(),
           .row = GroupOf(layer).own.as<int32_t>()};
 }
 
@@ -140,7 +134,7 @@ void WorkingSets::WriteBack() {
     if (!HasChoice(layer)) continue;
     const Group& g = GroupOf(layer);
     const KvView home = bank_.View(layer);
-    backend_.Enqueue(FetchRowsArgs{.from = rows_[i].buffer.as<std::byte>(),
+    backend_.Enqueue(FetchRowsArgs{.from = rows_[i].as<std::byte>(),
                                    .to = home.base,
                                    .row_bytes = home.row_bytes,
                                    .from_row = g.own.as<int32_t>(),
@@ -153,7 +147,7 @@ void WorkingSets::WriteBack() {
 
 void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   const Group& g = GroupOf(layer);
-  auto* slots = rows_[static_cast<size_t>(layer)].buffer.as<std::byte>();
+  auto* slots = rows_[static_cast<size_t>(layer)].as<std::byte>();
   backend_.Enqueue(FetchRowsArgs{.from = attend.kv.base,
                                  .to = slots,
                                  .row_bytes = attend.kv.row_bytes,
@@ -175,13 +169,17 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
 
 WorkingSets::Counters WorkingSets::Count() const {
   Counters sum;
-  for (size_t layer = 0; layer < rows_.size(); ++layer) {
-    if (rows_[layer].empty()) continue;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const auto layers = static_cast<uint64_t>(
+        std::count_if(rows_.begin(), rows_.end(), [&](const Buffer& rows) {
+          const auto layer = static_cast<size_t>(&rows - rows_.data());
+          return rows.size() != 0 && config_.group[layer] == static_cast<int32_t>(group);
+        }));
+    if (layers == 0) continue;
     uint64_t counters[2];
-    backend_.Download(counters, GroupOf(static_cast<int32_t>(layer)).counters.as(),
-                      sizeof(counters));
-    sum.chosen += counters[0];
-    sum.missed += counters[1];
+    backend_.Download(counters, groups_[group].counters.as(), sizeof(counters));
+    sum.chosen += layers * counters[0];
+    sum.missed += layers * counters[1];
   }
   return sum;
 }

@@ -32,7 +32,7 @@ class WorkingSets {
   // has chosen.
   bool HasChoice(int32_t layer) const {
     const auto i = static_cast<size_t>(layer);
-    return !rows_[i].empty() && chosen_[static_cast<size_t>(config_.group[i])];
+    return rows_[i].size() != 0 && chosen_[static_cast<size_t>(config_.group[i])];
   }
 
   // Forgets all rows: after something other than a decode step wrote K/V.
@@ -61,10 +61,6 @@ class WorkingSets {
     Buffer slot_of, owner, used, clock, cursor;
     Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seq, counters;
   };
-  struct Rows {
-    Buffer buffer;  // [n_slots] rows
-    bool empty() const { return buffer.size() == 0; }
-  };
 
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
       : backend_(backend), bank_(bank), config_(std::move(config)) {}
@@ -78,7 +74,8 @@ class WorkingSets {
   WorkingSetConfig config_;
   std::vector<Group> groups_;
   std::vector<bool> chosen_;  // [groups], in this step
-  std::vector<Rows> rows_;    // [layers]; empty where the layer is not on the host or in no group
+  // [layers]: [n_slots] rows; empty where the layer is not on the host or in no group.
+  std::vector<Buffer> rows_;
 };
 
 }  // namespace omnikv

@@ -10,6 +10,7 @@
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/memory.h"
+#include "base/check.h"
 
 namespace omnikv {
 namespace {
@@ -74,13 +75,9 @@ double MeasureGemm(cuda::CublasLt& library, DType type, std::byte* memory, const
 
 Result<CudaCeiling> MeasureCudaCeiling(int device) {
   CheckLaunch(cudaSetDevice(device), "device");
-  cudaDeviceProp properties{};
-  CheckLaunch(cudaGetDeviceProperties(&properties, device), "device");
-  const cuda::Device card{.ordinal = device,
-                          .sm_count = properties.multiProcessorCount,
-                          .arch = 10 * properties.major + properties.minor,
-                          .shared_per_block = properties.sharedMemPerBlockOptin,
-                          .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+  const auto named = cuda::ReadDevice(device);
+  OKV_CHECK(named.has_value(), "device {}", device);
+  const cuda::Device& card = named->device;
   cuda::DeviceMemory memory(0);
   const size_t bytes = std::min(size_t{4} << 30, memory.Available() / 2) / kRowBytes * kRowBytes;
   const size_t host_bytes = std::min(size_t{1} << 30, bytes);

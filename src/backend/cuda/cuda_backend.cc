@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <initializer_list>
 #include <optional>
 
@@ -523,24 +522,20 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
     return Unsupported(
         fmt::format("no CUDA device {}, expected 0 to {}", options.device, count - 1));
   }
-  cudaDeviceProp properties{};
-  if (cudaSetDevice(options.device) != cudaSuccess ||
-      cudaGetDeviceProperties(&properties, options.device) != cudaSuccess) {
+  const auto card = cudaSetDevice(options.device) == cudaSuccess ? cuda::ReadDevice(options.device)
+                                                                 : std::nullopt;
+  if (!card) {
     return Unsupported(
         fmt::format("CUDA device {} cannot be used: {}", options.device, LastError()));
   }
-  const cuda::Device device{.ordinal = options.device,
-                            .sm_count = properties.multiProcessorCount,
-                            .arch = 10 * properties.major + properties.minor,
-                            .shared_per_block = properties.sharedMemPerBlockOptin,
-                            .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+  const cuda::Device& device = card->device;
   if (!cuda::HasCodeFor(device)) {
     return Unsupported(fmt::format(
         "CUDA device {} ({}) is of architecture sm_{}, which this build has no code for",
-        options.device, properties.name, device.arch));
+        options.device, card->name, device.arch));
   }
   auto backend = std::make_unique<cuda::CudaBackend>(
-      options, device, fmt::format("{}, {} multiprocessors", properties.name, device.sm_count));
+      options, device, fmt::format("{}, {} multiprocessors", card->name, device.sm_count));
   OKV_RETURN_IF_ERROR(backend->Open());
   return std::unique_ptr<Backend>(std::move(backend));
 }

@@ -11,6 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "backend/ops.h"
 
@@ -21,8 +23,14 @@ struct Device {
   int sm_count = 0;
   int arch = 0;                 // 10 * major + minor: 80, 90, ...
   size_t shared_per_block = 0;  // bytes, opted in
-  size_t l2_bytes = 0;
 };
+
+// A card of the machine, as its driver describes it; nothing where it cannot be asked.
+struct NamedDevice {
+  Device device;
+  std::string name;
+};
+std::optional<NamedDevice> ReadDevice(int ordinal);
 
 // Where a launch goes.
 struct Launch {
@@ -53,19 +61,12 @@ void AddResidual(const Residual& in, int32_t n_rows, const Launch& launch);
 void NormRows(const Residual& in, int32_t n_rows, DType format, void* h, const Launch& launch);
 // out = `in` as `format`, n values.
 void ConvertRows(const float* in, int64_t n, DType format, void* out, const Launch& launch);
-// h[i] = norm(x[rows[i]]) in f32: the rows that need logits. rows null: all.
-void NormChosenRows(const Residual& in, const int32_t* rows, int32_t n_out, float* h,
-                    const Launch& launch);
 // q, k, v hold W h + b of `args`, [n_rows, heads * dk]: norms and rotates q in place, norms and
 // rotates k, appends k and v to the bank.
 void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch);
 // out = act(gate) * up, where gate and up (f32) already hold their biases; n values.
 void GatedRows(Activation act, const float* gate, const float* up, float* out, int64_t n,
                const Launch& launch);
-// rows[r][i] += bias[i] (bias null: nothing added), then, for logits,
-// softcap(scale * v).
-void FinishRows(float* rows, const float* bias, float scale, float softcap, int32_t n_rows,
-                int64_t n, const Launch& launch);
 
 // --- kernels/matvec.cu: products of few rows (1 to kMaxDecodeRows) with a weight matrix, each
 // weight read once, at the speed of memory. The norm is part of the product: h = norm(x).

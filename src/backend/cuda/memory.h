@@ -28,7 +28,6 @@ class DeviceMemory {
   Result<Buffer> Allocate(size_t bytes, std::string_view what, bool zeroed = true);
   // Bytes that can still be had: free on the card, and under the cap.
   size_t Available() const;
-  size_t taken() const { return *taken_; }
 
  private:
   size_t cap_;

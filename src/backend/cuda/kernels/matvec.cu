@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "backend/cuda/kernels/matvec.cuh"
+#include "backend/cuda/kernels/pack.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -408,16 +409,12 @@ void MultiplyStream(const Work& work, const Launch& launch) {
   }
 }
 
-bool IsAligned(const void* p) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
-}
-
 // Whether rows of weights and activations can be copied 16 bytes at a time.
 bool IsEven(const Work& work) {
   const Product& p = work.product;
-  bool even = IsAligned(p.x) && IsAligned(p.norm) && work.data_bytes % 16 == 0;
+  bool even = AreMultiples(16, p.x, p.norm, work.data_bytes);
   for (int32_t i = 0; i < p.n_parts; ++i) {
-    even = even && IsAligned(p.parts[i].w.data) && p.parts[i].w.row_bytes % 16 == 0;
+    even = even && AreMultiples(16, p.parts[i].w.data, p.parts[i].w.row_bytes);
   }
   return even;
 }

@@ -7,6 +7,16 @@ __global__ void Probe() {}
 
 }  // namespace
 
+std::optional<NamedDevice> ReadDevice(int ordinal) {
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) return std::nullopt;
+  return NamedDevice{{.ordinal = ordinal,
+                      .sm_count = properties.multiProcessorCount,
+                      .arch = 10 * properties.major + properties.minor,
+                      .shared_per_block = properties.sharedMemPerBlockOptin},
+                     properties.name};
+}
+
 bool HasCodeFor(const Device&) {
   cudaFuncAttributes attributes{};
   const bool has = cudaFuncGetAttributes(&attributes, Probe) == cudaSuccess;

@@ -84,12 +84,11 @@ __global__ void __launch_bounds__(kThreads) AddResidualKernel(Residual in) {
 // One block a row of h.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    NormKernel(const float* x, const float* norm, float eps, int d, const int32_t* rows, T* h) {
+    NormKernel(const float* x, const float* norm, float eps, int d, T* h) {
   __shared__ float sums[32];
   GridTrigger();
   GridWait();
-  const int64_t row = rows != nullptr ? rows[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
-  const float* from = x + row * d;
+  const float* from = x + int64_t{blockIdx.x} * d;
   T* to = h + int64_t{blockIdx.x} * d;
   const float inv = norm != nullptr ? InverseRms<N>(from, d, eps, sums) : 1.0f;
 #pragma unroll 4
@@ -124,22 +123,6 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < N; ++j) v.v[j] = Activate(act, v.v[j]) * u.v[j];
   StorePack(out + i, v);
-}
-
-template <int N>
-__global__ void __launch_bounds__(kThreads)
-    FinishKernel(float* rows, const float* bias, float scale, float softcap, int64_t n) {
-  GridTrigger();
-  GridWait();
-  const int64_t i = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
-  if (i >= n) return;
-  float* at = rows + int64_t{blockIdx.x} * n + i;
-  Pack<float, N> v = LoadPack<N>(at);
-  Pack<float, N> b{};
-  if (bias != nullptr) b = LoadPack<N>(bias + i);
-#pragma unroll
-  for (int j = 0; j < N; ++j) v.v[j] = Softcap(scale * (v.v[j] + b.v[j]), softcap);
-  StorePack(at, v);
 }
 
 // One warp: out = head, normed (norm not null: times inv and its weights) and rotated. `out` may be
@@ -255,19 +238,6 @@ bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const flo
                       a.kv.v_offset, a.kv.k_head_bytes, a.kv.v_head_bytes);
 }
 
-// h[i] = norm(x[rows[i]]) as T.
-void Norm(const Residual& in, const int32_t* rows, int64_t n_rows, DType format, void* h,
-          const Launch& launch) {
-  if (n_rows == 0) return;
-  WithType(format, [&](auto zero) {
-    using T = decltype(zero);
-    const bool wide = in.d % kWide == 0 && AreMultiples(kWide * sizeof(float), in.x, in.norm) &&
-                      AreMultiples(kWide * sizeof(T), h);
-    LaunchKernel(wide ? NormKernel<T, kWide> : NormKernel<T, 1>, launch, RowGrid(n_rows, 1),
-                 kThreads, 0, in.x, in.norm, in.eps, in.d, rows, static_cast<T*>(h));
-  });
-}
-
 }  // namespace
 
 void Embed(const EmbedArgs& args, const Launch& launch) {
@@ -290,12 +260,14 @@ void AddResidual(const Residual& in, int32_t n_rows, const Launch& launch) {
 }
 
 void NormRows(const Residual& in, int32_t n_rows, DType format, void* h, const Launch& launch) {
-  Norm(in, nullptr, n_rows, format, h, launch);
-}
-
-void NormChosenRows(const Residual& in, const int32_t* rows, int32_t n_out, float* h,
-                    const Launch& launch) {
-  Norm(in, rows, n_out, DType::kF32, h, launch);
+  if (n_rows == 0) return;
+  WithType(format, [&](auto zero) {
+    using T = decltype(zero);
+    const bool wide = in.d % kWide == 0 && AreMultiples(kWide * sizeof(float), in.x, in.norm) &&
+                      AreMultiples(kWide * sizeof(T), h);
+    LaunchKernel(wide ? NormKernel<T, kWide> : NormKernel<T, 1>, launch, RowGrid(n_rows, 1),
+                 kThreads, 0, in.x, in.norm, in.eps, in.d, static_cast<T*>(h));
+  });
 }
 
 void ConvertRows(const float* in, int64_t n, DType format, void* out, const Launch& launch) {
@@ -330,14 +302,6 @@ void GatedRows(Activation act, const float* gate, const float* up, float* out, i
   LaunchKernel(wide ? GatedKernel<kWide> : GatedKernel<1>, launch,
                static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, act,
                gate, up, out, n);
-}
-
-void FinishRows(float* rows, const float* bias, float scale, float softcap, int32_t n_rows,
-                int64_t n, const Launch& launch) {
-  if (n_rows == 0 || n == 0) return;
-  const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(float), rows, bias);
-  LaunchKernel(wide ? FinishKernel<kWide> : FinishKernel<1>, launch,
-               RowGrid(n_rows, n / (wide ? kWide : 1)), kThreads, 0, rows, bias, scale, softcap, n);
 }
 
 }  // namespace omnikv::cuda

@@ -31,6 +31,11 @@ struct Shape {
   static constexpr int kStageBytes = kTileTokens * kDim * 2;
   static constexpr int kStages = kRingBytes / kWarps / kStageBytes;
   static_assert(kDim % 16 == 0 && kStages >= 3);
+  static constexpr int kQueryPitch = kDim + 8;  // floats, against bank conflicts
+  // Of a warp: its ring and the queries of its unit. A multiple of 128, for the next warp's ring.
+  __host__ __device__ static int SharedBytes(int32_t unit_heads) {
+    return kStages * kStageBytes + (unit_heads * kQueryPitch * 4 + 127) / 128 * 128;
+  }
 
   // Chunk c of a stage's row lies at chunk c ^ Swizzle(row): then the same chunk of eight rows, as
   // ldmatrix reads them, lies in different banks.
@@ -147,7 +152,7 @@ class HeadWarp {
 
  public:
   __device__ HeadWarp(const AttendArgs& args, int32_t kv_head, int32_t head, int32_t n_heads,
-                      std::byte* ring, uint32_t* valid, Span* span)
+                      std::byte* ring, float* queries, uint32_t* valid, Span* span)
       : args_(args),
         head_(head),
         n_heads_(n_heads),
@@ -155,6 +160,7 @@ class HeadWarp {
         k_(args.kv.base + args.kv.k_offset + kv_head * args.kv.k_head_bytes),
         v_(args.kv.base + args.kv.v_offset + kv_head * args.kv.v_head_bytes),
         ring_(ring),
+        queries_(queries),
         valid_(valid),
         span_(span) {}
 
@@ -177,6 +183,8 @@ class HeadWarp {
   // Tiles [from, to) of a span of the piece's row.
   __device__ __forceinline__ void Read(const Piece& piece, const PlanSegment& segment,
                                        const Span& span, int32_t from, int32_t to) {
+    CopyQueries((segment.q != nullptr ? segment.q : args_.q) +
+                (int64_t{piece.row} * args_.n_heads + head_) * kDim);
     // In shared memory, since registers are few and this is looked at once in 32 tokens.
     if (lane_ == 0) *span_ = span;
     __syncwarp();
@@ -200,8 +208,9 @@ class HeadWarp {
     };
 #pragma unroll 1
     for (int i = 0; i < S::kStages; ++i) issue(i, from + i / 2, i % 2 != 0);
-    LoadQueries((segment.q != nullptr ? segment.q : args_.q) +
-                (int64_t{piece.row} * args_.n_heads + head_) * kDim);
+    CopyAsyncWait<S::kStages>();
+    __syncwarp();
+    LoadQueries();
 
     int slot = 0;
     const auto wait = [&] {
@@ -216,6 +225,9 @@ class HeadWarp {
     };
     for (int32_t tile = from; tile < to; ++tile) {
       wait();
+      // Not before: what the next kernels then ask of memory would go ahead of this tile. (After
+      // the wait in any case: MergeKernel reads metadata before its own.)
+      if (tile == from) GridTrigger();
       const uint32_t valid = valid_[slot];
       float logits[kOctets][4];
       MultiplyK(ring_ + slot * S::kStageBytes, logits);
@@ -287,14 +299,24 @@ class HeadWarp {
     }
   }
 
+  // The unit's queries, into shared memory, as a group of copies of its own.
+  __device__ __forceinline__ void CopyQueries(const float* q) {
+    constexpr int kRow = kDim / 4;  // copies
+    __syncwarp();                   // all lanes have read what was there
+    for (int i = static_cast<int>(lane_); i < n_heads_ * kRow; i += 32) {
+      CopyAsync16(queries_ + i / kRow * S::kQueryPitch + i % kRow * 4, q + i * 4);
+    }
+    CopyAsyncCommit();
+  }
+
   // Queries as B: column g (a query), rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 values. Each is
   // scaled by a power of two that brings its largest value to 2^14, for f16's sake.
-  __device__ __forceinline__ void LoadQueries(const float* q) {
+  __device__ __forceinline__ void LoadQueries() {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
       const bool exists = 8 * n + g < n_heads_;
-      const float* query = q + (exists ? 8 * n + g : 0) * kDim + 2 * t;
+      const float* query = queries_ + (exists ? 8 * n + g : 0) * S::kQueryPitch + 2 * t;
       const auto load = [&](int i) {
         return exists ? *reinterpret_cast<const float2*>(query + i) : float2{0, 0};
       };
@@ -308,7 +330,7 @@ class HeadWarp {
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
       const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
       const float factor = __int_as_float((127 + up) << 23);
-      asm volatile("" ::: "memory");  // loads them again, from cache: all of them need registers
+      asm volatile("" ::: "memory");  // loads them again: all of them would need registers
 #pragma unroll
       for (int step = 0; step < S::kSteps; ++step) {
 #pragma unroll
@@ -473,6 +495,7 @@ class HeadWarp {
   uint32_t lane_;
   const std::byte *k_, *v_;  // of this head, in row 0 of the bank
   std::byte* ring_;
+  float* queries_;   // [n_heads_, kQueryPitch]
   uint32_t* valid_;  // [kStages]: bit i: token i of the tile is read; of stages with K
   Span* span_;
   uint32_t q_high_[kOctets][S::kSteps][2], q_low_[kOctets][S::kSteps][2];
@@ -512,7 +535,6 @@ __global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
   __shared__ Span spans[S::kWarps];
   PrefetchPlan(args);
   GridWait();
-  GridTrigger();  // after the wait: MergeKernel reads metadata before its own
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int32_t unit =
       static_cast<int32_t>(blockIdx.y) * division.cta_units + warp % division.cta_units;
@@ -522,9 +544,10 @@ __global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
   const int32_t kv_head = unit / division.parts;
   const int32_t group = args.n_heads / args.kv.n_kv_heads;
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
+  std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
   HeadWarp<T, kDim, kOctets> state(
-      args, kv_head, kv_head * group + head, min(division.unit_heads, group - head),
-      rings + warp * S::kStages * S::kStageBytes, valid[warp], &spans[warp]);
+      args, kv_head, kv_head * group + head, min(division.unit_heads, group - head), ring,
+      reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &spans[warp]);
   ForEachPiece(args, kv_head, strand, division.Strands(), [&](const Piece& piece) {
     state.Clear();
     ForEachSpan(args, piece, kv_head,
@@ -539,18 +562,20 @@ __global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
 
 constexpr int kMergeWarps = 4;
 constexpr int kMergeColumns = 32;  // of a head's dv, that a CTA merges
-constexpr int kEarly = 2;          // loads of a lane that wait for nothing
+constexpr int kEarly = 9;          // loads of a lane that wait for nothing
 
 // The partials of the rows that no strand took whole; and rows that read no token. Grid: (query
 // heads, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth partials at once.
 template <int kWidth>
-__global__ void __launch_bounds__(32 * kMergeWarps, 12)
+__global__ void __launch_bounds__(32 * kMergeWarps, 6)
     MergeKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
                 const __grid_constant__ Partials partials) {
   struct alignas(4 * kWidth) Values {
     float v[kWidth];
   };
   __shared__ float sums[kMergeWarps][kMergeColumns];
+  __shared__ float weights[kMaxStrands];
+  __shared__ float totals[2][kMergeWarps];
   GridTrigger();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -587,14 +612,32 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 12)
 #pragma unroll
   for (int i = 0; i < kEarly; ++i) early[i] = load(mine + i * kStep);
 
-  float top = -kInf;
-  for (int32_t i = lane; i < n; i += 32) top = fmaxf(top, partials.sums[partial(i)].x);
+  // What each partial weighs, and all of them together.
+  constexpr int kThreads = 32 * kMergeWarps;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  float2 own = thread < n ? partials.sums[partial(thread)] : float2{-kInf, 0};
+  float top = own.x;
+  for (int32_t i = thread + kThreads; i < n; i += kThreads) {
+    top = fmaxf(top, partials.sums[partial(i)].x);
+  }
   top = WarpMax(top);
+  if (lane == 0) totals[0][warp] = top;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kMergeWarps; ++w) top = fmaxf(top, totals[0][w]);
   const float from = top == -kInf ? 0.0f : top;
-  const auto weight = [&](int32_t i) { return exp2f(partials.sums[partial(i)].x - from); };
   float sum = 0;
-  for (int32_t i = lane; i < n; i += 32) sum += partials.sums[partial(i)].y * weight(i);
+  for (int32_t i = thread; i < n; i += kThreads) {
+    if (i != thread) own = partials.sums[partial(i)];
+    weights[i] = exp2f(own.x - from);
+    sum += own.y * weights[i];
+  }
   sum = WarpSum(sum);
+  if (lane == 0) totals[1][warp] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int w = 0; w < kMergeWarps; ++w) sum += totals[1][w];
   if (threadIdx.x == 0 && blockIdx.z == 0 && args.lse != nullptr) {
     args.lse[int64_t{row} * args.n_heads + head] = LogSum(top, sum);
   }
@@ -602,7 +645,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 12)
 
   Values total{};
   const auto add = [&](int32_t i, const Values& o) {
-    const float w = i < n ? weight(i) : 0.0f;
+    const float w = i < n ? weights[i] : 0.0f;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) total.v[j] += w * o.v[j];
   };
@@ -653,7 +696,7 @@ bool IsFast(const AttendArgs& args) {
       kv.row_bytes | kv.k_offset | kv.v_offset | kv.k_head_bytes | kv.v_head_bytes;
   return (kv.dtype == DType::kF16 || kv.dtype == DType::kBF16) && kv.dk == kv.dv &&
          (kv.dk == 64 || kv.dk == 80 || kv.dk == 96 || kv.dk == 128 || kv.dk == 256) &&
-         (bits(kv.base) | static_cast<uintptr_t>(distances)) % 16 == 0 && queries % 8 == 0;
+         (bits(kv.base) | static_cast<uintptr_t>(distances)) % 16 == 0 && queries % 16 == 0;
 }
 
 // Eights of query heads that a warp takes: two where most models with large groups have their dk.
@@ -671,7 +714,7 @@ void AttendFast(const AttendArgs& args, const Division& d, const Partials& parti
                 const Launch& launch) {
   using S = Shape<kDim>;
   const auto kernel = AttendKernel<T, kDim, kOctets>;
-  const size_t shared = static_cast<size_t>(d.Warps()) * S::kStages * S::kStageBytes;
+  const size_t shared = static_cast<size_t>(d.Warps() * S::SharedBytes(d.unit_heads));
   AllowShared(kernel, shared);
   LaunchKernel(kernel, launch,
                dim3(static_cast<unsigned>(d.splits), static_cast<unsigned>(d.groups)),

@@ -14,6 +14,7 @@ namespace omnikv::cuda {
 
 inline constexpr int kTileTokens = 16;
 inline constexpr int32_t kRowsALaunch = 32;  // a lane counts the tiles of a row
+inline constexpr int32_t kMaxStrands = 2048;
 inline constexpr float kInf = __builtin_huge_valf();
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kLn2 = 0.693147181f;
@@ -45,6 +46,7 @@ inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t max_w
   d.cta_units = ceil_div(d.units, d.groups);
   d.share = max_warps / d.cta_units;
   d.splits = ctas > d.groups ? ctas / d.groups : 1;
+  if (d.Strands() > kMaxStrands) d.splits = kMaxStrands / d.share;
   return d;
 }
 

@@ -126,37 +126,44 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Enough to fill the bus; more would take from the kernels beside. Blocks are small, so that one
-// finds room on a multiprocessor that two kernels of a step share already.
-constexpr int kFetchThreads = 128;
-constexpr int kFetchBlocks = 48;
-constexpr int kInFlight = 4;  // loads of a thread
+// Blocks of one warp, so that one finds room on a multiprocessor that two kernels of a step share
+// already; as many as fill the bus beside them, since more would take from the step (measured).
+constexpr int kFetchBlocks = 128;
+constexpr int kInFlight = 4;  // pieces of a lane
 
-// Rows of kPiece-byte pieces. Host memory is read past the caches: it is read once.
+// A warp's unit is up to 32 * kInFlight pieces of one row, all asked for before the first is there;
+// where the next unit lies is asked for meanwhile. Host memory is read past the caches: once.
 template <typename Piece>
-__global__ void __launch_bounds__(kFetchThreads) Fetch(FetchRowsArgs a) {
+__global__ void __launch_bounds__(32) Fetch(FetchRowsArgs a) {
   // No GridTrigger: the next fetch would start, and the one after it, and all of them would wait on
   // multiprocessors that the step needs.
   GridWait();
-  const int64_t pieces = a.row_bytes / static_cast<int64_t>(sizeof(Piece));
-  const int64_t total = pieces * *a.n;
-  const int64_t stride = int64_t{kFetchThreads} * gridDim.x;
-  for (int64_t first = int64_t{blockIdx.x} * kFetchThreads + threadIdx.x; first < total;
-       first += kInFlight * stride) {
+  constexpr int32_t kUnit = 32 * kInFlight;
+  const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Piece)));
+  const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
+  const int32_t n_units = *a.n * parts;
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  auto unit = static_cast<int32_t>(blockIdx.x);
+  if (unit >= n_units) return;
+  int32_t from = a.from_row[unit / parts];
+  int32_t to = a.to_row[unit / parts];
+  while (unit < n_units) {
+    const int32_t first = unit % parts * kUnit + lane;
+    const auto* in = reinterpret_cast<const Piece*>(a.from + from * a.row_bytes) + first;
+    auto* out = reinterpret_cast<Piece*>(a.to + to * a.row_bytes) + first;
     Piece piece[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      const int64_t at = first + u * stride;
-      if (at >= total) continue;
-      const std::byte* row = a.from + a.from_row[at / pieces] * a.row_bytes;
-      piece[u] = __ldcv(reinterpret_cast<const Piece*>(row) + at % pieces);
+      if (first + 32 * u < pieces) piece[u] = __ldcv(in + 32 * u);
+    }
+    unit += static_cast<int32_t>(gridDim.x);
+    if (unit < n_units) {
+      from = a.from_row[unit / parts];
+      to = a.to_row[unit / parts];
     }
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      const int64_t at = first + u * stride;
-      if (at >= total) continue;
-      std::byte* row = a.to + a.to_row[at / pieces] * a.row_bytes;
-      reinterpret_cast<Piece*>(row)[at % pieces] = piece[u];
+      if (first + 32 * u < pieces) out[32 * u] = piece[u];
     }
   }
 }
@@ -176,10 +183,14 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
   const auto fetch = args.row_bytes % 16 == 0  ? Fetch<uint4>
                      : args.row_bytes % 4 == 0 ? Fetch<uint32_t>
                                                : Fetch<uint16_t>;
-  static_assert(sizeof(uint4) == 16);
-  const int64_t blocks = CeilDiv(args.capacity * args.row_bytes, 16 * kFetchThreads);
+  // Shared memory as the step's kernels divide it: a multiprocessor with another division first has
+  // to run empty.
+  CheckLaunch(cudaFuncSetAttribute(fetch, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared),
+              "fetch");
+  const int64_t blocks = CeilDiv(args.capacity * args.row_bytes, 32 * kInFlight * 16);
   LaunchKernel(fetch, launch, dim3(static_cast<unsigned>(std::min<int64_t>(kFetchBlocks, blocks))),
-               dim3(kFetchThreads), 0, args);
+               dim3(32), 0, args);
 }
 
 }  // namespace omnikv::cuda

@@ -57,26 +57,29 @@ StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
           .largest = widest * config.d_model};
 }
 
-// The groups of the policy that sessions will have; none where it cannot be prepared, which the
-// session will say.
-Policy::Groups GroupsOf(const EngineOptions& options, const ModelConfig& config, int64_t context) {
+}  // namespace
+
+Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
+                                int64_t context) {
   const int32_t n_layers = GlobalLayers(config);
-  const std::string& name = options.policy.name;
-  const auto info = name == "auto"
-                        ? Result<const PolicyInfo*>(&RecommendedPolicy(config.name, n_layers))
-                        : FindPolicy(name);
-  if (!info.ok()) return {};
-  auto settings = PolicySettings::Parse((*info)->name, (*info)->settings, options.policy.settings);
-  if (!settings.ok()) return {};
-  const std::unique_ptr<Policy> policy = (*info)->make();
+  const PolicyInfo* info = &RecommendedPolicy(config.name, n_layers);
+  if (options.name != "auto") {
+    OKV_ASSIGN_OR_RETURN(info, FindPolicy(options.name));
+  }
+  OKV_ASSIGN_OR_RETURN(auto settings,
+                       PolicySettings::Parse(info->name, info->settings, options.settings));
+  const std::unique_ptr<Policy> policy = info->make();
   PolicyContext policy_context{.model_name = config.name,
                                .n_layers = n_layers,
                                .n_heads = config.n_heads,
                                .dk = config.head_dim,
                                .max_context = context};
   policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
-  return policy->Prepare(policy_context, *settings).ok() ? policy->Shared() : Policy::Groups{};
+  OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
+  return policy->Shared();
 }
+
+namespace {
 
 // Where the layers of a card's model go.
 class Placement {
@@ -84,10 +87,9 @@ class Placement {
   Placement(const EngineOptions& options, const ModelConfig& config, size_t room)
       : options_(options), config_(config), room_(room) {}
 
-  // Sends as few layers to the host as make `plan` fit, or all that can go; false when that is not
-  // enough, with plan.tiers as at the last try.
-  bool Place(MemoryPlan& plan) const {
-    const Policy::Groups groups = GroupsOf(options_, config_, plan.context);
+  // Sends as few layers to the host, by the policy's `groups`, as make `plan` fit, or all that can
+  // go; false when that is not enough, with plan.tiers as at the last try.
+  bool Place(const Policy::Groups& groups, MemoryPlan& plan) const {
     const std::vector<int32_t> group = GroupsOfLayers(config_, groups.of_layer);
     std::vector<size_t> sparse;
     for (size_t layer = 0; layer < group.size(); ++layer) {
@@ -122,21 +124,23 @@ class Placement {
     const auto tokens = static_cast<size_t>(bank.pool_tokens);
     plan.kv = tokens * layer_token * (group.size() - n_host);
     plan.kv_host = tokens * layer_token * n_host;
+    const int64_t asked = groups.cache;  // by the user; 0: nothing
     WorkingSetConfig sets{.group = group,
                           .n_groups = groups.n_groups,
                           .capacity = static_cast<int32_t>(groups.max_tokens),
-                          .n_slots = static_cast<int32_t>(groups.max_tokens)};
+                          .n_slots = static_cast<int32_t>(std::max(groups.max_tokens, asked))};
     const size_t stages = Bank::StageBytes(bank);
     const size_t fixed = plan.kv + stages + PolicyRoom(plan);
     const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
     if (least > room_) return false;
-    // What is left widens the working sets, up to everything.
-    const size_t slot =
-        sessions * (n_host * layer_token + 8 * static_cast<size_t>(groups.n_groups));
-    const size_t more = (room_ - least) / slot;
-    sets.n_slots = static_cast<int32_t>(
-        std::min<size_t>(groups.max_tokens + more, static_cast<size_t>(plan.context) + 1));
-    sets.n_slots = std::max(sets.n_slots, sets.capacity);
+    if (asked == 0) {  // what is left widens the working sets, up to everything
+      const size_t slot =
+          sessions * (n_host * layer_token + 8 * static_cast<size_t>(groups.n_groups));
+      const size_t more = (room_ - least) / slot;
+      sets.n_slots = static_cast<int32_t>(
+          std::min<size_t>(groups.max_tokens + more, static_cast<size_t>(plan.context) + 1));
+      sets.n_slots = std::max(sets.n_slots, sets.capacity);
+    }
     plan.cache_tokens = sets.n_slots;
     plan.cache = stages + sessions * WorkingSets::Bytes(bank, sets);
     plan.policies = room_ - plan.kv - plan.cache;
@@ -219,8 +223,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       capped ? fmt::format("{} {}", flag, HumanBytes(plan.available))
              : HumanBytes(plan.available) + " of available memory");
   if (card && options.place != "device" && (!all_here || options.place == "host")) {
+    OKV_ASSIGN_OR_RETURN(const Policy::Groups groups,
+                         GroupsOf(options.policy, config, plan.context));
     MemoryPlan placed = plan;
-    if (placement.Place(placed)) {
+    if (placement.Place(groups, placed)) {
       const size_t machine_host = AvailableMemory();
       const bool host_capped = options.host_memory != 0 && options.host_memory <= machine_host;
       const size_t host = host_capped ? options.host_memory : machine_host;
@@ -229,6 +235,15 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
           placed.host_layers, asked, HumanBytes(placed.kv_host),
           host_capped ? "--host-memory " + HumanBytes(host) : HumanBytes(host), sizes));
+    }
+    if (groups.cache > 0) {
+      Policy::Groups any = groups;
+      any.cache = 0;
+      if (placement.Place(any, placed)) {
+        return ResourceExhausted(
+            fmt::format("cache is {} tokens, which do not fit; auto would be {}: {}", groups.cache,
+                        placed.cache_tokens, sizes));
+      }
     }
     if (options.place == "host") {
       return ResourceExhausted(fmt::format(

@@ -9,6 +9,7 @@
 #include "model/config.h"
 #include "omnikv/options.h"
 #include "omnikv/status.h"
+#include "policy/policy.h"
 
 namespace omnikv {
 
@@ -37,6 +38,11 @@ struct MemoryPlan {
 // host, the last first, and what is left widens their working sets.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
+
+// What the layers of a model read together under a policy whose sessions hold `context` tokens;
+// kInvalidArgument where it cannot be prepared for the model.
+Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
+                                int64_t context);
 
 // The bank of a model: one LayerSpec a layer.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);

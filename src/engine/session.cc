@@ -181,12 +181,13 @@ Status SessionImpl::OpenWorkingSets() {
   const Policy::Groups groups = policy_->Shared();
   if (!core_.bank->HasHostLayers() || groups.n_groups == 0) return {};
   const auto capacity = static_cast<int32_t>(groups.max_tokens);
+  const auto cache = groups.cache > 0 ? static_cast<int32_t>(groups.cache) : core_.cache_tokens;
   OKV_ASSIGN_OR_RETURN(sets_,
                        WorkingSets::Create(*core_.backend, *core_.bank,
                                            {.group = GroupsOfLayers(core_.config, groups.of_layer),
                                             .n_groups = groups.n_groups,
                                             .capacity = capacity,
-                                            .n_slots = std::max(capacity, core_.cache_tokens),
+                                            .n_slots = std::max(capacity, cache),
                                   .simulated_hits = core_.simulated_hits}));
   return {};
 }

@@ -91,6 +91,8 @@ class Policy {
     std::vector<int32_t> of_layer;  // [n_layers]; -1: reads everything, or what it likes
     int32_t n_groups = 0;
     int64_t max_tokens = 0;  // of a choice
+    int64_t cache =
+        0;  // tokens to keep of each layer, at least max_tokens; 0: what there is room for
   };
   virtual Groups Shared() const { return {}; }
   // The choice that was made in `step`, after Observe, for the layers of a group: a list of single

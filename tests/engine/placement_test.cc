@@ -100,6 +100,63 @@ TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   EXPECT_LE(large->cache_tokens, 131072 + 1);
 }
 
+TEST_F(PlacementTest, ACacheThatIsAskedForIsCounted) {
+  options_.place = "host";
+  const auto by_itself = Plan(27 * kGiB);
+  ASSERT_TRUE(by_itself.ok());
+  ASSERT_GT(by_itself->cache_tokens, 8192);
+  const PolicyOptions policy = options_.policy;
+  size_t last = 0;
+  for (const char* cache : {"2048", "4096", "8192"}) {
+    options_.policy = policy;
+    options_.policy.settings.emplace_back("cache", cache);
+    const auto plan = Plan(27 * kGiB);
+    ASSERT_TRUE(plan.ok()) << cache << ": " << plan.status().message();
+    EXPECT_EQ(std::to_string(plan->cache_tokens), cache);
+    EXPECT_LE(OnCard(*plan), 27 * kGiB);
+    // A row of 24 layers, 4 KiB each, and a little for its place in the maps.
+    if (last > 0) {
+      EXPECT_GT(plan->cache, last + size_t{2048} * 24 * 4096);
+      EXPECT_LT(plan->cache, last + size_t{4096} * 24 * 4200);
+    }
+    last = plan->cache;
+  }
+  // What would be more than the context is the context.
+  options_.policy = policy;
+  options_.policy.settings.emplace_back("cache", "1000000");
+  const auto whole = Plan(80 * kGiB);
+  ASSERT_TRUE(whole.ok()) << whole.status().message();
+  EXPECT_EQ(whole->cache_tokens, 131072);
+}
+
+// A larger cache sends more layers away, not fewer tokens into the cache.
+TEST_F(PlacementTest, ACacheCostsLayers) {
+  const auto by_itself = Plan(28 * kGiB);
+  ASSERT_TRUE(by_itself.ok());
+  options_.policy.settings.emplace_back("cache", "16384");
+  const auto wide = Plan(28 * kGiB);
+  ASSERT_TRUE(wide.ok()) << wide.status().message();
+  EXPECT_EQ(wide->cache_tokens, 16384);
+  EXPECT_GT(wide->host_layers, by_itself->host_layers);
+  EXPECT_LE(OnCard(*wide), 28 * kGiB);
+}
+
+TEST_F(PlacementTest, RefusesACacheThatCannotBe) {
+  options_.place = "host";
+  options_.policy.settings.emplace_back("cache", "1000");
+  const auto small = Plan(80 * kGiB);
+  ASSERT_FALSE(small.ok());
+  EXPECT_EQ(small.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(small.status().message(),
+              HasSubstr("cache is 1000, expected at least the budget of 2048 tokens"));
+  options_.policy.settings.back().second = "131072";
+  const auto large = Plan(24 * kGiB);
+  ASSERT_FALSE(large.ok());
+  EXPECT_EQ(large.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(large.status().message(),
+              HasSubstr("cache is 131072 tokens, which do not fit; auto"));
+}
+
 TEST_F(PlacementTest, RefusesWhatCannotFitWithTheNumbers) {
   const auto tiny = Plan(17 * kGiB);
   ASSERT_FALSE(tiny.ok());

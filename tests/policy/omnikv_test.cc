@@ -84,6 +84,12 @@ TEST_F(OmnikvTest, RefusesWhatCannotBe) {
   EXPECT_EQ(too_little.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(too_little.message(), HasSubstr("the 5 dense layers of 6 alone take 0.833"));
   EXPECT_TRUE(Prepare({{"mem", "1"}, {"filters", "5"}}).ok());  // all layers are dense
+  const Status small = Prepare({{"budget", "24"}, {"cache", "23"}});
+  EXPECT_EQ(small.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(small.message(),
+            "policy omnikv: cache is 23, expected at least the budget of 24 tokens, or auto");
+  EXPECT_TRUE(Prepare({{"budget", "24"}, {"cache", "24"}}).ok());
+  EXPECT_TRUE(Prepare({{"budget", "24"}, {"cache", "100000"}}).ok());
   const Status no_layers = Prepare({}, 0);
   EXPECT_EQ(no_layers.code(), StatusCode::kUnsupported);
   EXPECT_THAT(no_layers.message(), HasSubstr("sliding window"));

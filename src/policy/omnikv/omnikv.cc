@@ -33,6 +33,7 @@ class Omnikv : public Policy {
 
  private:
   Status ResolveBudget(PolicySettings& settings);
+  Status ResolveCache(const PolicySettings& settings);
   Status Allocate();
   // While everything fits, attention to everything is as good as choosing, and cheaper.
   bool Shortcut(int64_t length) const {
@@ -56,6 +57,7 @@ class Omnikv : public Policy {
   int32_t budget_ = 0;    // tokens; with a share, the most it comes to
   double share_ = 0;      // of the context that a sparse layer reads; 0: `budget_` tokens
   int32_t capacity_ = 0;  // tokens that a choice has room for
+  int64_t cache_ = 0;     // tokens of a working set; 0: as many as there is room for
   int64_t dense_below_ = 0;
   int64_t stride_ = 0;        // tokens
   bool sparse_step_ = false;  // what is being recorded
@@ -73,6 +75,7 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   dense_below_ = settings.Int("dense_below");
   stride_ = (context.max_context + 15) / 16 * 16;
   OKV_RETURN_IF_ERROR(ResolveBudget(settings));
+  OKV_RETURN_IF_ERROR(ResolveCache(settings));
   if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(Allocate());
 
@@ -112,6 +115,15 @@ Status Omnikv::ResolveBudget(PolicySettings& settings) {
                ? (mem * n_layers - layers_.n_dense()) / (n_layers - layers_.n_dense()) * (1 - 1e-12)
                : 1;
   return {};
+}
+
+Status Omnikv::ResolveCache(const PolicySettings& settings) {
+  cache_ = settings.IsAuto("cache") ? 0 : settings.Int("cache");
+  const int64_t budget = Budget(context_.max_context);
+  if (cache_ == 0 || cache_ >= budget) return {};
+  return InvalidArgument(
+      fmt::format("policy omnikv: cache is {}, expected at least the budget of {} tokens, or auto",
+                  cache_, budget));
 }
 
 Status Omnikv::Allocate() {
@@ -245,6 +257,7 @@ Policy::Groups Omnikv::Shared() const {
   if (layers_.every_layer()) return groups;  // all of them read everything, for the scores
   groups.n_groups = layers_.n_filters();
   groups.max_tokens = Budget(context_.max_context);
+  groups.cache = std::min(cache_, std::max(groups.max_tokens, context_.max_context));
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     groups.of_layer.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
   }

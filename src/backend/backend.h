@@ -111,6 +111,10 @@ class Backend {
   // What is enqueued on `waits` from now on runs after all that was enqueued on `for_`.
   virtual void Join(Lane waits, Lane for_) = 0;
 
+  // Runs `op` alone, after everything enqueued, and returns the seconds it took: by the device's
+  // clock where it has one, else by the host's. Slow, for measurements. Not while recording.
+  virtual double TimeAlone(const Op& op);
+
   // Calls `body`, which enqueues ops, without running them. The recording replays them with the
   // same arguments; what they point at may change in between.
   virtual std::unique_ptr<Recording> Record(const std::function<void()>& body) = 0;

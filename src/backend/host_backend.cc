@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -18,6 +19,15 @@ class OpList : public Recording {
 };
 
 }  // namespace
+
+double Backend::TimeAlone(const Op& op) {
+  Synchronize();
+  const auto start = std::chrono::steady_clock::now();
+  Enqueue(op);
+  Synchronize();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  return seconds.count();
+}
 
 Result<Buffer> HostBackend::Allocate(size_t bytes, std::string_view what) {
   auto pages = Pages::Reserve(bytes);

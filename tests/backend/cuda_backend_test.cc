@@ -270,6 +270,35 @@ TEST_F(CudaBackendTest, RecordingsHoldLanes) {
   }
 }
 
+// A product waits for the op after it, but not where it is timed.
+TEST_F(CudaBackendTest, TimedAloneAnOpDoesWhatItDoes) {
+  const auto backend = Make();
+  constexpr size_t kN = 64;
+  const auto buffer = backend->Allocate((kN * kN + 2 * kN) * sizeof(float), "test");
+  ASSERT_TRUE(buffer.ok());
+  auto* w = buffer->as<float>();
+  float* x = w + kN * kN;
+  float* y = x + kN;
+  std::vector<float> twice(kN * kN, 0.0f);
+  for (size_t i = 0; i < kN; ++i) twice[i * kN + i] = 2;
+  backend->Upload(w, twice.data(), twice.size() * sizeof(float));
+  for (int turn = 1; turn <= 3; ++turn) {
+    std::vector<float> values(kN);
+    for (size_t i = 0; i < kN; ++i)
+      values[i] = static_cast<float>(turn * 100) + static_cast<float>(i);
+    backend->Upload(x, values.data(), kN * sizeof(float));
+    const double seconds = backend->TimeAlone(
+        LinearArgs{.x = x,
+                   .w = {.data = w, .n_out = kN, .n_in = kN, .row_bytes = kN * sizeof(float)},
+                   .y = y,
+                   .n_rows = 1});
+    EXPECT_GT(seconds, 0);
+    std::vector<float> got(kN);
+    backend->Download(got.data(), y, kN * sizeof(float));
+    for (size_t i = 0; i < kN; ++i) EXPECT_EQ(got[i], 2 * values[i]) << i;
+  }
+}
+
 // The memory of a small model on one backend, and a step of it: every op that omnikv's policy
 // needs.
 class TinyModel {

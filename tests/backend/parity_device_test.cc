@@ -40,18 +40,23 @@ TEST_F(ParityDeviceTest, WorkingSet) {
   Random random(201);
   struct Size {
     int32_t first_len, listed, recent, n_slots;
+    float simulated = -1;
   };
-  for (const Size size : {Size{1, 4, 2, 8}, Size{90, 24, 8, 32}, Size{90, 24, 8, 50},
-                          Size{90, 24, 0, 24}, Size{700, 300, 64, 364}, Size{5000, 2040, 8, 2048},
-                          Size{5000, 2000, 48, 4000}, Size{40, 100, 4, 104}}) {
+  for (const Size size :
+       {Size{1, 4, 2, 8}, Size{90, 24, 8, 32}, Size{90, 24, 8, 50}, Size{90, 24, 0, 24},
+        Size{700, 300, 64, 364}, Size{5000, 2040, 8, 2048}, Size{5000, 2000, 48, 4000},
+        Size{40, 100, 4, 104}, Size{90, 24, 8, 32, 0.0f}, Size{90, 24, 0, 24, 0.5f},
+        Size{700, 300, 64, 400, 0.3f}, Size{5000, 2040, 8, 2048, 0.6f},
+        Size{5000, 2000, 48, 4000, 0.9f}, Size{40, 100, 4, 104, 1.0f}}) {
     const auto choices = Choices(7, size.first_len, size.listed, size.recent, random);
     const int32_t capacity = size.listed + size.recent;
     const int32_t n_blocks = (size.first_len + 7) / 16 + 1;
     std::vector<int32_t> table(2, 1 << 20);  // of another sequence
     for (int32_t b : random.Ascending(n_blocks, n_blocks + 5)) table.push_back(b);
     std::reverse(table.begin() + 2, table.end());
-    Check(fmt::format("WorkingSet {} and {} of {}, {} slots", size.listed, size.recent,
-                      size.first_len, size.n_slots),
+    Check(fmt::format("WorkingSet {} and {} of {}, {} slots{}", size.listed, size.recent,
+                      size.first_len, size.n_slots,
+                      size.simulated < 0 ? "" : fmt::format(", {} hits by lot", size.simulated)),
           [&](const Execute& run) {
             const auto fresh = [](int32_t n, int32_t value) {
               return std::vector<int32_t>(static_cast<size_t>(n), value);
@@ -82,6 +87,7 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                  .block_tokens = 16,
                                  .capacity = capacity,
                                  .n_slots = size.n_slots,
+                                 .simulated_hits = size.simulated,
                                  .slot_of = slot_of.data(),
                                  .owner = owner.data(),
                                  .used = used.data(),

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <initializer_list>
 #include <optional>
+#include <thread>
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
@@ -76,6 +78,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
   void Synchronize() override;
+  double TimeAlone(const Op& op) override;
   size_t AvailableMemory() const override { return memory_.Available(); }
   bool OnDevice() const override { return true; }
   size_t WorkBytes(const StepLimits& limits) const override;
@@ -228,6 +231,28 @@ void CudaBackend::Synchronize() {
   Flush();
   for (const cudaStream_t side : side_streams_) CheckLaunch(cudaStreamSynchronize(side), "device");
   CheckLaunch(cudaStreamSynchronize(stream_), "device");
+}
+
+double CudaBackend::TimeAlone(const Op& op) {
+  Synchronize();
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  CheckLaunch(cudaEventCreate(&begin), "timing");
+  CheckLaunch(cudaEventCreate(&end), "timing");
+  // The card waits a little, so that the op is queued whole when the first event comes: else the
+  // host's launches would be timed.
+  const auto wait = [](void*) { std::this_thread::sleep_for(std::chrono::microseconds(50)); };
+  CheckLaunch(cudaLaunchHostFunc(stream_, wait, nullptr), "timing");
+  CheckLaunch(cudaEventRecord(begin, stream_), "timing");
+  Enqueue(op);
+  Flush();
+  CheckLaunch(cudaEventRecord(end, stream_), "timing");
+  CheckLaunch(cudaEventSynchronize(end), "device");
+  float ms = 0;
+  CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "timing");
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return 1e-3 * static_cast<double>(ms);
 }
 
 size_t CudaBackend::WorkBytes(const StepLimits& limits) const {

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "base/check.h"
 
 namespace omnikv {
@@ -99,12 +97,9 @@ void TraceBackend::Enqueue(const Op& op, Lane lane) {
 }
 
 void TraceBackend::Run(const Op& op) {
-  const auto start = std::chrono::steady_clock::now();
-  inner_.Enqueue(op);
-  inner_.Synchronize();
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const double seconds = inner_.TimeAlone(op);
   const Cost cost = inner_.OnDevice() ? CostOnDevice(inner_, op) : CostOf(op);
-  entries_.push_back({op, cost, seconds.count()});
+  entries_.push_back({op, cost, seconds});
 }
 
 Cost TraceBackend::Total() const {

@@ -13,7 +13,7 @@ namespace omnikv {
 struct TraceEntry {
   Op op;
   Cost cost;
-  double seconds = 0;  // the inner backend's, host clock
+  double seconds = 0;  // alone, by the inner backend's clock
 };
 
 // Forwards everything to `inner` (not owned, must outlive this) and logs the ops. Each is waited
@@ -49,6 +49,7 @@ class TraceBackend : public Backend {
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
   void Synchronize() override { inner_.Synchronize(); }
+  double TimeAlone(const Op& op) override { return inner_.TimeAlone(op); }
 
   // Ops that ran since the last Clear, in order, and the sum of their costs.
   const std::vector<TraceEntry>& entries() const { return entries_; }

@@ -28,6 +28,7 @@ struct EngineCore {
   size_t policy_room = 0;     // bytes that the state of all sessions' policies may take
   size_t policy_bytes = 0;    // that it takes
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
+  OnChoice on_choice;         // benchmarks: may be empty
   int32_t cache_tokens = 0;   // slots of a working set, where layers live on the host
 };
 

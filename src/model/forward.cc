@@ -121,9 +121,10 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
     if (in_set) c.sets->Resolve(layer, attend);
     c.backend.Enqueue(attend);
     c.policy.Observe(step, attend);
-    if (c.sets != nullptr) {
+    if (c.sets != nullptr || c.on_choice) {
       if (const auto choice = c.policy.Chosen(step)) {
-        c.sets->Choose(choice->group, choice->plan, attend.seqs);
+        if (c.sets != nullptr) c.sets->Choose(choice->group, choice->plan, attend.seqs);
+        if (c.on_choice) c.on_choice(*choice, attend.seqs);
       }
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -63,6 +64,10 @@ struct StepShape {
   int32_t logits_row = 0;  // where the first row of logits goes
 };
 
+// Hears, while a step is enqueued or recorded, of each choice that its policy makes in it, and for
+// which sequence: where to look once the step has run.
+using OnChoice = std::function<void(const Policy::Choice& choice, const SeqMeta* seq)>;
+
 // What a step works on. All outlive it.
 struct StepContext {
   Backend& backend;
@@ -74,6 +79,7 @@ struct StepContext {
   Policy& policy;
   int32_t seq = 0;              // of the bank
   WorkingSets* sets = nullptr;  // null: no layer is read through one
+  OnChoice on_choice;           // may be empty
 };
 
 // Layers that policies number: the global-attention ones.

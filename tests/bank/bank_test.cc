@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "backend/ref/ref_backend.h"
+#include "bank/set_simulation.h"
 
 namespace omnikv {
 namespace {
@@ -142,6 +143,36 @@ TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
   EXPECT_NE(first, row(1));
   bank_->FillWithNoise(a);
   EXPECT_EQ(first, row(0));
+}
+
+// What bench --hit-rate promises: that share of hits, in every step.
+TEST(SimulatedHits, AreTheShareThatIsAskedFor) {
+  constexpr int32_t kRows = 2048;
+  for (const float share : {0.0f, 0.3f, 0.6f, 0.9f, 1.0f}) {
+    for (uint32_t step = 1; step <= 20; ++step) {
+      int32_t hits = 0;
+      for (int32_t i = 0; i < kRows; ++i) hits += IsSimulatedHit(share, step, i) ? 1 : 0;
+      EXPECT_NEAR(static_cast<float>(hits) / kRows, share, 0.05) << "step " << step;
+    }
+  }
+}
+
+// A set keeps what it has room for: with as many slots as a choice, what is chosen anew goes.
+TEST(SetSimulation, MissesWhatItHadNoRoomFor) {
+  const auto reference = MakeRefBackend();
+  for (const auto& [slots, missed] :
+       {std::pair<int32_t, uint64_t>{5, 12}, {9, 9}, {10, 8}, {20, 8}}) {
+    SetSimulation set(*reference, 100, 5, slots);
+    for (int32_t step = 0; step < 3; ++step) {
+      const int32_t end = 61 + step;  // the step's own row is past it
+      set.Step({.index = step == 1 ? std::vector<int32_t>{2, 6, 8, 41}
+                                   : std::vector<int32_t>{1, 5, 9, 40},
+                .bounds = {end - 1, end},
+                .kv_len = end});
+    }
+    EXPECT_EQ(set.chosen(), 12u);  // no step's own row is counted
+    EXPECT_EQ(set.missed(), missed) << slots << " slots";
+  }
 }
 
 TEST_F(BankTest, RefusesWhatItCannotNumber) {

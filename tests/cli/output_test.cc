@@ -217,6 +217,65 @@ TEST_F(Output, BenchJsonHasTheFieldsOfTheDesign) {
   ExpectFields(bench.at("cases")[1],
                {"geometry", "policy", "settings", "device", "context", "batch", "threads",
                 "ms_per_token", "tokens_per_s", "floor_bytes", "share_of_read", "ops"});
+  for (const json& c : bench.at("cases")) {
+    double ms = 0;
+    double share = 0;
+    for (const json& op : c.at("ops")) {
+      ExpectFields(op, {"op", "calls", "ms", "share", "gb_s", "share_of_read", "gflop_s"});
+      ms += op.at("ms").get<double>();
+      share += op.at("share").get<double>();
+    }
+    EXPECT_NEAR(share, 1, 1e-6);
+    EXPECT_NEAR(ms, c.at("ops_alone_ms").get<double>(), 1e-6 * ms);
+  }
+}
+
+TEST_F(Output, BenchHitsSimulatesEveryCache) {
+  const json hits = GoodJson(
+      "bench --hits --json --context 700 --steps 20 --set budget=64 --set cache=100 --caches "
+      "1,2,8");
+  ExpectFields(hits, {"model", "device", "kv_row_bytes"});
+  ASSERT_EQ(hits.at("hits").size(), 2u);  // answers, then the text's own end
+  for (const json& c : hits.at("hits")) {
+    EXPECT_EQ(c.at("steps"), 20) << c;
+    EXPECT_GE(c.at("context"), 670);
+    double last = -1;
+    std::vector<int64_t> caches;
+    for (const json& at : c.at("caches")) {
+      caches.push_back(at.at("cache"));
+      const double rate = at.at("hit_rate");
+      // Of the same choices a larger set misses hardly more; text has habits, so that it misses not
+      // all.
+      EXPECT_GE(rate, last - 0.02) << c;
+      EXPECT_GT(rate, 0);
+      EXPECT_LT(rate, 1);
+      EXPECT_GT(at.at("hit_rate_from_step_2"), rate);  // the first step finds nothing
+      EXPECT_DOUBLE_EQ(
+          at.at("bytes_per_step").get<double>(),
+          at.at("rows_per_step").get<double>() * hits.at("kv_row_bytes").get<double>());
+      // 12 sparse layers of 63 rows and the step's own.
+      EXPECT_NEAR(at.at("rows_per_step").get<double>(), (1 - rate) * 12 * 64, 12);
+      ASSERT_EQ(at.at("groups").size(), 2u);  // after filters 2 and 13
+      EXPECT_EQ(at.at("groups")[1].at("layers"), json({14, 15}));
+      last = rate;
+    }
+    EXPECT_EQ(caches, (std::vector<int64_t>{64, 100, 128, 512}));
+  }
+  EXPECT_EQ(hits.at("hits")[0].at("source"), "answers");
+  EXPECT_GE(hits.at("hits")[0].at("turns"), 1);
+  EXPECT_EQ(hits.at("hits")[1].at("source"), "text");
+}
+
+TEST_F(Output, BenchHitsReadsAFile) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "The harbour was quiet and the boats lay still. ";
+  Spill(dir_ / "text.txt", text);
+  const std::string command =
+      "bench --hits --steps 8 --set budget=32 -f " + (dir_ / "text.txt").string();
+  const json hits = GoodJson(command + " --json");
+  ASSERT_EQ(hits.at("hits").size(), 1u);
+  EXPECT_EQ(hits.at("hits")[0].at("steps"), 8);
+  EXPECT_THAT(Good(command).out, HasSubstr("layers 3-12"));
 }
 
 TEST_F(Output, NeedlesJsonIsOneObject) {

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
+#include "bank/set_simulation.h"
 #include "step_fixture.h"
 
 namespace omnikv {
@@ -99,6 +100,52 @@ TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
       last_missed = rows.missed;
     }
   }
+}
+
+// What simulated sets miss is what real ones of that size miss, by the same choices.
+TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
+  if (!is_ref()) GTEST_SKIP() << "a host backend has no tier beside its own";
+  bool any = false;
+  for (const SettingList& variant : Variants(info())) {
+    for (int32_t more_slots : {0, 7, 200}) {
+      const auto tiered_backend = backend();
+      StepFixture tiered(*tiered_backend, info().name, variant, true, more_slots);
+      if (tiered.sets == nullptr) continue;
+      any = true;
+      const Policy::Groups groups = tiered.policy->Shared();
+      const auto capacity = static_cast<int32_t>(groups.max_tokens);
+      std::vector<SetSimulation> sets;
+      for (int32_t g = 0; g < groups.n_groups; ++g) {
+        sets.emplace_back(*tiered_backend, StepFixture::kContext, capacity, capacity + more_slots);
+      }
+      std::vector<std::pair<Policy::Choice, const SeqMeta*>> made;
+      tiered.on_choice = [&](const Policy::Choice& choice, const SeqMeta* seq) {
+        made.emplace_back(choice, seq);
+      };
+      tiered.Prompt(kPrompt);
+      EXPECT_TRUE(made.empty()) << "prompts choose nothing";
+      for (int step = 0; step < kSteps; ++step) {
+        made.clear();
+        tiered.Decode();
+        for (const auto& [choice, seq] : made) {
+          sets[static_cast<size_t>(choice.group)].Step(ReadChoice(tiered.trace, choice.plan, seq));
+        }
+      }
+      uint64_t chosen = 0;
+      uint64_t missed = 0;
+      for (size_t layer = 3; layer < 6; ++layer) {  // on the host
+        if (groups.of_layer[layer] < 0) continue;
+        const SetSimulation& set = sets[static_cast<size_t>(groups.of_layer[layer])];
+        chosen += set.chosen();
+        missed += set.missed();
+      }
+      const WorkingSets::Counters real = tiered.sets->Count();
+      EXPECT_EQ(chosen, real.chosen) << tiered.settings.ToString();
+      EXPECT_EQ(missed, real.missed) << tiered.settings.ToString() << ", " << more_slots;
+      EXPECT_GT(missed, 0u);
+    }
+  }
+  if (!any) GTEST_SKIP() << info().name << " has no layers that share a choice";
 }
 
 // The tokens each Attend op really reads, by its cost, against the budget and TokensRead.

@@ -131,6 +131,7 @@ class StepFixture {
   PolicySettings settings;
   std::unique_ptr<Policy> policy;
   std::unique_ptr<WorkingSets> sets;
+  OnChoice on_choice;
   int32_t seq = -1;
   int32_t prompt_len = 0;
 
@@ -141,7 +142,7 @@ class StepFixture {
     return std::move(*result);
   }
   StepContext Context() {
-    return {trace, config, weights, work, ropes, *bank, *policy, seq, sets.get()};
+    return {trace, config, weights, work, ropes, *bank, *policy, seq, sets.get(), on_choice};
   }
   void Upload(int32_t pos, int32_t rows) {
     EXPECT_TRUE(bank->Append(seq, rows).ok());

@@ -12,6 +12,7 @@
 #endif
 #include "bench/cases.h"
 #include "bench/ceiling.h"
+#include "bench/hits.h"
 #include "flags.h"
 #include "report.h"
 
@@ -28,10 +29,13 @@ struct BenchFlags {
   std::vector<int64_t> prefill;
   std::vector<int64_t> attend;
   std::vector<int> threads;
-  int steps = 16;
+  int steps = 0;  // 0: by default
+  std::string file;
+  std::vector<double> caches = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
   double hit_rate = -1;
   bool ops = false;
+  bool hits = false;
   bool json = false;
 };
 
@@ -99,19 +103,35 @@ nlohmann::ordered_json CeilingJson(const Ceiling& c, int threads) {
   return json;
 }
 
-nlohmann::ordered_json OpsJson(const std::vector<OpShare>& ops) {
+nlohmann::ordered_json OpsJson(const std::vector<OpShare>& ops, double read_gb_s) {
   auto json = nlohmann::ordered_json::array();
   for (const OpShare& op : ops) {
-    json.push_back({{"op", op.name}, {"ms", op.ms}, {"gb_s", op.gb_s}, {"gflop_s", op.gflop_s}});
+    json.push_back({{"op", op.name},
+                    {"calls", op.calls},
+                    {"ms", op.ms},
+                    {"share", op.share},
+                    {"gb_s", op.gb_s},
+                    {"share_of_read", op.gb_s / read_gb_s},
+                    {"gflop_s", op.gflop_s}});
   }
   return json;
 }
 
-void PrintOps(const std::vector<OpShare>& ops) {
+double Milliseconds(const std::vector<OpShare>& ops) {
+  double ms = 0;
+  for (const OpShare& op : ops) ms += op.ms;
+  return ms;
+}
+
+void PrintOps(const std::vector<OpShare>& ops, double read_gb_s, bool on_device) {
   for (const OpShare& op : ops) {
-    fmt::print("      {:<20} {:>9.3f} ms {:>8.1f} GB/s {:>9.1f} GFLOP/s\n", op.name, op.ms, op.gb_s,
-               op.gflop_s);
+    fmt::print(
+        "      {:<20} {:>5} {:>9.3f} ms {:>5.1f} % {:>8.1f} GB/s {:>5.1f} % of read {:>9.1f} "
+        "GFLOP/s\n",
+        op.name, op.calls, op.ms, 100 * op.share, op.gb_s, 100 * op.gb_s / read_gb_s, op.gflop_s);
   }
+  fmt::print("      {:<26} {:>9.3f} ms: every op alone{}\n", "sum", Milliseconds(ops),
+             on_device ? ", without dependent launch, nothing beside it" : "");
 }
 
 // Other programs and other guests of the host take their part of a machine, now more, now less. So
@@ -122,6 +142,7 @@ class Bench {
   explicit Bench(const BenchFlags& flags) : f_(flags) {}
 
   Status Run() {
+    if (f_.steps == 0) f_.steps = 16;
     if (f_.contexts.empty() && f_.prefill.empty() && f_.attend.empty()) {
       f_.contexts = {16, 16384};
       f_.prefill = {512};
@@ -272,12 +293,13 @@ Status Bench::RunPrefill(const PolicyOptions& policy, int64_t tokens) {
                            {"tflop_s", rate / 1e12},
                            {"share_of_gemm", rate / peak.flops},
                            {"process_bytes", ResidentMemory()},
-                           {"ops", OpsJson(c.ops)}});
+                           {"ops_alone_ms", Milliseconds(c.ops)},
+                           {"ops", OpsJson(c.ops, ceiling.memory.read_gb_s)}});
   if (f_.json) return {};
   fmt::print(
       "prefill {:<10} {:>7} tokens  {:>9.1f} tok/s  {:>6.3f} TFLOP/s  {:>5.1f} % of {:.3f} GEMM\n",
       c.policy, tokens, tok_s, rate / 1e12, 100 * rate / peak.flops, peak.flops / 1e12);
-  if (f_.ops) PrintOps(c.ops);
+  if (f_.ops) PrintOps(c.ops, ceiling.memory.read_gb_s, bench_.backend->OnDevice());
   return {};
 }
 
@@ -298,7 +320,8 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
                            {"host_layers", bench_.host_layers},
                            {"share_of_read", gb_s / peak},
                            {"process_bytes", ResidentMemory()},
-                           {"ops", OpsJson(c.ops)}});
+                           {"ops_alone_ms", Milliseconds(c.ops)},
+                           {"ops", OpsJson(c.ops, peak)}});
   if (c.hit_rate) {
     json_["cases"].back()["hit_rate"] = *c.hit_rate;
     json_["cases"].back()["simulated"] = f_.hit_rate >= 0;
@@ -313,8 +336,19 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
     fmt::print("      {} layers on the host, {:.1f} MB a step from there, {:.1f} % hits\n",
                bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, 100 * *c.hit_rate);
   }
-  if (f_.ops) PrintOps(c.ops);
+  if (f_.ops) PrintOps(c.ops, peak, bench_.backend->OnDevice());
   return {};
+}
+
+Status RunHits(const BenchFlags& f) {
+  HitsOptions options{.file = f.file,
+                      .lengths = f.contexts.empty() ? std::vector<int64_t>{8192} : f.contexts,
+                      .caches = f.caches,
+                      .steps = f.steps == 0 ? 256 : f.steps,
+                      .json = f.json};
+  OKV_ASSIGN_OR_RETURN(options.engine, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(options.policy, ToPolicyOptions(f.policy));
+  return BenchHits(options);
 }
 
 }  // namespace
@@ -338,17 +372,33 @@ void AddBench(CLI::App& app, Command& command) {
                   "one layer's causal attention alone, of prompts of these lengths")
       ->delimiter(',');
   sub->add_option("--thread-counts", f->threads, "measure with each of these")->delimiter(',');
-  sub->add_option("--steps", f->steps, "decode steps a case")->check(CLI::Range(1, 100000));
+  sub->add_option("--steps", f->steps, "decode steps a case; default: 16, with --hits 256")
+      ->check(CLI::Range(1, 100000));
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));
   sub->add_option("--hit-rate", f->hit_rate,
                   "simulate this share of hits in working sets (layers on the host)")
       ->check(CLI::Range(0.0, 1.0));
-  sub->add_flag("--ops", f->ops, "time by op");
+  CLI::Option* hits = sub->add_flag(
+      "--hits", f->hits,
+      "the share of hits in working sets by their size, on real text: documents of --context "
+      "tokens (8192) or -f, with --policy");
+  for (const char* other : {"--geometry", "--policies", "--prefill", "--attend", "--hit-rate"}) {
+    hits->excludes(sub->get_option(other));
+  }
+  sub->add_option("-f,--file", f->file, "a text for --hits; - is stdin")
+      ->needs(hits)
+      ->excludes(sub->get_option("--context"));
+  sub->add_option("--caches", f->caches, "sizes of working sets for --hits, times the budget")
+      ->needs(hits)
+      ->delimiter(',')
+      ->check(CLI::Range(1.0, 1e6));
+  sub->add_flag("--ops", f->ops, "time by op, each alone");
   sub->add_flag("--json", f->json, "print one JSON object");
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
   sub->get_option("--model")->excludes(geometry);
-  sub->callback([&command, f] { command = [f] { return Bench(*f).Run(); }; });
+  sub->callback(
+      [&command, f] { command = [f] { return f->hits ? RunHits(*f) : Bench(*f).Run(); }; });
 }
 
 }  // namespace omnikv::tools

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,9 +15,12 @@
 
 namespace omnikv::tools {
 
+// The ops of one name in a step, each run alone: nothing starts early or runs beside another.
 struct OpShare {
   std::string name;
+  int calls = 0;
   double ms = 0;
+  double share = 0;  // of all ops' time
   double gb_s = 0;
   double gflop_s = 0;
 };
@@ -52,17 +56,28 @@ struct AttendCase {
 inline constexpr int32_t kAttendHeads = 32;
 inline constexpr int32_t kAttendKvHeads = 8;
 
+// Where the choice of a group of layers stands once a step has run.
+struct SeenChoice {
+  AttnPlan plan;
+  const SeqMeta* seq = nullptr;
+};
+
 // An engine whose backend is traced: costs when asked, full speed otherwise.
 struct BenchEngine {
   std::unique_ptr<Backend> backend;  // behind the trace
   TraceBackend* trace = nullptr;     // owned by the engine
   std::unique_ptr<Engine> engine;
+  ModelConfig config;
   int32_t vocab = 0;
   size_t weight_bytes = 0;
   bool all_f32 = false;
   DType kv_dtype = DType::kF16;
-  int32_t chunk = 0;        // rows of a prefill step
-  int32_t host_layers = 0;  // whose K/V live beside the device
+  int32_t chunk = 0;         // rows of a prefill step
+  int32_t host_layers = 0;   // whose K/V live beside the device
+  int32_t cache_tokens = 0;  // slots of their working sets
+  size_t kv_row_bytes = 0;   // K and V of a token in one layer
+  // By group, of the steps of all sessions; not moved while the engine lives.
+  std::unique_ptr<std::map<int32_t, SeenChoice>> choices;
 };
 
 // `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.

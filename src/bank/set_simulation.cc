@@ -1,0 +1,75 @@
+#include "bank/set_simulation.h"
+
+#include "base/check.h"
+
+namespace omnikv {
+
+ChoiceOnHost ReadChoice(Backend& backend, const AttnPlan& plan, const SeqMeta* seq) {
+  OKV_CHECK(plan.n_segments == 2);
+  const PlanSegment& listed = plan.segments[0];
+  ChoiceOnHost choice;
+  int32_t count = 0;
+  backend.Download(&count, listed.count, sizeof(count));
+  choice.index.resize(static_cast<size_t>(count));
+  if (count > 0) {
+    backend.Download(choice.index.data(), listed.index, choice.index.size() * sizeof(int32_t));
+  }
+  backend.Download(choice.bounds, plan.segments[1].bounds, sizeof(choice.bounds));
+  SeqMeta meta;
+  backend.Download(&meta, seq, sizeof(meta));
+  choice.kv_len = meta.kv_len;
+  return choice;
+}
+
+SetSimulation::SetSimulation(Backend& reference, int64_t max_tokens, int32_t capacity,
+                             int32_t n_slots)
+    : reference_(reference),
+      max_tokens_(static_cast<int32_t>(max_tokens)),
+      n_slots_(n_slots),
+      slot_of_(static_cast<size_t>(max_tokens), -1),
+      owner_(static_cast<size_t>(n_slots), -1),
+      slots_(static_cast<size_t>(capacity)),
+      miss_row_(static_cast<size_t>(capacity)),
+      miss_slot_(static_cast<size_t>(capacity)),
+      used_(static_cast<size_t>(n_slots), 0) {
+  OKV_CHECK(n_slots >= capacity, "{} slots", n_slots);
+}
+
+void SetSimulation::Step(const ChoiceOnHost& choice) {
+  const auto count = static_cast<int32_t>(choice.index.size());
+  OKV_CHECK(static_cast<size_t>(count + choice.bounds[1] - choice.bounds[0]) <= slots_.size() &&
+            choice.kv_len <= max_tokens_);
+  const SeqMeta seq{.q_len = 1, .kv_len = choice.kv_len};
+  const int32_t block_table = 0;  // one block holds the context: a token is its row
+  int32_t n_miss = 0;
+  int32_t own = 0;
+  int32_t own_row = 0;
+  int32_t n_own = 0;
+  int32_t span[2];
+  SeqMeta slot_seq;
+  reference_.Enqueue(WorkingSetArgs{.seq = &seq,
+                                    .index = choice.index.data(),
+                                    .count = &count,
+                                    .bounds = choice.bounds,
+                                    .block_table = &block_table,
+                                    .block_tokens = max_tokens_,
+                                    .capacity = static_cast<int32_t>(slots_.size()),
+                                    .n_slots = n_slots_,
+                                    .slot_of = slot_of_.data(),
+                                    .owner = owner_.data(),
+                                    .used = used_.data(),
+                                    .clock = &clock_,
+                                    .cursor = &cursor_,
+                                    .slots = slots_.data(),
+                                    .miss_row = miss_row_.data(),
+                                    .miss_slot = miss_slot_.data(),
+                                    .n_miss = &n_miss,
+                                    .own = &own,
+                                    .own_row = &own_row,
+                                    .n_own = &n_own,
+                                    .span = span,
+                                    .slot_seq = &slot_seq,
+                                    .counters = counters_});
+}
+
+}  // namespace omnikv

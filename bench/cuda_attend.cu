@@ -1,8 +1,6 @@
 // Attention of few rows on the card, Llama-3-8B geometry: checked against a plain kernel, then
 // timed as a graph of launches over several layers' K/V, more than the cache holds.
-// Usage: cuda_attend. Needs 5 GB of the card. Fails where a result is wrong.
-#include <cuda_fp16.h>
-
+// Usage: cuda_attend [--json]. Needs 5 GB of the card. Fails where a result is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -15,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/kv_format.h"
 #include "cuda_bench.cuh"
@@ -31,6 +30,7 @@ constexpr int kBlocks = kContext / kBlock;
 constexpr int kChosen = 2048;
 constexpr int kLaunches = 16;  // in a graph
 constexpr int kListSets = 2;   // that launches take in turn
+constexpr int kLong = 4;       // contexts that one long context takes, after one another
 constexpr double kRowBytes = 2.0 * 2 * kKvHeads * kDim;
 constexpr float kScale = 0.088388348f;
 
@@ -40,29 +40,26 @@ std::vector<float> Download(const float* data, size_t n) {
   return values;
 }
 
-// f16 values in [-2, 2).
-__global__ void Fill(__half* data, int64_t n) {
+// Values in [-2, 2).
+__global__ void Fill(DType type, std::byte* data, int64_t n) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step) {
     uint32_t h = static_cast<uint32_t>(i) * 2654435761u;
     h = (h ^ (h >> 15)) * 2246822519u;
-    data[i] = __float2half(static_cast<float>(static_cast<int32_t>(h) >> 8) * 0x1p-22f);
+    StoreValue(type, data, i, static_cast<float>(static_cast<int32_t>(h) >> 8) * 0x1p-22f);
   }
-}
-
-__device__ const __half* PlainRow(const KvView& kv, int32_t table_off, int32_t t) {
-  const int64_t row = int64_t{kv.block_table[table_off + t / kv.block_tokens]} * kv.block_tokens +
-                      t % kv.block_tokens;
-  return reinterpret_cast<const __half*>(kv.base + row * kv.row_bytes);
 }
 
 // logits[h][i] of token list[i], or i, for one row. Grid: tokens; a thread a head.
 __global__ void PlainLogits(KvView kv, int32_t table_off, const float* q, const int32_t* list,
                             double* logits) {
   const auto i = static_cast<int32_t>(blockIdx.x), h = static_cast<int32_t>(threadIdx.x);
-  const __half* k = PlainRow(kv, table_off, list == nullptr ? i : list[i]) + h / 4 * kDim;
+  const std::byte* k =
+      KvRow(kv, table_off, list == nullptr ? i : list[i]) + h / 4 * kv.k_head_bytes;
   double dot = 0;
-  for (int d = 0; d < kDim; ++d) dot += static_cast<double>(q[h * kDim + d]) * __half2float(k[d]);
+  for (int d = 0; d < kDim; ++d) {
+    dot += static_cast<double>(q[h * kDim + d]) * LoadValue(kv.dtype, k, d);
+  }
   logits[int64_t{h} * gridDim.x + i] = dot * kScale;
 }
 
@@ -74,11 +71,11 @@ __global__ void PlainOutput(KvView kv, int32_t table_off, const int32_t* list, i
   double top = logits[0], sum = 0, total = 0;
   for (int32_t i = 1; i < n; ++i) top = max(top, logits[i]);
   for (int32_t i = 0; i < n; ++i) {
-    const __half* v =
-        PlainRow(kv, table_off, list == nullptr ? i : list[i]) + (kKvHeads + h / 4) * kDim;
+    const std::byte* v =
+        KvRow(kv, table_off, list == nullptr ? i : list[i]) + kv.v_offset + h / 4 * kv.v_head_bytes;
     const double p = exp(logits[i] - top);
     sum += p;
-    total += p * __half2float(v[d]);
+    total += p * LoadValue(kv.dtype, v, d);
   }
   o[h * kDim + d] = static_cast<float>(total / sum);
   if (d == 0) lse[h] = static_cast<float>(top + log(sum));
@@ -97,7 +94,7 @@ double Error(const std::vector<float>& got, const std::vector<float>& want) {
 
 class Bench {
  public:
-  Bench() {
+  Bench(const Device& device, DType type) : device_(device) {
     CheckLaunch(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     std::mt19937 random(1);
     std::vector<int32_t> table(kSeqs * kBlocks);
@@ -106,11 +103,14 @@ class Bench {
     table_ = Upload(table);
     bank_bytes_ = static_cast<size_t>(kRowBytes) * kContext * kSeqs;
     bank_ = Allocate(bank_bytes_);
-    Fill<<<1024, 256>>>(As<__half>(bank_), static_cast<int64_t>(bank_bytes_ / 2));
-    kv_ = MakeKvView(bank_.get(), As<int32_t>(table_), kBlock, DType::kF16, kKvHeads, kDim, kDim);
+    Fill<<<1024, 256>>>(type, bank_.get(), static_cast<int64_t>(bank_bytes_ / 2));
+    kv_ = MakeKvView(bank_.get(), As<int32_t>(table_), kBlock, type, kKvHeads, kDim, kDim);
 
     std::vector<SeqMeta> seqs;
     for (int s = 0; s < kSeqs; ++s) seqs.push_back({s, 1, kContext, s * kBlocks, 0});
+    for (int s = 0; s < kSeqs; s += kLong) {
+      seqs.push_back({s, 1, kLong * kContext, s * kBlocks, 0});
+    }
     seqs_ = Upload(seqs);
     std::vector<float> q(kSeqs * kHeads * kDim);
     for (float& v : q) v = std::normal_distribution<float>()(random);
@@ -126,27 +126,36 @@ class Bench {
     o_ = Allocate(4 * q.size());
     lse_ = Allocate(4 * kSeqs * kHeads);
     scores_ = Allocate(size_t{4} * kHeads * kContext);
-    plain_logits_ = Allocate(size_t{8} * kHeads * kContext);
+    plain_logits_ = Allocate(size_t{8} * kHeads * kLong * kContext);
     plain_o_ = Allocate(4 * kHeads * kDim);
     plain_lse_ = Allocate(4 * kHeads);
     CheckLaunch(cudaDeviceSynchronize(), "data");
   }
   ~Bench() { cudaStreamDestroy(stream_); }
 
-  // The card's own speed: a plain read of all K/V.
-  void Ceiling() {
+  // The card's own speed in GB/s: a plain read of all K/V.
+  double Ceiling() {
     const double us = Microseconds(stream_, kLaunches, [&](int) {
       ReadAll(bank_.get(), static_cast<int64_t>(bank_bytes_), As<uint32_t>(lse_),
               {.device = &device_, .stream = stream_});
     });
     ceiling_ = 1e-3 * static_cast<double>(bank_bytes_) / us;
-    std::printf("%d SMs, a plain read: %.0f GB/s\n", device_.sm_count, ceiling_);
+    return ceiling_;
   }
 
+  struct Timing {
+    double us = 0, gb_s = 0, error = 0;
+    bool right() const { return error < 5e-5; }
+  };
+
   // n tokens of the context (list: n chosen ones) for each of n_rows rows of different sequences.
-  bool Run(const char* name, int n_rows, int n, bool list, ScoreKind score = ScoreKind::kNone) {
+  // More than kContext tokens: of a long one, for one row.
+  Timing Measure(int n_rows, int n, bool list, ScoreKind score = ScoreKind::kNone) {
+    const int n_firsts = n > kContext ? kSeqs / kLong : kSeqs;
     std::vector<RowMeta> rows;
-    for (int s = 0; s < kSeqs; ++s) rows.push_back({s, (list ? kContext : n) - 1});
+    for (int s = 0; s < n_firsts; ++s) {
+      rows.push_back({n > kContext ? kSeqs + s : s, (list ? kContext : n) - 1});
+    }
     CheckLaunch(
         cudaMemcpy(rows_.get(), rows.data(), rows.size() * sizeof(RowMeta), cudaMemcpyDefault),
         "rows");
@@ -156,7 +165,7 @@ class Bench {
                     .plan = AttnPlan::Dense(),
                     .seqs = As<SeqMeta>(seqs_),
                     .n_rows = n_rows,
-                    .n_seqs = kSeqs,
+                    .n_seqs = kSeqs + kSeqs / kLong,
                     .n_heads = kHeads,
                     .scale = kScale,
                     .score = score,
@@ -164,7 +173,7 @@ class Bench {
                     .score_stride = kContext};
     const Memory scratch = Allocate(AttendScratch(args, device_));
     const auto launch = [&](int i) {
-      const int first = n_rows == 1 ? i % kSeqs : 0;
+      const int first = n_rows == 1 ? i % n_firsts : 0;
       args.q = As<float>(q_) + first * kHeads * kDim;
       args.rows = As<RowMeta>(rows_) + first;
       if (list) {
@@ -179,12 +188,14 @@ class Bench {
     const double us = Microseconds(stream_, kLaunches, launch);
     launch(0);
     CheckLaunch(cudaStreamSynchronize(stream_), "attend");
-    const double error = Check(n, list, score);
-    const double gb_s = 1e-3 * kRowBytes * n * n_rows / us;
-    const bool right = error < 5e-5;
+    return {us, 1e-3 * kRowBytes * n * n_rows / us, Check(n, list, score)};
+  }
+
+  bool Run(const char* name, int n_rows, int n, bool list, ScoreKind score = ScoreKind::kNone) {
+    const Timing r = Measure(n_rows, n, list, score);
     std::printf("%-22s rows %d  %8.2f us  %5.0f GB/s of K/V  %5.1f %%  error %.1e%s\n", name,
-                n_rows, us, gb_s, 100 * gb_s / ceiling_, error, right ? "" : "  WRONG");
-    return right;
+                n_rows, r.us, r.gb_s, 100 * r.gb_s / ceiling_, r.error, r.right() ? "" : "  WRONG");
+    return r.right();
   }
 
  private:
@@ -222,7 +233,7 @@ class Bench {
     return error;
   }
 
-  Device device_ = BenchDevice();
+  Device device_;
   cudaStream_t stream_ = nullptr;
   size_t bank_bytes_ = 0;
   KvView kv_;
@@ -231,9 +242,29 @@ class Bench {
   double ceiling_ = 0;
 };
 
+// One row over dense K/V in bf16, the shapes of scripts/gpu_attention_peer.py.
+bool RunJson() {
+  const NamedDevice card = BenchCard();
+  Bench bench(card.device, DType::kBF16);
+  const double ceiling = bench.Ceiling();
+  std::printf("{\"card\": \"%s\", \"read_gb_s\": %.1f, \"cases\": [", card.name.c_str(), ceiling);
+  bool right = true;
+  for (const int n : {4096, 32768, kContext, kLong * kContext}) {
+    const Bench::Timing r = bench.Measure(1, n, false);
+    std::printf(
+        "%s{\"kind\": \"decode\", \"context\": %d, \"us\": %.3f, \"gb_s\": %.1f, "
+        "\"share_of_read\": %.4f, \"error\": %.2e}",
+        n == 4096 ? "" : ", ", n, r.us, r.gb_s, r.gb_s / ceiling, r.error);
+    right &= r.right();
+  }
+  std::printf("]}\n");
+  return right;
+}
+
 bool RunAll() {
-  Bench bench;
-  bench.Ceiling();
+  const Device device = BenchDevice();
+  Bench bench(device, DType::kF16);
+  std::printf("%d SMs, a plain read: %.0f GB/s\n", device.sm_count, bench.Ceiling());
   bool right = true;
   for (int rows : {1, kSeqs}) {
     for (int n : {4096, 32768, kContext}) {
@@ -249,6 +280,7 @@ bool RunAll() {
 }  // namespace
 }  // namespace omnikv::cuda
 
-int main() {
-  return omnikv::cuda::RunAll() ? 0 : 1;
+int main(int argc, char** argv) {
+  const bool json = omnikv::cuda::WantsJson(argc, argv);
+  return (json ? omnikv::cuda::RunJson() : omnikv::cuda::RunAll()) ? 0 : 1;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -12,15 +13,27 @@
 
 namespace omnikv::cuda {
 
-// The card that a benchmark runs on, printed; without one it ends.
-inline Device BenchDevice() {
+// The card that a benchmark runs on; without one it ends.
+inline NamedDevice BenchCard() {
   const std::optional<NamedDevice> card = ReadDevice(0);
   if (!card) {
     std::fprintf(stderr, "no NVIDIA card here\n");
     std::exit(1);
   }
-  std::printf("%s\n", card->name.c_str());
-  return card->device;
+  return *card;
+}
+
+// That card, and its name printed.
+inline Device BenchDevice() {
+  const NamedDevice card = BenchCard();
+  std::printf("%s\n", card.name.c_str());
+  return card.device;
+}
+
+// Whether the only argument is --json: the cases of scripts/gpu_attention_peer.py alone, as one
+// JSON object.
+inline bool WantsJson(int argc, char** argv) {
+  return argc == 2 && std::strcmp(argv[1], "--json") == 0;
 }
 
 struct Free {

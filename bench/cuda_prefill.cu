@@ -1,12 +1,13 @@
 // Prefill on the card: AttendPrefill against a plain kernel on small ragged shapes, then its speed
 // and that of cuBLASLt's products.
-// Usage: cuda_prefill. Fails where an error is larger than what rounding explains.
+// Usage: cuda_prefill [--json]. Fails where an error is larger than what rounding explains.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/cublaslt.h"
@@ -144,6 +145,10 @@ class Attention {
                 ok ? "" : "  TOO MUCH");
   }
 
+  struct Speed {
+    double ms = 0, tflop_s = 0;
+  };
+  Speed Measure(int repeats);
   void Time(const char* what, int repeats);
 
   AttendArgs args;
@@ -189,13 +194,18 @@ double Milliseconds(int repeats, const std::function<void()>& run) {
   return best;
 }
 
-void Attention::Time(const char* what, int repeats) {
+Attention::Speed Attention::Measure(int repeats) {
   double pairs = 0;
   for (const RowMeta& row : rows_) pairs += row.pos + 1;
   const double ms = Milliseconds(repeats, [&] { Run(); });
+  return {ms, 4 * pairs * args.n_heads * args.kv.dk / ms / 1e9};
+}
+
+void Attention::Time(const char* what, int repeats) {
+  const Speed speed = Measure(repeats);
   std::printf("%-34s heads %d/%d of %3d %-4s %9.3f ms %7.1f TFLOP/s\n", what, args.n_heads,
-              args.kv.n_kv_heads, args.kv.dk, args.kv.dtype == DType::kF16 ? "f16" : "bf16", ms,
-              4 * pairs * args.n_heads * args.kv.dk / ms / 1e9);
+              args.kv.n_kv_heads, args.kv.dk, args.kv.dtype == DType::kF16 ? "f16" : "bf16",
+              speed.ms, speed.tflop_s);
 }
 
 void CheckAttention(const Device& device) {
@@ -312,6 +322,28 @@ void TimeProduct(CublasLt& lt, const char* what, DType in, DType out) {
               2e-9 * static_cast<double>(rows * n_in) * static_cast<double>(n_out) / ms);
 }
 
+// Causal, in bf16, the shapes of scripts/gpu_attention_peer.py.
+int JsonMain() {
+  const NamedDevice card = BenchCard();
+  std::printf("{\"card\": \"%s\", \"cases\": [", card.name.c_str());
+  const char* comma = "";
+  for (const auto& [rows, context] : {std::pair<int32_t, int32_t>{8192, 8192},
+                                      {32768, 32768},
+                                      {131072, 131072},
+                                      {4096, 32768},
+                                      {4096, 131072}}) {
+    Case c{.dtype = DType::kBF16, .q_len = {rows}, .kv_len = {context}};
+    const Attention::Speed speed = Attention(c, card.device).Measure(rows > 32768 ? 3 : 10);
+    std::printf(
+        "%s{\"kind\": \"prefill\", \"rows\": %d, \"context\": %d, \"ms\": %.4f, "
+        "\"tflop_s\": %.2f}",
+        comma, rows, context, speed.ms, speed.tflop_s);
+    comma = ", ";
+  }
+  std::printf("]}\n");
+  return 0;
+}
+
 int Main() {
   const Device device = BenchDevice();
   CheckAttention(device);
@@ -337,6 +369,6 @@ int Main() {
 }  // namespace
 }  // namespace omnikv::cuda
 
-int main() {
-  return omnikv::cuda::Main();
+int main(int argc, char** argv) {
+  return omnikv::cuda::WantsJson(argc, argv) ? omnikv::cuda::JsonMain() : omnikv::cuda::Main();
 }

@@ -9,11 +9,11 @@
 # --with-model  with the shipped model, 30 MB more
 # --build       the build folder (default build/bundle)
 #
-# In it: bin/ the program and the tests that need a card, lib/ shared libraries, share/ the shipped
-# document (and model), scripts/gpu_check.sh, licenses/. The C and C++ runtimes are the machine's:
-# ours would need a newer glibc than the program does, and would keep the machine's own libraries,
-# which may be newer, from being opened. cuBLASLt, which multiplies the rows of prompts, is taken
-# from the machine where it is installed.
+# In it: bin/ the program, the tests that need a card and the benchmarks of attention alone, lib/
+# shared libraries, share/ the shipped document (and model), scripts/ gpu_check.sh and gpu_bench.sh,
+# licenses/. The C and C++ runtimes are the machine's: ours would need a newer glibc than the program
+# does, and would keep the machine's own libraries, which may be newer, from being opened. cuBLASLt,
+# which multiplies the rows of prompts, is taken from the machine where it is installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -43,16 +43,18 @@ command -v ninja >/dev/null && generator=(-G Ninja)
 cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
   -DOMNIKV_CUDA_ARCHS="$archs" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
   -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
-cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test
+cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
+  cuda_attend_bench cuda_prefill_bench
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 top=$stage/$name
 mkdir -p "$top"/{bin,lib,licenses,scripts,share/omnikv/examples}
-for program in tools/omnikv tests/backend/parity_cuda_test tests/backend/cuda_backend_test; do
+for program in tools/omnikv tests/backend/parity_cuda_test tests/backend/cuda_backend_test \
+  bench/cuda_attend_bench bench/cuda_prefill_bench; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
-cp "$root/scripts/gpu_check.sh" "$top/scripts/"
+cp "$root"/scripts/gpu_{check,bench}.sh "$root/scripts/gpu_attention_peer.py" "$top/scripts/"
 cp -r "$root/examples/quickstart" "$top/share/omnikv/examples/"
 cp "$root/LICENSE" "$root/NOTICE" "$root/README.md" "$top/"
 if [ $with_model -eq 1 ]; then
@@ -72,7 +74,8 @@ libraries_of() {
   ldd "$@" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
     { grep -vE '/(libc|libm|libmvec|libdl|librt|libpthread|libresolv|ld-linux[^/]*|libstdc\+\+|libgcc_s)\.so' || true; }
 }
-libraries_of "$build"/tools/omnikv "$build"/tests/backend/{parity_cuda,cuda_backend}_test |
+libraries_of "$build"/tools/omnikv "$build"/tests/backend/{parity_cuda,cuda_backend}_test \
+  "$build"/bench/cuda_{attend,prefill}_bench |
   while read -r library; do
     cp -L "$library" "$top/lib/"
     licence_of "$library"

@@ -2,7 +2,9 @@
 # Measures the GPU backend on this machine's card: the cases of docs/performance.md, each against the
 # ceilings of its own run.   scripts/gpu_bench.sh [OUT_DIR]
 # Runs in a source tree, where it builds what is missing, or in an unpacked bundle. Leaves one JSON
-# file a case and prints the table. OMNIKV names another program to run.
+# file a case and prints the table, which takes python3. OMNIKV names another program to run.
+# OMNIKV_CASES="full prefill attention" runs only those cases, by the names at the end of this file;
+# OMNIKV_PYTHON is the Python that has PyTorch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_bench}
@@ -11,19 +13,26 @@ omnikv=${OMNIKV:-}
 if [ -z "$omnikv" ] && [ -x bin/omnikv ]; then omnikv=bin/omnikv; fi
 if [ -z "$omnikv" ]; then
   cmake -S . -B build/gpu -DOMNIKV_CUDA=ON -DOMNIKV_TESTS=OFF >/dev/null
-  cmake --build build/gpu --target omnikv -j "$(nproc)"
+  cmake --build build/gpu --target omnikv cuda_attend_bench cuda_prefill_bench -j "$(nproc)"
   omnikv=build/gpu/tools/omnikv
 fi
+kernels=$(dirname "$omnikv")  # the kernels' own benchmarks: beside the program, or where cmake builds
+[ -x "$kernels/cuda_attend_bench" ] || kernels=build/gpu/bench
+
+wanted() { [ -z "${OMNIKV_CASES:-}" ] || [[ " $OMNIKV_CASES " == *" $1 "* ]]; }
+have_python() { command -v python3 >/dev/null || { echo "   python3 is not installed: see $out"; false; }; }
 
 bench() {  # NAME ARGUMENTS...
   local name=$1
   shift
+  wanted "$name" || return 0
   echo "== $name"
   if ! "$omnikv" bench --geometry llama3-8b --format bf16 --device cuda --json "$@" \
     >"$out/$name.json" 2>"$out/$name.err"; then
     echo "   failed: $(tail -1 "$out/$name.err")"
     return
   fi
+  have_python || return 0
   python3 - "$out/$name.json" <<'PYTHON'
 import json, sys
 report = json.load(open(sys.argv[1]))
@@ -48,6 +57,67 @@ print(f"   ceiling: read {c['read_gb_s']:.0f} GB/s, GEMM {c['gemm_tflop_s']['bf1
 PYTHON
 }
 
+# Our attention and PyTorch's, alone, on the same shapes: ours by the kernels' own benchmarks.
+attention() {
+  wanted attention || return 0
+  echo "== attention"
+  local kind
+  for kind in attend prefill; do
+    if ! "$kernels/cuda_${kind}_bench" --json >"$out/attention_$kind.json" \
+      2>"$out/attention_$kind.err"; then
+      echo "   failed: cuda_${kind}_bench: $(tail -1 "$out/attention_$kind.err")"
+      return
+    fi
+  done
+  have_python || return 0
+  local read
+  read=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["read_gb_s"])' \
+    "$out/attention_attend.json")
+  "${OMNIKV_PYTHON:-python3}" scripts/gpu_attention_peer.py --read-gb-s "$read" >"$out/attention_torch.json" \
+    2>"$out/attention_torch.err" || echo "   PyTorch failed: $(tail -1 "$out/attention_torch.err")"
+  python3 - "$out" <<'PYTHON'
+import json, sys
+folder = sys.argv[1]
+def cases(name):
+    try:
+        return json.load(open(f"{folder}/attention_{name}.json"))["cases"]
+    except ValueError:  # a line that says why there is nothing
+        print("   PyTorch:", open(f"{folder}/attention_{name}.json").read().strip() or "nothing")
+        return []
+key = lambda c: (c["kind"], c.get("rows", 1), c["context"])
+peers = {}
+for case in cases("torch"):
+    peers.setdefault(key(case), []).append(case)
+table = []
+for ours in cases("attend") + cases("prefill"):
+    unit, name = ("gb_s", "GB/s") if ours["kind"] == "decode" else ("tflop_s", "TFLOP/s")
+    line = f"   {ours['kind']:8} {ours.get('rows', 1):>6} x {ours['context']:<7} {ours[unit]:7.0f} {name}"
+    row = dict(ours)
+    for peer in peers.get(key(ours), []):
+        if unit not in peer:
+            line += f", {peer['backend']}: {list(peer['not_run'].values())[0]}"
+            continue
+        row["times_" + peer["backend"]] = ours[unit] / peer[unit]
+        line += (f", {peer['backend']} ({peer['form']}) {peer[unit]:.0f}: "
+                 f"ours {ours[unit] / peer[unit]:.2f} x")
+    table.append(row)
+    print(line)
+json.dump({"cases": table}, open(f"{folder}/attention.json", "w"))
+PYTHON
+}
+
+# Hits by the size of working sets, of the shipped model on real text; the card's own sets beside them.
+hits() {
+  wanted hits || return 0
+  echo "== hits"
+  local ask=("$omnikv" bench --hits --device cuda --place host --context "8192,24576" --set cache=2048)
+  if ! "${ask[@]}" --json >"$out/hits.json" 2>"$out/hits.err"; then
+    echo "   failed: $(tail -1 "$out/hits.err")"
+    return
+  fi
+  "${ask[@]}" 2>>"$out/hits.err" | sed 's/^/   /'
+}
+
 filters="--policies omnikv --set filters=2,8,18 --set budget=2048"
 bench full --context 16,4096,131072 --policies full --steps 48
 bench omnikv_after1 --context 131072 $filters --set dense_after_filter=1 --steps 48
@@ -66,3 +136,5 @@ bench omnikv_450k_40g --context 460800 $filters --set dense_after_filter=0 --gpu
   --steps 48
 bench prefill --prefill 32768,131072 --policies full --repeats 2
 bench prefill_host --prefill 131072 $filters --place host --repeats 2
+attention
+hits

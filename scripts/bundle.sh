@@ -42,7 +42,8 @@ command -v ninja >/dev/null && generator=(-G Ninja)
 # shellcheck disable=SC2016  # $ORIGIN is the loader's
 cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
   -DOMNIKV_CUDA_ARCHS="$archs" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
-  -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
+  -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags |
+  { grep FlashInfer || true; }
 cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
   cuda_attend_bench cuda_prefill_bench
 
@@ -83,6 +84,9 @@ libraries_of "$build"/tools/omnikv "$build"/tests/backend/{parity_cuda,cuda_back
 # What is linked statically or included: tests, command line, JSON, CUDA's runtime.
 for header in gtest/gtest.h CLI/CLI.hpp nlohmann/json.hpp; do
   [ -e "/usr/include/$header" ] && licence_of "/usr/include/$header"
+done
+for licence in "$build"/flashinfer-*/*.dist-info/licenses/LICENSE; do  # NOTICE: what it builds on
+  [ -e "$licence" ] && cp "$licence" "$top/licenses/flashinfer.txt"
 done
 nvcc=$(sed -n 's/^OMNIKV_NVCC:FILEPATH=//p' "$build/CMakeCache.txt")
 cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")

@@ -562,6 +562,82 @@ TEST_F(CudaBackendTest, StepsThatChooseNeedNoHost) {
   EXPECT_EQ(free.Chosen(kSteps), tokens);
 }
 
+// What a prompt's projections read is made as bf16 where they follow at once, and as f32 where
+// something comes between: the products are the same to the bit.
+TEST_F(CudaBackendTest, PromptsAreTheSameWhereOpsWaitForTheNext) {
+  constexpr int32_t kRows = 128, kHeads = 72, kKvHeads = 8, kHead = 128, kDim = 256, kFfn = 512;
+  const auto backend = Make();
+  std::vector<Buffer> buffers;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  const auto send = [&](const auto& values) {
+    auto buffer = backend->Allocate(values.size() * sizeof(values[0]), "test");
+    EXPECT_TRUE(buffer.ok());
+    backend->Upload(buffer->template as<void>(), values.data(), values.size() * sizeof(values[0]));
+    buffers.push_back(std::move(*buffer));
+    return buffers.back().as<void>();
+  };
+  const auto floats = [&](int32_t n) {
+    std::vector<float> values(static_cast<size_t>(n));
+    for (float& v : values) v = normal(random);
+    return static_cast<float*>(send(values));
+  };
+  const auto halves = [&](int32_t n) {
+    std::vector<Bf16> values(static_cast<size_t>(n));
+    for (Bf16& v : values) v = Bf16FromF32(normal(random));
+    return send(values);
+  };
+  const auto weights = [&](int32_t n_out, int32_t n_in) {
+    return WeightRef{.format = DType::kBF16,
+                     .data = halves(n_out * n_in),
+                     .n_out = n_out,
+                     .n_in = n_in,
+                     .row_bytes = n_in * 2};
+  };
+  std::vector<RowMeta> rows;
+  for (int32_t r = 0; r < kRows; ++r) rows.push_back({0, r});
+  const std::vector<SeqMeta> seqs = {{.q_begin = 0, .q_len = kRows, .kv_len = kRows}};
+  auto* bank = static_cast<std::byte*>(halves(kRows * 2 * kKvHeads * kHead));
+  auto* table = static_cast<int32_t*>(send(std::vector<int32_t>{1, 0}));
+  float* const o = floats(kRows * kHeads * kHead);
+  float* const f = floats(kRows * kFfn);
+  float* const y = floats(kRows * kDim);
+  float* const z = floats(kRows * kDim);
+  const Op ops[] = {
+      AttendArgs{.q = floats(kRows * kHeads * kHead),
+                 .o = o,
+                 .kv = MakeKvView(bank, table, kRows / 2, DType::kBF16, kKvHeads, kHead, kHead),
+                 .plan = AttnPlan::Dense(),
+                 .rows = static_cast<RowMeta*>(send(rows)),
+                 .seqs = static_cast<SeqMeta*>(send(seqs)),
+                 .n_rows = kRows,
+                 .n_seqs = 1,
+                 .n_heads = kHeads,
+                 .scale = 0.1f},
+      LinearArgs{.x = o, .w = weights(kDim, kHeads * kHead), .y = y, .n_rows = kRows},
+      NormGatedFfnArgs{
+          .in = {.x = floats(kRows * kDim), .norm = floats(kDim), .eps = 1e-5f, .d = kDim},
+          .gate = weights(kFfn, kDim),
+          .up = weights(kFfn, kDim),
+          .out = f,
+          .n_rows = kRows},
+      LinearArgs{.x = f, .w = weights(kDim, kFfn), .y = z, .n_rows = kRows}};
+  const auto run = [&](bool apart) {
+    for (const Op& op : ops) {
+      backend->Enqueue(op);
+      if (apart) backend->Synchronize();
+    }
+    std::vector<uint32_t> bits(2 * kRows * kDim);
+    backend->Download(bits.data(), y, bits.size() * 2);
+    backend->Download(bits.data() + bits.size() / 2, z, bits.size() * 2);
+    return bits;
+  };
+  const auto together = run(false);
+  EXPECT_TRUE(together == run(true));
+  EXPECT_GT(std::count_if(together.begin(), together.end(), [](uint32_t b) { return b != 0; }),
+            static_cast<ptrdiff_t>(together.size() / 2));
+}
+
 TEST_F(CudaBackendTest, ReplaysTakeNoDeviceMemory) {
   const auto backend = Make();
   TinyModel model(*backend);

@@ -160,6 +160,28 @@ TEST_F(ParityDeviceTest, FetchRows) {
   }
 }
 
+// Steps that fill a card of up to 144 multiprocessors: what is then FlashInfer's kernel on a Hopper
+// card. Lengths at and beside the edges of its tiles of 128 tokens and of 128 or 192 queries.
+TEST_F(ParityDeviceTest, AttendManyRowsOfManyHeads) {
+  Random random(204);
+  struct Size {
+    std::vector<int32_t> q_len, kv_len;
+    int32_t block_tokens;
+  };
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    for (int32_t d : {64, 128}) {
+      for (const Size& size :
+           {Size{{96}, {96}, 64}, Size{{97}, {97}, 16}, Size{{128}, {128}, 128},
+            Size{{192}, {193}, 64}, Size{{129}, {511}, 64}, Size{{100}, {512}, 32},
+            Size{{101}, {640}, 256}, Size{{100, 0, 200}, {130, 40, 300}, 64}}) {
+        const int32_t n_kv_heads = size.block_tokens == 16 ? 24 : 4;
+        Attention({72, n_kv_heads, d, d, dtype}, size.q_len, size.kv_len, random, size.block_tokens)
+            .Run(fmt::format("dense, blocks of {}", size.block_tokens), AttnPlan::Dense());
+      }
+    }
+  }
+}
+
 // The row of a decode step goes to its slot instead of its home, if it has one.
 TEST_F(ParityDeviceTest, AppendToASlot) {
   Random random(203);

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
@@ -50,6 +51,20 @@ int32_t RowsOf(const Op& op) {
   return 0;
 }
 
+// Whether `linear` reads, as it is, what `op`, an attention or a gated product, writes.
+bool Reads(const LinearArgs& linear, const Op& op) {
+  const auto reads = [&](const float* out, int32_t n_rows, int64_t width) {
+    return linear.x == out && linear.n_rows == n_rows && linear.w.n_in == width;
+  };
+  if (const auto* a = std::get_if<AttendArgs>(&op)) {
+    return reads(a->o, a->n_rows, int64_t{a->n_heads} * a->kv.dv);
+  }
+  if (const auto* a = std::get_if<NormGatedFfnArgs>(&op)) {
+    return reads(a->out, a->n_rows, a->gate.n_out);
+  }
+  return false;
+}
+
 class CudaBackend : public Backend {
  public:
   CudaBackend(const CudaOptions& options, const Device& device, std::string description)
@@ -85,17 +100,20 @@ class CudaBackend : public Backend {
   int32_t PrefillRows() const override { return 4096; }
 
  private:
-  // A linear product waits for the op after it: where that op adds the product to its residual, as
-  // it does but for post-norms, the product adds itself and the row of y is never written.
+  // Some ops wait for the op after them. A linear product: where that op adds the product to its
+  // residual, as it does but for post-norms, the product adds itself and the row of y is never
+  // written. What a prompt's projections read, an attention's o and a gated product: where the next
+  // op is the projection, it is made as bf16, in rows_, and never written as f32.
   void Flush();
-  void EnqueueAfterResidual(const Op& op);
+  void RunWaiting(Op& next);
+  bool MustWait(const Op& op) const;
 
   void Run(const EmbedArgs& a) { Embed(a, Here()); }
   void Run(const RopeTableArgs& a) { RopeTable(a, Here()); }
   void Run(const NormQkvRopeAppendArgs& a);
-  void Run(const AttendArgs& a);
+  void Run(const AttendArgs& a, bool rounded = false);
   void Run(const LinearArgs& a) { RunLinear(a, nullptr, 1); }
-  void Run(const NormGatedFfnArgs& a);
+  void Run(const NormGatedFfnArgs& a, bool rounded = false);
   void Run(const NormLogitsArgs& a);
   void Run(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
   void Run(const PlanRangeArgs& a) { PlanRange(a, Here()); }
@@ -107,16 +125,17 @@ class CudaBackend : public Backend {
   // y = W x + b or, with `residual`, residual += scale * (W x + b).
   void RunLinear(const LinearArgs& a, float* residual, float scale);
 
-  // Y[n_rows, n_out] = X W^T + b for a prompt's rows, X [n_rows, n_in] in GemmType(w).
-  void MultiplyMany(const void* x, const WeightRef& w, const float* bias, int32_t n_rows, float* y,
-                    bool add);
+  // Y[n_rows, n_out] = X W^T + b for a prompt's rows, X [n_rows, n_in] in GemmType(w), Y as `out`.
+  void MultiplyMany(const void* x, const WeightRef& w, const float* bias, int32_t n_rows, void* y,
+                    bool add, DType out = DType::kF32);
   // The type in which weights of that format multiply many rows.
   DType GemmType(DType format) const {
     return options_.full_precision || format == DType::kF32 ? DType::kF32 : DType::kBF16;
   }
   bool Many(int32_t n_rows) const { return n_rows > kMaxDecodeRows && gemm_ != nullptr; }
-  // y = W norm(x) + b of each part, for any number of rows.
-  void MultiplyNormed(const Residual& in, int32_t n_rows, std::initializer_list<ProductPart> parts);
+  // y = W norm(x) + b of each part, for any number of rows; of many, y as `out`.
+  void MultiplyNormed(const Residual& in, int32_t n_rows, std::initializer_list<ProductPart> parts,
+                      DType out = DType::kF32);
   // h = norm(x) as products of many rows read it, in the arena.
   const void* NormMany(const Residual& in, DType type, int32_t n_rows);
 
@@ -146,7 +165,8 @@ class CudaBackend : public Backend {
   Mark last_mark_ = 0;
   std::unique_ptr<CublasLt> gemm_;
   std::string gemm_reason_;  // why there is none
-  std::optional<LinearArgs> pending_;
+  std::optional<Op> waiting_;
+  const void* rounded_ = nullptr;  // x of the waiting linear product, already as bf16
 };
 
 CudaBackend::~CudaBackend() {
@@ -263,11 +283,17 @@ size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
       .n_rows = few,
       .n_seqs = few,
       .n_heads = limits.n_heads};
-  size_t bytes = AttendScratch(attend, device_) + kGraphRoom;
+  size_t scratch = AttendScratch(attend, device_);
+  size_t bytes = kGraphRoom;
   if (limits.max_rows > kMaxDecodeRows) {
+    AttendArgs prompt = attend;
+    prompt.n_rows = limits.max_rows;
+    prompt.n_seqs = 1;
+    scratch = std::max(scratch, AttendHopperScratch(prompt));
     bytes += U(limits.max_rows) * U(limits.widest) * (DTypeBytes(type, 1) + 4) +
              DTypeBytes(type, U(limits.largest));
   }
+  bytes += scratch;
   return bytes + bytes / 2;  // as GrowingBuffer grows
 }
 
@@ -300,43 +326,51 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
     branched_[static_cast<size_t>(lane)] = true;
     return;
   }
-  if (!pending_) {
-    EnqueueAfterResidual(op);
-    return;
-  }
   Op next = op;
-  Residual* in = ResidualOf(next);
-  const bool adds = in != nullptr && in->y == pending_->y && in->post_norm == nullptr &&
-                    in->d == pending_->w.n_out && RowsOf(op) == pending_->n_rows;
-  if (!adds) {
-    Flush();
-  } else {
-    const LinearArgs linear = *pending_;
-    pending_.reset();
-    RunLinear(linear, in->x, in->scale);
+  if (waiting_) RunWaiting(next);
+  if (Residual* in = ResidualOf(next); in != nullptr && in->y != nullptr) {
+    AddResidual(*in, RowsOf(next), Here());
     in->y = nullptr;
   }
-  EnqueueAfterResidual(next);
+  if (MustWait(next)) {
+    waiting_ = next;
+  } else {
+    std::visit([this](const auto& args) { Run(args); }, next);
+  }
+}
+
+bool CudaBackend::MustWait(const Op& op) const {
+  if (std::holds_alternative<LinearArgs>(op)) return true;
+  if (options_.full_precision) return false;
+  if (const auto* a = std::get_if<AttendArgs>(&op)) {
+    return Many(a->n_rows) && CanAttendHopper(*a, device_);
+  }
+  const auto* a = std::get_if<NormGatedFfnArgs>(&op);
+  return a != nullptr && Many(a->n_rows);
+}
+
+// `next` is the op after it, of which it may do a part.
+void CudaBackend::RunWaiting(Op& next) {
+  const Op waiting = *std::exchange(waiting_, std::nullopt);
+  if (const auto* linear = std::get_if<LinearArgs>(&waiting)) {
+    Residual* in = ResidualOf(next);
+    const bool adds = in != nullptr && in->y == linear->y && in->post_norm == nullptr &&
+                      in->d == linear->w.n_out && RowsOf(next) == linear->n_rows;
+    RunLinear(*linear, adds ? in->x : nullptr, adds ? in->scale : 1);
+    if (adds) in->y = nullptr;
+    return;
+  }
+  const auto* linear = std::get_if<LinearArgs>(&next);
+  const bool rounded =
+      linear != nullptr && GemmType(linear->w.format) == DType::kBF16 && Reads(*linear, waiting);
+  if (const auto* a = std::get_if<AttendArgs>(&waiting)) Run(*a, rounded);
+  if (const auto* a = std::get_if<NormGatedFfnArgs>(&waiting)) Run(*a, rounded);
 }
 
 void CudaBackend::Flush() {
-  if (!pending_) return;
-  const LinearArgs linear = *pending_;
-  pending_.reset();
-  Run(linear);
-}
-
-void CudaBackend::EnqueueAfterResidual(const Op& op) {
-  if (const auto* linear = std::get_if<LinearArgs>(&op)) {
-    pending_ = *linear;
-    return;
-  }
-  Op next = op;
-  if (Residual* in = ResidualOf(next); in != nullptr && in->y != nullptr) {
-    AddResidual(*in, RowsOf(op), Here());
-    in->y = nullptr;
-  }
-  std::visit([this](const auto& args) { Run(args); }, next);
+  if (!waiting_) return;
+  const Op waiting = *std::exchange(waiting_, std::nullopt);
+  std::visit([this](const auto& args) { Run(args); }, waiting);
 }
 
 std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body) {
@@ -371,7 +405,7 @@ const void* CudaBackend::NormMany(const Residual& in, DType type, int32_t n_rows
 }
 
 void CudaBackend::MultiplyMany(const void* x, const WeightRef& w, const float* bias, int32_t n_rows,
-                               float* y, bool add) {
+                               void* y, bool add, DType out) {
   const DType type = GemmType(w.format);
   const void* weights = w.data;
   int64_t pitch = w.row_bytes / static_cast<int64_t>(DTypeBytes(type, 1));
@@ -382,7 +416,7 @@ void CudaBackend::MultiplyMany(const void* x, const WeightRef& w, const float* b
     pitch = w.n_in;
   }
   gemm_->Multiply({.in = type,
-                   .out = DType::kF32,
+                   .out = out,
                    .x = x,
                    .w = weights,
                    .y = y,
@@ -400,8 +434,9 @@ void CudaBackend::MultiplyMany(const void* x, const WeightRef& w, const float* b
 void CudaBackend::RunLinear(const LinearArgs& a, float* residual, float scale) {
   if (Many(a.n_rows)) {
     const DType type = GemmType(a.w.format);
-    const void* x = a.x;
-    if (type != DType::kF32) {
+    const void* x = std::exchange(rounded_, nullptr);
+    if (x == nullptr && type == DType::kF32) x = a.x;
+    if (x == nullptr) {
       const int64_t n = int64_t{a.n_rows} * a.w.n_in;
       std::byte* rounded = rows_.Get(DTypeBytes(type, U(n)));
       cuda::ConvertRows(a.x, n, type, rounded, Here());
@@ -427,7 +462,7 @@ void CudaBackend::RunLinear(const LinearArgs& a, float* residual, float scale) {
 }
 
 void CudaBackend::MultiplyNormed(const Residual& in, int32_t n_rows,
-                                 std::initializer_list<ProductPart> parts) {
+                                 std::initializer_list<ProductPart> parts, DType out) {
   if (Many(n_rows)) {
     std::optional<DType> type;  // of h
     const void* h = nullptr;
@@ -435,7 +470,7 @@ void CudaBackend::MultiplyNormed(const Residual& in, int32_t n_rows,
       const DType wanted = GemmType(part.w.format);
       if (type != wanted) h = NormMany(in, wanted, n_rows);
       type = wanted;
-      MultiplyMany(h, part.w, part.bias, n_rows, part.y, false);
+      MultiplyMany(h, part.w, part.bias, n_rows, part.y, false, out);
     }
     return;
   }
@@ -478,21 +513,36 @@ void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
   RopeAppend(a, k, v, Here());
 }
 
-void CudaBackend::Run(const AttendArgs& a) {
+void CudaBackend::Run(const AttendArgs& a, bool rounded) {
   const bool many = a.n_rows > kMaxDecodeRows && !options_.full_precision;
-  if (many && CanAttendPrefill(a, device_)) {
+  if (many && CanAttendHopper(a, device_)) {
+    void* o = rounded ? rows_.Get(2 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv)) : nullptr;
+    AttendHopper(a, o, Here(AttendHopperScratch(a)));
+    rounded_ = o;
+  } else if (many && CanAttendPrefill(a, device_)) {
     AttendPrefill(a, Here(AttendPrefillScratch(a, device_)));
   } else {
     Attend(a, Here(AttendScratch(a, device_)));
   }
 }
 
-void CudaBackend::Run(const NormGatedFfnArgs& a) {
+void CudaBackend::Run(const NormGatedFfnArgs& a, bool rounded) {
   if (a.n_rows > kMaxDecodeRows || a.gate.format != a.up.format) {
     const int64_t n = int64_t{a.n_rows} * a.gate.n_out;
-    auto* up = reinterpret_cast<float*>(products_.Get(4 * U(n)));
-    MultiplyNormed(a.in, a.n_rows, {{a.gate, a.gate_bias, a.out}, {a.up, a.up_bias, up}});
-    GatedRows(a.act, a.out, up, a.out, n, Here());
+    // The library adds biases in f32 only, and is sure to write bf16 only in aligned rows.
+    const auto in_bf16 = [&](const WeightRef& w, const float* bias) {
+      return Many(a.n_rows) && GemmType(w.format) == DType::kBF16 && bias == nullptr &&
+             w.n_out % 8 == 0;
+    };
+    const bool small = in_bf16(a.gate, a.gate_bias) && in_bf16(a.up, a.up_bias);
+    const DType products = small ? DType::kBF16 : DType::kF32;
+    std::byte* const room = products_.Get(4 * U(n));
+    auto* up = reinterpret_cast<float*>(room);
+    float* gate = small ? reinterpret_cast<float*>(room + 2 * U(n)) : a.out;
+    MultiplyNormed(a.in, a.n_rows, {{a.gate, a.gate_bias, gate}, {a.up, a.up_bias, up}}, products);
+    void* out = a.out;
+    if (rounded) rounded_ = out = rows_.Get(2 * U(n));
+    GatedRows(a.act, products, gate, up, rounded ? DType::kBF16 : DType::kF32, out, n, Here());
     return;
   }
   Product product{.x = a.in.x,

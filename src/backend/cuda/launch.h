@@ -64,9 +64,10 @@ void ConvertRows(const float* in, int64_t n, DType format, void* out, const Laun
 // q, k, v hold W h + b of `args`, [n_rows, heads * dk]: norms and rotates q in place, norms and
 // rotates k, appends k and v to the bank.
 void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch);
-// out = act(gate) * up, where gate and up (f32) already hold their biases; n values.
-void GatedRows(Activation act, const float* gate, const float* up, float* out, int64_t n,
-               const Launch& launch);
+// out = act(gate) * up, where gate and up already hold their biases; n values. `in`, of gate and
+// up, and `format`, of out: f32 or bf16. out may be gate where both are f32.
+void GatedRows(Activation act, DType in, const void* gate, const void* up, DType format, void* out,
+               int64_t n, const Launch& launch);
 
 // --- kernels/matvec.cu: products of few rows (1 to kMaxDecodeRows) with a weight matrix, each
 // weight read once, at the speed of memory. The norm is part of the product: h = norm(x).
@@ -117,6 +118,15 @@ void Attend(const AttendArgs& args, const Launch& launch);
 bool CanAttendPrefill(const AttendArgs& args, const Device& device);
 size_t AttendPrefillScratch(const AttendArgs& args, const Device& device);
 void AttendPrefill(const AttendArgs& args, const Launch& launch);
+
+// --- kernels/prefill_hopper.cu: the same by FlashInfer's kernel for Hopper, about twice as fast,
+// in builds that have it (cmake/FlashInfer.cmake): dense plans and heads of 64 or 128.
+
+// Whether it takes these arguments and gains: otherwise AttendPrefill.
+bool CanAttendHopper(const AttendArgs& args, const Device& device);
+size_t AttendHopperScratch(const AttendArgs& args);
+// `o_bf16`: where o goes instead of args.o, as bf16; null: args.o.
+void AttendHopper(const AttendArgs& args, void* o_bf16, const Launch& launch);
 
 // --- kernels/select.cu: from scores to chosen tokens.
 

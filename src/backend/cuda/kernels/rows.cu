@@ -111,17 +111,18 @@ __global__ void __launch_bounds__(kThreads) ConvertKernel(const float* in, int64
   if (i < n) StorePack(out + i, LoadPack<N>(in + i));
 }
 
-template <int N>
+template <typename In, typename Out, int N>
 __global__ void __launch_bounds__(kThreads)
-    GatedKernel(Activation act, const float* gate, const float* up, float* out, int64_t n) {
+    GatedKernel(Activation act, const In* gate, const In* up, Out* out, int64_t n) {
   GridTrigger();
   GridWait();
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * N;
   if (i >= n) return;
-  Pack<float, N> v = LoadPack<N>(gate + i);
-  const Pack<float, N> u = LoadPack<N>(up + i);
+  const Pack<In, N> g = LoadPack<N>(gate + i);
+  const Pack<In, N> u = LoadPack<N>(up + i);
+  Pack<float, N> v;
 #pragma unroll
-  for (int j = 0; j < N; ++j) v.v[j] = Activate(act, v.v[j]) * u.v[j];
+  for (int j = 0; j < N; ++j) v.v[j] = Activate(act, ToF32(g.v[j])) * ToF32(u.v[j]);
   StorePack(out + i, v);
 }
 
@@ -295,13 +296,23 @@ void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Lau
   });
 }
 
-void GatedRows(Activation act, const float* gate, const float* up, float* out, int64_t n,
-               const Launch& launch) {
+void GatedRows(Activation act, DType in, const void* gate, const void* up, DType format, void* out,
+               int64_t n, const Launch& launch) {
   if (n == 0) return;
-  const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(float), gate, up, out);
-  LaunchKernel(wide ? GatedKernel<kWide> : GatedKernel<1>, launch,
-               static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, act,
-               gate, up, out, n);
+  const auto run = [&](auto in_zero, auto out_zero) {
+    using In = decltype(in_zero);
+    using Out = decltype(out_zero);
+    const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(In), gate, up) &&
+                      AreMultiples(kWide * sizeof(Out), out);
+    LaunchKernel(wide ? GatedKernel<In, Out, kWide> : GatedKernel<In, Out, 1>, launch,
+                 static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, act,
+                 static_cast<const In*>(gate), static_cast<const In*>(up), static_cast<Out*>(out),
+                 n);
+  };
+  const auto from = [&](auto in_zero) {
+    format == DType::kBF16 ? run(in_zero, __nv_bfloat16{}) : run(in_zero, float{});
+  };
+  in == DType::kBF16 ? from(__nv_bfloat16{}) : from(float{});
 }
 
 }  // namespace omnikv::cuda

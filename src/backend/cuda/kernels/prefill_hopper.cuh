@@ -1,0 +1,381 @@
+// Attention of many rows by FlashInfer's form of FlashAttention-3: two or three warp groups
+// multiply (wgmma) while one warp brings K and V by bulk tensor copies. The products, the softmax
+// and their schedule are the library's. Ours is what stands around them:
+// - Mainloop: brings tiles of K and V from where the block table says that they lie. A bulk copy
+//   takes rows that lie together, so that a tile is one or more of them. Tokens that fill no tile
+//   come from a copy that ends in zeros: what lies behind them in a block is never read.
+// - Scheduler: reads the lengths of sequences on the device.
+// - Epilogue: writes o as f32 or bf16 straight from the registers of the products.
+//
+// Mainloop and Epilogue follow FlashInfer's attention/hopper/{mainloop,epilogue}.cuh, Copyright (c)
+// 2024, Jay Shah, Ganesh Bikshandi, Ying Zhang, Vijay Thakkar, Pradeep Ramani, Tri Dao, licensed
+// under the BSD 3-Clause and modified by the FlashInfer team (NOTICE has the text).
+#pragma once
+
+// The library's own needs a newer CCCL than CUDA 13.0 has. Nothing here divides by it.
+#define FLASHINFER_FASTDIV_CUH_
+#include <cstdint>
+namespace flashinfer {
+struct uint_fastdiv {
+  uint32_t d;
+  __host__ __device__ uint_fastdiv(uint32_t divisor = 0) : d(divisor) {}
+  __host__ __device__ operator unsigned int() const { return d; }
+  __host__ __device__ void divmod(uint32_t n, uint32_t& q, uint32_t& r) const {
+    q = n / d;
+    r = n % d;
+  }
+};
+__host__ __device__ inline uint32_t operator/(uint32_t n, const uint_fastdiv& x) {
+  return n / x.d;
+}
+__host__ __device__ inline uint32_t operator%(uint32_t n, const uint_fastdiv& x) {
+  return n % x.d;
+}
+}  // namespace flashinfer
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <bit>
+#include <flashinfer/attention/hopper/prefill_sm90.cuh>
+#include <type_traits>
+
+#include "backend/cuda/kernels/prefill_hopper.h"
+
+namespace omnikv::cuda::hopper {
+
+constexpr int kBoxValues = 64;  // of a row that one bulk copy takes: 128 bytes, the swizzle's width
+
+// Work of a block: a tile of queries of one head. Grid: (tiles, heads); the last tiles of a
+// sequence, which read most, come first.
+template <int kRows>
+struct Scheduler {
+  struct Params {
+    const RowMeta* rows;
+    const SeqMeta* seqs;
+    int n_seqs;
+    int group;  // heads that share a KV head
+  };
+
+  struct WorkTileInfo {
+    int tile, head, kv_head, q_begin, table_off, q_len, kv_len;
+    int seq;  // < 0: none
+
+    CUTLASS_DEVICE bool is_valid(const Params&) const { return seq >= 0; }
+    // In the library's order; its offset of a sequence's K/V is here that of its block table.
+    CUTLASS_DEVICE auto get_block_coord(const Params&) const {
+      return cute::tuple{tile, head, kv_head, q_begin, table_off, q_len, kv_len, seq};
+    }
+  };
+
+  CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& p) const {
+    int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+    const int head = static_cast<int>(blockIdx.y);
+    for (int seq = 0; seq < p.n_seqs; ++seq) {
+      const SeqMeta meta = p.seqs[seq];
+      const int tiles = (meta.q_len + kRows - 1) / kRows;
+      if (tile < tiles) {
+        const int kv_len = p.rows[meta.q_begin].pos + meta.q_len;
+        return {tile, head, head / p.group, meta.q_begin, meta.table_off, meta.q_len, kv_len, seq};
+      }
+      tile -= tiles;
+    }
+    return None();
+  }
+  template <bool kIsProducer = false>
+  CUTLASS_DEVICE WorkTileInfo get_next_work(const Params&, const WorkTileInfo&) const {
+    return None();
+  }
+  CUTLASS_DEVICE void init_consumer() const {}
+  CUTLASS_DEVICE void prefetch_next_work(const Params&, WorkTileInfo&) const {}
+  CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo&) const {}
+
+ private:
+  CUTLASS_DEVICE static WorkTileInfo None() { return {0, 0, 0, 0, 0, 0, 0, -1}; }
+};
+
+template <typename Traits>
+struct Mainloop {
+  using T = typename Traits::DTypeKV;
+  static constexpr int kRows = Traits::CTA_Q;
+  static constexpr int kTokens = Traits::CTA_KV;
+  static constexpr int kD = Traits::HEAD_DIM_QK;
+  static_assert(kTokens == kHopperTokens && kD == Traits::HEAD_DIM_VO && kD % kBoxValues == 0);
+
+  // Names that the library's kernel looks for.
+  static constexpr bool USE_TMA_LOAD_KV = true;
+  using MainloopPipeline = typename Traits::MainloopPipeline;
+  using PipelineState = typename MainloopPipeline::PipelineState;
+  using WarpScheduler = flashinfer::WarpScheduler<Traits, true>;
+  static constexpr uint32_t TmaTransactionBytesQ = kRows * kD * sizeof(T);
+  static constexpr uint32_t TmaTransactionBytesK = kTokens * kD * sizeof(T);
+  static constexpr uint32_t TmaTransactionBytesV = TmaTransactionBytesK;
+
+  struct Params {
+    CUtensorMap q, k, v, k_tail, v_tail;  // [rows, heads] of kD values
+    const int32_t* block_table;
+    int block_shift;  // block_tokens = 1 << block_shift
+    int box_rows;
+    int window_left;
+    struct {
+      float sm_scale;
+    } additional_params;
+  };
+
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(const Params& p) {
+    cute::prefetch_tma_descriptor(&p.q);
+    cute::prefetch_tma_descriptor(&p.k);
+    cute::prefetch_tma_descriptor(&p.v);
+  }
+
+  // Tiles of tokens that some query of a tile reads.
+  CUTLASS_DEVICE int get_num_kv_tiles(const Params&, int q_tile, int q_len, int kv_len) const {
+    return (min(kv_len, (q_tile + 1) * kRows + kv_len - q_len) + kTokens - 1) / kTokens;
+  }
+
+  // What the producer's warp does for a block: K of the last tile, the queries, then K of each tile
+  // and V of the one after it, down to the first.
+  template <bool kWindow, typename BlockCoord, typename SchedulerT, typename SharedStorage>
+  CUTLASS_DEVICE void load(const Params& p, MainloopPipeline pipeline_k,
+                           MainloopPipeline pipeline_v, PipelineState& write_k,
+                           PipelineState& write_v, SharedStorage& shared, SchedulerT&,
+                           const typename SchedulerT::Params&, typename SchedulerT::WorkTileInfo&,
+                           const BlockCoord& coord, int work) const {
+    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, kv_len, seq] = coord;
+    const Place place{kv_head, table_off, kv_len, seq};
+    int tile = get_num_kv_tiles(p, q_tile, q_len, kv_len) - 1;
+    const auto load_k = [&](int t) {
+      pipeline_k.producer_acquire(write_k);
+      LoadTile(p, p.k, p.k_tail, place, t, pipeline_k.producer_get_barrier(write_k),
+               shared.smem_k.data() + write_k.index() * kTokens * kD);
+      ++write_k;
+    };
+    const auto load_v = [&](int t) {
+      pipeline_v.producer_acquire(write_v);
+      LoadTile(p, p.v, p.v_tail, place, t, pipeline_v.producer_get_barrier(write_v),
+               shared.smem_v.data() + write_v.index() * kTokens * kD);
+      ++write_v;
+    };
+
+    const bool elected = cute::elect_one_sync();
+    if (elected) load_k(tile);
+    // The warp groups no longer read queries.
+    cutlass::arch::NamedBarrier::sync(Traits::NUM_MMA_THREADS + Traits::NUM_PRODUCER_THREADS,
+                                      static_cast<int>(flashinfer::NamedBarriers::kQueryEmpty));
+    if (elected) {
+      shared.barrier_Q.arrive_and_expect_tx(TmaTransactionBytesQ);
+      for (int d = 0; d < kD; d += kBoxValues) {
+        LoadBox(p.q, reinterpret_cast<uint64_t*>(&shared.barrier_Q),
+                shared.smem_q.data() + d * kRows, d, q_begin + q_tile * kRows, head);
+      }
+    }
+    shared.barrier_O.wait((work + 1) % 2);
+    if (elected) {
+      for (; tile > 0; --tile) {
+        load_k(tile - 1);
+        load_v(tile);
+      }
+      load_v(0);
+    }
+  }
+
+  // A block does not end while its copies are under way.
+  CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline_k, MainloopPipeline pipeline_v,
+                                PipelineState& write_k, PipelineState& write_v) const {
+    if (cute::elect_one_sync()) {
+      pipeline_k.producer_tail(write_k);
+      pipeline_v.producer_tail(write_v);
+    }
+  }
+
+ private:
+  // Where a block's K and V lie.
+  struct Place {
+    int kv_head, table_off, kv_len, seq;
+  };
+
+  CUTLASS_DEVICE static void LoadBox(const CUtensorMap& map, uint64_t* barrier, T* to, int d,
+                                     int row, int head) {
+    cute::SM90_TMA_LOAD_3D::copy(&map, barrier,
+                                 static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL), to,
+                                 d, row, head);
+  }
+
+  // Tokens [tile * kTokens, + kTokens), as wgmma reads them: pieces [kTokens, kBoxValues], each row
+  // of 128 bytes swizzled by the copy.
+  CUTLASS_DEVICE static void LoadTile(const Params& p, const CUtensorMap& map,
+                                      const CUtensorMap& tail, const Place& at, int tile,
+                                      uint64_t* barrier, T* to) {
+    const int first = tile * kTokens;
+    const bool in_tail = first + kTokens > at.kv_len;
+    const CUtensorMap& from = in_tail ? tail : map;
+#pragma unroll 1
+    for (int r = 0; r < kTokens; r += p.box_rows) {
+      int row = at.seq * kTokens + r;
+      if (!in_tail) {
+        const int t = first + r;
+        const int block = p.block_table[at.table_off + (t >> p.block_shift)];
+        row = (block << p.block_shift) + (t & ((1 << p.block_shift) - 1));
+      }
+#pragma unroll
+      for (int d = 0; d < kD; d += kBoxValues) {
+        LoadBox(from, barrier, to + d * kTokens + r * kBoxValues, d, row, at.kv_head);
+      }
+    }
+  }
+};
+
+template <typename Traits>
+struct Epilogue {
+  static constexpr int kRows = Traits::CTA_Q;
+  static constexpr int kD = Traits::HEAD_DIM_VO;
+
+  struct Params {
+    float* o;               // [n_rows, n_heads, kD]
+    __nv_bfloat16* o_bf16;  // where o goes instead; null: o
+    float* lse;             // [n_rows, n_heads]; null: not wanted
+    int n_heads;
+  };
+
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(const Params&) {}
+  CUTLASS_DEVICE void store_tail() const {}
+
+  // `o`: a thread's part of the products; `lse`: of each of its rows, to the base 2. Four threads
+  // write 32 bytes of f32 that lie together.
+  template <typename FragmentO, typename FragmentLse, typename SharedStorage, typename TiledMma,
+            typename BlockCoord>
+  CUTLASS_DEVICE void store(const Params& p, const FragmentO& o, const FragmentLse& lse,
+                            SharedStorage&, TiledMma mma, int thread,
+                            const BlockCoord& coord) const {
+    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, kv_len, seq] = coord;
+    const int rows = q_len - q_tile * kRows;  // of the tile that are queries
+    const int64_t first = int64_t{q_begin} + q_tile * kRows;
+    const auto at = [&](int row) { return (first + row) * p.n_heads + head; };
+    const auto tile = cute::make_identity_tensor(cute::Shape<cute::Int<kRows>, cute::Int<kD>>{});
+    const auto coords = mma.get_thread_slice(thread).partition_C(tile);  // ((2, 2, V), M, N)
+#pragma unroll
+    for (int i = 0; i < cute::size(o); i += 2) {  // a pair of values that lie together
+      const int row = cute::get<0>(coords(i));
+      if (row >= rows) continue;
+      const int64_t to = at(row) * kD + cute::get<1>(coords(i));
+      if (p.o_bf16 != nullptr) {
+        *reinterpret_cast<__nv_bfloat162*>(p.o_bf16 + to) = __floats2bfloat162_rn(o(i), o(i + 1));
+      } else {
+        *reinterpret_cast<float2*>(p.o + to) = {o(i), o(i + 1)};
+      }
+    }
+    if (p.lse == nullptr) return;
+    constexpr float kLn2 = 0.693147181f;
+    const auto row_coords =
+        coords(cute::make_coord(cute::_0{}, cute::_, cute::_0{}), cute::_, cute::_0{});  // (2, M)
+    if (cute::get<1>(row_coords(cute::_0{})) != 0) return;
+#pragma unroll
+    for (int i = 0; i < cute::size(lse); ++i) {
+      const int row = cute::get<0>(row_coords(i));
+      if (row < rows) p.lse[at(row)] = lse(i) * kLn2;
+    }
+  }
+
+  // For queries that read nothing: there are none, each reads its own token.
+  template <typename SharedStorage, typename BlockCoord>
+  CUTLASS_DEVICE void store_zero(const Params&, SharedStorage&, int, const BlockCoord&) const {}
+};
+
+// A map of `rows` x `heads` pieces of kD values: boxes of box_rows rows of one head. Rows past the
+// last read as zeros.
+inline cudaError_t Encode(CUtensorMap* map, CUtensorMapDataType type, const void* base, int kD,
+                          int64_t rows, int64_t row_bytes, int heads, int64_t head_bytes,
+                          int box_rows) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &found);
+    const bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function) : nullptr;
+  }();
+  if (encode == nullptr) return cudaErrorCallRequiresNewerDriver;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(kD), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(heads)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes),
+                                static_cast<cuuint64_t>(head_bytes)};
+  const cuuint32_t box[] = {kBoxValues, static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result =
+      encode(map, type, 3, const_cast<void*>(base), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// T: cutlass::bfloat16_t or cutlass::half_t.
+template <typename T, int kD>
+cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t stream) {
+  constexpr int kRows = HopperRows(kD);
+  using Traits =
+      flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, kD, kD, kRows, kHopperTokens,
+                                        /*NUM_STAGES=*/2, T, T, T, int32_t,
+                                        flashinfer::StandardAttention>;
+  using MainloopT = Mainloop<Traits>;
+  using EpilogueT = Epilogue<Traits>;
+  using SchedulerT = Scheduler<kRows>;
+  constexpr auto kType = std::is_same_v<T, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const KvView& kv = a.kv;
+  const int64_t head_bytes = kD * sizeof(T);
+  const int64_t tail_half = kv.n_kv_heads * head_bytes;
+  // How many rows the bank has is not known here: more than any memory holds, none of which is read
+  // but where the table points.
+  const int64_t bank_rows = std::min<int64_t>(INT32_MAX, (int64_t{1} << 40) / kv.row_bytes);
+  const int64_t tail_rows = int64_t{a.n_seqs} * kHopperTokens;
+
+  const int box_rows = std::min(kv.block_tokens, kHopperTokens);
+
+  typename MainloopT::Params p{};
+  const auto encode = [&](CUtensorMap* map, const void* base, int64_t rows, int64_t row_bytes,
+                          int heads, int64_t stride, int box_rows) {
+    return Encode(map, kType, base, kD, rows, row_bytes, heads, stride, box_rows);
+  };
+  for (const cudaError_t error :
+       {encode(&p.q, in.q, a.n_rows, a.n_heads * head_bytes, a.n_heads, head_bytes, kRows),
+        encode(&p.k, kv.base + kv.k_offset, bank_rows, kv.row_bytes, kv.n_kv_heads, kv.k_head_bytes,
+               box_rows),
+        encode(&p.v, kv.base + kv.v_offset, bank_rows, kv.row_bytes, kv.n_kv_heads, kv.v_head_bytes,
+               box_rows),
+        encode(&p.k_tail, in.tails, tail_rows, 2 * tail_half, kv.n_kv_heads, head_bytes, box_rows),
+        encode(&p.v_tail, in.tails + tail_half, tail_rows, 2 * tail_half, kv.n_kv_heads, head_bytes,
+               box_rows)}) {
+    if (error != cudaSuccess) return error;
+  }
+  p.block_table = kv.block_table;
+  p.block_shift = std::countr_zero(static_cast<uint32_t>(kv.block_tokens));
+  p.box_rows = box_rows;
+  p.window_left = -1;
+  p.additional_params.sm_scale = a.scale;
+
+  const typename EpilogueT::Params out{
+      .o = a.o,
+      .o_bf16 = static_cast<__nv_bfloat16*>(in.o_bf16),
+      .lse = a.lse,
+      .n_heads = a.n_heads,
+  };
+  const typename SchedulerT::Params work{
+      .rows = a.rows, .seqs = a.seqs, .n_seqs = a.n_seqs, .group = a.n_heads / kv.n_kv_heads};
+
+  auto* kernel = flashinfer::PrefillWithKVCacheKernel<MainloopT, EpilogueT, Traits,
+                                                      /*LEFT_SLIDING_WINDOW=*/false,
+                                                      /*CAUSAL=*/true, SchedulerT>;
+  constexpr int kSharedBytes = sizeof(typename Traits::SharedStorage);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  // Sequences end anywhere in their last tile.
+  const int tiles = (a.n_rows + a.n_seqs * (kRows - 1)) / kRows;
+  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.n_heads)),
+           Traits::NUM_THREADS, kSharedBytes, stream>>>(p, out, work);
+  return cudaGetLastError();
+}
+
+}  // namespace omnikv::cuda::hopper

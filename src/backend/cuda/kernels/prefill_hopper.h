@@ -1,0 +1,33 @@
+// What the two sides of attention by FlashInfer's Hopper kernel share: prefill_hopper.cu, which is
+// compiled as the other kernels are, and its instances, each a file of its own that sees the
+// library's headers (prefill_hopper.cuh) and is compiled for sm_90a only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "backend/ops.h"
+
+namespace omnikv::cuda {
+
+inline constexpr int kHopperTokens = 128;  // tokens that are multiplied at a time
+// Tokens of a block of K/V: a power of two, from this on. Less would be many small copies.
+inline constexpr int kLeastHopperBlock = 16;
+// Queries of one head that a block of threads takes.
+constexpr int HopperRows(int head_dim) {
+  return head_dim == 64 ? 192 : 128;
+}
+
+// What the kernel reads in place of AttendArgs' own.
+struct HopperInputs {
+  const void* q = nullptr;  // [n_rows, n_heads, dk], rounded to the type of K/V
+  // [n_seqs, kHopperTokens, K: n_kv_heads x dk | V: n_kv_heads x dv], in the type of K/V: the
+  // tokens of each sequence after the last that is a multiple of kHopperTokens, and then zeros.
+  const std::byte* tails = nullptr;
+  void* o_bf16 = nullptr;  // [n_rows, n_heads, dv]: where o goes instead of AttendArgs::o
+};
+
+using HopperKernel = cudaError_t(const AttendArgs& args, const HopperInputs& inputs,
+                                 cudaStream_t stream);
+HopperKernel AttendHopperBf16x64, AttendHopperBf16x128, AttendHopperF16x64, AttendHopperF16x128;
+
+}  // namespace omnikv::cuda

@@ -1,5 +1,5 @@
-// Prefill on the card: AttendPrefill against a plain kernel on small ragged shapes, then its speed
-// and that of cuBLASLt's products.
+// Prefill on the card: AttendPrefill and AttendHopper (FlashInfer's kernel, in builds that have it)
+// against a plain kernel on small ragged shapes, then their speed and that of cuBLASLt's products.
 // Usage: cuda_prefill [--json]. Fails where an error is larger than what rounding explains.
 #include <algorithm>
 #include <cmath>
@@ -123,13 +123,21 @@ class Attention {
             .n_heads = c.n_heads,
             .scale = 3 / std::sqrt(static_cast<float>(c.d)),
             .softcap = c.softcap};
-    CheckLaunch(cudaMemset(args.o, 0xff, static_cast<size_t>(outputs) * 4), "memory");
-    scratch_ = Allocate(AttendPrefillScratch(args, device));
+    hopper = CanAttendHopper(args, device);
+    scratch_ = Allocate(
+        std::max(AttendPrefillScratch(args, device), hopper ? AttendHopperScratch(args) : 0));
   }
 
-  void Run() { AttendPrefill(args, {&device_, nullptr, scratch_.get()}); }
+  void Run() {
+    const Launch launch{&device_, nullptr, scratch_.get()};
+    hopper ? AttendHopper(args, nullptr, launch) : AttendPrefill(args, launch);
+  }
 
   void Check(const char* what, double tolerance) {
+    CheckLaunch(cudaMemset(args.o, 0xff,
+                           static_cast<size_t>(args.n_rows) *
+                               static_cast<size_t>(args.n_heads * args.kv.dv) * 4),
+                "memory");
     Run();
     const size_t n_lse = static_cast<size_t>(args.n_rows) * static_cast<size_t>(args.n_heads);
     const size_t n = n_lse * static_cast<size_t>(args.kv.dv);
@@ -139,10 +147,11 @@ class Attention {
     const double o = Error(args.o, plain_o.get(), n), lse = Error(args.lse, plain_lse.get(), n_lse);
     const bool ok = o <= tolerance && lse <= tolerance;
     failed |= !ok;
-    std::printf("%-22s heads %d/%d of %3d %-4s blocks of %3d: o %.1e, lse %.1e of the largest%s\n",
-                what, args.n_heads, args.kv.n_kv_heads, args.kv.dk,
-                args.kv.dtype == DType::kF16 ? "f16" : "bf16", args.kv.block_tokens, o, lse,
-                ok ? "" : "  TOO MUCH");
+    std::printf(
+        "%-22s %-10s heads %d/%d of %3d %-4s blocks of %3d: o %.1e, lse %.1e of the largest%s\n",
+        what, Kernel(), args.n_heads, args.kv.n_kv_heads, args.kv.dk,
+        args.kv.dtype == DType::kF16 ? "f16" : "bf16", args.kv.block_tokens, o, lse,
+        ok ? "" : "  TOO MUCH");
   }
 
   struct Speed {
@@ -150,8 +159,10 @@ class Attention {
   };
   Speed Measure(int repeats);
   void Time(const char* what, int repeats);
+  const char* Kernel() const { return hopper ? "FlashInfer" : "own"; }
 
   AttendArgs args;
+  bool hopper = false;  // runs AttendHopper; at first wherever it can
 
  private:
   static double Error(const void* got, const void* want, size_t n) {
@@ -203,9 +214,9 @@ Attention::Speed Attention::Measure(int repeats) {
 
 void Attention::Time(const char* what, int repeats) {
   const Speed speed = Measure(repeats);
-  std::printf("%-34s heads %d/%d of %3d %-4s %9.3f ms %7.1f TFLOP/s\n", what, args.n_heads,
-              args.kv.n_kv_heads, args.kv.dk, args.kv.dtype == DType::kF16 ? "f16" : "bf16",
-              speed.ms, speed.tflop_s);
+  std::printf("%-34s %-10s heads %d/%d of %3d %-4s %9.3f ms %7.1f TFLOP/s\n", what, Kernel(),
+              args.n_heads, args.kv.n_kv_heads, args.kv.dk,
+              args.kv.dtype == DType::kF16 ? "f16" : "bf16", speed.ms, speed.tflop_s);
 }
 
 void CheckAttention(const Device& device) {
@@ -232,15 +243,50 @@ void CheckAttention(const Device& device) {
   }
 }
 
+// Enough heads that few rows fill the card.
+void CheckHopper(const Device& device) {
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    for (int32_t d : {64, 128}) {
+      for (int32_t block_tokens : {16, 32, 64, 128, 256}) {
+        for (const auto& [q_len, kv_len] : {std::pair<int32_t, int32_t>{150, 150},
+                                            {193, 257},
+                                            {200, 1000},
+                                            {700, 5001},
+                                            {400, 4096}}) {
+          Attention a({.n_heads = 72,
+                       .n_kv_heads = 8,
+                       .d = d,
+                       .dtype = dtype,
+                       .block_tokens = block_tokens,
+                       .q_len = {q_len, 0, q_len + 3},
+                       .kv_len = {kv_len, 7, kv_len + 130}},
+                      device);
+          if (!a.hopper) {
+            std::printf("FlashInfer's kernel is not in this build, or not for this card\n");
+            return;
+          }
+          a.Check("several sequences", dtype == DType::kF16 ? 2e-3 : 1.5e-2);
+        }
+      }
+    }
+  }
+}
+
 void TimeAttention(const Device& device) {
   const auto time = [&](const char* what, int32_t rows, int32_t context, int repeats, Case c = {}) {
     c.q_len = {rows};
     c.kv_len = {context};
-    Attention(c, device).Time(what, repeats);
+    Attention a(c, device);
+    a.Time(what, repeats);
+    if (!std::exchange(a.hopper, false)) return;
+    a.Time(what, repeats);
   };
   time("8K x 8K", 8192, 8192, 20);
   time("32K x 32K", 32768, 32768, 5);
+  time("4K rows at the end of 32K", 4096, 32768, 10);
+  time("4K rows at the end of 128K", 4096, 131072, 5);
   time("8K rows at the end of 128K", 8192, 131072, 3);
+  time("4K rows at the end of 1M", 4096, 1048576, 2);
   time("600 rows at the end of 128K", 600, 131072, 5);
   time("50 rows at the end of 128K", 50, 131072, 5);
   time("32K x 32K", 32768, 32768, 5, {.dtype = DType::kBF16});
@@ -302,8 +348,8 @@ void CheckProduct(CublasLt& lt, DType in, DType out) {
               DTypeName(out).data(), error / largest, ok ? "" : "  TOO MUCH");
 }
 
-void TimeProduct(CublasLt& lt, const char* what, DType in, DType out) {
-  const int64_t rows = 8192, n_in = 4096, n_out = 14336;
+void TimeProduct(CublasLt& lt, DType in, DType out, int64_t rows, int64_t n_in, int64_t n_out,
+                 bool add = false) {
   const Memory x = Noise(in, rows * n_in, 1), w = Noise(in, n_out * n_in, 2);
   const Memory y = Allocate(DTypeBytes(out, static_cast<size_t>(rows * n_out)));
   const Gemm gemm{.in = in,
@@ -311,6 +357,7 @@ void TimeProduct(CublasLt& lt, const char* what, DType in, DType out) {
                   .x = x.get(),
                   .w = w.get(),
                   .y = y.get(),
+                  .accumulate = add,
                   .n_rows = rows,
                   .n_out = n_out,
                   .n_in = n_in,
@@ -318,8 +365,51 @@ void TimeProduct(CublasLt& lt, const char* what, DType in, DType out) {
                   .w_pitch = n_in,
                   .y_pitch = n_out};
   const double ms = Milliseconds(10, [&] { lt.Multiply(gemm, nullptr); });
-  std::printf("product 8192 x 4096 x 14336 %-12s %9.3f ms %7.1f TFLOP/s\n", what, ms,
+  std::printf("product %5ld x %5ld x %5ld %-4s -> %-4s %-4s %9.3f ms %7.1f TFLOP/s\n", rows, n_in,
+              n_out, DTypeName(in).data(), DTypeName(out).data(), add ? "adds" : "", ms,
               2e-9 * static_cast<double>(rows * n_in) * static_cast<double>(n_out) / ms);
+}
+
+// What stands around the products of a chunk of a prompt, in a layer of Llama-3-8B.
+void TimeRows(const Device& device) {
+  constexpr int64_t kRows = 4096, kDim = 4096, kFfn = 14336;
+  const Launch launch{&device, nullptr, nullptr};
+  const Memory x = Noise(DType::kF32, kRows * kFfn, 1), y = Noise(DType::kF32, kRows * kFfn, 2);
+  const Memory out = Allocate(kRows * kFfn * 4);
+  const auto time = [](const char* what, int64_t bytes, const std::function<void()>& run) {
+    const double ms = Milliseconds(10, run);
+    std::printf("%-46s %9.3f ms %7.0f GB/s\n", what, ms, 1e-6 * static_cast<double>(bytes) / ms);
+  };
+  const Residual in{.x = As<float>(x), .norm = As<float>(y), .eps = 1e-5f, .d = kDim};
+  time("norm, f32 -> bf16", kRows * kDim * 6,
+       [&] { NormRows(in, kRows, DType::kBF16, out.get(), launch); });
+  time("queries, f32 -> f16", kRows * kDim * 6,
+       [&] { ConvertRows(As<float>(x), kRows * kDim, DType::kF16, out.get(), launch); });
+  const auto gated = [&](DType from, DType to) {
+    GatedRows(Activation::kSilu, from, x.get(), y.get(), to, out.get(), kRows * kFfn, launch);
+  };
+  time("gated, bf16 -> bf16", kRows * kFfn * 6, [&] { gated(DType::kBF16, DType::kBF16); });
+  time("gated, f32 -> f32", kRows * kFfn * 12, [&] { gated(DType::kF32, DType::kF32); });
+
+  constexpr int32_t kHeads = 32, kKvHeads = 8, kHead = 128;
+  std::vector<RowMeta> rows;
+  std::vector<int32_t> table;
+  for (int32_t r = 0; r < kRows; ++r) rows.push_back({0, r});
+  for (int32_t b = 0; b < kRows / 64; ++b) table.push_back(b);
+  const Memory row_meta = Upload(rows), blocks = Upload(table);
+  const Memory seqs = Upload(std::vector<SeqMeta>{{0, kRows, kRows, 0, 0}});
+  const NormQkvRopeAppendArgs args{
+      .cos_sin = As<float>(y),
+      .n_freq = kHead / 2,
+      .q = As<float>(x),
+      .n_heads = kHeads,
+      .kv = MakeKvView(out.get(), As<int32_t>(blocks), 64, DType::kF16, kKvHeads, kHead, kHead),
+      .rows = As<RowMeta>(row_meta),
+      .seqs = As<SeqMeta>(seqs),
+      .n_rows = kRows};
+  float* const kv = As<float>(x) + kRows * kDim;
+  time("rotation of q and k, append", kRows * kHead * (kHeads * 8 + 2 * kKvHeads * 6 + 4),
+       [&] { RopeAppend(args, kv, kv + kRows * kKvHeads * kHead, launch); });
 }
 
 // Causal, in bf16, the shapes of scripts/gpu_attention_peer.py.
@@ -347,6 +437,7 @@ int JsonMain() {
 int Main() {
   const Device device = BenchDevice();
   CheckAttention(device);
+  CheckHopper(device);
   TimeAttention(device);
 
   constexpr size_t kWorkspace = size_t{32} << 20;
@@ -360,9 +451,16 @@ int Main() {
   CheckProduct(**lt, DType::kBF16, DType::kBF16);
   CheckProduct(**lt, DType::kF16, DType::kF32);
   CheckProduct(**lt, DType::kF32, DType::kF32);
-  TimeProduct(**lt, "bf16 -> f32", DType::kBF16, DType::kF32);
-  TimeProduct(**lt, "bf16 -> bf16", DType::kBF16, DType::kBF16);
-  TimeProduct(**lt, "f32 -> f32", DType::kF32, DType::kF32);
+  constexpr DType kBf16 = DType::kBF16, kF32 = DType::kF32;
+  TimeProduct(**lt, kF32, kF32, 8192, 4096, 14336);
+  for (int64_t rows : {4096, 8192}) {
+    for (DType out : {kF32, kBf16}) {
+      for (int64_t n_out : {1024, 4096, 14336}) TimeProduct(**lt, kBf16, out, rows, 4096, n_out);
+    }
+    TimeProduct(**lt, kBf16, kF32, rows, 4096, 4096, /*add=*/true);
+    TimeProduct(**lt, kBf16, kF32, rows, 14336, 4096, /*add=*/true);
+  }
+  TimeRows(device);
   return failed ? 1 : 0;
 }
 

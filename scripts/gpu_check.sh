@@ -129,7 +129,7 @@ else
       -DOMNIKV_CUDA_ARCHS="${arch:-90a}-real" -DOMNIKV_WERROR=OFF >"$out/build.log" 2>&1 &&
       cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
         >>"$out/build.log" 2>&1; then
-      finish build ok "for sm_${arch:-90a}"
+      finish build ok "for sm_${arch:-90a}; $(sed -n 's/^-- \(FlashInfer: o[nf].*\)/\1/p' "$out/build.log")"
     else
       tail -20 "$out/build.log" >&2
       finish build FAILED "$(grep -m1 -iE 'error|not found' "$out/build.log")"

@@ -134,7 +134,8 @@ struct CostVisitor {
     return {.bytes_read = bytes + 8 * U(*a.n), .bytes_written = bytes};
   }
   Cost operator()(const NextTokenArgs& a) const {
-    return {.bytes_read = 4 * U(a.vocab) * U(a.n_rows), .bytes_written = 12 * U(a.n_rows)};
+    const uint64_t seen = a.sample != nullptr ? 4 * U(SeenWords(a.vocab)) : 0;
+    return {.bytes_read = (4 * U(a.vocab) + seen) * U(a.n_rows), .bytes_written = 12 * U(a.n_rows)};
   }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
 };

@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "backend/attn_plan.h"
+#include "backend/sampling.h"
 #include "base/dtype.h"
 
 namespace omnikv {
@@ -311,17 +312,21 @@ struct FetchRowsArgs {
   bool operator==(const FetchRowsArgs&) const = default;
 };
 
-// The greedy choice, and on to the next step: for row r, the only one of its sequence,
-//   token = argmax logits[r], of equals the first;  out[(*step % ring) * n_rows + r] = token;
+// The choice of a token, and on to the next step: for row r, the only one of its sequence,
+//   token = argmax logits[r], of equals the first, or what sample[r] and seen[r] give (sampling.h);
+//   out[(*step % ring) * n_rows + r] = token;  TakeSample(token, sample[r], seen[r]);
 //   tokens[r] = token;  ++rows[r].pos;  ++seqs[rows[r].seq].kv_len;
 // then ++*step. A step that ends in it can be replayed again without a word from the host.
+// REQUIRES vocab <= kMaxSampleVocab with `sample`.
 struct NextTokenArgs {
   const float* logits = nullptr;  // [n_rows, vocab]
   int32_t* tokens = nullptr;      // [n_rows]
   RowMeta* rows = nullptr;        // [n_rows]
   SeqMeta* seqs = nullptr;
-  int32_t* out = nullptr;    // [ring, n_rows]
-  uint32_t* step = nullptr;  // [1]
+  SampleMeta* sample = nullptr;  // [n_rows]; null: greedy
+  uint32_t* seen = nullptr;      // [n_rows, SeenWords(vocab)], with `sample`
+  int32_t* out = nullptr;        // [ring, n_rows]
+  uint32_t* step = nullptr;      // [1]
   int64_t vocab = 0;
   int32_t ring = 1;
   int32_t n_rows = 0;

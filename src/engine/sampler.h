@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "backend/sampling.h"
 #include "omnikv/options.h"
 #include "omnikv/status.h"
 
@@ -15,39 +16,33 @@ Status CheckSampling(const SamplingOptions& options);
 Status CheckGenerate(const GenerateOptions& options);
 
 // Draws tokens by repetition penalty, then temperature, top-k, top-p and min-p in this order, as
-// transformers' generate does. The same seed and logits give the same tokens, but for the last bit
-// of exp, in which C libraries differ.
+// transformers' generate does (backend/sampling.h: exactly how). The same seed and logits give the
+// same tokens everywhere.
 class Sampler {
  public:
   // REQUIRES CheckSampling(options).ok().
   Sampler(const SamplingOptions& options, int32_t vocab);
 
   // A token was in the context: it counts for the repetition penalty.
-  void See(int32_t token) { seen_[static_cast<size_t>(token)] = true; }
-
-  // A token for `logits` [vocab]. The highest, and of equals the first, when greedy.
+  void See(int32_t token) { seen_[static_cast<size_t>(token / 32)] |= uint32_t{1} << (token % 32); }
+  // Draws a token for `logits` [vocab], which counts as seen. The highest, and of equals the first,
+  // when greedy.
   int32_t Sample(const float* logits);
+  // NextToken drew this one, from `meta` and `seen`.
+  void Take(int32_t token) { TakeSample(token, meta_, seen_.data()); }
 
-  // Where its random numbers stand: a sampler with this as its seed goes on with them.
-  uint64_t state() const { return state_; }
+  // What NextToken goes on from. Its `random` is where the random numbers stand: a sampler with
+  // this as its seed goes on with them.
+  const SampleMeta& meta() const { return meta_; }
+  const std::vector<uint32_t>& seen() const { return seen_; }
+  // Whether its tokens are simply the highest.
+  bool IsArgmax() const { return meta_.temperature == 0 && meta_.repeat_penalty == 1; }
 
  private:
-  struct Candidate {
-    float logit;
-    int32_t token;
-    double weight;  // its probability, relative to the likeliest token's
-  };
-  static bool Before(const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-  }
-  double Uniform();  // in [0, 1)
-  // Of the candidates the first `sorted` are in order: puts more there, returns how many then are.
-  size_t SortMore(size_t sorted);
-
-  SamplingOptions options_;
-  std::vector<bool> seen_;             // [vocab]
-  std::vector<Candidate> candidates_;  // scratch, [vocab]
-  uint64_t state_;
+  SampleMeta meta_;
+  int32_t vocab_;
+  std::vector<uint32_t> seen_;            // [SeenWords(vocab)]
+  std::vector<SampleCandidate> scratch_;  // [vocab]
 };
 
 }  // namespace omnikv

@@ -88,11 +88,13 @@ class SessionImpl : public Session {
     uint32_t read = 0;                     // of them
     std::array<Backend::Mark, 2> marks{};  // of the last steps launched, by their number
   };
-  static constexpr uint32_t kStepsAhead = 2;  // their logits alternate
-  // A decode step as it is recorded: its logits go to that row; `chooses`: it ends in NextToken.
-  const Recording& StepFor(int64_t length, uint32_t logits_row, bool chooses);
-  // The token after `pending_`, greedily; up to `wanted` tokens will be asked for in all.
-  Result<int32_t> NextGreedy(Ahead& ahead, int64_t wanted);
+  static constexpr uint32_t kStepsAhead = 2;        // their logits alternate
+  enum class Ending { kLogits, kArgmax, kSample };  // the last two in NextToken
+  // A decode step as it is recorded: its logits go to that row.
+  const Recording& StepFor(int64_t length, uint32_t logits_row, Ending ending);
+  // The token after `pending_`, as `sampler` would draw it, which then knows of it; up to `wanted`
+  // tokens will be asked for in all.
+  Result<int32_t> NextAhead(Ahead& ahead, Sampler& sampler, int64_t wanted);
   // Forgets the steps that nobody read, and brings the logits of the last that was.
   void EndAhead(const Ahead& ahead);
   // Writes the step's inputs: `n` tokens from position `pos` on.
@@ -116,10 +118,12 @@ class SessionImpl : public Session {
   std::unique_ptr<Policy> policy_;
   std::unique_ptr<WorkingSets> sets_;  // null where no layer is read through them
   size_t policy_bytes_ = 0;
-  // By the policy's variant, the row of the logits, and whether it ends in NextToken.
-  std::map<std::tuple<int32_t, uint32_t, bool>, std::unique_ptr<Recording>> steps_;
+  // By the policy's variant, the row of the logits, and how it ends.
+  std::map<std::tuple<int32_t, uint32_t, Ending>, std::unique_ptr<Recording>> steps_;
   Buffer chosen_;                  // int32 [kStepsAhead], shared: tokens that steps chose
   Buffer step_count_;              // uint32 [1]
+  Buffer sample_;                  // SampleMeta [1]
+  Buffer seen_;                    // uint32 [SeenWords(vocab)]
   std::vector<int32_t> tokens_;    // in the bank
   std::vector<float> logits_;      // [vocab], after the last token
   std::vector<RowMeta> rows_;      // scratch, [max_rows]
@@ -340,7 +344,7 @@ Status SessionImpl::Step(int32_t token) {
   UploadStep(&token, pos, 1, prompt_len_);
   const int32_t zero = 0;
   core_.backend->Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
-  core_.backend->Replay(StepFor(pos + 1, 0, /*chooses=*/false));
+  core_.backend->Replay(StepFor(pos + 1, 0, Ending::kLogits));
   ++steps_since_reset_;
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
                           logits_.size() * sizeof(float));
@@ -351,19 +355,22 @@ Status SessionImpl::Step(int32_t token) {
   return {};
 }
 
-const Recording& SessionImpl::StepFor(int64_t length, uint32_t logits_row, bool chooses) {
+const Recording& SessionImpl::StepFor(int64_t length, uint32_t logits_row, Ending ending) {
   const int32_t variant = policy_->Variant(length);
-  std::unique_ptr<Recording>& step = steps_[{variant, logits_row, chooses}];
+  std::unique_ptr<Recording>& step = steps_[{variant, logits_row, ending}];
   if (step != nullptr) return *step;
   const auto row = static_cast<int32_t>(logits_row);
   step = core_.backend->Record([&] {
     EnqueueStep(Context(), {.variant = variant, .logits_row = row});
-    if (!chooses) return;
+    if (ending == Ending::kLogits) return;
+    const bool samples = ending == Ending::kSample;
     core_.backend->Enqueue(
         NextTokenArgs{.logits = core_.work.logits.as<float>() + int64_t{row} * core_.config.vocab,
                       .tokens = core_.work.tokens.as<int32_t>(),
                       .rows = core_.work.rows.as<RowMeta>(),
                       .seqs = core_.work.seqs.as<SeqMeta>(),
+                      .sample = samples ? sample_.as<SampleMeta>() : nullptr,
+                      .seen = samples ? seen_.as<uint32_t>() : nullptr,
                       .out = chosen_.as<int32_t>(),
                       .step = step_count_.as<uint32_t>(),
                       .vocab = core_.config.vocab,
@@ -373,17 +380,26 @@ const Recording& SessionImpl::StepFor(int64_t length, uint32_t logits_row, bool 
   return *step;
 }
 
-Result<int32_t> SessionImpl::NextGreedy(Ahead& ahead, int64_t wanted) {
+Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t wanted) {
   Backend& backend = *core_.backend;
+  const size_t seen_bytes = sampler.seen().size() * sizeof(uint32_t);
   if (chosen_.size() == 0) {
-    OKV_ASSIGN_OR_RETURN(chosen_, backend.AllocateShared(4 * kStepsAhead, "chosen tokens"));
+    OKV_ASSIGN_OR_RETURN(sample_, backend.Allocate(sizeof(SampleMeta), "chosen tokens"));
+    OKV_ASSIGN_OR_RETURN(seen_, backend.Allocate(seen_bytes, "chosen tokens"));
     OKV_ASSIGN_OR_RETURN(step_count_, backend.Allocate(4, "chosen tokens"));
+    OKV_ASSIGN_OR_RETURN(chosen_, backend.AllocateShared(4 * kStepsAhead, "chosen tokens"));
   }
+  const Ending ending = sampler.IsArgmax() ? Ending::kArgmax : Ending::kSample;
   if (ahead.launched == ahead.read) {
     UploadStep(&pending_, core_.bank->Length(seq_), 1, prompt_len_);
     const int32_t zero = 0;
     backend.Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
     backend.Upload(step_count_.as<void>(), &ahead.launched, sizeof(ahead.launched));
+    // This also forgets what steps that nobody read have drawn.
+    if (ending == Ending::kSample) {
+      backend.Upload(sample_.as<void>(), &sampler.meta(), sizeof(SampleMeta));
+      backend.Upload(seen_.as<void>(), sampler.seen().data(), seen_bytes);
+    }
   }
   while (ahead.launched - ahead.read < std::min<int64_t>(kStepsAhead, wanted)) {
     // What cannot be had ahead of time may not be needed.
@@ -391,7 +407,7 @@ Result<int32_t> SessionImpl::NextGreedy(Ahead& ahead, int64_t wanted) {
     if (!room.ok() && ahead.launched > ahead.read) break;
     OKV_RETURN_IF_ERROR(room);
     const uint32_t slot = ahead.launched % kStepsAhead;
-    backend.Replay(StepFor(core_.bank->Length(seq_), slot, /*chooses=*/true));
+    backend.Replay(StepFor(core_.bank->Length(seq_), slot, ending));
     ahead.marks[slot] = backend.SetMark();
     ++ahead.launched;
     ++steps_since_reset_;
@@ -400,7 +416,9 @@ Result<int32_t> SessionImpl::NextGreedy(Ahead& ahead, int64_t wanted) {
   backend.Await(ahead.marks[slot]);
   tokens_.push_back(pending_);
   DropTokens();
-  return chosen_.as<int32_t>()[slot];
+  const int32_t token = chosen_.as<int32_t>()[slot];
+  sampler.Take(token);
+  return token;
 }
 
 void SessionImpl::EndAhead(const Ahead& ahead) {
@@ -447,9 +465,6 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     result.text += piece;
     if (!piece.empty() && on_text && !on_text(piece)) going = false;
   };
-  // On a device, greedy steps follow each other there.
-  const bool greedy = sampling.temperature == 0 && sampling.repeat_penalty == 1;
-  const bool on_device = greedy && core_.backend->OnDevice();
   Ahead ahead;
   while (static_cast<int64_t>(result.tokens.size()) < options.max_tokens && going) {
     if (TakeCancelled()) {
@@ -460,14 +475,13 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     if (pending_ >= 0 && full) break;  // kLength
     int32_t token = -1;
     if (pending_ >= 0) ++stats_.decode_tokens;
-    if (pending_ >= 0 && on_device) {
+    if (pending_ >= 0 && core_.backend->OnDevice()) {
       const int64_t wanted = options.max_tokens - static_cast<int64_t>(result.tokens.size());
-      OKV_ASSIGN_OR_RETURN(token, NextGreedy(ahead, wanted));
+      OKV_ASSIGN_OR_RETURN(token, NextAhead(ahead, sampler, wanted));
     } else {
       if (pending_ >= 0) OKV_RETURN_IF_ERROR(Step(pending_));
       token = sampler.Sample(logits_.data());
     }
-    sampler.See(token);
     result.tokens.push_back(token);
     pending_ = token;
     if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
@@ -486,7 +500,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     emit(text.Push(decoder->Flush()));
     emit(text.Flush());
   }
-  random_ = {.seed = options.sampling.seed, .state = sampler.state()};
+  random_ = {.seed = options.sampling.seed, .state = sampler.meta().random};
   stats_.decode_seconds = Seconds(start);
   TakeCancelled();  // one that came too late for this call is not for the next
   return result;

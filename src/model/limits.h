@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backend/sampling.h"
 #include "model/config.h"
 #include "omnikv/status.h"
 
@@ -16,7 +17,7 @@ struct ModelLimits {
   static constexpr int64_t kHeads = 4096;
   static constexpr int64_t kHeadDim = 1024;
   static constexpr int64_t kFfn = 1 << 20;
-  static constexpr int64_t kVocab = 1 << 23;
+  static constexpr int64_t kVocab = kMaxSampleVocab;
   static constexpr int64_t kContext = 1 << 30;  // tokens
   static constexpr double kTheta = 1e15;
   static constexpr double kScale = 1e6;  // multipliers and factors, and one over it

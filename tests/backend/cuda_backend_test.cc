@@ -357,11 +357,13 @@ class TinyModel {
     step_ = reinterpret_cast<uint32_t*>(Ints(1));
     row_ = static_cast<RowMeta*>(Room(sizeof(RowMeta)));
     seq_ = static_cast<SeqMeta*>(Room(sizeof(SeqMeta)));
+    sample_ = static_cast<SampleMeta*>(Room(sizeof(SampleMeta)));
+    seen_ = reinterpret_cast<uint32_t*>(Ints(static_cast<size_t>(SeenWords(kVocab))));
   }
 
   // One token through a layer that looks at everything, and one that reads what it chose.
-  // `chooses`: and on to the next token.
-  void EnqueueStep(bool chooses = false) {
+  // `chooses`: and on to the next token, as `draws` says by the settings of SetSampling.
+  void EnqueueStep(bool chooses = false, bool draws = false) {
     const AttnPlan dense = AttnPlan::Dense();
     AttnPlan sparse;
     sparse.Add(
@@ -410,6 +412,8 @@ class TinyModel {
                       .tokens = ints_,
                       .rows = row_,
                       .seqs = seq_,
+                      .sample = draws ? sample_ : nullptr,
+                      .seen = draws ? seen_ : nullptr,
                       .out = out_,
                       .step = step_,
                       .vocab = kVocab,
@@ -425,6 +429,13 @@ class TinyModel {
     backend_.Upload(ints_, &token, sizeof(token));
     backend_.Upload(row_, &row, sizeof(row));
     backend_.Upload(seq_, &seq, sizeof(seq));
+  }
+
+  void SetStep(uint32_t step) { backend_.Upload(step_, &step, sizeof(step)); }
+  void SetSampling(const SampleMeta& meta) {
+    const std::vector<uint32_t> none(static_cast<size_t>(SeenWords(kVocab)), 0);
+    backend_.Upload(sample_, &meta, sizeof(meta));
+    backend_.Upload(seen_, none.data(), none.size() * 4);
   }
 
   // Logits and chosen tokens, bit by bit.
@@ -506,6 +517,8 @@ class TinyModel {
   uint32_t* step_;
   RowMeta* row_;
   SeqMeta* seq_;
+  SampleMeta* sample_;
+  uint32_t* seen_;
 };
 
 // 50 tokens by replay and by eager steps, from an empty bank on.
@@ -636,6 +649,36 @@ TEST_F(CudaBackendTest, PromptsAreTheSameWhereOpsWaitForTheNext) {
   EXPECT_TRUE(together == run(true));
   EXPECT_GT(std::count_if(together.begin(), together.end(), [](uint32_t b) { return b != 0; }),
             static_cast<ptrdiff_t>(together.size() / 2));
+}
+
+TEST_F(CudaBackendTest, StepsThatDrawNeedNoHost) {
+  const auto a = Make();
+  const auto b = Make();
+  TinyModel led(*a);
+  TinyModel free(*b);
+  const auto recording = b->Record([&] { free.EnqueueStep(/*chooses=*/true, /*draws=*/true); });
+  constexpr int32_t kSteps = 60;
+  std::vector<SampleCandidate> scratch(TinyModel::kVocab);
+  for (SampleMeta meta : {SampleMeta{.temperature = 0.5, .random = 1},
+                          SampleMeta{.temperature = 1, .top_p = 0.9, .top_k = 40, .random = 2},
+                          SampleMeta{.temperature = 2, .repeat_penalty = 1.5f, .random = 3}}) {
+    free.SetSampling(meta);
+    free.SetStep(0);
+    free.SetToken(17, 0);
+    for (int32_t t = 0; t < kSteps; ++t) b->Replay(*recording);
+    std::vector<uint32_t> seen(static_cast<size_t>(SeenWords(TinyModel::kVocab)), 0);
+    std::vector<int32_t> tokens;
+    for (int32_t t = 0; t < kSteps; ++t) {
+      led.SetToken(t == 0 ? 17 : tokens.back(), t);
+      led.EnqueueStep();
+      const auto bits = led.Output();
+      std::vector<float> logits(TinyModel::kVocab);
+      std::memcpy(logits.data(), bits.data(), logits.size() * 4);
+      tokens.push_back(SampleToken(logits.data(), TinyModel::kVocab, meta, seen.data(), scratch));
+      TakeSample(tokens.back(), meta, seen.data());
+    }
+    EXPECT_EQ(free.Chosen(kSteps), tokens) << "temperature " << meta.temperature;
+  }
 }
 
 TEST_F(CudaBackendTest, ReplaysTakeNoDeviceMemory) {

@@ -155,5 +155,93 @@ TEST_F(ParityTest, NextToken) {
   }
 }
 
+// Words of 32 bits, in halves that floats hold.
+std::vector<float> Halves(const std::vector<uint32_t>& words) {
+  std::vector<float> halves;
+  for (const uint32_t w : words) {
+    halves.insert(halves.end(), {static_cast<float>(w >> 16), static_cast<float>(w & 0xffff)});
+  }
+  return halves;
+}
+
+// Several draws of each row, every row with settings of its own. Weights are whole numbers, so that
+// nothing rounds.
+TEST_F(ParityTest, NextTokenDraws) {
+  const std::vector<SampleMeta> settings = {
+      {.temperature = 1},
+      {.temperature = 0.8, .top_p = 0.95, .top_k = 40},
+      {.repeat_penalty = 1.5f},
+      {.temperature = 1.3, .top_p = 0.7, .repeat_penalty = 1.2f},
+      {.temperature = 100, .min_p = 0.9},
+      {.temperature = 2, .top_p = 0.999, .min_p = 0.01, .top_k = 777},
+      {.temperature = 0.01, .top_p = 1e-9},
+      {.temperature = 1, .repeat_penalty = 0.5f, .top_k = 1},
+      {.temperature = 30, .top_p = 0.5, .min_p = 1e-3, .repeat_penalty = 3, .top_k = 60000},
+      {.temperature = 1, .min_p = 1},
+  };
+  Random random(25);
+  size_t next = 0;  // of the settings
+  for (int64_t vocab : {1, 5, 33, 1000, 16387, 128256, 262208}) {
+    for (size_t n_rows : {1, 2, 7, 16}) {
+      for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kPositive,
+                          Scores::kNarrow, Scores::kBroken}) {
+        const bool large = static_cast<int64_t>(n_rows) * vocab > 40000;
+        if (large && (n_rows > 1 || (kind != Scores::kNormal && kind != Scores::kManyTies)))
+          continue;
+        auto logits = MakeScores(kind, n_rows * static_cast<size_t>(vocab), random);
+        if (kind == Scores::kNormal) {
+          for (float& v : logits) v *= 4;
+          logits.back() = std::numeric_limits<float>::quiet_NaN();
+        }
+        std::vector<SampleMeta> metas;
+        std::vector<uint32_t> was_seen;
+        for (size_t r = 0; r < n_rows; ++r) {
+          metas.push_back(settings[next++ % settings.size()]);
+          metas.back().random = static_cast<uint64_t>(random.Int(0, 1 << 30)) << 20;
+          for (int64_t w = 0; w < SeenWords(vocab); ++w) {
+            was_seen.push_back(static_cast<uint32_t>(random.Int(0, 1 << 30)) * 5u);
+          }
+        }
+        Check(fmt::format("NextToken draws {} rows {} kind {}", vocab, n_rows,
+                          static_cast<int>(kind)),
+              [&](const Execute& run) {
+                constexpr int32_t kRing = 8;
+                const auto rows_32 = static_cast<int32_t>(n_rows);
+                std::vector<SampleMeta> sample = metas;
+                std::vector<uint32_t> seen = was_seen;
+                std::vector<int32_t> tokens(n_rows, -1);
+                std::vector<int32_t> out(n_rows * kRing, -1);
+                std::vector<RowMeta> rows;
+                std::vector<SeqMeta> seqs(n_rows);
+                for (int32_t r = 0; r < rows_32; ++r) rows.push_back({r, 0});
+                std::vector<uint32_t> step = {6};
+                for (int turn = 0; turn < 3; ++turn) {
+                  run(NextTokenArgs{.logits = logits.data(),
+                                    .tokens = tokens.data(),
+                                    .rows = rows.data(),
+                                    .seqs = seqs.data(),
+                                    .sample = sample.data(),
+                                    .seen = seen.data(),
+                                    .out = out.data(),
+                                    .step = step.data(),
+                                    .vocab = vocab,
+                                    .ring = kRing,
+                                    .n_rows = rows_32});
+                }
+                std::vector<uint32_t> states;
+                for (const SampleMeta& m : sample) {
+                  states.push_back(static_cast<uint32_t>(m.random));
+                  states.push_back(static_cast<uint32_t>(m.random >> 32));
+                }
+                return Outputs{{"tokens", AsFloats(tokens), 0},
+                               {"out", AsFloats(out), 0},
+                               {"states", Halves(states), 0},
+                               {"seen", Halves(seen), 0}};
+              });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace omnikv::parity

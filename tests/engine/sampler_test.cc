@@ -7,9 +7,13 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
+#include <tuple>
 
+#include "backend/cpu/cpu_backend.h"
+#include "backend/ref/ref_backend.h"
 #include "engine/stop_text.h"
 
 namespace omnikv {
@@ -146,6 +150,97 @@ TEST(Sampler, DrawsWhatAFullSortWould) {
           EXPECT_EQ(sampler.Sample(logits.data()), SampleSorted(o, logits, FirstUniform(o.seed)));
         }
       }
+    }
+  }
+}
+
+// How far n draws are from what is expected: sum of (seen - expected)^2 / expected.
+double ChiSquare(const std::vector<double>& expected, const std::vector<int>& drawn, int n) {
+  double sum = 0;
+  for (size_t t = 0; t < expected.size(); ++t) {
+    if (expected[t] == 0) {
+      EXPECT_EQ(drawn[t], 0) << "token " << t;
+      continue;
+    }
+    const double difference = drawn[t] - n * expected[t];
+    sum += difference * difference / (n * expected[t]);
+  }
+  return sum;
+}
+
+// Draws of a backend's op, which goes on by itself, against probabilities by their definition.
+TEST(Sampler, BackendsDrawByProbability) {
+  constexpr int kVocab = 40;
+  constexpr int kDraws = 20000;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 1.5f);
+  std::vector<float> logits(kVocab);
+  for (float& v : logits) v = normal(random);
+  const auto ref = MakeRefBackend();
+  CpuBackend cpu({.threads = 1});
+  uint64_t seed = 100;
+  for (Backend* backend : {ref.get(), static_cast<Backend*>(&cpu)}) {
+    for (const auto& [top_k, top_p, min_p] : std::vector<std::tuple<int32_t, double, double>>{
+             {0, 1.0, 0.0}, {12, 1.0, 0.0}, {0, 0.8, 0.0}, {0, 1.0, 0.1}, {30, 0.9, 0.01}}) {
+      std::vector<int32_t> order(kVocab);
+      std::iota(order.begin(), order.end(), 0);
+      const auto weight = [&](int32_t t) { return std::exp(logits[static_cast<size_t>(t)] / 1.2); };
+      std::sort(order.begin(), order.end(), [&](int a, int b) { return weight(a) > weight(b); });
+      if (top_k > 0) order.resize(static_cast<size_t>(top_k));
+      double total = 0;
+      for (const int32_t t : order) total += weight(t);
+      double kept = 0;
+      std::vector<double> expected(kVocab, 0);
+      for (const int32_t t : order) {
+        if (kept >= top_p * total || weight(t) < min_p * weight(order[0])) break;
+        kept += expected[static_cast<size_t>(t)] = weight(t);
+      }
+      size_t likely = 0;
+      for (double& p : expected) likely += (p /= kept) > 0 ? 1 : 0;
+      SampleMeta meta{
+          .temperature = 1.2, .top_p = top_p, .min_p = min_p, .top_k = top_k, .random = seed += 7};
+      std::vector<uint32_t> seen(2, 0);
+      int32_t token = 0;
+      int32_t out = 0;
+      RowMeta row{0, 0};
+      SeqMeta seq{};
+      uint32_t step = 0;
+      const auto recording = backend->Record([&] {
+        backend->Enqueue(NextTokenArgs{.logits = logits.data(),
+                                       .tokens = &token,
+                                       .rows = &row,
+                                       .seqs = &seq,
+                                       .sample = &meta,
+                                       .seen = seen.data(),
+                                       .out = &out,
+                                       .step = &step,
+                                       .vocab = kVocab,
+                                       .n_rows = 1});
+      });
+      std::vector<int> drawn(kVocab, 0);
+      for (int i = 0; i < kDraws; ++i) {
+        backend->Replay(*recording);
+        ++drawn[static_cast<size_t>(token)];
+      }
+      // A chi square of f degrees is about normal, of mean f and deviation sqrt(2 f).
+      const double f = static_cast<double>(likely) - 1;
+      EXPECT_LT(ChiSquare(expected, drawn, kDraws), f + 4 * std::sqrt(2 * f)) << top_k << top_p;
+      EXPECT_EQ(row.pos, kDraws);
+      EXPECT_EQ(step, static_cast<uint32_t>(kDraws));
+    }
+  }
+}
+
+TEST(Sampler, WeightsAreExponentials) {
+  std::mt19937 random(8);
+  std::uniform_real_distribution<float> uniform(0, 35);
+  for (const double temperature : {0.05, 0.7, 1.0, 3.0, 100.0}) {
+    for (int i = 0; i < 20000; ++i) {
+      const float distance = i < 100 ? static_cast<float>(i) * 1e-5f : uniform(random);
+      const double exact =
+          std::exp(-static_cast<double>(distance) / temperature) * static_cast<double>(kWeightOne);
+      const auto weight = static_cast<double>(SampleWeight(-distance, 0, SampleScale(temperature)));
+      ASSERT_NEAR(weight, exact, 1 + 2e-9 * exact) << distance << " at " << temperature;
     }
   }
 }

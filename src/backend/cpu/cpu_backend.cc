@@ -356,7 +356,10 @@ struct CpuBackend::Impl {
 
   void Run(const ScoreReduceArgs& a) { select.Run(a); }
   void Run(const PlanRangeArgs& a) { CpuPlanRange(a); }
-  void Run(const NextTokenArgs& a) { CpuNextToken(a); }
+  void Run(const NextTokenArgs& a) {
+    const auto n = static_cast<size_t>(a.sample != nullptr ? a.vocab : 0);
+    CpuNextToken(a, {reinterpret_cast<SampleCandidate*>(Scratch()), n});
+  }
   void Run(const WorkingSetArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Run(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Run(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
@@ -403,7 +406,9 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const ScoreReduceArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
-  int64_t Need(const NextTokenArgs&) { return 0; }
+  int64_t Need(const NextTokenArgs& a) {
+    return a.sample != nullptr ? a.vocab * int64_t{sizeof(SampleCandidate) / sizeof(float)} : 0;
+  }
   int64_t Need(const WorkingSetArgs&) { return 0; }
   int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }

@@ -1,6 +1,7 @@
 // Scores to choices: ScoreReduce, PlanRange and TopK over threads.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "backend/cpu/select_kernels.h"
@@ -37,6 +38,7 @@ class CpuSelect {
 
 // Too small to divide.
 void CpuPlanRange(const PlanRangeArgs& a);
-void CpuNextToken(const NextTokenArgs& a);
+// `scratch`: vocab, where tokens are sampled.
+void CpuNextToken(const NextTokenArgs& a, std::span<SampleCandidate> scratch);
 
 }  // namespace omnikv

@@ -137,7 +137,7 @@ void TopK(const TopKArgs& args, const Launch& launch);
 
 // --- kernels/sample.cu
 
-size_t NextTokenScratch(const NextTokenArgs& args);
+size_t NextTokenScratch(const NextTokenArgs& args, const Device& device);
 void NextToken(const NextTokenArgs& args, const Launch& launch);
 
 // --- kernels/working_set.cu: rows of K/V that live on the host.

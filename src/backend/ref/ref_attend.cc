@@ -158,10 +158,52 @@ void RefTopK(const TopKArgs& a) {
   }
 }
 
+namespace {
+
+// By the words of sampling.h: everything in order, then the cuts, then one walk.
+int32_t RefSample(const float* logits, int64_t vocab, const SampleMeta& meta,
+                  const uint32_t* seen) {
+  std::vector<SampleCandidate> order;
+  for (int32_t t = 0; t < vocab; ++t) {
+    const bool was_seen = (seen[t / 32] >> (t % 32) & 1) != 0;
+    const float logit = was_seen ? Penalised(logits[t], meta.repeat_penalty) : logits[t];
+    if (!std::isnan(logit)) order.push_back({logit, t, 0});
+  }
+  if (order.empty()) return 0;
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& x, const auto& y) { return x.logit > y.logit; });
+  if (meta.temperature == 0) return order[0].token;
+  if (meta.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(meta.top_k)));
+  uint64_t total = 0;
+  for (SampleCandidate& c : order) {
+    c.weight = SampleWeight(c.logit, order[0].logit, SampleScale(meta.temperature));
+    total += c.weight;
+  }
+  const uint64_t least = SampleMinWeight(meta.min_p);
+  std::erase_if(order, [&](const SampleCandidate& c) { return c.weight < least; });
+  const uint64_t wanted = meta.top_p < 1 ? SampleTopWeight(meta.top_p, total) : total;
+  uint64_t kept = 0;
+  for (size_t i = 0; i < order.size() && kept < wanted; ++i) kept += order[i].weight;
+  const uint64_t place = SampleRandom(meta.random, kept);
+  uint64_t passed = 0;
+  for (const SampleCandidate& c : order) {
+    passed += c.weight;
+    if (passed > place) return c.token;
+  }
+  return order[0].token;  // never: place < kept
+}
+
+}  // namespace
+
 void RefNextToken(const NextTokenArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const float* logits = a.logits + r * a.vocab;
-    const auto token = static_cast<int32_t>(std::max_element(logits, logits + a.vocab) - logits);
+    auto token = static_cast<int32_t>(std::max_element(logits, logits + a.vocab) - logits);
+    if (a.sample != nullptr) {
+      uint32_t* seen = a.seen + r * SeenWords(a.vocab);
+      token = RefSample(logits, a.vocab, a.sample[r], seen);
+      TakeSample(token, a.sample[r], seen);
+    }
     a.out[static_cast<int32_t>(*a.step % static_cast<uint32_t>(a.ring)) * a.n_rows + r] = token;
     a.tokens[r] = token;
     ++a.rows[r].pos;

@@ -1,6 +1,7 @@
 // From scores to chosen tokens: ScoreReduce, PlanRange and TopK.
 #include <algorithm>
 
+#include "backend/cuda/kernels/cluster.cuh"
 #include "backend/cuda/kernels/pack.cuh"
 
 namespace omnikv::cuda {
@@ -131,28 +132,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Blocks of a cluster lie along x. Before sm_90 there are no clusters: block 0 does everything.
-__device__ __forceinline__ void ClusterSync() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// Where block `block` of the cluster has what lies at `shared` here.
-template <typename T>
-__device__ __forceinline__ T* InBlock(T* shared, int block) {
-#if __CUDA_ARCH__ >= 900
-  T* there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(block));
-  return there;
-#else
-  return shared;
-#endif
-}
-
 // Shared memory of a block; kept keys follow it.
 struct alignas(16) Shared {
   uint32_t bins[kBins];             // this block's keys by digit
@@ -237,17 +216,6 @@ __device__ __forceinline__ Chunk ReadChunk(const Keys& in, int at) {
     c.key[i][3] = four.w;
   }
   return c;
-}
-
-// The sum of v over this lane and the lower ones.
-__device__ __forceinline__ uint32_t WarpPrefix(uint32_t v) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const uint32_t below = __shfl_up_sync(kAllLanes, v, distance);
-    if (lane >= distance) v += below;
-  }
-  return v;
 }
 
 // The highest bin of this thread; the other one is below it. Bins descend with threads.

@@ -1,0 +1,42 @@
+// Clusters of blocks, which lie along x. Before sm_90 there are none: a block is its own cluster.
+#pragma once
+
+#include "backend/cuda/kernels/common.cuh"
+
+namespace omnikv::cuda {
+
+// A barrier of the whole cluster; what its blocks wrote to shared memory before can be read after.
+__device__ __forceinline__ void ClusterSync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Where block `block` of the cluster has what lies at `shared` here.
+template <typename T>
+__device__ __forceinline__ T* InBlock(T* shared, int block) {
+#if __CUDA_ARCH__ >= 900
+  T* there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(block));
+  return there;
+#else
+  return shared;
+#endif
+}
+
+// The sum of v over this lane and the lower ones.
+template <typename T>
+__device__ __forceinline__ T WarpPrefix(T v) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T below = __shfl_up_sync(kAllLanes, v, distance);
+    if (lane >= distance) v += below;
+  }
+  return v;
+}
+
+}  // namespace omnikv::cuda

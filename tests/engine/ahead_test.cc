@@ -1,0 +1,229 @@
+// Steps that a device takes by itself, the choice of the token included, against a host that leads
+// each of them. Where there is no card, ref and cpu stand in for one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "backend/trace/trace_backend.h"
+#include "engine/core.h"
+#include "engine/devices.h"
+#include "engine/sampler.h"
+
+namespace omnikv {
+namespace {
+
+const char kTiny[] = OMNIKV_SOURCE_DIR "/tests/golden/models/llama_f32";  // 256 tokens, no text
+const char kShipped[] = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf";
+
+// A backend that engines take for a device's.
+class AsDevice : public TraceBackend {
+ public:
+  explicit AsDevice(std::unique_ptr<Backend> inner)
+      : TraceBackend(*inner), inner_(std::move(inner)) {
+    set_logging(false);
+  }
+  bool OnDevice() const override { return true; }
+
+ private:
+  std::unique_ptr<Backend> inner_;
+};
+
+struct Loaded {
+  std::unique_ptr<Engine> engine;  // null where the device is missing
+  const TraceBackend* backend = nullptr;
+};
+
+// `eos`: tokens that end an answer.
+Loaded Load(const std::string& device, const char* model, std::vector<int32_t> eos = {}) {
+  Loaded loaded;
+  auto core = std::make_unique<EngineCore>();
+  core->options = {.model = model,
+                   .device = device,
+                   .threads = 2,
+                   .context = 256,
+                   .precision = "full",
+                   .max_sessions = 3};
+  auto backend = MakeBackend(core->options);
+  if (!backend.ok()) {
+    EXPECT_EQ(backend.status().code(), StatusCode::kUnsupported) << backend.status().message();
+    return loaded;
+  }
+  auto traced = std::make_unique<AsDevice>(std::move(*backend));
+  loaded.backend = traced.get();
+  core->backend = std::move(traced);
+  const auto files = OpenModel(model);
+  const auto bytes = WeightBytes(*files);
+  const auto plan =
+      PlanMemory(core->options, files->config, *bytes, AllF32(*files), *core->backend);
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  core->config = files->config;
+  if (!eos.empty()) core->config.eos_ids = std::move(eos);
+  auto text = LoadText(*files);
+  core->text_status = text.status();
+  if (text.ok()) core->text = std::move(*text);
+  core->weights = *LoadWeights(*files, *core->backend, {});
+  loaded.engine = *MakeEngine(std::move(core), *plan, 0);
+  return loaded;
+}
+
+std::unique_ptr<Session> Prompted(Engine& engine, size_t n = 20) {
+  auto session = engine.NewSession({.name = "full"});
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  std::vector<int32_t> prompt(n);
+  for (size_t i = 0; i < n; ++i) prompt[i] = static_cast<int32_t>(3 + i * 37 % 200);
+  EXPECT_TRUE((*session)->Prompt(prompt).ok());
+  return std::move(*session);
+}
+
+std::vector<int32_t> Generated(Session& session, const SamplingOptions& sampling, int64_t n) {
+  const auto result = session.Generate({.max_tokens = n, .sampling = sampling, .ignore_eos = true});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return result->tokens;
+}
+
+// The tokens of a host that brings the logits and draws from them.
+std::vector<int32_t> Led(Session& session, const SamplingOptions& sampling, int32_t vocab, int n) {
+  Sampler sampler(sampling, vocab);
+  for (const int32_t t : session.tokens()) sampler.See(t);
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < n; ++i) {
+    tokens.push_back(sampler.Sample(session.logits()));
+    EXPECT_TRUE(session.Step(tokens.back()).ok());
+  }
+  return tokens;
+}
+
+const std::vector<SamplingOptions> kSettings = {
+    {},
+    {.repeat_penalty = 1.3},
+    {.temperature = 1, .seed = 1},
+    {.temperature = 0.7, .top_k = 40, .top_p = 0.95, .seed = 2},
+    {.temperature = 1.5, .top_p = 0.8, .repeat_penalty = 1.1, .seed = 3},
+    {.temperature = 2, .min_p = 0.05, .seed = 4},
+    {.temperature = 3, .top_k = 200, .top_p = 0.99, .min_p = 1e-4, .repeat_penalty = 2, .seed = 5},
+};
+
+class AheadTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    loaded_ = Load(GetParam(), kTiny);
+    if (loaded_.engine == nullptr) GTEST_SKIP() << "no card";
+  }
+  Engine& engine() { return *loaded_.engine; }
+
+  Loaded loaded_;
+};
+
+TEST_P(AheadTest, DrawsWhatALeadingHostWould) {
+  for (const SamplingOptions& sampling : kSettings) {
+    const auto led = Prompted(engine());
+    const auto expected = Led(*led, sampling, engine().vocab(), 59);
+    const auto session = Prompted(engine());
+    auto tokens = Generated(*session, sampling, 60);
+    const auto logits = [&](const Session& s) {
+      return std::vector<float>(s.logits(), s.logits() + engine().vocab());
+    };
+    EXPECT_EQ(logits(*session), logits(*led)) << "seed " << sampling.seed;
+    EXPECT_EQ(session->tokens(), led->tokens());
+    tokens.pop_back();  // drawn, and not in the context
+    EXPECT_EQ(tokens, expected) << "seed " << sampling.seed;
+  }
+}
+
+// Whatever steps ran ahead of a stop, the draws go on as if they had not.
+TEST_P(AheadTest, GoesOnAsOneDrawWould) {
+  for (const SamplingOptions& sampling : kSettings) {
+    const auto whole = Generated(*Prompted(engine()), sampling, 40);
+    const auto session = Prompted(engine());
+    std::vector<int32_t> parts;
+    for (const int64_t n : {1, 2, 3, 10, 1}) {
+      const auto part = Generated(*session, sampling, n);
+      parts.insert(parts.end(), part.begin(), part.end());
+    }
+    const auto fork = session->Fork();
+    ASSERT_TRUE(fork.ok());
+    const auto rest = std::vector<int32_t>(whole.begin() + 17, whole.end());
+    EXPECT_EQ(parts, std::vector<int32_t>(whole.begin(), whole.begin() + 17));
+    EXPECT_EQ(Generated(*session, sampling, 23), rest) << "seed " << sampling.seed;
+    EXPECT_EQ(Generated(**fork, sampling, 23), rest) << "seed " << sampling.seed;
+  }
+}
+
+TEST_P(AheadTest, AnEndTokenLeavesNoTraceOfWhatRanAhead) {
+  const SamplingOptions sampling{.temperature = 2, .repeat_penalty = 1.5, .seed = 9};
+  const auto whole = Generated(*Prompted(engine()), sampling, 40);
+  for (const size_t at : {4u, 5u, 20u}) {  // both rows of logits
+    const size_t first =
+        static_cast<size_t>(std::find(whole.begin(), whole.end(), whole[at]) - whole.begin());
+    const Loaded other = Load(GetParam(), kTiny, {whole[at]});
+    const auto session = Prompted(*other.engine);
+    const auto head = session->Generate({.max_tokens = 40, .sampling = sampling});
+    ASSERT_TRUE(head.ok()) << head.status().message();
+    EXPECT_EQ(head->finish_reason, FinishReason::kStop);
+    EXPECT_EQ(head->tokens, std::vector<int32_t>(
+                                whole.begin(), whole.begin() + static_cast<ptrdiff_t>(first) + 1));
+    EXPECT_EQ(session->tokens().size(), 20 + first);
+    EXPECT_EQ(Generated(*session, sampling, static_cast<int64_t>(39 - first)),
+              std::vector<int32_t>(whole.begin() + static_cast<ptrdiff_t>(first) + 1, whole.end()));
+  }
+}
+
+TEST_P(AheadTest, AFullContextEndsIt) {
+  const auto session = Prompted(engine(), 250);
+  EXPECT_EQ(Generated(*session, {.temperature = 1}, 50).size(), 7u);  // the last stays out
+  EXPECT_EQ(session->tokens().size(), 256u);
+}
+
+// Settings lie in the device's memory: one recording serves them all.
+TEST_P(AheadTest, RecordsOneStepForAllSettings) {
+  const auto session = Prompted(engine());
+  Generated(*session, kSettings[2], 8);
+  const auto& recordings = loaded_.backend->recordings();
+  const size_t recorded = recordings.size();
+  EXPECT_EQ(recorded, 2u);  // a row of logits each
+  for (const auto& step : recordings) {
+    EXPECT_EQ(OpName(step.back()), "NextToken");
+  }
+  for (size_t i = 1; i < kSettings.size(); ++i) Generated(*session, kSettings[i], 8);
+  EXPECT_EQ(recordings.size(), recorded);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, AheadTest, testing::Values("ref", "cpu", "cuda"),
+                         [](const auto& param) { return std::string(param.param); });
+
+// A listener, or a text, that stops it in the midst.
+TEST(AheadText, StopsLeaveNoTraceOfWhatRanAhead) {
+  const SamplingOptions sampling{.temperature = 1.2, .top_p = 0.9, .seed = 6};
+  const Loaded loaded = Load("cpu", kShipped);
+  Engine& engine = *loaded.engine;
+  const GenerateOptions all{.max_tokens = 30, .sampling = sampling, .ignore_eos = true};
+  const auto whole = Prompted(engine)->Generate(all);
+  ASSERT_TRUE(whole.ok()) << whole.status().message();
+  const auto check = [&](const GenerateOptions& options, const Session::OnText& on_text) {
+    const auto session = Prompted(engine);
+    const auto head = session->Generate(options, on_text);
+    ASSERT_TRUE(head.ok()) << head.status().message();
+    const size_t n = head->tokens.size();
+    ASSERT_LT(n, whole->tokens.size());
+    GenerateOptions rest = all;
+    rest.max_tokens -= static_cast<int64_t>(n);
+    std::vector<int32_t> tokens = head->tokens;
+    const auto tail = session->Generate(rest);
+    ASSERT_TRUE(tail.ok()) << tail.status().message();
+    tokens.insert(tokens.end(), tail->tokens.begin(), tail->tokens.end());
+    EXPECT_EQ(tokens, whole->tokens);
+  };
+  for (const int stop_at : {1, 2, 7}) {
+    int pieces = 0;
+    check(all, [&](std::string_view) { return ++pieces < stop_at; });
+  }
+  GenerateOptions until = all;
+  until.stop = {whole->text.substr(whole->text.size() / 2, 3)};
+  check(until, {});
+}
+
+}  // namespace
+}  // namespace omnikv

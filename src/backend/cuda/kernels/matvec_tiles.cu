@@ -198,8 +198,10 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
     const auto share = [&](uint32_t block) {
       return begin + static_cast<int32_t>(n * block / gridDim.x);
     };
-    const int32_t first = share(blockIdx.x);
-    return Tiles{first, share(blockIdx.x + 1) - first};
+    // Blocks take turns, so that the shares that are a tile longer are not always the same block's.
+    const uint32_t turn = (blockIdx.x + static_cast<uint32_t>(pass)) % gridDim.x;
+    const int32_t first = share(turn);
+    return Tiles{first, share(turn + 1) - first};
   };
 
   // Steps are dealt to the warps kRun at a time.

@@ -220,7 +220,10 @@ __host__ __device__
 // The split of a sparse layer's budget, from the sequence's length n and generated tokens n_gen
 // (below 0 where a prompt was cancelled; min_recent is 0 or more):
 //   b = BudgetAt(budget, share, n);  recent = min(max(min(tail, n_gen), min_recent), b, n)
-//   bounds = [n - recent, n): always read;  n_candidates = n - recent;  n_pick = b - recent.
+//   recent = n where n <= dense_below: everything is read
+//   bounds = [n - recent, n): always read;  n_candidates = n - recent;
+//   n_pick = max(b - recent, 0).
+// A sequence without tokens gets empty bounds, no candidates.
 struct PlanRangeArgs {
   const SeqMeta* seqs = nullptr;
   int32_t n_seqs = 0;
@@ -228,6 +231,7 @@ struct PlanRangeArgs {
   double share = 0;  // of the context, 0 to 1
   int32_t tail = 0;
   int32_t min_recent = 0;
+  int32_t dense_below = 0;          // tokens
   int32_t* bounds = nullptr;        // [n_seqs, 2]
   int32_t* n_candidates = nullptr;  // [n_seqs]
   int32_t* n_pick = nullptr;        // [n_seqs]

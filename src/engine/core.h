@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,5 +50,36 @@ Status NeedTokenizer(const EngineCore& core);
 
 // A session on `core`.
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
+
+// What an engine of MakeEngine stands on. Lives as long as the engine.
+EngineCore& CoreOf(Engine& engine);
+
+// --- What sessions and batches (batch.h) share.
+
+struct PreparedPolicy {
+  const PolicyInfo* info = nullptr;
+  PolicySettings settings;
+  std::unique_ptr<Policy> policy;
+};
+
+// A policy for `max_seqs` sequences whose keys are rotated by `ropes`. What it keeps counts against
+// policy_room: kResourceExhausted where that is not enough. The owner takes policy->Bytes() off
+// core.policy_bytes when it goes.
+Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
+                                     const RopeState& ropes, int32_t max_seqs);
+
+// kInvalidArgument unless `tokens` can be a prompt.
+Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens);
+
+// Tokens that no row from position `length` on reads: those the policy drops, as far as no layer's
+// sliding window needs them. Under a model of windows only, all that is past them.
+Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int64_t length);
+
+// Tokens of all layers together that a step at `length` tokens reads.
+struct TokensRead {
+  int64_t global = 0;   // by layers that the policy governs
+  int64_t sliding = 0;  // by layers of a sliding window
+};
+TokensRead CountTokensRead(const ModelConfig& config, const Policy& policy, int64_t length);
 
 }  // namespace omnikv

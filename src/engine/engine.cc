@@ -49,6 +49,7 @@ class EngineImpl : public Engine {
   std::string device() const override { return core_->backend->Describe(); }
   double load_seconds() const override { return load_seconds_; }
   size_t weight_bytes() const override { return core_->weights.bytes; }
+  EngineCore& core() { return *core_; }
 
  private:
   std::unique_ptr<EngineCore> core_;
@@ -94,6 +95,10 @@ Status NeedTokenizer(const EngineCore& core) {
   return Unsupported(fmt::format("{} has no tokenizer", core.options.model));
 }
 
+EngineCore& CoreOf(Engine& engine) {
+  return static_cast<EngineImpl&>(engine).core();
+}
+
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds) {
   OKV_ASSIGN_OR_RETURN(
@@ -102,7 +107,8 @@ Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, con
   core->policy_room = plan.policies;
   core->cache_tokens = plan.cache_tokens;
   OKV_ASSIGN_OR_RETURN(core->work, Workspace::Create(*core->backend, core->config, plan.chunk,
-                                                     MaxOutRows(core->config, plan.chunk)));
+                                                     MaxOutRows(core->config, plan.chunk,
+                                                                core->options.max_sessions)));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(core), load_seconds));
 }
 

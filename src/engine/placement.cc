@@ -154,10 +154,11 @@ class Placement {
 
 }  // namespace
 
-int32_t MaxOutRows(const ModelConfig& config, int32_t chunk) {
+int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_sessions) {
   constexpr int64_t kLogitsBytes = int64_t{8} << 20;
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(kLogitsBytes / (int64_t{4} * config.vocab), 2, std::max(chunk, 2)));
+  const int32_t least = std::max(2, std::min(max_sessions, kMaxBatch));
+  return static_cast<int32_t>(std::clamp<int64_t>(kLogitsBytes / (int64_t{4} * config.vocab), least,
+                                                  std::max(chunk, least)));
 }
 
 std::vector<int32_t> GroupsOfLayers(const ModelConfig& config, const std::vector<int32_t>& global) {
@@ -199,7 +200,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   OKV_ASSIGN_OR_RETURN(plan.kv_dtype, KvDType(options.kv_dtype, all_f32));
   plan.weights = weight_bytes;
   plan.chunk = options.prefill_chunk != 0 ? options.prefill_chunk : backend.PrefillRows();
-  plan.activations = Workspace::BytesFor(config, plan.chunk, MaxOutRows(config, plan.chunk)) +
+  plan.activations = Workspace::BytesFor(config, plan.chunk,
+                                         MaxOutRows(config, plan.chunk, options.max_sessions)) +
                      backend.WorkBytes(LimitsOf(config, plan.chunk));
   plan.context = options.context != 0 ? options.context : config.max_context;
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));

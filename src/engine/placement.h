@@ -47,9 +47,12 @@ Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig&
 // The bank of a model: one LayerSpec a layer.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
+// Sequences that decode together at most: as many rows as a card's decode kernels take.
+inline constexpr int32_t kMaxBatch = 16;
+
 // Rows of logits that PromptLogits may ask for at once: bounded by memory, at least the two that
-// decode steps alternate between.
-int32_t MaxOutRows(const ModelConfig& config, int32_t chunk);
+// decode steps alternate between, and one for each sequence of a batch.
+int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_sessions);
 
 // The group of each layer of the bank, from a policy's groups of global-attention layers.
 std::vector<int32_t> GroupsOfLayers(const ModelConfig& config, const std::vector<int32_t>& global);

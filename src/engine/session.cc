@@ -39,7 +39,7 @@ class SessionImpl : public Session {
       : core_(core), options_(std::move(options)) {}
   ~SessionImpl() override {
     if (seq_ >= 0) core_.bank->Free(seq_);
-    core_.policy_bytes -= policy_bytes_;
+    if (policy_ != nullptr) core_.policy_bytes -= policy_->Bytes();
   }
 
   // The session's own state, on a new sequence or on a fork of `from`.
@@ -63,18 +63,15 @@ class SessionImpl : public Session {
     uint64_t state;  // where its numbers stand now
   };
   using Sink = std::function<void(int64_t, const float*)>;
-  // Counts what the policy keeps against what the memory plan left for it.
-  Status TakePolicyMemory();
   // Room on the device for what the policy reads of layers that live on the host.
   Status OpenWorkingSets();
-  Status CheckTokens(std::span<const int32_t> tokens) const;
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
-  // Tokens that no row from position `length` on reads: those the policy drops, as far as no
-  // layer's sliding window needs them. Under a model of windows only, all that is past them.
-  Policy::TokenRange Dropped(int64_t length) const;
+  Policy::TokenRange Dropped(int64_t length) const {
+    return DroppedTokens(core_.config, *policy_, length);
+  }
   void DropTokens() {
     const Policy::TokenRange dropped = Dropped(static_cast<int64_t>(tokens_.size()));
     core_.bank->Drop(seq_, dropped.begin, dropped.end);
@@ -117,7 +114,6 @@ class SessionImpl : public Session {
   RopeState ropes_;
   std::unique_ptr<Policy> policy_;
   std::unique_ptr<WorkingSets> sets_;  // null where no layer is read through them
-  size_t policy_bytes_ = 0;
   // By the policy's variant, the row of the logits, and how it ends.
   std::map<std::tuple<int32_t, uint32_t, Ending>, std::unique_ptr<Recording>> steps_;
   Buffer chosen_;                  // int32 [kStepsAhead], shared: tokens that steps chose
@@ -138,34 +134,15 @@ class SessionImpl : public Session {
 };
 
 Status SessionImpl::Open(const SessionImpl* from) {
-  OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, FindPolicy(options_.name));
-  OKV_ASSIGN_OR_RETURN(settings_,
-                       PolicySettings::Parse(info->name, info->settings, options_.settings));
   OKV_ASSIGN_OR_RETURN(ropes_, RopeState::Create(*core_.backend, core_.config));
-  PolicyContext context{.backend = core_.backend.get(),
-                        .model_name = core_.config.name,
-                        .n_layers = GlobalLayers(core_.config),
-                        .n_heads = core_.config.n_heads,
-                        .dk = core_.config.head_dim,
-                        .max_rows = core_.work.max_rows,
-                        .max_context = core_.bank->config().max_tokens,
-                        .force_indices = options_.force_indices,
-                        .tiered = core_.bank->HasHostLayers()};
-  for (const LayerConfig& layer : core_.config.layers) {
-    if (layer.window > 0) continue;
-    const bool rotated = layer.rope >= 0;
-    const auto* set = rotated ? &ropes_.sets()[static_cast<size_t>(layer.rope)] : nullptr;
-    context.inv_freq.push_back(rotated ? set->inv_freq.as<float>() : nullptr);
-    if (rotated) context.n_freq = set->n_freq;
-  }
-  policy_ = info->make();
-  OKV_RETURN_IF_ERROR(policy_->Prepare(context, settings_));
-  OKV_RETURN_IF_ERROR(TakePolicyMemory());
+  OKV_ASSIGN_OR_RETURN(PreparedPolicy prepared, PreparePolicy(core_, options_, ropes_, 1));
+  settings_ = std::move(prepared.settings);
+  policy_ = std::move(prepared.policy);
   OKV_RETURN_IF_ERROR(OpenWorkingSets());
   rows_.resize(static_cast<size_t>(core_.work.max_rows));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
-  stats_.policy = info->name;
+  stats_.policy = prepared.info->name;
   if (from == nullptr) {
     OKV_ASSIGN_OR_RETURN(seq_, core_.bank->NewSequence());
     return {};
@@ -193,55 +170,8 @@ Status SessionImpl::OpenWorkingSets() {
                                             .n_groups = groups.n_groups,
                                             .capacity = capacity,
                                             .n_slots = std::max(capacity, cache),
-                                  .simulated_hits = core_.simulated_hits}));
+                                            .simulated_hits = core_.simulated_hits}));
   return {};
-}
-
-Status SessionImpl::TakePolicyMemory() {
-  const size_t bytes = policy_->Bytes();
-  const size_t left = core_.policy_room - core_.policy_bytes;
-  if (bytes > left) {
-    const bool on_device = core_.backend->OnDevice();
-    const size_t cap = on_device ? core_.options.gpu_memory : core_.options.host_memory;
-    return ResourceExhausted(fmt::format(
-        "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower --ctx",
-        options_.name, HumanBytes(bytes), core_.bank->config().max_tokens,
-        cap == 0
-            ? "the available memory"
-            : fmt::format("{} {}", on_device ? "--gpu-memory" : "--host-memory", HumanBytes(cap)),
-        HumanBytes(left)));
-  }
-  core_.policy_bytes += bytes;
-  policy_bytes_ = bytes;
-  return {};
-}
-
-Status SessionImpl::CheckTokens(std::span<const int32_t> tokens) const {
-  const int64_t context = core_.bank->config().max_tokens;
-  if (tokens.empty()) return InvalidArgument("the prompt is empty, expected at least one token");
-  if (static_cast<int64_t>(tokens.size()) > context) {
-    return InvalidArgument(
-        fmt::format("the prompt has {} tokens, but the context holds {}: shorten it or raise --ctx",
-                    tokens.size(), context));
-  }
-  for (int32_t t : tokens) {
-    if (t < 0 || t >= core_.config.vocab) {
-      return InvalidArgument(
-          fmt::format("token {} is not in the vocabulary of {}", t, core_.config.vocab));
-    }
-  }
-  return {};
-}
-
-Policy::TokenRange SessionImpl::Dropped(int64_t length) const {
-  int64_t window = 0;
-  for (const LayerConfig& layer : core_.config.layers) {
-    window = std::max<int64_t>(window, layer.window);
-  }
-  Policy::TokenRange range = policy_->Dropped(length);
-  if (GlobalLayers(core_.config) == 0) range = {0, length + 1 - window};
-  if (window > 0) range.end = std::min(range.end, length + 1 - window);
-  return {range.begin, std::max(range.begin, range.end)};
 }
 
 void SessionImpl::StartOver(int64_t keep) {
@@ -272,7 +202,7 @@ void SessionImpl::UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int6
 
 Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& progress,
                             const Sink& sink) {
-  OKV_RETURN_IF_ERROR(CheckTokens(tokens));
+  OKV_RETURN_IF_ERROR(CheckTokens(core_, tokens));
   TakeCancelled();
   const auto start = Clock::now();
   const auto total = static_cast<int64_t>(tokens.size());
@@ -338,7 +268,7 @@ Status SessionImpl::PromptLogits(const std::vector<int32_t>& tokens, const Sink&
 }
 
 Status SessionImpl::Step(int32_t token) {
-  OKV_RETURN_IF_ERROR(CheckTokens({&token, 1}));
+  OKV_RETURN_IF_ERROR(CheckTokens(core_, {&token, 1}));
   const int64_t pos = core_.bank->Length(seq_);
   OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, 1));
   UploadStep(&token, pos, 1, prompt_len_);
@@ -535,16 +465,11 @@ SessionStats SessionImpl::stats() const {
   stats.settings = settings_.ToString();
   stats.context_tokens = length;
   stats.budget_tokens = policy_->Budget(length);
-  int64_t attended = 0;
-  for (const LayerConfig& layer : core_.config.layers) {
-    if (layer.window > 0) attended += std::min<int64_t>(layer.window, length);
-  }
+  const TokensRead read = CountTokensRead(core_.config, *policy_, length);
+  stats.attended_tokens = static_cast<double>(read.global + read.sliding) / core_.config.n_layers;
   const int32_t n_global = GlobalLayers(core_.config);
-  int64_t global = 0;
-  for (int32_t layer = 0; layer < n_global; ++layer) global += policy_->TokensRead(layer, length);
-  stats.attended_tokens = static_cast<double>(attended + global) / core_.config.n_layers;
   if (n_global * length > 0) {
-    stats.mem_fraction = static_cast<double>(global) / static_cast<double>(n_global * length);
+    stats.mem_fraction = static_cast<double>(read.global) / static_cast<double>(n_global * length);
   }
   const size_t own = core_.bank->OwnBytes() + core_.policy_bytes;
   stats.host_bytes = core_.bank->HostBytes();
@@ -565,11 +490,7 @@ SessionStats SessionImpl::stats() const {
 }  // namespace
 
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy) {
-  PolicyOptions options = policy;
-  if (options.name == "auto") {
-    options.name = RecommendedPolicy(core.config.name, GlobalLayers(core.config)).name;
-  }
-  auto session = std::make_unique<SessionImpl>(core, std::move(options));
+  auto session = std::make_unique<SessionImpl>(core, policy);
   OKV_RETURN_IF_ERROR(session->Open(nullptr));
   return std::unique_ptr<Session>(std::move(session));
 }

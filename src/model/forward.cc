@@ -44,7 +44,7 @@ AttendArgs DenseAttend(const StepContext& c, const StepShape& shape, const KvVie
           .rows = c.work.rows.as<RowMeta>(),
           .seqs = c.work.seqs.as<SeqMeta>(),
           .n_rows = shape.n_rows,
-          .n_seqs = 1,
+          .n_seqs = c.n_seqs,
           .n_heads = c.config.n_heads,
           .scale = c.config.attn_scale,
           .softcap = c.config.attn_softcap};
@@ -202,7 +202,7 @@ void ForEachBuffer(Workspace& w, const ModelConfig& config, int64_t rows, int64_
   visit(w.logits, size(out * config.vocab, 4));
   visit(w.tokens, size(rows, sizeof(int32_t)));
   visit(w.rows, size(rows, sizeof(RowMeta)));
-  visit(w.seqs, sizeof(SeqMeta));
+  visit(w.seqs, size(rows, sizeof(SeqMeta)));
   visit(w.out_rows, size(out, sizeof(int32_t)));
   w.cos_sin.resize(config.ropes.size());
   for (size_t i = 0; i < config.ropes.size(); ++i) {

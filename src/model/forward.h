@@ -47,13 +47,14 @@ struct Workspace {
   Buffer logits;                // f32 [max_out, vocab]
   Buffer tokens;                // int32 [R]
   Buffer rows;                  // RowMeta [R]
-  Buffer seqs;                  // SeqMeta [1]
+  Buffer seqs;                  // SeqMeta [R]
   Buffer out_rows;              // int32 [max_out]
   std::vector<Buffer> cos_sin;  // f32 [R, n_freq, 2], one for each of ModelConfig::ropes
 };
 
-// One step: `n_rows` tokens of one sequence, whose meta data stand in the workspace, logits for
-// `n_out` of them. Everything here is fixed when a step is recorded.
+// One step: `n_rows` tokens, whose meta data stand in the workspace, logits for `n_out` of them. A
+// prompt's are of one sequence, a decode step's one of each. Everything here is fixed when a step
+// is recorded.
 struct StepShape {
   int32_t n_rows = 1;
   int32_t n_out = 1;
@@ -77,8 +78,9 @@ struct StepContext {
   const RopeState& ropes;
   Bank& bank;
   Policy& policy;
-  int32_t seq = 0;              // of the bank
+  int32_t seq = 0;              // of the bank, for layers on the host
   WorkingSets* sets = nullptr;  // null: no layer is read through one
+  int32_t n_seqs = 1;           // that `work.seqs` tells of; those without rows have no tokens
   OnChoice on_choice;           // may be empty
 };
 

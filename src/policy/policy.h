@@ -29,6 +29,7 @@ struct PolicyContext {
   int32_t n_heads = 0;
   int32_t dk = 0;
   int32_t max_rows = 0;     // rows of the largest step
+  int32_t max_seqs = 1;     // sequences whose state it keeps: RowMeta::seq is below
   int64_t max_context = 0;  // tokens
   std::vector<const float*>
       inv_freq;  // [n_layers] device [n_freq]; null: the layer has no rotation
@@ -46,7 +47,8 @@ struct LayerStep {
   int64_t prompt_end = 0;  // prefill: position past the whole prompt's last row
 };
 
-// A policy's state belongs to one sequence. Thread-compatible.
+// A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
+// are told apart by RowMeta::seq. Thread-compatible.
 class Policy {
  public:
   virtual ~Policy() = default;
@@ -63,7 +65,8 @@ class Policy {
 
   // Decode steps of one policy may differ (a dense one for short contexts, one that re-selects
   // every n tokens). The engine records one step for each value that this returns; `length` is the
-  // sequence's, the step's token included.
+  // sequence's, the step's token included. A step of several sequences takes the highest of theirs,
+  // which does for each what its own would.
   virtual int32_t Variant(int64_t length) const {
     static_cast<void>(length);
     return 0;
@@ -145,6 +148,7 @@ struct PolicyInfo {
   std::string summary;  // one line: what it keeps, what it reads, where it is from
   std::vector<SettingSpec> settings;
   std::function<std::unique_ptr<Policy>()> make;
+  bool batches = false;  // whether it keeps the state of more than one sequence
   // Settings under which it reads everything a context of `length` holds, so that it must equal
   // `full`; empty where it cannot, and then `exempt` says why.
   std::function<std::vector<SettingList>(int64_t length)> covering;

@@ -1,6 +1,8 @@
 // Parity of attention: plans, head shapes, dtypes, scores.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "parity_data.h"
 
 namespace omnikv::parity {
@@ -102,6 +104,84 @@ TEST_F(ParityTest, AttendSeveralSegments) {
   split.Add({.begin = 0, .end = 50, .q = other.data()});
   split.Add({.begin = 50});
   a.Run("a segment with its own queries", split);
+}
+
+// A decode step of a batch: one row a sequence, in any order, between sequences without rows.
+struct BatchOf {
+  BatchOf(const Shape& s, std::vector<int32_t> kv_len, Random& random)
+      : attention(s, QLens(kv_len), kv_len, random, 64), lens(std::move(kv_len)) {
+    auto& rows = attention.step.rows;
+    std::reverse(rows.begin(), rows.end());
+    std::swap(rows.front(), rows[rows.size() / 2]);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      attention.step.seqs[static_cast<size_t>(rows[r].seq)].q_begin = static_cast<int32_t>(r);
+    }
+  }
+  static std::vector<int32_t> QLens(const std::vector<int32_t>& kv_len) {
+    std::vector<int32_t> q_len;
+    for (const int32_t n : kv_len) q_len.push_back(n > 0 ? 1 : 0);
+    return q_len;
+  }
+
+  Attention attention;
+  std::vector<int32_t> lens;
+};
+
+TEST_F(ParityTest, AttendBatches) {
+  Random random(18);
+  const std::vector<std::vector<int32_t>> batches = {
+      {300, 0, 7, 1200, 64, 0, 1, 129},
+      {50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65},
+      {0, 900, 0}};
+  for (DType dtype : kKvTypes) {
+    for (const Shape& s :
+         {Shape{8, 2, 128, 128, dtype}, Shape{6, 3, 64, 64, dtype}, Shape{3, 1, 24, 40, dtype}}) {
+      for (const std::vector<int32_t>& lens : batches) {
+        const BatchOf batch(s, lens, random);
+        const Attention& a = batch.attention;
+        a.Run("batch", AttnPlan::Dense());
+        a.Run("batch, logits", AttnPlan::Dense(), ScoreKind::kLogits);
+        a.Run("batch, maximum over heads", AttnPlan::Dense(), ScoreKind::kHeadMax);
+        a.Run("batch, maximum over heads only", AttnPlan::Dense(), ScoreKind::kHeadMax, 0, false);
+        AttnPlan sinks;
+        sinks.Add({.begin = 0, .end = 4});
+        sinks.Add({.window = 30, .begin = 4});
+        a.Run("batch, sinks and window", sinks);
+        for (int32_t per_seq : {1, s.n_kv_heads}) {
+          std::vector<int32_t> before;
+          std::vector<int32_t> bounds;
+          for (int32_t n : lens) {
+            before.push_back(n * 2 / 3);
+            bounds.insert(bounds.end(), {n * 2 / 3, n});
+          }
+          const Lists lists(before, per_seq, 1, 90, random);
+          AttnPlan plan;
+          plan.Add(lists.Segment());
+          plan.Add({.bounds = bounds.data()});
+          a.Run(fmt::format("batch, {} lists and bounds", per_seq), plan);
+        }
+      }
+    }
+  }
+}
+
+// As long as what a budget of 2048 reads of eight sequences.
+TEST_F(ParityTest, AttendALongBatch) {
+  Random random(19);
+  const BatchOf batch({8, 2, 128, 128, DType::kF16}, {2600, 2300, 300, 2500, 2048, 2401, 2222, 17},
+                      random);
+  std::vector<int32_t> before;
+  std::vector<int32_t> bounds;
+  for (int32_t n : batch.lens) {
+    before.push_back(std::max(0, n - 256));
+    bounds.insert(bounds.end(), {before.back(), n});
+  }
+  const Lists lists(before, 1, 1, 1792, random);
+  AttnPlan plan;
+  plan.Add(lists.Segment());
+  plan.Add({.bounds = bounds.data()});
+  batch.attention.Run("long batch, lists and bounds", plan);
+  batch.attention.Run("long batch, logits", AttnPlan::Dense(), ScoreKind::kLogits);
 }
 
 TEST_F(ParityTest, AttendScores) {

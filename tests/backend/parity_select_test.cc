@@ -1,6 +1,8 @@
 // Parity of the score ops. Choices are compared exactly.
 #include <fmt/format.h>
 
+#include <tuple>
+
 #include "parity_data.h"
 
 namespace omnikv::parity {
@@ -38,8 +40,36 @@ TEST_F(ParityTest, ScoreReduce) {
   }
 }
 
+// A batch's step: rows in any order, slots without a row.
+TEST_F(ParityTest, ScoreReduceOfABatch) {
+  Random random(24);
+  constexpr int32_t kSlots = 7;
+  constexpr int32_t kHeads = 4;
+  const std::vector<RowMeta> rows = {{5, 0}, {0, 1500}, {6, 37}, {2, 40}, {3, 901}};
+  const int64_t stride = 1504;
+  const auto logits = random.Floats(rows.size() * kHeads * static_cast<size_t>(stride), 5.0f);
+  const auto lse = random.Floats(rows.size() * kHeads, 3.0f);
+  for (int32_t ring : {1, 3}) {
+    for (bool softmax : {true, false}) {
+      Check(fmt::format("ScoreReduce of a batch, ring {} softmax {}", ring, softmax),
+            [&](const Execute& run) {
+              std::vector<float> out(static_cast<size_t>(kSlots * ring * stride), kPoison);
+              run(ScoreReduceArgs{.logits = logits.data(),
+                                  .lse = softmax ? lse.data() : nullptr,
+                                  .out = out.data(),
+                                  .rows = rows.data(),
+                                  .stride = stride,
+                                  .ring = ring,
+                                  .n_heads = kHeads,
+                                  .n_rows = static_cast<int32_t>(rows.size())});
+              return Outputs{{"out", out, softmax ? 1e-5 : 0}};
+            });
+    }
+  }
+}
+
 TEST_F(ParityTest, PlanRange) {
-  std::vector<SeqMeta> seqs;
+  std::vector<SeqMeta> seqs = {SeqMeta{}};  // a slot of a batch that is empty
   for (int32_t n : {1, 10, 300, 5000}) {
     for (int32_t generated : {0, 1, 300}) {
       seqs.push_back({.q_begin = 0,
@@ -53,8 +83,14 @@ TEST_F(ParityTest, PlanRange) {
   const auto n_seqs = static_cast<int32_t>(seqs.size());
   for (int32_t budget : {1, 64, 10000}) {
     for (int32_t tail : {0, 256}) {
-      for (const auto& [min_recent, share] : std::vector<std::pair<int32_t, double>>{
-               {0, 0.0}, {1, 0.0}, {16, 0.0}, {0, 1.0}, {0, 1e-4}, {16, 0.3}}) {
+      for (const auto& [min_recent, share, dense_below] :
+           std::vector<std::tuple<int32_t, double, int32_t>>{{0, 0.0, 0},
+                                                             {1, 0.0, 0},
+                                                             {16, 0.0, 300},
+                                                             {0, 1.0, 0},
+                                                             {0, 1e-4, 4999},
+                                                             {16, 0.3, 10},
+                                                             {0, 0.0, 1 << 30}}) {
         Check("PlanRange", [&](const Execute& run) {
           std::vector<int32_t> bounds(seqs.size() * 2, -1);
           std::vector<int32_t> candidates(seqs.size(), -1);
@@ -65,13 +101,19 @@ TEST_F(ParityTest, PlanRange) {
                             .share = share,
                             .tail = tail,
                             .min_recent = min_recent,
+                            .dense_below = dense_below,
                             .bounds = bounds.data(),
                             .n_candidates = candidates.data(),
                             .n_pick = pick.data()});
           for (size_t s = 0; s < seqs.size(); ++s) {  // whatever the lengths
             EXPECT_GE(bounds[2 * s], 0);
             EXPECT_LE(bounds[2 * s], seqs[s].kv_len);
+            EXPECT_GE(pick[s], 0);
             EXPECT_LE(pick[s], budget);
+            EXPECT_EQ(candidates[s], bounds[2 * s]);
+            if (seqs[s].kv_len <= dense_below) {
+              EXPECT_EQ(bounds[2 * s], 0);
+            }
           }
           return Outputs{{"bounds", AsFloats(bounds), 0},
                          {"n_candidates", AsFloats(candidates), 0},
@@ -103,6 +145,30 @@ TEST_F(ParityTest, TopK) {
     }
     CheckTopK(kind, 1, {{70001, 70000, 2048}}, 2048, random);
     CheckTopK(kind, 4, {{40003, 40000, 1000}, {900, 800, 300}}, 1000, random);
+  }
+}
+
+// Sequences of a batch: of any lengths, some empty, for one cluster of blocks each and for one
+// block each.
+TEST_F(ParityTest, TopKOfABatch) {
+  Random random(25);
+  for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kBroken}) {
+    CheckTopK(kind, 1,
+              {{0, 0, 512},
+               {20001, 19800, 512},
+               {40, 40, 512},
+               {0, 0, 0},
+               {17000, 16990, 300},
+               {600, 599, 512},
+               {1, 0, 512},
+               {19000, 18000, 511}},
+              512, random);
+    CheckTopK(kind, 3, {{0, 0, 64}, {17000, 16800, 64}, {2, 1, 64}, {0, 0, 64}, {300, 299, 64}}, 64,
+              random);
+    CheckTopK(kind, 1, {{0, 0, 64}, {3000, 2800, 64}, {90, 80, 64}, {64, 64, 64}}, 64, random);
+    std::vector<Choice> many;  // as many as decode together
+    for (int32_t s = 0; s < 16; ++s) many.push_back({1200 * s, 1199 * s, 256});
+    CheckTopK(kind, 1, many, 256, random);
   }
 }
 

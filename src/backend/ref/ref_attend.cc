@@ -121,11 +121,12 @@ void RefPlanRange(const PlanRangeArgs& a) {
     const int32_t n = a.seqs[s].kv_len;
     const int32_t budget = BudgetAt(a.budget, a.share, n);
     const int32_t n_gen = n - a.seqs[s].prompt_len;
-    const int32_t recent = std::min({std::max(std::min(a.tail, n_gen), a.min_recent), budget, n});
+    int32_t recent = std::min({std::max(std::min(a.tail, n_gen), a.min_recent), budget, n});
+    if (n <= a.dense_below) recent = n;
     a.bounds[2 * s] = n - recent;
     a.bounds[2 * s + 1] = n;
     a.n_candidates[s] = n - recent;
-    a.n_pick[s] = budget - recent;
+    a.n_pick[s] = std::max(budget - recent, 0);
   }
 }
 

@@ -19,6 +19,7 @@ PolicyInfo FullPolicy() {
           .summary = "every layer reads every token",
           .settings = {},
           .make = [] { return std::make_unique<Full>(); },
+          .batches = true,
           .covering = [](int64_t) { return std::vector<SettingList>{{}}; },
           .exempt = "",
           .variants = {},

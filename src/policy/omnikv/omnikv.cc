@@ -41,24 +41,32 @@ class Omnikv : public Policy {
     const bool fits = length <= Budget(length) && !context_.tiered;
     return fits || (length > Budget(length) && length <= dense_below_);
   }
-  float* Ring(int32_t filter) const {
-    return rings_.as<float>() + static_cast<int64_t>(filter) * window_ * stride_;
+  float* Ring(int32_t filter) const {  // [max_seqs, window, stride]
+    return rings_.as<float>() + int64_t{filter} * context_.max_seqs * window_ * stride_;
   }
+  // The head maximum of one query is the reduced score already: it goes where the choice reads it.
+  // Not in a batch, where the choice reads by sequence what attention writes by row.
+  bool Reduces() const { return softmax_ || window_ > 1 || context_.max_seqs > 1; }
   void AskForScores(int32_t filter, AttendArgs& attend) const;
   void ReduceScores(int32_t filter, const AttendArgs& attend) const;
   void Choose(int32_t filter, const AttendArgs& attend) const;
+  // The lists of a filter: [max_seqs, capacity] tokens, [max_seqs].
+  int32_t* Index(int32_t filter) const {
+    return index_.as<int32_t>() + int64_t{filter} * context_.max_seqs * capacity_;
+  }
+  int32_t* Count(int32_t filter) const { return count_.as<int32_t>() + filter * context_.max_seqs; }
   AttnPlan ChosenPlan(int32_t filter) const;
 
   PolicyContext context_;
   FilterLayers layers_;
   bool softmax_ = true;
-  int32_t window_ = 1;    // past queries whose scores count, this step's included
-  int32_t tail_ = 0;      // tokens
-  int32_t budget_ = 0;    // tokens; with a share, the most it comes to
-  double share_ = 0;      // of the context that a sparse layer reads; 0: `budget_` tokens
-  int32_t capacity_ = 0;  // tokens that a choice has room for
-  int64_t cache_ = 0;     // tokens of a working set; 0: as many as there is room for
-  int64_t dense_below_ = 0;
+  int32_t window_ = 1;        // past queries whose scores count, this step's included
+  int32_t tail_ = 0;          // tokens
+  int32_t budget_ = 0;        // tokens; with a share, the most it comes to
+  double share_ = 0;          // of the context that a sparse layer reads; 0: `budget_` tokens
+  int32_t capacity_ = 0;      // tokens that a choice has room for
+  int64_t cache_ = 0;         // tokens of a working set; 0: as many as there is room for
+  int32_t dense_below_ = 0;   // tokens
   int64_t stride_ = 0;        // tokens
   bool sparse_step_ = false;  // what is being recorded
   size_t bytes_ = 0;          // of all buffers
@@ -72,7 +80,7 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   softmax_ = settings.Text("score") == "softmax";
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   tail_ = static_cast<int32_t>(settings.Int("tail"));
-  dense_below_ = settings.Int("dense_below");
+  dense_below_ = static_cast<int32_t>(settings.Int("dense_below"));
   stride_ = (context.max_context + 15) / 16 * 16;
   OKV_RETURN_IF_ERROR(ResolveBudget(settings));
   OKV_RETURN_IF_ERROR(ResolveCache(settings));
@@ -134,26 +142,29 @@ Status Omnikv::Allocate() {
   };
   const auto n_filters = int64_t{layers_.n_filters()};
   const int64_t heads = softmax_ ? context_.n_heads : 1;
-  OKV_RETURN_IF_ERROR(room(logits_, heads * stride_, "filter scores"));
-  OKV_RETURN_IF_ERROR(room(lse_, context_.n_heads, "filter scores"));
-  OKV_RETURN_IF_ERROR(room(rings_, n_filters * window_ * stride_, "filter scores"));
+  const auto seqs = int64_t{context_.max_seqs};
+  OKV_RETURN_IF_ERROR(room(logits_, seqs * heads * stride_, "filter scores"));
+  OKV_RETURN_IF_ERROR(room(lse_, seqs * context_.n_heads, "filter scores"));
+  OKV_RETURN_IF_ERROR(room(rings_, n_filters * seqs * window_ * stride_, "filter scores"));
   OKV_RETURN_IF_ERROR(room(weights_, window_, "selector weights"));
-  OKV_RETURN_IF_ERROR(room(index_, n_filters * capacity_, "chosen tokens"));
-  OKV_RETURN_IF_ERROR(room(count_, n_filters, "chosen tokens"));
-  OKV_RETURN_IF_ERROR(room(bounds_, 2, "chosen tokens"));
-  OKV_RETURN_IF_ERROR(room(n_candidates_, 1, "chosen tokens"));
-  return room(n_pick_, 1, "chosen tokens");
+  OKV_RETURN_IF_ERROR(room(index_, n_filters * seqs * capacity_, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(count_, n_filters * seqs, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(n_candidates_, seqs, "chosen tokens"));
+  return room(n_pick_, seqs, "chosen tokens");
 }
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = variant == 1;
   if (!sparse_step_) return;
   context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                          .n_seqs = 1,
+                                          .n_seqs = step.n_seqs,
                                           .budget = budget_,
                                           .share = share_,
                                           .tail = tail_,
                                           .min_recent = window_ > 1 ? window_ : 0,
+                                          // For sequences that are shorter than the batch's others.
+                                          .dense_below = context_.force_indices ? 0 : dense_below_,
                                           .bounds = bounds_.as<int32_t>(),
                                           .n_candidates = n_candidates_.as<int32_t>(),
                                           .n_pick = n_pick_.as<int32_t>()});
@@ -161,14 +172,13 @@ void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
 
 void Omnikv::AskForScores(int32_t filter, AttendArgs& attend) const {
   attend.score = softmax_ ? ScoreKind::kLogits : ScoreKind::kHeadMax;
-  // The head maximum of one query is the reduced score already: it goes where the choice reads it.
-  attend.scores = softmax_ || window_ > 1 ? logits_.as<float>() : Ring(filter);
+  attend.scores = Reduces() ? logits_.as<float>() : Ring(filter);
   attend.score_stride = stride_;
   attend.lse = lse_.as<float>();
 }
 
 void Omnikv::ReduceScores(int32_t filter, const AttendArgs& attend) const {
-  if (!softmax_ && window_ == 1) return;
+  if (!Reduces()) return;
   context_.backend->Enqueue(ScoreReduceArgs{.logits = attend.scores,
                                             .lse = softmax_ ? attend.lse : nullptr,
                                             .out = Ring(filter),
@@ -176,7 +186,7 @@ void Omnikv::ReduceScores(int32_t filter, const AttendArgs& attend) const {
                                             .stride = stride_,
                                             .ring = window_,
                                             .n_heads = softmax_ ? attend.n_heads : 1,
-                                            .n_rows = 1});
+                                            .n_rows = attend.n_rows});
 }
 
 void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
@@ -185,19 +195,19 @@ void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
                                      .seqs = attend.seqs,
                                      .n_candidates = n_candidates_.as<int32_t>(),
                                      .n_pick = n_pick_.as<int32_t>(),
-                                     .index = index_.as<int32_t>() + filter * capacity_,
-                                     .count = count_.as<int32_t>() + filter,
+                                     .index = Index(filter),
+                                     .count = Count(filter),
                                      .stride = stride_,
                                      .window = window_,
                                      .capacity = capacity_,
-                                     .n_seqs = 1});
+                                     .n_seqs = attend.n_seqs});
 }
 
 AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
   PlanSegment chosen;
   chosen.kind = SegmentKind::kList;
-  chosen.index = index_.as<int32_t>() + filter * capacity_;
-  chosen.count = count_.as<int32_t>() + filter;
+  chosen.index = Index(filter);
+  chosen.count = Count(filter);
   chosen.capacity = capacity_;
   PlanSegment recent;
   recent.bounds = bounds_.as<int32_t>();
@@ -284,6 +294,7 @@ PolicyInfo OmnikvPolicy() {
           .summary = "filter layers read everything and choose what the others read (OmniKV)",
           .settings = OmnikvSettings(),
           .make = [] { return std::make_unique<Omnikv>(); },
+          .batches = true,
           .covering = OmnikvCovering,
           .exempt = "",
           .variants = OmnikvVariants(),

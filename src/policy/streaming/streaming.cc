@@ -136,6 +136,7 @@ PolicyInfo StreamingPolicy() {
                         .help = "where tokens stand: in the text, or in the kept cache",
                         .choices = {"original", "cache"}}},
           .make = [] { return std::make_unique<Streaming>(); },
+          .batches = true,
           .covering =
               [](int64_t length) {
                 const std::string budget = std::to_string(length);

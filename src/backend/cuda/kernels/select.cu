@@ -72,11 +72,12 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
     budget = static_cast<int>(fmin(fmax(tokens, 1.0), static_cast<double>(a.budget)));
   }
   const int n_gen = n - a.seqs[s].prompt_len;
-  const int recent = min(max(min(a.tail, n_gen), a.min_recent), min(budget, n));
+  int recent = min(max(min(a.tail, n_gen), a.min_recent), min(budget, n));
+  if (n <= a.dense_below) recent = n;
   a.bounds[2 * s] = n - recent;
   a.bounds[2 * s + 1] = n;
   a.n_candidates[s] = n - recent;
-  a.n_pick[s] = budget - recent;
+  a.n_pick[s] = max(budget - recent, 0);
 }
 
 // --- TopK: radix selection by one cluster of blocks a sequence. Scores become keys, unsigned

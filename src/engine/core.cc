@@ -1,0 +1,108 @@
+#include "engine/core.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace omnikv {
+namespace {
+
+Status TakePolicyMemory(EngineCore& core, const std::string& name, size_t bytes) {
+  const size_t left = core.policy_room - core.policy_bytes;
+  if (bytes > left) {
+    const bool on_device = core.backend->OnDevice();
+    const size_t cap = on_device ? core.options.gpu_memory : core.options.host_memory;
+    return ResourceExhausted(fmt::format(
+        "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower --ctx",
+        name, HumanBytes(bytes), core.bank->config().max_tokens,
+        cap == 0
+            ? "the available memory"
+            : fmt::format("{} {}", on_device ? "--gpu-memory" : "--host-memory", HumanBytes(cap)),
+        HumanBytes(left)));
+  }
+  core.policy_bytes += bytes;
+  return {};
+}
+
+}  // namespace
+
+Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
+                                     const RopeState& ropes, int32_t max_seqs) {
+  PreparedPolicy prepared{.info = &RecommendedPolicy(core.config.name, GlobalLayers(core.config))};
+  if (options.name != "auto") {
+    OKV_ASSIGN_OR_RETURN(prepared.info, FindPolicy(options.name));
+  }
+  const PolicyInfo& info = *prepared.info;
+  if (max_seqs > 1 && !info.batches) {
+    return Unsupported(
+        fmt::format("policy {} reads one sequence at a time, not {}", info.name, max_seqs));
+  }
+  OKV_ASSIGN_OR_RETURN(prepared.settings,
+                       PolicySettings::Parse(info.name, info.settings, options.settings));
+  PolicyContext context{.backend = core.backend.get(),
+                        .model_name = core.config.name,
+                        .n_layers = GlobalLayers(core.config),
+                        .n_heads = core.config.n_heads,
+                        .dk = core.config.head_dim,
+                        .max_rows = core.work.max_rows,
+                        .max_seqs = max_seqs,
+                        .max_context = core.bank->config().max_tokens,
+                        .force_indices = options.force_indices,
+                        .tiered = core.bank->HasHostLayers()};
+  for (const LayerConfig& layer : core.config.layers) {
+    if (layer.window > 0) continue;
+    const bool rotated = layer.rope >= 0;
+    const auto* set = rotated ? &ropes.sets()[static_cast<size_t>(layer.rope)] : nullptr;
+    context.inv_freq.push_back(rotated ? set->inv_freq.as<float>() : nullptr);
+    if (rotated) context.n_freq = set->n_freq;
+  }
+  prepared.policy = info.make();
+  OKV_RETURN_IF_ERROR(prepared.policy->Prepare(context, prepared.settings));
+  OKV_RETURN_IF_ERROR(TakePolicyMemory(core, info.name, prepared.policy->Bytes()));
+  return prepared;
+}
+
+Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens) {
+  const int64_t context = core.bank->config().max_tokens;
+  if (tokens.empty()) return InvalidArgument("the prompt is empty, expected at least one token");
+  if (static_cast<int64_t>(tokens.size()) > context) {
+    return InvalidArgument(
+        fmt::format("the prompt has {} tokens, but the context holds {}: shorten it or raise --ctx",
+                    tokens.size(), context));
+  }
+  for (int32_t t : tokens) {
+    if (t < 0 || t >= core.config.vocab) {
+      return InvalidArgument(
+          fmt::format("token {} is not in the vocabulary of {}", t, core.config.vocab));
+    }
+  }
+  return {};
+}
+
+Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int64_t length) {
+  int64_t window = 0;
+  for (const LayerConfig& layer : config.layers) {
+    window = std::max<int64_t>(window, layer.window);
+  }
+  Policy::TokenRange range = policy.Dropped(length);
+  if (GlobalLayers(config) == 0) range = {0, length + 1 - window};
+  if (window > 0) range.end = std::min(range.end, length + 1 - window);
+  return {range.begin, std::max(range.begin, range.end)};
+}
+
+TokensRead CountTokensRead(const ModelConfig& config, const Policy& policy, int64_t length) {
+  TokensRead read;
+  int32_t global = 0;  // the layer's number among the global-attention layers
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.window > 0) {
+      read.sliding += std::min<int64_t>(layer.window, length);
+    } else {
+      read.global += policy.TokensRead(global++, length);
+    }
+  }
+  return read;
+}
+
+}  // namespace omnikv

@@ -1,0 +1,353 @@
+// Sequences that decode together give what each gives alone, whoever joins and leaves in between.
+#include "engine/batch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/trace/trace_backend.h"
+#include "model/generated.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kGoldens = OMNIKV_SOURCE_DIR "/tests/golden/";
+const std::string kRandom = kGoldens + "policy_model";  // 8 layers, vocabulary 128
+
+std::vector<int32_t> Numbers(size_t n, size_t seed) {
+  std::vector<int32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((i * 37 + seed * 11) % 125) + 3;
+  return tokens;
+}
+
+int32_t Best(const float* logits, int32_t vocab) {
+  return static_cast<int32_t>(std::max_element(logits, logits + vocab) - logits);
+}
+
+// One sequence alone, and where it sits in the batch.
+struct Alone {
+  std::unique_ptr<Session> session;
+  int32_t slot = -1;
+  int32_t token = 3;  // that comes next
+};
+
+class BatchTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Null, and the test skipped, where there is no such device.
+  std::unique_ptr<Engine> Load(EngineOptions options) {
+    options.device = GetParam();
+    options.threads = 2;
+    options.precision = "full";
+    options.kv_dtype = "f32";
+    auto engine = Engine::Load(options);
+    if (engine.status().code() == StatusCode::kUnsupported) {
+      skip_ = engine.status().message();
+      return nullptr;
+    }
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return std::move(*engine);
+  }
+  // Of the largest logit: bits on `ref`, sums of f32 in another order elsewhere.
+  double Tolerance() const {
+    const std::string device = GetParam();
+    return device == "ref" ? 0 : device == "cpu" ? 1e-5 : 1e-4;
+  }
+  void ExpectSame(const float* want, const float* got, int32_t vocab) const {
+    double error = 0;
+    double size = 0;
+    for (int32_t i = 0; i < vocab; ++i) {
+      error = std::max(error, std::abs(static_cast<double>(want[i]) - got[i]));
+      size = std::max(size, std::abs(static_cast<double>(want[i])));
+    }
+    EXPECT_GT(size, 0);
+    EXPECT_LE(error, Tolerance() * size);
+  }
+
+  // Runs prompts of these lengths in a batch of `max_seqs`, coming and going, against sessions.
+  void ComeAndGo(Engine& engine, const PolicyOptions& policy) {
+    const int32_t vocab = engine.vocab();
+    auto opened = Batch::Open(CoreOf(engine), policy, 4);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    Batch& batch = **opened;
+    SCOPED_TRACE(batch.policy() + " " + batch.settings());
+    size_t seed = 0;
+    const auto join = [&](size_t length) {
+      const std::vector<int32_t> prompt = Numbers(length, ++seed);
+      Alone one{.session = *engine.NewSession(policy)};
+      EXPECT_TRUE(one.session->Prompt(prompt).ok());
+      const auto slot = batch.Join(prompt);
+      EXPECT_TRUE(slot.ok()) << slot.status().message();
+      one.slot = *slot;
+      ExpectSame(one.session->logits(), batch.logits(*slot), vocab);
+      return one;
+    };
+    const auto step = [&](std::vector<Alone*> rows, int n) {
+      for (int i = 0; i < n; ++i) {
+        std::vector<Batch::Next> next;
+        for (Alone* row : rows) {
+          next.push_back({row->slot, row->token});
+          ASSERT_TRUE(row->session->Step(row->token).ok());
+          row->token = (row->token * 7 + 5) % vocab;
+        }
+        const Status status = batch.Step(next);
+        ASSERT_TRUE(status.ok()) << status.message();
+        for (Alone* row : rows) {
+          SCOPED_TRACE(batch.length(row->slot));
+          EXPECT_EQ(batch.length(row->slot), static_cast<int64_t>(row->session->tokens().size()));
+          ExpectSame(row->session->logits(), batch.logits(row->slot), vocab);
+        }
+      }
+    };
+    Alone a = join(120);
+    Alone b = join(1);
+    Alone c = join(47);
+    step({&a, &b, &c}, 4);
+    batch.Leave(b.slot);
+    step({&c, &a}, 3);  // in another order
+    Alone d = join(90);
+    EXPECT_EQ(d.slot, b.slot);
+    Alone e = join(5);
+    step({&e, &a, &d}, 3);  // c waits
+    step({&a, &c, &d, &e}, 25);
+    batch.Leave(a.slot);
+    batch.Leave(e.slot);
+    step({&d, &c}, 2);
+    step({&d}, 2);
+  }
+
+  std::string skip_;
+};
+
+const PolicyOptions kPolicies[] = {
+    {.name = "full"},
+    {.name = "streaming", .settings = {{"budget", "24"}}},
+    {.name = "streaming", .settings = {{"budget", "24"}, {"positions", "cache"}}},
+    {.name = "omnikv", .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}},
+    {.name = "omnikv",
+     .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}, {"score", "raw"}}},
+    {.name = "omnikv",
+     .settings = {{"filters", "2"}, {"budget", "24"}, {"selector", "exp"}, {"window", "6"}}},
+    {.name = "omnikv",
+     .settings = {{"filters", "1,4"},
+                  {"budget", "24"},
+                  {"score", "raw"},
+                  {"selector", "uniform"},
+                  {"window", "5"},
+                  {"dense_below", "60"}}},
+    {.name = "omnikv",
+     .settings = {{"filters", "2"}, {"budget", "16"}, {"select_every_layer", "1"}}},
+    {.name = "omnikv", .settings = {{"filters", "1,4"}, {"mem", "0.8"}}},
+    {.name = "omnikv",
+     .settings = {{"filters", "1,4"}, {"budget", "24"}, {"dense_below", "60"}},
+     .force_indices = true},
+};
+
+TEST_P(BatchTest, GivesWhatEachSequenceGivesAlone) {
+  const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
+  if (engine == nullptr) GTEST_SKIP() << skip_;
+  for (const PolicyOptions& policy : kPolicies) ComeAndGo(*engine, policy);
+}
+
+// Prompts of several chunks, and blocks that others have left.
+TEST_P(BatchTest, PromptsOfSeveralChunks) {
+  const auto engine =
+      Load({.model = kRandom, .context = 256, .prefill_chunk = 20, .max_sessions = 16});
+  if (engine == nullptr) GTEST_SKIP() << skip_;
+  for (size_t i = 0; i < std::size(kPolicies); i += 2) ComeAndGo(*engine, kPolicies[i]);
+}
+
+// Sliding-window layers and their own rotations; norms of heads; attention with a cap.
+TEST_P(BatchTest, OtherFamilies) {
+  for (const char* family : {"gemma3", "mistral", "qwen3_f32", "olmo2"}) {
+    SCOPED_TRACE(family);
+    const auto engine =
+        Load({.model = kGoldens + "models/" + family, .context = 192, .max_sessions = 16});
+    if (engine == nullptr) GTEST_SKIP() << skip_;
+    ComeAndGo(*engine, {.name = "full"});
+  }
+}
+
+TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
+  const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
+  if (engine == nullptr) GTEST_SKIP() << skip_;
+  constexpr size_t kTokens = 30;
+  for (const PolicyOptions& policy : kPolicies) {
+    auto opened = Batch::Open(CoreOf(*engine), policy, 4);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    Batch& batch = **opened;
+    SCOPED_TRACE(batch.policy() + " " + batch.settings());
+    std::vector<Batch::Next> next;
+    std::vector<std::vector<int32_t>> want;
+    std::vector<std::vector<int32_t>> got;
+    for (const size_t length : {70, 3, 31, 22}) {
+      const std::vector<int32_t> prompt = Numbers(length, length);
+      const auto session = engine->NewSession(policy);
+      ASSERT_TRUE(session.ok());
+      ASSERT_TRUE((*session)->Prompt(prompt).ok());
+      const auto answer = (*session)->Generate({.max_tokens = kTokens, .ignore_eos = true});
+      ASSERT_TRUE(answer.ok());
+      want.push_back(answer->tokens);
+      const auto slot = batch.Join(prompt);
+      ASSERT_TRUE(slot.ok());
+      const int32_t first = Best(batch.logits(*slot), engine->vocab());
+      got.push_back({first});
+      next.push_back({*slot, first});
+    }
+    for (const int64_t n : {1, 2, 9, 17}) {  // in pieces
+      const auto more = batch.Greedy(next, n);
+      ASSERT_TRUE(more.ok()) << more.status().message();
+      for (size_t r = 0; r < next.size(); ++r) {
+        ASSERT_EQ((*more)[r].size(), static_cast<size_t>(n));
+        got[r].insert(got[r].end(), (*more)[r].begin(), (*more)[r].end());
+        next[r].token = got[r].back();
+        EXPECT_EQ(Best(batch.logits(next[r].slot), engine->vocab()), got[r].back());
+      }
+    }
+    EXPECT_EQ(got, want);
+  }
+}
+
+TEST_P(BatchTest, RefusesWhatItCannotDoAndGoesOn) {
+  const auto engine = Load({.model = kRandom, .context = 64, .max_sessions = 3});
+  if (engine == nullptr) GTEST_SKIP() << skip_;
+  EngineCore& core = CoreOf(*engine);
+  const auto message = [](const auto& result) {
+    return result.ok() ? std::string() : result.status().message();
+  };
+  EXPECT_THAT(message(Batch::Open(core, {.name = "full"}, 0)), HasSubstr("expected 1 to 16"));
+  EXPECT_THAT(message(Batch::Open(core, {.name = "full"}, 17)), HasSubstr("17 sequences"));
+  EXPECT_THAT(message(Batch::Open(core, {.name = "fill"}, 2)), HasSubstr("fill"));
+  const auto opened = Batch::Open(core, {.name = "full"}, 2);
+  ASSERT_TRUE(opened.ok());
+  Batch& batch = **opened;
+  EXPECT_THAT(message(batch.Join({})), HasSubstr("empty"));
+  EXPECT_THAT(message(batch.Join(Numbers(65, 1))), HasSubstr("65 tokens"));
+  const auto a = batch.Join(Numbers(10, 1));
+  const auto b = batch.Join(Numbers(60, 2));
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_THAT(message(batch.Join({5})), HasSubstr("all 2 sequences of the batch"));
+  // The second is full after four more: nothing happens to the first either.
+  const std::vector<Batch::Next> next = {{*a, 5}, {*b, 6}};
+  EXPECT_FALSE(batch.Greedy(next, 5).ok());
+  EXPECT_EQ(batch.length(*a), 10);
+  EXPECT_FALSE(batch.Step(std::vector<Batch::Next>{{*a, 128}}).ok());
+  EXPECT_FALSE(batch.Step({}).ok());
+  EXPECT_TRUE(batch.Greedy(next, 4).ok());
+  EXPECT_EQ(batch.length(*a), 14);
+  EXPECT_FALSE(batch.Step(next).ok());
+  batch.Leave(*b);
+  EXPECT_TRUE(batch.Join({5}).ok());
+}
+
+TEST_P(BatchTest, RefusesRotationsThatDependOnThePrompt) {
+  for (const char* family : {"llama_longrope", "llama_dynamic"}) {
+    const auto engine = Load({.model = kGoldens + "models/" + family, .max_sessions = 2});
+    if (engine == nullptr) GTEST_SKIP() << skip_;
+    const auto batch = Batch::Open(CoreOf(*engine), {.name = "full"}, 2);
+    ASSERT_FALSE(batch.ok());
+    EXPECT_EQ(batch.status().code(), StatusCode::kUnsupported);
+    EXPECT_THAT(batch.status().message(), HasSubstr("rotates its keys"));
+  }
+}
+
+TEST(Batch, AChunkMustHoldARowOfEach) {
+  const auto engine =
+      Engine::Load({.model = kRandom, .device = "ref", .prefill_chunk = 3, .max_sessions = 4});
+  ASSERT_TRUE(engine.ok());
+  EXPECT_TRUE(Batch::Open(CoreOf(**engine), {.name = "full"}, 3).ok());
+  const auto batch = Batch::Open(CoreOf(**engine), {.name = "full"}, 4);
+  ASSERT_FALSE(batch.ok());
+  EXPECT_THAT(batch.status().message(), HasSubstr("--chunk"));
+}
+
+TEST(Batch, PoliciesMemoryIsGivenBack) {
+  const auto engine = Engine::Load({.model = kRandom, .device = "ref", .max_sessions = 4});
+  ASSERT_TRUE(engine.ok());
+  EngineCore& core = CoreOf(**engine);
+  const size_t before = core.policy_bytes;
+  const PolicyOptions omnikv{.name = "omnikv", .settings = {{"filters", "1"}, {"budget", "8"}}};
+  size_t one = 0;
+  {
+    const auto batch = Batch::Open(core, omnikv, 1);
+    one = core.policy_bytes - before;
+  }
+  EXPECT_GT(one, 0u);
+  {
+    const auto batch = Batch::Open(core, omnikv, 4);
+    EXPECT_EQ(core.policy_bytes - before, 4 * (one - 4) + 4);  // but for the selector's weights
+  }
+  EXPECT_EQ(core.policy_bytes, before);
+}
+
+// One launch of each op for all sequences; K/V of each counted, weights once; the same recorded
+// step for every token.
+TEST(Batch, AStepIsOneForAll) {
+  const auto cpu = MakeCpuBackend({.threads = 2});
+  auto owned = std::make_unique<TraceBackend>(*cpu);
+  TraceBackend& trace = *owned;
+  trace.set_logging(false);
+  auto core = std::make_unique<EngineCore>();
+  core->options = {.context = 600, .max_sessions = 9};
+  core->config = *GeometryConfig("tiny");
+  core->weights = *GenerateWeights(trace, core->config, DType::kBF16);
+  const auto plan = PlanMemory(core->options, core->config, core->weights.bytes, false, *cpu);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  core->backend = std::move(owned);
+  const int32_t n_layers = core->config.n_layers;
+  const auto engine = MakeEngine(std::move(core), *plan, 0);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const PolicyOptions policy{.name = "omnikv", .settings = {{"filters", "2,8"}, {"budget", "128"}}};
+
+  struct Run {
+    int64_t attends = 0, choices = 0;
+    Cost attend, linear, all;
+    size_t recordings = 0;
+  };
+  const auto run = [&](int32_t n) {
+    Run r;
+    const auto batch = Batch::Open(CoreOf(**engine), policy, 8);
+    EXPECT_TRUE(batch.ok()) << batch.status().message();
+    std::vector<Batch::Next> next;
+    for (int32_t i = 0; i < n; ++i) next.push_back({*(*batch)->JoinMadeUp(500), 40 + i});
+    const size_t before = trace.recordings().size();
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE((*batch)->Step(next).ok());
+    r.recordings = trace.recordings().size() - before;
+    trace.Clear();
+    trace.set_logging(true);
+    EXPECT_TRUE((*batch)->Step(next).ok());
+    trace.set_logging(false);
+    for (const TraceEntry& e : trace.entries()) {
+      r.attends += std::holds_alternative<AttendArgs>(e.op) ? 1 : 0;
+      r.choices += std::holds_alternative<TopKArgs>(e.op) ? 1 : 0;
+    }
+    r.attend = trace.TotalOf("Attend");
+    r.linear = trace.TotalOf("Linear");
+    r.all = trace.Total();
+    return r;
+  };
+  const Run one = run(1);
+  const Run eight = run(8);
+  EXPECT_EQ(one.recordings, 1u);
+  EXPECT_EQ(eight.recordings, 1u);
+  EXPECT_EQ(one.attends, n_layers);
+  EXPECT_EQ(eight.attends, n_layers);
+  EXPECT_EQ(one.choices, 2);
+  EXPECT_EQ(eight.choices, 2);
+  EXPECT_EQ(eight.attend.bytes_read, 8 * one.attend.bytes_read);
+  EXPECT_EQ(eight.attend.flops, 8 * one.attend.flops);
+  EXPECT_EQ(eight.linear.flops, 8 * one.linear.flops);
+  EXPECT_LT(eight.linear.bytes_read, one.linear.bytes_read * 11 / 10);
+  EXPECT_LT(eight.all.bytes_read, 4 * one.all.bytes_read);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, ::testing::Values("ref", "cpu", "cuda"),
+                         [](const auto& param) { return std::string(param.param); });
+
+}  // namespace
+}  // namespace omnikv

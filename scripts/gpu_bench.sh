@@ -39,7 +39,8 @@ report = json.load(open(sys.argv[1]))
 for case in report["cases"]:
     line = f"   {case['policy']:10}"
     if "context" in case:
-        line += (f" context {case['context']:>7} {case['ms_per_token']:8.3f} ms "
+        batch = f" x {case['batch']}" if case["batch"] > 1 else ""
+        line += (f" context {case['context']:>7}{batch} {case['ms_per_token']:8.3f} ms "
                  f"{case['tokens_per_s']:8.1f} tok/s {100 * case['share_of_read']:5.1f} % of read")
         if case.get("host_layers"):
             line += (f", {case['host_layers']} layers on the host, "
@@ -122,6 +123,7 @@ filters="--policies omnikv --set filters=2,8,18 --set budget=2048"
 bench full --context 16,4096,131072 --policies full --steps 48
 bench omnikv_after1 --context 131072 $filters --set dense_after_filter=1 --steps 48
 bench omnikv_after0 --context 131072 $filters --set dense_after_filter=0 --steps 48
+bench omnikv_32k_batch8 --context 32768 --batch 8 $filters --set dense_after_filter=1 --steps 48
 for hits in 0 0.3 0.6; do
   bench "host_after1_hits$hits" --context 131072 $filters --set dense_after_filter=1 --place host \
     --hit-rate $hits --steps 48

@@ -30,6 +30,7 @@ struct BenchFlags {
   std::vector<int64_t> attend;
   std::vector<int> threads;
   int steps = 0;  // 0: by default
+  int batch = 1;
   std::string file;
   std::vector<double> caches = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
@@ -149,6 +150,7 @@ class Bench {
       if (f_.policies.empty()) f_.policies = {"full", "omnikv"};
     }
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
+    options_.max_sessions = f_.batch;
     OKV_ASSIGN_OR_RETURN(format_, ParseFormat(f_.format));
     OKV_ASSIGN_OR_RETURN(policies_, Policies());
     if (options_.context == 0) {  // the geometry's own may be too short by the steps, or too long
@@ -304,16 +306,18 @@ Status Bench::RunPrefill(const PolicyOptions& policy, int64_t tokens) {
 }
 
 Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
-  OKV_ASSIGN_OR_RETURN(const DecodeCase c, MeasureDecode(bench_, policy, context, f_.steps));
+  OKV_ASSIGN_OR_RETURN(const DecodeCase c,
+                       f_.batch > 1 ? MeasureBatch(bench_, policy, context, f_.batch, f_.steps)
+                                    : MeasureDecode(bench_, policy, context, f_.steps));
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   const double gb_s = static_cast<double>(c.floor_bytes) / c.ms_per_token / 1e6;
   const double peak = ceiling.memory.read_gb_s;
   AddCase(ceiling).update({{"policy", c.policy},
                            {"settings", c.settings},
                            {"context", context},
-                           {"batch", 1},
+                           {"batch", c.batch},
                            {"ms_per_token", c.ms_per_token},
-                           {"tokens_per_s", 1e3 / c.ms_per_token},
+                           {"tokens_per_s", 1e3 * c.batch / c.ms_per_token},
                            {"floor_bytes", c.floor_bytes},
                            {"attended_tokens", c.attended_tokens},
                            {"transfer_bytes", c.transfer_bytes},
@@ -328,10 +332,11 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
   }
   if (f_.json) return {};
   fmt::print(
-      "decode  {:<10} {:>7} context {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
+      "decode  {:<10} {:>7} context{} {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
       "{:>6.1f} GB/s  {:>5.1f} % of {:.1f} read\n",
-      c.policy, context, c.ms_per_token, 1e3 / c.ms_per_token,
-      static_cast<double>(c.floor_bytes) / 1e6, gb_s, 100 * gb_s / peak, peak);
+      c.policy, context, c.batch > 1 ? fmt::format(" x {}", c.batch) : "", c.ms_per_token,
+      1e3 * c.batch / c.ms_per_token, static_cast<double>(c.floor_bytes) / 1e6, gb_s,
+      100 * gb_s / peak, peak);
   if (c.hit_rate) {
     fmt::print("      {} layers on the host, {:.1f} MB a step from there, {:.1f} % hits\n",
                bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, 100 * *c.hit_rate);
@@ -374,6 +379,8 @@ void AddBench(CLI::App& app, Command& command) {
   sub->add_option("--thread-counts", f->threads, "measure with each of these")->delimiter(',');
   sub->add_option("--steps", f->steps, "decode steps a case; default: 16, with --hits 256")
       ->check(CLI::Range(1, 100000));
+  sub->add_option("--batch", f->batch, "sequences that decode together, each of such a length")
+      ->check(CLI::Range(1, kMaxBatch));
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));
   sub->add_option("--hit-rate", f->hit_rate,
                   "simulate this share of hits in working sets (layers on the host)")

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "backend/kv_format.h"
+#include "engine/batch.h"
 #include "engine/devices.h"
 #include "model/generated.h"
 
@@ -195,6 +196,35 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
   result.transfer_bytes = stats.transfer_bytes_per_step;
   result.hit_rate = stats.hit_rate;
   result.ops = OpShares(ops);
+  bench.trace->Clear();
+  return result;
+}
+
+Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
+                                int32_t batch, int steps) {
+  OKV_ASSIGN_OR_RETURN(const auto sequences, Batch::Open(CoreOf(*bench.engine), policy, batch));
+  std::vector<Batch::Next> next;
+  for (const int32_t token : RandomTokens(batch, bench.vocab)) {
+    OKV_ASSIGN_OR_RETURN(const int32_t slot, sequences->JoinMadeUp(context));
+    next.push_back({slot, token});
+  }
+  OKV_RETURN_IF_ERROR(sequences->Greedy(next, 4).status());  // records, warms up
+  const auto start = Clock::now();
+  OKV_RETURN_IF_ERROR(sequences->Greedy(next, steps).status());
+  DecodeCase result{.policy = sequences->policy(),
+                    .settings = sequences->settings(),
+                    .context = context,
+                    .batch = batch};
+  result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
+  bench.trace->Clear();
+  bench.trace->set_logging(true);
+  const Status traced = sequences->Step(next);
+  bench.trace->set_logging(false);
+  OKV_RETURN_IF_ERROR(traced);
+  const Cost cost = bench.trace->Total();
+  result.floor_bytes = cost.bytes_read + cost.bytes_written;
+  result.attended_tokens = sequences->attended_tokens(next[0].slot);
+  result.ops = OpShares(*bench.trace);
   bench.trace->Clear();
   return result;
 }

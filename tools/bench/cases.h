@@ -28,7 +28,8 @@ struct OpShare {
 struct DecodeCase {
   std::string policy, settings;
   int64_t context = 0;
-  double ms_per_token = 0;  // median over steps
+  int32_t batch = 1;
+  double ms_per_token = 0;  // median over steps: of a step, whatever the batch
   double best_ms = 0;
   uint64_t floor_bytes = 0;
   double attended_tokens = 0;
@@ -87,6 +88,10 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
 // `steps` decode steps over a context of made-up K/V.
 Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
                                  int steps);
+
+// The same of `batch` sequences of `context` tokens each, a token of each in a step.
+Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
+                                int32_t batch, int steps);
 
 // Prompts of `tokens` random tokens, `repeats` times.
 Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& policy, int64_t tokens,

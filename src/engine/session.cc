@@ -97,8 +97,8 @@ class SessionImpl : public Session {
   // Writes the step's inputs: `n` tokens from position `pos` on.
   void UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len);
   StepContext Context() {
-    return {*core_.backend, core_.config, core_.weights, core_.work,  ropes_,
-            *core_.bank,    *policy_,     seq_,          sets_.get(), core_.on_choice};
+    return {*core_.backend, core_.config, core_.weights, core_.work, ropes_,         *core_.bank,
+            *policy_,       seq_,         sets_.get(),   1,          core_.on_choice};
   }
   void ChooseRopes(int64_t length) {
     rope_length_ = length;

@@ -124,34 +124,32 @@ class BatchTest : public ::testing::TestWithParam<const char*> {
   std::string skip_;
 };
 
-const PolicyOptions kPolicies[] = {
-    {.name = "full"},
-    {.name = "streaming", .settings = {{"budget", "24"}}},
-    {.name = "streaming", .settings = {{"budget", "24"}, {"positions", "cache"}}},
-    {.name = "omnikv", .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}},
-    {.name = "omnikv",
-     .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}, {"score", "raw"}}},
-    {.name = "omnikv",
-     .settings = {{"filters", "2"}, {"budget", "24"}, {"selector", "exp"}, {"window", "6"}}},
-    {.name = "omnikv",
-     .settings = {{"filters", "1,4"},
-                  {"budget", "24"},
-                  {"score", "raw"},
-                  {"selector", "uniform"},
-                  {"window", "5"},
-                  {"dense_below", "60"}}},
-    {.name = "omnikv",
-     .settings = {{"filters", "2"}, {"budget", "16"}, {"select_every_layer", "1"}}},
-    {.name = "omnikv", .settings = {{"filters", "1,4"}, {"mem", "0.8"}}},
-    {.name = "omnikv",
-     .settings = {{"filters", "1,4"}, {"budget", "24"}, {"dense_below", "60"}},
-     .force_indices = true},
-};
+// Every policy that takes batches, as the house tests run it, and omnikv where sequences of a batch
+// take different variants: shorter than the budget, below `dense_below`.
+std::vector<PolicyOptions> Policies() {
+  std::vector<PolicyOptions> all = {
+      {.name = "omnikv", .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}},
+      {.name = "omnikv",
+       .settings = {{"filters", "1,4"}, {"budget", "24"}, {"score", "raw"}, {"dense_below", "60"}}},
+      {.name = "omnikv",
+       .settings = {{"filters", "1,4"}, {"budget", "24"}, {"dense_below", "60"}},
+       .force_indices = true},
+      {.name = "streaming", .settings = {{"budget", "24"}}},
+      {.name = "full"},
+  };
+  for (const PolicyInfo& info : AllPolicies()) {
+    if (!info.batches) continue;
+    for (const SettingList& variant : info.variants) {
+      all.push_back({.name = info.name, .settings = variant});
+    }
+  }
+  return all;
+}
 
 TEST_P(BatchTest, GivesWhatEachSequenceGivesAlone) {
   const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
   if (engine == nullptr) GTEST_SKIP() << skip_;
-  for (const PolicyOptions& policy : kPolicies) ComeAndGo(*engine, policy);
+  for (const PolicyOptions& policy : Policies()) ComeAndGo(*engine, policy);
 }
 
 // Prompts of several chunks, and blocks that others have left.
@@ -159,7 +157,8 @@ TEST_P(BatchTest, PromptsOfSeveralChunks) {
   const auto engine =
       Load({.model = kRandom, .context = 256, .prefill_chunk = 20, .max_sessions = 16});
   if (engine == nullptr) GTEST_SKIP() << skip_;
-  for (size_t i = 0; i < std::size(kPolicies); i += 2) ComeAndGo(*engine, kPolicies[i]);
+  const std::vector<PolicyOptions> policies = Policies();
+  for (size_t i = 0; i < policies.size(); i += 4) ComeAndGo(*engine, policies[i]);
 }
 
 // Sliding-window layers and their own rotations; norms of heads; attention with a cap.
@@ -177,7 +176,9 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
   const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
   if (engine == nullptr) GTEST_SKIP() << skip_;
   constexpr size_t kTokens = 30;
-  for (const PolicyOptions& policy : kPolicies) {
+  const std::vector<PolicyOptions> policies = Policies();
+  for (size_t i = 0; i < policies.size(); i += 2) {
+    const PolicyOptions& policy = policies[i];
     auto opened = Batch::Open(CoreOf(*engine), policy, 4);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     Batch& batch = **opened;

@@ -268,7 +268,9 @@ struct TopKArgs {
 //     slot_of[owner[s]] = -1;  owner[s] = row_i;  slot_of[row_i] = s;  used[s] = step;
 //     a miss, unless the token is the step's own, whose row is yet to be made
 //   *cursor = the slot after the last one given;  slots[i] = slot of row_i
-// REQUIRES as many slots as tokens can be chosen.
+//   the step's own row, where it was not chosen: s = slot_of[row];  slot_of[row] = owner[s] = -1
+// since that row is about to be made anew at its home. REQUIRES as many slots as tokens can be
+// chosen.
 struct WorkingSetArgs {
   const SeqMeta* seq = nullptr;          // [1]
   const int32_t* index = nullptr;        // [count]: ascending tokens

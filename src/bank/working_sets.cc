@@ -63,11 +63,12 @@ Status WorkingSets::Allocate() {
              {&g.own_row, 1},
              {&g.n_own, 1},
              {&g.span, 2},
-             {&g.slot_seq, sizeof(SeqMeta) / 4},
-             {&g.counters, 4}}) {
+             {&g.slot_seq, sizeof(SeqMeta) / 4}}) {
       OKV_RETURN_IF_ERROR(take(*buffer, 4 * words));
     }
   }
+  OKV_RETURN_IF_ERROR(take(counters_, groups_.size() * sizeof(Counted)));
+  OKV_RETURN_IF_ERROR(take(nothing_, 2 * sizeof(int32_t)));
   rows_.resize(bank_.config().layers.size());
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     if (!Held(bank_.config(), config_, layer)) continue;
@@ -77,27 +78,38 @@ Status WorkingSets::Allocate() {
 }
 
 void WorkingSets::Reset() {
+  const auto clear = [&](const Buffer& buffer) {
+    const std::vector<std::byte> zeros(buffer.size());
+    backend_.Upload(buffer.as(), zeros.data(), zeros.size());
+  };
+  clear(counters_);
   for (const Group& g : groups_) {
     for (const Buffer* map : {&g.slot_of, &g.owner}) {
       const std::vector<int32_t> none(map->size() / 4, -1);
       backend_.Upload(map->as(), none.data(), map->size());
     }
-    for (const Buffer* zero : {&g.used, &g.clock, &g.cursor, &g.counters}) {
-      const std::vector<int32_t> zeros(zero->size() / 4, 0);
-      backend_.Upload(zero->as(), zeros.data(), zero->size());
-    }
+    for (const Buffer* zero : {&g.used, &g.clock, &g.cursor}) clear(*zero);
   }
 }
 
-void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq) {
+void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq, bool primes) {
   OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
             plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
             plan.segments[1].bounds != nullptr);
+  auto& counted = counters_.as<Counted>()[group];
+  Update(group, plan.segments[0].index, plan.segments[0].count, plan.segments[1].bounds, seq,
+         primes ? &counted.primed_chosen : &counted.chosen);
+  if (!primes) backend_.Join(Lane::kIn, Lane::kMain);
+  chosen_[static_cast<size_t>(group)] = true;
+}
+
+void WorkingSets::Update(int32_t group, const int32_t* index, const int32_t* count,
+                         const int32_t* bounds, const SeqMeta* seq, uint64_t* counters) {
   const Group& g = groups_[static_cast<size_t>(group)];
   backend_.Enqueue(WorkingSetArgs{.seq = seq,
-                                  .index = plan.segments[0].index,
-                                  .count = plan.segments[0].count,
-                                  .bounds = plan.segments[1].bounds,
+                                  .index = index,
+                                  .count = count,
+                                  .bounds = bounds,
                                   .block_table = bank_.View(0).block_table,
                                   .block_tokens = bank_.config().block_tokens,
                                   .capacity = config_.capacity,
@@ -117,9 +129,33 @@ void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq
                                   .n_own = g.n_own.as<int32_t>(),
                                   .span = g.span.as<int32_t>(),
                                   .slot_seq = g.slot_seq.as<SeqMeta>(),
-                                  .counters = g.counters.as<uint64_t>()});
-  backend_.Join(Lane::kIn, Lane::kMain);
-  chosen_[static_cast<size_t>(group)] = true;
+                                  .counters = counters});
+}
+
+void WorkingSets::Fetch(int32_t layer, const std::byte* from, Lane lane) {
+  const Group& g = GroupOf(layer);
+  backend_.Enqueue(FetchRowsArgs{.from = from,
+                                 .to = rows_[static_cast<size_t>(layer)].as<std::byte>(),
+                                 .row_bytes = static_cast<int64_t>(
+                                     bank_.config().RowBytes(static_cast<size_t>(layer))),
+                                 .from_row = g.miss_row.as<int32_t>(),
+                                 .to_row = g.miss_slot.as<int32_t>(),
+                                 .n = g.n_miss.as<int32_t>(),
+                                 .capacity = config_.capacity},
+                   lane);
+}
+
+void WorkingSets::Prime(int32_t layer, const KvView& kv) {
+  const Group& g = GroupOf(layer);
+  Fetch(layer, kv.base, Lane::kMain);
+  // The prompt's last row: no miss, as the own row of a step is none, but no step will make it.
+  backend_.Enqueue(FetchRowsArgs{.from = kv.base,
+                                 .to = rows_[static_cast<size_t>(layer)].as<std::byte>(),
+                                 .row_bytes = kv.row_bytes,
+                                 .from_row = g.own_row.as<int32_t>(),
+                                 .to_row = g.own.as<int32_t>(),
+                                 .n = g.n_own.as<int32_t>(),
+                                 .capacity = 1});
 }
 
 KvSlot WorkingSets::OwnRow(int32_t layer) const {
@@ -127,7 +163,13 @@ KvSlot WorkingSets::OwnRow(int32_t layer) const {
           .row = GroupOf(layer).own.as<int32_t>()};
 }
 
-void WorkingSets::WriteBack() {
+void WorkingSets::WriteBack(const SeqMeta* seq) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (chosen_[group]) continue;
+    const auto* zeros = nothing_.as<int32_t>();
+    Update(static_cast<int32_t>(group), zeros, zeros, zeros, seq,
+           &counters_.as<Counted>()[group].chosen);
+  }
   backend_.Join(Lane::kOut, Lane::kMain);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const auto layer = static_cast<int32_t>(i);
@@ -147,17 +189,9 @@ void WorkingSets::WriteBack() {
 
 void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   const Group& g = GroupOf(layer);
-  auto* slots = rows_[static_cast<size_t>(layer)].as<std::byte>();
-  backend_.Enqueue(FetchRowsArgs{.from = attend.kv.base,
-                                 .to = slots,
-                                 .row_bytes = attend.kv.row_bytes,
-                                 .from_row = g.miss_row.as<int32_t>(),
-                                 .to_row = g.miss_slot.as<int32_t>(),
-                                 .n = g.n_miss.as<int32_t>(),
-                                 .capacity = config_.capacity},
-                   Lane::kIn);
+  Fetch(layer, attend.kv.base, Lane::kIn);
   backend_.Join(Lane::kMain, Lane::kIn);
-  attend.kv.base = slots;
+  attend.kv.base = rows_[static_cast<size_t>(layer)].as<std::byte>();
   attend.kv.block_table = g.slots.as<int32_t>();
   attend.kv.block_tokens = 1;
   attend.seqs = g.slot_seq.as<SeqMeta>();
@@ -168,18 +202,16 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
 }
 
 WorkingSets::Counters WorkingSets::Count() const {
+  std::vector<Counted> counted(groups_.size());
+  backend_.Download(counted.data(), counters_.as(), counters_.size());
   Counters sum;
-  for (size_t group = 0; group < groups_.size(); ++group) {
-    const auto layers = static_cast<uint64_t>(
-        std::count_if(rows_.begin(), rows_.end(), [&](const Buffer& rows) {
-          const auto layer = static_cast<size_t>(&rows - rows_.data());
-          return rows.size() != 0 && config_.group[layer] == static_cast<int32_t>(group);
-        }));
-    if (layers == 0) continue;
-    uint64_t counters[2];
-    backend_.Download(counters, groups_[group].counters.as(), sizeof(counters));
-    sum.chosen += layers * counters[0];
-    sum.missed += layers * counters[1];
+  for (size_t layer = 0; layer < rows_.size(); ++layer) {
+    if (rows_[layer].size() == 0) continue;
+    const Counted& c = counted[static_cast<size_t>(config_.group[layer])];
+    sum.chosen += c.chosen;
+    sum.missed += c.missed;
+    sum.missed_bytes += c.missed * bank_.config().RowBytes(layer);
+    sum.primed += c.primed;
   }
   return sum;
 }

@@ -38,33 +38,47 @@ class WorkingSets {
   // Forgets all rows: after something other than a decode step wrote K/V.
   void Reset();
   // Enqueues the choice of `group`: `plan` is one list of single tokens and one range by bounds.
-  // From here on the missing rows travel.
-  void Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq);
+  // From here on the missing rows travel. `primes`: at the end of a prompt, for the steps to come.
+  void Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq, bool primes);
+  // Enqueues the copy of what `layer` misses from `kv`, where all its rows are: a prompt's stage.
+  // After a Choose that primes.
+  void Prime(int32_t layer, const KvView& kv);
   // Where a step's own row of `layer` goes instead of its home. After Choose.
   KvSlot OwnRow(int32_t layer) const;
   // Enqueues the way home of the step's own rows, on Lane::kOut: at the end of a step, when nothing
-  // waits for it.
-  void WriteBack();
+  // waits for it. Groups that chose nothing forget that row: it went home without them.
+  void WriteBack(const SeqMeta* seq);
   // Enqueues the fetch of what `layer` misses, waits for it, and turns an attention over the choice
   // into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
 
-  // Rows chosen and rows missed, of a layer each, since Create or Reset. Waits for the backend.
+  // Rows of a layer each, since Create or Reset. Waits for the backend.
   struct Counters {
-    uint64_t chosen = 0;
-    uint64_t missed = 0;
+    uint64_t chosen = 0;  // by steps
+    uint64_t missed = 0;  // of them
+    uint64_t missed_bytes = 0;
+    uint64_t primed = 0;  // copied at the end of a prompt
   };
   Counters Count() const;
 
  private:
   struct Group {
     Buffer slot_of, owner, used, clock, cursor;
-    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seq, counters;
+    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seq;
+  };
+  // What a group counts, in a row of counters_: the rows of its steps, and of its priming.
+  struct Counted {
+    uint64_t chosen, missed, primed_chosen, primed;
   };
 
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
       : backend_(backend), bank_(bank), config_(std::move(config)) {}
   Status Allocate();
+  // Enqueues WorkingSetArgs: `count` and `bounds` as there, `index` any where *count is 0.
+  void Update(int32_t group, const int32_t* index, const int32_t* count, const int32_t* bounds,
+              const SeqMeta* seq, uint64_t* counters);
+  // Enqueues the copy of rows from `from` to the slots of `layer`.
+  void Fetch(int32_t layer, const std::byte* from, Lane lane);
   const Group& GroupOf(int32_t layer) const {
     return groups_[static_cast<size_t>(config_.group[static_cast<size_t>(layer)])];
   }
@@ -73,6 +87,8 @@ class WorkingSets {
   const Bank& bank_;
   WorkingSetConfig config_;
   std::vector<Group> groups_;
+  Buffer counters_;           // Counted [groups]
+  Buffer nothing_;            // int32 [2]: zeros, a choice of nothing
   std::vector<bool> chosen_;  // [groups], in this step
   // [layers]: [n_slots] rows; empty where the layer is not on the host or in no group.
   std::vector<Buffer> rows_;

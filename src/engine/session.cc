@@ -475,10 +475,7 @@ SessionStats SessionImpl::stats() const {
   (core_.backend->OnDevice() ? stats.device_bytes : stats.host_bytes) += own;
   if (sets_ != nullptr && steps_since_reset_ > 0) {
     const WorkingSets::Counters rows = sets_->Count();
-    const size_t row_bytes =
-        core_.bank->BytesPerToken(core_.bank->config()) / core_.bank->config().layers.size();
-    stats.transfer_bytes_per_step =
-        rows.missed * row_bytes / static_cast<size_t>(steps_since_reset_);
+    stats.transfer_bytes_per_step = rows.missed_bytes / static_cast<size_t>(steps_since_reset_);
     if (rows.chosen > 0) {
       stats.hit_rate = 1 - static_cast<double>(rows.missed) / static_cast<double>(rows.chosen);
     }

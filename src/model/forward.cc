@@ -78,7 +78,7 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
   const bool on_host = c.bank.OnHost(layer);
   const bool staged = on_host && shape.prefill;
-  const bool in_set = c.sets != nullptr && c.sets->HasChoice(layer);
+  const bool in_set = c.sets != nullptr && c.sets->HasChoice(layer) && !shape.prefill;
   const KvView kv = staged ? c.bank.StageView(layer) : c.bank.View(layer);
 
   NormQkvRopeAppendArgs qkv{.in = Reader(c, layer > 0, last_post_norm, w.attn_norm),
@@ -116,15 +116,20 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
     const LayerStep step{.layer = global,
                          .prefill = shape.prefill,
                          .first_pos = shape.first_pos,
-                         .prompt_end = shape.prompt_end};
+                         .prompt_end = shape.prompt_end,
+                         .primes = c.sets != nullptr && shape.prefill &&
+                                   shape.first_pos + shape.n_rows == shape.prompt_end};
     c.policy.Plan(step, attend);
     if (in_set) c.sets->Resolve(layer, attend);
     c.backend.Enqueue(attend);
     c.policy.Observe(step, attend);
+    if (c.sets != nullptr && staged && c.sets->HasChoice(layer)) c.sets->Prime(layer, kv);
     if (c.sets != nullptr || c.on_choice) {
       if (const auto choice = c.policy.Chosen(step)) {
-        if (c.sets != nullptr) c.sets->Choose(choice->group, choice->plan, attend.seqs);
-        if (c.on_choice) c.on_choice(*choice, attend.seqs);
+        if (c.sets != nullptr) {
+          c.sets->Choose(choice->group, choice->plan, attend.seqs, step.primes);
+        }
+        if (c.on_choice && !shape.prefill) c.on_choice(*choice, attend.seqs);
       }
     }
   }
@@ -255,7 +260,7 @@ void EnqueueStep(const StepContext& c, const StepShape& shape) {
     EnqueueLayer(c, shape, layer, global);
     if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
-  if (c.sets != nullptr) c.sets->WriteBack();
+  if (c.sets != nullptr && !shape.prefill) c.sets->WriteBack(c.work.seqs.as<SeqMeta>());
   if (shape.n_out > 0) EnqueueLogits(c, shape);
   // What goes to the host is there when the next step begins.
   if (first_on_host >= 0) c.backend.Join(Lane::kMain, Lane::kOut);

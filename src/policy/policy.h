@@ -45,6 +45,9 @@ struct LayerStep {
   bool prefill = false;    // rows of a prompt: positions after one another, eager
   int64_t first_pos = 0;   // prefill: position of the first row
   int64_t prompt_end = 0;  // prefill: position past the whole prompt's last row
+  // prefill: the prompt's last rows are here, and what the last would choose is wanted, so that the
+  // first decode step finds it near.
+  bool primes = false;
 };
 
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
@@ -98,8 +101,9 @@ class Policy {
         0;  // tokens to keep of each layer, at least max_tokens; 0: what there is room for
   };
   virtual Groups Shared() const { return {}; }
-  // The choice that was made in `step`, after Observe, for the layers of a group: a list of single
-  // tokens and a range by bounds, which is the plan that those layers will get.
+  // The choice that was made in `step`, a decode step or one that primes, after Observe, for the
+  // layers of a group: a list of single tokens and a range by bounds, which is the plan that those
+  // layers get in a decode step.
   struct Choice {
     int32_t group = 0;
     AttnPlan plan;

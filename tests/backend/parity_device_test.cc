@@ -17,7 +17,8 @@ struct Chosen {
   std::vector<SeqMeta> seq;
 };
 
-// Steps of a growing sequence: `listed` tokens of all but the last `recent`, and those.
+// Steps of a growing sequence: `listed` tokens of all but the last `recent`, and those. Then one
+// that makes the last row anew and chooses nothing, and one that chooses as before.
 std::vector<Chosen> Choices(int32_t steps, int32_t first_len, int32_t listed, int32_t recent,
                             Random& random) {
   std::vector<Chosen> all;
@@ -33,6 +34,13 @@ std::vector<Chosen> Choices(int32_t steps, int32_t first_len, int32_t listed, in
          .seq = {
              {.q_begin = 0, .q_len = 1, .kv_len = len, .table_off = 2, .prompt_len = first_len}}});
   }
+  Chosen nothing = all.back();
+  nothing.index.clear();
+  nothing.bounds = {0, 0};
+  Chosen again = all.back();
+  ++again.seq[0].kv_len;
+  all.push_back(nothing);
+  all.push_back(again);
   return all;
 }
 

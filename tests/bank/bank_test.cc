@@ -91,6 +91,40 @@ TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
   EXPECT_EQ(Read(b, 6), 99);
 }
 
+// What a fork writes to a layer of the host, in place or by way of a stage, is the fork's alone.
+TEST_F(BankTest, ForksPartOnTheHostToo) {
+  BankConfig config = SmallConfig();
+  config.layers[1].tier = TierKind::kHost;
+  bank_ = *Bank::Create(*backend_, config);
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 6).ok());
+  for (int64_t t = 0; t < 6; ++t) Write(a, t, static_cast<uint8_t>(20 + t));
+  const size_t before = bank_->HostBytes();
+  const int32_t b = *bank_->Fork(a);
+  EXPECT_EQ(bank_->HostBytes(), before);
+  const int64_t first = 5;  // of the rows that the fork has anew, in a block that it shares
+  bank_->Truncate(b, first);
+  ASSERT_TRUE(bank_->Append(b, 4).ok());
+  EXPECT_EQ(bank_->HostBytes(), 2 * before);  // a copy of the second block, and a third
+  bank_->StageIn(1, b, first);
+  const KvView stage = bank_->StageView(1);
+  for (int64_t t = 0; t < 9; ++t) {
+    auto* row = reinterpret_cast<uint8_t*>(stage.Row(bank_->TableOffset(b), t));
+    if (t < first) {
+      EXPECT_EQ(row[0], 20 + t + 1) << "the past";
+    } else {
+      std::memset(row, static_cast<int>(40 + t + 1), static_cast<size_t>(stage.row_bytes));
+    }
+  }
+  bank_->StageOut(1, b, first, 9);
+  for (int64_t t = 0; t < 9; ++t) {
+    EXPECT_EQ(Read(b, t), t < first ? 20 + t : 40 + t);
+  }
+  for (int64_t t = 0; t < 6; ++t) EXPECT_EQ(Read(a, t), 20 + t);
+  bank_->Free(a);  // what was shared stays
+  for (int64_t t = 0; t < first; ++t) EXPECT_EQ(Read(b, t), 20 + t);
+}
+
 TEST_F(BankTest, DropsWholeBlocksAndKeepsWhatForksShare) {
   const int32_t seq = *bank_->NewSequence();
   const int64_t bt = bank_->config().block_tokens;

@@ -124,6 +124,7 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
       };
       tiered.Prompt(kPrompt);
       EXPECT_TRUE(made.empty()) << "prompts choose nothing";
+      tiered.sets->Reset();  // not primed, as the simulated ones
       for (int step = 0; step < kSteps; ++step) {
         made.clear();
         tiered.Decode();
@@ -146,6 +147,26 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
     }
   }
   if (!any) GTEST_SKIP() << info().name << " has no layers that share a choice";
+}
+
+// The prompt's last query chose for the first step: what both want is there.
+TEST_P(EveryPolicy, TheFirstStepAfterAPromptFindsItsRows) {
+  if (!is_ref()) GTEST_SKIP() << "a host backend has no tier beside its own";
+  for (const SettingList& variant : Variants(info())) {
+    const auto own_backend = backend();
+    StepFixture fixture(*own_backend, info().name, variant, true, /*more_slots=*/0);
+    if (fixture.sets == nullptr) continue;
+    SCOPED_TRACE(fixture.settings.ToString());
+    fixture.Prompt(kPrompt);
+    WorkingSets::Counters rows = fixture.sets->Count();
+    EXPECT_EQ(rows.chosen, 0u);  // by steps
+    EXPECT_GT(rows.primed, 0u);
+    fixture.Decode();
+    rows = fixture.sets->Count();
+    EXPECT_GT(rows.chosen, 0u);
+    EXPECT_LT(rows.missed, rows.chosen);
+    EXPECT_EQ(rows.missed_bytes, rows.missed * fixture.bank->config().RowBytes(5));
+  }
 }
 
 // The tokens each Attend op really reads, by its cost, against the budget and TokensRead.

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "backend/ref/ref_backend.h"
 #include "policy/omnikv/presets.h"
@@ -68,6 +70,90 @@ TEST_F(OmnikvTest, MemFollowsTheContext) {
     EXPECT_THAT(fixture.TokensAttended(), ElementsAre(length, length, half, length, half, half));
   }
   EXPECT_EQ(fixture.policy->Variant(6), fixture.policy->Variant(40));
+}
+
+// Of the rows that the first step chose, exactly those that the prompt's last query did not choose
+// come from the host.
+TEST_F(OmnikvTest, APromptPrimesTheWorkingSets) {
+  for (const char* selector : {"last", "uniform"}) {
+    StepFixture fixture(*backend_, "omnikv",
+                        {{"filters", "1,3"},
+                         {"dense_after_filter", "0"},
+                         {"budget", "24"},
+                         {"selector", selector},
+                         {"window", "5"}},
+                        true, /*more_slots=*/100);
+    // The tokens of each choice made since the last Clear, its range included.
+    const auto chosen = [&] {
+      std::vector<std::set<int32_t>> all;
+      for (const TraceEntry& entry : fixture.trace.entries()) {
+        const auto* a = std::get_if<WorkingSetArgs>(&entry.op);
+        if (a == nullptr) continue;
+        std::set<int32_t>& tokens = all.emplace_back(a->index, a->index + *a->count);
+        for (int32_t t = a->bounds[0]; t < a->bounds[1]; ++t) tokens.insert(t);
+      }
+      return all;
+    };
+    fixture.Prompt(130);  // in three chunks
+    const auto primed = chosen();
+    ASSERT_EQ(primed.size(), 2u);
+    EXPECT_EQ(fixture.sets->Count().chosen, 0u);
+    // Layer 3 is a filter; 4 and 5, on the host, read what it chose.
+    EXPECT_THAT(primed[1], testing::SizeIs(24));
+    EXPECT_EQ(fixture.sets->Count().primed, 2 * (24 - primed[1].count(129)));
+    fixture.Decode();
+    auto wanted = chosen()[1];
+    EXPECT_EQ(wanted.erase(130), 1u);  // its own
+    const WorkingSets::Counters rows = fixture.sets->Count();
+    EXPECT_EQ(rows.chosen, 2 * wanted.size());
+    const auto missing = std::count_if(wanted.begin(), wanted.end(),
+                                       [&](int32_t t) { return primed[1].count(t) == 0; });
+    EXPECT_EQ(rows.missed, 2 * static_cast<uint64_t>(missing));
+    EXPECT_LT(rows.missed, rows.chosen);
+  }
+}
+
+// A row that is made anew, by a step that does not choose it itself, is not read as it was. Steps
+// choose their own but after a prompt that was cancelled, when no token counts as generated.
+TEST_F(OmnikvTest, SlotsForgetARowThatIsMadeAnew) {
+  const SettingList settings = {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"budget", "24"}};
+  StepFixture own(*backend_, "omnikv", settings);
+  StepFixture tiered(*backend_, "omnikv", settings, true, /*more_slots=*/100);
+  own.Prompt(60);
+  tiered.Prompt(60);
+  own.prompt_len = tiered.prompt_len = StepFixture::kContext;
+  for (int32_t round = 0; round < 60; ++round) {
+    for (StepFixture* fixture : {&own, &tiered}) {
+      fixture->token_shift = 5 * round;
+      fixture->Decode();
+      fixture->bank->Truncate(fixture->seq, fixture->bank->Length(fixture->seq) - 1);
+      fixture->token_shift = 3 * round + 1;
+      fixture->Decode();
+    }
+    ASSERT_EQ(tiered.Decode(), own.Decode()) << "round " << round;
+  }
+}
+
+// Steps that choose nothing make rows too, here in a block that a fork kept and gave back.
+TEST_F(OmnikvTest, SlotsForgetARowThatADenseStepMakes) {
+  const SettingList settings = {{"filters", "1,3"},
+                                {"dense_after_filter", "0"},
+                                {"budget", "24"},
+                                {"tail", "2"},
+                                {"dense_below", "60"}};
+  StepFixture own(*backend_, "omnikv", settings, false);
+  StepFixture tiered(*backend_, "omnikv", settings, false, /*more_slots=*/200);
+  for (StepFixture* fixture : {&own, &tiered}) {
+    fixture->Prompt(20);
+    const int32_t fork = *fixture->bank->Fork(fixture->seq);
+    fixture->Decode();  // in a copy of the block that holds the tokens 16 to 19
+    fixture->bank->Free(fork);
+  }
+  EXPECT_EQ(tiered.policy->Variant(22), 1);
+  EXPECT_EQ(tiered.policy->Variant(30), 0);
+  for (int64_t length = 22; length < 140; ++length) {
+    ASSERT_EQ(tiered.Decode(), own.Decode()) << length << " tokens";
+  }
 }
 
 TEST_F(OmnikvTest, SettingsSayWhatIsInForce) {

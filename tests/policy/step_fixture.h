@@ -45,6 +45,7 @@ class StepFixture {
     bank_config.dtype = DType::kF32;
     bank_config.block_tokens = 8;
     bank_config.max_tokens = kContext;
+    bank_config.max_seqs = 2;
     bank = Take(Bank::Create(trace, bank_config));
     seq = Take(bank->NewSequence());
     ropes = Take(RopeState::Create(trace, config));
@@ -134,6 +135,7 @@ class StepFixture {
   OnChoice on_choice;
   int32_t seq = -1;
   int32_t prompt_len = 0;
+  int32_t token_shift = 0;  // other tokens at the same places
 
  private:
   template <typename T>
@@ -148,7 +150,7 @@ class StepFixture {
     EXPECT_TRUE(bank->Append(seq, rows).ok());
     for (int32_t r = 0; r < rows; ++r) {
       work.rows.as<RowMeta>()[r] = {.seq = 0, .pos = pos + r};
-      work.tokens.as<int32_t>()[r] = ((pos + r) * 37 + 11) % config.vocab;
+      work.tokens.as<int32_t>()[r] = ((pos + r) * 37 + 11 + token_shift) % config.vocab;
     }
     *work.seqs.as<SeqMeta>() = {.q_begin = 0,
                                 .q_len = rows,

@@ -9,11 +9,11 @@ void RefWorkingSet(const WorkingSetArgs& a) {
   const int32_t listed = *a.count;
   const int32_t n = listed + a.bounds[1] - a.bounds[0];
   const auto token = [&](int32_t i) { return i < listed ? a.index[i] : a.bounds[0] + i - listed; };
-  const auto physical = [&](int32_t i) {
-    const int32_t t = token(i);
+  const auto row_of = [&](int32_t t) {
     const int32_t block = a.block_table[a.seq->table_off + t / a.block_tokens];
     return block * a.block_tokens + t % a.block_tokens;
   };
+  const auto physical = [&](int32_t i) { return row_of(token(i)); };
   const int32_t own_token = a.seq->kv_len - 1;
   for (int32_t i = 0; i < n; ++i) {
     a.slots[i] = a.simulated_hits < 0 ? a.slot_of[physical(i)] : i;
@@ -44,6 +44,10 @@ void RefWorkingSet(const WorkingSetArgs& a) {
       a.miss_row[misses] = physical(i);
       a.miss_slot[misses++] = i;
     }
+  }
+  if (int32_t& slot = a.slot_of[row_of(own_token)]; *a.own < 0 && slot >= 0) {
+    a.owner[slot] = -1;
+    slot = -1;
   }
   *a.cursor = cursor;
   *a.n_miss = misses;

@@ -47,6 +47,7 @@ class Omnikv : public Policy {
   // The head maximum of one query is the reduced score already: it goes where the choice reads it.
   // Not in a batch, where the choice reads by sequence what attention writes by row.
   bool Reduces() const { return softmax_ || window_ > 1 || context_.max_seqs > 1; }
+  void EnqueueRange(const AttendArgs& step) const;
   void AskForScores(int32_t filter, AttendArgs& attend) const;
   void ReduceScores(int32_t filter, const AttendArgs& attend) const;
   void Choose(int32_t filter, const AttendArgs& attend) const;
@@ -156,7 +157,10 @@ Status Omnikv::Allocate() {
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = variant == 1;
-  if (!sparse_step_) return;
+  if (sparse_step_) EnqueueRange(step);
+}
+
+void Omnikv::EnqueueRange(const AttendArgs& step) const {
   context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
                                           .n_seqs = step.n_seqs,
                                           .budget = budget_,
@@ -246,7 +250,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     if (sparse_step_) Choose(filter, attend);
     return;
   }
-  if (window_ == 1) return;
+  if (window_ == 1 && !step.primes) return;
   // The prompt's last queries are the window's past when decoding starts: their scores, each with
   // its own position and its own causal limit, one row at a time to bound the memory.
   const int64_t first = std::max<int64_t>(0, step.prompt_end - window_ - step.first_pos);
@@ -260,6 +264,9 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     context_.backend->Enqueue(row);
     ReduceScores(filter, row);
   }
+  if (!step.primes) return;
+  if (filter == 0) EnqueueRange(attend);
+  Choose(filter, attend);
 }
 
 Policy::Groups Omnikv::Shared() const {
@@ -275,9 +282,8 @@ Policy::Groups Omnikv::Shared() const {
 }
 
 std::optional<Policy::Choice> Omnikv::Chosen(const LayerStep& step) const {
-  if (step.prefill || !sparse_step_ || layers_.every_layer() || !layers_.IsFilter(step.layer)) {
-    return std::nullopt;
-  }
+  const bool chooses = step.prefill ? step.primes : sparse_step_;
+  if (!chooses || layers_.every_layer() || !layers_.IsFilter(step.layer)) return std::nullopt;
   const int32_t filter = layers_.FilterOf(step.layer);
   return Choice{.group = filter, .plan = ChosenPlan(filter)};
 }

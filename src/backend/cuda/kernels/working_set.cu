@@ -43,11 +43,11 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t n = listed + a.bounds[1] - first_recent;
   const SeqMeta seq = *a.seq;
   const auto token = [&](int32_t i) { return i < listed ? a.index[i] : first_recent + i - listed; };
-  const auto physical = [&](int32_t i) {
-    const int32_t t = token(i);
+  const auto row_of = [&](int32_t t) {
     const int32_t block = a.block_table[seq.table_off + t / a.block_tokens];
     return block * a.block_tokens + t % a.block_tokens;
   };
+  const auto physical = [&](int32_t i) { return row_of(token(i)); };
   // Tokens ascend: the step's own, whose row is yet to be made, is the last if it is there.
   const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
   if (thread == 0) {
@@ -112,6 +112,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (thread == 0) {
+    if (int32_t& slot = a.slot_of[row_of(seq.kv_len - 1)]; own < 0 && slot >= 0) {
+      a.owner[slot] = -1;
+      slot = -1;
+    }
     *a.own = own >= 0 ? a.slots[own] : -1;
     if (own >= 0) *a.own_row = physical(own);
     *a.n_own = own >= 0 ? 1 : 0;

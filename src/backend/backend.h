@@ -92,6 +92,13 @@ class Backend {
   // Memory that ops reach as they do Allocate's, and the host too: it sees what ops wrote once it
   // has waited for them. Slow for ops on a device.
   virtual Result<Buffer> AllocateShared(size_t bytes, std::string_view what) = 0;
+  // The same, made ready in the background where it is large: nothing may use it before AwaitShared
+  // has returned ok. That gives kResourceExhausted, with the figures, when some of it could not be
+  // had.
+  virtual Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) {
+    return AllocateShared(bytes, what);
+  }
+  virtual Status AwaitShared() { return {}; }
   // A point in the queue, after what is enqueued so far; Await returns when it is reached. At most
   // kMarks are kept: an older one is as good as the oldest of those.
   using Mark = uint64_t;

@@ -45,7 +45,8 @@ struct BankConfig {
 // the backend.
 class Bank {
  public:
-  // kResourceExhausted when the tokens exceed the cap, memory, or what int32 can number.
+  // kResourceExhausted when the tokens exceed the cap, memory, or what int32 can number. Layers of
+  // the host tier may be used once the backend's AwaitShared has returned ok.
   static Result<std::unique_ptr<Bank>> Create(Backend& backend, BankConfig config);
 
   // A new, empty sequence, or a copy of one that shares its blocks. kResourceExhausted when

@@ -28,7 +28,8 @@ enum class TierKind {
 };
 
 // Room for `n_blocks` blocks, reserved at once, so that rows never move and growth never copies; on
-// the host, physical memory is taken as blocks are first written. `block_bytes` holds the bytes of
+// a host backend, physical memory is taken as blocks are first written. kHost is made ready in the
+// background: Backend::AwaitShared comes before the first write. `block_bytes` holds the bytes of
 // one block in each layer, 0 for layers that this tier does not hold.
 Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind, int32_t n_blocks,
                                        std::vector<size_t> block_bytes);

@@ -45,7 +45,7 @@ Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind, int32_t 
     const size_t total = bytes * static_cast<size_t>(n_blocks);
     if (total == 0) continue;
     OKV_ASSIGN_OR_RETURN(layer, kind == TierKind::kOwn ? backend.Allocate(total, "K/V")
-                                                       : backend.AllocateShared(total, "K/V"));
+                                                       : backend.AllocateSharedLater(total, "K/V"));
   }
   return std::unique_ptr<Tier>(
       std::make_unique<MemoryTier>(backend, std::move(layers), std::move(block_bytes)));

@@ -33,8 +33,11 @@ struct EngineCore {
   int32_t cache_tokens = 0;   // slots of a working set, where layers live on the host
 };
 
+// Opens the bank by `plan`. Needs the backend and the model's config, and no weights yet.
+Status OpenBank(EngineCore& core, const MemoryPlan& plan);
+
 // An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens
-// the bank and the workspace by `plan`.
+// the bank, unless it is open, and the workspace by `plan`.
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds);
 

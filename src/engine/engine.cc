@@ -99,16 +99,22 @@ EngineCore& CoreOf(Engine& engine) {
   return static_cast<EngineImpl&>(engine).core();
 }
 
+Status OpenBank(EngineCore& core, const MemoryPlan& plan) {
+  OKV_ASSIGN_OR_RETURN(
+      core.bank,
+      Bank::Create(*core.backend, MakeBankConfig(core.config, plan, core.options.max_sessions)));
+  return {};
+}
+
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds) {
-  OKV_ASSIGN_OR_RETURN(
-      core->bank,
-      Bank::Create(*core->backend, MakeBankConfig(core->config, plan, core->options.max_sessions)));
+  if (core->bank == nullptr) OKV_RETURN_IF_ERROR(OpenBank(*core, plan));
   core->policy_room = plan.policies;
   core->cache_tokens = plan.cache_tokens;
   OKV_ASSIGN_OR_RETURN(core->work, Workspace::Create(*core->backend, core->config, plan.chunk,
                                                      MaxOutRows(core->config, plan.chunk,
                                                                 core->options.max_sessions)));
+  OKV_RETURN_IF_ERROR(core->backend->AwaitShared());
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(core), load_seconds));
 }
 
@@ -137,6 +143,7 @@ Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
                      .context = plan.context});
   }
   core->config = files.config;
+  OKV_RETURN_IF_ERROR(OpenBank(*core, plan));  // its memory of the host comes while weights load
   auto text = LoadText(files);
   // Weights alone can still be run on token ids.
   if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();

@@ -9,12 +9,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
 
 #include "backend/kv_format.h"
+#include "base/log.h"
+#include "base/memory.h"
 
 namespace omnikv {
 namespace {
@@ -194,6 +197,135 @@ TEST_F(CudaBackendTest, HostAndOpsSeeSharedMemory) {
     }
     EXPECT_EQ(std::count(bytes + kBytes, bytes + 2 * kBytes, turn), static_cast<ptrdiff_t>(kBytes));
   }
+}
+
+// Large pieces are made ready by threads of their own, small ones at once.
+TEST_F(CudaBackendTest, SharedMemoryThatComesLaterIsLikeAnyOther) {
+  const auto backend = Make();
+  const auto device = backend->Allocate(96 * kMiB, "test");
+  ASSERT_TRUE(device.ok());
+  std::vector<Buffer> pieces;
+  const std::vector<size_t> sizes = {96 * kMiB, 64 * kMiB + 4096, 5, 33 * kMiB + 17, 0};
+  for (const size_t bytes : sizes) {
+    auto piece = backend->AllocateSharedLater(bytes, "test");
+    ASSERT_TRUE(piece.ok()) << piece.status().message();
+    EXPECT_EQ(piece->size(), bytes);
+    pieces.push_back(std::move(*piece));
+  }
+  const Status ready = backend->AwaitShared();
+  ASSERT_TRUE(ready.ok()) << ready.message();
+  EXPECT_TRUE(backend->AwaitShared().ok());  // of nothing
+  for (const Buffer& piece : pieces) {
+    auto* bytes = piece.as<uint8_t>();
+    const size_t n = piece.size();
+    ASSERT_EQ(std::count(bytes, bytes + n, 0), static_cast<ptrdiff_t>(n));
+    if (n == 0) continue;
+    void* seen = nullptr;
+    EXPECT_EQ(cudaHostGetDevicePointer(&seen, bytes, 0), cudaSuccess);
+    EXPECT_EQ(seen, bytes);
+    // There and back by the copy engine, whole; then its end by a kernel.
+    for (size_t i = 0; i < n; ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 4096);
+    const std::vector<uint8_t> sent(bytes, bytes + n);
+    backend->Copy(device->as<void>(), bytes, n, Lane::kIn);
+    backend->Join(Lane::kOut, Lane::kIn);
+    backend->Synchronize();
+    std::memset(bytes, 1, n);
+    backend->Copy(bytes, device->as<void>(), n, Lane::kOut);
+    backend->Synchronize();
+    EXPECT_TRUE(std::equal(sent.begin(), sent.end(), bytes)) << n << " bytes";
+    if (n < 8192) continue;
+    const CopyOp copy(*backend, 4096);
+    const size_t end = n / 4096 * 4096 - 4096;
+    backend->Enqueue(copy(bytes + end, device->as<void>()));
+    backend->Enqueue(copy(device->as<void>(), bytes));
+    backend->Synchronize();
+    EXPECT_TRUE(std::equal(bytes, bytes + 4096, sent.begin() + static_cast<ptrdiff_t>(end)));
+  }
+}
+
+TEST_F(CudaBackendTest, RefusesMorePinnedMemoryThanThereIsWithFigures) {
+  const auto backend = Make();
+  for (int i = 0; i < 50; ++i) {
+    for (const size_t bytes : {AvailableMemory() + (size_t{4} << 30), size_t{1} << 50}) {
+      const auto now = backend->AllocateShared(bytes, "the K/V of a test");
+      const auto later = backend->AllocateSharedLater(bytes, "the K/V of a test");
+      for (const auto* buffer : {&now, &later}) {
+        ASSERT_FALSE(buffer->ok());
+        EXPECT_EQ(buffer->status().code(), StatusCode::kResourceExhausted);
+        EXPECT_THAT(buffer->status().message(), HasSubstr("pinned host memory for the K/V of"));
+        EXPECT_THAT(buffer->status().message(), ContainsRegex("[0-9].*[0-9] .iB available"));
+      }
+    }
+  }
+  // Together too much, each for itself not.
+  const size_t available = AvailableMemory();
+  const size_t part = std::min(size_t{1} << 30, available / 8);
+  {
+    const auto first = backend->AllocateSharedLater(part, "one");
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    EXPECT_FALSE(backend->AllocateSharedLater(available - part / 4, "another").ok());
+  }
+  EXPECT_TRUE(backend->AwaitShared().ok());
+  EXPECT_TRUE(backend->AllocateShared(16 * kMiB, "less").ok());
+}
+
+// Whether or not anybody waited for it.
+TEST_F(CudaBackendTest, PinnedMemoryIsGivenBack) {
+  const auto backend = Make();
+  const auto use = [&](bool await) {
+    const auto a = backend->AllocateSharedLater(192 * kMiB, "test");
+    const auto b = backend->AllocateSharedLater(64 * kMiB, "test");
+    ASSERT_TRUE(a.ok() && b.ok());
+    EXPECT_TRUE(!await || backend->AwaitShared().ok());
+  };
+  use(true);
+  use(false);
+  const size_t resident = ResidentMemory();
+  const size_t on_card = FreeMemory();
+  for (int i = 0; i < 20; ++i) use(i % 2 == 0);
+  EXPECT_LE(ResidentMemory(), resident + 64 * kMiB);
+  EXPECT_GE(FreeMemory() + 8 * kMiB, on_card);
+}
+
+// Printed, not judged: how long 4 GiB take by the driver, by us, and by us in eight pieces.
+TEST_F(CudaBackendTest, PinnedMemoryInSeconds) {
+  const auto backend = Make();
+  const size_t bytes = std::min(size_t{4} << 30, AvailableMemory() / 4) / (16 * kMiB) * (16 * kMiB);
+  const auto seconds = [](const auto& body) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  void* data = nullptr;
+  const double driver = seconds([&] {
+    ASSERT_EQ(cudaHostAlloc(&data, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+              cudaSuccess);
+  });
+  cudaFreeHost(data);
+  const double whole = seconds([&] {
+    const auto buffer = backend->AllocateShared(bytes, "test");
+    ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+    data = buffer->as<void>();
+    EXPECT_EQ(static_cast<uint8_t*>(data)[bytes - 1], 0);
+  });
+  double called = 0;
+  const double pieces = seconds([&] {
+    std::vector<Buffer> all;
+    called = seconds([&] {
+      for (int i = 0; i < 8; ++i) {
+        auto piece = backend->AllocateSharedLater(bytes / 8, "test");
+        ASSERT_TRUE(piece.ok()) << piece.status().message();
+        all.push_back(std::move(*piece));
+      }
+    });
+    const Status ready = backend->AwaitShared();
+    ASSERT_TRUE(ready.ok()) << ready.message();
+  });
+  fmt::print(
+      "{} of pinned memory: {:.3f} s by cudaHostAlloc; given back too, {:.3f} s in one piece, "
+      "{:.3f} "
+      "s in 8, {:.3f} s of them in the foreground\n",
+      HumanBytes(bytes), driver, whole, pieces, called);
 }
 
 TEST_F(CudaBackendTest, MarksAreReachedInOrder) {

@@ -10,6 +10,7 @@
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/memory.h"
+#include "backend/cuda/pinned_memory.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -84,7 +85,8 @@ Result<CudaCeiling> MeasureCudaCeiling(int device) {
   OKV_ASSIGN_OR_RETURN(const Buffer data, memory.Allocate(bytes, "a measurement"));
   OKV_ASSIGN_OR_RETURN(const Buffer workspace,
                        memory.Allocate(cuda::kGemmWorkspaceBytes, "cuBLASLt"));
-  OKV_ASSIGN_OR_RETURN(const Buffer host, cuda::AllocatePinned(host_bytes, "a measurement"));
+  OKV_ASSIGN_OR_RETURN(const Buffer host,
+                       cuda::PinnedMemory(device).Allocate(host_bytes, "a measurement"));
   cudaStream_t stream = nullptr;
   CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   const Timer timer(stream);

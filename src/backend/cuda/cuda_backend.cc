@@ -14,6 +14,7 @@
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/memory.h"
+#include "backend/cuda/pinned_memory.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -80,8 +81,12 @@ class CudaBackend : public Backend {
   std::string Describe() const override;
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
-    return AllocatePinned(bytes, what);
+    return pinned_.Allocate(bytes, what);
   }
+  Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override {
+    return pinned_.AllocateLater(bytes, what);
+  }
+  Status AwaitShared() override { return pinned_.Await(); }
   Mark SetMark() override;
   void Await(Mark mark) override;
   void Upload(void* dst, const void* src, size_t bytes) override;
@@ -151,6 +156,7 @@ class CudaBackend : public Backend {
   Device device_;
   std::string name_, description_;
   DeviceMemory memory_;
+  PinnedMemory pinned_{device_.ordinal};
   GrowingBuffer scratch_{memory_, "scratch of kernels"};
   GrowingBuffer rows_{memory_, "rows of a prompt"};      // what products of many rows read
   GrowingBuffer products_{memory_, "rows of a prompt"};  // what they write, where an op has no room

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/memory.h"
 
 namespace omnikv::cuda {
 
@@ -47,21 +45,6 @@ Result<Buffer> DeviceMemory::Allocate(size_t bytes, std::string_view what, bool 
     if (p == nullptr) return;
     cudaFree(p);
     *taken -= bytes;
-  });
-}
-
-Result<Buffer> AllocatePinned(size_t bytes, std::string_view what) {
-  void* data = nullptr;
-  if (cudaHostAlloc(&data, std::max<size_t>(bytes, 1),
-                    cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return ResourceExhausted(
-        fmt::format("{} of pinned host memory for {} cannot be had ({} available)",
-                    HumanBytes(bytes), what, HumanBytes(AvailableMemory())));
-  }
-  std::memset(data, 0, bytes);
-  return Buffer(data, bytes, [](void* p) {
-    if (p != nullptr) cudaFreeHost(p);
   });
 }
 

@@ -36,9 +36,6 @@ class DeviceMemory {
   cudaStream_t stream_ = nullptr;
 };
 
-// Zeroed host memory that kernels reach by the same pointer.
-Result<Buffer> AllocatePinned(size_t bytes, std::string_view what);
-
 // Device memory of a size that is only known op by op. What it held is lost when it grows; old
 // pieces live on, because recorded graphs may use them.
 class GrowingBuffer {

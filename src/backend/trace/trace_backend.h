@@ -39,6 +39,10 @@ class TraceBackend : public Backend {
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
     return inner_.AllocateShared(bytes, what);
   }
+  Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override {
+    return inner_.AllocateSharedLater(bytes, what);
+  }
+  Status AwaitShared() override { return inner_.AwaitShared(); }
   Mark SetMark() override { return inner_.SetMark(); }
   void Await(Mark mark) override { inner_.Await(mark); }
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;

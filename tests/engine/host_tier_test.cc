@@ -1,10 +1,12 @@
-// Sessions whose sparse layers live on the host, against sessions that have all on one side: on a
-// card that is played by the reference backend, so that no card is needed.
+// Sessions whose sparse layers live on the host, against sessions that have all near: on a card
+// that is played by the reference backend, so that no card is needed, and on a card where there is
+// one.
 #include <gtest/gtest.h>
 
 #include "backend/ref/ref_backend.h"
 #include "backend/trace/trace_backend.h"
 #include "engine/core.h"
+#include "engine/devices.h"
 #include "model/generated.h"
 
 namespace omnikv {
@@ -29,33 +31,53 @@ PolicyOptions Policy(const SettingList& more) {
   return policy;
 }
 
-std::unique_ptr<Engine> Make(const std::string& place, const PolicyOptions& policy) {
+// Where K/V lie: all on the card, or sparse layers on the host, with room for few of their rows on
+// the card or for all.
+enum class Room { kOwn, kFew, kAll };
+
+class HostTier : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!on_cuda()) return;
+    const auto backend = MakeBackend({.device = "cuda"});
+    if (!backend.ok()) GTEST_SKIP() << backend.status().message();
+  }
+  static bool on_cuda() { return GetParam() == "cuda"; }
+  // Bit by bit the same as kFew: to `ref` every place is. A card's kernels cut a choice into other
+  // pieces than the slots that stand in for it.
+  static Room Near() { return on_cuda() ? Room::kAll : Room::kOwn; }
+  static std::unique_ptr<Engine> Make(Room room, const PolicyOptions& policy);
+};
+
+std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy) {
+  const std::string place = room == Room::kOwn ? "device" : "host";
   auto core = std::make_unique<EngineCore>();
-  core->backend = std::make_unique<Card>();
+  core->backend = on_cuda() ? *MakeBackend({.device = "cuda"}) : std::make_unique<Card>();
   core->options = {.context = 400, .place = place, .max_sessions = 3};
   core->options.policy = policy;
-  core->options.kv_dtype = "f32";
+  core->options.kv_dtype = on_cuda() ? "f16" : "f32";
   core->options.prefill_chunk = 48;
   ModelConfig& config = core->config;
   config.family = "llama";
   config.n_layers = 6;
-  config.d_model = 64;
+  config.d_model = on_cuda() ? 128 : 64;
   config.n_heads = 4;
   config.n_kv_heads = 2;
-  config.head_dim = 16;
-  config.ffn = 96;
+  config.head_dim = on_cuda() ? 64 : 16;
+  config.ffn = on_cuda() ? 256 : 96;
   config.vocab = 160;
   config.max_context = 400;
   config.attn_scale = 1.2f;  // sharp enough that which tokens are read matters
-  config.ropes.push_back({.theta = 10000, .dim = 16});
+  config.ropes.push_back({.theta = 10000, .dim = config.head_dim});
   config.layers.assign(6, LayerConfig{});
-  auto weights = GenerateWeights(*core->backend, config, DType::kF32);
+  auto weights = GenerateWeights(*core->backend, config, on_cuda() ? DType::kBF16 : DType::kF32);
   EXPECT_TRUE(weights.ok());
   core->weights = std::move(*weights);
-  auto plan = PlanMemory(core->options, config, core->weights.bytes, true, *core->backend);
+  auto plan = PlanMemory(core->options, config, core->weights.bytes, !on_cuda(), *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_EQ(plan->host_layers, place == "host" ? 3 : 0);
-  if (place == "host") plan->cache_tokens = 40;  // of 400: some rows must leave
+  if (room == Room::kFew) plan->cache_tokens = 40;  // some rows must leave
+  if (room == Room::kAll) plan->cache_tokens = 500;
   auto engine = MakeEngine(std::move(core), *plan, 0);
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   return std::move(*engine);
@@ -92,11 +114,11 @@ const std::vector<SettingList> kPolicies = {
     {{"tail", "1"}, {"dense_below", "190"}}};
 
 // Turns of a chat, in pieces that end between two blocks and while a step is ahead.
-TEST(HostTier, TurnsGiveTheSameTokens) {
+TEST_P(HostTier, TurnsGiveTheSameTokens) {
   for (const SettingList& settings : kPolicies) {
     const PolicyOptions policy = Policy(settings);
-    const auto own_engine = Make("device", policy);
-    const auto host_engine = Make("host", policy);
+    const auto own_engine = Make(Near(), policy);
+    const auto host_engine = Make(Room::kFew, policy);
     const auto own = Open(*own_engine, policy);
     const auto host = Open(*host_engine, policy);
     SCOPED_TRACE(own->stats().settings);
@@ -113,17 +135,17 @@ TEST(HostTier, TurnsGiveTheSameTokens) {
     }
     EXPECT_GT(host->stats().host_bytes, 0u);
     ASSERT_TRUE(host->stats().hit_rate.has_value());
-    EXPECT_FALSE(own->stats().hit_rate.has_value());
+    EXPECT_GT(own->stats().hit_rate.value_or(1), *host->stats().hit_rate);
   }
 }
 
 // Forks part on the host as they do elsewhere; blocks that one leaves serve another.
-TEST(HostTier, ForksGiveTheSameTokens) {
+TEST_P(HostTier, ForksGiveTheSameTokens) {
   for (const SettingList& settings : kPolicies) {
     const PolicyOptions policy = Policy(settings);
     std::vector<std::vector<int32_t>> told;  // by each engine
-    for (const char* place : {"device", "host"}) {
-      const auto engine = Make(place, policy);
+    for (const Room room : {Near(), Room::kFew}) {
+      const auto engine = Make(room, policy);
       const auto session = Open(*engine, policy);
       std::vector<int32_t>& all = told.emplace_back();
       const auto say = [&](Session& of, int64_t n) {
@@ -153,9 +175,9 @@ TEST(HostTier, ForksGiveTheSameTokens) {
   }
 }
 
-TEST(HostTier, EveryTurnPrimesTheFirstStep) {
+TEST_P(HostTier, EveryTurnPrimesTheFirstStep) {
   const PolicyOptions policy = Policy({});
-  const auto engine = Make("host", policy);
+  const auto engine = Make(Room::kFew, policy);
   const auto session = Open(*engine, policy);
   for (const size_t turn : {150, 190, 100}) {
     ASSERT_TRUE(session->Prompt(Numbers(turn, 0)).ok());
@@ -164,9 +186,11 @@ TEST(HostTier, EveryTurnPrimesTheFirstStep) {
     const SessionStats stats = session->stats();
     ASSERT_TRUE(stats.hit_rate.has_value());
     EXPECT_GT(*stats.hit_rate, 0);
-    // Three layers of 23 rows, the step's own beside them, of 2 * (16 + 16) floats.
+    // Three layers of 23 rows, the step's own beside them, of 2 * (16 + 16) floats or 2 * (64 + 64)
+    // halves.
     const double missed = (1 - *stats.hit_rate) * 3 * 23;
-    EXPECT_NEAR(static_cast<double>(stats.transfer_bytes_per_step), missed * 256, 1);
+    const double row_bytes = on_cuda() ? 512 : 256;
+    EXPECT_NEAR(static_cast<double>(stats.transfer_bytes_per_step), missed * row_bytes, 1);
   }
   // Made-up contexts have no last query.
   ASSERT_TRUE(session->FillContext(150).ok());
@@ -175,10 +199,10 @@ TEST(HostTier, EveryTurnPrimesTheFirstStep) {
 }
 
 // A choice of everything brings everything: nothing is left to fetch.
-TEST(HostTier, AChoiceOfAllLeavesNothingToFetch) {
+TEST_P(HostTier, AChoiceOfAllLeavesNothingToFetch) {
   PolicyOptions policy = Policy({});
   policy.settings.back().second = "200";
-  const auto engine = Make("host", policy);
+  const auto engine = Make(Room::kFew, policy);
   const auto session = Open(*engine, policy);
   ASSERT_TRUE(session->Prompt(Numbers(150, 0)).ok());
   Generate(*session, 20);
@@ -186,6 +210,9 @@ TEST(HostTier, AChoiceOfAllLeavesNothingToFetch) {
   EXPECT_EQ(stats.hit_rate, 1.0);
   EXPECT_EQ(stats.transfer_bytes_per_step, 0u);
 }
+
+INSTANTIATE_TEST_SUITE_P(On, HostTier, ::testing::Values("ref", "cuda"),
+                         [](const auto& param_info) { return param_info.param; });
 
 }  // namespace
 }  // namespace omnikv

@@ -16,7 +16,8 @@ class Tier {
   virtual ~Tier() = default;
   // Where block 0 of layer `layer` lies; blocks follow one another.
   virtual std::byte* Base(int32_t layer) const = 0;
-  // Copies block `from` to block `to` in every layer.
+  // Copies block `from` to block `to` in every layer, on the main lane: after what steps did on the
+  // others, which they join before they end.
   virtual void CopyBlock(int32_t from, int32_t to) = 0;
   // Bytes of memory that the first `n_blocks` blocks take.
   virtual size_t BytesFor(int32_t n_blocks) const = 0;

@@ -144,7 +144,7 @@ class StepFixture {
     return std::move(*result);
   }
   StepContext Context() {
-    return {trace, config, weights, work, ropes, *bank, *policy, seq, sets.get(), on_choice};
+    return {trace, config, weights, work, ropes, *bank, *policy, seq, sets.get(), 1, on_choice};
   }
   void Upload(int32_t pos, int32_t rows) {
     EXPECT_TRUE(bank->Append(seq, rows).ok());

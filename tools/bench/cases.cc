@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <numeric>
 
@@ -149,6 +150,31 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   return bench;
 }
 
+namespace {
+
+// The bytes of a step and the shares of its ops, of the fastest of a few calls of step(i).
+Status TraceStep(BenchEngine& bench, const std::function<Status(int)>& step, DecodeCase& result) {
+  constexpr int kTraced = 3;
+  std::vector<TraceEntry> ops;
+  for (int i = 0; i < kTraced; ++i) {
+    bench.trace->Clear();
+    bench.trace->set_logging(true);
+    const Status traced = step(i);
+    bench.trace->set_logging(false);
+    OKV_RETURN_IF_ERROR(traced);
+    const std::vector<TraceEntry>& now = bench.trace->entries();
+    if (i == 0 || SecondsOf(now) < SecondsOf(ops)) ops = now;
+  }
+  Cost cost;
+  for (const TraceEntry& e : ops) cost += e.cost;
+  result.floor_bytes = cost.bytes_read + cost.bytes_written;
+  result.ops = OpShares(ops);
+  bench.trace->Clear();
+  return {};
+}
+
+}  // namespace
+
 Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
                                  int steps) {
   OKV_ASSIGN_OR_RETURN(const auto session, bench.engine->NewSession(policy));
@@ -174,29 +200,15 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
     result.ms_per_token = ms[ms.size() / 2];
     result.best_ms = ms.front();
   }
-  constexpr int kTraced = 3;  // the fastest counts
-  std::vector<TraceEntry> ops;
-  for (int i = 0; i < kTraced; ++i) {
-    bench.trace->Clear();
-    bench.trace->set_logging(true);
-    const Status traced = session->Step(tokens[static_cast<size_t>(i)]);
-    bench.trace->set_logging(false);
-    OKV_RETURN_IF_ERROR(traced);
-    const std::vector<TraceEntry>& now = bench.trace->entries();
-    if (i == 0 || SecondsOf(now) < SecondsOf(ops)) ops = now;
-  }
-  Cost cost;
-  for (const TraceEntry& e : ops) cost += e.cost;
+  OKV_RETURN_IF_ERROR(TraceStep(
+      bench, [&](int i) { return session->Step(tokens[static_cast<size_t>(i)]); }, result));
   const SessionStats stats = session->stats();
   result.policy = stats.policy;
   result.settings = stats.settings;
   result.context = context;
-  result.floor_bytes = cost.bytes_read + cost.bytes_written;
   result.attended_tokens = stats.attended_tokens;
   result.transfer_bytes = stats.transfer_bytes_per_step;
   result.hit_rate = stats.hit_rate;
-  result.ops = OpShares(ops);
-  bench.trace->Clear();
   return result;
 }
 
@@ -216,16 +228,9 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
                     .context = context,
                     .batch = batch};
   result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
-  bench.trace->Clear();
-  bench.trace->set_logging(true);
-  const Status traced = sequences->Step(next);
-  bench.trace->set_logging(false);
-  OKV_RETURN_IF_ERROR(traced);
-  const Cost cost = bench.trace->Total();
-  result.floor_bytes = cost.bytes_read + cost.bytes_written;
+  OKV_RETURN_IF_ERROR(TraceStep(
+      bench, [&](int) { return sequences->Step(next); }, result));
   result.attended_tokens = sequences->attended_tokens(next[0].slot);
-  result.ops = OpShares(*bench.trace);
-  bench.trace->Clear();
   return result;
 }
 

@@ -1,10 +1,9 @@
 // OmniKV (Hao et al., ICLR 2025), equations 1-4: filter layers attend to everything, and their
 // scores choose, anew at every step, the tokens that the layers up to the next filter read.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "policy/omnikv/budget.h"
 #include "policy/omnikv/filter_layers.h"
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
@@ -24,7 +23,7 @@ class Omnikv : public Policy {
     return layers_.Dense(layer) || Shortcut(length) ? length : std::min(length, Budget(length));
   }
   bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
-  int64_t Budget(int64_t length) const override { return BudgetAt(budget_, share_, length); }
+  int64_t Budget(int64_t length) const override { return budget_.At(length); }
   int64_t WarmRows() const override { return window_; }
   size_t Bytes() const override { return bytes_; }
   void CopyState(const Policy& from) override;
@@ -32,8 +31,6 @@ class Omnikv : public Policy {
   std::optional<Choice> Chosen(const LayerStep& step) const override;
 
  private:
-  Status ResolveBudget(PolicySettings& settings);
-  Status ResolveCache(const PolicySettings& settings);
   Status Allocate();
   // While everything fits, attention to everything is as good as choosing, and cheaper.
   bool Shortcut(int64_t length) const {
@@ -53,7 +50,7 @@ class Omnikv : public Policy {
   void Choose(int32_t filter, const AttendArgs& attend) const;
   // The lists of a filter: [max_seqs, capacity] tokens, [max_seqs].
   int32_t* Index(int32_t filter) const {
-    return index_.as<int32_t>() + int64_t{filter} * context_.max_seqs * capacity_;
+    return index_.as<int32_t>() + int64_t{filter} * context_.max_seqs * budget_.capacity;
   }
   int32_t* Count(int32_t filter) const { return count_.as<int32_t>() + filter * context_.max_seqs; }
   AttnPlan ChosenPlan(int32_t filter) const;
@@ -61,12 +58,9 @@ class Omnikv : public Policy {
   PolicyContext context_;
   FilterLayers layers_;
   bool softmax_ = true;
-  int32_t window_ = 1;        // past queries whose scores count, this step's included
-  int32_t tail_ = 0;          // tokens
-  int32_t budget_ = 0;        // tokens; with a share, the most it comes to
-  double share_ = 0;          // of the context that a sparse layer reads; 0: `budget_` tokens
-  int32_t capacity_ = 0;      // tokens that a choice has room for
-  int64_t cache_ = 0;         // tokens of a working set; 0: as many as there is room for
+  int32_t window_ = 1;  // past queries whose scores count, this step's included
+  int32_t tail_ = 0;    // tokens
+  OmnikvBudget budget_;
   int32_t dense_below_ = 0;   // tokens
   int64_t stride_ = 0;        // tokens
   bool sparse_step_ = false;  // what is being recorded
@@ -83,8 +77,7 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   tail_ = static_cast<int32_t>(settings.Int("tail"));
   dense_below_ = static_cast<int32_t>(settings.Int("dense_below"));
   stride_ = (context.max_context + 15) / 16 * 16;
-  OKV_RETURN_IF_ERROR(ResolveBudget(settings));
-  OKV_RETURN_IF_ERROR(ResolveCache(settings));
+  OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
   if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(Allocate());
 
@@ -96,43 +89,6 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   }
   context.backend->Upload(weights_.as<void>(), weights.data(), weights.size() * sizeof(float));
   return {};
-}
-
-// Either `budget` tokens or, from mem = (dense * n + sparse * budget) / (layers * n), the share of
-// the n tokens in context that a sparse layer reads.
-Status Omnikv::ResolveBudget(PolicySettings& settings) {
-  const double mem = settings.Float("mem");
-  budget_ = capacity_ = static_cast<int32_t>(context_.max_context);
-  if (mem == 0) {
-    budget_ = static_cast<int32_t>(settings.Int("budget"));
-    capacity_ = std::min(budget_, capacity_);
-    return {};
-  }
-  if (!settings.IsAuto("budget")) {
-    return InvalidArgument(
-        fmt::format("policy omnikv: mem is {} and budget is {}, expected only one of them", mem,
-                    settings.Text("budget")));
-  }
-  const double n_layers = context_.n_layers;
-  if (mem < 1 && mem * n_layers <= layers_.n_dense()) {
-    return InvalidArgument(
-        fmt::format("policy omnikv: mem is {}, but the {} dense layers of {} alone take {:.3f}",
-                    mem, layers_.n_dense(), context_.n_layers, layers_.n_dense() / n_layers));
-  }
-  // Less what rounding may have added, which would make one token more of a whole number of them.
-  share_ = mem < 1
-               ? (mem * n_layers - layers_.n_dense()) / (n_layers - layers_.n_dense()) * (1 - 1e-12)
-               : 1;
-  return {};
-}
-
-Status Omnikv::ResolveCache(const PolicySettings& settings) {
-  cache_ = settings.IsAuto("cache") ? 0 : settings.Int("cache");
-  const int64_t budget = Budget(context_.max_context);
-  if (cache_ == 0 || cache_ >= budget) return {};
-  return InvalidArgument(
-      fmt::format("policy omnikv: cache is {}, expected at least the budget of {} tokens, or auto",
-                  cache_, budget));
 }
 
 Status Omnikv::Allocate() {
@@ -148,7 +104,7 @@ Status Omnikv::Allocate() {
   OKV_RETURN_IF_ERROR(room(lse_, seqs * context_.n_heads, "filter scores"));
   OKV_RETURN_IF_ERROR(room(rings_, n_filters * seqs * window_ * stride_, "filter scores"));
   OKV_RETURN_IF_ERROR(room(weights_, window_, "selector weights"));
-  OKV_RETURN_IF_ERROR(room(index_, n_filters * seqs * capacity_, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(room(index_, n_filters * seqs * budget_.capacity, "chosen tokens"));
   OKV_RETURN_IF_ERROR(room(count_, n_filters * seqs, "chosen tokens"));
   OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs, "chosen tokens"));
   OKV_RETURN_IF_ERROR(room(n_candidates_, seqs, "chosen tokens"));
@@ -163,8 +119,8 @@ void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
 void Omnikv::EnqueueRange(const AttendArgs& step) const {
   context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
                                           .n_seqs = step.n_seqs,
-                                          .budget = budget_,
-                                          .share = share_,
+                                          .budget = budget_.tokens,
+                                          .share = budget_.share,
                                           .tail = tail_,
                                           .min_recent = window_ > 1 ? window_ : 0,
                                           // For sequences that are shorter than the batch's others.
@@ -203,7 +159,7 @@ void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
                                      .count = Count(filter),
                                      .stride = stride_,
                                      .window = window_,
-                                     .capacity = capacity_,
+                                     .capacity = budget_.capacity,
                                      .n_seqs = attend.n_seqs});
 }
 
@@ -212,7 +168,7 @@ AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
   chosen.kind = SegmentKind::kList;
   chosen.index = Index(filter);
   chosen.count = Count(filter);
-  chosen.capacity = capacity_;
+  chosen.capacity = budget_.capacity;
   PlanSegment recent;
   recent.bounds = bounds_.as<int32_t>();
   AttnPlan plan;
@@ -274,7 +230,7 @@ Policy::Groups Omnikv::Shared() const {
   if (layers_.every_layer()) return groups;  // all of them read everything, for the scores
   groups.n_groups = layers_.n_filters();
   groups.max_tokens = Budget(context_.max_context);
-  groups.cache = std::min(cache_, std::max(groups.max_tokens, context_.max_context));
+  groups.cache = std::min(budget_.cache, std::max(groups.max_tokens, context_.max_context));
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     groups.of_layer.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
   }

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "backend/ref/ref_backend.h"
+#include "base/check.h"
 
 namespace omnikv {
 
@@ -8,6 +9,7 @@ void RefWorkingSet(const WorkingSetArgs& a) {
   const uint32_t step = ++*a.clock;
   const int32_t listed = *a.count;
   const int32_t n = listed + a.bounds[1] - a.bounds[0];
+  OKV_CHECK(n <= a.capacity, "{} tokens of a choice, expected at most {}", n, a.capacity);
   const auto token = [&](int32_t i) { return i < listed ? a.index[i] : a.bounds[0] + i - listed; };
   const auto row_of = [&](int32_t t) {
     const int32_t block = a.block_table[a.seq->table_off + t / a.block_tokens];

@@ -45,6 +45,8 @@ class Omnikv : public Policy {
   // Not in a batch, where the choice reads by sequence what attention writes by row.
   bool Reduces() const { return softmax_ || window_ > 1 || context_.max_seqs > 1; }
   void EnqueueRange(const AttendArgs& step) const;
+  // Not for a first step that reads everything.
+  bool Primes(const LayerStep& step) const { return step.primes && !Shortcut(step.prompt_end + 1); }
   void AskForScores(int32_t filter, AttendArgs& attend) const;
   void ReduceScores(int32_t filter, const AttendArgs& attend) const;
   void Choose(int32_t filter, const AttendArgs& attend) const;
@@ -206,7 +208,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     if (sparse_step_) Choose(filter, attend);
     return;
   }
-  if (window_ == 1 && !step.primes) return;
+  if (window_ == 1 && !Primes(step)) return;
   // The prompt's last queries are the window's past when decoding starts: their scores, each with
   // its own position and its own causal limit, one row at a time to bound the memory.
   const int64_t first = std::max<int64_t>(0, step.prompt_end - window_ - step.first_pos);
@@ -220,7 +222,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     context_.backend->Enqueue(row);
     ReduceScores(filter, row);
   }
-  if (!step.primes) return;
+  if (!Primes(step)) return;
   if (filter == 0) EnqueueRange(attend);
   Choose(filter, attend);
 }
@@ -238,7 +240,7 @@ Policy::Groups Omnikv::Shared() const {
 }
 
 std::optional<Policy::Choice> Omnikv::Chosen(const LayerStep& step) const {
-  const bool chooses = step.prefill ? step.primes : sparse_step_;
+  const bool chooses = step.prefill ? Primes(step) : sparse_step_;
   if (!chooses || layers_.every_layer() || !layers_.IsFilter(step.layer)) return std::nullopt;
   const int32_t filter = layers_.FilterOf(step.layer);
   return Choice{.group = filter, .plan = ChosenPlan(filter)};

@@ -37,7 +37,7 @@ bench() {  # NAME ARGUMENTS...
 import json, sys
 report = json.load(open(sys.argv[1]))
 for case in report["cases"]:
-    line = f"   {case['policy']:10}"
+    line = f"   {case['policy']:14}"
     if "context" in case:
         batch = f" x {case['batch']}" if case["batch"] > 1 else ""
         line += (f" context {case['context']:>7}{batch} {case['ms_per_token']:8.3f} ms "
@@ -45,6 +45,8 @@ for case in report["cases"]:
         if case.get("host_layers"):
             line += (f", {case['host_layers']} layers on the host, "
                      f"{case['transfer_bytes'] / 1e6:.1f} MB a step")
+        if "share_of_h2d" in case:
+            line += f", {100 * case['share_of_h2d']:.1f} % of the bus"
         if "hit_rate" in case:
             line += f", {100 * case['hit_rate']:.0f} % hits"
             line += " (simulated)" if case.get("simulated") else ""
@@ -136,6 +138,12 @@ bench omnikv_128k_24g --context 131072 $filters --set dense_after_filter=0 --gpu
   --steps 48
 bench omnikv_450k_40g --context 460800 $filters --set dense_after_filter=0 --gpu-memory 40GiB \
   --steps 48
+for ahead in 1 4; do
+  bench "brutal_ahead$ahead" --context 131072 --policies brutal_offload --set layers=24 \
+    --set ahead=$ahead --steps 16
+done
+bench brutal_paper --context 131072 --policies brutal_offload --set layers=20 --set ahead=4 --steps 16
+bench brutal_128k_24g --context 131072 --policies brutal_offload --gpu-memory 24GiB --steps 16
 bench prefill --prefill 32768,131072 --policies full --repeats 2
 bench prefill_host --prefill 131072 $filters --place host --repeats 2
 attention

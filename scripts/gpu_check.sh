@@ -258,7 +258,7 @@ if wanted text; then
         printf '\n\nWhat is the pass key?'; } >"$work/prompt.txt"
       # In full precision all policies must agree with the CPU to the token, whatever they answer;
       # the fast one rounds, and is held to that where the answer is in what the policy reads.
-      for how in full:full:device full:omnikv:device full:omnikv:host full:streaming:device \
+      for how in full:full:device full:brutal_offload:host full:omnikv:device full:omnikv:host full:streaming:device \
         fast:full:device fast:omnikv:device; do
         IFS=: read -r precision policy place <<<"$how"
         asked=$((asked + 1))

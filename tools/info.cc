@@ -87,21 +87,21 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
              HumanBytes(plan.weights), HumanBytes(plan.activations), DTypeName(plan.kv_dtype),
              HumanBytes(plan.kv_per_token), HumanBytes(plan.kv), plan.context,
              HumanBytes(plan.available));
-  fmt::print("\n{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V", "beside it",
+  fmt::print("\n{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V", "beside it",
              "read a step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
     if (p.contains("cannot_run")) {
-      fmt::print("{:<10} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
+      fmt::print("{:<14} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
       continue;
     }
     fmt::print(
-        "{:<10} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
+        "{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
         HumanBytes(p["kv_bytes"]["host"].get<size_t>() + p["kv_bytes"]["device"].get<size_t>()),
         HumanBytes(p["policy_bytes"].get<size_t>()),
         HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
         p["summary"].get<std::string>());
     if (!p["settings"].get<std::string>().empty()) {
-      fmt::print("           {}\n", p["settings"].get<std::string>());
+      fmt::print("               {}\n", p["settings"].get<std::string>());
     }
   }
 }

@@ -117,6 +117,11 @@ class Backend {
   virtual void Copy(void* dst, const void* src, size_t bytes, Lane lane) = 0;
   // What is enqueued on `waits` from now on runs after all that was enqueued on `for_`.
   virtual void Join(Lane waits, Lane for_) = 0;
+  // The same in two parts: what is enqueued on a lane after WaitFor runs after all that was
+  // enqueued on the other before the last Signal of that number. Numbers from 0; not while
+  // recording.
+  virtual void Signal(size_t number, Lane lane) = 0;
+  virtual void WaitFor(size_t number, Lane lane) = 0;
 
   // Runs `op` alone, after everything enqueued, and returns the seconds it took: by the device's
   // clock where it has one, else by the host's. Slow, for measurements. Not while recording.
@@ -147,6 +152,8 @@ class HostBackend : public Backend {
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
   void Copy(void* dst, const void* src, size_t bytes, Lane) override { Upload(dst, src, bytes); }
   void Join(Lane, Lane) override {}
+  void Signal(size_t, Lane) override {}
+  void WaitFor(size_t, Lane) override {}
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
   void Synchronize() override {}

@@ -15,7 +15,8 @@ size_t Bank::BytesPerToken(const BankConfig& config) {
 }
 
 Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
-  OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0);
+  OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0 &&
+            config.n_stages >= 2);
   config.pool_tokens = config.PoolTokens();
   const int64_t bt = config.block_tokens;
   // Positions, slots of the pool and entries of the tables are int32.
@@ -51,9 +52,12 @@ Status Bank::Allocate(int32_t n_blocks) {
   };
   OKV_ASSIGN_OR_RETURN(own_, tier(TierKind::kOwn));
   OKV_ASSIGN_OR_RETURN(host_, tier(TierKind::kHost));
-  if (const size_t bytes = StageBytes(config_) / 2; bytes > 0) {
-    for (Buffer& stage : stages_) {
-      OKV_ASSIGN_OR_RETURN(stage, backend_.Allocate(bytes, "K/V on their way"));
+  const auto n_stages = static_cast<size_t>(config_.n_stages);
+  if (const size_t bytes = StageBytes(config_) / n_stages; bytes > 0) {
+    staged_.resize(n_stages);
+    for (size_t i = 0; i < n_stages; ++i) {
+      OKV_ASSIGN_OR_RETURN(Buffer stage, backend_.Allocate(bytes, "K/V on their way"));
+      stages_.push_back(std::move(stage));
     }
   }
   const auto entries = static_cast<size_t>(table_.max_blocks()) * config_.max_seqs;
@@ -81,6 +85,7 @@ Result<int32_t> Bank::Fork(int32_t seq) {
 }
 
 void Bank::Free(int32_t seq) {
+  Unstage(seq, 0);
   table_.Free(seq);
   lengths_[static_cast<size_t>(seq)] = 0;
 }
@@ -108,6 +113,7 @@ Status Bank::Append(int32_t seq, int64_t n) {
       return ResourceExhausted(fmt::format("{} more tokens do not fit: no block is free", n));
     }
     if (from != to) {
+      Unstage(seq, int64_t{last} * config_.block_tokens);  // its place is another
       own_->CopyBlock(from, to);
       host_->CopyBlock(from, to);
       first = last;
@@ -120,6 +126,7 @@ Status Bank::Append(int32_t seq, int64_t n) {
 
 void Bank::Truncate(int32_t seq, int64_t length) {
   OKV_CHECK(length >= 0 && length <= Length(seq));
+  Unstage(seq, length);
   table_.Shrink(seq, BlocksFor(length));
   lengths_[static_cast<size_t>(seq)] = length;
 }
@@ -130,6 +137,7 @@ void Bank::Drop(int32_t seq, int64_t begin, int64_t end) {
 }
 
 void Bank::FillWithNoise(int32_t seq) {
+  Unstage(seq, 0);
   // A pattern of a prime number of rows, repeated, so that no two near rows are alike; values in
   // (-1, 1) from a multiplicative generator.
   constexpr int64_t kPatternRows = 1021;
@@ -174,10 +182,20 @@ KvView Bank::View(int32_t layer) const {
                     config_.dtype, spec.n_kv_heads, spec.dk, spec.dv);
 }
 
-std::byte* Bank::Stage(int32_t layer) const {
+size_t Bank::StageOf(int32_t layer) const {
   size_t before = 0;  // layers of the host tier
   for (int32_t i = 0; i < layer; ++i) before += OnHost(i) ? 1 : 0;
-  return stages_[before % 2].as<std::byte>();
+  return before % stages_.size();
+}
+
+void Bank::Unstage(int32_t seq, int64_t length) {
+  bool any = false;
+  for (Staged& s : staged_) {
+    if (s.seq != seq || s.tokens <= length) continue;
+    s.tokens = length;
+    any = true;
+  }
+  if (any) backend_.Join(Lane::kMain, Lane::kIn);
 }
 
 KvView Bank::StageView(int32_t layer) const {
@@ -203,15 +221,23 @@ void Bank::ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end,
 }
 
 void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
-  ForRuns(layer, seq, 0, n, [&](int64_t offset, size_t bytes) {
+  Staged& s = staged_[StageOf(layer)];
+  if (s.layer != layer || s.seq != seq) s = {.layer = layer, .seq = seq};
+  if (s.tokens >= n) return;
+  ForRuns(layer, seq, s.tokens, n, [&](int64_t offset, size_t bytes) {
     backend_.Copy(Stage(layer) + offset, host_->Base(layer) + offset, bytes, Lane::kIn);
+    bytes_staged_ += bytes;
   });
+  s.tokens = n;
+  backend_.Signal(StageOf(layer), Lane::kIn);
 }
 
 void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
   ForRuns(layer, seq, begin, end, [&](int64_t offset, size_t bytes) {
     backend_.Copy(host_->Base(layer) + offset, Stage(layer) + offset, bytes, Lane::kOut);
   });
+  Staged& s = staged_[StageOf(layer)];  // the step wrote there
+  if (s.layer == layer && s.seq == seq && s.tokens == begin) s.tokens = end;
 }
 
 size_t Bank::StageBytes(const BankConfig& config) {
@@ -221,7 +247,8 @@ size_t Bank::StageBytes(const BankConfig& config) {
     largest = std::max(largest, config.RowBytes(layer));
   }
   const int64_t blocks = (config.PoolTokens() + config.block_tokens - 1) / config.block_tokens;
-  return 2 * largest * static_cast<size_t>(blocks * config.block_tokens);
+  return static_cast<size_t>(config.n_stages) * largest *
+         static_cast<size_t>(blocks * config.block_tokens);
 }
 
 }  // namespace omnikv

@@ -32,6 +32,7 @@ struct BankConfig {
   int64_t max_tokens = 0;   // of one sequence
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
+  int32_t n_stages = 2;  // Bank::StageIn; at least 2
 
   int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
   // Bytes of one token's K and V in a layer.
@@ -77,20 +78,27 @@ class Bank {
   bool OnHost(int32_t layer) const {
     return config_.layers[static_cast<size_t>(layer)].tier == TierKind::kHost;
   }
-  bool HasHostLayers() const { return stages_[0].size() != 0; }
+  bool HasHostLayers() const { return !stages_.empty(); }
   // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
   // one once.
   size_t OwnBytes() const { return own_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
   size_t HostBytes() const { return host_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
 
-  // How a prompt passes through a layer of the host tier: its past comes to one of two stages in
-  // the backend's memory, the step reads and writes there, and what it wrote goes home. A stage
-  // holds the layer's rows at the same places: StageView is View with another base.
+  // How a step that reads everything passes through a layer of the host tier: its past comes to one
+  // of the stages in the backend's memory, the step reads and writes there, and what it wrote goes
+  // home. A stage holds the layer's rows at the same places: StageView is View with another base.
   KvView StageView(int32_t layer) const;
-  // Brings the tokens [0, n) of `seq` to the layer's stage, on Lane::kIn.
+  // Brings the tokens [0, n) of `seq` to the layer's stage, on Lane::kIn: those that are not there
+  // yet. What was in the stage must have been read, and have gone home, by then.
   void StageIn(int32_t layer, int32_t seq, int64_t n);
+  // What is enqueued on Lane::kMain from now on runs when they are there.
+  void AwaitStage(int32_t layer) { backend_.WaitFor(StageOf(layer), Lane::kMain); }
   // Takes the tokens [begin, end) home, on Lane::kOut.
   void StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end);
+  // Host layers that can be on their way while one is read.
+  int32_t StagesAhead() const { return config_.n_stages - 1; }
+  // Bytes that StageIn has brought so far.
+  size_t BytesStaged() const { return bytes_staged_; }
   // Bytes of the stages for a bank of this shape.
   static size_t StageBytes(const BankConfig& config);
   const BankConfig& config() const { return config_; }
@@ -103,8 +111,12 @@ class Bank {
   // Calls visit(offset, bytes) for each run of the tokens [begin, end) that lies in one piece.
   template <typename Visit>
   void ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end, const Visit& visit) const;
-  // Layers alternate between the two stages.
-  std::byte* Stage(int32_t layer) const;
+  // Which stage a layer of the host tier has: they take turns.
+  size_t StageOf(int32_t layer) const;
+  std::byte* Stage(int32_t layer) const { return stages_[StageOf(layer)].as<std::byte>(); }
+  // The tokens of `seq` from `length` on may be written anew: no stage has them, and nothing that
+  // is on its way to one may come later than what is enqueued from now on.
+  void Unstage(int32_t seq, int64_t length);
   // Copies the entries [first, last) of `seq` to the table that kernels read.
   void Publish(int32_t seq, int32_t first, int32_t last);
   int32_t BlocksFor(int64_t tokens) const {
@@ -114,7 +126,15 @@ class Bank {
   Backend& backend_;
   BankConfig config_;
   std::unique_ptr<Tier> own_, host_;
-  Buffer stages_[2];
+  std::vector<Buffer> stages_;  // [n_stages]; none without host layers
+  // What a stage holds, once Lane::kIn gets there: the first `tokens` of a sequence in a layer.
+  struct Staged {
+    int32_t layer = -1;
+    int32_t seq = -1;
+    int64_t tokens = 0;
+  };
+  std::vector<Staged> staged_;  // [n_stages]
+  size_t bytes_staged_ = 0;
   Buffer device_table_;  // int32 [max_seqs, max_blocks]
   BlockTable table_;
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]

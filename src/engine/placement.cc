@@ -1,6 +1,7 @@
 #include "engine/placement.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -91,19 +92,43 @@ class Placement {
   // go; false when that is not enough, with plan.tiers as at the last try.
   bool Place(const Policy::Groups& groups, MemoryPlan& plan) const {
     const std::vector<int32_t> group = GroupsOfLayers(config_, groups.of_layer);
-    std::vector<size_t> sparse;
+    const Policy::Streamed& streamed = groups.streamed;
+    std::vector<size_t> can_go;
+    int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < group.size(); ++layer) {
-      if (group[layer] >= 0) sparse.push_back(layer);
+      const bool global = config_.layers[layer].window == 0;
+      if (global) --after;
+      if (group[layer] >= 0 || (global && after < streamed.layers)) can_go.push_back(layer);
     }
-    const size_t least = options_.place == "host" ? sparse.size() : 1;
-    for (size_t n = std::max<size_t>(least, 1); n <= sparse.size(); ++n) {
+    const bool all = options_.place == "host" || streamed.always;
+    for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
       plan.tiers.assign(group.size(), TierKind::kOwn);
-      for (size_t i = sparse.size() - n; i < sparse.size(); ++i) {
-        plan.tiers[sparse[i]] = TierKind::kHost;
+      for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
+        plan.tiers[can_go[i]] = TierKind::kHost;
       }
-      if (Fits(group, groups, plan)) return true;
+      for (int32_t ahead = streamed.max_ahead; ahead >= streamed.min_ahead; --ahead) {
+        plan.stages = std::max(2, std::min(ahead + 1, static_cast<int32_t>(n)));
+        if (Fits(group, groups, plan)) return true;
+      }
     }
     return false;
+  }
+
+  // The end of a message: which policies, as they are by default, make `plan` fit with layers on a
+  // host of `host` bytes.
+  std::string Others(const MemoryPlan& plan, size_t host) const {
+    std::vector<std::string> names;
+    for (const PolicyInfo& info : AllPolicies()) {
+      EngineOptions other = options_;
+      other.place = "auto";
+      const auto groups = GroupsOf({.name = info.name}, config_, plan.context);
+      MemoryPlan placed = plan;
+      const bool fits = groups.ok() && Placement(other, config_, room_).Place(*groups, placed);
+      if (fits && placed.kv_host <= host) names.push_back(info.name);
+    }
+    if (names.empty()) return "";
+    return fmt::format("; it fits with layers on the host: --place auto --policy {}",
+                       fmt::join(names, " or "));
   }
 
   // What policies keep beside the K/V, about: scores of all heads for one query and a few more.
@@ -141,7 +166,7 @@ class Placement {
           std::min<size_t>(groups.max_tokens + more, static_cast<size_t>(plan.context) + 1));
       sets.n_slots = std::max(sets.n_slots, sets.capacity);
     }
-    plan.cache_tokens = sets.n_slots;
+    plan.cache_tokens = groups.n_groups > 0 ? sets.n_slots : 0;
     plan.cache = stages + sessions * WorkingSets::Bytes(bank, sets);
     plan.policies = room_ - plan.kv - plan.cache;
     return true;
@@ -180,6 +205,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
   }
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;
+  bank.n_stages = plan.stages;
   bank.max_tokens = plan.context;
   // Forks and sessions each round up to a block.
   bank.pool_tokens = (plan.context + kBlockTokens) * max_sessions;
@@ -224,40 +250,46 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       HumanBytes(plan.weights), HumanBytes(plan.activations), fits, HumanBytes(plan.kv_per_token),
       capped ? fmt::format("{} {}", flag, HumanBytes(plan.available))
              : HumanBytes(plan.available) + " of available memory");
-  if (card && options.place != "device" && (!all_here || options.place == "host")) {
-    OKV_ASSIGN_OR_RETURN(const Policy::Groups groups,
-                         GroupsOf(options.policy, config, plan.context));
+  const size_t machine_host = AvailableMemory();
+  const bool host_capped = options.host_memory != 0 && options.host_memory <= machine_host;
+  const size_t host = host_capped ? options.host_memory : machine_host;
+  const auto groups = GroupsOf(options.policy, config, plan.context);
+  const bool always = card && groups.ok() && groups->streamed.always;
+  if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
+    OKV_RETURN_IF_ERROR(groups.status());
     MemoryPlan placed = plan;
-    if (placement.Place(groups, placed)) {
-      const size_t machine_host = AvailableMemory();
-      const bool host_capped = options.host_memory != 0 && options.host_memory <= machine_host;
-      const size_t host = host_capped ? options.host_memory : machine_host;
+    if (placement.Place(*groups, placed)) {
       if (placed.kv_host <= host) return placed;
       return ResourceExhausted(fmt::format(
           "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
           placed.host_layers, asked, HumanBytes(placed.kv_host),
           host_capped ? "--host-memory " + HumanBytes(host) : HumanBytes(host), sizes));
     }
-    if (groups.cache > 0) {
-      Policy::Groups any = groups;
+    if (groups->cache > 0) {
+      Policy::Groups any = *groups;
       any.cache = 0;
       if (placement.Place(any, placed)) {
         return ResourceExhausted(
-            fmt::format("cache is {} tokens, which do not fit; auto would be {}: {}", groups.cache,
+            fmt::format("cache is {} tokens, which do not fit; auto would be {}: {}", groups->cache,
                         placed.cache_tokens, sizes));
       }
     }
     if (options.place == "host") {
       return ResourceExhausted(fmt::format(
-          "--place is host, but {}: {}",
+          "--place is host, but {}: {}{}",
           placed.tiers.empty() ? "the policy reads no layer sparsely" : "that does not fit either",
-          sizes));
+          sizes, placement.Others(plan, host)));
+    }
+    if (always) {
+      return ResourceExhausted(
+          fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
+                      placed.host_layers, sizes, placement.Others(plan, host)));
     }
   }
   if (fits < asked + kBlockTokens) {
     if (options.context != 0 || fits < 2 * kBlockTokens) {
-      return ResourceExhausted(
-          fmt::format("a context of {} tokens does not fit: {}", asked, sizes));
+      return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked,
+                                           sizes, card ? placement.Others(plan, host) : ""));
     }
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
     plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;

@@ -29,13 +29,14 @@ struct MemoryPlan {
   int32_t host_layers = 0;      // of them
   size_t kv_host = 0;           // their K/V, in host memory beside a card
   size_t cache = 0;             // working sets and stages for them
+  int32_t stages = 2;           // BankConfig::n_stages
   int32_t cache_tokens = 0;     // slots of a working set
 };
 
 // Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
 // when a context that was asked for does not fit. Without one, the context is the model's, or what
-// fits of it. On a card too small for the context, layers that the policy reads sparsely go to the
-// host, the last first, and what is left widens their working sets.
+// fits of it. On a card too small for the context, layers that the policy reads sparsely, or
+// streams, go to the host, the last first, and what is left widens their working sets.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
 

@@ -87,8 +87,9 @@ class SessionImpl : public Session {
   };
   static constexpr uint32_t kStepsAhead = 2;        // their logits alternate
   enum class Ending { kLogits, kArgmax, kSample };  // the last two in NextToken
-  // A decode step as it is recorded: its logits go to that row.
-  const Recording& StepFor(int64_t length, uint32_t logits_row, Ending ending);
+  // A decode step at `length` tokens, its own included: its logits go to that row.
+  void RunStep(int64_t length, uint32_t logits_row, Ending ending);
+  void EnqueueDecode(const StepShape& shape, Ending ending);
   // The token after `pending_`, as `sampler` would draw it, which then knows of it; up to `wanted`
   // tokens will be asked for in all.
   Result<int32_t> NextAhead(Ahead& ahead, Sampler& sampler, int64_t wanted);
@@ -113,6 +114,8 @@ class SessionImpl : public Session {
   RopeState ropes_;
   std::unique_ptr<Policy> policy_;
   std::unique_ptr<WorkingSets> sets_;  // null where no layer is read through them
+  bool streams_ = false;               // host layers are read through stages: steps not recorded
+  size_t streamed_bytes_ = 0;          // that the last decode step brought to stages
   // By the policy's variant, the row of the logits, and how it ends.
   std::map<std::tuple<int32_t, uint32_t, Ending>, std::unique_ptr<Recording>> steps_;
   Buffer chosen_;                  // int32 [kStepsAhead], shared: tokens that steps chose
@@ -138,6 +141,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
   settings_ = std::move(prepared.settings);
   policy_ = std::move(prepared.policy);
   OKV_RETURN_IF_ERROR(OpenWorkingSets());
+  streams_ = policy_->Shared().streamed.layers > 0 && core_.bank->HasHostLayers();
   rows_.resize(static_cast<size_t>(core_.work.max_rows));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
@@ -177,6 +181,7 @@ void SessionImpl::StartOver(int64_t keep) {
   core_.bank->Truncate(seq_, keep);
   if (sets_ != nullptr) sets_->Reset();
   steps_since_reset_ = 0;
+  streamed_bytes_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
   pending_ = -1;
   has_logits_ = false;
@@ -232,9 +237,12 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     std::vector<int32_t> out_rows(static_cast<size_t>(n_out));
     std::iota(out_rows.begin(), out_rows.end(), n - n_out);
     core_.backend->Upload(core_.work.out_rows.as<void>(), out_rows.data(), out_rows.size() * 4);
-    EnqueueStep(
-        Context(),
-        {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = total});
+    EnqueueStep(Context(), {.n_rows = n,
+                            .n_out = n_out,
+                            .prefill = true,
+                            .streamed = streams_,
+                            .first_pos = pos,
+                            .prompt_end = total});
     for (int32_t r = 0; r < n_out; ++r) {
       core_.backend->Download(logits_.data(),
                               core_.work.logits.as<float>() + int64_t{r} * core_.config.vocab,
@@ -273,7 +281,7 @@ Status SessionImpl::Step(int32_t token) {
   UploadStep(&token, pos, 1, prompt_len_);
   const int32_t zero = 0;
   core_.backend->Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
-  core_.backend->Replay(StepFor(pos + 1, 0, Ending::kLogits));
+  RunStep(pos + 1, 0, Ending::kLogits);
   ++steps_since_reset_;
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
                           logits_.size() * sizeof(float));
@@ -284,29 +292,38 @@ Status SessionImpl::Step(int32_t token) {
   return {};
 }
 
-const Recording& SessionImpl::StepFor(int64_t length, uint32_t logits_row, Ending ending) {
+void SessionImpl::RunStep(int64_t length, uint32_t logits_row, Ending ending) {
   const int32_t variant = policy_->Variant(length);
+  StepShape shape{.variant = variant, .logits_row = static_cast<int32_t>(logits_row)};
+  if (streams_) {
+    shape.streamed = true;
+    shape.first_pos = length - 1;
+    const size_t before = core_.bank->BytesStaged();
+    EnqueueDecode(shape, ending);
+    streamed_bytes_ = core_.bank->BytesStaged() - before;
+    return;
+  }
   std::unique_ptr<Recording>& step = steps_[{variant, logits_row, ending}];
-  if (step != nullptr) return *step;
-  const auto row = static_cast<int32_t>(logits_row);
-  step = core_.backend->Record([&] {
-    EnqueueStep(Context(), {.variant = variant, .logits_row = row});
-    if (ending == Ending::kLogits) return;
-    const bool samples = ending == Ending::kSample;
-    core_.backend->Enqueue(
-        NextTokenArgs{.logits = core_.work.logits.as<float>() + int64_t{row} * core_.config.vocab,
-                      .tokens = core_.work.tokens.as<int32_t>(),
-                      .rows = core_.work.rows.as<RowMeta>(),
-                      .seqs = core_.work.seqs.as<SeqMeta>(),
-                      .sample = samples ? sample_.as<SampleMeta>() : nullptr,
-                      .seen = samples ? seen_.as<uint32_t>() : nullptr,
-                      .out = chosen_.as<int32_t>(),
-                      .step = step_count_.as<uint32_t>(),
-                      .vocab = core_.config.vocab,
-                      .ring = kStepsAhead,
-                      .n_rows = 1});
-  });
-  return *step;
+  if (step == nullptr) step = core_.backend->Record([&] { EnqueueDecode(shape, ending); });
+  core_.backend->Replay(*step);
+}
+
+void SessionImpl::EnqueueDecode(const StepShape& shape, Ending ending) {
+  EnqueueStep(Context(), shape);
+  if (ending == Ending::kLogits) return;
+  const bool samples = ending == Ending::kSample;
+  core_.backend->Enqueue(NextTokenArgs{
+      .logits = core_.work.logits.as<float>() + int64_t{shape.logits_row} * core_.config.vocab,
+      .tokens = core_.work.tokens.as<int32_t>(),
+      .rows = core_.work.rows.as<RowMeta>(),
+      .seqs = core_.work.seqs.as<SeqMeta>(),
+      .sample = samples ? sample_.as<SampleMeta>() : nullptr,
+      .seen = samples ? seen_.as<uint32_t>() : nullptr,
+      .out = chosen_.as<int32_t>(),
+      .step = step_count_.as<uint32_t>(),
+      .vocab = core_.config.vocab,
+      .ring = kStepsAhead,
+      .n_rows = 1});
 }
 
 Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t wanted) {
@@ -336,7 +353,7 @@ Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t w
     if (!room.ok() && ahead.launched > ahead.read) break;
     OKV_RETURN_IF_ERROR(room);
     const uint32_t slot = ahead.launched % kStepsAhead;
-    backend.Replay(StepFor(core_.bank->Length(seq_), slot, ending));
+    RunStep(core_.bank->Length(seq_), slot, ending);
     ahead.marks[slot] = backend.SetMark();
     ++ahead.launched;
     ++steps_since_reset_;
@@ -473,6 +490,7 @@ SessionStats SessionImpl::stats() const {
   const size_t own = core_.bank->OwnBytes() + core_.policy_bytes;
   stats.host_bytes = core_.bank->HostBytes();
   (core_.backend->OnDevice() ? stats.device_bytes : stats.host_bytes) += own;
+  stats.transfer_bytes_per_step = streamed_bytes_;
   if (sets_ != nullptr && steps_since_reset_ > 0) {
     const WorkingSets::Counters rows = sets_->Count();
     stats.transfer_bytes_per_step = rows.missed_bytes / static_cast<size_t>(steps_since_reset_);

@@ -58,15 +58,28 @@ int32_t NextOnHost(const StepContext& c, int32_t layer) {
   return -1;
 }
 
-// A prompt's step through a layer of the host tier: around its attention, which reads the stage.
-// The layer's past is on its way since the layer before; here that of the next sets out, into the
-// stage that the layer before has left.
+// The past of the first host layers sets out, `n` tokens: of as many layers as are ahead. Every
+// stage is free once what is enqueued has run.
+void StageFirst(const StepContext& c, int64_t n) {
+  c.backend.Join(Lane::kIn, Lane::kMain);
+  c.backend.Join(Lane::kIn, Lane::kOut);
+  int32_t layer = NextOnHost(c, 0);
+  for (int32_t i = 0; i < c.bank.StagesAhead() && layer >= 0; ++i) {
+    c.bank.StageIn(layer, c.seq, n);
+    layer = NextOnHost(c, layer + 1);
+  }
+}
+
+// A step through a layer of the host tier: before its attention, which reads the stage. The layer's
+// past is on its way already; here that of a later one sets out, into the stage that the layer
+// before this has left.
 void EnqueueStaging(const StepContext& c, const StepShape& shape, int32_t layer) {
-  c.backend.Join(Lane::kMain, Lane::kIn);
+  c.bank.AwaitStage(layer);
   c.backend.Join(Lane::kIn, Lane::kMain);
   c.backend.Join(Lane::kOut, Lane::kMain);
   c.bank.StageOut(layer, c.seq, shape.first_pos, shape.first_pos + shape.n_rows);
-  const int32_t next = NextOnHost(c, layer + 1);
+  int32_t next = layer;
+  for (int32_t i = 0; i < c.bank.StagesAhead() && next >= 0; ++i) next = NextOnHost(c, next + 1);
   if (next >= 0) c.bank.StageIn(next, c.seq, shape.first_pos);
 }
 
@@ -77,7 +90,7 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
   const float* last_post_norm =
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
   const bool on_host = c.bank.OnHost(layer);
-  const bool staged = on_host && shape.prefill;
+  const bool staged = on_host && (shape.prefill || shape.streamed);
   const bool in_set = c.sets != nullptr && c.sets->HasChoice(layer) && !shape.prefill;
   const KvView kv = staged ? c.bank.StageView(layer) : c.bank.View(layer);
 
@@ -103,7 +116,7 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
     qkv.n_freq = c.ropes.sets()[static_cast<size_t>(spec.rope)].n_freq;
   }
   if (in_set) qkv.slot = c.sets->OwnRow(layer);
-  // What the layer two before wrote to this stage has left it.
+  // What an earlier layer wrote to this stage has left it.
   if (staged) c.backend.Join(Lane::kMain, Lane::kOut);
   c.backend.Enqueue(qkv);
   if (staged) EnqueueStaging(c, shape, layer);
@@ -132,6 +145,9 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
         if (c.on_choice && !shape.prefill) c.on_choice(*choice, attend.seqs);
       }
     }
+  }
+  if (staged && shape.streamed && NextOnHost(c, layer + 1) < 0) {
+    StageFirst(c, shape.first_pos + shape.n_rows);
   }
   c.backend.Enqueue(LinearArgs{.x = c.work.o.as<float>(),
                                .w = w.wo,
@@ -250,10 +266,7 @@ void EnqueueStep(const StepContext& c, const StepShape& shape) {
   OKV_CHECK(shape.logits_row + shape.n_out <= c.work.max_out);
   EnqueueInputs(c, shape);
   const int32_t first_on_host = NextOnHost(c, 0);
-  if (shape.prefill && first_on_host >= 0) {
-    c.backend.Join(Lane::kIn, Lane::kMain);
-    c.bank.StageIn(first_on_host, c.seq, shape.first_pos);
-  }
+  if ((shape.prefill || shape.streamed) && first_on_host >= 0) StageFirst(c, shape.first_pos);
   if (!shape.prefill) c.policy.BeginStep(shape.variant, DenseAttend(c, shape, c.bank.View(0)));
   if (c.sets != nullptr) c.sets->BeginStep();
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {

@@ -59,7 +59,10 @@ struct StepShape {
   int32_t n_rows = 1;
   int32_t n_out = 1;
   bool prefill = false;
-  int64_t first_pos = 0;   // prefill: position of the first row
+  // Layers of the host tier are read from stages, as in prefill, and at its end the step sends what
+  // the next begins with: Policy::Streamed. Not while recording.
+  bool streamed = false;
+  int64_t first_pos = 0;   // prefill, streamed: position of the first row
   int64_t prompt_end = 0;  // prefill: position past the prompt's last row
   int32_t variant = 0;     // decode: of the policy
   int32_t logits_row = 0;  // where the first row of logits goes

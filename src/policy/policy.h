@@ -91,6 +91,15 @@ class Policy {
     static_cast<void>(attend);
   }
 
+  // Layers that steps read whole although they live on the host: each comes to a stage on the
+  // device for every step, some layers before its turn. What crosses grows with the context, so
+  // such steps are not recorded.
+  struct Streamed {
+    int32_t layers = 0;     // the last so many may live on the host
+    bool always = false;    // and do, though the device had room for them
+    int32_t min_ahead = 1;  // layers before: as many as there is room for
+    int32_t max_ahead = 1;
+  };
   // Layers that read by one choice of tokens, so that what they read can be kept together where K/V
   // live elsewhere. Known once prepared.
   struct Groups {
@@ -99,6 +108,7 @@ class Policy {
     int64_t max_tokens = 0;  // of a choice
     int64_t cache =
         0;  // tokens to keep of each layer, at least max_tokens; 0: what there is room for
+    Streamed streamed;  // where there are no groups
   };
   virtual Groups Shared() const { return {}; }
   // The choice that was made in `step`, a decode step or one that primes, after Observe, for the

@@ -48,6 +48,29 @@ std::vector<SettingList> Variants(const PolicyInfo& info) {
   return all;
 }
 
+// Rows that RunSteps brings to stages: in each step the whole past of every host layer, but of
+// those that have a stage to themselves; of the first ones at the end of the step before.
+size_t RowsStreamed(const StepFixture& fixture) {
+  std::vector<int32_t> steps(kSteps, 1);
+  for (int32_t left = kPrompt; left > 0; left -= StepFixture::kChunk) {
+    steps.insert(steps.begin(), std::min(left, StepFixture::kChunk));
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  int32_t n_host = 0;
+  for (int32_t layer = 0; layer < 6; ++layer) n_host += fixture.bank->OnHost(layer) ? 1 : 0;
+  const int32_t ahead = fixture.bank->StagesAhead();
+  int32_t rows = 0;
+  int32_t pos = 0;
+  for (const int32_t n : steps) {
+    for (int32_t i = 0; i < n_host; ++i) {
+      const bool alone = i + ahead + 1 >= n_host && i < ahead + 1;
+      if (!alone) rows += i < ahead ? pos + n : pos;
+    }
+    pos += n;
+  }
+  return static_cast<size_t>(rows);
+}
+
 class EveryPolicy : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
  protected:
   const PolicyInfo& info() const { return **FindPolicy(std::get<0>(GetParam())); }
@@ -90,6 +113,10 @@ TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
       const auto tiered_backend = backend();
       StepFixture tiered(*tiered_backend, info().name, variant, true, more_slots);
       ASSERT_EQ(RunSteps(tiered), expected) << more_slots << " slots more";
+      if (tiered.streams) {
+        EXPECT_EQ(tiered.bank->BytesStaged(), RowsStreamed(tiered) * 2 * 2 * 16 * sizeof(float));
+        EXPECT_TRUE(tiered.trace.recordings().empty());
+      }
       if (tiered.sets == nullptr) continue;
       const WorkingSets::Counters rows = tiered.sets->Count();
       EXPECT_GT(rows.chosen, 0u);

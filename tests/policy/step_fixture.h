@@ -20,7 +20,8 @@ class StepFixture {
  public:
   // REQUIRES that the policy accepts `given` on a model of 6 layers and 4/2 heads of 16.
   // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
-  // with so many slots more than a choice can have, where the policy's layers share choices.
+  // with so many slots more than a choice can have, where the policy's layers share choices; or all
+  // those that the policy streams do.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
               bool force_indices = true, int32_t more_slots = -1)
       : trace(backend) {
@@ -37,17 +38,6 @@ class StepFixture {
     config.ropes.push_back({.theta = 10000, .dim = 16});
     config.layers.assign(6, LayerConfig{});
     weights = Take(GenerateWeights(trace, config, DType::kF32));
-    BankConfig bank_config;
-    bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
-    for (size_t layer = 3; more_slots >= 0 && layer < 6; ++layer) {
-      bank_config.layers[layer].tier = TierKind::kHost;
-    }
-    bank_config.dtype = DType::kF32;
-    bank_config.block_tokens = 8;
-    bank_config.max_tokens = kContext;
-    bank_config.max_seqs = 2;
-    bank = Take(Bank::Create(trace, bank_config));
-    seq = Take(bank->NewSequence());
     ropes = Take(RopeState::Create(trace, config));
     work = Take(Workspace::Create(trace, config, kChunk, 1));
     const PolicyInfo* info = Take(FindPolicy(name));
@@ -67,6 +57,20 @@ class StepFixture {
     const Status prepared = policy->Prepare(context, settings);
     EXPECT_TRUE(prepared.ok()) << prepared.message();
     const Policy::Groups groups = policy->Shared();
+    BankConfig bank_config;
+    bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
+    const int32_t n_host = groups.streamed.layers > 0 ? groups.streamed.layers : 3;
+    for (int32_t layer = 6 - n_host; more_slots >= 0 && layer < 6; ++layer) {
+      bank_config.layers[static_cast<size_t>(layer)].tier = TierKind::kHost;
+    }
+    bank_config.dtype = DType::kF32;
+    bank_config.block_tokens = 8;
+    bank_config.max_tokens = kContext;
+    bank_config.max_seqs = 2;
+    bank_config.n_stages = groups.streamed.max_ahead + 1;
+    bank = Take(Bank::Create(trace, bank_config));
+    seq = Take(bank->NewSequence());
+    streams = groups.streamed.layers > 0 && bank->HasHostLayers();
     if (more_slots >= 0 && groups.n_groups > 0) {
       const auto capacity = static_cast<int32_t>(groups.max_tokens);
       sets = Take(WorkingSets::Create(trace, *bank,
@@ -86,6 +90,7 @@ class StepFixture {
       EnqueueStep(Context(), {.n_rows = rows,
                               .n_out = pos + rows == n ? 1 : 0,
                               .prefill = true,
+                              .streamed = streams,
                               .first_pos = pos,
                               .prompt_end = n});
       pos += rows;
@@ -94,13 +99,18 @@ class StepFixture {
     return Logits();
   }
 
-  // One recorded decode step; the trace logs it, and keeps it in recordings().
+  // One decode step, recorded unless it is streamed; the trace logs it, and keeps what is recorded
+  // in recordings().
   std::vector<float> Decode() {
     const auto pos = static_cast<int32_t>(bank->Length(seq));
     Upload(pos, 1);
     const int32_t variant = policy->Variant(pos + 1);
-    const auto step = trace.Record([&] { EnqueueStep(Context(), {.variant = variant}); });
     trace.Clear();
+    if (streams) {
+      EnqueueStep(Context(), {.streamed = true, .first_pos = pos, .variant = variant});
+      return Logits();
+    }
+    const auto step = trace.Record([&] { EnqueueStep(Context(), {.variant = variant}); });
     trace.Replay(*step);
     return Logits();
   }
@@ -134,6 +144,7 @@ class StepFixture {
   std::unique_ptr<WorkingSets> sets;
   OnChoice on_choice;
   int32_t seq = -1;
+  bool streams = false;
   int32_t prompt_len = 0;
   int32_t token_shift = 0;  // other tokens at the same places
 

@@ -84,7 +84,20 @@ Ceiling Higher(const Ceiling& a, const Ceiling& b) {
   c.gemm_bf16 = rate(a.gemm_bf16, b.gemm_bf16);
   c.gemm_f32 = rate(a.gemm_f32, b.gemm_f32);
   c.amx = std::max(a.amx, b.amx);
+#ifdef OMNIKV_HAVE_CUDA
+  c.card.h2d_gb_s = std::max(a.card.h2d_gb_s, b.card.h2d_gb_s);
+#endif
   return c;
+}
+
+// GB/s from the host to a card; 0 without one.
+double HostToDevice(const Ceiling& c) {
+#ifdef OMNIKV_HAVE_CUDA
+  return c.card.h2d_gb_s;
+#else
+  static_cast<void>(c);
+  return 0;
+#endif
 }
 
 nlohmann::ordered_json CeilingJson(const Ceiling& c, int threads) {
@@ -299,7 +312,7 @@ Status Bench::RunPrefill(const PolicyOptions& policy, int64_t tokens) {
                            {"ops", OpsJson(c.ops, ceiling.memory.read_gb_s)}});
   if (f_.json) return {};
   fmt::print(
-      "prefill {:<10} {:>7} tokens  {:>9.1f} tok/s  {:>6.3f} TFLOP/s  {:>5.1f} % of {:.3f} GEMM\n",
+      "prefill {:<14} {:>7} tokens  {:>9.1f} tok/s  {:>6.3f} TFLOP/s  {:>5.1f} % of {:.3f} GEMM\n",
       c.policy, tokens, tok_s, rate / 1e12, 100 * rate / peak.flops, peak.flops / 1e12);
   if (f_.ops) PrintOps(c.ops, ceiling.memory.read_gb_s, bench_.backend->OnDevice());
   return {};
@@ -330,16 +343,23 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
     json_["cases"].back()["hit_rate"] = *c.hit_rate;
     json_["cases"].back()["simulated"] = f_.hit_rate >= 0;
   }
+  const double bus = HostToDevice(ceiling);
+  const double bus_gb_s = static_cast<double>(c.transfer_bytes) / c.ms_per_token / 1e6;
+  if (c.transfer_bytes > 0 && bus > 0) json_["cases"].back()["share_of_h2d"] = bus_gb_s / bus;
   if (f_.json) return {};
   fmt::print(
-      "decode  {:<10} {:>7} context{} {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
+      "decode  {:<14} {:>7} context{} {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
       "{:>6.1f} GB/s  {:>5.1f} % of {:.1f} read\n",
       c.policy, context, c.batch > 1 ? fmt::format(" x {}", c.batch) : "", c.ms_per_token,
       1e3 * c.batch / c.ms_per_token, static_cast<double>(c.floor_bytes) / 1e6, gb_s,
       100 * gb_s / peak, peak);
-  if (c.hit_rate) {
-    fmt::print("      {} layers on the host, {:.1f} MB a step from there, {:.1f} % hits\n",
-               bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, 100 * *c.hit_rate);
+  if (bench_.host_layers > 0) {
+    fmt::print(
+        "      {} layers on the host, {:.1f} MB a step from there, {:.1f} GB/s{}{}\n",
+        bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, bus_gb_s,
+        bus > 0 ? fmt::format(", {:.1f} % of {:.1f} from host to device", 100 * bus_gb_s / bus, bus)
+                : "",
+        c.hit_rate ? fmt::format(", {:.1f} % hits", 100 * *c.hit_rate) : "");
   }
   if (f_.ops) PrintOps(c.ops, peak, bench_.backend->OnDevice());
   return {};

@@ -113,7 +113,7 @@ Status Quickstart(const EvalFlags& f) {
     if (table.empty()) {
       fmt::print("document: {} tokens with {} facts hidden in it ({}/document.txt)\n\n",
                  result.prompt_tokens, document.needles.size(), folder);
-      table.push_back(fmt::format("{:<10} {:>5} {:>14} {:>13} {:>12} {:>10} {:>10} {:>10}",
+      table.push_back(fmt::format("{:<14} {:>5} {:>14} {:>13} {:>12} {:>10} {:>10} {:>10}",
                                   "policy", "right", "prefill tok/s", "decode tok/s", "ms a token",
                                   "read", "K/V", "process"));
     }
@@ -127,7 +127,7 @@ Status Quickstart(const EvalFlags& f) {
     }
     const SessionStats& s = result.stats;
     table.push_back(fmt::format(
-        "{:<10} {:>2}/{:<2} {:>14.0f} {:>13.1f} {:>12.2f} {:>10.0f} {:>10} {:>10}", name, right,
+        "{:<14} {:>2}/{:<2} {:>14.0f} {:>13.1f} {:>12.2f} {:>10.0f} {:>10} {:>10}", name, right,
         result.answers.size(), static_cast<double>(s.prefill_tokens) / s.prefill_seconds,
         1e3 / result.decode_ms, result.decode_ms, s.attended_tokens, HumanBytes(s.host_bytes),
         HumanBytes(ResidentMemory())));
@@ -189,10 +189,10 @@ Status Needles(const EvalFlags& f) {
     fmt::print("{}\n", Dump({{"cases", rows}}));
     return {};
   }
-  fmt::print("{:>7}  {:<10} {:>6} {:>6}  wrong where {} is right\n", "tokens", "policy", "asked",
+  fmt::print("{:>7}  {:<14} {:>6} {:>6}  wrong where {} is right\n", "tokens", "policy", "asked",
              "right", f.policies[0]);
   for (const auto& row : rows) {
-    fmt::print("{:>7}  {:<10} {:>6} {:>6}  {:>6}\n", row["tokens"].get<int64_t>(),
+    fmt::print("{:>7}  {:<14} {:>6} {:>6}  {:>6}\n", row["tokens"].get<int64_t>(),
                row["policy"].get<std::string>(), row["asked"].get<int>(), row["right"].get<int>(),
                row["lost_against_" + f.policies[0]].get<int>());
   }

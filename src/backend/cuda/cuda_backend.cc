@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/launch.h"
@@ -95,6 +96,8 @@ class CudaBackend : public Backend {
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
   void Copy(void* dst, const void* src, size_t bytes, Lane lane) override;
   void Join(Lane waits, Lane for_) override;
+  void Signal(size_t number, Lane lane) override;
+  void WaitFor(size_t number, Lane lane) override;
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
   void Synchronize() override;
@@ -166,6 +169,7 @@ class CudaBackend : public Backend {
   std::array<cudaStream_t, kLanes - 1> side_streams_{};
   std::array<cudaEvent_t, 64> joins_{};  // in turn; one that is waited for may be recorded anew
   size_t next_join_ = 0;
+  std::vector<cudaEvent_t> signals_;
   std::array<bool, kLanes> branched_{};  // has work that the main lane has not joined
   std::array<cudaEvent_t, kMarks> marks_{};
   Mark last_mark_ = 0;
@@ -180,6 +184,7 @@ CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
   for (cudaEvent_t event : marks_) cudaEventDestroy(event);
   for (cudaEvent_t event : joins_) cudaEventDestroy(event);
+  for (cudaEvent_t event : signals_) cudaEventDestroy(event);
   for (cudaStream_t side : side_streams_) {
     cudaStreamSynchronize(side);
     cudaStreamDestroy(side);
@@ -323,6 +328,21 @@ void CudaBackend::Join(Lane waits, Lane for_) {
   CheckLaunch(cudaStreamWaitEvent(Stream(waits), reached, 0), "join");
   if (waits != Lane::kMain) branched_[static_cast<size_t>(waits)] = true;
   if (waits == Lane::kMain) branched_[static_cast<size_t>(for_)] = false;
+}
+
+void CudaBackend::Signal(size_t number, Lane lane) {
+  if (lane == Lane::kMain) Flush();
+  while (signals_.size() <= number) {
+    CheckLaunch(cudaEventCreateWithFlags(&signals_.emplace_back(), cudaEventDisableTiming),
+                "signals");
+  }
+  CheckLaunch(cudaEventRecord(signals_[number], Stream(lane)), "signal");
+}
+
+void CudaBackend::WaitFor(size_t number, Lane lane) {
+  if (lane == Lane::kMain) Flush();
+  if (number >= signals_.size()) return;  // none yet
+  CheckLaunch(cudaStreamWaitEvent(Stream(lane), signals_[number], 0), "signal");
 }
 
 void CudaBackend::Enqueue(const Op& op, Lane lane) {

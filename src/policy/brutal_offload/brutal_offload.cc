@@ -1,0 +1,71 @@
+// The offloading baseline of OmniKV's paper ("brutal offload", Table 7): every layer reads every
+// token, and the K/V of the last layers live on the host, from where each decode step brings them
+// whole, some layers ahead. The paper runs layers=20 of 32 and ahead=4. Exact, so also what lets a
+// context run that does not fit on a card; its speed is that of the bus. On a host it is `full`.
+#include <fmt/format.h>
+
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int32_t kPaperAhead = 4;
+
+class BrutalOffload : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
+    streamed_ = {.layers = context.n_layers, .min_ahead = 1, .max_ahead = kPaperAhead};
+    if (!settings.IsAuto("layers")) {
+      streamed_.layers = static_cast<int32_t>(settings.Int("layers"));
+      streamed_.always = true;
+    }
+    if (streamed_.layers > context.n_layers) {
+      return InvalidArgument(fmt::format(
+          "policy brutal_offload: layers is {}, expected at most the model's {} layers of global "
+          "attention",
+          streamed_.layers, context.n_layers));
+    }
+    if (!settings.IsAuto("ahead")) {
+      streamed_.min_ahead = streamed_.max_ahead = static_cast<int32_t>(settings.Int("ahead"));
+    }
+    return {};
+  }
+  void Plan(const LayerStep&, AttendArgs& attend) override { attend.plan = AttnPlan::Dense(); }
+  Groups Shared() const override { return {.streamed = streamed_}; }
+  int64_t TokensRead(int32_t, int64_t length) const override { return length; }
+  bool Budgeted(int32_t) const override { return false; }
+
+ private:
+  Streamed streamed_;
+};
+
+}  // namespace
+
+PolicyInfo BrutalOffloadPolicy() {
+  return {.name = "brutal_offload",
+          .summary = "every layer reads every token; the last layers' K/V come from the host whole",
+          .settings = {{.key = "layers",
+                        .default_value = "auto",
+                        .help = "last layers on the host beside a GPU (the paper: 20 of 32); auto: "
+                                "as few as fit",
+                        .min = 1,
+                        .max = 1e4,
+                        .allow_auto = true},
+                       {.key = "ahead",
+                        .default_value = "auto",
+                        .help = "layers that are on their way ahead of their use, each takes a "
+                                "layer's K/V of GPU memory; auto: the paper's 4, or what fits",
+                        .min = 1,
+                        .max = 64,
+                        .allow_auto = true}},
+          .make = [] { return std::make_unique<BrutalOffload>(); },
+          .covering =
+              [](int64_t) {
+                return std::vector<SettingList>{{}, {{"layers", "3"}}};
+              },
+          .exempt = "",
+          .variants = {{{"ahead", "1"}}, {{"layers", "3"}, {"ahead", "2"}}},
+          .recommended = nullptr};
+}
+
+}  // namespace omnikv

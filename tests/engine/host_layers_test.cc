@@ -1,0 +1,185 @@
+// Where K/V live changes no token and no bit: sessions with layers on the host against the same
+// with everything on the device. On a device made of the host, whose lanes run in any order that is
+// allowed, and on a card where there is one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "backend/ref/ref_backend.h"
+#include "engine/core.h"
+#include "engine/devices.h"
+#include "lanes_backend.h"
+#include "model/generated.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int64_t kContext = 640;
+constexpr int32_t kLayers = 6;
+
+ModelConfig SmallModel() {
+  ModelConfig config;
+  config.family = "llama";
+  config.n_layers = kLayers;
+  config.d_model = 64;
+  config.n_heads = 4;
+  config.n_kv_heads = 2;
+  config.head_dim = 64;
+  config.ffn = 128;
+  config.vocab = 256;
+  config.max_context = kContext;
+  config.attn_scale = 0.5f;  // sharp enough that which tokens are read matters
+  config.ropes.push_back({.theta = 10000, .dim = 64});
+  config.layers.assign(kLayers, LayerConfig{});
+  return config;
+}
+
+std::vector<int32_t> Tokens(size_t n, size_t seed) {
+  std::vector<int32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((i * 37 + seed) % 251);
+  return tokens;
+}
+
+struct Case {
+  const char* name;
+  PolicyOptions policy;
+  const char* place = "auto";
+};
+
+class HostLayers : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (on_card()) {
+      const auto card = MakeBackend({.device = "cuda"});
+      if (!card.ok()) GTEST_SKIP() << card.status().message();
+    }
+  }
+  static bool on_card() { return GetParam() == std::string("cuda"); }
+  std::unique_ptr<Engine> Open(const PolicyOptions& policy, const std::string& place,
+                               uint32_t seed = 0) const {
+    auto core = std::make_unique<EngineCore>();
+    core->options.context = kContext;
+    core->options.prefill_chunk = 48;
+    core->options.max_sessions = 3;
+    core->options.place = place;
+    core->options.policy = policy;
+    core->config = SmallModel();
+    core->backend = on_card()
+                        ? *MakeBackend({.device = "cuda"})
+                        : std::make_unique<LanesBackend>(MakeRefBackend(), size_t{1} << 30, seed);
+    const size_t bytes = GeneratedWeightBytes(core->config, DType::kBF16);
+    const auto plan = PlanMemory(core->options, core->config, bytes, false, *core->backend);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->host_layers > 0, place != "device");
+    core->weights = *GenerateWeights(*core->backend, core->config, DType::kBF16);
+    auto engine = MakeEngine(std::move(core), *plan, 0);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return std::move(*engine);
+  }
+  std::vector<Case> Cases() const {
+    return {
+        {"all of them", {.name = "brutal_offload"}, "host"},
+        {"one ahead", {.name = "brutal_offload", .settings = {{"layers", "5"}, {"ahead", "1"}}}},
+        {"two ahead", {.name = "brutal_offload", .settings = {{"layers", "5"}, {"ahead", "2"}}}},
+        {"as many stages", {.name = "brutal_offload", .settings = {{"layers", "4"}}}},
+        {"one layer", {.name = "brutal_offload", .settings = {{"layers", "1"}}}},
+        {"working sets",
+         {.name = "omnikv",
+          .settings = {{"filters", "1,3"}, {"budget", "40"}, {"dense_after_filter", "0"}},
+          .force_indices = true},
+         "host"}};
+  }
+};
+
+// What sessions of an engine answer that go on, go back, part, and take turns.
+std::vector<std::vector<float>> Play(Engine& engine, const PolicyOptions& policy) {
+  std::vector<std::vector<float>> seen;
+  const auto open = [&] { return std::move(*engine.NewSession(policy)); };
+  const auto see = [&](const Session& session) {
+    seen.emplace_back(session.logits(), session.logits() + engine.vocab());
+  };
+  const auto generate = [&](Session& session, int64_t n, float temperature = 0) {
+    const auto answer = session.Generate(
+        {.max_tokens = n, .sampling = {.temperature = temperature, .seed = 5}, .ignore_eos = true});
+    EXPECT_TRUE(answer.ok()) << answer.status().message();
+    seen.emplace_back(answer->tokens.begin(), answer->tokens.end());
+    see(session);
+  };
+  const auto first = open();
+  EXPECT_TRUE(first->Prompt(Tokens(130, 1)).ok());
+  see(*first);
+  generate(*first, 9);
+  generate(*first, 5, 1);  // sampled on the host, a step at a time
+  std::vector<int32_t> again = Tokens(100, 1);
+  for (const int32_t t : Tokens(80, 9)) again.push_back(t);
+  EXPECT_TRUE(first->Prompt(again).ok());  // keeps 100 tokens, writes the others anew
+  generate(*first, 7);
+  const auto fork = *first->Fork();
+  generate(*first, 6);
+  EXPECT_TRUE(fork->Step(77).ok());
+  generate(*fork, 6);
+  {
+    const auto other = open();
+    EXPECT_TRUE(other->Prompt(Tokens(90, 4)).ok());
+    generate(*other, 5);
+    EXPECT_TRUE(first->Step(3).ok());
+    see(*first);
+    generate(*other, 5);
+  }
+  const auto other = open();  // where the one before was
+  EXPECT_TRUE(other->Prompt(Tokens(90, 6)).ok());
+  generate(*other, 5);
+  generate(*first, 5);
+  return seen;
+}
+
+TEST_P(HostLayers, ChangeNothing) {
+  for (const Case& c : Cases()) {
+    const auto device =
+        Open(c.policy.name == "omnikv" ? c.policy : PolicyOptions{.name = "full"}, "device");
+    const auto expected =
+        Play(*device, c.policy.name == "omnikv" ? c.policy : PolicyOptions{.name = "full"});
+    for (uint32_t seed = 1; seed <= (on_card() ? 1u : 6u); ++seed) {
+      const auto host = Open(c.policy, c.place, seed);
+      EXPECT_EQ(Play(*host, c.policy), expected) << c.name << ", seed " << seed;
+    }
+  }
+}
+
+TEST_P(HostLayers, FiveHundredSteps) {
+  const auto run = [&](const PolicyOptions& policy, const char* place) {
+    const auto engine = Open(policy, place, 7);
+    const auto session = std::move(*engine->NewSession(policy));
+    EXPECT_TRUE(session->Prompt(Tokens(60, 1)).ok());
+    return session->Generate({.max_tokens = 500, .ignore_eos = true})->tokens;
+  };
+  const auto expected = run({.name = "full"}, "device");
+  EXPECT_EQ(expected.size(), 500u);
+  EXPECT_EQ(run({.name = "brutal_offload", .settings = {{"layers", "5"}, {"ahead", "1"}}}, "auto"),
+            expected);
+}
+
+// A step brings the past of each host layer, whole, once.
+TEST_P(HostLayers, StepsBringTheWholePast) {
+  const PolicyOptions policy{.name = "brutal_offload",
+                             .settings = {{"layers", "4"}, {"ahead", "1"}}};
+  const auto engine = Open(policy, "auto");
+  const auto session = std::move(*engine->NewSession(policy));
+  ASSERT_TRUE(session->FillContext(300).ok());
+  EXPECT_EQ(session->stats().transfer_bytes_per_step, 0u);
+  ASSERT_TRUE(session->Generate({.max_tokens = 9, .ignore_eos = true}).ok());
+  const SessionStats stats = session->stats();
+  const size_t row = 2 * 2 * 64 * 2;  // K and V of two heads of 64 in f16
+  // 308 tokens; the first layer's go ahead to the next step, with that of this one.
+  EXPECT_EQ(stats.context_tokens, 308);
+  EXPECT_EQ(stats.transfer_bytes_per_step, (4 * 307 + 1) * row);
+  EXPECT_FALSE(stats.hit_rate.has_value());
+  EXPECT_EQ(stats.host_bytes, 4 * 5 * 64 * row);  // five blocks
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, HostLayers, testing::Values("lanes", "cuda"),
+                         [](const auto& param_info) { return std::string(param_info.param); });
+
+}  // namespace
+}  // namespace omnikv

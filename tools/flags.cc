@@ -37,7 +37,7 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   app.add_option("--gpu-memory", f.gpu_memory,
                  "cap on GPU memory, as 24GiB; default: what is free");
   app.add_option("--place", f.place,
-                 "where K/V live beside a GPU: auto, device, or host (layers read sparsely)")
+                 "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
       ->capture_default_str();
   app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
   app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")

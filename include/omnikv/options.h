@@ -41,7 +41,7 @@ struct EngineOptions {
   size_t gpu_memory = 0;
   int64_t context = 0;  // tokens a session can hold; 0: the model's
   // Where K/V live, on a card: auto (the card, and where that is too small the host for layers that
-  // the policy reads sparsely), device, or host (all of those layers).
+  // the policy reads sparsely or streams), device, or host (all of those layers).
   std::string place = "auto";
   PolicyOptions policy;           // that sessions will have, for `place`
   std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16

@@ -29,8 +29,8 @@ struct SessionStats {
   size_t host_bytes = 0;
   size_t disk_bytes = 0;
 
-  // Of the decode steps since the prompt, a mean. Nothing crosses a bus on the CPU: 0, and no hit
-  // rate.
+  // Of the decode steps since the prompt, a mean; of streamed layers, the last step's. Nothing
+  // crosses a bus on the CPU: 0, and no hit rate.
   size_t transfer_bytes_per_step = 0;  // K/V brought to the device
   std::optional<double> hit_rate;      // share of the K/V read that was there already
 };

@@ -274,16 +274,16 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                         placed.cache_tokens, sizes));
       }
     }
+    if (always) {
+      return ResourceExhausted(
+          fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
+                      placed.host_layers, sizes, placement.Others(plan, host)));
+    }
     if (options.place == "host") {
       return ResourceExhausted(fmt::format(
           "--place is host, but {}: {}{}",
           placed.tiers.empty() ? "the policy reads no layer sparsely" : "that does not fit either",
           sizes, placement.Others(plan, host)));
-    }
-    if (always) {
-      return ResourceExhausted(
-          fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
-                      placed.host_layers, sizes, placement.Others(plan, host)));
     }
   }
   if (fits < asked + kBlockTokens) {

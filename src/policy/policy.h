@@ -2,7 +2,7 @@
 // time: it fills plans and enqueues ops that fill them, and never sees a value (DESIGN §5).
 //
 // Adding one: a folder src/policy/<name>/ with <name>.cc that defines
-//   PolicyInfo <Name>Policy();
+//   PolicyInfo <Name>Policy();  // brutal_offload: BrutalOffloadPolicy
 // CMake finds the folder and registers it; tests/policy runs the house tests on it.
 #pragma once
 

@@ -373,6 +373,35 @@ TEST_F(CudaBackendTest, LanesWaitWhereTheyJoin) {
   }
 }
 
+// A signal is waited for where it was given: not what comes after it on its lane.
+TEST_F(CudaBackendTest, SignalsAreWaitedFor) {
+  const auto backend = Make();
+  constexpr size_t kBytes = 64 * kMiB;
+  const auto device = backend->Allocate(2 * kBytes, "test");
+  const auto shared = backend->AllocateShared(3 * kBytes, "test");
+  ASSERT_TRUE(device.ok() && shared.ok());
+  auto* in = shared->as<uint8_t>();
+  auto* at = device->as<uint8_t>();
+  uint8_t* out = in + 2 * kBytes;
+  backend->WaitFor(7, Lane::kMain);  // was never given
+  for (int turn = 1; turn <= 4; ++turn) {
+    std::memset(in, turn, kBytes);
+    std::memset(in + kBytes, 100 + turn, kBytes);
+    std::memset(out, 0, kBytes);
+    backend->Join(Lane::kIn, Lane::kMain);
+    for (size_t i = 0; i < 2; ++i) {
+      backend->Copy(at + i * kBytes, in + i * kBytes, kBytes, Lane::kIn);
+      backend->Signal(i, Lane::kIn);
+    }
+    const size_t waited = turn % 2 == 0 ? 0 : 1;
+    backend->WaitFor(waited, Lane::kMain);
+    backend->Copy(out, at + waited * kBytes, kBytes, Lane::kMain);
+    backend->Synchronize();
+    EXPECT_EQ(std::count(out, out + kBytes, static_cast<int>(waited) * 100 + turn),
+              static_cast<ptrdiff_t>(kBytes));
+  }
+}
+
 TEST_F(CudaBackendTest, RecordingsHoldLanes) {
   const auto backend = Make();
   constexpr size_t kBytes = 16 * kMiB;

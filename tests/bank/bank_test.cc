@@ -179,6 +179,65 @@ TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
   EXPECT_EQ(first, row(0));
 }
 
+// A stage keeps what it has, of one layer of one sequence, until those tokens may change.
+TEST_F(BankTest, StagesAreBroughtWhatTheyLack) {
+  BankConfig config = SmallConfig();
+  config.layers.assign(4, {.n_kv_heads = 1, .dk = 8, .dv = 8});
+  for (const size_t layer : {1, 2, 3}) config.layers[layer].tier = TierKind::kHost;
+  auto made = Bank::Create(*backend_, config);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  Bank& bank = **made;
+  EXPECT_EQ(Bank::StageBytes(config), 2u * 64u * 32u);
+  const auto row = [&](const KvView& view, int32_t seq, int64_t t) -> uint8_t& {
+    return *reinterpret_cast<uint8_t*>(view.Row(bank.TableOffset(seq), t));
+  };
+  size_t before = 0;
+  const auto brought = [&] {  // rows, since the last call
+    const size_t rows = (bank.BytesStaged() - before) / 32;
+    before = bank.BytesStaged();
+    return rows;
+  };
+  const int32_t a = *bank.NewSequence();
+  ASSERT_TRUE(bank.Append(a, 6).ok());
+  for (int64_t t = 0; t < 6; ++t) row(bank.View(1), a, t) = static_cast<uint8_t>(10 + t);
+  bank.StageIn(1, a, 6);
+  EXPECT_EQ(brought(), 6u);
+  for (int64_t t = 0; t < 6; ++t) EXPECT_EQ(row(bank.StageView(1), a, t), 10 + t);
+  bank.StageIn(1, a, 6);
+  EXPECT_EQ(brought(), 0u);
+  // What a step writes to a stage goes home, and need not come again.
+  ASSERT_TRUE(bank.Append(a, 1).ok());
+  row(bank.StageView(1), a, 6) = 77;
+  bank.StageOut(1, a, 6, 7);
+  EXPECT_EQ(row(bank.View(1), a, 6), 77);
+  bank.StageIn(1, a, 7);
+  bank.StageIn(2, a, 7);  // in the other stage
+  EXPECT_EQ(brought(), 7u);
+  bank.StageIn(3, a, 7);  // in the first's
+  EXPECT_EQ(brought(), 7u);
+  bank.StageIn(1, a, 7);
+  EXPECT_EQ(brought(), 7u);
+  bank.Truncate(a, 5);
+  ASSERT_TRUE(bank.Append(a, 3).ok());
+  bank.StageIn(1, a, 8);
+  EXPECT_EQ(brought(), 3u);
+  // A fork parts in the block that both hold: its rows have another place from then on.
+  ASSERT_TRUE(bank.Append(a, 2).ok());
+  bank.StageIn(1, a, 10);
+  EXPECT_EQ(brought(), 2u);
+  const int32_t fork = *bank.Fork(a);
+  ASSERT_TRUE(bank.Append(a, 1).ok());
+  bank.StageIn(1, a, 10);
+  EXPECT_EQ(brought(), 2u);
+  bank.Free(fork);
+  bank.Free(a);
+  const int32_t again = *bank.NewSequence();
+  EXPECT_EQ(again, a);
+  ASSERT_TRUE(bank.Append(again, 4).ok());
+  bank.StageIn(1, again, 4);
+  EXPECT_EQ(brought(), 4u);
+}
+
 // What bench --hit-rate promises: that share of hits, in every step.
 TEST(SimulatedHits, AreTheShareThatIsAskedFor) {
   constexpr int32_t kRows = 2048;

@@ -140,7 +140,7 @@ TEST_P(HostLayers, ChangeNothing) {
         Open(c.policy.name == "omnikv" ? c.policy : PolicyOptions{.name = "full"}, "device");
     const auto expected =
         Play(*device, c.policy.name == "omnikv" ? c.policy : PolicyOptions{.name = "full"});
-    for (uint32_t seed = 1; seed <= (on_card() ? 1u : 6u); ++seed) {
+    for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
       const auto host = Open(c.policy, c.place, seed);
       EXPECT_EQ(Play(*host, c.policy), expected) << c.name << ", seed " << seed;
     }

@@ -4,13 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "bank/working_sets.h"
 #include "model/generated.h"
 
 namespace omnikv {
 namespace {
 
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr size_t kGiB = size_t{1} << 30;
 
@@ -172,6 +176,78 @@ TEST_F(PlacementTest, RefusesWhatCannotFitWithTheNumbers) {
   options_.place = "host";
   options_.policy = {.name = "full"};
   EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("reads no layer sparsely"));
+}
+
+// As few of the last layers as make it fit, then as many stages as there is room for.
+TEST_F(PlacementTest, StreamedLayersGoLastFirst) {
+  options_.context = 65536;  // K/V 8 GiB
+  options_.policy = {.name = "brutal_offload"};
+  EXPECT_EQ(Plan(80 * kGiB)->host_layers, 0);
+  int32_t last = 0;
+  for (const size_t gib : {22, 20, 18, 17}) {
+    const auto plan = Plan(gib * kGiB);
+    ASSERT_TRUE(plan.ok()) << gib << ": " << plan.status().message();
+    EXPECT_LE(OnCard(*plan), gib * kGiB);
+    EXPECT_GT(plan->host_layers, last) << "less memory, more layers on the host";
+    last = plan->host_layers;
+    EXPECT_EQ(std::count(plan->tiers.end() - last, plan->tiers.end(), TierKind::kHost), last);
+    EXPECT_EQ(plan->cache, Bank::StageBytes(MakeBankConfig(config_, *plan, 1)));
+    EXPECT_GE(plan->stages, 2);
+    EXPECT_LE(plan->stages, 5);
+    // One layer fewer would not have fitted with the least of stages.
+    const size_t layer = plan->kv_host / static_cast<size_t>(last);
+    const size_t spare = plan->policies + static_cast<size_t>(plan->stages - 2) * layer;
+    const size_t policy_room = size_t{65536} * (32 + 64) * 4;
+    EXPECT_LT(spare, layer + policy_room) << gib;
+  }
+  options_.policy.settings = {{"ahead", "1"}};
+  EXPECT_EQ(Plan(20 * kGiB)->stages, 2);
+  options_.place = "host";
+  EXPECT_EQ(Plan(80 * kGiB)->host_layers, 32);
+}
+
+TEST_F(PlacementTest, StreamedLayersThatAreAskedForAlwaysGo) {
+  options_.context = 65536;
+  options_.policy = {.name = "brutal_offload", .settings = {{"layers", "24"}}};
+  for (const char* place : {"auto", "host"}) {
+    options_.place = place;
+    for (const size_t gib : {80, 20}) {
+      const auto plan = Plan(gib * kGiB);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      EXPECT_EQ(plan->host_layers, 24);
+      EXPECT_EQ(plan->tiers[7], TierKind::kOwn);
+      EXPECT_EQ(plan->tiers[8], TierKind::kHost);
+      EXPECT_EQ(plan->stages, 5);
+    }
+  }
+  const auto tight = Plan(18 * kGiB);
+  ASSERT_TRUE(tight.ok()) << tight.status().message();
+  EXPECT_LT(tight->stages, 5);
+  options_.policy.settings.emplace_back("ahead", "4");
+  EXPECT_THAT(Plan(18 * kGiB).status().message(),
+              HasSubstr("65536 tokens does not fit with 24 layers on the host"));
+  options_.place = "device";
+  EXPECT_EQ(Plan(80 * kGiB)->host_layers, 0);
+  options_.policy.settings = {{"layers", "33"}};  // what the session will refuse
+  EXPECT_EQ(Plan(80 * kGiB)->host_layers, 0);
+}
+
+TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
+  options_.context = 65536;
+  for (const char* name : {"full", "streaming"}) {
+    options_.policy = {.name = name};
+    for (const char* place : {"auto", "device", "host"}) {
+      options_.place = place;
+      EXPECT_THAT(Plan(20 * kGiB).status().message(),
+                  HasSubstr("--place auto --policy brutal_offload or omnikv"));
+      EXPECT_THAT(Plan(17 * kGiB).status().message(),
+                  EndsWith("--place auto --policy brutal_offload"));
+      EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("--policy")));
+    }
+  }
+  options_.place = "auto";
+  options_.host_memory = kGiB;
+  EXPECT_THAT(Plan(20 * kGiB).status().message(), Not(HasSubstr("--policy")));
 }
 
 TEST_F(PlacementTest, TheCapIsTheCards) {

@@ -59,6 +59,7 @@ PolicyInfo BrutalOffloadPolicy() {
                         .max = 64,
                         .allow_auto = true}},
           .make = [] { return std::make_unique<BrutalOffload>(); },
+          .batches = true,
           .covering =
               [](int64_t) {
                 return std::vector<SettingList>{{}, {{"layers", "3"}}};

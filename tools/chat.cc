@@ -63,17 +63,18 @@ Status Chat(const ChatFlags& f) {
     OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, engine->ChatPrompt(messages));
     const CancelOnInterrupt interrupt(*session);
     const Status read = ReadTurn(*engine, *session, prompt);
-    if (!read.ok()) {
+    const auto reply =
+        read.ok() ? GenerateToStdout(*session, f.generate, f.json, start) : Result<Reply>(read);
+    if (!reply.ok()) {
       // The turn did not fit, or was cancelled: people go on without it.
-      if (!terminal) return read;
-      fmt::print(stderr, "omnikv: {}\n", read.message());
+      if (!terminal) return reply.status();
+      fmt::print(stderr, "omnikv: {}\n", reply.status().message());
       messages.pop_back();
       continue;
     }
-    OKV_ASSIGN_OR_RETURN(const Reply reply, GenerateToStdout(*session, f.generate, f.json, start));
-    messages.push_back({"assistant", reply.result.text});
+    messages.push_back({"assistant", reply->result.text});
     if (f.json) {
-      fmt::print("{}\n", Dump(ReplyJson(*engine, session->stats(), prompt.size(), reply)));
+      fmt::print("{}\n", Dump(ReplyJson(*engine, session->stats(), prompt.size(), *reply)));
     } else {
       PrintTurn(*engine, session->stats());
     }

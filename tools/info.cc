@@ -27,10 +27,17 @@ nlohmann::ordered_json TierBytes(const Backend& backend, size_t bytes) {
   return {{"device", device ? bytes : 0}, {"host", device ? 0 : bytes}, {"disk", 0}};
 }
 
-// What `info` says of one policy at a context.
+nlohmann::ordered_json KvBytes(const Backend& backend, const MemoryPlan& plan) {
+  auto json = TierBytes(backend, plan.kv);
+  if (plan.kv_host > 0) json["host"] = plan.kv_host;
+  return json;
+}
+
+// What `info` says of one policy at a context. `placed`: the plan is for it, else it has all K/V in
+// one tier.
 nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings> settings,
                                   const ModelConfig& config, Backend& backend,
-                                  const MemoryPlan& plan) {
+                                  const MemoryPlan& plan, bool placed) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
   const std::unique_ptr<Policy> policy = info.make();
   PolicyContext context{.backend = &backend,
@@ -59,7 +66,9 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   }
   json["settings"] = settings->ToString();
   json["dense_layers"] = context.n_layers - budgeted;
-  json["kv_bytes"] = TierBytes(backend, plan.kv_per_token * static_cast<size_t>(plan.context));
+  json["kv_bytes"] =
+      placed ? KvBytes(backend, plan)
+             : TierBytes(backend, plan.kv_per_token * static_cast<size_t>(plan.context));
   json["policy_bytes"] = policy->Bytes();
   json["read_bytes_per_step"] = read;
   return json;
@@ -73,7 +82,8 @@ nlohmann::ordered_json ModelJson(const ModelFiles& files) {
           {"vocab", c.vocab},         {"max_context", c.max_context}};
 }
 
-void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
+void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan,
+               const MemoryNeeds& needs) {
   const auto& m = json["model"];
   fmt::print(
       "{}: {} \"{}\", {} layers, d {}, {}/{} heads of {}, FFN {}, vocabulary {}, context {}\n",
@@ -83,10 +93,8 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan) {
       m["vocab"].get<int>(), m["max_context"].get<int64_t>());
   for (const auto& note : json["notes"]) fmt::print("note: {}\n", note.get<std::string>());
   fmt::print("device: {}\n", json["device"].get<std::string>());
-  fmt::print("weights {}, activations {}, K/V in {} {} a token: {} for {} tokens; {} available\n",
-             HumanBytes(plan.weights), HumanBytes(plan.activations), DTypeName(plan.kv_dtype),
-             HumanBytes(plan.kv_per_token), HumanBytes(plan.kv), plan.context,
-             HumanBytes(plan.available));
+  for (const std::string& line : PlanLines(needs)) fmt::print("{}\n", line);
+  fmt::print("K/V in {}, {} a token\n", DTypeName(plan.kv_dtype), HumanBytes(plan.kv_per_token));
   fmt::print("\n{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V", "beside it",
              "read a step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
@@ -115,6 +123,7 @@ Status Info(const InfoFlags& f) {
   OKV_ASSIGN_OR_RETURN(const auto backend, MakeBackend(options));
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
                        PlanMemory(options, files.config, weight_bytes, AllF32(files), *backend));
+  const MemoryNeeds needs = NeedsOf(plan, *backend);
   const std::string by_default =
       RecommendedPolicy(files.config.name, GlobalLayers(files.config)).name;
   nlohmann::ordered_json json = {{"model", ModelJson(files)},
@@ -124,27 +133,32 @@ Status Info(const InfoFlags& f) {
                                  {"activation_bytes", plan.activations},
                                  {"kv_dtype", DTypeName(plan.kv_dtype)},
                                  {"kv_bytes_per_token", plan.kv_per_token},
-                                 {"kv_bytes", TierBytes(*backend, plan.kv)},
+                                 {"kv_bytes", KvBytes(*backend, plan)},
+                                 {"host_layers", needs.host_layers},
+                                 {"cache_bytes", plan.cache},
+                                 {"cache_tokens", plan.cache_tokens},
                                  {"available_bytes", plan.available},
                                  {"context", plan.context},
                                  {"default_policy", by_default},
                                  {"policies", nlohmann::ordered_json::array()}};
   // One that is named is shown alone; settings are those of the one that would run.
   const bool all = policy.name == "auto";
-  const std::string runs = all ? by_default : policy.name;
-  OKV_RETURN_IF_ERROR(FindPolicy(runs).status());
+  OKV_ASSIGN_OR_RETURN(const PolicyInfo* running,
+                       ResolvePolicy(policy.name, files.config.name, GlobalLayers(files.config)));
+  const std::string& runs = running->name;
   for (const PolicyInfo& info : AllPolicies()) {
     if (info.name != runs && !all) continue;
     auto settings =
         PolicySettings::Parse(info.name, info.settings,
                               info.name == runs ? policy.settings : decltype(policy.settings){});
     OKV_RETURN_IF_ERROR(settings.status());
-    json["policies"].push_back(PolicyJson(info, std::move(settings), files.config, *backend, plan));
+    json["policies"].push_back(PolicyJson(info, std::move(settings), files.config, *backend, plan,
+                                          /*placed=*/info.name == runs));
   }
   if (f.json) {
     fmt::print("{}\n", Dump(json));
   } else {
-    PrintText(json, plan);
+    PrintText(json, plan, needs);
   }
   return {};
 }

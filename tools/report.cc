@@ -26,6 +26,19 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Ascending numbers, short: "3-7, 9, 20-31".
+std::string Ranges(const std::vector<int32_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", numbers[i]);
+    if (last > i) text += fmt::format("-{}", numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
 // The `stats` object of DESIGN §9.
 Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
   return {{"device", s.device},
@@ -65,18 +78,26 @@ CancelOnInterrupt::~CancelOnInterrupt() {
   std::signal(SIGINT, SIG_DFL);
 }
 
+std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
+  std::vector<std::string> lines = {fmt::format(
+      "{} memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
+      needs.on_device ? "GPU" : "host", HumanBytes(needs.weights), HumanBytes(needs.activations),
+      HumanBytes(needs.kv), needs.context, HumanBytes(needs.available))};
+  if (!needs.host_layers.empty()) {
+    lines.push_back(fmt::format(
+        "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with working sets of {} "
+        "tokens",
+        Ranges(needs.host_layers), HumanBytes(needs.kv_host), HumanBytes(needs.cache),
+        needs.cache_tokens));
+  }
+  return lines;
+}
+
 Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool quiet) {
   ProgressBar bar("loading");
   if (!quiet) {
     options.on_plan = [](const MemoryNeeds& needs) {
-      LogInfo("{} memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
-              needs.on_device ? "GPU" : "host", HumanBytes(needs.weights),
-              HumanBytes(needs.activations), HumanBytes(needs.kv), needs.context,
-              HumanBytes(needs.available));
-      if (needs.host_layers > 0) {
-        LogInfo("host memory: K/V of {} layers, up to {}; for them on the GPU: {}",
-                needs.host_layers, HumanBytes(needs.kv_host), HumanBytes(needs.cache));
-      }
+      for (const std::string& line : PlanLines(needs)) LogInfo("{}", line);
     };
   }
   options.on_load = [&](size_t done, size_t total) {

@@ -11,8 +11,9 @@
 
 namespace omnikv::tools {
 
-// Engine::Load with a progress bar and, unless `quiet`, a line before it that says what each tier
-// will hold.
+// What each tier will hold, and of which layers: a line each.
+std::vector<std::string> PlanLines(const MemoryNeeds& needs);
+// Engine::Load with a progress bar and, unless `quiet`, the plan's lines before it.
 Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool quiet = false);
 // Session::Prompt with a progress bar.
 Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens);

@@ -19,9 +19,10 @@ struct MemoryNeeds {
   size_t kv = 0;           // when every session is full; taken as contexts grow
   size_t kv_host = 0;      // beside a device: K/V in host memory
   size_t cache = 0;        // on the device: what it holds of those, and their way through it
-  int32_t host_layers = 0;
-  size_t available = 0;  // the cap given, or what there is
-  int64_t context = 0;   // tokens a session can hold
+  std::vector<int32_t> host_layers;  // whose K/V those are
+  int64_t cache_tokens = 0;          // of each of them, that the device holds
+  size_t available = 0;              // the cap given, or what there is
+  int64_t context = 0;               // tokens a session can hold
 };
 
 struct PolicyOptions {

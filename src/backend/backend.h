@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/ops.h"
@@ -131,6 +132,9 @@ class Backend {
   // same arguments; what they point at may change in between.
   virtual std::unique_ptr<Recording> Record(const std::function<void()>& body) = 0;
   virtual void Replay(const Recording& recording) = 0;
+  // What went wrong since the last call, once: kResourceExhausted when an op, a recording or its
+  // replay found no memory. Results since then are undefined, and recordings null.
+  virtual Status TakeFailure() { return {}; }
 
   // Returns when everything enqueued has run.
   virtual void Synchronize() = 0;
@@ -156,6 +160,7 @@ class HostBackend : public Backend {
   void WaitFor(size_t, Lane) override {}
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
+  Status TakeFailure() override { return std::exchange(failure_, {}); }
   void Synchronize() override {}
 
  protected:
@@ -163,10 +168,14 @@ class HostBackend : public Backend {
   virtual void Run(const Op& op) = 0;
   // Called once for each op when it is recorded: the place to allocate what Run will need, since a
   // replay must not.
-  virtual void Reserve(const Op& op) { static_cast<void>(op); }
+  virtual Status Reserve(const Op& op) {
+    static_cast<void>(op);
+    return {};
+  }
 
  private:
   std::vector<Op>* recording_ = nullptr;
+  Status failure_;
 };
 
 }  // namespace omnikv

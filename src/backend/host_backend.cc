@@ -53,7 +53,8 @@ void HostBackend::Download(void* dst, const void* src, size_t bytes) {
 }
 
 void HostBackend::Enqueue(const Op& op, Lane) {
-  Reserve(op);
+  if (failure_.ok()) failure_ = Reserve(op);
+  if (!failure_.ok()) return;
   if (recording_ != nullptr) {
     recording_->push_back(op);
   } else {
@@ -67,6 +68,7 @@ std::unique_ptr<Recording> HostBackend::Record(const std::function<void()>& body
   recording_ = &ops;
   body();
   recording_ = nullptr;
+  if (!failure_.ok()) return nullptr;
   return std::make_unique<OpList>(std::move(ops));
 }
 

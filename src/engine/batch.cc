@@ -135,6 +135,7 @@ Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
     EnqueueStep(
         Context(),
         {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = total});
+    OKV_RETURN_IF_ERROR(core_.backend->TakeFailure());
     pos = end;
     DropTokens(slot);
   }
@@ -194,13 +195,13 @@ void Batch::Upload(int32_t first_out, int32_t n_out) {
   upload(core_.work.out_rows, out_rows_);
 }
 
-const Recording& Batch::StepFor(size_t n_rows, bool chooses) {
+Result<const Recording*> Batch::StepFor(size_t n_rows, bool chooses) {
   int32_t variant = 0;
   for (const int64_t length : lengths_) {
     variant = std::max(variant, policy_.policy->Variant(length));
   }
   std::unique_ptr<Recording>& step = steps_[{variant, n_rows, chooses}];
-  if (step != nullptr) return *step;
+  if (step != nullptr) return step.get();
   const auto rows = static_cast<int32_t>(n_rows);
   step = core_.backend->Record([&] {
     EnqueueStep(Context(), {.n_rows = rows, .n_out = rows, .variant = variant});
@@ -215,7 +216,23 @@ const Recording& Batch::StepFor(size_t n_rows, bool chooses) {
                                          .ring = kStepsAhead,
                                          .n_rows = rows});
   });
-  return *step;
+  if (const Status failure = core_.backend->TakeFailure(); !failure.ok()) {
+    step.reset();
+    return failure;
+  }
+  return step.get();
+}
+
+Status Batch::EnqueueDecode(size_t n_rows, bool chooses) {
+  OKV_ASSIGN_OR_RETURN(const Recording* step, StepFor(n_rows, chooses));
+  core_.backend->Replay(*step);
+  return core_.backend->TakeFailure();
+}
+
+Status Batch::GiveUp(std::span<const Next> next, int64_t n, const Status& failure) {
+  core_.backend->Synchronize();
+  for (const Next& row : next) core_.bank->Truncate(At(row.slot).seq, length(row.slot) - n);
+  return failure;
 }
 
 void Batch::End(std::span<const Next> next) {
@@ -229,7 +246,8 @@ void Batch::End(std::span<const Next> next) {
 
 Status Batch::Step(std::span<const Next> next) {
   OKV_RETURN_IF_ERROR(Begin(next, 1));
-  core_.backend->Replay(StepFor(next.size(), /*chooses=*/false));
+  const Status enqueued = EnqueueDecode(next.size(), /*chooses=*/false);
+  if (!enqueued.ok()) return GiveUp(next, 1, enqueued);
   End(next);
   return {};
 }
@@ -245,7 +263,8 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> ne
   int64_t launched = 0;
   for (int64_t read = 0; read < steps; ++read) {
     for (; launched < std::min<int64_t>(steps, read + kStepsAhead); ++launched) {
-      backend.Replay(StepFor(next.size(), /*chooses=*/true));
+      const Status enqueued = EnqueueDecode(next.size(), /*chooses=*/true);
+      if (!enqueued.ok()) return GiveUp(next, steps, enqueued);
       marks[static_cast<size_t>(launched % kStepsAhead)] = backend.SetMark();
       for (int64_t& length : lengths_) ++length;
     }

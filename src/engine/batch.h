@@ -81,7 +81,10 @@ class Batch {
   // logits, of sequences seqs_.
   void Upload(int32_t first_out, int32_t n_out);
   // A decode step as it is recorded: of n_rows sequences; `chooses`: it ends in NextToken.
-  const Recording& StepFor(size_t n_rows, bool chooses);
+  Result<const Recording*> StepFor(size_t n_rows, bool chooses);
+  Status EnqueueDecode(size_t n_rows, bool chooses);
+  // Forgets `n` tokens of each sequence, which a step that failed was to write; returns `failure`.
+  Status GiveUp(std::span<const Next> next, int64_t n, const Status& failure);
   void DropTokens(int32_t slot);
   StepContext Context() {
     return {.backend = *core_.backend,

@@ -12,14 +12,9 @@ namespace {
 Status TakePolicyMemory(EngineCore& core, const std::string& name, size_t bytes) {
   const size_t left = core.policy_room - core.policy_bytes;
   if (bytes > left) {
-    const bool on_device = core.backend->OnDevice();
-    const size_t cap = on_device ? core.options.gpu_memory : core.options.host_memory;
     return ResourceExhausted(fmt::format(
         "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower --ctx",
-        name, HumanBytes(bytes), core.bank->config().max_tokens,
-        cap == 0
-            ? "the available memory"
-            : fmt::format("{} {}", on_device ? "--gpu-memory" : "--host-memory", HumanBytes(cap)),
+        name, HumanBytes(bytes), core.bank->config().max_tokens, core.memory_limit,
         HumanBytes(left)));
   }
   core.policy_bytes += bytes;
@@ -30,10 +25,9 @@ Status TakePolicyMemory(EngineCore& core, const std::string& name, size_t bytes)
 
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
                                      const RopeState& ropes, int32_t max_seqs) {
-  PreparedPolicy prepared{.info = &RecommendedPolicy(core.config.name, GlobalLayers(core.config))};
-  if (options.name != "auto") {
-    OKV_ASSIGN_OR_RETURN(prepared.info, FindPolicy(options.name));
-  }
+  PreparedPolicy prepared;
+  OKV_ASSIGN_OR_RETURN(prepared.info,
+                       ResolvePolicy(options.name, core.config.name, GlobalLayers(core.config)));
   const PolicyInfo& info = *prepared.info;
   if (max_seqs > 1 && !info.batches) {
     return Unsupported(

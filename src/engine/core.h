@@ -1,6 +1,7 @@
 // What an engine's sessions share: a backend, a model, the bank and the activations.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,6 +27,7 @@ struct EngineCore {
   Status text_status;  // not ok: why the files have none
   std::unique_ptr<Bank> bank;
   Workspace work;
+  std::string memory_limit;   // MemoryPlan::limit
   size_t policy_room = 0;     // bytes that the state of all sessions' policies may take
   size_t policy_bytes = 0;    // that it takes
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
@@ -40,6 +42,10 @@ Status OpenBank(EngineCore& core, const MemoryPlan& plan);
 // the bank, unless it is open, and the workspace by `plan`.
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds);
+
+// Engine::Load on a backend that `make` makes once the model's files are found good.
+using BackendMaker = std::function<Result<std::unique_ptr<Backend>>()>;
+Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const BackendMaker& make);
 
 // Ids of a text, and of messages in the model's chat format: what Engine::Tokenize and
 // Engine::ChatPrompt give. REQUIRES a tokenizer. `model` names the model in messages.

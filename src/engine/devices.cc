@@ -55,7 +55,7 @@ Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
   }
   if (name == "auto") {
     auto backend = MakeCuda(options, 0);
-    if (backend.ok()) return backend;
+    if (backend.status().code() != StatusCode::kUnsupported) return backend;
     LogVerbose("running on the CPU: {}", backend.status().message());
   }
   if (name == "auto" || name == "cpu") {

@@ -109,6 +109,7 @@ Status OpenBank(EngineCore& core, const MemoryPlan& plan) {
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds) {
   if (core->bank == nullptr) OKV_RETURN_IF_ERROR(OpenBank(*core, plan));
+  core->memory_limit = plan.limit;
   core->policy_room = plan.policies;
   core->cache_tokens = plan.cache_tokens;
   OKV_ASSIGN_OR_RETURN(core->work, Workspace::Create(*core->backend, core->config, plan.chunk,
@@ -119,29 +120,23 @@ Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, con
 }
 
 Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
+  return LoadEngine(options, [&] { return MakeBackend(options); });
+}
+
+Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const BackendMaker& make) {
   const auto start = std::chrono::steady_clock::now();
   auto core = std::make_unique<EngineCore>();
   core->options = options;
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
-  OKV_ASSIGN_OR_RETURN(core->backend, MakeBackend(options));
+  OKV_ASSIGN_OR_RETURN(core->backend, make());
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, files.config, weight_bytes,
                                                          AllF32(files), *core->backend));
   if (plan.context > files.config.max_context) {
     LogInfo("--ctx is {}, but the model was trained for {} tokens: past them its answers may fail",
             plan.context, files.config.max_context);
   }
-  if (options.on_plan) {
-    options.on_plan({.on_device = core->backend->OnDevice(),
-                     .weights = plan.weights,
-                     .activations = plan.activations,
-                     .kv = plan.kv,
-                     .kv_host = plan.kv_host,
-                     .cache = plan.cache,
-                     .host_layers = plan.host_layers,
-                     .available = plan.available,
-                     .context = plan.context});
-  }
+  if (options.on_plan) options.on_plan(NeedsOf(plan, *core->backend));
   core->config = files.config;
   OKV_RETURN_IF_ERROR(OpenBank(*core, plan));  // its memory of the host comes while weights load
   auto text = LoadText(files);

@@ -63,10 +63,7 @@ StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
 Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
                                 int64_t context) {
   const int32_t n_layers = GlobalLayers(config);
-  const PolicyInfo* info = &RecommendedPolicy(config.name, n_layers);
-  if (options.name != "auto") {
-    OKV_ASSIGN_OR_RETURN(info, FindPolicy(options.name));
-  }
+  OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, ResolvePolicy(options.name, config.name, n_layers));
   OKV_ASSIGN_OR_RETURN(auto settings,
                        PolicySettings::Parse(info->name, info->settings, options.settings));
   const std::unique_ptr<Policy> policy = info->make();
@@ -81,6 +78,20 @@ Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig&
 }
 
 namespace {
+
+// What memory there is: all of the machine's, or less by a flag.
+struct Limit {
+  Limit(const char* flag, size_t cap, size_t machine)
+      : capped(cap != 0 && cap <= machine),
+        bytes(capped ? cap : machine),
+        name(capped     ? fmt::format("{} {}", flag, HumanBytes(bytes))
+             : cap == 0 ? HumanBytes(bytes) + " of available memory"
+                        : fmt::format("{} of available memory ({} is {})", HumanBytes(bytes), flag,
+                                      HumanBytes(cap))) {}
+  bool capped;
+  size_t bytes;
+  std::string name;
+};
 
 // Where the layers of a card's model go.
 class Placement {
@@ -179,6 +190,24 @@ class Placement {
 
 }  // namespace
 
+MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
+  MemoryNeeds needs{.on_device = backend.OnDevice(),
+                    .weights = plan.weights,
+                    .activations = plan.activations,
+                    .kv = plan.kv,
+                    .kv_host = plan.kv_host,
+                    .cache = plan.cache,
+                    .cache_tokens = plan.cache_tokens,
+                    .available = plan.available,
+                    .context = plan.context};
+  for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
+    if (plan.tiers[layer] == TierKind::kHost) {
+      needs.host_layers.push_back(static_cast<int32_t>(layer));
+    }
+  }
+  return needs;
+}
+
 int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_sessions) {
   constexpr int64_t kLogitsBytes = int64_t{8} << 20;
   const int32_t least = std::max(2, std::min(max_sessions, kMaxBatch));
@@ -234,8 +263,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const char* flag = card ? "--gpu-memory" : "--host-memory";
   const size_t cap = card ? options.gpu_memory : options.host_memory;
   const size_t machine = backend.AvailableMemory();
-  const bool capped = cap != 0 && cap <= machine;
-  plan.available = capped ? cap : machine;
+  const Limit limit(flag, cap, machine);
+  plan.available = limit.bytes;
+  plan.limit = limit.name;
   const auto sessions = static_cast<size_t>(options.max_sessions);
   const size_t fixed = plan.weights + plan.activations;
   const size_t room = plan.available > fixed ? plan.available - fixed : 0;
@@ -245,25 +275,21 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const bool all_here = fits >= asked + kBlockTokens &&
                         (!card || room >= (asked + kBlockTokens) * plan.kv_per_token * sessions +
                                               placement.PolicyRoom(plan));
-  const std::string sizes = fmt::format(
-      "weights {} and activations {} leave room for {} tokens of K/V at {} each in {}",
-      HumanBytes(plan.weights), HumanBytes(plan.activations), fits, HumanBytes(plan.kv_per_token),
-      capped ? fmt::format("{} {}", flag, HumanBytes(plan.available))
-             : HumanBytes(plan.available) + " of available memory");
-  const size_t machine_host = AvailableMemory();
-  const bool host_capped = options.host_memory != 0 && options.host_memory <= machine_host;
-  const size_t host = host_capped ? options.host_memory : machine_host;
+  const std::string sizes =
+      fmt::format("weights {} and activations {} leave room for {} tokens of K/V at {} each in {}",
+                  HumanBytes(plan.weights), HumanBytes(plan.activations), fits,
+                  HumanBytes(plan.kv_per_token), plan.limit);
+  const Limit host("--host-memory", options.host_memory, AvailableMemory());
   const auto groups = GroupsOf(options.policy, config, plan.context);
   const bool always = card && groups.ok() && groups->streamed.always;
   if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
     OKV_RETURN_IF_ERROR(groups.status());
     MemoryPlan placed = plan;
     if (placement.Place(*groups, placed)) {
-      if (placed.kv_host <= host) return placed;
+      if (placed.kv_host <= host.bytes) return placed;
       return ResourceExhausted(fmt::format(
           "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
-          placed.host_layers, asked, HumanBytes(placed.kv_host),
-          host_capped ? "--host-memory " + HumanBytes(host) : HumanBytes(host), sizes));
+          placed.host_layers, asked, HumanBytes(placed.kv_host), host.name, sizes));
     }
     if (groups->cache > 0) {
       Policy::Groups any = *groups;
@@ -277,25 +303,27 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     if (always) {
       return ResourceExhausted(
           fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
-                      placed.host_layers, sizes, placement.Others(plan, host)));
+                      placed.host_layers, sizes, placement.Others(plan, host.bytes)));
     }
     if (options.place == "host") {
       return ResourceExhausted(fmt::format(
           "--place is host, but {}: {}{}",
-          placed.tiers.empty() ? "the policy reads no layer sparsely" : "that does not fit either",
-          sizes, placement.Others(plan, host)));
+          placed.tiers.empty()
+              ? "the policy reads no layer sparsely"
+              : fmt::format("a context of {} tokens does not fit that way either", asked),
+          sizes, placement.Others(plan, host.bytes)));
     }
   }
   if (fits < asked + kBlockTokens) {
     if (options.context != 0 || fits < 2 * kBlockTokens) {
       return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked,
-                                           sizes, card ? placement.Others(plan, host) : ""));
+                                           sizes, card ? placement.Others(plan, host.bytes) : ""));
     }
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
     plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
   }
-  if (cap != 0 && !capped) {
+  if (cap != 0 && !limit.capped) {
     LogInfo("{} is {}, but {} are available: planned with that", flag, HumanBytes(cap),
             HumanBytes(machine));
   }

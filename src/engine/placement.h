@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -22,6 +23,7 @@ struct MemoryPlan {
   size_t kv = 0;            // K/V of `context` tokens in every session
   size_t policies = 0;      // left for what policies keep beside the K/V
   size_t available = 0;     // what there is, at most the cap
+  std::string limit;        // that, for sentences: "--gpu-memory 24.00 GiB"
   int32_t chunk = 0;        // rows of a prefill step
   DType kv_dtype = DType::kF16;
 
@@ -39,6 +41,9 @@ struct MemoryPlan {
 // streams, go to the host, the last first, and what is left widens their working sets.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
+
+// What the plan says to a caller.
+MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
 // What the layers of a model read together under a policy whose sessions hold `context` tokens;
 // kInvalidArgument where it cannot be prepared for the model.

@@ -87,9 +87,11 @@ class SessionImpl : public Session {
   };
   static constexpr uint32_t kStepsAhead = 2;        // their logits alternate
   enum class Ending { kLogits, kArgmax, kSample };  // the last two in NextToken
+  // Makes room for a token, and enqueues the step that writes it. On failure nothing has changed.
+  Status EnqueueDecode(uint32_t logits_row, Ending ending);
   // A decode step at `length` tokens, its own included: its logits go to that row.
-  void RunStep(int64_t length, uint32_t logits_row, Ending ending);
-  void EnqueueDecode(const StepShape& shape, Ending ending);
+  Status RunStep(int64_t length, uint32_t logits_row, Ending ending);
+  void EnqueueOps(const StepShape& shape, Ending ending);
   // The token after `pending_`, as `sampler` would draw it, which then knows of it; up to `wanted`
   // tokens will be asked for in all.
   Result<int32_t> NextAhead(Ahead& ahead, Sampler& sampler, int64_t wanted);
@@ -243,6 +245,11 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                             .streamed = streams_,
                             .first_pos = pos,
                             .prompt_end = total});
+    if (const Status failure = core_.backend->TakeFailure(); !failure.ok()) {
+      core_.backend->Synchronize();
+      StartOver(pos);
+      return failure;
+    }
     for (int32_t r = 0; r < n_out; ++r) {
       core_.backend->Download(logits_.data(),
                               core_.work.logits.as<float>() + int64_t{r} * core_.config.vocab,
@@ -276,13 +283,10 @@ Status SessionImpl::PromptLogits(const std::vector<int32_t>& tokens, const Sink&
 
 Status SessionImpl::Step(int32_t token) {
   OKV_RETURN_IF_ERROR(CheckTokens(core_, {&token, 1}));
-  const int64_t pos = core_.bank->Length(seq_);
-  OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, 1));
-  UploadStep(&token, pos, 1, prompt_len_);
+  UploadStep(&token, core_.bank->Length(seq_), 1, prompt_len_);
   const int32_t zero = 0;
   core_.backend->Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
-  RunStep(pos + 1, 0, Ending::kLogits);
-  ++steps_since_reset_;
+  OKV_RETURN_IF_ERROR(EnqueueDecode(0, Ending::kLogits));
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
                           logits_.size() * sizeof(float));
   tokens_.push_back(token);
@@ -292,23 +296,43 @@ Status SessionImpl::Step(int32_t token) {
   return {};
 }
 
-void SessionImpl::RunStep(int64_t length, uint32_t logits_row, Ending ending) {
+Status SessionImpl::EnqueueDecode(uint32_t logits_row, Ending ending) {
+  OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, 1));
+  const int64_t length = core_.bank->Length(seq_);
+  const Status failure = RunStep(length, logits_row, ending);
+  if (failure.ok()) {
+    ++steps_since_reset_;
+  } else {
+    core_.backend->Synchronize();
+    core_.bank->Truncate(seq_, length - 1);
+  }
+  return failure;
+}
+
+Status SessionImpl::RunStep(int64_t length, uint32_t logits_row, Ending ending) {
   const int32_t variant = policy_->Variant(length);
   StepShape shape{.variant = variant, .logits_row = static_cast<int32_t>(logits_row)};
   if (streams_) {
     shape.streamed = true;
     shape.first_pos = length - 1;
     const size_t before = core_.bank->BytesStaged();
-    EnqueueDecode(shape, ending);
+    EnqueueOps(shape, ending);
     streamed_bytes_ = core_.bank->BytesStaged() - before;
-    return;
+    return core_.backend->TakeFailure();
   }
   std::unique_ptr<Recording>& step = steps_[{variant, logits_row, ending}];
-  if (step == nullptr) step = core_.backend->Record([&] { EnqueueDecode(shape, ending); });
+  if (step == nullptr) {
+    step = core_.backend->Record([&] { EnqueueOps(shape, ending); });
+    if (const Status failure = core_.backend->TakeFailure(); !failure.ok()) {
+      step.reset();
+      return failure;
+    }
+  }
   core_.backend->Replay(*step);
+  return core_.backend->TakeFailure();
 }
 
-void SessionImpl::EnqueueDecode(const StepShape& shape, Ending ending) {
+void SessionImpl::EnqueueOps(const StepShape& shape, Ending ending) {
   EnqueueStep(Context(), shape);
   if (ending == Ending::kLogits) return;
   const bool samples = ending == Ending::kSample;
@@ -349,14 +373,12 @@ Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t w
   }
   while (ahead.launched - ahead.read < std::min<int64_t>(kStepsAhead, wanted)) {
     // What cannot be had ahead of time may not be needed.
-    const Status room = core_.bank->Append(seq_, 1);
-    if (!room.ok() && ahead.launched > ahead.read) break;
-    OKV_RETURN_IF_ERROR(room);
     const uint32_t slot = ahead.launched % kStepsAhead;
-    RunStep(core_.bank->Length(seq_), slot, ending);
+    const Status enqueued = EnqueueDecode(slot, ending);
+    if (!enqueued.ok() && ahead.launched > ahead.read) break;
+    OKV_RETURN_IF_ERROR(enqueued);
     ahead.marks[slot] = backend.SetMark();
     ++ahead.launched;
-    ++steps_since_reset_;
   }
   const uint32_t slot = ahead.read++ % kStepsAhead;
   backend.Await(ahead.marks[slot]);
@@ -368,8 +390,8 @@ Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t w
 }
 
 void SessionImpl::EndAhead(const Ahead& ahead) {
-  if (ahead.read == 0) return;
   core_.bank->Truncate(seq_, static_cast<int64_t>(tokens_.size()));
+  if (ahead.read == 0) return;
   const int64_t row = (ahead.read - 1) % kStepsAhead;
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>() + row * core_.config.vocab,
                           logits_.size() * sizeof(float));
@@ -412,6 +434,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     if (!piece.empty() && on_text && !on_text(piece)) going = false;
   };
   Ahead ahead;
+  Status failure;  // ends it, and leaves what was generated in context
   while (static_cast<int64_t>(result.tokens.size()) < options.max_tokens && going) {
     if (TakeCancelled()) {
       result.finish_reason = FinishReason::kCancelled;
@@ -423,11 +446,14 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     if (pending_ >= 0) ++stats_.decode_tokens;
     if (pending_ >= 0 && core_.backend->OnDevice()) {
       const int64_t wanted = options.max_tokens - static_cast<int64_t>(result.tokens.size());
-      OKV_ASSIGN_OR_RETURN(token, NextAhead(ahead, sampler, wanted));
+      const auto next = NextAhead(ahead, sampler, wanted);
+      failure = next.status();
+      if (next.ok()) token = *next;
     } else {
-      if (pending_ >= 0) OKV_RETURN_IF_ERROR(Step(pending_));
-      token = sampler.Sample(logits_.data());
+      if (pending_ >= 0) failure = Step(pending_);
+      if (failure.ok()) token = sampler.Sample(logits_.data());
     }
+    if (!failure.ok()) break;
     result.tokens.push_back(token);
     pending_ = token;
     if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
@@ -442,11 +468,12 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
   }
   if (!going) result.finish_reason = FinishReason::kCancelled;
   EndAhead(ahead);
+  random_ = {.seed = options.sampling.seed, .state = sampler.meta().random};
+  if (!failure.ok()) return failure;
   if (decoder != nullptr && !text.stopped()) {
     emit(text.Push(decoder->Flush()));
     emit(text.Flush());
   }
-  random_ = {.seed = options.sampling.seed, .state = sampler.meta().random};
   stats_.decode_seconds = Seconds(start);
   TakeCancelled();  // one that came too late for this call is not for the next
   return result;

@@ -181,5 +181,8 @@ const std::vector<PolicyInfo>& AllPolicies();
 const PolicyInfo& RecommendedPolicy(std::string_view model_name, int32_t n_layers);
 // kInvalidArgument with the list of names when there is none of that name.
 Result<const PolicyInfo*> FindPolicy(const std::string& name);
+// The same, where "auto" is the recommended one.
+Result<const PolicyInfo*> ResolvePolicy(const std::string& name, std::string_view model_name,
+                                        int32_t n_layers);
 
 }  // namespace omnikv

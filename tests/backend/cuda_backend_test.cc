@@ -104,6 +104,31 @@ TEST_F(CudaBackendTest, KeepsToTheMemoryItWasAllowed) {
   EXPECT_FALSE(backend->Allocate(size_t{2} << 30, "all of it").ok());
 }
 
+// A cap is the process's own, whatever others take.
+TEST_F(CudaBackendTest, AnothersMemoryIsNotCounted) {
+  constexpr size_t kCap = 3072 * kMiB;
+  constexpr size_t kDriver = 1280 * kMiB;  // a context and what is added to it, at most
+  const auto other = Make();
+  if (other->AvailableMemory() < 4 * kCap) GTEST_SKIP() << "the card has too little free memory";
+  const auto capped = Make({.memory = kCap});
+  const size_t before = capped->AvailableMemory();
+  EXPECT_GT(before + kDriver, kCap);
+  const auto taken = other->Allocate(2 * kCap, "another's");
+  ASSERT_TRUE(taken.ok());
+  EXPECT_GE(capped->AvailableMemory() + 256 * kMiB, before);
+  EXPECT_GT(Make({.memory = kCap})->AvailableMemory() + kDriver, kCap);
+  const auto own = capped->Allocate(1024 * kMiB, "its own");
+  ASSERT_TRUE(own.ok());
+  EXPECT_LE(capped->AvailableMemory() + 1024 * kMiB, before);
+}
+
+TEST_F(CudaBackendTest, TooLowACapIsRefusedWithItsFlag) {
+  const auto backend = MakeCudaBackend({.memory = kMiB});
+  ASSERT_FALSE(backend.ok());
+  EXPECT_EQ(backend.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(backend.status().message(), HasSubstr("--gpu-memory is 1.00 MiB"));
+}
+
 TEST_F(CudaBackendTest, MemoryIsZeroed) {
   const auto backend = Make();
   const std::vector<uint8_t> dirt(16 * kMiB, 0xa5);
@@ -840,6 +865,41 @@ TEST_F(CudaBackendTest, StepsThatDrawNeedNoHost) {
     }
     EXPECT_EQ(free.Chosen(kSteps), tokens) << "temperature " << meta.temperature;
   }
+}
+
+// Memory that runs out under ops: said once, and the backend goes on.
+TEST_F(CudaBackendTest, StepsThatFindNoMemoryFailCleanly) {
+  const auto sound = Make();
+  TinyModel expected(*sound);
+  expected.SetToken(3, 0);
+  expected.EnqueueStep();
+  bool refuse = false;
+  const auto backend = Make({.refuse = [&] { return refuse; }});
+  TinyModel model(*backend);
+  const CopyOp copy(*backend, kMiB);
+  const auto device = backend->Allocate(2 * kMiB, "test");
+  ASSERT_TRUE(device.ok());
+  const auto step = [&] {  // with a lane that waits for the main one, and is joined by the end
+    backend->Join(Lane::kIn, Lane::kMain);
+    backend->Enqueue(copy(device->as<std::byte>(), device->as<std::byte>() + kMiB), Lane::kIn);
+    model.EnqueueStep();
+    backend->Join(Lane::kMain, Lane::kIn);
+  };
+  refuse = true;
+  model.SetToken(3, 0);
+  step();
+  const Status eager = backend->TakeFailure();
+  EXPECT_EQ(eager.code(), StatusCode::kResourceExhausted) << eager.message();
+  EXPECT_TRUE(backend->TakeFailure().ok());
+  EXPECT_EQ(backend->Record(step), nullptr);
+  EXPECT_EQ(backend->TakeFailure().code(), StatusCode::kResourceExhausted);
+  refuse = false;
+  const auto recording = backend->Record(step);
+  ASSERT_NE(recording, nullptr);
+  model.SetToken(3, 0);
+  backend->Replay(*recording);
+  EXPECT_TRUE(backend->TakeFailure().ok());
+  EXPECT_TRUE(model.Output() == expected.Output());
 }
 
 TEST_F(CudaBackendTest, ReplaysTakeNoDeviceMemory) {

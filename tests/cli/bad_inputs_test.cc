@@ -186,6 +186,46 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   EXPECT_GE(cases_, 30);
 }
 
+// Whatever the system refuses, and when: the answer, or one sentence.
+TEST_F(BadInputs, LittleMemoryEndsInOneSentence) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space";
+#endif
+  int answered = 0;
+  int refused = 0;
+  for (int mib = 40; mib <= 240; mib += 5) {
+    const Outcome o = Run("run -n 4 -p 'The grass is green.' --device cpu --threads 2 --ctx 4096",
+                          "", "ulimit -v " + std::to_string(1024 * mib) + "; ");
+    if (o.exit_code == 127) continue;  // the system itself could not start it
+    ASSERT_TRUE(o.exit_code == 0 || o.exit_code == 1) << mib << " MiB: " << o.exit_code << o.err;
+    (o.exit_code == 0 ? answered : refused) += 1;
+    if (o.exit_code == 0) continue;
+    const size_t at = o.err.find("omnikv: ");
+    ASSERT_NE(at, std::string::npos) << mib << " MiB: " << o.err;
+    EXPECT_EQ(std::count(o.err.begin() + static_cast<ptrdiff_t>(at), o.err.end(), '\n'), 1)
+        << mib << " MiB: " << o.err;
+  }
+  EXPECT_GT(answered, 0);
+  EXPECT_GT(refused, 2);
+}
+
+// A prompt is stopped by Ctrl-C after the chunk that it is at.
+TEST_F(BadInputs, InterruptsInAPromptEndInOneSentence) {
+  Spill(dir_ / "long.txt", [] {
+    std::string text;
+    for (int i = 0; i < 12000; ++i) text += "The grass is green. ";
+    return text;
+  }());
+  // Once the plan is printed, and then the 30 MB are loaded.
+  const Outcome o =
+      Run("run --raw --chunk 64 --policy full -f " + (dir_ / "long.txt").string() +
+          " --ctx 131072 --device cpu & while ! grep -q 'host memory' " + (dir_ / "err").string() +
+          "; do sleep 0.1; done; sleep 3; kill -INT $!; wait $!");
+  EXPECT_EQ(o.exit_code, 1) << o.err;
+  EXPECT_EQ(o.out, "");
+  EXPECT_NE(o.err.find("omnikv: cancelled after "), std::string::npos) << o.err;
+}
+
 // Sliding-window layers read their window under every policy; a model may have no other.
 TEST_F(BadInputs, InfoCountsWindowsAndSaysWhatCannotRun) {
   const Outcome o =

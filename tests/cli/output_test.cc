@@ -183,7 +183,8 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_THAT(Good("info").out, HasSubstr("8192"));
   const json info = GoodJson("info --json --ctx 1000");
   ExpectFields(info, {"model", "notes", "device", "weight_bytes", "activation_bytes", "kv_dtype",
-                      "kv_bytes_per_token", "kv_bytes", "available_bytes", "context", "policies"});
+                      "kv_bytes_per_token", "kv_bytes", "host_layers", "cache_bytes",
+                      "cache_tokens", "available_bytes", "context", "policies"});
   EXPECT_EQ(info.at("context"), 1000);
   EXPECT_EQ(info.at("kv_dtype"), "f16");
   EXPECT_EQ(info.at("kv_bytes").at("host"), 1000 * info.at("kv_bytes_per_token").get<int64_t>());
@@ -202,6 +203,15 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
         policy.at("settings").get<std::string>().find("budget=77") != std::string::npos;
     EXPECT_EQ(set, policy.at("name") == "omnikv") << policy;
   }
+}
+
+TEST_F(Output, InfoPrintsThePlanOfAStart) {
+  const std::string flags = " --device cpu --host-memory 1GiB --ctx 3000 --policy omnikv";
+  const std::string start = Good("run -n 1 -p x" + flags).err;
+  const std::string plan = start.substr(0, start.find('\n') + 1);
+  EXPECT_THAT(plan, StartsWith("host memory: weights "));
+  EXPECT_THAT(plan, HasSubstr("3000 tokens; 1.00 GiB available"));
+  EXPECT_THAT(Good("info" + flags).out, HasSubstr(plan));
 }
 
 TEST_F(Output, BenchJsonHasTheFieldsOfTheDesign) {

@@ -83,6 +83,10 @@ TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
     for (const size_t dense : {0, 1, 2, 3, 8, 9, 18, 19}) {
       EXPECT_EQ(plan->tiers[dense], TierKind::kOwn) << "layer " << dense;
     }
+    const MemoryNeeds needs = NeedsOf(*plan, Card(gib * kGiB));
+    EXPECT_EQ(needs.host_layers.size(), static_cast<size_t>(plan->host_layers));
+    EXPECT_EQ(needs.host_layers.back(), 31) << "the last layers go first";
+    EXPECT_EQ(needs.cache_tokens, plan->cache_tokens);
     // The stages and the working sets are counted byte by byte.
     const BankConfig bank = MakeBankConfig(config_, *plan, 1);
     const WorkingSetConfig sets{.group = GroupsOfLayers(config_, std::vector<int32_t>(32, -1)),

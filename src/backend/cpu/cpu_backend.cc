@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/attend.h"
@@ -107,15 +108,22 @@ struct CpuBackend::Impl {
   Prefill few;
   Prefill& For(int64_t n_rows) { return n_rows >= kFastRows ? many : few; }
   Pages scratch;
+  Status lacking;  // the first of what an op could not be given
 
+  void Lacks(const Status& status) {
+    if (lacking.ok()) lacking = status;
+  }
   float* Scratch() { return reinterpret_cast<float*>(scratch.data()); }
 
   void GrowScratch(int64_t floats) {
     const auto bytes = static_cast<size_t>(floats) * sizeof(float);
     if (bytes <= scratch.size()) return;
     auto pages = Pages::Reserve(bytes);
-    OKV_CHECK(pages.ok(), "{} bytes of scratch", bytes);
-    scratch = std::move(*pages);
+    if (pages.ok()) {
+      scratch = std::move(*pages);
+    } else {
+      Lacks(pages.status());
+    }
   }
 
   // Rows of activations as matvec kernels want them, packed for bf16 weights at most once.
@@ -369,8 +377,7 @@ struct CpuBackend::Impl {
   void ReserveGemm(int32_t n_rows, std::initializer_list<const WeightRef*> weights) {
     if (n_rows < kPrefillRows) return;
     for (const WeightRef* w : weights) {
-      const Status reserved = For(n_rows).gemm.Reserve(n_rows, *w);
-      OKV_CHECK(reserved.ok(), "{}", reserved.message());
+      Lacks(For(n_rows).gemm.Reserve(n_rows, *w));
     }
   }
 
@@ -386,9 +393,8 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const AttendArgs& a) {
     if (a.n_rows >= kPrefillRows && PrefillAttendSupports(a)) {
-      Status reserved = few.attend.Reserve(a);
-      if (reserved.ok() && a.n_rows >= kFastRows) reserved = many.attend.Reserve(a);
-      OKV_CHECK(reserved.ok(), "{}", reserved.message());
+      Lacks(few.attend.Reserve(a));
+      if (a.n_rows >= kFastRows) Lacks(many.attend.Reserve(a));
     }
     return static_cast<int64_t>(attend.Reserve(a));
   }
@@ -453,8 +459,9 @@ void CpuBackend::Run(const Op& op) {
   std::visit([this](const auto& args) { impl_->Run(args); }, op);
 }
 
-void CpuBackend::Reserve(const Op& op) {
+Status CpuBackend::Reserve(const Op& op) {
   impl_->GrowScratch(std::visit([this](const auto& args) { return impl_->Need(args); }, op));
+  return std::exchange(impl_->lacking, {});
 }
 
 std::unique_ptr<Backend> MakeCpuBackend(const CpuOptions& options) {

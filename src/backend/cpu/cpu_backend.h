@@ -34,7 +34,7 @@ class CpuBackend : public HostBackend {
 
  protected:
   void Run(const Op& op) override;
-  void Reserve(const Op& op) override;
+  Status Reserve(const Op& op) override;
 
  private:
   struct Impl;

@@ -1,6 +1,7 @@
 #include "backend/cuda/ceiling.h"
 
 #include <cuda_runtime.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
@@ -74,12 +75,14 @@ double MeasureGemm(cuda::CublasLt& library, DType type, std::byte* memory, const
 
 }  // namespace
 
-Result<CudaCeiling> MeasureCudaCeiling(int device) {
-  CheckLaunch(cudaSetDevice(device), "device");
+Result<CudaCeiling> MeasureCudaCeiling(int device, size_t cap) {
+  if (cudaSetDevice(device) != cudaSuccess) {
+    return Unsupported(fmt::format("no CUDA device to measure: {}", cuda::LastError()));
+  }
   const auto named = cuda::ReadDevice(device);
   OKV_CHECK(named.has_value(), "device {}", device);
   const cuda::Device& card = named->device;
-  cuda::DeviceMemory memory(0);
+  cuda::DeviceMemory memory(cap);
   const size_t bytes = std::min(size_t{4} << 30, memory.Available() / 2) / kRowBytes * kRowBytes;
   const size_t host_bytes = std::min(size_t{1} << 30, bytes);
   OKV_ASSIGN_OR_RETURN(const Buffer data, memory.Allocate(bytes, "a measurement"));

@@ -1,6 +1,8 @@
 // What a card and its bus can do at best, measured: what benchmarks hold kernels against.
 #pragma once
 
+#include <cstddef>
+
 #include "omnikv/status.h"
 
 namespace omnikv {
@@ -16,7 +18,7 @@ struct CudaCeiling {
 };
 
 // Of card `device`, which is left as it was. Takes up to 4 GiB of its memory and 1 GiB of the
-// host's meanwhile, less where there is less.
-Result<CudaCeiling> MeasureCudaCeiling(int device);
+// host's meanwhile, less where there is less or `cap`, of the process on the card, allows less.
+Result<CudaCeiling> MeasureCudaCeiling(int device, size_t cap = 0);
 
 }  // namespace omnikv

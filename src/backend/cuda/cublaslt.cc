@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "backend/cuda/memory.h"
 #include "base/check.h"
 
 namespace omnikv::cuda {
@@ -235,6 +236,9 @@ void CublasLt::Multiply(const Gemm& gemm, cudaStream_t stream) {
       lib_->cublasLtMatmul(lib_->handle, product->desc, &alpha, gemm.w, product->w, gemm.x,
                            product->x, &beta, gemm.y, product->y, gemm.y, product->y,
                            &product->algo, lib_->workspace, lib_->workspace_bytes, stream);
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) {
+    throw OutOfMemory("the GPU has no memory left for cuBLASLt");
+  }
   OKV_CHECK(status == CUBLAS_STATUS_SUCCESS, "{}", lib_->cublasLtGetStatusString(status));
 }
 

@@ -13,10 +13,12 @@
 #include <vector>
 
 #include "backend/cuda/cublaslt.h"
+#include "backend/cuda/delay.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/pinned_memory.h"
 #include "base/check.h"
+#include "base/log.h"
 
 namespace omnikv {
 namespace cuda {
@@ -74,7 +76,9 @@ class CudaBackend : public Backend {
         device_(device),
         name_(fmt::format("cuda:{}", device.ordinal)),
         description_(std::move(description)),
-        memory_(options.memory) {}
+        memory_(options.memory) {
+    memory_.RefuseIf(options.refuse);
+  }
   ~CudaBackend() override;
   Status Open();
 
@@ -82,9 +86,11 @@ class CudaBackend : public Backend {
   std::string Describe() const override;
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
+    if (options_.refuse && options_.refuse()) return ResourceExhausted("refused by a test");
     return pinned_.Allocate(bytes, what);
   }
   Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override {
+    if (options_.refuse && options_.refuse()) return ResourceExhausted("refused by a test");
     return pinned_.AllocateLater(bytes, what);
   }
   Status AwaitShared() override { return pinned_.Await(); }
@@ -100,6 +106,7 @@ class CudaBackend : public Backend {
   void WaitFor(size_t number, Lane lane) override;
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
+  Status TakeFailure() override;
   void Synchronize() override;
   double TimeAlone(const Op& op) override;
   size_t AvailableMemory() const override { return memory_.Available(); }
@@ -113,8 +120,14 @@ class CudaBackend : public Backend {
   // written. What a prompt's projections read, an attention's o and a gated product: where the next
   // op is the projection, it is made as bf16, in rows_, and never written as f32.
   void Flush();
+  void EnqueueMain(const Op& op);
   void RunWaiting(Op& next);
   bool MustWait(const Op& op) const;
+  // Does `work`, unless something failed before; what finds no memory is left out.
+  template <typename Work>
+  void Attempt(const Work& work);
+  // The test's delay of a side lane, before what comes next on it.
+  void HoldUp(Lane lane);
 
   void Run(const EmbedArgs& a) { Embed(a, Here()); }
   void Run(const RopeTableArgs& a) { RopeTable(a, Here()); }
@@ -177,6 +190,8 @@ class CudaBackend : public Backend {
   std::string gemm_reason_;  // why there is none
   std::optional<Op> waiting_;
   const void* rounded_ = nullptr;  // x of the waiting linear product, already as bf16
+  Status failure_;
+  Buffer delays_;  // uint64 [kLanes], the state of each lane's delays; empty: none
 };
 
 CudaBackend::~CudaBackend() {
@@ -210,10 +225,22 @@ Status CudaBackend::Open() {
   for (cudaEvent_t& event : joins_) {
     CheckLaunch(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "joins");
   }
+  if (options_.memory != 0 && memory_.Available() < kGemmWorkspaceBytes) {
+    return ResourceExhausted(fmt::format(
+        "--gpu-memory is {}, of which the driver takes {} and products {}: expected more",
+        HumanBytes(options_.memory), HumanBytes(memory_.context_bytes()),
+        HumanBytes(kGemmWorkspaceBytes)));
+  }
   OKV_ASSIGN_OR_RETURN(gemm_workspace_, memory_.Allocate(kGemmWorkspaceBytes, "cuBLASLt"));
   auto gemm = CublasLt::Open(gemm_workspace_.as<void>(), kGemmWorkspaceBytes);
   gemm_reason_ = gemm.status().message();
   if (gemm.ok()) gemm_ = std::move(*gemm);
+  if (options_.lane_delay_us != 0) {
+    OKV_ASSIGN_OR_RETURN(delays_, memory_.Allocate(kLanes * sizeof(uint64_t), "delays"));
+    const std::array<uint64_t, kLanes> seeds = {0, 2 * options_.lane_delay_seed,
+                                                2 * options_.lane_delay_seed + 1};
+    Upload(delays_.as<void>(), seeds.data(), sizeof(seeds));
+  }
   return {};
 }
 
@@ -316,16 +343,44 @@ Support CudaBackend::Supports(const Op& op) const {
   return {};
 }
 
+template <typename Work>
+void CudaBackend::Attempt(const Work& work) {
+  if (!failure_.ok()) return;
+  try {
+    work();
+  } catch (const OutOfMemory& error) {
+    failure_ = ResourceExhausted(error.what());
+    rounded_ = nullptr;
+  }
+}
+
+Status CudaBackend::TakeFailure() {
+  Flush();
+  return std::exchange(failure_, {});
+}
+
+void CudaBackend::HoldUp(Lane lane) {
+  if (delays_.size() == 0 || lane == Lane::kMain) return;
+  Delay(delays_.as<uint64_t>() + static_cast<size_t>(lane), options_.lane_delay_us,
+        {.device = &device_, .stream = Stream(lane)});
+}
+
 void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
   if (lane == Lane::kMain) Flush();
+  HoldUp(lane);
   CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Stream(lane)), "copy");
 }
 
 void CudaBackend::Join(Lane waits, Lane for_) {
   Flush();
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
-  CheckLaunch(cudaEventRecord(reached, Stream(for_)), "join");
-  CheckLaunch(cudaStreamWaitEvent(Stream(waits), reached, 0), "join");
+  const cudaError_t recorded = cudaEventRecord(reached, Stream(for_));
+  const cudaError_t waiting = cudaStreamWaitEvent(Stream(waits), reached, 0);
+  // What failed may have ended a recording; its lanes are to come together all the same.
+  if (failure_.ok()) {
+    CheckLaunch(recorded, "join");
+    CheckLaunch(waiting, "join");
+  }
   if (waits != Lane::kMain) branched_[static_cast<size_t>(waits)] = true;
   if (waits == Lane::kMain) branched_[static_cast<size_t>(for_)] = false;
 }
@@ -346,12 +401,16 @@ void CudaBackend::WaitFor(size_t number, Lane lane) {
 }
 
 void CudaBackend::Enqueue(const Op& op, Lane lane) {
-  if (lane != Lane::kMain) {
+  Attempt([&] {
+    if (lane == Lane::kMain) return EnqueueMain(op);
+    HoldUp(lane);
     const auto& fetch = std::get<FetchRowsArgs>(op);  // the only one that runs beside others
     FetchRows(fetch, {.device = &device_, .stream = Stream(lane)});
     branched_[static_cast<size_t>(lane)] = true;
-    return;
-  }
+  });
+}
+
+void CudaBackend::EnqueueMain(const Op& op) {
   Op next = op;
   if (waiting_) RunWaiting(next);
   if (Residual* in = ResidualOf(next); in != nullptr && in->y != nullptr) {
@@ -396,7 +455,7 @@ void CudaBackend::RunWaiting(Op& next) {
 void CudaBackend::Flush() {
   if (!waiting_) return;
   const Op waiting = *std::exchange(waiting_, std::nullopt);
-  std::visit([this](const auto& args) { Run(args); }, waiting);
+  Attempt([&] { std::visit([this](const auto& args) { Run(args); }, waiting); });
 }
 
 std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body) {
@@ -410,16 +469,23 @@ std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body
     if (branched_[static_cast<size_t>(lane)]) Join(Lane::kMain, lane);
   }
   cudaGraph_t graph = nullptr;
-  CheckLaunch(cudaStreamEndCapture(stream_, &graph), "recording");
+  const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
   cudaGraphExec_t exec = nullptr;
-  CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "recording");
-  cudaGraphDestroy(graph);
+  Attempt([&] {  // what failed in `body` may have ended the capture too
+    CheckLaunch(ended, "recording");
+    CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "recording");
+  });
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  static_cast<void>(cudaGetLastError());
+  if (exec == nullptr) return nullptr;
   return std::make_unique<Graph>(exec);
 }
 
 void CudaBackend::Replay(const Recording& recording) {
   Flush();
-  CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), stream_), "replay");
+  Attempt([&] {
+    CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), stream_), "replay");
+  });
 }
 
 // --- Ops.
@@ -601,7 +667,12 @@ void CudaBackend::Run(const NormLogitsArgs& a) {
 
 }  // namespace
 
+// Memory too may lack: code is loaded when it is first used, graphs when they are launched.
 void CheckLaunch(cudaError_t error, const char* what) {
+  if (error == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    throw OutOfMemory(fmt::format("{}: the GPU has no memory left for it", what));
+  }
   OKV_CHECK(error == cudaSuccess, "{}: {}", what, cudaGetErrorString(error));
 }
 
@@ -637,8 +708,22 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
   }
   auto backend = std::make_unique<cuda::CudaBackend>(
       options, device, fmt::format("{}, {} multiprocessors", card->name, device.sm_count));
-  OKV_RETURN_IF_ERROR(backend->Open());
+  try {
+    OKV_RETURN_IF_ERROR(backend->Open());
+  } catch (const cuda::OutOfMemory& error) {
+    return ResourceExhausted(error.what());
+  }
   return std::unique_ptr<Backend>(std::move(backend));
+}
+
+std::optional<size_t> CudaMemoryInUse(int device) {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaSetDevice(device) == cudaSuccess && cudaMemGetInfo(&free, &total) == cudaSuccess) {
+    return total - free;
+  }
+  static_cast<void>(cudaGetLastError());
+  return std::nullopt;
 }
 
 }  // namespace omnikv

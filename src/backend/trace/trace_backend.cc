@@ -78,6 +78,7 @@ std::unique_ptr<Recording> TraceBackend::Record(const std::function<void()>& bod
   recording_now_ = true;
   auto step = inner_.Record(body);
   recording_now_ = false;
+  if (step == nullptr) return nullptr;
   return std::make_unique<TracedStep>(recordings_.back(), std::move(step));
 }
 

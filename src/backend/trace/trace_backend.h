@@ -54,6 +54,7 @@ class TraceBackend : public Backend {
   void WaitFor(size_t number, Lane lane) override { inner_.WaitFor(number, lane); }
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
+  Status TakeFailure() override { return inner_.TakeFailure(); }
   void Synchronize() override { inner_.Synchronize(); }
   double TimeAlone(const Op& op) override { return inner_.TimeAlone(op); }
 

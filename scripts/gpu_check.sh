@@ -12,16 +12,18 @@
 #   parity     every op against the double-precision reference
 #   backend    memory, recorded steps, leaks; that a machine without a card is told so
 #   sanitizer  compute-sanitizer's memcheck, racecheck and initcheck on a sample of the cases
+#   robust     late transfers change no bit; every failure ends in a sentence and leaks nothing
 #   text       what the shipped model answers on the card and on the CPU: the same tokens
+#   memory     what the driver says the process takes stays under --gpu-memory, in prefill and decode
 #
-# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of the last part;
+# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of the last three;
 # OMNIKV_BUILD the build folder; OMNIKV_SANITIZER_STRIDE how sparse that sample is.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${1:-gpu_check}" || exit 1
 out=$(cd "${1:-gpu_check}" && pwd)
-parts=${OMNIKV_PARTS:-machine build parity backend sanitizer text}
+parts=${OMNIKV_PARTS:-machine build parity backend sanitizer robust text memory}
 min_cases=2000
 failed=0
 rows=()
@@ -114,11 +116,13 @@ if [ -x "$root/bin/parity_cuda_test" ]; then
   omnikv=$programs/omnikv
   parity=$programs/parity_cuda_test
   backend=$programs/cuda_backend_test
+  robust=$programs/robustness_test
 else
   build=${OMNIKV_BUILD:-$root/build/gpu}
   omnikv=$build/tools/omnikv
   parity=$build/tests/backend/parity_cuda_test
   backend=$build/tests/backend/cuda_backend_test
+  robust=$build/tests/engine/robustness_test
   if wanted build; then
     began=$SECONDS
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
@@ -128,6 +132,7 @@ else
     if cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
       -DOMNIKV_CUDA_ARCHS="${arch:-90a}-real" -DOMNIKV_WERROR=OFF >"$out/build.log" 2>&1 &&
       cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
+        robustness_test \
         >>"$out/build.log" 2>&1; then
       finish build ok "for sm_${arch:-90a}; $(sed -n 's/^-- \(FlashInfer: o[nf].*\)/\1/p' "$out/build.log")"
     else
@@ -228,6 +233,36 @@ if wanted sanitizer; then
   fi
 fi
 
+model=${OMNIKV_MODEL:-}
+for place in "$root/share/omnikv/models" "$root/models" "$PWD/models"; do
+  [ -z "$model" ] && [ -f "$place/omnikv-tiny-q8_0.gguf" ] && model=$place/omnikv-tiny-q8_0.gguf
+done
+
+# --- robust
+
+if wanted robust; then
+  began=$SECONDS
+  filter='Delays.*:*cuda*'
+  # A bundle has no random models, only the shipped one.
+  [ -d "$root/tests/golden/policy_model" ] || filter='Delays.*'
+  export OMNIKV_MODEL=$model GTEST_FILTER=$filter
+  run_tests "$robust" "$out/robust.log"
+  unset GTEST_FILTER
+  note=$(sed -n 's/^\([0-9]* steps after .*\)/\1/p' "$out/robust.log" | head -1)
+  members="\"tests_passed\": $passed, \"failed\": $(list "${failures[@]}"), \
+\"skipped\": $(list "${skipped[@]}")"
+  if [ -z "$model" ]; then
+    finish robust skipped "the shipped model is not here: give OMNIKV_MODEL=FILE.gguf"
+  elif [ ${#failures[@]} -gt 0 ]; then
+    show_failures "$out/robust.log"
+    finish robust FAILED "${#failures[@]} tests: ${failures[*]}" "$members"
+  elif [ ${#skipped[@]} -gt 0 ] || [ "$passed" -eq 0 ]; then
+    finish robust FAILED "$passed tests ran, ${#skipped[@]} were skipped" "$members"
+  else
+    finish robust ok "$passed tests; $note" "$members"
+  fi
+fi
+
 # --- text
 
 # answer DEVICE POLICY PRECISION [flags]: to the prompt, one JSON object in DEVICE.json.
@@ -239,10 +274,6 @@ answer() {
 if wanted text; then
   began=$SECONDS
   : >"$out/text.log"
-  model=${OMNIKV_MODEL:-}
-  for place in "$root/share/omnikv/models" "$root/models" "$PWD/models"; do
-    [ -z "$model" ] && [ -f "$place/omnikv-tiny-q8_0.gguf" ] && model=$place/omnikv-tiny-q8_0.gguf
-  done
   for place in "$root/share/omnikv/examples" "$root/examples"; do
     [ -f "$place/quickstart/document.txt" ] && document=$place/quickstart/document.txt
   done
@@ -291,6 +322,77 @@ if wanted text; then
         echo "${differing[*]}"
       )" "\"cases\": [$cases]"
     fi
+  fi
+fi
+
+# --- memory
+
+# The card's memory in use, MiB, by all processes; nothing where nvidia-smi cannot say.
+card_memory() { nvidia-smi -i 0 --query-gpu=memory.used --format=csv,noheader,nounits 2>/dev/null; }
+# under_cap NAME CAP ARGUMENTS...: a benchmark under --gpu-memory CAP (GiB), while the driver is
+# asked ten times a second what the process takes. In containers it tells none apart: then all that
+# left the card since the start counts, or without nvidia-smi what the program itself was told.
+under_cap() {
+  local name=$1 cap=$2 before peak by pid samplers=() log=$out/memory_$1
+  shift 2
+  before=$(card_memory)
+  if [ -n "$before" ]; then
+    nvidia-smi -i 0 --query-gpu=memory.used --format=csv,noheader,nounits -lms 100 >"$log.card" &
+    samplers+=($!)
+    nvidia-smi -i 0 --query-compute-apps=pid,used_memory --format=csv,noheader,nounits -lms 100 \
+      >"$log.processes" &
+    samplers+=($!)
+  fi
+  timeout 900 "$omnikv" bench --device cuda --gpu-memory "${cap}GiB" --policies omnikv --steps 32 \
+    --watch-memory --json "$@" >"$log.json" 2>"$log.err" &
+  pid=$!
+  wait $pid
+  local code=$?
+  [ ${#samplers[@]} -gt 0 ] && kill "${samplers[@]}" && wait "${samplers[@]}" 2>/dev/null
+  # The program is timeout's child.
+  peak=$(awk -F', *' -v pids=" $pid $(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' "$log.json") " \
+    'index(pids, " " $1 " ") && $2 + 0 > most {most = $2 + 0} END {print most + 0}' \
+    "$log.processes" 2>/dev/null || echo 0)
+  by=process
+  if [ "${peak:-0}" -eq 0 ] && [ -n "$before" ]; then
+    peak=$(awk -v before="$before" '$1 - before > most {most = $1 - before} END {print most + 0}' \
+      "$log.card")
+    by=card
+  elif [ "${peak:-0}" -eq 0 ]; then
+    peak=$(($(number_of card_peak_bytes "$log.json" | grep . || echo 0) / 1048576))
+    by=program
+  fi
+  local verdict=ok
+  if [ $code -ne 0 ]; then
+    verdict="failed: $(tail -1 "$log.err")"
+  elif [ "$peak" -eq 0 ]; then
+    verdict='nothing was measured'
+  elif [ "$peak" -gt $((1024 * cap)) ]; then
+    verdict='over the cap'
+  fi
+  [ "$verdict" = ok ] || bad+=("$name ($verdict)")
+  measured+="${measured:+, }$name $peak of $((1024 * cap)) MiB"
+  cases+="${cases:+, }{\"case\": \"$name\", \"cap_mib\": $((1024 * cap)), \"peak_mib\": $peak, \
+\"by\": \"$by\", \"result\": $(quote "$verdict"), \
+\"tokens_per_s\": $(number_of tokens_per_s "$log.json" | grep . || echo 0), \
+\"prefill_tok_s\": $(number_of prefill_tok_s "$log.json" | grep . || echo 0)}"
+}
+if wanted memory; then
+  began=$SECONDS
+  bad=() measured='' cases=''
+  large=(--geometry llama3-8b --format bf16 --set filters=2,8,18 --set budget=2048
+    --set dense_after_filter=0)
+  if [ -n "$model" ]; then
+    under_cap shipped_30K 2 -m "$model" --context 30000 --computed
+    under_cap shipped_30K_host 2 -m "$model" --context 30000 --computed --place host
+  fi
+  under_cap 8b_128K 24 "${large[@]}" --context 131072 --computed
+  under_cap 8b_256K 40 "${large[@]}" --context 262144 --computed
+  under_cap 8b_450K 40 "${large[@]}" --context 460800  # over made-up K/V
+  if [ ${#bad[@]} -gt 0 ]; then
+    finish memory FAILED "${bad[*]}; $measured" "\"cases\": [$cases]"
+  else
+    finish memory ok "$measured" "\"cases\": [$cases]"
   fi
 fi
 

@@ -1,7 +1,11 @@
 // omnikv bench: the machine's ceilings first, then each case against them.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/prefill/gemm_peak.h"
@@ -9,6 +13,7 @@
 #include "base/memory.h"
 #ifdef OMNIKV_HAVE_CUDA
 #include "backend/cuda/ceiling.h"
+#include "backend/cuda/cuda_backend.h"
 #endif
 #include "bench/cases.h"
 #include "bench/ceiling.h"
@@ -35,9 +40,38 @@ struct BenchFlags {
   std::vector<double> caches = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
   double hit_rate = -1;
+  bool computed = false;
+  bool watch = false;
   bool ops = false;
   bool hits = false;
   bool json = false;
+};
+
+// The most memory in use on the card, as its driver says, from its construction on; 0 without one.
+class MemoryWatch {
+ public:
+  explicit MemoryWatch(bool on) {
+    if (on) thread_ = std::thread([this] { Watch(); });
+  }
+  ~MemoryWatch() {
+    done_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  size_t peak() const { return peak_; }
+
+ private:
+  void Watch() {
+#ifdef OMNIKV_HAVE_CUDA
+    while (!done_) {
+      peak_ = std::max<size_t>(peak_, CudaMemoryInUse().value_or(0));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+#endif
+  }
+
+  std::atomic<size_t> peak_{0};
+  std::atomic<bool> done_{false};
+  std::thread thread_;
 };
 
 struct Ceiling {
@@ -56,11 +90,11 @@ Result<DType> ParseFormat(const std::string& name) {
   return InvalidArgument(fmt::format("--format is '{}', expected bf16, f16, f32 or q8_0", name));
 }
 
-Result<Ceiling> MeasureCeiling(int threads, bool on_device) {
+Result<Ceiling> MeasureCeiling(int threads, bool on_device, size_t cap = 0) {
   Ceiling c;
 #ifdef OMNIKV_HAVE_CUDA
   if (on_device) {
-    OKV_ASSIGN_OR_RETURN(c.card, MeasureCudaCeiling(0));
+    OKV_ASSIGN_OR_RETURN(c.card, MeasureCudaCeiling(0, cap));
     c.memory = {.read_gb_s = c.card.read_gb_s, .copy_gb_s = c.card.copy_gb_s};
     c.gemm_bf16 = {.flops = c.card.gemm_bf16, .by = "cuBLASLt bf16"};
     c.gemm_f32 = {.flops = c.card.gemm_f32, .by = "cuBLASLt f32"};
@@ -68,6 +102,7 @@ Result<Ceiling> MeasureCeiling(int threads, bool on_device) {
   }
 #endif
   static_cast<void>(on_device);
+  static_cast<void>(cap);
   ThreadPool pool(threads);
   OKV_ASSIGN_OR_RETURN(c.memory, MeasureMemory(pool, size_t{1} << 30));
   c.gemm_bf16 = MeasureGemmPeak(pool, DType::kBF16);
@@ -162,6 +197,7 @@ class Bench {
       f_.prefill = {512};
       if (f_.policies.empty()) f_.policies = {"full", "omnikv"};
     }
+    const MemoryWatch watch(f_.watch);
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
     options_.max_sessions = f_.batch;
     OKV_ASSIGN_OR_RETURN(format_, ParseFormat(f_.format));
@@ -178,7 +214,11 @@ class Bench {
     for (const int threads : f_.threads.empty() ? std::vector<int>{options_.threads} : f_.threads) {
       OKV_RETURN_IF_ERROR(RunThreads(threads));
     }
+    if (f_.watch) json_.update({{"pid", getpid()}, {"card_peak_bytes", watch.peak()}});
     if (f_.json) fmt::print("{}\n", Dump(json_));
+    if (f_.watch && !f_.json) {
+      fmt::print("in use on the card at most: {}\n", HumanBytes(watch.peak()));
+    }
     return {};
   }
 
@@ -192,6 +232,7 @@ class Bench {
   Status RunAttend(int32_t head_dim, int64_t tokens);
   Status RunDecode(const PolicyOptions& policy, int64_t context);
   Status RunPrefill(const PolicyOptions& policy, int64_t tokens);
+  bool Capped() const { return options_.gpu_memory != 0; }
   int Threads() const { return options_.threads == 0 ? PhysicalCores() : options_.threads; }
   std::string Label() const {
     return options_.model.empty() ? f_.geometry + " " + f_.format : options_.model;
@@ -223,9 +264,17 @@ Result<std::vector<PolicyOptions>> Bench::Policies() const {
 Status Bench::RunThreads(int threads) {
   options_.threads = threads;
   options_.policy = policies_.back();  // placed for the last, which reads the least
+  // Under a cap the card's ceilings are measured once, before the model takes what there is.
+  if (Capped()) {
+    bench_.engine.reset();  // before what it runs on
+    bench_ = {};
+    OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), /*on_device=*/true, options_.gpu_memory));
+  }
   OKV_ASSIGN_OR_RETURN(
       bench_, OpenBenchEngine(options_, f_.geometry, format_, static_cast<float>(f_.hit_rate)));
-  OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
+  if (!Capped()) {
+    OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
+  }
   highest_ = last_;
   if (!f_.json) {
     fmt::print("{}\n{}: weights {}\n", bench_.engine->device(), Label(),
@@ -255,6 +304,7 @@ Status Bench::RunThreads(int threads) {
 }
 
 Result<Ceiling> Bench::Ceilings() {
+  if (Capped()) return last_;
   OKV_ASSIGN_OR_RETURN(const Ceiling now, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
   const Ceiling ceiling = Higher(last_, now);
   last_ = now;
@@ -320,8 +370,9 @@ Status Bench::RunPrefill(const PolicyOptions& policy, int64_t tokens) {
 
 Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
   OKV_ASSIGN_OR_RETURN(const DecodeCase c,
-                       f_.batch > 1 ? MeasureBatch(bench_, policy, context, f_.batch, f_.steps)
-                                    : MeasureDecode(bench_, policy, context, f_.steps));
+                       f_.batch > 1
+                           ? MeasureBatch(bench_, policy, context, f_.batch, f_.steps)
+                           : MeasureDecode(bench_, policy, context, f_.steps, f_.computed));
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   const double gb_s = static_cast<double>(c.floor_bytes) / c.ms_per_token / 1e6;
   const double peak = ceiling.memory.read_gb_s;
@@ -339,6 +390,10 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
                            {"process_bytes", ResidentMemory()},
                            {"ops_alone_ms", Milliseconds(c.ops)},
                            {"ops", OpsJson(c.ops, peak)}});
+  if (c.prefill_seconds > 0) {
+    json_["cases"].back()["prefill_tokens"] = context;
+    json_["cases"].back()["prefill_tok_s"] = static_cast<double>(context) / c.prefill_seconds;
+  }
   if (c.hit_rate) {
     json_["cases"].back()["hit_rate"] = *c.hit_rate;
     json_["cases"].back()["simulated"] = f_.hit_rate >= 0;
@@ -392,6 +447,7 @@ void AddBench(CLI::App& app, Command& command) {
   sub->footer("without --context, --prefill and --attend: a prompt of 512, decode at 16 and 16384");
   sub->add_option("--context", f->contexts, "decode at these lengths, over made-up K/V")
       ->delimiter(',');
+  sub->add_flag("--computed", f->computed, "decode over K/V of a prompt instead of made-up ones");
   sub->add_option("--prefill", f->prefill, "prompts of these lengths")->delimiter(',');
   sub->add_option("--attend", f->attend,
                   "one layer's causal attention alone, of prompts of these lengths")
@@ -419,6 +475,7 @@ void AddBench(CLI::App& app, Command& command) {
       ->needs(hits)
       ->delimiter(',')
       ->check(CLI::Range(1.0, 1e6));
+  sub->add_flag("--watch-memory", f->watch, "tell the most memory in use on the card meanwhile");
   sub->add_flag("--ops", f->ops, "time by op, each alone");
   sub->add_flag("--json", f->json, "print one JSON object");
   AddPolicyFlags(*sub, f->policy);

@@ -176,9 +176,10 @@ Status TraceStep(BenchEngine& bench, const std::function<Status(int)>& step, Dec
 }  // namespace
 
 Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
-                                 int steps) {
+                                 int steps, bool computed) {
   OKV_ASSIGN_OR_RETURN(const auto session, bench.engine->NewSession(policy));
-  OKV_RETURN_IF_ERROR(session->FillContext(context));
+  OKV_RETURN_IF_ERROR(computed ? session->Prompt(RandomTokens(context, bench.vocab))
+                               : session->FillContext(context));
   const std::vector<int32_t> tokens = RandomTokens(steps + 3, bench.vocab);
   DecodeCase result;
   if (bench.backend->OnDevice()) {
@@ -209,6 +210,7 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
   result.attended_tokens = stats.attended_tokens;
   result.transfer_bytes = stats.transfer_bytes_per_step;
   result.hit_rate = stats.hit_rate;
+  result.prefill_seconds = computed ? stats.prefill_seconds : 0;
   return result;
 }
 

@@ -35,6 +35,7 @@ struct DecodeCase {
   double attended_tokens = 0;
   uint64_t transfer_bytes = 0;  // a step, from the host
   std::optional<double> hit_rate;
+  double prefill_seconds = 0;  // where the context was computed
   std::vector<OpShare> ops;
 };
 
@@ -85,9 +86,9 @@ struct BenchEngine {
 Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
                                     DType format, float simulated_hits = -1);
 
-// `steps` decode steps over a context of made-up K/V.
+// `steps` decode steps over a context of made-up K/V, or `computed` from random tokens.
 Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
-                                 int steps);
+                                 int steps, bool computed = false);
 
 // The same of `batch` sequences of `context` tokens each, a token of each in a step.
 Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy, int64_t context,

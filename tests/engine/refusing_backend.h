@@ -56,6 +56,8 @@ class RefusingBackend : public Backend {
     inner_->Copy(dst, src, bytes, lane);
   }
   void Join(Lane waits, Lane for_) override { inner_->Join(waits, for_); }
+  void Signal(size_t number, Lane lane) override { inner_->Signal(number, lane); }
+  void WaitFor(size_t number, Lane lane) override { inner_->WaitFor(number, lane); }
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override {
     auto recording = inner_->Record(body);
     if (failure_.ok() && fault_.Next()) failure_ = Refusal("a recording");

@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "cuda_fixture.h"
 

@@ -110,7 +110,7 @@ std::vector<std::vector<float>> Play(Engine& engine, const PolicyOptions& policy
   EXPECT_TRUE(first->Prompt(Tokens(130, 1)).ok());
   see(*first);
   generate(*first, 9);
-  generate(*first, 5, 1);  // sampled on the host, a step at a time
+  generate(*first, 5, 1);  // sampled
   std::vector<int32_t> again = Tokens(100, 1);
   for (const int32_t t : Tokens(80, 9)) again.push_back(t);
   EXPECT_TRUE(first->Prompt(again).ok());  // keeps 100 tokens, writes the others anew
@@ -136,6 +136,9 @@ std::vector<std::vector<float>> Play(Engine& engine, const PolicyOptions& policy
 
 TEST_P(HostLayers, ChangeNothing) {
   for (const Case& c : Cases()) {
+    // A card's kernels cut a choice into other pieces than its slots: host_tier_test.cc compares
+    // slots with slots.
+    if (on_card() && c.policy.name == "omnikv") continue;
     const auto device =
         Open(c.policy.name == "omnikv" ? c.policy : PolicyOptions{.name = "full"}, "device");
     const auto expected =

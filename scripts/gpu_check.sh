@@ -13,17 +13,18 @@
 #   backend    memory, recorded steps, leaks; that a machine without a card is told so
 #   sanitizer  compute-sanitizer's memcheck, racecheck and initcheck on a sample of the cases
 #   robust     late transfers change no bit; every failure ends in a sentence and leaks nothing
+#   tiers      sessions with layers on the host answer what others do
 #   text       what the shipped model answers on the card and on the CPU: the same tokens
 #   memory     what the driver says the process takes stays under --gpu-memory, in prefill and decode
 #
-# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of the last three;
-# OMNIKV_BUILD the build folder; OMNIKV_SANITIZER_STRIDE how sparse that sample is.
+# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of robust, text
+# and memory; OMNIKV_BUILD the build folder; OMNIKV_SANITIZER_STRIDE how sparse that sample is.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${1:-gpu_check}" || exit 1
 out=$(cd "${1:-gpu_check}" && pwd)
-parts=${OMNIKV_PARTS:-machine build parity backend sanitizer robust text memory}
+parts=${OMNIKV_PARTS:-machine build parity backend sanitizer robust tiers text memory}
 min_cases=2000
 failed=0
 rows=()
@@ -80,6 +81,20 @@ run_tests() {
   mapfile -t failures < <(sed -n 's/^\[  FAILED  \] \([^ ,]*\.[^ ,]*\).*/\1/p' "$log" | sort -u)
   mapfile -t skipped < <(sed -n 's/^\[  SKIPPED \] \([^ ,]*\.[^ ,]*\).*/\1/p' "$log" | sort -u)
 }
+# finish_tests PART [NOTE]: of what run_tests found.
+finish_tests() {
+  local members
+  members="\"tests_passed\": $passed, \"failed\": $(list "${failures[@]}"), \
+\"skipped\": $(list "${skipped[@]}")"
+  if [ ${#failures[@]} -gt 0 ]; then
+    show_failures "$out/$1.log"
+    finish "$1" FAILED "${#failures[@]} tests: ${failures[*]}" "$members"
+  elif [ ${#skipped[@]} -gt 0 ] || [ "$passed" -eq 0 ]; then
+    finish "$1" FAILED "$passed tests ran, ${#skipped[@]} were skipped" "$members"
+  else
+    finish "$1" ok "$passed tests${2:-}" "$members"
+  fi
+}
 # Failures of a log one by one, as "case | backend | what"; the first for whoever sees no more than
 # this output.
 show_failures() { # LOG
@@ -117,12 +132,14 @@ if [ -x "$root/bin/parity_cuda_test" ]; then
   parity=$programs/parity_cuda_test
   backend=$programs/cuda_backend_test
   robust=$programs/robustness_test
+  tiers=$programs/host_layers_test
 else
   build=${OMNIKV_BUILD:-$root/build/gpu}
   omnikv=$build/tools/omnikv
   parity=$build/tests/backend/parity_cuda_test
   backend=$build/tests/backend/cuda_backend_test
   robust=$build/tests/engine/robustness_test
+  tiers=$build/tests/engine/host_layers_test
   if wanted build; then
     began=$SECONDS
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
@@ -132,7 +149,7 @@ else
     if cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
       -DOMNIKV_CUDA_ARCHS="${arch:-90a}-real" -DOMNIKV_WERROR=OFF >"$out/build.log" 2>&1 &&
       cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
-        robustness_test \
+        robustness_test host_layers_test \
         >>"$out/build.log" 2>&1; then
       finish build ok "for sm_${arch:-90a}; $(sed -n 's/^-- \(FlashInfer: o[nf].*\)/\1/p' "$out/build.log")"
     else
@@ -249,18 +266,21 @@ if wanted robust; then
   run_tests "$robust" "$out/robust.log"
   unset GTEST_FILTER
   note=$(sed -n 's/^\([0-9]* steps after .*\)/\1/p' "$out/robust.log" | head -1)
-  members="\"tests_passed\": $passed, \"failed\": $(list "${failures[@]}"), \
-\"skipped\": $(list "${skipped[@]}")"
   if [ -z "$model" ]; then
     finish robust skipped "the shipped model is not here: give OMNIKV_MODEL=FILE.gguf"
-  elif [ ${#failures[@]} -gt 0 ]; then
-    show_failures "$out/robust.log"
-    finish robust FAILED "${#failures[@]} tests: ${failures[*]}" "$members"
-  elif [ ${#skipped[@]} -gt 0 ] || [ "$passed" -eq 0 ]; then
-    finish robust FAILED "$passed tests ran, ${#skipped[@]} were skipped" "$members"
   else
-    finish robust ok "$passed tests; $note" "$members"
+    finish_tests robust "; $note"
   fi
+fi
+
+# --- tiers
+
+if wanted tiers; then
+  began=$SECONDS
+  export GTEST_FILTER='*cuda*'
+  run_tests "$tiers" "$out/tiers.log"
+  unset GTEST_FILTER
+  finish_tests tiers
 fi
 
 # --- text
@@ -380,7 +400,7 @@ under_cap() {
 if wanted memory; then
   began=$SECONDS
   bad=() measured='' cases=''
-  large=(--geometry llama3-8b --format bf16 --set filters=2,8,18 --set budget=2048
+  large=(--geometry llama3-8b --format bf16 --set "filters=2,8,18" --set budget=2048
     --set dense_after_filter=0)
   if [ -n "$model" ]; then
     under_cap shipped_30K 2 -m "$model" --context 30000 --computed

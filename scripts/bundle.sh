@@ -45,14 +45,14 @@ cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNI
   -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags |
   { grep FlashInfer || true; }
 cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
-  robustness_test host_layers_test cuda_attend_bench cuda_prefill_bench
+  robustness_test host_layers_test card_text_test cuda_attend_bench cuda_prefill_bench
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 top=$stage/$name
 mkdir -p "$top"/{bin,lib,licenses,scripts,share/omnikv/examples}
 for program in tools/omnikv tests/backend/parity_cuda_test tests/backend/cuda_backend_test \
-  tests/engine/{robustness,host_layers}_test bench/cuda_{attend,prefill}_bench; do
+  tests/engine/{robustness,host_layers,card_text}_test bench/cuda_{attend,prefill}_bench; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
 cp "$root"/scripts/gpu_{check,bench}.sh "$root/scripts/gpu_attention_peer.py" "$top/scripts/"

@@ -14,17 +14,18 @@
 #   sanitizer  compute-sanitizer's memcheck, racecheck and initcheck on a sample of the cases
 #   robust     late transfers change no bit; every failure ends in a sentence and leaks nothing
 #   tiers      sessions with layers on the host answer what others do
-#   text       what the shipped model answers on the card and on the CPU: the same tokens
+#   answers    20 prompts to the shipped model, every policy: the same tokens as on the CPU
+#   text       the same of the program itself, in the fast precision too
 #   memory     what the driver says the process takes stays under --gpu-memory, in prefill and decode
 #
-# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of robust, text
-# and memory; OMNIKV_BUILD the build folder; OMNIKV_SANITIZER_STRIDE how sparse that sample is.
+# OMNIKV_PARTS="parity text" runs only those; OMNIKV_MODEL names the model of robust and
+# all after tiers; OMNIKV_BUILD the build folder; OMNIKV_SANITIZER_STRIDE how sparse that sample is.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${1:-gpu_check}" || exit 1
 out=$(cd "${1:-gpu_check}" && pwd)
-parts=${OMNIKV_PARTS:-machine build parity backend sanitizer robust tiers text memory}
+parts=${OMNIKV_PARTS:-machine build parity backend sanitizer robust tiers answers text memory}
 min_cases=2000
 failed=0
 rows=()
@@ -133,6 +134,7 @@ if [ -x "$root/bin/parity_cuda_test" ]; then
   backend=$programs/cuda_backend_test
   robust=$programs/robustness_test
   tiers=$programs/host_layers_test
+  answers=$programs/card_text_test
 else
   build=${OMNIKV_BUILD:-$root/build/gpu}
   omnikv=$build/tools/omnikv
@@ -140,6 +142,7 @@ else
   backend=$build/tests/backend/cuda_backend_test
   robust=$build/tests/engine/robustness_test
   tiers=$build/tests/engine/host_layers_test
+  answers=$build/tests/engine/card_text_test
   if wanted build; then
     began=$SECONDS
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
@@ -149,7 +152,7 @@ else
     if cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
       -DOMNIKV_CUDA_ARCHS="${arch:-90a}-real" -DOMNIKV_WERROR=OFF >"$out/build.log" 2>&1 &&
       cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
-        robustness_test host_layers_test \
+        robustness_test host_layers_test card_text_test \
         >>"$out/build.log" 2>&1; then
       finish build ok "for sm_${arch:-90a}; $(sed -n 's/^-- \(FlashInfer: o[nf].*\)/\1/p' "$out/build.log")"
     else
@@ -254,6 +257,10 @@ model=${OMNIKV_MODEL:-}
 for place in "$root/share/omnikv/models" "$root/models" "$PWD/models"; do
   [ -z "$model" ] && [ -f "$place/omnikv-tiny-q8_0.gguf" ] && model=$place/omnikv-tiny-q8_0.gguf
 done
+document=''
+for place in "$root/share/omnikv/examples" "$root/examples"; do
+  [ -f "$place/quickstart/document.txt" ] && document=$place/quickstart/document.txt
+done
 
 # --- robust
 
@@ -283,6 +290,20 @@ if wanted tiers; then
   finish_tests tiers
 fi
 
+# --- answers
+
+if wanted answers; then
+  began=$SECONDS
+  export OMNIKV_MODEL=$model OMNIKV_DOCUMENT=$document
+  run_tests "$answers" "$out/answers.log"
+  note=$(sed -n 's/^\([0-9]* of [0-9]* answers are .*\)/\1/p' "$out/answers.log" | head -1)
+  if [ -z "$model" ] || [ -z "$document" ]; then
+    finish answers skipped "the shipped model or document is not here: give OMNIKV_MODEL=FILE.gguf"
+  else
+    finish_tests answers "; $note"
+  fi
+fi
+
 # --- text
 
 # answer DEVICE POLICY PRECISION [flags]: to the prompt, one JSON object in DEVICE.json.
@@ -294,10 +315,7 @@ answer() {
 if wanted text; then
   began=$SECONDS
   : >"$out/text.log"
-  for place in "$root/share/omnikv/examples" "$root/examples"; do
-    [ -f "$place/quickstart/document.txt" ] && document=$place/quickstart/document.txt
-  done
-  if [ -z "$model" ] || [ -z "${document:-}" ]; then
+  if [ -z "$model" ] || [ -z "$document" ]; then
     finish text skipped "the shipped model or document is not here: give OMNIKV_MODEL=FILE.gguf"
   else
     work=$(mktemp -d)

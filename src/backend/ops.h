@@ -10,7 +10,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 
 #include "backend/attn_plan.h"
@@ -373,6 +375,15 @@ struct CustomArgs {
 
   bool operator==(const CustomArgs&) const = default;
 };
+
+// A policy's op with its arguments, which must have no padding: ops are compared byte by byte.
+template <typename Args>
+CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
+  static_assert(sizeof(Args) <= kCustomBytes && std::has_unique_object_representations_v<Args>);
+  CustomArgs op{.kernels = &kernels};
+  std::memcpy(op.args.data(), &args, sizeof(Args));
+  return op;
+}
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
                         NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, PlanRangeArgs, TopKArgs,

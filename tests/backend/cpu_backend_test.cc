@@ -42,9 +42,7 @@ TEST(CpuBackendTest, NamesWhatItRunsOn) {
 TEST(CpuBackendTest, RunsCustomOps) {
   const auto backend = MakeCpuBackend({.threads = 2, .pin = false});
   int32_t sum = 0;
-  CustomArgs args{.kernels = &kCount};
-  const CountArgs count{&sum};
-  std::memcpy(args.args.data(), &count, sizeof(count));
+  CustomArgs args = MakeCustomArgs(kCount, CountArgs{&sum});
   EXPECT_TRUE(backend->Supports(args).ok);
   backend->Enqueue(args);
   EXPECT_EQ(sum, 100);

@@ -40,6 +40,7 @@ class LanesBackend : public Backend {
   // As a card does: other memory of the host is read at once, its own when the lane gets there, and
   // pinned memory then too, but before this returns.
   void Upload(void* dst, const void* src, size_t bytes) override {
+    if (bytes == 0) return;
     const auto own = owned_.upper_bound(src);
     const bool known = own != owned_.begin() && Holds(*std::prev(own), src);
     if (known) {

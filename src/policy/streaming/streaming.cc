@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "policy/policy.h"
 #include "policy/streaming/turn_back.h"
@@ -89,9 +88,7 @@ class Streaming : public Policy {
                               .dk = attend.kv.dk,
                               .n_freq = context_.n_freq,
                               .budget = static_cast<int32_t>(budget_)};
-      CustomArgs op{.kernels = &kTurnBack};
-      std::memcpy(op.args.data(), &args, sizeof(args));
-      context_.backend->Enqueue(op);
+      context_.backend->Enqueue(MakeCustomArgs(kTurnBack, args));
     }
     attend.plan = AttnPlan{};
     if (sinks_ > 0) attend.plan.Add(sinks);

@@ -189,22 +189,10 @@ fi
 if wanted backend; then
   began=$SECONDS
   run_tests "$backend" "$out/backend.log"
-  ran=$passed
-  bad=("${failures[@]}")
-  left_out=("${skipped[@]}")
   # As on a machine whose driver finds no card.
   CUDA_VISIBLE_DEVICES='' "$backend" --gtest_filter='NoCudaTest.*' >"$out/backend_no_card.log" 2>&1 ||
-    bad+=("NoCudaTest without a card")
-  members="\"tests_passed\": $ran, \"failed\": $(list "${bad[@]}"), \
-\"skipped\": $(list "${left_out[@]}")"
-  if [ ${#bad[@]} -gt 0 ]; then
-    show_failures "$out/backend.log"
-    finish backend FAILED "${#bad[@]} tests: ${bad[*]}" "$members"
-  elif [ ${#left_out[@]} -gt 0 ] || [ "$ran" -eq 0 ]; then
-    finish backend FAILED "$ran tests ran, ${#left_out[@]} were skipped" "$members"
-  else
-    finish backend ok "$ran tests" "$members"
-  fi
+    failures+=("NoCudaTest without a card")
+  finish_tests backend
 fi
 
 # --- sanitizer

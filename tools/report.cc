@@ -26,19 +26,6 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Ascending numbers, short: "3-7, 9, 20-31".
-std::string Ranges(const std::vector<int32_t>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", numbers[i]);
-    if (last > i) text += fmt::format("-{}", numbers[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
 // The `stats` object of DESIGN §9.
 Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
   return {{"device", s.device},
@@ -78,6 +65,18 @@ CancelOnInterrupt::~CancelOnInterrupt() {
   std::signal(SIGINT, SIG_DFL);
 }
 
+std::string Ranges(const std::vector<int32_t>& numbers, std::string_view separator) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += fmt::format("{}{}", i == 0 ? "" : separator, numbers[i]);
+    if (last > i) text += fmt::format("-{}", numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
 std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
   std::vector<std::string> lines = {fmt::format(
       "{} memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
@@ -87,7 +86,7 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
     lines.push_back(fmt::format(
         "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with working sets of {} "
         "tokens",
-        Ranges(needs.host_layers), HumanBytes(needs.kv_host), HumanBytes(needs.cache),
+        Ranges(needs.host_layers, ", "), HumanBytes(needs.kv_host), HumanBytes(needs.cache),
         needs.cache_tokens));
   }
   return lines;

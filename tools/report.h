@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "omnikv/engine.h"
@@ -36,6 +37,9 @@ nlohmann::ordered_json ReplyJson(const Engine& engine, const SessionStats& stats
 double PerSecond(int64_t tokens, double seconds);
 // A few lines on stderr that a person can read at a glance.
 void PrintSummary(const Engine& engine, const SessionStats& stats);
+
+// Ascending numbers, short: "3-7, 9, 20-31", here with ", " between.
+std::string Ranges(const std::vector<int32_t>& numbers, std::string_view separator);
 
 // JSON on one line; text that is not UTF-8 (a cut-off character) is replaced, never an exception.
 std::string Dump(const nlohmann::ordered_json& json);

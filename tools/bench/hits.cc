@@ -1,7 +1,6 @@
 #include "bench/hits.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -44,19 +43,6 @@ struct Rows {
                                             static_cast<double>(chosen - chosen_first);
   }
 };
-
-// "3-12,14": a list of ascending numbers.
-std::string Ranges(const std::vector<int32_t>& numbers) {
-  std::vector<std::string> parts;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    parts.push_back(end == i + 1 ? std::to_string(numbers[i])
-                                 : fmt::format("{}-{}", numbers[i], numbers[end - 1]));
-    i = end;
-  }
-  return fmt::format("{}", fmt::join(parts, ","));
-}
 
 class HitsBench {
  public:
@@ -288,7 +274,7 @@ void HitsBench::Report(const Text& text, const Case& c) {
                c.turns, c.policy, c.settings);
     fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11}", "cache", "x budget", "hit rate",
                "from step 2", "rows a step", "MB a step");
-    for (const auto& layers : layers_) fmt::print(" {:>14}", "layers " + Ranges(layers));
+    for (const auto& layers : layers_) fmt::print(" {:>14}", "layers " + Ranges(layers, ","));
     fmt::print("\n");
   }
   for (size_t i = 0; i < caches_.size(); ++i) {

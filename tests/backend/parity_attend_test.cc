@@ -165,6 +165,41 @@ TEST_F(ParityTest, AttendBatches) {
   }
 }
 
+// Rows that end where the part of a warp or of a block ends, and beside it; KV heads that are dealt
+// to blocks in all ways.
+TEST_F(ParityTest, AttendAcrossBlocks) {
+  Random random(20);
+  const std::vector<std::vector<int32_t>> few_heads = {{16},
+                                                       {17},
+                                                       {130},
+                                                       {2112},
+                                                       {2113},
+                                                       {4223},
+                                                       std::vector<int32_t>(16, 128),
+                                                       {1024, 1024, 1024, 1040, 1, 1007},
+                                                       {16, 16, 16, 4096, 16},
+                                                       {3, 2000, 0, 40, 2100, 16}};
+  const std::vector<std::vector<int32_t>> many_heads = {{17}, {700}, {16, 16, 16, 300, 16}};
+  for (const int32_t n_kv_heads : {1, 2, 4, 5, 8, 32, 48, 150}) {
+    const Shape s{2 * n_kv_heads, n_kv_heads, 64, 64, DType::kBF16};
+    for (const std::vector<int32_t>& lens : n_kv_heads <= 8 ? few_heads : many_heads) {
+      const BatchOf batch(s, lens, random);
+      batch.attention.Run("dense", AttnPlan::Dense());
+      const Lists lists(lens, n_kv_heads, 1, 1500, random);  // each head another number
+      AttnPlan plan;
+      plan.Add(lists.Segment());
+      batch.attention.Run("lists", plan);
+    }
+  }
+  for (const Shape& s : {Shape{16, 1, 128, 128, DType::kF16}, Shape{30, 2, 128, 128, DType::kBF16},
+                         Shape{16, 2, 256, 256, DType::kBF16}, Shape{9, 1, 96, 96, DType::kF16},
+                         Shape{32, 8, 128, 128, DType::kBF16}, Shape{7, 1, 80, 80, DType::kBF16}}) {
+    for (const std::vector<int32_t>& lens : many_heads) {
+      BatchOf(s, lens, random).attention.Run("dense", AttnPlan::Dense());
+    }
+  }
+}
+
 // As long as what a budget of 2048 reads of eight sequences.
 TEST_F(ParityTest, AttendALongBatch) {
   Random random(19);

@@ -21,6 +21,9 @@ namespace {
 // to load its weights.
 constexpr int32_t kCtasAnSm = 1;
 constexpr int kRingBytes = 96 * 1024;  // of a CTA
+// With so few tiles left a warp lets the next kernel in. Its blocks wait for room, and as long as
+// they do, nothing that another stream asks for starts: a fetch would wait all through a long row.
+constexpr int32_t kLateTiles = 4;
 
 // What a warp holds for heads of kDim values.
 template <int kDim>
@@ -223,11 +226,12 @@ class HeadWarp {
       issue(slot, tile + ahead / 2, ahead % 2 != 0);
       slot = slot + 1 == S::kStages ? 0 : slot + 1;
     };
+    const int32_t late = piece.last ? max(from, to - kLateTiles) : to;
     for (int32_t tile = from; tile < to; ++tile) {
       wait();
-      // Not before: what the next kernels then ask of memory would go ahead of this tile. (After
-      // the wait in any case: MergeKernel reads metadata before its own.)
-      if (tile == from) GridTrigger();
+      // Not before a tile is there: what the next kernels then ask of memory would go ahead of it.
+      // (After the wait in any case: MergeKernel reads metadata before its own.)
+      if (tile == late) GridTrigger();
       const uint32_t valid = valid_[slot];
       float logits[kOctets][4];
       MultiplyK(ring_ + slot * S::kStageBytes, logits);

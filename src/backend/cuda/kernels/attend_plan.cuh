@@ -169,6 +169,7 @@ struct Piece {
   RowMeta meta;
   int32_t table_off;
   int32_t from, to;  // tiles of the row
+  bool last;         // of the strand's pieces
   int32_t slot;      // of its partial; < 0: it is the whole row
 };
 
@@ -194,6 +195,7 @@ __device__ __forceinline__ void ForEachPiece(const AttendArgs& args, int32_t kv_
     piece.table_off = __shfl_sync(kAllLanes, rows.table_off, r);
     piece.from = from - start;
     piece.to = to - start;
+    piece.last = to == end;
     piece.slot = to - from == tiles ? -1 : 2 * strand + (start > begin ? 1 : 0);
     body(piece);
   }

@@ -207,7 +207,7 @@ if wanted sanitizer; then
     detail='' members='' ok=1 none=0
     for tool in memcheck racecheck initcheck; do
       # racecheck takes some thirty times as long as the others.
-      stride=${OMNIKV_SANITIZER_STRIDE:-7}
+      stride=${OMNIKV_SANITIZER_STRIDE:-14}
       [ $tool = racecheck ] && stride=$((16 * stride))
       export OMNIKV_SWEEP_STRIDE=$stride
       for program in "$parity" "$backend"; do

@@ -460,23 +460,12 @@ size_t PartsBytes(const NextTokenArgs& args) {
 void LaunchDraw(const NextTokenArgs& args, const Launch& launch, Best* parts) {
   const DrawPlan plan(args, *launch.device);
   auto* far_keys = reinterpret_cast<uint32_t*>(launch.scratch + PartsBytes(args));
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<uint32_t>(plan.n_blocks), static_cast<uint32_t>(args.n_rows));
-  config.blockDim = kDrawThreads;
-  config.dynamicSmemBytes =
+  const size_t shared =
       sizeof(DrawShared) + (plan.near ? sizeof(uint32_t) * static_cast<size_t>(plan.width) : 0);
-  config.stream = launch.stream;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<uint32_t>(plan.n_blocks), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = launch.device->arch >= 90 ? 2 : 0;
   AllowShared(DrawKernel, launch.device->shared_per_block);
-  CheckLaunch(cudaLaunchKernelEx(&config, DrawKernel, args, static_cast<int>(plan.width),
-                                 plan.near ? nullptr : far_keys, parts),
-              "NextToken");
+  const dim3 grid(static_cast<uint32_t>(plan.n_blocks), static_cast<uint32_t>(args.n_rows));
+  ClusterLaunch(launch, static_cast<int>(plan.n_blocks), grid, kDrawThreads, shared)
+      .Run(DrawKernel, args, static_cast<int>(plan.width), plan.near ? nullptr : far_keys, parts);
 }
 
 }  // namespace

@@ -443,50 +443,41 @@ int64_t KeyStride(const TopKArgs& args) {
   return CeilDiv(args.stride, 4) * 4;
 }
 
-// Launches SelectKernel, or asks only whether the card can run a cluster of so many blocks.
+// A launch of SelectKernel in clusters of n_blocks.
 class SelectLaunch {
  public:
-  SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch) {
-    const Device& device = *launch.device;
+  SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
+      : n_kept_(KeptKeys(args, n_blocks, *launch.device)),
+        launch_(launch, n_blocks,
+                dim3(static_cast<uint32_t>(n_blocks), static_cast<uint32_t>(args.n_seqs)), kThreads,
+                sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_)) {
+    AllowShared(SelectKernel, launch.device->shared_per_block);
+  }
+
+  bool CanRun() const {
+    const bool allowed =
+        cudaFuncSetAttribute(SelectKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+        cudaSuccess;
+    if (!allowed) cudaGetLastError();  // an answer, not a failure
+    return allowed && launch_.MaxClusters(SelectKernel) > 0;
+  }
+
+  void Run(const TopKArgs& args, const uint32_t* keys) const {
+    launch_.Run(SelectKernel, args, keys, KeyStride(args), n_kept_);
+  }
+
+ private:
+  // Keys that a block can keep in shared memory, and has use for.
+  static int KeptKeys(const TopKArgs& args, int n_blocks, const Device& device) {
     const auto fits = static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) /
                                            sizeof(uint32_t) / kChunk);
     // A block's part is at most CeilDiv(stride, 4 * n_blocks) fours of tokens.
     const int64_t wanted = CeilDiv(CeilDiv(args.stride, 4 * n_blocks) * 4, kChunk);
-    n_kept_ = static_cast<int>(std::min(wanted, fits)) * kChunk;
-    AllowShared(SelectKernel, device.shared_per_block);
-    config_.gridDim = dim3(static_cast<uint32_t>(n_blocks), static_cast<uint32_t>(args.n_seqs));
-    config_.blockDim = kThreads;
-    config_.dynamicSmemBytes = sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_);
-    config_.stream = launch.stream;
-    config_.attrs = attributes_;
-    if (device.arch < 90) return;
-    attributes_[0].id = cudaLaunchAttributeClusterDimension;
-    attributes_[0].val.clusterDim = {static_cast<uint32_t>(n_blocks), 1, 1};
-    attributes_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes_[1].val.programmaticStreamSerializationAllowed = 1;
-    config_.numAttrs = 2;
-  }
-  SelectLaunch(const SelectLaunch&) = delete;
-
-  bool CanRun() const {
-    int clusters = 0;
-    const bool ok =
-        cudaFuncSetAttribute(SelectKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
-            cudaSuccess &&
-        cudaOccupancyMaxActiveClusters(&clusters, SelectKernel, &config_) == cudaSuccess;
-    if (!ok) cudaGetLastError();  // an answer, not a failure
-    return ok && clusters > 0;
+    return static_cast<int>(std::min(wanted, fits)) * kChunk;
   }
 
-  void Run(const TopKArgs& args, const uint32_t* keys) const {
-    CheckLaunch(cudaLaunchKernelEx(&config_, SelectKernel, args, keys, KeyStride(args), n_kept_),
-                "TopK");
-  }
-
- private:
-  cudaLaunchConfig_t config_{};
-  cudaLaunchAttribute attributes_[2]{};
-  int n_kept_ = 0;
+  int n_kept_;
+  ClusterLaunch launch_;
 };
 
 }  // namespace

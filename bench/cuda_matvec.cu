@@ -1,6 +1,8 @@
-// The decode products of Llama-3-8B on a card, in bf16 and Q8_0, for 1 to 16 rows: outputs against
-// sums in double, then GB/s of each product and of a chain of four layers and the logits, beside
-// what reading the same weights takes.
+// cuda_matvec_bench [ROWS...]
+//
+// The decode products of Llama-3-8B on a card, in bf16 and Q8_0, for 1 to 16 rows (or as many as
+// the arguments say): outputs against sums in double, then GB/s of each product and of a chain of
+// four layers and the logits, beside what reading the same weights takes.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -255,7 +257,7 @@ void Measure(DType format, int32_t n_rows, std::byte* weights, double ceiling) {
          }));
 }
 
-void Main() {
+void Main(const std::vector<int32_t>& chosen) {
   device = BenchDevice();
   launch.device = &device;
   CheckLaunch(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), "stream");
@@ -267,17 +269,20 @@ void Main() {
   const double seconds = Seconds(4, [&] { ReadAll(weights.data, n_bytes, sink.data, launch); });
   const double ceiling = static_cast<double>(n_bytes) / seconds;
   std::printf("reading %.0f GB/s\n", ceiling / 1e9);
-  for (int32_t n_rows : {1, 2, 4, 8, 16}) Measure(DType::kBF16, n_rows, weights.data, ceiling);
+  const std::vector<int32_t> rows = chosen.empty() ? std::vector<int32_t>{1, 2, 4, 8, 16} : chosen;
+  for (int32_t n_rows : rows) Measure(DType::kBF16, n_rows, weights.data, ceiling);
   const int64_t blocks = n_bytes / int64_t{kQ8BlockBytes};
   SetScales<<<static_cast<unsigned>(CeilDiv(blocks, 256)), 256>>>(weights.data, blocks);
   CheckLaunch(cudaDeviceSynchronize(), "scales");
-  for (int32_t n_rows : {1, 2, 4, 8, 16}) Measure(DType::kQ8_0, n_rows, weights.data, ceiling);
+  for (int32_t n_rows : rows) Measure(DType::kQ8_0, n_rows, weights.data, ceiling);
 }
 
 }  // namespace
 }  // namespace omnikv::cuda
 
-int main() {
-  omnikv::cuda::Main();
+int main(int argc, char** argv) {
+  std::vector<int32_t> rows;
+  for (int i = 1; i < argc; ++i) rows.push_back(std::atoi(argv[i]));
+  omnikv::cuda::Main(rows);
   return 0;
 }

@@ -217,18 +217,41 @@ TEST_F(ParitySweepTest, LinearOfLargeMatrices) {
   }
 }
 
+// Lengths that a card splits over more and fewer blocks, whole and with a tail.
+TEST_F(ParitySweepTest, LinearOfLongRows) {
+  Random random(113);
+  Sweep sweep;
+  for (const auto& [n_in, n_out] : {std::pair<int64_t, int64_t>{888, 130},
+                                    {2048, 37},
+                                    {2056, 4321},
+                                    {3072, 40},
+                                    {5120, 300},
+                                    {6136, 19},
+                                    {8192, 16},
+                                    {11008, 75},
+                                    {14328, 33},
+                                    {16392, 24}}) {
+    const Weights w(DType::kBF16, n_out, n_in, random);
+    const std::vector<float> bias = random.Floats(static_cast<size_t>(n_out));
+    for (int32_t rows : {1, 2, 5, 8, 9, 16}) {
+      if (sweep.Take()) CheckLinear(w, rows, rows % 2 == 0 ? nullptr : bias.data(), random);
+    }
+  }
+}
+
 TEST_F(ParitySweepTest, NormGatedFfn) {
   Random random(105);
   Sweep sweep;
   int32_t turn = 0;
   for (DType format : kFormats) {
-    for (const auto& [d, ffn] : {std::pair<int32_t, int32_t>{256, 136}, {1024, 48}}) {
+    for (const auto& [d, ffn] :
+         {std::pair<int32_t, int32_t>{256, 136}, {1024, 48}, {4096, 21}, {5128, 36}}) {
       const Weights gate(format, ffn, d, random);
       const Weights up(format, ffn, d, random);
       const std::vector<float> bias = random.Floats(static_cast<size_t>(ffn));
       for (int32_t rows : kRows) {
         ++turn;
-        if (!sweep.Take()) continue;
+        if ((d > 4000 && (format != DType::kBF16 || rows > 16)) || !sweep.Take()) continue;
         const ResidualData in(kResiduals[turn % 4], rows, d, random);
         Check(
             fmt::format("NormGatedFfn {} d {} ffn {} rows {}", DTypeName(format), d, ffn, rows),
@@ -288,10 +311,9 @@ TEST_F(ParitySweepTest, NormLogits) {
   }
 }
 
-// The case of one shape; `turn` chooses what is not crossed.
-void CheckQkv(DType format, int32_t dim, int32_t group, int32_t rows, int32_t turn,
+// The case of one shape, `d` wide; `turn` chooses what is not crossed.
+void CheckQkv(DType format, int32_t d, int32_t dim, int32_t group, int32_t rows, int32_t turn,
               Random& random) {
-  constexpr int32_t kDim = 128;
   constexpr QkNorm kNorms[] = {QkNorm::kNone, QkNorm::kNone, QkNorm::kPerHead, QkNorm::kFull};
   const DType kv_type = kKvTypes[turn % 3];
   const QkNorm norm = kNorms[turn / 3 % 4];
@@ -299,9 +321,9 @@ void CheckQkv(DType format, int32_t dim, int32_t group, int32_t rows, int32_t tu
   const int32_t kv_heads = dim * group > 1500 ? 1 : 1 + turn % 3;
   const int32_t heads = kv_heads * group;
   const bool bias = turn / 2 % 2 == 1;
-  const Weights wq(format, heads * dim, kDim, random);
-  const Weights wk(format, kv_heads * dim, kDim, random);
-  const Weights wv(format, kv_heads * dim, kDim, random);
+  const Weights wq(format, heads * dim, d, random);
+  const Weights wk(format, kv_heads * dim, d, random);
+  const Weights wv(format, kv_heads * dim, d, random);
   const auto bq = random.Floats(static_cast<size_t>(heads * dim));
   const auto bk = random.Floats(static_cast<size_t>(kv_heads * dim));
   const auto bv = random.Floats(static_cast<size_t>(kv_heads * dim));
@@ -312,7 +334,7 @@ void CheckQkv(DType format, int32_t dim, int32_t group, int32_t rows, int32_t tu
   const Bank bank(kv_type, kv_heads, dim, dim, 16, std::vector<int32_t>(q_len.size(), 0), rows + 20,
                   random);
   const Step step(q_len, kv_len, [&](int32_t s) { return bank.TableOff(s); });
-  const ResidualData in(kResiduals[turn / 5 % 4], rows, kDim, random);
+  const ResidualData in(kResiduals[turn / 5 % 4], rows, d, random);
   std::vector<float> cos_sin;
   for (int32_t i = 0; i < rows * n_freq; ++i) {
     const float angle = random.Floats(1)[0];
@@ -358,8 +380,22 @@ TEST_F(ParitySweepTest, NormQkvRopeAppend) {
       for (int32_t group : kGroups) {
         for (int32_t rows : {1, kRows[static_cast<size_t>(turn * 3) % std::size(kRows)]}) {
           ++turn;
-          if (sweep.Take()) CheckQkv(format, dim, group, rows, turn, random);
+          if (sweep.Take()) CheckQkv(format, 128, dim, group, rows, turn, random);
         }
+      }
+    }
+  }
+}
+
+TEST_F(ParitySweepTest, NormQkvRopeAppendOfLongRows) {
+  Random random(114);
+  Sweep sweep;
+  int32_t turn = 0;
+  for (int32_t d : {2304, 4096}) {
+    for (int32_t rows : {2, 7, 8, 11, 16}) {
+      for (int32_t dim : {64, 80}) {
+        ++turn;
+        if (sweep.Take()) CheckQkv(DType::kBF16, d, dim, 4, rows, turn, random);
       }
     }
   }

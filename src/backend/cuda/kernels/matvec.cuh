@@ -1,5 +1,5 @@
-// What the kernels of matvec.cu and matvec_tiles.cu share: the order in which a product's rows are
-// read, and what becomes of the finished ones.
+// What the kernels of matvec.cu, matvec_tiles.cu and matvec_stationary.cu share: the order in which
+// a product's rows are read, and what becomes of the finished ones.
 //
 // An item is what one thread finishes: a row of weights, or two rows whose products meet (gate and
 // up; the two values that a rotation mixes). Items of all parts form one list.
@@ -22,6 +22,10 @@ struct Work {
 // The product of any number of rows, on tensor cores. REQUIRES a format other than f32, and rows
 // that can be copied 16 bytes at a time.
 void MultiplyTiles(const Work& work, const Launch& launch);
+
+// The same, faster, for up to 8 rows and bf16 on cards with clusters. False, and nothing done, where
+// it does not apply.
+bool MultiplyStationary(const Work& work, const Launch& launch);
 
 // --- Items.
 

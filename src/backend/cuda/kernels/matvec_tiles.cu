@@ -1,5 +1,5 @@
 // Products of a few rows of activations with weights, on tensor cores: weights are read once for
-// all rows, and so still at the speed of memory.
+// all rows. (matvec_stationary.cu is faster where it applies.)
 //
 // As in StreamKernel (matvec.cu), the warps of a block split k, each with a ring of weights of its
 // own, filled before GridWait. A block takes up to kMTiles tiles of 16 rows of weights at a time,

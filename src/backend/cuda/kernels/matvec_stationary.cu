@@ -1,0 +1,385 @@
+// Products of up to 8 rows of activations with bf16 weights, on cards with clusters of blocks: the
+// activations stay in registers, so that the kernel reads little but weights.
+//
+// That takes many warps to a row of weights: the blocks of a cluster and the warps of each split k
+// into slices. Where k is too long for their registers, a batch of tiles takes one chunk of k after
+// the other. A warp streams its slice of one tile of 16 rows after the other through a ring of its
+// own, filled before GridWait as in StreamKernel (matvec.cu). At the end of a batch the warps' sums
+// are added in shared memory, and sent to the block of the cluster that finishes them. The barrier
+// behind that is waited for a tile later, so that no block stands still for it.
+//
+// Weights go to mma.m16n8k16 as they lie. Activations are the sum of three bf16 values, which hold
+// all 24 bits of a float. (The sums of tensor cores are cut off, not rounded: those of a tile begin
+// at zero, and the two lower parts have their own.) Which k a column of a fragment stands for is
+// free as long as both sides agree: of 32 values, lane (g, t) = (lane / 4, lane % 4) holds values
+// 8 t to 8 t + 7 of weight rows g and g + 8 and of activation row g.
+#include <algorithm>
+
+#include "backend/cuda/kernels/cluster.cuh"
+#include "backend/cuda/kernels/matvec.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+// Of a cluster: two, for which every multiprocessor finds another. Larger ones leave some over.
+constexpr int kBlocks = 2;
+constexpr int kWarps = 16;  // of a block, which has a multiprocessor to itself
+constexpr int kThreads = 32 * kWarps;
+constexpr int kSlices = kBlocks * kWarps;
+constexpr int kRows = 8;                    // of activations
+constexpr int kBatch = 4;                   // tiles whose sums are exchanged together
+constexpr int kSums = kBatch * 16 * kRows;  // of a batch
+constexpr int kShare = kSums / kBlocks;     // of them: those that a block finishes
+constexpr int kTables = 3;                  // batches whose rows' addresses are at hand
+constexpr int kLine = 128;                  // bytes of a row in a piece, 64 values: a line of cache
+constexpr int kPieceBytes = 16 * kLine;     // of a tile's rows: what is copied at a time
+constexpr int kMaxSteps = 5;                // more would spill registers
+
+// A warp holds 32 * kSteps values of k: its slice of a chunk.
+template <int kSteps>
+struct Shape {
+  static constexpr int kPieces = (kSteps + 1) / 2;  // the last may be half of one
+  static constexpr int kAhead = 4 / kPieces;        // tiles in a ring; no more than a batch
+  static constexpr int kTileBytes = kPieces * kPieceBytes;
+  static constexpr int kRingBytes = kAhead * kTileBytes;  // of a warp
+};
+
+// Shared memory behind the rings.
+struct Exchange {
+  float partial[kWarps][kSums];
+  float received[2][kBlocks][kShare];  // of two batches, in turn
+  float squares[kSlices][kRows];
+  const std::byte* table[kTables][kBatch * 16];
+  std::byte* kv_rows[kRows];
+};
+
+// What is streamed at a time: a chunk of a tile, of the batch that begins with turn `first`.
+struct Unit {
+  int32_t first;
+  int32_t chunk;
+  int32_t tile;
+};
+
+// The upper halves of two values in a word.
+__device__ __forceinline__ uint32_t TopHalves(float low, float high) {
+  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
+
+__device__ __forceinline__ float WithoutTop(float v) {
+  return v - __uint_as_float(__float_as_uint(v) & 0xffff0000u);
+}
+
+// A lane's share of the activations, of 32 values of k: three parts whose sum they are.
+struct Activations {
+  uint32_t part[3][4];
+
+  __device__ __forceinline__ void Set(const float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float low = v[2 * i];
+      float high = v[2 * i + 1];
+#pragma unroll
+      for (int p = 0; p < 3; ++p) {
+        part[p][i] = TopHalves(low, high);
+        low = WithoutTop(low);
+        high = WithoutTop(high);
+      }
+    }
+  }
+};
+
+// Adds the products of weight rows g (`top`) and g + 8 with activations, of words i and i + 1.
+__device__ __forceinline__ void Mma(float (&sum)[4], const uint32_t (&top)[4],
+                                    const uint32_t (&bottom)[4], const uint32_t (&x)[4], int i) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(top[i]), "r"(bottom[i]), "r"(top[i + 1]), "r"(bottom[i + 1]), "r"(x[i]), "r"(x[i + 1]));
+}
+
+__device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&to)[4]) {
+  const uint4 v = *reinterpret_cast<const uint4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+__device__ __forceinline__ void LoadEight(const float* from, float (&to)[8]) {
+  const float4 low = *reinterpret_cast<const float4*>(from);
+  const float4 high = *reinterpret_cast<const float4*>(from + 4);
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+
+// Grid: clusters. Rows of weights are up to n_chunks times what a cluster holds of the activations.
+template <int kSteps>
+__global__ void __launch_bounds__(kThreads, 1)
+    StationaryKernel(const __grid_constant__ Work work, int32_t n_chunks) {
+  using S = Shape<kSteps>;
+  const Product& p = work.product;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const auto cluster = static_cast<int32_t>(blockIdx.x / kBlocks);
+  const auto n_clusters = static_cast<int32_t>(gridDim.x / kBlocks);
+  const auto rank = static_cast<int32_t>(blockIdx.x % kBlocks);
+  const int slice = warp * kBlocks + rank;  // where k is short, both blocks have warps without one
+  ClusterArrive();
+
+  extern __shared__ __align__(1024) std::byte shared[];
+  std::byte* ring = shared + warp * S::kRingBytes;
+  auto& exchange = *reinterpret_cast<Exchange*>(shared + kWarps * S::kRingBytes);
+
+  // The clusters take turns over the tiles, so that together they read one stretch of memory.
+  const int32_t tile_items = 16 / work.rows_per_item;
+  const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, tile_items));
+  const auto n_turns = static_cast<int32_t>(CeilDiv(n_tiles - cluster, n_clusters));
+  const auto tile_of = [&](int32_t turn) { return turn * n_clusters + cluster; };
+  const auto is_last_tile = [&](const Unit& u) {
+    return u.tile + 1 == min(int32_t{kBatch}, n_turns - u.first);
+  };
+  const auto advance = [&](Unit& u) {
+    if (!is_last_tile(u)) {
+      ++u.tile;
+      return;
+    }
+    u.tile = 0;
+    if (++u.chunk < n_chunks) return;
+    u.chunk = 0;
+    u.first += kBatch;
+  };
+
+  // Row i of a batch.
+  const auto fill_table = [&](int32_t batch, int i) {
+    const int32_t item = tile_of(batch * kBatch + i / 16) * tile_items + i % tile_items;
+    // Past the end any row will do.
+    exchange.table[batch % kTables][i] =
+        FindWeights(work, min(item, work.n_items - 1), i % 16 / tile_items);
+  };
+  if (threadIdx.x < (kTables - 1) * kBatch * 16) {
+    const auto i = static_cast<int>(threadIdx.x);
+    fill_table(i / (kBatch * 16), i % (kBatch * 16));
+  }
+  __syncthreads();
+
+  // Where piece i of a chunk of the slice begins in a row, in bytes. Halves of lines, where slices
+  // have an odd one, lie behind the chunk's whole lines.
+  const auto piece_begin = [&](int32_t chunk, int i) {
+    constexpr int kWhole = kSteps / 2;
+    const int32_t begin = chunk * (kSlices * kSteps * kLine / 2);
+    return begin + (i < kWhole ? (slice * kWhole + i) * kLine
+                               : kSlices * kWhole * kLine + slice * (kLine / 2));
+  };
+
+  // What is copied next. A lane copies 16 bytes of every fourth row; halves of odd rows change
+  // places, against bank conflicts.
+  Unit feed{};
+  int feed_slot = 0;
+  const int copy_row = lane / 8;
+  const int copy_at = lane % 8;
+  std::byte* const copy_to = ring + copy_row * kLine + (copy_at ^ copy_row % 2 * 4) * 16;
+  const auto copy = [&](int i) {
+    if (feed.first < n_turns) {
+      const std::byte* const* rows =
+          exchange.table[feed.first / kBatch % kTables] + feed.tile * 16 + copy_row;
+      const int32_t begin = piece_begin(feed.chunk, i) + copy_at * 16;
+      const bool valid = begin < work.data_bytes && (i < kSteps / 2 || copy_at < 4);
+      std::byte* to = copy_to + feed_slot * S::kTileBytes + i * kPieceBytes;
+#pragma unroll
+      for (int j = 0; j < 16; j += 4) CopyAsync16(to + j * kLine, rows[j] + begin, valid);
+      if (i + 1 == S::kPieces) {
+        advance(feed);
+        feed_slot = feed_slot + 1 == S::kAhead ? 0 : feed_slot + 1;
+      }
+    }
+    CopyAsyncCommit();
+  };
+#pragma unroll 1
+  for (int ahead = 0; ahead < S::kAhead; ++ahead) {
+#pragma unroll
+    for (int i = 0; i < S::kPieces; ++i) copy(i);
+  }
+  GridTrigger();
+  if (p.norm != nullptr) {
+#pragma unroll
+    for (int i = 0; i < S::kPieces; ++i) {
+      const int32_t k = piece_begin(0, i) / 2 + lane * 2;
+      if (k < work.n_in) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm + k));
+    }
+  }
+  GridWait();
+
+  Activations x[kSteps];
+  float square = 0;  // a sum that counts in the first batch
+  const auto load_x = [&](int32_t chunk, auto&& meanwhile) {
+    const auto k_of = [&](int i) { return piece_begin(chunk, i / 2) / 2 + i % 2 * 32 + 8 * t; };
+    const float* row = g < p.n_rows ? FindInput(work, g) : nullptr;
+    float v[kSteps][8] = {};
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (row != nullptr && k_of(i) < work.n_in) LoadEight(row + k_of(i), v[i]);
+    }
+    meanwhile();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      float norm[8] = {};
+      if (p.norm != nullptr && k_of(i) < work.n_in) LoadEight(p.norm + k_of(i), norm);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        square += v[i][j] * v[i][j];
+        if (p.norm != nullptr) v[i][j] *= norm[j];
+      }
+      x[i].Set(v[i]);
+    }
+  };
+
+  // What this thread finishes: the item of sum `sum_at` of the block's share of a batch, and of the
+  // sum beside it where items have two rows. A lane's sums of a tile are those of weight row g and
+  // activation row 2 t, of g + 8 and 2 t, then of 2 t + 1.
+  const int sum_at = static_cast<int>(threadIdx.x) * work.rows_per_item;
+  const int place = rank * kShare + sum_at;
+  const int32_t r = place / 4 % 4 * 2 + place / 2 % 2;
+  const auto own_item = [&](int32_t first) {  // of a batch; none: negative
+    const int32_t turn = first + place / (16 * kRows);
+    const int32_t item = tile_of(turn) * tile_items + place / 16 % 8 + place % 2 * 8;
+    const bool is_own = sum_at < kShare && r < p.n_rows && turn < n_turns && item < work.n_items;
+    return is_own ? item : -1;
+  };
+  const auto received_of = [&](int32_t first) { return exchange.received[first / kBatch % 2]; };
+  float scale = 1;
+  Operands operands;
+
+  const std::byte* const from = ring + g * kLine + (t ^ g % 2 * 4) * 16;
+  const int other_half = g % 2 == 0 ? 64 : -64;
+  int slot = 0;
+#pragma unroll 1
+  for (Unit u{};; advance(u)) {
+    float large[4] = {};
+    float small[4] = {};
+    if (u.first < n_turns) {
+      const bool is_first = u.first == 0 && u.chunk == 0;
+      if (u.tile == 0 && (is_first || n_chunks > 1)) {
+        load_x(u.chunk, [&] {
+          if (is_first && p.finish == Finish::kRope && warp == kWarps - 1 && lane < p.n_rows) {
+            exchange.kv_rows[lane] = FindKvRow(work, lane);
+          }
+        });
+      }
+#pragma unroll
+      for (int i = 0; i < S::kPieces; ++i) {
+        CopyAsyncWait<S::kAhead * S::kPieces - 1>();
+        __syncwarp();
+        const std::byte* piece = from + slot * S::kTileBytes + i * kPieceBytes;
+#pragma unroll
+        for (int step = 2 * i; step < 2 * i + 2 && step < kSteps; ++step) {
+          const std::byte* words = step % 2 == 0 ? piece : piece + other_half;
+          uint32_t top[4];
+          uint32_t bottom[4];
+          LoadWords(words, top);
+          LoadWords(words + 8 * kLine, bottom);
+#pragma unroll
+          for (int j = 0; j < 4; j += 2) {
+            Mma(large, top, bottom, x[step].part[0], j);
+            Mma(small, top, bottom, x[step].part[1], j);
+            Mma(small, top, bottom, x[step].part[2], j);
+          }
+        }
+        __syncwarp();
+        copy(i);
+      }
+      slot = slot + 1 == S::kAhead ? 0 : slot + 1;
+    }
+
+    if (u.tile + u.chunk == 0 && u.first > 0) {  // finish the batch before
+      const int32_t first = u.first - kBatch;
+      ClusterWait();
+      if (first == 0 && p.norm != nullptr) {
+        float mean = 0;
+#pragma unroll 8
+        for (int i = 0; i < kSlices; ++i) mean += exchange.squares[i][r];
+        mean /= static_cast<float>(work.n_in);
+        scale = 1.0f / sqrtf(mean + p.eps);
+      }
+      const int32_t item = own_item(first);
+      if (item >= 0) {
+        float a = 0;
+        float b = 0;
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          a += received_of(first)[i][sum_at];
+          if (work.rows_per_item == 2) b += received_of(first)[i][sum_at + 1];
+        }
+        FinishItem(work, item, r, exchange.kv_rows[r], operands, scale * a, scale * b);
+      }
+    }
+    if (u.first >= n_turns) return;
+
+    float4& to = reinterpret_cast<float4*>(exchange.partial[warp])[u.tile * 32 + lane];
+    float4 sum = make_float4(large[0] + small[0], large[2] + small[2], large[1] + small[1],
+                             large[3] + small[3]);
+    if (u.chunk > 0) sum = make_float4(to.x + sum.x, to.y + sum.y, to.z + sum.z, to.w + sum.w);
+    to = sum;
+    if (!is_last_tile(u) || u.chunk + 1 < n_chunks) continue;
+
+    // The end of a batch. Copies of the next one have begun.
+    if (threadIdx.x < kBatch * 16) {
+      fill_table(u.first / kBatch + kTables - 1, static_cast<int>(threadIdx.x));
+    }
+    if (u.first == 0) {
+      ClusterWait();  // the other block runs: its memory can be written to
+      square += __shfl_xor_sync(kAllLanes, square, 1);
+      square += __shfl_xor_sync(kAllLanes, square, 2);
+      if (t < kBlocks) *InBlock(&exchange.squares[slice][g], t) = square;
+    }
+    __syncthreads();
+    {
+      static_assert(kThreads == kSums, "a sum a thread");
+      const auto i = static_cast<int>(threadIdx.x);
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) total += exchange.partial[w][i];
+      *InBlock(&received_of(u.first)[rank][i % kShare], i / kShare) = total;
+    }
+    ClusterArrive();
+    const int32_t item = own_item(u.first);
+    if (item >= 0) operands = LoadOperands(work, item, r);
+  }
+}
+
+// False where the card lacks the shared memory.
+template <int kSteps>
+bool LaunchStationary(const Work& work, int32_t n_chunks, const Launch& launch) {
+  constexpr size_t kBytes = kWarps * Shape<kSteps>::kRingBytes + sizeof(Exchange);
+  if (kBytes > launch.device->shared_per_block) return false;
+  AllowShared(StationaryKernel<kSteps>, kBytes);
+  const int64_t n_tiles = CeilDiv(work.n_items, 16 / work.rows_per_item);
+  const int64_t n_clusters = std::min<int64_t>(n_tiles, launch.device->sm_count / kBlocks);
+  ClusterLaunch(launch, kBlocks, dim3(static_cast<unsigned>(n_clusters * kBlocks)), dim3(kThreads),
+                kBytes)
+      .Run(StationaryKernel<kSteps>, work, n_chunks);
+  return true;
+}
+
+}  // namespace
+
+bool MultiplyStationary(const Work& work, const Launch& launch) {
+  const Product& p = work.product;
+  if (launch.device->arch < 90 || p.parts[0].w.format != DType::kBF16 || p.n_rows > kRows) {
+    return false;
+  }
+  const int64_t steps = CeilDiv(work.n_in, 32 * kSlices);
+  const int64_t n_chunks = CeilDiv(steps, kMaxSteps);
+  const auto chunks = static_cast<int32_t>(n_chunks);
+  switch (CeilDiv(steps, n_chunks)) {
+    case 1:
+    case 2:
+      return LaunchStationary<2>(work, chunks, launch);
+    case 3:
+      return LaunchStationary<3>(work, chunks, launch);
+    case 4:
+      return LaunchStationary<4>(work, chunks, launch);
+    default:
+      return LaunchStationary<5>(work, chunks, launch);
+  }
+}
+
+}  // namespace omnikv::cuda

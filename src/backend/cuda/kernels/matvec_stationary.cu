@@ -33,7 +33,7 @@ constexpr int kShare = kSums / kBlocks;     // of them: those that a block finis
 constexpr int kTables = 3;                  // batches whose rows' addresses are at hand
 constexpr int kLine = 128;                  // bytes of a row in a piece, 64 values: a line of cache
 constexpr int kPieceBytes = 16 * kLine;     // of a tile's rows: what is copied at a time
-constexpr int kMaxSteps = 5;                // more would spill registers
+constexpr int kMaxSteps = 5;                // more would spill many registers
 
 // A warp holds 32 * kSteps values of k: its slice of a chunk.
 template <int kSteps>

@@ -13,9 +13,11 @@
 namespace omnikv::cuda {
 namespace {
 
-constexpr int kMaxWarps = 8;     // of a block: 64 KB of ring
 constexpr int kWarpsPerSm = 16;  // about: 128 KB of weights on their way to each
-constexpr int kBatch = 32;       // items finished together, one a lane of the first warp
+// Of a block whose warps take kPieces pieces of a row.
+template <int kPieces>
+constexpr int kMaxWarps = kPieces == 1 ? kWarpsPerSm : 8;
+constexpr int kBatch = 32;  // items finished together, one a lane of the first warp
 constexpr int kMaxBatchRows = 2 * kBatch;
 constexpr int kTableRows = 4 * kMaxBatchRows;
 // Weights asked into the L2 cache, for each warp, while the activations are on their way.
@@ -178,7 +180,7 @@ __device__ __forceinline__ void PrefetchL2(const std::byte* data, int32_t bytes)
 // Row r of the product. Warp w of a block's n_warps takes pieces w, w + n_warps, ... of a row,
 // kPieces of them: REQUIRES the row to have no more than kPieces * n_warps.
 template <DType kFormat, int kPieces>
-__global__ void __launch_bounds__(32 * kMaxWarps, 2)
+__global__ void __launch_bounds__(32 * kMaxWarps<kPieces>, kWarpsPerSm / kMaxWarps<kPieces>)
     StreamKernel(const __grid_constant__ Work work, int32_t r) {
   using P = Piece<kFormat>;
   constexpr int kAhead = P::kSlots / kPieces;  // rows in the ring
@@ -192,7 +194,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
   auto* table =
       reinterpret_cast<const std::byte**>(shared + n_warps * (P::kRingBytes + P::kStageBytes));
   auto* partial = reinterpret_cast<float*>(table + kTableRows);  // [2][n_warps][kMaxBatchRows]
-  __shared__ float squares[kMaxWarps];
+  __shared__ float squares[kMaxWarps<kPieces>];
   __shared__ std::byte* kv_row;
 
   // The blocks take turns, so that together they read one stretch of memory after the other: with a
@@ -337,7 +339,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       float b = 0;
       float mean = 0;
 #pragma unroll
-      for (int w = 0; w < kMaxWarps; ++w) {
+      for (int w = 0; w < kMaxWarps<kPieces>; ++w) {
         if (w >= n_warps) continue;
         a += sums[w * kMaxBatchRows];
         b += sums[w * kMaxBatchRows + 1];  // where items have one row: of another, not looked at
@@ -383,6 +385,14 @@ __global__ void __launch_bounds__(256) AnyKernel(const __grid_constant__ Work wo
   FinishItem(work, item, r, kv_row, LoadOperands(work, item, r), a, b);
 }
 
+template <DType kFormat>
+size_t StreamShared(int64_t n_warps) {
+  using P = Piece<kFormat>;
+  return kTableRows * sizeof(void*) +
+         static_cast<size_t>(n_warps) *
+             (P::kRingBytes + P::kStageBytes + 2 * kMaxBatchRows * sizeof(float));
+}
+
 template <DType kFormat, int kPieces>
 void LaunchStream(const Work& work, const Launch& launch) {
   using P = Piece<kFormat>;
@@ -390,9 +400,7 @@ void LaunchStream(const Work& work, const Launch& launch) {
   const int64_t per_sm = std::max<int64_t>(1, (kWarpsPerSm + n_warps / 2) / n_warps);
   const auto grid =
       static_cast<unsigned>(std::min(int64_t{work.n_items}, per_sm * launch.device->sm_count));
-  const auto bytes = kTableRows * sizeof(void*) +
-                     static_cast<size_t>(n_warps) *
-                         (P::kRingBytes + P::kStageBytes + 2 * kMaxBatchRows * sizeof(float));
+  const size_t bytes = StreamShared<kFormat>(n_warps);
   AllowShared(StreamKernel<kFormat, kPieces>, bytes);
   for (int32_t r = 0; r < work.product.n_rows; ++r) {
     LaunchKernel(StreamKernel<kFormat, kPieces>, launch, dim3(grid),
@@ -400,9 +408,15 @@ void LaunchStream(const Work& work, const Launch& launch) {
   }
 }
 
+// A piece of a row a warp, where blocks of so many warps fill a multiprocessor, even one alone:
+// warps with two pieces take 128 registers a lane, and four of them a quarter of the registers, so
+// that one warp of a fetch keeps their block from starting until another has ended.
 template <DType kFormat>
 void MultiplyStream(const Work& work, const Launch& launch) {
-  if (work.n_in <= kMaxWarps * Piece<kFormat>::kValues) {
+  const int64_t n_pieces = CeilDiv(work.n_in, Piece<kFormat>::kValues);
+  const bool fills_sm = 4 * n_pieces > 3 * kWarpsPerSm && n_pieces <= kWarpsPerSm &&
+                        StreamShared<kFormat>(n_pieces) <= launch.device->shared_per_block;
+  if (n_pieces <= kWarpsPerSm / 2 || fills_sm) {
     LaunchStream<kFormat, 1>(work, launch);
   } else {
     LaunchStream<kFormat, 2>(work, launch);

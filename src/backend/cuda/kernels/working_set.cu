@@ -134,11 +134,14 @@ __global__ void __launch_bounds__(kThreads)
 // already; as many as fill the bus beside them, since more would take from the step (measured).
 constexpr int kFetchBlocks = 128;
 constexpr int kInFlight = 4;  // pieces of a lane
+// Of a lane. Beside four warps of products a quarter of the registers has room for two such warps,
+// but for one of 52.
+constexpr int kFetchRegisters = 40;
 
 // A warp's unit is up to 32 * kInFlight pieces of one row, all asked for before the first is there;
 // where the next unit lies is asked for meanwhile. Host memory is read past the caches: once.
 template <typename Piece>
-__global__ void __launch_bounds__(32) Fetch(FetchRowsArgs a) {
+__global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   // No GridTrigger: the next fetch would start, and the one after it, and all of them would wait on
   // multiprocessors that the step needs.
   GridWait();

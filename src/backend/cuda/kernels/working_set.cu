@@ -1,7 +1,7 @@
 // Which chosen rows are on the device already, and the copy of those that are not.
 #include <algorithm>
 
-#include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/kernels/cluster.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -132,10 +132,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // Blocks of one warp, so that one finds room on a multiprocessor that two kernels of a step share
 // already; as many as fill the bus beside them, since more would take from the step (measured).
-constexpr int kFetchBlocks = 128;
+constexpr int64_t kFetchBlocks = 128;
 constexpr int kInFlight = 4;  // pieces of a lane
-// Of a lane. Beside four warps of products a quarter of the registers has room for two such warps,
-// but for one of 52.
+// Blocks that the card places together, where it can: the step is then a little faster (measured).
+constexpr int kFetchCluster = 8;
+// Of a lane. A quarter of the registers of a multiprocessor has room for two such warps beside four
+// warps of products; of 52 registers, for one.
 constexpr int kFetchRegisters = 40;
 
 // A warp's unit is up to 32 * kInFlight pieces of one row, all asked for before the first is there;
@@ -196,8 +198,10 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
                                    cudaSharedmemCarveoutMaxShared),
               "fetch");
   const int64_t blocks = CeilDiv(args.capacity * args.row_bytes, 32 * kInFlight * 16);
-  LaunchKernel(fetch, launch, dim3(static_cast<unsigned>(std::min<int64_t>(kFetchBlocks, blocks))),
-               dim3(32), 0, args);
+  const auto clusters =
+      static_cast<unsigned>(CeilDiv(std::min(kFetchBlocks, blocks), kFetchCluster));
+  ClusterLaunch(launch, kFetchCluster, dim3(clusters * kFetchCluster), dim3(32), 0)
+      .Run(fetch, args);
 }
 
 }  // namespace omnikv::cuda

@@ -23,8 +23,8 @@ struct Work {
 // that can be copied 16 bytes at a time.
 void MultiplyTiles(const Work& work, const Launch& launch);
 
-// The same, faster, for up to 8 rows and bf16 on cards with clusters. False, and nothing done, where
-// it does not apply.
+// The same, faster, for up to 8 rows and bf16 on cards with clusters. False, and nothing done,
+// where it does not apply.
 bool MultiplyStationary(const Work& work, const Launch& launch);
 
 // --- Items.

@@ -211,8 +211,12 @@ if wanted sanitizer; then
       [ $tool = racecheck ] && stride=$((16 * stride))
       export OMNIKV_SWEEP_STRIDE=$stride
       for program in "$parity" "$backend"; do
-        filter='ParitySweepTest.*:ParityDeviceTest.FetchRows:ParityTest.PlanRange'
+        filter='ParitySweepTest.*:ParityDeviceTest.WorkingSet:ParityDeviceTest.FetchRows:ParityDeviceTest.AppendToASlot:ParityTest.PlanRange'
+        [ $tool != racecheck ] && filter+=':ParityTest.NextToken*'
         [ "$program" = "$backend" ] && filter='*FiftyReplays*:*NeedNoHost*'
+        # Racecheck looks into single kernels, which the other program has; the recorded steps of this
+        # one did not end under it in four minutes.
+        [ "$tool:$program" = "racecheck:$backend" ] && continue
         log=$out/sanitizer_$tool.$(basename "$program").log
         timeout 400 "$sanitizer" --tool "$tool" --error-exitcode 99 "$program" \
           --gtest_filter="$filter" >"$log" 2>&1

@@ -34,6 +34,9 @@ constexpr int kTables = 3;                  // batches whose rows' addresses are
 constexpr int kLine = 128;                  // bytes of a row in a piece, 64 values: a line of cache
 constexpr int kPieceBytes = 16 * kLine;     // of a tile's rows: what is copied at a time
 constexpr int kMaxSteps = 5;                // more would spill many registers
+// Pieces of a ring that are asked for before the activations, which stand behind them in memory's
+// queue: as much as memory brings until GridWait returns.
+constexpr int kEarlyPieces = 2;
 
 // A warp holds 32 * kSteps values of k: its slice of a chunk.
 template <int kSteps>
@@ -170,6 +173,23 @@ __global__ void __launch_bounds__(kThreads, 1)
                                : kSlices * kWhole * kLine + slice * (kLine / 2));
   };
 
+  // Where step i of a chunk of the slice begins.
+  const auto step_begin = [&](int32_t chunk, int i) {
+    return piece_begin(chunk, i / 2) / 2 + i % 2 * 32;
+  };
+
+  // Where the slice is one chunk, the norm's weights of it come first, to where the first sums will
+  // lie: behind the weights in memory's queue each would be waited for.
+  const bool stages_norm = p.norm != nullptr && n_chunks == 1;
+  float* const norms = exchange.partial[warp];
+  if (stages_norm) {
+    for (int i = lane / 8; i < kSteps; i += 4) {
+      const int32_t k = step_begin(0, i) + lane % 8 * 4;
+      CopyAsync16(norms + 32 * i + lane % 8 * 4, p.norm + k, k < work.n_in);
+    }
+  }
+  CopyAsyncCommit();
+
   // What is copied next. A lane copies 16 bytes of every fourth row; halves of odd rows change
   // places, against bank conflicts.
   Unit feed{};
@@ -193,25 +213,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     CopyAsyncCommit();
   };
-#pragma unroll 1
-  for (int ahead = 0; ahead < S::kAhead; ++ahead) {
+  const auto fill = [&](int from, int to) {  // pieces of the ring
 #pragma unroll
-    for (int i = 0; i < S::kPieces; ++i) copy(i);
-  }
+    for (int i = from; i < to; ++i) copy(i % S::kPieces);
+  };
+  fill(0, kEarlyPieces);
   GridTrigger();
-  if (p.norm != nullptr) {
-#pragma unroll
-    for (int i = 0; i < S::kPieces; ++i) {
-      const int32_t k = piece_begin(0, i) / 2 + lane * 2;
-      if (k < work.n_in) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm + k));
-    }
-  }
   GridWait();
 
   Activations x[kSteps];
   float square = 0;  // a sum that counts in the first batch
   const auto load_x = [&](int32_t chunk, auto&& meanwhile) {
-    const auto k_of = [&](int i) { return piece_begin(chunk, i / 2) / 2 + i % 2 * 32 + 8 * t; };
+    const auto k_of = [&](int i) { return step_begin(chunk, i) + 8 * t; };
     const float* row = g < p.n_rows ? FindInput(work, g) : nullptr;
     float v[kSteps][8] = {};
 #pragma unroll
@@ -219,10 +232,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (row != nullptr && k_of(i) < work.n_in) LoadEight(row + k_of(i), v[i]);
     }
     meanwhile();
+    CopyAsyncWait<S::kAhead * S::kPieces>();
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float norm[8] = {};
-      if (p.norm != nullptr && k_of(i) < work.n_in) LoadEight(p.norm + k_of(i), norm);
+      if (stages_norm) {
+        LoadEight(norms + 32 * i + 8 * t, norm);
+      } else if (p.norm != nullptr && k_of(i) < work.n_in) {
+        LoadEight(p.norm + k_of(i), norm);
+      }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         square += v[i][j] * v[i][j];
@@ -259,6 +278,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const bool is_first = u.first == 0 && u.chunk == 0;
       if (u.tile == 0 && (is_first || n_chunks > 1)) {
         load_x(u.chunk, [&] {
+          if (is_first) fill(kEarlyPieces, S::kAhead * S::kPieces);
           if (is_first && p.finish == Finish::kRope && warp == kWarps - 1 && lane < p.n_rows) {
             exchange.kv_rows[lane] = FindKvRow(work, lane);
           }

@@ -397,7 +397,9 @@ template <DType kFormat, int kPieces>
 void LaunchStream(const Work& work, const Launch& launch) {
   using P = Piece<kFormat>;
   const int64_t n_warps = CeilDiv(CeilDiv(work.n_in, P::kValues), kPieces);
-  const int64_t per_sm = std::max<int64_t>(1, (kWarpsPerSm + n_warps / 2) / n_warps);
+  // About kWarpsPerSm; no more where lanes take 128 registers, as one block too many runs alone.
+  const int64_t spare = kPieces == 1 ? n_warps / 2 : 0;
+  const int64_t per_sm = std::max<int64_t>(1, (kWarpsPerSm + spare) / n_warps);
   const auto grid =
       static_cast<unsigned>(std::min(int64_t{work.n_items}, per_sm * launch.device->sm_count));
   const size_t bytes = StreamShared<kFormat>(n_warps);

@@ -17,6 +17,7 @@
 
 #include "backend/cuda/kernels/cluster.cuh"
 #include "backend/cuda/kernels/matvec.cuh"
+#include "backend/cuda/kernels/mma.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -94,22 +95,12 @@ struct Activations {
 // Adds the products of weight rows g (`top`) and g + 8 with activations, of words i and i + 1.
 __device__ __forceinline__ void Mma(float (&sum)[4], const uint32_t (&top)[4],
                                     const uint32_t (&bottom)[4], const uint32_t (&x)[4], int i) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(top[i]), "r"(bottom[i]), "r"(top[i + 1]), "r"(bottom[i + 1]), "r"(x[i]), "r"(x[i + 1]));
+  MultiplyAdd<__nv_bfloat16>(sum, {top[i], bottom[i], top[i + 1], bottom[i + 1]}, {x[i], x[i + 1]});
 }
 
 __device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&to)[4]) {
   const uint4 v = *reinterpret_cast<const uint4*>(from);
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-}
-
-__device__ __forceinline__ void LoadEight(const float* from, float (&to)[8]) {
-  const float4 low = *reinterpret_cast<const float4*>(from);
-  const float4 high = *reinterpret_cast<const float4*>(from + 4);
-  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
 
 // Grid: clusters. Rows of weights are up to n_chunks times what a cluster holds of the activations.

@@ -278,21 +278,15 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
   // The next 32 values of k: eight a lane, of each row.
   float x[kNTiles][8];
   float norm[8];
-  const auto load_eight = [](const float* from, float(&to)[8]) {
-    const float4 low = *reinterpret_cast<const float4*>(from);
-    const float4 high = *reinterpret_cast<const float4*>(from + 4);
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-  };
   const auto load_x = [&](int32_t step, int block) {
     const int32_t k = (step * S::kBlocks + block) * 32;
     const bool valid = S::kQ8 || k + 8 * t < work.n_in;
-    if (valid && p.norm != nullptr) load_eight(p.norm + k + 8 * t, norm);
+    if (valid && p.norm != nullptr) LoadEight(p.norm + k + 8 * t, norm);
 #pragma unroll
     for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[n][i] = 0;
-      if (valid) load_eight(rows[n] + k, x[n]);
+      if (valid) LoadEight(rows[n] + k, x[n]);
     }
   };
   if (own_steps > 0) load_x(step_of(0), 0);

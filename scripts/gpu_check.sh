@@ -207,9 +207,8 @@ if wanted sanitizer; then
     detail='' members='' ok=1 none=0
     for tool in memcheck racecheck initcheck; do
       # racecheck takes some thirty times as long as the others.
-      stride=${OMNIKV_SANITIZER_STRIDE:-14}
-      [ $tool = racecheck ] && stride=$((16 * stride))
-      export OMNIKV_SWEEP_STRIDE=$stride
+      export OMNIKV_SWEEP_STRIDE=${OMNIKV_SANITIZER_STRIDE:-14}
+      [ $tool = racecheck ] && OMNIKV_SWEEP_STRIDE=$((16 * OMNIKV_SWEEP_STRIDE))
       for program in "$parity" "$backend"; do
         filter='ParitySweepTest.*:ParityDeviceTest.WorkingSet:ParityDeviceTest.FetchRows:ParityDeviceTest.AppendToASlot:ParityTest.PlanRange'
         [ $tool != racecheck ] && filter+=':ParityTest.NextToken*'
@@ -261,17 +260,16 @@ done
 
 if wanted robust; then
   began=$SECONDS
-  filter='Delays.*:*cuda*'
-  # A bundle has no random models, only the shipped one.
-  [ -d "$root/tests/golden/policy_model" ] || filter='Delays.*'
-  export OMNIKV_MODEL=$model GTEST_FILTER=$filter
-  run_tests "$robust" "$out/robust.log"
-  unset GTEST_FILTER
-  note=$(sed -n 's/^\([0-9]* steps after .*\)/\1/p' "$out/robust.log" | head -1)
   if [ -z "$model" ]; then
     finish robust skipped "the shipped model is not here: give OMNIKV_MODEL=FILE.gguf"
   else
-    finish_tests robust "; $note"
+    filter='Delays.*:*cuda*'
+    # A bundle has no random models, only the shipped one.
+    [ -d "$root/tests/golden/policy_model" ] || filter='Delays.*'
+    export OMNIKV_MODEL=$model GTEST_FILTER=$filter
+    run_tests "$robust" "$out/robust.log"
+    unset GTEST_FILTER
+    finish_tests robust "; $(sed -n 's/^\([0-9]* steps after .*\)/\1/p' "$out/robust.log" | head -1)"
   fi
 fi
 
@@ -289,13 +287,12 @@ fi
 
 if wanted answers; then
   began=$SECONDS
-  export OMNIKV_MODEL=$model OMNIKV_DOCUMENT=$document
-  run_tests "$answers" "$out/answers.log"
-  note=$(sed -n 's/^\([0-9]* of [0-9]* answers are .*\)/\1/p' "$out/answers.log" | head -1)
   if [ -z "$model" ] || [ -z "$document" ]; then
     finish answers skipped "the shipped model or document is not here: give OMNIKV_MODEL=FILE.gguf"
   else
-    finish_tests answers "; $note"
+    export OMNIKV_MODEL=$model OMNIKV_DOCUMENT=$document
+    run_tests "$answers" "$out/answers.log"
+    finish_tests answers "; $(sed -n 's/^\([0-9]* of [0-9]* answers are .*\)/\1/p' "$out/answers.log" | head -1)"
   fi
 fi
 

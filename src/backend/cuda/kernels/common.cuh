@@ -168,6 +168,14 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bo
                : "memory");
 }
 
+// A word, through the first-level cache; zero when `valid` is false.
+__device__ __forceinline__ void CopyAsync4(void* shared, const void* global, bool valid) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SharedAddress(shared)),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void CopyAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

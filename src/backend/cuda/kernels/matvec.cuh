@@ -79,26 +79,41 @@ struct Operands {
   float value[2] = {0, 0};  // kAdd: of the residual; kRope: cosine and sine
 };
 
-__device__ __forceinline__ Operands LoadOperands(const Work& work, int32_t item, int32_t r) {
+// Where it lies; null: zero.
+struct OperandRefs {
+  const float* bias[2] = {};
+  const float* value[2] = {};
+};
+
+__device__ __forceinline__ OperandRefs FindOperands(const Work& work, int32_t item, int32_t r) {
   const Product& p = work.product;
-  Operands operands;
+  OperandRefs refs;
 #pragma unroll
   for (int32_t side = 0; side < 2; ++side) {
     if (side == work.rows_per_item) break;
     const RowRef at = FindRow(work, item, side);
     const float* bias = p.parts[at.part].bias;
-    if (bias != nullptr) operands.bias[side] = __ldg(bias + at.row);
+    if (bias != nullptr) refs.bias[side] = bias + at.row;
   }
   const RowRef at = FindRow(work, item, 0);
   if (p.finish == Finish::kAdd) {
     const ProductPart& part = p.parts[at.part];
-    operands.value[0] = part.y[r * part.w.n_out + at.row];
+    refs.value[0] = part.y + r * part.w.n_out + at.row;
   }
   if (p.finish == Finish::kRope && at.part < 2 && work.qkv.cos_sin != nullptr) {
-    const float* cos_sin =
-        work.qkv.cos_sin + (int64_t{r} * work.qkv.n_freq + at.row % work.qkv.kv.dk) * 2;
-    operands.value[0] = cos_sin[0];
-    operands.value[1] = cos_sin[1];
+    refs.value[0] = work.qkv.cos_sin + (int64_t{r} * work.qkv.n_freq + at.row % work.qkv.kv.dk) * 2;
+    refs.value[1] = refs.value[0] + 1;
+  }
+  return refs;
+}
+
+__device__ __forceinline__ Operands LoadOperands(const Work& work, int32_t item, int32_t r) {
+  const OperandRefs refs = FindOperands(work, item, r);
+  Operands operands;
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    if (refs.bias[side] != nullptr) operands.bias[side] = __ldg(refs.bias[side]);
+    if (refs.value[side] != nullptr) operands.value[side] = *refs.value[side];
   }
   return operands;
 }

@@ -8,6 +8,10 @@
 // are added in shared memory, and sent to the block of the cluster that finishes them. The barrier
 // behind that is waited for a tile later, so that no block stands still for it.
 //
+// What else is read stands behind a ring of weights in memory's queue, some 4 us, and is therefore
+// asked for long before: the next chunk's activations when a chunk begins, what finishing a batch
+// needs when the batch begins.
+//
 // Weights go to mma.m16n8k16 as they lie. Activations are the sum of three bf16 values, which hold
 // all 24 bits of a float. (The sums of tensor cores are cut off, not rounded: those of a tile begin
 // at zero, and the two lower parts have their own.) Which k a column of a fragment stands for is
@@ -45,7 +49,10 @@ struct Shape {
   static constexpr int kPieces = (kSteps + 1) / 2;  // the last may be half of one
   static constexpr int kAhead = 4 / kPieces;        // tiles in a ring; no more than a batch
   static constexpr int kTileBytes = kPieces * kPieceBytes;
-  static constexpr int kRingBytes = kAhead * kTileBytes;  // of a warp
+  static constexpr int kRingPieces = kAhead * kPieces;
+  static constexpr int kRingBytes = kAhead * kTileBytes;    // of a warp
+  static constexpr int kStageFloats = kRows * 32 * kSteps;  // of a warp
+  static constexpr bool kHasStage = kSteps != 4;            // else it does not fit beside the ring
 };
 
 // Shared memory behind the rings.
@@ -54,6 +61,7 @@ struct Exchange {
   float received[2][kBlocks][kShare];  // of two batches, in turn
   float squares[kSlices][kRows];
   const std::byte* table[kTables][kBatch * 16];
+  float4 operands[kShare];  // of the threads that finish a batch: two biases, two values
   std::byte* kv_rows[kRows];
 };
 
@@ -103,11 +111,14 @@ __device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&to)[
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// Grid: clusters. Rows of weights are up to n_chunks times what a cluster holds of the activations.
-template <int kSteps>
+// Grid: clusters. Rows of weights are up to n_chunks times what a cluster holds of the activations;
+// not kChunked: REQUIRES n_chunks == 1.
+template <int kSteps, bool kChunked>
 __global__ void __launch_bounds__(kThreads, 1)
-    StationaryKernel(const __grid_constant__ Work work, int32_t n_chunks) {
+    StationaryKernel(const __grid_constant__ Work work, int32_t n_tiles, int32_t n_chunks) {
   using S = Shape<kSteps>;
+  constexpr bool kStaged = kChunked && S::kHasStage;
+  if (!kChunked) n_chunks = 1;  // for the compiler
   const Product& p = work.product;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -122,11 +133,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* ring = shared + warp * S::kRingBytes;
   auto& exchange = *reinterpret_cast<Exchange*>(shared + kWarps * S::kRingBytes);
+  float* const stage = reinterpret_cast<float*>(&exchange + 1) + warp * S::kStageFloats;
 
   // The clusters take turns over the tiles, so that together they read one stretch of memory.
-  const int32_t tile_items = 16 / work.rows_per_item;
-  const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, tile_items));
-  const auto n_turns = static_cast<int32_t>(CeilDiv(n_tiles - cluster, n_clusters));
+  const int32_t tile_items = work.rows_per_item == 2 ? 8 : 16;
+  const int32_t n_turns = (n_tiles - cluster + n_clusters - 1) / n_clusters;
   const auto tile_of = [&](int32_t turn) { return turn * n_clusters + cluster; };
   const auto is_last_tile = [&](const Unit& u) {
     return u.tile + 1 == min(int32_t{kBatch}, n_turns - u.first);
@@ -144,10 +155,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   // Row i of a batch.
   const auto fill_table = [&](int32_t batch, int i) {
-    const int32_t item = tile_of(batch * kBatch + i / 16) * tile_items + i % tile_items;
+    const int32_t item = tile_of(batch * kBatch + i / 16) * tile_items + (i & (tile_items - 1));
     // Past the end any row will do.
     exchange.table[batch % kTables][i] =
-        FindWeights(work, min(item, work.n_items - 1), i % 16 / tile_items);
+        FindWeights(work, min(item, work.n_items - 1), i % 16 >= tile_items);
   };
   if (threadIdx.x < (kTables - 1) * kBatch * 16) {
     const auto i = static_cast<int>(threadIdx.x);
@@ -171,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   // Where the slice is one chunk, the norm's weights of it come first, to where the first sums will
   // lie: behind the weights in memory's queue each would be waited for.
-  const bool stages_norm = p.norm != nullptr && n_chunks == 1;
+  const bool stages_norm = p.norm != nullptr && !kChunked;
   float* const norms = exchange.partial[warp];
   if (stages_norm) {
     for (int i = lane / 8; i < kSteps; i += 4) {
@@ -212,26 +223,51 @@ __global__ void __launch_bounds__(kThreads, 1)
   GridTrigger();
   GridWait();
 
+  // Activations of the first chunk come straight to registers, those of the others through a stage
+  // in shared memory, where there is room for one.
   Activations x[kSteps];
   float square = 0;  // a sum that counts in the first batch
-  const auto load_x = [&](int32_t chunk, auto&& meanwhile) {
-    const auto k_of = [&](int i) { return step_begin(chunk, i) + 8 * t; };
+  const auto load_x = [&](int32_t chunk, float(&v)[kSteps][8]) {
     const float* row = g < p.n_rows ? FindInput(work, g) : nullptr;
-    float v[kSteps][8] = {};
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (row != nullptr && k_of(i) < work.n_in) LoadEight(row + k_of(i), v[i]);
+      const int32_t k = step_begin(chunk, i) + 8 * t;
+      if (row != nullptr && k < work.n_in) LoadEight(row + k, v[i]);
     }
-    meanwhile();
-    CopyAsyncWait<S::kAhead * S::kPieces>();
-    __syncwarp();
+  };
+  // A stage holds the rows of one step after the other. In odd rows every two 16 bytes change
+  // places, against bank conflicts.
+  const auto ask_x = [&](int32_t chunk) {
+#pragma unroll
+    for (int r = copy_row; r < kRows; r += 4) {
+      const float* row = r < p.n_rows ? FindInput(work, r) : nullptr;
+      float* to = stage + r * 32 + (copy_at ^ r % 2) * 4;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const int32_t k = step_begin(chunk, i) + copy_at * 4;
+        CopyAsync16(to + i * kRows * 32, row + k, row != nullptr && k < work.n_in);
+      }
+    }
+  };
+  const auto read_stage = [&](float(&v)[kSteps][8]) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
+      const float* row = stage + (i * kRows + g) * 32;
+      const float4 low = *reinterpret_cast<const float4*>(row + (2 * t ^ g % 2) * 4);
+      const float4 high = *reinterpret_cast<const float4*>(row + ((2 * t + 1) ^ g % 2) * 4);
+      v[i][0] = low.x, v[i][1] = low.y, v[i][2] = low.z, v[i][3] = low.w;
+      v[i][4] = high.x, v[i][5] = high.y, v[i][6] = high.z, v[i][7] = high.w;
+    }
+  };
+  const auto set_x = [&](int32_t chunk, float(&v)[kSteps][8]) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int32_t k = step_begin(chunk, i) + 8 * t;
       float norm[8] = {};
       if (stages_norm) {
         LoadEight(norms + 32 * i + 8 * t, norm);
-      } else if (p.norm != nullptr && k_of(i) < work.n_in) {
-        LoadEight(p.norm + k_of(i), norm);
+      } else if (p.norm != nullptr && k < work.n_in) {
+        LoadEight(p.norm + k, norm);
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -241,6 +277,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       x[i].Set(v[i]);
     }
   };
+  {
+    float v[kSteps][8] = {};
+    load_x(0, v);
+    fill(kEarlyPieces, S::kRingPieces);
+    if (p.finish == Finish::kRope && warp == kWarps - 1 && lane < p.n_rows) {
+      exchange.kv_rows[lane] = FindKvRow(work, lane);
+    }
+    if (kStaged) ask_x(1);  // it comes with the next piece
+    CopyAsyncWait<S::kRingPieces>();
+    __syncwarp();
+    set_x(0, v);
+  }
 
   // What this thread finishes: the item of sum `sum_at` of the block's share of a batch, and of the
   // sum beside it where items have two rows. A lane's sums of a tile are those of weight row g and
@@ -255,8 +303,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     return is_own ? item : -1;
   };
   const auto received_of = [&](int32_t first) { return exchange.received[first / kBatch % 2]; };
+  // Operands of a batch come with the next piece.
+  const auto ask_operands = [&](int32_t first) {
+    const int32_t item = own_item(first);
+    if (item < 0) return;
+    const OperandRefs refs = FindOperands(work, item, r);
+    auto* to = reinterpret_cast<float*>(&exchange.operands[threadIdx.x]);
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      CopyAsync4(to + side, refs.bias[side], refs.bias[side] != nullptr);
+      CopyAsync4(to + 2 + side, refs.value[side], refs.value[side] != nullptr);
+    }
+  };
   float scale = 1;
-  Operands operands;
+  ask_operands(0);
 
   const std::byte* const from = ring + g * kLine + (t ^ g % 2 * 4) * 16;
   const int other_half = g % 2 == 0 ? 64 : -64;
@@ -266,18 +326,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     float large[4] = {};
     float small[4] = {};
     if (u.first < n_turns) {
-      const bool is_first = u.first == 0 && u.chunk == 0;
-      if (u.tile == 0 && (is_first || n_chunks > 1)) {
-        load_x(u.chunk, [&] {
-          if (is_first) fill(kEarlyPieces, S::kAhead * S::kPieces);
-          if (is_first && p.finish == Finish::kRope && warp == kWarps - 1 && lane < p.n_rows) {
-            exchange.kv_rows[lane] = FindKvRow(work, lane);
-          }
-        });
+      if (kChunked && u.tile == 0 && u.chunk + u.first > 0) {
+        float v[kSteps][8] = {};
+        if constexpr (kStaged) {
+          CopyAsyncWait<S::kPieces - 1>();  // it came at least a tile ago
+          __syncwarp();
+          read_stage(v);
+          __syncwarp();
+          const bool ends = u.chunk + 1 == n_chunks;
+          if (!ends || u.first + kBatch < n_turns) ask_x(ends ? 0 : u.chunk + 1);
+        } else {
+          load_x(u.chunk, v);
+        }
+        set_x(u.chunk, v);
       }
 #pragma unroll
       for (int i = 0; i < S::kPieces; ++i) {
-        CopyAsyncWait<S::kAhead * S::kPieces - 1>();
+        CopyAsyncWait<S::kRingPieces - 1>();
         __syncwarp();
         const std::byte* piece = from + slot * S::kTileBytes + i * kPieceBytes;
 #pragma unroll
@@ -312,6 +377,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       const int32_t item = own_item(first);
       if (item >= 0) {
+        if (u.first < n_turns) {
+          CopyAsyncWait<(kBatch - 1) * S::kPieces>();  // asked for before the second tile
+        } else {
+          CopyAsyncCommit();
+          CopyAsyncWait<0>();
+        }
+        const float4 asked = exchange.operands[threadIdx.x];
+        const Operands operands{{asked.x, asked.y}, {asked.z, asked.w}};
         float a = 0;
         float b = 0;
 #pragma unroll
@@ -321,6 +394,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
         FinishItem(work, item, r, exchange.kv_rows[r], operands, scale * a, scale * b);
       }
+      if (u.first < n_turns) ask_operands(u.first);
     }
     if (u.first >= n_turns) return;
 
@@ -332,7 +406,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (!is_last_tile(u) || u.chunk + 1 < n_chunks) continue;
 
     // The end of a batch. Copies of the next one have begun.
-    if (threadIdx.x < kBatch * 16) {
+    if (threadIdx.x < kBatch * 16 && u.first + (kTables - 1) * kBatch < n_turns) {
       fill_table(u.first / kBatch + kTables - 1, static_cast<int>(threadIdx.x));
     }
     if (u.first == 0) {
@@ -351,23 +425,30 @@ __global__ void __launch_bounds__(kThreads, 1)
       *InBlock(&received_of(u.first)[rank][i % kShare], i / kShare) = total;
     }
     ClusterArrive();
-    const int32_t item = own_item(u.first);
-    if (item >= 0) operands = LoadOperands(work, item, r);
   }
 }
 
 // False where the card lacks the shared memory.
-template <int kSteps>
+template <int kSteps, bool kChunked>
 bool LaunchStationary(const Work& work, int32_t n_chunks, const Launch& launch) {
-  constexpr size_t kBytes = kWarps * Shape<kSteps>::kRingBytes + sizeof(Exchange);
+  using S = Shape<kSteps>;
+  constexpr auto kKernel = StationaryKernel<kSteps, kChunked>;
+  constexpr size_t kStage = kChunked && S::kHasStage ? S::kStageFloats * sizeof(float) : 0;
+  constexpr size_t kBytes = kWarps * (S::kRingBytes + kStage) + sizeof(Exchange);
   if (kBytes > launch.device->shared_per_block) return false;
-  AllowShared(StationaryKernel<kSteps>, kBytes);
-  const int64_t n_tiles = CeilDiv(work.n_items, 16 / work.rows_per_item);
-  const int64_t n_clusters = std::min<int64_t>(n_tiles, launch.device->sm_count / kBlocks);
+  AllowShared(kKernel, kBytes);
+  const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, 16 / work.rows_per_item));
+  const int32_t n_clusters = std::min(n_tiles, launch.device->sm_count / kBlocks);
   ClusterLaunch(launch, kBlocks, dim3(static_cast<unsigned>(n_clusters * kBlocks)), dim3(kThreads),
                 kBytes)
-      .Run(StationaryKernel<kSteps>, work, n_chunks);
+      .Run(kKernel, work, n_tiles, n_chunks);
   return true;
+}
+
+template <int kSteps>
+bool LaunchStationary(const Work& work, int32_t n_chunks, const Launch& launch) {
+  return n_chunks > 1 ? LaunchStationary<kSteps, true>(work, n_chunks, launch)
+                      : LaunchStationary<kSteps, false>(work, n_chunks, launch);
 }
 
 }  // namespace
@@ -383,7 +464,7 @@ bool MultiplyStationary(const Work& work, const Launch& launch) {
   switch (CeilDiv(steps, n_chunks)) {
     case 1:
     case 2:
-      return LaunchStationary<2>(work, chunks, launch);
+      return LaunchStationary<2, false>(work, chunks, launch);
     case 3:
       return LaunchStationary<3>(work, chunks, launch);
     case 4:

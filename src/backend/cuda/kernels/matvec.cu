@@ -20,8 +20,6 @@ constexpr int kMaxWarps = kPieces == 1 ? kWarpsPerSm : 8;
 constexpr int kBatch = 32;  // items finished together, one a lane of the first warp
 constexpr int kMaxBatchRows = 2 * kBatch;
 constexpr int kTableRows = 4 * kMaxBatchRows;
-// Weights asked into the L2 cache, for each warp, while the activations are on their way.
-constexpr int kL2Ahead = 6 * 1024;
 
 // A piece of a row: what a warp copies into one slot of its ring.
 template <DType kFormat>
@@ -177,6 +175,11 @@ __device__ __forceinline__ void PrefetchL2(const std::byte* data, int32_t bytes)
 #endif
 }
 
+__device__ __forceinline__ void LoadFour(const float* from, float* to) {
+  const float4 v = *reinterpret_cast<const float4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
 // Row r of the product. Warp w of a block's n_warps takes pieces w, w + n_warps, ... of a row,
 // kPieces of them: REQUIRES the row to have no more than kPieces * n_warps.
 template <DType kFormat, int kPieces>
@@ -243,50 +246,42 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kPieces>, kWarpsPerSm / kMaxWar
   }
   // Not earlier: what the next kernel then asks of memory fills the gap between the two.
   GridTrigger();
-  if (p.norm != nullptr) {
+  // What a lane multiplies, four values at a time. Those of the norm are weights: asked for before
+  // GridWait, where there are registers for them.
+  const auto each_four = [&](auto&& use) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int32_t k = (i * n_warps + warp) * P::kValues + lane * 32;
-      if (lane * 32 < P::kValues && k < work.n_in) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm + k));
-      }
+    for (int i = 0; i < kPieces * P::kLaneValues; i += 4) {
+      const int32_t piece = i / P::kLaneValues * n_warps + warp;
+      use(i, piece * P::kValues + P::Index(i % P::kLaneValues, lane));
     }
-  }
+  };
+  constexpr bool kNormFirst = kPieces == 1;
+  float norm[kPieces * P::kLaneValues] = {};
+  const auto load_norm = [&](int i, int32_t k) {
+    if (k < work.n_in) LoadFour(p.norm + k, norm + i);
+  };
+  if (kNormFirst && p.norm != nullptr) each_four(load_norm);
 
   GridWait();
-  if (warp == 0 && kAhead + lane < n_rows && lane * work.data_bytes < n_warps * kL2Ahead) {
-    PrefetchL2(table[kAhead + lane], work.data_bytes);
-  }
+  // The row behind those in the ring, into the second-level cache: the ring is full until
+  // activations are there. More would stand before them in memory's queue.
+  if (threadIdx.x == 0 && kAhead < n_rows) PrefetchL2(table[kAhead], work.data_bytes);
   Input<kFormat> input[kPieces];
   float square = 0;
   {
     const float* x = FindInput(work, r);
-    float v[kPieces * P::kLaneValues];
-    const auto each_four = [&](auto&& use) {
-#pragma unroll
-      for (int i = 0; i < kPieces * P::kLaneValues; i += 4) {
-        const int32_t piece = i / P::kLaneValues * n_warps + warp;
-        const int32_t k = piece * P::kValues + P::Index(i % P::kLaneValues, lane);
-        use(k, v + i);
-      }
-    };
-    each_four([&](int32_t k, float* four) {
-      const float4 from =
-          k < work.n_in ? *reinterpret_cast<const float4*>(x + k) : make_float4(0, 0, 0, 0);
-      four[0] = from.x;
-      four[1] = from.y;
-      four[2] = from.z;
-      four[3] = from.w;
+    float v[kPieces * P::kLaneValues] = {};
+    each_four([&](int i, int32_t k) {
+      if (k < work.n_in) LoadFour(x + k, v + i);
     });
     if (p.norm != nullptr) {
-      each_four([&](int32_t k, float* four) {
-        if (k >= work.n_in) return;
-        const float4 norm = __ldg(reinterpret_cast<const float4*>(p.norm + k));
-        square += four[0] * four[0] + four[1] * four[1] + four[2] * four[2] + four[3] * four[3];
-        four[0] *= norm.x;
-        four[1] *= norm.y;
-        four[2] *= norm.z;
-        four[3] *= norm.w;
+      each_four([&](int i, int32_t k) {
+        if (!kNormFirst) load_norm(i, k);
+#pragma unroll
+        for (int j = i; j < i + 4; ++j) {
+          square += v[j] * v[j];
+          v[j] *= norm[j];
+        }
       });
     }
 #pragma unroll
@@ -402,7 +397,12 @@ void LaunchStream(const Work& work, const Launch& launch) {
   const int64_t per_sm = std::max<int64_t>(1, (kWarpsPerSm + spare) / n_warps);
   const auto grid =
       static_cast<unsigned>(std::min(int64_t{work.n_items}, per_sm * launch.device->sm_count));
-  const size_t bytes = StreamShared<kFormat>(n_warps);
+  // At least four fifths of a multiprocessor's in all: a block of the next kernel that found room
+  // beside these would leave multiprocessors with unequal numbers of its blocks (a step over 4K
+  // tokens 3.92 -> 4.12 ms), or a fetch without registers.
+  const size_t bytes =
+      std::max(StreamShared<kFormat>(n_warps),
+               launch.device->shared_per_block * 4 / 5 / static_cast<size_t>(per_sm));
   AllowShared(StreamKernel<kFormat, kPieces>, bytes);
   for (int32_t r = 0; r < work.product.n_rows; ++r) {
     LaunchKernel(StreamKernel<kFormat, kPieces>, launch, dim3(grid),

@@ -76,7 +76,7 @@ __device__ __forceinline__ std::byte* FindKvRow(const Work& work, int32_t r) {
 // What finishing an item needs from memory: asked for early, there when the products are.
 struct Operands {
   float bias[2] = {0, 0};
-  float value[2] = {0, 0};  // kAdd: of the residual; kRope: cosine and sine
+  float value[2] = {0, 0};  // kRope: cosine and sine
 };
 
 // Where it lies; null: zero.
@@ -96,10 +96,6 @@ __device__ __forceinline__ OperandRefs FindOperands(const Work& work, int32_t it
     if (bias != nullptr) refs.bias[side] = bias + at.row;
   }
   const RowRef at = FindRow(work, item, 0);
-  if (p.finish == Finish::kAdd) {
-    const ProductPart& part = p.parts[at.part];
-    refs.value[0] = part.y + r * part.w.n_out + at.row;
-  }
   if (p.finish == Finish::kRope && at.part < 2 && work.qkv.cos_sin != nullptr) {
     refs.value[0] = work.qkv.cos_sin + (int64_t{r} * work.qkv.n_freq + at.row % work.qkv.kv.dk) * 2;
     refs.value[1] = refs.value[0] + 1;
@@ -133,7 +129,7 @@ __device__ __forceinline__ void FinishItem(const Work& work, int32_t item, int32
       part.y[out] = a;
       return;
     case Finish::kAdd:
-      part.y[out] = operands.value[0] + p.scale * a;
+      atomicAdd(part.y + out, p.scale * a);  // so that no thread waits for the residual
       return;
     case Finish::kGated:
       part.y[out] = Activate(p.act, a) * b;

@@ -133,6 +133,9 @@ __global__ void __launch_bounds__(kThreads)
 // Blocks of one warp, so that one finds room on a multiprocessor that two kernels of a step share
 // already; as many as fill the bus beside them, since more would take from the step (measured).
 constexpr int64_t kFetchBlocks = 128;
+// Where an eighth or more is there already, the step can wait for the bus a little; what it loses
+// is then the room that fetches take, and so fewer of them work.
+constexpr int32_t kQuietBlocks = 104;
 constexpr int kInFlight = 4;  // pieces of a lane
 // Blocks that the card places together, where it can: the step is then a little faster (measured).
 constexpr int kFetchCluster = 8;
@@ -152,8 +155,10 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
   const int32_t n_units = *a.n * parts;
   const auto lane = static_cast<int32_t>(threadIdx.x);
+  const bool quiet = *a.n <= a.capacity - a.capacity / 8;
+  const auto n_blocks = static_cast<int32_t>(quiet ? min(gridDim.x, kQuietBlocks) : gridDim.x);
   auto unit = static_cast<int32_t>(blockIdx.x);
-  if (unit >= n_units) return;
+  if (unit >= n_blocks || unit >= n_units) return;
   int32_t from = a.from_row[unit / parts];
   int32_t to = a.to_row[unit / parts];
   while (unit < n_units) {
@@ -165,7 +170,7 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
     for (int u = 0; u < kInFlight; ++u) {
       if (first + 32 * u < pieces) piece[u] = __ldcv(in + 32 * u);
     }
-    unit += static_cast<int32_t>(gridDim.x);
+    unit += n_blocks;
     if (unit < n_units) {
       from = a.from_row[unit / parts];
       to = a.to_row[unit / parts];

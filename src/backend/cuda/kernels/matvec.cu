@@ -175,11 +175,6 @@ __device__ __forceinline__ void PrefetchL2(const std::byte* data, int32_t bytes)
 #endif
 }
 
-__device__ __forceinline__ void LoadFour(const float* from, float* to) {
-  const float4 v = *reinterpret_cast<const float4*>(from);
-  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-}
-
 // Row r of the product. Warp w of a block's n_warps takes pieces w, w + n_warps, ... of a row,
 // kPieces of them: REQUIRES the row to have no more than kPieces * n_warps.
 template <DType kFormat, int kPieces>

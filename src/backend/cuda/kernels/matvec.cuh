@@ -58,12 +58,14 @@ __device__ __forceinline__ const float* FindInput(const Work& work, int32_t r) {
   return p.x + int64_t{p.x_rows != nullptr ? p.x_rows[r] : r} * work.n_in;
 }
 
-// Eight values, 16 bytes aligned.
-__device__ __forceinline__ void LoadEight(const float* from, float (&to)[8]) {
-  const float4 low = *reinterpret_cast<const float4*>(from);
-  const float4 high = *reinterpret_cast<const float4*>(from + 4);
-  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+// Neighbouring values, 16 bytes aligned.
+__device__ __forceinline__ void LoadFour(const float* from, float* to) {
+  const float4 v = *reinterpret_cast<const float4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ __forceinline__ void LoadEight(const float* from, float* to) {
+  LoadFour(from, to);
+  LoadFour(from + 4, to + 4);
 }
 
 // Where row r of a kRope puts its K and V.

@@ -253,10 +253,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const float* row = stage + (i * kRows + g) * 32;
-      const float4 low = *reinterpret_cast<const float4*>(row + (2 * t ^ g % 2) * 4);
-      const float4 high = *reinterpret_cast<const float4*>(row + ((2 * t + 1) ^ g % 2) * 4);
-      v[i][0] = low.x, v[i][1] = low.y, v[i][2] = low.z, v[i][3] = low.w;
-      v[i][4] = high.x, v[i][5] = high.y, v[i][6] = high.z, v[i][7] = high.w;
+      LoadFour(row + (2 * t ^ g % 2) * 4, v[i]);
+      LoadFour(row + ((2 * t + 1) ^ g % 2) * 4, v[i] + 4);
     }
   };
   const auto set_x = [&](int32_t chunk, float(&v)[kSteps][8]) {

@@ -153,9 +153,10 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   constexpr int32_t kUnit = 32 * kInFlight;
   const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Piece)));
   const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
-  const int32_t n_units = *a.n * parts;
+  const int32_t n = *a.n;
+  const int32_t n_units = n * parts;
   const auto lane = static_cast<int32_t>(threadIdx.x);
-  const bool quiet = *a.n <= a.capacity - a.capacity / 8;
+  const bool quiet = n <= a.capacity - a.capacity / 8;
   const auto n_blocks = static_cast<int32_t>(quiet ? min(gridDim.x, kQuietBlocks) : gridDim.x);
   auto unit = static_cast<int32_t>(blockIdx.x);
   if (unit >= n_blocks || unit >= n_units) return;

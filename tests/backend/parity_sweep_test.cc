@@ -228,7 +228,7 @@ TEST_F(ParitySweepTest, LinearOfLongRows) {
                                     {5120, 300},
                                     {6136, 19},
                                     {8192, 16},
-                                    {11008, 75},
+                                    {11008, 300},
                                     {14328, 33},
                                     {16392, 24}}) {
     const Weights w(DType::kBF16, n_out, n_in, random);

@@ -560,7 +560,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 6)
     float v[kWidth];
   };
   __shared__ float sums[kMergeWarps][kMergeColumns];
-  __shared__ float weights[kMaxStrands];
+  extern __shared__ __align__(1024) float weights[];  // [kMaxStrands]
   __shared__ float totals[2][kMergeWarps];
   GridTrigger();
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -746,9 +746,19 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
     AttendFast<__nv_bfloat16>(args, d, partials, launch);
   }
   const int64_t columns = args.o == nullptr ? 1 : CeilDiv(args.kv.dv, kMergeColumns);
-  LaunchKernel(args.kv.dv % 4 == 0 ? MergeKernel<4> : MergeKernel<1>, launch,
+  const auto merge = args.kv.dv % 4 == 0 ? MergeKernel<4> : MergeKernel<1>;
+  size_t shared = kMaxStrands * sizeof(float);
+  if (columns * args.n_heads * args.n_rows <= launch.device->sm_count) {
+    // Where its blocks find a multiprocessor each, one takes the place of two blocks of the product
+    // behind it (measured). The other two load weights meanwhile; more would stand before its own
+    // loads. A smaller one would leave a gap that none of them fits in: where a block of a fetch
+    // lies behind it, for the whole of that product.
+    shared = std::max(shared, 2 * QuarterShared(*launch.device) + kBesideDynamic);
+  }
+  AllowShared(merge, shared);
+  LaunchKernel(merge, launch,
                dim3(static_cast<unsigned>(args.n_heads), n_rows, static_cast<unsigned>(columns)),
-               dim3(32 * kMergeWarps), 0, args, d, partials);
+               dim3(32 * kMergeWarps), shared, args, d, partials);
 }
 
 }  // namespace

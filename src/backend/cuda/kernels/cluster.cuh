@@ -5,43 +5,6 @@
 
 namespace omnikv::cuda {
 
-// A launch of clusters of blocks, as early as LaunchKernel's. Before sm_90 a cluster is one block.
-class ClusterLaunch {
- public:
-  ClusterLaunch(const Launch& launch, int n_blocks, dim3 grid, dim3 block, size_t shared_bytes) {
-    config_.gridDim = grid;
-    config_.blockDim = block;
-    config_.dynamicSmemBytes = shared_bytes;
-    config_.stream = launch.stream;
-    config_.attrs = attributes_;
-    if (launch.device->arch < 90) return;
-    attributes_[0].id = cudaLaunchAttributeClusterDimension;
-    attributes_[0].val.clusterDim = {static_cast<uint32_t>(n_blocks), 1, 1};
-    attributes_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes_[1].val.programmaticStreamSerializationAllowed = 1;
-    config_.numAttrs = 2;
-  }
-  ClusterLaunch(const ClusterLaunch&) = delete;
-
-  // How many clusters the card can run at a time; 0 where it cannot run one.
-  template <typename Kernel>
-  int MaxClusters(Kernel* kernel) const {
-    int clusters = 0;
-    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_) == cudaSuccess) return clusters;
-    cudaGetLastError();  // an answer, not a failure
-    return 0;
-  }
-
-  template <typename... Params, typename... Args>
-  void Run(void (*kernel)(Params...), Args&&... args) const {
-    CheckLaunch(cudaLaunchKernelEx(&config_, kernel, std::forward<Args>(args)...), "launch");
-  }
-
- private:
-  cudaLaunchConfig_t config_{};
-  cudaLaunchAttribute attributes_[2]{};
-};
-
 // The two halves of a barrier of the whole cluster: what its blocks wrote to shared memory before
 // they arrived can be read after the wait.
 __device__ __forceinline__ void ClusterArrive() {

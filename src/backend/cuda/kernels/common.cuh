@@ -29,22 +29,52 @@ __device__ __forceinline__ void GridTrigger() {
 #endif
 }
 
-// Launches `kernel` so that it may start before the kernels ahead of it in the stream have ended
-// (on cards before sm_90: after they have).
+// A launch of a kernel that may start before the kernels ahead of it in the stream have ended (on
+// cards before sm_90: after they have).
+class KernelLaunch {
+ public:
+  // `cluster`: how many blocks lie in one; 0 where the kernel asks for none. Before sm_90 there are
+  // none.
+  KernelLaunch(const Launch& launch, dim3 grid, dim3 block, size_t shared_bytes, int cluster = 0) {
+    config_.gridDim = grid;
+    config_.blockDim = block;
+    config_.dynamicSmemBytes = shared_bytes;
+    config_.stream = launch.stream;
+    config_.attrs = attributes_;
+    if (launch.device->arch < 90) return;
+    cudaLaunchAttribute& early = attributes_[config_.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    if (cluster == 0) return;
+    cudaLaunchAttribute& blocks = attributes_[config_.numAttrs++];
+    blocks.id = cudaLaunchAttributeClusterDimension;
+    blocks.val.clusterDim = {static_cast<uint32_t>(cluster), 1, 1};
+  }
+  KernelLaunch(const KernelLaunch&) = delete;
+
+  // How many clusters the card can run at a time; 0 where it cannot run one.
+  template <typename Kernel>
+  int MaxClusters(Kernel* kernel) const {
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_) == cudaSuccess) return clusters;
+    cudaGetLastError();  // an answer, not a failure
+    return 0;
+  }
+
+  template <typename... Params, typename... Args>
+  void Run(void (*kernel)(Params...), Args&&... args) const {
+    CheckLaunch(cudaLaunchKernelEx(&config_, kernel, std::forward<Args>(args)...), "launch");
+  }
+
+ private:
+  cudaLaunchConfig_t config_{};
+  cudaLaunchAttribute attributes_[2]{};
+};
+
 template <typename... Params, typename... Args>
 void LaunchKernel(void (*kernel)(Params...), const Launch& launch, dim3 grid, dim3 block,
                   size_t shared_bytes, Args&&... args) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = launch.stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = launch.device->arch >= 90 ? 1 : 0;
-  CheckLaunch(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launch");
+  KernelLaunch(launch, grid, block, shared_bytes).Run(kernel, std::forward<Args>(args)...);
 }
 
 // Lets a kernel take `bytes` of dynamic shared memory; cheap when it may already.
@@ -55,6 +85,14 @@ void AllowShared(Kernel* kernel, size_t bytes) {
                                    static_cast<int>(bytes)),
               "shared memory");
 }
+
+// Dynamic shared memory of a block of which four fill a multiprocessor and a fifth finds no room.
+inline size_t QuarterShared(const Device& device) {
+  return device.shared_per_block / 5 / 128 * 128;
+}
+// What such a block takes beside: static shared memory, up to what its rings are aligned to, and a
+// kilobyte of the system's.
+inline constexpr size_t kBesideDynamic = 2048;
 
 __host__ __device__ constexpr int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -148,8 +186,8 @@ __device__ __forceinline__ float BlockSum(float v, float* shared) {
 }
 
 // --- Asynchronous copies, global to shared, 16 bytes a lane, past the first-level cache. Where a
-// warp's 512 bytes start must be a multiple of 128 on both sides: a line that straddles two lines of
-// shared memory is asked for twice, which costs a quarter of the bandwidth (measured, H200).
+// warp's 512 bytes start must be a multiple of 128 on both sides: a line that straddles two lines
+// of shared memory is asked for twice, which costs a quarter of the bandwidth (measured, H200).
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

@@ -395,9 +395,8 @@ void LaunchStream(const Work& work, const Launch& launch) {
   // At least four fifths of a multiprocessor's in all: a block of the next kernel that found room
   // beside these would leave multiprocessors with unequal numbers of its blocks (a step over 4K
   // tokens 3.92 -> 4.12 ms), or a fetch without registers.
-  const size_t bytes =
-      std::max(StreamShared<kFormat>(n_warps),
-               launch.device->shared_per_block * 4 / 5 / static_cast<size_t>(per_sm));
+  const size_t bytes = std::max(StreamShared<kFormat>(n_warps),
+                                4 * QuarterShared(*launch.device) / static_cast<size_t>(per_sm));
   AllowShared(StreamKernel<kFormat, kPieces>, bytes);
   for (int32_t r = 0; r < work.product.n_rows; ++r) {
     LaunchKernel(StreamKernel<kFormat, kPieces>, launch, dim3(grid),

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/kernels/pack.cuh"
 
 namespace omnikv::cuda {
 
@@ -60,8 +61,9 @@ __device__ __forceinline__ const float* FindInput(const Work& work, int32_t r) {
 
 // Neighbouring values, 16 bytes aligned.
 __device__ __forceinline__ void LoadFour(const float* from, float* to) {
-  const float4 v = *reinterpret_cast<const float4*>(from);
-  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  const Pack<float, 4> four = LoadPack<4>(from);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = four.v[i];
 }
 __device__ __forceinline__ void LoadEight(const float* from, float* to) {
   LoadFour(from, to);

@@ -437,8 +437,8 @@ bool LaunchStationary(const Work& work, int32_t n_chunks, const Launch& launch) 
   AllowShared(kKernel, kBytes);
   const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, 16 / work.rows_per_item));
   const int32_t n_clusters = std::min(n_tiles, launch.device->sm_count / kBlocks);
-  ClusterLaunch(launch, kBlocks, dim3(static_cast<unsigned>(n_clusters * kBlocks)), dim3(kThreads),
-                kBytes)
+  KernelLaunch(launch, dim3(static_cast<unsigned>(n_clusters * kBlocks)), dim3(kThreads), kBytes,
+               kBlocks)
       .Run(kKernel, work, n_tiles, n_chunks);
   return true;
 }

@@ -464,7 +464,7 @@ void LaunchDraw(const NextTokenArgs& args, const Launch& launch, Best* parts) {
       sizeof(DrawShared) + (plan.near ? sizeof(uint32_t) * static_cast<size_t>(plan.width) : 0);
   AllowShared(DrawKernel, launch.device->shared_per_block);
   const dim3 grid(static_cast<uint32_t>(plan.n_blocks), static_cast<uint32_t>(args.n_rows));
-  ClusterLaunch(launch, static_cast<int>(plan.n_blocks), grid, kDrawThreads, shared)
+  KernelLaunch(launch, grid, kDrawThreads, shared, static_cast<int>(plan.n_blocks))
       .Run(DrawKernel, args, static_cast<int>(plan.width), plan.near ? nullptr : far_keys, parts);
 }
 

@@ -448,9 +448,9 @@ class SelectLaunch {
  public:
   SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
       : n_kept_(KeptKeys(args, n_blocks, *launch.device)),
-        launch_(launch, n_blocks,
-                dim3(static_cast<uint32_t>(n_blocks), static_cast<uint32_t>(args.n_seqs)), kThreads,
-                sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_)) {
+        launch_(launch, dim3(static_cast<uint32_t>(n_blocks), static_cast<uint32_t>(args.n_seqs)),
+                kThreads, sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_),
+                n_blocks) {
     AllowShared(SelectKernel, launch.device->shared_per_block);
   }
 
@@ -477,7 +477,7 @@ class SelectLaunch {
   }
 
   int n_kept_;
-  ClusterLaunch launch_;
+  KernelLaunch launch_;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Which chosen rows are on the device already, and the copy of those that are not.
 #include <algorithm>
 
-#include "backend/cuda/kernels/cluster.cuh"
+#include "backend/cuda/kernels/common.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int64_t kFetchBlocks = 128;
 // Where an eighth or more is there already, the step can wait for the bus a little; what it loses
 // is then the room that fetches take, and so fewer of them work.
-constexpr int32_t kQuietBlocks = 104;
+constexpr int32_t kQuietBlocks = 112;
 constexpr int kInFlight = 4;  // pieces of a lane
 // Blocks that the card places together, where it can: the step is then a little faster (measured).
 constexpr int kFetchCluster = 8;
@@ -206,8 +206,7 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
   const int64_t blocks = CeilDiv(args.capacity * args.row_bytes, 32 * kInFlight * 16);
   const auto clusters =
       static_cast<unsigned>(CeilDiv(std::min(kFetchBlocks, blocks), kFetchCluster));
-  ClusterLaunch(launch, kFetchCluster, dim3(clusters * kFetchCluster), dim3(32), 0)
-      .Run(fetch, args);
+  KernelLaunch(launch, dim3(clusters * kFetchCluster), dim3(32), 0, kFetchCluster).Run(fetch, args);
 }
 
 }  // namespace omnikv::cuda

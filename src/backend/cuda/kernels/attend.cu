@@ -750,9 +750,8 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
   size_t shared = kMaxStrands * sizeof(float);
   if (columns * args.n_heads * args.n_rows <= launch.device->sm_count) {
     // Where its blocks find a multiprocessor each, one takes the place of two blocks of the product
-    // behind it (measured). The other two load weights meanwhile; more would stand before its own
-    // loads. A smaller one would leave a gap that none of them fits in: where a block of a fetch
-    // lies behind it, for the whole of that product.
+    // behind it; the other two load weights meanwhile. What a smaller one leaves fits none of them
+    // where a block of a fetch stands as well, all through that product (measured).
     shared = std::max(shared, 2 * QuarterShared(*launch.device) + kBesideDynamic);
   }
   AllowShared(merge, shared);

@@ -560,7 +560,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 6)
     float v[kWidth];
   };
   __shared__ float sums[kMergeWarps][kMergeColumns];
-  extern __shared__ __align__(1024) float weights[];  // [kMaxStrands]
+  extern __shared__ __align__(1024) float weights[];  // [kMaxStrands]; see kBesideDynamic
   __shared__ float totals[2][kMergeWarps];
   GridTrigger();
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -71,6 +71,7 @@ class KernelLaunch {
   cudaLaunchAttribute attributes_[2]{};
 };
 
+// Such a launch, where nothing else is asked of it.
 template <typename... Params, typename... Args>
 void LaunchKernel(void (*kernel)(Params...), const Launch& launch, dim3 grid, dim3 block,
                   size_t shared_bytes, Args&&... args) {
@@ -90,8 +91,8 @@ void AllowShared(Kernel* kernel, size_t bytes) {
 inline size_t QuarterShared(const Device& device) {
   return device.shared_per_block / 5 / 128 * 128;
 }
-// What such a block takes beside: static shared memory, up to what its rings are aligned to, and a
-// kilobyte of the system's.
+// What such a block takes beside: a kilobyte of static shared memory, to which its dynamic part is
+// aligned, and one of the system's.
 inline constexpr size_t kBesideDynamic = 2048;
 
 __host__ __device__ constexpr int64_t CeilDiv(int64_t a, int64_t b) {

@@ -198,8 +198,8 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
   const auto fetch = args.row_bytes % 16 == 0  ? Fetch<uint4>
                      : args.row_bytes % 4 == 0 ? Fetch<uint32_t>
                                                : Fetch<uint16_t>;
-  // Shared memory as the step's kernels divide it: a multiprocessor with another division first has
-  // to run empty.
+  // Room for the step's kernels beside it: where a fetch comes first, its division of shared memory
+  // stays until the multiprocessor runs empty (with a smaller one steps are 3 to 5 % slower).
   CheckLaunch(cudaFuncSetAttribute(fetch, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared),
               "fetch");

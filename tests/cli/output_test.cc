@@ -46,19 +46,20 @@ void ExpectFields(const json& object, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) EXPECT_TRUE(object.contains(key)) << key << " in " << object;
 }
 
-// An answer of run and chat, as DESIGN §9 lists its fields.
+// An answer of run and chat, with all its fields.
 void ExpectAnswer(const json& answer) {
   ExpectFields(answer, {"text", "tokens", "prompt_tokens", "finish_reason", "stats"});
   const json& stats = answer.at("stats");
-  ExpectFields(stats, {"device", "policy", "settings", "load_s", "prefill_s", "prefill_tok_s",
-                       "ttft_s", "decode_tok_s", "ms_per_token", "attended_tokens", "budget_tokens",
-                       "resident_bytes", "transfer_bytes_per_step", "hit_rate"});
-  ExpectFields(stats.at("resident_bytes"), {"device", "host", "disk"});
+  ExpectFields(stats,
+               {"device", "policy", "settings", "load_s", "prefill_s", "prefill_tok_s", "ttft_s",
+                "decode_tok_s", "ms_per_token", "attended_tokens", "budget_tokens", "read_fraction",
+                "held_bytes", "held_fraction", "transfer_bytes_per_step", "hit_rate"});
+  ExpectFields(stats.at("held_bytes"), {"device", "host", "disk"});
   EXPECT_EQ(stats.at("transfer_bytes_per_step"), 0);
   EXPECT_TRUE(stats.at("hit_rate").is_null());
   // Both on one clock: the first token comes after the prompt is read.
   EXPECT_GE(stats.at("ttft_s").get<double>(), stats.at("prefill_s").get<double>());
-  EXPECT_GT(stats.at("resident_bytes").at("host"), 0);
+  EXPECT_GT(stats.at("held_bytes").at("host"), 0);
 }
 
 TEST_F(Output, RunPrintsTheAnswerAlone) {
@@ -190,11 +191,27 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_EQ(info.at("kv_bytes").at("host"), 1000 * info.at("kv_bytes_per_token").get<int64_t>());
   ASSERT_GE(info.at("policies").size(), 3u);
   for (const json& policy : info.at("policies")) {
-    ExpectFields(policy, {"name", "settings", "kv_bytes", "read_bytes_per_step"});
+    ExpectFields(policy,
+                 {"name", "settings", "held_bytes", "reserved_bytes", "read_bytes_per_step"});
+    ExpectFields(policy.at("held_bytes"), {"device", "host", "disk"});
+    const auto held = policy.at("held_bytes").at("host").get<int64_t>();
+    const auto reserved = policy.at("reserved_bytes").at("host").get<int64_t>();
+    EXPECT_LE(held, reserved);
+    EXPECT_GE(reserved, info.at("kv_bytes").at("host").get<int64_t>());
+    if (policy.at("name") == "full") {
+      EXPECT_EQ(held, reserved);
+    }
   }
   const json one = GoodJson("info --json --policy streaming --set budget=77");
   ASSERT_EQ(one.at("policies").size(), 1u);
-  EXPECT_THAT(one.at("policies")[0].at("settings").get<std::string>(), HasSubstr("budget=77"));
+  const json& streaming = one.at("policies")[0];
+  EXPECT_THAT(streaming.at("settings").get<std::string>(), HasSubstr("budget=77"));
+  // The blocks of the sinks and of 73 tokens: three or four of 64 tokens, out of the context's 512.
+  const auto held = streaming.at("held_bytes").at("host").get<int64_t>();
+  EXPECT_GE(held, 3 * 64 * one.at("kv_bytes_per_token").get<int64_t>());
+  EXPECT_LE(held, 4 * 64 * one.at("kv_bytes_per_token").get<int64_t>());
+  EXPECT_EQ(streaming.at("reserved_bytes").at("host"),
+            32768 * one.at("kv_bytes_per_token").get<int64_t>());
   // Without a name, settings are those of the policy that would run.
   EXPECT_EQ(info.at("default_policy"), "omnikv");
   const json set_by_default = GoodJson("info --json --set budget=77");

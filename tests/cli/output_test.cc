@@ -305,6 +305,18 @@ TEST_F(Output, BenchHitsReadsAFile) {
   EXPECT_THAT(Good(command).out, HasSubstr("layers 3-12"));
 }
 
+// Answers of 45 tokens by a budget of 0.067 of the context: selecting goes on while they grow.
+TEST_F(Output, AnswersAsLongAsAQuarterOfTheBudgetAreRight) {
+  for (const std::string tail : {"256", "all"}) {
+    const json eval = GoodJson(
+        "eval needles --json --kinds uuid --lengths 2500 --docs 2 --seed 103 --policies full,omnikv "
+        "--set omnikv.mem=0.3 --set omnikv.tail=" +
+        tail);
+    EXPECT_EQ(eval.at("cases")[0].at("right"), 8) << eval;
+    EXPECT_EQ(eval.at("cases")[1].at("right"), 8) << eval;
+  }
+}
+
 TEST_F(Output, NeedlesJsonIsOneObject) {
   const json eval =
       GoodJson("eval needles --json --docs 1 --lengths 600 --policies full,streaming");

@@ -29,7 +29,9 @@ Rules, for the row at position p with n = p + 1 tokens in context, n_gen of them
 streaming   Every row, prompt rows too, reads t < sinks and t > p - (budget - sinks).
             positions=original rotates by t. positions=cache rotates by the place in what is kept:
             once n > budget, window token t stands at sinks + t - (n - (budget - sinks)) and the
-            query at budget - 1.
+            query at budget - 1. Only distances matter: so the query meets the sinks from there and
+            the window from p. (Angles in float32 make that distinction; main() checks that it is
+            no other.)
 omnikv      Prompt rows read everything. Decode rows: dense layers are those below the first
             filter, the filters, and with dense_after_filter=1 the layer after each; any other
             reads what the nearest filter below it chose in the same step. With
@@ -156,12 +158,14 @@ class Context:
         self.v = np.zeros_like(self.k)
 
     def logits_of(self, layer, query, tokens, query_position, key_positions):
-        """Scaled attention logits [heads, len(tokens)] of the query computed at `query`."""
+        """Scaled attention logits [heads, len(tokens)] of the query computed at `query`, which
+        stands at one position or at one for each token."""
         m = self.model
-        q = m.rotate(self.q[layer][:, query:query + 1], [query_position])
+        positions = np.broadcast_to(query_position, len(tokens))
+        q = m.rotate(np.repeat(self.q[layer][:, query:query + 1], len(tokens), axis=1), positions)
         k = m.rotate(self.k[layer][:, tokens], key_positions)
         k = np.repeat(k, m.heads // m.kv_heads, axis=0)
-        return (k @ q.transpose(0, 2, 1))[:, :, 0] / m.dtype(np.sqrt(m.head_dim))
+        return (k * q).sum(axis=-1) / m.dtype(np.sqrt(m.head_dim))
 
     def append(self, token, policy, is_prompt=False):
         """Computes the next row under a policy; the logits [vocab] it predicts."""
@@ -183,6 +187,7 @@ class Context:
 
 # --- the policies --------------------------------------------------------------------------------
 # reads(context, layer, p) -> tokens read, positions their keys are rotated by, the query's position
+# (or one for each token)
 
 
 class Full:
@@ -200,7 +205,10 @@ class Streaming:
         kept = t[(t < self.sinks) | (t > p - (self.budget - self.sinks))]
         if self.positions == "original":
             return kept, kept, p
-        return kept, np.arange(len(kept)), min(p, self.budget - 1)
+        place = min(p, self.budget - 1)
+        if self.positions == "places":
+            return kept, np.arange(len(kept)), place
+        return kept, kept, np.where(kept < self.sinks, place, p)
 
 
 class OmniKv:
@@ -421,21 +429,31 @@ def draw_text():
         3, VOCAB, N_DECODE).tolist()
 
 
+def relative(a, b):
+    """The largest difference of a row over the row's largest value."""
+    return float((np.abs(a - b).max(axis=1) / np.abs(b).max(axis=1)).max())
+
+
 def find_seed(seeds, prompt, decode):
-    """The seed whose choices are the clearest over all cases."""
-    best, best_gap = None, 0.0
+    """The seed whose logits float32 moves least, of those whose choices are clear in all cases."""
+    best, best_error = None, np.inf
     for seed in range(seeds):
-        bench = Bench(Model(policy_config(), draw(seed)), prompt, decode)
-        gap = np.inf
+        tensors = draw(seed)
+        bench = Bench(Model(policy_config(), tensors), prompt, decode)
+        bench32 = Bench(Model(policy_config(), tensors, np.float32), prompt, decode)
+        error, gap = 0.0, np.inf
         for policy, settings, *n_prompt in cases().values():
-            if policy == "omnikv" and gap > best_gap:
+            if error < best_error and gap > MIN_GAP:
                 rule = make_policy(policy, settings)
-                bench.run(rule, *n_prompt)
-                gap = min(gap, rule.min_gap())
-        if gap > best_gap:
-            best, best_gap = seed, gap
-            print(f"seed {seed}: smallest gap {gap:.1e}", flush=True)
-    assert best_gap > MIN_GAP, f"no seed below {seeds} has a smallest gap over {MIN_GAP}"
+                logits = bench.run(rule, *n_prompt)
+                error = max(error, relative(
+                    bench32.run(make_policy(policy, settings), *n_prompt), logits))
+                gap = min(gap, rule.min_gap() if policy == "omnikv" else gap)
+        if error < best_error and gap > MIN_GAP:
+            best, best_error = seed, error
+            print(f"seed {seed}: float32 moves logits by {error:.1e}, smallest gap {gap:.1e}",
+                  flush=True)
+    assert best is not None, f"no seed below {seeds} has a smallest gap over {MIN_GAP}"
     return best
 
 
@@ -523,6 +541,9 @@ def main():
     bench = Bench(Model(config, tensors), prompt, decode)
     bench32 = Bench(Model(config, tensors, np.float32), prompt, decode)
     check_model(bench, bench.run(Full()))
+    settings = cases()["streaming_cache"][1]
+    assert relative(bench.run(Streaming(**{**settings, "positions": "places"})),
+                    bench.run(Streaming(**settings))) < 1e-4
     made, logits = [], {}
     for name, (policy, settings, *n_prompt) in cases().items():
         case, logits[name], rule = make_case(name, policy, settings, *(n_prompt or [N_PROMPT]),

@@ -134,7 +134,7 @@ class SessionImpl : public Session {
   std::vector<RowMeta> rows_;      // scratch, [max_rows]
   int64_t steps_since_reset_ = 0;  // decode steps whose transfers `sets_` has counted
   int64_t prompt_len_ = 0;         // tokens that came as prompts, in context now
-  bool settled_ = true;            // the policy knows them all: the last Prompt came to its end
+  bool settled_ = false;           // the policy knows them all: the last Prompt came to its end
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
@@ -194,7 +194,7 @@ void SessionImpl::StartOver(int64_t keep) {
   streamed_bytes_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
   prompt_len_ = keep;
-  settled_ = keep == 0;  // nothing, or a prompt to come
+  settled_ = false;
   pending_ = -1;
   has_logits_ = false;
   random_.reset();
@@ -286,7 +286,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
 }
 
 Status SessionImpl::Settle() {
-  if (settled_) return {};
+  if (settled_ || tokens_.empty()) return {};
   if (policy_->WarmRows() > 1) return Prefill(std::vector<int32_t>(tokens_), {}, {});
   OKV_RETURN_IF_ERROR(policy_->AfterPrefill(prompt_len_));
   settled_ = true;

@@ -62,7 +62,7 @@ import numpy as np
 
 VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 128, 32, 48, 4, 2, 16, 8
 N_PROMPT, N_DECODE = 120, 40
-MIN_GAP = 1e-5  # relative; float32 must not decide what is chosen
+MIN_GAP = 1e-6  # relative; float32 must not decide what is chosen
 
 
 # --- safetensors ---------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def cases():
     out = {"full": ("full", {})}
     for positions in ("original", "cache"):
         out[f"streaming_{positions}"] = (
-            "streaming", {"sinks": 4, "budget": 24, "positions": positions})
+            "streaming", {"sinks": 4, "budget": 32, "positions": positions})
     selectors = ({"selector": "last"}, {"selector": "uniform", "window": 4},
                  {"selector": "exp", "window": 4})
     for selector, score, dense in itertools.product(selectors, ("softmax", "raw"), (0, 1)):

@@ -1,4 +1,5 @@
-// Sessions on the shipped model: contexts that are continued, forked, cancelled and filled up.
+// Sessions on the shipped model, on the CPU and on a card: contexts that are continued, forked,
+// cancelled and filled up.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,17 +14,21 @@
 #include <thread>
 #include <utility>
 
+#include "../test_data.h"
 #include "omnikv/engine.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
 
 using ::testing::HasSubstr;
 
-const char kModel[] = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf";
+const std::string kModel = TestData("models/omnikv-tiny-q8_0.gguf");
+const std::string kGoldens = TestData("tests/golden/models");
 
-std::unique_ptr<Engine> Load(EngineOptions options = {}) {
+std::unique_ptr<Engine> LoadOn(const std::string& device, EngineOptions options = {}) {
   options.model = kModel;
+  options.device = device;
   options.threads = 2;
   options.precision = "full";  // so that chunks and steps differ by f32 rounding only
   options.kv_dtype = "f32";
@@ -31,6 +36,18 @@ std::unique_ptr<Engine> Load(EngineOptions options = {}) {
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   return std::move(*engine);
 }
+
+class SessionTest : public OnDevice {
+ protected:
+  static std::unique_ptr<Engine> Load(EngineOptions options = {}) {
+    return LoadOn(GetParam(), std::move(options));
+  }
+  // Of K/V and what policies keep.
+  static size_t KvBytes(const Session& session) {
+    const SessionStats stats = session.stats();
+    return GetParam() == "cuda" ? stats.device_bytes : stats.host_bytes;
+  }
+};
 
 std::unique_ptr<Session> Open(Engine& engine, const PolicyOptions& policy = {.name = "full"}) {
   auto session = engine.NewSession(policy);
@@ -56,7 +73,7 @@ std::vector<int32_t> Numbers(size_t n, int32_t first = 1000) {
   return tokens;
 }
 
-TEST(Session, AnswersFromItsPrompt) {
+TEST_P(SessionTest, AnswersFromItsPrompt) {
   const auto engine = Load();
   const auto session = Open(*engine);
   const auto prompt = engine->ChatPrompt(
@@ -79,7 +96,7 @@ TEST(Session, AnswersFromItsPrompt) {
 }
 
 // Rows of a prompt may come in any chunks, and decode steps must give what a prompt gives.
-TEST(Session, ChunksAndStepsAgreeWithOnePrompt) {
+TEST_P(SessionTest, ChunksAndStepsAgreeWithOnePrompt) {
   const std::vector<int32_t> tokens = Numbers(150);
   const auto whole_engine = Load();
   const auto whole = Open(*whole_engine);
@@ -94,7 +111,7 @@ TEST(Session, ChunksAndStepsAgreeWithOnePrompt) {
   EXPECT_LT(MaxDifference(Logits(*chunked_engine, *chunked), expected), 2e-3);
 }
 
-TEST(Session, ALaterPromptKeepsWhatItShares) {
+TEST_P(SessionTest, ALaterPromptKeepsWhatItShares) {
   const auto engine = Load();
   const auto session = Open(*engine);
   std::vector<int32_t> tokens = Numbers(200);
@@ -112,16 +129,17 @@ TEST(Session, ALaterPromptKeepsWhatItShares) {
 }
 
 // What streaming never reads again is given back; a prompt that is cut back into it starts over.
-TEST(Session, DroppedTokensAreGivenBack) {
+TEST_P(SessionTest, DroppedTokensAreGivenBack) {
   const auto engine = Load({.max_sessions = 2});
   const PolicyOptions policy{.name = "streaming", .settings = {{"budget", "24"}}};
   const auto session = Open(*engine, policy);
   ASSERT_TRUE(session->Prompt(Numbers(64)).ok());
-  const size_t block = session->stats().host_bytes;
+  const size_t block = KvBytes(*session);
+  ASSERT_GT(block, 0u);
   ASSERT_TRUE(session->Prompt(Numbers(400)).ok());
   for (int32_t i = 0; i < 100; ++i) {
     ASSERT_TRUE(session->Step(i).ok());
-    EXPECT_LE(session->stats().host_bytes, 3 * block);  // the sinks' and at most two of the window
+    EXPECT_LE(KvBytes(*session), 3 * block);  // the sinks' and at most two of the window
   }
   ASSERT_TRUE(session->Prompt(Numbers(300)).ok());
   const auto cut_back = Logits(*engine, *session);
@@ -130,7 +148,7 @@ TEST(Session, DroppedTokensAreGivenBack) {
   EXPECT_EQ(cut_back, Logits(*engine, *fresh));
 }
 
-TEST(Session, ForksShareAndPart) {
+TEST_P(SessionTest, ForksShareAndPart) {
   const auto engine = Load({.max_sessions = 3});
   const std::vector<PolicyOptions> policies = {
       // budgets that make them choose, from a state
@@ -167,8 +185,9 @@ TEST(Session, ForksShareAndPart) {
 
 // longrope has other factors past its original context (16 here), so keys that were rotated for a
 // shorter one are not kept.
-TEST(Session, LongropeRotatesAnewWhenAPromptCrossesItsLimit) {
-  EngineOptions options{.model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama_longrope",
+TEST_P(SessionTest, LongropeRotatesAnewWhenAPromptCrossesItsLimit) {
+  EngineOptions options{.model = kGoldens + "/llama_longrope",
+                        .device = GetParam(),
                         .threads = 2,
                         .kv_dtype = "f32",
                         .precision = "full",
@@ -200,8 +219,9 @@ TEST(Session, LongropeRotatesAnewWhenAPromptCrossesItsLimit) {
 }
 
 // A context's keys stay rotated as they were while it grows a token at a time; so does its fork's.
-TEST(Session, AForkRotatesAsItsParentsKeysAre) {
-  const auto engine = Engine::Load({.model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama_dynamic",
+TEST_P(SessionTest, AForkRotatesAsItsParentsKeysAre) {
+  const auto engine = Engine::Load({.model = kGoldens + "/llama_dynamic",
+                                    .device = GetParam(),
                                     .threads = 2,
                                     .context = 64,
                                     .kv_dtype = "f32",
@@ -217,7 +237,7 @@ TEST(Session, AForkRotatesAsItsParentsKeysAre) {
   EXPECT_EQ(Logits(**engine, *session), Logits(**engine, **fork));
 }
 
-TEST(Session, CancelStopsAPromptAndTheSessionGoesOn) {
+TEST_P(SessionTest, CancelStopsAPromptAndTheSessionGoesOn) {
   const auto engine = Load({.prefill_chunk = 16});
   const auto session = Open(*engine);
   const Status cancelled = session->Prompt(Numbers(200), [&](int64_t done, int64_t) {
@@ -231,7 +251,7 @@ TEST(Session, CancelStopsAPromptAndTheSessionGoesOn) {
   EXPECT_EQ(session->stats().prefill_tokens, 136);
 }
 
-TEST(Session, CancelInTheLastChunkStopsAPromptToo) {
+TEST_P(SessionTest, CancelInTheLastChunkStopsAPromptToo) {
   const auto engine = Load();
   const auto session = Open(*engine);
   const Status cancelled =
@@ -244,7 +264,7 @@ TEST(Session, CancelInTheLastChunkStopsAPromptToo) {
   EXPECT_EQ(session->stats().prefill_tokens, 1);
 }
 
-TEST(Session, CancelAfterAPromptStopsItsGeneration) {
+TEST_P(SessionTest, CancelAfterAPromptStopsItsGeneration) {
   const auto engine = Load();
   const auto session = Open(*engine);
   ASSERT_TRUE(session->Prompt(Numbers(30)).ok());
@@ -261,7 +281,7 @@ TEST(Session, CancelAfterAPromptStopsItsGeneration) {
   EXPECT_EQ(session->Generate({.max_tokens = 5, .ignore_eos = true})->tokens.size(), 5u);
 }
 
-TEST(Session, CancelComesFromAnyThread) {
+TEST_P(SessionTest, CancelComesFromAnyThread) {
   const auto engine = Load({.prefill_chunk = 16});
   const auto session = Open(*engine);
   // Runs `call` with a function that hands over to a thread that cancels.
@@ -302,7 +322,7 @@ TEST(Session, CancelComesFromAnyThread) {
 }
 
 // The context is then shorter than the prompt; what the prompt before was does not count.
-TEST(Session, StepsGoOnFromACancelledPrompt) {
+TEST_P(SessionTest, StepsGoOnFromACancelledPrompt) {
   const auto engine = Load({.prefill_chunk = 16, .max_sessions = 2});
   const PolicyOptions policy{.name = "omnikv", .settings = {{"budget", "24"}}};
   const auto session = Open(*engine, policy);
@@ -319,7 +339,7 @@ TEST(Session, StepsGoOnFromACancelledPrompt) {
   EXPECT_EQ(Logits(*engine, *session), Logits(*engine, *fresh));
 }
 
-TEST(Session, CancelStopsAGeneration) {
+TEST_P(SessionTest, CancelStopsAGeneration) {
   const auto engine = Load();
   const auto session = Open(*engine);
   ASSERT_TRUE(session->Prompt(Numbers(20)).ok());
@@ -334,7 +354,7 @@ TEST(Session, CancelStopsAGeneration) {
   EXPECT_LT(result->tokens.size(), 50u);
 }
 
-TEST(Session, GoesOnWhereItStopped) {
+TEST_P(SessionTest, GoesOnWhereItStopped) {
   const auto engine = Load({.max_sessions = 2});
   const auto whole = Open(*engine);
   const auto parts = Open(*engine);
@@ -352,7 +372,7 @@ TEST(Session, GoesOnWhereItStopped) {
   EXPECT_EQ(tokens, expected->tokens);
 }
 
-TEST(Session, GoesOnAsOneDrawWould) {
+TEST_P(SessionTest, GoesOnAsOneDrawWould) {
   const auto engine = Load({.max_sessions = 2});
   const auto session = Open(*engine);
   const auto generate = [&](Session& of, int64_t n, uint64_t seed) {
@@ -382,7 +402,7 @@ TEST(Session, GoesOnAsOneDrawWould) {
 }
 
 // A token that was drawn but is not in the bank yet counts for the penalty.
-TEST(Session, ThePenaltyKnowsTheLastToken) {
+TEST_P(SessionTest, ThePenaltyKnowsTheLastToken) {
   const auto engine = Load();
   const auto session = Open(*engine);
   const GenerateOptions one{
@@ -396,7 +416,7 @@ TEST(Session, ThePenaltyKnowsTheLastToken) {
   }
 }
 
-TEST(Session, AFullContextEndsAnAnswerAndRefusesAPrompt) {
+TEST_P(SessionTest, AFullContextEndsAnAnswerAndRefusesAPrompt) {
   const auto engine = Load({.context = 64});
   const auto session = Open(*engine);
   const Status too_long = session->Prompt(Numbers(65));
@@ -412,7 +432,7 @@ TEST(Session, AFullContextEndsAnAnswerAndRefusesAPrompt) {
   EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
 }
 
-TEST(Session, StopTextsEndAnAnswer) {
+TEST_P(SessionTest, StopTextsEndAnAnswer) {
   const auto engine = Load();
   const auto session = Open(*engine);
   const auto prompt = engine->ChatPrompt({{"user", "What is 2 + 3?"}});
@@ -430,7 +450,7 @@ TEST(Session, StopTextsEndAnAnswer) {
 }
 
 // Special tokens are not part of the text, so they are stopped at by their ids.
-TEST(Session, AStopMayBeASpecialToken) {
+TEST_P(SessionTest, AStopMayBeASpecialToken) {
   const auto engine = Load();
   const auto session = Open(*engine);
   const auto prompt = engine->ChatPrompt({{"user", "What is 2 + 3?"}});
@@ -448,8 +468,8 @@ TEST(Session, AStopMayBeASpecialToken) {
   EXPECT_EQ(stopped->text, free->text);
 }
 
-TEST(Session, StopsNeedATokenizer) {
-  const auto engine = Engine::Load({.model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama"});
+TEST_P(SessionTest, StopsNeedATokenizer) {
+  const auto engine = Engine::Load({.model = kGoldens + "/llama", .device = GetParam()});
   ASSERT_TRUE(engine.ok()) << engine.status().message();
   const auto session = Open(**engine);
   ASSERT_TRUE(session->Prompt({1, 2, 3}).ok());
@@ -460,7 +480,7 @@ TEST(Session, StopsNeedATokenizer) {
   EXPECT_TRUE(session->Generate({.max_tokens = 2}).ok());
 }
 
-TEST(Session, AllLogitsAreThoseOfTheLastRow) {
+TEST_P(SessionTest, AllLogitsAreThoseOfTheLastRow) {
   const auto engine = Load();
   const auto session = Open(*engine);
   const std::vector<int32_t> tokens = Numbers(70);
@@ -477,7 +497,7 @@ TEST(Session, AllLogitsAreThoseOfTheLastRow) {
   EXPECT_LT(MaxDifference(all[39], Logits(*engine, *session)), 2e-3);
 }
 
-TEST(Session, WrongPoliciesAreNamed) {
+TEST_P(SessionTest, WrongPoliciesAreNamed) {
   const auto engine = Load();
   const struct {
     PolicyOptions policy;
@@ -498,7 +518,7 @@ TEST(Session, WrongPoliciesAreNamed) {
   EXPECT_TRUE(engine->NewSession({}).ok());  // and none of them holds the only place
 }
 
-TEST(Session, FillContextStandsInForAPrompt) {
+TEST_P(SessionTest, FillContextStandsInForAPrompt) {
   const auto engine = Load();
   const auto session = Open(*engine, {.name = "omnikv", .settings = {{"budget", "64"}}});
   ASSERT_TRUE(session->FillContext(1000).ok());
@@ -508,7 +528,7 @@ TEST(Session, FillContextStandsInForAPrompt) {
   for (int32_t i = 0; i < engine->vocab(); ++i) ASSERT_TRUE(std::isfinite(session->logits()[i]));
 }
 
-TEST(Session, ARefusedFillLeavesAnUsableSession) {
+TEST_P(SessionTest, ARefusedFillLeavesAnUsableSession) {
   const auto engine = Load({.context = 128, .max_sessions = 2});
   const auto session = Open(*engine);
   ASSERT_TRUE(session->Prompt(Numbers(20)).ok());
@@ -521,13 +541,15 @@ TEST(Session, ARefusedFillLeavesAnUsableSession) {
   EXPECT_TRUE(session->Generate({.max_tokens = 2}).ok());
 }
 
+INSTANTIATE_TEST_SUITE_P(Devices, SessionTest, testing::Values("cpu", "cuda"), NameOf);
+
 TEST(Engine, SaysThatAContextIsLongerThanTheTrainedOne) {
   testing::internal::CaptureStderr();
-  ASSERT_NE(Load({.context = 40000}), nullptr);
+  ASSERT_NE(LoadOn("cpu", {.context = 40000}), nullptr);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("--ctx is 40000, but the model was trained for 32768 tokens"));
   testing::internal::CaptureStderr();
-  ASSERT_NE(Load({.context = 32768}), nullptr);
+  ASSERT_NE(LoadOn("cpu", {.context = 32768}), nullptr);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
@@ -535,11 +557,12 @@ TEST(Engine, SaysThatAContextIsLongerThanTheTrainedOne) {
 TEST(Engine, ACapAboveTheMachineIsNotMemory) {
   constexpr size_t kTiB = size_t{1} << 40;
   testing::internal::CaptureStderr();
-  const auto engine = Engine::Load({.model = kModel, .host_memory = 1000 * kTiB, .context = 64});
+  const auto engine =
+      Engine::Load({.model = kModel, .device = "cpu", .host_memory = 1000 * kTiB, .context = 64});
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("--host-memory is 1000.00 TiB"));
-  const auto refused =
-      Engine::Load({.model = kModel, .host_memory = 1000 * kTiB, .context = 1 << 30});
+  const auto refused = Engine::Load(
+      {.model = kModel, .device = "cpu", .host_memory = 1000 * kTiB, .context = 1 << 30});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.status().message(), HasSubstr("of available memory"));
@@ -547,7 +570,7 @@ TEST(Engine, ACapAboveTheMachineIsNotMemory) {
 
 TEST(Engine, NamesTheContextsItTakes) {
   for (const int64_t context : {int64_t{-1}, (int64_t{1} << 30) + 1, int64_t{1} << 62}) {
-    const auto engine = Engine::Load({.model = kModel, .context = context});
+    const auto engine = Engine::Load({.model = kModel, .device = "cpu", .context = context});
     ASSERT_FALSE(engine.ok());
     EXPECT_EQ(engine.status().code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(engine.status().message(), HasSubstr("--ctx is " + std::to_string(context)));
@@ -560,12 +583,12 @@ TEST(Engine, SaysWhyThereIsNoText) {
       fs::temp_directory_path() / ("omnikv_engine_text_" + std::to_string(getpid()));
   fs::remove_all(folder);
   fs::create_directories(folder);
-  const fs::path model = OMNIKV_SOURCE_DIR "/tests/golden/models/llama";
+  const fs::path model = kGoldens + "/llama";
   for (const char* name : {"config.json", "model.safetensors"}) {
     fs::copy_file(model / name, folder / name);
   }
   const auto load = [&] {
-    auto engine = Engine::Load({.model = folder.string(), .context = 64});
+    auto engine = Engine::Load({.model = folder.string(), .device = "cpu", .context = 64});
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return std::move(*engine);
   };
@@ -582,8 +605,8 @@ TEST(Engine, SaysWhyThereIsNoText) {
 }
 
 TEST(Engine, RefusesAContextThatDoesNotFitWithTheNumbers) {
-  const auto engine =
-      Engine::Load({.model = kModel, .host_memory = size_t{64} << 20, .context = 32768});
+  const auto engine = Engine::Load(
+      {.model = kModel, .device = "cpu", .host_memory = size_t{64} << 20, .context = 32768});
   ASSERT_FALSE(engine.ok());
   EXPECT_EQ(engine.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(engine.status().message(), HasSubstr("a context of 32768 tokens does not fit"));
@@ -591,7 +614,8 @@ TEST(Engine, RefusesAContextThatDoesNotFitWithTheNumbers) {
 }
 
 TEST(Engine, WithoutAContextTakesWhatFits) {
-  const auto engine = Engine::Load({.model = kModel, .host_memory = size_t{128} << 20});
+  const auto engine =
+      Engine::Load({.model = kModel, .device = "cpu", .host_memory = size_t{128} << 20});
   ASSERT_TRUE(engine.ok()) << engine.status().message();
   EXPECT_LT((*engine)->context(), 32768);
   EXPECT_GT((*engine)->context(), 1000);

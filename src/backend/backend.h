@@ -129,8 +129,8 @@ class Backend {
   virtual double TimeAlone(const Op& op);
 
   // Names of the kernels that the device launches for `op`, enqueued alone, with the template
-  // arguments that tell variants apart; of a library's kernels "library". Empty where an op is one
-  // function of the host. Runs nothing. Slow, for tests. Not while recording.
+  // arguments that tell variants apart; those of a library begin with "library". Empty where an op
+  // is one function of the host. Runs nothing. Slow, for tests. Not while recording.
   virtual std::vector<std::string> KernelsOf(const Op& op) {
     static_cast<void>(op);
     return {};

@@ -52,10 +52,15 @@ std::vector<std::string> KernelNames(cudaGraph_t graph) {
     if (type != cudaGraphNodeTypeKernel) continue;
     cudaKernelNodeParams params{};
     const char* name = nullptr;
-    const bool known = cudaGraphKernelNodeGetParams(node, &params) == cudaSuccess &&
-                       cudaFuncGetName(&name, params.func) == cudaSuccess;
-    if (!known) static_cast<void>(cudaGetLastError());  // an answer, not a failure
-    names.push_back(known ? ShortName(Demangled(name)) : "library");
+    if (cudaGraphKernelNodeGetParams(node, &params) != cudaSuccess ||
+        cudaFuncGetName(&name, params.func) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());  // an answer, not a failure
+      names.push_back("library");
+      continue;
+    }
+    const std::string demangled = Demangled(name);
+    const bool ours = demangled.find("omnikv::") != std::string::npos;
+    names.push_back((ours ? "" : "library ") + ShortName(demangled));
   }
   return names;
 }

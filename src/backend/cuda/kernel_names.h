@@ -9,8 +9,8 @@
 
 namespace omnikv::cuda {
 
-// Names of the graph's kernels as ShortName gives them, in the order of its nodes: "library" for
-// kernels that the runtime did not launch, as cuBLASLt's.
+// Names of the graph's kernels as ShortName gives them, in the order of its nodes; "library", with
+// the name where the runtime knows it, for kernels that are not ours, as cuBLASLt's.
 std::vector<std::string> KernelNames(cudaGraph_t graph);
 
 // A kernel's demangled name without its result, namespaces and parameters:

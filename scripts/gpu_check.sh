@@ -25,7 +25,7 @@
 #   memcheck, racecheck, initcheck    compute-sanitizer's, on a sample of the cases
 #
 # OMNIKV_MODEL names the model of robust, answers, text and memory; OMNIKV_SANITIZER_STRIDE is how
-# sparse the sanitizers' sample is, OMNIKV_PART_SECONDS how long a part may take.
+# sparse the sanitizers' sample is, OMNIKV_PART_SECONDS (480) how long a part may take.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -37,9 +37,6 @@ out=gpu_check
 . "$root/scripts/gpu_lib.sh"
 read_arguments "$@"
 min_cases=2000
-limit=${OMNIKV_PART_SECONDS:-480}
-# What is left of the part's time, seconds.
-left() { echo $((limit - SECONDS + began > 5 ? limit - SECONDS + began : 5)); }
 
 # The value of a member of a JSON object on one line: of an array of numbers, and of a string.
 array_of() { sed -n "s/.*\"$1\": *\(\[[-0-9, ]*\]\).*/\1/p" "$2" | tr -d ' '; }

@@ -56,6 +56,10 @@ commit_of() {
   fi
 }
 
+limit=${OMNIKV_PART_SECONDS:-480}
+# What is left of the part's time, seconds.
+left() { echo $((limit - SECONDS + began > 5 ? limit - SECONDS + began : 5)); }
+
 failed=0
 rows=()
 # begin PART: starts its clock and its result file.

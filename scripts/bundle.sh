@@ -9,9 +9,11 @@
 # --with-model  with the shipped model, 30 MB more
 # --build       the build folder (default build/bundle)
 #
-# In it: bin/ the program, the tests that need a card and the benchmarks of attention alone, lib/
-# shared libraries, share/ the shipped document (and model), scripts/ gpu_check.sh and gpu_bench.sh,
-# licenses/. The C and C++ runtimes are the machine's: ours would need a newer glibc than the program
+# For checks on a Hopper card, FlashInfer's kernel included: --archs 90a-real --with-model.
+#
+# In it: bin/ the program, the tests that run on a card and the benchmarks of attention alone, lib/
+# shared libraries, share/ the shipped document (and model), test_data/ the goldens, scripts/
+# gpu_check.sh, gpu_bench.sh and what they take, licenses/, COMMIT. The C and C++ runtimes are the machine's: ours would need a newer glibc than the program
 # does, and would keep the machine's own libraries, which may be newer, from being opened. cuBLASLt,
 # which multiplies the rows of prompts, is taken from the machine where it is installed.
 set -euo pipefail
@@ -44,19 +46,26 @@ cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNI
   -DOMNIKV_CUDA_ARCHS="$archs" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
   -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags |
   { grep FlashInfer || true; }
-cmake --build "$build" -j "$(nproc)" --target omnikv parity_cuda_test cuda_backend_test \
-  robustness_test host_layers_test card_text_test cuda_attend_bench cuda_prefill_bench
+programs=(tools/omnikv tests/backend/{parity_cuda,cuda_backend}_test tests/policy/policy_test
+  tests/engine/{engine,robustness,host_layers,card_text}_test bench/cuda_{attend,prefill}_bench)
+cmake --build "$build" -j "$(nproc)" --target "${programs[@]##*/}"
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 top=$stage/$name
 mkdir -p "$top"/{bin,lib,licenses,scripts,share/omnikv/examples}
-for program in tools/omnikv tests/backend/parity_cuda_test tests/backend/cuda_backend_test \
-  tests/engine/{robustness,host_layers,card_text}_test bench/cuda_{attend,prefill}_bench; do
+for program in "${programs[@]}"; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
-cp "$root"/scripts/gpu_{check,bench}.sh "$root/scripts/gpu_attention_peer.py" "$top/scripts/"
+cp "$root"/scripts/gpu_{check,bench,lib}.sh "$root"/scripts/gpu_{join,attention_peer}.py "$top/scripts/"
 cp -r "$root/examples/quickstart" "$top/share/omnikv/examples/"
+{
+  git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown
+} | sed "s/\$/$(git -C "$root" diff --quiet HEAD 2>/dev/null || echo -modified)/" >"$top/COMMIT"
+# Where tests look for the repository's files.
+mkdir -p "$top/test_data/tests"
+cp -r "$root/tests/golden" "$top/test_data/tests/"
+ln -s ../share/omnikv/models ../share/omnikv/examples "$top/test_data/"
 cp "$root/LICENSE" "$root/NOTICE" "$root/README.md" "$top/"
 if [ $with_model -eq 1 ]; then
   mkdir "$top/share/omnikv/models"
@@ -75,8 +84,7 @@ libraries_of() {
   ldd "$@" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
     { grep -vE '/(libc|libm|libmvec|libdl|librt|libpthread|libresolv|ld-linux[^/]*|libstdc\+\+|libgcc_s)\.so' || true; }
 }
-libraries_of "$build"/tools/omnikv "$build"/tests/backend/{parity_cuda,cuda_backend}_test \
-  "$build"/tests/engine/robustness_test "$build"/bench/cuda_{attend,prefill}_bench |
+libraries_of "${programs[@]/#/$build/}" |
   while read -r library; do
     cp -L "$library" "$top/lib/"
     licence_of "$library"
@@ -107,6 +115,11 @@ fi
 "$top/bin/omnikv" --version >/dev/null
 mkdir -p "$(dirname "$out")"
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | xz -9 -T1 >"$out"
+most=$((60 << 20))
+[ "$(stat -c %s "$out")" -le $most ] || {
+  echo "bundle.sh: $out has more than $most bytes" >&2
+  exit 1
+}
 needs() { objdump -T "$top"/bin/* "$top"/lib/* | grep -o "$1_[0-9.]*" | sort -uV | tail -1; }
 printf '%s: %s bytes, architectures %s, needs %s and %s\n' "$out" "$(stat -c %s "$out")" "$archs" \
   "$(needs GLIBC)" "$(needs GLIBCXX)"

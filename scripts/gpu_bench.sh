@@ -1,39 +1,71 @@
 #!/usr/bin/env bash
 # Measures the GPU backend on this machine's card: the cases of docs/performance.md, each against the
-# ceilings of its own run.   scripts/gpu_bench.sh [OUT_DIR]
-# Runs in a source tree, where it builds what is missing, or in an unpacked bundle. Leaves one JSON
-# file a case and prints the table, which takes python3. OMNIKV names another program to run.
-# OMNIKV_CASES="full prefill attention" runs only those cases, by the names at the end of this file;
-# OMNIKV_PYTHON is the Python that has PyTorch.
-set -euo pipefail
-cd "$(dirname "$0")/.."
-out=${1:-gpu_bench}
-mkdir -p "$out"
+# ceilings of its own run, in named parts of at most eight minutes each.
+#
+#     scripts/gpu_bench.sh [--parts a,b] [--out DIR]      --list: the names of all parts
+#
+# Runs in a source tree, where it builds what is missing, or in an unpacked bundle. DIR (default
+# ./gpu_bench) gets a file PART.jsonl for each part: its result with commit and card, then a line for
+# each case, the program's report. scripts/gpu_join.py joins parts of several runs. The printed table
+# takes python3. OMNIKV names another program to run, OMNIKV_PYTHON the Python that has PyTorch.
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+kind=bench
+all_parts=(full omnikv host capped brutal prefill attention hits)
+out=gpu_bench
+# shellcheck source=scripts/gpu_lib.sh
+. "$root/scripts/gpu_lib.sh"
+read_arguments "$@"
+cd "$root" || exit 1
 omnikv=${OMNIKV:-}
 if [ -z "$omnikv" ] && [ -x bin/omnikv ]; then omnikv=bin/omnikv; fi
 if [ -z "$omnikv" ]; then
-  cmake -S . -B build/gpu -DOMNIKV_CUDA=ON -DOMNIKV_TESTS=OFF >/dev/null
-  cmake --build build/gpu --target omnikv cuda_attend_bench cuda_prefill_bench -j "$(nproc)"
-  omnikv=build/gpu/tools/omnikv
+  build=${OMNIKV_BUILD:-build/gpu}
+  if [ ! -x "$build/tools/omnikv" ] || [ ! -x "$build/bench/cuda_attend_bench" ]; then
+    cmake -S . -B "$build" -DOMNIKV_CUDA=ON -DOMNIKV_TESTS=OFF >/dev/null &&
+      cmake --build "$build" --target omnikv cuda_attend_bench cuda_prefill_bench -j "$(nproc)" ||
+      exit 1
+  fi
+  omnikv=$build/tools/omnikv
 fi
 kernels=$(dirname "$omnikv")  # the kernels' own benchmarks: beside the program, or where cmake builds
-[ -x "$kernels/cuda_attend_bench" ] || kernels=build/gpu/bench
+[ -x "$kernels/cuda_attend_bench" ] || kernels=$(dirname "$kernels")/bench
 
-wanted() { [ -z "${OMNIKV_CASES:-}" ] || [[ " $OMNIKV_CASES " == *" $1 "* ]]; }
 have_python() { command -v python3 >/dev/null || { echo "   python3 is not installed: see $out"; false; }; }
+# measure PART: what follows is of this part, which begins; false where it is not wanted.
+measure() {
+  wanted "$1" || return 1
+  begin "$1"
+  cases=0
+  bad=()
+}
+# One report, of one JSON object, as a line of the part's file.
+keep() { # NAME FILE
+  cases=$((cases + 1))
+  note "\"case\": $(quote "$1"), \"report\": $(tr '\n' ' ' <"$2")"
+}
+done_measuring() {
+  if [ ${#bad[@]} -gt 0 ]; then
+    finish FAILED "${#bad[@]} cases failed: ${bad[*]}" "\"cases\": $cases"
+  else
+    finish ok "$cases cases" "\"cases\": $cases"
+  fi
+}
 
 bench() {  # NAME ARGUMENTS...
   local name=$1
   shift
-  wanted "$name" || return 0
   echo "== $name"
-  if ! "$omnikv" bench --geometry llama3-8b --format bf16 --device cuda --json "$@" \
-    >"$out/$name.json" 2>"$out/$name.err"; then
-    echo "   failed: $(tail -1 "$out/$name.err")"
+  if ! timeout "$(left)" "$omnikv" bench --geometry llama3-8b --format bf16 --device cuda --json "$@" \
+    >"$logs/$name.json" 2>"$logs/$name.err"; then
+    echo "   failed: $(tail -1 "$logs/$name.err")"
+    bad+=("$name ($(tail -1 "$logs/$name.err"))")
     return
   fi
+  keep "$name" "$logs/$name.json"
   have_python || return 0
-  python3 - "$out/$name.json" <<'PYTHON'
+  python3 - "$logs/$name.json" <<'PYTHON'
 import json, sys
 report = json.load(open(sys.argv[1]))
 for case in report["cases"]:
@@ -62,23 +94,24 @@ PYTHON
 
 # Our attention and PyTorch's, alone, on the same shapes: ours by the kernels' own benchmarks.
 attention() {
-  wanted attention || return 0
   echo "== attention"
-  local kind
-  for kind in attend prefill; do
-    if ! "$kernels/cuda_${kind}_bench" --json >"$out/attention_$kind.json" \
-      2>"$out/attention_$kind.err"; then
-      echo "   failed: cuda_${kind}_bench: $(tail -1 "$out/attention_$kind.err")"
+  local of
+  for of in attend prefill; do
+    if ! "$kernels/cuda_${of}_bench" --json >"$logs/attention_$of.json" \
+      2>"$logs/attention_$of.err"; then
+      echo "   failed: cuda_${of}_bench: $(tail -1 "$logs/attention_$of.err")"
+      bad+=("cuda_${of}_bench")
       return
     fi
+    keep "attention_$of" "$logs/attention_$of.json"
   done
   have_python || return 0
   local read
   read=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["read_gb_s"])' \
-    "$out/attention_attend.json")
-  "${OMNIKV_PYTHON:-python3}" scripts/gpu_attention_peer.py --read-gb-s "$read" >"$out/attention_torch.json" \
-    2>"$out/attention_torch.err" || echo "   PyTorch failed: $(tail -1 "$out/attention_torch.err")"
-  python3 - "$out" <<'PYTHON'
+    "$logs/attention_attend.json")
+  "${OMNIKV_PYTHON:-python3}" scripts/gpu_attention_peer.py --read-gb-s "$read" >"$logs/attention_torch.json" \
+    2>"$logs/attention_torch.err" || echo "   PyTorch failed: $(tail -1 "$logs/attention_torch.err")"
+  python3 - "$logs" <<'PYTHON'
 import json, sys
 folder = sys.argv[1]
 def cases(name):
@@ -111,40 +144,67 @@ PYTHON
 
 # Hits by the size of working sets, of the shipped model on real text; the card's own sets beside them.
 hits() {
-  wanted hits || return 0
   echo "== hits"
   local ask=("$omnikv" bench --hits --device cuda --place host --context "8192,24576" --set cache=2048)
-  if ! "${ask[@]}" --json >"$out/hits.json" 2>"$out/hits.err"; then
-    echo "   failed: $(tail -1 "$out/hits.err")"
+  if ! "${ask[@]}" --json >"$logs/hits.json" 2>"$logs/hits.err"; then
+    echo "   failed: $(tail -1 "$logs/hits.err")"
+    bad+=("hits")
     return
   fi
-  "${ask[@]}" 2>>"$out/hits.err" | sed 's/^/   /'
+  keep hits "$logs/hits.json"
+  "${ask[@]}" 2>>"$logs/hits.err" | sed 's/^/   /'
 }
 
-filters="--policies omnikv --set filters=2,8,18 --set budget=2048"
-bench full --context 16,4096,131072 --policies full --steps 48
-bench omnikv_after1 --context 131072 $filters --set dense_after_filter=1 --steps 48
-bench omnikv_after0 --context 131072 $filters --set dense_after_filter=0 --steps 48
-bench omnikv_32k_batch8 --context 32768 --batch 8 $filters --set dense_after_filter=1 --steps 48
-for hits in 0 0.3 0.6; do
-  bench "host_after1_hits$hits" --context 131072 $filters --set dense_after_filter=1 --place host \
-    --hit-rate $hits --steps 48
-done
-for hits in 0.6 0.9; do
-  bench "host_after0_hits$hits" --context 131072 $filters --set dense_after_filter=0 --place host \
-    --hit-rate $hits --steps 48
-done
-bench omnikv_128k_24g --context 131072 $filters --set dense_after_filter=0 --gpu-memory 24GiB \
-  --steps 48
-bench omnikv_450k_40g --context 460800 $filters --set dense_after_filter=0 --gpu-memory 40GiB \
-  --steps 48
-for ahead in 1 4; do
-  bench "brutal_ahead$ahead" --context 131072 --policies brutal_offload --set layers=24 \
-    --set ahead=$ahead --steps 16
-done
-bench brutal_paper --context 131072 --policies brutal_offload --set layers=20 --set ahead=4 --steps 16
-bench brutal_128k_24g --context 131072 --policies brutal_offload --gpu-memory 24GiB --steps 16
-bench prefill --prefill 32768,131072 --policies full --repeats 2
-bench prefill_host --prefill 131072 $filters --place host --repeats 2
-attention
-hits
+filters=(--policies omnikv --set "filters=2,8,18" --set budget=2048)
+if measure full; then
+  bench full --context 16,4096,131072 --policies full --steps 48
+  done_measuring
+fi
+if measure omnikv; then
+  bench omnikv_after1 --context 131072 "${filters[@]}" --set dense_after_filter=1 --steps 48
+  bench omnikv_after0 --context 131072 "${filters[@]}" --set dense_after_filter=0 --steps 48
+  bench omnikv_32k_batch8 --context 32768 --batch 8 "${filters[@]}" --set dense_after_filter=1 --steps 48
+  done_measuring
+fi
+if measure host; then
+  for hits in 0 0.3 0.6; do
+    bench "host_after1_hits$hits" --context 131072 "${filters[@]}" --set dense_after_filter=1 --place host \
+      --hit-rate $hits --steps 48
+  done
+  for hits in 0.6 0.9; do
+    bench "host_after0_hits$hits" --context 131072 "${filters[@]}" --set dense_after_filter=0 --place host \
+      --hit-rate $hits --steps 48
+  done
+  done_measuring
+fi
+if measure capped; then
+  bench omnikv_128k_24g --context 131072 "${filters[@]}" --set dense_after_filter=0 --gpu-memory 24GiB \
+    --steps 48
+  bench omnikv_450k_40g --context 460800 "${filters[@]}" --set dense_after_filter=0 --gpu-memory 40GiB \
+    --steps 48
+  done_measuring
+fi
+if measure brutal; then
+  for ahead in 1 4; do
+    bench "brutal_ahead$ahead" --context 131072 --policies brutal_offload --set layers=24 \
+      --set ahead=$ahead --steps 16
+  done
+  bench brutal_paper --context 131072 --policies brutal_offload --set layers=20 --set ahead=4 --steps 16
+  bench brutal_128k_24g --context 131072 --policies brutal_offload --gpu-memory 24GiB --steps 16
+  done_measuring
+fi
+if measure prefill; then
+  bench prefill --prefill 32768,131072 --policies full --repeats 2
+  bench prefill_host --prefill 131072 "${filters[@]}" --place host --repeats 2
+  done_measuring
+fi
+if measure attention; then
+  attention
+  if [ -s "$logs/attention.json" ]; then keep attention_compared "$logs/attention.json"; fi
+  done_measuring
+fi
+if measure hits; then
+  hits
+  done_measuring
+fi
+exit $failed

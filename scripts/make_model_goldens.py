@@ -234,7 +234,7 @@ def spread(name, shape, config):
     if "embed_tokens" in name and not tied:
         return 0.0, 1.0
     if "embed_tokens" in name:
-        return 0.0, 2.5 * getattr(config, "logits_scaling", 1.0) / math.sqrt(HIDDEN)
+        return 0.0, 2.5 * getattr(config, "logits_scaling", 1.0) / math.sqrt(shape[-1])
     return 0.0, (2.5 if "lm_head" in name else 1.5) / math.sqrt(shape[-1])
 
 

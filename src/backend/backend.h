@@ -128,6 +128,14 @@ class Backend {
   // clock where it has one, else by the host's. Slow, for measurements. Not while recording.
   virtual double TimeAlone(const Op& op);
 
+  // Names of the kernels that the device launches for `op`, enqueued alone, with the template
+  // arguments that tell variants apart; those of a library begin with "library". Empty where an op
+  // is one function of the host. Runs nothing. Slow, for tests. Not while recording.
+  virtual std::vector<std::string> KernelsOf(const Op& op) {
+    static_cast<void>(op);
+    return {};
+  }
+
   // Calls `body`, which enqueues ops, without running them. The recording replays them with the
   // same arguments; what they point at may change in between.
   virtual std::unique_ptr<Recording> Record(const std::function<void()>& body) = 0;

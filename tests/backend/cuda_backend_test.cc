@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cuda/kernel_names.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "cuda_fixture.h"
@@ -39,6 +40,33 @@ TEST(NoCudaTest, OneSentenceSaysWhyThereIsNone) {
     EXPECT_THAT(message, HasSubstr(std::to_string(cards)));
   }
   EXPECT_FALSE(MakeCudaBackend({.device = -1}).ok());
+}
+
+TEST(KernelNames, AreWithoutNamespacesAndParameters) {
+  EXPECT_EQ(cuda::ShortName("void omnikv::cuda::(anonymous namespace)::AttendKernel<__half, 64, 1>"
+                            "(omnikv::AttendArgs, omnikv::cuda::Division)"),
+            "AttendKernel<__half, 64, 1>");
+  EXPECT_EQ(
+      cuda::ShortName("void omnikv::cuda::(anonymous namespace)::TileKernel<(omnikv::DType)2, "
+                      "1, 4>(omnikv::cuda::Work)"),
+      "TileKernel<(DType)2, 1, 4>");
+  EXPECT_EQ(cuda::ShortName("gemm"), "gemm");
+}
+
+// By a recording of the op that does not run.
+TEST_F(CudaBackendTest, NamesTheKernelsOfAnOp) {
+  const auto backend = Make();
+  constexpr size_t kBytes = 4096;
+  const CopyOp copy(*backend, kBytes);
+  const auto from = backend->Allocate(kBytes, "test");
+  const auto to = backend->Allocate(kBytes, "test");
+  ASSERT_TRUE(from.ok() && to.ok());
+  const std::vector<uint8_t> ones(kBytes, 1);
+  backend->Upload(from->as(), ones.data(), kBytes);
+  EXPECT_THAT(backend->KernelsOf(copy(from->as(), to->as())), testing::ElementsAre("Fetch"));
+  std::vector<uint8_t> copied(kBytes);
+  backend->Download(copied.data(), to->as(), kBytes);
+  EXPECT_THAT(copied, testing::Each(0));
 }
 
 TEST_F(CudaBackendTest, NamesTheCard) {

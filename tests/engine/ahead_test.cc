@@ -7,16 +7,19 @@
 #include <string>
 #include <vector>
 
+#include "../test_data.h"
 #include "backend/trace/trace_backend.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "engine/sampler.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
 
-const char kTiny[] = OMNIKV_SOURCE_DIR "/tests/golden/models/llama_f32";  // 256 tokens, no text
-const char kShipped[] = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf";
+const std::string kTiny = TestData("tests/golden/models/llama_f32");  // 256 tokens, no text
+const std::string kRandom = TestData("tests/golden/policy_model");    // 8 layers, 128 tokens
+const std::string kShipped = TestData("models/omnikv-tiny-q8_0.gguf");
 
 // A backend that engines take for a device's.
 class AsDevice : public TraceBackend {
@@ -32,48 +35,41 @@ class AsDevice : public TraceBackend {
 };
 
 struct Loaded {
-  std::unique_ptr<Engine> engine;  // null where the device is missing
+  std::unique_ptr<Engine> engine;
   const TraceBackend* backend = nullptr;
 };
 
 // `eos`: tokens that end an answer.
-Loaded Load(const std::string& device, const char* model, std::vector<int32_t> eos = {}) {
+Loaded Load(const std::string& device, const std::string& model, std::vector<int32_t> eos = {},
+            const PolicyOptions& policy = {.name = "full"}, const std::string& place = "auto") {
   Loaded loaded;
-  auto core = std::make_unique<EngineCore>();
-  core->options = {.model = model,
-                   .device = device,
-                   .threads = 2,
-                   .context = 256,
-                   .precision = "full",
-                   .max_sessions = 3};
-  auto backend = MakeBackend(core->options);
-  if (!backend.ok()) {
-    EXPECT_EQ(backend.status().code(), StatusCode::kUnsupported) << backend.status().message();
-    return loaded;
-  }
-  auto traced = std::make_unique<AsDevice>(std::move(*backend));
-  loaded.backend = traced.get();
-  core->backend = std::move(traced);
-  const auto files = OpenModel(model);
-  const auto bytes = WeightBytes(*files);
-  const auto plan =
-      PlanMemory(core->options, files->config, *bytes, AllF32(*files), *core->backend);
-  EXPECT_TRUE(plan.ok()) << plan.status().message();
-  core->config = files->config;
-  if (!eos.empty()) core->config.eos_ids = std::move(eos);
-  auto text = LoadText(*files);
-  core->text_status = text.status();
-  if (text.ok()) core->text = std::move(*text);
-  core->weights = *LoadWeights(*files, *core->backend, {});
-  loaded.engine = *MakeEngine(std::move(core), *plan, 0);
+  const EngineOptions options{.model = model,
+                              .device = device,
+                              .threads = 2,
+                              .context = 256,
+                              .place = place,
+                              .policy = policy,
+                              .precision = "full",
+                              .max_sessions = 3};
+  auto engine = LoadEngine(options, [&]() -> Result<std::unique_ptr<Backend>> {
+    OKV_ASSIGN_OR_RETURN(auto backend, MakeBackend(options));
+    auto traced = std::make_unique<AsDevice>(std::move(backend));
+    loaded.backend = traced.get();
+    return std::unique_ptr<Backend>(std::move(traced));
+  });
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  loaded.engine = std::move(*engine);
+  if (!eos.empty()) CoreOf(*loaded.engine).config.eos_ids = std::move(eos);
   return loaded;
 }
 
-std::unique_ptr<Session> Prompted(Engine& engine, size_t n = 20) {
-  auto session = engine.NewSession({.name = "full"});
+std::unique_ptr<Session> Prompted(Engine& engine, size_t n = 20,
+                                  const PolicyOptions& policy = {.name = "full"}) {
+  auto session = engine.NewSession(policy);
   EXPECT_TRUE(session.ok()) << session.status().message();
+  const size_t n_ids = static_cast<size_t>(std::min(engine.vocab(), 203)) - 3;
   std::vector<int32_t> prompt(n);
-  for (size_t i = 0; i < n; ++i) prompt[i] = static_cast<int32_t>(3 + i * 37 % 200);
+  for (size_t i = 0; i < n; ++i) prompt[i] = static_cast<int32_t>(3 + i * 37 % n_ids);
   EXPECT_TRUE((*session)->Prompt(prompt).ok());
   return std::move(*session);
 }
@@ -106,11 +102,11 @@ const std::vector<SamplingOptions> kSettings = {
     {.temperature = 3, .top_k = 200, .top_p = 0.99, .min_p = 1e-4, .repeat_penalty = 2, .seed = 5},
 };
 
-class AheadTest : public testing::TestWithParam<const char*> {
+class AheadTest : public OnDevice {
  protected:
   void SetUp() override {
-    loaded_ = Load(GetParam(), kTiny);
-    if (loaded_.engine == nullptr) GTEST_SKIP() << "no card";
+    OnDevice::SetUp();
+    if (!IsSkipped()) loaded_ = Load(GetParam(), kTiny);
   }
   Engine& engine() { return *loaded_.engine; }
 
@@ -191,8 +187,69 @@ TEST_P(AheadTest, RecordsOneStepForAllSettings) {
   EXPECT_EQ(recordings.size(), recorded);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, AheadTest, testing::Values("ref", "cpu", "cuda"),
-                         [](const auto& param) { return std::string(param.param); });
+// --- The same of every policy, where its layers live on the device and where they can on the host.
+
+struct Placed {
+  PolicyOptions policy;
+  std::string place;
+};
+
+// Every policy's variants and, chosen among more tokens than it reads, its defaults.
+std::vector<Placed> EveryPolicy() {
+  std::vector<Placed> all;
+  for (const PolicyInfo& info : AllPolicies()) {
+    const auto has = [&](std::string_view key) {
+      return std::any_of(info.settings.begin(), info.settings.end(),
+                         [&](const SettingSpec& spec) { return spec.key == key; });
+    };
+    std::vector<SettingList> variants = info.variants;
+    variants.push_back(has("budget") ? SettingList{{"budget", "24"}} : SettingList{});
+    for (const SettingList& variant : variants) {
+      const PolicyOptions policy{.name = info.name, .settings = variant, .force_indices = true};
+      const bool every_layer = std::any_of(variant.begin(), variant.end(), [](const auto& setting) {
+        return setting.first == "select_every_layer" && setting.second == "1";
+      });
+      all.push_back({policy, "device"});
+      // Layers that share a choice, or are streamed, can live on the host.
+      if ((has("cache") && !every_layer) || has("layers")) all.push_back({policy, "host"});
+    }
+  }
+  return all;
+}
+
+class AheadOfEveryPolicy : public OnDevice {};
+
+TEST_P(AheadOfEveryPolicy, DrawsWhatALeadingHostWould) {
+  constexpr int kTokens = 30;
+  constexpr size_t kPrompt = 90;
+  int on_host = 0;
+  for (const auto& [policy, place] : EveryPolicy()) {
+    // All of a CPU's memory is the host's: it has no ops for layers elsewhere.
+    if (place == "host" && GetParam() == "cpu") continue;
+    const Loaded loaded = Load(GetParam(), kRandom, {}, policy, place);
+    Engine& engine = *loaded.engine;
+    for (const SamplingOptions& sampling : {kSettings[0], kSettings[3]}) {
+      const auto led = Prompted(engine, kPrompt, policy);
+      const auto session = Prompted(engine, kPrompt, policy);
+      SCOPED_TRACE(led->stats().policy + " " + led->stats().settings + ", K/V on the " + place);
+      const auto expected = Led(*led, sampling, engine.vocab(), kTokens - 1);
+      auto tokens = Generated(*session, sampling, 4);  // in two parts
+      const auto rest = Generated(*session, sampling, kTokens - 4);
+      tokens.insert(tokens.end(), rest.begin(), rest.end());
+      EXPECT_EQ(std::vector<float>(session->logits(), session->logits() + engine.vocab()),
+                std::vector<float>(led->logits(), led->logits() + engine.vocab()));
+      EXPECT_EQ(session->tokens(), led->tokens());
+      tokens.pop_back();  // drawn, and not in the context
+      EXPECT_EQ(tokens, expected);
+      on_host += session->stats().held_bytes.host > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(on_host > 0, GetParam() != "cpu");
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, AheadTest, testing::Values("ref", "cpu", "cuda"), NameOf);
+INSTANTIATE_TEST_SUITE_P(Devices, AheadOfEveryPolicy, testing::Values("ref", "cpu", "cuda"),
+                         NameOf);
 
 // A listener, or a text, that stops it in the midst.
 TEST(AheadText, StopsLeaveNoTraceOfWhatRanAhead) {

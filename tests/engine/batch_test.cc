@@ -8,16 +8,18 @@
 #include <cmath>
 #include <numeric>
 
+#include "../test_data.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/trace/trace_backend.h"
 #include "model/generated.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kGoldens = OMNIKV_SOURCE_DIR "/tests/golden/";
+const std::string kGoldens = TestData("tests/golden/");
 const std::string kRandom = kGoldens + "policy_model";  // 8 layers, vocabulary 128
 
 std::vector<int32_t> Numbers(size_t n, size_t seed) {
@@ -37,27 +39,19 @@ struct Alone {
   int32_t token = 3;  // that comes next
 };
 
-class BatchTest : public ::testing::TestWithParam<const char*> {
+class BatchTest : public OnDevice {
  protected:
-  // Null, and the test skipped, where there is no such device.
-  std::unique_ptr<Engine> Load(EngineOptions options) {
+  static std::unique_ptr<Engine> Load(EngineOptions options) {
     options.device = GetParam();
     options.threads = 2;
     options.precision = "full";
     options.kv_dtype = "f32";
     auto engine = Engine::Load(options);
-    if (engine.status().code() == StatusCode::kUnsupported) {
-      skip_ = engine.status().message();
-      return nullptr;
-    }
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return std::move(*engine);
   }
   // Of the largest logit: bits on `ref`, sums of f32 in another order elsewhere.
-  double Tolerance() const {
-    const std::string device = GetParam();
-    return device == "ref" ? 0 : device == "cpu" ? 1e-5 : 1e-4;
-  }
+  static double Tolerance() { return GetParam() == "ref" ? 0 : F32Tolerance(GetParam()); }
   void ExpectSame(const float* want, const float* got, int32_t vocab) const {
     double error = 0;
     double size = 0;
@@ -120,8 +114,6 @@ class BatchTest : public ::testing::TestWithParam<const char*> {
     step({&d, &c}, 2);
     step({&d}, 2);
   }
-
-  std::string skip_;
 };
 
 // Every policy that takes batches, as the house tests run it, and omnikv where sequences of a batch
@@ -148,7 +140,6 @@ std::vector<PolicyOptions> Policies() {
 
 TEST_P(BatchTest, GivesWhatEachSequenceGivesAlone) {
   const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
-  if (engine == nullptr) GTEST_SKIP() << skip_;
   for (const PolicyOptions& policy : Policies()) ComeAndGo(*engine, policy);
 }
 
@@ -156,7 +147,6 @@ TEST_P(BatchTest, GivesWhatEachSequenceGivesAlone) {
 TEST_P(BatchTest, PromptsOfSeveralChunks) {
   const auto engine =
       Load({.model = kRandom, .context = 256, .prefill_chunk = 20, .max_sessions = 16});
-  if (engine == nullptr) GTEST_SKIP() << skip_;
   const std::vector<PolicyOptions> policies = Policies();
   for (size_t i = 0; i < policies.size(); i += 4) ComeAndGo(*engine, policies[i]);
 }
@@ -167,14 +157,12 @@ TEST_P(BatchTest, OtherFamilies) {
     SCOPED_TRACE(family);
     const auto engine =
         Load({.model = kGoldens + "models/" + family, .context = 192, .max_sessions = 16});
-    if (engine == nullptr) GTEST_SKIP() << skip_;
     ComeAndGo(*engine, {.name = "full"});
   }
 }
 
 TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
   const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
-  if (engine == nullptr) GTEST_SKIP() << skip_;
   constexpr size_t kTokens = 30;
   const std::vector<PolicyOptions> policies = Policies();
   for (size_t i = 0; i < policies.size(); i += 2) {
@@ -216,7 +204,6 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
 
 TEST_P(BatchTest, RefusesWhatItCannotDoAndGoesOn) {
   const auto engine = Load({.model = kRandom, .context = 64, .max_sessions = 3});
-  if (engine == nullptr) GTEST_SKIP() << skip_;
   EngineCore& core = CoreOf(*engine);
   const auto message = [](const auto& result) {
     return result.ok() ? std::string() : result.status().message();
@@ -249,7 +236,6 @@ TEST_P(BatchTest, RefusesWhatItCannotDoAndGoesOn) {
 TEST_P(BatchTest, RefusesRotationsThatDependOnThePrompt) {
   for (const char* family : {"llama_longrope", "llama_dynamic"}) {
     const auto engine = Load({.model = kGoldens + "models/" + family, .max_sessions = 2});
-    if (engine == nullptr) GTEST_SKIP() << skip_;
     const auto batch = Batch::Open(CoreOf(*engine), {.name = "full"}, 2);
     ASSERT_FALSE(batch.ok());
     EXPECT_EQ(batch.status().code(), StatusCode::kUnsupported);
@@ -363,8 +349,7 @@ TEST(Batch, AStepIsOneForAll) {
   EXPECT_LT(eight.all.bytes_read, 4 * one.all.bytes_read);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, ::testing::Values("ref", "cpu", "cuda"),
-                         [](const auto& param) { return std::string(param.param); });
+INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, ::testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
 }  // namespace omnikv

@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/devices.h"
+#include "../test_data.h"
 #include "omnikv/engine.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
@@ -22,9 +23,8 @@ struct Outcome {
 };
 
 Result<Outcome> Decode(const std::string& cache) {
-  EngineOptions options{.model = std::string(OMNIKV_SOURCE_DIR) + "/models/omnikv-tiny-q8_0.gguf",
-                        .device = "cuda",
-                        .context = 1024};
+  EngineOptions options{
+      .model = TestData("models/omnikv-tiny-q8_0.gguf"), .device = "cuda", .context = 1024};
   options.place = "host";
   options.policy = {
       .name = "omnikv",
@@ -44,9 +44,9 @@ Result<Outcome> Decode(const std::string& cache) {
   return outcome;
 }
 
-TEST(CacheSize, ChangesOnlyWhatTravels) {
-  const auto card = MakeBackend({.device = "cuda"});
-  if (!card.ok()) GTEST_SKIP() << card.status().message();
+class CacheSize : public OnDevice {};
+
+TEST_P(CacheSize, ChangesOnlyWhatTravels) {
   const auto smallest = Decode(std::to_string(kBudget + kTail));
   ASSERT_TRUE(smallest.ok()) << smallest.status().message();
   ASSERT_TRUE(smallest->stats.hit_rate.has_value());
@@ -69,6 +69,8 @@ TEST(CacheSize, ChangesOnlyWhatTravels) {
   EXPECT_THAT(refused.status().message(),
               HasSubstr("cache is 143, expected at least the 144 tokens"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, CacheSize, testing::Values("cuda"), NameOf);
 
 }  // namespace
 }  // namespace omnikv

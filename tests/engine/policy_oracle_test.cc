@@ -4,21 +4,22 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "../test_data.h"
 #include "backend/resolve_plan.h"
 #include "backend/trace/trace_backend.h"
 #include "engine/core.h"
 #include "engine/devices.h"
-#include "golden_rows.h"
+#include "golden_data.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
 
 using Json = nlohmann::json;
 
-const std::string kGoldens = OMNIKV_SOURCE_DIR "/tests/golden";
+const std::string kGoldens = TestData("tests/golden");
 
 struct Inner {
   explicit Inner(std::unique_ptr<Backend> backend) : own(std::move(backend)) {}
@@ -54,15 +55,14 @@ std::vector<int32_t> Tokens(const std::string& hex) {
 class PolicyOracle : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
   void SetUp() override {
-    std::ifstream file(kGoldens + "/policies.json");
-    json_ = Json::parse(file);
+    if (const std::string reason = WhyNotOn(device()); !reason.empty()) GTEST_SKIP() << reason;
+    json_ = ReadJson(kGoldens + "/policies.json");
     const EngineOptions options{.model = kGoldens + "/" + json_.at("model").get<std::string>(),
                                 .device = device(),
                                 .threads = 2,
                                 .precision = "full",
                                 .prefill_chunk = std::get<1>(GetParam())};
     auto backend = MakeBackend(options);
-    if (!backend.ok() && device() == "cuda") GTEST_SKIP() << backend.status().message();
     ASSERT_TRUE(backend.ok()) << backend.status().message();
     auto traced = std::make_unique<Traced>(std::move(*backend));
     trace_ = traced.get();

@@ -1,5 +1,5 @@
-// One sequence on a model with made-up weights, driven step by step without an engine: what tests
-// of policies need to see plans, costs and recordings.
+// One sequence on a model with made-up weights, driven step by step without an engine, on any
+// backend: what tests of policies need to see plans, costs and recordings.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -69,6 +69,7 @@ class StepFixture {
     bank_config.max_seqs = 2;
     bank_config.n_stages = groups.streamed.max_ahead + 1;
     bank = Take(Bank::Create(trace, bank_config));
+    EXPECT_TRUE(trace.AwaitShared().ok());
     seq = Take(bank->NewSequence());
     streams = groups.streamed.layers > 0 && bank->HasHostLayers();
     if (more_slots >= 0 && groups.n_groups > 0) {
@@ -172,20 +173,27 @@ class StepFixture {
   }
   void Upload(int32_t pos, int32_t rows) {
     EXPECT_TRUE(bank->Append(seq, rows).ok());
+    std::vector<RowMeta> row_meta;
+    std::vector<int32_t> tokens;
     for (int32_t r = 0; r < rows; ++r) {
-      work.rows.as<RowMeta>()[r] = {.seq = 0, .pos = pos + r};
-      work.tokens.as<int32_t>()[r] = ((pos + r) * 37 + 11 + token_shift) % config.vocab;
+      row_meta.push_back({.seq = 0, .pos = pos + r});
+      tokens.push_back(((pos + r) * 37 + 11 + token_shift) % config.vocab);
     }
-    *work.seqs.as<SeqMeta>() = {.q_begin = 0,
-                                .q_len = rows,
-                                .kv_len = pos + rows,
-                                .table_off = bank->TableOffset(seq),
-                                .prompt_len = prompt_len};
-    *work.out_rows.as<int32_t>() = rows - 1;
+    const SeqMeta seq_meta = {.q_begin = 0,
+                              .q_len = rows,
+                              .kv_len = pos + rows,
+                              .table_off = bank->TableOffset(seq),
+                              .prompt_len = prompt_len};
+    const int32_t out_row = rows - 1;
+    trace.Upload(work.rows.as(), row_meta.data(), row_meta.size() * sizeof(RowMeta));
+    trace.Upload(work.tokens.as(), tokens.data(), tokens.size() * sizeof(int32_t));
+    trace.Upload(work.seqs.as(), &seq_meta, sizeof(seq_meta));
+    trace.Upload(work.out_rows.as(), &out_row, sizeof(out_row));
   }
-  std::vector<float> Logits() const {
-    const auto* logits = work.logits.as<float>();
-    return {logits, logits + config.vocab};
+  std::vector<float> Logits() {
+    std::vector<float> logits(static_cast<size_t>(config.vocab));
+    trace.Download(logits.data(), work.logits.as(), logits.size() * sizeof(float));
+    return logits;
   }
 };
 

@@ -14,6 +14,7 @@
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/delay.h"
+#include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/pinned_memory.h"
@@ -109,6 +110,7 @@ class CudaBackend : public Backend {
   Status TakeFailure() override;
   void Synchronize() override;
   double TimeAlone(const Op& op) override;
+  std::vector<std::string> KernelsOf(const Op& op) override;
   size_t AvailableMemory() const override { return memory_.Available(); }
   bool OnDevice() const override { return true; }
   size_t WorkBytes(const StepLimits& limits) const override;
@@ -123,6 +125,8 @@ class CudaBackend : public Backend {
   void EnqueueMain(const Op& op);
   void RunWaiting(Op& next);
   bool MustWait(const Op& op) const;
+  // What `body` enqueues, as a graph; null where its recording failed. The caller destroys it.
+  cudaGraph_t Capture(const std::function<void()>& body);
   // Does `work`, unless something failed before; what finds no memory is left out.
   template <typename Work>
   void Attempt(const Work& work);
@@ -458,7 +462,7 @@ void CudaBackend::Flush() {
   Attempt([&] { std::visit([this](const auto& args) { Run(args); }, waiting); });
 }
 
-std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body) {
+cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   Flush();
   branched_.fill(false);
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
@@ -470,15 +474,26 @@ std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body
   }
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+  Attempt([&] { CheckLaunch(ended, "recording"); });  // what failed in `body` may have ended it too
+  return graph;
+}
+
+std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body) {
+  const cudaGraph_t graph = Capture(body);
   cudaGraphExec_t exec = nullptr;
-  Attempt([&] {  // what failed in `body` may have ended the capture too
-    CheckLaunch(ended, "recording");
-    CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "recording");
-  });
+  Attempt([&] { CheckLaunch(cudaGraphInstantiate(&exec, graph, 0), "recording"); });
   if (graph != nullptr) cudaGraphDestroy(graph);
   static_cast<void>(cudaGetLastError());
   if (exec == nullptr) return nullptr;
   return std::make_unique<Graph>(exec);
+}
+
+std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
+  const cudaGraph_t graph = Capture([&] { Enqueue(op); });
+  if (graph == nullptr) return {};
+  std::vector<std::string> names = KernelNames(graph);
+  cudaGraphDestroy(graph);
+  return names;
 }
 
 void CudaBackend::Replay(const Recording& recording) {

@@ -57,6 +57,7 @@ class TraceBackend : public Backend {
   Status TakeFailure() override { return inner_.TakeFailure(); }
   void Synchronize() override { inner_.Synchronize(); }
   double TimeAlone(const Op& op) override { return inner_.TimeAlone(op); }
+  std::vector<std::string> KernelsOf(const Op& op) override { return inner_.KernelsOf(op); }
 
   // Ops that ran since the last Clear, in order, and the sum of their costs.
   const std::vector<TraceEntry>& entries() const { return entries_; }

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Plants faults in kernels and policies, one at a time, and asks which test on a card sees each.
+
+    mutants.py build --build DIR [--only NAME ...] OUT.tar.xz     where there is nvcc, no card needed
+    mutants.py run BUNDLE [--only NAME ...] [--out FILE.jsonl]    on the card
+    mutants.py list
+
+`build` changes one place of one file of the working tree at a time, builds the tests in DIR (the
+folder of scripts/bundle.sh, so that only the changed objects are compiled), keeps the stripped
+programs, and puts the file back. The tree must have no changes of its own in those files. The archive
+is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
+scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
+
+`run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
+prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
+also runs the bundle's own programs, which must be green: else a red test says nothing.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+KERNELS = "src/backend/cuda/kernels/"
+# Name -> file, what stands there once, what is put in its place.
+FAULTS = {
+    "merge_sums_unweighted": (
+        KERNELS + "attend.cu", "sum += own.y * weights[i];", "sum += own.y;"),
+    "heads_of_96_and_128_left_to_the_generic_kernel": (  # the same numbers: only names tell
+        KERNELS + "attend.cu", "kv.dk == 96 || kv.dk == 128 ||", ""),
+    "window_one_token_wider": (
+        KERNELS + "attend_plan.cuh", "max(row.pos + 1 - s.window, 0)", "max(row.pos - s.window, 0)"),
+    "prompts_see_one_token_ahead": (
+        KERNELS + "prefill_attend.cu", "return min(end, p + 1);", "return min(end, p + 2);"),
+    "residual_added_unscaled": (
+        KERNELS + "matvec.cuh", "atomicAdd(part.y + out, p.scale * a);", "atomicAdd(part.y + out, a);"),
+    "eight_rows_lose_low_bits": (
+        KERNELS + "matvec_stationary.cu", "make_float4(large[0] + small[0],", "make_float4(large[0],"),
+    "last_tie_not_chosen": (
+        KERNELS + "select.cu", "if (key > threshold || n_equal < ties) {",
+        "if (key > threshold || n_equal + 1 < ties) {"),
+    "hits_may_be_evicted": (
+        KERNELS + "working_set.cu", "if (slot >= 0) a.used[slot] = step;",
+        "if (slot >= 0) a.used[slot] = step - 1;"),
+    "rotation_sign": (
+        KERNELS + "rows.cu", "high.v[j] = h * c + l * s;", "high.v[j] = h * c - l * s;"),
+    "penalty_of_the_wrong_tokens": (
+        KERNELS + "sample.cu", "keys[j] = KeyOf((bits >> j & 1) != 0 ?",
+        "keys[j] = KeyOf((bits >> j & 1) == 0 ?"),
+    "post_norm_skipped": (
+        "src/backend/cuda/cuda_backend.cc", "in->y == linear->y && in->post_norm == nullptr &&",
+        "in->y == linear->y &&"),
+    "window_of_queries_starts_late": (
+        "src/policy/omnikv/omnikv.cc", "step.prompt_end - window_ - step.first_pos",
+        "step.prompt_end - window_ + 1 - step.first_pos"),
+    "turned_to_one_past_the_budget": (
+        "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
+}
+# Name -> program, tests, seconds. In the order in which they run.
+CHECKS = {
+    "goldens": ("engine_test", "*Family*_cuda:*Heads*_cuda:*PolicyOracle*cuda*", 180),
+    "policies": ("policy_test", "*EveryPolicy*_cuda", 120),
+    "engine": ("engine_test", "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda", 180),
+    "parity": ("parity_cuda_test", "*", 180),
+}
+PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
+            "parity_cuda_test": "tests/backend"}
+
+
+def build(args, root):
+    out = args.out.resolve()
+    stage = Path(tempfile.mkdtemp())
+    lib = stage / "mutants/lib"
+    lib.parent.mkdir()
+    lib.symlink_to("../lib")  # the programs look for ../lib
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, lambda *_: sys.exit(1))
+    try:
+        for name in args.only or FAULTS:
+            path, old, new = FAULTS[name]
+            file = root / path
+            text = file.read_text()
+            if text.count(old) != 1:
+                sys.exit(f"mutants.py: {path} has {text.count(old)} of '{old}', expected one")
+            if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", path]).returncode:
+                sys.exit(f"mutants.py: {path} has changes that are not committed")
+            start = time.monotonic()
+            try:
+                file.write_text(text.replace(old, new))
+                subprocess.run(["cmake", "--build", args.build, "--target", *PROGRAMS], check=True,
+                               stdout=subprocess.DEVNULL)
+            finally:
+                file.write_text(text)
+            (stage / "mutants" / name).mkdir()
+            for program, folder in PROGRAMS.items():
+                subprocess.run(["strip", "-o", stage / "mutants" / name / program,
+                                args.build / folder / program], check=True)
+            print(f"{name}: built in {time.monotonic() - start:.0f} s", flush=True)
+        # The variants of a program one after the other: each differs little from the one before.
+        paths = sorted(stage.glob("mutants/*/*_test"), key=lambda p: (p.name, p.parent.name))
+        tar = subprocess.run(["tar", "-C", stage, "--owner=0", "--group=0", "-cf", "-", "mutants/lib",
+                              *(p.relative_to(stage) for p in paths)], check=True,
+                             capture_output=True).stdout
+        with out.open("wb") as packed:
+            subprocess.run(["xz", "-9", "-T1"], input=tar, stdout=packed, check=True)
+        print(f"{out}: {out.stat().st_size} bytes, {len(paths)} programs")
+    finally:
+        shutil.rmtree(stage)
+        # What is built is that of the tree again.
+        subprocess.run(["cmake", "--build", args.build, "--target", *PROGRAMS],
+                       stdout=subprocess.DEVNULL)
+
+
+def run_check(program, tests, seconds, data):
+    """The first red test, "" where all are green, and how many ran."""
+    environment = {**os.environ, "OMNIKV_TEST_DATA": str(data), "OMNIKV_SWEEP_STRIDE": "8"}
+    try:
+        done = subprocess.run([program, f"--gtest_filter={tests}", "--gtest_fail_fast"],
+                              capture_output=True, text=True, errors="replace", timeout=seconds,
+                              env=environment)
+        said, ended = done.stdout, "==========]" in done.stdout.rpartition("ran.")[0]
+    except subprocess.TimeoutExpired as late:
+        said, ended = (late.stdout or b"").decode(errors="replace"), False
+    red = re.findall(r"^\[  FAILED  \] ([^ ,]+\.[^ ,]+)", said, re.M)
+    begun = re.findall(r"^\[ RUN      \] (\S+)", said, re.M)
+    green = re.findall(r"^\[       OK \] (\S+)", said, re.M)
+    if red:
+        return red[0], len(green)
+    if not ended:
+        return (begun[-1] if begun else "its start") + " (ended or stuck)", len(green)
+    return "", len(green)
+
+
+def run(args):
+    bundle = args.bundle.resolve()
+    names = args.only or sorted(p.name for p in (bundle / "mutants").iterdir() if p.name != "lib")
+    lost = 0
+    with (args.out or Path(os.devnull)).open("w") as out:
+        for name in ["(none)", *names]:
+            folder = bundle / ("bin" if name == "(none)" else f"mutants/{name}")
+            start = time.monotonic()
+            red, green = {}, {}
+            for check, (program, tests, seconds) in CHECKS.items():
+                test, green[check] = run_check(folder / program, tests, seconds,
+                                               bundle / "test_data")
+                if test:
+                    red[check] = test
+            good = (not red and min(green.values()) > 0) if name == "(none)" else bool(red)
+            lost += not good
+            told = "; ".join(f"{check}: {test}" for check, test in red.items()) or "no test went red"
+            print(f"{name}: {told}", flush=True)
+            print(json.dumps({"part": "mutants", "fault": name, "ok": good, "red": red,
+                              "green": green, "seconds": round(time.monotonic() - start)}),
+                  file=out, flush=True)
+    return 1 if lost else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("build")
+    one.add_argument("--build", type=Path, required=True)
+    one.add_argument("--only", nargs="+", choices=FAULTS, action="extend")
+    one.add_argument("out", type=Path)
+    two = commands.add_parser("run")
+    two.add_argument("bundle", type=Path)
+    two.add_argument("--only", nargs="+", choices=FAULTS, action="extend")
+    two.add_argument("--out", type=Path)
+    commands.add_parser("list")
+    args = parser.parse_args()
+    if args.command == "list":
+        print("\n".join(f"{name}: {path}: {old}  ->  {new}" for name, (path, old, new) in FAULTS.items()))
+        return 0
+    if args.command == "run":
+        return run(args)
+    return build(args, Path(__file__).resolve().parent.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

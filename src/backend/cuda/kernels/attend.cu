@@ -21,7 +21,6 @@ namespace {
 // One CTA an SM, of at most half of its registers: beside it the next kernel has room to start and
 // to load its weights.
 constexpr int32_t kCtasAnSm = 1;
-constexpr int kRingBytes = 96 * 1024;  // of a CTA
 // With so few tiles left a warp lets the next kernel in. Its blocks wait for room, and as long as
 // they do, nothing that another stream asks for starts: a fetch would wait all through a long row.
 constexpr int32_t kLateTiles = 4;
@@ -33,6 +32,9 @@ struct Shape {
   static constexpr int kSteps = kDim / 16;  // of a product's 16
   static constexpr int kChunks = kDim / 8;  // of 16 bytes, in a row of a stage
   static constexpr int kStageBytes = kTileTokens * kDim * 2;
+  // Of a CTA. Its four warps of 256 values hold 32 KB while they multiply: the others are what is on
+  // its way.
+  static constexpr int kRingBytes = (kDim <= 128 ? 96 : 160) * 1024;
   static constexpr int kStages = kRingBytes / kWarps / kStageBytes;
   static_assert(kDim % 16 == 0 && kStages >= 3);
   static constexpr int kQueryPitch = kDim + 8;  // floats, against bank conflicts

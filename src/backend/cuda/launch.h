@@ -148,8 +148,10 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch);
 
 // --- kernels/ceiling.cu: for measurements.
 
-// Reads `bytes` bytes (of 16) once.
-void ReadAll(const std::byte* data, int64_t bytes, uint32_t* sink, const Launch& launch);
+// Reads `bytes` bytes (of 16) once, each block a stretch of memory after the other (`together`) or
+// all of them together several. Cards of one kind differ in which is faster.
+void ReadAll(const std::byte* data, int64_t bytes, bool together, uint32_t* sink,
+             const Launch& launch);
 // n bf16 values in [-1, 1).
 void FillNoise(uint16_t* data, int64_t n, const Launch& launch);
 

@@ -13,7 +13,7 @@ namespace omnikv::cuda {
 inline constexpr int kLeastHopperBlock = 16;
 // Queries of one head that a block of threads takes.
 constexpr int HopperRows(int head_dim) {
-  return head_dim <= 96 ? 192 : 128;
+  return head_dim <= 64 ? 192 : 128;
 }
 // Tokens that are multiplied at a time: as many as shared memory has room for.
 constexpr int HopperTokens(int head_dim) {

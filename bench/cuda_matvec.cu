@@ -3,6 +3,7 @@
 // The decode products of Llama-3-8B on a card, in bf16 and Q8_0, for 1 to 16 rows (or as many as
 // the arguments say): outputs against sums in double, then GB/s of each product and of a chain of
 // four layers and the logits, beside what reading the same weights takes.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

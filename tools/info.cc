@@ -22,15 +22,14 @@ struct InfoFlags {
   bool json = false;
 };
 
-nlohmann::ordered_json TierBytes(const Backend& backend, size_t bytes) {
+// `own` bytes where the backend computes, `host` bytes in host memory beside a card.
+nlohmann::ordered_json ByTier(const Backend& backend, size_t own, size_t host) {
   const bool device = backend.OnDevice();
-  return {{"device", device ? bytes : 0}, {"host", device ? 0 : bytes}, {"disk", 0}};
+  return {{"device", device ? own : 0}, {"host", device ? host : own}, {"disk", 0}};
 }
 
-nlohmann::ordered_json KvBytes(const Backend& backend, const MemoryPlan& plan) {
-  auto json = TierBytes(backend, plan.kv);
-  if (plan.kv_host > 0) json["host"] = plan.kv_host;
-  return json;
+size_t Sum(const nlohmann::ordered_json& tiers) {
+  return tiers["device"].get<size_t>() + tiers["host"].get<size_t>();
 }
 
 // What `info` says of one policy at a context. `placed`: the plan is for it, else it has all K/V in
@@ -53,22 +52,34 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     json["cannot_run"] = status.message();
     return json;
   }
-  const size_t layer_token = plan.kv_per_token / static_cast<size_t>(config.n_layers);
-  size_t read = 0;
-  for (const LayerConfig& layer : config.layers) {
-    if (layer.window > 0)
-      read += static_cast<size_t>(std::min<int64_t>(layer.window, plan.context)) * layer_token;
-  }
+  const BankConfig bank = MakeBankConfig(config, plan, /*max_sessions=*/1);
+  const LayerSpec& spec = bank.layers.front();
+  const KvView kv{.dtype = bank.dtype, .n_kv_heads = spec.n_kv_heads, .dk = spec.dk, .dv = spec.dv};
+  const SeqLength at{.tokens = plan.context, .prompt = plan.context};
+  uint64_t read = 0;
+  int32_t global = 0;
   int32_t budgeted = 0;
-  for (int32_t layer = 0; layer < context.n_layers; ++layer) {
-    read += static_cast<size_t>(policy->TokensRead(layer, plan.context)) * layer_token;
-    budgeted += policy->Budgeted(layer) ? 1 : 0;
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.window > 0) {
+      read += KvBytes(kv, std::min<int64_t>(layer.window, plan.context) * kv.n_kv_heads, true);
+      continue;
+    }
+    budgeted += policy->Budgeted(global) ? 1 : 0;
+    read += KvBytesRead(*policy, global++, at, kv);
   }
   json["settings"] = settings->ToString();
   json["dense_layers"] = context.n_layers - budgeted;
-  json["kv_bytes"] =
-      placed ? KvBytes(backend, plan)
-             : TierBytes(backend, plan.kv_per_token * static_cast<size_t>(plan.context));
+  // All of the context's rows are reserved; a policy that drops tokens holds fewer of them.
+  const size_t layer_token = plan.kv_per_token / static_cast<size_t>(config.n_layers);
+  const size_t on_host = layer_token * static_cast<size_t>(placed ? plan.host_layers : 0);
+  const auto bytes = [&](int64_t tokens) {
+    const auto n = static_cast<size_t>(std::min(tokens, plan.context));
+    return ByTier(backend,
+                  n * (plan.kv_per_token - on_host) + (placed ? plan.cache : 0) + policy->Bytes(),
+                  n * on_host);
+  };
+  json["held_bytes"] = bytes(HeldTokens(config, *policy, plan.context, bank.block_tokens));
+  json["reserved_bytes"] = bytes(plan.context);
   json["policy_bytes"] = policy->Bytes();
   json["read_bytes_per_step"] = read;
   return json;
@@ -95,19 +106,17 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan,
   fmt::print("device: {}\n", json["device"].get<std::string>());
   for (const std::string& line : PlanLines(needs)) fmt::print("{}\n", line);
   fmt::print("K/V in {}, {} a token\n", DTypeName(plan.kv_dtype), HumanBytes(plan.kv_per_token));
-  fmt::print("\n{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "K/V", "beside it",
-             "read a step", "dense layers", "what it does");
+  fmt::print("\n{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", "policy", "holds", "reserved",
+             "read per step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
     if (p.contains("cannot_run")) {
       fmt::print("{:<14} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
       continue;
     }
-    fmt::print(
-        "{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
-        HumanBytes(p["kv_bytes"]["host"].get<size_t>() + p["kv_bytes"]["device"].get<size_t>()),
-        HumanBytes(p["policy_bytes"].get<size_t>()),
-        HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
-        p["summary"].get<std::string>());
+    fmt::print("{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),
+               HumanBytes(Sum(p["held_bytes"])), HumanBytes(Sum(p["reserved_bytes"])),
+               HumanBytes(p["read_bytes_per_step"].get<size_t>()), p["dense_layers"].get<int>(),
+               p["summary"].get<std::string>());
     if (!p["settings"].get<std::string>().empty()) {
       fmt::print("               {}\n", p["settings"].get<std::string>());
     }
@@ -133,7 +142,7 @@ Status Info(const InfoFlags& f) {
                                  {"activation_bytes", plan.activations},
                                  {"kv_dtype", DTypeName(plan.kv_dtype)},
                                  {"kv_bytes_per_token", plan.kv_per_token},
-                                 {"kv_bytes", KvBytes(*backend, plan)},
+                                 {"kv_bytes", ByTier(*backend, plan.kv, plan.kv_host)},
                                  {"host_layers", needs.host_layers},
                                  {"cache_bytes", plan.cache},
                                  {"cache_tokens", plan.cache_tokens},

@@ -26,7 +26,11 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The `stats` object of DESIGN §9.
+Json TiersJson(const TierBytes& bytes) {
+  return {{"device", bytes.device}, {"host", bytes.host}, {"disk", bytes.disk}};
+}
+
+// The `stats` object of a reply.
 Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
   return {{"device", s.device},
           {"policy", s.policy},
@@ -41,9 +45,9 @@ Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
           {"context_tokens", s.context_tokens},
           {"attended_tokens", s.attended_tokens},
           {"budget_tokens", s.budget_tokens},
-          {"mem_fraction", s.mem_fraction},
-          {"resident_bytes",
-           {{"device", s.device_bytes}, {"host", s.host_bytes}, {"disk", s.disk_bytes}}},
+          {"read_fraction", s.read_fraction},
+          {"held_bytes", TiersJson(s.held_bytes)},
+          {"held_fraction", s.held_fraction},
           {"transfer_bytes_per_step", s.transfer_bytes_per_step},
           {"hit_rate", s.hit_rate ? Json(*s.hit_rate) : Json(nullptr)},
           {"process_bytes", ResidentMemory()}};
@@ -149,10 +153,10 @@ void PrintSummary(const Engine& engine, const SessionStats& s) {
           engine.load_seconds(), s.prefill_tokens, PerSecond(s.prefill_tokens, s.prefill_seconds),
           s.decode_tokens, PerSecond(s.decode_tokens, s.decode_seconds));
   LogInfo(
-      "{:.0f} of {} tokens read a layer and step | mem {:.1f} % | context {} | weights {} | "
-      "process {}",
-      s.attended_tokens, s.context_tokens, 100 * s.mem_fraction,
-      HumanBytes(s.host_bytes + s.device_bytes), HumanBytes(engine.weight_bytes()),
+      "{:.0f} of {} tokens read per layer and step | read {:.1f} % | held {:.1f} %, {} | "
+      "weights {} | process {}",
+      s.attended_tokens, s.context_tokens, 100 * s.read_fraction, 100 * s.held_fraction,
+      HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(engine.weight_bytes()),
       HumanBytes(ResidentMemory()));
 }
 

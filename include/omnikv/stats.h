@@ -8,6 +8,13 @@
 
 namespace omnikv {
 
+// Bytes by where they lie.
+struct TierBytes {
+  size_t device = 0;  // a card's memory
+  size_t host = 0;    // all that is kept, on a machine without one
+  size_t disk = 0;
+};
+
 struct SessionStats {
   std::string device;    // what ran: "cpu", ...
   std::string policy;    // name
@@ -19,15 +26,18 @@ struct SessionStats {
   int64_t decode_tokens = 0;   // decode steps of the last Generate()
   double decode_seconds = 0;
 
-  double attended_tokens = 0;  // tokens read in the last decode step, mean over layers
-  int64_t budget_tokens = 0;   // the policy's budget at this length; 0: none
-  // The K/V that a step reads as a fraction of all there is, mean over global-attention layers,
-  // dense ones included: the measure to compare policies at.
-  double mem_fraction = 1;
-  // Of all open sessions: blocks of K/V, those that forks share once, and what policies keep.
-  size_t device_bytes = 0;
-  size_t host_bytes = 0;
-  size_t disk_bytes = 0;
+  double attended_tokens = 0;  // whose K/V the last decode step read, mean over layers
+  // The policy's budget at this length, 0: none. What omnikv selects; its tail is read besides.
+  int64_t budget_tokens = 0;
+  // Two measures to compare policies at, both fractions of what full attention has at this length.
+  // K/V bytes that a step reads, mean over global-attention layers, dense ones and passes for
+  // scores alone included.
+  double read_fraction = 1;
+  // Bytes that the session keeps where it computes (the card's memory, the host's without one): its
+  // blocks of K/V, working sets, stages and the policy's state, over the K/V of its tokens.
+  double held_fraction = 0;
+  // The same of all open sessions, in bytes of every tier; blocks that forks share count once.
+  TierBytes held_bytes;
 
   // Of the decode steps since the prompt, a mean; of streamed layers, the last step's. Nothing
   // crosses a bus on the CPU: 0, and no hit rate.

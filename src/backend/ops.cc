@@ -58,29 +58,25 @@ struct CostVisitor {
     // reach of the row that reads most of it (the last, whose prefix holds the others').
     Cost c;
     const int32_t kv_heads = a.kv.n_kv_heads;
-    const auto head_bytes = [&](int32_t n) {
-      return DTypeBytes(a.kv.dtype, static_cast<size_t>(n));
-    };
-    const uint64_t value_bytes = a.o != nullptr ? head_bytes(a.kv.dv) : 0;
     for (int32_t r = 0; r < a.n_rows; ++r) {
       const RowMeta row = a.rows[r];
       const bool last = r + 1 == a.n_rows || a.rows[r + 1].seq != row.seq;
-      uint64_t tokens_all_heads = 0;
+      int64_t tokens_all_heads = 0;
       for (int32_t h = 0; h < kv_heads; ++h) {
         for (int32_t s = 0; s < a.plan.n_segments; ++s) {
           tokens_all_heads +=
-              U(SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, h));
+              SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, h);
         }
       }
-      if (last) c.bytes_read += tokens_all_heads * (head_bytes(a.kv.dk) + value_bytes);
+      if (last) c.kv_bytes += KvBytes(a.kv, tokens_all_heads, a.o != nullptr);
       const uint64_t group = U(a.n_heads / kv_heads);
-      c.flops += 2 * tokens_all_heads * group * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
+      c.flops += 2 * U(tokens_all_heads) * group * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
       if (a.score != ScoreKind::kNone) {
         const uint64_t heads = a.score == ScoreKind::kLogits ? U(a.n_heads) : 1;
         c.bytes_written += 4 * heads * (U(row.pos) + 1);
       }
     }
-    c.bytes_read += 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dk);
+    c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dk);
     if (a.o != nullptr) c.bytes_written += 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv);
     return c;
   }
@@ -158,6 +154,11 @@ struct NameVisitor {
 };
 
 }  // namespace
+
+uint64_t KvBytes(const KvView& kv, int64_t head_tokens, bool values) {
+  const auto head = [&](int32_t n) { return DTypeBytes(kv.dtype, static_cast<size_t>(n)); };
+  return U(head_tokens) * (head(kv.dk) + (values ? head(kv.dv) : 0));
+}
 
 std::string_view OpName(const Op& op) {
   return std::visit(NameVisitor{}, op);

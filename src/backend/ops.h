@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string_view>
 #include <type_traits>
 #include <variant>
@@ -202,38 +203,58 @@ struct ScoreReduceArgs {
 
 // Tokens that a budget allows at `n` tokens of context: `budget` of them or, where `share` is not
 // 0, that share of the context, rounded up, from 1 to `budget`.
-inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
+OMNIKV_HOST_DEVICE inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
   if (share == 0) return budget;
-  return static_cast<int32_t>(
-      std::clamp(std::ceil(share * static_cast<double>(n)), 1.0, static_cast<double>(budget)));
+  const double tokens = ceil(share * static_cast<double>(n));
+  return tokens < 1 ? 1 : tokens < budget ? static_cast<int32_t>(tokens) : budget;
 }
 
 // Whether chosen row i of a step is a hit where hits are simulated.
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    inline bool
-    IsSimulatedHit(float share, uint32_t step, int32_t i) {
+OMNIKV_HOST_DEVICE inline bool IsSimulatedHit(float share, uint32_t step, int32_t i) {
   uint32_t h = (static_cast<uint32_t>(i) + step * 0x9e3779b9u) * 0x85ebca6bu;
   h = (h ^ (h >> 13)) * 0xc2b2ae35u;
   return static_cast<float>(h >> 8) < share * 16777216.0f;
 }
 
-// The split of a sparse layer's budget, from the sequence's length n and generated tokens n_gen
-// (below 0 where a prompt was cancelled; min_recent is 0 or more):
-//   b = BudgetAt(budget, share, n);  recent = min(max(min(tail, n_gen), min_recent), b, n)
-//   recent = n where n <= dense_below: everything is read
-//   bounds = [n - recent, n): always read;  n_candidates = n - recent;
-//   n_pick = max(b - recent, 0).
+// PlanRangeArgs::tail: every generated token.
+inline constexpr int32_t kWholeAnswer = std::numeric_limits<int32_t>::max();
+
+// How a sparse layer's reading of n tokens is split, the same for every sequence.
+struct RangeRule {
+  double share = 0;         // of the context, 0 to 1: BudgetAt
+  int32_t budget = 0;       // tokens
+  int32_t tail = 0;         // generated tokens, the last ones, that are read besides the budget
+  int32_t min_recent = 0;   // last tokens that are always read, in the budget past the tail
+  int32_t dense_below = 0;  // tokens up to which everything is read
+
+  bool operator==(const RangeRule&) const = default;
+};
+
+// Of n tokens, `recent` are read as the last ones and `n_pick` are chosen among the n - recent
+// others; `besides` of the recent ones are not counted in the budget.
+struct RangeSplit {
+  int32_t recent, n_pick, besides;
+};
+OMNIKV_HOST_DEVICE inline RangeSplit SplitRange(const RangeRule& rule, int32_t n,
+                                                int32_t prompt_len) {
+  const int32_t n_gen = n > prompt_len ? n - prompt_len : 0;
+  const int32_t besides = n_gen < rule.tail ? n_gen : rule.tail;
+  if (n <= rule.dense_below) return {n, 0, besides};
+  const int32_t budget = BudgetAt(rule.budget, rule.share, n);
+  const int32_t others = n - besides;
+  const int32_t allowed = budget < others ? budget : others;
+  const int32_t wanted = rule.min_recent > besides ? rule.min_recent - besides : 0;
+  const int32_t forced = wanted < allowed ? wanted : allowed;
+  return {besides + forced, allowed - forced, besides};
+}
+
+// That split of each sequence, on the device: its length changes from step to step.
+//   bounds = [n - recent, n): always read;  n_candidates = n - recent.
 // A sequence without tokens gets empty bounds, no candidates.
 struct PlanRangeArgs {
   const SeqMeta* seqs = nullptr;
   int32_t n_seqs = 0;
-  int32_t budget = 0;
-  double share = 0;  // of the context, 0 to 1
-  int32_t tail = 0;
-  int32_t min_recent = 0;
-  int32_t dense_below = 0;          // tokens
+  RangeRule rule;
   int32_t* bounds = nullptr;        // [n_seqs, 2]
   int32_t* n_candidates = nullptr;  // [n_seqs]
   int32_t* n_pick = nullptr;        // [n_seqs]
@@ -346,16 +367,21 @@ struct NextTokenArgs {
 // can do: each input read once, each output written once.
 struct Cost {
   uint64_t bytes_read = 0;
+  uint64_t kv_bytes = 0;  // of those, K/V that an attention reads
   uint64_t bytes_written = 0;
   uint64_t flops = 0;
 
   Cost& operator+=(const Cost& o) {
     bytes_read += o.bytes_read;
+    kv_bytes += o.kv_bytes;
     bytes_written += o.bytes_written;
     flops += o.flops;
     return *this;
   }
 };
+
+// Bytes of K, and of V where `values`, of one layer's rows for `head_tokens` tokens times KV heads.
+uint64_t KvBytes(const KvView& kv, int64_t head_tokens, bool values);
 
 // A policy's own op: a table of implementations with static storage, and its argument struct (plain
 // data, at most kCustomBytes) by value.

@@ -131,6 +131,13 @@ void Bank::Truncate(int32_t seq, int64_t length) {
   lengths_[static_cast<size_t>(seq)] = length;
 }
 
+size_t Bank::OwnBytes(int32_t seq) const {
+  const int32_t* blocks = table_.entries(seq);
+  const auto held = std::count_if(blocks, blocks + table_.n_blocks(seq),
+                                  [](int32_t block) { return block >= 0; });
+  return own_->BytesFor(static_cast<int32_t>(held));
+}
+
 void Bank::Drop(int32_t seq, int64_t begin, int64_t end) {
   const auto last = static_cast<int32_t>(std::min(end, Length(seq)) / config_.block_tokens);
   if (const int32_t first = BlocksFor(begin); first < last) table_.Release(seq, first, last);

@@ -83,6 +83,8 @@ class Bank {
   // one once.
   size_t OwnBytes() const { return own_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
   size_t HostBytes() const { return host_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
+  // The former of one sequence alone, shared blocks in full.
+  size_t OwnBytes(int32_t seq) const;
 
   // How a step that reads everything passes through a layer of the host tier: its past comes to one
   // of the stages in the backend's memory, the step reads and writes there, and what it wrote goes

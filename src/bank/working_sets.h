@@ -25,6 +25,7 @@ class WorkingSets {
                                                      WorkingSetConfig config);
   // Bytes of the backend's memory that Create takes.
   static size_t Bytes(const BankConfig& bank, const WorkingSetConfig& config);
+  size_t Bytes() const { return Bytes(bank_.config(), config_); }
 
   // A step begins, which has chosen nothing yet.
   void BeginStep() { chosen_.assign(groups_.size(), false); }

@@ -167,7 +167,7 @@ Status Batch::Begin(std::span<const Next> next, int64_t n) {
            .kv_len = pos + 1,
            .table_off = core_.bank->TableOffset(slot.seq),
            .prompt_len = static_cast<int32_t>(slot.prompt_len)};
-    lengths_.push_back(pos + 1);
+    lengths_.push_back({.tokens = pos + 1, .prompt = slot.prompt_len});
     tokens_.push_back(row.token);
     rows_.push_back({.seq = row.slot, .pos = pos});
   }
@@ -197,8 +197,8 @@ void Batch::Upload(int32_t first_out, int32_t n_out) {
 
 Result<const Recording*> Batch::StepFor(size_t n_rows, bool chooses) {
   int32_t variant = 0;
-  for (const int64_t length : lengths_) {
-    variant = std::max(variant, policy_.policy->Variant(length));
+  for (const SeqLength& at : lengths_) {
+    variant = std::max(variant, policy_.policy->Variant(at));
   }
   std::unique_ptr<Recording>& step = steps_[{variant, n_rows, chooses}];
   if (step != nullptr) return step.get();
@@ -266,7 +266,7 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> ne
       const Status enqueued = EnqueueDecode(next.size(), /*chooses=*/true);
       if (!enqueued.ok()) return GiveUp(next, steps, enqueued);
       marks[static_cast<size_t>(launched % kStepsAhead)] = backend.SetMark();
-      for (int64_t& length : lengths_) ++length;
+      for (SeqLength& at : lengths_) ++at.tokens;
     }
     const auto slot = static_cast<size_t>(read % kStepsAhead);
     backend.Await(marks[slot]);
@@ -278,8 +278,8 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> ne
 }
 
 double Batch::attended_tokens(int32_t slot) const {
-  const TokensRead read = CountTokensRead(core_.config, *policy_.policy, length(slot));
-  return static_cast<double>(read.global + read.sliding) / core_.config.n_layers;
+  return AttendedTokens(core_.config, *policy_.policy,
+                        {.tokens = length(slot), .prompt = At(slot).prompt_len});
 }
 
 }  // namespace omnikv

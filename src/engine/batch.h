@@ -105,8 +105,8 @@ class Batch {
   Buffer step_count_;  // uint32 [1]
   // By the policy's variant, the rows, and whether it ends in NextToken.
   std::map<std::tuple<int32_t, size_t, bool>, std::unique_ptr<Recording>> steps_;
-  // Of the sequences in the step under way, its tokens included.
-  std::vector<int64_t> lengths_;
+  // Of the sequences in the step under way.
+  std::vector<SeqLength> lengths_;
   // Step inputs on their way to the device.
   std::vector<int32_t> tokens_, out_rows_;
   std::vector<RowMeta> rows_;

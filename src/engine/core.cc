@@ -86,17 +86,35 @@ Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy
   return {range.begin, std::max(range.begin, range.end)};
 }
 
-TokensRead CountTokensRead(const ModelConfig& config, const Policy& policy, int64_t length) {
-  TokensRead read;
+double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at) {
+  int64_t tokens = 0;
   int32_t global = 0;  // the layer's number among the global-attention layers
   for (const LayerConfig& layer : config.layers) {
-    if (layer.window > 0) {
-      read.sliding += std::min<int64_t>(layer.window, length);
-    } else {
-      read.global += policy.TokensRead(global++, length);
-    }
+    tokens += layer.window > 0 ? std::min<int64_t>(layer.window, at.tokens)
+                               : policy.TokensRead(global++, at);
   }
-  return read;
+  return static_cast<double>(tokens) / config.n_layers;
+}
+
+double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at) {
+  uint64_t read = 0;
+  uint64_t all = 0;
+  int32_t global = 0;
+  for (int32_t layer = 0; layer < core.config.n_layers; ++layer) {
+    if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
+    const KvView kv = core.bank->View(layer);
+    read += KvBytesRead(policy, global++, at, kv);
+    all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
+  }
+  return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
+}
+
+int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int64_t length,
+                   int32_t block_tokens) {
+  const auto blocks = [&](int64_t n) { return (n + block_tokens - 1) / block_tokens; };
+  const Policy::TokenRange dropped = DroppedTokens(config, policy, length);
+  const int64_t gone = std::min(dropped.end, length) / block_tokens - blocks(dropped.begin);
+  return (blocks(length) - std::max<int64_t>(0, gone)) * block_tokens;
 }
 
 }  // namespace omnikv

@@ -30,6 +30,7 @@ struct EngineCore {
   std::string memory_limit;   // MemoryPlan::limit
   size_t policy_room = 0;     // bytes that the state of all sessions' policies may take
   size_t policy_bytes = 0;    // that it takes
+  size_t set_bytes = 0;       // that the working sets of all sessions take
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
   OnChoice on_choice;         // benchmarks: may be empty
   int32_t cache_tokens = 0;   // slots of a working set, where layers live on the host
@@ -84,11 +85,15 @@ Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens);
 // sliding window needs them. Under a model of windows only, all that is past them.
 Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int64_t length);
 
-// Tokens of all layers together that a step at `length` tokens reads.
-struct TokensRead {
-  int64_t global = 0;   // by layers that the policy governs
-  int64_t sliding = 0;  // by layers of a sliding window
-};
-TokensRead CountTokensRead(const ModelConfig& config, const Policy& policy, int64_t length);
+// Tokens whose K/V a layer attends to in a step, mean over all layers.
+double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at);
+
+// Bytes of K/V that a step reads in the layers that the policy governs, passes for scores alone
+// included, as a fraction of what full attention reads there; 1 without such layers.
+double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at);
+
+// Tokens whose rows a sequence of `length` tokens keeps, in whole blocks: all but those dropped.
+int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int64_t length,
+                   int32_t block_tokens);
 
 }  // namespace omnikv

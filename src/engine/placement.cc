@@ -71,7 +71,8 @@ Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig&
                                .n_layers = n_layers,
                                .n_heads = config.n_heads,
                                .dk = config.head_dim,
-                               .max_context = context};
+                               .max_context = context,
+                               .tiered = true};
   policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
   OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
   return policy->Shared();

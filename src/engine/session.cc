@@ -40,6 +40,7 @@ class SessionImpl : public Session {
   ~SessionImpl() override {
     if (seq_ >= 0) core_.bank->Free(seq_);
     if (policy_ != nullptr) core_.policy_bytes -= policy_->Bytes();
+    if (sets_ != nullptr) core_.set_bytes -= sets_->Bytes();
   }
 
   // The session's own state, on a new sequence or on a fork of `from`.
@@ -76,6 +77,9 @@ class SessionImpl : public Session {
     const Policy::TokenRange dropped = Dropped(static_cast<int64_t>(tokens_.size()));
     core_.bank->Drop(seq_, dropped.begin, dropped.end);
   }
+  // Makes the rows of a prompt that ended early the whole of it, for the policy too, whose state
+  // may be that of the prompt's last rows: these are fed anew.
+  Status Settle();
   // Forgets the tokens from `keep` on, and what followed from them.
   void StartOver(int64_t keep);
   // Steps that a device takes one after another by itself, each from the token that the one before
@@ -107,6 +111,7 @@ class SessionImpl : public Session {
     rope_length_ = length;
     ropes_.Choose(*core_.backend, core_.config, length);
   }
+  void AddHeld(SessionStats& stats) const;
   bool TakeCancelled() { return cancelled_.exchange(false, std::memory_order_relaxed); }
 
   EngineCore& core_;
@@ -128,7 +133,8 @@ class SessionImpl : public Session {
   std::vector<float> logits_;      // [vocab], after the last token
   std::vector<RowMeta> rows_;      // scratch, [max_rows]
   int64_t steps_since_reset_ = 0;  // decode steps whose transfers `sets_` has counted
-  int64_t prompt_len_ = 0;
+  int64_t prompt_len_ = 0;         // tokens that came as prompts, in context now
+  bool settled_ = false;           // the policy knows them all: the last Prompt came to its end
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
@@ -158,6 +164,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
   tokens_ = from->tokens_;
   logits_ = from->logits_;
   prompt_len_ = from->prompt_len_;
+  settled_ = from->settled_;
   pending_ = from->pending_;
   has_logits_ = from->has_logits_;
   random_ = from->random_;
@@ -176,6 +183,7 @@ Status SessionImpl::OpenWorkingSets() {
                                             .capacity = capacity,
                                             .n_slots = std::max(capacity, cache),
                                             .simulated_hits = core_.simulated_hits}));
+  core_.set_bytes += sets_->Bytes();
   return {};
 }
 
@@ -185,6 +193,8 @@ void SessionImpl::StartOver(int64_t keep) {
   steps_since_reset_ = 0;
   streamed_bytes_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
+  prompt_len_ = keep;
+  settled_ = false;
   pending_ = -1;
   has_logits_ = false;
   random_.reset();
@@ -226,7 +236,6 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     if (Dropped(keep).end < Dropped(length).end) keep = 0;
   }
   StartOver(keep);
-  prompt_len_ = total;
   if (keep == 0) ChooseRopes(total);
   const int32_t most = core_.work.max_rows;
   const int32_t chunk = sink ? std::min(core_.work.max_out, most) : most;
@@ -258,6 +267,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     }
     pos += n;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
+    prompt_len_ = pos;
     DropTokens();
     if (progress) progress(pos - keep, total - keep);
     if (TakeCancelled()) {
@@ -265,12 +275,22 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     }
   }
   core_.backend->Synchronize();
-  has_logits_ = true;
   stats_.prefill_tokens = total - keep;
   stats_.prefill_seconds = Seconds(start);
   stats_.decode_tokens = 0;
   stats_.decode_seconds = 0;
-  return policy_->AfterPrefill(total);
+  OKV_RETURN_IF_ERROR(policy_->AfterPrefill(total));
+  settled_ = true;
+  has_logits_ = true;
+  return {};
+}
+
+Status SessionImpl::Settle() {
+  if (settled_ || tokens_.empty()) return {};
+  if (policy_->WarmRows() > 1) return Prefill(std::vector<int32_t>(tokens_), {}, {});
+  OKV_RETURN_IF_ERROR(policy_->AfterPrefill(prompt_len_));
+  settled_ = true;
+  return {};
 }
 
 Status SessionImpl::Prompt(const std::vector<int32_t>& tokens, const Progress& progress) {
@@ -283,6 +303,7 @@ Status SessionImpl::PromptLogits(const std::vector<int32_t>& tokens, const Sink&
 
 Status SessionImpl::Step(int32_t token) {
   OKV_RETURN_IF_ERROR(CheckTokens(core_, {&token, 1}));
+  OKV_RETURN_IF_ERROR(Settle());
   UploadStep(&token, core_.bank->Length(seq_), 1, prompt_len_);
   const int32_t zero = 0;
   core_.backend->Upload(core_.work.out_rows.as<void>(), &zero, sizeof(zero));
@@ -310,7 +331,7 @@ Status SessionImpl::EnqueueDecode(uint32_t logits_row, Ending ending) {
 }
 
 Status SessionImpl::RunStep(int64_t length, uint32_t logits_row, Ending ending) {
-  const int32_t variant = policy_->Variant(length);
+  const int32_t variant = policy_->Variant({.tokens = length, .prompt = prompt_len_});
   StepShape shape{.variant = variant, .logits_row = static_cast<int32_t>(logits_row)};
   if (streams_) {
     shape.streamed = true;
@@ -498,8 +519,23 @@ Status SessionImpl::FillContext(int64_t tokens) {
   ChooseRopes(tokens);
   prompt_len_ = tokens;
   DropTokens();
+  OKV_RETURN_IF_ERROR(policy_->AfterPrefill(tokens));
+  settled_ = true;
   has_logits_ = true;
-  return policy_->AfterPrefill(tokens);
+  return {};
+}
+
+void SessionImpl::AddHeld(SessionStats& stats) const {
+  const Bank& bank = *core_.bank;
+  const size_t stages = Bank::StageBytes(bank.config());
+  const size_t all = bank.OwnBytes() + stages + core_.policy_bytes + core_.set_bytes;
+  stats.held_bytes.host = bank.HostBytes();
+  (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
+  const size_t kv = static_cast<size_t>(bank.Length(seq_)) * Bank::BytesPerToken(bank.config());
+  if (kv == 0) return;
+  const size_t own =
+      bank.OwnBytes(seq_) + stages + policy_->Bytes() + (sets_ != nullptr ? sets_->Bytes() : 0);
+  stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }
 
 SessionStats SessionImpl::stats() const {
@@ -508,15 +544,10 @@ SessionStats SessionImpl::stats() const {
   stats.settings = settings_.ToString();
   stats.context_tokens = length;
   stats.budget_tokens = policy_->Budget(length);
-  const TokensRead read = CountTokensRead(core_.config, *policy_, length);
-  stats.attended_tokens = static_cast<double>(read.global + read.sliding) / core_.config.n_layers;
-  const int32_t n_global = GlobalLayers(core_.config);
-  if (n_global * length > 0) {
-    stats.mem_fraction = static_cast<double>(read.global) / static_cast<double>(n_global * length);
-  }
-  const size_t own = core_.bank->OwnBytes() + core_.policy_bytes;
-  stats.host_bytes = core_.bank->HostBytes();
-  (core_.backend->OnDevice() ? stats.device_bytes : stats.host_bytes) += own;
+  const SeqLength at{.tokens = length, .prompt = prompt_len_};
+  stats.attended_tokens = AttendedTokens(core_.config, *policy_, at);
+  stats.read_fraction = ReadFraction(core_, *policy_, at);
+  AddHeld(stats);
   stats.transfer_bytes_per_step = streamed_bytes_;
   if (sets_ != nullptr && steps_since_reset_ > 0) {
     const WorkingSets::Counters rows = sets_->Count();

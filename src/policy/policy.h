@@ -1,5 +1,5 @@
 // A policy decides which tokens each layer reads. It names logical tokens only, and works at record
-// time: it fills plans and enqueues ops that fill them, and never sees a value (DESIGN §5).
+// time: it fills plans and enqueues ops that fill them, and never sees a value.
 //
 // Adding one: a folder src/policy/<name>/ with <name>.cc that defines
 //   PolicyInfo <Name>Policy();  // brutal_offload: BrutalOffloadPolicy
@@ -50,6 +50,12 @@ struct LayerStep {
   bool primes = false;
 };
 
+// A sequence as a decode step finds it, in tokens, the step's own included.
+struct SeqLength {
+  int64_t tokens = 0;
+  int64_t prompt = 0;  // of them, before the first generated one
+};
+
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
 // are told apart by RowMeta::seq. Thread-compatible.
 class Policy {
@@ -60,18 +66,17 @@ class Policy {
   virtual Status Prepare(const PolicyContext& context, PolicySettings& settings) = 0;
 
   // Once a prompt (or a turn of it) is in: its length in tokens. Host-side; methods that choose
-  // once do it here.
+  // once do it here. kInvalidArgument where the settings leave nothing to choose of that prompt.
   virtual Status AfterPrefill(int64_t context_length) {
     static_cast<void>(context_length);
     return {};
   }
 
   // Decode steps of one policy may differ (a dense one for short contexts, one that re-selects
-  // every n tokens). The engine records one step for each value that this returns; `length` is the
-  // sequence's, the step's token included. A step of several sequences takes the highest of theirs,
-  // which does for each what its own would.
-  virtual int32_t Variant(int64_t length) const {
-    static_cast<void>(length);
+  // every n tokens). The engine records one step for each value that this returns. A step of
+  // several sequences takes the highest of theirs, which does for each what its own would.
+  virtual int32_t Variant(const SeqLength& at) const {
+    static_cast<void>(at);
     return 0;
   }
 
@@ -105,7 +110,7 @@ class Policy {
   struct Groups {
     std::vector<int32_t> of_layer;  // [n_layers]; -1: reads everything, or what it likes
     int32_t n_groups = 0;
-    int64_t max_tokens = 0;  // of a choice
+    int64_t max_tokens = 0;  // of a choice, what is read besides the budget included
     int64_t cache =
         0;  // tokens to keep of each layer, at least max_tokens; 0: what there is room for
     Streamed streamed;  // where there are no groups
@@ -123,14 +128,24 @@ class Policy {
     return std::nullopt;
   }
 
-  // Tokens that `layer` attends to in a decode step at `length` tokens, the step's included: what
-  // `budget` limits, and what Cost must say.
-  virtual int64_t TokensRead(int32_t layer, int64_t length) const = 0;
+  // Tokens whose K and V `layer` reads in a decode step, and those whose K alone it reads besides,
+  // in a pass for scores: what Cost must say.
+  virtual int64_t TokensRead(int32_t layer, const SeqLength& at) const = 0;
+  virtual int64_t TokensScored(int32_t layer, const SeqLength& at) const {
+    static_cast<void>(layer);
+    static_cast<void>(at);
+    return 0;
+  }
   // Whether the budget applies to `layer` (dense layers read everything).
   virtual bool Budgeted(int32_t layer) const = 0;
-  // Tokens a budgeted layer reads at most at `length` tokens of context; 0: no budget.
+  // Tokens that the budget allows a budgeted layer at `length` tokens of context; 0: no budget.
   virtual int64_t Budget(int64_t length) const {
     static_cast<void>(length);
+    return 0;
+  }
+  // Tokens that a budgeted layer reads besides.
+  virtual int64_t Besides(const SeqLength& at) const {
+    static_cast<void>(at);
     return 0;
   }
 
@@ -156,6 +171,13 @@ class Policy {
   // Takes over the state of `from`, the same policy on a forked sequence.
   virtual void CopyState(const Policy& from) { static_cast<void>(from); }
 };
+
+// Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`.
+inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,
+                            const KvView& kv) {
+  return KvBytes(kv, policy.TokensRead(layer, at) * kv.n_kv_heads, /*values=*/true) +
+         KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false);
+}
 
 struct PolicyInfo {
   std::string name;

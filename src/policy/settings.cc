@@ -47,17 +47,21 @@ std::string Range(const SettingSpec& spec) {
 // What a value of `spec` must be, when `value` is not; empty when it is.
 std::string Complaint(const SettingSpec& spec, const std::string& value) {
   if (spec.allow_auto && value == "auto") return "";
+  const bool is_choice =
+      std::find(spec.choices.begin(), spec.choices.end(), value) != spec.choices.end();
   switch (spec.type) {
     case SettingType::kInt:
-      return InRange(spec, value, true) ? "" : "a whole number " + Range(spec);
+      return is_choice || InRange(spec, value, true)
+                 ? ""
+                 : fmt::format("a whole number {}{}{}", Range(spec),
+                               spec.choices.empty() ? "" : ", or ",
+                               fmt::join(spec.choices, " or "));
     case SettingType::kFloat:
       return InRange(spec, value, false) ? "" : "a number " + Range(spec);
     case SettingType::kBool:
       return value == "0" || value == "1" ? "" : "0 or 1";
     case SettingType::kChoice:
-      return std::find(spec.choices.begin(), spec.choices.end(), value) != spec.choices.end()
-                 ? ""
-                 : fmt::format("one of {}", fmt::join(spec.choices, ", "));
+      return is_choice ? "" : fmt::format("one of {}", fmt::join(spec.choices, ", "));
     case SettingType::kIntList: {
       double last = -std::numeric_limits<double>::infinity();
       for (std::string_view part : Split(value, ',')) {

@@ -21,7 +21,7 @@ struct SettingSpec {
   std::string default_value;         // as text; "auto" where the policy decides
   std::string help;                  // one line, with the unit
   double min = 0, max = 0;           // kInt, kFloat, elements of kIntList; inclusive
-  std::vector<std::string> choices;  // kChoice
+  std::vector<std::string> choices;  // kChoice; kInt: words that may stand instead of a number
   bool allow_auto = false;
 };
 

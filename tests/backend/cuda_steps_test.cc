@@ -96,9 +96,7 @@ class TinyModel {
                       .n_rows = 1});
     Run(PlanRangeArgs{.seqs = seq_,
                       .n_seqs = 1,
-                      .budget = kPick,
-                      .tail = 8,
-                      .min_recent = 1,
+                      .rule = {.budget = kPick, .tail = 8, .min_recent = 1},
                       .bounds = ints_ + 4,
                       .n_candidates = ints_ + 2,
                       .n_pick = ints_ + 3});

@@ -71,7 +71,7 @@ TEST_F(ParityTest, ScoreReduceOfABatch) {
 TEST_F(ParityTest, PlanRange) {
   std::vector<SeqMeta> seqs = {SeqMeta{}};  // a slot of a batch that is empty
   for (int32_t n : {1, 10, 300, 5000}) {
-    for (int32_t generated : {0, 1, 300}) {
+    for (int32_t generated : {0, 1, 8, 300, 5000}) {
       seqs.push_back({.q_begin = 0,
                       .q_len = 1,
                       .kv_len = n,
@@ -82,7 +82,7 @@ TEST_F(ParityTest, PlanRange) {
   }
   const auto n_seqs = static_cast<int32_t>(seqs.size());
   for (int32_t budget : {1, 64, 10000}) {
-    for (int32_t tail : {0, 256}) {
+    for (int32_t tail : {0, 5, 256, kWholeAnswer}) {
       for (const auto& [min_recent, share, dense_below] :
            std::vector<std::tuple<int32_t, double, int32_t>>{{0, 0.0, 0},
                                                              {1, 0.0, 0},
@@ -91,29 +91,37 @@ TEST_F(ParityTest, PlanRange) {
                                                              {0, 1e-4, 4999},
                                                              {16, 0.3, 10},
                                                              {0, 0.0, 1 << 30}}) {
+        const RangeRule rule{.share = share,
+                             .budget = budget,
+                             .tail = tail,
+                             .min_recent = min_recent,
+                             .dense_below = dense_below};
         Check("PlanRange", [&](const Execute& run) {
           std::vector<int32_t> bounds(seqs.size() * 2, -1);
           std::vector<int32_t> candidates(seqs.size(), -1);
           std::vector<int32_t> pick(seqs.size(), -1);
           run(PlanRangeArgs{.seqs = seqs.data(),
                             .n_seqs = n_seqs,
-                            .budget = budget,
-                            .share = share,
-                            .tail = tail,
-                            .min_recent = min_recent,
-                            .dense_below = dense_below,
+                            .rule = rule,
                             .bounds = bounds.data(),
                             .n_candidates = candidates.data(),
                             .n_pick = pick.data()});
           for (size_t s = 0; s < seqs.size(); ++s) {  // whatever the lengths
+            const int32_t n = seqs[s].kv_len;
             EXPECT_GE(bounds[2 * s], 0);
-            EXPECT_LE(bounds[2 * s], seqs[s].kv_len);
-            EXPECT_GE(pick[s], 0);
-            EXPECT_LE(pick[s], budget);
+            EXPECT_EQ(bounds[2 * s + 1], n);
             EXPECT_EQ(candidates[s], bounds[2 * s]);
-            if (seqs[s].kv_len <= dense_below) {
+            EXPECT_GE(pick[s], 0);
+            if (n <= dense_below) {
               EXPECT_EQ(bounds[2 * s], 0);
+              continue;
             }
+            // The tail is read besides the budget, the rest is the budget's, as far as there is
+            // any.
+            const int32_t besides = std::clamp(n - seqs[s].prompt_len, 0, tail);
+            const int32_t read = n - bounds[2 * s] + pick[s];
+            EXPECT_EQ(read, std::min(n, besides + BudgetAt(budget, share, n)));
+            EXPECT_LE(bounds[2 * s], n - besides);
           }
           return Outputs{{"bounds", AsFloats(bounds), 0},
                          {"n_candidates", AsFloats(candidates), 0},
@@ -122,6 +130,29 @@ TEST_F(ParityTest, PlanRange) {
       }
     }
   }
+}
+
+// Splits as a person would write them down.
+TEST_F(ParityTest, SplitsOfWhatIsRead) {
+  const auto split = [](const RangeRule& rule, int32_t n, int32_t prompt_len) {
+    const RangeSplit s = SplitRange(rule, n, prompt_len);
+    return std::vector<int32_t>{s.recent, s.n_pick, s.besides};
+  };
+  using Split = std::vector<int32_t>;  // recent, chosen, besides the budget
+  const RangeRule plain{.budget = 24, .tail = 8};
+  EXPECT_EQ(split(plain, 100, 100), (Split{0, 24, 0}));
+  EXPECT_EQ(split(plain, 101, 100), (Split{1, 24, 1}));
+  EXPECT_EQ(split(plain, 150, 100), (Split{8, 24, 8}));
+  EXPECT_EQ(split(plain, 20, 10), (Split{8, 12, 8}));  // everything
+  EXPECT_EQ(split(plain, 5, 0), (Split{5, 0, 5}));
+  EXPECT_EQ(split({.budget = 24, .tail = kWholeAnswer}, 1100, 100), (Split{1000, 24, 1000}));
+  // A window of 16 last queries takes of the budget what the tail does not have.
+  const RangeRule window{.budget = 24, .tail = 8, .min_recent = 16};
+  EXPECT_EQ(split(window, 100, 100), (Split{16, 8, 0}));
+  EXPECT_EQ(split(window, 103, 100), (Split{16, 11, 3}));
+  EXPECT_EQ(split(window, 190, 100), (Split{16, 16, 8}));
+  EXPECT_EQ(split({.share = 0.25, .budget = 1000, .tail = 8}, 110, 100), (Split{8, 28, 8}));
+  EXPECT_EQ(split({.budget = 24, .tail = 8, .dense_below = 101}, 101, 100), (Split{101, 0, 1}));
 }
 
 TEST_F(ParityTest, BudgetsByShare) {

@@ -247,8 +247,9 @@ TEST_F(BadInputs, StatsHaveBothMeasures) {
   const Outcome o = Run("run -p hello -n 2 --json --policy omnikv --set mem=0.5");
   ASSERT_EQ(o.exit_code, 0) << o.err;
   const auto stats = nlohmann::json::parse(o.out).at("stats");
-  EXPECT_GE(stats.at("mem_fraction").get<double>(), 0.5);
-  EXPECT_LT(stats.at("mem_fraction").get<double>(), 0.7);
+  EXPECT_GE(stats.at("read_fraction").get<double>(), 0.5);
+  EXPECT_LT(stats.at("read_fraction").get<double>(), 0.7);
+  EXPECT_GT(stats.at("held_fraction").get<double>(), 1);  // a block for a few tokens
   EXPECT_GT(stats.at("budget_tokens").get<int64_t>(), 0);
 }
 

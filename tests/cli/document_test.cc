@@ -255,10 +255,10 @@ TEST(Document, RefusesBadSpecs) {
 
   spec = Spec(1, 4000);
   spec.kinds = {"magic", "pasky"};
-  EXPECT_EQ(Refusal(spec), "kind is 'pasky', expected one of passkey, magic, best, person");
+  EXPECT_EQ(Refusal(spec), "kind is 'pasky', expected one of passkey, magic, uuid, best, person");
   spec.kinds = {};
   EXPECT_EQ(Refusal(spec),
-            "no kinds are given for 4 depths, expected some of passkey, magic, best, person");
+            "no kinds are given for 4 depths, expected some of passkey, magic, uuid, best, person");
   spec.kinds = {"best"};
   spec.depths.assign(16, 0.5);
   EXPECT_EQ(Refusal(spec), "16 needles of kind 'best' are asked for, expected at most 15");

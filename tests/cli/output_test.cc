@@ -46,19 +46,20 @@ void ExpectFields(const json& object, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) EXPECT_TRUE(object.contains(key)) << key << " in " << object;
 }
 
-// An answer of run and chat, as DESIGN §9 lists its fields.
+// An answer of run and chat, with all its fields.
 void ExpectAnswer(const json& answer) {
   ExpectFields(answer, {"text", "tokens", "prompt_tokens", "finish_reason", "stats"});
   const json& stats = answer.at("stats");
-  ExpectFields(stats, {"device", "policy", "settings", "load_s", "prefill_s", "prefill_tok_s",
-                       "ttft_s", "decode_tok_s", "ms_per_token", "attended_tokens", "budget_tokens",
-                       "resident_bytes", "transfer_bytes_per_step", "hit_rate"});
-  ExpectFields(stats.at("resident_bytes"), {"device", "host", "disk"});
+  ExpectFields(stats,
+               {"device", "policy", "settings", "load_s", "prefill_s", "prefill_tok_s", "ttft_s",
+                "decode_tok_s", "ms_per_token", "attended_tokens", "budget_tokens", "read_fraction",
+                "held_bytes", "held_fraction", "transfer_bytes_per_step", "hit_rate"});
+  ExpectFields(stats.at("held_bytes"), {"device", "host", "disk"});
   EXPECT_EQ(stats.at("transfer_bytes_per_step"), 0);
   EXPECT_TRUE(stats.at("hit_rate").is_null());
   // Both on one clock: the first token comes after the prompt is read.
   EXPECT_GE(stats.at("ttft_s").get<double>(), stats.at("prefill_s").get<double>());
-  EXPECT_GT(stats.at("resident_bytes").at("host"), 0);
+  EXPECT_GT(stats.at("held_bytes").at("host"), 0);
 }
 
 TEST_F(Output, RunPrintsTheAnswerAlone) {
@@ -190,11 +191,27 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_EQ(info.at("kv_bytes").at("host"), 1000 * info.at("kv_bytes_per_token").get<int64_t>());
   ASSERT_GE(info.at("policies").size(), 3u);
   for (const json& policy : info.at("policies")) {
-    ExpectFields(policy, {"name", "settings", "kv_bytes", "read_bytes_per_step"});
+    ExpectFields(policy,
+                 {"name", "settings", "held_bytes", "reserved_bytes", "read_bytes_per_step"});
+    ExpectFields(policy.at("held_bytes"), {"device", "host", "disk"});
+    const auto held = policy.at("held_bytes").at("host").get<int64_t>();
+    const auto reserved = policy.at("reserved_bytes").at("host").get<int64_t>();
+    EXPECT_LE(held, reserved);
+    EXPECT_GE(reserved, info.at("kv_bytes").at("host").get<int64_t>());
+    if (policy.at("name") == "full") {
+      EXPECT_EQ(held, reserved);
+    }
   }
   const json one = GoodJson("info --json --policy streaming --set budget=77");
   ASSERT_EQ(one.at("policies").size(), 1u);
-  EXPECT_THAT(one.at("policies")[0].at("settings").get<std::string>(), HasSubstr("budget=77"));
+  const json& streaming = one.at("policies")[0];
+  EXPECT_THAT(streaming.at("settings").get<std::string>(), HasSubstr("budget=77"));
+  // The blocks of the sinks and of 73 tokens: three or four of 64 tokens, out of the context's 512.
+  const auto held = streaming.at("held_bytes").at("host").get<int64_t>();
+  EXPECT_GE(held, 3 * 64 * one.at("kv_bytes_per_token").get<int64_t>());
+  EXPECT_LE(held, 4 * 64 * one.at("kv_bytes_per_token").get<int64_t>());
+  EXPECT_EQ(streaming.at("reserved_bytes").at("host"),
+            32768 * one.at("kv_bytes_per_token").get<int64_t>());
   // Without a name, settings are those of the policy that would run.
   EXPECT_EQ(info.at("default_policy"), "omnikv");
   const json set_by_default = GoodJson("info --json --set budget=77");
@@ -286,6 +303,19 @@ TEST_F(Output, BenchHitsReadsAFile) {
   ASSERT_EQ(hits.at("hits").size(), 1u);
   EXPECT_EQ(hits.at("hits")[0].at("steps"), 8);
   EXPECT_THAT(Good(command).out, HasSubstr("layers 3-12"));
+}
+
+// Answers of 45 tokens by a budget of 0.067 of the context: selecting goes on while they grow.
+TEST_F(Output, AnswersAsLongAsAQuarterOfTheBudgetAreRight) {
+  for (const std::string tail : {"256", "all"}) {
+    const json eval = GoodJson(
+        "eval needles --json --kinds uuid --lengths 2500,3000 --docs 1 --seed 104 --policies "
+        "full,omnikv "
+        "--set omnikv.mem=0.3 --set omnikv.tail=" +
+        tail);
+    ASSERT_EQ(eval.at("cases").size(), 4u);
+    for (const json& by_policy : eval.at("cases")) EXPECT_EQ(by_policy.at("right"), 4) << by_policy;
+  }
 }
 
 TEST_F(Output, NeedlesJsonIsOneObject) {

@@ -14,6 +14,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kPrompt = 700;
 constexpr int kSteps = 40;
 constexpr size_t kBudget = 128;
+constexpr size_t kTail = 16;
 
 struct Outcome {
   std::vector<std::vector<float>> logits;  // after each step
@@ -25,8 +26,10 @@ Result<Outcome> Decode(const std::string& cache) {
                         .device = "cuda",
                         .context = 1024};
   options.place = "host";
-  options.policy = {.name = "omnikv",
-                    .settings = {{"budget", std::to_string(kBudget)}, {"cache", cache}}};
+  options.policy = {
+      .name = "omnikv",
+      .settings = {
+          {"budget", std::to_string(kBudget)}, {"tail", std::to_string(kTail)}, {"cache", cache}}};
   OKV_ASSIGN_OR_RETURN(const auto engine, Engine::Load(options));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(options.policy));
   std::vector<int32_t> prompt;
@@ -44,11 +47,11 @@ Result<Outcome> Decode(const std::string& cache) {
 TEST(CacheSize, ChangesOnlyWhatTravels) {
   const auto card = MakeBackend({.device = "cuda"});
   if (!card.ok()) GTEST_SKIP() << card.status().message();
-  const auto smallest = Decode(std::to_string(kBudget));
+  const auto smallest = Decode(std::to_string(kBudget + kTail));
   ASSERT_TRUE(smallest.ok()) << smallest.status().message();
   ASSERT_TRUE(smallest->stats.hit_rate.has_value());
   EXPECT_LT(*smallest->stats.hit_rate, 1);
-  EXPECT_THAT(smallest->stats.settings, HasSubstr("cache=128"));
+  EXPECT_THAT(smallest->stats.settings, HasSubstr("cache=144"));
   double last_hits = *smallest->stats.hit_rate;
   size_t last_bytes = 0;
   for (const char* cache : {"256", "1024", "auto"}) {
@@ -61,9 +64,10 @@ TEST(CacheSize, ChangesOnlyWhatTravels) {
   }
   // With room for the context a row comes once at most: here 12 layers, 512 bytes each.
   EXPECT_LE(last_bytes * kSteps, size_t{12} * 512 * (kPrompt + kSteps));
-  const auto refused = Decode("127");
+  const auto refused = Decode("143");
   ASSERT_FALSE(refused.ok());
-  EXPECT_THAT(refused.status().message(), HasSubstr("cache is 127, expected at least the budget"));
+  EXPECT_THAT(refused.status().message(),
+              HasSubstr("cache is 143, expected at least the 144 tokens"));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "golden_rows.h"
 #include "io/safetensors.h"
 #include "omnikv/engine.h"
 
@@ -25,18 +26,6 @@ struct Golden {
   std::vector<std::vector<float>> greedy_logits;  // [n_greedy][vocab]
   bool f32 = false;
 };
-
-std::vector<std::vector<float>> Rows(const TensorSource& file, const std::string& name) {
-  const TensorView* t = file.Find(name);
-  EXPECT_NE(t, nullptr) << name;
-  const auto columns = static_cast<size_t>(t->shape[1]);
-  std::vector<std::vector<float>> rows(static_cast<size_t>(t->shape[0]),
-                                       std::vector<float>(columns));
-  for (size_t r = 0; r < rows.size(); ++r) {
-    ConvertRows(*t, r * columns, columns, DType::kF32, rows[r].data());
-  }
-  return rows;
-}
 
 Golden LoadGolden(const std::string& folder) {
   Golden golden;
@@ -156,57 +145,6 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Family,
                          [](const auto& param_info) {
                            return std::get<0>(param_info.param) + "_" +
                                   std::get<1>(param_info.param);
-                         });
-
-// The policies against an independent implementation in NumPy (scripts/policy_oracle.py), on a
-// random model where every layer matters, at budgets far below the context.
-class PolicyOracle : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
-
-TEST_P(PolicyOracle, EveryLogitAgrees) {
-  const auto& [device, chunk] = GetParam();
-  const std::string folder = OMNIKV_SOURCE_DIR "/tests/golden";
-  std::ifstream file(folder + "/policies.json");
-  const auto json = nlohmann::json::parse(file);
-  const auto tensors = SafetensorsModel::Open(folder + "/policies.safetensors");
-  ASSERT_TRUE(tensors.ok()) << tensors.status().message();
-  const auto prompt = json.at("prompt").get<std::vector<int32_t>>();
-  const auto decode = json.at("decode").get<std::vector<int32_t>>();
-  const auto engine = Engine::Load({.model = folder + "/" + json.at("model").get<std::string>(),
-                                    .device = device,
-                                    .threads = 2,
-                                    .prefill_chunk = chunk});
-  ASSERT_TRUE(engine.ok()) << engine.status().message();
-  ASSERT_GT(json.at("cases").size(), 15u);
-  for (const auto& c : json.at("cases")) {
-    const auto name = c.at("name").get<std::string>();
-    PolicyOptions policy{.name = c.at("policy"), .settings = {}, .force_indices = true};
-    for (const auto& [key, value] : c.at("settings").items()) {
-      policy.settings.emplace_back(key, value.get<std::string>());
-    }
-    const auto session = (*engine)->NewSession(policy);
-    ASSERT_TRUE(session.ok()) << name << ": " << session.status().message();
-    ASSERT_TRUE((*session)->Prompt(prompt).ok()) << name;
-    const auto expected = Rows(**tensors, name);
-    ASSERT_EQ(expected.size(), decode.size());
-    double worst = 0;
-    for (size_t i = 0; i < decode.size(); ++i) {
-      ASSERT_TRUE((*session)->Step(decode[i]).ok()) << name;
-      const double error = Error((*session)->logits(), expected[i]);
-      worst = std::max(worst, error);
-      ASSERT_LE(error, 1e-3) << name << ", step " << i;
-    }
-    std::printf("%s on %s: %.1e of the largest logit (the policy moves them by %.3f)\n",
-                name.c_str(), device.c_str(), worst, c.at("moved_against_full").get<double>());
-  }
-}
-
-// A chunk of 59 leaves two rows of the 120 to a third one, so that windows of queries straddle.
-INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracle,
-                         ::testing::Combine(::testing::Values("ref", "cpu"),
-                                            ::testing::Values(512, 59)),
-                         [](const auto& param_info) {
-                           return std::get<0>(param_info.param) + "_chunk" +
-                                  std::to_string(std::get<1>(param_info.param));
                          });
 
 }  // namespace

@@ -178,7 +178,12 @@ TEST_P(HostLayers, StepsBringTheWholePast) {
   EXPECT_EQ(stats.context_tokens, 308);
   EXPECT_EQ(stats.transfer_bytes_per_step, (4 * 307 + 1) * row);
   EXPECT_FALSE(stats.hit_rate.has_value());
-  EXPECT_EQ(stats.host_bytes, 4 * 5 * 64 * row);  // five blocks
+  EXPECT_EQ(stats.held_bytes.host, 4 * 5 * 64 * row);  // five blocks
+  // One layer in whole, and stages of a layer for two.
+  const size_t stages = Bank::StageBytes(CoreOf(*engine).bank->config());
+  EXPECT_EQ(stats.held_bytes.device, 1 * 5 * 64 * row + stages);
+  EXPECT_DOUBLE_EQ(stats.held_fraction, static_cast<double>(stats.held_bytes.device) /
+                                            static_cast<double>(5 * 308 * row));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, HostLayers, testing::Values("lanes", "cuda"),

@@ -40,9 +40,11 @@ class PlacementTest : public testing::Test {
  protected:
   PlacementTest() {
     options_.context = 131072;
-    options_.policy = {
-        .name = "omnikv",
-        .settings = {{"filters", "2,8,18"}, {"budget", "2048"}, {"dense_after_filter", "1"}}};
+    options_.policy = {.name = "omnikv",
+                       .settings = {{"filters", "2,8,18"},
+                                    {"budget", "1792"},
+                                    {"tail", "256"},
+                                    {"dense_after_filter", "1"}}};
   }
   Result<MemoryPlan> Plan(size_t memory) const {
     const Card card(memory);
@@ -156,7 +158,8 @@ TEST_F(PlacementTest, RefusesACacheThatCannotBe) {
   ASSERT_FALSE(small.ok());
   EXPECT_EQ(small.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(small.status().message(),
-              HasSubstr("cache is 1000, expected at least the budget of 2048 tokens"));
+              HasSubstr("cache is 1000, expected at least the 2048 tokens that a layer reads (a "
+                        "budget of 1792 and a tail of 256)"));
   options_.policy.settings.back().second = "131072";
   const auto large = Plan(24 * kGiB);
   ASSERT_FALSE(large.ok());

@@ -69,11 +69,15 @@ TEST(PolicySession, ReportsTheFractionOfAllKvThatIsRead) {
   const struct {
     PolicyOptions policy;
     double attended;  // tokens at a context of 1001, mean over the 16 layers
+    double keys = 0;  // whose K alone is read besides, for scores
   } kCases[] = {
       {{.name = "full"}, 1001},
       {{.name = "streaming", .settings = {{"budget", "64"}}}, 64},
-      {{.name = "omnikv", .settings = {{"budget", "64"}}}, (4 * 1001 + 12 * 64) / 16.0},
+      {{.name = "omnikv", .settings = {{"budget", "64"}}}, (4 * 1001 + 12 * (64 + 1)) / 16.0},
       {{.name = "omnikv", .settings = {{"mem", "1"}}, .force_indices = true}, 1001},
+      {{.name = "omnikv", .settings = {{"budget", "64"}, {"select_every_layer", "1"}}},
+       (2 * 1001 + 14 * (64 + 1)) / 16.0,
+       14 * 1001 / 16.0},
   };
   for (const auto& c : kCases) {
     const auto session = Open(*engine, c.policy);
@@ -81,20 +85,21 @@ TEST(PolicySession, ReportsTheFractionOfAllKvThatIsRead) {
     ASSERT_TRUE(session->Step(5).ok());
     const SessionStats stats = session->stats();
     EXPECT_DOUBLE_EQ(stats.attended_tokens, c.attended) << stats.settings;
-    EXPECT_DOUBLE_EQ(stats.mem_fraction, c.attended / 1001) << stats.settings;
+    EXPECT_DOUBLE_EQ(stats.read_fraction, (c.attended + c.keys / 2) / 1001) << stats.settings;
   }
 }
 
-// A fraction holds for the whole answer, however short the prompt was.
+// A fraction holds for the whole answer, however short the prompt was; the tail comes on top.
 TEST(PolicySession, MemHoldsAsTheContextGrows) {
   const auto engine = Load({.model = kShipped});
-  const auto session = Open(*engine, {.name = "omnikv", .settings = {{"mem", "0.4"}}});
+  const auto session =
+      Open(*engine, {.name = "omnikv", .settings = {{"mem", "0.4"}, {"tail", "1"}}});
   ASSERT_TRUE(session->Prompt(Numbers(5, 1)).ok());
   for (int i = 0; i < 60; ++i) {
     ASSERT_TRUE(session->Step(100 + i).ok());
     const SessionStats stats = session->stats();
-    EXPECT_GE(stats.mem_fraction, 0.4 - 1e-9);
-    EXPECT_LE(stats.mem_fraction, 0.4 + 12.0 / 16 / static_cast<double>(stats.context_tokens));
+    EXPECT_GE(stats.read_fraction, 0.4 - 1e-9);
+    EXPECT_LE(stats.read_fraction, 0.4 + 2 * 12.0 / 16 / static_cast<double>(stats.context_tokens));
   }
   EXPECT_EQ(session->stats().budget_tokens, 13);  // 0.2 of 65: (0.4 * 16 - 4) / 12
   EXPECT_THAT(session->stats().settings, HasSubstr("budget=auto"));
@@ -110,40 +115,73 @@ TEST(PolicySession, ModelsOfSlidingWindowsOnly) {
   ASSERT_TRUE(session->Prompt(Numbers(40, 1)).ok());
   EXPECT_EQ(session->stats().policy, "full");
   EXPECT_EQ(session->stats().attended_tokens, 8);
-  EXPECT_EQ(session->stats().mem_fraction, 1);
+  EXPECT_EQ(session->stats().read_fraction, 1);
 }
 
-TEST(PolicySession, HostBytesAreBlocksAndWhatPoliciesKeep) {
+TEST(PolicySession, HeldBytesAreBlocksAndWhatPoliciesKeep) {
   const auto engine = Load({.model = kShipped, .context = 1000, .max_sessions = 2});
   const auto full = Open(*engine, {.name = "full"});
-  EXPECT_EQ(full->stats().host_bytes, 0u);
+  EXPECT_EQ(full->stats().held_bytes.host, 0u);
   ASSERT_TRUE(full->Prompt({7}).ok());
-  const size_t block = full->stats().host_bytes;
+  const size_t block = full->stats().held_bytes.host;
   EXPECT_GT(block, 0u);
   ASSERT_TRUE(full->Prompt(Numbers(64, 1)).ok());
-  EXPECT_EQ(full->stats().host_bytes, block);
+  EXPECT_EQ(full->stats().held_bytes.host, block);
   ASSERT_TRUE(full->Prompt(Numbers(65, 1)).ok());
-  EXPECT_EQ(full->stats().host_bytes, 2 * block);
+  EXPECT_EQ(full->stats().held_bytes.host, 2 * block);
   {
     const auto fork = full->Fork();
     ASSERT_TRUE(fork.ok());
-    EXPECT_EQ(full->stats().host_bytes, 2 * block);  // shared
+    EXPECT_EQ(full->stats().held_bytes.host, 2 * block);  // shared
   }
   const size_t window_bytes = 2 * 16 * 1008 * sizeof(float);  // of two filters, 16 queries each
   {
     const auto omnikv = Open(*engine, {.name = "omnikv", .settings = {{"selector", "exp"}}});
-    EXPECT_GT(full->stats().host_bytes, 2 * block + window_bytes);
-    EXPECT_LT(full->stats().host_bytes, 2 * block + 2 * window_bytes);
+    EXPECT_GT(full->stats().held_bytes.host, 2 * block + window_bytes);
+    EXPECT_LT(full->stats().held_bytes.host, 2 * block + 2 * window_bytes);
   }
-  EXPECT_EQ(full->stats().host_bytes, 2 * block);
+  EXPECT_EQ(full->stats().held_bytes.host, 2 * block);
+}
+
+// Of one session what it keeps, over the K/V of its tokens; blocks round up.
+TEST(PolicySession, ReportsTheFractionOfAllKvThatIsHeld) {
+  const auto engine = Load({.model = kShipped, .context = 8192, .max_sessions = 2});
+  const auto full = Open(*engine, {.name = "full"});
+  ASSERT_TRUE(full->FillContext(6000).ok());
+  const auto held = static_cast<double>(full->stats().held_bytes.host);
+  EXPECT_DOUBLE_EQ(full->stats().held_fraction, 6016 / 6000.0);  // 94 blocks
+  const auto streaming = Open(*engine, {.name = "streaming", .settings = {{"budget", "64"}}});
+  ASSERT_TRUE(streaming->FillContext(6000).ok());
+  ASSERT_TRUE(streaming->Step(5).ok());
+  EXPECT_DOUBLE_EQ(streaming->stats().held_fraction, 3 * 64 / 6001.0);
+  EXPECT_DOUBLE_EQ(full->stats().held_fraction, 6016 / 6000.0);
+  // All that is open counts in bytes.
+  EXPECT_DOUBLE_EQ(static_cast<double>(full->stats().held_bytes.host), held * 97 / 94);
+}
+
+// What the settings leave nothing to select of is refused when the prompt is in.
+TEST(PolicySession, RefusesAPromptOfWhichNothingIsSelected) {
+  const auto engine = Load({.model = kShipped, .context = 4096});
+  const auto session =
+      Open(*engine, {.name = "omnikv", .settings = {{"mem", "0.26"}, {"selector", "uniform"}}});
+  const Status refused = session->Prompt(Numbers(500, 1));
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(),
+              HasSubstr("policy omnikv: the budget at 501 tokens of context is 7"));
+  EXPECT_FALSE(session->Generate({.max_tokens = 1}).ok());
+  EXPECT_FALSE(session->Step(5).ok());
+  EXPECT_TRUE(session->Prompt(Numbers(2000, 1)).ok());
+  EXPECT_TRUE(session->Step(5).ok());
 }
 
 TEST(PolicySession, WhatPoliciesKeepCountsAgainstHostMemory) {
   const auto engine = Load(
       {.model = kShipped, .host_memory = size_t{256} << 20, .context = 4096, .max_sessions = 2});
-  const PolicyOptions large{
-      .name = "omnikv",
-      .settings = {{"selector", "uniform"}, {"window", "4096"}, {"select_every_layer", "1"}}};
+  const PolicyOptions large{.name = "omnikv",
+                            .settings = {{"selector", "uniform"},
+                                         {"window", "4096"},
+                                         {"budget", "4096"},
+                                         {"select_every_layer", "1"}}};
   const auto refused = engine->NewSession(large);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);

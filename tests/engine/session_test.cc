@@ -21,9 +21,10 @@ namespace {
 using ::testing::HasSubstr;
 
 const char kModel[] = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf";
+const char kRandom[] = OMNIKV_SOURCE_DIR "/tests/golden/policy_model";  // every layer matters
 
 std::unique_ptr<Engine> Load(EngineOptions options = {}) {
-  options.model = kModel;
+  if (options.model.empty()) options.model = kModel;
   options.threads = 2;
   options.precision = "full";  // so that chunks and steps differ by f32 rounding only
   options.kv_dtype = "f32";
@@ -117,11 +118,12 @@ TEST(Session, DroppedTokensAreGivenBack) {
   const PolicyOptions policy{.name = "streaming", .settings = {{"budget", "24"}}};
   const auto session = Open(*engine, policy);
   ASSERT_TRUE(session->Prompt(Numbers(64)).ok());
-  const size_t block = session->stats().host_bytes;
+  const size_t block = session->stats().held_bytes.host;
   ASSERT_TRUE(session->Prompt(Numbers(400)).ok());
   for (int32_t i = 0; i < 100; ++i) {
     ASSERT_TRUE(session->Step(i).ok());
-    EXPECT_LE(session->stats().host_bytes, 3 * block);  // the sinks' and at most two of the window
+    EXPECT_LE(session->stats().held_bytes.host,
+              3 * block);  // the sinks' and at most two of the window
   }
   ASSERT_TRUE(session->Prompt(Numbers(300)).ok());
   const auto cut_back = Logits(*engine, *session);
@@ -301,22 +303,45 @@ TEST(Session, CancelComesFromAnyThread) {
   });
 }
 
-// The context is then shorter than the prompt; what the prompt before was does not count.
+// The rows that are in are then the whole prompt: a step is what it is after a prompt of just
+// those, its own token, generated, is read, and the policy's window is over their last queries.
 TEST(Session, StepsGoOnFromACancelledPrompt) {
-  const auto engine = Load({.prefill_chunk = 16, .max_sessions = 2});
-  const PolicyOptions policy{.name = "omnikv", .settings = {{"budget", "24"}}};
-  const auto session = Open(*engine, policy);
-  const auto fresh = Open(*engine, policy);
-  ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
-  for (Session* s : {session.get(), fresh.get()}) {
-    const Status cancelled = s->Prompt(Numbers(150, 2000), [&](int64_t done, int64_t) {
-      if (done >= 64) s->Cancel();
+  const auto engine =
+      Load({.model = kRandom, .device = "ref", .prefill_chunk = 16, .max_sessions = 3});
+  std::vector<int32_t> prompt(150);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 37 % 120) + 3;
+  const std::vector<int32_t> other(prompt.rbegin(), prompt.rend());
+  const std::vector<int32_t> part(prompt.begin(), prompt.begin() + 64);
+  const PolicyOptions kPolicies[] = {
+      {.name = "full"},
+      {.name = "streaming", .settings = {{"budget", "24"}}},
+      {.name = "omnikv", .settings = {{"budget", "24"}, {"tail", "4"}}},
+      {.name = "omnikv", .settings = {{"budget", "24"}, {"tail", "all"}, {"score", "raw"}}},
+      {.name = "omnikv", .settings = {{"budget", "24"}, {"selector", "uniform"}}},
+      {.name = "omnikv", .settings = {{"budget", "24"}, {"selector", "exp"}, {"window", "5"}}}};
+  for (const PolicyOptions& policy : kPolicies) {
+    const auto session = Open(*engine, policy);
+    const auto fresh = Open(*engine, policy);
+    SCOPED_TRACE(session->stats().settings);
+    ASSERT_TRUE(session->Prompt(other).ok());  // what it left counts no more
+    const Status cancelled = session->Prompt(prompt, [&](int64_t done, int64_t) {
+      if (done >= 64) session->Cancel();
     });
     ASSERT_EQ(cancelled.code(), StatusCode::kCancelled);
-    ASSERT_TRUE(s->Step(42).ok());
-    ASSERT_TRUE(s->Step(43).ok());
+    EXPECT_EQ(session->tokens(), part);
+    ASSERT_TRUE(fresh->Prompt(part).ok());
+    for (const int32_t token : {42, 43, 44}) {
+      ASSERT_TRUE(session->Step(token).ok());
+      ASSERT_TRUE(fresh->Step(token).ok());
+      ASSERT_EQ(Logits(*engine, *session), Logits(*engine, *fresh)) << token;
+      EXPECT_EQ(session->stats().attended_tokens, fresh->stats().attended_tokens);
+    }
+    const auto fork = session->Fork();
+    ASSERT_TRUE(fork.ok());
+    const auto answer = session->Generate({.max_tokens = 5, .ignore_eos = true});
+    ASSERT_TRUE(answer.ok()) << answer.status().message();
+    EXPECT_EQ(answer->tokens, fresh->Generate({.max_tokens = 5, .ignore_eos = true})->tokens);
   }
-  EXPECT_EQ(Logits(*engine, *session), Logits(*engine, *fresh));
 }
 
 TEST(Session, CancelStopsAGeneration) {
@@ -504,7 +529,7 @@ TEST(Session, FillContextStandsInForAPrompt) {
   ASSERT_TRUE(session->FillContext(1000).ok());
   ASSERT_TRUE(session->Step(5).ok());
   EXPECT_EQ(session->stats().context_tokens, 1001);
-  EXPECT_EQ(session->stats().attended_tokens, (4 * 1001 + 12 * 64) / 16.0);
+  EXPECT_EQ(session->stats().attended_tokens, (4 * 1001 + 12 * (64 + 1)) / 16.0);
   for (int32_t i = 0; i < engine->vocab(); ++i) ASSERT_TRUE(std::isfinite(session->logits()[i]));
 }
 

@@ -1,6 +1,6 @@
-// What every policy must keep, tested on each folder of src/policy without being told about it
-// (DESIGN §5): covering settings equal `full`, the budget is respected and its cost is what it
-// says, steps are pure and deterministic.
+// What every policy must keep, tested on each folder of src/policy without being told about it:
+// covering settings equal `full`, the budget is respected and its cost is what it says, steps are
+// pure and deterministic.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -196,7 +196,8 @@ TEST_P(EveryPolicy, TheFirstStepAfterAPromptFindsItsRows) {
   }
 }
 
-// The tokens each Attend op really reads, by its cost, against the budget and TokensRead.
+// The tokens and the bytes that each layer really reads, by the cost of its ops, passes for scores
+// alone included, against the budget and what the policy says.
 TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
   for (const SettingList& variant : Variants(info())) {
     const auto own_backend = backend();
@@ -206,15 +207,19 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
     for (int step = 1; step <= kSteps; ++step) {
       fixture.Decode();
       const std::vector<int64_t> read = fixture.TokensAttended();
+      const std::vector<uint64_t> bytes = fixture.KvBytesByLayer();
       ASSERT_EQ(read.size(), 6u);
-      const int64_t length = kPrompt + step;
-      const int64_t budget = fixture.policy->Budget(length);
+      const SeqLength at{.tokens = kPrompt + step, .prompt = kPrompt};
+      const int64_t budget = fixture.policy->Budget(at.tokens);
       for (int32_t layer = 0; layer < 6; ++layer) {
+        SCOPED_TRACE(layer);
         const int64_t tokens = read[static_cast<size_t>(layer)];
-        EXPECT_EQ(tokens, fixture.policy->TokensRead(layer, length)) << "layer " << layer;
+        EXPECT_EQ(tokens, fixture.policy->TokensRead(layer, at));
+        EXPECT_EQ(bytes[static_cast<size_t>(layer)],
+                  KvBytesRead(*fixture.policy, layer, at, fixture.bank->View(layer)));
         if (!fixture.policy->Budgeted(layer) || budget == 0) continue;
-        EXPECT_LE(tokens, budget) << "layer " << layer;
-        EXPECT_LT(tokens, length) << "layer " << layer;
+        EXPECT_LE(tokens, budget + fixture.policy->Besides(at));
+        EXPECT_LT(tokens, at.tokens);
       }
     }
   }

@@ -1,4 +1,4 @@
-// What is omnikv's own: budgets, the dense shortcut, presets.
+// What is omnikv's own: budgets and tails, the dense shortcut, presets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST_F(OmnikvTest, MemIsTheFractionOfAllKvThatIsRead) {
       int64_t read = 0;
       int32_t dense = 0;
       for (int32_t layer = 0; layer < kLayers; ++layer) {
-        read += fixture.policy->TokensRead(layer, length);
+        read += fixture.policy->TokensRead(layer, {.tokens = length, .prompt = length});
         dense += fixture.policy->Budgeted(layer) ? 0 : 1;
       }
       EXPECT_EQ(dense, 3);  // below the first filter, and the filters
@@ -62,14 +62,44 @@ TEST_F(OmnikvTest, MemIsTheFractionOfAllKvThatIsRead) {
 
 // The budget grows with the answer, in one recording: a short prompt does not pin it down.
 TEST_F(OmnikvTest, MemFollowsTheContext) {
-  StepFixture fixture = Make({{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.75"}});
+  StepFixture fixture =
+      Make({{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.75"}, {"tail", "2"}});
   fixture.Prompt(5);
   for (int64_t length = 6; length <= 40; ++length) {
     fixture.Decode();
-    const int64_t half = (length + 1) / 2;
-    EXPECT_THAT(fixture.TokensAttended(), ElementsAre(length, length, half, length, half, half));
+    const int64_t read = (length + 1) / 2 + std::min<int64_t>(2, length - 5);
+    EXPECT_THAT(fixture.TokensAttended(), ElementsAre(length, length, read, length, read, read));
   }
-  EXPECT_EQ(fixture.policy->Variant(6), fixture.policy->Variant(40));
+  EXPECT_EQ(fixture.policy->Variant({6, 5}), fixture.policy->Variant({40, 5}));
+}
+
+// However long the answer, `budget` tokens are selected at every step, and its last `tail` ones are
+// read besides. What the answer had before those can be selected like the prompt.
+TEST_F(OmnikvTest, AnAnswerLongerThanTheBudgetSelectsAsMuchAsAShortOne) {
+  for (const auto& [tail, besides] : std::vector<std::pair<const char*, int64_t>>{
+           {"1", 1}, {"8", 8}, {"256", 256}, {"all", 999}}) {
+    StepFixture fixture =
+        Make({{"filters", "1,3"}, {"dense_after_filter", "0"}, {"budget", "16"}, {"tail", tail}});
+    fixture.Prompt(60);
+    bool selects_answer = false;
+    for (int64_t step = 1; step <= 60; ++step) {
+      fixture.Decode();
+      const int64_t length = 60 + step;
+      const int64_t read = 16 + std::min(besides, step);
+      EXPECT_THAT(fixture.TokensAttended(), ElementsAre(length, length, read, length, read, read));
+      for (const TraceEntry& entry : fixture.trace.entries()) {
+        const auto* attend = std::get_if<AttendArgs>(&entry.op);
+        if (attend == nullptr || attend->plan.n_segments != 2) continue;
+        const PlanSegment& selected = attend->plan.segments[0];
+        const PlanSegment& last = attend->plan.segments[1];
+        ASSERT_EQ(selected.count[0], 16) << "tail " << tail << ", step " << step;
+        EXPECT_EQ(last.bounds[0], length - std::min(besides, step));
+        EXPECT_EQ(last.bounds[1], length);
+        if (selected.index[15] >= 60) selects_answer = true;
+      }
+    }
+    EXPECT_EQ(selects_answer, besides < 60) << tail;
+  }
 }
 
 // Of the rows that the first step chose, exactly those that the prompt's last query did not choose
@@ -114,7 +144,7 @@ TEST_F(OmnikvTest, APromptPrimesTheWorkingSets) {
 }
 
 // A row that is made anew, by a step that does not choose it itself, is not read as it was. Steps
-// choose their own but after a prompt that was cancelled, when no token counts as generated.
+// choose their own, but not here, where no token counts as generated.
 TEST_F(OmnikvTest, SlotsForgetARowThatIsMadeAnew) {
   const SettingList settings = {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"budget", "24"}};
   StepFixture own(*backend_, "omnikv", settings);
@@ -149,8 +179,8 @@ TEST_F(OmnikvTest, SlotsForgetARowThatADenseStepMakes) {
     fixture->Decode();  // in a copy of the block that holds the tokens 16 to 19
     fixture->bank->Free(fork);
   }
-  EXPECT_EQ(tiered.policy->Variant(22), 1);
-  EXPECT_EQ(tiered.policy->Variant(30), 0);
+  EXPECT_EQ(tiered.policy->Variant({22, 20}), 1);
+  EXPECT_EQ(tiered.policy->Variant({30, 20}), 0);
   for (int64_t length = 22; length < 140; ++length) {
     ASSERT_EQ(tiered.Decode(), own.Decode()) << length << " tokens";
   }
@@ -170,15 +200,55 @@ TEST_F(OmnikvTest, RefusesWhatCannotBe) {
   EXPECT_EQ(too_little.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(too_little.message(), HasSubstr("the 5 dense layers of 6 alone take 0.833"));
   EXPECT_TRUE(Prepare({{"mem", "1"}, {"filters", "5"}}).ok());  // all layers are dense
-  const Status small = Prepare({{"budget", "24"}, {"cache", "23"}});
+  const Status small = Prepare({{"budget", "24"}, {"tail", "8"}, {"cache", "31"}});
   EXPECT_EQ(small.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(small.message(),
-            "policy omnikv: cache is 23, expected at least the budget of 24 tokens, or auto");
-  EXPECT_TRUE(Prepare({{"budget", "24"}, {"cache", "24"}}).ok());
+            "policy omnikv: cache is 31, expected at least the 32 tokens that a layer reads (a "
+            "budget of 24 and a tail of 8), or auto");
+  EXPECT_TRUE(Prepare({{"budget", "24"}, {"tail", "8"}, {"cache", "32"}}).ok());
   EXPECT_TRUE(Prepare({{"budget", "24"}, {"cache", "100000"}}).ok());
   const Status no_layers = Prepare({}, 0);
   EXPECT_EQ(no_layers.code(), StatusCode::kUnsupported);
   EXPECT_THAT(no_layers.message(), HasSubstr("sliding window"));
+}
+
+// Settings that would leave nothing to select: at once where no prompt can change that, else when a
+// prompt shows it.
+TEST_F(OmnikvTest, RefusesWhatSelectsNothing) {
+  const auto parsed =
+      PolicySettings::Parse("omnikv", (*FindPolicy("omnikv"))->settings, {{"budget", "0"}});
+  EXPECT_THAT(parsed.status().message(), HasSubstr("budget is '0', expected a whole number"));
+  const Status share = Prepare({{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.501"}});
+  EXPECT_EQ(share.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      share.message(),
+      "policy omnikv: mem is 0.501, which leaves a sparse layer less than one token to select "
+      "of a context of 256, expected more than that");
+  const Status window = Prepare({{"budget", "16"}, {"selector", "uniform"}});
+  EXPECT_EQ(window.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(window.message(),
+              HasSubstr("is 16, all of which a window of 16 queries takes, expected more"));
+  EXPECT_TRUE(Prepare({{"budget", "17"}, {"selector", "uniform"}}).ok());
+
+  // A tenth of the context: of a short prompt, less than the window.
+  const SettingList tenth = {
+      {"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.55"}, {"selector", "exp"}};
+  const auto of = [&](int64_t prompt) { return Make(tenth).policy->AfterPrefill(prompt); };
+  EXPECT_TRUE(of(200).ok());
+  EXPECT_EQ(of(100).code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(of(100).message(),
+              HasSubstr("the budget at 101 tokens of context is 11, all of which a window of 16"));
+}
+
+// Where layers live on the host an answer of any length has no room on the device.
+TEST_F(OmnikvTest, TheWholeAnswerIsNotReadFromTheHost) {
+  const PolicyInfo& info = **FindPolicy("omnikv");
+  auto settings = PolicySettings::Parse(info.name, info.settings, {{"tail", "all"}});
+  ASSERT_TRUE(settings.ok());
+  const Status refused =
+      info.make()->Prepare({.n_layers = 6, .max_context = 256, .tiered = true}, *settings);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("tail is all, expected a number of tokens where"));
 }
 
 // Up to that many tokens every layer attends to everything, then the budget holds.
@@ -198,7 +268,8 @@ TEST_F(OmnikvTest, DenseBelow) {
       EXPECT_THAT(read, ::testing::Each(length));
     } else {
       EXPECT_NE(logits, expected) << length;
-      EXPECT_THAT(read, ElementsAre(length, length, 24, 24, 24, 24));
+      const int64_t chosen = 24 + length - 100;
+      EXPECT_THAT(read, ElementsAre(length, length, chosen, chosen, chosen, chosen));
     }
   }
 }

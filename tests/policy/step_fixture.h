@@ -104,7 +104,7 @@ class StepFixture {
   std::vector<float> Decode() {
     const auto pos = static_cast<int32_t>(bank->Length(seq));
     Upload(pos, 1);
-    const int32_t variant = policy->Variant(pos + 1);
+    const int32_t variant = policy->Variant({.tokens = pos + 1, .prompt = prompt_len});
     trace.Clear();
     if (streams) {
       EnqueueStep(Context(), {.streamed = true, .first_pos = pos, .variant = variant});
@@ -128,6 +128,19 @@ class StepFixture {
                 static_cast<uint64_t>(tokens.back()) * 2u * (16u + 16u) * 4u + 4u * 4u * 16u);
     }
     return tokens;
+  }
+
+  // Bytes of K/V that each layer read in the last decode step, by the cost of all its attentions.
+  std::vector<uint64_t> KvBytesByLayer() const {
+    std::vector<uint64_t> bytes = {0};
+    for (const TraceEntry& entry : trace.entries()) {
+      bytes.back() += entry.cost.kv_bytes;
+      const auto* attend = std::get_if<AttendArgs>(&entry.op);
+      if (attend != nullptr && attend->o != nullptr) bytes.push_back(0);  // a layer's last
+    }
+    EXPECT_EQ(bytes.back(), 0u);
+    bytes.pop_back();
+    return bytes;
   }
 
   static constexpr int32_t kContext = 256;

@@ -471,7 +471,9 @@ void AddBench(CLI::App& app, Command& command) {
   sub->add_option("-f,--file", f->file, "a text for --hits; - is stdin")
       ->needs(hits)
       ->excludes(sub->get_option("--context"));
-  sub->add_option("--caches", f->caches, "sizes of working sets for --hits, times the budget")
+  sub->add_option(
+         "--caches", f->caches,
+         "sizes of working sets for --hits, times what a layer reads (omnikv: budget and tail)")
       ->needs(hits)
       ->delimiter(',')
       ->check(CLI::Range(1.0, 1e6));

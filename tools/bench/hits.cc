@@ -136,10 +136,10 @@ Result<Text> HitsBench::ForcedText(const std::string& text) const {
                                                /*parse_special=*/false));
   const auto n = static_cast<int64_t>(tokens.size());
   if (n - o_.steps <= groups_.max_tokens) {
-    return InvalidArgument(
-        fmt::format("the text has {} tokens, expected more than the budget of {} and the {} steps "
-                    "that read its end",
-                    n, groups_.max_tokens, o_.steps));
+    return InvalidArgument(fmt::format(
+        "the text has {} tokens, expected more than the {} that a layer reads and the {} "
+        "steps that read its end",
+        n, groups_.max_tokens, o_.steps));
   }
   const auto split = tokens.end() - o_.steps;
   Turn turn;
@@ -227,8 +227,8 @@ Result<HitsBench::Case> HitsBench::Measure(const Text& text) {
     const auto length = static_cast<int64_t>(turn.prompt.size());
     if (length <= groups_.max_tokens) {
       return InvalidArgument(
-          fmt::format("the text has {} tokens, expected more than the budget of {}, up to which "
-                      "everything is read",
+          fmt::format("the text has {} tokens, expected more than the {} that a layer reads, up to "
+                      "which everything is read",
                       length, groups_.max_tokens));
     }
     OKV_RETURN_IF_ERROR(PromptWithProgress(*session, turn.prompt));
@@ -272,7 +272,7 @@ void HitsBench::Report(const Text& text, const Case& c) {
     fmt::print("{} tokens, {}: {} steps in {} turns, {} {}\n", c.context,
                text.source == "text" ? "then the text's own end" : "answers to questions", c.steps,
                c.turns, c.policy, c.settings);
-    fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11}", "cache", "x budget", "hit rate",
+    fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11}", "cache", "x read", "hit rate",
                "from step 2", "rows a step", "MB a step");
     for (const auto& layers : layers_) fmt::print(" {:>14}", "layers " + Ranges(layers, ","));
     fmt::print("\n");
@@ -287,7 +287,7 @@ void HitsBench::Report(const Text& text, const Case& c) {
       groups.push_back({{"layers", layers_[g]}, {"hit_rate", c.rows[i][g].HitRate()}});
     }
     caches.push_back({{"cache", caches_[i]},
-                      {"times_budget", times},
+                      {"times_read", times},
                       {"hit_rate", all.HitRate()},
                       {"hit_rate_from_step_2", all.HitRateAfterFirst()},
                       {"rows_per_step", rows},
@@ -307,7 +307,7 @@ void HitsBench::Report(const Text& text, const Case& c) {
                                  {"steps", c.steps},
                                  {"policy", c.policy},
                                  {"settings", c.settings},
-                                 {"budget", groups_.max_tokens},
+                                 {"read_tokens", groups_.max_tokens},
                                  {"caches", caches}};
   const std::optional<size_t> real = RealCache();
   if (real && *real < caches_.size() && c.on_device) {

@@ -15,7 +15,7 @@ struct HitsOptions {
   PolicyOptions policy;
   std::string file;              // a text; empty: documents made up, with questions
   std::vector<int64_t> lengths;  // tokens of those documents
-  std::vector<double> caches;    // sizes, as multiples of the policy's budget, at least 1
+  std::vector<double> caches;    // sizes, as multiples of what a layer reads, at least 1
   int64_t steps = 256;           // decode steps of a case
   bool json = false;
 };

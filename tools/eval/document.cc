@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <iterator>
 #include <numeric>
 #include <utility>
@@ -61,6 +62,9 @@ constexpr SV kThingsToDo[] = {
 };
 constexpr SV kKeyWords[] = {"pass key", "secret number", "access code", "password"};
 
+constexpr SV kMagicPreface =
+    "Some special magic numbers are hidden within the following text. Make sure to memorize "
+    "them.\n\n";
 constexpr SV kMixedPreface = "Read the text below and answer the question.\n\n";
 
 // Writes needles, never the same subject or value twice.
@@ -80,12 +84,12 @@ class NeedleMaker {
 
   Needle Magic() {
     const SV city = kCities[cities_.Draw(rng_)];
-    const std::string value = Digits(6);
-    return {.sentence = fmt::format("One of the special magic numbers for {} is: {}.", city, value),
-            .question =
-                fmt::format("What is the special magic number for {} mentioned in the text?", city),
-            .answer = fmt::format("The special magic number for {} is {}.", city, value),
-            .value = value};
+    return MagicOf(city, Digits(6));
+  }
+
+  Needle Uuid() {
+    const SV city = kCities[cities_.Draw(rng_)];
+    return MagicOf(city, HexGroups({8, 4, 4, 4, 12}));
   }
 
   Needle Best() {
@@ -109,6 +113,24 @@ class NeedleMaker {
   }
 
  private:
+  static Needle MagicOf(SV city, const std::string& value) {
+    return {.sentence = fmt::format("One of the special magic numbers for {} is: {}.", city, value),
+            .question =
+                fmt::format("What is the special magic number for {} mentioned in the text?", city),
+            .answer = fmt::format("The special magic number for {} is {}.", city, value),
+            .value = value};
+  }
+
+  // Hexadecimal digits in groups of these sizes, with hyphens between them.
+  std::string HexGroups(std::initializer_list<int> sizes) {
+    std::string s;
+    for (const int size : sizes) {
+      if (!s.empty()) s += '-';
+      for (int i = 0; i < size; ++i) s += "0123456789abcdef"[rng_.Below(16)];
+    }
+    return s;
+  }
+
   // A number of `n` digits that neither holds nor is held by an earlier one.
   std::string Digits(int n) {
     while (true) {
@@ -140,9 +162,8 @@ constexpr Kind kKinds[] = {
     {"passkey", &NeedleMaker::Passkey, std::size(kKeyWords), false,
      "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
      "I will quiz you about the important information there.\n\n"},
-    {"magic", &NeedleMaker::Magic, std::size(kCities), true,
-     "Some special magic numbers are hidden within the following text. Make sure to memorize "
-     "them.\n\n"},
+    {"magic", &NeedleMaker::Magic, std::size(kCities), true, kMagicPreface},
+    {"uuid", &NeedleMaker::Uuid, std::size(kCities), true, kMagicPreface},
     {"best", &NeedleMaker::Best, std::size(kThingsToDo), true, kMixedPreface},
     {"person", &NeedleMaker::Person, std::size(kPeople), true, kMixedPreface},
 };

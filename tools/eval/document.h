@@ -8,6 +8,8 @@
 //            "What is the pass key?" -> "The pass key is 48213." A document has at most four: then
 //            come a secret number, an access code and a password.
 //   magic    "One of the special magic numbers for Paris is: 713045."
+//   uuid     the same with 36 characters: "4f6a1b2c-90de-43aa-8c11-5d2e7f00b6a9", an answer that is
+//            longer than a small budget
 //   best     "The best thing to do in Paris is walk along the river at sunset."
 //   person   "Alice lives in Paris."
 // No two needles of a document share a city, a person, a thing to do or a number, and the prose

@@ -30,7 +30,7 @@ Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
     decode_seconds += stats.decode_seconds;
     decode_tokens += stats.decode_tokens;
     result.stats.attended_tokens = stats.attended_tokens;
-    result.stats.host_bytes = stats.host_bytes;
+    result.stats.held_bytes = stats.held_bytes;
     result.stats.context_tokens = stats.context_tokens;
   }
   result.decode_ms =

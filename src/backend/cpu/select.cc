@@ -126,14 +126,11 @@ void CpuSelect::Run(const ScoreReduceArgs& a) {
 void CpuPlanRange(const PlanRangeArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const int32_t n = a.seqs[s].kv_len;
-    const int32_t budget = BudgetAt(a.budget, a.share, n);
-    const int32_t generated = n - a.seqs[s].prompt_len;
-    int32_t recent = std::min({std::max(std::min(a.tail, generated), a.min_recent), budget, n});
-    if (n <= a.dense_below) recent = n;
-    a.bounds[2 * s] = n - recent;
+    const RangeSplit split = SplitRange(a.rule, n, a.seqs[s].prompt_len);
+    a.bounds[2 * s] = n - split.recent;
     a.bounds[2 * s + 1] = n;
-    a.n_candidates[s] = n - recent;
-    a.n_pick[s] = std::max(budget - recent, 0);
+    a.n_candidates[s] = n - split.recent;
+    a.n_pick[s] = split.n_pick;
   }
 }
 

@@ -119,14 +119,20 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
 void RefPlanRange(const PlanRangeArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const int32_t n = a.seqs[s].kv_len;
-    const int32_t budget = BudgetAt(a.budget, a.share, n);
-    const int32_t n_gen = n - a.seqs[s].prompt_len;
-    int32_t recent = std::min({std::max(std::min(a.tail, n_gen), a.min_recent), budget, n});
-    if (n <= a.dense_below) recent = n;
+    const bool all = n <= a.rule.dense_below;
+    int32_t left = all ? 0 : BudgetAt(a.rule.budget, a.rule.share, n);
+    int32_t recent = 0;
+    for (int32_t t = n - 1; t >= 0; --t) {  // from the last token back
+      const bool in_tail = t >= a.seqs[s].prompt_len && recent < a.rule.tail;
+      const bool in_budget = recent < a.rule.min_recent && left > 0;
+      if (!all && !in_tail && !in_budget) break;
+      if (!all && !in_tail) --left;
+      ++recent;
+    }
     a.bounds[2 * s] = n - recent;
     a.bounds[2 * s + 1] = n;
     a.n_candidates[s] = n - recent;
-    a.n_pick[s] = std::max(budget - recent, 0);
+    a.n_pick[s] = std::min(left, n - recent);
   }
 }
 

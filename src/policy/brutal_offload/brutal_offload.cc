@@ -32,7 +32,7 @@ class BrutalOffload : public Policy {
   }
   void Plan(const LayerStep&, AttendArgs& attend) override { attend.plan = AttnPlan::Dense(); }
   Groups Shared() const override { return {.streamed = streamed_}; }
-  int64_t TokensRead(int32_t, int64_t length) const override { return length; }
+  int64_t TokensRead(int32_t, const SeqLength& at) const override { return at.tokens; }
   bool Budgeted(int32_t) const override { return false; }
 
  private:

@@ -8,7 +8,7 @@ class Full : public Policy {
  public:
   Status Prepare(const PolicyContext&, PolicySettings&) override { return {}; }
   void Plan(const LayerStep&, AttendArgs& attend) override { attend.plan = AttnPlan::Dense(); }
-  int64_t TokensRead(int32_t, int64_t length) const override { return length; }
+  int64_t TokensRead(int32_t, const SeqLength& at) const override { return at.tokens; }
   bool Budgeted(int32_t) const override { return false; }
 };
 

@@ -8,14 +8,14 @@ namespace omnikv {
 namespace {
 
 // Either `budget` tokens or, from mem = (dense * n + sparse * budget) / (layers * n), the share of
-// the n tokens in context that a sparse layer reads.
+// the n tokens in context that a sparse layer selects.
 Status ResolveTokens(const PolicyContext& context, const FilterLayers& layers,
                      const PolicySettings& settings, OmnikvBudget& budget) {
   const double mem = settings.Float("mem");
-  budget.tokens = budget.capacity = static_cast<int32_t>(context.max_context);
+  budget.rule.budget = budget.capacity = static_cast<int32_t>(context.max_context);
   if (mem == 0) {
-    budget.tokens = static_cast<int32_t>(settings.Int("budget"));
-    budget.capacity = std::min(budget.tokens, budget.capacity);
+    budget.rule.budget = static_cast<int32_t>(settings.Int("budget"));
+    budget.capacity = std::min(budget.rule.budget, budget.capacity);
     return {};
   }
   if (!settings.IsAuto("budget")) {
@@ -31,8 +31,12 @@ Status ResolveTokens(const PolicyContext& context, const FilterLayers& layers,
                     mem, layers.n_dense(), context.n_layers, n_dense / n_layers));
   }
   // Less what rounding may have added, which would make one token more of a whole number of them.
-  budget.share = mem < 1 ? (mem * n_layers - n_dense) / (n_layers - n_dense) * (1 - 1e-12) : 1;
-  return {};
+  budget.rule.share = mem < 1 ? (mem * n_layers - n_dense) / (n_layers - n_dense) * (1 - 1e-12) : 1;
+  if (budget.rule.share * static_cast<double>(context.max_context) >= 1) return {};
+  return InvalidArgument(
+      fmt::format("policy omnikv: mem is {}, which leaves a sparse layer less than one token to "
+                  "select of a context of {}, expected more than that",
+                  mem, context.max_context));
 }
 
 }  // namespace
@@ -41,12 +45,41 @@ Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const F
                                            const PolicySettings& settings) {
   OmnikvBudget budget;
   OKV_RETURN_IF_ERROR(ResolveTokens(context, layers, settings, budget));
+  RangeRule& rule = budget.rule;
+  const bool whole_answer = settings.Text("tail") == "all";
+  rule.tail = whole_answer ? kWholeAnswer : static_cast<int32_t>(settings.Int("tail"));
+  const auto window = static_cast<int32_t>(settings.Int("window"));
+  rule.min_recent = settings.Text("selector") == "last" || window == 1 ? 0 : window;
+  // The longest context has the largest budget.
+  OKV_RETURN_IF_ERROR(budget.CheckPrompt(context.max_context));
+  if (!context.force_indices) {
+    rule.dense_below = static_cast<int32_t>(settings.Int("dense_below"));
+  }
   budget.cache = settings.IsAuto("cache") ? 0 : settings.Int("cache");
-  const int64_t most = budget.At(context.max_context);
-  if (budget.cache == 0 || budget.cache >= most) return budget;
+  const int64_t selected = budget.At(context.max_context);
+  budget.max_tokens = std::min<int64_t>(selected + rule.tail, context.max_context);
+  if (whole_answer) {
+    if (!context.tiered) return budget;
+    return InvalidArgument(
+        "policy omnikv: tail is all, expected a number of tokens where layers' K/V live on the "
+        "host: the device has no room there for an answer of any length");
+  }
+  if (budget.cache == 0 || budget.cache >= selected + rule.tail) return budget;
+  return InvalidArgument(fmt::format(
+      "policy omnikv: cache is {}, expected at least the {} tokens that a layer reads (a budget of "
+      "{} and a tail of {}), or auto",
+      budget.cache, selected + rule.tail, selected, rule.tail));
+}
+
+Status OmnikvBudget::CheckPrompt(int64_t prompt) const {
+  // Of the first step that is not dense.
+  const int64_t length = std::max<int64_t>(prompt, rule.dense_below) + 1;
+  if (rule.min_recent == 0 || At(length) > rule.min_recent || At(length) >= prompt) return {};
   return InvalidArgument(
-      fmt::format("policy omnikv: cache is {}, expected at least the budget of {} tokens, or auto",
-                  budget.cache, most));
+      fmt::format("policy omnikv: the budget at {} tokens of context is {}, all of which a window "
+                  "of {} queries takes, expected more than that, to leave some to select: lower "
+                  "window, or set dense_below",
+                  length, At(length), rule.min_recent));
 }
 
 }  // namespace omnikv

@@ -1,4 +1,5 @@
-// How many tokens a sparse layer of policy omnikv reads, and how many are kept near it.
+// How many tokens a sparse layer of policy omnikv reads, and how many are kept near it: `budget`
+// selected ones, and the last `tail` generated ones besides.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +12,21 @@
 namespace omnikv {
 
 struct OmnikvBudget {
-  int32_t tokens = 0;    // with a share, the most it comes to
-  double share = 0;      // of the context; 0: `tokens`
-  int32_t capacity = 0;  // tokens that a choice has room for
-  int64_t cache = 0;     // tokens of a working set; 0: as many as there is room for
+  RangeRule rule;
+  int32_t capacity = 0;    // tokens that a list of selected ones has room for
+  int64_t max_tokens = 0;  // that a layer reads at most
+  int64_t cache = 0;       // tokens of a working set; 0: as many as there is room for
 
-  // From `budget` or `mem`, and `cache`. kInvalidArgument names what this model cannot have.
+  // From `budget` or `mem`, `tail`, `cache` and the selector's window. kInvalidArgument names what
+  // this model cannot have, and settings that would select nothing.
   static Result<OmnikvBudget> Resolve(const PolicyContext& context, const FilterLayers& layers,
                                       const PolicySettings& settings);
-  int64_t At(int64_t length) const { return BudgetAt(tokens, share, length); }
+  // kInvalidArgument where that is so of a prompt of `prompt` tokens.
+  Status CheckPrompt(int64_t prompt) const;
+  int64_t At(int64_t length) const { return BudgetAt(rule.budget, rule.share, length); }
+  RangeSplit Split(const SeqLength& at) const {
+    return SplitRange(rule, static_cast<int32_t>(at.tokens), static_cast<int32_t>(at.prompt));
+  }
 };
 
 }  // namespace omnikv

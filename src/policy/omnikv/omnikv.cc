@@ -15,15 +15,20 @@ namespace {
 class Omnikv : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
-  int32_t Variant(int64_t length) const override { return Shortcut(length) ? 0 : 1; }
+  int32_t Variant(const SeqLength& at) const override { return Shortcut(at) ? 0 : 1; }
+  Status AfterPrefill(int64_t length) override { return budget_.CheckPrompt(length); }
   void BeginStep(int32_t variant, const AttendArgs& step) override;
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override;
-  int64_t TokensRead(int32_t layer, int64_t length) const override {
-    return layers_.Dense(layer) || Shortcut(length) ? length : std::min(length, Budget(length));
+  int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
+    return layers_.Dense(layer) || Shortcut(at) ? at.tokens : TokensChosen(at);
+  }
+  int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
+    return layers_.every_layer() && layers_.IsFilter(layer) && !Shortcut(at) ? at.tokens : 0;
   }
   bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
   int64_t Budget(int64_t length) const override { return budget_.At(length); }
+  int64_t Besides(const SeqLength& at) const override { return budget_.Split(at).besides; }
   int64_t WarmRows() const override { return window_; }
   size_t Bytes() const override { return bytes_; }
   void CopyState(const Policy& from) override;
@@ -33,10 +38,14 @@ class Omnikv : public Policy {
  private:
   Status Allocate();
   // While everything fits, attention to everything is as good as choosing, and cheaper.
-  bool Shortcut(int64_t length) const {
+  bool Shortcut(const SeqLength& at) const {
     if (context_.force_indices) return false;
-    const bool fits = length <= Budget(length) && !context_.tiered;
-    return fits || (length > Budget(length) && length <= dense_below_);
+    const bool fits = at.tokens <= Budget(at.tokens) + Besides(at);
+    return fits ? !context_.tiered : at.tokens <= budget_.rule.dense_below;
+  }
+  int64_t TokensChosen(const SeqLength& at) const {
+    const RangeSplit split = budget_.Split(at);
+    return split.recent + split.n_pick;
   }
   float* Ring(int32_t filter) const {  // [max_seqs, window, stride]
     return rings_.as<float>() + int64_t{filter} * context_.max_seqs * window_ * stride_;
@@ -46,7 +55,9 @@ class Omnikv : public Policy {
   bool Reduces() const { return softmax_ || window_ > 1 || context_.max_seqs > 1; }
   void EnqueueRange(const AttendArgs& step) const;
   // Not for a first step that reads everything.
-  bool Primes(const LayerStep& step) const { return step.primes && !Shortcut(step.prompt_end + 1); }
+  bool Primes(const LayerStep& step) const {
+    return step.primes && !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
+  }
   void AskForScores(int32_t filter, AttendArgs& attend) const;
   void ReduceScores(int32_t filter, const AttendArgs& attend) const;
   void Choose(int32_t filter, const AttendArgs& attend) const;
@@ -61,9 +72,7 @@ class Omnikv : public Policy {
   FilterLayers layers_;
   bool softmax_ = true;
   int32_t window_ = 1;  // past queries whose scores count, this step's included
-  int32_t tail_ = 0;    // tokens
   OmnikvBudget budget_;
-  int32_t dense_below_ = 0;   // tokens
   int64_t stride_ = 0;        // tokens
   bool sparse_step_ = false;  // what is being recorded
   size_t bytes_ = 0;          // of all buffers
@@ -76,8 +85,6 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_ASSIGN_OR_RETURN(layers_, FilterLayers::Resolve(context, settings));
   softmax_ = settings.Text("score") == "softmax";
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
-  tail_ = static_cast<int32_t>(settings.Int("tail"));
-  dense_below_ = static_cast<int32_t>(settings.Int("dense_below"));
   stride_ = (context.max_context + 15) / 16 * 16;
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
   if (context.backend == nullptr) return {};
@@ -121,12 +128,7 @@ void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
 void Omnikv::EnqueueRange(const AttendArgs& step) const {
   context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
                                           .n_seqs = step.n_seqs,
-                                          .budget = budget_.tokens,
-                                          .share = budget_.share,
-                                          .tail = tail_,
-                                          .min_recent = window_ > 1 ? window_ : 0,
-                                          // For sequences that are shorter than the batch's others.
-                                          .dense_below = context_.force_indices ? 0 : dense_below_,
+                                          .rule = budget_.rule,
                                           .bounds = bounds_.as<int32_t>(),
                                           .n_candidates = n_candidates_.as<int32_t>(),
                                           .n_pick = n_pick_.as<int32_t>()});
@@ -231,7 +233,7 @@ Policy::Groups Omnikv::Shared() const {
   Groups groups;
   if (layers_.every_layer()) return groups;  // all of them read everything, for the scores
   groups.n_groups = layers_.n_filters();
-  groups.max_tokens = Budget(context_.max_context);
+  groups.max_tokens = budget_.max_tokens;
   groups.cache = std::min(budget_.cache, std::max(groups.max_tokens, context_.max_context));
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     groups.of_layer.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));

@@ -21,32 +21,33 @@ std::vector<SettingSpec> OmnikvSettings() {
       {.key = "budget",
        .type = SettingType::kInt,
        .default_value = "auto",
-       .help =
-           "tokens a sparse layer reads, the tail included; auto: what mem says, else the preset",
+       .help = "tokens selected for a sparse layer to read; auto: what mem says, else the preset",
        .min = 1,
        .max = 1e9,
        .allow_auto = true},
       {.key = "mem",
        .type = SettingType::kFloat,
        .default_value = "0",
-       .help = "instead of a budget, the fraction of all K/V that is read, dense layers included; "
-               "0: none",
+       .help = "instead of a budget, the fraction of all K/V that dense layers and selected "
+               "tokens are; 0: none",
        .min = 0,
        .max = 1},
       {.key = "cache",
        .type = SettingType::kInt,
        .default_value = "auto",
-       .help = "tokens of a layer on the host that are kept on the device, the budget at least; "
-               "auto: as many as there is room for",
+       .help = "tokens of a layer on the host that are kept on the device, budget and tail at "
+               "least; auto: as many as there is room for",
        .min = 1,
        .max = 1e9,
        .allow_auto = true},
       {.key = "tail",
        .type = SettingType::kInt,
        .default_value = "256",
-       .help = "generated tokens, the last ones, that are always read",
+       .help = "generated tokens, the last ones, that are read besides the budget; all: the whole "
+               "answer, as the published code does",
        .min = 1,
-       .max = 1e9},
+       .max = 1e9,
+       .choices = {"all"}},
       {.key = "selector",
        .type = SettingType::kChoice,
        .default_value = "last",
@@ -93,9 +94,9 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
 
 std::vector<SettingList> OmnikvVariants() {
   return {{{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
-          {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}},
+          {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
           {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
-          {{"budget", "24"}, {"selector", "uniform"}, {"window", "5"}},
+          {{"budget", "24"}, {"tail", "2"}, {"selector", "uniform"}, {"window", "5"}},
           {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
           {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
           {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}}};

@@ -95,7 +95,9 @@ class Streaming : public Policy {
     attend.plan.Add(window);
   }
 
-  int64_t TokensRead(int32_t, int64_t length) const override { return std::min(length, budget_); }
+  int64_t TokensRead(int32_t, const SeqLength& at) const override {
+    return std::min(at.tokens, budget_);
+  }
   bool Budgeted(int32_t) const override { return true; }
   int64_t Budget(int64_t) const override { return budget_; }
   TokenRange Dropped(int64_t length) const override {

@@ -66,18 +66,11 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
   const int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (s >= a.n_seqs) return;
   const int n = a.seqs[s].kv_len;
-  int budget = a.budget;
-  if (a.share != 0) {  // BudgetAt of ops.h, which is not for the device
-    const double tokens = ceil(a.share * static_cast<double>(n));
-    budget = static_cast<int>(fmin(fmax(tokens, 1.0), static_cast<double>(a.budget)));
-  }
-  const int n_gen = n - a.seqs[s].prompt_len;
-  int recent = min(max(min(a.tail, n_gen), a.min_recent), min(budget, n));
-  if (n <= a.dense_below) recent = n;
-  a.bounds[2 * s] = n - recent;
+  const RangeSplit split = SplitRange(a.rule, n, a.seqs[s].prompt_len);
+  a.bounds[2 * s] = n - split.recent;
   a.bounds[2 * s + 1] = n;
-  a.n_candidates[s] = n - recent;
-  a.n_pick[s] = max(budget - recent, 0);
+  a.n_candidates[s] = n - split.recent;
+  a.n_pick[s] = split.n_pick;
 }
 
 // --- TopK: radix selection by one cluster of blocks a sequence. Scores become keys, unsigned

@@ -23,6 +23,7 @@ struct Device {
   int sm_count = 0;
   int arch = 0;                 // 10 * major + minor: 80, 90, ...
   size_t shared_per_block = 0;  // bytes, opted in
+  double memory_bytes_per_second = 0;  // by its clock
 };
 
 // A card of the machine, as its driver describes it; nothing where it cannot be asked.

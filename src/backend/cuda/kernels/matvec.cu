@@ -14,7 +14,6 @@ namespace omnikv::cuda {
 namespace {
 
 constexpr int kWarpsPerSm = 16;  // about: 128 KB of weights on their way to each
-constexpr int kLine = 128;       // bytes
 constexpr int kBatch = 32;       // items finished together, one a lane of the first warp
 constexpr int kMaxBatchRows = 2 * kBatch;
 constexpr int kTableRows = 4 * kMaxBatchRows;
@@ -27,12 +26,9 @@ struct Piece {
   static constexpr int kValues = 32 * kLaneValues;
   static constexpr int kBytes = kQ8 ? 32 * static_cast<int>(kQ8BlockBytes) : 2048;
   static constexpr int kCopies = (kBytes + 511) / 512;  // of 16 bytes, a lane
-  // Q8_0's pieces begin in the middle of a line of memory, and there in their slot, too, where rows
-  // are whole lines: a line that straddles two of shared memory is asked for twice (common.cuh).
-  static constexpr int kSlotBytes = (kBytes + kLine - 1) / kLine * kLine;
   static constexpr int kSlots = kQ8 ? 8 : 4;
-  static constexpr int kRingBytes = kSlots * kSlotBytes;  // of a warp
-  static constexpr int kStageBytes = kQ8 ? 2048 : 0;      // of a warp, for Input
+  static constexpr int kRingBytes = kSlots * kBytes;  // of a warp
+  static constexpr int kStageBytes = kQ8 ? 2048 : 0;  // of a warp, for Input
   static constexpr int kWords = kQ8 ? 9 : 16;
   static constexpr int kRun = kFormat == DType::kF32 || kQ8 ? 4 : 8;
 
@@ -222,22 +218,18 @@ __global__ void __launch_bounds__(32 * kMaxWarps,
   __syncthreads();
 
   // Copies piece i of a row, if there is one, into its slot.
-  const auto piece_of = [&](int i) { return (i * n_warps + warp) * P::kBytes; };
-  const auto shift_of = [&](int i) { return P::kQ8 && work.whole_lines ? piece_of(i) % kLine : 0; };
   const auto slot_of = [&](int32_t row, int i) {
-    return ring + ((row & (kAhead - 1)) * kPieces + i) * P::kSlotBytes;
+    return ring + ((row & (kAhead - 1)) * kPieces + i) * P::kBytes;
   };
   const auto copy = [&](int32_t row, int i) {
-    const int32_t piece = piece_of(i);
-    const int shift = shift_of(i);
-    const std::byte* from = table[row & (kTableRows - 1)] + piece - shift;
+    const int32_t piece = (i * n_warps + warp) * P::kBytes;
+    const std::byte* from = table[row & (kTableRows - 1)] + piece;
 #pragma unroll
     for (int j = 0; j < P::kCopies; ++j) {
-      const int32_t at = (lane + 32 * j) * 16;  // in the slot
-      const int32_t offset = at - shift;        // in the piece
+      const int32_t offset = (lane + 32 * j) * 16;
       if (j * 512 + 512 > P::kBytes && offset >= P::kBytes) continue;
-      CopyAsync16(slot_of(row, i) + at, from + at,
-                  row < n_rows && (!P::kQ8 || offset >= 0) && piece + offset < work.data_bytes);
+      CopyAsync16(slot_of(row, i) + offset, from + offset,
+                  row < n_rows && piece + offset < work.data_bytes);
     }
     CopyAsyncCommit();
   };
@@ -300,7 +292,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps,
       CopyAsyncWait<P::kSlots - 1>();
       if constexpr (P::kQ8) __syncwarp();
       uint32_t words[P::kWords];
-      P::Load(slot_of(row, i) + shift_of(i), lane, words);
+      P::Load(slot_of(row, i), lane, words);
       if constexpr (P::kQ8) __syncwarp();
       copy(row + kAhead, i);
       input[i].Dot(words, sum);
@@ -469,10 +461,6 @@ void Multiply(const Product& product, const Launch& launch) {
     work.item_end[i] = work.n_items;
   }
   if (product.finish == Finish::kGated) work.n_items = static_cast<int32_t>(first.n_out);
-  work.whole_lines = first.row_bytes % kLine == 0;
-  for (int32_t i = 0; i < product.n_parts; ++i) {
-    work.whole_lines = work.whole_lines && AreMultiples(kLine, product.parts[i].w.data);
-  }
   if (work.n_items == 0 || product.n_rows == 0) return;
 
   const bool is_f32 = first.format == DType::kF32;

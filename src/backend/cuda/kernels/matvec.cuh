@@ -17,8 +17,7 @@ struct Work {
   int32_t n_items = 0;
   int32_t item_end[3] = {};  // items of the parts up to this one
   int32_t n_in = 0;
-  int32_t data_bytes = 0;    // of a row of weights
-  bool whole_lines = false;  // rows of weights begin and end with lines of 128 bytes
+  int32_t data_bytes = 0;  // of a row of weights
 };
 
 // The product of any number of rows, on tensor cores. REQUIRES a format other than f32, and rows

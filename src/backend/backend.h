@@ -83,6 +83,9 @@ class Backend {
     static_cast<void>(limits);
     return 0;
   }
+  // Bytes of K/V that a decode step reads in the time that choosing tokens takes, once (scores
+  // reduced and the best of them found): a choice that saves fewer makes a step slower.
+  virtual size_t SelectionBytes() const { return 0; }
   // Rows of a prefill step from which on more of them bring little.
   virtual int32_t PrefillRows() const { return 512; }
   // Host to device and back. Ordered with ops; the host memory may be reused on return. The source

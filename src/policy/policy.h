@@ -37,6 +37,8 @@ struct PolicyContext {
   bool force_indices = false;  // tests: no dense shortcut, whatever the length
   // Some layers' K/V live on the host: a choice of all tokens is cheaper than none.
   bool tiered = false;
+  // Tokens whose K/V one layer reads in the time that one choice takes: Backend::SelectionBytes.
+  int64_t selection_tokens = 0;
 };
 
 // One global-attention layer of one step, as the policy sees it.

@@ -169,7 +169,7 @@ TEST_F(ParityDeviceTest, FetchRows) {
 }
 
 // Steps that fill a card of up to 144 multiprocessors: what is then FlashInfer's kernel on a Hopper
-// card. Lengths at and beside the edges of its tiles of 128 tokens and of 128 or 192 queries.
+// card. Lengths at and beside the edges of its tiles of 64 or 128 tokens and of 128 or 192 queries.
 TEST_F(ParityDeviceTest, AttendManyRowsOfManyHeads) {
   Random random(204);
   struct Size {
@@ -177,7 +177,7 @@ TEST_F(ParityDeviceTest, AttendManyRowsOfManyHeads) {
     int32_t block_tokens;
   };
   for (DType dtype : {DType::kF16, DType::kBF16}) {
-    for (int32_t d : {64, 128}) {
+    for (int32_t d : {64, 96, 128, 256}) {
       for (const Size& size :
            {Size{{96}, {96}, 64}, Size{{97}, {97}, 16}, Size{{128}, {128}, 128},
             Size{{192}, {193}, 64}, Size{{129}, {511}, 64}, Size{{100}, {512}, 32},

@@ -230,11 +230,33 @@ TEST_F(ParitySweepTest, LinearOfLongRows) {
                                     {8192, 16},
                                     {11008, 300},
                                     {14328, 33},
-                                    {16392, 24}}) {
+                                    {16392, 24},
+                                    {18944, 300}}) {
     const Weights w(DType::kBF16, n_out, n_in, random);
     const std::vector<float> bias = random.Floats(static_cast<size_t>(n_out));
     for (int32_t rows : {1, 2, 5, 8, 9, 16}) {
       if (sweep.Take()) CheckLinear(w, rows, rows % 2 == 0 ? nullptr : bias.data(), random);
+    }
+  }
+}
+
+// Of one row of activations: rows of weights that one block of a card splits over its warps in one
+// piece each, in two, and longer ones.
+TEST_F(ParitySweepTest, LinearOfOneRowByLongRows) {
+  Random random(114);
+  Sweep sweep;
+  for (DType format : kFormats) {
+    for (const auto& [n_in, n_out] : {std::pair<int64_t, int64_t>{16416, 40},
+                                      {18944, 300},
+                                      {20480, 133},
+                                      {20512, 20},
+                                      {29568, 150},
+                                      {32768, 17},
+                                      {32800, 17}}) {
+      if (!sweep.Take()) continue;
+      const Weights w(format, n_out, n_in, random);
+      const std::vector<float> bias = random.Floats(static_cast<size_t>(n_out));
+      CheckLinear(w, 1, bias.data(), random);
     }
   }
 }

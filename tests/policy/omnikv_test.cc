@@ -40,6 +40,36 @@ class OmnikvTest : public ::testing::Test {
   std::unique_ptr<Backend> backend_ = MakeRefBackend();
 };
 
+// dense_below=auto: where the choices of a step take as long as the reading that they save.
+TEST_F(OmnikvTest, DenseWhileChoicesSaveLessThanTheyTake) {
+  const PolicyInfo& info = **FindPolicy("omnikv");
+  const auto dense_below = [&](SettingList given, int64_t selection_tokens, bool tiered = false) {
+    given.insert(given.end(), {{"filters", "1,3"}, {"dense_after_filter", "0"}});
+    auto settings = PolicySettings::Parse(info.name, info.settings, given);
+    EXPECT_TRUE(settings.ok()) << settings.status().message();
+    const Status status = info.make()->Prepare({.model_name = "test",
+                                                .n_layers = kLayers,
+                                                .n_heads = 4,
+                                                .dk = 16,
+                                                .max_context = 4096,
+                                                .tiered = tiered,
+                                                .selection_tokens = selection_tokens},
+                                               *settings);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return settings->Int("dense_below");
+  };
+  // Two choices, three sparse layers: 2 * 300 tokens' reading is saved at 200 tokens past the
+  // budget.
+  EXPECT_EQ(dense_below({{"budget", "64"}}, 300), 264);
+  EXPECT_EQ(dense_below({{"mem", "0.75"}}, 300), 400);  // half of the tokens are saved
+  EXPECT_EQ(dense_below({{"mem", "1"}}, 300), 0);       // nothing ever is
+  EXPECT_EQ(dense_below({{"budget", "64"}}, 300000), 4096);
+  EXPECT_EQ(dense_below({{"budget", "64"}}, 0), 0);
+  EXPECT_EQ(dense_below({{"budget", "64"}}, 300, /*tiered=*/true), 0);
+  EXPECT_EQ(dense_below({{"budget", "64"}, {"select_every_layer", "1"}}, 300), 0);
+  EXPECT_EQ(dense_below({{"budget", "64"}, {"dense_below", "7"}}, 300), 7);
+}
+
 // mem = (dense * n + sparse * budget) / (layers * n) at every length, and no less.
 TEST_F(OmnikvTest, MemIsTheFractionOfAllKvThatIsRead) {
   for (const char* mem : {"0.55", "0.7", "0.95", "1"}) {

@@ -23,6 +23,7 @@ struct Device {
   int sm_count = 0;
   int arch = 0;                 // 10 * major + minor: 80, 90, ...
   size_t shared_per_block = 0;  // bytes, opted in
+  double memory_bytes_per_second = 0;  // by its clock
 };
 
 // A card of the machine, as its driver describes it; nothing where it cannot be asked.
@@ -148,8 +149,10 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch);
 
 // --- kernels/ceiling.cu: for measurements.
 
-// Reads `bytes` bytes (of 16) once.
-void ReadAll(const std::byte* data, int64_t bytes, uint32_t* sink, const Launch& launch);
+// Reads `bytes` bytes (of 16) once, each block a stretch of memory after the other (`together`) or
+// all of them together several. Cards of one kind differ in which is faster.
+void ReadAll(const std::byte* data, int64_t bytes, bool together, uint32_t* sink,
+             const Launch& launch);
 // n bf16 values in [-1, 1).
 void FillNoise(uint16_t* data, int64_t n, const Launch& launch);
 

@@ -27,6 +27,7 @@ class TraceBackend : public Backend {
   Support Supports(const Op& op) const override { return inner_.Supports(op); }
   size_t AvailableMemory() const override { return inner_.AvailableMemory(); }
   bool OnDevice() const override { return inner_.OnDevice(); }
+  size_t SelectionBytes() const override { return inner_.SelectionBytes(); }
   size_t WorkBytes(const StepLimits& limits) const override { return inner_.WorkBytes(limits); }
   int32_t PrefillRows() const override { return inner_.PrefillRows(); }
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace omnikv {
 namespace {
@@ -39,10 +40,24 @@ Status ResolveTokens(const PolicyContext& context, const FilterLayers& layers,
                   mem, context.max_context));
 }
 
+// Tokens of context up to which the choices of a step take longer than the reading that they save:
+// from n = choices * selection_tokens / sparse layers + At(n). None where layers read everything
+// for their scores, or read from the host.
+int64_t DenseIsFasterBelow(const PolicyContext& context, const FilterLayers& layers,
+                           const RangeRule& rule) {
+  const double n_sparse = context.n_layers - layers.n_dense();
+  if (context.tiered || layers.every_layer() || n_sparse < 1 || rule.share == 1) return 0;
+  if (context.selection_tokens == 0) return 0;
+  const double saved =
+      layers.n_filters() * static_cast<double>(context.selection_tokens) / n_sparse;
+  const double n = rule.share == 0 ? saved + rule.budget : saved / (1 - rule.share);
+  return std::llround(std::min(n, static_cast<double>(context.max_context)));
+}
+
 }  // namespace
 
 Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const FilterLayers& layers,
-                                           const PolicySettings& settings) {
+                                           PolicySettings& settings) {
   OmnikvBudget budget;
   OKV_RETURN_IF_ERROR(ResolveTokens(context, layers, settings, budget));
   RangeRule& rule = budget.rule;
@@ -52,6 +67,9 @@ Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const F
   rule.min_recent = settings.Text("selector") == "last" || window == 1 ? 0 : window;
   // The longest context has the largest budget.
   OKV_RETURN_IF_ERROR(budget.CheckPrompt(context.max_context));
+  if (settings.IsAuto("dense_below")) {
+    settings.Resolve("dense_below", std::to_string(DenseIsFasterBelow(context, layers, rule)));
+  }
   if (!context.force_indices) {
     rule.dense_below = static_cast<int32_t>(settings.Int("dense_below"));
   }

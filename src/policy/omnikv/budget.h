@@ -20,7 +20,7 @@ struct OmnikvBudget {
   // From `budget` or `mem`, `tail`, `cache` and the selector's window. kInvalidArgument names what
   // this model cannot have, and settings that would select nothing.
   static Result<OmnikvBudget> Resolve(const PolicyContext& context, const FilterLayers& layers,
-                                      const PolicySettings& settings);
+                                      PolicySettings& settings);
   // kInvalidArgument where that is so of a prompt of `prompt` tokens.
   Status CheckPrompt(int64_t prompt) const;
   int64_t At(int64_t length) const { return BudgetAt(rule.budget, rule.share, length); }

@@ -21,7 +21,6 @@ namespace {
 // One CTA an SM, of at most half of its registers: beside it the next kernel has room to start and
 // to load its weights.
 constexpr int32_t kCtasAnSm = 1;
-constexpr int kRingBytes = 96 * 1024;  // of a CTA
 // With so few tiles left a warp lets the next kernel in. Its blocks wait for room, and as long as
 // they do, nothing that another stream asks for starts: a fetch would wait all through a long row.
 constexpr int32_t kLateTiles = 4;
@@ -31,8 +30,15 @@ template <int kDim>
 struct Shape {
   static constexpr int kWarps = kDim <= 128 ? 8 : 4;
   static constexpr int kSteps = kDim / 16;  // of a product's 16
-  static constexpr int kChunks = kDim / 8;  // of 16 bytes, in a row of a stage
-  static constexpr int kStageBytes = kTileTokens * kDim * 2;
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes, in a head's row
+  // In a row of a stage. Where heads begin in the middle of a line of memory, their rows do so in a
+  // stage, too: a line that straddles two lines of shared memory is asked for twice (common.cuh).
+  static constexpr bool kShifted = kChunks % 8 != 0;
+  static constexpr int kPitch = kShifted ? 16 : kChunks;
+  static constexpr int kStageBytes = kTileTokens * kPitch * 16;
+  // Of a CTA. Its four warps of 256 values hold 32 KB while they multiply: the others are what is
+  // on its way.
+  static constexpr int kRingBytes = (kDim <= 128 ? 96 : 160) * 1024;
   static constexpr int kStages = kRingBytes / kWarps / kStageBytes;
   static_assert(kDim % 16 == 0 && kStages >= 3);
   static constexpr int kQueryPitch = kDim + 8;  // floats, against bank conflicts
@@ -43,24 +49,19 @@ struct Shape {
 
   // Chunk c of a stage's row lies at chunk c ^ Swizzle(row): then the same chunk of eight rows, as
   // ldmatrix reads them, lies in different banks.
-  static constexpr int kLowBit = kChunks & -kChunks;
-  static constexpr int kMask = kLowBit >= 8 ? 7 : kLowBit - 1;
-  static constexpr int kShift = kMask == 7 ? 0 : kMask == 3 ? 1 : 2;
-  __device__ static uint32_t Swizzle(uint32_t row) { return row >> kShift & kMask; }
+  static_assert(kPitch % 8 == 0);
+  __device__ static uint32_t Swizzle(uint32_t row) { return row & 7; }
 
-  // What a lane brings with copy i of a stage's kChunks / 2: a row and a chunk of it, and where in
+  // What a lane brings with copy i of a stage's kPitch / 2: a row and a chunk of it, and where in
   // the stage that goes.
-  __device__ static uint32_t Token(uint32_t i, uint32_t lane) { return (32 * i + lane) / kChunks; }
-  __device__ static uint32_t Chunk(uint32_t i, uint32_t lane) { return (32 * i + lane) % kChunks; }
+  __device__ static uint32_t Token(uint32_t i, uint32_t lane) { return (32 * i + lane) / kPitch; }
+  __device__ static uint32_t Chunk(uint32_t i, uint32_t lane) { return (32 * i + lane) % kPitch; }
   __device__ static uint32_t Place(uint32_t i, uint32_t lane) {
-    if constexpr (32 % kChunks == 0) {  // the same in fewer steps: all but the lane is known
-      constexpr uint32_t kRows = 32 / kChunks;
-      const uint32_t own = lane / kChunks;
-      const uint32_t place = (own * kChunks + (lane % kChunks ^ own)) * 16;
-      return (place ^ i * kRows % 8 * 16) + i * kRows * kChunks * 16;
-    }
-    const uint32_t token = Token(i, lane);
-    return (token * kChunks + (Chunk(i, lane) ^ Swizzle(token))) * 16;
+    static_assert(32 % kPitch == 0);  // so that all but the lane is known
+    constexpr uint32_t kRows = 32 / kPitch;
+    const uint32_t own = lane / kPitch;
+    const uint32_t place = (own * kPitch + (lane % kPitch ^ own)) * 16;
+    return (place ^ i * kRows % 8 * 16) + i * kRows * kPitch * 16;
   }
 };
 
@@ -144,6 +145,8 @@ class HeadWarp {
         lane_(threadIdx.x % 32),
         k_(args.kv.base + args.kv.k_offset + kv_head * args.kv.k_head_bytes),
         v_(args.kv.base + args.kv.v_offset + kv_head * args.kv.v_head_bytes),
+        k_shift_(S::kShifted ? ShiftOf(k_) : 0),
+        v_shift_(S::kShifted ? ShiftOf(v_) : 0),
         ring_(ring),
         queries_(queries),
         valid_(valid),
@@ -186,7 +189,8 @@ class HeadWarp {
           if (lane_ == 0) valid_[slot] = valid >> first;
         }
         if (!is_v || with_v) {
-          Copy(ring_ + slot * S::kStageBytes, is_v ? v_ : k_, walk.row(), first);
+          Copy(ring_ + slot * S::kStageBytes, is_v ? v_ : k_, is_v ? v_shift_ : k_shift_,
+               walk.row(), first);
         }
       }
       CopyAsyncCommit();
@@ -263,11 +267,19 @@ class HeadWarp {
   }
 
  private:
-  // This head's K or V of a tile; `rows`: a token a lane, the tile's from lane `first` on.
-  __device__ __forceinline__ void Copy(std::byte* stage, const std::byte* head, int32_t rows,
-                                       int first) {
+  // Where in a stage's rows those of a head begin: as many chunks into a line of shared memory as
+  // into one of memory, if there is room, and by an even number, as pairs of chunks are read.
+  static __device__ __forceinline__ uint32_t ShiftOf(const std::byte* head) {
+    const auto shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(head) / 16 % 8);
+    return shift % 2 == 0 && S::kChunks + shift <= S::kPitch ? shift : 0;
+  }
+
+  // This head's K or V of a tile, `shift` chunks into the stage's rows; `rows`: a token a lane, the
+  // tile's from lane `first` on.
+  __device__ __forceinline__ void Copy(std::byte* stage, const std::byte* head, uint32_t shift,
+                                       int32_t rows, int first) {
     const uint32_t lane = Fresh(lane_) % 32;
-    constexpr int kCopies = S::kChunks / 2, kTogether = 4;
+    constexpr int kCopies = S::kPitch / 2, kTogether = 4;
 #pragma unroll
     for (int i = 0; i < kCopies; i += kTogether) {
       int32_t row[kTogether];
@@ -279,8 +291,9 @@ class HeadWarp {
       for (int j = 0; j < kTogether && i + j < kCopies; ++j) {
         const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(max(row[j], 0))) *
                                 static_cast<uint32_t>(args_.kv.row_bytes);
-        CopyAsync16(stage + S::Place(i + j, lane), head + offset + S::Chunk(i + j, lane) * 16,
-                    row[j] >= 0);
+        const uint32_t chunk = S::Chunk(i + j, lane) - shift;
+        if (S::kShifted && chunk >= S::kChunks) continue;
+        CopyAsync16(stage + S::Place(i + j, lane), head + offset + chunk * 16, row[j] >= 0);
       }
     }
   }
@@ -336,7 +349,7 @@ class HeadWarp {
   __device__ __forceinline__ void MultiplyK(const std::byte* stage, float (&logits)[kOctets][4]) {
     // Matrices: tokens 0-7 and 8-15 of values 0-7, then of values 8-15.
     const uint32_t token = lane_ % 16;
-    const uint32_t row = SharedAddress(stage) + token * S::kChunks * 16;
+    const uint32_t row = SharedAddress(stage) + token * S::kPitch * 16;
     const uint32_t chunk = Fresh(lane_ / 16 ^ S::Swizzle(token));
     float low[kOctets][4];
 #pragma unroll
@@ -347,7 +360,7 @@ class HeadWarp {
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
       uint32_t a[4];
-      LoadMatrices(a, row + (2 * step ^ chunk) * 16);
+      LoadMatrices(a, row + ((2 * step + k_shift_) ^ chunk) * 16);
 #pragma unroll
       for (int n = 0; n < kOctets; ++n) {
         MultiplyAdd<T>(logits[n], a, q_high_[n][step]);
@@ -462,12 +475,12 @@ class HeadWarp {
                                             const uint32_t (&p_low)[kOctets][2]) {
     // Matrices: values 0-7 and 8-15 of tokens 0-7, then of tokens 8-15.
     const uint32_t token = lane_ % 8 + lane_ / 16 * 8;
-    const uint32_t row = SharedAddress(stage) + token * S::kChunks * 16;
+    const uint32_t row = SharedAddress(stage) + token * S::kPitch * 16;
     const uint32_t chunk = Fresh(lane_ / 8 % 2 ^ S::Swizzle(token));
 #pragma unroll
     for (int m = 0; m < S::kSteps; ++m) {
       uint32_t a[4];
-      LoadTransposed(a, row + (2 * m ^ chunk) * 16);
+      LoadTransposed(a, row + ((2 * m + v_shift_) ^ chunk) * 16);
 #pragma unroll
       for (int n = 0; n < kOctets; ++n) {
         MultiplyAdd<T>(o_[n][m], a, p_high[n]);
@@ -480,6 +493,7 @@ class HeadWarp {
   int32_t head_, n_heads_;  // the unit's query heads
   uint32_t lane_;
   const std::byte *k_, *v_;  // of this head, in row 0 of the bank
+  uint32_t k_shift_, v_shift_;
   std::byte* ring_;
   float* queries_;   // [n_heads_, kQueryPitch]
   uint32_t* valid_;  // [kStages]: bit i: token i of the tile is read; of stages with K
@@ -548,12 +562,12 @@ __global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
 
 constexpr int kMergeWarps = 4;
 constexpr int kMergeColumns = 32;  // of a head's dv, that a CTA merges
-constexpr int kEarly = 9;          // loads of a lane that wait for nothing
 
 // The partials of the rows that no strand took whole; and rows that read no token. Grid: (query
-// heads, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth partials at once.
-template <int kWidth>
-__global__ void __launch_bounds__(32 * kMergeWarps, 6)
+// heads, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth partials at once,
+// and asks for kEarly of them before it waits for anything.
+template <int kWidth, int kEarly>
+__global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
     MergeKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
                 const __grid_constant__ Partials partials) {
   struct alignas(4 * kWidth) Values {
@@ -746,7 +760,11 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
     AttendFast<__nv_bfloat16>(args, d, partials, launch);
   }
   const int64_t columns = args.o == nullptr ? 1 : CeilDiv(args.kv.dv, kMergeColumns);
-  const auto merge = args.kv.dv % 4 == 0 ? MergeKernel<4> : MergeKernel<1>;
+  // Of 16 partials at once, 9 loads are those of a multiprocessor's strand each, 17 of two.
+  const bool many = d.Strands() > 9 * 4 * kMergeWarps;
+  const auto merge = args.kv.dv % 4 != 0 ? MergeKernel<1, 9>
+                     : many              ? MergeKernel<4, 17>
+                                         : MergeKernel<4, 9>;
   size_t shared = kMaxStrands * sizeof(float);
   if (columns * args.n_heads * args.n_rows <= launch.device->sm_count) {
     // Where its blocks find a multiprocessor each, one takes the place of two blocks of the product

@@ -75,14 +75,19 @@ Division DivideGeneric(const AttendArgs& args, const Device& device);
 void AttendGeneric(const AttendArgs& args, const Division& division, const Partials& partials,
                    const Launch& launch);
 
-// The tiles of a launch, cut into strands: the first `longer` have one tile more.
+// The tiles of a launch, cut into strands: the first `longer` have one tile more. Where there are
+// fewer than two tiles for each, fewer strands: a partial of one tile takes the merge longer than
+// it saves (4K tokens, four KV heads of 128, 28 layers: 3.767 -> 3.643 ms a step).
 struct Strands {
-  int32_t n;  // that have tiles: the first of all
+  static constexpr int32_t kFew = 128;  // partials that the merge has at once
+  int32_t n;                            // that have tiles: the first of all
   int32_t length;
   int32_t longer;
 
   __device__ Strands(int32_t n_tiles, int32_t at_most)
-      : n(max(1, min(n_tiles, at_most))), length(n_tiles / n), longer(n_tiles % n) {}
+      : n(max(1, min(min(n_tiles, at_most), max(n_tiles / 2, kFew)))),
+        length(n_tiles / n),
+        longer(n_tiles % n) {}
   __device__ int32_t Begin(int32_t strand) const { return strand * length + min(strand, longer); }
   // The strand of a tile. REQUIRES n_tiles > 0.
   __device__ int32_t Of(int32_t tile) const {

@@ -7,15 +7,19 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kLoads = 8;  // of a thread, under way at once
 
-// Reads every byte once; writes a word that depends on all of them.
+// Reads every byte once; writes a word that depends on all of them. A block's loads of one turn lie
+// together, in one stretch of memory, or with those of the other blocks, in kLoads stretches.
+template <bool kTogether>
 __global__ void __launch_bounds__(kThreads) Read(const uint4* data, int64_t n, uint32_t* sink) {
   uint32_t sum = 0;
-  const int64_t stride = int64_t{kThreads} * gridDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += kLoads * stride) {
+  const int64_t turn = int64_t{kLoads} * kThreads * gridDim.x;
+  const int64_t step = kTogether ? int64_t{kThreads} : int64_t{kThreads} * gridDim.x;
+  const int64_t first = int64_t{blockIdx.x} * kThreads * (kTogether ? kLoads : 1);
+  for (int64_t i = first + threadIdx.x; i < n; i += turn) {
     uint4 v[kLoads];
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
-      v[u] = i + u * stride < n ? __ldcs(data + i + u * stride) : make_uint4(0, 0, 0, 0);
+      v[u] = i + u * step < n ? __ldcs(data + i + u * step) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) sum += v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
@@ -36,10 +40,11 @@ __global__ void __launch_bounds__(kThreads) Noise(uint16_t* data, int64_t n) {
 
 }  // namespace
 
-void ReadAll(const std::byte* data, int64_t bytes, uint32_t* sink, const Launch& launch) {
+void ReadAll(const std::byte* data, int64_t bytes, bool together, uint32_t* sink,
+             const Launch& launch) {
   const auto blocks = static_cast<unsigned>(launch.device->sm_count * 4);
-  LaunchKernel(Read, launch, dim3(blocks), dim3(kThreads), 0, reinterpret_cast<const uint4*>(data),
-               bytes / 16, sink);
+  LaunchKernel(together ? Read<true> : Read<false>, launch, dim3(blocks), dim3(kThreads), 0,
+               reinterpret_cast<const uint4*>(data), bytes / 16, sink);
 }
 
 void FillNoise(uint16_t* data, int64_t n, const Launch& launch) {

@@ -78,10 +78,14 @@ void LaunchKernel(void (*kernel)(Params...), const Launch& launch, dim3 grid, di
   KernelLaunch(launch, grid, block, shared_bytes).Run(kernel, std::forward<Args>(args)...);
 }
 
+// What a block takes beside its dynamic shared memory: a kilobyte of static one, to which the
+// dynamic part is aligned, and one of the system's.
+inline constexpr size_t kBesideDynamic = 2048;
+
 // Lets a kernel take `bytes` of dynamic shared memory; cheap when it may already.
 template <typename Kernel>
 void AllowShared(Kernel* kernel, size_t bytes) {
-  if (bytes <= 48 * 1024) return;
+  if (bytes + kBesideDynamic <= 48 * 1024) return;
   CheckLaunch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(bytes)),
               "shared memory");
@@ -91,9 +95,6 @@ void AllowShared(Kernel* kernel, size_t bytes) {
 inline size_t QuarterShared(const Device& device) {
   return device.shared_per_block / 5 / 128 * 128;
 }
-// What such a block takes beside: a kilobyte of static shared memory, to which its dynamic part is
-// aligned, and one of the system's.
-inline constexpr size_t kBesideDynamic = 2048;
 
 __host__ __device__ constexpr int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;

@@ -40,12 +40,13 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (meta.q_len == 0) return;
   const int kv_len = a.rows[meta.q_begin].pos + meta.q_len;
   const int row = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
-  const int token = kv_len / kHopperTokens * kHopperTokens + row;
+  const int n_tokens = HopperTokens(kv.dk);
+  const int token = kv_len / n_tokens * n_tokens + row;
   const bool valid = token < kv_len;
   const std::byte* from = valid ? KvRow(kv, meta.table_off, token) : nullptr;
   const int head_words = kv.dk / 8;  // of 16 bytes; dk == dv
   const int half_words = kv.n_kv_heads * head_words;
-  uint4* to = tails + (int64_t{seq} * kHopperTokens + row) * 2 * half_words;
+  uint4* to = tails + (int64_t{seq} * n_tokens + row) * 2 * half_words;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < 2 * half_words; i += 32) {
     const bool is_v = i >= half_words;
     const int word = is_v ? i - half_words : i;
@@ -68,11 +69,19 @@ const float* DenseQueries(const AttendArgs& a) {
 HopperKernel* KernelFor([[maybe_unused]] const KvView& kv) {
 #ifdef OMNIKV_HAVE_FLASHINFER
   if (kv.dk != kv.dv) return nullptr;
-  if (kv.dtype == DType::kBF16) {
-    return kv.dk == 128 ? AttendHopperBf16x128 : kv.dk == 64 ? AttendHopperBf16x64 : nullptr;
-  }
-  if (kv.dtype == DType::kF16) {
-    return kv.dk == 128 ? AttendHopperF16x128 : kv.dk == 64 ? AttendHopperF16x64 : nullptr;
+  const bool bf16 = kv.dtype == DType::kBF16;
+  if (!bf16 && kv.dtype != DType::kF16) return nullptr;
+  switch (kv.dk) {
+    case 64:
+      return bf16 ? AttendHopperBf16x64 : AttendHopperF16x64;
+    case 96:
+      return bf16 ? AttendHopperBf16x96 : AttendHopperF16x96;
+    case 128:
+      return bf16 ? AttendHopperBf16x128 : AttendHopperF16x128;
+    case 256:
+      return bf16 ? AttendHopperBf16x256 : AttendHopperF16x256;
+    default:
+      break;
   }
 #endif
   return nullptr;
@@ -92,8 +101,8 @@ bool CanAttendHopper(const AttendArgs& a, const Device& device) {
 }
 
 size_t AttendHopperScratch(const AttendArgs& a) {
-  return QueryBytes(a) +
-         static_cast<size_t>(a.n_seqs) * kHopperTokens * static_cast<size_t>(TokenBytes(a.kv));
+  return QueryBytes(a) + static_cast<size_t>(int64_t{a.n_seqs} * HopperTokens(a.kv.dk) *
+                                             TokenBytes(a.kv));
 }
 
 void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {
@@ -101,8 +110,9 @@ void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {
   std::byte* const q = launch.scratch;
   std::byte* const tails = q + QueryBytes(a);
   ConvertRows(DenseQueries(a), int64_t{a.n_rows} * a.n_heads * a.kv.dk, a.kv.dtype, q, launch);
-  LaunchKernel(CopyTails, launch, dim3(kHopperTokens / kWarps, static_cast<unsigned>(a.n_seqs)),
-               32 * kWarps, 0, a, reinterpret_cast<uint4*>(tails));
+  const auto copies = static_cast<unsigned>(HopperTokens(a.kv.dk) / kWarps);
+  LaunchKernel(CopyTails, launch, dim3(copies, static_cast<unsigned>(a.n_seqs)), 32 * kWarps, 0, a,
+               reinterpret_cast<uint4*>(tails));
   const HopperInputs inputs{.q = q, .tails = tails, .o_bf16 = o_bf16};
   CheckLaunch(KernelFor(a.kv)(a, inputs, launch.stream), "FlashInfer's attention");
 }

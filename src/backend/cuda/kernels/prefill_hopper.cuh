@@ -46,7 +46,11 @@ __host__ __device__ inline uint32_t operator%(uint32_t n, const uint_fastdiv& x)
 
 namespace omnikv::cuda::hopper {
 
-constexpr int kBoxValues = 64;  // of a row that one bulk copy takes: 128 bytes, the swizzle's width
+// Values of a row that one bulk copy takes: 128 or 64 bytes, which is the width of the swizzle by
+// which the library lays out heads of that size.
+constexpr int BoxValues(int head_dim) {
+  return head_dim % 64 == 0 ? 64 : 32;
+}
 
 // Work of a block: a tile of queries of one head. Grid: (tiles, heads); the last tiles of a
 // sequence, which read most, come first.
@@ -102,7 +106,8 @@ struct Mainloop {
   static constexpr int kRows = Traits::CTA_Q;
   static constexpr int kTokens = Traits::CTA_KV;
   static constexpr int kD = Traits::HEAD_DIM_QK;
-  static_assert(kTokens == kHopperTokens && kD == Traits::HEAD_DIM_VO && kD % kBoxValues == 0);
+  static constexpr int kBoxValues = BoxValues(kD);
+  static_assert(kTokens == HopperTokens(kD) && kD == Traits::HEAD_DIM_VO && kD % kBoxValues == 0);
 
   // Names that the library's kernel looks for.
   static constexpr bool USE_TMA_LOAD_KV = true;
@@ -204,7 +209,7 @@ struct Mainloop {
   }
 
   // Tokens [tile * kTokens, + kTokens), as wgmma reads them: pieces [kTokens, kBoxValues], each row
-  // of 128 bytes swizzled by the copy.
+  // swizzled by the copy.
   CUTLASS_DEVICE static void LoadTile(const Params& p, const CUtensorMap& map,
                                       const CUtensorMap& tail, const Place& at, int tile,
                                       uint64_t* barrier, T* to) {
@@ -299,13 +304,15 @@ inline cudaError_t Encode(CUtensorMap* map, CUtensorMapDataType type, const void
   if (encode == nullptr) return cudaErrorCallRequiresNewerDriver;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(kD), static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(heads)};
+  const int box_values = BoxValues(kD);
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes),
                                 static_cast<cuuint64_t>(head_bytes)};
-  const cuuint32_t box[] = {kBoxValues, static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_values), static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult result =
       encode(map, type, 3, const_cast<void*>(base), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_INTERLEAVE_NONE,
+             box_values == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -314,8 +321,9 @@ inline cudaError_t Encode(CUtensorMap* map, CUtensorMapDataType type, const void
 template <typename T, int kD>
 cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t stream) {
   constexpr int kRows = HopperRows(kD);
+  constexpr int kTokens = HopperTokens(kD);
   using Traits =
-      flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, kD, kD, kRows, kHopperTokens,
+      flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, kD, kD, kRows, kTokens,
                                         /*NUM_STAGES=*/2, T, T, T, int32_t,
                                         flashinfer::StandardAttention>;
   using MainloopT = Mainloop<Traits>;
@@ -329,9 +337,9 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   // How many rows the bank has is not known here: more than any memory holds, none of which is read
   // but where the table points.
   const int64_t bank_rows = std::min<int64_t>(INT32_MAX, (int64_t{1} << 40) / kv.row_bytes);
-  const int64_t tail_rows = int64_t{a.n_seqs} * kHopperTokens;
+  const int64_t tail_rows = int64_t{a.n_seqs} * kTokens;
 
-  const int box_rows = std::min(kv.block_tokens, kHopperTokens);
+  const int box_rows = std::min(kv.block_tokens, kTokens);
 
   typename MainloopT::Params p{};
   const auto encode = [&](CUtensorMap* map, const void* base, int64_t rows, int64_t row_bytes,

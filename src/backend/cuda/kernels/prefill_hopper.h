@@ -9,25 +9,29 @@
 
 namespace omnikv::cuda {
 
-inline constexpr int kHopperTokens = 128;  // tokens that are multiplied at a time
 // Tokens of a block of K/V: a power of two, from this on. Less would be many small copies.
 inline constexpr int kLeastHopperBlock = 16;
 // Queries of one head that a block of threads takes.
 constexpr int HopperRows(int head_dim) {
-  return head_dim == 64 ? 192 : 128;
+  return head_dim <= 64 ? 192 : 128;
+}
+// Tokens that are multiplied at a time: as many as shared memory has room for.
+constexpr int HopperTokens(int head_dim) {
+  return head_dim <= 128 ? 128 : 64;
 }
 
 // What the kernel reads in place of AttendArgs' own.
 struct HopperInputs {
   const void* q = nullptr;  // [n_rows, n_heads, dk], rounded to the type of K/V
-  // [n_seqs, kHopperTokens, K: n_kv_heads x dk | V: n_kv_heads x dv], in the type of K/V: the
-  // tokens of each sequence after the last that is a multiple of kHopperTokens, and then zeros.
+  // [n_seqs, HopperTokens(dk), K: n_kv_heads x dk | V: n_kv_heads x dv], in the type of K/V: the
+  // tokens of each sequence after the last that is a multiple of HopperTokens(dk), then zeros.
   const std::byte* tails = nullptr;
   void* o_bf16 = nullptr;  // [n_rows, n_heads, dv]: where o goes instead of AttendArgs::o
 };
 
 using HopperKernel = cudaError_t(const AttendArgs& args, const HopperInputs& inputs,
                                  cudaStream_t stream);
-HopperKernel AttendHopperBf16x64, AttendHopperBf16x128, AttendHopperF16x64, AttendHopperF16x128;
+HopperKernel AttendHopperBf16x64, AttendHopperBf16x96, AttendHopperBf16x128, AttendHopperBf16x256;
+HopperKernel AttendHopperF16x64, AttendHopperF16x96, AttendHopperF16x128, AttendHopperF16x256;
 
 }  // namespace omnikv::cuda

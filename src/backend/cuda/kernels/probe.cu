@@ -10,10 +10,18 @@ __global__ void Probe() {}
 std::optional<NamedDevice> ReadDevice(int ordinal) {
   cudaDeviceProp properties{};
   if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) return std::nullopt;
+  int clock_khz = 0;
+  int bus_bits = 0;
+  if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, ordinal) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, ordinal) != cudaSuccess) {
+    return std::nullopt;
+  }
   return NamedDevice{{.ordinal = ordinal,
                       .sm_count = properties.multiProcessorCount,
                       .arch = 10 * properties.major + properties.minor,
-                      .shared_per_block = properties.sharedMemPerBlockOptin},
+                      .shared_per_block = properties.sharedMemPerBlockOptin,
+                      // Two transfers a clock.
+                      .memory_bytes_per_second = 2e3 * clock_khz * bus_bits / 8},
                      properties.name};
 }
 

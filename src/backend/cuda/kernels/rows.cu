@@ -228,6 +228,71 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The same without norms, where heads of q, k and v have one size and are rotated whole: a block
+// for each row, whose threads have kTogether items under way, four values of the lower half of a
+// head and four of the upper.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    RotateAppendKernel(const NormQkvRopeAppendArgs a, const float* k, const float* v) {
+  constexpr int kTogether = 3;
+  GridTrigger();
+  GridWait();
+  const int64_t row = blockIdx.x;
+  const int dk = a.kv.dk;
+  const int n_kv = a.kv.n_kv_heads;
+  const int head_items = dk / (2 * kWide);
+  const int n_items = (a.n_heads + 2 * n_kv) * head_items;
+  float* const q_row = a.q + row * a.n_heads * dk;
+  const float* const k_row = k + row * n_kv * dk;
+  const float* const v_row = v + row * n_kv * dk;
+  const float* const cos_sin = a.cos_sin + row * dk;
+  std::byte* const to = KvTarget(a, a.rows[row]);
+  for (int first = static_cast<int>(threadIdx.x); first < n_items; first += kTogether * kThreads) {
+    Pack<float, kWide> low[kTogether];
+    Pack<float, kWide> high[kTogether];
+    Pack<float, 2 * kWide> turn[kTogether];  // cosines and sines
+    const auto each = [&](auto&& use) {
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const int item = first + j * kThreads;
+        const int head = item / head_items;
+        if (item < n_items) use(j, head, (item - head * head_items) * kWide);
+      }
+    };
+    each([&](int j, int head, int i) {
+      const int kv_head = head - a.n_heads;
+      const float* from = kv_head < 0      ? q_row + head * dk
+                          : kv_head < n_kv ? k_row + kv_head * dk
+                                           : v_row + (kv_head - n_kv) * dk;
+      low[j] = LoadPack<kWide>(from + i);
+      high[j] = LoadPack<kWide>(from + dk / 2 + i);
+      if (kv_head < n_kv) turn[j] = LoadPack<2 * kWide>(cos_sin + 2 * i);
+    });
+    each([&](int j, int head, int i) {
+      const int kv_head = head - a.n_heads;
+      if (kv_head < n_kv) {
+#pragma unroll
+        for (int x = 0; x < kWide; ++x) {
+          const float c = turn[j].v[2 * x];
+          const float s = turn[j].v[2 * x + 1];
+          const float l = low[j].v[x];
+          const float h = high[j].v[x];
+          low[j].v[x] = l * c - h * s;
+          high[j].v[x] = h * c + l * s;
+        }
+      }
+      const auto store = [&](auto* out) {
+        StorePack(out + i, low[j]);
+        StorePack(out + dk / 2 + i, high[j]);
+      };
+      if (kv_head < 0) return store(q_row + head * dk);
+      const int64_t offset = kv_head < n_kv ? a.kv.k_offset + kv_head * a.kv.k_head_bytes
+                                            : a.kv.v_offset + (kv_head - n_kv) * a.kv.v_head_bytes;
+      store(reinterpret_cast<T*>(to + offset));
+    });
+  }
+}
+
 template <int N, typename T>
 bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const float* v) {
   const bool normed = a.qk_norm != QkNorm::kNone;
@@ -237,6 +302,12 @@ bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const flo
          AreMultiples(2 * N * sizeof(float), a.cos_sin) &&
          AreMultiples(N * sizeof(T), a.kv.base, a.slot.base, a.kv.row_bytes, a.kv.k_offset,
                       a.kv.v_offset, a.kv.k_head_bytes, a.kv.v_head_bytes);
+}
+
+template <typename T>
+bool CanRotateAppend(const NormQkvRopeAppendArgs& a, const float* k, const float* v) {
+  return CanRopeAppendWide<kWide, T>(a, k, v) && a.qk_norm == QkNorm::kNone &&
+         a.cos_sin != nullptr && 2 * a.n_freq == a.kv.dk && a.kv.dk == a.kv.dv;
 }
 
 }  // namespace
@@ -275,11 +346,11 @@ void ConvertRows(const float* in, int64_t n, DType format, void* out, const Laun
   if (n == 0) return;
   WithType(format, [&](auto zero) {
     using T = decltype(zero);
-    const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(float), in) &&
-                      AreMultiples(kWide * sizeof(T), out);
-    LaunchKernel(wide ? ConvertKernel<T, kWide> : ConvertKernel<T, 1>, launch,
-                 static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, in,
-                 n, static_cast<T*>(out));
+    constexpr int kN = 2 * kWide;  // less would be too little under way
+    const bool wide = n % kN == 0 && AreMultiples(16, in, out);
+    LaunchKernel(wide ? ConvertKernel<T, kN> : ConvertKernel<T, 1>, launch,
+                 static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kN : 1))), kThreads, 0, in, n,
+                 static_cast<T*>(out));
   });
 }
 
@@ -287,6 +358,11 @@ void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Lau
   if (args.n_rows == 0) return;
   WithType(args.kv.dtype, [&](auto zero) {
     using T = decltype(zero);
+    if (CanRotateAppend<T>(args, k, v)) {
+      LaunchKernel(RotateAppendKernel<T>, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0,
+                   args, k, v);
+      return;
+    }
     const int64_t items = args.n_heads + 2 * int64_t{args.kv.n_kv_heads};
     const int64_t blocks = args.qk_norm == QkNorm::kFull ? 1 : CeilDiv(items, kWarps);
     const dim3 grid(static_cast<uint32_t>(args.n_rows), static_cast<uint32_t>(blocks));
@@ -302,10 +378,10 @@ void GatedRows(Activation act, DType in, const void* gate, const void* up, DType
   const auto run = [&](auto in_zero, auto out_zero) {
     using In = decltype(in_zero);
     using Out = decltype(out_zero);
-    const bool wide = n % kWide == 0 && AreMultiples(kWide * sizeof(In), gate, up) &&
-                      AreMultiples(kWide * sizeof(Out), out);
-    LaunchKernel(wide ? GatedKernel<In, Out, kWide> : GatedKernel<In, Out, 1>, launch,
-                 static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kWide : 1))), kThreads, 0, act,
+    constexpr int kN = 2 * kWide;
+    const bool wide = n % kN == 0 && AreMultiples(16, gate, up, out);
+    LaunchKernel(wide ? GatedKernel<In, Out, kN> : GatedKernel<In, Out, 1>, launch,
+                 static_cast<uint32_t>(CeilDiv(n, kThreads * (wide ? kN : 1))), kThreads, 0, act,
                  static_cast<const In*>(gate), static_cast<const In*>(up), static_cast<Out*>(out),
                  n);
   };

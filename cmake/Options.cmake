@@ -50,9 +50,10 @@ function(omnikv_library name)
   target_link_libraries(${name} PUBLIC omnikv_flags ${arg_DEPS})
 endfunction()
 
-# omnikv_test(NAME SOURCES ... DEPS ...): one gtest binary, each TEST a ctest case of its own.
+# omnikv_test(NAME SOURCES ... DEPS ...): one gtest binary, each TEST a ctest case of its own. CARD: those
+# with "cuda" in their name use the card, one at a time.
 function(omnikv_test name)
-  cmake_parse_arguments(arg "" "LOCK" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "CARD" "LOCK" "SOURCES;DEPS" ${ARGN})
   set(lock "")
   if(arg_LOCK)
     set(lock RESOURCE_LOCK ${arg_LOCK})
@@ -60,5 +61,12 @@ function(omnikv_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE omnikv_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE OMNIKV_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 900 ${lock})
+  set(discover DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 900)
+  if(arg_CARD AND OMNIKV_HAVE_CUDA)
+    gtest_discover_tests(${name} TEST_FILTER "-*cuda*" ${discover})
+    gtest_discover_tests(${name} TEST_FILTER "*cuda*" TEST_LIST ${name}_CARD_TESTS ${discover}
+                         RESOURCE_LOCK cuda)
+  else()
+    gtest_discover_tests(${name} ${discover} ${lock})
+  endif()
 endfunction()

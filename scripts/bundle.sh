@@ -3,10 +3,11 @@
 # that runs with a driver and no CUDA installed, on systems not much older than this one (the last
 # line says what it needs; built on Debian 12: Ubuntu 22.04 and newer).
 #
-#     scripts/bundle.sh [--archs LIST] [--with-model] [--build DIR] [OUT.tar.xz]
+#     scripts/bundle.sh [--archs LIST] [--with-model] [--without-flashinfer] [--build DIR] [OUT.tar.xz]
 #
 # --archs       as CMAKE_CUDA_ARCHITECTURES; "90a-real" alone builds quickly
 # --with-model  with the shipped model, 30 MB more
+# --without-flashinfer  without its kernel for prompts on Hopper, which takes minutes to compile
 # --build       the build folder (default build/bundle)
 #
 # For checks on a Hopper card, FlashInfer's kernel included: --archs 90a-real --with-model.
@@ -22,12 +23,14 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 archs="80-real;86-real;89-real;90a-real;100-real;120-real;120-virtual"
 build=$root/build/bundle
 with_model=0
+flashinfer=AUTO
 out=''
 while [ $# -gt 0 ]; do
   case $1 in
     --archs) archs=${2:?--archs needs a list} && shift ;;
     --build) build=${2:?--build needs a folder} && shift ;;
     --with-model) with_model=1 ;;
+    --without-flashinfer) flashinfer=OFF ;;
     -*) echo "bundle.sh: $1 is no option" >&2 && exit 2 ;;
     *) out=$1 ;;
   esac
@@ -43,7 +46,7 @@ command -v ninja >/dev/null && generator=(-G Ninja)
 # An rpath rather than a runpath: the libraries find one another by it too.
 # shellcheck disable=SC2016  # $ORIGIN is the loader's
 cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNIKV_CUDA=ON \
-  -DOMNIKV_CUDA_ARCHS="$archs" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
+  -DOMNIKV_CUDA_ARCHS="$archs" -DOMNIKV_FLASHINFER=$flashinfer -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
   -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags |
   { grep FlashInfer || true; }
 programs=(tools/omnikv tests/backend/{parity_cuda,cuda_backend}_test tests/policy/policy_test

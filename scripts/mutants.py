@@ -124,7 +124,8 @@ def run_check(program, tests, seconds, data):
     environment = {**os.environ, "OMNIKV_TEST_DATA": str(data), "OMNIKV_SWEEP_STRIDE": "8"}
     try:
         done = subprocess.run([program, f"--gtest_filter={tests}", "--gtest_fail_fast"],
-                              capture_output=True, text=True, errors="replace", timeout=seconds,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors="replace", timeout=seconds,
                               env=environment)
         said, ended = done.stdout, "==========]" in done.stdout.rpartition("ran.")[0]
     except subprocess.TimeoutExpired as late:
@@ -134,9 +135,9 @@ def run_check(program, tests, seconds, data):
     green = re.findall(r"^\[       OK \] (\S+)", said, re.M)
     if red:
         return red[0], len(green)
-    if not ended:
-        return (begun[-1] if begun else "its start") + " (ended or stuck)", len(green)
-    return "", len(green)
+    if not begun:
+        sys.exit(f"mutants.py: {program} runs no test: {said[-300:]}")
+    return (f"{begun[-1]} (ended or stuck)" if not ended else ""), len(green)
 
 
 def run(args):

@@ -13,6 +13,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "../test_data.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "base/log.h"
@@ -29,7 +30,7 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-const fs::path kRoot = OMNIKV_SOURCE_DIR;
+const fs::path kRoot = TestData("");
 constexpr int kRepeats = 50;
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr int64_t kPrompt = 60;  // tokens

@@ -100,7 +100,7 @@ void CheckGolden(const std::string& family, const EngineOptions& options, const 
     }
   };
   const Status prefill =
-      (*session)->PromptLogits(golden.prompt, [&](int64_t position, const float* logits) {
+      (*session)->PrefillLogits(golden.prompt, [&](int64_t position, const float* logits) {
         SCOPED_TRACE(fmt::format("position {}", position));
         check(logits, golden.logits[static_cast<size_t>(position)]);
       });

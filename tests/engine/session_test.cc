@@ -466,11 +466,11 @@ TEST(Session, AllLogitsAreThoseOfTheLastRow) {
   const std::vector<int32_t> tokens = Numbers(70);
   std::vector<std::vector<float>> all;
   ASSERT_TRUE(session
-                  ->PromptLogits(tokens,
-                                 [&](int64_t position, const float* logits) {
-                                   EXPECT_EQ(position, static_cast<int64_t>(all.size()));
-                                   all.emplace_back(logits, logits + engine->vocab());
-                                 })
+                  ->PrefillLogits(tokens,
+                                  [&](int64_t position, const float* logits) {
+                                    EXPECT_EQ(position, static_cast<int64_t>(all.size()));
+                                    all.emplace_back(logits, logits + engine->vocab());
+                                  })
                   .ok());
   ASSERT_EQ(all.size(), tokens.size());
   ASSERT_TRUE(session->Prompt({tokens.begin(), tokens.begin() + 40}).ok());

@@ -58,8 +58,8 @@ std::vector<Pair> Pairs() {
       // The scalar reference reads some five to ten tokens a second: one policy, one short
       // document.
       {.name = "cpu_ref",
-       .device = {.device = "cpu", .precision = "full"},
-       .reference = {.device = "ref"},
+       .device = {.device = "cpu", .kv_dtype = "f32", .precision = "full"},
+       .reference = {.device = "ref", .kv_dtype = "f32"},
        .documents = {280},
        .settings = {{omnikv(64)}},
        .budget = 64},
@@ -171,9 +171,9 @@ TEST_P(ShippedText, IsThatOfTheReference) {
       // The texts depend on what is read: streaming has dropped most of the facts.
       const auto n = static_cast<int>(document.needles.size());
       if (setting.policy.name == "streaming") {
-        EXPECT_LE(right, n / 2) << what;
+        EXPECT_LE(right, n / 4) << what;
       } else {
-        EXPECT_GT(right, n / 2) << what;
+        EXPECT_GT(right, n / 4) << what;
       }
     }
   }

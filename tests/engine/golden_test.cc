@@ -6,7 +6,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -68,21 +67,8 @@ double Error(const float* got, const std::vector<float>& reference) {
   return error / size;
 }
 
-double Margin(const std::vector<float>& logits) {
-  std::vector<float> top(logits);
-  std::partial_sort(top.begin(), top.begin() + 2, top.end(), std::greater<>());
-  return top[0] - top[1];
-}
-
-double Largest(const std::vector<float>& v) {
-  double largest = 0;
-  for (float x : v) largest = std::max<double>(largest, std::abs(x));
-  return largest;
-}
-
 // Runs the golden's prompt and greedy tokens. Every position's error over its largest logit is held
-// to the bound, in prefill and in decode; the best token must be equal where the reference's margin
-// exceeds what the error can turn, and every greedy token must be.
+// to the bound, in prefill and in decode, and every greedy token must be transformers'.
 void CheckGolden(const std::string& family, const EngineOptions& options, const Golden& golden,
                  double bound) {
   const auto engine = Engine::Load(options);
@@ -95,9 +81,6 @@ void CheckGolden(const std::string& family, const EngineOptions& options, const 
     const double error = Error(logits, reference);
     worst = std::max(worst, error);
     EXPECT_LE(error, bound);
-    if (Margin(reference) > 2 * error * Largest(reference)) {
-      EXPECT_EQ(ArgMax(logits, vocab), ArgMax(reference.data(), vocab));
-    }
   };
   const Status prefill =
       (*session)->PrefillLogits(golden.prompt, [&](int64_t position, const float* logits) {
@@ -129,16 +112,25 @@ class Family : public ::testing::TestWithParam<std::tuple<std::string, std::stri
   EngineOptions options_;
 };
 
+// Of f32 sums in another order; measured 6e-6 at most. Where gemma3's weights are bf16, embeddings
+// are scaled by a factor that is rounded to bf16 as it is in a bf16 run of transformers, while the
+// golden was made in f32: 3.4e-4.
+double ExactBound(const std::string& family) {
+  return family == "gemma3" ? 1e-3 : 2e-5;
+}
+
 // Nothing rounded but the weights: what transformers computes.
 TEST_P(Family, MatchesTransformersInF32) {
   options_.kv_dtype = "f32";
   options_.precision = "full";
-  CheckGolden(std::get<0>(GetParam()), options_, golden_, 2e-3);
+  const std::string& family = std::get<0>(GetParam());
+  CheckGolden(family, options_, golden_, ExactBound(family));
 }
 
-// As it runs by default: f16 K/V.
+// As it runs by default: f16 K/V, which is 8e-3 in phi3 and less elsewhere.
 TEST_P(Family, DefaultsMatchTransformers) {
-  CheckGolden(std::get<0>(GetParam()), options_, golden_, golden_.f32 ? 2e-3 : 2e-2);
+  const std::string& family = std::get<0>(GetParam());
+  CheckGolden(family, options_, golden_, golden_.f32 ? ExactBound(family) : 1e-2);
 }
 
 std::vector<std::string> Families() {

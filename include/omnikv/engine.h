@@ -82,9 +82,11 @@ class Session {
   virtual const float* logits() const = 0;
 
   // Prompt(tokens) on a fresh context, handing out the logits of every position in order:
-  // `sink(position, logits [vocab])`.
-  virtual Status PromptLogits(const std::vector<int32_t>& tokens,
-                              const std::function<void(int64_t, const float*)>& sink) = 0;
+  // `sink(position, logits [vocab])`. They are full attention's under every policy whose prompt
+  // rows read everything, as omnikv's do; under `streaming` a prompt row reads what a decode step
+  // at its position would. A policy's own logits come from Step().
+  virtual Status PrefillLogits(const std::vector<int32_t>& tokens,
+                               const std::function<void(int64_t, const float*)>& sink) = 0;
 
   // Another session with the same context, sharing its memory until they part.
   virtual Result<std::unique_ptr<Session>> Fork() = 0;

@@ -47,8 +47,8 @@ class SessionImpl : public Session {
   Status Open(const SessionImpl* from);
 
   Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress) override;
-  Status PromptLogits(const std::vector<int32_t>& tokens,
-                      const std::function<void(int64_t, const float*)>& sink) override;
+  Status PrefillLogits(const std::vector<int32_t>& tokens,
+                       const std::function<void(int64_t, const float*)>& sink) override;
   Result<GenerateResult> Generate(const GenerateOptions& options, const OnText& on_text) override;
   Status Step(int32_t token) override;
   const float* logits() const override { return logits_.data(); }
@@ -297,7 +297,7 @@ Status SessionImpl::Prompt(const std::vector<int32_t>& tokens, const Progress& p
   return Prefill(tokens, progress, {});
 }
 
-Status SessionImpl::PromptLogits(const std::vector<int32_t>& tokens, const Sink& sink) {
+Status SessionImpl::PrefillLogits(const std::vector<int32_t>& tokens, const Sink& sink) {
   return Prefill(tokens, {}, sink);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
@@ -178,6 +179,97 @@ TEST_F(Output, LogitsAreANumpyFile) {
   EXPECT_EQ(full.exit_code, 1);
   EXPECT_THAT(full.err, HasSubstr("--out is '/dev/full', writing to it failed"));
   EXPECT_TRUE(fs::is_character_file("/dev/full"));
+}
+
+// The policy's own logits come from decode steps; several texts share them.
+TEST_F(Output, LogitsByDecodeSteps) {
+  std::string ids = "0";
+  for (int i = 1; i < 90; ++i) ids.append(",").append(std::to_string(100 + i * 37 % 5000));
+  const fs::path path = dir_ / "x.npy";
+  const std::string policy = " --policy omnikv --set budget=16 --set dense_below=0";
+  const auto logits = [&](const std::string& flags) {
+    const json said =
+        GoodJson(std::string("logits --json --precision full --kv-dtype f32 --tokens ") + ids +
+                 flags + " --out " + path.string());
+    EXPECT_EQ(said.at("texts").size(), 1u);
+    const std::string bytes = Slurp(path);
+    const size_t header = 10 + static_cast<uint8_t>(bytes[8]);
+    std::vector<float> values((bytes.size() - header) / sizeof(float));
+    std::memcpy(values.data(), bytes.data() + header, values.size() * sizeof(float));
+    return std::make_pair(said, values);
+  };
+  const auto [prompt, of_prompt] = logits(policy);
+  const auto [steps, of_steps] = logits(policy + " --decode");
+  const auto [full, of_full] = logits(" --policy full --decode --prompt-tokens 60");
+  EXPECT_EQ(prompt.at("attention"), "dense");
+  EXPECT_EQ(prompt.at("decode_steps"), 0);
+  EXPECT_EQ(steps.at("attention"), "policy");
+  EXPECT_EQ(steps.at("decode_steps"), 89);
+  EXPECT_EQ(full.at("decode_steps"), 30);
+  ASSERT_EQ(of_prompt.size(), size_t{90} * kVocab);
+  ASSERT_EQ(of_steps.size(), size_t{90} * kVocab);
+  ASSERT_EQ(of_full.size(), size_t{31} * kVocab);  // from the prompt's last token on
+  const auto row = [](const std::vector<float>& values, size_t r) {
+    return values.begin() + static_cast<std::ptrdiff_t>(r * kVocab);
+  };
+  const auto apart = [](auto a, auto b) {
+    double most = 0;
+    for (int32_t i = 0; i < kVocab; ++i) most = std::max<double>(most, std::abs(a[i] - b[i]));
+    return most;
+  };
+  const double dense =
+      apart(row(of_prompt, 89), row(of_full, 30));  // f16 K/V, short prompts in f32
+  const double sparse = apart(row(of_prompt, 89), row(of_steps, 89));
+  EXPECT_LT(dense, 1e-3);  // sums of f32 in another order
+  EXPECT_GT(sparse, 0.1);
+
+  // The means are those of the rows.
+  const json& text = steps.at("texts")[0];
+  EXPECT_EQ(text.at("tokens"), 90);
+  EXPECT_EQ(text.at("predicted"), 89);
+  EXPECT_EQ(full.at("texts")[0].at("predicted"), 30);
+  double nll = 0;
+  for (size_t r = 0; r < 89; ++r) {
+    double sum = 0;
+    for (int32_t i = 0; i < kVocab; ++i) sum += std::exp(static_cast<double>(row(of_steps, r)[i]));
+    nll += std::log(sum) - row(of_steps, r)[100 + static_cast<int32_t>(r + 1) * 37 % 5000];
+  }
+  EXPECT_NEAR(text.at("mean_nll").get<double>(), nll / 89, 1e-6);
+  EXPECT_NEAR(text.at("perplexity").get<double>(), std::exp(nll / 89), 1e-5 * std::exp(nll / 89));
+  EXPECT_THAT(Good(std::string("logits --tokens 1,2") + policy + " --out " + path.string()).err,
+              HasSubstr("these are full attention's logits, omnikv's own come with --decode"));
+}
+
+TEST_F(Output, LogitsOfSeveralTexts) {
+  const std::string one = dir_ / "one.npy";
+  const std::string many = dir_ / "many";
+  const std::string a = dir_ / "a.txt";
+  const std::string b = dir_ / "b.txt";
+  std::ofstream(a) << "[0, 17, 42, 9, 11]";
+  std::ofstream(b) << "0 18 43";
+  const std::string files = std::string(" -f ") + a + " -f " + b + " --out ";
+  for (const char* how : {"", " --decode --prompt-tokens 2 --device ref"}) {
+    const std::string flags = std::string("logits --policy full") + how;
+    const json said = GoodJson(flags + " --json" + files + many);
+    EXPECT_EQ(said.at("decode_steps"), *how == 0 ? 0 : 3);  // shared
+    ASSERT_EQ(said.at("texts").size(), 2u);
+    for (const auto& [ids, name] : {std::pair{"0,17,42,9,11", "/1.npy"}, {"0,18,43", "/2.npy"}}) {
+      Good(flags + " --tokens " + ids + " --out " + one);
+      EXPECT_TRUE(Slurp(many + name) == Slurp(one)) << name << how;
+    }
+  }
+  const auto refusal = [&](const std::string& arguments) {
+    const Outcome o = Run("logits " + arguments);
+    EXPECT_EQ(o.exit_code, 2) << arguments;
+    return o.err;
+  };
+  EXPECT_THAT(refusal(files + one), HasSubstr("one.npy', expected a folder for the logits of 2"));
+  EXPECT_THAT(refusal("--decode --prompt-tokens 4" + files + many),
+              HasSubstr("b.txt' has 3 tokens"));
+  EXPECT_THAT(refusal("--prompt-tokens 4 --tokens 1 --out " + one),
+              HasSubstr("--prompt-tokens is given without --decode"));
+  EXPECT_THAT(refusal("--decode --prompt-tokens 0 --tokens 1 --out " + one),
+              HasSubstr("--prompt-tokens"));
 }
 
 TEST_F(Output, InfoTellsWhatAModelTakes) {

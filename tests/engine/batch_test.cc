@@ -120,7 +120,8 @@ class BatchTest : public OnDevice {
 // take different variants: shorter than the budget, below `dense_below`.
 std::vector<PolicyOptions> Policies() {
   std::vector<PolicyOptions> all = {
-      {.name = "omnikv", .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}},
+      {.name = "omnikv",
+       .settings = {{"dense_below", "0"}, {"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}},
       {.name = "omnikv",
        .settings = {{"filters", "1,4"}, {"budget", "24"}, {"score", "raw"}, {"dense_below", "60"}}},
       {.name = "omnikv",
@@ -258,7 +259,8 @@ TEST(Batch, PoliciesMemoryIsGivenBack) {
   ASSERT_TRUE(engine.ok());
   EngineCore& core = CoreOf(**engine);
   const size_t before = core.policy_bytes;
-  const PolicyOptions omnikv{.name = "omnikv", .settings = {{"filters", "1"}, {"budget", "8"}}};
+  const PolicyOptions omnikv{.name = "omnikv",
+                             .settings = {{"dense_below", "0"}, {"filters", "1"}, {"budget", "8"}}};
   size_t one = 0;
   {
     const auto batch = Batch::Open(core, omnikv, 1);
@@ -305,7 +307,8 @@ TEST(Batch, AStepIsOneForAll) {
   trace.set_logging(false);
   const auto engine = MakeTiny(std::move(owned), 0);
   const int32_t n_layers = CoreOf(*engine).config.n_layers;
-  const PolicyOptions policy{.name = "omnikv", .settings = {{"filters", "2,8"}, {"budget", "128"}}};
+  const PolicyOptions policy{
+      .name = "omnikv", .settings = {{"dense_below", "0"}, {"filters", "2,8"}, {"budget", "128"}}};
 
   struct Run {
     int64_t attends = 0, choices = 0;

@@ -29,7 +29,7 @@ Result<std::unique_ptr<Engine>> Load(const CudaOptions& cuda) {
       .model = model != nullptr ? model : OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf",
       .context = kPrompt + kSteps + 100,
       .place = "host",
-      .policy = {.name = "omnikv", .settings = {{"budget", "128"}}},
+      .policy = {.name = "omnikv", .settings = {{"dense_below", "0"}, {"budget", "128"}}},
       .prefill_chunk = 512};
   auto core = std::make_unique<EngineCore>();
   core->options = options;
@@ -54,7 +54,8 @@ struct Run {
 Result<Run> Decode(const CudaOptions& cuda) {
   OKV_ASSIGN_OR_RETURN(const auto engine, Load(cuda));
   OKV_ASSIGN_OR_RETURN(const auto session,
-                       engine->NewSession({.name = "omnikv", .settings = {{"budget", "128"}}}));
+                       engine->NewSession({.name = "omnikv",
+                                           .settings = {{"dense_below", "0"}, {"budget", "128"}}}));
   std::vector<int32_t> prompt(static_cast<size_t>(kPrompt));
   for (size_t i = 0; i < prompt.size(); ++i) {
     prompt[i] = 100 + static_cast<int32_t>((i * i * 31 + i * 7919) % 7000);

@@ -82,7 +82,9 @@ class FailuresOn : public testing::TestWithParam<Where> {
             .prefill_chunk = 25};
   }
   static PolicyOptions Policy() {
-    return {.name = "omnikv", .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}};
+    return {
+        .name = "omnikv",
+        .settings = {{"dense_below", "0"}, {"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}}};
   }
   Result<std::unique_ptr<Engine>> Load(const EngineOptions& options, Fault& fault) const {
     return LoadEngine(options, [&] { return Make(GetParam(), options, fault); });

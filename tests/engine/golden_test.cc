@@ -43,8 +43,8 @@ Golden LoadGolden(const std::string& folder) {
 }
 
 // Runs the golden's prompt and greedy tokens. Every position's error over its largest logit is held
-// to the bound, in prefill and in decode; the best token must be the reference's where its margin
-// exceeds what the bound can turn.
+// to the bound, in prefill and in decode, and every greedy token must be transformers': on a card
+// where its margin exceeds what the error that was measured in prefill can turn.
 void CheckGolden(const std::string& family, const EngineOptions& options, const Golden& golden,
                  double bound) {
   const auto engine = Engine::Load(options);
@@ -53,17 +53,14 @@ void CheckGolden(const std::string& family, const EngineOptions& options, const 
   ASSERT_TRUE(session.ok()) << session.status().message();
   const auto vocab = static_cast<size_t>((*engine)->vocab());
   double worst = 0;
-  int clear = 0;  // positions whose best token the bound cannot turn
+  int unclear = 0;  // tokens that may be others
   const auto check = [&](const float* logits, const std::vector<float>& reference) {
     const double error = Error(logits, reference);
     worst = std::max(worst, error);
     EXPECT_LE(error, bound);
-    if (Margin(reference) <= 2 * bound * Largest(reference)) return;
-    ++clear;
-    EXPECT_EQ(ArgMax(logits, vocab), ArgMax(reference.data(), vocab));
   };
   const Status prefill =
-      (*session)->PromptLogits(golden.prompt, [&](int64_t position, const float* logits) {
+      (*session)->PrefillLogits(golden.prompt, [&](int64_t position, const float* logits) {
         SCOPED_TRACE(fmt::format("position {}", position));
         check(logits, golden.logits[static_cast<size_t>(position)]);
       });
@@ -71,14 +68,20 @@ void CheckGolden(const std::string& family, const EngineOptions& options, const 
   const double worst_prefill = std::exchange(worst, 0);
   for (size_t i = 0; i < golden.greedy.size(); ++i) {
     SCOPED_TRACE(fmt::format("greedy token {}, margin {}", i, golden.margins[i]));
-    check((*session)->logits(), golden.greedy_logits[i]);
+    const std::vector<float>& expected = golden.greedy_logits[i];
+    check((*session)->logits(), expected);
+    if (options.device == "cuda" && Margin(expected) <= 2 * worst_prefill * Largest(expected)) {
+      ++unclear;
+    } else {
+      EXPECT_EQ(ArgMax((*session)->logits(), vocab), static_cast<size_t>(golden.greedy[i]));
+    }
     ASSERT_TRUE((*session)->Step(golden.greedy[i]).ok());
   }
   fmt::print(
       "golden: {} on {}, {}, K/V {}: prefill {:.1e}, decode {:.1e} of the largest logit, "
       "bound {:.1e}, {} of {} tokens compared\n",
       family, options.device, options.precision, options.kv_dtype, worst_prefill, worst, bound,
-      clear, golden.prompt.size() + golden.greedy.size());
+      golden.greedy.size() - static_cast<size_t>(unclear), golden.greedy.size());
 }
 
 class Family : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
@@ -96,22 +99,28 @@ class Family : public ::testing::TestWithParam<std::tuple<std::string, std::stri
   EngineOptions options_;
 };
 
-// Nothing rounded but the weights: what transformers computes, but for Gemma's embedding scale,
-// which models stored as bf16 round to that.
+// Of f32 sums in another order; measured 6e-6 at most on ref and cpu. Where gemma3's weights are
+// bf16, embeddings are scaled by a factor that is rounded to bf16 as it is in a bf16 run of
+// transformers, while the golden was made in f32: 3.4e-4.
+double ExactBound(const std::string& family, const std::string& device) {
+  return family == "gemma3" ? 5e-4 : F32Tolerance(device);
+}
+
+// Nothing rounded but the weights: what transformers computes.
 TEST_P(Family, MatchesTransformersInF32) {
   const auto& [family, device] = GetParam();
   options_.kv_dtype = "f32";
   options_.precision = "full";
-  CheckGolden(family, options_, golden_, family == "gemma3" ? 5e-4 : F32Tolerance(device));
+  CheckGolden(family, options_, golden_, ExactBound(family, device));
 }
 
-// As it runs by default: f16 K/V, and on a card prompts whose products round to bf16, which is less
-// than what rounding everything to bf16 costs.
+// As it runs by default: f16 K/V, which is 8e-3 in phi3 and less elsewhere, and on a card prompts
+// whose products round to bf16, which is less than what rounding everything to bf16 costs.
 TEST_P(Family, DefaultsMatchTransformers) {
   const auto& [family, device] = GetParam();
-  const double bound = golden_.f32        ? F32Tolerance(device)
-                       : device == "cuda" ? std::max<double>(golden_.bf16, 2e-2)
-                                          : 2e-2;
+  const double bound = golden_.f32        ? ExactBound(family, device)
+                       : device == "cuda" ? std::max<double>(golden_.bf16, 1e-2)
+                                          : 1e-2;
   CheckGolden(family, options_, golden_, bound);
 }
 

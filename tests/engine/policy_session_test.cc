@@ -56,9 +56,12 @@ TEST_P(PolicySessionOn, WindowsOfALaterPromptAreThoseOfAFreshOne) {
   std::vector<int32_t> second = Numbers(90, 1);
   second.insert(second.end(), {11, 12, 13});
   for (const char* selector : {"last", "uniform", "exp"}) {
-    const PolicyOptions policy{
-        .name = "omnikv",
-        .settings = {{"filters", "1,4"}, {"budget", "24"}, {"tail", "4"}, {"selector", selector}}};
+    const PolicyOptions policy{.name = "omnikv",
+                               .settings = {{"dense_below", "0"},
+                                            {"filters", "1,4"},
+                                            {"budget", "24"},
+                                            {"tail", "4"},
+                                            {"selector", selector}}};
     const auto session = Open(*engine, policy);
     ASSERT_TRUE(session->Prompt(Numbers(120, 1)).ok());
     Decode(*engine, *session, 9);
@@ -87,9 +90,12 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
   } kCases[] = {
       {{.name = "full"}, 1001},
       {{.name = "streaming", .settings = {{"budget", "64"}}}, 64},
-      {{.name = "omnikv", .settings = {{"budget", "64"}}}, (4 * 1001 + 12 * (64 + 1)) / 16.0},
-      {{.name = "omnikv", .settings = {{"mem", "1"}}, .force_indices = true}, 1001},
-      {{.name = "omnikv", .settings = {{"budget", "64"}, {"select_every_layer", "1"}}},
+      {{.name = "omnikv", .settings = {{"dense_below", "0"}, {"budget", "64"}}},
+       (4 * 1001 + 12 * (64 + 1)) / 16.0},
+      {{.name = "omnikv", .settings = {{"dense_below", "0"}, {"mem", "1"}}, .force_indices = true},
+       1001},
+      {{.name = "omnikv",
+        .settings = {{"dense_below", "0"}, {"budget", "64"}, {"select_every_layer", "1"}}},
        (2 * 1001 + 14 * (64 + 1)) / 16.0,
        14 * 1001 / 16.0},
   };
@@ -108,7 +114,7 @@ TEST_P(PolicySessionOn, MemHoldsAsTheContextGrows) {
   const auto engine = Load({.model = kShipped, .device = GetParam()});
   const auto session =
       Open(*engine,
-           {.name = "omnikv", .settings = {{"mem", "0.4"}, {"tail", "1"}, {"dense_below", "0"}}});
+           {.name = "omnikv", .settings = {{"dense_below", "0"}, {"mem", "0.4"}, {"tail", "1"}}});
   ASSERT_TRUE(session->Prompt(Numbers(5, 1)).ok());
   for (int i = 0; i < 60; ++i) {
     ASSERT_TRUE(session->Step(100 + i).ok());
@@ -153,7 +159,8 @@ TEST(PolicySession, HeldBytesAreBlocksAndWhatPoliciesKeep) {
   }
   const size_t window_bytes = 2 * 16 * 1008 * sizeof(float);  // of two filters, 16 queries each
   {
-    const auto omnikv = Open(*engine, {.name = "omnikv", .settings = {{"selector", "exp"}}});
+    const auto omnikv =
+        Open(*engine, {.name = "omnikv", .settings = {{"dense_below", "0"}, {"selector", "exp"}}});
     EXPECT_GT(full->stats().held_bytes.host, 2 * block + window_bytes);
     EXPECT_LT(full->stats().held_bytes.host, 2 * block + 2 * window_bytes);
   }
@@ -180,7 +187,8 @@ TEST(PolicySession, ReportsTheFractionOfAllKvThatIsHeld) {
 TEST(PolicySession, RefusesAPromptOfWhichNothingIsSelected) {
   const auto engine = Load({.model = kShipped, .context = 4096});
   const auto session =
-      Open(*engine, {.name = "omnikv", .settings = {{"mem", "0.26"}, {"selector", "uniform"}}});
+      Open(*engine, {.name = "omnikv",
+                     .settings = {{"dense_below", "0"}, {"mem", "0.26"}, {"selector", "uniform"}}});
   const Status refused = session->Prompt(Numbers(500, 1));
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.message(),
@@ -195,7 +203,8 @@ TEST(PolicySession, WhatPoliciesKeepCountsAgainstHostMemory) {
   const auto engine = Load(
       {.model = kShipped, .host_memory = size_t{256} << 20, .context = 4096, .max_sessions = 2});
   const PolicyOptions large{.name = "omnikv",
-                            .settings = {{"selector", "uniform"},
+                            .settings = {{"dense_below", "0"},
+                                         {"selector", "uniform"},
                                          {"window", "4096"},
                                          {"budget", "4096"},
                                          {"select_every_layer", "1"}}};

@@ -156,7 +156,8 @@ TEST_P(SessionTest, ForksShareAndPart) {
       // budgets that make them choose, from a state
       {.name = "full"},
       {.name = "streaming", .settings = {{"budget", "24"}}},
-      {.name = "omnikv", .settings = {{"budget", "24"}, {"selector", "exp"}, {"window", "8"}}}};
+      {.name = "omnikv",
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}}};
   for (const PolicyOptions& policy : policies) {
     const auto session = Open(*engine, policy);
     ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
@@ -334,13 +335,13 @@ TEST_P(SessionTest, StepsGoOnFromACancelledPrompt) {
   const PolicyOptions kPolicies[] = {
       {.name = "full"},
       {.name = "streaming", .settings = {{"budget", "24"}}},
-      {.name = "omnikv", .settings = {{"budget", "24"}, {"tail", "4"}, {"dense_below", "0"}}},
+      {.name = "omnikv", .settings = {{"dense_below", "0"}, {"budget", "24"}, {"tail", "4"}}},
       {.name = "omnikv",
-       .settings = {{"budget", "24"}, {"tail", "all"}, {"score", "raw"}, {"dense_below", "0"}}},
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"tail", "all"}, {"score", "raw"}}},
       {.name = "omnikv",
-       .settings = {{"budget", "24"}, {"selector", "uniform"}, {"dense_below", "0"}}},
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "uniform"}}},
       {.name = "omnikv",
-       .settings = {{"budget", "24"}, {"selector", "exp"}, {"window", "5"}, {"dense_below", "0"}}}};
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "5"}}}};
   for (const PolicyOptions& policy : kPolicies) {
     const auto session = Open(*engine, policy);
     const auto fresh = Open(*engine, policy);
@@ -516,11 +517,11 @@ TEST_P(SessionTest, AllLogitsAreThoseOfTheLastRow) {
   const std::vector<int32_t> tokens = Numbers(70);
   std::vector<std::vector<float>> all;
   ASSERT_TRUE(session
-                  ->PromptLogits(tokens,
-                                 [&](int64_t position, const float* logits) {
-                                   EXPECT_EQ(position, static_cast<int64_t>(all.size()));
-                                   all.emplace_back(logits, logits + engine->vocab());
-                                 })
+                  ->PrefillLogits(tokens,
+                                  [&](int64_t position, const float* logits) {
+                                    EXPECT_EQ(position, static_cast<int64_t>(all.size()));
+                                    all.emplace_back(logits, logits + engine->vocab());
+                                  })
                   .ok());
   ASSERT_EQ(all.size(), tokens.size());
   ASSERT_TRUE(session->Prompt({tokens.begin(), tokens.begin() + 40}).ok());
@@ -534,8 +535,10 @@ TEST_P(SessionTest, WrongPoliciesAreNamed) {
     std::string sentence;
   } kCases[] = {
       {{.name = "lru"}, "there is no policy 'lru'"},
-      {{.name = "omnikv", .settings = {{"filters", "2,16"}}}, "filters names layer 16"},
-      {{.name = "omnikv", .settings = {{"mem", "0.1"}}}, "dense layers of 16 alone take 0.250"},
+      {{.name = "omnikv", .settings = {{"dense_below", "0"}, {"filters", "2,16"}}},
+       "filters names layer 16"},
+      {{.name = "omnikv", .settings = {{"dense_below", "0"}, {"mem", "0.1"}}},
+       "dense layers of 16 alone take 0.250"},
       {{.name = "streaming", .settings = {{"sinks", "8"}, {"budget", "8"}}}, "sinks is 8"},
       {{.name = "full", .settings = {{"budget", "8"}}}, "policy full has no setting 'budget'"},
   };
@@ -550,7 +553,8 @@ TEST_P(SessionTest, WrongPoliciesAreNamed) {
 
 TEST_P(SessionTest, FillContextStandsInForAPrompt) {
   const auto engine = Load();
-  const auto session = Open(*engine, {.name = "omnikv", .settings = {{"budget", "64"}}});
+  const auto session =
+      Open(*engine, {.name = "omnikv", .settings = {{"dense_below", "0"}, {"budget", "64"}}});
   ASSERT_TRUE(session->FillContext(1000).ok());
   ASSERT_TRUE(session->Step(5).ok());
   EXPECT_EQ(session->stats().context_tokens, 1001);

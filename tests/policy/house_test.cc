@@ -135,6 +135,22 @@ TEST_P(EveryPolicy, CoveringSettingsEqualFull) {
   }
 }
 
+// What the logits of a prompt are: full attention's, or the policy's own.
+TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
+  const auto full_backend = backend();
+  const std::vector<float> expected = StepFixture(*full_backend, "full", {}).Prompt(kPrompt);
+  for (const SettingList& variant : Variants(info())) {
+    const auto own_backend = backend();
+    StepFixture fixture(*own_backend, info().name, variant);
+    const double error = MaxRelativeError(fixture.Prompt(kPrompt), expected);
+    if (info().dense_prompts) {
+      EXPECT_EQ(error, 0) << fixture.settings.ToString();
+    } else {
+      EXPECT_GT(error, 0.01) << fixture.settings.ToString();
+    }
+  }
+}
+
 // Where K/V live never changes a bit, whatever the working sets hold. (A card's kernels cut a
 // choice into other pieces than the slots that stand in for it: there slots are the same to the
 // bit.)

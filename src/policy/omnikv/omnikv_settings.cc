@@ -95,13 +95,16 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
 }
 
 std::vector<SettingList> OmnikvVariants() {
-  return {{{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
-          {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
-          {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
-          {{"budget", "24"}, {"tail", "2"}, {"selector", "uniform"}, {"window", "5"}},
-          {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
-          {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
-          {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}}};
+  std::vector<SettingList> variants = {
+      {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
+      {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
+      {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
+      {{"budget", "24"}, {"tail", "2"}, {"selector", "uniform"}, {"window", "5"}},
+      {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
+      {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
+      {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}}};
+  for (SettingList& variant : variants) variant.push_back({"dense_below", "0"});
+  return variants;
 }
 
 void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySettings& settings) {

@@ -136,6 +136,7 @@ PolicyInfo StreamingPolicy() {
                         .choices = {"original", "cache"}}},
           .make = [] { return std::make_unique<Streaming>(); },
           .batches = true,
+          .dense_prompts = false,
           .covering =
               [](int64_t length) {
                 const std::string budget = std::to_string(length);

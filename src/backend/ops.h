@@ -216,7 +216,7 @@ OMNIKV_HOST_DEVICE inline bool IsSimulatedHit(float share, uint32_t step, int32_
   return static_cast<float>(h >> 8) < share * 16777216.0f;
 }
 
-// PlanRangeArgs::tail: every generated token.
+// RangeRule::tail: every generated token.
 inline constexpr int32_t kWholeAnswer = std::numeric_limits<int32_t>::max();
 
 // How a sparse layer's reading of n tokens is split, the same for every sequence.

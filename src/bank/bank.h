@@ -1,5 +1,5 @@
 // The context bank: the K/V of every token of every sequence. Policies name logical tokens; only
-// the bank knows blocks, slots, tiers and bytes (DESIGN §4).
+// the bank knows blocks, slots, tiers and bytes.
 #pragma once
 
 #include <cstdint>

@@ -149,11 +149,11 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --policy omnikv --set filters=2,99", 2, {"layer 99"});
   Expect("run -p x --policy omnikv --set mem=0.5 --set budget=64", 2,
          {"mem is 0.5 and budget is 64"});
-  Expect("run -p x --set budget=64 --set cache=63", 2,
-         {"cache is 63", "at least the budget of 64 tokens"});
+  Expect("run -p x --set budget=64 --set tail=8 --set cache=71", 2,
+         {"cache is 71", "at least the 72 tokens that a layer reads"});
   Expect("bench --hits --policy full", 2, {"--policy is full", "no working sets"});
   Expect("bench --hits -f " + File("short.txt", "Once upon a time."), 2,
-         {"expected more than the budget of 1024 and the 256 steps"});
+         {"expected more than the 1280 that a layer reads and the 256 steps"});
   Expect("bench --hits --caches 0.5", 2, {"--caches"});
   Expect("bench --caches 2", 2, {"--hits"});
   Expect("logits --tokens 1 --out x.npy --policy omnikv -m " +
@@ -181,7 +181,7 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
          {"1000000000 tokens does not fit", "of available memory"});
   Expect(
       "run -p x --ctx 4096 --host-memory 256MiB --policy omnikv --set selector=exp"
-      " --set window=4096 --set select_every_layer=1",
+      " --set budget=4096 --set window=4096 --set select_every_layer=1",
       1, {"policy omnikv keeps", "--host-memory 256.00 MiB leaves", "lower --ctx"});
   EXPECT_GE(cases_, 30);
 }

@@ -351,7 +351,8 @@ TEST_F(Output, BenchJsonHasTheFieldsOfTheDesign) {
 
 TEST_F(Output, BenchHitsSimulatesEveryCache) {
   const json hits = GoodJson(
-      "bench --hits --json --context 700 --steps 20 --set budget=64 --set cache=100 --caches "
+      "bench --hits --json --context 700 --steps 20 --set budget=64 --set tail=1 --set cache=100 "
+      "--caches "
       "1,2,8");
   ExpectFields(hits, {"model", "device", "kv_row_bytes"});
   ASSERT_EQ(hits.at("hits").size(), 2u);  // answers, then the text's own end
@@ -372,13 +373,13 @@ TEST_F(Output, BenchHitsSimulatesEveryCache) {
       EXPECT_DOUBLE_EQ(
           at.at("bytes_per_step").get<double>(),
           at.at("rows_per_step").get<double>() * hits.at("kv_row_bytes").get<double>());
-      // 12 sparse layers of 63 rows and the step's own.
+      // 12 sparse layers of 64 rows, the step's own beside them.
       EXPECT_NEAR(at.at("rows_per_step").get<double>(), (1 - rate) * 12 * 64, 12);
       ASSERT_EQ(at.at("groups").size(), 2u);  // after filters 2 and 13
       EXPECT_EQ(at.at("groups")[1].at("layers"), json({14, 15}));
       last = rate;
     }
-    EXPECT_EQ(caches, (std::vector<int64_t>{64, 100, 128, 512}));
+    EXPECT_EQ(caches, (std::vector<int64_t>{65, 100, 130, 520}));
   }
   EXPECT_EQ(hits.at("hits")[0].at("source"), "answers");
   EXPECT_GE(hits.at("hits")[0].at("turns"), 1);

@@ -179,11 +179,11 @@ TEST_P(HostLayers, StepsBringTheWholePast) {
   EXPECT_EQ(stats.transfer_bytes_per_step, (4 * 307 + 1) * row);
   EXPECT_FALSE(stats.hit_rate.has_value());
   EXPECT_EQ(stats.held_bytes.host, 4 * 5 * 64 * row);  // five blocks
-  // One layer in whole, and stages of a layer for two.
+  // Two layers, and stages of one for two.
   const size_t stages = Bank::StageBytes(CoreOf(*engine).bank->config());
-  EXPECT_EQ(stats.held_bytes.device, 1 * 5 * 64 * row + stages);
+  EXPECT_EQ(stats.held_bytes.device, 2 * 5 * 64 * row + stages);
   EXPECT_DOUBLE_EQ(stats.held_fraction, static_cast<double>(stats.held_bytes.device) /
-                                            static_cast<double>(5 * 308 * row));
+                                            static_cast<double>(6 * 308 * row));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, HostLayers, testing::Values("lanes", "cuda"),

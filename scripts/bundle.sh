@@ -60,7 +60,8 @@ mkdir -p "$top"/{bin,lib,licenses,scripts,share/omnikv/examples}
 for program in "${programs[@]}"; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
-cp "$root"/scripts/gpu_{check,bench,lib}.sh "$root"/scripts/gpu_{join,attention_peer}.py "$top/scripts/"
+cp "$root"/scripts/gpu_{check,bench,lib}.sh "$root"/scripts/{gpu_join,gpu_attention_peer,mutants}.py \
+  "$top/scripts/"
 cp -r "$root/examples/quickstart" "$top/share/omnikv/examples/"
 {
   git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown

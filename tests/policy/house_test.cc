@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
@@ -282,6 +283,33 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
       }
     }
   }
+}
+
+// Memory of tokens that are dropped goes to others at once: what is written there changes nothing.
+TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
+  bool any = false;
+  for (const SettingList& variant : Variants(info())) {
+    const auto own_backend = backend();
+    const auto other_backend = backend();
+    StepFixture kept(*own_backend, info().name, variant);
+    StepFixture dropped(*other_backend, info().name, variant);
+    SCOPED_TRACE(kept.settings.ToString());
+    ASSERT_EQ(kept.Prompt(kPrompt), dropped.Prompt(kPrompt));
+    for (int step = 0; step < kSteps; ++step) {
+      const int64_t length = kPrompt + step;
+      const Policy::TokenRange range = dropped.policy->Dropped(length);
+      for (int64_t t = range.begin; t < std::min(range.end, length); ++t) {
+        any = true;
+        for (int32_t layer = 0; layer < 6; ++layer) {
+          const KvView view = dropped.bank->View(layer);
+          std::memset(view.Row(dropped.bank->TableOffset(dropped.seq), t), 0xff,  // NaN
+                      static_cast<size_t>(view.row_bytes));
+        }
+      }
+      ASSERT_EQ(kept.Decode(), dropped.Decode()) << "step " << step;
+    }
+  }
+  if (!any) GTEST_SKIP() << info().name << " drops nothing";
 }
 
 TEST_P(EveryPolicy, StepsAreDeterministic) {

@@ -20,5 +20,7 @@ void AmxSpin(int64_t n);
 inline constexpr double kAmxSpinFlops = 4 * 2 * 16 * 16 * 32;
 
 inline constexpr int64_t kAmxSide = 16;  // rows of a tile, and words of 4 bytes in a row
+inline constexpr int64_t kAmxMostValues =
+    1024;  // the largest head size of V; multiples of kAmxSide
 
 }  // namespace omnikv::prefill

@@ -331,7 +331,9 @@ PrefillAttention::PrefillAttention(ThreadPool& pool, GemmPrecision precision,
 
 const AttendKernels& PrefillAttention::KernelsFor(const KvView& kv) const {
   if (precision_ == GemmPrecision::kFull || kv.dtype == DType::kF32) return vector_.attend;
-  if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0) return *amx_;
+  if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0 && kv.dv <= prefill::kAmxMostValues) {
+    return *amx_;
+  }
   return bf16_ != nullptr ? *bf16_ : vector_.attend;
 }
 

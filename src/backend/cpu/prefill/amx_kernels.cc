@@ -1,5 +1,7 @@
 #include "backend/cpu/prefill/amx_kernels.h"
 
+#include "backend/cpu/prefill/amx_attend.h"
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -55,9 +57,9 @@ void End() {
   asm volatile("tilerelease");
 }
 
-void Attend(const AttendTile& tile) {
+void Attend(const AttendTile* panels, int64_t n, FunctionRef<void(int64_t)> before) {
   MachineTiles tiles;
-  AmxAttend(tiles, tile);
+  AmxAttention<MachineTiles>::Run(tiles, panels, n, before);
 }
 
 bool Usable() {
@@ -97,10 +99,16 @@ const AttendKernels* AmxAttendKernels() {
   static constexpr AttendKernels kKernels = {.name = "AMX bf16",
                                              .lanes = kAmxLanes,
                                              .pack = 2,
+                                             .tile_tokens = kAmxTokens,
+                                             .max_queries = 2048,  // CPUs with AMX have 2 MB
+                                             .min_queries = 512,
+                                             .query_words = 256 << 10,
                                              .unit = kAmxSide,
-                                             .v_by_value = true,
+                                             .norm = true,
+                                             .scratch = kAmxScratch,
                                              .begin = Begin,
                                              .end = End,
+                                             .pack_rows = AmxPack,
                                              .attend = Attend};
   return AmxBf16Usable() ? &kKernels : nullptr;
 }

@@ -17,15 +17,10 @@ namespace {
 using prefill::AttendKernels;
 using prefill::AttendTile;
 using prefill::DivUp;
-using prefill::kTileTokens;
 using prefill::RoundUp;
 
-// Queries of a block: many, so that fetching and converting a tile of K/V costs little beside
-// multiplying it, but no more than stay in the second-level cache with their sums.
-constexpr int64_t kMaxQueries = 512;
 constexpr int64_t kMinQueries = 64;
-constexpr int64_t kQueryWords = 128 << 10;
-constexpr int64_t kTilePairs = kTileTokens / 2;
+constexpr int64_t kBatch = 32;  // panels that a kernel takes at once
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 // Where a running maximum starts: below any logit, and finite, so that -inf - top is -inf.
@@ -39,12 +34,13 @@ struct PrefillAttention::Layout {
       : lanes(kernels.lanes),
         group(a.n_heads / a.kv.n_kv_heads),
         q_words(RoundUp(a.kv.dk / kernels.pack, kernels.unit)),
-        block_rows(std::max<int64_t>(
-            1, std::clamp(kQueryWords / (q_words + a.kv.dv), kMinQueries, kMaxQueries) / group)),
+        block_rows(std::max<int64_t>(1, std::clamp(kernels.query_words / (q_words + a.kv.dv),
+                                                   kMinQueries, kernels.max_queries) /
+                                            group)),
         panels(DivUp(block_rows * group, lanes)),
         ld_row(std::max<int64_t>({a.kv.dk, a.kv.dv, q_words})),
         ld_k(q_words + 16),  // no power of two: rows of a tile in different cache sets
-        ld_v((kernels.v_by_value ? kTilePairs : a.kv.dv) + 16) {
+        ld_v(a.kv.dv + 16) {
     int64_t at = 0;
     const auto take = [&](int64_t n) {
       const int64_t begin = at;
@@ -55,18 +51,21 @@ struct PrefillAttention::Layout {
     o = take(panels * a.kv.dv * lanes);
     top = take(panels * lanes);
     sum = take(panels * lanes);
+    norm = take(panels * lanes);
     pos = take(panels * lanes);
-    k = take(kTileTokens * ld_k);
-    v = take(kernels.v_by_value ? a.kv.dv * ld_v : kTileTokens * ld_v);
-    pairs = take(kernels.v_by_value ? kTilePairs * a.kv.dv : 0);
-    logits = take(kTileTokens * lanes);
+    if (kernels.pack_rows != nullptr) {
+      ld_k = q_words;
+      ld_v = RoundUp(a.kv.dv, 32) / 2;
+    }
+    k = take(kernels.tile_tokens * ld_k);
+    v = take(kernels.tile_tokens * ld_v);
+    logits = take(kernels.scratch > 0 ? kernels.scratch : kernels.tile_tokens * lanes);
     rows = take(lanes * ld_row);
     words = RoundUp(at, 1024);
   }
 
   int64_t lanes, group, q_words, block_rows, panels, ld_row, ld_k, ld_v;
-  int64_t q, o, top, sum, pos, k, v, logits;
-  int64_t pairs;  // [kTilePairs, dv]: V in pairs on its way to being transposed
+  int64_t q, o, top, sum, norm, pos, k, v, logits;
   int64_t rows;   // [lanes, ld_row]: query or result rows of one panel
   int64_t words;  // of all
 };
@@ -113,6 +112,7 @@ class PrefillAttention::Task {
     std::fill_n(Floats(at_.o), n * a_.kv.dv, 0.0f);
     std::fill_n(Floats(at_.top), n, kNoTop);
     std::fill_n(Floats(at_.sum), n, 0.0f);
+    std::fill_n(Floats(at_.norm), n, 0.0f);
     for (int64_t i = 0; i < n; ++i) {  // lanes past the last query repeat its position
       Pos()[i] = a_.rows[first_row_ + std::min(i, queries_ - 1) / at_.group].pos;
     }
@@ -141,17 +141,28 @@ class PrefillAttention::Task {
         std::max(0, segment.bounds != nullptr ? segment.bounds[2 * seq_] : segment.begin);
     const int64_t limit = segment.bounds != nullptr ? segment.bounds[2 * seq_ + 1] : segment.end;
     const int64_t end = std::min<int64_t>(limit, int64_t{max_pos} + 1);
+    const int64_t size = kernels_.tile_tokens;
     int64_t low = begin;
     if (segment.window > 0) low = std::max(low, int64_t{min_pos} + 1 - segment.window);
-    for (int64_t tile = low / kTileTokens; tile * kTileTokens < end; ++tile) {
-      const int64_t first = std::max(begin, tile * kTileTokens);
-      const int64_t last = std::min(end, (tile + 1) * kTileTokens);
+    for (int64_t tile = low / size; tile * size < end; ++tile) {
+      const int64_t first = std::max(begin, tile * size);
+      const int64_t last = std::min(end, (tile + 1) * size);
       if (first >= last) continue;
       LoadTile(first, last);
-      const int64_t next = std::min(end - last, int64_t{kTileTokens});
-      for (int64_t p = 0; p < panels_; ++p) {
-        Fetch(last + next * p / panels_, last + next * (p + 1) / panels_);
-        Attend(segment.window, p, first, last);
+      const int64_t next = std::min(end - last, size);
+      AttendTile tiles[kBatch];
+      for (int64_t p = 0; p < panels_;) {
+        const int64_t from = p;
+        int64_t n = 0;
+        for (; p < panels_ && n < kBatch; ++p)
+          n += MakeTile(segment.window, p, first, last, tiles[n]);
+        if (n == 0) continue;
+        const int64_t of = p - from;
+        kernels_.attend(tiles, n, [&](int64_t i) {
+          const int64_t a = from + of * i / n;
+          const int64_t b = from + of * (i + 1) / n;
+          Fetch(last + next * a / panels_, last + next * b / panels_);
+        });
       }
     }
   }
@@ -197,9 +208,21 @@ class PrefillAttention::Task {
     const KvView& kv = a_.kv;
     const int64_t k_at = kv.k_offset + kv_head_ * kv.k_head_bytes;
     const int64_t v_at = kv.v_offset + kv_head_ * kv.v_head_bytes;
+    if (kernels_.pack_rows != nullptr) {
+      prefill::AttendRows rows;
+      rows.dtype = kv.dtype;
+      rows.dk = kv.dk;
+      rows.dv = kv.dv;
+      ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
+        rows.k[rows.n] = row + k_at;
+        rows.v[rows.n] = row + v_at;
+        if (++rows.n < rows.kMost && first + j != last - 1) return;
+        kernels_.pack_rows(rows, j + 1 - rows.n, Words(at_.k), Words(at_.v));
+        rows.n = 0;
+      });
+      return;
+    }
     if (kernels_.pack == 2) {
-      uint32_t* pairs = Words(kernels_.v_by_value ? at_.pairs : at_.v);
-      const int64_t ld = kernels_.v_by_value ? kv.dv : at_.ld_v;
       const Bf16* even = nullptr;  // V of the last token, when it is not paired yet
       ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
         uint32_t* key = Words(at_.k + j * at_.ld_k);
@@ -212,18 +235,12 @@ class PrefillAttention::Task {
           v = reinterpret_cast<const Bf16*>(converted);
         }
         if (j % 2 != 0) {
-          vector_.pair(even, v, kv.dv, pairs + j / 2 * ld);
+          vector_.pair(even, v, kv.dv, Words(at_.v + j / 2 * at_.ld_v));
         } else if (first + j == last - 1) {  // no partner: its weight is zero
-          vector_.pair(v, v, kv.dv, pairs + j / 2 * ld);
+          vector_.pair(v, v, kv.dv, Words(at_.v + j / 2 * at_.ld_v));
         }
         even = v;
       });
-      if (kernels_.v_by_value) {
-        const int64_t n = DivUp(last - first, 2);
-        const int64_t padded = RoundUp(n, kernels_.unit);
-        std::fill(pairs + n * ld, pairs + padded * ld, 0u);
-        vector_.transpose(pairs, ld, padded, kv.dv, Words(at_.v), at_.ld_v);
-      }
       return;
     }
     ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
@@ -232,18 +249,21 @@ class PrefillAttention::Task {
     });
   }
 
-  void Attend(int32_t window, int64_t panel, int64_t first, int64_t last) {
+  // A panel's part of tokens [first, last); false when it reads none of them.
+  bool MakeTile(int32_t window, int64_t panel, int64_t first, int64_t last,
+                AttendTile& tile) const {
     const int64_t lane = panel * at_.lanes;
     const int64_t min_pos = Pos()[lane];
     const int64_t max_pos = Pos()[lane + at_.lanes - 1];
     last = std::min(last, max_pos + 1);
-    if (first >= last) return;
-    if (window > 0 && last - 1 <= min_pos - window) return;
-    kernels_.attend({
+    if (first >= last) return false;
+    if (window > 0 && last - 1 <= min_pos - window) return false;
+    tile = {
         .q = Words(at_.q + lane * at_.q_words),
         .o = Floats(at_.o + lane * a_.kv.dv),
         .top = Floats(at_.top + lane),
         .sum = Floats(at_.sum + lane),
+        .norm = Floats(at_.norm + lane),
         .pos = Pos() + lane,
         .k = Words(at_.k),
         .v = Words(at_.v),
@@ -255,9 +275,11 @@ class PrefillAttention::Task {
         .first = static_cast<int32_t>(first),
         .tokens = static_cast<int32_t>(last - first),
         .window = window,
+        .lse = a_.lse != nullptr,
         .masked = last - 1 > min_pos || (window > 0 && first <= max_pos - window),
         .cap = a_.softcap,
-    });
+    };
+    return true;
   }
 
   void Finish() {
@@ -270,7 +292,8 @@ class PrefillAttention::Task {
       for (int64_t i = 0; i < n; ++i) {
         const int64_t query = p * at_.lanes + i;
         const float sum = Floats(at_.sum)[query];
-        vector_.scale(rows + i * dv, dv, sum > 0 ? 1 / sum : 0.0f, a_.o + QueryRow(query) * dv);
+        const float norm = kernels_.norm ? Floats(at_.norm)[query] : sum;
+        vector_.scale(rows + i * dv, dv, norm > 0 ? 1 / norm : 0.0f, a_.o + QueryRow(query) * dv);
         if (a_.lse == nullptr) continue;
         a_.lse[QueryRow(query)] = sum > 0 ? (Floats(at_.top)[query] + std::log2(sum)) * kLn2
                                           : -std::numeric_limits<float>::infinity();
@@ -308,7 +331,9 @@ PrefillAttention::PrefillAttention(ThreadPool& pool, GemmPrecision precision,
 
 const AttendKernels& PrefillAttention::KernelsFor(const KvView& kv) const {
   if (precision_ == GemmPrecision::kFull || kv.dtype == DType::kF32) return vector_.attend;
-  if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0) return *amx_;
+  if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0 && kv.dv <= prefill::kAmxMostValues) {
+    return *amx_;
+  }
   return bf16_ != nullptr ? *bf16_ : vector_.attend;
 }
 
@@ -334,10 +359,13 @@ void PrefillAttention::Run(const AttendArgs& args, int32_t seq) {
   const SeqMeta& meta = args.seqs[seq];
   // Few rows are cut finer, so that every thread has a few tasks to balance with.
   int64_t block_rows = layout.block_rows;
-  while (pool_.size() > 1 && block_rows * layout.group >= 2 * kMinQueries &&
-         DivUp(meta.q_len, block_rows) * args.kv.n_kv_heads < 4 * pool_.size()) {
-    block_rows /= 2;
-  }
+  const auto cut = [&] {
+    const int64_t tasks = DivUp(meta.q_len, block_rows) * args.kv.n_kv_heads;
+    const bool small = block_rows * layout.group < 2 * kernels.min_queries;
+    return block_rows * layout.group >= 2 * kMinQueries &&
+           tasks < (small ? 1 : 4) * int64_t{pool_.size()};
+  };
+  while (pool_.size() > 1 && cut()) block_rows /= 2;
   const int64_t blocks = DivUp(meta.q_len, block_rows);
   // The longest tasks (the last rows) first: what is left at the end is short.
   pool_.ParallelFor(blocks * args.kv.n_kv_heads, 1, [&](int64_t begin, int64_t end, int thread) {

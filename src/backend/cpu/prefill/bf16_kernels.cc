@@ -93,7 +93,9 @@ OKV_BF16_TARGET inline __m512 Exp2(__m512 x) {
   return _mm512_scalef_ps(p, _mm512_sub_ps(x, f));
 }
 
-OKV_BF16_TARGET void CapAndMask(const AttendTile& t) {
+}  // namespace
+
+OKV_BF16_TARGET void Bf16CapAndMask(const AttendTile& t) {
   const __m512 cap = _mm512_set1_ps(t.cap);
   const __m512 two = _mm512_set1_ps(2.0f);
   for (int64_t lane = 0; lane < kLanes; lane += kVec) {
@@ -122,6 +124,8 @@ OKV_BF16_TARGET void CapAndMask(const AttendTile& t) {
     }
   }
 }
+
+namespace {
 
 // Turns logits [tokens, lanes] into pairs of weights [tokens / 2, lanes], in place: weights of
 // tokens 2j and 2j + 1 in a word, as bf16, zero for a token that is not there. True when the sums
@@ -187,12 +191,12 @@ OKV_BF16_TARGET inline bool Weights(const AttendTile& t, __m512 (&decay)[2]) {
   return moved;
 }
 
-OKV_BF16_TARGET void Attend(const AttendTile& t) {
+OKV_BF16_TARGET void AttendPanel(const AttendTile& t) {
   for (int32_t j = 0; j < t.tokens; j += kRows) {
     MultiplyTile<kRows, 2, Start::kZero>(t.k + j * t.ld_k, t.ld_k, 1, t.q, t.dk / 2, nullptr,
                                          t.logits + j * kLanes, kLanes);
   }
-  if (t.masked || t.cap > 0) CapAndMask(t);
+  if (t.masked || t.cap > 0) Bf16CapAndMask(t);
   __m512 decay[2];
   const bool moved = Weights(t, decay);
   const auto* weights = reinterpret_cast<const uint32_t*>(t.logits);
@@ -209,6 +213,13 @@ OKV_BF16_TARGET void Attend(const AttendTile& t) {
   }
 }
 
+void Attend(const AttendTile* panels, int64_t n, FunctionRef<void(int64_t)> before) {
+  for (int64_t i = 0; i < n; ++i) {
+    before(i);
+    AttendPanel(panels[i]);
+  }
+}
+
 bool CpuHasBf16() {
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -220,15 +231,6 @@ const GemmKernels* Bf16GemmKernels() {
   static constexpr GemmKernels kKernels = {
       .name = "AVX512 bf16", .lanes = kLanes, .pack = 2, .multiply = Multiply};
   return CpuHasBf16() ? &kKernels : nullptr;
-}
-
-OKV_BF16_TARGET void Bf16Softmax(const AttendTile& t) {
-  if (t.masked || t.cap > 0) CapAndMask(t);
-  __m512 decay[2];
-  if (!Weights(t, decay)) return;
-  for (int64_t i = 0; i < t.dv * kLanes; i += kVec) {
-    _mm512_store_ps(t.o + i, _mm512_mul_ps(_mm512_load_ps(t.o + i), decay[i / kVec % 2]));
-  }
 }
 
 const AttendKernels* Bf16AttendKernels() {
@@ -245,7 +247,7 @@ const GemmKernels* Bf16GemmKernels() {
 const AttendKernels* Bf16AttendKernels() {
   return nullptr;
 }
-void Bf16Softmax(const AttendTile&) {}
+void Bf16CapAndMask(const AttendTile&) {}
 
 #endif
 

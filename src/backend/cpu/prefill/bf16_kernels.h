@@ -10,9 +10,8 @@ namespace omnikv::prefill {
 const GemmKernels* Bf16GemmKernels();
 const AttendKernels* Bf16AttendKernels();
 
-// The part of Bf16AttendKernels between the two products: caps and masks t.logits, replaces them by
-// the softmax weights in pairs, [tokens / 2, lanes], keeps t.top and t.sum, and scales t.o to the
-// new maximum. REQUIRES those kernels.
-void Bf16Softmax(const AttendTile& t);
+// Applies the softcap to t.logits [tokens, lanes], then the mask: logits of tokens that a row does
+// not read become -inf. REQUIRES those kernels.
+void Bf16CapAndMask(const AttendTile& t);
 
 }  // namespace omnikv::prefill

@@ -81,7 +81,7 @@ HWY_INLINE void Softmax(const AttendTile& t, float* decay) {
   }
 }
 
-void Attend(const AttendTile& t) {
+void AttendPanel(const AttendTile& t) {
   const auto* q = reinterpret_cast<const float*>(t.q);
   const auto* k = reinterpret_cast<const float*>(t.k);
   const auto* v = reinterpret_cast<const float*>(t.v);
@@ -95,6 +95,13 @@ void Attend(const AttendTile& t) {
   for (int32_t i = 0; i < t.dv; i += kWideRows) {
     MultiplyTile<kWideRows, 2, Start::kScaled>(v + i, 1, t.ld_v, t.logits, t.tokens, decay,
                                                t.o + i * kLanes, kLanes);
+  }
+}
+
+void Attend(const AttendTile* panels, int64_t n, FunctionRef<void(int64_t)> before) {
+  for (int64_t i = 0; i < n; ++i) {
+    before(i);
+    AttendPanel(panels[i]);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "base/thread_pool.h"
 
 namespace omnikv::prefill {
 
@@ -52,11 +53,12 @@ struct AttendTile {
   float* o = nullptr;            // [dv, lanes]: running sum of p v
   float* top = nullptr;          // [lanes]: running maximum of logits, base 2
   float* sum = nullptr;          // [lanes]: running sum of p = 2^(logit - top)
+  float* norm = nullptr;         // [lanes]: running sum of p as v is multiplied by it, rounded
   const int32_t* pos = nullptr;  // [lanes]: positions of the query rows
   const uint32_t* k = nullptr;   // [tokens padded to kRowUnit, ld_k] words
   const uint32_t* v = nullptr;   // pack 1: [tokens, ld_v]; pack 2: [tokens / 2, ld_v], word (t, d)
-                                 // holding value d of tokens 2t and 2t + 1, or its transpose
-  float* logits = nullptr;       // scratch [kTileTokens, lanes]
+                                 // holding value d of tokens 2t and 2t + 1
+  float* logits = nullptr;       // scratch: [tokens of a tile, lanes], or what the kernels ask for
   int64_t ld_k = 0;              // words
   int64_t ld_v = 0;              // words
   int32_t dk = 0;
@@ -64,23 +66,48 @@ struct AttendTile {
   int32_t first = 0;    // position of the tile's first token
   int32_t tokens = 0;   // at least 1
   int32_t window = 0;   // a row at p reads tokens > p - window; 0: all
+  bool lse = true;      // whether `sum` is wanted, where `norm` is kept
   bool masked = false;  // some row of the panel does not read some token of the tile
   float cap = 0;        // softcap; 0: none
 };
 
 inline constexpr int32_t kTileTokens = 96;  // a multiple of kRowUnit and of 32
 
+// Rows of K and V of consecutive tokens, in 16 bits.
+struct AttendRows {
+  static constexpr int64_t kMost = 32;
+  DType dtype = DType::kBF16;
+  int32_t dk = 0;
+  int32_t dv = 0;
+  int64_t n = 0;
+  const std::byte* k[kMost];
+  const std::byte* v[kMost];
+};
+
 // One instruction set's attention.
 struct AttendKernels {
   const char* name;
   int64_t lanes;  // query rows of a panel: (token, head) pairs
   int64_t pack;
-  int64_t unit = 1;           // words of a query, of a key and of pairs of tokens are padded with
-                              // zeros to a multiple of this
-  bool v_by_value = false;    // v is [dv, tokens / 2]
+  int32_t tile_tokens = kTileTokens;
+  // Queries of a block: many, so that fetching and converting a tile of K/V costs little beside
+  // multiplying it, but no more than stay in the second-level cache with their sums.
+  int64_t max_queries = 512;
+  int64_t min_queries = 64;  // fewer are a block only where threads would have none
+  int64_t query_words = 128 << 10;
+  int64_t unit = 1;           // words of a query are padded with zeros to a multiple of this
+  bool norm = false;          // keeps AttendTile::norm
+  int64_t scratch = 0;        // floats of AttendTile::logits; 0: tile_tokens * lanes
   void (*begin)() = nullptr;  // called by a thread before and after its tiles; null: nothing to do
   void (*end)() = nullptr;
-  void (*attend)(const AttendTile& tile) = nullptr;
+
+  // The kernels' own order of K and V: writes tokens [first, first + rows.n) of a tile, `first` a
+  // multiple of AttendRows::kMost, to `k` and `v`, which have room for a tile's tokens with dk and
+  // dv rounded up to 32. Null: rows (AttendTile).
+  void (*pack_rows)(const AttendRows& rows, int64_t first, uint32_t* k, uint32_t* v) = nullptr;
+
+  // Adds a tile to `n` panels, calling before(i) ahead of panel i.
+  void (*attend)(const AttendTile* panels, int64_t n, FunctionRef<void(int64_t)> before) = nullptr;
 };
 
 // What any instruction set of Highway does. Pointers are to static tables.

@@ -90,7 +90,7 @@ std::vector<std::string> SubcommandNames(const CLI::App& app) {
 // Insertions, removals and replacements of a letter from one to the other; case and "_" for "-"
 // cost nothing.
 size_t Distance(std::string_view a, std::string_view b) {
-  const auto plain = [](char c) { return c == '_' ? '-' : static_cast<char>(std::tolower(c)); };
+  const auto plain = [](char c) { return c == '_' ? '-' : std::tolower(static_cast<uint8_t>(c)); };
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 0; i < a.size(); ++i) {
@@ -172,27 +172,27 @@ std::string Complaint(const CLI::App& app, const CLI::ParseError& error) {
 
 // Refuses what `option` cannot mean, and writes numbers as CLI11 reads them.
 void CheckValue(const CLI::Option& option, std::string& value) {
-  const auto refuse = [&](const std::string& expected) {
-    throw CLI::ParseError(fmt::format("{} is '{}', expected {}", NameOf(option), value, expected),
+  const auto refuse = [&](const std::string& what) {
+    throw CLI::ParseError(fmt::format("{} is {}", NameOf(option), what),
                           CLI::ExitCodes::ValidationError);
   };
   const std::string type = option.get_type_name();
   const bool real = type.starts_with("FLOAT");
-  const bool counts = type.starts_with("UINT");
-  const bool whole = counts || type.starts_with("INT");
+  const bool natural = type.starts_with("UINT");
+  const bool whole = natural || type.starts_with("INT");
   if (value.empty()) {
-    throw CLI::ParseError(fmt::format("{} is empty, expected {}", NameOf(option),
-                                      real || whole ? "a number" : "a text"),
-                          CLI::ExitCodes::ValidationError);
+    refuse(fmt::format("empty, expected a {}", real || whole ? "number" : "text"));
   }
-  if (real && !ParseReal(value)) refuse("a number such as 0.7");
-  if (!whole) return;
-  const auto n = ParseWhole<int64_t>(value);
-  const auto u = counts ? ParseWhole<uint64_t>(value) : std::nullopt;
-  if (counts ? !u : !n) {
-    refuse(counts ? "a whole number from 0 to 2^64 - 1" : "a whole number such as 4096 or 32k");
+  if (real && !ParseReal(value)) refuse(fmt::format("'{}', expected a number such as 0.7", value));
+  if (natural) {
+    const auto number = ParseWhole<uint64_t>(value);
+    if (!number) refuse(fmt::format("'{}', expected a whole number from 0 to 2^64 - 1", value));
+    value = std::to_string(*number);
+  } else if (whole) {
+    const auto number = ParseWhole<int64_t>(value);
+    if (!number) refuse(fmt::format("'{}', expected a whole number such as 4096 or 32k", value));
+    value = std::to_string(*number);
   }
-  value = counts ? std::to_string(*u) : std::to_string(*n);
 }
 
 // Gives `app` and its subcommands what they have in common.

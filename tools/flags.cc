@@ -48,7 +48,7 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
          "--place", f.place,
          "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
       ->capture_default_str();
-  app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
+  app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's");
   app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
       ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")

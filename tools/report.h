@@ -28,10 +28,9 @@ struct Reply {
 Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options, bool quiet,
                                std::chrono::steady_clock::time_point since);
 
-// A reply as one object; `prompt_tokens` of
-// the whole prompt. Its `ttft_s` counts from when a loaded engine has the prompt's text:
-// tokenization, prefill and the first token; `load_s` is apart. `seed` is null where no token was
-// drawn.
+// A reply as one object; `prompt_tokens` of the whole prompt. Its `ttft_s` counts from when a
+// loaded engine has the prompt's text: tokenization, prefill and the first token; `load_s` is
+// apart. `seed` is null where no token was drawn.
 nlohmann::ordered_json ReplyJson(const Engine& engine, const SessionStats& stats,
                                  size_t prompt_tokens, const GenerateOptions& options,
                                  const Reply& reply);

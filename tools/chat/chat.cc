@@ -57,14 +57,15 @@ class Chat {
 
 bool Chat::RunCommand(const std::string& name) {
   if (name == "help") {
-    fmt::print(stderr, "{}\n", kCommands);
+    LogLine(LogLevel::kQuiet, kCommands);
   } else if (name == "clear") {
     Clear();
   } else if (name == "bye" || name == "exit") {
     return true;
   } else {
-    fmt::print(stderr, "omnikv: there is no command /{0}; /help lists them, //{0} is a text\n",
-               name);
+    LogLine(
+        LogLevel::kQuiet,
+        fmt::format("omnikv: there is no command /{0}; /help lists them, //{0} is a text", name));
   }
   return false;
 }
@@ -107,7 +108,7 @@ Status Chat::Run() {
     if (!answered.ok()) {
       // The turn did not fit, or was stopped: people go on.
       if (!turns->interactive()) return answered;
-      fmt::print(stderr, "omnikv: {}\n", answered.message());
+      LogLine(LogLevel::kQuiet, "omnikv: " + answered.message());
     }
     if (std::fflush(stdout) != 0) return {};  // the program says so
   }
@@ -128,9 +129,10 @@ Status RunChat(const ChatFlags& f) {
 void AddChat(CLI::App& app, Command& command) {
   auto f = std::make_shared<ChatFlags>();
   CLI::App* sub = app.add_subcommand(
-      "chat", "a conversation: typed at a terminal (/help lists its commands), else a line a turn");
+      "chat",
+      "a conversation: typed at a terminal (/help lists its commands), else a line per turn");
   sub->add_option("--system", f->system, "a system message");
-  sub->add_flag("--json", f->json, "print one JSON object a turn");
+  sub->add_flag("--json", f->json, "print one JSON object per turn");
   AddGenerateFlags(*sub, f->generate);
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);

@@ -79,13 +79,8 @@ class History {
 
 class TypedTurns : public TurnReader {
  public:
-  TypedTurns() {
-    // The terminal itself, wherever stdout and stderr go.
-    terminal_ = std::fopen("/dev/tty", "we");
-    if (terminal_ == nullptr) terminal_ = fdopen(dup(STDERR_FILENO), "w");
-    // Models read UTF-8 and nothing else, whatever the locale.
-    std::setlocale(LC_CTYPE, "C.UTF-8");
-    edit_ = el_init("omnikv", stdin, terminal_, stderr);
+  // Takes both.
+  TypedTurns(FILE* terminal, EditLine* edit) : terminal_(terminal), edit_(edit) {
     el_set(edit_, EL_CLIENTDATA, this);
     el_set(edit_, EL_PROMPT, Prompt);
     el_set(edit_, EL_EDITOR, "emacs");
@@ -127,8 +122,8 @@ class TypedTurns : public TurnReader {
   std::optional<std::string> ReadLine(const char* prompt);
 
   History history_;
-  FILE* terminal_ = nullptr;
-  EditLine* edit_ = nullptr;
+  FILE* terminal_;
+  EditLine* edit_;
   const char* prompt_ = "";
   bool brackets_ = false;   // the terminal marks what is pasted
   bool abandoned_ = false;  // the last line
@@ -207,7 +202,16 @@ Result<Turn> TypedTurns::Next() {
 }  // namespace
 
 std::unique_ptr<TurnReader> MakeTypedTurns() {
-  return std::make_unique<TypedTurns>();
+  // The terminal itself, wherever stdout and stderr go.
+  FILE* terminal = std::fopen("/dev/tty", "we");
+  if (terminal == nullptr) terminal = fdopen(dup(STDERR_FILENO), "w");
+  if (terminal == nullptr) return MakePipedTurns();
+  // Models read UTF-8 and nothing else, whatever the locale.
+  std::setlocale(LC_CTYPE, "C.UTF-8");
+  EditLine* edit = el_init("omnikv", stdin, terminal, terminal);
+  if (edit != nullptr) return std::make_unique<TypedTurns>(terminal, edit);
+  std::fclose(terminal);
+  return MakePipedTurns();
 }
 
 }  // namespace omnikv::tools

@@ -24,10 +24,10 @@ class TurnReader {
   virtual bool interactive() const = 0;
 };
 
-// At a terminal: lines that can be edited, with a history of earlier ones. "/name" is a command, "//"
-// begins a text that begins with a slash; a line that begins with """ opens a text of several lines,
-// which """ at a line's end closes; pasted line breaks are part of the text. Ctrl-C gives a fresh
-// prompt, Ctrl-D ends. Elsewhere: a text per line, whatever it says.
+// At a terminal: lines that can be edited, with a history of earlier ones. "/name" is a command,
+// "//" begins a text that begins with a slash; a line that begins with """ opens a text of several
+// lines, which """ at a line's end closes; pasted line breaks are part of the text. Ctrl-C gives a
+// fresh prompt, Ctrl-D ends. Elsewhere: a text per line, whatever it says.
 std::unique_ptr<TurnReader> OpenTurns();
 
 // The forms that OpenTurns chooses from. Typed ones are lines as they are, too, where there is

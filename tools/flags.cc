@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <charconv>
-#include <cmath>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <random>
+#include <string_view>
 
 #include "base/log.h"
+#include "engine/sampler.h"
+#include "numbers.h"
 #include "policy/policy.h"
 #include "shipped.h"
 #include "text/tokenizer/tokenizer.h"
@@ -25,6 +27,12 @@ Status CheckFileSize(const std::string& flag, const std::string& path, size_t by
                                      HumanBytes(Tokenizer::kMaxTextBytes)));
 }
 
+// Whether the terminal knows escape sequences.
+bool ClearsLines() {
+  const char* term = std::getenv("TERM");
+  return term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
+}
+
 }  // namespace
 
 void AddEngineFlags(CLI::App& app, EngineFlags& f) {
@@ -36,16 +44,18 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
                  "cap on host memory, as 8GiB; default: what is free");
   app.add_option("--gpu-memory", f.gpu_memory,
                  "cap on GPU memory, as 24GiB; default: what is free");
-  app.add_option("--place", f.place,
-                 "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
+  app.add_option(
+         "--place", f.place,
+         "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
       ->capture_default_str();
-  app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
+  app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's");
   app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
       ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
       ->capture_default_str();
   app.add_option("--chunk", f.chunk, "rows of a prefill step; default: the device's");
-  app.add_flag("-v,--verbose", f.verbose, "say more on stderr");
+  CLI::Option* verbose = app.add_flag("-v,--verbose", f.verbose, "say more on stderr");
+  app.add_flag("-q,--quiet", f.quiet, "say nothing on stderr but errors")->excludes(verbose);
 }
 
 Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
@@ -70,6 +80,7 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
     if (o.gpu_memory == 0) return InvalidArgument("--gpu-memory is 0, expected more");
   }
   if (f.verbose) SetLogLevel(LogLevel::kVerbose);
+  if (f.quiet) SetLogLevel(LogLevel::kQuiet);
   return o;
 }
 
@@ -82,9 +93,11 @@ void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::stri
 void AddPolicyFlags(CLI::App& app, PolicyFlags& f) {
   app.add_option("--policy", f.policy,
                  "which tokens layers read; auto: omnikv where the model's filter layers are "
-                 "known, else full (omnikv info lists them)")
+                 "known, else full (omnikv info --policies lists them)")
       ->capture_default_str();
-  AddRepeatable(app, "--set", f.set, "a setting of the policy, key=value; may be repeated");
+  AddRepeatable(app, "--set", f.set,
+                "a setting of the policy, key=value; may be repeated (omnikv info --policies "
+                "explains them)");
 }
 
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
@@ -103,7 +116,8 @@ Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
   return o;
 }
 
-void AddGenerateFlags(CLI::App& app, GenerateOptions& o) {
+void AddGenerateFlags(CLI::App& app, GenerateFlags& f) {
+  GenerateOptions& o = f.options;
   app.add_option("-n,--max-tokens", o.max_tokens, "tokens to generate at most")
       ->capture_default_str();
   app.add_option("--temp", o.sampling.temperature, "temperature; 0: greedy")->capture_default_str();
@@ -112,36 +126,34 @@ void AddGenerateFlags(CLI::App& app, GenerateOptions& o) {
   app.add_option("--min-p", o.sampling.min_p,
                  "tokens at least p times as likely as the first; 0: off");
   app.add_option("--repeat-penalty", o.sampling.repeat_penalty, "on tokens in context; 1: off");
-  app.add_option("--seed", o.sampling.seed, "of sampling");
+  app.add_option("--seed", f.seed,
+                 "of sampling, to repeat an answer; default: another each time, which is printed");
   AddRepeatable(app, "--stop", o.stop, "a text that ends the answer; may be repeated");
 }
 
+Result<GenerateOptions> ToGenerateOptions(const GenerateFlags& f) {
+  GenerateOptions o = f.options;
+  OKV_RETURN_IF_ERROR(CheckGenerate(o));
+  // Of 32 bits: short enough to type.
+  if (o.sampling.temperature > 0) o.sampling.seed = f.seed ? *f.seed : std::random_device{}();
+  return o;
+}
+
 Result<size_t> ParseSize(const std::string& flag, const std::string& text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
-  static constexpr std::string_view kPrefixes = "KMGT";
-  int power = 0;
-  bool good = error == std::errc() && value >= 0 && std::isfinite(value);
-  if (good && !unit.empty() && unit != "B") {
-    const size_t at = kPrefixes.find(static_cast<char>(std::toupper(unit[0])));
-    const std::string_view rest = unit.substr(1);
-    good = at != std::string_view::npos && (rest.empty() || rest == "iB" || rest == "B");
-    power = static_cast<int>(at) + 1;
-  }
-  const double bytes = std::ldexp(value, 10 * power);
-  if (!good || bytes >= 0x1p62) {
-    return InvalidArgument(
-        fmt::format("{} is '{}', expected a size such as 8GiB, 512MiB or 1000000", flag, text));
-  }
-  return static_cast<size_t>(bytes);
+  const auto bytes = ParseWhole<uint64_t>(text);
+  if (bytes && *bytes < uint64_t{1} << 62) return static_cast<size_t>(*bytes);
+  return InvalidArgument(
+      fmt::format("{} is '{}', expected a size such as 8GiB, 512m or 1000000", flag, text));
 }
 
 Result<std::string> ReadText(const std::string& flag, const std::string& path) {
   if (path == "-") {
     std::string text;
     char buffer[1 << 16];
-    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0;) {
+    if (isatty(STDIN_FILENO) != 0) LogInfo("type a text; Ctrl-D on an empty line ends it");
+    // A short read is the last: to read on would have a terminal wait for a second Ctrl-D.
+    for (size_t n = sizeof(buffer); n == sizeof(buffer);) {
+      n = std::fread(buffer, 1, sizeof(buffer), stdin);
       text.append(buffer, n);
       OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, text.size()));
     }
@@ -160,14 +172,15 @@ Result<std::string> ReadText(const std::string& flag, const std::string& path) {
 }
 
 ProgressBar::ProgressBar(std::string label)
-    : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) != 0) {}
+    : label_(std::move(label)),
+      enabled_(GetLogLevel() >= LogLevel::kInfo && isatty(STDERR_FILENO) != 0 && ClearsLines()) {}
 
 ProgressBar::~ProgressBar() {
   if (shown_) fmt::print(stderr, "\r\033[K");
 }
 
 void ProgressBar::Update(double done, double total, const std::string& note) {
-  if (!terminal_ || total <= 0) return;
+  if (!enabled_ || total <= 0) return;
   const int percent = static_cast<int>(100 * done / total);
   if (percent == last_percent_) return;
   last_percent_ = percent;

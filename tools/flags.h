@@ -1,9 +1,10 @@
-// Flags that several subcommands share, and how statuses become exit codes.
+// Flags that several subcommands share.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@
 
 namespace omnikv::tools {
 
-// -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision, --chunk, -v.
+// -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision,
+// --chunk, -v, -q.
 struct EngineFlags {
   std::string model;
   std::string device = "auto";
@@ -25,9 +27,11 @@ struct EngineFlags {
   int64_t ctx = 0;
   int32_t chunk = 0;
   bool verbose = false;
+  bool quiet = false;
 };
 void AddEngineFlags(CLI::App& app, EngineFlags& flags);
-// The options they mean. Without -m, the shipped model when `shipped` is set, else none.
+// The options they mean. Without -m, the shipped model when `shipped` is set, else none. Sets how
+// much is said on stderr.
 Result<EngineOptions> ToEngineOptions(const EngineFlags& flags, bool shipped = true);
 
 // An option that takes one value each time it is given, as it is written: "[x]" stays "[x]".
@@ -44,16 +48,23 @@ void AddPolicyFlags(CLI::App& app, PolicyFlags& flags);
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& flags);
 
 // --temp, --top-k, --top-p, --min-p, --repeat-penalty, --seed, -n, --stop.
-void AddGenerateFlags(CLI::App& app, GenerateOptions& options);
+struct GenerateFlags {
+  GenerateOptions options;
+  std::optional<uint64_t> seed;
+};
+void AddGenerateFlags(CLI::App& app, GenerateFlags& flags);
+// The options they mean, checked. Where tokens are drawn and no seed is given, a random one.
+Result<GenerateOptions> ToGenerateOptions(const GenerateFlags& flags);
 
-// "24GiB", "512M", "1073741824": bytes. `flag` names the flag in the sentence when it is not.
+// "24GiB", "512m", "1073741824": bytes. `flag` names the flag in the sentence when it is not.
 Result<size_t> ParseSize(const std::string& flag, const std::string& text);
 
 // The whole of a file, or of standard input for "-"; kInvalidArgument above
 // Tokenizer::kMaxTextBytes.
 Result<std::string> ReadText(const std::string& flag, const std::string& path);
 
-// A bar on stderr, when that is a terminal; nothing otherwise.
+// A bar on stderr, when that is a terminal that knows how to clear a line and nobody asked for
+// quiet; nothing otherwise.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);
@@ -65,7 +76,7 @@ class ProgressBar {
  private:
   std::string label_;
   bool shown_ = false;
-  bool terminal_;
+  bool enabled_;
   int last_percent_ = -1;
 };
 

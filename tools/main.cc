@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 
+#include "command_line.h"
 #include "flags.h"
 #include "omnikv/version.h"
 
@@ -14,7 +15,7 @@ namespace omnikv::tools {
 namespace {
 
 Status RunCommandLine(int argc, char** argv) {
-  CLI::App app{"omnikv: large language models on contexts that do not fit in GPU memory"};
+  CLI::App app{"omnikv: large language models on contexts that do not fit in GPU memory", "omnikv"};
   app.set_version_flag("--version", OMNIKV_VERSION);
   app.require_subcommand(1);
   Command command;
@@ -25,16 +26,8 @@ Status RunCommandLine(int argc, char** argv) {
   AddInfo(app, command);
   AddBench(app, command);
   AddEval(app, command);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() != 0) {
-      return InvalidArgument(fmt::format("{} (omnikv --help lists what there is)", e.what()));
-    }
-    app.exit(e);  // --help, --version
-    return {};
-  }
-  return command();
+  OKV_ASSIGN_OR_RETURN(const bool parsed, ParseCommandLine(app, argc, argv));
+  return parsed ? command() : Status();
 }
 
 // No exception is meant to get here; those of the standard library (memory, threads) may.

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 
 #include "base/log.h"
@@ -15,13 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::atomic<Session*> g_session{nullptr};  // what Ctrl-C cancels: handlers reach only globals
-
-extern "C" void OnInterrupt(int) {
-  if (Session* session = g_session.load()) session->Cancel();
-  std::signal(SIGINT, SIG_DFL);
-}
-
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -30,7 +21,6 @@ Json TiersJson(const TierBytes& bytes) {
   return {{"device", bytes.device}, {"host", bytes.host}, {"disk", bytes.disk}};
 }
 
-// The `stats` object of a reply.
 Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
   return {{"device", s.device},
           {"policy", s.policy},
@@ -57,16 +47,6 @@ Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
 
 double PerSecond(int64_t n, double seconds) {
   return seconds > 0 ? static_cast<double>(n) / seconds : 0;
-}
-
-CancelOnInterrupt::CancelOnInterrupt(Session& session) {
-  g_session.store(&session);
-  std::signal(SIGINT, OnInterrupt);
-}
-
-CancelOnInterrupt::~CancelOnInterrupt() {
-  g_session.store(nullptr);
-  std::signal(SIGINT, SIG_DFL);
 }
 
 std::string Ranges(const std::vector<int32_t>& numbers, std::string_view separator) {
@@ -138,26 +118,39 @@ Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options,
 }
 
 Json ReplyJson(const Engine& engine, const SessionStats& stats, size_t prompt_tokens,
-               const Reply& reply) {
+               const GenerateOptions& options, const Reply& reply) {
+  const SamplingOptions& sampling = options.sampling;
   return {{"text", reply.result.text},
           {"tokens", reply.result.tokens},
           {"prompt_tokens", prompt_tokens},
           {"finish_reason", FinishReasonName(reply.result.finish_reason)},
+          {"seed", sampling.temperature > 0 ? Json(sampling.seed) : Json(nullptr)},
           {"stats", StatsJson(engine, stats, reply.ttft_s)}};
 }
 
-void PrintSummary(const Engine& engine, const SessionStats& s) {
-  LogInfo("{}, policy {}{}{}", engine.device(), s.policy, s.settings.empty() ? "" : ": ",
-          s.settings);
-  LogInfo("load {:.2f} s | prefill {} tokens at {:.0f} tok/s | decode {} tokens at {:.1f} tok/s",
-          engine.load_seconds(), s.prefill_tokens, PerSecond(s.prefill_tokens, s.prefill_seconds),
-          s.decode_tokens, PerSecond(s.decode_tokens, s.decode_seconds));
-  LogInfo(
-      "{:.0f} of {} tokens read per layer and step | read {:.1f} % | held {:.1f} %, {} | "
-      "weights {} | process {}",
-      s.attended_tokens, s.context_tokens, 100 * s.read_fraction, 100 * s.held_fraction,
-      HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(engine.weight_bytes()),
-      HumanBytes(ResidentMemory()));
+void PrintSummary(const Engine& engine, const SessionStats& s, const GenerateOptions& options,
+                  const Reply& reply) {
+  const SamplingOptions& sampling = options.sampling;
+  LogInfo("({} tokens read at {:.0f} tok/s, {} written at {:.1f} tok/s, {} in context{})",
+          s.prefill_tokens, PerSecond(s.prefill_tokens, s.prefill_seconds), s.decode_tokens,
+          PerSecond(s.decode_tokens, s.decode_seconds), s.context_tokens,
+          sampling.temperature > 0 ? fmt::format(", seed {}", sampling.seed) : "");
+  if (reply.result.finish_reason == FinishReason::kLength && options.max_tokens > 0) {
+    if (static_cast<int64_t>(reply.result.tokens.size()) >= options.max_tokens) {
+      LogInfo("(the answer was cut after {} tokens, as many as -n allows)", options.max_tokens);
+    } else {
+      LogInfo("(the answer was cut: the context of {} tokens is full; raise --ctx)",
+              engine.context());
+    }
+  }
+  LogVerbose("{}, policy {}{}{}", engine.device(), s.policy, s.settings.empty() ? "" : ": ",
+             s.settings);
+  LogVerbose(
+      "load {:.2f} s | first token after {:.2f} s | {:.0f} of {} tokens read per layer and step | "
+      "read {:.1f} % | held {:.1f} %, {} | weights {} | process {}",
+      engine.load_seconds(), reply.ttft_s, s.attended_tokens, s.context_tokens,
+      100 * s.read_fraction, 100 * s.held_fraction,
+      HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
 }
 
 std::string Dump(const Json& json) {

@@ -28,29 +28,23 @@ struct Reply {
 Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options, bool quiet,
                                std::chrono::steady_clock::time_point since);
 
-// A reply as an object of DESIGN §9; `prompt_tokens` of the whole prompt. Its `ttft_s` counts
-// from when a loaded engine has the prompt's text: tokenization, prefill and the first token;
-// `load_s` is apart.
+// A reply as one object; `prompt_tokens` of the whole prompt. Its `ttft_s` counts from when a
+// loaded engine has the prompt's text: tokenization, prefill and the first token; `load_s` is
+// apart. `seed` is null where no token was drawn.
 nlohmann::ordered_json ReplyJson(const Engine& engine, const SessionStats& stats,
-                                 size_t prompt_tokens, const Reply& reply);
+                                 size_t prompt_tokens, const GenerateOptions& options,
+                                 const Reply& reply);
 // Tokens a second; 0 when no time passed.
 double PerSecond(int64_t tokens, double seconds);
-// A few lines on stderr that a person can read at a glance.
-void PrintSummary(const Engine& engine, const SessionStats& stats);
+// After an answer, on stderr: a line that a person can read at a glance (with -v more of them), and
+// another when the answer was cut by its limit or by a full context.
+void PrintSummary(const Engine& engine, const SessionStats& stats, const GenerateOptions& options,
+                  const Reply& reply);
 
 // Ascending numbers, short: "3-7, 9, 20-31", here with ", " between.
 std::string Ranges(const std::vector<int32_t>& numbers, std::string_view separator);
 
 // JSON on one line; text that is not UTF-8 (a cut-off character) is replaced, never an exception.
 std::string Dump(const nlohmann::ordered_json& json);
-
-// While alive, the first Ctrl-C cancels `session`; the second one ends the program.
-class CancelOnInterrupt {
- public:
-  explicit CancelOnInterrupt(Session& session);
-  ~CancelOnInterrupt();
-  CancelOnInterrupt(const CancelOnInterrupt&) = delete;
-  CancelOnInterrupt& operator=(const CancelOnInterrupt&) = delete;
-};
 
 }  // namespace omnikv::tools

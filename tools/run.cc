@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstdio>
 
-#include "engine/sampler.h"
 #include "flags.h"
+#include "interrupt.h"
 #include "omnikv/engine.h"
 #include "report.h"
 
@@ -15,7 +15,7 @@ namespace {
 struct RunFlags {
   EngineFlags engine;
   PolicyFlags policy;
-  GenerateOptions generate;
+  GenerateFlags generate;
   std::string prompt, file, system;
   bool raw = false;
   bool json = false;
@@ -26,14 +26,16 @@ Result<std::string> PromptText(const RunFlags& f) {
     return InvalidArgument("give the prompt either with -p TEXT or with -f FILE (- is stdin)");
   }
   if (!f.prompt.empty()) return f.prompt;
-  return ReadText("-f", f.file);
+  OKV_ASSIGN_OR_RETURN(std::string text, ReadText("-f", f.file));
+  if (text.empty()) return InvalidArgument(fmt::format("-f {} is empty, expected a text", f.file));
+  return text;
 }
 
 Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   options.policy = policy;
-  OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
+  OKV_ASSIGN_OR_RETURN(const GenerateOptions generate, ToGenerateOptions(f.generate));
   OKV_ASSIGN_OR_RETURN(const std::string text, PromptText(f));
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   const auto start = std::chrono::steady_clock::now();
@@ -50,13 +52,13 @@ Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   const CancelOnInterrupt interrupt(*session);
   OKV_RETURN_IF_ERROR(PromptWithProgress(*session, prompt));
-  OKV_ASSIGN_OR_RETURN(const Reply reply, GenerateToStdout(*session, f.generate, f.json, start));
+  OKV_ASSIGN_OR_RETURN(const Reply reply, GenerateToStdout(*session, generate, f.json, start));
   if (f.json) {
-    fmt::print("{}\n", Dump(ReplyJson(*engine, session->stats(), prompt.size(), reply)));
+    fmt::print("{}\n", Dump(ReplyJson(*engine, session->stats(), prompt.size(), generate, reply)));
   } else {
-    PrintSummary(*engine, session->stats());
+    PrintSummary(*engine, session->stats(), generate, reply);
   }
-  return {};
+  return interrupt.CutStatus(reply.result);
 }
 
 }  // namespace

@@ -63,6 +63,8 @@ struct SamplingOptions {
   double top_p = 1;           // 1: off
   double min_p = 0;           // 0: off
   double repeat_penalty = 1;  // 1: off; over the whole context
+  // The same seed gives the same tokens. The library draws no seed by itself: who wants another
+  // answer each time passes a random one, as the program does without --seed.
   uint64_t seed = 0;
 };
 

@@ -31,7 +31,8 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  // The exit code of DESIGN §9: 0, 2 for what the user can mend in the command, else 1.
+  // The exit code of a program that ends with it: 0 for success, 2 for what the user can mend in the
+  // command or in what it names, 130 for what the user stopped (as a shell reports SIGINT), else 1.
   int ExitCode() const {
     switch (code_) {
       case StatusCode::kOk:
@@ -40,6 +41,8 @@ class [[nodiscard]] Status {
       case StatusCode::kNotFound:
       case StatusCode::kUnsupported:
         return 2;
+      case StatusCode::kCancelled:
+        return 130;
       default:
         return 1;
     }

@@ -82,7 +82,9 @@ Result<ModelFiles> OpenModel(const std::string& path) {
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) {
     return NotFound(fmt::format(
-        "{}: no such file or folder, expected a Hugging Face folder or a GGUF file", path));
+        "{}: no such file or folder, expected a Hugging Face folder or a GGUF file on this machine "
+        "(models are not downloaded)",
+        path));
   }
   ModelFiles files;
   files.path = path;

@@ -1,5 +1,5 @@
-// What the program prints when all goes well: the result alone on stdout, the fields of DESIGN §6
-// and §9 in JSON, and one sentence when stdout takes no more.
+// What the program prints when all goes well: the result alone on stdout, the fields that people
+// and scripts rely on in JSON, and one sentence when stdout takes no more.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
@@ -49,7 +50,7 @@ void ExpectFields(const json& object, const std::vector<std::string>& keys) {
 
 // An answer of run and chat, with all its fields.
 void ExpectAnswer(const json& answer) {
-  ExpectFields(answer, {"text", "tokens", "prompt_tokens", "finish_reason", "stats"});
+  ExpectFields(answer, {"text", "tokens", "prompt_tokens", "finish_reason", "seed", "stats"});
   const json& stats = answer.at("stats");
   ExpectFields(stats,
                {"device", "policy", "settings", "load_s", "prefill_s", "prefill_tok_s", "ttft_s",
@@ -67,17 +68,21 @@ TEST_F(Output, RunPrintsTheAnswerAlone) {
   const Outcome o = Good("run -n 12 -p " + kPrompt);
   EXPECT_THAT(o.out, HasSubstr("48213"));
   EXPECT_EQ(o.out.back(), '\n');
-  // First what memory will hold, then what was done.
+  // First what memory will hold, then what was done: a line each.
   EXPECT_THAT(o.err, StartsWith("host memory: weights "));
-  EXPECT_THAT(o.err, HasSubstr("policy omnikv"));
-  EXPECT_THAT(o.err, HasSubstr("tok/s"));
+  EXPECT_THAT(o.err, HasSubstr(" tok/s, "));
+  EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 2) << o.err;
   EXPECT_THAT(o.out, Not(HasSubstr("tok/s")));
+  EXPECT_THAT(Good("run -v -n 12 -p " + kPrompt).err, HasSubstr("policy omnikv"));
+  const Outcome quiet = Good("run --quiet -n 12 -p " + kPrompt);
+  EXPECT_EQ(quiet.err, "");
+  EXPECT_EQ(quiet.out, o.out);
 
   const Outcome again = Good("run -n 12 -f -", kPrompt.substr(1, kPrompt.size() - 2));
   EXPECT_EQ(again.out, o.out);
 }
 
-TEST_F(Output, RunJsonHasTheFieldsOfTheDesign) {
+TEST_F(Output, RunJsonHasItsFields) {
   const json answer = GoodJson("run --json --policy full -n 12 -p " + kPrompt);
   ExpectAnswer(answer);
   EXPECT_THAT(answer.at("text").get<std::string>(), HasSubstr("48213"));
@@ -89,6 +94,42 @@ TEST_F(Output, RunJsonHasTheFieldsOfTheDesign) {
   EXPECT_EQ(raw.at("finish_reason"), "length");
   EXPECT_LT(raw.at("prompt_tokens"), answer.at("prompt_tokens"));
   EXPECT_EQ(GoodJson("run --json -n 0 -p x").at("tokens").size(), 0u);
+}
+
+TEST_F(Output, AnAnswerThatWasCutSaysSo) {
+  const std::string by_limit = "(the answer was cut after 3 tokens, as many as -n allows)\n";
+  const std::string by_context = "(the answer was cut: the context of 64 tokens is full; ";
+  EXPECT_THAT(Good("run --raw -n 3 -p 'Once upon a time'").err, HasSubstr(by_limit));
+  EXPECT_THAT(Good("run --raw -n 500 --ctx 64 -p 'Once upon a time'").err, HasSubstr(by_context));
+  EXPECT_THAT(Good("chat -n 3", "Tell me a story.\n").err, HasSubstr(by_limit));
+  EXPECT_THAT(Good("run -n 100 -p " + kPrompt).err, Not(HasSubstr("cut")));
+  EXPECT_THAT(Good("run -n 0 -p " + kPrompt).err, Not(HasSubstr("cut")));
+}
+
+TEST_F(Output, EachDrawnAnswerHasASeedThatRepeatsIt) {
+  const std::string command = "run --raw --temp 1.5 -n 24 -p 'Once upon a time'";
+  const auto seed_of = [](const Outcome& o) {
+    const size_t at = o.err.find(", seed ");
+    EXPECT_NE(at, std::string::npos) << o.err;
+    const size_t end = o.err.find(')', at);
+    return at == std::string::npos ? "" : o.err.substr(at + 7, end - at - 7);
+  };
+  const Outcome first = Good(command);
+  const Outcome other = Good(command);
+  EXPECT_NE(seed_of(first), seed_of(other));
+  EXPECT_NE(first.out, other.out);
+  const Outcome again = Good(command + " --seed " + seed_of(first));
+  EXPECT_EQ(again.out, first.out);
+  EXPECT_EQ(seed_of(again), seed_of(first));
+  const json drawn = GoodJson(command + " --json");
+  EXPECT_EQ(drawn.at("text").get<std::string>() + "\n",
+            Good(command + " --seed " + drawn.at("seed").dump()).out);
+  // Greedy ones have none, whatever is given.
+  EXPECT_TRUE(GoodJson("run --json --seed 3 -n 1 -p x").at("seed").is_null());
+  EXPECT_THAT(Good("run -n 1 -p x").err, Not(HasSubstr("seed")));
+  // The largest is taken whole.
+  EXPECT_EQ(GoodJson(command + " --json --seed 18446744073709551615").at("seed"),
+            std::numeric_limits<uint64_t>::max());
 }
 
 TEST_F(Output, StopsAtItsTextsAsTheyAreWritten) {
@@ -109,9 +150,32 @@ TEST_F(Output, ChatAnswersALineATurn) {
   const Outcome o = Good("chat -n 12", turns);
   EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << o.out;
   EXPECT_THAT(o.out, HasSubstr("48213"));
-  EXPECT_THAT(o.err, HasSubstr("tokens read anew at "));
+  EXPECT_THAT(o.err, HasSubstr("tokens read at "));
   EXPECT_THAT(o.err, HasSubstr(" written at "));
+  EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 3) << o.err;  // the plan, a line a turn
+  EXPECT_EQ(Good("chat -q -n 12", turns).err, "");
   EXPECT_THAT(o.err, Not(HasSubstr("start a new chat")));
+}
+
+// A file of turns is text and nothing else; one from Windows, too.
+TEST_F(Output, ChatReadsPipesAsTheyAre) {
+  const std::string unix_turns = "The pass key is 48213.\n/bye\n\"\"\"What is the pass key?";
+  std::string windows_turns;
+  for (const char c : unix_turns)
+    windows_turns += c == '\n' ? std::string("\r\n") : std::string(1, c);
+  const Outcome o = Good("chat --json -n 4", unix_turns);
+  EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 3) << o.out;
+  EXPECT_EQ(Good("chat -n 4", windows_turns).out, Good("chat -n 4", unix_turns).out);
+  EXPECT_EQ(Good("chat -n 4", "\n\n").out, "");
+}
+
+TEST_F(Output, AnEndlessLineOfChatEnds) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers are slow on 256 MiB";
+#endif
+  const Outcome o = Run("chat -q --device cpu </dev/zero");
+  EXPECT_EQ(o.exit_code, 2);
+  EXPECT_EQ(o.err, "omnikv: a line of standard input holds more than 256.00 MiB\n");
 }
 
 TEST_F(Output, ChatJsonIsAnObjectATurn) {
@@ -323,7 +387,7 @@ TEST_F(Output, InfoPrintsThePlanOfAStart) {
   EXPECT_THAT(Good("info" + flags).out, HasSubstr(plan));
 }
 
-TEST_F(Output, BenchJsonHasTheFieldsOfTheDesign) {
+TEST_F(Output, BenchJsonHasItsFields) {
   const json bench = GoodJson(
       "bench --json --geometry tiny --format q8_0 --context 64 --steps 2 --prefill 32 --repeats 1");
   ExpectFields(bench.at("machine"), {"cpu", "cores"});

@@ -304,9 +304,9 @@ Result<Document> MakeDocument(const DocumentSpec& spec) {
   }
   const int64_t prose = spec.target_tokens - needle_tokens;
   if (prose < kMinProse) {
-    return InvalidArgument(
-        fmt::format("target_tokens is {}, expected at least {} ({} beside {} tokens of needles)",
-                    spec.target_tokens, kMinProse + needle_tokens, kMinProse, needle_tokens));
+    return InvalidArgument(fmt::format(
+        "a document of {} tokens cannot be made, expected at least {} ({} beside {} of facts)",
+        spec.target_tokens, kMinProse + needle_tokens, kMinProse, needle_tokens));
   }
   const bool mixed =
       std::adjacent_find(kinds.begin(), kinds.end(), std::not_equal_to<>()) != kinds.end();

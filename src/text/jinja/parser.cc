@@ -11,6 +11,8 @@
 namespace omnikv::jinja {
 namespace {
 
+constexpr size_t kMaxParameters = 255;
+
 class Parser : private ExprParser {
  public:
   explicit Parser(std::vector<Token> tokens) : ExprParser(std::move(tokens)) {}
@@ -192,6 +194,9 @@ void Parser::Signature(MacroNode* macro) {
       parameter.fallback = Expression();
     } else if (!macro->parameters.empty() && macro->parameters.back().fallback) {
       Wrong("a parameter without a default follows one with a default");
+    }
+    if (macro->parameters.size() == kMaxParameters) {
+      Wrong(fmt::format("a macro has more than {} parameters", kMaxParameters));
     }
     macro->parameters.push_back(std::move(parameter));
   }

@@ -75,7 +75,7 @@ TEST(Limits, EndlessWorkIsRefused) {
            "ns.s[:999999]) }}",
        }) {
     RenderLimits limits;  // a tenth of the defaults, to be quick
-    limits.max_steps /= 10;
+    limits.max_work /= 10;
     limits.max_bytes /= 10;
     const Status status = RenderStatus(source, Input(), limits);
     EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << source << ": " << status.message();
@@ -137,7 +137,7 @@ TEST(Limits, CallersSetThem) {
   const auto parsed = ChatTemplate::Parse("{% for i in range(100) %}{{ i }}{% endfor %}", "test");
   ASSERT_TRUE(parsed.ok());
   RenderLimits limits;
-  limits.max_steps = 50;
+  limits.max_work = 3000;
   EXPECT_EQ(parsed->Render(Input(), limits).status().code(), StatusCode::kResourceExhausted);
   limits = RenderLimits();
   limits.max_bytes = 100;

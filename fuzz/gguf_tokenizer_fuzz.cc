@@ -76,15 +76,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const Tokenizer& t = **loaded;
   OKV_CHECK(t.vocab_size() == static_cast<int32_t>(v.tokens.size()));
-  const std::vector<int32_t> encoded = t.Encode(text);
+  const std::vector<int32_t> encoded = *t.Encode(text);
   for (const int32_t id : encoded) OKV_CHECK(id >= 0 && id < t.vocab_size());
-  OKV_CHECK(tok::IsValidUtf8(t.Decode(encoded, true)));
+  OKV_CHECK(tok::IsValidUtf8(*t.Decode(encoded, true)));
   // Text that is not parsed gives no special token but the unknown one.
-  for (const int32_t id : t.EncodeSpans({{text, true}}, false)) {
+  for (const int32_t id : std::vector<int32_t>(*t.EncodeSpans({{text, true}}, false))) {
     OKV_CHECK(!t.IsSpecial(id) || id == v.unk || t.IdToToken(id).starts_with("<0x"));
   }
   std::vector<int32_t> all;
   for (int32_t id = -1; id <= t.vocab_size(); ++id) all.push_back(id);
-  OKV_CHECK(tok::IsValidUtf8(t.Decode(all, false)));
+  OKV_CHECK(tok::IsValidUtf8(*t.Decode(all, false)));
   return 0;
 }

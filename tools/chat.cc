@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "base/log.h"
+#include "base/printable.h"
 #include "engine/sampler.h"
 #include "flags.h"
 #include "omnikv/engine.h"
@@ -68,7 +69,7 @@ Status Chat(const ChatFlags& f) {
     if (!reply.ok()) {
       // The turn did not fit, or was cancelled: people go on without it.
       if (!terminal) return reply.status();
-      fmt::print(stderr, "omnikv: {}\n", reply.status().message());
+      fmt::print(stderr, "omnikv: {}\n", Escaped(reply.status().message(), 4000));
       messages.pop_back();
       continue;
     }

@@ -64,14 +64,14 @@ TEST(LoadText, ShippedModel) {
   input.bos_token = text->bos_token;
   EXPECT_EQ(*text->chat_template->RenderText(input),
             "<|begin_of_text|><|user|>Hello<|end|><|assistant|>");
-  const std::vector<int32_t> ids = text->tokenizer->Encode("The key is 42.");
-  EXPECT_EQ(text->tokenizer->Decode(ids, true), "The key is 42.");
+  const std::vector<int32_t> ids = *text->tokenizer->Encode("The key is 42.");
+  EXPECT_EQ(*text->tokenizer->Decode(ids, true), "The key is 42.");
 }
 
 TEST(LoadText, FolderWithoutATemplate) {
   const Result<ModelText> text = TextFolder().Load();
   ASSERT_TRUE(text.ok()) << text.status().message();
-  EXPECT_THAT(text->tokenizer->Encode("abb"), ElementsAre(2, 1));
+  EXPECT_THAT(*text->tokenizer->Encode("abb"), ElementsAre(2, 1));
   EXPECT_FALSE(text->chat_template.has_value());
   EXPECT_TRUE(text->chat_template_status.ok());
   EXPECT_EQ(text->bos_token, "");

@@ -106,10 +106,11 @@ std::vector<std::pair<std::string_view, Value>> Variables(jinja::Runtime& rt,
 // It may nest deeply, so it is made, walked and let go of on a stack of its own.
 struct ChatTemplate::Tree {
   std::string what;
+  std::string written;
   jinja::Block block;
 
   static std::shared_ptr<Tree> New(const std::string& what) {
-    return {new Tree{what, {}}, [](Tree* tree) {
+    return {new Tree{what, {}, {}}, [](Tree* tree) {
               if (!RunOnOwnStack([&] { delete tree; }).ok()) delete tree;
             }};
   }
@@ -132,7 +133,18 @@ Result<ChatTemplate> ChatTemplate::Parse(std::string source, const std::string& 
 
 Status ChatTemplate::Tree::Parse(std::string_view source) {
   try {
-    block = jinja::Parse(source);
+    std::vector<jinja::Token> tokens = jinja::Tokenize(source);
+    jinja::TokenKind last = jinja::TokenKind::kEnd;
+    for (const jinja::Token& token : tokens) {
+      // String constants side by side are one.
+      const bool joins = last == jinja::TokenKind::kString && token.kind == last;
+      if (!joins && !written.empty() && written.back() != 0) written += '\0';
+      last = token.kind;
+      if (last == jinja::TokenKind::kData || last == jinja::TokenKind::kString) {
+        written += token.text;
+      }
+    }
+    block = jinja::Parse(std::move(tokens));
     return {};
   } catch (const jinja::SyntaxError& e) {
     return Status(e.code,
@@ -166,6 +178,10 @@ Result<std::vector<TextSpan>> ChatTemplate::Tree::Render(const ChatInput& input,
   } catch (const Json::exception& e) {
     return InvalidArgument(fmt::format("{}: the input is no proper JSON: {}", what, e.what()));
   }
+}
+
+const std::string& ChatTemplate::written() const {
+  return tree_->written;
 }
 
 Result<std::string> ChatTemplate::RenderText(const ChatInput& input) const {

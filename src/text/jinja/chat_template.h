@@ -77,6 +77,10 @@ class ChatTemplate {
   // The spans of Render as one string, for display and for comparison.
   Result<std::string> RenderText(const ChatInput& input) const;
 
+  // What the template itself can write out: its text outside of tags and its string constants, one
+  // after the other with NUL between.
+  const std::string& written() const;
+
  private:
   struct Tree;
   explicit ChatTemplate(std::shared_ptr<const Tree> tree) : tree_(std::move(tree)) {}

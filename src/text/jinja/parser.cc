@@ -289,8 +289,8 @@ Target Parser::SingleTarget(bool may_be_attribute) {
 
 }  // namespace
 
-Block Parse(std::string_view source) {
-  return Parser(Tokenize(source)).Template();
+Block Parse(std::vector<Token> tokens) {
+  return Parser(std::move(tokens)).Template();
 }
 
 }  // namespace omnikv::jinja

@@ -123,5 +123,24 @@ TEST(LoadText, WhatIsWrong) {
   EXPECT_THAT(folder.Load().status().message(), HasSubstr("tokenizer.model alone is not read"));
 }
 
+// What the template writes is not for users to type, although the tokenizer does not say so.
+TEST(LoadText, ControlTokensOfTheTemplateAreHeldBack) {
+  TextFolder folder;
+  folder.Write("tokenizer.json", R"({"version": "1.0", "added_tokens": [
+      {"id": 3, "content": "<|a|>", "special": false, "normalized": false},
+      {"id": 4, "content": "<|b|>", "special": false, "normalized": true},
+      {"id": 5, "content": "</s>", "special": false, "normalized": false},
+      {"id": 6, "content": "<|c|>", "special": false, "normalized": false}],
+      "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+      "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})");
+  folder.Write("tokenizer_config.json", R"({"eos_token": "</s>",
+      "chat_template": "<|a|>{{ '<|' '' 'b|>' + messages[0].content + eos_token }}"})");
+  const Result<ModelText> text = folder.Load();
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_THAT(*text->tokenizer->EncodeSpans({{"<|a|><|b|></s><|c|>", true}, {"<|a|><|b|>", false}},
+                                            false),
+              ElementsAre(0, 1, 6, 3, 4));
+}
+
 }  // namespace
 }  // namespace omnikv

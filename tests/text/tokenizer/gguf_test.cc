@@ -375,10 +375,10 @@ TEST_F(Handmade, RefusesByName) {
   };
   vocab_.model = "rwkv";
   EXPECT_EQ(refusal(),
-            "handmade: tokenizer.ggml.model is \"rwkv\", supported are gpt2, llama and t5");
+            "handmade: tokenizer.ggml.model is 'rwkv', supported are gpt2, llama and t5");
   vocab_.model = "gpt2";
   vocab_.pre = "nonesuch";
-  EXPECT_NE(refusal().find("tokenizer.ggml.pre is \"nonesuch\", supported are: default"),
+  EXPECT_NE(refusal().find("tokenizer.ggml.pre is 'nonesuch', supported are: default"),
             std::string::npos);
   vocab_.pre = "qwen2";
   vocab_.merges = {"ab"};

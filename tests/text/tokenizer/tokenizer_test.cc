@@ -275,5 +275,171 @@ TEST(Tokenizer, ReadsMergesOfEitherForm) {
     EXPECT_EQ(*a->Encode(text), *b->Encode(text));
 }
 
+// ---- limits -----------------------------------------------------------------------------------
+
+json Replacing(const std::string& from, const std::string& to, int times, const char* list) {
+  json steps = json::array();
+  for (int i = 0; i < times; ++i) {
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}});
+  }
+  return {{"type", "Sequence"}, {list, steps}};
+}
+
+TEST(Tokenizer, StepsThatMultiplyTextAreRefused) {
+  const auto refused = [](const Status& status, const std::string& where) {
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr("t.json: " + where));
+    EXPECT_THAT(status.message(), HasSubstr("bytes out of"));
+  };
+  json j = Base("gpt2");
+  j["normalizer"] = Replacing("a", "aa", 40, "normalizers");
+  EXPECT_TRUE(Make(j)->Encode("b").ok());
+  refused(Make(j)->Encode("a").status(), "normalizer.normalizers[2");
+  refused(Make(j)->EncodeSpans({{"a", true}}, true).status(), "normalizer.normalizers[2");
+  // At load, by a token that is looked for in normalized text.
+  json added = Added(5000, "a", false);
+  added["normalized"] = true;
+  j["added_tokens"].push_back(added);
+  refused(Tokenizer::FromJson(j.dump(), "t.json").status(), "normalizer.normalizers[2");
+
+  j = Base("gpt2");
+  j["normalizer"] = {
+      {"type", "Replace"}, {"pattern", {{"Regex", ""}}}, {"content", std::string(100'000, 'a')}};
+  refused(Make(j)->Encode(std::string(1000, 'b')).status(), "normalizer: makes");
+  j["normalizer"] = {{"type", "Prepend"}, {"prepend", std::string(100'000, 'a')}};
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += "b<|user|>";
+  EXPECT_TRUE(Make(j)->Encode("b").ok());
+  refused(Make(j)->Encode(text).status(), "normalizer: makes");
+
+  j = Base("gpt2");  // every byte as two, again and again
+  json levels = json::array();
+  for (int i = 0; i < 40; ++i) {
+    levels.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  }
+  j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", levels}};
+  refused(Make(j)->Encode("\u00e9").status(), "pre_tokenizer.pretokenizers[2");
+
+  j = Base("gpt2");
+  j["decoder"] = Replacing("a", "aa", 40, "decoders");
+  const auto t = Make(j);
+  const std::vector<int32_t> a = {*t->TokenToId("a")};
+  refused(t->Decode(a, false).status(), "decoder.decoders[2");
+  StreamDecoder stream(t.get());
+  refused(stream.Push(a[0]).status(), "decoder.decoders[2");
+}
+
+TEST(Tokenizer, LargeTextIsFine) {
+  const std::string text(size_t{64} << 20, 'x');
+  for (const char* name : {"gpt2", "gemma"}) {
+    const auto t = Make(Base(name));
+    const auto ids = t->Encode(text);
+    ASSERT_TRUE(ids.ok()) << ids.status().message();
+    EXPECT_GT(ids->size(), 1u << 20);
+  }
+}
+
+TEST(Tokenizer, RegexesPayForAllOfATextAndOfALoad) {
+  json j = Base("gpt2");
+  j["pre_tokenizer"] = {{"type", "Split"},
+                        {"pattern", {{"Regex", "(?:(?:a|a){22}\\x01|.)"}}},
+                        {"behavior", "Isolated"},
+                        {"invert", false}};
+  const auto t = Make(j);
+  EXPECT_TRUE(t->Encode("aaab").ok());
+  const Status status = t->Encode(std::string(1000, 'a')).status();
+  EXPECT_EQ(status.code(), StatusCode::kFailed);
+  EXPECT_EQ(status.message(),
+            "t.json: pre_tokenizer: the regular expression '(?:(?:a|a){22}\\x01|.)' takes longer "
+            "than the limits allow");
+
+  j = Base("gpt2");
+  j["normalizer"] = {
+      {"type", "Replace"}, {"pattern", {{"Regex", "(?:a|a)*[bc]"}}}, {"content", "c"}};
+  for (int i = 0; i < 300; ++i) {
+    json added = Added(2000 + i, std::string(40, 'a') + std::to_string(i), false);
+    added["normalized"] = true;
+    j["added_tokens"].push_back(added);
+  }
+  EXPECT_THAT(Tokenizer::FromJson(j.dump(), "t.json").status().message(),
+              HasSubstr("t.json: normalizer: the regular expression '(?:a|a)*[bc]' takes longer"));
+}
+
+TEST(Tokenizer, PostProcessorsAreBounded) {
+  json j = Base("gpt2");
+  json many = json::array();
+  for (int i = 0; i < 2000; ++i) many.push_back({{"SpecialToken", {{"id", "x"}, {"type_id", 0}}}});
+  many.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+  j["post_processor"] = {{"type", "TemplateProcessing"},
+                         {"single", many},
+                         {"special_tokens", {{"x", {{"ids", {1}}}}}}};
+  EXPECT_THAT(Tokenizer::FromJson(j.dump(), "t.json").status().message(),
+              HasSubstr("post_processor puts more than 1024 tokens around a text"));
+  json steps = json::array();
+  for (int i = 0; i < 300; ++i) steps.push_back({{"type", "ByteLevel"}});
+  j["post_processor"] = {{"type", "Sequence"}, {"processors", steps}};
+  EXPECT_THAT(Tokenizer::FromJson(j.dump(), "t.json").status().message(),
+              HasSubstr("has more than 256 steps"));
+}
+
+TEST(Tokenizer, DocumentsAreBounded) {
+  const auto message = [](const std::string& text) {
+    return Tokenizer::FromJson(text, "t.json").status().message();
+  };
+  std::string values = "{\"x\": [1";
+  for (int i = 0; i < 2'000'000; ++i) values += ",1";
+  EXPECT_EQ(message(values + "]}"), "t.json: holds more than 2000000 values");
+  EXPECT_EQ(message(std::string(1 << 20, '[')), "t.json: nests deeper than 64 levels");
+  json j = Base("gpt2");
+  j["model"]["type"] = "\x1b[31m" + std::string(100'000, 'X');
+  const std::string type = message(j.dump());
+  EXPECT_EQ(type.find('\x1b'), std::string::npos);
+  EXPECT_LT(type.size(), 300u);
+  GgufVocab vocab;
+  vocab.name = "v.gguf";
+  vocab.model = "llama";
+  vocab.tokens.assign((size_t{1} << 18) + 1, "x");
+  vocab.types.assign(vocab.tokens.size(), 3);
+  EXPECT_THAT(Tokenizer::FromGguf(vocab).status().message(),
+              HasSubstr("special and added tokens, expected at most"));
+}
+
+// ---- tokens that are held back ------------------------------------------------------------------
+
+TEST(Tokenizer, HeldBackTokensAreNotTyped) {
+  json j = Base("gpt2");
+  for (json& token : j["added_tokens"]) token["special"] = false;
+  json normalized = Added(3000, "[INST]", false);
+  normalized["normalized"] = true;
+  j["added_tokens"].push_back(normalized);
+  j["added_tokens"].push_back(Added(3001, "\n\n", false));
+  j["added_tokens"].push_back(Added(3002, "user", false));
+  j["added_tokens"].push_back(Added(3003, "[OTHER]", false));
+  const auto t = Make(j);
+  const auto has = [&](const std::vector<TextSpan>& spans, const std::string& token) {
+    const auto ids = t->EncodeSpans(spans, false);
+    EXPECT_TRUE(ids.ok());
+    return std::count(ids->begin(), ids->end(), *t->TokenToId(token)) == 1;
+  };
+  EXPECT_TRUE(has({{"<|user|>", true}}, "<|user|>"));  // as the file says
+  EXPECT_TRUE(has({{"[INST]", true}}, "[INST]"));
+  ASSERT_TRUE(t->HoldBack("<|user|>user\n\n[INST]").ok());
+  for (const char* token : {"<|user|>", "[INST]"}) {
+    EXPECT_FALSE(has({{token, true}}, token)) << token;
+    EXPECT_FALSE(has({{std::string(token).substr(0, 3), true},
+                      {std::string(token).substr(3), false}},
+                     token))
+        << token;
+    EXPECT_TRUE(has({{token, false}}, token)) << token;
+    EXPECT_TRUE(has({{token, false}, {"x", true}}, token)) << token;
+    EXPECT_EQ(*t->Encode(token, {false, false}), std::vector<int32_t>{*t->TokenToId(token)});
+    EXPECT_EQ(*t->Decode({*t->TokenToId(token)}, /*skip_special=*/true), token);
+  }
+  // Words, white space and what the template does not write stay as the file says.
+  for (const char* token : {"\n\n", "user", "[OTHER]"}) {
+    EXPECT_TRUE(has({{token, true}}, token)) << token;
+  }
+}
+
 }  // namespace
 }  // namespace omnikv

@@ -33,9 +33,10 @@ class Handler {
   bool parse_error(size_t position, const std::string&, const json::exception& e) {
     constexpr int kOutOfRange = 406;  // a number that no double holds
     error_ = e.id == kOutOfRange
-                 ? fmt::format("is not JSON that can be read: the number before byte {} of {} is "
-                               "too large",
-                               position, bytes_)
+                 ? fmt::format(
+                       "is not JSON that can be read: the number before byte {} of {} is "
+                       "too large",
+                       position, bytes_)
                  : fmt::format("is not JSON from byte {} of {} on", position, bytes_);
     return false;
   }

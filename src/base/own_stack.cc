@@ -37,8 +37,7 @@ Status RunOnOwnStack(const std::function<void()>& fn) {
   const int error = pthread_create(&thread, &attributes, Run, &job);
   pthread_attr_destroy(&attributes);
   if (error != 0) {
-    return ResourceExhausted(
-        fmt::format("a thread cannot be started: {}", std::strerror(error)));
+    return ResourceExhausted(fmt::format("a thread cannot be started: {}", std::strerror(error)));
   }
   pthread_join(thread, nullptr);
   if (job.thrown) std::rethrow_exception(job.thrown);

@@ -167,9 +167,8 @@ Result<ModelText> LoadGgufText(const GgufFile& file) {
 }  // namespace
 
 Result<ModelText> LoadText(const ModelFiles& files) {
-  Result<ModelText> text = files.gguf
-                               ? LoadGgufText(static_cast<const GgufFile&>(*files.tensors))
-                               : LoadHfText(files.path);
+  Result<ModelText> text = files.gguf ? LoadGgufText(static_cast<const GgufFile&>(*files.tensors))
+                                      : LoadHfText(files.path);
   if (!text.ok() || !text->chat_template) return text;
   // What the template writes besides messages structures the conversation, whatever the tokenizer's
   // file says of it: users must not be able to type it.

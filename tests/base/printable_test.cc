@@ -15,10 +15,9 @@ TEST(Printable, KeepsWhatCanBeRead) {
 TEST(Printable, EscapesWhatIsObeyed) {
   EXPECT_EQ(Printable("\x1b]0;title\x07\n\r\t"), "'\\x1b]0;title\\x07\\x0a\\x0d\\x09'");
   EXPECT_EQ(Printable(std::string_view("a\0b\x7f", 4)), "'a\\x00b\\x7f'");
-  EXPECT_EQ(Printable("\u009b31m"), "'\\xc2\\x9b31m'");                    // CSI in one character
+  EXPECT_EQ(Printable("\u009b31m"), "'\\xc2\\x9b31m'");  // CSI in one character
   EXPECT_EQ(Printable("\u202egnp\u2066"), "'\\xe2\\x80\\xaegnp\\xe2\\x81\\xa6'");  // bidi
-  EXPECT_EQ(Printable("\u200b\ufeff\u2028"),
-            "'\\xe2\\x80\\x8b\\xef\\xbb\\xbf\\xe2\\x80\\xa8'");
+  EXPECT_EQ(Printable("\u200b\ufeff\u2028"), "'\\xe2\\x80\\x8b\\xef\\xbb\\xbf\\xe2\\x80\\xa8'");
   EXPECT_EQ(Printable("\U000E0041"), "'\\xf3\\xa0\\x81\\x81'");
 }
 
@@ -26,7 +25,9 @@ TEST(Printable, EscapesWhatIsNoUtf8) {
   EXPECT_EQ(Printable("\xff\xc0\x80"), "'\\xff\\xc0\\x80'");
   EXPECT_EQ(Printable("\xed\xa0\x80"), "'\\xed\\xa0\\x80'");
   EXPECT_EQ(Printable("\xe6\x97"), "'\\xe6\\x97'");
-  EXPECT_EQ(Printable("\x9b" "31m"), "'\\x9b31m'");
+  EXPECT_EQ(Printable("\x9b"
+                      "31m"),
+            "'\\x9b31m'");
 }
 
 TEST(Printable, CutsAtACharacter) {

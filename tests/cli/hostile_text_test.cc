@@ -1,5 +1,5 @@
-// Tokenizers, templates and configurations made to hang, to fill memory, to crash or to write on the
-// terminal: each gives one sentence and an exit code.
+// Tokenizers, templates and configurations made to hang, to fill memory, to crash or to write on
+// the terminal: each gives one sentence and an exit code.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,8 +80,7 @@ TEST_F(HostileText, MessagesAreOneLine) {
   Expect("tokenize -p x",
          Folder([](json& t, json&) { t["model"]["type"] = std::string(100'000, 'X'); }), 2,
          {"XXX...'"});
-  Expect("tokenize -p x",
-         Folder([](json& t, json&) { t["model"]["merges"] = {"a \x1b[2J"}; }), 1,
+  Expect("tokenize -p x", Folder([](json& t, json&) { t["model"]["merges"] = {"a \x1b[2J"}; }), 1,
          {"'\\x1b[2J'"});
   Expect("tokenize -p x", Folder([](json& t, json&) {
            t["pre_tokenizer"] = {{"type", "Split"},
@@ -111,8 +110,9 @@ TEST_F(HostileText, TokenizersEnd) {
     }
     return json{{"type", "Sequence"}, {list, steps}};
   };
-  Expect("tokenize -p a", Folder([&](json& t, json&) { t["normalizer"] = doubling("normalizers"); }),
-         1, {"tokenizer.json: normalizer.normalizers[", "bytes out of"});
+  Expect("tokenize -p a",
+         Folder([&](json& t, json&) { t["normalizer"] = doubling("normalizers"); }), 1,
+         {"tokenizer.json: normalizer.normalizers[", "bytes out of"});
   Expect("tokenize -p b", Folder([&](json& t, json&) {
            t["normalizer"] = doubling("normalizers");
            t["added_tokens"].push_back(

@@ -137,9 +137,9 @@ TEST(LoadText, ControlTokensOfTheTemplateAreHeldBack) {
       "chat_template": "<|a|>{{ '<|' '' 'b|>' + messages[0].content + eos_token }}"})");
   const Result<ModelText> text = folder.Load();
   ASSERT_TRUE(text.ok()) << text.status().message();
-  EXPECT_THAT(*text->tokenizer->EncodeSpans({{"<|a|><|b|></s><|c|>", true}, {"<|a|><|b|>", false}},
-                                            false),
-              ElementsAre(0, 1, 6, 3, 4));
+  EXPECT_THAT(
+      *text->tokenizer->EncodeSpans({{"<|a|><|b|></s><|c|>", true}, {"<|a|><|b|>", false}}, false),
+      ElementsAre(0, 1, 6, 3, 4));
 }
 
 }  // namespace

@@ -16,9 +16,9 @@
 // ordinary text is to be tokenized as if the spans were one string.
 //
 // **Trust.** Templates come with untrusted models. They reach nothing but their input; parsing and
-// rendering are bounded in depth, work and memory, and end in a Status, whose sentence shows text of
-// the template or of the input only escaped and cut. They run on a stack of their own, whatever that
-// of the caller.
+// rendering are bounded in depth, work and memory, and end in a Status, whose sentence shows text
+// of the template or of the input only escaped and cut. They run on a stack of their own, whatever
+// that of the caller.
 #pragma once
 
 #include <cstdint>

@@ -523,25 +523,26 @@ void Interpreter::BindMacro(const MacroNode& macro, const Args& args) {
     }
   }
   for (const MacroNode::Parameter* parameter : missing) {  // defaults see the other parameters
-    SetVariable(parameter->name,
-                parameter->fallback
-                    ? Eval(*parameter->fallback)
-                    : MakeUndefined(rt_, fmt::format("the parameter '{:.100}' of '{:.100}' is missing",
-                                                parameter->name, macro.name)));
+    SetVariable(
+        parameter->name,
+        parameter->fallback
+            ? Eval(*parameter->fallback)
+            : MakeUndefined(rt_, fmt::format("the parameter '{:.100}' of '{:.100}' is missing",
+                                             parameter->name, macro.name)));
   }
   if (macro.uses_caller && !has_caller) {
     auto caller = take("caller");
-    SetVariable("caller", caller ? std::move(*caller)
-                                 : MakeUndefined(rt_, fmt::format("'{:.100}' was called without a block",
-                                                             macro.name)));
+    SetVariable("caller",
+                caller ? std::move(*caller)
+                       : MakeUndefined(
+                             rt_, fmt::format("'{:.100}' was called without a block", macro.name)));
   }
   if (macro.uses_kwargs) {
     DictBuilder rest(rt_);
     for (auto& [name, value] : named) rest.Set(Value(name), std::move(value));
     SetVariable("kwargs", std::move(rest).Build());
   } else if (!named.empty()) {
-    Fail("the macro '{:.100}' takes no argument '{:.100}'", macro.name,
-         named.front().first.text());
+    Fail("the macro '{:.100}' takes no argument '{:.100}'", macro.name, named.front().first.text());
   }
   if (macro.uses_varargs) {
     SetVariable("varargs",

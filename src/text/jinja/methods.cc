@@ -84,9 +84,8 @@ Value Partition(Runtime& rt, const Value& self, const Args& args) {
   const Str& s = *self.str();
   const Str& separator = params.Text(0);
   if (separator.empty()) Fail("partition got an empty separator");
-  const size_t at =
-      kLast ? FindLastText(rt.budget, s.text(), separator.text())
-            : FindText(rt.budget, s.text(), separator.text(), 0);
+  const size_t at = kLast ? FindLastText(rt.budget, s.text(), separator.text())
+                          : FindText(rt.budget, s.text(), separator.text(), 0);
   std::vector<Value> parts(3, Value(Str()));
   if (at == kNone) {
     parts[kLast ? 2 : 0] = self;

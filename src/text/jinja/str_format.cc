@@ -379,11 +379,10 @@ Value Braces::Lookup(std::string_view name) {
     if (index >= args_.positional.size()) Fail("a format string has too few arguments");
     v = args_.positional[index];
   } else {
-    const auto it =
-        std::find_if(args_.named.begin(), args_.named.end(), [&](const auto& arg) {
-          rt_.budget.Scan(arg.first.size() == head.size() ? head.size() : 0);
-          return arg.first.text() == head;
-        });
+    const auto it = std::find_if(args_.named.begin(), args_.named.end(), [&](const auto& arg) {
+      rt_.budget.Scan(arg.first.size() == head.size() ? head.size() : 0);
+      return arg.first.text() == head;
+    });
     if (it == args_.named.end()) {
       Fail("a format string names '{:.100}', which is not there", head);
     }

@@ -124,8 +124,8 @@ struct Args {
 };
 
 // A filter, a test, a method or a function. `self` is what it is applied to. A call pays for
-// reading all that it is given once, whatever it then does with it, so that none can forget to; what
-// takes more than that pays the rest itself.
+// reading all that it is given once, whatever it then does with it, so that none can forget to;
+// what takes more than that pays the rest itself.
 class Builtin {
  public:
   using Function = Value (*)(Runtime& rt, const Value& self, const Args& args);

@@ -138,8 +138,8 @@ size_t AddedTokens::FirstSpecial(std::string_view text, size_t from, size_t to, 
   return text.size();
 }
 
-void AddedTokens::Split(const ByteTrie& trie, std::string_view text, const Rules& rules,
-                        Work* work, std::vector<Part>* parts) const {
+void AddedTokens::Split(const ByteTrie& trie, std::string_view text, const Rules& rules, Work* work,
+                        std::vector<Part>* parts) const {
   size_t done = 0;
   for (size_t pos = 0; pos < text.size();) {
     uint32_t node = trie.Step(ByteTrie::kRoot, static_cast<uint8_t>(text[pos]));

@@ -114,9 +114,8 @@ class Loader {
  private:
   Status CheckSizes() const {
     if (v_.model != "gpt2" && v_.model != "llama" && v_.model != "t5") {
-      return Unsupported(
-          fmt::format("tokenizer.ggml.model is {}, supported are gpt2, llama and t5",
-                      Printable(v_.model)));
+      return Unsupported(fmt::format("tokenizer.ggml.model is {}, supported are gpt2, llama and t5",
+                                     Printable(v_.model)));
     }
     if (v_.tokens.empty() || v_.tokens.size() > (size_t{1} << 26)) {
       return Corrupt(fmt::format("tokenizer.ggml.tokens has {} entries, expected 1 to {}",

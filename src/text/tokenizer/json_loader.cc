@@ -41,7 +41,11 @@ Status ReadAddedTokens(const JsonNode& node, int64_t id_limit, TokenizerParts* p
     if (token.normalized) {
       NormText text;
       text.text = token.content;
-      parts->Normalize(&text, work);
+      try {
+        parts->Normalize(&text, work);
+      } catch (const WorkError& error) {
+        return ToStatus(error, work->step());
+      }
       token.normalized_content = std::move(text.text);
     }
     tokens->push_back(std::move(token));
@@ -94,17 +98,17 @@ Status ReadPostProcessor(const JsonNode& node, int depth, size_t* count, Tokeniz
         OKV_ASSIGN_OR_RETURN(const int64_t id, ids.Element(k).Integer(parts->size));
         (seen ? suffix : prefix).push_back(static_cast<int32_t>(id));
         if (prefix.size() + suffix.size() > kMaxAround) {
-          return Unsupported(fmt::format("{} puts more than {} tokens around a text",
-                                         node.path(), kMaxAround));
+          return Unsupported(
+              fmt::format("{} puts more than {} tokens around a text", node.path(), kMaxAround));
         }
       }
     }
     if (!seen) return single.Wrong("the sequence A exactly once");
   } else {
-    return Unsupported(fmt::format(
-        "{} has the type {}, supported are Sequence, ByteLevel, TemplateProcessing, "
-        "BertProcessing and RobertaProcessing",
-        node.path(), Printable(type)));
+    return Unsupported(
+        fmt::format("{} has the type {}, supported are Sequence, ByteLevel, TemplateProcessing, "
+                    "BertProcessing and RobertaProcessing",
+                    node.path(), Printable(type)));
   }
   parts->prefix.insert(parts->prefix.begin(), prefix.begin(), prefix.end());
   parts->suffix.insert(parts->suffix.end(), suffix.begin(), suffix.end());
@@ -136,8 +140,8 @@ Result<std::unique_ptr<const Model>> MakeBpe(const JsonNode& node, const Tokeniz
        {std::pair{"continuing_subword_prefix", &o.continuing_subword_prefix},
         std::pair{"end_of_word_suffix", &o.end_of_word_suffix}}) {
     if (affix->size() <= kMaxAffix) continue;
-    return Unsupported(fmt::format("{} has {} bytes, expected at most {}",
-                                   node.Field(field).path(), affix->size(), kMaxAffix));
+    return Unsupported(fmt::format("{} has {} bytes, expected at most {}", node.Field(field).path(),
+                                   affix->size(), kMaxAffix));
   }
   OKV_ASSIGN_OR_RETURN(const std::string unk, StringOrNull(node.Field("unk_token")));
   o.unk = unk.empty() ? -1 : vocab.Find(unk);
@@ -189,7 +193,7 @@ Result<std::unique_ptr<const Model>> MakeUnigram(const JsonNode& node, const Tok
 
 }  // namespace
 
-Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view text, Work* work) {
+Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view text) {
   OKV_ASSIGN_OR_RETURN(TokenizerJson json, TokenizerJson::Parse(text));
   const JsonNode root(&json.document, "");
   const JsonNode model = root.Field("model");
@@ -225,8 +229,9 @@ Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view text,
   OKV_ASSIGN_OR_RETURN(PreTokenizerChain chain,
                        ReadPreTokenizer(root.Field("pre_tokenizer"), /*model_takes_bytes=*/bpe));
   parts->pre_tokenizers = std::move(chain.steps);
+  Work work(text.size());  // for all of the load
   std::vector<AddedToken> added_tokens;
-  OKV_RETURN_IF_ERROR(ReadAddedTokens(added, id_limit, parts.get(), work, &added_tokens));
+  OKV_RETURN_IF_ERROR(ReadAddedTokens(added, id_limit, parts.get(), &work, &added_tokens));
   OKV_ASSIGN_OR_RETURN(parts->added, AddedTokens::Make(std::move(added_tokens)));
 
   parts->vocab = Vocab(json.pool, tokens);

@@ -29,7 +29,9 @@ class Handler {
   json TakeDocument() && { return std::move(tree_).Take(); }
 
   bool null() { return table_ != Table::kNone ? WrongItem("null") : tree_.Add(json()); }
-  bool boolean(bool v) { return table_ != Table::kNone ? WrongItem("a boolean") : tree_.Add(json(v)); }
+  bool boolean(bool v) {
+    return table_ != Table::kNone ? WrongItem("a boolean") : tree_.Add(json(v));
+  }
   bool number_integer(number_integer_t v) { return Number(v, static_cast<double>(v), json(v)); }
   bool number_unsigned(number_unsigned_t v) {
     return Number(v > INT64_MAX ? -1 : static_cast<int64_t>(v), static_cast<double>(v), json(v));

@@ -22,8 +22,8 @@ Status ForEachStep(const JsonNode& node, const std::string& list, int depth, siz
   if (!node.value().is_object()) return node.Wrong("an object");
   OKV_ASSIGN_OR_RETURN(const std::string type, node.Field("type").String());
   if (++*count > kMaxSteps || depth > kMaxStepDepth) {
-    return Unsupported(
-        fmt::format("{} has more than {} steps or {} levels", node.path(), kMaxSteps, kMaxStepDepth));
+    return Unsupported(fmt::format("{} has more than {} steps or {} levels", node.path(), kMaxSteps,
+                                   kMaxStepDepth));
   }
   if (type != "Sequence") return step(node, type);
   const JsonNode steps = node.Field(list);
@@ -36,8 +36,8 @@ Status ForEachStep(const JsonNode& node, const std::string& list, int depth, siz
 }
 
 Status UnknownType(const JsonNode& node, const std::string& type, std::string_view known) {
-  return Unsupported(
-      fmt::format("{} has the type {}, supported are Sequence, {}", node.path(), Printable(type), known));
+  return Unsupported(fmt::format("{} has the type {}, supported are Sequence, {}", node.path(),
+                                 Printable(type), known));
 }
 
 // {"String": text} or {"Regex": pattern}.

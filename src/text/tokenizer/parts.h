@@ -28,7 +28,7 @@ enum class TokenBytes {
 
 struct TokenizerParts {
   std::string what;  // the file, for messages
-  Vocab vocab;  // of the model
+  Vocab vocab;       // of the model
   AddedTokens added;
   std::vector<NamedStep<Normalizer>> normalizers;
   std::vector<NamedStep<PreTokenizer>> pre_tokenizers;
@@ -51,8 +51,7 @@ struct TokenizerParts {
   }
 };
 
-// Throws WorkError past the limits of `work`, which is for all of the load.
-Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view json, Work* work);
+Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view json);
 Result<std::unique_ptr<TokenizerParts>> LoadGgufVocab(const GgufVocab& vocab);
 
 // The regular expressions that the pre-tokenizer `name` of a GGUF file cuts by, one after the

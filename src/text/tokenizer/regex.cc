@@ -17,8 +17,8 @@ namespace {
 // Of one place in a text, as Oniguruma's own default; legitimate patterns stay far below.
 constexpr uint32_t kMatchLimit = 10'000'000;
 // PCRE2 does not say how many steps a search took. So places are searched in windows with few steps
-// for each, which are free (there are no more places than bytes); where those do not do, place after
-// place with more and more, which are paid for in full.
+// for each, which are free (there are no more places than bytes); where those do not do, place
+// after place with more and more, which are paid for in full.
 constexpr uint32_t kFreeSteps = 256;
 constexpr size_t kWindow = 256;  // bytes
 constexpr size_t kStepsPerByte = 1024;
@@ -101,7 +101,8 @@ Result<Regex> Regex::CompilePcre2(const std::string& pattern, std::string_view s
   regex.shown_ = std::string(shown.substr(0, 2 * kPrintableBytes));
   regex.code_.reset(pcre2_compile_8(
       reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(),
-      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT, &error, &offset, context));
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
+      &error, &offset, context));
   pcre2_compile_context_free_8(context);
   if (regex.code_ == nullptr) {
     PCRE2_UCHAR8 text[256] = {};

@@ -100,8 +100,7 @@ class Translator {
   };
 
   Status Refuse(std::string_view what) const {
-    return Unsupported(
-        fmt::format("the regular expression {} has {}, which is not supported",
+    return Unsupported(fmt::format("the regular expression {} has {}, which is not supported",
                                    Printable(in_), Escaped(what, kPrintableBytes)));
   }
 

@@ -1,11 +1,8 @@
 #include "text/tokenizer/tokenizer.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "base/check.h"
-#include "base/printable.h"
 #include "text/tokenizer/byte_level.h"
 #include "text/tokenizer/parts.h"
 #include "text/tokenizer/unicode.h"
@@ -85,12 +82,6 @@ class Encoder {
   tok::ModelScratch model_;
 };
 
-// A WorkError of a step as a Status that names the file.
-Status Overrun(const tok::WorkError& error, const std::string& what, std::string_view step) {
-  const std::string where = step.empty() ? "" : fmt::format(" {}:", Escaped(step, 200));
-  return Status(error.code, fmt::format("{}:{} {}", what, where, error.message));
-}
-
 Result<std::vector<int32_t>> EncodeValid(const TokenizerParts& parts, std::string_view text,
                                          const EncodeOptions& options,
                                          const std::vector<Range>* literal) {
@@ -102,7 +93,7 @@ Result<std::vector<int32_t>> EncodeValid(const TokenizerParts& parts, std::strin
   try {
     if (!text.empty()) Encoder(parts, &work, &ids).Run(text, options.parse_special, literal);
   } catch (const tok::WorkError& error) {
-    return Overrun(error, parts.what, work.step());
+    return ToStatus(error, work.step()).Prefixed(parts.what);
   }
   if (options.add_special) ids.insert(ids.end(), parts.suffix.begin(), parts.suffix.end());
   return ids;
@@ -146,15 +137,10 @@ Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view tokenizer_json,
                                                        const std::string& what) {
-  Work work(tokenizer_json.size());
-  try {
-    auto parts = tok::LoadTokenizerJson(tokenizer_json, &work);
-    if (!parts.ok()) return parts.status().Prefixed(what);
-    (*parts)->what = what;
-    return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(*parts)));
-  } catch (const tok::WorkError& error) {
-    return Overrun(error, what, work.step());
-  }
+  auto parts = tok::LoadTokenizerJson(tokenizer_json);
+  if (!parts.ok()) return parts.status().Prefixed(what);
+  (*parts)->what = what;
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(*parts)));
 }
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocab& vocab) {
@@ -170,12 +156,11 @@ Status Tokenizer::HoldBack(std::string_view text) {
     parts_->added.HoldBack(text, &work);
     return {};
   } catch (const tok::WorkError& error) {
-    return Overrun(error, parts_->what, "added_tokens");
+    return ToStatus(error, "added_tokens").Prefixed(parts_->what);
   }
 }
 
-Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
-                                               EncodeOptions options) const {
+Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
   if (tok::IsValidUtf8(text)) return EncodeValid(*parts_, text, options, nullptr);
   return EncodeValid(*parts_, tok::ReplaceInvalidUtf8(text), options, nullptr);
 }
@@ -255,7 +240,7 @@ Result<std::string> StreamDecoder::Push(int32_t id) {
   try {
     impl_->stream.Push(impl_->bytes, &text);
   } catch (const tok::WorkError& error) {
-    return Overrun(error, parts.what, impl_->stream.step());
+    return ToStatus(error, impl_->stream.step()).Prefixed(parts.what);
   }
   return text;
 }
@@ -265,7 +250,7 @@ Result<std::string> StreamDecoder::Flush() {
   try {
     impl_->stream.Flush(&text);
   } catch (const tok::WorkError& error) {
-    return Overrun(error, impl_->parts.what, impl_->stream.step());
+    return ToStatus(error, impl_->stream.step()).Prefixed(impl_->parts.what);
   }
   return text;
 }

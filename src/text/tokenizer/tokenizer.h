@@ -95,8 +95,9 @@ class Tokenizer {
   // normalization, words and merges run over their edges, exactly as in the concatenation. Only
   // the search for special tokens knows of spans: one is found where its text lies wholly in spans
   // that are not literal, so nothing a user writes can become, complete, hide or cut a special
-  // token. The same holds for tokens that are held back. (Other added tokens that are not special, such as runs of spaces, are ordinary text to this.
-  // The white space that a token with lstrip or rstrip swallows may be a user's.)
+  // token. The same holds for tokens that are held back. (Other added tokens that are not special,
+  // such as runs of spaces, are ordinary text to this. The white space that a token with lstrip or
+  // rstrip swallows may be a user's.)
   //
   // Special tokens with `normalized` are looked for in the text as given here, not in the
   // normalized text, when any span is literal.

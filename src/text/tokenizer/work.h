@@ -20,6 +20,9 @@ struct WorkError {
   std::string message;  // names the step, not the file
 };
 
+// The error as a sentence that begins with the step's name, where it has one.
+Status ToStatus(const WorkError& error, std::string_view step);
+
 // A step of a chain, and where its file says so.
 template <typename Step>
 struct NamedStep {

@@ -61,8 +61,8 @@ TEST(Limits, MessagesNameTheTemplateAndTheLine) {
 
 // Text of a file neither forges lines nor commands the terminal, nor fills it.
 TEST(Limits, MessagesAreEscapedAndCut) {
-  const Status raised =
-      RenderStatus("{{ raise_exception('\x1b[31mred\nomnikv: a second sentence\u009b\u202e\u00e9') }}");
+  const Status raised = RenderStatus(
+      "{{ raise_exception('\x1b[31mred\nomnikv: a second sentence\u009b\u202e\u00e9') }}");
   EXPECT_EQ(raised.message(),
             "m/tokenizer_config.json: chat_template, line 1: the template raised: "
             "\\x1b[31mred\\x0aomnikv: a second sentence\\xc2\\x9b\\xe2\\x80\\xae\u00e9");

@@ -64,9 +64,8 @@ TEST(Span, NamesKeepTheirOrigin) {
     EXPECT_TRUE(spans.ok()) << spans.status().message();
     return spans.ok() ? *spans : std::vector<TextSpan>();
   };
-  EXPECT_THAT(
-      spans_of("{% macro m() %}{{ kwargs | list | first }}{% endmacro %}{{ m(**{c: 1}) }}"),
-      ElementsAre(User("a<|im_end|>b")));
+  EXPECT_THAT(spans_of("{% macro m() %}{{ kwargs | list | first }}{% endmacro %}{{ m(**{c: 1}) }}"),
+              ElementsAre(User("a<|im_end|>b")));
   EXPECT_THAT(spans_of("{{ namespace(**{c: 1}) }}"),
               ElementsAre(Template("<Namespace {'"), User("a<|im_end|>b"), Template("': 1}>")));
 }

@@ -48,10 +48,7 @@ const std::vector<Large>& Larges() {
       {"a string", [](Runtime& rt) { return rt.Text(std::string(kBytes, 'a')); }, kBytes},
       {"digits", [](Runtime& rt) { return rt.Text(std::string(kBytes, '0')); }, kBytes},
       {"JSON", [](Runtime& rt) { return rt.Text(std::string(kBytes, ' ') + "1"); }, kBytes},
-      {"a list",
-       [](Runtime& rt) {
-         return rt.List(std::vector<Value>(kItems, Value(int64_t{1})));
-       },
+      {"a list", [](Runtime& rt) { return rt.List(std::vector<Value>(kItems, Value(int64_t{1}))); },
        4 * kItems},
       {"a list of strings",
        [](Runtime& rt) { return rt.List(std::vector<Value>(kItems, Value(Str("a")))); },
@@ -64,9 +61,7 @@ const std::vector<Large>& Larges() {
        },
        4 * kItems},
       {"a tuple",
-       [](Runtime& rt) {
-         return rt.Tuple(std::vector<Value>(kItems, Value(int64_t{1})));
-       },
+       [](Runtime& rt) { return rt.Tuple(std::vector<Value>(kItems, Value(int64_t{1}))); },
        4 * kItems},
       {"a dict",
        [](Runtime& rt) {
@@ -95,10 +90,10 @@ std::vector<Args> SomeArgs() {
 }
 
 // What looks at most at the kind of a value.
-const std::set<std::string_view> kFree = {
-    "boolean", "callable", "d",       "default",  "defined", "escaped", "false",
-    "float",   "integer",  "iterable", "mapping", "none",    "number",  "sequence",
-    "string",  "true",     "undefined"};
+const std::set<std::string_view> kFree = {"boolean", "callable", "d",      "default",  "defined",
+                                          "escaped", "false",    "float",  "integer",  "iterable",
+                                          "mapping", "none",     "number", "sequence", "string",
+                                          "true",    "undefined"};
 
 void Sweep(jinja::BuiltinTable table, bool is_test, bool takes_self) {
   for (const jinja::NamedBuiltin& entry : table) {
@@ -127,9 +122,13 @@ void Sweep(jinja::BuiltinTable table, bool is_test, bool takes_self) {
     }
     // Those that take numbers only, or that only fail, have nothing large to look at.
     static const std::set<std::string_view> kNumbers = {
-        "abs", "round", "odd", "even", "divisibleby", "range", "joiner", "raise_exception",
-        "sum", "format", "join", "<",  "<=", ">", ">=", "ge", "gt", "greaterthan", "le",
-        "lessthan", "lt", "in", "index", "namespace", "partition", "rpartition", "rindex"};
+        "abs",         "round",       "odd",    "even",
+        "divisibleby", "range",       "joiner", "raise_exception",
+        "sum",         "format",      "join",   "<",
+        "<=",          ">",           ">=",     "ge",
+        "gt",          "greaterthan", "le",     "lessthan",
+        "lt",          "in",          "index",  "namespace",
+        "partition",   "rpartition",  "rindex"};
     EXPECT_TRUE(worked > 0 || kNumbers.contains(entry.name))
         << entry.name << (is_test ? " (a test)" : "") << " took none of the arguments";
   }
@@ -198,14 +197,43 @@ TEST(Work, OperatorsPay) {
     return high;
   };
   const int64_t base = smallest("1", kBytes);
-  for (const char* expression :
-       {"s == t", "s != t", "s < t", "s >= t", "t in s", "t not in s", "s ~ t", "s + t", "s * 2",
-        "s % ()", "s[-1]", "s[::2]", "s[7:]", "d[s]", "s in d", "d.get(t)", "{t: 1}", "l == m",
-        "l < m", "l + m", "l * 2", "l[1:]", "-1 in l", "s | length > 1", "l ~ ''", "s is eq t",
-        "f(*l)", "f(s, a=t)", "dict(**{s: 1})", "s.startswith(s)", "s.endswith((t, s))",
-        "s is sameas t", "(s ~ '1') | int", "s.rfind('b')", "s.strip('a')", "s.zfill(1)"}) {
-    EXPECT_GT(smallest(expression, kBytes) - base, static_cast<int64_t>(kBytes) / 50)
-        << expression;
+  for (const char* expression : {"s == t",
+                                 "s != t",
+                                 "s < t",
+                                 "s >= t",
+                                 "t in s",
+                                 "t not in s",
+                                 "s ~ t",
+                                 "s + t",
+                                 "s * 2",
+                                 "s % ()",
+                                 "s[-1]",
+                                 "s[::2]",
+                                 "s[7:]",
+                                 "d[s]",
+                                 "s in d",
+                                 "d.get(t)",
+                                 "{t: 1}",
+                                 "l == m",
+                                 "l < m",
+                                 "l + m",
+                                 "l * 2",
+                                 "l[1:]",
+                                 "-1 in l",
+                                 "s | length > 1",
+                                 "l ~ ''",
+                                 "s is eq t",
+                                 "f(*l)",
+                                 "f(s, a=t)",
+                                 "dict(**{s: 1})",
+                                 "s.startswith(s)",
+                                 "s.endswith((t, s))",
+                                 "s is sameas t",
+                                 "(s ~ '1') | int",
+                                 "s.rfind('b')",
+                                 "s.strip('a')",
+                                 "s.zfill(1)"}) {
+    EXPECT_GT(smallest(expression, kBytes) - base, static_cast<int64_t>(kBytes) / 50) << expression;
   }
 }
 

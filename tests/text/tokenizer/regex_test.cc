@@ -110,17 +110,17 @@ TEST(Regex, HostilePatternsEnd) {
     return std::string();
   };
   const std::string text(5000, 'a');
-  EXPECT_EQ(error("(a+)+\\x01", text),
-            "the regular expression '(a+)+\\x01' takes longer than the limits allow");
-  EXPECT_NE(error("(?:a?){30}a{30}\\x01", text), "");
+  EXPECT_EQ(error("(a+)+[bc]", text),
+            "the regular expression '(a+)+[bc]' takes longer than the limits allow");
+  EXPECT_NE(error("(?:a?){30}a{30}[bc]", text), "");
   // Just below the limit of one place, at each place.
   EXPECT_NE(error("(?:(?:a|a){20}\\x01|.)", text), "");
   EXPECT_EQ(error("(?:(?:a|a){4}\\x01|.)", text), "");
   // And in each of many texts.
-  EXPECT_EQ(error("(?:a|a){16}\\x01", std::string(16, 'a')), "");
-  EXPECT_NE(error("(?:a|a){16}\\x01", std::string(16, 'a'), 100000), "");
+  EXPECT_EQ(error("(?:a|a){16}[bc]", std::string(20, 'a')), "");
+  EXPECT_NE(error("(?:a|a){16}[bc]", std::string(20, 'a'), 100000), "");
   // A control character on the screen is no part of a message.
-  EXPECT_EQ(error("(a+)+\x1b", text).find('\x1b'), std::string::npos);
+  EXPECT_EQ(error("(a+)+[\x1b]", text).find('\x1b'), std::string::npos);
   EXPECT_EQ(Matches(R"((?:(?:a|b)c?)*)", std::string(1 << 20, 'a')).size(), 1u);
 }
 

@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   omnikv::RenderLimits limits;
-  limits.max_steps = 100'000;
+  limits.max_work = 10'000'000;
   limits.max_bytes = 4 << 20;
   const auto spans = parsed->Render(input, limits);
   if (!spans.ok()) {

@@ -76,15 +76,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const Tokenizer& t = **loaded;
   OKV_CHECK(t.vocab_size() == static_cast<int32_t>(v.tokens.size()));
-  const std::vector<int32_t> encoded = t.Encode(text);
-  for (const int32_t id : encoded) OKV_CHECK(id >= 0 && id < t.vocab_size());
-  OKV_CHECK(tok::IsValidUtf8(t.Decode(encoded, true)));
+  const auto encoded = t.Encode(text);
+  if (!encoded.ok()) {
+    OKV_CHECK(encoded.status().message().size() > 6);
+    return 0;
+  }
+  for (const int32_t id : *encoded) OKV_CHECK(id >= 0 && id < t.vocab_size());
+  const auto decoded = t.Decode(*encoded, true);
+  OKV_CHECK(!decoded.ok() || tok::IsValidUtf8(*decoded));
   // Text that is not parsed gives no special token but the unknown one.
-  for (const int32_t id : t.EncodeSpans({{text, true}}, false)) {
+  const auto literal = t.EncodeSpans({{text, true}}, false);
+  OKV_CHECK(literal.ok());
+  for (const int32_t id : *literal) {
     OKV_CHECK(!t.IsSpecial(id) || id == v.unk || t.IdToToken(id).starts_with("<0x"));
   }
   std::vector<int32_t> all;
   for (int32_t id = -1; id <= t.vocab_size(); ++id) all.push_back(id);
-  OKV_CHECK(tok::IsValidUtf8(t.Decode(all, false)));
+  const auto all_decoded = t.Decode(all, false);
+  OKV_CHECK(!all_decoded.ok() || tok::IsValidUtf8(*all_decoded));
   return 0;
 }

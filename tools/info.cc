@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/printable.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "flags.h"
@@ -98,13 +99,13 @@ nlohmann::ordered_json ModelJson(const ModelFiles& files) {
 void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan,
                const MemoryNeeds& needs) {
   const auto& m = json["model"];
-  fmt::print(
-      "{}: {} \"{}\", {} layers, d {}, {}/{} heads of {}, FFN {}, vocabulary {}, context {}\n",
-      m["path"].get<std::string>(), m["family"].get<std::string>(), m["name"].get<std::string>(),
-      m["layers"].get<int>(), m["d_model"].get<int>(), m["heads"].get<int>(),
-      m["kv_heads"].get<int>(), m["head_dim"].get<int>(), m["ffn"].get<int>(),
-      m["vocab"].get<int>(), m["max_context"].get<int64_t>());
-  for (const auto& note : json["notes"]) fmt::print("note: {}\n", note.get<std::string>());
+  fmt::print("{}: {} {}, {} layers, d {}, {}/{} heads of {}, FFN {}, vocabulary {}, context {}\n",
+             Escaped(m["path"].get<std::string>()), m["family"].get<std::string>(),
+             Printable(m["name"].get<std::string>()), m["layers"].get<int>(),
+             m["d_model"].get<int>(), m["heads"].get<int>(), m["kv_heads"].get<int>(),
+             m["head_dim"].get<int>(), m["ffn"].get<int>(), m["vocab"].get<int>(),
+             m["max_context"].get<int64_t>());
+  for (const auto& note : json["notes"]) fmt::print("note: {}\n", Escaped(note.get<std::string>()));
   fmt::print("device: {}\n", json["device"].get<std::string>());
   for (const std::string& line : PlanLines(needs)) fmt::print("{}\n", line);
   fmt::print("K/V in {}, {} a token\n", DTypeName(plan.kv_dtype), HumanBytes(plan.kv_per_token));
@@ -112,7 +113,8 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan,
              "read per step", "dense layers", "what it does");
   for (const auto& p : json["policies"]) {
     if (p.contains("cannot_run")) {
-      fmt::print("{:<14} {}\n", p["name"].get<std::string>(), p["cannot_run"].get<std::string>());
+      fmt::print("{:<14} {}\n", p["name"].get<std::string>(),
+                 Escaped(p["cannot_run"].get<std::string>()));
       continue;
     }
     fmt::print("{:<14} {:>13} {:>13} {:>13} {:>13}  {}\n", p["name"].get<std::string>(),

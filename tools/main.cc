@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 
+#include "base/printable.h"
 #include "command_line.h"
 #include "flags.h"
 #include "omnikv/version.h"
@@ -56,6 +57,6 @@ int main(int argc, char** argv) {
   using namespace omnikv;
   Status status = tools::RunAndCatch(argc, argv);
   if (const Status out = tools::FlushStdout(); !out.ok()) status = out;
-  if (!status.ok()) fmt::print(stderr, "omnikv: {}\n", status.message());
+  if (!status.ok()) fmt::print(stderr, "omnikv: {}\n", Escaped(status.message(), 4000));
   return status.ExitCode();
 }

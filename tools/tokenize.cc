@@ -54,7 +54,8 @@ Status Tokenize(const TokenizeFlags& f) {
     }
     ids.push_back(id.get<int32_t>());
   }
-  const std::string decoded = model.tokenizer->Decode(ids, /*skip_special=*/false);
+  OKV_ASSIGN_OR_RETURN(const std::string decoded,
+                       model.tokenizer->Decode(ids, /*skip_special=*/false));
   std::fwrite(decoded.data(), 1, decoded.size(), stdout);
   return {};
 }

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdio>
 
+#include "base/printable.h"
+
 namespace omnikv {
 namespace {
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
@@ -16,7 +18,7 @@ LogLevel GetLogLevel() {
 }
 
 void LogLine(LogLevel level, const std::string& line) {
-  if (GetLogLevel() >= level) fmt::print(stderr, "{}\n", line);
+  if (GetLogLevel() >= level) fmt::print(stderr, "{}\n", Escaped(line));
 }
 
 std::string HumanBytes(size_t bytes) {

@@ -82,7 +82,7 @@ Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string
   input.bos_token = text.bos_token;
   input.eos_token = text.eos_token;
   auto spans = text.chat_template->Render(input);
-  if (!spans.ok()) return spans.status().Prefixed("chat template of " + model);
+  if (!spans.ok()) return spans.status();
   bytes = 0;  // a template may repeat what it is given
   for (const TextSpan& span : *spans) bytes += span.text.size();
   OKV_RETURN_IF_ERROR(CheckTextSize(bytes));

@@ -481,7 +481,12 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
       result.finish_reason = FinishReason::kStop;
       break;
     }
-    if (decoder != nullptr) emit(text.Push(decoder->Push(token)));
+    if (decoder != nullptr) {
+      const Result<std::string> piece = decoder->Push(token);
+      failure = piece.status();
+      if (!failure.ok()) break;
+      emit(text.Push(*piece));
+    }
     if (text.stopped()) {
       result.finish_reason = FinishReason::kStop;
       break;
@@ -492,7 +497,8 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
   random_ = {.seed = options.sampling.seed, .state = sampler.meta().random};
   if (!failure.ok()) return failure;
   if (decoder != nullptr && !text.stopped()) {
-    emit(text.Push(decoder->Flush()));
+    OKV_ASSIGN_OR_RETURN(const std::string rest, decoder->Flush());
+    emit(text.Push(rest));
     emit(text.Flush());
   }
   stats_.decode_seconds = Seconds(start);

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "io/printable.h"
+#include "base/printable.h"
 
 namespace omnikv {
 namespace {

@@ -12,12 +12,14 @@
 #include <tuple>
 #include <utility>
 
-#include "io/printable.h"
+#include "base/printable.h"
 
 namespace omnikv {
 namespace {
 
 constexpr size_t kMaxJsonBytes = 100'000'000;  // the reference implementation's limit for headers
+// Of an index; a map of them takes some 250 bytes each. The largest published have 200,000.
+constexpr size_t kMaxIndexTensors = 1'000'000;
 constexpr size_t kMaxRank = 16;
 constexpr size_t kMaxIndexDepth = 32;
 
@@ -253,6 +255,10 @@ class IndexReader final : public JsonReader {
     if (odd || file.empty() || file == "." || file == "..") {
       return Complain(fmt::format("weight_map places {} in {}, expected a file of the same folder",
                                   Printable(tensor_), Printable(file)));
+    }
+    if (weight_map_.size() == kMaxIndexTensors) {
+      return Complain(
+          fmt::format("weight_map has more than {} tensors, expected fewer", kMaxIndexTensors));
     }
     if (!weight_map_.emplace(tensor_, std::move(file)).second) {
       return Complain(fmt::format("weight_map has {} twice, expected it once", Printable(tensor_)));

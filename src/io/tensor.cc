@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "io/printable.h"
+#include "base/printable.h"
 
 namespace omnikv {
 namespace {

@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 
-#include "io/printable.h"
+#include "base/printable.h"
 #include "model/limits.h"
 #include "model/loader.h"
 

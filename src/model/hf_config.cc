@@ -7,8 +7,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
+#include "base/printable.h"
 #include "io/mmap_file.h"
-#include "io/printable.h"
 #include "model/limits.h"
 #include "model/loader.h"
 
@@ -19,6 +20,7 @@ using Json = nlohmann::json;
 using Limits = ModelLimits;
 
 constexpr size_t kMaxEndTokens = 1024;
+constexpr size_t kMaxJsonBytes = size_t{64} << 20;  // of a file; published ones have below 5 MB
 
 // A value as a message shows it.
 std::string Show(const Json& value) {
@@ -71,15 +73,13 @@ std::optional<int64_t> OrRequired(int64_t value) {
 
 Result<Json> ReadJsonFile(const std::string& path) {
   OKV_ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(path));
-  const char* begin = reinterpret_cast<const char*>(file.data());
-  try {
-    return Json::parse(begin, begin + file.size());
-  } catch (const Json::parse_error& error) {
+  if (file.size() > kMaxJsonBytes) {
     return Corrupt(
-        fmt::format("{}: is not JSON from byte {} of {} on", path, error.byte, file.size()));
-  } catch (const Json::exception& error) {  // a number that no double holds
-    return Corrupt(fmt::format("{}: is not JSON that can be read ({})", path, error.what()));
+        fmt::format("{}: has {} bytes, expected at most {}", path, file.size(), kMaxJsonBytes));
   }
+  auto json = ParseJson({reinterpret_cast<const char*>(file.data()), file.size()});
+  if (!json.ok()) return json.status().Prefixed(path);
+  return json;
 }
 
 JsonFields::JsonFields(std::string file, const Json* object, Status* status, std::string prefix)

@@ -167,8 +167,15 @@ Result<ModelText> LoadGgufText(const GgufFile& file) {
 }  // namespace
 
 Result<ModelText> LoadText(const ModelFiles& files) {
-  if (files.gguf) return LoadGgufText(static_cast<const GgufFile&>(*files.tensors));
-  return LoadHfText(files.path);
+  Result<ModelText> text = files.gguf ? LoadGgufText(static_cast<const GgufFile&>(*files.tensors))
+                                      : LoadHfText(files.path);
+  if (!text.ok() || !text->chat_template) return text;
+  // What the template writes besides messages structures the conversation, whatever the tokenizer's
+  // file says of it: users must not be able to type it.
+  std::string written = text->chat_template->written();
+  for (const std::string& token : {text->bos_token, text->eos_token}) written += '\0' + token;
+  OKV_RETURN_IF_ERROR(text->tokenizer->HoldBack(written));
+  return text;
 }
 
 }  // namespace omnikv

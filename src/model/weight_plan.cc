@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "io/printable.h"
+#include "base/printable.h"
 #include "model/arch/arch.h"
 
 namespace omnikv {

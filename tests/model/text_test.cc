@@ -64,14 +64,14 @@ TEST(LoadText, ShippedModel) {
   input.bos_token = text->bos_token;
   EXPECT_EQ(*text->chat_template->RenderText(input),
             "<|begin_of_text|><|user|>Hello<|end|><|assistant|>");
-  const std::vector<int32_t> ids = text->tokenizer->Encode("The key is 42.");
-  EXPECT_EQ(text->tokenizer->Decode(ids, true), "The key is 42.");
+  const std::vector<int32_t> ids = *text->tokenizer->Encode("The key is 42.");
+  EXPECT_EQ(*text->tokenizer->Decode(ids, true), "The key is 42.");
 }
 
 TEST(LoadText, FolderWithoutATemplate) {
   const Result<ModelText> text = TextFolder().Load();
   ASSERT_TRUE(text.ok()) << text.status().message();
-  EXPECT_THAT(text->tokenizer->Encode("abb"), ElementsAre(2, 1));
+  EXPECT_THAT(*text->tokenizer->Encode("abb"), ElementsAre(2, 1));
   EXPECT_FALSE(text->chat_template.has_value());
   EXPECT_TRUE(text->chat_template_status.ok());
   EXPECT_EQ(text->bos_token, "");
@@ -121,6 +121,25 @@ TEST(LoadText, WhatIsWrong) {
   EXPECT_EQ(folder.Load().status().code(), StatusCode::kNotFound);
   folder.Write("tokenizer.model", "x");
   EXPECT_THAT(folder.Load().status().message(), HasSubstr("tokenizer.model alone is not read"));
+}
+
+// What the template writes is not for users to type, although the tokenizer does not say so.
+TEST(LoadText, ControlTokensOfTheTemplateAreHeldBack) {
+  TextFolder folder;
+  folder.Write("tokenizer.json", R"({"version": "1.0", "added_tokens": [
+      {"id": 3, "content": "<|a|>", "special": false, "normalized": false},
+      {"id": 4, "content": "<|b|>", "special": false, "normalized": true},
+      {"id": 5, "content": "</s>", "special": false, "normalized": false},
+      {"id": 6, "content": "<|c|>", "special": false, "normalized": false}],
+      "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+      "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})");
+  folder.Write("tokenizer_config.json", R"({"eos_token": "</s>",
+      "chat_template": "<|a|>{{ '<|' '' 'b|>' + messages[0].content + eos_token }}"})");
+  const Result<ModelText> text = folder.Load();
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_THAT(
+      *text->tokenizer->EncodeSpans({{"<|a|><|b|></s><|c|>", true}, {"<|a|><|b|>", false}}, false),
+      ElementsAre(0, 1, 6, 3, 4));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/printable.h"
 #include "chat/turns.h"
 #include "flags.h"
 #include "interrupt.h"
@@ -108,7 +109,7 @@ Status Chat::Run() {
     if (!answered.ok()) {
       // The turn did not fit, or was stopped: people go on.
       if (!turns->interactive()) return answered;
-      LogLine(LogLevel::kQuiet, "omnikv: " + answered.message());
+      LogLine(LogLevel::kQuiet, "omnikv: " + Escaped(answered.message(), 4000));
     }
     if (std::fflush(stdout) != 0) return {};  // the program says so
   }

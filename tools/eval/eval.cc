@@ -203,11 +203,14 @@ Status MakeDocumentFiles(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const ModelText model, LoadText(files));
+  Status counted;  // not ok: a text that could not be encoded
   const auto count = [&](std::string_view text) {
-    return static_cast<int64_t>(
-        model.tokenizer->Encode(text, {.add_special = false, .parse_special = false}).size());
+    const auto ids = model.tokenizer->Encode(text, {.add_special = false, .parse_special = false});
+    if (!ids.ok()) counted = ids.status();
+    return ids.ok() ? static_cast<int64_t>(ids->size()) : f.tokens;
   };
   OKV_ASSIGN_OR_RETURN(const Document document, MakeDocument(Spec(f, f.seed, f.tokens, count)));
+  OKV_RETURN_IF_ERROR(counted);
   return SaveDocument(document, f.out);
 }
 

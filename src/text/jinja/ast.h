@@ -125,7 +125,7 @@ struct SliceExpr : Expr {  // object[begin:end:step], each part may be null
 
 struct CallArgs {
   std::vector<ExprPtr> positional;
-  std::vector<std::pair<std::string, ExprPtr>> named;
+  std::vector<std::pair<Str, ExprPtr>> named;
   ExprPtr star;         // *list, or null
   ExprPtr double_star;  // **dict, or null
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string_view>
 
 #include "text/jinja/value.h"
@@ -21,12 +22,15 @@ const NamedBuiltin* FindTest(std::string_view name);
 const NamedBuiltin* FindMethod(const Value& self, std::string_view name);
 const NamedBuiltin* FindFunction(std::string_view name);
 
-// Parts of FindFilter: on text and numbers, and on collections.
-const NamedBuiltin* FindScalarFilter(std::string_view name);
-const NamedBuiltin* FindSequenceFilter(std::string_view name);
+// All there are of a kind, for tests that go through them.
+using BuiltinTable = std::span<const NamedBuiltin>;
+BuiltinTable ScalarFilters();    // on text and numbers
+BuiltinTable SequenceFilters();  // on collections
+BuiltinTable Tests();
+BuiltinTable Functions();
+std::array<BuiltinTable, 4> Methods();  // of strings, lists, tuples, dicts
 
-template <size_t N>
-const NamedBuiltin* FindIn(const std::array<NamedBuiltin, N>& table, std::string_view name) {
+inline const NamedBuiltin* FindIn(BuiltinTable table, std::string_view name) {
   for (const NamedBuiltin& entry : table) {
     if (entry.name == name) return &entry;
   }

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/own_stack.h"
+#include "base/printable.h"
 #include "text/jinja/interpreter.h"
 #include "text/jinja/parser.h"
 
@@ -16,7 +18,8 @@ namespace {
 using jinja::Value;
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMaxSource = size_t{4} << 20;  // bytes; the largest published one has 20 KB
+constexpr size_t kMaxSource = size_t{1} << 20;  // bytes; the largest published one has 20 KB
+constexpr size_t kShownBytes = 1000;            // of a sentence, which may hold text of the file
 
 // What a template calls the input; extra variables cannot take these names.
 constexpr std::array<std::string_view, 5> kOwnNames = {"messages", "tools", "add_generation_prompt",
@@ -100,9 +103,19 @@ std::vector<std::pair<std::string_view, Value>> Variables(jinja::Runtime& rt,
 
 }  // namespace
 
+// It may nest deeply, so it is made, walked and let go of on a stack of its own.
 struct ChatTemplate::Tree {
   std::string what;
+  std::string written;
   jinja::Block block;
+
+  static std::shared_ptr<Tree> New(const std::string& what) {
+    return {new Tree{what, {}, {}}, [](Tree* tree) {
+              if (!RunOnOwnStack([&] { delete tree; }).ok()) delete tree;
+            }};
+  }
+  Status Parse(std::string_view source);
+  Result<std::vector<TextSpan>> Render(const ChatInput& input, const RenderLimits& limits) const;
 };
 
 Result<ChatTemplate> ChatTemplate::Parse(std::string source, const std::string& what) {
@@ -110,13 +123,32 @@ Result<ChatTemplate> ChatTemplate::Parse(std::string source, const std::string& 
     return Corrupt(fmt::format("{}: the template has {} bytes, at most {} are allowed", what,
                                source.size(), kMaxSource));
   }
+  const std::shared_ptr<Tree> tree = Tree::New(what);
+  Status parsed;
+  const Status ran = RunOnOwnStack([&] { parsed = tree->Parse(source); });
+  OKV_RETURN_IF_ERROR(ran.Prefixed(what));
+  OKV_RETURN_IF_ERROR(parsed);
+  return ChatTemplate(tree);
+}
+
+Status ChatTemplate::Tree::Parse(std::string_view source) {
   try {
-    auto tree = std::make_shared<Tree>();
-    tree->what = what;
-    tree->block = jinja::Parse(source);
-    return ChatTemplate(std::move(tree));
+    std::vector<jinja::Token> tokens = jinja::Tokenize(source);
+    jinja::TokenKind last = jinja::TokenKind::kEnd;
+    for (const jinja::Token& token : tokens) {
+      // String constants side by side are one.
+      const bool joins = last == jinja::TokenKind::kString && token.kind == last;
+      if (!joins && !written.empty() && written.back() != 0) written += '\0';
+      last = token.kind;
+      if (last == jinja::TokenKind::kData || last == jinja::TokenKind::kString) {
+        written += token.text;
+      }
+    }
+    block = jinja::Parse(std::move(tokens));
+    return {};
   } catch (const jinja::SyntaxError& e) {
-    return Status(e.code, fmt::format("{}, line {}: {}", what, e.line, e.message));
+    return Status(e.code,
+                  fmt::format("{}, line {}: {}", what, e.line, Escaped(e.message, kShownBytes)));
   } catch (const std::bad_alloc&) {
     return ResourceExhausted(fmt::format("{}: memory ran out while parsing the template", what));
   }
@@ -124,21 +156,32 @@ Result<ChatTemplate> ChatTemplate::Parse(std::string source, const std::string& 
 
 Result<std::vector<TextSpan>> ChatTemplate::Render(const ChatInput& input,
                                                    const RenderLimits& limits) const {
-  jinja::Runtime rt(jinja::Budget(limits.max_steps, limits.max_bytes), limits.max_depth,
+  Result<std::vector<TextSpan>> spans = Failed("");
+  const Status ran = RunOnOwnStack([&] { spans = tree_->Render(input, limits); });
+  OKV_RETURN_IF_ERROR(ran.Prefixed(tree_->what));
+  return spans;
+}
+
+Result<std::vector<TextSpan>> ChatTemplate::Tree::Render(const ChatInput& input,
+                                                         const RenderLimits& limits) const {
+  jinja::Runtime rt(jinja::Budget(limits.max_work, limits.max_bytes), limits.max_depth,
                     input.now ? *input.now : LocalTime());
   try {
-    OKV_RETURN_IF_ERROR(CheckInput(input).Prefixed(tree_->what));
-    jinja::Interpreter interpreter(rt, tree_->block);
+    OKV_RETURN_IF_ERROR(CheckInput(input).Prefixed(what));
+    jinja::Interpreter interpreter(rt, block);
     return interpreter.Run(Variables(rt, input)).Spans();
   } catch (const jinja::Error& e) {
     const std::string where = rt.line == 0 ? "" : fmt::format(", line {}", rt.line);
-    return Status(e.code, fmt::format("{}{}: {}", tree_->what, where, e.message));
+    return Status(e.code, fmt::format("{}{}: {}", what, where, Escaped(e.message, kShownBytes)));
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted(fmt::format("{}: memory ran out while rendering", tree_->what));
+    return ResourceExhausted(fmt::format("{}: memory ran out while rendering", what));
   } catch (const Json::exception& e) {
-    return InvalidArgument(
-        fmt::format("{}: the input is no proper JSON: {}", tree_->what, e.what()));
+    return InvalidArgument(fmt::format("{}: the input is no proper JSON: {}", what, e.what()));
   }
+}
+
+const std::string& ChatTemplate::written() const {
+  return tree_->written;
 }
 
 Result<std::string> ChatTemplate::RenderText(const ChatInput& input) const {

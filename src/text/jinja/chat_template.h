@@ -16,8 +16,9 @@
 // ordinary text is to be tokenized as if the spans were one string.
 //
 // **Trust.** Templates come with untrusted models. They reach nothing but their input; parsing and
-// rendering are bounded in depth, steps and memory, and end in a Status. They use less than 512 KiB
-// of stack (x86-64, release build).
+// rendering are bounded in depth, work and memory, and end in a Status, whose sentence shows text
+// of the template or of the input only escaped and cut. They run on a stack of their own, whatever
+// that of the caller.
 #pragma once
 
 #include <cstdint>
@@ -52,11 +53,11 @@ struct ChatInput {
 };
 
 // What one rendering may cost. The defaults are far above any published template on a million
-// tokens of text, and end within seconds.
+// tokens of text, and end within about a second.
 struct RenderLimits {
-  int64_t max_steps = 50'000'000;  // nodes evaluated, items walked, 64-byte pieces searched
-  int64_t max_bytes = 512 << 20;   // of all text and values made, not only of the result
-  int max_depth = 1000;            // of nested evaluation, macros included
+  int64_t max_work = 1'000'000'000;  // about a nanosecond each: see Budget in str.h
+  int64_t max_bytes = 512 << 20;     // of all text and values made, not only of the result
+  int max_depth = 1000;              // of nested evaluation, macros included
 };
 
 // A parsed template. Copies share the tree. Immutable: Render may run in many threads at once.
@@ -75,6 +76,10 @@ class ChatTemplate {
 
   // The spans of Render as one string, for display and for comparison.
   Result<std::string> RenderText(const ChatInput& input) const;
+
+  // What the template itself can write out: its text outside of tags and its string constants, one
+  // after the other with NUL between.
+  const std::string& written() const;
 
  private:
   struct Tree;

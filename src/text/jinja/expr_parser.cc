@@ -442,9 +442,9 @@ CallArgs ExprParser::Arguments() {
       if (args.star) Wrong("a call has two '*'");
       args.star = Expression();
     } else if (Now().kind == TokenKind::kName && Ahead().Is(TokenKind::kOperator, "=")) {
-      std::string name = ExpectName();
+      const Str name(ExpectName());
       Next();
-      args.named.emplace_back(std::move(name), Expression());
+      args.named.emplace_back(name, Expression());
     } else {
       if (args.star || !args.named.empty()) {
         Wrong("a positional argument follows '*' or a named argument");

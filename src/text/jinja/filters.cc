@@ -59,6 +59,7 @@ Value Title(Runtime& rt, const Value& self, const Args& args) {
   const Params params("title", args, {});
   const Str s = WithoutMarkup(rt, ToStr(rt, self));
   const std::string_view text = s.text();
+  rt.budget.LookUp(text.size());
   StrBuilder out(&rt.budget);
   size_t rest = 0;  // where the lower-case part of the word begins
   bool at_start = true;
@@ -72,7 +73,7 @@ Value Title(Runtime& rt, const Value& self, const Args& args) {
     } else {
       AppendLowerAt(&mapped, text.substr(rest), pos - rest);
     }
-    out.Append(mapped, s.LiteralAt(pos));
+    out.AppendLike(mapped, s, pos);
     at_start = IsSpace(c.code) || (c.code < 0x80 && "-({[<"sv.find(static_cast<char>(c.code)) !=
                                                         std::string_view::npos);
     pos += c.size;
@@ -105,7 +106,7 @@ Value Format(Runtime& rt, const Value& self, const Args& args) {
   }
   if (!args.positional.empty()) Fail("format takes positional or named arguments, not both");
   DictBuilder dict(rt);
-  for (const auto& [name, value] : args.named) dict.Set(rt.Text(name), value);
+  for (const auto& [name, value] : args.named) dict.Set(Value(name), value);
   return Value(FormatPrintf(rt, ToStr(rt, self), std::move(dict).Build()));
 }
 
@@ -148,7 +149,7 @@ Value Truncate(Runtime& rt, const Value& self, const Args& args) {
   const auto end_length = static_cast<int64_t>(CountChars(end.text()));
   if (length < end_length) Fail("truncate to {} characters leaves no room for the end", length);
   if (leeway < 0) Fail("truncate takes no leeway of {}", leeway);
-  if (Length(self) - leeway <= length) return self;
+  if (Length(rt, self) - leeway <= length) return self;
   const size_t cut = ByteOffset(s.text(), static_cast<size_t>(length - end_length));
   Str kept = Slice(rt.budget, s, 0, cut);
   if (!params.Bool(1, false)) {
@@ -165,7 +166,7 @@ Value WordCount(Runtime& rt, const Value& self, const Args& args) {
   const Params params("wordcount", args, {});
   const Str s = ToStr(rt, self);
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.LookUp(text.size());
   int64_t n = 0;
   bool in_word = false;
   for (size_t pos = 0; pos < text.size();) {
@@ -206,13 +207,16 @@ Value ToJsonFilter(Runtime& rt, const Value& self, const Args& args) {
   return Value(ToJson(rt, self, style));
 }
 
+constexpr size_t kMaxFromJson = size_t{1} << 24;  // bytes; the budget ends long before
+
 // Not in transformers; some published templates use it on arguments that come as JSON text.
 Value FromJsonFilter(Runtime& rt, const Value& self, const Args& args) {
   const Params params("from_json", args, {});
   if (!self.str()) Fail("from_json takes a string, not {}", Described(self));
   // The parser compares each key of an object with all before it.
   const size_t size = self.str()->size();
-  rt.budget.Step(size / 64 * (size / 64) + 1);
+  rt.budget.Work(size > kMaxFromJson ? SIZE_MAX : size * size / 64 + 64 * size);
+  rt.budget.Bytes(32 * size);
   const auto json = nlohmann::ordered_json::parse(self.str()->text(), nullptr, false);
   if (json.is_discarded()) Fail("from_json got text that is not JSON");
   return FromJson(rt, json, self.str()->AnyLiteral());
@@ -227,13 +231,14 @@ Value Abs(Runtime&, const Value& self, const Args& args) {
   return *positive.integer() < 0 ? Negate(positive) : positive;
 }
 
-Value Int(Runtime&, const Value& self, const Args& args) {
+Value Int(Runtime& rt, const Value& self, const Args& args) {
   const Params params("int", args, {"default", "base"});
   if (self.undefined()) Fail("{}", WhyUndefined(self));
   if (self.integer()) return self;
   if (const bool* b = self.boolean()) return Value(int64_t{*b});
   std::optional<double> number;
   if (const Str* s = self.str()) {
+    rt.budget.LookUp(s->size());
     const int64_t base = params.Int(1, 10);
     const bool known = base == 0 || (base >= 2 && base <= 36);
     const auto exact = ParseInt(s->text(), known ? static_cast<int>(base) : 1);
@@ -248,13 +253,14 @@ Value Int(Runtime&, const Value& self, const Args& args) {
   return params.Find(0) ? params.Get(0) : Value(int64_t{0});
 }
 
-Value Float(Runtime&, const Value& self, const Args& args) {
+Value Float(Runtime& rt, const Value& self, const Args& args) {
   const Params params("float", args, {"default"});
   if (self.undefined()) Fail("{}", WhyUndefined(self));
   if (self.real()) return self;
   if (const int64_t* i = self.integer()) return Value(static_cast<double>(*i));
   if (const bool* b = self.boolean()) return Value(*b ? 1.0 : 0.0);
   if (self.str()) {
+    rt.budget.LookUp(self.str()->size());
     if (const auto number = ParseFloat(self.str()->text())) return Value(*number);
   }
   return params.Find(0) ? params.Get(0) : Value(0.0);
@@ -304,7 +310,7 @@ Value Attr(Runtime& rt, const Value& self, const Args& args) {
   const Params params("attr", args, {"name"}, 1);
   // Of a dict only its methods: unlike self.name, this does not look at keys.
   if (self.dict() && !FindMethod(self, params.Text(0).text())) {
-    return MakeUndefined("a dict has attributes only for its methods");
+    return MakeUndefined(rt, "a dict has attributes only for its methods");
   }
   return GetAttr(rt, self, params.Text(0).text());
 }
@@ -314,8 +320,8 @@ constexpr auto kFilters = std::to_array<NamedBuiltin>({
     {"attr"sv, Attr},
     {"capitalize"sv, ChangeCase<Case::kCapitalize>},
     {"center"sv, Center},
-    {"d"sv, Default},
-    {"default"sv, Default},
+    {"d"sv, {Default, Builtin::Reads::kKind}},
+    {"default"sv, {Default, Builtin::Reads::kKind}},
     {"e"sv, EscapeFilter},
     {"escape"sv, EscapeFilter},
     {"float"sv, Float},
@@ -339,13 +345,13 @@ constexpr auto kFilters = std::to_array<NamedBuiltin>({
 
 }  // namespace
 
-const NamedBuiltin* FindScalarFilter(std::string_view name) {
-  return FindIn(kFilters, name);
+BuiltinTable ScalarFilters() {
+  return kFilters;
 }
 
 const NamedBuiltin* FindFilter(std::string_view name) {
-  const NamedBuiltin* filter = FindScalarFilter(name);
-  return filter ? filter : FindSequenceFilter(name);
+  const NamedBuiltin* filter = FindIn(kFilters, name);
+  return filter ? filter : FindIn(SequenceFilters(), name);
 }
 
 }  // namespace omnikv::jinja

@@ -59,7 +59,7 @@ std::vector<std::pair<Value, Value>> Entries(Runtime& rt, std::string_view calle
       }
     }
   }
-  for (const auto& [name, value] : args.named) entries.emplace_back(rt.Text(name), value);
+  for (const auto& [name, value] : args.named) entries.emplace_back(Value(name), value);
   return entries;
 }
 
@@ -73,7 +73,7 @@ Value MakeNamespace(Runtime& rt, const Value&, const Args& args) {
   Namespace* ns = rt.NewNamespace();
   for (auto& [key, value] : Entries(rt, "namespace", args)) {
     if (!key.str()) Fail("namespace got {} as the name of an attribute", Described(key));
-    rt.SetAttribute(ns, key.str()->text(), value);
+    rt.SetAttribute(ns, *key.str(), value);
   }
   return Value(ns);
 }
@@ -81,8 +81,8 @@ Value MakeNamespace(Runtime& rt, const Value&, const Args& args) {
 Value JoinerCall(Runtime& rt, const Value& self, const Args& args) {
   const Params params("a joiner", args, {});
   Namespace* state = self.ns();
-  if (Truthy(*state->Find("used"))) return *state->Find("separator");
-  rt.SetAttribute(state, "used", Value(true));
+  if (Truthy(*state->Find(rt, "used"))) return *state->Find(rt, "separator");
+  rt.SetAttribute(state, Str("used"), Value(true));
   return Value(Str());
 }
 
@@ -90,8 +90,8 @@ Value JoinerCall(Runtime& rt, const Value& self, const Args& args) {
 Value MakeJoiner(Runtime& rt, const Value&, const Args& args) {
   const Params params("joiner", args, {"sep"});
   Namespace* state = rt.NewNamespace();
-  rt.SetAttribute(state, "separator", params.Find(0) ? params.Get(0) : Value(Str(", ")));
-  rt.SetAttribute(state, "used", Value(false));
+  rt.SetAttribute(state, Str("separator"), params.Find(0) ? params.Get(0) : Value(Str(", ")));
+  rt.SetAttribute(state, Str("used"), Value(false));
   return Value(std::make_shared<const Callable>(Callable{"joiner", JoinerCall, Value(state)}));
 }
 
@@ -101,37 +101,39 @@ Value RaiseException(Runtime& rt, const Value&, const Args& args) {
 }
 
 // strftime directive by directive, so that no text of a template is a format for the C library.
-std::string FormatTime(const std::tm& time, std::string_view format) {
+Str FormatTime(Runtime& rt, std::string_view format, bool literal) {
   constexpr std::string_view kDirectives = "aAbBcCdDeFgGhHIjmMnprRStTuUVwWxXyY%";
-  std::string out;
+  StrBuilder out(&rt.budget);
   for (size_t pos = 0; pos < format.size(); ++pos) {
     if (format[pos] != '%') {
-      out.push_back(format[pos]);
+      out.Append(format.substr(pos, 1), literal);
       continue;
     }
+    rt.budget.Node(4);
     size_t end = pos + 1;
     if (end < format.size() && "-_0^#"sv.find(format[end]) != std::string_view::npos) ++end;
     const char directive = end < format.size() ? format[end] : 0;
     if (directive == 'f') {
-      out += "000000";  // the time is known to the second
+      out.Append("000000", literal);  // the time is known to the second
     } else if (directive == 'z' || directive == 'Z') {
       // empty, as for Python's times without a zone
     } else if (directive != 0 && kDirectives.find(directive) != std::string_view::npos) {
       const std::string one(format.substr(pos, end - pos + 1));
       std::array<char, 128> buffer;
-      out.append(buffer.data(), std::strftime(buffer.data(), buffer.size(), one.c_str(), &time));
+      const size_t size = std::strftime(buffer.data(), buffer.size(), one.c_str(), &rt.now);
+      out.Append(std::string_view(buffer.data(), size), literal);
     } else {
       Fail("strftime_now does not know the format '{:.100}'", format.substr(pos));
     }
     pos = end;
   }
-  return out;
+  return std::move(out).Build();
 }
 
 Value StrftimeNow(Runtime& rt, const Value&, const Args& args) {
   const Params params("strftime_now", args, {"format"}, 1);
   const Str& format = params.Text(0);
-  return rt.Text(FormatTime(rt.now, format.text()), format.AnyLiteral());
+  return Value(FormatTime(rt, format.text(), format.AnyLiteral()));
 }
 
 constexpr auto kFunctions = std::to_array<NamedBuiltin>({
@@ -144,6 +146,10 @@ constexpr auto kFunctions = std::to_array<NamedBuiltin>({
 });
 
 }  // namespace
+
+BuiltinTable Functions() {
+  return kFunctions;
+}
 
 const NamedBuiltin* FindFunction(std::string_view name) {
   return FindIn(kFunctions, name);

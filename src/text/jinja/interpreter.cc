@@ -89,7 +89,7 @@ Interpreter::Flow Interpreter::ExecAll(const Block& block) {
 
 Interpreter::Flow Interpreter::Exec(const Stmt& stmt) {
   const DepthGuard guard(rt_);
-  rt_.budget.Step();
+  rt_.budget.Node();
   rt_.line = stmt.line;
   switch (stmt.kind) {
     case StmtKind::kText:
@@ -141,7 +141,7 @@ Interpreter::Flow Interpreter::ExecFor(const ForStmt& stmt) {
   size_t next = 0;
   const auto pull = [&](Value* item) {
     while (next < items->items.size()) {
-      rt_.budget.Step();
+      rt_.budget.Node();
       const Value& candidate = items->items[next++];
       if (stmt.test) {
         const InScope in_scope(this, outer);
@@ -154,6 +154,7 @@ Interpreter::Flow Interpreter::ExecFor(const ForStmt& stmt) {
     return false;
   };
   const int64_t length = stmt.test ? -1 : static_cast<int64_t>(items->items.size());
+  rt_.budget.Bytes(sizeof(Loop));
   const auto loop = std::make_shared<Loop>(pull, length);
   struct Closer {
     Loop* loop;
@@ -161,6 +162,7 @@ Interpreter::Flow Interpreter::ExecFor(const ForStmt& stmt) {
   } const closer{loop.get()};
   bool any_ended = false;  // jinja2 looks at this, not at whether there were items
   while (loop->Advance()) {
+    rt_.budget.Node();
     const InScope in_scope(this, outer);
     SetVariable("loop", Value(loop));
     Assign(stmt.target, loop->item());
@@ -211,7 +213,7 @@ void Interpreter::ExecCallBlock(const CallBlockStmt& stmt) {
   const auto& call = static_cast<const CallExpr&>(*stmt.call);
   const Value callee = Eval(*call.callee);
   Args args = EvalArgs(call.args);
-  args.named.emplace_back("caller", NewMacro(stmt.caller));
+  args.named.emplace_back(Str("caller"), NewMacro(stmt.caller));
   rt_.line = stmt.line;
   out_->Append(ToStr(rt_, Call(callee, args)));
 }
@@ -242,6 +244,7 @@ void Interpreter::CheckTarget(const Target& target) {
 }
 
 void Interpreter::SetVariable(std::string_view name, Value value) {
+  PayForNames(scope_->variables.size());
   for (auto& [key, old] : scope_->variables) {
     if (key == name) {
       old = std::move(value);
@@ -254,7 +257,7 @@ void Interpreter::SetVariable(std::string_view name, Value value) {
 
 void Interpreter::Assign(const Target& target, Value value) {
   if (!target.attribute.empty()) {
-    rt_.SetAttribute(NamespaceOf(target), target.attribute, std::move(value));
+    rt_.SetAttribute(NamespaceOf(target), Str(target.attribute), std::move(value));
     return;
   }
   if (!target.name.empty()) {
@@ -272,7 +275,7 @@ void Interpreter::Assign(const Target& target, Value value) {
 
 Value Interpreter::Eval(const Expr& expr) {
   const DepthGuard guard(rt_);
-  rt_.budget.Step();
+  rt_.budget.Node();
   rt_.line = expr.line;
   switch (expr.kind) {
     case ExprKind::kConst:
@@ -317,14 +320,16 @@ Value Interpreter::Eval(const Expr& expr) {
 
 Value Interpreter::LookUp(std::string_view name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    PayForNames(scope->variables.size());
     for (const auto& [key, value] : scope->variables) {
       if (key == name) return value;
     }
   }
   if (const NamedBuiltin* function = FindFunction(name)) {
+    rt_.budget.Bytes(sizeof(Callable));
     return Value(std::make_shared<const Callable>(Callable{function->name, function->builtin}));
   }
-  return MakeUndefined(fmt::format("'{:.100}' is undefined", name));
+  return MakeUndefined(rt_, fmt::format("'{:.100}' is undefined", name));
 }
 
 Value Interpreter::EvalList(const ListExpr& expr) {
@@ -389,7 +394,7 @@ Value Interpreter::EvalLogic(const LogicExpr& expr) {
 Value Interpreter::EvalCond(const CondExpr& expr) {
   if (Truthy(Eval(*expr.test))) return Eval(*expr.then);
   if (expr.otherwise) return Eval(*expr.otherwise);
-  return MakeUndefined("an 'if' without 'else' was false");
+  return MakeUndefined(rt_, "an 'if' without 'else' was false");
 }
 
 Value Interpreter::EvalGetItem(const GetItemExpr& expr) {
@@ -420,7 +425,7 @@ Value Interpreter::EvalFilter(const FilterExpr& expr, const Value* input) {
   if (expr.filter == nullptr) Fail("there is no filter '{:.100}'", expr.name);
   const Args args = EvalArgs(expr.args);
   rt_.line = expr.line;
-  rt_.budget.Step();
+  rt_.budget.Node();
   return expr.filter->builtin(rt_, self, args);
 }
 
@@ -449,8 +454,8 @@ Args Interpreter::EvalArgs(const CallArgs& args) {
     if (!rest.dict()) Fail("'**' takes a dict, not {}", Described(rest));
     for (const auto& [name, value] : rest.dict()->items) {
       if (!name.str()) Fail("'**' got {} as the name of an argument", Described(name));
-      rt_.budget.Bytes(name.str()->size());
-      values.named.emplace_back(name.str()->text(), value);
+      rt_.budget.Bytes(2 * sizeof(Value));
+      values.named.emplace_back(*name.str(), value);
     }
   }
   return values;
@@ -493,10 +498,11 @@ Value Interpreter::CallMacro(const Callable& callable, const Args& args) {
 }
 
 void Interpreter::BindMacro(const MacroNode& macro, const Args& args) {
-  std::vector<std::pair<std::string, Value>> named = args.named;
+  std::vector<std::pair<Str, Value>> named = args.named;
   const auto take = [&](std::string_view name) -> std::optional<Value> {
+    PayForNames(named.size());
     const auto it = std::find_if(named.begin(), named.end(),
-                                 [&](const auto& arg) { return arg.first == name; });
+                                 [&](const auto& arg) { return arg.first.text() == name; });
     if (it == named.end()) return {};
     Value value = std::move(it->second);
     named.erase(it);
@@ -517,24 +523,26 @@ void Interpreter::BindMacro(const MacroNode& macro, const Args& args) {
     }
   }
   for (const MacroNode::Parameter* parameter : missing) {  // defaults see the other parameters
-    SetVariable(parameter->name,
-                parameter->fallback
-                    ? Eval(*parameter->fallback)
-                    : MakeUndefined(fmt::format("the parameter '{:.100}' of '{:.100}' is missing",
-                                                parameter->name, macro.name)));
+    SetVariable(
+        parameter->name,
+        parameter->fallback
+            ? Eval(*parameter->fallback)
+            : MakeUndefined(rt_, fmt::format("the parameter '{:.100}' of '{:.100}' is missing",
+                                             parameter->name, macro.name)));
   }
   if (macro.uses_caller && !has_caller) {
     auto caller = take("caller");
-    SetVariable("caller", caller ? std::move(*caller)
-                                 : MakeUndefined(fmt::format("'{:.100}' was called without a block",
-                                                             macro.name)));
+    SetVariable("caller",
+                caller ? std::move(*caller)
+                       : MakeUndefined(
+                             rt_, fmt::format("'{:.100}' was called without a block", macro.name)));
   }
   if (macro.uses_kwargs) {
     DictBuilder rest(rt_);
-    for (auto& [name, value] : named) rest.Set(rt_.Text(name), std::move(value));
+    for (auto& [name, value] : named) rest.Set(Value(name), std::move(value));
     SetVariable("kwargs", std::move(rest).Build());
   } else if (!named.empty()) {
-    Fail("the macro '{:.100}' takes no argument '{:.100}'", macro.name, named.front().first);
+    Fail("the macro '{:.100}' takes no argument '{:.100}'", macro.name, named.front().first.text());
   }
   if (macro.uses_varargs) {
     SetVariable("varargs",

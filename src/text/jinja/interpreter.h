@@ -66,6 +66,7 @@ class Interpreter {
   // `input` is what a filter without an input of its own gets.
   Value EvalFilter(const FilterExpr& expr, const Value* input);
   Value LookUp(std::string_view name);
+  void PayForNames(size_t n) { rt_.budget.Work(8 * n); }  // that may be compared with one
 
   Args EvalArgs(const CallArgs& args);
   Value Call(const Value& callee, const Args& args);

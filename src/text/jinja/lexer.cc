@@ -13,6 +13,7 @@ namespace omnikv::jinja {
 namespace {
 
 constexpr size_t kNone = std::string_view::npos;
+constexpr size_t kMaxName = 255;  // bytes: names are compared again and again
 
 // Longer operators before their prefixes.
 constexpr std::array<std::string_view, 26> kOperators = {
@@ -228,6 +229,9 @@ void Lexer::TokenInTag() {
     }
     if (end == pos_)
       Wrong(fmt::format("byte {:#04x} is not expected here", static_cast<uint8_t>(c)));
+    if (end - pos_ > kMaxName) {
+      Wrong(fmt::format("a name has {} bytes, at most {} are allowed", end - pos_, kMaxName));
+    }
     Push(TokenKind::kName, source_.substr(pos_, end - pos_));
     return MoveTo(end);
   }

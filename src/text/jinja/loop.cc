@@ -50,7 +50,7 @@ int64_t Loop::CountAll() {
 }
 
 Value Loop::Attribute(Runtime& rt, std::string_view name, const Value& self) {
-  rt.budget.Step();
+  rt.budget.Node();
   if (name == "index0") return Value(index0_);
   if (name == "index") return Value(index0_ + 1);
   if (name == "first") return Value(index0_ == 0);
@@ -61,14 +61,14 @@ Value Loop::Attribute(Runtime& rt, std::string_view name, const Value& self) {
   if (name == "depth") return Value(int64_t{1});
   if (name == "depth0") return Value(int64_t{0});
   if (name == "previtem") {
-    return index0_ > 0 ? previous_ : MakeUndefined("the first item of a loop has no previtem");
+    return index0_ > 0 ? previous_ : MakeUndefined(rt, "the first item of a loop has no previtem");
   }
   if (name == "nextitem") {
-    return Peek() ? ahead_.back() : MakeUndefined("the last item of a loop has no nextitem");
+    return Peek() ? ahead_.back() : MakeUndefined(rt, "the last item of a loop has no nextitem");
   }
   if (name == "cycle") return Method("cycle", Cycle, self);
   if (name == "changed") return Method("changed", ChangedMethod, self);
-  return MakeUndefined(fmt::format("loop has no attribute '{}'", name));
+  return MakeUndefined(rt, fmt::format("loop has no attribute '{:.100}'", name));
 }
 
 bool Loop::Changed(Runtime& rt, const std::vector<Value>& values) {

@@ -31,7 +31,7 @@ Value StripMethod(Runtime& rt, const Value& self, const Args& args) {
 Value ZFill(Runtime& rt, const Value& self, const Args& args) {
   const Params params("zfill", args, {"width"}, 1);
   const Str& s = *self.str();
-  const int64_t pad = std::max<int64_t>(params.Int(0, 0), 0) - Length(self);
+  const int64_t pad = std::max<int64_t>(params.Int(0, 0), 0) - Length(rt, self);
   if (pad <= 0) return self;
   const size_t sign = !s.empty() && (s.text()[0] == '-' || s.text()[0] == '+') ? 1 : 0;
   StrBuilder out(&rt.budget);
@@ -49,7 +49,7 @@ Value Justify(Runtime& rt, const Value& self, const Args& args) {
   const Str fill = params.Find(1) ? params.Text(1) : Str(" ");
   if (CountChars(fill.text()) != 1) Fail("padding takes one character to fill with");
   const int64_t width = std::max<int64_t>(params.Int(0, 0), 0);
-  const int64_t pad = std::max<int64_t>(width - Length(self), 0);
+  const int64_t pad = std::max<int64_t>(width - Length(rt, self), 0);
   int64_t left = kAlign == Align::kRight ? pad : 0;
   if (kAlign == Align::kCenter) left = pad / 2 + (pad & width & 1);
   StrBuilder out(&rt.budget);
@@ -84,8 +84,8 @@ Value Partition(Runtime& rt, const Value& self, const Args& args) {
   const Str& s = *self.str();
   const Str& separator = params.Text(0);
   if (separator.empty()) Fail("partition got an empty separator");
-  const size_t at =
-      kLast ? FindLast(rt, s.text(), separator.text()) : FindText(s.text(), separator.text(), 0);
+  const size_t at = kLast ? FindLastText(rt.budget, s.text(), separator.text())
+                          : FindText(rt.budget, s.text(), separator.text(), 0);
   std::vector<Value> parts(3, Value(Str()));
   if (at == kNone) {
     parts[kLast ? 2 : 0] = self;
@@ -128,13 +128,12 @@ ByteRange Window(const Params& params, size_t first, std::string_view text) {
 template <bool kLast>
 int64_t FindChar(Runtime& rt, const Value& self, const Params& params) {
   const std::string_view text = self.str()->text();
-  rt.budget.Step(text.size() / 64);
   const ByteRange window = Window(params, 1, text);
   if (window.begin == kNone) return -1;
   const std::string_view searched = text.substr(0, window.end);
   const std::string_view needle = params.Text(0).text();
-  const size_t at = kLast ? FindLast(rt, searched.substr(window.begin), needle)
-                          : FindText(searched, needle, window.begin);
+  const size_t at = kLast ? FindLastText(rt.budget, searched.substr(window.begin), needle)
+                          : FindText(rt.budget, searched, needle, window.begin);
   if (at == kNone) return -1;
   return static_cast<int64_t>(CountChars(text.substr(0, at + (kLast ? window.begin : 0))));
 }
@@ -155,7 +154,6 @@ Value Index(Runtime& rt, const Value& self, const Args& args) {
 Value Count(Runtime& rt, const Value& self, const Args& args) {
   const Params params("count", args, {"sub", "start", "end"}, 1);
   const std::string_view text = self.str()->text();
-  rt.budget.Step(text.size() / 64);
   const ByteRange window = Window(params, 1, text);
   if (window.begin == kNone) return Value(int64_t{0});
   const std::string_view searched = text.substr(0, window.end);
@@ -164,21 +162,21 @@ Value Count(Runtime& rt, const Value& self, const Args& args) {
     return Value(static_cast<int64_t>(CountChars(searched.substr(window.begin)) + 1));
   }
   int64_t n = 0;
-  for (size_t at = FindText(searched, needle, window.begin); at != kNone; ++n) {
-    rt.budget.Step();
-    at = FindText(searched, needle, at + needle.size());
+  for (size_t at = FindText(rt.budget, searched, needle, window.begin); at != kNone; ++n) {
+    at = FindText(rt.budget, searched, needle, at + needle.size());
   }
   return Value(n);
 }
 
 template <bool kEnd>
-bool HasAffix(std::string_view text, const Value& affix) {
+bool HasAffix(Runtime& rt, std::string_view text, const Value& affix) {
   if (!affix.str()) Fail("startswith and endswith take strings, not {}", Described(affix));
+  rt.budget.Scan(affix.str()->size());
   return kEnd ? text.ends_with(affix.str()->text()) : text.starts_with(affix.str()->text());
 }
 
 template <bool kEnd>
-Value Affix(Runtime&, const Value& self, const Args& args) {
+Value Affix(Runtime& rt, const Value& self, const Args& args) {
   const Params params(kEnd ? "endswith" : "startswith", args, {"affix", "start", "end"}, 1);
   const ByteRange window = Window(params, 1, self.str()->text());
   if (window.begin == kNone) return Value(false);
@@ -186,9 +184,9 @@ Value Affix(Runtime&, const Value& self, const Args& args) {
   const Value& affix = params.Get(0);
   if (affix.undefined()) Fail("{}", WhyUndefined(affix));
   const Seq* several = affix.seq();
-  if (!several || several->kind != SeqKind::kTuple) return Value(HasAffix<kEnd>(text, affix));
+  if (!several || several->kind != SeqKind::kTuple) return Value(HasAffix<kEnd>(rt, text, affix));
   return Value(std::any_of(several->items.begin(), several->items.end(),
-                           [&](const Value& one) { return HasAffix<kEnd>(text, one); }));
+                           [&](const Value& one) { return HasAffix<kEnd>(rt, text, one); }));
 }
 
 template <bool kEnd>
@@ -196,7 +194,7 @@ Value RemoveAffix(Runtime& rt, const Value& self, const Args& args) {
   const Params params(kEnd ? "removesuffix" : "removeprefix", args, {"affix"}, 1);
   const Str& s = *self.str();
   const size_t n = params.Text(0).size();
-  if (!HasAffix<kEnd>(s.text(), params.Get(0))) return self;
+  if (!HasAffix<kEnd>(rt, s.text(), params.Get(0))) return self;
   return Value(kEnd ? Slice(rt.budget, s, 0, s.size() - n) : Slice(rt.budget, s, n, s.size()));
 }
 
@@ -215,7 +213,7 @@ template <bool (*kIs)(char32_t)>
 Value All(Runtime& rt, const Value& self, const Args& args) {
   const Params params("a method that looks at characters", args, {});
   const std::string_view text = self.str()->text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.LookUp(text.size());
   for (size_t pos = 0; pos < text.size();) {
     const Char c = CharAt(text, pos);
     if (!kIs(c.code)) return Value(false);
@@ -240,7 +238,7 @@ template <bool (*kRight)(char32_t), bool (*kWrong)(char32_t)>
 Value AllCased(Runtime& rt, const Value& self, const Args& args) {
   const Params params("a method that looks at case", args, {});
   const std::string_view text = self.str()->text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.LookUp(text.size());
   bool any = false;
   for (size_t pos = 0; pos < text.size();) {
     const Char c = CharAt(text, pos);
@@ -254,7 +252,7 @@ Value AllCased(Runtime& rt, const Value& self, const Args& args) {
 Value IsTitleMethod(Runtime& rt, const Value& self, const Args& args) {
   const Params params("istitle", args, {});
   const std::string_view text = self.str()->text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.LookUp(text.size());
   bool any = false;
   bool in_word = false;
   for (size_t pos = 0; pos < text.size();) {
@@ -388,6 +386,10 @@ constexpr auto kDictMethods = std::to_array<NamedBuiltin>({
 });
 
 }  // namespace
+
+std::array<BuiltinTable, 4> Methods() {
+  return {kStrMethods, kListMethods, kTupleMethods, kDictMethods};
+}
 
 const NamedBuiltin* FindMethod(const Value& self, std::string_view name) {
   if (self.str()) return FindIn(kStrMethods, name);

@@ -173,19 +173,20 @@ bool IsMutator(const Value& object, std::string_view name) {
 // What `object.name` is when items are not looked at; undefined if there is no such attribute.
 Value Attribute(Runtime& rt, const Value& object, std::string_view name) {
   if (Namespace* ns = object.ns()) {
-    if (const Value* value = ns->Find(name)) return *value;
+    if (const Value* value = ns->Find(rt, name)) return *value;
   } else if (Loop* loop = object.loop()) {
     return loop->Attribute(rt, name, object);
   } else if (const NamedBuiltin* method = FindMethod(object, name)) {
+    rt.budget.Bytes(sizeof(Callable));
     return Value(std::make_shared<const Callable>(Callable{method->name, method->builtin, object}));
   } else if (IsMutator(object, name)) {
     return MakeUndefined(
-        fmt::format("a template cannot change {}, so it has no '{}'", Described(object), name));
+        rt, fmt::format("a template cannot change {}, so it has no '{}'", Described(object), name));
   } else if (const Seq* seq = object.seq(); seq && seq->kind == SeqKind::kGroup) {
     if (name == "grouper") return seq->items[0];
     if (name == "list") return seq->items[1];
   }
-  return MakeUndefined(fmt::format("{} has no attribute '{:.100}'", Described(object), name));
+  return MakeUndefined(rt, fmt::format("{} has no attribute '{:.100}'", Described(object), name));
 }
 
 // A slice as Python's slice.indices() normalises it: `count` items from `first` on.
@@ -220,7 +221,7 @@ Indices NormaliseSlice(const Value& begin, const Value& end, const Value& step_v
 Value SliceText(Runtime& rt, const Str& s, const Value& begin, const Value& end,
                 const Value& step) {
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.Read(text.size());
   const Indices at = NormaliseSlice(begin, end, step, static_cast<int64_t>(CountChars(text)));
   if (at.step == 1) {
     const size_t first = ByteOffset(text, static_cast<size_t>(at.first));
@@ -241,7 +242,7 @@ Value SliceText(Runtime& rt, const Str& s, const Value& begin, const Value& end,
 }  // namespace
 
 Value Arithmetic(Runtime& rt, BinaryOp op, const Value& a, const Value& b) {
-  rt.budget.Step();
+  rt.budget.Node();
   const Str* text = a.str();
   if (op == BinaryOp::kMod && text) return Value(FormatPrintf(rt, *text, b));
   if (a.undefined()) Fail("{}", WhyUndefined(a));
@@ -304,18 +305,18 @@ bool Compare(Runtime& rt, CompareOp op, const Value& a, const Value& b) {
 }
 
 Value GetAttr(Runtime& rt, const Value& object, std::string_view name) {
-  rt.budget.Step();
+  rt.budget.Node();
   if (object.undefined()) Fail("{}", WhyUndefined(object));
   const Dict* dict = object.dict();
   // Methods, the refused ones too, come first even where a key has that name.
   if (dict && !FindMethod(object, name) && !IsMutator(object, name)) {
-    if (const Value* value = dict->Find(name)) return *value;
+    if (const Value* value = dict->Find(rt, name)) return *value;
   }
   return Attribute(rt, object, name);
 }
 
 Value GetItem(Runtime& rt, const Value& object, const Value& key) {
-  rt.budget.Step();
+  rt.budget.Node();
   if (object.undefined()) Fail("{}", WhyUndefined(object));
   if (const Dict* dict = object.dict()) {
     const bool hashable = !key.dict() && !(key.seq() && key.seq()->kind == SeqKind::kList);
@@ -324,7 +325,7 @@ Value GetItem(Runtime& rt, const Value& object, const Value& key) {
   } else if (const auto i = AsInt(key)) {
     if (const Str* s = object.str()) {
       const std::string_view text = s->text();
-      rt.budget.Step(text.size() / 64);
+      rt.budget.Read(*i < 0 ? text.size() : std::min<size_t>(static_cast<size_t>(*i), text.size()));
       const auto length = *i < 0 ? static_cast<int64_t>(CountChars(text)) : 0;
       if (*i + length >= 0) {
         const size_t pos = ByteOffset(text, static_cast<size_t>(*i + length));
@@ -339,12 +340,12 @@ Value GetItem(Runtime& rt, const Value& object, const Value& key) {
     }
   }
   if (const Str* name = key.str()) return Attribute(rt, object, name->text());
-  return MakeUndefined(fmt::format("{} has no such item", Described(object)));
+  return MakeUndefined(rt, fmt::format("{} has no such item", Described(object)));
 }
 
 Value GetSlice(Runtime& rt, const Value& object, const Value& begin, const Value& end,
                const Value& step) {
-  rt.budget.Step();
+  rt.budget.Node();
   if (object.undefined()) Fail("{}", WhyUndefined(object));
   if (const Str* s = object.str()) return SliceText(rt, *s, begin, end, step);
   const Seq* seq = object.seq();

@@ -16,9 +16,9 @@ Params::Params(std::string_view callee, const Args& args,
   for (size_t i = 0; i < args.positional.size(); ++i) values_[i] = &args.positional[i];
   for (const auto& [name, value] : args.named) {
     size_t i = 0;
-    while (i < names.size() && names_[i] != name) ++i;
-    if (i == names.size()) Fail("{} takes no argument '{}'", callee, name);
-    if (values_[i] != nullptr) Fail("{} got the argument '{}' twice", callee, name);
+    while (i < names.size() && names_[i] != name.text()) ++i;
+    if (i == names.size()) Fail("{} takes no argument '{:.100}'", callee, name.text());
+    if (values_[i] != nullptr) Fail("{} got the argument '{}' twice", callee, names_[i]);
     values_[i] = &value;
   }
   for (size_t i = 0; i < n_required; ++i) {

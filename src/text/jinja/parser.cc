@@ -11,6 +11,8 @@
 namespace omnikv::jinja {
 namespace {
 
+constexpr size_t kMaxParameters = 255;
+
 class Parser : private ExprParser {
  public:
   explicit Parser(std::vector<Token> tokens) : ExprParser(std::move(tokens)) {}
@@ -193,6 +195,9 @@ void Parser::Signature(MacroNode* macro) {
     } else if (!macro->parameters.empty() && macro->parameters.back().fallback) {
       Wrong("a parameter without a default follows one with a default");
     }
+    if (macro->parameters.size() == kMaxParameters) {
+      Wrong(fmt::format("a macro has more than {} parameters", kMaxParameters));
+    }
     macro->parameters.push_back(std::move(parameter));
   }
   Next();
@@ -284,8 +289,8 @@ Target Parser::SingleTarget(bool may_be_attribute) {
 
 }  // namespace
 
-Block Parse(std::string_view source) {
-  return Parser(Tokenize(source)).Template();
+Block Parse(std::vector<Token> tokens) {
+  return Parser(std::move(tokens)).Template();
 }
 
 }  // namespace omnikv::jinja

@@ -1,14 +1,14 @@
 // Template source as a tree.
 #pragma once
 
-#include <string_view>
+#include <vector>
 
 #include "text/jinja/ast.h"
 #include "text/jinja/lexer.h"
 
 namespace omnikv::jinja {
 
-// Throws SyntaxError.
-Block Parse(std::string_view source);
+// From the tokens of Tokenize. Throws SyntaxError.
+Block Parse(std::vector<Token> tokens);
 
 }  // namespace omnikv::jinja

@@ -36,7 +36,7 @@ class Printer {
 
 void Printer::Repr(const Value& v) {
   const DepthGuard guard(rt_);
-  rt_.budget.Step();
+  rt_.budget.Node();
   if (v.undefined()) {
     Put("Undefined");
   } else if (v.none()) {
@@ -66,7 +66,7 @@ void Printer::Repr(const Value& v) {
     Put("<Namespace {");
     for (const auto& [key, value] : ns->attributes) {
       if (&key != &ns->attributes.front().first) Put(", ");
-      ReprStr(Str(key));
+      ReprStr(key);
       Put(": ");
       Repr(value);
     }
@@ -114,6 +114,7 @@ void Printer::ReprItems(const std::vector<Value>& items) {
 
 void Printer::ReprStr(const Str& s) {
   const std::string_view text = s.text();
+  rt_.budget.LookUp(text.size());
   const bool has_single = text.find('\'') != std::string_view::npos;
   const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
   Put({&quote, 1});
@@ -137,7 +138,7 @@ void Printer::ReprStr(const Str& s) {
     if (escaped.empty()) {
       out_.Append(s, pos, pos + c.size);
     } else {
-      out_.Append(escaped, s.LiteralAt(pos));
+      out_.AppendLike(escaped, s, pos);
     }
     pos += c.size;
   }
@@ -152,7 +153,7 @@ void Printer::JsonBreak(const JsonStyle& style, size_t level) {
 
 void Printer::Json(const Value& v, const JsonStyle& style, size_t level) {
   const DepthGuard guard(rt_);
-  rt_.budget.Step();
+  rt_.budget.Node();
   const Seq* seq = v.seq();
   if (v.none()) {
     Put("null");
@@ -212,6 +213,8 @@ void Printer::JsonKey(const Value& key, const JsonStyle& style) {
 
 void Printer::JsonStr(const Str& s, bool ascii) {
   const std::string_view text = s.text();
+  rt_.budget.Node();
+  rt_.budget.Read(2 * text.size());
   Put("\"");
   size_t copied = 0;
   for (size_t pos = 0; pos < text.size();) {
@@ -238,7 +241,7 @@ void Printer::JsonStr(const Str& s, bool ascii) {
     }
     if (!escaped.empty()) {
       out_.Append(s, copied, pos);
-      out_.Append(escaped, s.LiteralAt(pos));
+      out_.AppendLike(escaped, s, pos);
       copied = pos + c.size;
     }
     pos += c.size;
@@ -300,6 +303,7 @@ Str Escape(Runtime& rt, const Str& s) {
   if (s.markup()) return s;
   StrBuilder out(&rt.budget);
   const std::string_view text = s.text();
+  rt.budget.Read(text.size());
   size_t copied = 0;
   for (size_t pos = 0; pos < text.size(); ++pos) {
     std::string_view escaped;
@@ -323,7 +327,7 @@ Str Escape(Runtime& rt, const Str& s) {
         continue;
     }
     out.Append(s, copied, pos);
-    out.Append(escaped, s.LiteralAt(pos));
+    out.AppendLike(escaped, s, pos);
     copied = pos + 1;
   }
   out.Append(s, copied, text.size());

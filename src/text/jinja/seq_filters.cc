@@ -76,9 +76,9 @@ std::vector<Value> ItemsOf(std::vector<Keyed> keyed) {
 
 // ---- one item or number of the whole ----
 
-Value LengthFilter(Runtime&, const Value& self, const Args& args) {
+Value LengthFilter(Runtime& rt, const Value& self, const Args& args) {
   const Params params("length", args, {});
-  const int64_t length = Length(self);
+  const int64_t length = Length(rt, self);
   if (length < 0) Fail("{} has no length", Described(self));
   return Value(length);
 }
@@ -87,21 +87,21 @@ Value First(Runtime& rt, const Value& self, const Args& args) {
   const Params params("first", args, {});
   if (const Seq* seq = self.seq(); seq && seq->kind == SeqKind::kGenerator) {
     if (seq->taken < seq->items.size()) return seq->items[seq->taken++];
-    return MakeUndefined("the first item of nothing is undefined");
+    return MakeUndefined(rt, "the first item of nothing is undefined");
   }
   if (self.str() && !self.str()->empty()) return GetItem(rt, self, Value(int64_t{0}));
   const SeqPtr items = Iterate(rt, self);
   if (!items->items.empty()) return items->items.front();
-  return MakeUndefined("the first item of nothing is undefined");
+  return MakeUndefined(rt, "the first item of nothing is undefined");
 }
 
 Value Last(Runtime& rt, const Value& self, const Args& args) {
   const Params params("last", args, {});
-  if (Length(self) < 0) Fail("{} has no last item", Described(self));
+  if (Length(rt, self) < 0) Fail("{} has no last item", Described(self));
   if (self.str() && !self.str()->empty()) return GetItem(rt, self, Value(int64_t{-1}));
   const SeqPtr items = Iterate(rt, self);
   if (!items->items.empty()) return items->items.back();
-  return MakeUndefined("the last item of nothing is undefined");
+  return MakeUndefined(rt, "the last item of nothing is undefined");
 }
 
 template <bool kMax>
@@ -117,7 +117,7 @@ Value Extreme(Runtime& rt, const Value& self, const Args& args) {
       best = std::move(next);
     }
   }
-  return best ? best->item : MakeUndefined("the extreme of nothing is undefined");
+  return best ? best->item : MakeUndefined(rt, "the extreme of nothing is undefined");
 }
 
 Value Sum(Runtime& rt, const Value& self, const Args& args) {
@@ -139,7 +139,7 @@ Value JoinFilter(Runtime& rt, const Value& self, const Args& args) {
   const SeqPtr items = Iterate(rt, self);
   StrBuilder out(&rt.budget);
   for (const Value& item : items->items) {
-    rt.budget.Step();
+    rt.budget.Node();
     if (&item != &items->items.front()) out.Append(separator);
     out.Append(ToStr(rt, path.Get(rt, item)));
   }
@@ -166,7 +166,7 @@ Value Reverse(Runtime& rt, const Value& self, const Args& args) {
   const Params params("reverse", args, {});
   const Value none(None{});
   if (self.str()) return GetSlice(rt, self, none, none, Value(int64_t{-1}));
-  const bool was_generator = Length(self) < 0;
+  const bool was_generator = Length(rt, self) < 0;
   std::vector<Value> items = Iterate(rt, self)->items;
   std::reverse(items.begin(), items.end());
   return was_generator ? rt.List(std::move(items)) : rt.Generator(std::move(items));
@@ -274,7 +274,7 @@ Value Map(Runtime& rt, const Value& self, const Args& args) {
     const Args rest = WithoutFirst(args, 1);
     const SeqPtr all = Iterate(rt, self);
     for (const Value& item : all->items) {
-      rt.budget.Step();
+      rt.budget.Node();
       mapped.push_back(filter(rt, item, rest));
     }
   }
@@ -290,7 +290,7 @@ Value Choose(Runtime& rt, const Value& self, const Args& args) {
   if (kAttr && args.positional.empty()) Fail("selectattr and rejectattr need an attribute");
   const AttrPath path = kAttr ? AttrPath(rt, args.positional[0]) : AttrPath();
   constexpr size_t kTest = kAttr ? 1 : 0;
-  Builtin test = nullptr;
+  Builtin test;
   Args rest;
   if (args.positional.size() > kTest) {
     test = NamedOperation(FindTest, args.positional[kTest], "test");
@@ -299,7 +299,7 @@ Value Choose(Runtime& rt, const Value& self, const Args& args) {
   std::vector<Value> chosen;
   const SeqPtr all = Iterate(rt, self);
   for (const Value& item : all->items) {
-    rt.budget.Step();
+    rt.budget.Node();
     const Value v = path.Get(rt, item);
     if (Truthy(test ? test(rt, v, rest) : v) == kWanted) chosen.push_back(item);
   }
@@ -331,8 +331,8 @@ constexpr auto kFilters = std::to_array<NamedBuiltin>({
 
 }  // namespace
 
-const NamedBuiltin* FindSequenceFilter(std::string_view name) {
-  return FindIn(kFilters, name);
+BuiltinTable SequenceFilters() {
+  return kFilters;
 }
 
 }  // namespace omnikv::jinja

@@ -1,14 +1,21 @@
 #include "text/jinja/str.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "text/jinja/error.h"
 
 namespace omnikv::jinja {
+namespace {
 
-void Budget::OutOfSteps() {
+constexpr size_t kPiece = 16;      // units of work for an append
+constexpr size_t kSearched = 256;  // bytes searched at a time
+
+}  // namespace
+
+void Budget::OutOfWork() {
   throw Error{StatusCode::kResourceExhausted, "the template runs longer than the limit allows"};
 }
 
@@ -51,16 +58,28 @@ std::vector<TextSpan> Str::Spans() const {
 
 void StrBuilder::Append(std::string_view text, bool literal) {
   if (text.empty()) return;
-  if (budget_) budget_->Bytes(text.size());
+  budget_.Work(kPiece);
+  budget_.Bytes(text.size());
   if (literal != (data_.flips.size() % 2 == 1)) {
-    if (budget_) budget_->Bytes(sizeof(size_t));
+    budget_.Bytes(sizeof(size_t));
     data_.flips.push_back(data_.text.size());
   }
   data_.text += text;
 }
 
+// Origins are found by a binary search.
+void StrBuilder::PayForOrigin(const Str& s) {
+  if (s.data_ && s.data_->flips.size() > 1) budget_.Work(8 * std::bit_width(s.data_->flips.size()));
+}
+
+void StrBuilder::AppendLike(std::string_view text, const Str& s, size_t at) {
+  PayForOrigin(s);
+  Append(text, s.LiteralAt(at));
+}
+
 void StrBuilder::Append(const Str& s, size_t begin, size_t end) {
   if (!s.data_) return;
+  PayForOrigin(s);
   const std::vector<size_t>& flips = s.data_->flips;
   auto flip = std::upper_bound(flips.begin(), flips.end(), begin);
   const std::string_view text = s.text();
@@ -73,15 +92,29 @@ void StrBuilder::Append(const Str& s, size_t begin, size_t end) {
 }
 
 void StrBuilder::Repeat(const Str& s, size_t count) {
-  if (s.empty()) return;
-  if (budget_) budget_->Afford(count > SIZE_MAX / s.size() ? SIZE_MAX : count * s.size());
-  for (size_t i = 0; i < count; ++i) Append(s);
+  if (s.empty() || count == 0) return;
+  if (count > SIZE_MAX / s.size()) budget_.Afford(SIZE_MAX);
+  const size_t size = count * s.size();
+  budget_.Afford(size);
+  data_.text.reserve(data_.text.size() + size);
+  const std::vector<size_t>& flips = s.data_->flips;
+  if (flips.size() > 1 || (flips.size() == 1 && flips[0] != 0)) {
+    for (size_t i = 0; i < count; ++i) Append(s);
+    return;
+  }
+  const size_t begin = data_.text.size();
+  Append(s);
+  budget_.Bytes(size - s.size());
+  for (size_t done = s.size(); done < size; done = data_.text.size() - begin) {
+    data_.text.append(data_.text, begin, std::min(done, size - done));
+  }
 }
 
 Str StrBuilder::Build(bool markup) && {
   Str s;
   if (data_.text.empty() && !markup) return s;
-  if (budget_) budget_->Bytes(sizeof(Str::Data));
+  budget_.Node();
+  budget_.Bytes(sizeof(Str::Data));
   data_.markup = markup;
   s.data_ = std::make_shared<const Str::Data>(std::move(data_));
   return s;
@@ -94,12 +127,36 @@ Str Slice(Budget& budget, const Str& s, size_t begin, size_t end) {
   return std::move(out).Build(s.markup());
 }
 
-size_t FindText(std::string_view text, std::string_view needle, size_t from) {
+size_t FindText(Budget& budget, std::string_view text, std::string_view needle, size_t from) {
   if (from > text.size() || text.size() - from < needle.size()) return std::string_view::npos;
   if (needle.empty()) return from;
-  const void* at = memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
-  if (at == nullptr) return std::string_view::npos;
-  return static_cast<size_t>(static_cast<const char*>(at) - text.data());
+  budget.Scan(needle.size());
+  // Piece by piece, so that what is paid for is what is searched.
+  for (const size_t piece = std::max(kSearched, needle.size());;) {
+    const size_t size = std::min(text.size() - from, piece + needle.size() - 1);
+    budget.Work(size);
+    if (const void* at = memmem(text.data() + from, size, needle.data(), needle.size())) {
+      return static_cast<size_t>(static_cast<const char*>(at) - text.data());
+    }
+    if (size < piece + needle.size() - 1) return std::string_view::npos;
+    from += piece;
+  }
+}
+
+size_t FindLastText(Budget& budget, std::string_view text, std::string_view needle) {
+  if (text.size() < needle.size()) return std::string_view::npos;
+  if (needle.empty()) return text.size();
+  for (size_t end = text.size() - needle.size() + 1; end > 0;) {
+    const void* found = memrchr(text.data(), needle[0], end);
+    const size_t at =
+        found == nullptr ? 0 : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+    budget.Scan(end - at);
+    if (found == nullptr) break;
+    budget.Scan(needle.size());
+    if (text.substr(at, needle.size()) == needle) return at;
+    end = at;
+  }
+  return std::string_view::npos;
 }
 
 }  // namespace omnikv::jinja

@@ -113,6 +113,7 @@ void AppendFloat(StrBuilder* out, double value, const Spec& spec) {
 }
 
 Str Truncated(Runtime& rt, const Str& s, int64_t precision) {
+  rt.budget.Read(s.size());  // here and for the width
   if (precision < 0) return s;
   return Slice(rt.budget, s, 0, ByteOffset(s.text(), static_cast<size_t>(precision)));
 }
@@ -157,6 +158,7 @@ class Printf {
 
 Str Printf::Run() {
   const std::string_view text = format_.text();
+  rt_.budget.Read(text.size());
   for (size_t pos = 0; pos < text.size();) {
     const size_t percent = std::min(text.find('%', pos), text.size());
     out_.Append(format_, pos, percent);
@@ -191,6 +193,7 @@ void Printf::Directive(size_t* pos) {
   const std::string_view text = format_.text();
   const auto more = [&] { return *pos < text.size(); };
   ++*pos;  // '%'
+  rt_.budget.Node(8);
   Spec spec;
   const Value* named = nullptr;
   if (more() && text[*pos] == '(') {
@@ -198,7 +201,7 @@ void Printf::Directive(size_t* pos) {
     if (close == std::string_view::npos) Fail("a '%(' format has no ')'");
     if (!args_.dict()) Fail("a '%(name)' format takes a dict, not {}", Described(args_));
     const std::string_view name = text.substr(*pos + 1, close - *pos - 1);
-    named = args_.dict()->Find(name);
+    named = args_.dict()->Find(rt_, name);
     if (named == nullptr) Fail("a '%' format names '{:.100}', which is not there", name);
     *pos = close + 1;
   }
@@ -220,7 +223,7 @@ void Printf::Directive(size_t* pos) {
   while (more() && std::string_view("hlL").find(text[*pos]) != std::string_view::npos) ++*pos;
   if (!more()) Fail("a '%' format ends too early");
   spec.type = text[(*pos)++];
-  if (spec.type == '%') return out_.Append("%", format_.LiteralAt(*pos - 1));
+  if (spec.type == '%') return out_.AppendLike("%", format_, *pos - 1);
   if (zero && spec.align == 0 && spec.type != 's' && spec.type != 'r') {
     spec.align = '=';
     spec.fill = "0";
@@ -347,6 +350,8 @@ Str Braces::Run() {
 }
 
 void Braces::Field(std::string_view field) {
+  rt_.budget.Node(8);
+  rt_.budget.Read(field.size());
   const size_t name_end = std::min(field.find_first_of("!:"), field.size());
   Value v = Lookup(field.substr(0, name_end));
   field.remove_prefix(name_end);
@@ -374,8 +379,10 @@ Value Braces::Lookup(std::string_view name) {
     if (index >= args_.positional.size()) Fail("a format string has too few arguments");
     v = args_.positional[index];
   } else {
-    const auto it = std::find_if(args_.named.begin(), args_.named.end(),
-                                 [&](const auto& arg) { return arg.first == head; });
+    const auto it = std::find_if(args_.named.begin(), args_.named.end(), [&](const auto& arg) {
+      rt_.budget.Scan(arg.first.size() == head.size() ? head.size() : 0);
+      return arg.first.text() == head;
+    });
     if (it == args_.named.end()) {
       Fail("a format string names '{:.100}', which is not there", head);
     }

@@ -53,7 +53,7 @@ size_t RunBegin(std::string_view text, size_t end, bool space) {
 Str MapCase(Runtime& rt, const Str& s, Case how) {
   StrBuilder out(&rt.budget);
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.LookUp(text.size());
   bool in_word = false;
   std::string mapped;
   for (size_t pos = 0; pos < text.size();) {
@@ -76,7 +76,7 @@ Str MapCase(Runtime& rt, const Str& s, Case how) {
         AppendUtf8(&mapped, c.code);
         break;
     }
-    out.Append(mapped, s.LiteralAt(pos));
+    out.AppendLike(mapped, s, pos);
     in_word = IsUpper(c.code) || IsLower(c.code) || IsTitle(c.code);
     pos += c.size;
   }
@@ -85,14 +85,13 @@ Str MapCase(Runtime& rt, const Str& s, Case how) {
 
 Str StripText(Runtime& rt, const Str& s, StripSide side, const Str* chars) {
   const std::string_view set = chars ? chars->text() : std::string_view();
-  const ByteRange rest = Strip(s.text(), side, chars ? &set : nullptr);
-  rt.budget.Step((set.size() + s.size() - (rest.end - rest.begin)) / 64);
+  const ByteRange rest = Strip(s.text(), side, chars ? &set : nullptr, &rt.budget);
   return Slice(rt.budget, s, rest.begin, rest.end);
 }
 
 Str Replace(Runtime& rt, const Str& s, const Str& from, const Str& to, int64_t max_count) {
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.Read(text.size());
   StrBuilder out(&rt.budget);
   size_t pos = 0;
   size_t left = Limit(max_count);
@@ -106,9 +105,8 @@ Str Replace(Runtime& rt, const Str& s, const Str& from, const Str& to, int64_t m
     }
   } else {
     for (; left > 0; --left) {
-      const size_t at = FindText(text, from.text(), pos);
+      const size_t at = FindText(rt.budget, text, from.text(), pos);
       if (at == kNone) break;
-      if (to.empty()) rt.budget.Step();
       out.Append(s, pos, at);
       out.Append(to);
       pos = at + from.size();
@@ -120,7 +118,7 @@ Str Replace(Runtime& rt, const Str& s, const Str& from, const Str& to, int64_t m
 
 std::vector<Value> Split(Runtime& rt, const Str& s, const Str* separator, int64_t max_count) {
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.Read(text.size());
   if (separator && separator->empty()) Fail("split got an empty separator");
   std::vector<Value> pieces;
   size_t left = Limit(max_count);
@@ -134,7 +132,7 @@ std::vector<Value> Split(Runtime& rt, const Str& s, const Str* separator, int64_
   }
   size_t pos = 0;
   for (; left > 0; --left) {
-    const size_t at = FindText(text, separator->text(), pos);
+    const size_t at = FindText(rt.budget, text, separator->text(), pos);
     if (at == kNone) break;
     pieces.push_back(Piece(rt, s, pos, at));
     pos = at + separator->size();
@@ -146,7 +144,7 @@ std::vector<Value> Split(Runtime& rt, const Str& s, const Str* separator, int64_
 std::vector<Value> SplitFromRight(Runtime& rt, const Str& s, const Str* separator,
                                   int64_t max_count) {
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.Read(text.size());
   if (separator && separator->empty()) Fail("rsplit got an empty separator");
   std::vector<Value> pieces;
   size_t left = Limit(max_count);
@@ -159,7 +157,7 @@ std::vector<Value> SplitFromRight(Runtime& rt, const Str& s, const Str* separato
     }
   } else {
     for (; left > 0; --left) {
-      const size_t at = FindLast(rt, text.substr(0, end), separator->text());
+      const size_t at = FindLastText(rt.budget, text.substr(0, end), separator->text());
       if (at == kNone) break;
       pieces.push_back(Piece(rt, s, at + separator->size(), end));
       end = at;
@@ -172,7 +170,7 @@ std::vector<Value> SplitFromRight(Runtime& rt, const Str& s, const Str* separato
 
 std::vector<Value> SplitLines(Runtime& rt, const Str& s, bool keep_ends) {
   const std::string_view text = s.text();
-  rt.budget.Step(text.size() / 64);
+  rt.budget.Read(text.size());
   std::vector<Value> lines;
   size_t begin = 0;
   for (size_t pos = 0; pos < text.size();) {
@@ -186,14 +184,6 @@ std::vector<Value> SplitLines(Runtime& rt, const Str& s, bool keep_ends) {
   }
   if (begin < text.size()) lines.push_back(Piece(rt, s, begin, text.size()));
   return lines;
-}
-
-size_t FindLast(Runtime& rt, std::string_view text, std::string_view needle) {
-  const size_t at = text.rfind(needle);
-  // rfind compares up to a whole needle at each place it tries.
-  const size_t tried = at == kNone ? text.size() : text.size() - at;
-  rt.budget.Step(tried / 64 * std::min<size_t>(needle.size(), 1 << 20) + 1);
-  return at;
 }
 
 }  // namespace omnikv::jinja

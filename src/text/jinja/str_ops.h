@@ -21,7 +21,4 @@ std::vector<Value> SplitFromRight(Runtime& rt, const Str& s, const Str* separato
                                   int64_t max_count);
 std::vector<Value> SplitLines(Runtime& rt, const Str& s, bool keep_ends);
 
-// The last `needle` in `text`, npos if there is none. Pays for the search.
-size_t FindLast(Runtime& rt, std::string_view text, std::string_view needle);
-
 }  // namespace omnikv::jinja

@@ -95,9 +95,9 @@ Value Upper(Runtime& rt, const Value& self, const Args& args) {
   return CaseTest(rt, self, args, "isupper");
 }
 
-Value SameAs(Runtime&, const Value& self, const Args& args) {
+Value SameAs(Runtime& rt, const Value& self, const Args& args) {
   const Params params("sameas", args, {"other"}, 1);
-  return Value(Same(self, params.Get(0)));
+  return Value(Same(rt, self, params.Get(0)));
 }
 
 template <CompareOp kOp>
@@ -123,42 +123,46 @@ constexpr auto kTests = std::to_array<NamedBuiltin>({
     {"=="sv, Comparison<CompareOp::kEq>},
     {">"sv, Comparison<CompareOp::kGt>},
     {">="sv, Comparison<CompareOp::kGe>},
-    {"boolean"sv, Simple<IsBoolean>},
-    {"callable"sv, Simple<IsCallable>},
-    {"defined"sv, Simple<IsDefined>},
+    {"boolean"sv, {Simple<IsBoolean>, Builtin::Reads::kKind}},
+    {"callable"sv, {Simple<IsCallable>, Builtin::Reads::kKind}},
+    {"defined"sv, {Simple<IsDefined>, Builtin::Reads::kKind}},
     {"divisibleby"sv, DivisibleBy},
     {"eq"sv, Comparison<CompareOp::kEq>},
     {"equalto"sv, Comparison<CompareOp::kEq>},
-    {"escaped"sv, Simple<IsEscaped>},
+    {"escaped"sv, {Simple<IsEscaped>, Builtin::Reads::kKind}},
     {"even"sv, Even},
-    {"false"sv, Simple<IsFalse>},
+    {"false"sv, {Simple<IsFalse>, Builtin::Reads::kKind}},
     {"filter"sv, IsFilter},
-    {"float"sv, Simple<IsFloat>},
+    {"float"sv, {Simple<IsFloat>, Builtin::Reads::kKind}},
     {"ge"sv, Comparison<CompareOp::kGe>},
     {"greaterthan"sv, Comparison<CompareOp::kGt>},
     {"gt"sv, Comparison<CompareOp::kGt>},
     {"in"sv, Comparison<CompareOp::kIn>},
-    {"integer"sv, Simple<IsInteger>},
-    {"iterable"sv, Simple<IsIterable>},
+    {"integer"sv, {Simple<IsInteger>, Builtin::Reads::kKind}},
+    {"iterable"sv, {Simple<IsIterable>, Builtin::Reads::kKind}},
     {"le"sv, Comparison<CompareOp::kLe>},
     {"lessthan"sv, Comparison<CompareOp::kLt>},
     {"lower"sv, Lower},
     {"lt"sv, Comparison<CompareOp::kLt>},
-    {"mapping"sv, Simple<IsMapping>},
+    {"mapping"sv, {Simple<IsMapping>, Builtin::Reads::kKind}},
     {"ne"sv, Comparison<CompareOp::kNe>},
-    {"none"sv, Simple<IsNone>},
-    {"number"sv, Simple<IsNumber>},
+    {"none"sv, {Simple<IsNone>, Builtin::Reads::kKind}},
+    {"number"sv, {Simple<IsNumber>, Builtin::Reads::kKind}},
     {"odd"sv, Odd},
     {"sameas"sv, SameAs},
-    {"sequence"sv, Simple<IsSequence>},
-    {"string"sv, Simple<IsString>},
+    {"sequence"sv, {Simple<IsSequence>, Builtin::Reads::kKind}},
+    {"string"sv, {Simple<IsString>, Builtin::Reads::kKind}},
     {"test"sv, IsTest},
-    {"true"sv, Simple<IsTrue>},
-    {"undefined"sv, Simple<IsUndefined>},
+    {"true"sv, {Simple<IsTrue>, Builtin::Reads::kKind}},
+    {"undefined"sv, {Simple<IsUndefined>, Builtin::Reads::kKind}},
     {"upper"sv, Upper},
 });
 
 }  // namespace
+
+BuiltinTable Tests() {
+  return kTests;
+}
 
 const NamedBuiltin* FindTest(std::string_view name) {
   return FindIn(kTests, name);

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <vector>
+
+#include "text/jinja/str.h"
 
 namespace omnikv::jinja {
 namespace {
@@ -205,7 +208,12 @@ void AppendTitle(std::string* out, char32_t code) {
   }
 }
 
-ByteRange Strip(std::string_view text, StripSide side, const std::string_view* chars) {
+ByteRange Strip(std::string_view text, StripSide side, const std::string_view* chars,
+                Budget* budget) {
+  if (budget && chars) {
+    budget->Bytes(chars->size() * sizeof(char32_t));
+    budget->Work(chars->size() * std::bit_width(chars->size()) * 4);
+  }
   std::vector<char32_t> set;  // sorted: `chars` may be as long as the text
   for (size_t i = 0; chars != nullptr && i < chars->size();) {
     const Char c = CharAt(*chars, i);
@@ -214,6 +222,7 @@ ByteRange Strip(std::string_view text, StripSide side, const std::string_view* c
   }
   std::sort(set.begin(), set.end());
   const auto goes = [&](char32_t code) {
+    if (budget) budget->Work(chars ? 4 + 4 * std::bit_width(set.size()) : 4);
     return chars ? std::binary_search(set.begin(), set.end(), code) : IsSpace(code);
   };
   ByteRange rest{0, text.size()};

@@ -11,6 +11,8 @@
 
 namespace omnikv::jinja {
 
+class Budget;
+
 struct Char {
   char32_t code;
   size_t size;  // bytes in the text, 1 to 4
@@ -52,6 +54,8 @@ struct ByteRange {
   size_t end;
 };
 enum class StripSide { kLeft, kRight, kBoth };
-ByteRange Strip(std::string_view text, StripSide side, const std::string_view* chars = nullptr);
+// Where there is a budget, it pays for what is removed and for `chars`.
+ByteRange Strip(std::string_view text, StripSide side, const std::string_view* chars = nullptr,
+                Budget* budget = nullptr);
 
 }  // namespace omnikv::jinja

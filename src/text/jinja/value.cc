@@ -23,8 +23,21 @@ int ParentDepth(int depth, const Value& child) {
   return depth;
 }
 
+// What a pass over a value's own text or items costs, not over what is in the items.
+void PayForReading(Runtime& rt, const Value& v) {
+  if (const Str* s = v.str()) rt.budget.Read(s->size());
+  if (const Seq* seq = v.seq()) rt.budget.Work(4 * seq->items.size());
+  if (const Dict* dict = v.dict()) rt.budget.Work(4 * dict->items.size());
+}
+
+// Of the hash of a key and a comparison.
+void PayForKey(Runtime& rt, std::string_view key) {
+  rt.budget.Node();
+  rt.budget.Read(key.size());
+}
+
 bool Hashable(Runtime& rt, const Value& v) {
-  rt.budget.Step();
+  rt.budget.Node();
   if (const Seq* seq = v.seq()) {
     if (seq->kind == SeqKind::kList) return false;
     return std::all_of(seq->items.begin(), seq->items.end(),
@@ -69,10 +82,12 @@ bool DictEqual(Runtime& rt, const Dict& a, const Dict& b) {
   return true;
 }
 
+constexpr size_t kComparison = 32;  // units of work, besides the text that is compared
 constexpr size_t kNoIndex = std::numeric_limits<size_t>::max();
 
 size_t IndexOf(Runtime& rt, const Dict& dict, const Value& key) {
   if (const Str* text = key.str()) {
+    PayForKey(rt, text->text());
     const auto it = dict.by_text.find(text->text());
     return it == dict.by_text.end() ? kNoIndex : it->second;
   }
@@ -86,7 +101,7 @@ size_t IndexOf(Runtime& rt, const Dict& dict, const Value& key) {
 
 Value JsonToValue(Runtime& rt, const nlohmann::ordered_json& json, bool literal, int depth) {
   if (depth > kMaxValueDepth) Fail("the input nests more than {} levels deep", kMaxValueDepth);
-  rt.budget.Step();
+  rt.budget.Node();
   switch (json.type()) {
     case nlohmann::ordered_json::value_t::null:
       return Value(None{});
@@ -123,14 +138,27 @@ Value JsonToValue(Runtime& rt, const nlohmann::ordered_json& json, bool literal,
 
 }  // namespace
 
-const Value* Dict::Find(std::string_view key) const {
+Value Builtin::operator()(Runtime& rt, const Value& self, const Args& args) const {
+  rt.budget.Node();
+  if (reads_ == Reads::kAll) {
+    PayForReading(rt, self);
+    for (const Value& arg : args.positional) PayForReading(rt, arg);
+    for (const auto& arg : args.named) PayForReading(rt, arg.second);
+  }
+  return function_(rt, self, args);
+}
+
+const Value* Dict::Find(Runtime& rt, std::string_view key) const {
+  PayForKey(rt, key);
   const auto it = by_text.find(key);
   return it == by_text.end() ? nullptr : &items[it->second].second;
 }
 
-Value* Namespace::Find(std::string_view name) {
+Value* Namespace::Find(Runtime& rt, std::string_view name) {
+  rt.budget.Work(8 * attributes.size());
+  if (name.size() > kMaxName) return nullptr;
   for (auto& [key, value] : attributes) {
-    if (key == name) return &value;
+    if (key.text() == name) return &value;
   }
   return nullptr;
 }
@@ -140,18 +168,24 @@ Namespace* Runtime::NewNamespace() {
   return &namespaces_.emplace_back();
 }
 
-void Runtime::SetAttribute(Namespace* ns, std::string_view name, Value value) {
-  if (name.starts_with('_')) Fail("'{:.100}' cannot be an attribute of a namespace", name);
-  budget.Step(ns->attributes.size() / 16 + 1);
-  if (Value* old = ns->Find(name)) {
+void Runtime::SetAttribute(Namespace* ns, const Str& name, Value value) {
+  if (name.text().starts_with('_')) {
+    Fail("'{:.100}' cannot be an attribute of a namespace", name.text());
+  }
+  if (name.size() > Namespace::kMaxName) {
+    Fail("an attribute of a namespace has a name of {} bytes, at most {} are allowed", name.size(),
+         Namespace::kMaxName);
+  }
+  if (Value* old = ns->Find(*this, name.text())) {
     *old = std::move(value);
     return;
   }
-  budget.Bytes(sizeof(std::pair<std::string, Value>) + name.size());
+  budget.Bytes(sizeof(std::pair<Str, Value>));
   ns->attributes.emplace_back(name, std::move(value));
 }
 
 Value Runtime::NewSeq(SeqKind kind, std::vector<Value> items, std::string_view name) {
+  budget.Node();
   budget.Bytes(sizeof(Seq) + items.size() * sizeof(Value));
   auto seq = std::make_shared<Seq>();
   seq->kind = kind;
@@ -178,6 +212,7 @@ bool DictBuilder::Set(const Value& key, Value value) {
     dict_->items[index].second = std::move(value);
     return false;
   }
+  rt_.budget.Node();
   rt_.budget.Bytes(4 * sizeof(Value));
   if (const Str* text = key.str()) dict_->by_text.emplace(text->text(), dict_->items.size());
   dict_->items.emplace_back(key, std::move(value));
@@ -198,7 +233,9 @@ std::string WhyUndefined(const Value& v) {
   return why ? *why : "the value is undefined";
 }
 
-Value MakeUndefined(std::string why) {
+Value MakeUndefined(Runtime& rt, std::string why) {
+  rt.budget.Node(4);  // the sentence has been made
+  rt.budget.Bytes(64 + why.size());
   return Value(Undefined{std::make_shared<const std::string>(std::move(why))});
 }
 
@@ -228,9 +265,13 @@ bool Truthy(const Value& v) {
 }
 
 bool Equal(Runtime& rt, const Value& a, const Value& b) {
-  rt.budget.Step();
+  rt.budget.Work(kComparison);
   if (IsNumber(a) && IsNumber(b)) return Number(a) == Number(b);
-  if (a.str() && b.str()) return a.str()->text() == b.str()->text();
+  if (a.str() && b.str()) {
+    if (a.str()->size() != b.str()->size()) return false;
+    rt.budget.Scan(a.str()->size());
+    return a.str()->text() == b.str()->text();
+  }
   if (a.seq() && b.seq()) return SeqEqual(rt, *a.seq(), *b.seq());
   if (a.dict() && b.dict()) return DictEqual(rt, *a.dict(), *b.dict());
   if (a.callable() && b.callable()) return a.callable() == b.callable();
@@ -240,12 +281,15 @@ bool Equal(Runtime& rt, const Value& a, const Value& b) {
 }
 
 bool Less(Runtime& rt, const Value& a, const Value& b) {
-  rt.budget.Step();
+  rt.budget.Work(kComparison);
   if (a.undefined()) Fail("{}", WhyUndefined(a));
   if (b.undefined()) Fail("{}", WhyUndefined(b));
   if (IsNumber(a) && IsNumber(b)) return Number(a) < Number(b);
   // UTF-8 bytes order as code points do.
-  if (a.str() && b.str()) return a.str()->text() < b.str()->text();
+  if (a.str() && b.str()) {
+    rt.budget.Scan(std::min(a.str()->size(), b.str()->size()));
+    return a.str()->text() < b.str()->text();
+  }
   const Seq* x = a.seq();
   const Seq* y = b.seq();
   if (x && y && x->HasIndex() && y->HasIndex() && x->kind != SeqKind::kRange &&
@@ -259,11 +303,11 @@ bool Less(Runtime& rt, const Value& a, const Value& b) {
   Fail("{} and {} have no order", Described(a), Described(b));
 }
 
-bool Same(const Value& a, const Value& b) {
+bool Same(Runtime& rt, const Value& a, const Value& b) {
   if (a.boolean() && b.boolean()) return *a.boolean() == *b.boolean();
   if (a.integer() && b.integer()) return *a.integer() == *b.integer();
   if (a.real() && b.real()) return *a.real() == *b.real();
-  if (a.str() && b.str()) return a.str()->text() == b.str()->text();
+  if (a.str() && b.str()) return Equal(rt, a, b);
   if (a.seq() && b.seq()) return a.seq() == b.seq();
   if (a.dict() && b.dict()) return a.dict() == b.dict();
   if (a.callable() && b.callable()) return a.callable() == b.callable();
@@ -280,8 +324,7 @@ const Value* FindKey(Runtime& rt, const Dict& dict, const Value& key) {
 bool Contains(Runtime& rt, const Value& container, const Value& item) {
   if (const Str* s = container.str()) {
     if (!item.str()) Fail("'in' looks for {} in a string", Described(item));
-    rt.budget.Step(s->size() / 64);
-    return FindText(s->text(), item.str()->text(), 0) != std::string_view::npos;
+    return FindText(rt.budget, s->text(), item.str()->text(), 0) != std::string_view::npos;
   }
   if (const Dict* dict = container.dict()) return FindKey(rt, *dict, item) != nullptr;
   const SeqPtr items = Iterate(rt, container);
@@ -313,8 +356,11 @@ SeqPtr Iterate(Runtime& rt, const Value& v) {
   return rt.List(std::move(items)).shared_seq();
 }
 
-int64_t Length(const Value& v) {
-  if (const Str* s = v.str()) return static_cast<int64_t>(CountChars(s->text()));
+int64_t Length(Runtime& rt, const Value& v) {
+  if (const Str* s = v.str()) {
+    rt.budget.Read(s->size());
+    return static_cast<int64_t>(CountChars(s->text()));
+  }
   if (const Dict* dict = v.dict()) return static_cast<int64_t>(dict->items.size());
   if (v.undefined()) return 0;
   const Seq* seq = v.seq();

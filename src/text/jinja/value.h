@@ -106,30 +106,51 @@ struct Dict {
   std::vector<std::pair<Value, Value>> items;
   std::unordered_map<std::string_view, size_t> by_text;  // string key -> index into items
 
-  const Value* Find(std::string_view key) const;
+  const Value* Find(Runtime& rt, std::string_view key) const;
 };
 
 // The only values that change. Owned by the Runtime: a namespace can hold itself.
 struct Namespace {
-  std::vector<std::pair<std::string, Value>> attributes;
+  static constexpr size_t kMaxName = 255;  // bytes
+  std::vector<std::pair<Str, Value>> attributes;
 
-  Value* Find(std::string_view name);
+  Value* Find(Runtime& rt, std::string_view name);
 };
 
+// Names keep their origin: `**` takes them from a dict of the user's.
 struct Args {
   std::vector<Value> positional;
-  std::vector<std::pair<std::string, Value>> named;
+  std::vector<std::pair<Str, Value>> named;
 };
 
-// A filter, a test, a method or a function. `self` is what it is applied to.
-using Builtin = Value (*)(Runtime& rt, const Value& self, const Args& args);
+// A filter, a test, a method or a function. `self` is what it is applied to. A call pays for
+// reading all that it is given once, whatever it then does with it, so that none can forget to;
+// what takes more than that pays the rest itself.
+class Builtin {
+ public:
+  using Function = Value (*)(Runtime& rt, const Value& self, const Args& args);
+  enum class Reads { kAll, kKind };  // kKind: at most of what kind a value is, or whether empty
+
+  constexpr Builtin() = default;
+  constexpr Builtin(Function f, Reads reads = Reads::kAll)  // NOLINT: implicit by design
+      : function_(f), reads_(reads) {}
+
+  explicit operator bool() const { return function_ != nullptr; }
+  // REQUIRES a function.
+  Value operator()(Runtime& rt, const Value& self, const Args& args) const;
+  Reads reads() const { return reads_; }
+
+ private:
+  Function function_ = nullptr;
+  Reads reads_ = Reads::kAll;
+};
 
 struct MacroNode;
 struct Scope;
 
 struct Callable {
   std::string_view name;
-  Builtin builtin = nullptr;         // null: a macro
+  Builtin builtin;                   // none: a macro
   Value self;                        // the bound object of a method
   const MacroNode* macro = nullptr;  // its scope is the one it was defined in
   Scope* scope = nullptr;
@@ -142,8 +163,8 @@ class Runtime {
       : budget(b), max_depth(max_call_depth), now(now_local) {}
 
   Namespace* NewNamespace();
-  // Fails on names that begin with an underscore, as transformers does.
-  void SetAttribute(Namespace* ns, std::string_view name, Value value);
+  // Fails on names that begin with an underscore, as transformers does, and on long ones.
+  void SetAttribute(Namespace* ns, const Str& name, Value value);
   Value NewSeq(SeqKind kind, std::vector<Value> items, std::string_view name);
   Value List(std::vector<Value> items) { return NewSeq(SeqKind::kList, std::move(items), "list"); }
   Value Tuple(std::vector<Value> items) {
@@ -198,14 +219,14 @@ Value FromJson(Runtime& rt, const nlohmann::ordered_json& json, bool literal);
 
 // Why an undefined value is what it is, in a sentence. REQUIRES v.undefined().
 std::string WhyUndefined(const Value& v);
-Value MakeUndefined(std::string why);
+Value MakeUndefined(Runtime& rt, std::string why);
 // "a string", "an integer", ..., for messages.
 std::string Described(const Value& v);
 
 bool Truthy(const Value& v);
 bool Equal(Runtime& rt, const Value& a, const Value& b);
 bool Less(Runtime& rt, const Value& a, const Value& b);  // fails where Python has no order
-bool Same(const Value& a, const Value& b);               // Python's `is`
+bool Same(Runtime& rt, const Value& a, const Value& b);  // Python's `is`
 bool Contains(Runtime& rt, const Value& container, const Value& item);
 const Value* FindKey(Runtime& rt, const Dict& dict, const Value& key);  // null: not there
 
@@ -213,6 +234,6 @@ const Value* FindKey(Runtime& rt, const Dict& dict, const Value& key);  // null:
 // none. Uses up a generator. Fails on what cannot be iterated.
 SeqPtr Iterate(Runtime& rt, const Value& v);
 // Characters, items, ...; -1 for what has no length.
-int64_t Length(const Value& v);
+int64_t Length(Runtime& rt, const Value& v);
 
 }  // namespace omnikv::jinja

@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "text/tokenizer/unicode.h"
 
 namespace omnikv::tok {
 namespace {
+
+// Longer keys are not found: an array with a loop in it would have keys without end.
+constexpr size_t kMaxKeyBytes = 256;
 
 uint32_t Offset(uint32_t unit) {
   return (unit >> 10) << ((unit & (1u << 9)) >> 6);
@@ -37,7 +41,7 @@ Result<Charsmap> Charsmap::Parse(std::string_view blob) {
 std::optional<Charsmap::Match> Charsmap::Find(std::string_view text, bool longest) const {
   std::optional<Match> match;
   uint32_t node = Offset(units_[0]);
-  for (size_t i = 0; i < text.size(); ++i) {
+  for (size_t i = 0; i < std::min(text.size(), kMaxKeyBytes); ++i) {
     const auto c = static_cast<uint8_t>(text[i]);
     node ^= c;
     if (c == 0 || node >= units_.size()) break;

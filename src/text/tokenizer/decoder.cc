@@ -90,31 +90,44 @@ Decoder::Decoder(std::vector<DecoderStep> steps) : steps_(std::move(steps)) {
 }
 
 DecoderStream::DecoderStream(const Decoder* decoder)
-    : decoder_(decoder), states_(decoder->steps_.size()) {
-  for (const DecoderStep& step : decoder->steps_) {
-    if (step.pattern != nullptr && scratch_ == nullptr) scratch_ = std::make_unique<RegexScratch>();
-  }
+    : decoder_(decoder), states_(decoder->steps_.size()), work_(std::make_unique<Work>()) {}
+
+void DecoderStream::Push(std::string_view token, std::string* out) {
+  constexpr size_t kBeside = 16;  // bytes that a token may have before and behind it
+  work_->Grant(token.size() + kBeside);
+  Feed(0, token, out);
 }
 
 void DecoderStream::Flush(std::string* out) {
   Finish(0, out);
   std::fill(states_.begin(), states_.end(), State());
+  work_ = std::make_unique<Work>();
 }
 
 std::string DecoderStream::Replaced(const DecoderStep& step, std::string_view text) {
-  if (step.pattern == nullptr) return ReplaceAll(text, step.pattern_text, step.content);
   std::string out;
   size_t done = 0;
-  step.pattern->ForEach(text, scratch_.get(), [&](size_t begin, size_t end) {
+  const auto replace = [&](size_t begin, size_t end) {
+    work_->Draw(step.content.size() + 8);
     out += text.substr(done, begin - done);
     out += step.content;
     done = end;
-  });
+  };
+  if (step.pattern != nullptr) {
+    step.pattern->ForEach(text, work_->regex(), replace);
+  } else {
+    const std::string_view pattern = step.pattern_text;
+    for (size_t at; (at = text.find(pattern, done)) != text.npos;) {
+      replace(at, at + pattern.size());
+    }
+  }
   out += text.substr(done);
   return out;
 }
 
 void DecoderStream::Feed(size_t i, std::string_view token, std::string* out) {
+  work_->At(i < states_.size() ? std::string_view(decoder_->steps_[i].name) : "");
+  work_->Draw(token.size() + 16);
   if (i == states_.size()) {
     *out += token;
     return;
@@ -201,6 +214,7 @@ void DecoderStream::FeedGrowing(size_t i, std::string_view text, std::string* ou
       }
       if (step.stop == 0) return Feed(i + 1, text, out);
       state.held += text;
+      work_->Walked(state.held.size());
       size_t kept = 0;  // characters at the end that may yet be stripped
       std::string_view rest = state.held;
       while (kept < step.stop && rest.ends_with(step.content)) {

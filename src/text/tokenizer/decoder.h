@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "text/tokenizer/regex.h"
+#include "text/tokenizer/work.h"
 
 namespace omnikv::tok {
 
@@ -40,6 +41,7 @@ struct DecoderStep {
   // kReplace: text, not empty, or a regular expression.
   std::string pattern_text;
   std::shared_ptr<const Regex> pattern;
+  std::string name;  // where its file says so, for messages
 };
 
 // Immutable.
@@ -62,10 +64,14 @@ class DecoderStream {
  public:
   explicit DecoderStream(const Decoder* decoder);
 
-  // Appends to *out the text that is final once `token` has followed the tokens before it.
-  void Push(std::string_view token, std::string* out) { Feed(0, token, out); }
-  // Appends the rest, and starts over.
+  // Appends to *out the text that is final once `token` has followed the tokens before it. Throws
+  // WorkError, after which only destruction is allowed, when a step makes more than the budget of
+  // the tokens so far allows.
+  void Push(std::string_view token, std::string* out);
+  // Appends the rest, and starts over. Throws as Push.
   void Flush(std::string* out);
+  // The name of the step at work, for a WorkError.
+  std::string_view step() const { return work_->step(); }
 
  private:
   struct State {
@@ -84,7 +90,7 @@ class DecoderStream {
 
   const Decoder* decoder_;
   std::vector<State> states_;  // [steps]
-  std::unique_ptr<RegexScratch> scratch_;
+  std::unique_ptr<Work> work_;
 };
 
 }  // namespace omnikv::tok

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/printable.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/byte_level.h"
 #include "text/tokenizer/parts.h"
@@ -19,7 +20,7 @@ constexpr std::string_view kMeta = "\u2581";
 class SentencePieceSpaces final : public Normalizer {
  public:
   explicit SentencePieceSpaces(bool prefix) : prefix_(prefix) {}
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     t->spare.clear();
     t->spare.reserve(t->text.size() + t->text.size() / 2 + 3);
     if (prefix_) t->spare += kMeta;
@@ -44,12 +45,13 @@ class SentencePieceNormalizer final : public Normalizer {
   SentencePieceNormalizer(std::optional<Charsmap> map, bool prefix, bool merge_spaces)
       : map_(std::move(map)), prefix_(prefix), merge_spaces_(merge_spaces) {}
 
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work* work) const override {
     t->spare.clear();
     t->spare.reserve(t->text.size() + t->text.size() / 2 + 3);
     bool in_word = false;
     bool prefixed = false;
     const auto append = [&](std::string_view text) {
+      work->Draw(kMeta.size() * text.size());
       for (const char c : text) {
         if (c == ' ') {
           in_word = false;
@@ -112,9 +114,8 @@ class Loader {
  private:
   Status CheckSizes() const {
     if (v_.model != "gpt2" && v_.model != "llama" && v_.model != "t5") {
-      return Unsupported(
-          fmt::format("tokenizer.ggml.model is \"{}\", supported are gpt2, llama and t5",
-                      v_.model.substr(0, 60)));
+      return Unsupported(fmt::format("tokenizer.ggml.model is {}, supported are gpt2, llama and t5",
+                                     Printable(v_.model)));
     }
     if (v_.tokens.empty() || v_.tokens.size() > (size_t{1} << 26)) {
       return Corrupt(fmt::format("tokenizer.ggml.tokens has {} entries, expected 1 to {}",
@@ -180,7 +181,8 @@ class Loader {
     for (const std::string_view pattern : pre.patterns) {
       OKV_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(pattern));
       parts_->pre_tokenizers.push_back(
-          MakeSplit(std::move(regex), SplitBehavior::kIsolated, /*invert=*/false));
+          {MakeSplit(std::move(regex), SplitBehavior::kIsolated, /*invert=*/false),
+           "tokenizer.ggml.pre"});
     }
     BpeOptions o;
     o.byte_level = true;
@@ -229,7 +231,8 @@ class Loader {
 
   void MakeSentencePieceBpe() {
     const bool prefix = v_.add_space_prefix.value_or(true);
-    parts_->normalizers.push_back(std::make_unique<SentencePieceSpaces>(prefix));
+    parts_->normalizers.push_back(
+        {std::make_unique<SentencePieceSpaces>(prefix), "the normalizer"});
     ScoreBpe::Options o;
     o.unk = v_.unk.value_or(-1);
     for (unsigned b = 0; b < 256; ++b) {
@@ -249,8 +252,10 @@ class Loader {
       if (!parsed.ok()) return parsed.status().Prefixed("tokenizer.ggml.precompiled_charsmap");
       map = std::move(*parsed);
     }
-    parts_->normalizers.push_back(std::make_unique<SentencePieceNormalizer>(
-        std::move(map), prefix, v_.remove_extra_whitespaces.value_or(false)));
+    parts_->normalizers.push_back(
+        {std::make_unique<SentencePieceNormalizer>(std::move(map), prefix,
+                                                   v_.remove_extra_whitespaces.value_or(false)),
+         "tokenizer.ggml.precompiled_charsmap"});
     UnigramOptions o;
     o.unk = v_.unk.value_or(-1);
     o.look_up_unknown = false;

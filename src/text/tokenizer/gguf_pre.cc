@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+#include "base/printable.h"
 #include "text/tokenizer/parts.h"
 
 namespace omnikv::tok {
@@ -165,7 +166,7 @@ Result<GgufPreTokenizer> FindGgufPreTokenizer(std::string_view name) {
     known += fmt::format("{}{}", known.empty() ? "" : " ", entry.names);
   }
   return Unsupported(
-      fmt::format("tokenizer.ggml.pre is \"{}\", supported are: {}", name.substr(0, 60), known));
+      fmt::format("tokenizer.ggml.pre is {}, supported are: {}", Printable(name), known));
 }
 
 }  // namespace omnikv::tok

@@ -14,17 +14,19 @@
 namespace omnikv::tok {
 namespace {
 
+constexpr size_t kMaxAround = 1024;  // tokens that one step of a post-processor puts around a text
+constexpr size_t kMaxAffix = 64;     // bytes that BPE adds to each character or word
+
 // Ids may have holes, but tables are as long as the largest id: so no more holes than tokens, give
 // or take.
 int64_t IdLimit(size_t n_tokens) {
   return 2 * static_cast<int64_t>(n_tokens) + 65536;
 }
 
-Status ReadAddedTokens(const JsonNode& node, int64_t id_limit, TokenizerParts* parts,
+Status ReadAddedTokens(const JsonNode& node, int64_t id_limit, TokenizerParts* parts, Work* work,
                        std::vector<AddedToken>* tokens) {
   if (node.IsNull()) return {};
   OKV_ASSIGN_OR_RETURN(const size_t n, node.ArraySize());
-  RegexScratch scratch;
   for (size_t i = 0; i < n; ++i) {
     const JsonNode item = node.Element(i);
     AddedToken token;
@@ -39,7 +41,11 @@ Status ReadAddedTokens(const JsonNode& node, int64_t id_limit, TokenizerParts* p
     if (token.normalized) {
       NormText text;
       text.text = token.content;
-      parts->Normalize(&text, &scratch);
+      try {
+        parts->Normalize(&text, work);
+      } catch (const WorkError& error) {
+        return ToStatus(error, work->step());
+      }
       token.normalized_content = std::move(text.text);
     }
     tokens->push_back(std::move(token));
@@ -48,15 +54,18 @@ Status ReadAddedTokens(const JsonNode& node, int64_t id_limit, TokenizerParts* p
 }
 
 // The token ids that a post-processor puts around a text.
-Status ReadPostProcessor(const JsonNode& node, int depth, TokenizerParts* parts) {
+Status ReadPostProcessor(const JsonNode& node, int depth, size_t* count, TokenizerParts* parts) {
   if (node.IsNull()) return {};
-  if (depth > 16) return Unsupported(fmt::format("{} nests too deeply", node.path()));
+  if (++*count > kMaxSteps || depth > kMaxStepDepth) {
+    return Unsupported(fmt::format("{} has more than {} steps or {} levels", node.path(), kMaxSteps,
+                                   kMaxStepDepth));
+  }
   OKV_ASSIGN_OR_RETURN(const std::string type, node.Field("type").String());
   if (type == "Sequence") {
     const JsonNode steps = node.Field("processors");
     OKV_ASSIGN_OR_RETURN(const size_t n, steps.ArraySize());
     for (size_t i = 0; i < n; ++i) {
-      OKV_RETURN_IF_ERROR(ReadPostProcessor(steps.Element(i), depth + 1, parts));
+      OKV_RETURN_IF_ERROR(ReadPostProcessor(steps.Element(i), depth + 1, count, parts));
     }
     return {};
   }
@@ -88,14 +97,18 @@ Status ReadPostProcessor(const JsonNode& node, int depth, TokenizerParts* parts)
       for (size_t k = 0; k < n_ids; ++k) {
         OKV_ASSIGN_OR_RETURN(const int64_t id, ids.Element(k).Integer(parts->size));
         (seen ? suffix : prefix).push_back(static_cast<int32_t>(id));
+        if (prefix.size() + suffix.size() > kMaxAround) {
+          return Unsupported(
+              fmt::format("{} puts more than {} tokens around a text", node.path(), kMaxAround));
+        }
       }
     }
     if (!seen) return single.Wrong("the sequence A exactly once");
   } else {
-    return Unsupported(fmt::format(
-        "{} has the type \"{}\", supported are Sequence, ByteLevel, TemplateProcessing, "
-        "BertProcessing and RobertaProcessing",
-        node.path(), type));
+    return Unsupported(
+        fmt::format("{} has the type {}, supported are Sequence, ByteLevel, TemplateProcessing, "
+                    "BertProcessing and RobertaProcessing",
+                    node.path(), Printable(type)));
   }
   parts->prefix.insert(parts->prefix.begin(), prefix.begin(), prefix.end());
   parts->suffix.insert(parts->suffix.end(), suffix.begin(), suffix.end());
@@ -115,7 +128,7 @@ Result<std::unique_ptr<const Model>> MakeBpe(const JsonNode& node, const Tokeniz
   const JsonNode dropout = node.Field("dropout");
   if (!dropout.IsNull() && dropout.value() != 0) {
     return Unsupported(fmt::format("{} is {}, only encoding without dropout is supported",
-                                   dropout.path(), dropout.value().dump()));
+                                   dropout.path(), dropout.Shown()));
   }
   OKV_ASSIGN_OR_RETURN(o.byte_fallback, node.Field("byte_fallback").BoolOr(false));
   OKV_ASSIGN_OR_RETURN(o.fuse_unk, node.Field("fuse_unk").BoolOr(false));
@@ -123,6 +136,13 @@ Result<std::unique_ptr<const Model>> MakeBpe(const JsonNode& node, const Tokeniz
   OKV_ASSIGN_OR_RETURN(o.continuing_subword_prefix,
                        StringOrNull(node.Field("continuing_subword_prefix")));
   OKV_ASSIGN_OR_RETURN(o.end_of_word_suffix, StringOrNull(node.Field("end_of_word_suffix")));
+  for (const auto& [field, affix] :
+       {std::pair{"continuing_subword_prefix", &o.continuing_subword_prefix},
+        std::pair{"end_of_word_suffix", &o.end_of_word_suffix}}) {
+    if (affix->size() <= kMaxAffix) continue;
+    return Unsupported(fmt::format("{} has {} bytes, expected at most {}", node.Field(field).path(),
+                                   affix->size(), kMaxAffix));
+  }
   OKV_ASSIGN_OR_RETURN(const std::string unk, StringOrNull(node.Field("unk_token")));
   o.unk = unk.empty() ? -1 : vocab.Find(unk);
   std::vector<Bpe::Merge> merges;
@@ -138,8 +158,8 @@ Result<std::unique_ptr<const Model>> MakeBpe(const JsonNode& node, const Tokeniz
     const Bpe::Merge merge = {vocab.Find(left), vocab.Find(right), vocab.Find(text)};
     if (merge.left < 0 || merge.right < 0 || merge.merged < 0) {
       return Corrupt(fmt::format(
-          "{}.merges[{}] is \"{} {}\", expected two tokens of the vocabulary that join to a third",
-          node.path(), i, left.substr(0, 60), right.substr(0, 60)));
+          "{}.merges[{}] is {} and {}, expected two tokens of the vocabulary that join to a third",
+          node.path(), i, Printable(left), Printable(right)));
     }
     merges.push_back(merge);
   }
@@ -185,7 +205,7 @@ Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view text)
   const bool bpe = type == "BPE";
   if (!bpe && type != "Unigram") {
     return Unsupported(
-        fmt::format("model has the type \"{}\", supported are BPE and Unigram", type));
+        fmt::format("model has the type {}, supported are BPE and Unigram", Printable(type)));
   }
   if (!json.has_vocab || json.vocab_is_list == bpe || (bpe && !json.has_merges)) {
     return Corrupt(bpe ? "model lacks vocab (a map of token to id) or merges (a list)"
@@ -209,8 +229,9 @@ Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view text)
   OKV_ASSIGN_OR_RETURN(PreTokenizerChain chain,
                        ReadPreTokenizer(root.Field("pre_tokenizer"), /*model_takes_bytes=*/bpe));
   parts->pre_tokenizers = std::move(chain.steps);
+  Work work(text.size());  // for all of the load
   std::vector<AddedToken> added_tokens;
-  OKV_RETURN_IF_ERROR(ReadAddedTokens(added, id_limit, parts.get(), &added_tokens));
+  OKV_RETURN_IF_ERROR(ReadAddedTokens(added, id_limit, parts.get(), &work, &added_tokens));
   OKV_ASSIGN_OR_RETURN(parts->added, AddedTokens::Make(std::move(added_tokens)));
 
   parts->vocab = Vocab(json.pool, tokens);
@@ -228,7 +249,8 @@ Result<std::unique_ptr<TokenizerParts>> LoadTokenizerJson(std::string_view text)
     OKV_ASSIGN_OR_RETURN(parts->model, MakeUnigram(model, json, *parts));
   }
 
-  OKV_RETURN_IF_ERROR(ReadPostProcessor(root.Field("post_processor"), 0, parts.get()));
+  size_t n_steps = 0;
+  OKV_RETURN_IF_ERROR(ReadPostProcessor(root.Field("post_processor"), 0, &n_steps, parts.get()));
   std::vector<DecoderStep> decoder;
   OKV_RETURN_IF_ERROR(ReadDecoder(root.Field("decoder"), &decoder));
   if (root.Field("decoder").IsNull()) decoder.push_back({DecoderStep::Kind::kJoin, ""});

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/printable.h"
 #include "omnikv/status.h"
 
 namespace omnikv::tok {
@@ -25,15 +26,14 @@ class JsonNode {
   JsonNode Field(const std::string& key) const {
     static const nlohmann::json kNull;
     const auto it = value_->is_object() ? value_->find(key) : value_->end();
-    return {it == value_->end() ? &kNull : &*it, path_.empty() ? key : path_ + "." + key};
+    const std::string shown = Escaped(key, kPrintableBytes);
+    return {it == value_->end() ? &kNull : &*it, path_.empty() ? shown : path_ + "." + shown};
   }
   // An element. REQUIRES an array and i < size.
   JsonNode Element(size_t i) const { return {&(*value_)[i], fmt::format("{}[{}]", path_, i)}; }
 
   Status Wrong(std::string_view expected) const {
-    std::string found = value_->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-    if (found.size() > 60) found = found.substr(0, 57) + "...";
-    return Corrupt(fmt::format("{} is {}, expected {}", path_, found, expected));
+    return Corrupt(fmt::format("{} is {}, expected {}", path_, Shown(), expected));
   }
 
   Result<std::string> String() const {
@@ -56,6 +56,14 @@ class JsonNode {
   Result<size_t> ArraySize() const {
     if (!value_->is_array()) return Wrong("an array");
     return value_->size();
+  }
+
+  // The value as a message shows it.
+  std::string Shown() const {
+    if (value_->is_object()) return "an object";
+    if (value_->is_array()) return fmt::format("an array of {}", value_->size());
+    if (value_->is_string()) return Printable(value_->get_ref<const std::string&>());
+    return value_->dump();
   }
 
  private:

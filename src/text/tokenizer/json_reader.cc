@@ -4,12 +4,15 @@
 
 #include <utility>
 
+#include "base/json.h"
+
 namespace omnikv::tok {
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxDepth = 64;
+// Of the document without its tables: room for 250,000 added tokens.
+constexpr JsonLimits kLimits = {.max_depth = 64, .max_values = 2'000'000};
 
 // The events of nlohmann's parser. A method that returns false ends the parse; error() says why.
 class Handler {
@@ -22,17 +25,20 @@ class Handler {
 
   explicit Handler(TokenizerJson* out) : out_(out) {}
 
-  const std::string& error() const { return error_; }
+  const std::string& error() const { return error_.empty() ? tree_.error() : error_; }
+  json TakeDocument() && { return std::move(tree_).Take(); }
 
-  bool null() { return table_ != Table::kNone ? WrongItem("null") : Add(json()); }
-  bool boolean(bool v) { return table_ != Table::kNone ? WrongItem("a boolean") : Add(json(v)); }
+  bool null() { return table_ != Table::kNone ? WrongItem("null") : tree_.Add(json()); }
+  bool boolean(bool v) {
+    return table_ != Table::kNone ? WrongItem("a boolean") : tree_.Add(json(v));
+  }
   bool number_integer(number_integer_t v) { return Number(v, static_cast<double>(v), json(v)); }
   bool number_unsigned(number_unsigned_t v) {
     return Number(v > INT64_MAX ? -1 : static_cast<int64_t>(v), static_cast<double>(v), json(v));
   }
   bool number_float(number_float_t v, const string_t&) { return Number(-1, v, json(v)); }
   bool string(string_t& v) {
-    return table_ != Table::kNone ? TableString(v) : Add(json(std::move(v)));
+    return table_ != Table::kNone ? TableString(v) : tree_.Add(json(std::move(v)));
   }
   bool binary(binary_t&) { return false; }
 
@@ -42,14 +48,14 @@ class Handler {
       return true;
     }
     if (table_ != Table::kNone) return WrongItem("an object");
-    return Open(json::object());
+    return tree_.Open(json::object());
   }
   bool key(string_t& v) {
     if (table_ == Table::kMap) {
       text_ = Keep(v);
       return true;
     }
-    keys_.back() = std::move(v);
+    tree_.Key(std::move(v));
     return true;
   }
   bool end_object() { return Close(); }
@@ -64,7 +70,7 @@ class Handler {
         BeginTable(Table::kMerges);
         return true;
       }
-      return Open(json::array());
+      return tree_.Open(json::array());
     }
     if (table_ == Table::kMap || in_item_) return WrongItem("an array");
     in_item_ = true;
@@ -87,7 +93,7 @@ class Handler {
   enum class Table { kNone, kMap, kList, kMerges };
 
   bool AtModelKey(std::string_view key) const {
-    return stack_.size() == 2 && keys_[0] == "model" && keys_[1] == key;
+    return tree_.depth() == 2 && tree_.key(0) == "model" && tree_.key(1) == key;
   }
 
   void BeginTable(Table table) {
@@ -102,41 +108,13 @@ class Handler {
     }
   }
 
-  bool Open(json value) {
-    if (stack_.size() >= kMaxDepth) {
-      error_ = fmt::format("nests deeper than {} levels", kMaxDepth);
-      return false;
-    }
-    stack_.push_back(Insert(std::move(value)));
-    keys_.emplace_back();
-    return true;
-  }
   bool Close() {
-    if (table_ != Table::kNone) {
+    if (table_ == Table::kNone) {
+      tree_.Close();
+    } else {
       table_ = Table::kNone;
-      return true;
     }
-    stack_.pop_back();
-    keys_.pop_back();
     return true;
-  }
-  bool Add(json value) {
-    Insert(std::move(value));
-    return true;
-  }
-  json* Insert(json value) {
-    if (stack_.empty()) {
-      out_->document = std::move(value);
-      return &out_->document;
-    }
-    json& top = *stack_.back();
-    if (top.is_array()) {
-      top.push_back(std::move(value));
-      return &top.back();
-    }
-    json& slot = top[keys_.back()];
-    slot = std::move(value);
-    return &slot;
   }
 
   TokenizerJson::Text Keep(std::string_view text) {
@@ -164,7 +142,7 @@ class Handler {
   bool Number(int64_t id, double value, json as_json) {
     switch (table_) {
       case Table::kNone:
-        return Add(std::move(as_json));
+        return tree_.Add(std::move(as_json));
       case Table::kMap:
         if (id < 0) return WrongItem(fmt::format("the number {}", value));
         out_->vocab.push_back({text_, id, 0});
@@ -203,12 +181,11 @@ class Handler {
   }
 
   TokenizerJson* out_;
-  std::vector<json*> stack_;       // open containers, outermost first
-  std::vector<std::string> keys_;  // [stack] the last key of each
-  Table table_ = Table::kNone;     // the table that is being read
-  bool in_item_ = false;           // inside an array in a table
-  int items_ = 0;                  // read of that array
-  TokenizerJson::Text text_{};     // the last text of a table
+  JsonTree tree_{kLimits};      // the document
+  Table table_ = Table::kNone;  // the table that is being read
+  bool in_item_ = false;        // inside an array in a table
+  int items_ = 0;               // read of that array
+  TokenizerJson::Text text_{};  // the last text of a table
   std::string error_;
 };
 
@@ -228,6 +205,7 @@ Result<TokenizerJson> TokenizerJson::Parse(std::string_view text) {
   } catch (const std::exception& e) {
     return Corrupt(fmt::format("is not valid JSON: {}", e.what()));
   }
+  out.document = std::move(handler).TakeDocument();
   if (!out.document.is_object()) return Corrupt("is not a JSON object");
   return out;
 }

@@ -6,14 +6,14 @@
 #include <string>
 #include <utility>
 
+#include "base/printable.h"
 #include "text/tokenizer/unicode.h"
 
 namespace omnikv::tok {
 namespace {
 
-constexpr int kMaxDepth = 16;      // of sequences
-constexpr size_t kMaxSteps = 256;  // of a chain
 constexpr int64_t kMaxCount = 1 << 20;
+constexpr size_t kMaxPattern = 1024;  // bytes of a text that a decoder replaces
 
 // The steps of `node` and, where it is a Sequence, of the steps in its field `list`, to step().
 Status ForEachStep(const JsonNode& node, const std::string& list, int depth, size_t* count,
@@ -21,9 +21,9 @@ Status ForEachStep(const JsonNode& node, const std::string& list, int depth, siz
   if (node.IsNull()) return {};
   if (!node.value().is_object()) return node.Wrong("an object");
   OKV_ASSIGN_OR_RETURN(const std::string type, node.Field("type").String());
-  if (++*count > kMaxSteps || depth > kMaxDepth) {
-    return Unsupported(
-        fmt::format("{} has more than {} steps or {} levels", node.path(), kMaxSteps, kMaxDepth));
+  if (++*count > kMaxSteps || depth > kMaxStepDepth) {
+    return Unsupported(fmt::format("{} has more than {} steps or {} levels", node.path(), kMaxSteps,
+                                   kMaxStepDepth));
   }
   if (type != "Sequence") return step(node, type);
   const JsonNode steps = node.Field(list);
@@ -36,8 +36,8 @@ Status ForEachStep(const JsonNode& node, const std::string& list, int depth, siz
 }
 
 Status UnknownType(const JsonNode& node, const std::string& type, std::string_view known) {
-  return Unsupported(
-      fmt::format("{} has the type \"{}\", supported are Sequence, {}", node.path(), type, known));
+  return Unsupported(fmt::format("{} has the type {}, supported are Sequence, {}", node.path(),
+                                 Printable(type), known));
 }
 
 // {"String": text} or {"Regex": pattern}.
@@ -225,6 +225,10 @@ Status ReadDecoderStep(const JsonNode& node, const std::string& type,
       OKV_ASSIGN_OR_RETURN(Regex regex, ReadPattern(pattern));
       step.pattern = std::make_shared<const Regex>(std::move(regex));
     }
+    if (step.pattern_text.size() > kMaxPattern) {
+      return Unsupported(fmt::format("{} has a pattern of {} bytes, expected at most {}",
+                                     node.path(), step.pattern_text.size(), kMaxPattern));
+    }
     OKV_ASSIGN_OR_RETURN(step.content, node.Field("content").String());
   } else if (type == "Strip") {
     step.kind = Kind::kStrip;
@@ -257,19 +261,24 @@ Status ReadDecoderStep(const JsonNode& node, const std::string& type,
 
 }  // namespace
 
-Status ReadNormalizer(const JsonNode& node, std::vector<NormalizerPtr>* steps) {
+Status ReadNormalizer(const JsonNode& node, std::vector<NamedStep<Normalizer>>* steps) {
   size_t count = 0;
   return ForEachStep(node, "normalizers", 0, &count,
-                     [&](const JsonNode& step, const std::string& type) {
-                       return ReadNormalizerStep(step, type, steps);
+                     [&](const JsonNode& step, const std::string& type) -> Status {
+                       std::vector<NormalizerPtr> made;
+                       OKV_RETURN_IF_ERROR(ReadNormalizerStep(step, type, &made));
+                       for (auto& one : made) steps->push_back({std::move(one), step.path()});
+                       return {};
                      });
 }
 
 Status ReadDecoder(const JsonNode& node, std::vector<DecoderStep>* steps) {
   size_t count = 0;
   return ForEachStep(node, "decoders", 0, &count,
-                     [&](const JsonNode& step, const std::string& type) {
-                       return ReadDecoderStep(step, type, steps);
+                     [&](const JsonNode& step, const std::string& type) -> Status {
+                       OKV_RETURN_IF_ERROR(ReadDecoderStep(step, type, steps));
+                       steps->back().name = step.path();
+                       return {};
                      });
 }
 
@@ -277,12 +286,15 @@ Result<PreTokenizerChain> ReadPreTokenizer(const JsonNode& node, bool model_take
   PreTokenizerChain chain;
   std::optional<ByteLevelStep> last;
   size_t count = 0;
-  OKV_RETURN_IF_ERROR(ForEachStep(node, "pretokenizers", 0, &count,
-                                  [&](const JsonNode& step, const std::string& type) {
-                                    return ReadPreTokenizerStep(step, type, &chain.steps, &last);
-                                  }));
+  const auto add = [&](const JsonNode& step, const std::string& type) -> Status {
+    std::vector<PreTokenizerPtr> made;
+    OKV_RETURN_IF_ERROR(ReadPreTokenizerStep(step, type, &made, &last));
+    for (auto& one : made) chain.steps.push_back({std::move(one), step.path()});
+    return {};
+  };
+  OKV_RETURN_IF_ERROR(ForEachStep(node, "pretokenizers", 0, &count, add));
   if (last && model_takes_bytes) {
-    OKV_ASSIGN_OR_RETURN(chain.steps.back(), MakeByteLevelStep(*last, /*map_bytes=*/false));
+    OKV_ASSIGN_OR_RETURN(chain.steps.back().run, MakeByteLevelStep(*last, /*map_bytes=*/false));
     chain.gives_bytes = true;
   }
   return chain;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "text/tokenizer/hash.h"
+#include "text/tokenizer/work.h"
 
 namespace omnikv::tok {
 
@@ -61,6 +62,8 @@ struct Symbol {
 
 // Memory that encoding needs: one for each call.
 struct ModelScratch {
+  explicit ModelScratch(Work* w) : work(w) {}
+  Work* work;
   WordCache cache;
   std::vector<Symbol> symbols;
   std::vector<uint64_t> heap;

@@ -26,7 +26,7 @@ void MapChars(NormText* t, const Fn& fn) {
 class NormalFormStep final : public Normalizer {
  public:
   explicit NormalFormStep(NormalForm form) : form_(form) {}
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     if (Normalize(form_, t->text, &t->spare)) t->text.swap(t->spare);
   }
 
@@ -36,7 +36,7 @@ class NormalFormStep final : public Normalizer {
 
 class Lowercase final : public Normalizer {
  public:
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     MapChars(t, [](char32_t c, std::string* out) { AppendLower(out, c); });
   }
 };
@@ -44,8 +44,10 @@ class Lowercase final : public Normalizer {
 class Prepend final : public Normalizer {
  public:
   explicit Prepend(std::string text) : text_(std::move(text)) {}
-  void Apply(NormText* t, RegexScratch*) const override {
-    if (!t->text.empty()) t->text.insert(0, text_);
+  void Apply(NormText* t, Work* work) const override {
+    if (t->text.empty()) return;
+    work->Draw(text_.size());
+    t->text.insert(0, text_);
   }
 
  private:
@@ -57,11 +59,12 @@ class Replace final : public Normalizer {
   Replace(Regex pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
 
-  void Apply(NormText* t, RegexScratch* scratch) const override {
+  void Apply(NormText* t, Work* work) const override {
     t->spare.clear();
     size_t done = 0;
     bool any = false;
-    pattern_.ForEach(t->text, scratch, [&](size_t begin, size_t end) {
+    pattern_.ForEach(t->text, work->regex(), [&](size_t begin, size_t end) {
+      work->Draw(content_.size() + 8);
       if (!any) t->spare.reserve(t->text.size() + t->text.size() / 2);
       any = true;
       t->spare.append(t->text, done, begin - done);
@@ -85,7 +88,7 @@ class Replace final : public Normalizer {
 class Strip final : public Normalizer {
  public:
   Strip(bool left, bool right) : left_(left), right_(right) {}
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     size_t begin = 0;
     size_t end = t->text.size();
     while (left_ && begin < end) {
@@ -110,7 +113,7 @@ class Strip final : public Normalizer {
 
 class StripAccents final : public Normalizer {
  public:
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     if (IsAscii(t->text)) return;
     MapChars(t, [](char32_t c, std::string* out) {
       if (!IsMark(c)) AppendUtf8(out, c);
@@ -121,7 +124,7 @@ class StripAccents final : public Normalizer {
 // The character clean-up of the NMT project: some controls go, some become spaces.
 class Nmt final : public Normalizer {
  public:
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     MapChars(t, [](char32_t c, std::string* out) {
       const bool removed = (c >= 0x1 && c <= 0x8) || c == 0xB || (c >= 0xE && c <= 0x1F) ||
                            c == 0x7F || c == 0x8F || c == 0x9F;
@@ -138,13 +141,14 @@ class Nmt final : public Normalizer {
 class Precompiled final : public Normalizer {
  public:
   explicit Precompiled(Charsmap map) : map_(std::move(map)) {}
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work* work) const override {
     constexpr size_t kMaxClusterBytes = 5;
     t->spare.clear();
     t->spare.reserve(t->text.size() + 16);
     ForEachGrapheme(t->text, [&](std::string_view cluster) {
       if (cluster.size() <= kMaxClusterBytes) {
         if (const auto match = map_.FindShortest(cluster)) {
+          work->Draw(match->replacement.size());
           t->spare += match->replacement;
           return;
         }
@@ -152,7 +156,9 @@ class Precompiled final : public Normalizer {
       for (size_t i = 0; i < cluster.size();) {
         const std::string_view c = cluster.substr(i, Utf8Size(cluster[i]));
         const auto match = map_.FindShortest(c);
-        t->spare += match ? match->replacement : c;
+        const std::string_view put = match ? match->replacement : c;
+        work->Draw(put.size());
+        t->spare += put;
         i += c.size();
       }
     });
@@ -165,7 +171,7 @@ class Precompiled final : public Normalizer {
 
 class ByteChars final : public Normalizer {
  public:
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     t->spare.clear();
     AppendByteChars(t->text, &t->spare);
     t->text.swap(t->spare);
@@ -175,7 +181,7 @@ class ByteChars final : public Normalizer {
 class Bert final : public Normalizer {
  public:
   explicit Bert(BertOptions options) : o_(options) {}
-  void Apply(NormText* t, RegexScratch*) const override {
+  void Apply(NormText* t, Work*) const override {
     if (o_.clean_text) {
       MapChars(t, [](char32_t c, std::string* out) {
         const bool layout = c == '\t' || c == '\n' || c == '\r';

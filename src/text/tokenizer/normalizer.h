@@ -8,6 +8,7 @@
 #include "text/tokenizer/charsmap.h"
 #include "text/tokenizer/regex.h"
 #include "text/tokenizer/unicode.h"
+#include "text/tokenizer/work.h"
 
 namespace omnikv::tok {
 
@@ -24,7 +25,8 @@ struct NormText {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  virtual void Apply(NormText* t, RegexScratch* scratch) const = 0;
+  // Draws on `work` for what it makes beyond a few bytes for each of the text.
+  virtual void Apply(NormText* t, Work* work) const = 0;
 };
 
 using NormalizerPtr = std::unique_ptr<const Normalizer>;

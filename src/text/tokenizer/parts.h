@@ -27,10 +27,11 @@ enum class TokenBytes {
 };
 
 struct TokenizerParts {
-  Vocab vocab;  // of the model
+  std::string what;  // the file, for messages
+  Vocab vocab;       // of the model
   AddedTokens added;
-  std::vector<NormalizerPtr> normalizers;
-  std::vector<PreTokenizerPtr> pre_tokenizers;
+  std::vector<NamedStep<Normalizer>> normalizers;
+  std::vector<NamedStep<PreTokenizer>> pre_tokenizers;
   std::unique_ptr<const Model> model;
   std::vector<int32_t> prefix, suffix;  // around a text with add_special
   Decoder decoder;
@@ -40,8 +41,13 @@ struct TokenizerParts {
   std::optional<int32_t> bos, eos;
 
   // Runs the normalizers.
-  void Normalize(NormText* text, RegexScratch* scratch) const {
-    for (const NormalizerPtr& step : normalizers) step->Apply(text, scratch);
+  void Normalize(NormText* text, Work* work) const {
+    for (const auto& step : normalizers) {
+      work->At(step.name);
+      step.run->Apply(text, work);
+      work->Draw(text->text.size() + 16);
+    }
+    work->At({});
   }
 };
 

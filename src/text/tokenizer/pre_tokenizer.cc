@@ -139,8 +139,8 @@ class Split final : public PreTokenizer {
  public:
   Split(Regex pattern, SplitBehavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
-  void Apply(PreText* t, RegexScratch* scratch) const override {
-    SplitByRegex(pattern_, behavior_, invert_, t, scratch);
+  void Apply(PreText* t, Work* work) const override {
+    SplitByRegex(pattern_, behavior_, invert_, t, work->regex());
   }
 
  private:
@@ -153,7 +153,7 @@ class CharSplit final : public PreTokenizer {
  public:
   CharSplit(CharPredicate is_delimiter, SplitBehavior behavior)
       : is_delimiter_(is_delimiter), behavior_(behavior) {}
-  void Apply(PreText* t, RegexScratch*) const override { SplitByChar(is_delimiter_, behavior_, t); }
+  void Apply(PreText* t, Work*) const override { SplitByChar(is_delimiter_, behavior_, t); }
 
  private:
   CharPredicate is_delimiter_;
@@ -163,7 +163,7 @@ class CharSplit final : public PreTokenizer {
 class DelimiterSplit final : public PreTokenizer {
  public:
   explicit DelimiterSplit(char32_t delimiter) : delimiter_(delimiter) {}
-  void Apply(PreText* t, RegexScratch*) const override {
+  void Apply(PreText* t, Work*) const override {
     SplitByChar([this](char32_t c) { return c == delimiter_; }, SplitBehavior::kRemoved, t);
   }
 
@@ -173,7 +173,7 @@ class DelimiterSplit final : public PreTokenizer {
 
 class WordSplit final : public PreTokenizer {
  public:
-  void Apply(PreText* t, RegexScratch*) const override {
+  void Apply(PreText* t, Work*) const override {
     enum Kind { kSpace, kWord, kOther };
     const auto kind = [](char32_t c) {
       return IsWordChar(c) ? kWord : IsWhitespace(c) ? kSpace : kOther;
@@ -201,14 +201,14 @@ class ByteLevel final : public PreTokenizer {
   ByteLevel(bool add_prefix_space, std::optional<Regex> words, bool map_bytes)
       : add_prefix_space_(add_prefix_space), words_(std::move(words)), map_bytes_(map_bytes) {}
 
-  void Apply(PreText* t, RegexScratch* scratch) const override {
+  void Apply(PreText* t, Work* work) const override {
     if (add_prefix_space_) {
       RewritePieces(t, [](std::string_view piece, bool, std::string* out) {
         if (piece[0] != ' ') *out += ' ';
         *out += piece;
       });
     }
-    if (words_) SplitByRegex(*words_, SplitBehavior::kIsolated, false, t, scratch);
+    if (words_) SplitByRegex(*words_, SplitBehavior::kIsolated, false, t, work->regex());
     if (map_bytes_) {
       RewritePieces(
           t, [](std::string_view piece, bool, std::string* out) { AppendByteChars(piece, out); });
@@ -226,7 +226,7 @@ class Metaspace final : public PreTokenizer {
   Metaspace(std::string replacement, PrependScheme scheme, bool split)
       : replacement_(std::move(replacement)), scheme_(scheme), split_(split) {}
 
-  void Apply(PreText* t, RegexScratch*) const override {
+  void Apply(PreText* t, Work*) const override {
     RewritePieces(t, [&](std::string_view piece, bool first, std::string* out) {
       const bool has = piece[0] == ' ' || piece.substr(0, replacement_.size()) == replacement_;
       const bool wants = scheme_ == PrependScheme::kAlways ||

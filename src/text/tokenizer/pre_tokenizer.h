@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "text/tokenizer/regex.h"
+#include "text/tokenizer/work.h"
 
 namespace omnikv::tok {
 
@@ -34,7 +35,7 @@ struct PreText {
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  virtual void Apply(PreText* t, RegexScratch* scratch) const = 0;
+  virtual void Apply(PreText* t, Work* work) const = 0;
 };
 
 using PreTokenizerPtr = std::unique_ptr<const PreTokenizer>;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -22,19 +23,30 @@ namespace omnikv::tok {
 // The pattern in PCRE2's syntax; kUnsupported names the construct.
 Result<std::string> TranslateOniguruma(std::string_view pattern);
 
-// Memory that matching needs: one for each thread that matches.
+// Memory that matching needs, and what it may spend: one for all searches of a text, or of a load.
 class RegexScratch {
  public:
-  RegexScratch();
+  RegexScratch() = default;
   ~RegexScratch();
   RegexScratch(const RegexScratch&) = delete;
   RegexScratch& operator=(const RegexScratch&) = delete;
 
+  // Allows for the searches that `bytes` more bytes of text need.
+  void Grant(size_t bytes);
+
  private:
   friend class Regex;
-  pcre2_real_match_data_8* data_;
-  pcre2_real_match_context_8* context_;
+  void Prepare();
+  bool Pay(size_t steps);  // false: there is not as much left
+  bool InTime();           // looks at the clock now and then
+
+  pcre2_real_match_data_8* data_ = nullptr;
+  pcre2_real_match_context_8* context_ = nullptr;
   pcre2_real_jit_stack_8* stack_ = nullptr;  // made when a pattern needs more than the default
+  size_t steps_ = size_t{100} << 20;         // of backtracking, as PCRE2 counts them; 4 ns each
+  int64_t ns_ = int64_t{10'000'000'000};     // of this thread's time
+  int64_t since_ns_ = 0;
+  size_t searches_ = 0;
 };
 
 // A compiled pattern. Immutable: any number of threads may match at once, each with its scratch.
@@ -46,8 +58,9 @@ class Regex {
   static Result<Regex> Literal(std::string_view text);
 
   // The leftmost match in subject[from, end), with what is before `from` visible to look-behind.
-  // REQUIRES subject well-formed UTF-8 and `from` a character boundary. False too when the search
-  // exceeds its limits on backtracking: a pattern made to hang ends the search instead.
+  // REQUIRES subject well-formed UTF-8 and `from` a character boundary. Throws WorkError, which
+  // shows the pattern, where this search or all searches of the scratch together exceed the limits
+  // on backtracking: a pattern made to hang ends in an error.
   bool Find(std::string_view subject, size_t from, RegexScratch* scratch, size_t* begin,
             size_t* end) const;
 
@@ -60,7 +73,16 @@ class Regex {
     void operator()(pcre2_real_code_8* code) const;
   };
   static Result<Regex> CompilePcre2(const std::string& pattern, std::string_view shown);
+  // Searches for a match that starts in [from, last], within `limit` steps for each start.
+  enum class Outcome { kFound, kNone, kExhausted };
+  Outcome Search(std::string_view subject, size_t from, size_t last, uint32_t limit,
+                 RegexScratch* scratch, size_t* begin, size_t* end) const;
+  // The same for one start, with as many steps as it takes.
+  bool Match(std::string_view subject, size_t at, RegexScratch* scratch, size_t* begin,
+             size_t* end) const;
+  [[noreturn]] void Exhausted() const;
 
+  std::string shown_;  // the pattern, for messages
   std::unique_ptr<pcre2_real_code_8, Free> code_;
   std::string literal_;  // not empty: the pattern is this text
 };

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/printable.h"
 #include "text/tokenizer/regex.h"
 #include "text/tokenizer/unicode.h"
 
@@ -99,8 +100,8 @@ class Translator {
   };
 
   Status Refuse(std::string_view what) const {
-    return Unsupported(
-        fmt::format("the regular expression \"{}\" has {}, which is not supported", in_, what));
+    return Unsupported(fmt::format("the regular expression {} has {}, which is not supported",
+                                   Printable(in_), Escaped(what, kPrintableBytes)));
   }
 
   bool At(std::string_view text) const { return in_.substr(pos_).substr(0, text.size()) == text; }

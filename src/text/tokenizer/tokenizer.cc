@@ -13,11 +13,13 @@ namespace {
 using tok::AddedTokens;
 using tok::Range;
 using tok::TokenizerParts;
+using tok::Work;
 
 // One Encode call.
 class Encoder {
  public:
-  Encoder(const TokenizerParts& parts, std::vector<int32_t>* out) : p_(parts), out_(out) {}
+  Encoder(const TokenizerParts& parts, Work* work, std::vector<int32_t>* out)
+      : p_(parts), work_(*work), out_(out), model_(work) {}
 
   // `literal`: ranges of `text` that users wrote, or nullptr.
   void Run(std::string_view text, bool specials, const std::vector<Range>* literal) {
@@ -26,8 +28,9 @@ class Encoder {
     rules.literal = literal;
     rules.normalized_specials = literal != nullptr;
     std::vector<AddedTokens::Part> parts;
-    p_.added.SplitRaw(text, rules, &parts);
+    p_.added.SplitRaw(text, rules, &work_, &parts);
     rules.specials = specials && literal == nullptr;
+    rules.held_back = literal == nullptr;
     rules.literal = nullptr;
     rules.normalized_specials = false;
     std::vector<AddedTokens::Part> normalized_parts;
@@ -38,13 +41,13 @@ class Encoder {
       }
       norm_.text = text.substr(part.begin, part.end - part.begin);
       norm_.at_origin = part.begin == 0;
-      p_.Normalize(&norm_, &regex_);
+      p_.Normalize(&norm_, &work_);
       if (!p_.added.has_normalized()) {
         EncodePiece(norm_.text, norm_.at_origin);
         continue;
       }
       normalized_parts.clear();
-      p_.added.SplitNormalized(norm_.text, rules, &normalized_parts);
+      p_.added.SplitNormalized(norm_.text, rules, &work_, &normalized_parts);
       for (const AddedTokens::Part& inner : normalized_parts) {
         if (inner.id >= 0) {
           out_->push_back(inner.id);
@@ -62,25 +65,36 @@ class Encoder {
     pre_.text = text;
     pre_.at_origin = at_origin;
     pre_.pieces.assign(1, {0, text.size()});
-    for (const tok::PreTokenizerPtr& step : p_.pre_tokenizers) step->Apply(&pre_, &regex_);
+    for (const auto& step : p_.pre_tokenizers) {
+      work_.At(step.name);
+      step.run->Apply(&pre_, &work_);
+      work_.Draw(pre_.text.size() + 16);
+    }
+    work_.At("model");
     for (const Range piece : pre_.pieces) p_.model->Encode(pre_.Piece(piece), &model_, out_);
   }
 
   const TokenizerParts& p_;
+  Work& work_;
   std::vector<int32_t>* out_;
-  tok::RegexScratch regex_;
   tok::NormText norm_;
   tok::PreText pre_;
   tok::ModelScratch model_;
 };
 
-std::vector<int32_t> EncodeValid(const TokenizerParts& parts, std::string_view text,
-                                 const EncodeOptions& options, const std::vector<Range>* literal) {
+Result<std::vector<int32_t>> EncodeValid(const TokenizerParts& parts, std::string_view text,
+                                         const EncodeOptions& options,
+                                         const std::vector<Range>* literal) {
   OKV_CHECK(text.size() <= 3 * Tokenizer::kMaxTextBytes, "{} bytes", text.size());
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 8);
   if (options.add_special) ids = parts.prefix;
-  if (!text.empty()) Encoder(parts, &ids).Run(text, options.parse_special, literal);
+  Work work(text.size());
+  try {
+    if (!text.empty()) Encoder(parts, &work, &ids).Run(text, options.parse_special, literal);
+  } catch (const tok::WorkError& error) {
+    return ToStatus(error, work.step()).Prefixed(parts.what);
+  }
   if (options.add_special) ids.insert(ids.end(), parts.suffix.begin(), parts.suffix.end());
   return ids;
 }
@@ -118,29 +132,41 @@ void AppendTokenBytes(const TokenizerParts& parts, int32_t id, std::string* out)
 
 }  // namespace
 
-Tokenizer::Tokenizer(std::unique_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}
+Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts) : parts_(std::move(parts)) {}
 Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view tokenizer_json,
                                                        const std::string& what) {
   auto parts = tok::LoadTokenizerJson(tokenizer_json);
   if (!parts.ok()) return parts.status().Prefixed(what);
+  (*parts)->what = what;
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(*parts)));
 }
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocab& vocab) {
   auto parts = tok::LoadGgufVocab(vocab);
   if (!parts.ok()) return parts.status().Prefixed(vocab.name);
+  (*parts)->what = vocab.name;
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(*parts)));
 }
 
-std::vector<int32_t> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
+Status Tokenizer::HoldBack(std::string_view text) {
+  Work work(text.size());
+  try {
+    parts_->added.HoldBack(text, &work);
+    return {};
+  } catch (const tok::WorkError& error) {
+    return ToStatus(error, "added_tokens").Prefixed(parts_->what);
+  }
+}
+
+Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
   if (tok::IsValidUtf8(text)) return EncodeValid(*parts_, text, options, nullptr);
   return EncodeValid(*parts_, tok::ReplaceInvalidUtf8(text), options, nullptr);
 }
 
-std::vector<int32_t> Tokenizer::EncodeSpans(const std::vector<TextSpan>& spans,
-                                            bool add_special) const {
+Result<std::vector<int32_t>> Tokenizer::EncodeSpans(const std::vector<TextSpan>& spans,
+                                                    bool add_special) const {
   std::string text;
   std::vector<Range> literal;
   for (const TextSpan& span : spans) {
@@ -156,12 +182,15 @@ std::vector<int32_t> Tokenizer::EncodeSpans(const std::vector<TextSpan>& spans,
   return EncodeValid(*parts_, text, {add_special, true}, literal.empty() ? nullptr : &literal);
 }
 
-std::string Tokenizer::Decode(const std::vector<int32_t>& ids, bool skip_special) const {
+Result<std::string> Tokenizer::Decode(const std::vector<int32_t>& ids, bool skip_special) const {
   StreamDecoder stream(this, skip_special);
   std::string text;
-  for (const int32_t id : ids) text += stream.Push(id);
-  text += stream.Flush();
-  return text;
+  for (const int32_t id : ids) {
+    OKV_ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
+    text += piece;
+  }
+  OKV_ASSIGN_OR_RETURN(const std::string rest, stream.Flush());
+  return text + rest;
 }
 
 std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
@@ -200,7 +229,7 @@ StreamDecoder::StreamDecoder(const Tokenizer* tokenizer, bool skip_special)
                      tok::DecoderStream(&tokenizer->parts_->decoder), ""}) {}
 StreamDecoder::~StreamDecoder() = default;
 
-std::string StreamDecoder::Push(int32_t id) {
+Result<std::string> StreamDecoder::Push(int32_t id) {
   std::string text;
   const TokenizerParts& parts = impl_->parts;
   if (id < 0 || id >= parts.size) return text;
@@ -208,13 +237,21 @@ std::string StreamDecoder::Push(int32_t id) {
   if (parts.added.FindId(id) == nullptr && !parts.vocab.Has(id)) return text;
   impl_->bytes.clear();
   AppendTokenBytes(parts, id, &impl_->bytes);
-  impl_->stream.Push(impl_->bytes, &text);
+  try {
+    impl_->stream.Push(impl_->bytes, &text);
+  } catch (const tok::WorkError& error) {
+    return ToStatus(error, impl_->stream.step()).Prefixed(parts.what);
+  }
   return text;
 }
 
-std::string StreamDecoder::Flush() {
+Result<std::string> StreamDecoder::Flush() {
   std::string text;
-  impl_->stream.Flush(&text);
+  try {
+    impl_->stream.Flush(&text);
+  } catch (const tok::WorkError& error) {
+    return ToStatus(error, impl_->stream.step()).Prefixed(impl_->parts.what);
+  }
   return text;
 }
 

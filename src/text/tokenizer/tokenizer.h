@@ -9,6 +9,11 @@
 // Input that is not well-formed UTF-8 is read as if every maximal ill-formed part were U+FFFD.
 // Unicode properties in regular expressions are Unicode 14's, elsewhere Unicode 15's; characters
 // assigned later count as unassigned.
+//
+// **Trust.** Files come from anywhere. What they ask for is bounded: a file is refused, or an
+// encoding or a decoding fails with a sentence that names file and step, where the steps together
+// make more than 64 times the text that came in (and 16 MiB), or a regular expression backtracks
+// more than a text of that size may cost.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +50,7 @@ enum class GgufTokenType : int32_t {
   kNormal = 1,
   kUnknown = 2,
   kControl = 3,      // special: only parsed where special tokens are
-  kUserDefined = 4,  // found in any text, before the model sees it
+  kUserDefined = 4,  // found in any text, before the model sees it; but see HoldBack
   kUnused = 5,
   kByte = 6,
 };
@@ -76,23 +81,32 @@ class Tokenizer {
   // is refused. (Ill-formed bytes grow threefold, and normalization adds to that.)
   static constexpr size_t kMaxTextBytes = size_t{256} << 20;
 
-  // REQUIRES text of at most kMaxTextBytes, here and below.
-  std::vector<int32_t> Encode(std::string_view text, EncodeOptions options = {}) const;
+  // From now on EncodeSpans does not find in literal spans the added tokens that are written out
+  // in `text`, what the chat template can write, although the file does not call them special:
+  // users must not type them. Tokens of letters, digits and spaces alone stay ordinary. Not to be
+  // called when other threads use the tokenizer. kResourceExhausted past the limits above.
+  Status HoldBack(std::string_view text);
+
+  // REQUIRES text of at most kMaxTextBytes, here and below. kResourceExhausted or kFailed past the
+  // limits above.
+  Result<std::vector<int32_t>> Encode(std::string_view text, EncodeOptions options = {}) const;
 
   // The tokens of a prompt whose spans come from different hands. The spans are read as one text:
   // normalization, words and merges run over their edges, exactly as in the concatenation. Only
   // the search for special tokens knows of spans: one is found where its text lies wholly in spans
   // that are not literal, so nothing a user writes can become, complete, hide or cut a special
-  // token. (Added tokens that are not special, such as runs of spaces, are ordinary text to this.
-  // The white space that a token with lstrip or rstrip swallows may be a user's.)
+  // token. The same holds for tokens that are held back. (Other added tokens that are not special,
+  // such as runs of spaces, are ordinary text to this. The white space that a token with lstrip or
+  // rstrip swallows may be a user's.)
   //
   // Special tokens with `normalized` are looked for in the text as given here, not in the
   // normalized text, when any span is literal.
-  std::vector<int32_t> EncodeSpans(const std::vector<TextSpan>& spans, bool add_special) const;
+  Result<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans,
+                                           bool add_special) const;
 
   // The text of tokens, well-formed UTF-8; ids that do not exist are left out, and special tokens
-  // too with skip_special.
-  std::string Decode(const std::vector<int32_t>& ids, bool skip_special) const;
+  // too with skip_special. Fails as Encode.
+  Result<std::string> Decode(const std::vector<int32_t>& ids, bool skip_special) const;
 
   std::optional<int32_t> TokenToId(std::string_view token) const;
   // The token as the vocabulary spells it ("Ġthe", "▁the"); empty where there is none. Valid as
@@ -107,21 +121,21 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
-  explicit Tokenizer(std::unique_ptr<const tok::TokenizerParts> parts);
+  explicit Tokenizer(std::unique_ptr<tok::TokenizerParts> parts);
 
-  std::unique_ptr<const tok::TokenizerParts> parts_;
+  std::unique_ptr<tok::TokenizerParts> parts_;
 };
 
 // Text of tokens as they are generated: what Push and Flush return, joined, is what Decode returns
-// for all tokens. Never half a character, never text that a later token changes. `tokenizer` must
-// outlive it; one thread at a time.
+// for all tokens. Never half a character, never text that a later token changes. Fails as Decode,
+// and after that only destruction is allowed. `tokenizer` must outlive it; one thread at a time.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer* tokenizer, bool skip_special = true);
   ~StreamDecoder();
 
-  std::string Push(int32_t id);  // the text that is complete now; may be empty
-  std::string Flush();           // the rest; then a new text may start
+  Result<std::string> Push(int32_t id);  // the text that is complete now; may be empty
+  Result<std::string> Flush();           // the rest; then a new text may start
 
  private:
   struct Impl;

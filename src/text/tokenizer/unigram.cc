@@ -54,7 +54,8 @@ void Unigram::EncodeWord(std::string_view word, ModelScratch* scratch,
     const double score = nodes[begin].score;
     bool has_char = false;  // some token is this one character
     uint32_t node = ByteTrie::kRoot;
-    for (size_t end = begin; end < word.size();) {
+    size_t end = begin;
+    while (end < word.size()) {
       node = trie_.Step(node, static_cast<uint8_t>(word[end++]));
       if (node == ByteTrie::kNone) break;
       const int32_t id = trie_.Value(node);
@@ -62,6 +63,7 @@ void Unigram::EncodeWord(std::string_view word, ModelScratch* scratch,
       reach(end, score + scores_[static_cast<size_t>(id)], end - begin, id);
       has_char = has_char || end - begin == char_size;
     }
+    scratch->work->Walked(end - begin);
     if (!has_char) reach(begin + char_size, score + unk_score_, char_size, kUnknown);
     begin += char_size;
   }

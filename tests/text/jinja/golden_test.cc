@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 
+#include "base/printable.h"
 #include "text/jinja/chat_template.h"
 
 namespace omnikv {
@@ -71,7 +72,8 @@ TEST(ChatTemplateGolden, RendersWhatTransformersRenders) {
     const std::string marker = ": the template raised: ";
     const size_t at = message.find(marker);
     ASSERT_NE(at, std::string::npos) << name << ": " << message;
-    EXPECT_EQ(message.substr(at + marker.size()), one.at("raised").get<std::string>()) << name;
+    EXPECT_EQ(message.substr(at + marker.size()), Escaped(one.at("raised").get<std::string>()))
+        << name;
   }
   EXPECT_GE(n_texts, 250U);
 }

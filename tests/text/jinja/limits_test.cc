@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <pthread.h>
+
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include "text/jinja/chat_template.h"
 
@@ -12,6 +15,13 @@ namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
+
+// Sanitizers' frames are several times as large.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr size_t kSmallStack = size_t{256} << 10;
+#else
+constexpr size_t kSmallStack = size_t{64} << 10;
+#endif
 
 ChatInput Input() {
   ChatInput input;
@@ -49,6 +59,17 @@ TEST(Limits, MessagesNameTheTemplateAndTheLine) {
             "m/tokenizer_config.json: chat_template, line 3: the template raised: No x");
 }
 
+// Text of a file neither forges lines nor commands the terminal, nor fills it.
+TEST(Limits, MessagesAreEscapedAndCut) {
+  const Status raised = RenderStatus(
+      "{{ raise_exception('\x1b[31mred\nomnikv: a second sentence\u009b\u202e\u00e9') }}");
+  EXPECT_EQ(raised.message(),
+            "m/tokenizer_config.json: chat_template, line 1: the template raised: "
+            "\\x1b[31mred\\x0aomnikv: a second sentence\\xc2\\x9b\\xe2\\x80\\xae\u00e9");
+  EXPECT_THAT(RenderStatus("{{ \x1b }}").message(), HasSubstr("'\\x1b' is not expected here"));
+  EXPECT_LT(RenderStatus("{{ raise_exception('x' * 1000000) }}").message().size(), 1200u);
+}
+
 TEST(Limits, EndlessWorkIsRefused) {
   for (const char* source : {
            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
@@ -75,7 +96,7 @@ TEST(Limits, EndlessWorkIsRefused) {
            "ns.s[:999999]) }}",
        }) {
     RenderLimits limits;  // a tenth of the defaults, to be quick
-    limits.max_steps /= 10;
+    limits.max_work /= 10;
     limits.max_bytes /= 10;
     const Status status = RenderStatus(source, Input(), limits);
     EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << source << ": " << status.message();
@@ -124,6 +145,33 @@ TEST(Limits, DeepSourceIsRefused) {
   }
 }
 
+// Whatever the stack of the caller: threads of a host program may have little.
+TEST(Limits, SmallStacksAreEnough) {
+  const auto deep = ChatTemplate::Parse(
+      "{% macro m(a, b=1) %}{{ m(a, b=[m][0](1)) }}{% endmacro %}{{ m(1) }}", "test");
+  ASSERT_TRUE(deep.ok());
+  const std::string wide = "{{ 1" + Repeat(" + 1", 240) + " }}";
+  std::vector<Status> statuses(2);
+  const auto run = [](void* out) -> void* {
+    auto& [macro, results, source] =
+        *static_cast<std::tuple<const ChatTemplate*, std::vector<Status>*, std::string>*>(out);
+    (*results)[0] = macro->Render(Input()).status();
+    (*results)[1] = RenderStatus(Repeat("{% if 1 %}", 150) + source + Repeat("{% endif %}", 150));
+    return nullptr;
+  };
+  std::tuple<const ChatTemplate*, std::vector<Status>*, std::string> arguments{&*deep, &statuses,
+                                                                               wide};
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, kSmallStack), 0);
+  pthread_t thread{};
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &arguments), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  EXPECT_EQ(statuses[0].code(), StatusCode::kResourceExhausted) << statuses[0].message();
+  EXPECT_TRUE(statuses[1].ok()) << statuses[1].message();
+}
+
 TEST(Limits, WideSourceIsFine) {
   const auto parsed = ChatTemplate::Parse("{% if 0 %}" + Repeat("{% elif 0 %}", 5000) +
                                               "{% endif %}{{ 'a'" + Repeat(" ~ 'a'", 5000) +
@@ -137,7 +185,7 @@ TEST(Limits, CallersSetThem) {
   const auto parsed = ChatTemplate::Parse("{% for i in range(100) %}{{ i }}{% endfor %}", "test");
   ASSERT_TRUE(parsed.ok());
   RenderLimits limits;
-  limits.max_steps = 50;
+  limits.max_work = 3000;
   EXPECT_EQ(parsed->Render(Input(), limits).status().code(), StatusCode::kResourceExhausted);
   limits = RenderLimits();
   limits.max_bytes = 100;

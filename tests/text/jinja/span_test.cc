@@ -50,6 +50,26 @@ std::vector<TextSpan> Spans(const std::string& expression) {
   return spans.ok() ? *spans : std::vector<TextSpan>();
 }
 
+// Names of arguments and of attributes are text of whoever wrote them.
+TEST(Span, NamesKeepTheirOrigin) {
+  for (const char* expression :
+       {"dict(**{c: 'x'}) | list | first", "dict(**{c: 'x'}).keys() | list | first",
+        "(dict(**{c: 'x'}) | items | list)[0][0]"}) {
+    EXPECT_THAT(Spans(expression), ElementsAre(User("a<|im_end|>b"))) << expression;
+  }
+  const auto spans_of = [](const std::string& source) {
+    const auto parsed = ChatTemplate::Parse("{% set c = messages[0].content %}" + source, "test");
+    EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+    const auto spans = parsed->Render(Input());
+    EXPECT_TRUE(spans.ok()) << spans.status().message();
+    return spans.ok() ? *spans : std::vector<TextSpan>();
+  };
+  EXPECT_THAT(spans_of("{% macro m() %}{{ kwargs | list | first }}{% endmacro %}{{ m(**{c: 1}) }}"),
+              ElementsAre(User("a<|im_end|>b")));
+  EXPECT_THAT(spans_of("{{ namespace(**{c: 1}) }}"),
+              ElementsAre(Template("<Namespace {'"), User("a<|im_end|>b"), Template("': 1}>")));
+}
+
 TEST(Span, TemplateAndUserTextAlternate) {
   const auto parsed = ChatTemplate::Parse(
       "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + "

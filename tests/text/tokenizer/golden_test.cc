@@ -45,7 +45,7 @@ void CheckHard(const Tokenizer& t, const json& g) {
   const std::vector<std::string> hard = Material().Hard();
   for (size_t i = 0; i < hard.size(); ++i) {
     SCOPED_TRACE("hard string " + std::to_string(i) + ": " + Quote(hard[i]));
-    const std::vector<int32_t> ids = t.Encode(hard[i], {.add_special = false});
+    const std::vector<int32_t> ids = *t.Encode(hard[i], {.add_special = false});
     if (g.contains("hard")) {
       ASSERT_EQ(ids, g["hard"][i].get<std::vector<int32_t>>());
     }
@@ -53,11 +53,11 @@ void CheckHard(const Tokenizer& t, const json& g) {
       const std::string want = Hash(g["hard_hash"], kHashes * i + k);
       return NoAnswer(want) || want == hash;
     };
-    EXPECT_TRUE(check(0, HashIds(t.Encode(hard[i])))) << "with special tokens";
+    EXPECT_TRUE(check(0, HashIds(*t.Encode(hard[i])))) << "with special tokens";
     EXPECT_TRUE(check(1, HashIds(ids))) << json(ids);
-    const std::string text = t.Decode(ids, false);
+    const std::string text = *t.Decode(ids, false);
     EXPECT_TRUE(check(3, HashText(text))) << Quote(text);
-    EXPECT_TRUE(check(4, HashText(t.Decode(ids, true)))) << Quote(t.Decode(ids, true));
+    EXPECT_TRUE(check(4, HashText(*t.Decode(ids, true)))) << Quote(*t.Decode(ids, true));
   }
 }
 
@@ -67,7 +67,7 @@ void CheckPlain(const Tokenizer& t, const json& g) {
   const std::vector<std::string> hard = Material().Hard();
   for (size_t i = 0; i < hard.size(); ++i) {
     const std::vector<int32_t> ids =
-        t.Encode(hard[i], {.add_special = false, .parse_special = false});
+        *t.Encode(hard[i], {.add_special = false, .parse_special = false});
     for (const int32_t id : ids) {
       EXPECT_TRUE(!t.IsSpecial(id) || t.IdToToken(id) == "<unk>") << Quote(hard[i]);
     }
@@ -83,7 +83,7 @@ void CheckRandom(const Tokenizer& t, const json& g) {
   size_t wrong = 0;
   for (size_t i = 0; i < n; ++i) {
     const std::string text = Material().Random(&rng);
-    const std::vector<int32_t> ids = t.Encode(text, {.add_special = false});
+    const std::vector<int32_t> ids = *t.Encode(text, {.add_special = false});
     if (g.contains("first") && i < g["first"].size()) {
       EXPECT_EQ(ids, g["first"][i].get<std::vector<int32_t>>()) << i << ": " << Quote(text);
     }
@@ -100,7 +100,7 @@ void CheckRandom(const Tokenizer& t, const json& g) {
     }
     const bool skip = rng.Below(2) == 1;
     const std::string want = Hash(g["decode"], i);
-    const std::string text = t.Decode(ids, skip);
+    const std::string text = *t.Decode(ids, skip);
     EXPECT_TRUE(NoAnswer(want) || want == HashText(text)) << json(ids) << skip << Quote(text);
   }
 }
@@ -110,23 +110,23 @@ void CheckRandom(const Tokenizer& t, const json& g) {
 void CheckStreams(const Tokenizer& t, const json& g) {
   for (size_t i = 0; i < g["hard"].size(); ++i) {
     const auto ids = g["hard"][i].get<std::vector<int32_t>>();
-    const std::string all = t.Decode(ids, false);
+    const std::string all = *t.Decode(ids, false);
     StreamDecoder stream(&t, false);
     std::string text;
     for (size_t k = 0; k < ids.size(); ++k) {
-      text += stream.Push(ids[k]);
+      text += *stream.Push(ids[k]);
       ASSERT_EQ(all.compare(0, text.size(), text), 0) << i << " after token " << k;
       if (k >= g["stream"][i].size()) continue;
       const auto certain = g["stream"][i][k].get<size_t>();
       EXPECT_LE(text.size(), certain) << i << " after token " << k;
       const std::string so_far =
-          t.Decode({ids.begin(), ids.begin() + static_cast<long>(k) + 1}, false);
+          *t.Decode({ids.begin(), ids.begin() + static_cast<long>(k) + 1}, false);
       EXPECT_EQ(so_far.compare(0, text.size(), text), 0);
       if (g["live"].get<bool>() && so_far.find("\uFFFD") == std::string::npos) {
         EXPECT_EQ(text.size(), certain) << i << " after token " << k;
       }
     }
-    EXPECT_EQ(text + stream.Flush(), all);
+    EXPECT_EQ(text + *stream.Flush(), all);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "text/tokenizer/work.h"
+
 namespace omnikv::tok {
 namespace {
 
@@ -92,12 +94,45 @@ TEST(Regex, RefusesByName) {
   EXPECT_THAT(refusal(std::string(200, '(')), HasSubstr("nested too deeply"));
 }
 
-// A pattern made to backtrack for ever ends instead.
+// A pattern made to backtrack for ever ends in an error, however the work is spread over places in
+// the text, searches and texts.
 TEST(Regex, HostilePatternsEnd) {
+  const auto error = [](const std::string& pattern, const std::string& text, int times = 1) {
+    const auto regex = Regex::Compile(pattern);
+    EXPECT_TRUE(regex.ok()) << regex.status().message();
+    RegexScratch scratch;
+    try {
+      for (int i = 0; i < times; ++i) regex->ForEach(text, &scratch, [](size_t, size_t) {});
+    } catch (const WorkError& e) {
+      EXPECT_EQ(e.code, StatusCode::kFailed);
+      return e.message;
+    }
+    return std::string();
+  };
   const std::string text(5000, 'a');
-  EXPECT_TRUE(Matches("(a+)+b", text).empty());
-  EXPECT_TRUE(Matches("(?:a?){30}a{30}b", text).empty());
+  EXPECT_EQ(error("(a+)+[bc]", text),
+            "the regular expression '(a+)+[bc]' takes longer than the limits allow");
+  EXPECT_NE(error("(?:a?){30}a{30}[bc]", text), "");
+  // Just below the limit of one place, at each place.
+  EXPECT_NE(error("(?:(?:a|a){20}\\x01|.)", text), "");
+  EXPECT_EQ(error("(?:(?:a|a){4}\\x01|.)", text), "");
+  // And in each of many texts.
+  EXPECT_EQ(error("(?:a|a){16}[bc]", std::string(20, 'a')), "");
+  EXPECT_NE(error("(?:a|a){16}[bc]", std::string(20, 'a'), 100000), "");
+  // A control character on the screen is no part of a message.
+  EXPECT_EQ(error("(a+)+[\x1b]", text).find('\x1b'), std::string::npos);
   EXPECT_EQ(Matches(R"((?:(?:a|b)c?)*)", std::string(1 << 20, 'a')).size(), 1u);
+}
+
+// Matches are found wherever they are: behind many places that have none.
+TEST(Regex, FindsBehindLongGaps) {
+  for (const size_t gap : {0, 1, 255, 256, 257, 511, 512, 5000}) {
+    const std::string text = std::string(gap, '.') + "\u4eca7" + std::string(gap, '.') + "8";
+    EXPECT_EQ(Matches(R"(\d)", text), (Strings{"7", "8"})) << gap;
+    EXPECT_EQ(Matches(R"((?<=\x{4eca})\d|\d$)", text), (Strings{"7", "8"})) << gap;
+    // Places that take more steps than are free, before a match.
+    EXPECT_EQ(Matches(R"((?:(?:\.|\.){9}\x01|\d))", text), (Strings{"7", "8"})) << gap;
+  }
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "io/mmap_file.h"
+#include "io/file.h"
 #include "io/printable.h"
 #include "model/limits.h"
 #include "model/loader.h"
@@ -19,6 +19,7 @@ using Json = nlohmann::json;
 using Limits = ModelLimits;
 
 constexpr size_t kMaxEndTokens = 1024;
+constexpr size_t kMaxJsonBytes = 100'000'000;
 
 // A value as a message shows it.
 std::string Show(const Json& value) {
@@ -70,13 +71,16 @@ std::optional<int64_t> OrRequired(int64_t value) {
 }  // namespace
 
 Result<Json> ReadJsonFile(const std::string& path) {
-  OKV_ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(path));
-  const char* begin = reinterpret_cast<const char*>(file.data());
+  OKV_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxJsonBytes));
   try {
-    return Json::parse(begin, begin + file.size());
+    return Json::parse(text);
   } catch (const Json::parse_error& error) {
+    if (error.byte > text.size()) {
+      return Corrupt(
+          fmt::format("{}: is not JSON: its {} bytes end in the middle", path, text.size()));
+    }
     return Corrupt(
-        fmt::format("{}: is not JSON from byte {} of {} on", path, error.byte, file.size()));
+        fmt::format("{}: is not JSON from byte {} of {} on", path, error.byte, text.size()));
   } catch (const Json::exception& error) {  // a number that no double holds
     return Corrupt(fmt::format("{}: is not JSON that can be read ({})", path, error.what()));
   }
@@ -397,6 +401,8 @@ void ReadShared(const Arch& arch, const HfConfig& config, ModelConfig& out) {
     return static_cast<int32_t>(in.Int(key, 1, max, OrRequired(fallback)));
   };
   out.n_layers = read("num_hidden_layers", Limits::kLayers, defaults.n_layers);
+  out.extra_layers =
+      static_cast<int32_t>(in.Int("num_nextn_predict_layers", 0, Limits::kLayers, 0));
   out.d_model = read("hidden_size", Limits::kWidth, defaults.d_model);
   out.n_heads = read("num_attention_heads", Limits::kHeads, defaults.n_heads);
   out.n_kv_heads = read("num_key_value_heads", Limits::kHeads,
@@ -479,10 +485,10 @@ Result<ModelConfig> ReadHfConfig(const std::string& folder, const TensorSource& 
   std::vector<JsonFields> token_files = {top, text};
   Json generation_json;
   std::error_code error;
-  const auto generation = std::filesystem::path(folder) / "generation_config.json";
-  if (std::filesystem::exists(generation, error)) {
-    OKV_ASSIGN_OR_RETURN(generation_json, ReadJsonFile(generation.string()));
-    token_files.emplace_back(generation.string(), &generation_json, &status);
+  const auto generation = (std::filesystem::path(folder) / "generation_config.json").string();
+  if (MayExist(generation)) {
+    OKV_ASSIGN_OR_RETURN(generation_json, ReadJsonFile(generation));
+    token_files.emplace_back(generation, &generation_json, &status);
   }
   ReadTokens(token_files, arch->hf, out);
   OKV_RETURN_IF_ERROR(status);  // before a family goes by the numbers

@@ -48,6 +48,8 @@ Status Chat(const ChatFlags& f) {
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   options.policy = policy;
   OKV_RETURN_IF_ERROR(CheckGenerate(f.generate));
+  // Before the weights are read: whether the model can chat at all.
+  options.check = [](const Engine& engine) { return engine.ChatPrompt({{"user", "x"}}).status(); };
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   std::vector<ChatMessage> messages;
@@ -55,7 +57,7 @@ Status Chat(const ChatFlags& f) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
   std::string line;
   while (true) {
-    if (terminal) fmt::print(stderr, "> ");
+    if (terminal) WriteStderr("> ");
     if (!std::getline(std::cin, line)) break;
     if (line.empty()) continue;
     const auto start = std::chrono::steady_clock::now();
@@ -68,7 +70,7 @@ Status Chat(const ChatFlags& f) {
     if (!reply.ok()) {
       // The turn did not fit, or was cancelled: people go on without it.
       if (!terminal) return reply.status();
-      fmt::print(stderr, "omnikv: {}\n", reply.status().message());
+      WriteStderr(fmt::format("omnikv: {}\n", reply.status().message()));
       messages.pop_back();
       continue;
     }

@@ -1,43 +1,53 @@
 #include "flags.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "base/log.h"
 #include "policy/policy.h"
+#include "report.h"
 #include "shipped.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace omnikv::tools {
 namespace {
 
-Status CheckFileSize(const std::string& flag, const std::string& path, size_t bytes) {
-  if (bytes <= Tokenizer::kMaxTextBytes) return {};
-  return InvalidArgument(fmt::format("{} is '{}', which holds more than {}", flag, path,
-                                     HumanBytes(Tokenizer::kMaxTextBytes)));
-}
+struct Closer {
+  int fd;
+  ~Closer() { ::close(fd); }
+};
 
 }  // namespace
 
-void AddEngineFlags(CLI::App& app, EngineFlags& f) {
-  app.add_option("-m,--model", f.model,
+void AddModelFlag(CLI::App& app, std::string& model) {
+  app.add_option("-m,--model", model,
                  "a Hugging Face folder or a .gguf file; without it, the shipped model");
+}
+
+Result<std::string> ModelPath(const std::string& model) {
+  if (!model.empty()) return model;
+  return ShippedFile("models/omnikv-tiny-q8_0.gguf", "-m");
+}
+
+void AddEngineFlags(CLI::App& app, EngineFlags& f) {
+  AddModelFlag(app, f.model);
   app.add_option("--device", f.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--threads", f.threads, "0: the physical cores of the control group");
   app.add_option("--host-memory", f.host_memory,
                  "cap on host memory, as 8GiB; default: what is free");
   app.add_option("--gpu-memory", f.gpu_memory,
                  "cap on GPU memory, as 24GiB; default: what is free");
-  app.add_option("--place", f.place,
-                 "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
+  app.add_option(
+         "--place", f.place,
+         "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
       ->capture_default_str();
   app.add_option("--ctx", f.ctx, "tokens a context can hold; default: the model's");
   app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
@@ -51,8 +61,8 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
 Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   EngineOptions o;
   o.model = f.model;
-  if (o.model.empty() && shipped) {
-    OKV_ASSIGN_OR_RETURN(o.model, ShippedFile("models/omnikv-tiny-q8_0.gguf", "-m"));
+  if (shipped) {
+    OKV_ASSIGN_OR_RETURN(o.model, ModelPath(f.model));
   }
   o.device = f.device;
   o.threads = f.threads;
@@ -138,32 +148,38 @@ Result<size_t> ParseSize(const std::string& flag, const std::string& text) {
 }
 
 Result<std::string> ReadText(const std::string& flag, const std::string& path) {
-  if (path == "-") {
-    std::string text;
-    char buffer[1 << 16];
-    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0;) {
-      text.append(buffer, n);
-      OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, text.size()));
-    }
-    return text;
-  }
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
+  const auto refusal = [&](const std::string& why) {
+    return NotFound(fmt::format("{} is '{}', which cannot be read ({})", flag, path, why));
+  };
+  const int fd = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return refusal(std::strerror(errno));
+  const Closer closer{fd};
+  struct stat info;
+  if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     return InvalidArgument(fmt::format("{} is '{}', a folder, expected a text file", flag, path));
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return NotFound(fmt::format("{} is '{}', which cannot be read", flag, path));
-  // Devices and pipes have no size.
-  const auto size = std::filesystem::file_size(path, error);
-  if (!error) OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, size));
-  return std::string((std::istreambuf_iterator<char>(file)), {});
+  SetActivity("reading a text");
+  // Devices and pipes have no size, and may have no end.
+  std::string text;
+  std::vector<char> buffer(size_t{1} << 16);
+  while (true) {
+    const ssize_t n = ::read(fd, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return refusal(std::strerror(errno));
+    if (n == 0) return text;
+    text.append(buffer.data(), static_cast<size_t>(n));
+    if (text.size() > Tokenizer::kMaxTextBytes) {
+      return InvalidArgument(fmt::format("{} is '{}', which holds more than {}", flag, path,
+                                         HumanBytes(Tokenizer::kMaxTextBytes)));
+    }
+  }
 }
 
 ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) != 0) {}
 
 ProgressBar::~ProgressBar() {
-  if (shown_) fmt::print(stderr, "\r\033[K");
+  if (shown_) WriteStderr("\r\033[K");
 }
 
 void ProgressBar::Update(double done, double total, const std::string& note) {
@@ -173,9 +189,8 @@ void ProgressBar::Update(double done, double total, const std::string& note) {
   last_percent_ = percent;
   constexpr int kWidth = 30;
   const auto filled = static_cast<size_t>(kWidth * percent / 100);
-  fmt::print(stderr, "\r\033[K{} [{}{}] {:3d} % {}", label_, std::string(filled, '#'),
-             std::string(kWidth - filled, '.'), percent, note);
-  std::fflush(stderr);
+  WriteStderr(fmt::format("\r\033[K{} [{}{}] {:3d} % {}", label_, std::string(filled, '#'),
+                          std::string(kWidth - filled, '.'), percent, note));
   shown_ = true;
 }
 

@@ -12,7 +12,13 @@
 
 namespace omnikv::tools {
 
-// -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision, --chunk, -v.
+// -m alone, for subcommands that run nothing.
+void AddModelFlag(CLI::App& app, std::string& model);
+// The path it means: without one, the shipped model.
+Result<std::string> ModelPath(const std::string& model);
+
+// -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision,
+// --chunk, -v.
 struct EngineFlags {
   std::string model;
   std::string device = "auto";

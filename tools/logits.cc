@@ -3,11 +3,10 @@
 
 #include <charconv>
 #include <cstdio>
-#include <filesystem>
-#include <utility>
 
 #include "flags.h"
 #include "omnikv/engine.h"
+#include "output_file.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -53,48 +52,6 @@ std::string NpyHeader(size_t rows, int32_t columns) {
   return header + dict;
 }
 
-// A file that appears whole or not at all: written beside its place, then moved there. Devices,
-// pipes and links are written as they are.
-class OutputFile {
- public:
-  explicit OutputFile(std::string path) : path_(std::move(path)) {
-    std::error_code error;
-    const auto type = std::filesystem::symlink_status(path_, error).type();
-    beside_ = type == std::filesystem::file_type::regular ||
-              type == std::filesystem::file_type::not_found;
-    part_ = beside_ ? path_ + ".part" : path_;
-  }
-  ~OutputFile() {
-    if (file_ == nullptr) return;
-    std::fclose(file_);
-    if (beside_) std::remove(part_.c_str());
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  Status Open() {
-    file_ = std::fopen(part_.c_str(), "wb");
-    if (file_ != nullptr) return {};
-    return NotFound(fmt::format("--out is '{}', which cannot be written", path_));
-  }
-  void Write(const void* data, size_t bytes) {
-    good_ = good_ && std::fwrite(data, 1, bytes, file_) == bytes;
-  }
-  Status Commit() {
-    const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-    const bool written = good_ && closed;
-    if (written && (!beside_ || std::rename(part_.c_str(), path_.c_str()) == 0)) return {};
-    if (beside_) std::remove(part_.c_str());
-    return Failed(fmt::format("--out is '{}', writing to it failed", path_));
-  }
-
- private:
-  std::string path_, part_;
-  FILE* file_ = nullptr;
-  bool beside_ = false;
-  bool good_ = true;
-};
-
 Status Logits(const LogitsFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
@@ -108,10 +65,11 @@ Status Logits(const LogitsFlags& f) {
   }
   OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                        ParseIds(f.tokens.empty() ? "-f" : "--tokens", text));
+  OutputFile file("--out", f.out);
+  OKV_RETURN_IF_ERROR(file.Open());
+  options.check = [&](const Engine& engine) { return engine.CheckPrompt(ids); };
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
-  OutputFile file(f.out);
-  OKV_RETURN_IF_ERROR(file.Open());
   const std::string header = NpyHeader(ids.size(), engine->vocab());
   file.Write(header.data(), header.size());
   const size_t row_bytes = static_cast<size_t>(engine->vocab()) * sizeof(float);

@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+const char* g_activity = "reading the command line";
 std::atomic<Session*> g_session{nullptr};  // what Ctrl-C cancels: handlers reach only globals
 
 extern "C" void OnInterrupt(int) {
@@ -50,6 +51,13 @@ Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
 }
 
 }  // namespace
+
+void SetActivity(const char* activity) {
+  g_activity = activity;
+}
+const char* Activity() {
+  return g_activity;
+}
 
 double PerSecond(int64_t n, double seconds) {
   return seconds > 0 ? static_cast<double>(n) / seconds : 0;
@@ -93,6 +101,7 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
 }
 
 Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool quiet) {
+  SetActivity("loading the model");
   ProgressBar bar("loading");
   if (!quiet) {
     options.on_plan = [](const MemoryNeeds& needs) {
@@ -106,6 +115,7 @@ Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool qui
 }
 
 Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens) {
+  SetActivity("reading the prompt");
   ProgressBar bar("reading");
   return session.Prompt(tokens, [&](int64_t done, int64_t total) {
     bar.Update(static_cast<double>(done), static_cast<double>(total),
@@ -115,6 +125,7 @@ Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens) 
 
 Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options, bool quiet,
                                std::chrono::steady_clock::time_point since) {
+  SetActivity("answering");
   Reply reply;
   bool shown = false;
   const auto show = [&](std::string_view piece) {

@@ -267,9 +267,11 @@ TEST(Document, RefusesBadSpecs) {
   EXPECT_EQ(Refusal(spec), "60 needles about cities are asked for, expected at most 44");
 
   spec = Spec(1, 200);
-  EXPECT_THAT(Refusal(spec), HasSubstr("target_tokens is 200, expected at least 3"));
+  EXPECT_THAT(Refusal(spec),
+              HasSubstr("a document of 200 tokens is asked for, expected at least 3"));
   spec.target_tokens = -1;
-  EXPECT_THAT(Refusal(spec), HasSubstr("target_tokens is -1, expected at least 3"));
+  EXPECT_THAT(Refusal(spec),
+              HasSubstr("a document of -1 tokens is asked for, expected at least 3"));
 }
 
 }  // namespace

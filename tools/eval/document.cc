@@ -283,9 +283,10 @@ Result<Document> MakeDocument(const DocumentSpec& spec) {
   }
   const int64_t prose = spec.target_tokens - needle_tokens;
   if (prose < kMinProse) {
-    return InvalidArgument(
-        fmt::format("target_tokens is {}, expected at least {} ({} beside {} tokens of needles)",
-                    spec.target_tokens, kMinProse + needle_tokens, kMinProse, needle_tokens));
+    return InvalidArgument(fmt::format(
+        "a document of {} tokens is asked for, expected at least {}: {} of prose and {} "
+        "of facts",
+        spec.target_tokens, kMinProse + needle_tokens, kMinProse, needle_tokens));
   }
   const bool mixed =
       std::adjacent_find(kinds.begin(), kinds.end(), std::not_equal_to<>()) != kinds.end();

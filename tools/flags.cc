@@ -161,7 +161,7 @@ Result<std::string> ReadText(const std::string& flag, const std::string& path) {
   SetActivity("reading a text");
   // Devices and pipes have no size, and may have no end.
   std::string text;
-  std::vector<char> buffer(size_t{1} << 16);
+  std::vector<char> buffer(size_t{1} << 20);
   while (true) {
     const ssize_t n = ::read(fd, buffer.data(), buffer.size());
     if (n < 0 && errno == EINTR) continue;

@@ -1,6 +1,5 @@
 // Files that commands write and read: results are whole or absent, and mistakes are told before
 // anything large is read.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -63,7 +62,7 @@ class Files : public ProgramTest {
 class Results : public Files {};
 
 TEST_F(Results, SignalsLeaveNothingBehind) {
-  const fs::path folder = Folder("out");
+  const fs::path folder = Folder("results");
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     const std::string ids = Ids("5", 8000);
     const std::string out = folder / "x.npy";
@@ -87,7 +86,7 @@ TEST_F(Results, SignalsLeaveNothingBehind) {
 }
 
 TEST_F(Results, TwoWritersLeaveAWholeFile) {
-  const std::string path = (Folder("out") / "x.npy").string();
+  const std::string path = (Folder("results") / "x.npy").string();
   const auto one = [&](const char* id, int n) {
     return std::string(OMNIKV_BINARY) + " logits --tokens " + Ids(id, n) + " --out " + path;
   };
@@ -102,11 +101,11 @@ TEST_F(Results, TwoWritersLeaveAWholeFile) {
   const bool first = npy.find("(900, 8192)") < 128;
   EXPECT_TRUE(first || npy.find("(400, 8192)") < 128);
   EXPECT_EQ(npy.size(), NpyBytes(first ? 900 : 400));
-  EXPECT_THAT(Names(dir_ / "out"), testing::ElementsAre("x.npy"));
+  EXPECT_THAT(Names(dir_ / "results"), testing::ElementsAre("x.npy"));
 }
 
 TEST_F(Results, ANameOfTheUsersIsNotTaken) {
-  const fs::path folder = Folder("out");
+  const fs::path folder = Folder("results");
   Spill(folder / "x.npy.part", "mine");
   Spill(dir_ / "target", "mine too");
   fs::create_symlink(dir_ / "target", folder / "x.npy.part2");
@@ -117,7 +116,7 @@ TEST_F(Results, ANameOfTheUsersIsNotTaken) {
 }
 
 TEST_F(Results, LinksAreFollowedAndPermissionsKept) {
-  const fs::path folder = Folder("out");
+  const fs::path folder = Folder("results");
   Spill(folder / "real.npy", "old");
   ::chmod((folder / "real.npy").c_str(), 0640);
   fs::create_symlink("real.npy", folder / "link.npy");
@@ -145,7 +144,7 @@ TEST_F(Results, LinksAreFollowedAndPermissionsKept) {
 
 // A limit on the size of files: one sentence, no signal, nothing half written.
 TEST_F(Results, AFileThatMayNotGrowIsAFailure) {
-  const fs::path folder = Folder("out");
+  const fs::path folder = Folder("results");
   Spill(folder / "x.npy", "old");
   const std::string limit = "ulimit -f 100; ";  // blocks of 512 or 1024 bytes
   ExpectSentence(
@@ -192,7 +191,7 @@ class LargeModel : public Files {
     add("lm_head.weight", {vocab, d});
     add("model.norm.weight", {d});
     for (int64_t i = 0; i < layers; ++i) {
-      const std::string layer = fmt::format("model.layers.{}.", i);
+      const std::string layer = "model.layers." + std::to_string(i) + ".";
       add(layer + "input_layernorm.weight", {d});
       add(layer + "post_attention_layernorm.weight", {d});
       for (const char* part : {"q", "o"}) add(layer + "self_attn." + part + "_proj.weight", {d, d});

@@ -98,7 +98,7 @@ void ExpectNotFinite(const Status& status, const std::string& place) {
 }
 
 TEST_P(FiniteTest, APromptIsRefused) {
-  for (const float value : {std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     const Broken model(value);
     const auto engine = Load(model);
     ASSERT_NE(engine, nullptr);
@@ -179,9 +179,9 @@ TEST_P(FiniteTest, ABatchIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Backends, FiniteTest,
                          testing::Values(Where{"cpu", false}, Where{"ref", false},
                                          Where{"cpu", true}, Where{"ref", true}),
-                         [](const auto& info) {
-                           return std::string(info.param.device) +
-                                  (info.param.as_device ? "_as_a_device" : "");
+                         [](const auto& of) {
+                           return std::string(of.param.device) +
+                                  (of.param.as_device ? "_as_a_device" : "");
                          });
 
 }  // namespace

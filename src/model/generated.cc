@@ -82,11 +82,16 @@ Result<ModelConfig> GeometryConfig(const std::string& geometry) {
   const auto size = [&](const char* key, int64_t most) {
     return static_cast<int32_t>(in.Int(key, 1, most));
   };
-  ModelConfig c =
-      Llama(geometry, size("layers", Limits::kLayers), size("d_model", Limits::kWidth),
-            size("heads", Limits::kHeads), size("kv_heads", Limits::kHeads),
-            size("head_dim", Limits::kHeadDim), size("ffn", Limits::kFfn),
-            size("vocab", Limits::kVocab), in.Int("max_context", 1, Limits::kContext, 131072));
+  // One after another: the first that is wrong is told.
+  const int32_t layers = size("layers", Limits::kLayers);
+  const int32_t d_model = size("d_model", Limits::kWidth);
+  const int32_t heads = size("heads", Limits::kHeads);
+  const int32_t kv_heads = size("kv_heads", Limits::kHeads);
+  const int32_t head_dim = size("head_dim", Limits::kHeadDim);
+  const int32_t ffn = size("ffn", Limits::kFfn);
+  const int32_t vocab = size("vocab", Limits::kVocab);
+  ModelConfig c = Llama(geometry, layers, d_model, heads, kv_heads, head_dim, ffn, vocab,
+                        in.Int("max_context", 1, Limits::kContext, 131072));
   for (const auto& [key, value, multiple] :
        {std::tuple{"d_model", c.d_model, 32}, {"head_dim", c.head_dim, 8}, {"ffn", c.ffn, 32}}) {
     if (value % multiple != 0) {

@@ -520,6 +520,8 @@ TEST(Gguf, WrongTensors) {
   };
   EXPECT_THAT(message("token_embd.weight", {}), HasSubstr("has no tensor 'token_embd.weight'"));
   EXPECT_THAT(message("blk.0.attn_v.weight", {}), HasSubstr("has no tensor 'blk.0.attn_v.weight'"));
+  EXPECT_THAT(message("blk.0.ffn_gate.weight", {}),
+              HasSubstr("has no tensor 'blk.0.ffn_gate.weight'"));
   EXPECT_THAT(
       message("", MakeTensor("blk.0.attn_sinks.weight", StorageType::kF32, {4})),
       HasSubstr(

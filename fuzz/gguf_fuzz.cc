@@ -46,8 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // The first and the last 1024 values, or all: 1024 is whole blocks of every type.
     const size_t n = std::min<size_t>(tensor.NumValues(), 1024);
     std::vector<float> values(n);
-    ConvertRows(tensor, 0, n, DType::kF32, values.data());
-    ConvertRows(tensor, tensor.NumValues() - n, n, DType::kF16, values.data());
+    OKV_CHECK(file.ReadValues(tensor, 0, n, DType::kF32, values.data()).ok());
+    OKV_CHECK(file.ReadValues(tensor, tensor.NumValues() - n, n, DType::kF16, values.data()).ok());
   }
   return 0;
 }

@@ -1,13 +1,15 @@
 #include "flags.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <string_view>
 
@@ -15,17 +17,17 @@
 #include "engine/sampler.h"
 #include "numbers.h"
 #include "policy/policy.h"
+#include "report.h"
 #include "shipped.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace omnikv::tools {
 namespace {
 
-Status CheckFileSize(const std::string& flag, const std::string& path, size_t bytes) {
-  if (bytes <= Tokenizer::kMaxTextBytes) return {};
-  return InvalidArgument(fmt::format("{} is '{}', which holds more than {}", flag, path,
-                                     HumanBytes(Tokenizer::kMaxTextBytes)));
-}
+struct Closer {
+  int fd;
+  ~Closer() { ::close(fd); }
+};
 
 // Whether the terminal knows escape sequences.
 bool ClearsLines() {
@@ -35,9 +37,18 @@ bool ClearsLines() {
 
 }  // namespace
 
-void AddEngineFlags(CLI::App& app, EngineFlags& f) {
-  app.add_option("-m,--model", f.model,
+void AddModelFlag(CLI::App& app, std::string& model) {
+  app.add_option("-m,--model", model,
                  "a Hugging Face folder or a .gguf file; without it, the shipped model");
+}
+
+Result<std::string> ModelPath(const std::string& model) {
+  if (!model.empty()) return model;
+  return ShippedFile("models/omnikv-tiny-q8_0.gguf", "-m");
+}
+
+void AddEngineFlags(CLI::App& app, EngineFlags& f) {
+  AddModelFlag(app, f.model);
   app.add_option("--device", f.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--threads", f.threads, "0: the physical cores of the control group");
   app.add_option("--host-memory", f.host_memory,
@@ -61,8 +72,8 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
 Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   EngineOptions o;
   o.model = f.model;
-  if (o.model.empty() && shipped) {
-    OKV_ASSIGN_OR_RETURN(o.model, ShippedFile("models/omnikv-tiny-q8_0.gguf", "-m"));
+  if (shipped) {
+    OKV_ASSIGN_OR_RETURN(o.model, ModelPath(f.model));
   }
   o.device = f.device;
   o.threads = f.threads;
@@ -147,28 +158,32 @@ Result<size_t> ParseSize(const std::string& flag, const std::string& text) {
 }
 
 Result<std::string> ReadText(const std::string& flag, const std::string& path) {
-  if (path == "-") {
-    std::string text;
-    char buffer[1 << 16];
-    if (isatty(STDIN_FILENO) != 0) LogInfo("type a text; Ctrl-D on an empty line ends it");
-    // A short read is the last: to read on would have a terminal wait for a second Ctrl-D.
-    for (size_t n = sizeof(buffer); n == sizeof(buffer);) {
-      n = std::fread(buffer, 1, sizeof(buffer), stdin);
-      text.append(buffer, n);
-      OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, text.size()));
-    }
-    return text;
-  }
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
+  const auto refusal = [&](const std::string& why) {
+    return NotFound(fmt::format("{} is '{}', which cannot be read ({})", flag, path, why));
+  };
+  const int fd = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return refusal(std::strerror(errno));
+  const Closer closer{fd};
+  struct stat info;
+  if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     return InvalidArgument(fmt::format("{} is '{}', a folder, expected a text file", flag, path));
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return NotFound(fmt::format("{} is '{}', which cannot be read", flag, path));
-  // Devices and pipes have no size.
-  const auto size = std::filesystem::file_size(path, error);
-  if (!error) OKV_RETURN_IF_ERROR(CheckFileSize(flag, path, size));
-  return std::string((std::istreambuf_iterator<char>(file)), {});
+  SetActivity("reading a text");
+  if (path == "-" && isatty(fd) != 0) LogInfo("type a text; Ctrl-D on an empty line ends it");
+  // Devices and pipes have no size, and may have no end.
+  std::string text;
+  std::vector<char> buffer(size_t{1} << 20);
+  while (true) {
+    const ssize_t n = ::read(fd, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return refusal(std::strerror(errno));
+    if (n == 0) return text;
+    text.append(buffer.data(), static_cast<size_t>(n));
+    if (text.size() > Tokenizer::kMaxTextBytes) {
+      return InvalidArgument(fmt::format("{} is '{}', which holds more than {}", flag, path,
+                                         HumanBytes(Tokenizer::kMaxTextBytes)));
+    }
+  }
 }
 
 ProgressBar::ProgressBar(std::string label)
@@ -176,7 +191,7 @@ ProgressBar::ProgressBar(std::string label)
       enabled_(GetLogLevel() >= LogLevel::kInfo && isatty(STDERR_FILENO) != 0 && ClearsLines()) {}
 
 ProgressBar::~ProgressBar() {
-  if (shown_) fmt::print(stderr, "\r\033[K");
+  if (shown_) WriteStderr("\r\033[K");
 }
 
 void ProgressBar::Update(double done, double total, const std::string& note) {
@@ -186,9 +201,8 @@ void ProgressBar::Update(double done, double total, const std::string& note) {
   last_percent_ = percent;
   constexpr int kWidth = 30;
   const auto filled = static_cast<size_t>(kWidth * percent / 100);
-  fmt::print(stderr, "\r\033[K{} [{}{}] {:3d} % {}", label_, std::string(filled, '#'),
-             std::string(kWidth - filled, '.'), percent, note);
-  std::fflush(stderr);
+  WriteStderr(fmt::format("\r\033[K{} [{}{}] {:3d} % {}", label_, std::string(filled, '#'),
+                          std::string(kWidth - filled, '.'), percent, note));
   shown_ = true;
 }
 

@@ -13,6 +13,11 @@
 
 namespace omnikv::tools {
 
+// -m alone, for subcommands that run nothing.
+void AddModelFlag(CLI::App& app, std::string& model);
+// The path it means: without one, the shipped model.
+Result<std::string> ModelPath(const std::string& model);
+
 // -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision,
 // --chunk, -v, -q.
 struct EngineFlags {

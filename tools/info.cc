@@ -132,6 +132,8 @@ Status Info(const InfoFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   options.policy = policy;
+  OKV_RETURN_IF_ERROR(CheckOptions(options));
+  SetActivity("reading the model");
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
   OKV_ASSIGN_OR_RETURN(const auto backend, MakeBackend(options));

@@ -16,6 +16,7 @@
 #include "engine/placement.h"
 #include "flags.h"
 #include "omnikv/engine.h"
+#include "output_file.h"
 #include "policy/policy.h"
 #include "report.h"
 
@@ -66,58 +67,23 @@ std::string NpyHeader(size_t rows, int32_t columns) {
   return header + dict;
 }
 
-// A file that appears whole or not at all: written beside its place, then moved there. Devices,
-// pipes and links are written as they are.
-class OutputFile {
- public:
-  explicit OutputFile(std::string path) : path_(std::move(path)) {
-    std::error_code error;
-    const auto type = std::filesystem::symlink_status(path_, error).type();
-    beside_ = type == std::filesystem::file_type::regular ||
-              type == std::filesystem::file_type::not_found;
-    part_ = beside_ ? path_ + ".part" : path_;
-  }
-  ~OutputFile() {
-    if (file_ == nullptr) return;
-    std::fclose(file_);
-    if (beside_) std::remove(part_.c_str());
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  Status Open() {
-    file_ = std::fopen(part_.c_str(), "wb");
-    if (file_ != nullptr) return {};
-    return NotFound(fmt::format("--out is '{}', which cannot be written", path_));
-  }
-  void Write(const void* data, size_t bytes) {
-    good_ = good_ && std::fwrite(data, 1, bytes, file_) == bytes;
-  }
-  Status Commit() {
-    const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-    const bool written = good_ && closed;
-    if (written && (!beside_ || std::rename(part_.c_str(), path_.c_str()) == 0)) return {};
-    if (beside_) std::remove(part_.c_str());
-    return Failed(fmt::format("--out is '{}', writing to it failed", path_));
-  }
-
- private:
-  std::string path_, part_;
-  FILE* file_ = nullptr;
-  bool beside_ = false;
-  bool good_ = true;
-};
-
 // One of the texts: where its logits go, and how likely its tokens were.
 class Text {
  public:
-  Text(GivenText given, const std::string& out, int32_t vocab)
-      : given_(std::move(given)), out_(out), file_(out), vocab_(vocab) {}
+  Text(GivenText given, const std::string& out)
+      : given_(std::move(given)), out_(out), file_("--out", out) {}
 
   const GivenText& given() const { return given_; }
-  // Opens the file for the rows of positions from `first` on.
-  Status Begin(int64_t first) {
-    OKV_RETURN_IF_ERROR(file_.Open());
+  // May come before Begin, to find out early that there can be no file.
+  Status Open() {
+    if (!open_) OKV_RETURN_IF_ERROR(file_.Open());
+    open_ = true;
+    return {};
+  }
+  // What follows are the rows of positions from `first` on.
+  Status Begin(int64_t first, int32_t vocab) {
+    OKV_RETURN_IF_ERROR(Open());
+    vocab_ = vocab;
     const std::string header = NpyHeader(given_.tokens.size() - static_cast<size_t>(first), vocab_);
     file_.Write(header.data(), header.size());
     return {};
@@ -159,7 +125,8 @@ class Text {
   GivenText given_;
   std::string out_;
   OutputFile file_;
-  int32_t vocab_;
+  bool open_ = false;
+  int32_t vocab_ = 0;
   double nll_ = 0;  // of all tokens that were predicted, in nats
   int64_t predicted_ = 0;
 };
@@ -205,9 +172,9 @@ Result<std::vector<std::string>> OutputPaths(const std::string& out, size_t n_te
 }
 
 // Rows of every position, each text in one go.
-Status Prefill(Session& session, Texts& texts) {
+Status Prefill(Session& session, int32_t vocab, Texts& texts) {
   for (const auto& text : texts) {
-    OKV_RETURN_IF_ERROR(text->Begin(0));
+    OKV_RETURN_IF_ERROR(text->Begin(0, vocab));
     OKV_RETURN_IF_ERROR(session.PrefillLogits(
         text->given().tokens,
         [&](int64_t position, const float* logits) { text->Row(position, logits); }));
@@ -229,7 +196,7 @@ Result<int64_t> Decode(EngineCore& core, const PolicyOptions& policy, Texts& tex
   const auto take = [&](size_t i, int64_t position, const float* logits) -> Status {
     Text& text = *texts[i];
     const int64_t first = given[i].prompt_tokens - 1;
-    if (position == first) OKV_RETURN_IF_ERROR(text.Begin(first));
+    if (position == first) OKV_RETURN_IF_ERROR(text.Begin(first, core.config.vocab));
     text.Row(position, logits);
     done += position == first ? position + 1 : 1;
     bar.Update(static_cast<double>(done), static_cast<double>(total),
@@ -257,9 +224,18 @@ Status Logits(const LogitsFlags& f) {
       options.context = std::max(options.context, static_cast<int64_t>(text.tokens.size()));
     }
   }
+  OKV_ASSIGN_OR_RETURN(const std::vector<std::string> paths, OutputPaths(f.out, n_texts));
+  Texts texts;
+  for (size_t i = 0; i < n_texts; ++i) {
+    texts.push_back(std::make_unique<Text>(std::move(given[i]), paths[i]));
+  }
+  OKV_RETURN_IF_ERROR(texts.front()->Open());
+  options.check = [&](const Engine& engine) -> Status {
+    for (const auto& text : texts) OKV_RETURN_IF_ERROR(engine.CheckPrompt(text->given().tokens));
+    return {};
+  };
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   EngineCore& core = CoreOf(*engine);
-  for (const GivenText& text : given) OKV_RETURN_IF_ERROR(CheckTokens(core, text.tokens));
   OKV_ASSIGN_OR_RETURN(auto session, engine->NewSession(policy));
   const SessionStats stats = session->stats();
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, FindPolicy(stats.policy));
@@ -270,17 +246,12 @@ Status Logits(const LogitsFlags& f) {
         "{}'s own come with --decode",
         info->name, info->name);
   }
-  OKV_ASSIGN_OR_RETURN(const std::vector<std::string> paths, OutputPaths(f.out, n_texts));
-  Texts texts;
-  for (size_t i = 0; i < n_texts; ++i) {
-    texts.push_back(std::make_unique<Text>(std::move(given[i]), paths[i], engine->vocab()));
-  }
   int64_t steps = 0;
   if (f.decode) {
     session.reset();  // its place is that of a text
     OKV_ASSIGN_OR_RETURN(steps, Decode(core, policy, texts));
   } else {
-    OKV_RETURN_IF_ERROR(Prefill(*session, texts));
+    OKV_RETURN_IF_ERROR(Prefill(*session, engine->vocab(), texts));
   }
   if (!f.json) {
     for (const auto& text : texts) LogInfo("{}", text->Line());

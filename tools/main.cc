@@ -1,16 +1,22 @@
 // The program: one binary, a subcommand each file. Results go to stdout, everything else to stderr.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <new>
 
+#include "base/log.h"
+#include "base/memory.h"
 #include "base/printable.h"
 #include "command_line.h"
 #include "flags.h"
 #include "omnikv/version.h"
+#include "report.h"
 
 namespace omnikv::tools {
 namespace {
@@ -31,12 +37,32 @@ Status RunCommandLine(int argc, char** argv) {
   return parsed ? command() : Status();
 }
 
+// A standard stream that is closed at the start would hand its number to the next file that is
+// opened, and what is printed would go into that file. It gets /dev/null instead, opened the wrong
+// way round: to use the stream is still an error.
+void OccupyStandardStreams() {
+  constexpr int kWrongWay[] = {O_WRONLY, O_RDONLY, O_RDONLY};
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    // The lowest free number: this one.
+    if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", kWrongWay[fd]);
+  }
+}
+
+// A reader that went away (SIGPIPE) or a limit on file sizes (SIGXFSZ) ends no process here: the
+// write fails, and the failure is told where it matters.
+void LetWritesFail() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
 // No exception is meant to get here; those of the standard library (memory, threads) may.
 Status RunAndCatch(int argc, char** argv) {
   try {
     return RunCommandLine(argc, argv);
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("memory ran out");
+    return ResourceExhausted(fmt::format("host memory ran out while {} ({} in use, {} available)",
+                                         Activity(), HumanBytes(ResidentMemory()),
+                                         HumanBytes(AvailableMemory())));
   } catch (const std::exception& e) {
     return Failed(e.what());
   }
@@ -55,8 +81,12 @@ Status FlushStdout() {
 
 int main(int argc, char** argv) {
   using namespace omnikv;
+  tools::OccupyStandardStreams();
+  tools::LetWritesFail();
   Status status = tools::RunAndCatch(argc, argv);
   if (const Status out = tools::FlushStdout(); !out.ok()) status = out;
-  if (!status.ok()) fmt::print(stderr, "omnikv: {}\n", Escaped(status.message(), 4000));
+  if (!status.ok()) {
+    WriteStderr(fmt::format("omnikv: {}\n", Escaped(status.message(), 4000)));
+  }
   return status.ExitCode();
 }

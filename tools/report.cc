@@ -13,6 +13,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+const char* g_activity = "reading the command line";
+
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -44,6 +46,13 @@ Json StatsJson(const Engine& engine, const SessionStats& s, double ttft_s) {
 }
 
 }  // namespace
+
+void SetActivity(const char* activity) {
+  g_activity = activity;
+}
+const char* Activity() {
+  return g_activity;
+}
 
 double PerSecond(int64_t n, double seconds) {
   return seconds > 0 ? static_cast<double>(n) / seconds : 0;
@@ -77,6 +86,7 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
 }
 
 Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool quiet) {
+  SetActivity("loading the model");
   ProgressBar bar("loading");
   if (!quiet) {
     options.on_plan = [](const MemoryNeeds& needs) {
@@ -90,6 +100,7 @@ Result<std::unique_ptr<Engine>> LoadWithProgress(EngineOptions options, bool qui
 }
 
 Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens) {
+  SetActivity("reading the prompt");
   ProgressBar bar("reading");
   return session.Prompt(tokens, [&](int64_t done, int64_t total) {
     bar.Update(static_cast<double>(done), static_cast<double>(total),
@@ -99,6 +110,7 @@ Status PromptWithProgress(Session& session, const std::vector<int32_t>& tokens) 
 
 Result<Reply> GenerateToStdout(Session& session, const GenerateOptions& options, bool quiet,
                                std::chrono::steady_clock::time_point since) {
+  SetActivity("answering");
   Reply reply;
   bool shown = false;
   const auto show = [&](std::string_view piece) {
@@ -150,7 +162,8 @@ void PrintSummary(const Engine& engine, const SessionStats& s, const GenerateOpt
       "read {:.1f} % | held {:.1f} %, {} | weights {} | process {}",
       engine.load_seconds(), reply.ttft_s, s.attended_tokens, s.context_tokens,
       100 * s.read_fraction, 100 * s.held_fraction,
-      HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
+      HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(engine.weight_bytes()),
+      HumanBytes(ResidentMemory()));
 }
 
 std::string Dump(const Json& json) {

@@ -12,6 +12,11 @@
 
 namespace omnikv::tools {
 
+// What the program is at, for the sentence when memory runs out: "reading the prompt". `activity`
+// is kept as it is.
+void SetActivity(const char* activity);
+const char* Activity();
+
 // What each tier will hold, and of which layers: a line each.
 std::vector<std::string> PlanLines(const MemoryNeeds& needs);
 // Engine::Load with a progress bar and, unless `quiet`, the plan's lines before it.

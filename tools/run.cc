@@ -31,24 +31,32 @@ Result<std::string> PromptText(const RunFlags& f) {
   return text;
 }
 
+Result<std::vector<int32_t>> PromptTokens(const RunFlags& f, const std::string& text,
+                                          const Engine& engine) {
+  if (f.raw) return engine.Tokenize(text, /*add_special=*/true, /*parse_special=*/true);
+  std::vector<ChatMessage> messages;
+  if (!f.system.empty()) messages.push_back({"system", f.system});
+  messages.push_back({"user", text});
+  return engine.ChatPrompt(messages);
+}
+
 Status Run(const RunFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   options.policy = policy;
   OKV_ASSIGN_OR_RETURN(const GenerateOptions generate, ToGenerateOptions(f.generate));
   OKV_ASSIGN_OR_RETURN(const std::string text, PromptText(f));
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
-  const auto start = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
   std::vector<int32_t> prompt;
-  if (f.raw) {
-    OKV_ASSIGN_OR_RETURN(prompt,
-                         engine->Tokenize(text, /*add_special=*/true, /*parse_special=*/true));
-  } else {
-    std::vector<ChatMessage> messages;
-    if (!f.system.empty()) messages.push_back({"system", f.system});
-    messages.push_back({"user", text});
-    OKV_ASSIGN_OR_RETURN(prompt, engine->ChatPrompt(messages));
-  }
+  Clock::duration tokenizing{};
+  options.check = [&](const Engine& engine) -> Status {
+    const auto before = Clock::now();
+    OKV_ASSIGN_OR_RETURN(prompt, PromptTokens(f, text, engine));
+    tokenizing = Clock::now() - before;
+    return engine.CheckPrompt(prompt);
+  };
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
+  const auto start = Clock::now() - tokenizing;
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   const CancelOnInterrupt interrupt(*session);
   OKV_RETURN_IF_ERROR(PromptWithProgress(*session, prompt));

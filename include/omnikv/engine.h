@@ -49,6 +49,14 @@ class Engine {
   virtual Result<std::vector<int32_t>> ChatPrompt(
       const std::vector<ChatMessage>& messages) const = 0;
 
+  // Whether a session can take `tokens` as its prompt: kInvalidArgument when there are none, more
+  // than its context holds, or one that is not in the vocabulary.
+  virtual Status CheckPrompt(const std::vector<int32_t>& tokens) const = 0;
+
+  // Whether a session can have this policy: kInvalidArgument when its name, a setting or the model
+  // is against it.
+  virtual Status CheckPolicy(const PolicyOptions& policy) const = 0;
+
   virtual int64_t context() const = 0;  // tokens a session can hold
   virtual int32_t vocab() const = 0;
   virtual std::string device() const = 0;  // for people
@@ -66,7 +74,8 @@ class Session {
 
   // Makes `tokens` the context: what the session already holds of them is kept, the rest is
   // computed. kInvalidArgument when they exceed the context (nothing is cut); kCancelled after
-  // Cancel(), and what was computed stays.
+  // Cancel(), and what was computed stays. kFailed, here and below, where the logits are NaN or
+  // infinite, which damaged weights and values beyond their format bring about.
   virtual Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress = {}) = 0;
 
   // Generates after the last prompt. REQUIRES a Prompt before, or a Generate that may go on: with

@@ -8,7 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "omnikv/status.h"
+
 namespace omnikv {
+
+class Engine;
 
 // What an engine will hold, known before anything is loaded. Bytes, in the device's memory where
 // there is a device, else in the host's.
@@ -51,8 +55,13 @@ struct EngineOptions {
   std::string precision = "fast";
   int32_t prefill_chunk = 0;  // rows of a prefill step; 0: the device's
   int32_t max_sessions = 1;   // open at once; they share the memory for K/V
-  // Called once before anything is loaded.
+  // Called once before any weight is read.
   std::function<void(const MemoryNeeds&)> on_plan;
+  // Called after it, and still before any weight is read: the place to find a mistake while it is
+  // cheap. `engine` turns text into tokens and back, checks prompts and policies, and knows its
+  // context, its vocabulary and its device; it makes no sessions yet. A Status that is not ok ends
+  // Load with it.
+  std::function<Status(const Engine& engine)> check;
   // Called with the bytes of weights loaded so far and in all.
   std::function<void(size_t done, size_t total)> on_load;
 };

@@ -344,6 +344,7 @@ struct FetchRowsArgs {
 // The choice of a token, and on to the next step: for row r, the only one of its sequence,
 //   token = argmax logits[r], of equals the first, or what sample[r] and seen[r] give (sampling.h);
 //   out[(*step % ring) * n_rows + r] = token;  TakeSample(token, sample[r], seen[r]);
+// (where not all of logits[r] are finite, token = 0 and out[...] = -1),
 //   tokens[r] = token;  ++rows[r].pos;  ++seqs[rows[r].seq].kv_len;
 // then ++*step. A step that ends in it can be replayed again without a word from the host.
 // REQUIRES vocab <= kMaxSampleVocab with `sample`.

@@ -1,6 +1,7 @@
 #include "backend/sampling.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace omnikv {
 namespace {
@@ -34,6 +35,16 @@ class Ordered {
 };
 
 }  // namespace
+
+bool AllFinite(const float* logits, int64_t vocab) {
+  // Of the numbers without their signs, infinity is the first that is not finite. Whole numbers
+  // have a maximum in any order, so that this runs on vectors.
+  int32_t highest = 0;
+  for (int64_t t = 0; t < vocab; ++t) {
+    highest = std::max(highest, std::bit_cast<int32_t>(logits[t]) & 0x7fffffff);
+  }
+  return highest < 0x7f800000;
+}
 
 int32_t SampleToken(const float* logits, int64_t vocab, const SampleMeta& meta,
                     const uint32_t* seen, std::span<SampleCandidate> scratch) {

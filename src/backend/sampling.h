@@ -118,6 +118,9 @@ struct SampleCandidate {
 int32_t SampleToken(const float* logits, int64_t vocab, const SampleMeta& meta,
                     const uint32_t* seen, std::span<SampleCandidate> scratch);
 
+// Whether no logit of [vocab] is NaN or infinite. On the host; fast enough for every step.
+bool AllFinite(const float* logits, int64_t vocab);
+
 // What follows from `token` being chosen.
 OMNIKV_HOST_DEVICE inline void TakeSample(int32_t token, SampleMeta& meta, uint32_t* seen) {
   seen[token / 32] |= 1u << (token % 32);

@@ -4,15 +4,16 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <cstdlib>
+#include <string>
+
+#include "base/log.h"
 
 namespace omnikv::internal {
 [[noreturn]] inline void CheckFailed(const char* file, int line, const char* cond,
                                      const std::string& detail) {
-  std::fprintf(stderr, "%s:%d: internal check failed: %s%s%s\n", file, line, cond,
-               detail.empty() ? "" : ": ", detail.c_str());
-  std::fflush(stderr);
+  WriteStderr(fmt::format("{}:{}: internal check failed: {}{}{}\n", file, line, cond,
+                          detail.empty() ? "" : ": ", detail));
   std::abort();
 }
 }  // namespace omnikv::internal

@@ -37,6 +37,8 @@ class Handler {
                        "is not JSON that can be read: the number before byte {} of {} is "
                        "too large",
                        position, bytes_)
+             : position > bytes_
+                 ? fmt::format("is not JSON: its {} bytes end in the middle", bytes_)
                  : fmt::format("is not JSON from byte {} of {} on", position, bytes_);
     return false;
   }

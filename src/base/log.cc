@@ -1,7 +1,9 @@
 #include "base/log.h"
 
+#include <unistd.h>
+
 #include <atomic>
-#include <cstdio>
+#include <cerrno>
 
 #include "base/printable.h"
 
@@ -9,6 +11,15 @@ namespace omnikv {
 namespace {
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
 }  // namespace
+
+void WriteStderr(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
 
 void SetLogLevel(LogLevel level) {
   g_level.store(level, std::memory_order_relaxed);
@@ -18,7 +29,7 @@ LogLevel GetLogLevel() {
 }
 
 void LogLine(LogLevel level, const std::string& line) {
-  if (GetLogLevel() >= level) fmt::print(stderr, "{}\n", Escaped(line));
+  if (GetLogLevel() >= level) WriteStderr(Escaped(line) + '\n');
 }
 
 std::string HumanBytes(size_t bytes) {

@@ -1,14 +1,19 @@
-// Messages for people, on stderr: stdout carries results only (DESIGN §9). Thread-safe, one write
-// a line. Never called inside a recorded step.
+// Messages for people, on stderr: stdout carries results only. Thread-safe, one write per line.
+// Never called inside a recorded step.
 #pragma once
 
 #include <fmt/format.h>
 
 #include <string>
+#include <string_view>
 
 namespace omnikv {
 
 enum class LogLevel { kQuiet = 0, kInfo = 1, kVerbose = 2 };
+
+// Writes `text` to stderr as it is. Whatever stderr refuses (a full disk, a closed descriptor) is
+// lost and changes nothing else; a reader that has gone away raises SIGPIPE unless it is ignored.
+void WriteStderr(std::string_view text);
 
 void SetLogLevel(LogLevel level);
 LogLevel GetLogLevel();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -130,6 +131,11 @@ size_t AvailableMemory(const std::string& root) {
         ReadField(stat, "inactive_file", 0));
     cap(ReadNumber(group + "/memory.limit_in_bytes", kNone),
         ReadNumber(group + "/memory.usage_in_bytes", 0), ReadField(stat, "total_inactive_file", 0));
+  }
+  // What the process itself may map (ulimit -v).
+  struct rlimit space;
+  if (root.empty() && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+    cap(static_cast<size_t>(space.rlim_cur), ReadNumber("/proc/self/statm", 0) * PageSize(), 0);
   }
   return available;
 }

@@ -35,8 +35,9 @@ class Pages {
 };
 
 // Bytes of physical memory that the machine and the control groups (version 1 or 2) still let this
-// process take; file pages that are given back when memory is short count as free. `root` is where
-// /proc and /sys lie, here and below; tests have their own.
+// process take, and at most what its limit of address space leaves; file pages that are given back
+// when memory is short count as free. `root` is where /proc and /sys lie, here and below; tests
+// have their own.
 size_t AvailableMemory(const std::string& root = "");
 
 // Resident bytes of this process.

@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <system_error>
 
 #include "base/check.h"
 
@@ -85,7 +87,6 @@ struct ThreadPool::Impl {
   static uint64_t Entered(uint64_t gate) { return gate / kEntered & kCount; }
   static uint64_t Generation(uint64_t gate) { return gate / kGeneration; }
 
-  // Also when a thread could not be started, and the pool's constructor throws.
   ~Impl() {
     stop = true;
     Open();
@@ -93,6 +94,7 @@ struct ThreadPool::Impl {
   }
 
   int n_threads = 1;
+  Status status;
   bool spin = true;  // false where threads outnumber CPUs: a spinning thread would hold up the rest
   FunctionRef<void(int)>* job = nullptr;
   bool stop = false;
@@ -154,17 +156,24 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(int n_threads, bool pin) : impl_(std::make_unique<Impl>()) {
-  OKV_CHECK(n_threads >= 1, "{} threads", n_threads);
+  static_assert(kMaxThreads <= Impl::kCount);
+  OKV_CHECK(n_threads >= 1 && n_threads <= kMaxThreads, "{} threads", n_threads);
   const std::vector<int> cpus = CpusByCore();
-  OKV_CHECK(static_cast<uint64_t>(n_threads) <= Impl::kCount, "{} threads", n_threads);
-  impl_->n_threads = n_threads;
   impl_->spin = static_cast<size_t>(n_threads) <= std::max<size_t>(cpus.size(), 1);
   // The caller keeps its affinity: what it starts later would inherit a single CPU. The workers
   // leave the first one to it. A pool of part of the machine is not pinned: others have such pools.
   const bool pinned = pin && static_cast<size_t>(n_threads) == cpus.size();
   for (int t = 1; t < n_threads; ++t) {
     const int cpu = pinned ? cpus[static_cast<size_t>(t)] : -1;
-    impl_->workers.emplace_back([this, t, cpu] { impl_->Work(t, cpu); });
+    try {
+      impl_->workers.emplace_back([this, t, cpu] { impl_->Work(t, cpu); });
+    } catch (const std::system_error& e) {
+      impl_->status = ResourceExhausted(
+          fmt::format("{} threads are asked for, but the system starts only {} ({})", n_threads, t,
+                      e.code().message()));
+      break;
+    }
+    impl_->n_threads = t + 1;
   }
 }
 
@@ -172,6 +181,10 @@ ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::size() const {
   return impl_->n_threads;
+}
+
+const Status& ThreadPool::status() const {
+  return impl_->status;
 }
 
 void ThreadPool::Run(FunctionRef<void(int)> body) {

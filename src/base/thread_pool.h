@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "omnikv/status.h"
+
 namespace omnikv {
 
 // A reference to a callable that outlives the call: no allocation, one indirect call.
@@ -35,12 +37,17 @@ class FunctionRef<R(Args...)> {
 // as the process has physical cores, each has its own. One caller at a time; jobs do not nest.
 class ThreadPool {
  public:
+  static constexpr int kMaxThreads = 1024;
+
+  // Starts the threads, or as many as the system gives. REQUIRES 1 <= n_threads <= kMaxThreads.
   explicit ThreadPool(int n_threads, bool pin = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const;
+  int size() const;  // threads that there are
+  // kResourceExhausted, with both numbers, when the system gave fewer threads than were asked for.
+  const Status& status() const;
 
   // Calls body(thread) once on every thread, and returns when all calls have.
   void Run(FunctionRef<void(int)> body);

@@ -141,6 +141,7 @@ Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
   }
   core_.backend->Download(taken.logits.data(), core_.work.logits.as(),
                           taken.logits.size() * sizeof(float));
+  OKV_RETURN_IF_ERROR(CheckLogits(core_, taken.logits.data(), total));
   return policy_.policy->AfterPrefill(total);
 }
 
@@ -235,21 +236,24 @@ Status Batch::GiveUp(std::span<const Next> next, int64_t n, const Status& failur
   return failure;
 }
 
-void Batch::End(std::span<const Next> next) {
+Status Batch::End(std::span<const Next> next) {
   const auto vocab = static_cast<size_t>(core_.config.vocab);
   for (size_t r = 0; r < next.size(); ++r) {
-    core_.backend->Download(slots_[static_cast<size_t>(next[r].slot)].logits.data(),
-                            core_.work.logits.as<float>() + r * vocab, vocab * sizeof(float));
-    DropTokens(next[r].slot);
+    std::vector<float>& logits = slots_[static_cast<size_t>(next[r].slot)].logits;
+    core_.backend->Download(logits.data(), core_.work.logits.as<float>() + r * vocab,
+                            vocab * sizeof(float));
+    OKV_RETURN_IF_ERROR(CheckLogits(core_, logits.data(), length(next[r].slot)));
   }
+  for (const Next& row : next) DropTokens(row.slot);
+  return {};
 }
 
 Status Batch::Step(std::span<const Next> next) {
   OKV_RETURN_IF_ERROR(Begin(next, 1));
   const Status enqueued = EnqueueDecode(next.size(), /*chooses=*/false);
   if (!enqueued.ok()) return GiveUp(next, 1, enqueued);
-  End(next);
-  return {};
+  const Status ended = End(next);
+  return ended.ok() ? ended : GiveUp(next, 1, ended);
 }
 
 Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> next, int64_t steps) {
@@ -271,9 +275,16 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> ne
     const auto slot = static_cast<size_t>(read % kStepsAhead);
     backend.Await(marks[slot]);
     const int32_t* chosen = chosen_.as<int32_t>() + slot * next.size();
-    for (size_t r = 0; r < next.size(); ++r) tokens[r].push_back(chosen[r]);
+    for (size_t r = 0; r < next.size(); ++r) {
+      if (chosen[r] < 0) {
+        const int64_t unread = steps - read - 1;
+        return GiveUp(next, steps, LogitsNotFinite(core_, length(next[r].slot) - unread));
+      }
+      tokens[r].push_back(chosen[r]);
+    }
   }
-  End(next);
+  const Status ended = End(next);
+  if (!ended.ok()) return GiveUp(next, steps, ended);
   return tokens;
 }
 

@@ -40,7 +40,8 @@ class Batch {
     int32_t token = 0;
   };
   // One decode step of the sequences named, each once: appends their tokens. Sequences that are not
-  // named wait. On failure (a full context, a token out of range) nothing has changed.
+  // named wait. On failure (a full context, a token out of range, logits that are not finite)
+  // nothing has changed.
   Status Step(std::span<const Next> next);
   // `steps` steps, each but the first over what was the highest logit of the one before: returns
   // the token chosen after each, [next.size()][steps]; the last of them is not in context. The
@@ -75,8 +76,8 @@ class Batch {
   // Begins a step, or `n` in a row: checks `next`, makes room for n more tokens of each sequence in
   // it, sets lengths_ and writes the step's inputs.
   Status Begin(std::span<const Next> next, int64_t n);
-  // Ends them: brings the logits, gives back what the policy drops.
-  void End(std::span<const Next> next);
+  // Ends them: brings and checks the logits, gives back what the policy drops.
+  Status End(std::span<const Next> next);
   // Inputs of a step whose rows are tokens_ and rows_, `n_out` of them from `first_out` on with
   // logits, of sequences seqs_.
   void Upload(int32_t first_out, int32_t n_out);

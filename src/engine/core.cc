@@ -77,6 +77,20 @@ Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens) {
   return {};
 }
 
+Status CheckLogits(const EngineCore& core, const float* logits, int64_t length) {
+  return AllFinite(logits, core.config.vocab) ? Status() : LogitsNotFinite(core, length);
+}
+
+Status LogitsNotFinite(const EngineCore& core, int64_t length) {
+  const bool f16 = core.bank->config().dtype == DType::kF16;
+  return Failed(fmt::format(
+      "{}: after {} tokens of context the logits are NaN or infinite: its weights may be damaged "
+      "(is the download complete?){}",
+      core.options.model.empty() ? core.config.name : core.options.model, length,
+      f16 ? ", or keys and values exceed f16, in which kv_dtype keeps them (bf16 and f32 hold more)"
+          : ""));
+}
+
 Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int64_t length) {
   int64_t window = 0;
   for (const LayerConfig& layer : config.layers) {

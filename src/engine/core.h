@@ -36,11 +36,8 @@ struct EngineCore {
   int32_t cache_tokens = 0;   // slots of a working set, where layers live on the host
 };
 
-// Opens the bank by `plan`. Needs the backend and the model's config, and no weights yet.
-Status OpenBank(EngineCore& core, const MemoryPlan& plan);
-
 // An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens
-// the bank, unless it is open, and the workspace by `plan`.
+// the bank and the workspace by `plan`.
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds);
 
@@ -80,6 +77,11 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
 
 // kInvalidArgument unless `tokens` can be a prompt.
 Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens);
+
+// Not ok when one of the logits [vocab] after `length` tokens of context is NaN or infinite.
+Status CheckLogits(const EngineCore& core, const float* logits, int64_t length);
+// That status.
+Status LogitsNotFinite(const EngineCore& core, int64_t length);
 
 // Tokens that no row from position `length` on reads: those the policy drops, as far as no layer's
 // sliding window needs them. Under a model of windows only, all that is past them.

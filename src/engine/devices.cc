@@ -9,6 +9,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "base/log.h"
+#include "engine/placement.h"
 #ifdef OMNIKV_HAVE_CUDA
 #include "backend/cuda/cuda_backend.h"
 #endif
@@ -44,10 +45,7 @@ std::optional<int> CudaDevice(std::string_view name) {
 
 Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
   const std::string& name = options.device;
-  if (options.precision != "fast" && options.precision != "full") {
-    return InvalidArgument(
-        fmt::format("--precision is '{}', expected fast or full", options.precision));
-  }
+  OKV_RETURN_IF_ERROR(CheckOptions(options));
   if (const std::optional<int> device = CudaDevice(name)) {
     auto backend = MakeCuda(options, *device);
     if (backend.ok()) return backend;
@@ -59,9 +57,11 @@ Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
     LogVerbose("running on the CPU: {}", backend.status().message());
   }
   if (name == "auto" || name == "cpu") {
-    return std::unique_ptr<Backend>(MakeCpuBackend(
-        {.threads = options.threads,
-         .precision = options.precision == "full" ? GemmPrecision::kFull : GemmPrecision::kFast}));
+    auto cpu = std::make_unique<CpuBackend>(CpuOptions{
+        .threads = options.threads,
+        .precision = options.precision == "full" ? GemmPrecision::kFull : GemmPrecision::kFast});
+    OKV_RETURN_IF_ERROR(cpu->pool().status());
+    return std::unique_ptr<Backend>(std::move(cpu));
   }
   if (name == "ref") return MakeRefBackend();
   return InvalidArgument(fmt::format("--device is '{}', expected auto, cpu, cuda or cuda:N", name));

@@ -44,12 +44,20 @@ class EngineImpl : public Engine {
     return ChatTokens(core_->text, core_->options.model, messages);
   }
 
+  Status CheckPrompt(const std::vector<int32_t>& tokens) const override {
+    return CheckTokens(*core_, tokens);
+  }
+  Status CheckPolicy(const PolicyOptions& policy) const override {
+    return GroupsOf(policy, core_->config, context()).status();
+  }
+
   int64_t context() const override { return core_->bank->config().max_tokens; }
   int32_t vocab() const override { return core_->config.vocab; }
   std::string device() const override { return core_->backend->Describe(); }
   double load_seconds() const override { return load_seconds_; }
   size_t weight_bytes() const override { return core_->weights.bytes; }
   EngineCore& core() { return *core_; }
+  void set_load_seconds(double seconds) { load_seconds_ = seconds; }
 
  private:
   std::unique_ptr<EngineCore> core_;
@@ -99,6 +107,9 @@ EngineCore& CoreOf(Engine& engine) {
   return static_cast<EngineImpl&>(engine).core();
 }
 
+namespace {
+
+// Needs the backend and the model's config, and no weights yet.
 Status OpenBank(EngineCore& core, const MemoryPlan& plan) {
   OKV_ASSIGN_OR_RETURN(
       core.bank,
@@ -106,16 +117,23 @@ Status OpenBank(EngineCore& core, const MemoryPlan& plan) {
   return {};
 }
 
+// What an engine needs beside its weights and its bank, which are there.
+Status OpenWorkspace(EngineCore& core, const MemoryPlan& plan) {
+  core.memory_limit = plan.limit;
+  core.policy_room = plan.policies;
+  core.cache_tokens = plan.cache_tokens;
+  OKV_ASSIGN_OR_RETURN(
+      core.work, Workspace::Create(*core.backend, core.config, plan.chunk,
+                                   MaxOutRows(core.config, plan.chunk, core.options.max_sessions)));
+  return core.backend->AwaitShared();
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds) {
-  if (core->bank == nullptr) OKV_RETURN_IF_ERROR(OpenBank(*core, plan));
-  core->memory_limit = plan.limit;
-  core->policy_room = plan.policies;
-  core->cache_tokens = plan.cache_tokens;
-  OKV_ASSIGN_OR_RETURN(core->work, Workspace::Create(*core->backend, core->config, plan.chunk,
-                                                     MaxOutRows(core->config, plan.chunk,
-                                                                core->options.max_sessions)));
-  OKV_RETURN_IF_ERROR(core->backend->AwaitShared());
+  OKV_RETURN_IF_ERROR(OpenBank(*core, plan));
+  OKV_RETURN_IF_ERROR(OpenWorkspace(*core, plan));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(core), load_seconds));
 }
 
@@ -124,30 +142,40 @@ Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
 }
 
 Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const BackendMaker& make) {
-  const auto start = std::chrono::steady_clock::now();
-  auto core = std::make_unique<EngineCore>();
-  core->options = options;
+  using Clock = std::chrono::steady_clock;
+  auto start = Clock::now();
+  OKV_RETURN_IF_ERROR(CheckOptions(options));
+  auto owned = std::make_unique<EngineImpl>(std::make_unique<EngineCore>(), 0);
+  EngineCore& core = owned->core();
+  core.options = options;
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
-  OKV_ASSIGN_OR_RETURN(core->backend, make());
+  core.config = files.config;
+  auto text = LoadText(files);
+  // Weights alone can still be run on token ids.
+  if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
+  core.text_status = text.status();
+  if (text.ok()) core.text = std::move(*text);
+  OKV_ASSIGN_OR_RETURN(core.backend, make());
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, files.config, weight_bytes,
-                                                         AllF32(files), *core->backend));
+                                                         AllF32(files), *core.backend));
   if (plan.context > files.config.max_context) {
     LogInfo("--ctx is {}, but the model was trained for {} tokens: past them its answers may fail",
             plan.context, files.config.max_context);
   }
-  if (options.on_plan) options.on_plan(NeedsOf(plan, *core->backend));
-  core->config = files.config;
-  OKV_RETURN_IF_ERROR(OpenBank(*core, plan));  // its memory of the host comes while weights load
-  auto text = LoadText(files);
-  // Weights alone can still be run on token ids.
-  if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
-  core->text_status = text.status();
-  if (text.ok()) core->text = std::move(*text);
-  OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(files, *core->backend, options.on_load));
-  for (const std::string& note : core->weights.notes) LogVerbose("{}: {}", options.model, note);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return MakeEngine(std::move(core), plan, seconds.count());
+  OKV_RETURN_IF_ERROR(GroupsOf(options.policy, files.config, plan.context).status());
+  if (options.on_plan) options.on_plan(NeedsOf(plan, *core.backend));
+  OKV_RETURN_IF_ERROR(OpenBank(core, plan));  // its memory of the host comes while weights load
+  if (options.check) {
+    const auto before = Clock::now();
+    OKV_RETURN_IF_ERROR(options.check(*owned));
+    start += Clock::now() - before;  // the caller's own time
+  }
+  OKV_ASSIGN_OR_RETURN(core.weights, LoadWeights(files, *core.backend, options.on_load));
+  for (const std::string& note : core.weights.notes) LogVerbose("{}: {}", options.model, note);
+  OKV_RETURN_IF_ERROR(OpenWorkspace(core, plan));
+  owned->set_load_seconds(std::chrono::duration<double>(Clock::now() - start).count());
+  return std::unique_ptr<Engine>(std::move(owned));
 }
 
 }  // namespace omnikv

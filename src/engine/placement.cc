@@ -8,6 +8,7 @@
 #include "bank/working_sets.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/thread_pool.h"
 #include "model/forward.h"
 #include "model/limits.h"
 #include "policy/policy.h"
@@ -25,11 +26,28 @@ Result<DType> KvDType(const std::string& name, bool all_f32) {
   return InvalidArgument(fmt::format("--kv-dtype is '{}', expected auto, f16, bf16 or f32", name));
 }
 
+StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
+  const int64_t heads = int64_t{config.n_heads} * config.head_dim;
+  const int64_t widest = std::max({int64_t{config.d_model}, heads, int64_t{config.ffn}});
+  return {.max_rows = max_rows,
+          .n_heads = config.n_heads,
+          .n_kv_heads = config.n_kv_heads,
+          .head_dim = config.head_dim,
+          .widest = widest,
+          .largest = widest * config.d_model};
+}
+
+}  // namespace
+
 Status CheckOptions(const EngineOptions& o) {
-  if (o.threads < 0 || o.threads > 1024) {
-    return InvalidArgument(
-        fmt::format("--threads is {}, expected 0 (physical cores) to 1024", o.threads));
+  if (o.threads < 0 || o.threads > ThreadPool::kMaxThreads) {
+    return InvalidArgument(fmt::format("--threads is {}, expected 0 (physical cores) to {}",
+                                       o.threads, ThreadPool::kMaxThreads));
   }
+  if (o.precision != "fast" && o.precision != "full") {
+    return InvalidArgument(fmt::format("--precision is '{}', expected fast or full", o.precision));
+  }
+  OKV_RETURN_IF_ERROR(KvDType(o.kv_dtype, /*all_f32=*/false).status());
   if (o.context < 0 || o.context > ModelLimits::kContext) {
     return InvalidArgument(fmt::format("--ctx is {}, expected tokens, 0 (the model's) to {}",
                                        o.context, ModelLimits::kContext));
@@ -46,19 +64,6 @@ Status CheckOptions(const EngineOptions& o) {
   }
   return {};
 }
-
-StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
-  const int64_t heads = int64_t{config.n_heads} * config.head_dim;
-  const int64_t widest = std::max({int64_t{config.d_model}, heads, int64_t{config.ffn}});
-  return {.max_rows = max_rows,
-          .n_heads = config.n_heads,
-          .n_kv_heads = config.n_kv_heads,
-          .head_dim = config.head_dim,
-          .widest = widest,
-          .largest = widest * config.d_model};
-}
-
-}  // namespace
 
 Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
                                 int64_t context) {

@@ -35,6 +35,9 @@ struct MemoryPlan {
   int32_t cache_tokens = 0;     // slots of a working set
 };
 
+// kInvalidArgument for options that are wrong whatever the model and the device are.
+Status CheckOptions(const EngineOptions& options);
+
 // Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
 // when a context that was asked for does not fit. Without one, the context is the model's, or what
 // fits of it. On a card too small for the context, layers that the policy reads sparsely, or

@@ -263,6 +263,11 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
       core_.backend->Download(logits_.data(),
                               core_.work.logits.as<float>() + int64_t{r} * core_.config.vocab,
                               logits_.size() * sizeof(float));
+      if (const Status finite = CheckLogits(core_, logits_.data(), pos + n - n_out + r + 1);
+          !finite.ok()) {
+        StartOver(0);
+        return finite;
+      }
       if (sink) sink(pos + r, logits_.data());
     }
     pos += n;
@@ -310,6 +315,11 @@ Status SessionImpl::Step(int32_t token) {
   OKV_RETURN_IF_ERROR(EnqueueDecode(0, Ending::kLogits));
   core_.backend->Download(logits_.data(), core_.work.logits.as<float>(),
                           logits_.size() * sizeof(float));
+  const int64_t length = core_.bank->Length(seq_);
+  if (const Status finite = CheckLogits(core_, logits_.data(), length); !finite.ok()) {
+    core_.bank->Truncate(seq_, length - 1);
+    return finite;
+  }
   tokens_.push_back(token);
   DropTokens();
   pending_ = -1;
@@ -403,9 +413,10 @@ Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t w
   }
   const uint32_t slot = ahead.read++ % kStepsAhead;
   backend.Await(ahead.marks[slot]);
+  const int32_t token = chosen_.as<int32_t>()[slot];
+  if (token < 0) return LogitsNotFinite(core_, static_cast<int64_t>(tokens_.size()) + 1);
   tokens_.push_back(pending_);
   DropTokens();
-  const int32_t token = chosen_.as<int32_t>()[slot];
   sampler.Take(token);
   return token;
 }

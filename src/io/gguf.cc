@@ -28,6 +28,7 @@ constexpr int kMaxArrayDepth = 4;
 constexpr uint64_t kMaxEntries = 1 << 20;
 constexpr uint64_t kMaxTensors = 1 << 20;
 constexpr uint64_t kMaxArrayLength = 1 << 26;
+constexpr size_t kMaxHeadBytes = size_t{1} << 32;
 constexpr uint64_t kMinEntryBytes = 8 + 4 + 1;           // key length, type, the smallest value
 constexpr uint64_t kMinTensorInfoBytes = 8 + 4 + 4 + 8;  // name length, rank, type, offset
 
@@ -143,39 +144,43 @@ std::optional<double> LoadFloat(GgufType type, const std::byte* p) {
   return std::nullopt;
 }
 
-// Reads the file from its start. Every Read and Skip checks the bounds first; once one has failed,
-// the caller reports where.
+// Reads the file from its start. Every Read and Skip checks the bounds and brings the bytes into
+// memory first; once one has failed, the caller reports where, unless it was the file that failed.
 class Cursor {
  public:
-  Cursor(const std::byte* data, size_t size) : data_(data), size_(size) {}
+  explicit Cursor(FileHead& head) : head_(head) {}
 
   size_t position() const { return position_; }
-  size_t left() const { return size_ - position_; }
-  const std::byte* here() const { return data_ + position_; }
+  size_t left() const { return head_.size() - position_; }
+  const std::byte* here() const { return head_.data() + position_; }
 
   template <typename T>
   bool Read(T* out) {
-    if (left() < sizeof(T)) return false;
-    *out = Load<T>(here());
-    position_ += sizeof(T);
+    const std::byte* at = here();
+    if (!Pass(sizeof(T))) return false;
+    *out = Load<T>(at);
     return true;
   }
   bool Read(std::string_view* out) {
     uint64_t length;
-    if (!Read(&length) || length > left()) return false;
-    *out = {reinterpret_cast<const char*>(here()), length};
-    position_ += length;
+    if (!Read(&length)) return false;
+    const std::byte* at = here();
+    if (!Pass(length)) return false;
+    *out = {reinterpret_cast<const char*>(at), length};
     return true;
   }
   bool Skip(uint64_t count, size_t bytes_each) {
-    if (count > left() / bytes_each) return false;
-    position_ += count * bytes_each;
-    return true;
+    return count <= left() / bytes_each && Pass(count * bytes_each);
   }
 
  private:
-  const std::byte* data_;
-  size_t size_;
+  bool Pass(uint64_t bytes) {
+    if (bytes > left() || !head_.Fetch(position_ + bytes)) return false;
+    position_ += bytes;
+    return true;
+  }
+
+  FileHead& head_;
   size_t position_ = 0;
 };
 
@@ -322,8 +327,8 @@ Status ParseTensorInfo(const std::string& path, Cursor* cursor, uint64_t i, Tens
   return Status();
 }
 
-// Points the tensors, in the order of their offsets, into the data area.
-Status PlaceTensors(const std::string& path, const std::byte* area, uint64_t area_bytes,
+// Places the tensors, in the order of their offsets, in the data area of file `file`.
+Status PlaceTensors(const std::string& path, uint32_t file, uint64_t area, uint64_t area_bytes,
                     uint64_t alignment, std::vector<TensorInfo>* infos) {
   std::stable_sort(infos->begin(), infos->end(),
                    [](const TensorInfo& a, const TensorInfo& b) { return a.offset < b.offset; });
@@ -345,7 +350,8 @@ Status PlaceTensors(const std::string& path, const std::byte* area, uint64_t are
       return Corrupt(fmt::format("{} overlaps {}, expected an offset of at least {}", where,
                                  Printable(previous->view.name), covered));
     }
-    info.view.data = area + info.offset;
+    info.view.file = file;
+    info.view.offset = area + info.offset;
     covered = info.offset + info.view.bytes;
     previous = &info;
   }
@@ -354,28 +360,37 @@ Status PlaceTensors(const std::string& path, const std::byte* area, uint64_t are
 
 }  // namespace
 
-Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
+Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path, GgufParts parts) {
   std::unique_ptr<GgufFile> gguf(new GgufFile(path));
-  OKV_ASSIGN_OR_RETURN(gguf->file_, MmapFile::Open(path));
-  OKV_RETURN_IF_ERROR(gguf->Parse(gguf->file_.data(), gguf->file_.size()));
+  OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  const uint32_t file = gguf->TakeFile(std::move(input));
+  OKV_ASSIGN_OR_RETURN(FileHead head, FileHead::Open(gguf->FileOf(file), kMaxHeadBytes));
+  const Status parsed = gguf->Parse(head, file, parts);
+  OKV_RETURN_IF_ERROR(head.status());  // the cause of the other, if there is one
+  OKV_RETURN_IF_ERROR(parsed);
+  gguf->metadata_ = head.TakePages();
   return gguf;
 }
 
 Result<std::unique_ptr<GgufFile>> GgufFile::FromMemory(std::string name, const std::byte* data,
-                                                       size_t size) {
-  std::unique_ptr<GgufFile> gguf(new GgufFile(std::move(name)));
-  OKV_RETURN_IF_ERROR(gguf->Parse(data, size));
+                                                       size_t size, GgufParts parts) {
+  std::unique_ptr<GgufFile> gguf(new GgufFile(name));
+  const uint32_t file = gguf->TakeFile(InputFile::FromMemory(std::move(name), data, size));
+  FileHead head(data, size);
+  OKV_RETURN_IF_ERROR(gguf->Parse(head, file, parts));
   return gguf;
 }
 
-Status GgufFile::Parse(const std::byte* data, size_t size) {
-  Cursor cursor(data, size);
+Status GgufFile::Parse(FileHead& head, uint32_t file, GgufParts parts) {
+  const size_t size = head.size();
+  if (!head.Fetch(std::min(size, size_t{4}))) return head.status();
+  Cursor cursor(head);
   uint32_t magic, version;
   uint64_t n_tensors, n_entries;
-  if (!cursor.Read(&magic) || std::memcmp(data, "GGUF", 4) != 0) {
-    return Corrupt(
-        fmt::format("{}: begins with {}, expected 'GGUF'", path(),
-                    Printable({reinterpret_cast<const char*>(data), std::min(size, size_t{4})})));
+  if (!cursor.Read(&magic) || std::memcmp(head.data(), "GGUF", 4) != 0) {
+    return Corrupt(fmt::format(
+        "{}: begins with {}, expected 'GGUF'", path(),
+        Printable({reinterpret_cast<const char*>(head.data()), std::min(size, size_t{4})})));
   }
   if (!cursor.Read(&version) || !cursor.Read(&n_tensors) || !cursor.Read(&n_entries)) {
     return Corrupt(
@@ -404,6 +419,7 @@ Status GgufFile::Parse(const std::byte* data, size_t size) {
     return Corrupt(fmt::format("{}: has metadata {} twice, expected it once", path(),
                                Printable(entries_[*twice].key)));
   }
+  if (parts == GgufParts::kMetadata) return {};
 
   OKV_ASSIGN_OR_RETURN(const uint64_t n_splits, GetUintOr("split.count", 1));
   if (n_splits > 1) {
@@ -428,7 +444,7 @@ Status GgufFile::Parse(const std::byte* data, size_t size) {
   }
   const uint64_t area =
       std::min<uint64_t>(size, (cursor.position() + alignment - 1) / alignment * alignment);
-  OKV_RETURN_IF_ERROR(PlaceTensors(path(), data + area, size - area, alignment, &infos));
+  OKV_RETURN_IF_ERROR(PlaceTensors(path(), file, area, size - area, alignment, &infos));
   std::vector<TensorView> tensors;
   tensors.reserve(infos.size());
   for (TensorInfo& info : infos) tensors.push_back(std::move(info.view));
@@ -548,11 +564,6 @@ Result<std::vector<std::string_view>> GgufFile::StringArray(std::string_view key
     p += sizeof(uint64_t) + s.size();
   }
   return out;
-}
-
-void GgufFile::Release(const TensorView& tensor) const {
-  if (!file_.Contains(tensor.data)) return;  // FromMemory: nothing to give back
-  file_.Release(static_cast<size_t>(tensor.data - file_.data()), tensor.bytes);
 }
 
 }  // namespace omnikv

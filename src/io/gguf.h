@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/mmap_file.h"
+#include "io/file.h"
 #include "io/tensor.h"
 #include "omnikv/status.h"
 
@@ -35,6 +35,10 @@ enum class GgufType : uint32_t {
   kFloat64 = 12,
 };
 
+// What is read of a file: all of it, or the metadata alone, for which tensors may be of any type,
+// in other files (the first part of a split model), cut off or absent.
+enum class GgufParts { kAll, kMetadata };
+
 // One metadata entry, as it lies in the file.
 struct GgufEntry {
   std::string_view key;
@@ -45,17 +49,20 @@ struct GgufEntry {
 };
 
 // Open checks everything that the accessors and the tensor views rely on, so that no bytes outside
-// the file are ever read; strings stay where they are and cost nothing until they are asked for.
+// the file are ever read. Metadata comes into memory once; strings stay where they are in it and
+// cost nothing until they are asked for.
 class GgufFile final : public TensorSource {
  public:
   // kNotFound: no such file; kUnsupported: a version, byte order, tensor type or split file that
   // this build does not read; kCorrupt: the file contradicts itself or its format.
-  static Result<std::unique_ptr<GgufFile>> Open(const std::string& path);
+  static Result<std::unique_ptr<GgufFile>> Open(const std::string& path,
+                                                GgufParts parts = GgufParts::kAll);
 
   // The same for bytes in memory, which must outlive the object; `name` stands in messages for the
   // path.
   static Result<std::unique_ptr<GgufFile>> FromMemory(std::string name, const std::byte* data,
-                                                      size_t size);
+                                                      size_t size,
+                                                      GgufParts parts = GgufParts::kAll);
 
   const std::vector<GgufEntry>& metadata() const { return entries_; }  // in the order of the file
   bool Has(std::string_view key) const { return FindEntry(key) != nullptr; }
@@ -81,17 +88,15 @@ class GgufFile final : public TensorSource {
   Result<std::vector<float>> FloatArray(std::string_view key) const;
   Result<std::vector<std::string_view>> StringArray(std::string_view key) const;
 
-  void Release(const TensorView& tensor) const override;
-
  private:
   using TensorSource::TensorSource;
 
-  Status Parse(const std::byte* data, size_t size);
+  Status Parse(FileHead& head, uint32_t file, GgufParts parts);
   const GgufEntry* FindEntry(std::string_view key) const;
   Result<const GgufEntry*> Require(std::string_view key, std::string_view expected) const;
   Status Mismatch(const GgufEntry& entry, std::string_view expected) const;
 
-  MmapFile file_;
+  Pages metadata_;  // what entries_ point into, unless that is the caller's
   std::vector<GgufEntry> entries_;
   std::vector<uint32_t> by_key_;  // [entries_.size()] indices into entries_, sorted by key
 };

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -298,28 +297,30 @@ class IndexReader final : public JsonReader {
   bool has_map_ = false;
 };
 
-// Checks the file at [data, data + size) and appends its tensors in the order of their data.
-Status ParseFile(const std::string& path, const std::byte* data, size_t size,
-                 std::vector<TensorView>* tensors) {
+// Checks the file, which its source knows as number `number`, and appends its tensors in the order
+// of their data.
+Status ParseFile(const InputFile& file, uint32_t number, std::vector<TensorView>* tensors) {
+  const std::string& path = file.path();
+  const size_t size = file.size();
   uint64_t header_bytes = 0;
   if (size < sizeof header_bytes + 2) {
     return Corrupt(
         fmt::format("{}: has {} bytes, expected a safetensors file of at least 10", path, size));
   }
-  std::memcpy(&header_bytes, data, sizeof header_bytes);
+  OKV_RETURN_IF_ERROR(file.Read(0, sizeof header_bytes, &header_bytes));
   const uint64_t limit = std::min<uint64_t>(size - sizeof header_bytes, kMaxJsonBytes);
   if (header_bytes < 2 || header_bytes > limit) {
     return Corrupt(fmt::format(
         "{}: gives its header {} bytes, expected 2 to {} in a safetensors file of {} bytes", path,
         header_bytes, limit, size));
   }
-  const std::string_view header(reinterpret_cast<const char*>(data) + sizeof header_bytes,
-                                header_bytes);
+  std::string header(header_bytes, '\0');
+  OKV_RETURN_IF_ERROR(file.Read(sizeof header_bytes, header_bytes, header.data()));
   if (header.front() != '{') {
     return Corrupt(fmt::format("{}: header begins with byte 0x{:02x}, expected '{{'", path,
                                static_cast<unsigned char>(header.front())));
   }
-  if (const size_t nul = header.find('\0'); nul != std::string_view::npos) {
+  if (const size_t nul = header.find('\0'); nul != std::string::npos) {
     // The JSON library takes a zero byte for the end and would not look at what follows it.
     return Corrupt(fmt::format("{}: header has a zero byte at {}, expected JSON", path, nul));
   }
@@ -330,8 +331,8 @@ Status ParseFile(const std::string& path, const std::byte* data, size_t size,
     return std::tie(a.offsets, a.name) < std::tie(b.offsets, b.name);
   });
 
-  const std::byte* area = data + sizeof header_bytes + header_bytes;
-  const uint64_t area_bytes = size - sizeof header_bytes - header_bytes;
+  const uint64_t area = sizeof header_bytes + header_bytes;  // where the data begins
+  const uint64_t area_bytes = size - area;
   uint64_t covered = 0;  // bytes of the data area that tensors so far cover
   tensors->reserve(tensors->size() + entries.size());
   for (HeaderEntry& entry : entries) {
@@ -358,8 +359,12 @@ Status ParseFile(const std::string& path, const std::byte* data, size_t size,
                                  end - begin, *bytes, fmt::join(entry.shape, ", "),
                                  StorageTypeName(*entry.type)));
     }
-    tensors->push_back(
-        {std::move(entry.name), *entry.type, std::move(entry.shape), area + begin, *bytes});
+    tensors->push_back({.name = std::move(entry.name),
+                        .type = *entry.type,
+                        .shape = std::move(entry.shape),
+                        .file = number,
+                        .offset = area + begin,
+                        .bytes = *bytes});
     covered = end;
   }
   if (covered != area_bytes) {
@@ -369,11 +374,9 @@ Status ParseFile(const std::string& path, const std::byte* data, size_t size,
   return Status();
 }
 
-enum class PathKind { kMissing, kFolder, kOther };
-PathKind KindOf(const std::string& path) {
+bool IsFolder(const std::string& path) {
   struct stat info;
-  if (::stat(path.c_str(), &info) != 0) return PathKind::kMissing;
-  return S_ISDIR(info.st_mode) ? PathKind::kFolder : PathKind::kOther;
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 }  // namespace
@@ -394,29 +397,26 @@ Result<std::unique_ptr<SafetensorsModel>> SafetensorsModel::FromMemory(std::stri
                                                                        size_t size) {
   std::unique_ptr<SafetensorsModel> model(new SafetensorsModel(std::move(name)));
   std::vector<TensorView> tensors;
-  OKV_RETURN_IF_ERROR(ParseFile(model->path(), data, size, &tensors));
+  OKV_RETURN_IF_ERROR(
+      model->AddTensors(InputFile::FromMemory(model->path(), data, size), &tensors));
   OKV_RETURN_IF_ERROR(model->SetTensors(std::move(tensors)));
   return model;
 }
 
+Status SafetensorsModel::AddTensors(InputFile file, std::vector<TensorView>* tensors) {
+  const uint32_t number = TakeFile(std::move(file));
+  return ParseFile(FileOf(number), number, tensors);
+}
+
 Status SafetensorsModel::AddFile(const std::string& file_path, std::vector<TensorView>* tensors) {
-  OKV_ASSIGN_OR_RETURN(MmapFile file, MmapFile::Open(file_path));
-  OKV_RETURN_IF_ERROR(ParseFile(file_path, file.data(), file.size(), tensors));
-  files_.push_back(std::move(file));
-  return Status();
+  OKV_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(file_path));
+  return AddTensors(std::move(file), tensors);
 }
 
 Status SafetensorsModel::AddShards(const std::string& index_path,
                                    std::vector<TensorView>* tensors) {
-  OKV_ASSIGN_OR_RETURN(const MmapFile index_file, MmapFile::Open(index_path));
-  if (index_file.size() > kMaxJsonBytes) {
-    return Corrupt(fmt::format("{}: has {} bytes, expected an index of at most {}", index_path,
-                               index_file.size(), kMaxJsonBytes));
-  }
-  OKV_ASSIGN_OR_RETURN(
-      const auto index,
-      ParseSafetensorsIndex(index_path,
-                            {reinterpret_cast<const char*>(index_file.data()), index_file.size()}));
+  OKV_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(index_path, kMaxJsonBytes));
+  OKV_ASSIGN_OR_RETURN(const auto index, ParseSafetensorsIndex(index_path, text));
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : index) shards.insert(shard);
   std::set<std::string> missing;  // tensors of the index that no shard has had so far
@@ -452,11 +452,11 @@ Result<std::unique_ptr<SafetensorsModel>> SafetensorsModel::Open(const std::stri
   const std::string single = path + "/model.safetensors";
   const std::string index = path + "/model.safetensors.index.json";
   std::vector<TensorView> tensors;
-  if (KindOf(path) != PathKind::kFolder) {
+  if (!IsFolder(path)) {
     OKV_RETURN_IF_ERROR(model->AddFile(path, &tensors));
-  } else if (KindOf(single) != PathKind::kMissing) {
+  } else if (MayExist(single)) {
     OKV_RETURN_IF_ERROR(model->AddFile(single, &tensors));
-  } else if (KindOf(index) != PathKind::kMissing) {
+  } else if (MayExist(index)) {
     OKV_RETURN_IF_ERROR(model->AddShards(index, &tensors));
   } else {
     return NotFound(
@@ -464,15 +464,6 @@ Result<std::unique_ptr<SafetensorsModel>> SafetensorsModel::Open(const std::stri
   }
   OKV_RETURN_IF_ERROR(model->SetTensors(std::move(tensors)));
   return model;
-}
-
-void SafetensorsModel::Release(const TensorView& tensor) const {
-  for (const MmapFile& file : files_) {
-    if (file.Contains(tensor.data)) {
-      file.Release(static_cast<size_t>(tensor.data - file.data()), tensor.bytes);
-      return;
-    }
-  }
 }
 
 }  // namespace omnikv

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/mmap_file.h"
+#include "io/file.h"
 #include "io/tensor.h"
 #include "omnikv/status.h"
 
@@ -32,16 +32,13 @@ class SafetensorsModel final : public TensorSource {
   static Result<std::unique_ptr<SafetensorsModel>> FromMemory(std::string name,
                                                               const std::byte* data, size_t size);
 
-  void Release(const TensorView& tensor) const override;
-
  private:
   using TensorSource::TensorSource;
 
-  // Both append to `tensors`, in the order of the data.
+  // All append to `tensors`, in the order of the data.
+  Status AddTensors(InputFile file, std::vector<TensorView>* tensors);
   Status AddFile(const std::string& file_path, std::vector<TensorView>* tensors);
   Status AddShards(const std::string& index_path, std::vector<TensorView>* tensors);
-
-  std::vector<MmapFile> files_;
 };
 
 // The text of a model.safetensors.index.json: tensor name -> file name of its shard. A shard's name

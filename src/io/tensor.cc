@@ -134,6 +134,30 @@ const TensorView* TensorSource::Find(std::string_view name) const {
   return &tensors_[*it];
 }
 
+uint32_t TensorSource::TakeFile(InputFile file) {
+  files_.push_back(std::move(file));
+  return static_cast<uint32_t>(files_.size() - 1);
+}
+
+Status TensorSource::Read(const TensorView& tensor, size_t offset, size_t bytes, void* to) const {
+  OKV_CHECK(offset <= tensor.bytes && bytes <= tensor.bytes - offset, "{} + {} of {}", offset,
+            bytes, tensor.bytes);
+  return files_[tensor.file].Read(tensor.offset + offset, bytes, to);
+}
+
+Status TensorSource::ReadValues(const TensorView& tensor, size_t first_value, size_t n_values,
+                                DType out, void* dst) const {
+  const size_t block = BlockValues(tensor.type);
+  const size_t block_bytes = BlockBytes(tensor.type);
+  OKV_CHECK(first_value % block == 0 && n_values % block == 0, "{} + {} of blocks of {}",
+            first_value, n_values, block);
+  std::vector<std::byte> stored(n_values / block * block_bytes);
+  OKV_RETURN_IF_ERROR(
+      Read(tensor, first_value / block * block_bytes, stored.size(), stored.data()));
+  ConvertValues(tensor.type, stored.data(), n_values, out, dst);
+  return {};
+}
+
 Status TensorSource::SetTensors(std::vector<TensorView> tensors) {
   OKV_CHECK(tensors.size() <= std::numeric_limits<uint32_t>::max());
   tensors_ = std::move(tensors);

@@ -1,5 +1,5 @@
-// Tensors as files store them, whatever the format: a name, a type, a shape and a view of the
-// bytes. safetensors.h and gguf.h produce them; the model's loader finds and converts them.
+// Tensors as files store them, whatever the format: a name, a type, a shape and where the bytes
+// are. safetensors.h and gguf.h produce them; the model's loader finds and converts them.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "io/file.h"
 #include "omnikv/status.h"
 
 namespace omnikv {
@@ -59,14 +60,15 @@ std::string_view StorageTypeName(StorageType type);  // as its file format write
 size_t BlockValues(StorageType type);                // values that are stored together, 1 if none
 size_t BlockBytes(StorageType type);                 // bytes that BlockValues values take
 bool IsConvertible(StorageType type);                // ConvertRows reads it
-std::optional<DType> NativeDType(StorageType type);  // kernels read it as it is (DESIGN §3)
+std::optional<DType> NativeDType(StorageType type);  // kernels read it as it is
 
 // One tensor of an open TensorSource; valid as long as that source.
 struct TensorView {
   std::string name;
   StorageType type = StorageType::kF32;
-  std::vector<int64_t> shape;       // outermost first, row-major; empty for a scalar
-  const std::byte* data = nullptr;  // [bytes]; a safetensors file may leave it misaligned
+  std::vector<int64_t> shape;  // outermost first, row-major; empty for a scalar
+  uint32_t file = 0;           // of the source's files
+  size_t offset = 0;           // in that file
   size_t bytes = 0;
 
   size_t NumValues() const;  // the product of shape
@@ -77,12 +79,11 @@ struct TensorView {
 // a number of values that is not whole blocks. The caller puts file and tensor before the clause.
 Result<size_t> StorageBytes(StorageType type, std::span<const int64_t> shape);
 
-// Values [first_value, first_value + n_values) of `tensor`, in row-major order, to dst[n_values] of
+// n_values values that are stored as `type` at src, which may be misaligned, to dst[n_values] of
 // type `out`, rounded to nearest even. Block formats give the values that ggml defines, bit for
-// bit. REQUIRES IsConvertible(tensor.type), out one of f32, f16 and bf16, both ends of the range
-// multiples of BlockValues(tensor.type) and inside the tensor, dst aligned for `out`. Thread-safe.
-void ConvertRows(const TensorView& tensor, size_t first_value, size_t n_values, DType out,
-                 void* dst);
+// bit. REQUIRES IsConvertible(type), out one of f32, f16 and bf16, n_values a multiple of
+// BlockValues(type), dst aligned for `out`. Thread-safe.
+void ConvertValues(StorageType type, const std::byte* src, size_t n_values, DType out, void* dst);
 
 // An open model file, or folder of files. Const methods may be called from several threads.
 class TensorSource {
@@ -99,18 +100,29 @@ class TensorSource {
 
   const std::string& path() const { return path_; }  // what the user named: a file or a folder
 
-  // After the tensor has been copied: its pages leave this process's memory (see
-  // MmapFile::Release). REQUIRES a tensor of this source.
-  virtual void Release(const TensorView& /*tensor*/) const {}
+  // Bytes [offset, offset + bytes) of the tensor, as they are stored, to `to`. REQUIRES a tensor of
+  // this source and a range inside it. kFailed when they cannot be read (InputFile::Read).
+  Status Read(const TensorView& tensor, size_t offset, size_t bytes, void* to) const;
+
+  // Values [first_value, first_value + n_values) of the tensor, in row-major order, to
+  // dst[n_values] of type `out`: Read, then ConvertValues. REQUIRES both ends to be multiples of
+  // BlockValues(tensor.type) and inside the tensor.
+  Status ReadValues(const TensorView& tensor, size_t first_value, size_t n_values, DType out,
+                    void* dst) const;
 
  protected:
   explicit TensorSource(std::string path) : path_(std::move(path)) {}
+
+  // Takes a file for TensorView::file to name, by its number.
+  uint32_t TakeFile(InputFile file);
+  const InputFile& FileOf(uint32_t number) const { return files_[number]; }
 
   // Takes the tensors, in file order, and makes Find work. kCorrupt when two share a name.
   Status SetTensors(std::vector<TensorView> tensors);
 
  private:
   std::string path_;
+  std::vector<InputFile> files_;
   std::vector<TensorView> tensors_;
   std::vector<uint32_t> by_name_;  // [tensors_.size()] indices into tensors_, sorted by name
 };

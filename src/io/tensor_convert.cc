@@ -240,31 +240,27 @@ void Narrow(const float* __restrict src, size_t n, uint16_t* __restrict dst) {
 
 }  // namespace
 
-void ConvertRows(const TensorView& tensor, size_t first_value, size_t n_values, DType out,
-                 void* dst) {
-  const size_t block = BlockValues(tensor.type);
-  const size_t block_bytes = BlockBytes(tensor.type);
+void ConvertValues(StorageType type, const std::byte* from, size_t n_values, DType out, void* dst) {
+  const size_t block = BlockValues(type);
+  const size_t block_bytes = BlockBytes(type);
+  OKV_CHECK(IsConvertible(type), "{} is not convertible", StorageTypeName(type));
   OKV_CHECK(out != DType::kQ8_0);
-  OKV_CHECK(first_value % block == 0 && n_values % block == 0, "{} + {} of blocks of {}",
-            first_value, n_values, block);
-  OKV_CHECK(first_value <= tensor.NumValues() && n_values <= tensor.NumValues() - first_value,
-            "{} + {} of {}", first_value, n_values, tensor.NumValues());
+  OKV_CHECK(n_values % block == 0, "{} values of blocks of {}", n_values, block);
   if (n_values == 0) return;
-  const auto* src =
-      reinterpret_cast<const uint8_t*>(tensor.data) + first_value / block * block_bytes;
-  if (NativeDType(tensor.type) == out) {
+  const auto* src = reinterpret_cast<const uint8_t*>(from);
+  if (NativeDType(type) == out) {
     std::memcpy(dst, src, DTypeBytes(out, n_values));
     return;
   }
   if (out == DType::kF32) {
-    ToF32(tensor.type, src, n_values, static_cast<float*>(dst));
+    ToF32(type, src, n_values, static_cast<float*>(dst));
     return;
   }
   float wide[kChunk];
   auto* narrow = static_cast<uint16_t*>(dst);
   for (size_t done = 0; done < n_values; done += kChunk) {
     const size_t n = std::min(kChunk, n_values - done);
-    ToF32(tensor.type, src + done / block * block_bytes, n, wide);
+    ToF32(type, src + done / block * block_bytes, n, wide);
     if (out == DType::kBF16) {
       Narrow<Bf16FromF32>(wide, n, narrow + done);
     } else {

@@ -42,6 +42,8 @@ struct ModelConfig {
   std::string family;  // arch name: "llama", "qwen2", ...
   std::string name;    // the model's own name, where the files give one
   int32_t n_layers = 0;
+  // Of the files, past the last, for multi-token prediction: nobody runs them.
+  int32_t extra_layers = 0;
   int32_t d_model = 0;
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;

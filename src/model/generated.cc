@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
-#include "base/check.h"
+#include "io/file.h"
+#include "model/hf_config.h"
+#include "model/limits.h"
 
 namespace omnikv {
 namespace {
@@ -69,35 +71,39 @@ Result<ModelConfig> GeometryConfig(const std::string& geometry) {
   if (geometry == "llama3-8b") {
     return Llama("llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 1048576);
   }
-  std::ifstream file(geometry);
-  if (!file) {
+  if (!MayExist(geometry)) {
     return NotFound(fmt::format(
         "--geometry is '{}', expected tiny, llama-1b, llama3-8b or a JSON file", geometry));
   }
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Corrupt(fmt::format("{}: not a JSON object", geometry));
-  std::string missing;
-  const auto get = [&](const char* key, int64_t fallback) -> int64_t {
-    const auto it = json.find(key);
-    if (it != json.end() && it->is_number_integer() && *it > 0 && *it < (int64_t{1} << 24)) {
-      return it->get<int64_t>();
-    }
-    if (it != json.end() || fallback == 0) missing = key;
-    return std::max<int64_t>(fallback, 1);
+  OKV_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(geometry));
+  using Limits = ModelLimits;
+  Status status;
+  const JsonFields in(geometry, &json, &status);
+  const auto size = [&](const char* key, int64_t most) {
+    return static_cast<int32_t>(in.Int(key, 1, most));
   };
-  const auto size = [&](const char* key) { return static_cast<int32_t>(get(key, 0)); };
-  ModelConfig c = Llama(geometry, size("layers"), size("d_model"), size("heads"), size("kv_heads"),
-                        size("head_dim"), size("ffn"), size("vocab"), get("max_context", 131072));
-  if (!missing.empty() || c.n_heads % c.n_kv_heads != 0 || c.d_model % 32 != 0 ||
-      c.head_dim % 8 != 0 || c.ffn % 32 != 0) {
-    return Corrupt(fmt::format(
-        "{}: {}, expected positive numbers layers, d_model (of 32), heads, kv_heads (a divisor of "
-        "heads), head_dim (of 8), ffn (of 32), vocab",
-        geometry, missing.empty() ? "sizes do not fit together" : "'" + missing + "' is missing"));
+  // One after another: the first that is wrong is told.
+  const int32_t layers = size("layers", Limits::kLayers);
+  const int32_t d_model = size("d_model", Limits::kWidth);
+  const int32_t heads = size("heads", Limits::kHeads);
+  const int32_t kv_heads = size("kv_heads", Limits::kHeads);
+  const int32_t head_dim = size("head_dim", Limits::kHeadDim);
+  const int32_t ffn = size("ffn", Limits::kFfn);
+  const int32_t vocab = size("vocab", Limits::kVocab);
+  ModelConfig c = Llama(geometry, layers, d_model, heads, kv_heads, head_dim, ffn, vocab,
+                        in.Int("max_context", 1, Limits::kContext, 131072));
+  for (const auto& [key, value, multiple] :
+       {std::tuple{"d_model", c.d_model, 32}, {"head_dim", c.head_dim, 8}, {"ffn", c.ffn, 32}}) {
+    if (value % multiple != 0) {
+      in.Refuse(key, fmt::format("a multiple of {}", multiple), StatusCode::kCorrupt);
+    }
   }
+  OKV_RETURN_IF_ERROR(status);
+  OKV_RETURN_IF_ERROR(CheckConfig(geometry, c));
   return c;
 }
 
+// Within ModelLimits no product here comes near 63 bits.
 size_t GeneratedWeightBytes(const ModelConfig& c, DType format) {
   const int64_t heads = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv = int64_t{c.n_kv_heads} * c.head_dim;

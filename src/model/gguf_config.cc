@@ -40,6 +40,11 @@ int64_t GgufConfig::Int(std::string_view key, int64_t min, int64_t max,
                         std::optional<int64_t> fallback) const {
   const std::string name = Key(key);
   if (!file_.Has(name) && fallback) return *fallback;
+  if (!file_.Has(name)) {
+    Fail(NotFound(fmt::format("{}: has no metadata '{}', expected an integer from {} to {}",
+                              file_.path(), name, min, max)));
+    return min;
+  }
   Result<int64_t> value = file_.GetInt(name);
   if (!value.ok()) {
     const Result<std::vector<int64_t>> each = file_.IntArray(name);
@@ -99,7 +104,11 @@ std::vector<float> GgufConfig::ReadFactors(std::string_view tensor, int64_t n) c
                              StorageTypeName(view->type), fmt::join(view->shape, ", "), n)));
     return factors;
   }
-  ConvertRows(*view, 0, factors.size(), DType::kF32, factors.data());
+  if (const Status read = file_.ReadValues(*view, 0, factors.size(), DType::kF32, factors.data());
+      !read.ok()) {
+    Fail(read);
+    return factors;
+  }
   for (const float f : factors) {
     if (!(f >= 1 / Limits::kScale && f <= Limits::kScale)) {
       Fail(Corrupt(fmt::format("{}: tensor '{}' holds {}, expected factors from {} to {}",
@@ -282,6 +291,9 @@ Result<ModelConfig> ReadGgufConfig(const GgufFile& file) {
   };
   out.vocab = static_cast<int32_t>(embed->shape[0]);
   out.n_layers = read("block_count", Limits::kLayers, std::nullopt);
+  // There, unlike elsewhere, they count as layers.
+  out.extra_layers = static_cast<int32_t>(in.Int("nextn_predict_layers", 0, out.n_layers - 1, 0));
+  out.n_layers -= out.extra_layers;
   out.d_model = read("embedding_length", Limits::kWidth, std::nullopt);
   out.ffn = read("feed_forward_length", Limits::kFfn, std::nullopt);
   out.n_heads = read("attention.head_count", Limits::kHeads, std::nullopt);

@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "base/printable.h"
-#include "io/mmap_file.h"
+#include "io/file.h"
 #include "model/limits.h"
 #include "model/loader.h"
 
@@ -72,12 +72,8 @@ std::optional<int64_t> OrRequired(int64_t value) {
 }  // namespace
 
 Result<Json> ReadJsonFile(const std::string& path) {
-  OKV_ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(path));
-  if (file.size() > kMaxJsonBytes) {
-    return Corrupt(
-        fmt::format("{}: has {} bytes, expected at most {}", path, file.size(), kMaxJsonBytes));
-  }
-  auto json = ParseJson({reinterpret_cast<const char*>(file.data()), file.size()});
+  OKV_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxJsonBytes));
+  auto json = ParseJson(text);
   if (!json.ok()) return json.status().Prefixed(path);
   return json;
 }
@@ -397,6 +393,8 @@ void ReadShared(const Arch& arch, const HfConfig& config, ModelConfig& out) {
     return static_cast<int32_t>(in.Int(key, 1, max, OrRequired(fallback)));
   };
   out.n_layers = read("num_hidden_layers", Limits::kLayers, defaults.n_layers);
+  out.extra_layers =
+      static_cast<int32_t>(in.Int("num_nextn_predict_layers", 0, Limits::kLayers, 0));
   out.d_model = read("hidden_size", Limits::kWidth, defaults.d_model);
   out.n_heads = read("num_attention_heads", Limits::kHeads, defaults.n_heads);
   out.n_kv_heads = read("num_key_value_heads", Limits::kHeads,
@@ -479,10 +477,10 @@ Result<ModelConfig> ReadHfConfig(const std::string& folder, const TensorSource& 
   std::vector<JsonFields> token_files = {top, text};
   Json generation_json;
   std::error_code error;
-  const auto generation = std::filesystem::path(folder) / "generation_config.json";
-  if (std::filesystem::exists(generation, error)) {
-    OKV_ASSIGN_OR_RETURN(generation_json, ReadJsonFile(generation.string()));
-    token_files.emplace_back(generation.string(), &generation_json, &status);
+  const auto generation = (std::filesystem::path(folder) / "generation_config.json").string();
+  if (MayExist(generation)) {
+    OKV_ASSIGN_OR_RETURN(generation_json, ReadJsonFile(generation));
+    token_files.emplace_back(generation, &generation_json, &status);
   }
   ReadTokens(token_files, arch->hf, out);
   OKV_RETURN_IF_ERROR(status);  // before a family goes by the numbers

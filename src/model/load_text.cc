@@ -4,8 +4,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "io/file.h"
 #include "io/gguf.h"
-#include "io/mmap_file.h"
 #include "model/hf_config.h"
 #include "model/loader.h"
 
@@ -14,6 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr size_t kMaxTextFileBytes = size_t{1} << 30;  // tokenizer.json, chat_template.jinja
+
 void SetTemplate(std::string source, const std::string& what, ModelText& out) {
   Result<ChatTemplate> parsed = ChatTemplate::Parse(std::move(source), what);
   if (parsed.ok()) {
@@ -21,10 +23,6 @@ void SetTemplate(std::string source, const std::string& what, ModelText& out) {
   } else {
     out.chat_template_status = parsed.status();
   }
-}
-
-std::string_view AsText(const MmapFile& file) {
-  return {reinterpret_cast<const char*>(file.data()), file.size()};
 }
 
 // A special token, written as a string or as an object that has it as its content.
@@ -59,21 +57,19 @@ std::string TemplateText(const JsonFields& in) {
 Result<ModelText> LoadHfText(const std::string& folder) {
   namespace fs = std::filesystem;
   const auto path_of = [&](const char* name) { return (fs::path(folder) / name).string(); };
-  std::error_code error;
   const std::string tokenizer = path_of("tokenizer.json");
-  if (!fs::exists(tokenizer, error)) {
-    return NotFound(fmt::format("{}: no such file, expected it beside the weights{}", tokenizer,
-                                fs::exists(path_of("tokenizer.model"), error)
-                                    ? " (tokenizer.model alone is not read)"
-                                    : ""));
+  if (!MayExist(tokenizer)) {
+    return NotFound(fmt::format(
+        "{}: no such file, expected it beside the weights{}", tokenizer,
+        MayExist(path_of("tokenizer.model")) ? " (tokenizer.model alone is not read)" : ""));
   }
   ModelText out;
-  OKV_ASSIGN_OR_RETURN(const MmapFile tokenizer_file, MmapFile::Open(tokenizer));
-  OKV_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::FromJson(AsText(tokenizer_file), tokenizer));
+  OKV_ASSIGN_OR_RETURN(const std::string json_text, ReadWholeFile(tokenizer, kMaxTextFileBytes));
+  OKV_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::FromJson(json_text, tokenizer));
 
   std::string source;
   std::string what = path_of("tokenizer_config.json");
-  if (fs::exists(what, error)) {
+  if (MayExist(what)) {
     OKV_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(what));
     Status status;
     const JsonFields in(what, &json, &status);
@@ -84,9 +80,8 @@ Result<ModelText> LoadHfText(const std::string& folder) {
     what += ": chat_template";
   }
   // Where transformers writes it since 4.52; it goes before the other.
-  if (const std::string jinja = path_of("chat_template.jinja"); fs::exists(jinja, error)) {
-    OKV_ASSIGN_OR_RETURN(const MmapFile file, MmapFile::Open(jinja));
-    source = AsText(file);
+  if (const std::string jinja = path_of("chat_template.jinja"); MayExist(jinja)) {
+    OKV_ASSIGN_OR_RETURN(source, ReadWholeFile(jinja, kMaxTextFileBytes));
     what = jinja;
   }
   if (!source.empty()) SetTemplate(std::move(source), what, out);
@@ -176,6 +171,13 @@ Result<ModelText> LoadText(const ModelFiles& files) {
   for (const std::string& token : {text->bos_token, text->eos_token}) written += '\0' + token;
   OKV_RETURN_IF_ERROR(text->tokenizer->HoldBack(written));
   return text;
+}
+
+Result<ModelText> LoadTextAlone(const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(const ModelKind kind, KindOfModel(path));
+  if (kind == ModelKind::kFolder) return LoadHfText(path);
+  OKV_ASSIGN_OR_RETURN(const auto file, GgufFile::Open(path, GgufParts::kMetadata));
+  return LoadGgufText(*file);
 }
 
 }  // namespace omnikv

@@ -7,6 +7,8 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/printable.h"
+#include "io/file.h"
 #include "io/gguf.h"
 #include "io/safetensors.h"
 #include "model/arch/arch.h"
@@ -74,35 +76,74 @@ void Derive(ModelConfig& config) {
   }
 }
 
-}  // namespace
-
-Result<ModelFiles> OpenModel(const std::string& path) {
+// What a folder that is no model holds instead and people take for it, as the end of a sentence.
+std::string Instead(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) {
-    return NotFound(fmt::format(
-        "{}: no such file or folder, expected a Hugging Face folder or a GGUF file on this machine "
-        "(models are not downloaded)",
-        path));
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.ends_with(".gguf")) {
+      return fmt::format(" (for {} in it, give that file's own path)", Printable(name));
+    }
+    if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth")) {
+      return fmt::format(" ({} is not read: convert it to safetensors)", Printable(name));
+    }
   }
+  return "";
+}
+
+// Whether `path` is how people write a model of a web site, rather than a file: "https://...",
+// "Qwen/Qwen2.5-0.5B".
+bool LooksLikeName(const std::string& path) {
+  if (path.find("://") != std::string::npos) return true;
+  const size_t slash = path.find('/');
+  return slash != std::string::npos && slash != 0 && path[0] != '.' && path[0] != '~' &&
+         path.find('/', slash + 1) == std::string::npos && !path.ends_with(".gguf") &&
+         !MayExist(path.substr(0, slash));
+}
+
+}  // namespace
+
+Result<ModelKind> KindOfModel(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr const char* kExpected = "expected a Hugging Face folder or a GGUF file";
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found && !MayExist(path)) {
+    return NotFound(fmt::format(
+        "{}: no such file or folder, {}{}", path, kExpected,
+        LooksLikeName(path) ? " (models are not downloaded: give one that is on this machine)"
+                            : ""));
+  }
+  if (fs::is_directory(status)) return ModelKind::kFolder;
+  if (path.ends_with(".safetensors")) {
+    return InvalidArgument(fmt::format(
+        "{}: holds weights alone, expected the folder that it is in, or a GGUF file", path));
+  }
+  return ModelKind::kGguf;
+}
+
+Result<ModelFiles> OpenModel(const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(const ModelKind kind, KindOfModel(path));
   ModelFiles files;
   files.path = path;
-  files.gguf = !fs::is_directory(status);
+  files.gguf = kind == ModelKind::kGguf;
   if (files.gguf) {
-    if (path.ends_with(".safetensors")) {
-      return InvalidArgument(fmt::format(
-          "{}: holds weights alone, expected the folder that it is in, or a GGUF file", path));
-    }
     OKV_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, GgufFile::Open(path));
     OKV_ASSIGN_OR_RETURN(files.config, ReadGgufConfig(*file));
     files.tensors = std::move(file);
   } else {
-    if (!fs::exists(fs::path(path) / "config.json", error)) {
-      return NotFound(fmt::format(
-          "{}: has no config.json, expected a Hugging Face folder or a GGUF file", path));
+    if (!MayExist(path + "/config.json")) {
+      return NotFound(
+          fmt::format("{}: has no config.json, expected a Hugging Face folder or a GGUF file{}",
+                      path, Instead(path)));
     }
-    OKV_ASSIGN_OR_RETURN(files.tensors, SafetensorsModel::Open(path));
+    auto tensors = SafetensorsModel::Open(path);
+    if (tensors.status().code() == StatusCode::kNotFound) {
+      return NotFound(tensors.status().message() + Instead(path));
+    }
+    OKV_RETURN_IF_ERROR(tensors.status());
+    files.tensors = std::move(*tensors);
     OKV_ASSIGN_OR_RETURN(files.config, ReadHfConfig(path, *files.tensors));
   }
   Derive(files.config);

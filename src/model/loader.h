@@ -26,6 +26,10 @@ struct ModelFiles {
   bool gguf = false;
 };
 
+// What a model's path names; kNotFound and kInvalidArgument when it cannot be a model.
+enum class ModelKind { kFolder, kGguf };
+Result<ModelKind> KindOfModel(const std::string& path);
+
 // Reads and checks configuration and the directory of tensors; cheap (no weight is touched).
 // kUnsupported names the family and lists those that run; kCorrupt / kNotFound name file and field.
 Result<ModelFiles> OpenModel(const std::string& path);
@@ -56,5 +60,9 @@ struct ModelText {
   std::string bos_token, eos_token;  // as the template wants them
 };
 Result<ModelText> LoadText(const ModelFiles& files);
+
+// The same of the model at `path`, of which nothing else is read: its family may be unknown, its
+// weights of any format, or not there.
+Result<ModelText> LoadTextAlone(const std::string& path);
 
 }  // namespace omnikv

@@ -94,8 +94,11 @@ class Planner {
       w.k_norm = Norm(name(names_.k_norm), full ? c.n_kv_heads * c.head_dim : c.head_dim);
     }
 
-    const bool fused = names_.gate.empty() ||
-                       (!names_.gate_up.empty() && Find(name(names_.gate) + ".weight") == nullptr);
+    const TensorView* both =
+        names_.gate_up.empty() ? nullptr : Find(name(names_.gate_up) + ".weight");
+    const bool fused =
+        names_.gate.empty() || (both != nullptr && Find(name(names_.gate) + ".weight") == nullptr &&
+                                !both->shape.empty() && both->shape[0] == 2 * int64_t{c.ffn});
     const std::string gate = name(fused ? names_.gate_up : names_.gate);
     const std::string up = name(fused ? names_.gate_up : names_.up);
     const int64_t rows = fused ? 2 * c.ffn : c.ffn;  // of the tensor, or of each of the two
@@ -255,13 +258,19 @@ class Planner {
       if (used_[i] || IsBallast(name)) continue;
       bool known = true;
       if (name.starts_with(layers)) {
-        // Layers past the last are read by nobody (multi-token prediction).
         int64_t layer = 0;
         for (size_t at = layers.size(); at < name.size() && name[at] >= '0' && name[at] <= '9';
              ++at) {
           layer = std::min<int64_t>(layer * 10 + (name[at] - '0'), INT32_MAX);
         }
         known = layer >= config_.n_layers;
+        if (layer >= int64_t{config_.n_layers} + config_.extra_layers) {
+          Fail(Corrupt(fmt::format(
+              "{}: has tensor {}, but its configuration tells of {} layers{}, expected all of them",
+              tensors_.path(), Printable(name), config_.n_layers,
+              config_.extra_layers == 0 ? ""
+                                        : fmt::format(" and {} past them", config_.extra_layers))));
+        }
       }
       for (const std::string& prefix : prefixes) known = known && !name.starts_with(prefix);
       if (known) continue;

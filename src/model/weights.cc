@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <map>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -17,17 +17,18 @@
 namespace omnikv {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{4} << 20;        // uploaded at once
+constexpr size_t kPieceBytes = size_t{4} << 20;        // prepared at once
 constexpr size_t kThreadsPayFrom = size_t{128} << 20;  // below, one thread is as fast
 constexpr unsigned kMaxThreads = 4;
 
-// Rows of a tensor that are uploaded at once.
+// Rows of a tensor that are prepared, and uploaded, at once.
 struct Piece {
   const TensorCopy* copy = nullptr;
   int64_t first = 0;
   int64_t n_rows = 0;
 
   size_t bytes() const { return static_cast<size_t>(n_rows * copy->row_bytes); }
+  size_t offset() const { return copy->offset + static_cast<size_t>(first * copy->row_bytes); }
 };
 
 std::vector<Piece> CutIntoPieces(const std::vector<TensorCopy>& copies) {
@@ -48,61 +49,69 @@ size_t SourceBytes(const TensorView& tensor, int64_t n) {
 }
 
 // Norms and biases. Small, so that parts of one are converted with all of it.
-void PrepareVector(const Piece& piece, std::byte* out) {
+Status PrepareVector(const TensorSource& tensors, const Piece& piece, std::byte* out) {
   const TensorCopy& copy = *piece.copy;
   std::vector<float> values(copy.source->NumValues());
-  ConvertRows(*copy.source, 0, values.size(), DType::kF32, values.data());
+  OKV_RETURN_IF_ERROR(
+      tensors.ReadValues(*copy.source, 0, values.size(), DType::kF32, values.data()));
   auto* floats = reinterpret_cast<float*>(out);
   for (int64_t i = 0; i < piece.n_rows; ++i) {
     floats[i] = values[static_cast<size_t>(copy.rows(piece.first + i))] + copy.add;
   }
+  return {};
 }
 
-void PrepareRows(const Piece& piece, std::byte* out) {
+// Rows that change their order, their distance or their format. The rows of a head lie together in
+// the file, in whatever order, and are read at once; so are all rows where heads follow each other.
+Status PrepareRows(const TensorSource& tensors, const Piece& piece, std::byte* out,
+                   std::vector<std::byte>& stored) {
   const TensorCopy& copy = *piece.copy;
   const TensorView& source = *copy.source;
   const bool native = NativeDType(source.type) == copy.format;
   const size_t row_bytes = SourceBytes(source, copy.n_values);
-  for (int64_t i = 0; i < piece.n_rows; ++i) {
-    const int64_t row = copy.rows(piece.first + i);
-    std::byte* to = out + i * copy.row_bytes;
-    if (native) {
-      std::memcpy(to, source.data + static_cast<size_t>(row) * row_bytes, row_bytes);
-    } else {
-      ConvertRows(source, static_cast<size_t>(row * copy.n_values),
-                  static_cast<size_t>(copy.n_values), copy.format, to);
+  const int64_t end = piece.first + piece.n_rows;
+  for (int64_t row = piece.first; row < end;) {
+    const int64_t head = row / copy.rows.head_dim * copy.rows.head_dim;  // its first row
+    const int64_t first = copy.rows(copy.rows.contiguous() ? row : head);
+    const int64_t n = copy.rows.contiguous() ? end - row : copy.rows.head_dim;
+    stored.resize(static_cast<size_t>(n) * row_bytes);
+    OKV_RETURN_IF_ERROR(
+        tensors.Read(source, static_cast<size_t>(first) * row_bytes, stored.size(), stored.data()));
+    for (const int64_t last = std::min(end, copy.rows.contiguous() ? end : head + n); row < last;
+         ++row) {
+      const std::byte* from =
+          stored.data() + static_cast<size_t>(copy.rows(row) - first) * row_bytes;
+      std::byte* to = out + (row - piece.first) * copy.row_bytes;
+      if (native) {
+        std::memcpy(to, from, row_bytes);
+      } else {
+        ConvertValues(source.type, from, static_cast<size_t>(copy.n_values), copy.format, to);
+      }
     }
   }
+  return {};
 }
 
-// The bytes of a piece as they are uploaded: the file's own where they fit, else made in `staging`.
-const std::byte* Prepare(const Piece& piece, std::vector<std::byte>& staging) {
+// The bytes of a piece as they will lie in memory, to `out`, whose padding between rows stays as it
+// is. `stored`: scratch.
+Status Prepare(const TensorSource& tensors, const Piece& piece, std::byte* out,
+               std::vector<std::byte>& stored) {
   const TensorCopy& copy = *piece.copy;
-  if (copy.verbatim()) {
-    return copy.source->data + SourceBytes(*copy.source, copy.rows(piece.first) * copy.n_values);
-  }
-  staging.assign(piece.bytes(), std::byte{0});  // zeros between rows that are padded
-  if (copy.vector) {
-    PrepareVector(piece, staging.data());
-  } else {
-    PrepareRows(piece, staging.data());
-  }
-  return staging.data();
+  if (copy.vector) return PrepareVector(tensors, piece, out);
+  if (!copy.verbatim()) return PrepareRows(tensors, piece, out, stored);
+  const size_t offset = SourceBytes(*copy.source, copy.rows(piece.first) * copy.n_values);
+  return tensors.Read(*copy.source, offset, piece.bytes(), out);
 }
 
-// Brings a span of a mapped file into memory.
-void Touch(const std::byte* data, size_t bytes) {
-  constexpr size_t kPage = 4096;
-  const volatile std::byte* at = data;
-  for (size_t i = 0; i < bytes; i += kPage) static_cast<void>(at[i]);
-}
-
-// Prepares pieces ahead of the thread that uploads them, on threads of its own: the disk is read,
-// and values are converted, while the backend copies.
+// Prepares pieces ahead of the thread that takes them, on threads of its own: files are read, and
+// values are converted, while the backend copies.
 class ReadAhead {
  public:
-  ReadAhead(const std::vector<Piece>& pieces, unsigned n_threads)
-      : pieces_(pieces), slots_(std::max(1u, 2 * n_threads)) {
+  // `memory`: where the plan's weights lie, when the host may write there; then pieces are prepared
+  // in place. Null: each in a slot, from which it is uploaded.
+  ReadAhead(const TensorSource& tensors, const std::vector<Piece>& pieces, std::byte* memory,
+            unsigned n_threads)
+      : tensors_(tensors), pieces_(pieces), memory_(memory), slots_(std::max(1u, 2 * n_threads)) {
     try {
       for (unsigned i = 0; i < n_threads; ++i) threads_.emplace_back([this] { Work(); });
     } catch (const std::system_error&) {
@@ -121,14 +130,19 @@ class ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // The bytes of piece i; valid until the next call. Called for each piece, in order.
-  const std::byte* Take(size_t i) {
-    if (threads_.empty()) return Prepare(pieces_[i], slots_.front().staging);
-    std::unique_lock lock(mutex_);
-    taken_ = i;
-    changed_.notify_all();
+  // The bytes of piece i; valid until the next call. Called for each piece, in order, until one
+  // fails.
+  Result<const std::byte*> Take(size_t i) {
     Slot& slot = slots_[i % slots_.size()];
-    changed_.wait(lock, [&] { return slot.piece == i; });
+    if (threads_.empty()) {
+      Fill(i, slot);
+    } else {
+      std::unique_lock lock(mutex_);
+      taken_ = i;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return slot.piece == i; });
+    }
+    if (!slot.status.ok()) return slot.status;
     return slot.data;
   }
 
@@ -137,9 +151,27 @@ class ReadAhead {
 
   struct Slot {
     size_t piece = kNone;  // that is ready in it
+    Status status;         // of reading it
     const std::byte* data = nullptr;
     std::vector<std::byte> staging;
+    std::vector<std::byte> stored;
   };
+
+  void Fill(size_t i, Slot& slot) {
+    const Piece& piece = pieces_[i];
+    std::byte* out = memory_ == nullptr ? nullptr : memory_ + piece.offset();
+    try {
+      if (out == nullptr) {
+        slot.staging.assign(piece.bytes(), std::byte{0});  // zeros between rows that are padded
+        out = slot.staging.data();
+      }
+      slot.status = Prepare(tensors_, piece, out, slot.stored);
+    } catch (const std::bad_alloc&) {
+      slot.status =
+          ResourceExhausted(fmt::format("host memory ran out while {} was read", tensors_.path()));
+    }
+    slot.data = out;
+  }
 
   void Work() {
     std::unique_lock lock(mutex_);
@@ -150,16 +182,16 @@ class ReadAhead {
       if (taken_ == pieces_.size()) return;
       lock.unlock();
       Slot& slot = slots_[i % slots_.size()];
-      const std::byte* data = Prepare(pieces_[i], slot.staging);
-      if (pieces_[i].copy->verbatim()) Touch(data, pieces_[i].bytes());
+      Fill(i, slot);
       lock.lock();
-      slot.data = data;
       slot.piece = i;
       changed_.notify_all();
     }
   }
 
+  const TensorSource& tensors_;
   const std::vector<Piece>& pieces_;
+  std::byte* const memory_;
   std::vector<Slot> slots_;  // piece i is prepared in slot i modulo their number
   std::vector<std::thread> threads_;
   std::mutex mutex_;
@@ -177,20 +209,15 @@ Result<Weights> LoadWeights(const ModelFiles& files, Backend& backend,
   OKV_ASSIGN_OR_RETURN(WeightPlan plan, PlanWeights(files, memory.as<std::byte>()));
 
   const std::vector<Piece> pieces = CutIntoPieces(plan.copies);
-  std::map<const TensorView*, int> unread;  // pieces of a tensor still to come
-  for (const Piece& piece : pieces) ++unread[piece.copy->source];
-
   const unsigned n_threads =
       bytes < kThreadsPayFrom ? 0 : std::min(kMaxThreads, std::thread::hardware_concurrency());
-  ReadAhead ahead(pieces, n_threads);
+  auto* const base = memory.as<std::byte>();
+  ReadAhead ahead(*files.tensors, pieces, backend.OnDevice() ? nullptr : base, n_threads);
   size_t done = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = pieces[i];
-    std::byte* to =
-        memory.as<std::byte>() + piece.copy->offset + piece.first * piece.copy->row_bytes;
-    backend.Upload(to, ahead.Take(i), piece.bytes());
-    if (--unread[piece.copy->source] == 0) files.tensors->Release(*piece.copy->source);
-    done += piece.bytes();
+    OKV_ASSIGN_OR_RETURN(const std::byte* data, ahead.Take(i));
+    if (backend.OnDevice()) backend.Upload(base + pieces[i].offset(), data, pieces[i].bytes());
+    done += pieces[i].bytes();
     if (progress) progress(std::min(done, bytes), bytes);
   }
   backend.Synchronize();

@@ -2,6 +2,7 @@
 #include "base/memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -82,6 +83,19 @@ TEST_F(ControlGroup, QuotasLimitCores) {
   EXPECT_EQ(Cores(), all);
   Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "50000");
   EXPECT_EQ(Cores(), 1);
+}
+
+TEST(AvailableMemory, IsWithinTheLimitOfAddressSpace) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space";
+#endif
+  const auto limited = [] {
+    const struct rlimit limit = {size_t{1} << 30, size_t{1} << 30};
+    ::setrlimit(RLIMIT_AS, &limit);
+    const size_t available = AvailableMemory();
+    ::_exit(available > 0 && available < size_t{1} << 30 ? 0 : 1);
+  };
+  EXPECT_EXIT(limited(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -268,10 +268,10 @@ TEST(Document, RefusesBadSpecs) {
 
   spec = Spec(1, 200);
   EXPECT_THAT(Refusal(spec),
-              HasSubstr("a document of 200 tokens cannot be made, expected at least 3"));
+              HasSubstr("a document of 200 tokens is asked for, expected at least 3"));
   spec.target_tokens = -1;
   EXPECT_THAT(Refusal(spec),
-              HasSubstr("a document of -1 tokens cannot be made, expected at least 3"));
+              HasSubstr("a document of -1 tokens is asked for, expected at least 3"));
 }
 
 }  // namespace

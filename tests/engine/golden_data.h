@@ -30,7 +30,7 @@ inline std::vector<std::vector<float>> Rows(const TensorSource& file, const std:
   std::vector<std::vector<float>> rows(static_cast<size_t>(t->shape[0]),
                                        std::vector<float>(columns));
   for (size_t r = 0; r < rows.size(); ++r) {
-    ConvertRows(*t, r * columns, columns, DType::kF32, rows[r].data());
+    EXPECT_TRUE(file.ReadValues(*t, r * columns, columns, DType::kF32, rows[r].data()).ok());
   }
   return rows;
 }

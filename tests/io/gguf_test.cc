@@ -143,6 +143,27 @@ TEST(Gguf, AccessorsSayWhatTheyFound) {
   EXPECT_FALSE(gguf->GetUintOr("negative", 7).ok());
 }
 
+// The metadata alone, whatever the tensors are, or whether they are there.
+TEST(Gguf, ReadsMetadataAlone) {
+  GgufBuilder builder;
+  builder.Add({"t", {256}, 16, std::string(66, '\0')});  // IQ2_XXS, which is not read
+  const std::string bytes = builder.Build();
+  const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
+  EXPECT_EQ(GgufFile::FromMemory("all", data, bytes.size()).status().code(),
+            StatusCode::kUnsupported);
+  const auto alone = GgufFile::FromMemory("alone", data, bytes.size(), GgufParts::kMetadata);
+  ASSERT_TRUE(alone.ok()) << alone.status().message();
+  EXPECT_EQ((*alone)->tensors().size(), 0u);
+  // A file that ends where its metadata does.
+  const std::string path = OMNIKV_SOURCE_DIR "/tests/io/data/quants.gguf";
+  const auto whole = GgufFile::Open(path);
+  ASSERT_TRUE(whole.ok());
+  const auto head = GgufFile::Open(path, GgufParts::kMetadata);
+  ASSERT_TRUE(head.ok());
+  EXPECT_EQ((*head)->metadata().size(), (*whole)->metadata().size());
+  EXPECT_EQ(*(*head)->GetString("general.architecture"), "test");
+}
+
 TEST(Gguf, ReadsTensors) {
   const std::string content = GgufBuilder()
                                   .Add({"matrix", {3, 2}, 0, WithFloats({1, 2, 3, 4, 5, 6})})
@@ -161,7 +182,7 @@ TEST(Gguf, ReadsTensors) {
   EXPECT_THAT(matrix->shape, ElementsAre(2, 3));
   EXPECT_EQ(matrix->NumValues(), 6u);
   std::vector<float> values(3);
-  ConvertRows(*matrix, 3, 3, DType::kF32, values.data());
+  ASSERT_TRUE(gguf.ReadValues(*matrix, 3, 3, DType::kF32, values.data()).ok());
   EXPECT_THAT(values, ElementsAre(4, 5, 6));
   EXPECT_TRUE(gguf.Find("scalar")->shape.empty());
   EXPECT_EQ(gguf.Find("scalar")->bytes, 4u);
@@ -171,8 +192,7 @@ TEST(Gguf, ReadsTensors) {
   EXPECT_FALSE(IsConvertible(gguf.Find("ids")->type));
   EXPECT_EQ(gguf.Find("matri"), nullptr);
 
-  for (const TensorView& tensor : gguf.tensors()) gguf.Release(tensor);
-  ConvertRows(*matrix, 0, 3, DType::kF32, values.data());  // released pages come back
+  ASSERT_TRUE(gguf.ReadValues(*matrix, 0, 3, DType::kF32, values.data()).ok());
   EXPECT_THAT(values, ElementsAre(1, 2, 3));
 }
 
@@ -202,7 +222,7 @@ TEST(Gguf, TakesVersion2AndOtherAlignments) {
   const InMemory gguf(builder.Build());
   ASSERT_TRUE(gguf.file.ok()) << gguf.file.status().message();
   float b = 0;
-  ConvertRows(*gguf->Find("b"), 0, 1, DType::kF32, &b);
+  ASSERT_TRUE((*gguf.file)->ReadValues(*gguf->Find("b"), 0, 1, DType::kF32, &b).ok());
   EXPECT_EQ(b, 2);
 }
 

@@ -80,8 +80,8 @@ TEST_F(Goldens, EveryTypeGivesTheReferenceValues) {
     ASSERT_EQ(tensor->shape, reference->shape);
     const size_t n = reference->NumValues();
     std::vector<float> expected(n), values(n);
-    std::memcpy(expected.data(), reference->data, 4 * n);
-    ConvertRows(*tensor, 0, n, DType::kF32, values.data());
+    ASSERT_TRUE(gguf_->Read(*reference, 0, 4 * n, expected.data()).ok());
+    ASSERT_TRUE(gguf_->ReadValues(*tensor, 0, n, DType::kF32, values.data()).ok());
     for (size_t i = 0; i < n; ++i) {
       ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), std::bit_cast<uint32_t>(expected[i]))
           << "value " << i << ": " << values[i] << ", expected " << expected[i];
@@ -92,11 +92,11 @@ TEST_F(Goldens, EveryTypeGivesTheReferenceValues) {
     const auto row = static_cast<size_t>(tensor->shape.back());
     const size_t first = n - row;
     values.assign(row, 0);
-    ConvertRows(*tensor, first, row, DType::kF32, values.data());
+    ASSERT_TRUE(gguf_->ReadValues(*tensor, first, row, DType::kF32, values.data()).ok());
     EXPECT_EQ(std::memcmp(values.data(), expected.data() + first, 4 * row), 0);
     for (const DType out : {DType::kF16, DType::kBF16}) {
       std::vector<uint16_t> narrow(n), rounded(n);
-      ConvertRows(*tensor, 0, n, out, narrow.data());
+      ASSERT_TRUE(gguf_->ReadValues(*tensor, 0, n, out, narrow.data()).ok());
       for (size_t i = 0; i < n; ++i) StoreFromF32(out, rounded.data(), i, expected[i]);
       EXPECT_EQ(narrow, rounded) << DTypeName(out);
     }
@@ -108,9 +108,11 @@ TEST_F(Goldens, Q8AgreesWithBase) {
   const TensorView* tensor = gguf_->Find("Q8_0");
   ASSERT_NE(tensor, nullptr);
   std::vector<float> values(tensor->NumValues());
-  ConvertRows(*tensor, 0, values.size(), DType::kF32, values.data());
+  ASSERT_TRUE(gguf_->ReadValues(*tensor, 0, values.size(), DType::kF32, values.data()).ok());
+  std::vector<std::byte> stored(tensor->bytes);
+  ASSERT_TRUE(gguf_->Read(*tensor, 0, stored.size(), stored.data()).ok());
   for (size_t i = 0; i < values.size(); ++i) {
-    ASSERT_EQ(values[i], LoadAsF32(DType::kQ8_0, tensor->data, i)) << i;
+    ASSERT_EQ(values[i], LoadAsF32(DType::kQ8_0, stored.data(), i)) << i;
   }
 }
 
@@ -139,15 +141,11 @@ TEST_F(Goldens, MetadataOfEveryType) {
   EXPECT_THAT(*gguf_->IntArray("test.bytes"), ElementsAre(0, 127, 255));
 }
 
-TensorView ViewOf(StorageType type, const void* data, size_t n) {
-  return {"t",
-          type,
-          {static_cast<int64_t>(n)},
-          static_cast<const std::byte*>(data),
-          n / BlockValues(type) * BlockBytes(type)};
+void Convert(StorageType type, const void* from, size_t n, DType out, void* to) {
+  ConvertValues(type, static_cast<const std::byte*>(from), n, out, to);
 }
 
-TEST(ConvertRows, WidensEveryHalf) {
+TEST(ConvertValues, WidensEveryHalf) {
   // All 65,536 patterns, from an odd address as a safetensors file may have it.
   constexpr size_t kN = 65536;
   std::vector<char> bytes(2 * kN + 1);
@@ -156,21 +154,21 @@ TEST(ConvertRows, WidensEveryHalf) {
     std::memcpy(&bytes[1 + 2 * i], &h, 2);
   }
   std::vector<uint32_t> values(kN);
-  ConvertRows(ViewOf(StorageType::kF16, &bytes[1], kN), 0, kN, DType::kF32, values.data());
+  Convert(StorageType::kF16, &bytes[1], kN, DType::kF32, values.data());
   for (size_t i = 0; i < kN; ++i) {
     ASSERT_EQ(values[i], std::bit_cast<uint32_t>(F32FromF16(static_cast<F16>(i)))) << i;
   }
-  ConvertRows(ViewOf(StorageType::kBF16, &bytes[1], kN), 0, kN, DType::kF32, values.data());
+  Convert(StorageType::kBF16, &bytes[1], kN, DType::kF32, values.data());
   for (size_t i = 0; i < kN; ++i) {
     ASSERT_EQ(values[i], static_cast<uint32_t>(i) << 16) << i;
   }
   // The same type comes out as it went in, NaN payloads and all.
   std::vector<uint16_t> copy(kN);
-  ConvertRows(ViewOf(StorageType::kF16, &bytes[1], kN), 0, kN, DType::kF16, copy.data());
+  Convert(StorageType::kF16, &bytes[1], kN, DType::kF16, copy.data());
   EXPECT_EQ(std::memcmp(copy.data(), &bytes[1], 2 * kN), 0);
 }
 
-TEST(ConvertRows, NarrowsAsBaseDoes) {
+TEST(ConvertValues, NarrowsAsBaseDoes) {
   // Every exponent, mantissas around every tie of both narrow types, and random ones; a length that
   // is no multiple of any chunk.
   std::vector<uint32_t> bits;
@@ -183,10 +181,9 @@ TEST(ConvertRows, NarrowsAsBaseDoes) {
   }
   bits.resize(bits.size() / 2048 * 2048 - 4);
   const size_t n = bits.size();
-  const TensorView tensor = ViewOf(StorageType::kF32, bits.data(), n);
   std::vector<uint16_t> values(n - 3);
   for (const DType out : {DType::kF16, DType::kBF16}) {
-    ConvertRows(tensor, 3, n - 3, out, values.data());
+    Convert(StorageType::kF32, &bits[3], n - 3, out, values.data());
     for (size_t i = 3; i < n; ++i) {
       const auto f = std::bit_cast<float>(bits[i]);
       const uint16_t expected = out == DType::kF16 ? F16FromF32(f) : Bf16FromF32(f);
@@ -195,22 +192,27 @@ TEST(ConvertRows, NarrowsAsBaseDoes) {
   }
 }
 
-TEST(ConvertRows, CrossesBetweenNarrowTypes) {
+TEST(ConvertValues, CrossesBetweenNarrowTypes) {
   const uint16_t halves[] = {0x3c00, 0x3c01, 0x7bff, 0x0001, 0xfc00, 0xbc18};
   uint16_t bf16[6];
-  ConvertRows(ViewOf(StorageType::kF16, halves, 6), 0, 6, DType::kBF16, bf16);
+  Convert(StorageType::kF16, halves, 6, DType::kBF16, bf16);
   EXPECT_THAT(bf16, ElementsAre(0x3f80, 0x3f80, 0x4780, 0x3380, 0xff80, 0xbf83));
 }
 
-TEST(ConvertRowsDeathTest, ChecksItsCaller) {
+TEST(ConvertValuesDeathTest, ChecksItsCaller) {
   const std::vector<std::byte> bytes(68);
-  const TensorView q8 = ViewOf(StorageType::kQ8_0, bytes.data(), 64);
-  const TensorView ids = ViewOf(StorageType::kI64, bytes.data(), 8);
+  const TensorView q8{.name = "t", .type = StorageType::kQ8_0, .shape = {64}, .bytes = 68};
+  const auto source = GgufFile::Open(OMNIKV_SOURCE_DIR "/tests/io/data/quants.gguf");
+  ASSERT_TRUE(source.ok());
   float out[64];
-  EXPECT_DEATH(ConvertRows(q8, 16, 32, DType::kF32, out), "blocks of 32");
-  EXPECT_DEATH(ConvertRows(q8, 32, 64, DType::kF32, out), "32 \\+ 64 of 64");
-  EXPECT_DEATH(ConvertRows(q8, 0, 64, DType::kQ8_0, out), "check failed");
-  EXPECT_DEATH(ConvertRows(ids, 0, 8, DType::kF32, out), "I64 is not convertible");
+  EXPECT_DEATH(static_cast<void>((*source)->ReadValues(q8, 16, 32, DType::kF32, out)),
+               "blocks of 32");
+  EXPECT_DEATH(static_cast<void>((*source)->ReadValues(q8, 32, 64, DType::kF32, out)),
+               "34 \\+ 68 of 68");
+  EXPECT_DEATH(Convert(StorageType::kQ8_0, bytes.data(), 16, DType::kF32, out), "blocks of 32");
+  EXPECT_DEATH(Convert(StorageType::kQ8_0, bytes.data(), 64, DType::kQ8_0, out), "check failed");
+  EXPECT_DEATH(Convert(StorageType::kI64, bytes.data(), 8, DType::kF32, out),
+               "I64 is not convertible");
 }
 
 }  // namespace

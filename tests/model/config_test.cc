@@ -455,7 +455,8 @@ TEST(HfConfig, FilesThatAreNotWhatTheyShouldBe) {
     WriteFile(model.folder() / "config.json", config);
     return OpenModel(model.folder().path()).status().message();
   };
-  EXPECT_THAT(open_with("{\"a\": 1,"), HasSubstr("config.json: is not JSON from byte 9 of 8 on"));
+  EXPECT_THAT(open_with("{\"a\": 1,"),
+              HasSubstr("config.json: is not JSON: its 8 bytes end in the middle"));
   EXPECT_THAT(open_with("[1, 2]"),
               HasSubstr("config.json: holds an array of 2, expected an object"));
   EXPECT_THAT(open_with("{\"rope_theta\": 1e999}"), HasSubstr("config.json: is not JSON"));
@@ -488,7 +489,15 @@ TEST(HfConfig, TensorsThatShowAnotherModelAreRefused) {
   EXPECT_THAT(open_with("model.embed_tokens.absmax").message(), HasSubstr("absmax"));
   EXPECT_THAT(open_with("model.layers.0.self_attn.q_norm.weight").message(), HasSubstr("q_norm"));
 
-  // Tables that old files keep, parts past the last layer, other towers, and a copy of tied
+  // Layers that the configuration does not tell of: another depth, or another model.
+  const Status deeper = open_with("model.layers.1.eh_proj.weight");
+  EXPECT_EQ(deeper.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(
+      deeper.message(),
+      HasSubstr("has tensor 'model.layers.1.eh_proj.weight', but its configuration tells of "
+                "1 layers"));
+
+  // Tables that old files keep, layers for multi-token prediction, other towers, and a copy of tied
   // weights.
   SmallModel model;
   for (const char* name :
@@ -496,7 +505,7 @@ TEST(HfConfig, TensorsThatShowAnotherModelAreRefused) {
         "model.layers.1.eh_proj.weight", "lm_head.weight"}) {
     model.Add(MakeTensor(name, StorageType::kF32, {32}));
   }
-  model.Config();
+  model.Patch(R"({"num_nextn_predict_layers": 1})").Config();
 
   const std::string k = "model.layers.0.self_attn.k_proj.weight";
   EXPECT_THAT(SmallModel()

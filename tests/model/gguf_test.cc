@@ -22,9 +22,9 @@ using Json = nlohmann::json;
 
 const std::string kGoldens = OMNIKV_SOURCE_DIR "/tests/golden/models/";
 
-std::vector<float> ToFloats(const TensorView& tensor) {
+std::vector<float> ToFloats(const TensorSource& source, const TensorView& tensor) {
   std::vector<float> values(tensor.NumValues());
-  ConvertRows(tensor, 0, values.size(), DType::kF32, values.data());
+  EXPECT_TRUE(source.ReadValues(tensor, 0, values.size(), DType::kF32, values.data()).ok());
   return values;
 }
 
@@ -100,7 +100,7 @@ std::vector<FileTensor> Converted(const ModelFiles& hf) {
     out.push_back(MakeTensor(name, matrix ? StorageType::kBF16 : StorageType::kF32, shape, values));
   };
   for (const TensorView& tensor : hf.tensors->tensors()) {
-    std::vector<float> values = ToFloats(tensor);
+    std::vector<float> values = ToFloats(*hf.tensors, tensor);
     if (c.family == "gemma3" && tensor.name.ends_with("norm.weight")) {
       for (float& v : values) v += 1;
     }
@@ -389,7 +389,9 @@ TEST(Gguf, EndTokensAreThoseOfGenerationConfigs) {
 
 TEST(Gguf, FusedQkvAndBiases) {
   const Loaded apart = Load(SmallGguf().Write());
-  const auto rows_of = [&](const char* name) { return ToFloats(*apart.files.tensors->Find(name)); };
+  const auto rows_of = [&](const char* name) {
+    return ToFloats(*apart.files.tensors, *apart.files.tensors->Find(name));
+  };
   std::vector<float> qkv;
   for (const char* name : {"blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"}) {
     const std::vector<float> rows = rows_of(name);
@@ -403,7 +405,8 @@ TEST(Gguf, FusedQkvAndBiases) {
 
   fused.Replace("", MakeTensor("blk.0.attn_qkv.bias", StorageType::kF32, {64}));
   const Loaded biased = Load(fused.Write());
-  const std::vector<float> bias = ToFloats(*biased.files.tensors->Find("blk.0.attn_qkv.bias"));
+  const std::vector<float> bias =
+      ToFloats(*biased.files.tensors, *biased.files.tensors->Find("blk.0.attn_qkv.bias"));
   const LayerWeights& l = biased.weights.layers[0];
   EXPECT_EQ(PairUp(Values(l.bq, 32), 1, 4), Rows(bias, 1, 0, 32));
   EXPECT_EQ(PairUp(Values(l.bk, 16), 1, 2), Rows(bias, 1, 32, 16));
@@ -517,6 +520,8 @@ TEST(Gguf, WrongTensors) {
   };
   EXPECT_THAT(message("token_embd.weight", {}), HasSubstr("has no tensor 'token_embd.weight'"));
   EXPECT_THAT(message("blk.0.attn_v.weight", {}), HasSubstr("has no tensor 'blk.0.attn_v.weight'"));
+  EXPECT_THAT(message("blk.0.ffn_gate.weight", {}),
+              HasSubstr("has no tensor 'blk.0.ffn_gate.weight'"));
   EXPECT_THAT(
       message("", MakeTensor("blk.0.attn_sinks.weight", StorageType::kF32, {4})),
       HasSubstr(

@@ -26,7 +26,8 @@ std::vector<float> FileValues(const Loaded& model, const std::string& name) {
   EXPECT_NE(tensor, nullptr) << name;
   if (tensor == nullptr) return {};
   std::vector<float> values(tensor->NumValues());
-  ConvertRows(*tensor, 0, values.size(), DType::kF32, values.data());
+  EXPECT_TRUE(
+      model.files.tensors->ReadValues(*tensor, 0, values.size(), DType::kF32, values.data()).ok());
   return values;
 }
 
@@ -210,6 +211,7 @@ class CountingBackend : public HostBackend {
   std::string_view Name() const override { return "counting"; }
   std::string Describe() const override { return "counting"; }
   Support Supports(const Op&) const override { return {}; }
+  bool OnDevice() const override { return on_device; }
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
     allocated += bytes;
     if (allocated > limit) return ResourceExhausted("no room for " + std::string(what));
@@ -220,6 +222,7 @@ class CountingBackend : public HostBackend {
     HostBackend::Upload(dst, src, bytes);
   }
 
+  bool on_device = true;
   size_t allocated = 0, uploaded = 0;
   size_t limit = SIZE_MAX;
 
@@ -243,6 +246,11 @@ TEST(Weights, BytesAreThoseAnnouncedAndProgressReachesThem) {
   EXPECT_EQ(weights->bytes, backend.allocated);
   EXPECT_LE(backend.uploaded, backend.allocated);
   EXPECT_EQ(last, backend.uploaded);
+
+  CountingBackend host;  // weights are read to their places there
+  host.on_device = false;
+  ASSERT_TRUE(LoadWeights(*files, host, nullptr).ok());
+  EXPECT_EQ(host.uploaded, 0u);
 
   CountingBackend small;
   small.limit = 1000;
@@ -269,18 +277,52 @@ TEST(Weights, LargeModelsLoadTheSame) {
     }
     ASSERT_TRUE(file.good());
   }
-  const Loaded m = Load(folder.path());
-  ASSERT_GE(m.weights.bytes, size_t{kVocab} * 576);
-  const WeightRef& embed = m.weights.embed;
-  EXPECT_EQ(embed.row_bytes, 576);
-  std::vector<float> expected(kWidth);
-  int64_t wrong = 0;
-  for (int64_t row = 0; row < kVocab; ++row) {
-    expected[5] = row % kMarkEvery == 0 ? static_cast<float>(row + 1) : 0;
-    wrong += std::memcmp(embed.Row(row), expected.data(), kWidth * sizeof(float)) != 0;
+  for (const bool on_device : {false, true}) {
+    Loaded m;
+    m.files = *OpenModel(folder.path());
+    auto backend = std::make_unique<CountingBackend>();
+    backend->on_device = on_device;
+    m.weights = *LoadWeights(m.files, *backend, nullptr);
+    m.backend = std::move(backend);
+    ASSERT_GE(m.weights.bytes, size_t{kVocab} * 576);
+    const WeightRef& embed = m.weights.embed;
+    EXPECT_EQ(embed.row_bytes, 576);
+    std::vector<float> expected(kWidth);
+    int64_t wrong = 0;
+    for (int64_t row = 0; row < kVocab; ++row) {
+      expected[5] = row % kMarkEvery == 0 ? static_cast<float>(row + 1) : 0;
+      wrong += std::memcmp(embed.Row(row), expected.data(), kWidth * sizeof(float)) != 0;
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(Values(m.weights.layers[0].down),
+              FileValues(m, "model.layers.0.mlp.down_proj.weight"));
   }
-  EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(Values(m.weights.layers[0].down), FileValues(m, "model.layers.0.mlp.down_proj.weight"));
+}
+
+// Somebody writes the file anew while it loads: a sentence, at whichever piece it happens.
+TEST(Weights, AFileThatBecomesShorterIsAFailure) {
+  for (const int64_t vocab : {int64_t{1} << 10, int64_t{1} << 18}) {  // on one thread, on several
+    const TempFolder folder;
+    WriteOddModel(folder, StorageType::kBF16, vocab, 320, false);
+    const std::string path = folder / "model.safetensors";
+    const uintmax_t begin = std::filesystem::file_size(path);
+    const uintmax_t end = begin + static_cast<uintmax_t>(vocab) * 320 * 2;
+    for (const uintmax_t size : {end - 1, end / 2, begin - 100, uintmax_t{100}, uintmax_t{0}}) {
+      for (const bool on_device : {false, true}) {
+        std::filesystem::resize_file(path, end);
+        const Result<ModelFiles> files = OpenModel(folder.path());
+        ASSERT_TRUE(files.ok()) << files.status().message();
+        std::filesystem::resize_file(path, size);
+        CountingBackend backend;
+        backend.on_device = on_device;
+        const Status status = LoadWeights(*files, backend, nullptr).status();
+        EXPECT_EQ(status.code(), StatusCode::kFailed);
+        EXPECT_NE(status.message().find(path + ": ends at byte "), std::string::npos)
+            << status.message();
+        WriteOddModel(folder, StorageType::kBF16, vocab, 320, false);
+      }
+    }
+  }
 }
 
 TEST(Weights, ShippedModelIsTheSharedOneQuantised) {

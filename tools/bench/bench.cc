@@ -19,6 +19,7 @@
 #include "bench/ceiling.h"
 #include "bench/hits.h"
 #include "flags.h"
+#include "model/limits.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -104,6 +105,7 @@ Result<Ceiling> MeasureCeiling(int threads, bool on_device, size_t cap = 0) {
   static_cast<void>(on_device);
   static_cast<void>(cap);
   ThreadPool pool(threads);
+  OKV_RETURN_IF_ERROR(pool.status());
   OKV_ASSIGN_OR_RETURN(c.memory, MeasureMemory(pool, size_t{1} << 30));
   c.gemm_bf16 = MeasureGemmPeak(pool, DType::kBF16);
   c.gemm_f32 = MeasureGemmPeak(pool, DType::kF32);
@@ -191,6 +193,7 @@ class Bench {
   explicit Bench(const BenchFlags& flags) : f_(flags) {}
 
   Status Run() {
+    SetActivity("measuring");
     if (f_.steps == 0) f_.steps = 16;
     if (f_.contexts.empty() && f_.prefill.empty() && f_.attend.empty()) {
       f_.contexts = {16, 16384};
@@ -445,14 +448,21 @@ void AddBench(CLI::App& app, Command& command) {
       ->capture_default_str();
   sub->add_option("--policies", f->policies, "policies to measure, full,omnikv")->delimiter(',');
   sub->footer("without --context, --prefill and --attend: a prompt of 512, decode at 16 and 16384");
+  const CLI::Range tokens(int64_t{1}, ModelLimits::kContext);
   sub->add_option("--context", f->contexts, "decode at these lengths, over made-up K/V")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(tokens);
   sub->add_flag("--computed", f->computed, "decode over K/V of a prompt instead of made-up ones");
-  sub->add_option("--prefill", f->prefill, "prompts of these lengths")->delimiter(',');
+  sub->add_option("--prefill", f->prefill, "prompts of these lengths")
+      ->delimiter(',')
+      ->check(tokens);
   sub->add_option("--attend", f->attend,
                   "one layer's causal attention alone, of prompts of these lengths")
-      ->delimiter(',');
-  sub->add_option("--thread-counts", f->threads, "measure with each of these")->delimiter(',');
+      ->delimiter(',')
+      ->check(tokens);
+  sub->add_option("--thread-counts", f->threads, "measure with each of these")
+      ->delimiter(',')
+      ->check(CLI::Range(1, ThreadPool::kMaxThreads));
   sub->add_option("--steps", f->steps, "decode steps a case; default: 16, with --hits 256")
       ->check(CLI::Range(1, 100000));
   sub->add_option("--batch", f->batch, "sequences that decode together, each of such a length")

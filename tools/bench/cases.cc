@@ -8,6 +8,8 @@
 #include <numeric>
 
 #include "backend/kv_format.h"
+#include "base/log.h"
+#include "base/memory.h"
 #include "engine/batch.h"
 #include "engine/devices.h"
 #include "model/generated.h"
@@ -275,6 +277,13 @@ Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t t
   OKV_ASSIGN_OR_RETURN(const Buffer q, Uploaded(backend, noise));
   OKV_ASSIGN_OR_RETURN(const Buffer o, Uploaded(backend, noise));
   const auto kv_values = static_cast<size_t>(blocks * kBlock * kAttendKvHeads * 2 * head_dim);
+  // Twice: the values are made on the host, and uploaded.
+  if (const size_t bytes = 2 * DTypeBytes(bench.kv_dtype, kv_values); bytes > AvailableMemory()) {
+    return ResourceExhausted(
+        fmt::format("--attend is {}, whose K/V take {} while they are made, expected at most {} of "
+                    "available memory",
+                    tokens, HumanBytes(bytes), HumanBytes(AvailableMemory())));
+  }
   std::vector<std::byte> rows_of_kv(DTypeBytes(bench.kv_dtype, kv_values));
   for (size_t i = 0; i < kv_values; ++i) {
     StoreFromF32(bench.kv_dtype, rows_of_kv.data(), i, noise[i % noise.size()]);

@@ -58,7 +58,7 @@ class Chat {
 
 bool Chat::RunCommand(const std::string& name) {
   if (name == "help") {
-    LogLine(LogLevel::kQuiet, kCommands);
+    WriteStderr(std::string(kCommands) + '\n');
   } else if (name == "clear") {
     Clear();
   } else if (name == "bye" || name == "exit") {
@@ -120,6 +120,9 @@ Status RunChat(const ChatFlags& f) {
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   options.policy = policy;
   OKV_ASSIGN_OR_RETURN(GenerateOptions generate, ToGenerateOptions(f.generate));
+  options.check = [](const Engine& engine) {  // a missing template is told before weights load
+    return engine.ChatPrompt({{"user", "Hello"}}).status();
+  };
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(policy));
   return Chat(f, *engine, *session, std::move(generate)).Run();

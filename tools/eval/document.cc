@@ -305,7 +305,8 @@ Result<Document> MakeDocument(const DocumentSpec& spec) {
   const int64_t prose = spec.target_tokens - needle_tokens;
   if (prose < kMinProse) {
     return InvalidArgument(fmt::format(
-        "a document of {} tokens cannot be made, expected at least {} ({} beside {} of facts)",
+        "a document of {} tokens is asked for, expected at least {}: {} of prose and {} "
+        "of facts",
         spec.target_tokens, kMinProse + needle_tokens, kMinProse, needle_tokens));
   }
   const bool mixed =

@@ -81,6 +81,19 @@ nlohmann::ordered_json PolicyJson(const std::string& name, const Document& docum
           {"answers", answers}};
 }
 
+Result<std::vector<PolicyOptions>> PoliciesOf(const EvalFlags& f) {
+  std::vector<PolicyOptions> policies;
+  for (const std::string& name : f.policies) {
+    OKV_ASSIGN_OR_RETURN(policies.emplace_back(), OptionsFor(name, f.set));
+  }
+  return policies;
+}
+
+Status CheckPolicies(const Engine& engine, const std::vector<PolicyOptions>& policies) {
+  for (const PolicyOptions& policy : policies) OKV_RETURN_IF_ERROR(engine.CheckPolicy(policy));
+  return {};
+}
+
 // The shipped document, every question, three policies side by side.
 Status Quickstart(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
@@ -89,14 +102,22 @@ Status Quickstart(const EvalFlags& f) {
     OKV_ASSIGN_OR_RETURN(folder, ShippedFile("examples/quickstart", "--document"));
   }
   OKV_ASSIGN_OR_RETURN(const Document document, LoadDocument(folder));
+  OKV_ASSIGN_OR_RETURN(const std::vector<PolicyOptions> policies, PoliciesOf(f));
+  options.check = [&](const Engine& engine) -> Status {
+    OKV_RETURN_IF_ERROR(CheckPolicies(engine, policies));
+    if (document.needles.empty()) return {};
+    OKV_ASSIGN_OR_RETURN(const auto prompt,
+                         engine.ChatPrompt({{"user", UserMessage(document, 0)}}));
+    return engine.CheckPrompt(prompt);
+  };
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   if (!f.json) {
     fmt::print("model loaded in {:.2f} s: {}\n", engine->load_seconds(), engine->device());
   }
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   std::vector<std::string> table;
-  for (const std::string& name : f.policies) {
-    OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, OptionsFor(name, f.set));
+  for (const PolicyOptions& policy : policies) {
+    const std::string& name = policy.name;
     DocumentResult result;
     {
       ProgressBar bar("reading with " + name);
@@ -147,23 +168,39 @@ Status Quickstart(const EvalFlags& f) {
 // Documents nobody has seen: right answers by policy and length, and where they differ from full's.
 Status Needles(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
-  const auto count = [&](std::string_view text) {
-    const auto ids = engine->Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
-    return ids.ok() ? static_cast<int64_t>(ids->size()) : int64_t{0};
+  OKV_ASSIGN_OR_RETURN(const std::vector<PolicyOptions> policies, PoliciesOf(f));
+  const auto make = [&](const Engine& engine, int64_t length, int d) {
+    const auto count = [&](std::string_view text) {
+      const auto ids = engine.Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
+      return ids.ok() ? static_cast<int64_t>(ids->size()) : int64_t{0};
+    };
+    return MakeDocument(Spec(f, f.seed + static_cast<uint64_t>(d), length, count));
   };
+  options.check = [&](const Engine& engine) -> Status {
+    OKV_RETURN_IF_ERROR(CheckPolicies(engine, policies));
+    OKV_RETURN_IF_ERROR(engine.ChatPrompt({{"user", "x"}}).status());
+    for (const int64_t length : f.lengths) {
+      if (length > engine.context()) {
+        return InvalidArgument(
+            fmt::format("--lengths has {} tokens, but the context holds {}: raise --ctx", length,
+                        engine.context()));
+      }
+      OKV_RETURN_IF_ERROR(make(engine, length, 0).status());
+    }
+    return {};
+  };
+  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const int64_t length : f.lengths) {
     std::vector<int> right(f.policies.size(), 0);
     std::vector<int> lost(f.policies.size(), 0);  // where the first policy was right
     int asked = 0;
     for (int d = 0; d < f.docs; ++d) {
-      OKV_ASSIGN_OR_RETURN(const Document document,
-                           MakeDocument(Spec(f, f.seed + static_cast<uint64_t>(d), length, count)));
+      OKV_ASSIGN_OR_RETURN(const Document document, make(*engine, length, d));
       std::vector<Answer> first;
       for (size_t p = 0; p < f.policies.size(); ++p) {
-        OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, OptionsFor(f.policies[p], f.set));
-        OKV_ASSIGN_OR_RETURN(const DocumentResult result, AskDocument(*engine, policy, document));
+        OKV_ASSIGN_OR_RETURN(const DocumentResult result,
+                             AskDocument(*engine, policies[p], document));
         if (p == 0) first = result.answers;
         for (size_t i = 0; i < result.answers.size(); ++i) {
           right[p] += result.answers[i].right ? 1 : 0;
@@ -200,9 +237,8 @@ Status Needles(const EvalFlags& f) {
 }
 
 Status MakeDocumentFiles(const EvalFlags& f) {
-  OKV_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(f.engine));
-  OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
-  OKV_ASSIGN_OR_RETURN(const ModelText model, LoadText(files));
+  OKV_ASSIGN_OR_RETURN(const std::string path, ModelPath(f.engine.model));
+  OKV_ASSIGN_OR_RETURN(const ModelText model, LoadTextAlone(path));
   Status counted;  // not ok: a text that could not be encoded
   const auto count = [&](std::string_view text) {
     const auto ids = model.tokenizer->Encode(text, {.add_special = false, .parse_special = false});
@@ -250,7 +286,7 @@ void AddEval(CLI::App& app, Command& command) {
   needles->callback([&command, f] { command = [f] { return Needles(*f); }; });
 
   CLI::App* document = sub->add_subcommand("document", "writes a document and its facts");
-  AddEngineFlags(*document, f->engine);
+  AddModelFlag(*document, f->engine.model);
   spec(document);
   document->add_option("--tokens", f->tokens, "its length")
       ->capture_default_str()

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "flags.h"
+#include "output_file.h"
 
 namespace omnikv::tools {
 
@@ -39,8 +39,17 @@ Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
 }
 
 Status SaveDocument(const Document& document, const std::string& folder) {
+  if (folder.empty()) return InvalidArgument("--out is empty, expected a folder");
   std::error_code error;
   std::filesystem::create_directories(folder, error);
+  if (error) {
+    return NotFound(
+        fmt::format("--out is '{}', which cannot be a folder ({})", folder, error.message()));
+  }
+  OutputFile text("--out", folder + "/document.txt");
+  OutputFile about("--out", folder + "/facts.json");
+  OKV_RETURN_IF_ERROR(text.Open());
+  OKV_RETURN_IF_ERROR(about.Open());
   auto facts = nlohmann::ordered_json::array();
   for (const Needle& n : document.needles) {
     facts.push_back({{"kind", n.kind},
@@ -51,14 +60,11 @@ Status SaveDocument(const Document& document, const std::string& folder) {
                      {"value", n.value}});
   }
   const nlohmann::ordered_json json = {{"preface", document.preface}, {"facts", facts}};
-  std::ofstream text(folder + "/document.txt", std::ios::binary);
-  text << document.text;
-  std::ofstream about(folder + "/facts.json", std::ios::binary);
-  about << json.dump(1) << '\n';
-  text.flush();
-  about.flush();
-  if (!text || !about)
-    return NotFound(fmt::format("--out is '{}', which cannot be written", folder));
+  const std::string facts_text = json.dump(1) + '\n';
+  text.Write(document.text.data(), document.text.size());
+  about.Write(facts_text.data(), facts_text.size());
+  OKV_RETURN_IF_ERROR(text.Commit());
+  OKV_RETURN_IF_ERROR(about.Commit());
   return {};
 }
 

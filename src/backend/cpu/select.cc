@@ -137,16 +137,17 @@ void CpuPlanRange(const PlanRangeArgs& a) {
 void CpuNextToken(const NextTokenArgs& a, std::span<SampleCandidate> scratch) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const float* logits = a.logits + r * a.vocab;
+    const bool finite = AllFinite(logits, a.vocab);
     int32_t token = 0;
     if (a.sample != nullptr) {
       uint32_t* seen = a.seen + r * SeenWords(a.vocab);
-      token = SampleToken(logits, a.vocab, a.sample[r], seen, scratch);
+      if (finite) token = SampleToken(logits, a.vocab, a.sample[r], seen, scratch);
       TakeSample(token, a.sample[r], seen);
-    } else {
+    } else if (finite) {
       for (int32_t t = 1; t < a.vocab; ++t) token = logits[t] > logits[token] ? t : token;
     }
     const auto slot = static_cast<int32_t>(*a.step % static_cast<uint32_t>(a.ring));
-    a.out[slot * a.n_rows + r] = token;
+    a.out[slot * a.n_rows + r] = finite ? token : -1;
     a.tokens[r] = token;
     ++a.rows[r].pos;
     ++a.seqs[a.rows[r].seq].kv_len;

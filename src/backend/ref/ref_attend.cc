@@ -205,13 +205,19 @@ int32_t RefSample(const float* logits, int64_t vocab, const SampleMeta& meta,
 void RefNextToken(const NextTokenArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const float* logits = a.logits + r * a.vocab;
-    auto token = static_cast<int32_t>(std::max_element(logits, logits + a.vocab) - logits);
+    const bool finite =
+        std::all_of(logits, logits + a.vocab, [](float v) { return std::isfinite(v); });
+    int32_t token = 0;
+    if (finite && a.sample == nullptr) {
+      token = static_cast<int32_t>(std::max_element(logits, logits + a.vocab) - logits);
+    }
     if (a.sample != nullptr) {
       uint32_t* seen = a.seen + r * SeenWords(a.vocab);
-      token = RefSample(logits, a.vocab, a.sample[r], seen);
+      if (finite) token = RefSample(logits, a.vocab, a.sample[r], seen);
       TakeSample(token, a.sample[r], seen);
     }
-    a.out[static_cast<int32_t>(*a.step % static_cast<uint32_t>(a.ring)) * a.n_rows + r] = token;
+    a.out[static_cast<int32_t>(*a.step % static_cast<uint32_t>(a.ring)) * a.n_rows + r] =
+        finite ? token : -1;
     a.tokens[r] = token;
     ++a.rows[r].pos;
     ++a.seqs[a.rows[r].seq].kv_len;

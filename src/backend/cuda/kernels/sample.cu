@@ -12,7 +12,13 @@ struct Best {
   int32_t token;
 };
 
-// The higher value, of equals the lower token. NaN never wins.
+// A logit as a candidate. One that is not a finite number wins against all that are: its value
+// tells.
+__device__ __forceinline__ Best Candidate(float logit, int64_t token) {
+  return {isfinite(logit) ? logit : INFINITY, static_cast<int32_t>(token)};
+}
+
+// The higher value, of equals the lower token. Values are no NaN.
 __device__ __forceinline__ Best Better(Best a, Best b) {
   const bool second = b.value > a.value || (b.value == a.value && b.token < a.token);
   return second ? b : a;
@@ -38,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* row = logits + blockIdx.y * vocab;
   Best best{-INFINITY, INT32_MAX};
   for (int64_t t = begin + threadIdx.x; t < end; t += kThreads) {
-    best = Better(best, {row[t], static_cast<int32_t>(t)});
+    best = Better(best, Candidate(row[t], t));
   }
   best = WarpBest(best);
   __shared__ Best warps[kThreads / 32];
@@ -247,7 +253,10 @@ __device__ __forceinline__ Found Find(Part& part, uint64_t target, const Value& 
   return found;
 }
 
-// The keys of the row's tokens first .. first + n - 1, penalised.
+// What LoadKeys counts: numbers in the low half, logits that are not finite in the high one.
+constexpr uint64_t kOneNotFinite = uint64_t{1} << 32;
+
+// The keys of the row's tokens first .. first + n - 1, penalised: the best of them, and the counts.
 __device__ __forceinline__ Two LoadKeys(const NextTokenArgs& a, const Part& part, int64_t row,
                                         int64_t first, int n) {
   const float* logits = a.logits + row * a.vocab + first;
@@ -255,7 +264,7 @@ __device__ __forceinline__ Two LoadKeys(const NextTokenArgs& a, const Part& part
   const float penalty = a.sample[row].repeat_penalty;
   const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(float4) == 0;
   uint32_t best = kNoKey;
-  uint32_t count = 0;
+  uint64_t count = 0;
   const Share share = WarpShare(part);
   for (int from = share.begin + static_cast<int>(threadIdx.x) % 32 * 4; from < share.end;
        from += 128 * kFours) {
@@ -292,6 +301,7 @@ __device__ __forceinline__ Two LoadKeys(const NextTokenArgs& a, const Part& part
         keys[j] = KeyOf((bits >> j & 1) != 0 ? Penalised(v[i][j], penalty) : v[i][j]);
         best = max(best, keys[j]);
         count += keys[j] != kNoKey ? 1 : 0;
+        if (at + j < n && !isfinite(v[i][j])) count += kOneNotFinite;
       }
       *reinterpret_cast<uint4*>(part.keys + at) = make_uint4(keys[0], keys[1], keys[2], keys[3]);
     }
@@ -348,10 +358,10 @@ __device__ __forceinline__ Place Draw(Part& part, const SampleMeta& meta, uint32
   return {drawn.key, (place - drawn.before) / weight(drawn.key)};
 }
 
-// The token at `place`, as all of the row's parts: REQUIRES one. `first` is the block's first
-// token.
-__device__ __forceinline__ void WriteToken(Part& part, const Place& place, int64_t first,
-                                           Best* parts) {
+// The token at `place` with `value`, as all of the row's parts: REQUIRES one. `first` is the
+// block's first token.
+__device__ __forceinline__ void WriteToken(Part& part, const Place& place, float value,
+                                           int64_t first, Best* parts) {
   DrawShared& s = part.s;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -387,7 +397,7 @@ __device__ __forceinline__ void WriteToken(Part& part, const Place& place, int64
       continue;
     }
     for (; left > 0; --left) mask &= mask - 1;
-    parts[lane] = {0, static_cast<int32_t>(first) + at + __ffs(static_cast<int>(mask)) - 1};
+    parts[lane] = {value, static_cast<int32_t>(first) + at + __ffs(static_cast<int>(mask)) - 1};
     return;
   }
 }
@@ -416,8 +426,9 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   const Two logits = ClusterTwos(part, LoadKeys(a, part, row, first, n), [](Two x, Two y) {
     return Two{max(x.a, y.a), x.b + y.b};
   });
-  const Place place = Draw(part, meta, static_cast<uint32_t>(logits.a), logits.b);
-  WriteToken(part, place, first, parts + row * kParts);
+  const bool finite = logits.b < kOneNotFinite;
+  const Place place = Draw(part, meta, static_cast<uint32_t>(logits.a), logits.b % kOneNotFinite);
+  WriteToken(part, place, finite ? 0 : INFINITY, first, parts + row * kParts);
 }
 
 // One warp a row, then the step is counted.
@@ -429,9 +440,10 @@ __global__ void __launch_bounds__(32 * kMaxDecodeRows) Choose(NextTokenArgs a, c
   const uint32_t step = *a.step;
   __syncthreads();
   if (threadIdx.x % 32 != 0) return;
-  // A row without any number keeps its first token rather than one that does not exist.
-  const int32_t token = best.token == INT32_MAX ? 0 : best.token;
-  a.out[static_cast<int32_t>(step % static_cast<uint32_t>(a.ring)) * a.n_rows + row] = token;
+  const bool finite = best.value < INFINITY;
+  const int32_t token = finite ? best.token : 0;
+  a.out[static_cast<int32_t>(step % static_cast<uint32_t>(a.ring)) * a.n_rows + row] =
+      finite ? token : -1;
   a.tokens[row] = token;
   if (a.sample != nullptr) TakeSample(token, a.sample[row], a.seen + row * SeenWords(a.vocab));
   const RowMeta meta = a.rows[row];

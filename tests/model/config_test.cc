@@ -460,7 +460,7 @@ TEST(HfConfig, FilesThatAreNotWhatTheyShouldBe) {
   EXPECT_THAT(open_with("[1, 2]"),
               HasSubstr("config.json: holds an array of 2, expected an object"));
   EXPECT_THAT(open_with("{\"rope_theta\": 1e999}"), HasSubstr("config.json: is not JSON"));
-  EXPECT_THAT(open_with(std::string(100000, '[')), HasSubstr("is not JSON"));
+  EXPECT_THAT(open_with(std::string(100000, '[')), HasSubstr("nests deeper than 64 levels"));
   EXPECT_THAT(open_with(""), HasSubstr("config.json: is empty"));
   EXPECT_THAT(open_with("{\"model_type\": \"\\u001b[31mllama\"}"), HasSubstr("'\\x1b[31mllama'"));
 

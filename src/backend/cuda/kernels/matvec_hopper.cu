@@ -510,7 +510,6 @@ template <typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     HopperKernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan,
                  const __grid_constant__ Maps maps) {
-#if OMNIKV_SM90A
   extern __shared__ __align__(1024) std::byte memory[];
   Shared shared;
   shared.ring = memory;
@@ -567,7 +566,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (r == 0) Arrive(&shared.control->found);
     }
   }
-#endif
 }
 
 // False where the card lacks the shared memory, or the driver what encodes maps.
@@ -633,9 +631,13 @@ bool HasWholeBoxes(const Work& work, int32_t items) {
 
 bool MultiplyHopper(const Work& work, const Launch& launch) {
 #ifdef OMNIKV_HAVE_SM90A
+  constexpr bool kHasCode = true;
+#else
+  constexpr bool kHasCode = false;
+#endif
   const Product& p = work.product;
-  if (launch.device->arch != 90 || p.parts[0].w.format != DType::kBF16 || p.n_rows > kRows ||
-      work.n_in % kBoxValues != 0 || !HasWholeBoxes(work, kTileRows)) {
+  if (!kHasCode || launch.device->arch != 90 || p.parts[0].w.format != DType::kBF16 ||
+      p.n_rows > kRows || work.n_in % kBoxValues != 0 || !HasWholeBoxes(work, kTileRows)) {
     return false;
   }
   const int64_t n_units = CeilDiv(work.n_items, kTileRows);
@@ -656,12 +658,14 @@ bool MultiplyHopper(const Work& work, const Launch& launch) {
   using Wide = Shape<112, false>;
   if (tiles <= Narrow::kTiles) return launch_as(Narrow{}, 4, 0);
   if (tiles <= Middle::kTiles) return launch_as(Middle{}, 2, 0);
+  // Nor may some clusters get much more than others.
+  const auto most_units = [&](int32_t shift) {
+    return CeilDiv(CeilDiv(n_units, 1 << shift), n_clusters) << shift;
+  };
   int32_t box_shift = work.rows_per_item == 2 ? 1 : 2;
-  while (box_shift > 0 && !HasWholeBoxes(work, kTileRows << box_shift)) --box_shift;
+  if (32 * most_units(box_shift) > 33 * most_units(0)) box_shift = 1;
+  if (!HasWholeBoxes(work, kTileRows << box_shift)) box_shift = 0;
   return launch_as(Wide{}, 1, box_shift);
-#else
-  return false;
-#endif
 }
 
 }  // namespace omnikv::cuda

@@ -274,7 +274,7 @@ void Main(const std::vector<int32_t>& chosen) {
     ceiling = std::max(ceiling, static_cast<double>(n_bytes) / seconds);
   }
   std::printf("reading %.0f GB/s\n", ceiling / 1e9);
-  const std::vector<int32_t> rows = chosen.empty() ? std::vector<int32_t>{1, 2, 4, 8, 16} : chosen;
+  const std::vector<int32_t> rows = chosen.empty() ? std::vector<int32_t>{1, 2, 4, 8, 9, 12, 16} : chosen;
   for (int32_t n_rows : rows) Measure(DType::kBF16, n_rows, weights.data, ceiling);
   const int64_t blocks = n_bytes / int64_t{kQ8BlockBytes};
   SetScales<<<static_cast<unsigned>(CeilDiv(blocks, 256)), 256>>>(weights.data, blocks);

@@ -261,13 +261,42 @@ TEST_F(ParitySweepTest, LinearOfOneRowByLongRows) {
   }
 }
 
+// Batches of sequences: products that fill a card in one pass over the activations and in several,
+// with whole tiles of rows and without.
+TEST_F(ParitySweepTest, LinearOfBatches) {
+  Random random(115);
+  Sweep sweep;
+  for (const auto& [n_in, n_out] : {std::pair<int64_t, int64_t>{192, 8},
+                                    {320, 61},
+                                    {512, 4300},
+                                    {128, 32003},
+                                    {2304, 512},
+                                    {3072, 1056},
+                                    {3584, 300},
+                                    {4096, 6144},
+                                    {4104, 40},
+                                    {8192, 200},
+                                    {9216, 130},
+                                    {14336, 264},
+                                    {18944, 96}}) {
+    const Weights w(DType::kBF16, n_out, n_in, random);
+    const std::vector<float> bias = random.Floats(static_cast<size_t>(n_out));
+    for (int32_t rows : {9, 12, 16}) {
+      if (sweep.Take()) CheckLinear(w, rows, rows % 2 == 0 ? nullptr : bias.data(), random);
+    }
+  }
+}
+
 TEST_F(ParitySweepTest, NormGatedFfn) {
   Random random(105);
   Sweep sweep;
   int32_t turn = 0;
   for (DType format : kFormats) {
-    for (const auto& [d, ffn] :
-         {std::pair<int32_t, int32_t>{256, 136}, {1024, 48}, {4096, 21}, {5128, 36}}) {
+    for (const auto& [d, ffn] : {std::pair<int32_t, int32_t>{256, 136},
+                                 {1024, 48},
+                                 {4096, 21},
+                                 {5128, 36},
+                                 {4096, 1100}}) {
       const Weights gate(format, ffn, d, random);
       const Weights up(format, ffn, d, random);
       const std::vector<float> bias = random.Floats(static_cast<size_t>(ffn));

@@ -473,7 +473,8 @@ void Multiply(const Product& product, const Launch& launch) {
   } else if (is_f32) {
     LaunchStream<DType::kF32, 4, kWarpsPerSm / 2>(work, launch);
   } else if (product.n_rows > 1 || is_long) {
-    if (!MultiplyStationary(work, launch)) MultiplyTiles(work, launch);
+    if (MultiplyStationary(work, launch) || MultiplyHopper(work, launch)) return;
+    MultiplyTiles(work, launch);
   } else if (first.format == DType::kBF16) {
     MultiplyStream<DType::kBF16>(work, launch);
   } else if (first.format == DType::kF16) {

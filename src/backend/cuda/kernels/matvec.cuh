@@ -1,4 +1,4 @@
-// What the kernels of matvec.cu, matvec_tiles.cu and matvec_stationary.cu share: the order in which
+// What the kernels of matvec.cu and matvec_{tiles,stationary,hopper}.cu share: the order in which
 // a product's rows are read, and what becomes of the finished ones.
 //
 // An item is what one thread finishes: a row of weights, or two rows whose products meet (gate and
@@ -27,6 +27,10 @@ void MultiplyTiles(const Work& work, const Launch& launch);
 // The same, faster, for up to 8 rows and bf16 on cards with clusters. False, and nothing done,
 // where it does not apply.
 bool MultiplyStationary(const Work& work, const Launch& launch);
+
+// The same for up to 16 rows and bf16 on Hopper cards, in builds with code for sm_90a. False where
+// it does not apply.
+bool MultiplyHopper(const Work& work, const Launch& launch);
 
 // --- Items.
 
@@ -174,6 +178,17 @@ __device__ __forceinline__ float2 UnpackPair(uint32_t pair) {
   } else {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   }
+}
+
+// --- Activations for bf16, as the sum of three bf16 values: the upper half of what is left of
+// each.
+
+// The upper halves of two values in a word.
+__device__ __forceinline__ uint32_t TopHalves(float low, float high) {
+  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
+__device__ __forceinline__ float WithoutTop(float v) {
+  return v - __uint_as_float(__float_as_uint(v) & 0xffff0000u);
 }
 
 // --- Activations for Q8_0, where unpacking each weight would take longer than reading it: those

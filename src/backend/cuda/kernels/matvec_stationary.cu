@@ -72,15 +72,6 @@ struct Unit {
   int32_t tile;
 };
 
-// The upper halves of two values in a word.
-__device__ __forceinline__ uint32_t TopHalves(float low, float high) {
-  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
-}
-
-__device__ __forceinline__ float WithoutTop(float v) {
-  return v - __uint_as_float(__float_as_uint(v) & 0xffff0000u);
-}
-
 // A lane's share of the activations, of 32 values of k: three parts whose sum they are.
 struct Activations {
   uint32_t part[3][4];

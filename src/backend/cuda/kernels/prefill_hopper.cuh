@@ -33,8 +33,8 @@ __host__ __device__ inline uint32_t operator%(uint32_t n, const uint_fastdiv& x)
 }
 }  // namespace flashinfer
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
+#include "backend/cuda/kernels/tensor_map.h"  // before the library's headers, which hide its types
+
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -293,28 +293,11 @@ struct Epilogue {
 inline cudaError_t Encode(CUtensorMap* map, CUtensorMapDataType type, const void* base, int kD,
                           int64_t rows, int64_t row_bytes, int heads, int64_t head_bytes,
                           int box_rows) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &found);
-    const bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function) : nullptr;
-  }();
-  if (encode == nullptr) return cudaErrorCallRequiresNewerDriver;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(kD), static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(heads)};
-  const int box_values = BoxValues(kD);
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes),
-                                static_cast<cuuint64_t>(head_bytes)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_values), static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t steps[] = {1, 1, 1};
-  const CUresult result =
-      encode(map, type, 3, const_cast<void*>(base), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box_values == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return EncodeTensorMap(map, type, base,
+                         {.sizes = {kD, rows, heads},
+                          .strides = {row_bytes, head_bytes},
+                          .box = {box_rows, 1},
+                          .box_values = BoxValues(kD)});
 }
 
 // T: cutlass::bfloat16_t or cutlass::half_t.
@@ -322,10 +305,9 @@ template <typename T, int kD>
 cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t stream) {
   constexpr int kRows = HopperRows(kD);
   constexpr int kTokens = HopperTokens(kD);
-  using Traits =
-      flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, kD, kD, kRows, kTokens,
-                                        /*NUM_STAGES=*/2, T, T, T, int32_t,
-                                        flashinfer::StandardAttention>;
+  using Traits = flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, kD, kD, kRows, kTokens,
+                                                   /*NUM_STAGES=*/2, T, T, T, int32_t,
+                                                   flashinfer::StandardAttention>;
   using MainloopT = Mainloop<Traits>;
   using EpilogueT = Epilogue<Traits>;
   using SchedulerT = Scheduler<kRows>;

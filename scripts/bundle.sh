@@ -63,6 +63,7 @@ done
 cp "$root"/scripts/gpu_{check,bench,lib}.sh "$root"/scripts/{gpu_join,gpu_attention_peer,mutants}.py \
   "$top/scripts/"
 cp -r "$root/examples/quickstart" "$top/share/omnikv/examples/"
+cp -r "$root/bench/geometries" "$top/share/omnikv/"
 {
   git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown
 } | sed "s/\$/$(git -C "$root" diff --quiet HEAD 2>/dev/null || echo -modified)/" >"$top/COMMIT"

@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host capped brutal prefill attention hits)
+all_parts=(full omnikv host capped brutal prefill shapes attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
 . "$root/scripts/gpu_lib.sh"
@@ -31,6 +31,9 @@ if [ -z "$omnikv" ]; then
 fi
 kernels=$(dirname "$omnikv")  # the kernels' own benchmarks: beside the program, or where cmake builds
 [ -x "$kernels/cuda_attend_bench" ] || kernels=$(dirname "$kernels")/bench
+
+shapes=bench/geometries
+[ -d "$shapes" ] || shapes=share/omnikv/geometries  # of a bundle
 
 have_python() { command -v python3 >/dev/null || { echo "   python3 is not installed: see $out"; false; }; }
 # measure PART: what follows is of this part, which begins; false where it is not wanted.
@@ -53,11 +56,13 @@ done_measuring() {
   fi
 }
 
-bench() {  # NAME ARGUMENTS...
+geometry=llama3-8b
+format=bf16
+bench() {  # NAME ARGUMENTS..., of $geometry in $format
   local name=$1
   shift
   echo "== $name"
-  if ! timeout "$(left)" "$omnikv" bench --geometry llama3-8b --format bf16 --device cuda --json "$@" \
+  if ! timeout "$(left)" "$omnikv" bench --geometry "$geometry" --format "$format" --device cuda --json "$@" \
     >"$logs/$name.json" 2>"$logs/$name.err"; then
     echo "   failed: $(tail -1 "$logs/$name.err")"
     bad+=("$name ($(tail -1 "$logs/$name.err"))")
@@ -196,6 +201,21 @@ fi
 if measure prefill; then
   bench prefill --prefill 32768,131072 --policies full --repeats 2
   bench prefill_host --prefill 131072 "${filters[@]}" --place host --repeats 2
+  done_measuring
+fi
+# Published shapes beside the one of the other parts, batches and Q8_0.
+if measure shapes; then
+  for shape in qwen2.5-7b llama-3.2-3b phi-3-mini gemma-2-2b; do
+    geometry=$shapes/$shape.json
+    bench "$shape" --context 4096,32768 --prefill 16384 --policies full --steps 48 --repeats 2
+  done
+  geometry=$shapes/llama-3.2-3b.json
+  bench llama-3.2-3b_omnikv --context 4096,8192 --policies full,omnikv --steps 48
+  geometry=llama3-8b
+  bench batch16 --context 8192 --batch 16 --policies full --steps 48
+  format=q8_0
+  bench q8_0 --context 4096 --policies full --steps 64
+  format=bf16
   done_measuring
 fi
 if measure attention; then

@@ -186,6 +186,7 @@ void Heads::CheckKernels(const Way& way, const Kernels& kernels, const std::stri
   const auto product = [&](const OpShape& op) -> std::string {
     if (op.rows == 1) return "StreamKernel<";
     if (op.rows <= 8 && hopper) return "StationaryKernel<";
+    if (op.rows <= 16 && hopper) return "HopperKernel<";
     return op.rows <= 16 ? "TileKernel<" : "library";
   };
   std::set<int32_t> attended;  // rows

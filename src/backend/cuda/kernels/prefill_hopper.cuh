@@ -286,10 +286,9 @@ struct Epilogue {
 inline cudaError_t Encode(CUtensorMap* map, CUtensorMapDataType type, const void* base, int kD,
                           int64_t rows, int64_t row_bytes, int heads, int64_t head_bytes,
                           int box_rows) {
-  return EncodeTensorMap(map, type, base,
-                         {.sizes = {kD, rows, heads},
-                          .strides = {row_bytes, head_bytes},
-                          .box = {box_rows, 1}});
+  return EncodeTensorMap(
+      map, type, base,
+      {.sizes = {kD, rows, heads}, .strides = {row_bytes, head_bytes}, .box = {box_rows, 1}});
 }
 
 // T: cutlass::bfloat16_t or cutlass::half_t.

@@ -1,5 +1,5 @@
 # omnikv_generate_arch_registry(TARGET): the list of model families, made from the file names of
-# src/model/arch (DESIGN §2 rule 4): foo.cc there defines `const Arch& FooArch()`.
+# src/model/arch: foo.cc there defines `const Arch& FooArch()`.
 function(omnikv_generate_arch_registry target)
   set(folder ${PROJECT_SOURCE_DIR}/src/model/arch)
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cc)

@@ -1,7 +1,7 @@
 // The plain structs that policies, the bank and the kernels share: where each row of a step stands,
 // which tokens an attention reads (AttnPlan), and where their K/V lie (KvView). Everything that
 // changes from token to token is *pointed at*, never held: a recorded step replays with the same
-// structs (DESIGN §2 rule 5).
+// structs.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The row layout of K and V: the only place that knows it (DESIGN §2 rule 1, §4).
+// The row layout of K and V: the only place that knows it.
 // A token's row is [K: n_kv_heads × dk | V: n_kv_heads × dv], so that a reader of chosen tokens
 // touches one piece of memory a token, large enough for PCIe and for the prefetchers.
 #pragma once

@@ -1,5 +1,5 @@
 // A tier: memory of one kind that holds physical blocks of K/V. The bank decides which block lies
-// where; a tier knows bytes. Adding a tier is one file (DESIGN §2 rule 4).
+// where; a tier knows bytes. Adding a tier is one file.
 #pragma once
 
 #include <cstdint>

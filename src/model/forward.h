@@ -1,4 +1,4 @@
-// The layer loop: the only one, for every backend, every policy, prefill and decode (DESIGN §2).
+// The layer loop: the only one, for every backend, every policy, prefill and decode.
 #pragma once
 
 #include <cstdint>

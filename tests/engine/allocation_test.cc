@@ -1,4 +1,4 @@
-// DESIGN §2 rule 6 on a real model: decoding allocates nothing. In a binary of its own: it counts
+// On a real model, decoding allocates nothing. In a binary of its own: it counts
 // every allocation of the process.
 #include <gtest/gtest.h>
 

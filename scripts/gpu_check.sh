@@ -259,7 +259,7 @@ if wanted answers; then
     finish skipped "the shipped model or document is not here: give OMNIKV_MODEL=FILE.gguf"
   else
     export OMNIKV_MODEL=$model OMNIKV_DOCUMENT=$document
-    run_tests "$(program card_text_test)"
+    run_tests "$(program card_text_test)" "*cuda*"
     finish_tests "; $(sed -n 's/^\([0-9]* of [0-9]* answers are .*\)/\1/p' "$log" | head -1)"
   fi
 fi

@@ -159,25 +159,28 @@ Result<ModelText> LoadGgufText(const GgufFile& file) {
   return out;
 }
 
-}  // namespace
-
-Result<ModelText> LoadText(const ModelFiles& files) {
-  Result<ModelText> text = files.gguf ? LoadGgufText(static_cast<const GgufFile&>(*files.tensors))
-                                      : LoadHfText(files.path);
+// What the template writes besides messages structures the conversation, whatever the tokenizer's
+// file says of it: users must not be able to type it.
+Result<ModelText> WithTokensHeldBack(Result<ModelText> text) {
   if (!text.ok() || !text->chat_template) return text;
-  // What the template writes besides messages structures the conversation, whatever the tokenizer's
-  // file says of it: users must not be able to type it.
   std::string written = text->chat_template->written();
   for (const std::string& token : {text->bos_token, text->eos_token}) written += '\0' + token;
   OKV_RETURN_IF_ERROR(text->tokenizer->HoldBack(written));
   return text;
 }
 
+}  // namespace
+
+Result<ModelText> LoadText(const ModelFiles& files) {
+  return WithTokensHeldBack(files.gguf ? LoadGgufText(static_cast<const GgufFile&>(*files.tensors))
+                                       : LoadHfText(files.path));
+}
+
 Result<ModelText> LoadTextAlone(const std::string& path) {
   OKV_ASSIGN_OR_RETURN(const ModelKind kind, KindOfModel(path));
-  if (kind == ModelKind::kFolder) return LoadHfText(path);
+  if (kind == ModelKind::kFolder) return WithTokensHeldBack(LoadHfText(path));
   OKV_ASSIGN_OR_RETURN(const auto file, GgufFile::Open(path, GgufParts::kMetadata));
-  return LoadGgufText(*file);
+  return WithTokensHeldBack(LoadGgufText(*file));
 }
 
 }  // namespace omnikv

@@ -21,8 +21,9 @@ TEST(Json, ReadsWhatTheLibraryReads) {
 }
 
 TEST(Json, NamesThePlace) {
-  EXPECT_EQ(Message("{\"a\": 1,"), "is not JSON from byte 9 of 8 on");
-  EXPECT_EQ(Message(""), "is not JSON from byte 1 of 0 on");
+  EXPECT_EQ(Message("{\"a\": 1,"), "is not JSON: its 8 bytes end in the middle");
+  EXPECT_EQ(Message(""), "is not JSON: its 0 bytes end in the middle");
+  EXPECT_EQ(Message("{\"a\": x}"), "is not JSON from byte 7 of 8 on");
   EXPECT_NE(Message("[1e999]").find("too large"), std::string::npos);
 }
 

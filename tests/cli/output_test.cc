@@ -253,7 +253,7 @@ TEST_F(Output, LogitsByDecodeSteps) {
   std::string ids = "0";
   for (int i = 1; i < 90; ++i) ids.append(",").append(std::to_string(100 + i * 37 % 5000));
   const fs::path path = dir_ / "x.npy";
-  const std::string policy = " --policy omnikv --set budget=16 --set dense_below=0";
+  const std::string policy = " --policy omnikv --set budget=16 --set tail=4 --set dense_below=0";
   const auto logits = [&](const std::string& flags) {
     const json said =
         GoodJson(std::string("logits --json --precision full --kv-dtype f32 --tokens ") + ids +

@@ -48,7 +48,8 @@ class EngineImpl : public Engine {
     return CheckTokens(*core_, tokens);
   }
   Status CheckPolicy(const PolicyOptions& policy) const override {
-    return GroupsOf(policy, core_->config, context()).status();
+    const bool tiered = core_->bank->HasHostLayers();
+    return GroupsOf(policy, core_->config, context(), tiered).status();
   }
 
   int64_t context() const override { return core_->bank->config().max_tokens; }
@@ -163,7 +164,8 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const B
     LogInfo("--ctx is {}, but the model was trained for {} tokens: past them its answers may fail",
             plan.context, files.config.max_context);
   }
-  OKV_RETURN_IF_ERROR(GroupsOf(options.policy, files.config, plan.context).status());
+  OKV_RETURN_IF_ERROR(
+      GroupsOf(options.policy, files.config, plan.context, plan.host_layers > 0).status());
   if (options.on_plan) options.on_plan(NeedsOf(plan, *core.backend));
   OKV_RETURN_IF_ERROR(OpenBank(core, plan));  // its memory of the host comes while weights load
   if (options.check) {

@@ -66,7 +66,7 @@ Status CheckOptions(const EngineOptions& o) {
 }
 
 Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
-                                int64_t context) {
+                                int64_t context, bool tiered) {
   const int32_t n_layers = GlobalLayers(config);
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, ResolvePolicy(options.name, config.name, n_layers));
   OKV_ASSIGN_OR_RETURN(auto settings,
@@ -77,7 +77,7 @@ Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig&
                                .n_heads = config.n_heads,
                                .dk = config.head_dim,
                                .max_context = context,
-                               .tiered = true};
+                               .tiered = tiered};
   policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
   OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
   return policy->Shared();
@@ -138,7 +138,7 @@ class Placement {
     for (const PolicyInfo& info : AllPolicies()) {
       EngineOptions other = options_;
       other.place = "auto";
-      const auto groups = GroupsOf({.name = info.name}, config_, plan.context);
+      const auto groups = GroupsOf({.name = info.name}, config_, plan.context, /*tiered=*/true);
       MemoryPlan placed = plan;
       const bool fits = groups.ok() && Placement(other, config_, room_).Place(*groups, placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
@@ -286,7 +286,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                   HumanBytes(plan.weights), HumanBytes(plan.activations), fits,
                   HumanBytes(plan.kv_per_token), plan.limit);
   const Limit host("--host-memory", options.host_memory, AvailableMemory());
-  const auto groups = GroupsOf(options.policy, config, plan.context);
+  const auto groups = GroupsOf(options.policy, config, plan.context, /*tiered=*/true);
   const bool always = card && groups.ok() && groups->streamed.always;
   if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
     OKV_RETURN_IF_ERROR(groups.status());

@@ -48,10 +48,11 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
 // What the plan says to a caller.
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
-// What the layers of a model read together under a policy whose sessions hold `context` tokens,
-// some layers' K/V on the host; kInvalidArgument where it cannot be prepared for the model so.
+// What the layers of a model read together under a policy whose sessions hold `context` tokens, with
+// some layers' K/V on the host (`tiered`) or none; kInvalidArgument where it cannot be prepared for
+// the model so.
 Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
-                                int64_t context);
+                                int64_t context, bool tiered);
 
 // The bank of a model: one LayerSpec a layer.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);

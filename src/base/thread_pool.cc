@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <new>
 #include <set>
 #include <string>
 #include <system_error>
@@ -87,10 +88,14 @@ struct ThreadPool::Impl {
   static uint64_t Entered(uint64_t gate) { return gate / kEntered & kCount; }
   static uint64_t Generation(uint64_t gate) { return gate / kGeneration; }
 
-  ~Impl() {
+  ~Impl() { EndWorkers(); }
+
+  void EndWorkers() {
     stop = true;
     Open();
     for (std::thread& worker : workers) worker.join();
+    workers.clear();
+    n_threads = 1;
   }
 
   int n_threads = 1;
@@ -163,18 +168,23 @@ ThreadPool::ThreadPool(int n_threads, bool pin) : impl_(std::make_unique<Impl>()
   // The caller keeps its affinity: what it starts later would inherit a single CPU. The workers
   // leave the first one to it. A pool of part of the machine is not pinned: others have such pools.
   const bool pinned = pin && static_cast<size_t>(n_threads) == cpus.size();
-  for (int t = 1; t < n_threads; ++t) {
-    const int cpu = pinned ? cpus[static_cast<size_t>(t)] : -1;
-    try {
+  int started = 1;
+  std::error_code why = std::make_error_code(std::errc::not_enough_memory);
+  try {
+    for (; started < n_threads; impl_->n_threads = ++started) {
+      const int t = started;
+      const int cpu = pinned ? cpus[static_cast<size_t>(t)] : -1;
       impl_->workers.emplace_back([this, t, cpu] { impl_->Work(t, cpu); });
-    } catch (const std::system_error& e) {
-      impl_->status = ResourceExhausted(
-          fmt::format("{} threads are asked for, but the system starts only {} ({})", n_threads, t,
-                      e.code().message()));
-      break;
     }
-    impl_->n_threads = t + 1;
+    return;
+  } catch (const std::system_error& e) {
+    why = e.code();
+  } catch (const std::bad_alloc&) {
   }
+  impl_->EndWorkers();  // first: they may have left no memory to say so
+  impl_->status =
+      ResourceExhausted(fmt::format("{} threads are asked for, but the system starts only {} ({})",
+                                    n_threads, started, why.message()));
 }
 
 ThreadPool::~ThreadPool() = default;

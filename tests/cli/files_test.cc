@@ -148,7 +148,7 @@ TEST_F(Results, AFileThatMayNotGrowIsAFailure) {
   Spill(folder / "x.npy", "old");
   const std::string limit = "ulimit -f 100; ";  // blocks of 512 or 1024 bytes
   ExpectSentence(
-      Run("logits --tokens 1,2,3,4,5,6,7,8 --out " + (folder / "x.npy").string(), "", limit), 1,
+      Run("logits -q --tokens 1,2,3,4,5,6,7,8 --out " + (folder / "x.npy").string(), "", limit), 1,
       {"--out is '", "writing to it failed (File too large)"});
   EXPECT_EQ(Slurp(folder / "x.npy"), "old");
   ExpectSentence(Run("eval document --tokens 60000 --out " + (folder / "doc").string(), "", limit),
@@ -298,8 +298,8 @@ TEST_F(Files, ModelsThatAreNoneSayWhatIsThere) {
     SCOPED_TRACE(model);
     ExpectSentence(Run("info -m " + model), 2, parts);
   };
-  refused("Qwen/Qwen2.5-0.5B", {"Qwen/Qwen2.5-0.5B: no such file", "models are not fetched"});
-  refused("https://huggingface.co/Qwen/Qwen2.5-0.5B", {"models are not fetched"});
+  refused("Qwen/Qwen2.5-0.5B", {"Qwen/Qwen2.5-0.5B: no such file", "models are not downloaded"});
+  refused("https://huggingface.co/Qwen/Qwen2.5-0.5B", {"models are not downloaded"});
   refused("/nonexistent/model.gguf", {"no such file or folder"});
   EXPECT_THAT(Run("info -m /nonexistent/model.gguf").err, testing::Not(HasSubstr("fetched")));
 

@@ -98,7 +98,8 @@ void ExpectNotFinite(const Status& status, const std::string& place) {
 }
 
 TEST_P(FiniteTest, APromptIsRefused) {
-  for (const float value : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     const Broken model(value);
     const auto engine = Load(model);
     ASSERT_NE(engine, nullptr);

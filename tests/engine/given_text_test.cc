@@ -1,6 +1,7 @@
 // The logits of given texts by a policy's decode steps: those of Session::Step, whoever shares the
 // steps, and the policy's own.
 #include "engine/given_text.h"
+#include "../test_data.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kGoldens = OMNIKV_SOURCE_DIR "/tests/golden/";
+const std::string kGoldens = TestData("tests/golden/");
 const std::string kRandom = kGoldens + "policy_model";  // 8 layers, vocabulary 128
 
 using Rows = std::vector<std::vector<float>>;

@@ -4,11 +4,13 @@
 #include <poll.h>
 #include <pty.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,7 +47,8 @@ class Terminal {
     EXPECT_EQ(write(fd_, keys.data(), keys.size()), keys.size());
   }
 
-  // Reads on until `text` appears after what an earlier call found. Whether it did, within minutes.
+  // Reads on until `text` appears after what an earlier call found. Whether it did, within a minute
+  // of silence.
   bool See(const std::string& text) {
     while (true) {
       const size_t at = shown_.find(text, seen_);
@@ -55,6 +58,18 @@ class Terminal {
       }
       if (!Read()) return false;
     }
+  }
+  // The same for a prompt whose line is edited: libedit prints it a moment before it takes keys one
+  // by one, and what is typed in between is edited by the terminal instead.
+  bool SeePrompt() {
+    if (!See("> ")) return false;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    struct termios modes {};
+    while (tcgetattr(fd_, &modes) == 0 && (modes.c_lflag & ICANON) != 0) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
   }
   // Reads to the end. The exit code, 128 and more for a signal.
   int End() {
@@ -68,12 +83,12 @@ class Terminal {
   const std::string& shown() const { return shown_; }
 
  private:
-  // False at the end, and when nothing comes for minutes.
+  // False at the end, and when nothing comes for a minute.
   bool Read() {
     struct pollfd ready {
       .fd = fd_, .events = POLLIN, .revents = 0
     };
-    if (poll(&ready, 1, 300'000) <= 0) return false;
+    if (poll(&ready, 1, 60'000) <= 0) return false;
     char buffer[4096];
     const ssize_t n = read(fd_, buffer, sizeof(buffer));
     if (n <= 0) return false;  // EIO: nobody holds the other side

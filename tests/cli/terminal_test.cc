@@ -38,7 +38,7 @@ class AtTerminal : public ProgramTest {
 
 TEST_F(AtTerminal, LinesAreEditedAndAnswered) {
   Terminal t(Chat(), Environment());
-  ASSERT_TRUE(t.See("> ")) << t.shown();
+  ASSERT_TRUE(t.SeePrompt()) << t.shown();
   // The cursor goes back over two letters, a wrong one goes, the right one comes.
   std::string typed = kPrompt;
   typed.replace(typed.find("48213"), 5, "48x13");
@@ -51,7 +51,7 @@ TEST_F(AtTerminal, LinesAreEditedAndAnswered) {
       kEnter);
   ASSERT_TRUE(t.See("48213.\r\n")) << t.shown();
   ASSERT_TRUE(t.See("tokens read at")) << t.shown();
-  ASSERT_TRUE(t.See("> ")) << t.shown();
+  ASSERT_TRUE(t.SeePrompt()) << t.shown();
   t.Type(kCtrlD);
   EXPECT_EQ(t.End(), 0);
   EXPECT_THAT(t.shown(), EndsWith("\r\n"));  // a fresh line for the shell
@@ -60,10 +60,10 @@ TEST_F(AtTerminal, LinesAreEditedAndAnswered) {
 TEST_F(AtTerminal, TheHistoryIsPrivateAndOutlivesTheProgram) {
   {
     Terminal t(Chat(), Environment());
-    ASSERT_TRUE(t.See("> "));
+    ASSERT_TRUE(t.SeePrompt());
     t.Type(kPrompt + kEnter);
     ASSERT_TRUE(t.See("tokens read at")) << t.shown();
-    ASSERT_TRUE(t.See("> "));
+    ASSERT_TRUE(t.SeePrompt());
     t.Type("/bye" + kEnter);
     EXPECT_EQ(t.End(), 0);
   }
@@ -71,10 +71,10 @@ TEST_F(AtTerminal, TheHistoryIsPrivateAndOutlivesTheProgram) {
   ASSERT_EQ(stat((dir_ / "history").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   Terminal t(Chat(), Environment());
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type(kUp + kUp + kEnter);  // before /bye
   ASSERT_TRUE(t.See("48213.\r\n")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/exit" + kEnter);
   EXPECT_EQ(t.End(), 0);
 }
@@ -83,13 +83,13 @@ TEST_F(AtTerminal, TheHistoryHasAPlaceAndCanBeOff) {
   const std::string state = dir_ / "state";
   {
     Terminal t(Chat(), {"OMNIKV_HISTORY=", "XDG_STATE_HOME=" + state});
-    ASSERT_TRUE(t.See("> "));
+    ASSERT_TRUE(t.SeePrompt());
     t.Type("/bye" + kEnter);
     EXPECT_EQ(t.End(), 0);
     EXPECT_FALSE(fs::exists(state));
   }
   Terminal t("env -u OMNIKV_HISTORY " + Chat(), {"XDG_STATE_HOME=" + state});
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/bye" + kEnter);
   EXPECT_EQ(t.End(), 0);
   EXPECT_THAT(Slurp(fs::path(state) / "omnikv" / "history"), HasSubstr("/bye\n"));
@@ -101,13 +101,13 @@ TEST_F(AtTerminal, TheHistoryHasAPlaceAndCanBeOff) {
 TEST_F(AtTerminal, CommandsAreNotTurns) {
   Terminal t(Chat("-n 4"), Environment());
   ASSERT_TRUE(t.See("/help lists the commands")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/help" + kEnter);
   ASSERT_TRUE(t.See("/clear  forget the conversation")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/frob" + kEnter);
   ASSERT_TRUE(t.See("omnikv: there is no command /frob; /help lists them, //frob is a text"));
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   EXPECT_THAT(t.shown(), Not(HasSubstr("tokens read at")));
   t.Type("Hello there." + kEnter);
   ASSERT_TRUE(t.See(" in context)")) << t.shown();
@@ -116,39 +116,39 @@ TEST_F(AtTerminal, CommandsAreNotTurns) {
     return std::stoi(t.shown().substr(t.shown().rfind('(', line) + 1));
   };
   const int first = tokens_read();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/clear" + kEnter);
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/help is no command here: " + kEnter);  // but it is: a name has no spaces
   ASSERT_TRUE(t.See("there is no command")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("//Hello there." + kEnter);
   ASSERT_TRUE(t.See(" in context)")) << t.shown();
   // After /clear nothing is left but what the two begin with; with the first turn it would be more.
   EXPECT_LE(tokens_read(), first + 2) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type(kCtrlD);
   EXPECT_EQ(t.End(), 0);
 }
 
 TEST_F(AtTerminal, TextsMayHaveSeveralLines) {
   Terminal t(Chat(), Environment());
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("\"\"\"The pass key is 48213." + kEnter);
   ASSERT_TRUE(t.See(". ")) << t.shown();
   t.Type("/bye" + kEnter);
   t.Type("Remember it." + kEnter + "What is the pass key?\"\"\"" + kEnter);
   ASSERT_TRUE(t.See(" 48213.\r\n")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   // A terminal marks what is pasted.
   EXPECT_THAT(t.shown(), HasSubstr("\033[?2004h"));
   t.Type("/clear" + kEnter);
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("\033[200~The pass key is 51677.\rRemember it.\nWhat is the pass key?\033[201~");
   t.Type(kEnter);
   ASSERT_TRUE(t.See(" 51677.\r\n")) << t.shown();
   ASSERT_TRUE(t.See(" 51677.\r\n")) << t.shown();  // the text, then the answer
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/bye" + kEnter);
   EXPECT_EQ(t.End(), 0);
 }
@@ -157,11 +157,11 @@ TEST_F(AtTerminal, Utf8IsTypedWhateverTheLocale) {
   auto environment = Environment();
   environment.push_back("LC_ALL=C");
   Terminal t(Chat("-n 4"), environment);
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("Grüße, 世界" + kEnter);
   ASSERT_TRUE(t.See("Grüße, 世界")) << t.shown();
   ASSERT_TRUE(t.See(" in context)")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type(kUp + kEnter);
   ASSERT_TRUE(t.See("Grüße, 世界")) << t.shown();
   t.Type("/bye" + kEnter);
@@ -170,16 +170,16 @@ TEST_F(AtTerminal, Utf8IsTypedWhateverTheLocale) {
 
 TEST_F(AtTerminal, CtrlCGivesAFreshPrompt) {
   Terminal t(Chat("-n 4"), Environment());
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("Not this");
   ASSERT_TRUE(t.See("Not this"));
   t.Type(kCtrlC);
   ASSERT_TRUE(t.See("^C")) << t.shown();
-  ASSERT_TRUE(t.See("> ")) << t.shown();
+  ASSERT_TRUE(t.SeePrompt()) << t.shown();
   t.Type("\"\"\"nor this" + kEnter);
   ASSERT_TRUE(t.See(". "));
   t.Type(kCtrlC);
-  ASSERT_TRUE(t.See("> ")) << t.shown();
+  ASSERT_TRUE(t.SeePrompt()) << t.shown();
   EXPECT_THAT(t.shown(), Not(HasSubstr("tokens read at")));
   t.Type("/bye" + kEnter);
   EXPECT_EQ(t.End(), 0);
@@ -188,14 +188,14 @@ TEST_F(AtTerminal, CtrlCGivesAFreshPrompt) {
 
 TEST_F(AtTerminal, CtrlCEndsAnAnswerNotTheConversation) {
   Terminal t(Chat(kEndless), Environment());
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("Tell me a story." + kEnter);
   ASSERT_TRUE(t.See("story.\r\n"));
   ASSERT_TRUE(t.See(" ")) << t.shown();  // of the answer
   t.Type(kCtrlC);
   // In its prompt already, or in the answer.
   ASSERT_TRUE(t.See("omnikv: ")) << t.shown();
-  ASSERT_TRUE(t.See("> "));
+  ASSERT_TRUE(t.SeePrompt());
   t.Type("/bye" + kEnter);
   EXPECT_EQ(t.End(), 0);
 }
@@ -208,7 +208,7 @@ TEST_F(AtTerminal, NoEscapesWithoutATerminalThatKnowsThem) {
     EXPECT_EQ(run.End(), 0);
     EXPECT_THAT(run.shown(), Not(HasSubstr("\033"))) << term;
     Terminal chat(Chat("-n 2"), environment);
-    ASSERT_TRUE(chat.See("> "));
+    ASSERT_TRUE(chat.SeePrompt());
     chat.Type("Hello." + kEnter);
     ASSERT_TRUE(chat.See(" in context)")) << chat.shown();
     chat.Type("/bye" + kEnter);
@@ -273,7 +273,7 @@ TEST_F(AtTerminal, CtrlCEndsAChatThatReadsAPipe) {
 TEST_F(AtTerminal, IgnoredInterruptsStayIgnored) {
   const Outcome o =
       Run("run -n 400 --raw -p 'Once upon a time' --json --device cpu & p=$!; "
-          "for i in 1 2 3 4 5 6 7 8; do kill -INT $p; sleep 0.3; done; wait $p");
+          "for i in 1 2 3 4 5 6 7 8; do sleep 0.3; kill -INT $p; done; wait $p");
   EXPECT_EQ(o.exit_code, 0) << o.err;
   EXPECT_THAT(o.out, HasSubstr("\"finish_reason\":\"length\"")) << o.err;
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../test_data.h"
-#include "backend/trace/trace_backend.h"
+#include "as_device.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "engine/sampler.h"
@@ -20,19 +20,6 @@ namespace {
 const std::string kTiny = TestData("tests/golden/models/llama_f32");  // 256 tokens, no text
 const std::string kRandom = TestData("tests/golden/policy_model");    // 8 layers, 128 tokens
 const std::string kShipped = TestData("models/omnikv-tiny-q8_0.gguf");
-
-// A backend that engines take for a device's.
-class AsDevice : public TraceBackend {
- public:
-  explicit AsDevice(std::unique_ptr<Backend> inner)
-      : TraceBackend(*inner), inner_(std::move(inner)) {
-    set_logging(false);
-  }
-  bool OnDevice() const override { return true; }
-
- private:
-  std::unique_ptr<Backend> inner_;
-};
 
 struct Loaded {
   std::unique_ptr<Engine> engine;

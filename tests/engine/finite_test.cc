@@ -9,7 +9,7 @@
 #include <fstream>
 #include <limits>
 
-#include "backend/trace/trace_backend.h"
+#include "as_device.h"
 #include "engine/batch.h"
 #include "engine/core.h"
 #include "engine/devices.h"
@@ -51,19 +51,6 @@ class Broken {
 
  private:
   fs::path folder_;
-};
-
-// A backend that engines take for a device's: steps run ahead, and end in NextToken.
-class AsDevice : public TraceBackend {
- public:
-  explicit AsDevice(std::unique_ptr<Backend> inner)
-      : TraceBackend(*inner), inner_(std::move(inner)) {
-    set_logging(false);
-  }
-  bool OnDevice() const override { return true; }
-
- private:
-  std::unique_ptr<Backend> inner_;
 };
 
 struct Where {

@@ -16,17 +16,26 @@ extern "C" void OnInterrupt(int) {
   if (Session* session = g_session.load()) session->Cancel();
 }
 
+extern "C" void OnInterruptBetweenAnswers(int) {}
+
+// What SIGINT did before `handler` took it. Nothing changes where it was ignored.
+struct sigaction HandleInterrupts(void (*handler)(int), int flags) {
+  struct sigaction before {};
+  sigaction(SIGINT, nullptr, &before);
+  if (before.sa_handler == SIG_IGN) return before;
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART | flags;
+  sigaction(SIGINT, &action, nullptr);
+  return before;
+}
+
 }  // namespace
 
 CancelOnInterrupt::CancelOnInterrupt(Session& session) {
   g_interrupted.store(false);
   g_session.store(&session);
-  sigaction(SIGINT, nullptr, &before_);
-  if (before_.sa_handler == SIG_IGN) return;
-  struct sigaction action {};
-  action.sa_handler = OnInterrupt;
-  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
+  before_ = HandleInterrupts(OnInterrupt, static_cast<int>(SA_RESETHAND));
 }
 
 CancelOnInterrupt::~CancelOnInterrupt() {
@@ -40,5 +49,10 @@ Status CancelOnInterrupt::CutStatus(const GenerateResult& answer) const {
   return Cancelled(
       fmt::format("the answer was cut by Ctrl-C after {} tokens", answer.tokens.size()));
 }
+
+OutliveInterrupts::OutliveInterrupts()
+    : before_(HandleInterrupts(OnInterruptBetweenAnswers, 0)) {}
+
+OutliveInterrupts::~OutliveInterrupts() { sigaction(SIGINT, &before_, nullptr); }
 
 }  // namespace omnikv::tools

@@ -23,4 +23,18 @@ class CancelOnInterrupt {
   struct sigaction before_ {};
 };
 
+// While alive, Ctrl-C does nothing but what a CancelOnInterrupt makes of it: one that comes just
+// after the last token of an answer must not end the conversation. Where SIGINT was ignored, it
+// stays so. One at a time.
+class OutliveInterrupts {
+ public:
+  OutliveInterrupts();
+  ~OutliveInterrupts();
+  OutliveInterrupts(const OutliveInterrupts&) = delete;
+  OutliveInterrupts& operator=(const OutliveInterrupts&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
 }  // namespace omnikv::tools

@@ -3,14 +3,13 @@
 
 #include <poll.h>
 #include <pty.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -59,18 +58,12 @@ class Terminal {
       if (!Read()) return false;
     }
   }
-  // The same for a prompt whose line is edited: libedit prints it a moment before it takes keys one
-  // by one, and what is typed in between is edited by the terminal instead.
+  // The same for a prompt of chat, which takes keys one by one before it shows.
   bool SeePrompt() {
-    if (!See("> ")) return false;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     struct termios modes {};
-    while (tcgetattr(fd_, &modes) == 0 && (modes.c_lflag & ICANON) != 0) {
-      if (std::chrono::steady_clock::now() > end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return true;
+    return See("> ") && tcgetattr(fd_, &modes) == 0 && (modes.c_lflag & (ICANON | ISIG)) == 0;
   }
+  void Interrupt() { kill(pid_, SIGINT); }
   // Reads to the end. The exit code, 128 and more for a signal.
   int End() {
     while (Read()) {

@@ -200,6 +200,18 @@ TEST_F(AtTerminal, CtrlCEndsAnAnswerNotTheConversation) {
   EXPECT_EQ(t.End(), 0);
 }
 
+// A Ctrl-C that comes as an answer ends finds no answer left.
+TEST_F(AtTerminal, AnInterruptBetweenAnswersIsOutlived) {
+  Terminal t(Chat("-n 4"), Environment());
+  ASSERT_TRUE(t.SeePrompt());
+  t.Interrupt();
+  t.Type("Hello." + kEnter);
+  ASSERT_TRUE(t.See(" in context)")) << t.shown();
+  ASSERT_TRUE(t.SeePrompt()) << t.shown();
+  t.Type("/bye" + kEnter);
+  EXPECT_EQ(t.End(), 0);
+}
+
 TEST_F(AtTerminal, NoEscapesWithoutATerminalThatKnowsThem) {
   for (const std::string term : {"dumb", ""}) {
     auto environment = Environment();

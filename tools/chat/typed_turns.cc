@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "chat/turns.h"
+#include "interrupt.h"
 
 namespace omnikv::tools {
 namespace {
@@ -121,6 +122,7 @@ class TypedTurns : public TurnReader {
   // A line without its end; nothing at the end of input, or when Ctrl-C abandoned it.
   std::optional<std::string> ReadLine(const char* prompt);
 
+  const OutliveInterrupts outlive_;
   History history_;
   FILE* terminal_;
   EditLine* edit_;
@@ -160,6 +162,7 @@ std::optional<std::string> TypedTurns::ReadLine(const char* prompt) {
   prompt_ = prompt;
   abandoned_ = false;
   el_resize(edit_);
+  el_set(edit_, EL_PREP_TERM, 1);  // keys come one by one before the prompt asks for them
   if (brackets_) std::fputs("\033[?2004h", terminal_);
   int length = 0;
   const char* read = el_gets(edit_, &length);

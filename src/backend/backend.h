@@ -119,7 +119,8 @@ class Backend {
   // Copies between the host's and the backend's memory, in any direction. Not while recording.
   // Memory of the host must be AllocateShared's, and is used until the lane is waited for.
   virtual void Copy(void* dst, const void* src, size_t bytes, Lane lane) = 0;
-  // What is enqueued on `waits` from now on runs after all that was enqueued on `for_`.
+  // What is enqueued on `waits` from now on runs after all that was enqueued on `for_`; while
+  // recording, after all of the recording.
   virtual void Join(Lane waits, Lane for_) = 0;
   // The same in two parts: what is enqueued on a lane after WaitFor runs after all that was
   // enqueued on the other before the last Signal of that number. Numbers from 0; not while

@@ -10,6 +10,7 @@
 #include <memory>
 #include <ostream>
 
+#include "../made_up_model.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "eval/document.h"
@@ -190,23 +191,6 @@ constexpr int32_t kLayers = 6;
 constexpr int64_t kBudget = 24;
 constexpr size_t kPrompt = 4 * kBudget + 30;  // tokens that all prompts share
 
-ModelConfig SmallModel() {
-  ModelConfig config;
-  config.family = "llama";
-  config.n_layers = kLayers;
-  config.d_model = 128;
-  config.n_heads = 4;
-  config.n_kv_heads = 2;
-  config.head_dim = 64;
-  config.ffn = 128;
-  config.vocab = 512;
-  config.max_context = 320;
-  config.attn_scale = 0.5f;  // sharp enough that which tokens are read matters
-  config.ropes.push_back({.theta = 10000, .dim = 64});
-  config.layers.assign(kLayers, LayerConfig{});
-  return config;
-}
-
 // Without the attention of layer `without`, if any.
 std::unique_ptr<Engine> MakeRandom(const std::string& device, int32_t without = -1) {
   auto core = std::make_unique<EngineCore>();
@@ -216,7 +200,13 @@ std::unique_ptr<Engine> MakeRandom(const std::string& device, int32_t without = 
                    .kv_dtype = "f32",
                    .precision = "full",
                    .max_sessions = 2};
-  core->config = SmallModel();
+  core->config = SmallLlama({.n_layers = kLayers,
+                             .d_model = 128,
+                             .head_dim = 64,
+                             .ffn = 128,
+                             .vocab = 512,
+                             .max_context = 320,
+                             .attn_scale = 0.5f});
   auto backend = MakeBackend(core->options);
   EXPECT_TRUE(backend.ok()) << backend.status().message();
   core->backend = std::move(*backend);

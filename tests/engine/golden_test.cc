@@ -137,10 +137,7 @@ std::vector<std::string> Families() {
 INSTANTIATE_TEST_SUITE_P(Goldens, Family,
                          ::testing::Combine(::testing::ValuesIn(Families()),
                                             ::testing::Values("ref", "cpu", "cuda")),
-                         [](const auto& param_info) {
-                           return std::get<0>(param_info.param) + "_" +
-                                  std::get<1>(param_info.param);
-                         });
+                         NameOfBoth);
 
 }  // namespace
 }  // namespace omnikv

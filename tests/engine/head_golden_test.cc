@@ -217,10 +217,7 @@ TEST_P(Heads, MatchTransformers) {
 INSTANTIATE_TEST_SUITE_P(Goldens, Heads,
                          ::testing::Combine(::testing::ValuesIn(Families()),
                                             ::testing::Values("ref", "cpu", "cuda")),
-                         [](const auto& param_info) {
-                           return std::get<0>(param_info.param) + "_" +
-                                  std::get<1>(param_info.param);
-                         });
+                         NameOfBoth);
 
 }  // namespace
 }  // namespace omnikv

@@ -6,34 +6,18 @@
 
 #include <algorithm>
 
+#include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "lanes_backend.h"
 #include "model/generated.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
 
 constexpr int64_t kContext = 640;
-constexpr int32_t kLayers = 6;
-
-ModelConfig SmallModel() {
-  ModelConfig config;
-  config.family = "llama";
-  config.n_layers = kLayers;
-  config.d_model = 64;
-  config.n_heads = 4;
-  config.n_kv_heads = 2;
-  config.head_dim = 64;
-  config.ffn = 128;
-  config.vocab = 256;
-  config.max_context = kContext;
-  config.attn_scale = 0.5f;  // sharp enough that which tokens are read matters
-  config.ropes.push_back({.theta = 10000, .dim = 64});
-  config.layers.assign(kLayers, LayerConfig{});
-  return config;
-}
 
 std::vector<int32_t> Tokens(size_t n, size_t seed) {
   std::vector<int32_t> tokens(n);
@@ -47,15 +31,9 @@ struct Case {
   const char* place = "auto";
 };
 
-class HostLayers : public testing::TestWithParam<const char*> {
+class HostLayers : public OnDevice {
  protected:
-  void SetUp() override {
-    if (on_card()) {
-      const auto card = MakeBackend({.device = "cuda"});
-      if (!card.ok()) GTEST_SKIP() << card.status().message();
-    }
-  }
-  static bool on_card() { return GetParam() == std::string("cuda"); }
+  static bool on_card() { return GetParam() == "cuda"; }
   std::unique_ptr<Engine> Open(const PolicyOptions& policy, const std::string& place,
                                uint32_t seed = 0) const {
     auto core = std::make_unique<EngineCore>();
@@ -64,7 +42,8 @@ class HostLayers : public testing::TestWithParam<const char*> {
     core->options.max_sessions = 3;
     core->options.place = place;
     core->options.policy = policy;
-    core->config = SmallModel();
+    core->config = SmallLlama(
+        {.head_dim = 64, .ffn = 128, .vocab = 256, .max_context = kContext, .attn_scale = 0.5f});
     core->backend = on_card()
                         ? *MakeBackend({.device = "cuda"})
                         : std::make_unique<LanesBackend>(MakeRefBackend(), size_t{1} << 30, seed);
@@ -186,8 +165,7 @@ TEST_P(HostLayers, StepsBringTheWholePast) {
                                             static_cast<double>(6 * 308 * row));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, HostLayers, testing::Values("lanes", "cuda"),
-                         [](const auto& param_info) { return std::string(param_info.param); });
+INSTANTIATE_TEST_SUITE_P(Devices, HostLayers, testing::Values("lanes", "cuda"), NameOf);
 
 }  // namespace
 }  // namespace omnikv

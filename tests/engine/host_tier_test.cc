@@ -3,11 +3,13 @@
 // one.
 #include <gtest/gtest.h>
 
+#include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
 #include "backend/trace/trace_backend.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "model/generated.h"
+#include "on_device.h"
 
 namespace omnikv {
 namespace {
@@ -36,13 +38,8 @@ PolicyOptions Policy(const SettingList& more) {
 // the card or for all.
 enum class Room { kOwn, kFew, kAll };
 
-class HostTier : public ::testing::TestWithParam<std::string> {
+class HostTier : public OnDevice {
  protected:
-  void SetUp() override {
-    if (!on_cuda()) return;
-    const auto backend = MakeBackend({.device = "cuda"});
-    if (!backend.ok()) GTEST_SKIP() << backend.status().message();
-  }
   static bool on_cuda() { return GetParam() == "cuda"; }
   // Bit by bit the same as kFew: to `ref` every place is. A card's kernels cut a choice into other
   // pieces than the slots that stand in for it.
@@ -58,19 +55,9 @@ std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy) {
   core->options.policy = policy;
   core->options.kv_dtype = on_cuda() ? "f16" : "f32";
   core->options.prefill_chunk = 48;
-  ModelConfig& config = core->config;
-  config.family = "llama";
-  config.n_layers = 6;
-  config.d_model = on_cuda() ? 128 : 64;
-  config.n_heads = 4;
-  config.n_kv_heads = 2;
-  config.head_dim = on_cuda() ? 64 : 16;
-  config.ffn = on_cuda() ? 256 : 96;
-  config.vocab = 160;
-  config.max_context = 400;
-  config.attn_scale = 1.2f;  // sharp enough that which tokens are read matters
-  config.ropes.push_back({.theta = 10000, .dim = config.head_dim});
-  config.layers.assign(6, LayerConfig{});
+  SmallShape shape{.max_context = 400};
+  if (on_cuda()) shape.d_model = 128, shape.head_dim = 64, shape.ffn = 256;
+  const ModelConfig& config = core->config = SmallLlama(shape);
   auto weights = GenerateWeights(*core->backend, config, on_cuda() ? DType::kBF16 : DType::kF32);
   EXPECT_TRUE(weights.ok());
   core->weights = std::move(*weights);
@@ -212,8 +199,7 @@ TEST_P(HostTier, AChoiceOfAllLeavesNothingToFetch) {
   EXPECT_EQ(stats.transfer_bytes_per_step, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(On, HostTier, ::testing::Values("ref", "cuda"),
-                         [](const auto& param_info) { return param_info.param; });
+INSTANTIATE_TEST_SUITE_P(On, HostTier, ::testing::Values("ref", "cuda"), NameOf);
 
 }  // namespace
 }  // namespace omnikv

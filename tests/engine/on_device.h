@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "../test_names.h"
 #include "engine/devices.h"
 
 namespace omnikv {
@@ -31,10 +32,6 @@ class OnDevice : public testing::TestWithParam<std::string> {
 // sums of f32 in another order may give. A card's kernels split what they multiply in 16-bit parts.
 inline double F32Tolerance(const std::string& device) {
   return device == "ref" ? 1e-5 : device == "cpu" ? 1e-5 : 1e-4;
-}
-
-inline std::string NameOf(const testing::TestParamInfo<std::string>& info) {
-  return info.param;
 }
 
 }  // namespace omnikv

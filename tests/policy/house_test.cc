@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "../test_names.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "bank/set_simulation.h"
@@ -156,8 +156,6 @@ TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
 // choice into other pieces than the slots that stand in for it: there slots are the same to the
 // bit.)
 TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
-  if (device() == "cuda")
-    GTEST_SKIP() << "host_layers_test and the run-ahead tests do it on a card";
   if (!has_tiers()) GTEST_SKIP() << "a host backend has no tier beside its own";
   for (const SettingList& variant : Variants(info())) {
     const auto own_backend = backend();
@@ -289,7 +287,6 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
 
 // Memory of tokens that are dropped goes to others at once: what is written there changes nothing.
 TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
-  if (device() == "cuda") GTEST_SKIP() << "the test writes rows as the host does";
   bool any = false;
   for (const SettingList& variant : Variants(info())) {
     const auto own_backend = backend();
@@ -304,9 +301,7 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
       for (int64_t t = range.begin; t < std::min(range.end, length); ++t) {
         any = true;
         for (int32_t layer = 0; layer < 6; ++layer) {
-          const KvView view = dropped.bank->View(layer);
-          std::memset(view.Row(dropped.bank->TableOffset(dropped.seq), t), 0xff,  // NaN
-                      static_cast<size_t>(view.row_bytes));
+          dropped.Overwrite(layer, t);
         }
       }
       ASSERT_EQ(kept.Decode(), dropped.Decode()) << "step " << step;
@@ -359,10 +354,7 @@ std::vector<std::string> Names() {
 INSTANTIATE_TEST_SUITE_P(All, EveryPolicy,
                          ::testing::Combine(::testing::ValuesIn(Names()),
                                             ::testing::Values("ref", "cpu", "cuda")),
-                         [](const auto& param_info) {
-                           return std::get<0>(param_info.param) + "_" +
-                                  std::get<1>(param_info.param);
-                         });
+                         NameOfBoth);
 
 }  // namespace
 }  // namespace omnikv

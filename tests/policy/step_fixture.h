@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../made_up_model.h"
 #include "backend/trace/trace_backend.h"
 #include "bank/bank.h"
 #include "model/forward.h"
@@ -25,18 +26,7 @@ class StepFixture {
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
               bool force_indices = true, int32_t more_slots = -1)
       : trace(backend) {
-    config.family = "llama";
-    config.n_layers = 6;
-    config.d_model = 64;
-    config.n_heads = 4;
-    config.n_kv_heads = 2;
-    config.head_dim = 16;
-    config.ffn = 96;
-    config.vocab = 160;
-    config.max_context = kContext;
-    config.attn_scale = 1.2f;  // sharp enough that which tokens are read matters
-    config.ropes.push_back({.theta = 10000, .dim = 16});
-    config.layers.assign(6, LayerConfig{});
+    config = SmallLlama({.max_context = kContext});
     weights = Take(GenerateWeights(trace, config, DType::kF32));
     ropes = Take(RopeState::Create(trace, config));
     work = Take(Workspace::Create(trace, config, kChunk, 1));
@@ -114,6 +104,17 @@ class StepFixture {
     const auto step = trace.Record([&] { EnqueueStep(Context(), {.variant = variant}); });
     trace.Replay(*step);
     return Logits();
+  }
+
+  // Writes NaN over a token's K/V in one layer.
+  void Overwrite(int32_t layer, int64_t t) {
+    const KvView view = bank->View(layer);
+    int32_t block = 0;
+    trace.Download(&block, view.block_table + bank->TableOffset(seq) + t / view.block_tokens,
+                   sizeof(block));
+    const int64_t row = int64_t{block} * view.block_tokens + t % view.block_tokens;
+    const std::vector<std::byte> nan(static_cast<size_t>(view.row_bytes), std::byte{0xff});
+    trace.Upload(view.base + row * view.row_bytes, nan.data(), nan.size());
   }
 
   // Tokens that each layer's attention really read in the last decode step, by its cost.

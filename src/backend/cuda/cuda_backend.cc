@@ -188,6 +188,7 @@ class CudaBackend : public Backend {
   std::array<cudaEvent_t, 64> joins_{};  // in turn; one that is waited for may be recorded anew
   size_t next_join_ = 0;
   std::vector<cudaEvent_t> signals_;
+  bool recording_ = false;
   std::array<bool, kLanes> branched_{};  // has work that the main lane has not joined
   std::array<cudaEvent_t, kMarks> marks_{};
   Mark last_mark_ = 0;
@@ -386,6 +387,8 @@ void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
 
 void CudaBackend::Join(Lane waits, Lane for_) {
   Flush();
+  // A recording waits for nothing outside it.
+  if (recording_ && for_ != Lane::kMain && !branched_[static_cast<size_t>(for_)]) return;
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
   const cudaError_t recorded = cudaEventRecord(reached, Stream(for_));
   const cudaError_t waiting = cudaStreamWaitEvent(Stream(waits), reached, 0);
@@ -476,11 +479,13 @@ cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   branched_.fill(false);
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
   CheckLaunch(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording");
+  recording_ = true;
   body();
   Flush();
   for (const Lane lane : {Lane::kIn, Lane::kOut}) {  // a graph ends in one point
     if (branched_[static_cast<size_t>(lane)]) Join(Lane::kMain, lane);
   }
+  recording_ = false;
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
   Attempt([&] { CheckLaunch(ended, "recording"); });  // what failed in `body` may have ended it too

@@ -48,27 +48,12 @@ const char* LongUpper(char32_t code) {
 }  // namespace
 
 Char CharAt(std::string_view text, size_t pos) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(pos);
-  if (lead < 0x80) return {lead, 1};
-  size_t size = 0;
-  char32_t code = 0;
-  char32_t least = 0;  // smaller codes in this many bytes are overlong
-  if (lead >= 0xC2 && lead <= 0xDF) {
-    size = 2, code = lead & 0x1F, least = 0x80;
-  } else if (lead >= 0xE0 && lead <= 0xEF) {
-    size = 3, code = lead & 0x0F, least = 0x800;
-  } else if (lead >= 0xF0 && lead <= 0xF4) {
-    size = 4, code = lead & 0x07, least = 0x10000;
-  }
-  if (size == 0 || pos + size > text.size()) return {kEscapedByte + lead, 1};
-  for (size_t i = 1; i < size; ++i) {
-    if ((byte(pos + i) & 0xC0) != 0x80) return {kEscapedByte + lead, 1};
-    code = code << 6 | (byte(pos + i) & 0x3F);
-  }
-  const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
-  if (code < least || surrogate || code > 0x10FFFF) return {kEscapedByte + lead, 1};
-  return {code, size};
+  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + pos;
+  utf8proc_int32_t code = 0;
+  const utf8proc_ssize_t size =
+      utf8proc_iterate(bytes, static_cast<utf8proc_ssize_t>(text.size() - pos), &code);
+  if (size <= 0) return {kEscapedByte + *bytes, 1};
+  return {static_cast<char32_t>(code), static_cast<size_t>(size)};
 }
 
 Char CharBefore(std::string_view text, size_t end) {
@@ -80,23 +65,13 @@ Char CharBefore(std::string_view text, size_t end) {
 }
 
 void AppendUtf8(std::string* out, char32_t code) {
-  if (code < 0x80) {
-    out->push_back(static_cast<char>(code));
-  } else if (IsEscapedByte(code)) {
+  if (IsEscapedByte(code)) {
     out->push_back(static_cast<char>(code - kEscapedByte));
-  } else if (code < 0x800) {
-    out->push_back(static_cast<char>(0xC0 | code >> 6));
-    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
-  } else if (code < 0x10000) {
-    out->push_back(static_cast<char>(0xE0 | code >> 12));
-    out->push_back(static_cast<char>(0x80 | (code >> 6 & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
-  } else {
-    out->push_back(static_cast<char>(0xF0 | code >> 18));
-    out->push_back(static_cast<char>(0x80 | (code >> 12 & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (code >> 6 & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
+    return;
   }
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const utf8proc_ssize_t size = utf8proc_encode_char(Cp(code), bytes.data());
+  out->append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(size));
 }
 
 size_t CountChars(std::string_view text) {

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -72,17 +73,10 @@ Char DecodeUtf8Before(std::string_view text, size_t end) {
 }
 
 void AppendUtf8(std::string* out, char32_t c) {
-  if (c < 0x80) {
-    *out += static_cast<char>(c);
-  } else if (c < 0x800) {
-    *out += {static_cast<char>(0xC0 | (c >> 6)), static_cast<char>(0x80 | (c & 0x3F))};
-  } else if (c < 0x10000) {
-    *out += {static_cast<char>(0xE0 | (c >> 12)), static_cast<char>(0x80 | ((c >> 6) & 0x3F)),
-             static_cast<char>(0x80 | (c & 0x3F))};
-  } else {
-    *out += {static_cast<char>(0xF0 | (c >> 18)), static_cast<char>(0x80 | ((c >> 12) & 0x3F)),
-             static_cast<char>(0x80 | ((c >> 6) & 0x3F)), static_cast<char>(0x80 | (c & 0x3F))};
-  }
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const utf8proc_ssize_t size =
+      utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes.data());
+  out->append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(size));
 }
 
 bool IsAscii(std::string_view text) {

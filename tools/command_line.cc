@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "numbers.h"
+#include "base/numbers.h"
 
 namespace omnikv::tools {
 namespace {

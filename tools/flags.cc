@@ -14,8 +14,8 @@
 #include <string_view>
 
 #include "base/log.h"
+#include "base/numbers.h"
 #include "engine/sampler.h"
-#include "numbers.h"
 #include "policy/policy.h"
 #include "report.h"
 #include "shipped.h"

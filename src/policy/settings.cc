@@ -4,23 +4,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
 
 #include "base/check.h"
+#include "base/numbers.h"
 
 namespace omnikv {
 namespace {
 
 std::optional<double> ToNumber(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
-    return std::nullopt;
-  }
-  return value;
+  if (const auto whole = ParseWhole<int64_t>(text)) return static_cast<double>(*whole);
+  return ParseReal(text);
 }
 
 bool InRange(const SettingSpec& spec, std::string_view text, bool whole) {

@@ -30,6 +30,15 @@ TEST(PolicySettings, DefaultsAndGivenValues) {
   EXPECT_EQ(s->ToString(), "f=0.5 list=0,4,9 mode=a n=7 on=auto");
 }
 
+TEST(PolicySettings, CountsMayHaveAUnit) {
+  const std::vector<SettingSpec> specs = {
+      {.key = "n", .type = SettingType::kInt, .default_value = "3", .min = 1, .max = 4096}};
+  const auto s = PolicySettings::Parse("p", specs, {{"n", "2k"}});
+  ASSERT_TRUE(s.ok()) << s.status().message();
+  EXPECT_EQ(s->Int("n"), 2048);
+  EXPECT_FALSE(PolicySettings::Parse("p", specs, {{"n", "8k"}}).ok());
+}
+
 TEST(PolicySettings, WrongValuesAreNamed) {
   const struct {
     SettingList given;

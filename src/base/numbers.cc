@@ -1,4 +1,4 @@
-#include "numbers.h"
+#include "base/numbers.h"
 
 #include <cctype>
 #include <charconv>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-namespace omnikv::tools {
+namespace omnikv {
 namespace {
 
 // The power of two that a unit stands for.
@@ -57,4 +57,4 @@ std::optional<double> ParseReal(std::string_view text) {
   return value;
 }
 
-}  // namespace omnikv::tools
+}  // namespace omnikv

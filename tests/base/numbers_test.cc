@@ -1,12 +1,12 @@
 // Numbers of the command line: units, ranges, and what is none.
-#include "numbers.h"
+#include "base/numbers.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <string>
 
-namespace omnikv::tools {
+namespace omnikv {
 namespace {
 
 TEST(Numbers, WholeOnesMayHaveAUnit) {
@@ -55,4 +55,4 @@ TEST(Numbers, JunkIsNone) {
 }
 
 }  // namespace
-}  // namespace omnikv::tools
+}  // namespace omnikv

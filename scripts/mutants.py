@@ -3,7 +3,7 @@
 
     mutants.py build --build DIR [--only NAME ...] OUT.tar.xz     where there is nvcc, no card needed
     mutants.py run BUNDLE [--only NAME ...] [--out FILE.jsonl]    on the card
-    mutants.py list
+    mutants.py list                                               fails where a fault has no place
 
 `build` changes one place of one file of the working tree at a time, builds the tests in DIR (the
 folder of scripts/bundle.sh, so that only the changed objects are compiled), keeps the stripped
@@ -33,7 +33,7 @@ KERNELS = "src/backend/cuda/kernels/"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
-        KERNELS + "attend.cu", "sum += own.y * weights[i];", "sum += own.y;"),
+        KERNELS + "attend_merge.cuh", "sum += own.y * weights[i];", "sum += own.y;"),
     "heads_of_96_and_128_left_to_the_generic_kernel": (  # the same numbers: only names tell
         KERNELS + "attend.cu", "kv.dk == 96 || kv.dk == 128 ||", ""),
     "window_one_token_wider": (
@@ -75,6 +75,15 @@ PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
 
 
+def place(root, name):
+    """The file of a fault, its text, and the text with the fault."""
+    path, old, new = FAULTS[name]
+    text = (root / path).read_text()
+    if text.count(old) != 1:
+        sys.exit(f"mutants.py: {name}: {path} has {text.count(old)} of '{old}', expected one")
+    return root / path, text, text.replace(old, new)
+
+
 def build(args, root):
     out = args.out.resolve()
     stage = Path(tempfile.mkdtemp())
@@ -85,16 +94,12 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         for name in args.only or FAULTS:
-            path, old, new = FAULTS[name]
-            file = root / path
-            text = file.read_text()
-            if text.count(old) != 1:
-                sys.exit(f"mutants.py: {path} has {text.count(old)} of '{old}', expected one")
-            if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", path]).returncode:
-                sys.exit(f"mutants.py: {path} has changes that are not committed")
+            file, text, with_fault = place(root, name)
+            if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
+                sys.exit(f"mutants.py: {file} has changes that are not committed")
             start = time.monotonic()
             try:
-                file.write_text(text.replace(old, new))
+                file.write_text(with_fault)
                 subprocess.run(["cmake", "--build", args.build, "--target", *PROGRAMS], check=True,
                                stdout=subprocess.DEVNULL)
             finally:
@@ -177,12 +182,15 @@ def main():
     two.add_argument("--out", type=Path)
     commands.add_parser("list")
     args = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent
     if args.command == "list":
-        print("\n".join(f"{name}: {path}: {old}  ->  {new}" for name, (path, old, new) in FAULTS.items()))
+        for name, (path, old, new) in FAULTS.items():
+            place(root, name)
+            print(f"{name}: {path}: {old}  ->  {new}")
         return 0
     if args.command == "run":
         return run(args)
-    return build(args, Path(__file__).resolve().parent.parent)
+    return build(args, root)
 
 
 if __name__ == "__main__":

@@ -242,6 +242,7 @@ TEST_F(LargeModel, MistakesAreToldBeforeItIsRead) {
   refused("chat -m " + text, {"has no chat template"});
   refused("run --raw -p 'one two three four five six' --ctx 4 -m " + text, {"context holds 4"});
   refused("run --raw -p x --policy omnikv --set filters=2,99 -m " + text, {"layer 99"});
+  refused("bench --policies omnikv,full --set filters=2,99 --context 16 -m " + text, {"layer 99"});
   refused("eval quickstart --set omnikv.filters=99 -m " + text, {"layer 99"});
   refused("logits --tokens 1,60000" + out + " -m " + bare, {"60000", "vocabulary of 50304"});
   refused("logits --tokens " + Ids("1", 600) + out + " -m " + bare, {"context holds 512"});

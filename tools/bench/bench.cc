@@ -273,8 +273,8 @@ Status Bench::RunThreads(int threads) {
     bench_ = {};
     OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), /*on_device=*/true, options_.gpu_memory));
   }
-  OKV_ASSIGN_OR_RETURN(
-      bench_, OpenBenchEngine(options_, f_.geometry, format_, static_cast<float>(f_.hit_rate)));
+  OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(options_, f_.geometry, format_, policies_,
+                                               static_cast<float>(f_.hit_rate)));
   if (!Capped()) {
     OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
   }

@@ -103,7 +103,8 @@ Result<Buffer> Uploaded(Backend& backend, const std::vector<T>& values) {
 }  // namespace
 
 Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
-                                    DType format, float simulated_hits) {
+                                    DType format, const std::vector<PolicyOptions>& others,
+                                    float simulated_hits) {
   BenchEngine bench;
   OKV_ASSIGN_OR_RETURN(bench.backend, MakeBackend(options));
   auto trace = std::make_unique<TraceBackend>(*bench.backend);
@@ -134,6 +135,11 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   }
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, core->config, weight_bytes,
                                                          bench.all_f32, *bench.backend));
+  const auto check = [&](const PolicyOptions& policy) {
+    return GroupsOf(policy, core->config, plan.context, plan.host_layers > 0).status();
+  };
+  OKV_RETURN_IF_ERROR(check(options.policy));
+  for (const PolicyOptions& policy : others) OKV_RETURN_IF_ERROR(check(policy));
   if (files) {
     OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(*files, *trace, {}));
   } else {

@@ -83,8 +83,10 @@ struct BenchEngine {
 };
 
 // `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.
+// Placed for options.policy; what the model has against it or `others` is told before weights load.
 Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
-                                    DType format, float simulated_hits = -1);
+                                    DType format, const std::vector<PolicyOptions>& others = {},
+                                    float simulated_hits = -1);
 
 // `steps` decode steps over a context of made-up K/V, or `computed` from random tokens.
 Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy, int64_t context,

@@ -390,6 +390,18 @@ TEST(Safetensors, RefusesHostileIndices) {
   }
 }
 
+TEST(Safetensors, RefusesEndlessIndices) {
+  const TempFolder folder;
+  std::string json = "{\"weight_map\":{\"0\":\"a\"";
+  for (int i = 1; i <= 1'000'000; ++i) json += fmt::format(",\"{}\":\"a\"", i);
+  const std::string index = folder.Write("model.safetensors.index.json", json + "}}");
+  EXPECT_THAT(SafetensorsModel::Open(folder.path()).status().message(),
+              HasSubstr("weight_map has more than 1000000 tensors"));
+  std::filesystem::resize_file(index, 100'000'001);
+  EXPECT_THAT(SafetensorsModel::Open(folder.path()).status().message(),
+              HasSubstr("has 100000001 bytes, expected at most 100000000"));
+}
+
 TEST(Safetensors, OpenNamesWhatIsWrongWithThePath) {
   const TempFolder folder;
   const auto none = SafetensorsModel::Open(folder.path() + "/none.safetensors");

@@ -55,7 +55,11 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     json["cannot_run"] = status.message();
     return json;
   }
-  const BankConfig bank = MakeBankConfig(config, plan, /*max_sessions=*/1);
+  MemoryPlan own = plan;  // the policy's
+  own.max_held = MaxHeld(*policy, plan.context);
+  if (!placed) own.tiers.clear();
+  BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
+  bank.pool_tokens = plan.context;
   const LayerSpec& spec = bank.layers.front();
   const KvView kv{.dtype = bank.dtype, .n_kv_heads = spec.n_kv_heads, .dk = spec.dk, .dv = spec.dv};
   const SeqLength at{.tokens = plan.context, .prompt = plan.context};
@@ -72,17 +76,19 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   }
   json["settings"] = settings->ToString();
   json["dense_layers"] = context.n_layers - budgeted;
-  // All of the context's rows are reserved; a policy that drops tokens holds fewer of them.
-  const size_t layer_token = plan.kv_per_token / static_cast<size_t>(config.n_layers);
-  const size_t on_host = layer_token * static_cast<size_t>(placed ? plan.host_layers : 0);
-  const auto bytes = [&](int64_t tokens) {
-    const auto n = static_cast<size_t>(std::min(tokens, plan.context));
-    return ByTier(backend,
-                  n * (plan.kv_per_token - on_host) + (placed ? plan.cache : 0) + policy->Bytes(),
-                  n * on_host);
+  size_t held[2] = {};  // by tier
+  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+    const int64_t tokens =
+        HeldTokens(config, *policy, bank.layers[layer].table, plan.context, bank.block_tokens);
+    const bool on_host = bank.layers[layer].tier == TierKind::kHost;
+    held[on_host] += static_cast<size_t>(std::min(tokens, plan.context)) * bank.RowBytes(layer);
+  }
+  const auto bytes = [&](size_t here, size_t host) {
+    return ByTier(backend, here + (placed ? plan.cache : 0) + policy->Bytes(), host);
   };
-  json["held_bytes"] = bytes(HeldTokens(config, *policy, plan.context, bank.block_tokens));
-  json["reserved_bytes"] = bytes(plan.context);
+  json["held_bytes"] = bytes(held[0], held[1]);
+  json["reserved_bytes"] =
+      bytes(Bank::ReservedBytes(bank, TierKind::kOwn), Bank::ReservedBytes(bank, TierKind::kHost));
   json["policy_bytes"] = policy->Bytes();
   json["read_bytes_per_step"] = read;
   return json;

@@ -8,15 +8,42 @@
 #include "base/check.h"
 
 namespace omnikv {
+namespace {
+
+Status AllOpen(int32_t max_seqs) {
+  return ResourceExhausted(fmt::format("all {} sequences are open", max_seqs));
+}
+
+}  // namespace
+
+int64_t BankConfig::TableBlocks(const TableSpec& table) const {
+  const int64_t all = BlocksFor(PoolTokens());
+  if (table.max_held == 0) return all;
+  // The held tokens may begin and end in the middle of a block. One block more, for steps ahead.
+  const int64_t held = BlocksFor(table.max_held) + 2;
+  return std::min(all, held * max_seqs + BlocksFor(step_tokens));
+}
+
 size_t Bank::BytesPerToken(const BankConfig& config) {
   size_t bytes = 0;
   for (size_t layer = 0; layer < config.layers.size(); ++layer) bytes += config.RowBytes(layer);
   return bytes;
 }
 
+size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    const LayerSpec& spec = config.layers[layer];
+    if (spec.tier != tier) continue;
+    const int64_t blocks = config.TableBlocks(config.tables[static_cast<size_t>(spec.table)]);
+    bytes += static_cast<size_t>(blocks * config.block_tokens) * config.RowBytes(layer);
+  }
+  return bytes;
+}
+
 Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
   OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0 &&
-            config.n_stages >= 2);
+            config.n_stages >= 2 && !config.tables.empty());
   config.pool_tokens = config.PoolTokens();
   const int64_t bt = config.block_tokens;
   // Positions, slots of the pool and entries of the tables are int32.
@@ -27,28 +54,32 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
         fmt::format("{} sequences of {} tokens, {} in all, are too many, expected at most {}",
                     config.max_seqs, config.max_tokens, config.pool_tokens, most));
   }
-  const int64_t max_blocks = (config.max_tokens + bt - 1) / bt;
-  const int64_t n_blocks = (config.pool_tokens + bt - 1) / bt;
-  std::unique_ptr<Bank> bank(new Bank(backend, std::move(config), static_cast<int32_t>(n_blocks),
-                                      static_cast<int32_t>(max_blocks)));
-  OKV_RETURN_IF_ERROR(bank->Allocate(static_cast<int32_t>(n_blocks)));
+  std::unique_ptr<Bank> bank(new Bank(backend, std::move(config)));
+  OKV_RETURN_IF_ERROR(bank->Allocate());
   return bank;
 }
 
-Bank::Bank(Backend& backend, BankConfig config, int32_t n_blocks, int32_t max_blocks)
+Bank::Bank(Backend& backend, BankConfig config)
     : backend_(backend),
       config_(std::move(config)),
-      table_(n_blocks, config_.max_seqs, max_blocks),
-      lengths_(static_cast<size_t>(config_.max_seqs), 0) {}
+      lengths_(static_cast<size_t>(config_.max_seqs), 0) {
+  for (const TableSpec& spec : config_.tables) {
+    const auto n_blocks = static_cast<int32_t>(config_.TableBlocks(spec));
+    tables_.push_back(
+        {.blocks = BlockTable(n_blocks, config_.max_seqs, BlocksFor(config_.max_tokens)),
+         .entries = {}});
+  }
+}
 
-Status Bank::Allocate(int32_t n_blocks) {
+Status Bank::Allocate() {
   const auto tier = [&](TierKind kind) {
-    std::vector<size_t> block_bytes;
-    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
-      const size_t bytes = config_.RowBytes(layer) * static_cast<size_t>(config_.block_tokens);
-      block_bytes.push_back(config_.layers[layer].tier == kind ? bytes : 0);
+    std::vector<TierLayer> layers(config_.layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (config_.layers[i].tier != kind) continue;
+      layers[i] = {.block_bytes = BlockBytes(i),
+                   .n_blocks = TableOf(static_cast<int32_t>(i)).blocks.total_blocks()};
     }
-    return MakeTier(backend_, kind, n_blocks, std::move(block_bytes));
+    return MakeTier(backend_, kind, layers);
   };
   OKV_ASSIGN_OR_RETURN(own_, tier(TierKind::kOwn));
   OKV_ASSIGN_OR_RETURN(host_, tier(TierKind::kHost));
@@ -60,33 +91,35 @@ Status Bank::Allocate(int32_t n_blocks) {
       stages_.push_back(std::move(stage));
     }
   }
-  const auto entries = static_cast<size_t>(table_.max_blocks()) * config_.max_seqs;
-  OKV_ASSIGN_OR_RETURN(device_table_, backend_.Allocate(entries * sizeof(int32_t), "block tables"));
+  for (Table& table : tables_) {
+    const auto entries =
+        static_cast<size_t>(table.blocks.max_blocks()) * static_cast<size_t>(config_.max_seqs);
+    OKV_ASSIGN_OR_RETURN(table.entries,
+                         backend_.Allocate(entries * sizeof(int32_t), "block tables"));
+  }
   return {};
 }
 
 Result<int32_t> Bank::NewSequence() {
-  const int32_t seq = table_.NewSequence();
-  if (seq < 0) {
-    return ResourceExhausted(fmt::format("all {} sequences are open", config_.max_seqs));
-  }
+  int32_t seq = -1;
+  for (Table& table : tables_) seq = table.blocks.NewSequence();  // the same in each
+  if (seq < 0) return AllOpen(config_.max_seqs);
   lengths_[static_cast<size_t>(seq)] = 0;
   return seq;
 }
 
 Result<int32_t> Bank::Fork(int32_t seq) {
-  const int32_t fork = table_.Fork(seq);
-  if (fork < 0) {
-    return ResourceExhausted(fmt::format("all {} sequences are open", config_.max_seqs));
-  }
+  int32_t fork = -1;
+  for (Table& table : tables_) fork = table.blocks.Fork(seq);
+  if (fork < 0) return AllOpen(config_.max_seqs);
   lengths_[static_cast<size_t>(fork)] = Length(seq);
-  Publish(fork, 0, table_.n_blocks(fork));
+  for (Table& table : tables_) Publish(table, fork, 0, table.blocks.n_blocks(fork));
   return fork;
 }
 
 void Bank::Free(int32_t seq) {
   Unstage(seq, 0);
-  table_.Free(seq);
+  for (Table& table : tables_) table.blocks.Free(seq);
   lengths_[static_cast<size_t>(seq)] = 0;
 }
 
@@ -97,50 +130,87 @@ Status Bank::Append(int32_t seq, int64_t n) {
         fmt::format("{} tokens in context and {} more exceed the context of {}", length, n,
                     config_.max_tokens));
   }
-  const int32_t before = table_.n_blocks(seq);
-  if (!table_.Grow(seq, BlocksFor(length + n))) {
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    const Status grown = Grow(i, seq, length, n);
+    if (grown.ok()) continue;
+    for (size_t done = 0; done < i; ++done) tables_[done].blocks.Shrink(seq, BlocksFor(length));
+    return grown;
+  }
+  lengths_[static_cast<size_t>(seq)] = length + n;
+  return {};
+}
+
+Status Bank::Grow(size_t table, int32_t seq, int64_t length, int64_t n) {
+  Table& t = tables_[table];
+  const int32_t before = t.blocks.n_blocks(seq);
+  if (!t.blocks.Grow(seq, BlocksFor(length + n))) {
     return ResourceExhausted(
         fmt::format("{} more tokens do not fit: {} of {} blocks of {} tokens are free", n,
-                    table_.free_blocks(), table_.total_blocks(), config_.block_tokens));
+                    t.blocks.free_blocks(), t.blocks.total_blocks(), config_.block_tokens));
   }
   // Only a partly filled last block can be both shared and written.
   int32_t first = before;
   if (n > 0 && length % config_.block_tokens != 0) {
     const auto last = static_cast<int32_t>(length / config_.block_tokens);
-    const auto [from, to] = table_.MakeOwn(seq, last);
+    const auto [from, to] = t.blocks.MakeOwn(seq, last);
     if (from < 0) {
-      table_.Shrink(seq, before);
+      t.blocks.Shrink(seq, before);
       return ResourceExhausted(fmt::format("{} more tokens do not fit: no block is free", n));
     }
     if (from != to) {
       Unstage(seq, int64_t{last} * config_.block_tokens);  // its place is another
-      own_->CopyBlock(from, to);
-      host_->CopyBlock(from, to);
+      for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+        if (static_cast<size_t>(config_.layers[layer].table) != table) continue;
+        own_->CopyBlock(static_cast<int32_t>(layer), from, to);
+        host_->CopyBlock(static_cast<int32_t>(layer), from, to);
+      }
       first = last;
     }
   }
-  Publish(seq, first, table_.n_blocks(seq));
-  lengths_[static_cast<size_t>(seq)] = length + n;
+  Publish(t, seq, first, t.blocks.n_blocks(seq));
   return {};
 }
 
 void Bank::Truncate(int32_t seq, int64_t length) {
   OKV_CHECK(length >= 0 && length <= Length(seq));
   Unstage(seq, length);
-  table_.Shrink(seq, BlocksFor(length));
+  for (Table& table : tables_) table.blocks.Shrink(seq, BlocksFor(length));
   lengths_[static_cast<size_t>(seq)] = length;
 }
 
-size_t Bank::OwnBytes(int32_t seq) const {
-  const int32_t* blocks = table_.entries(seq);
-  const auto held = std::count_if(blocks, blocks + table_.n_blocks(seq),
-                                  [](int32_t block) { return block >= 0; });
-  return own_->BytesFor(static_cast<int32_t>(held));
+size_t Bank::BytesInUse(TierKind tier) const {
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+    if (config_.layers[layer].tier != tier) continue;
+    const BlockTable& blocks = TableOf(static_cast<int32_t>(layer)).blocks;
+    bytes += BlockBytes(layer) * static_cast<size_t>(blocks.total_blocks() - blocks.free_blocks());
+  }
+  return bytes;
 }
 
-void Bank::Drop(int32_t seq, int64_t begin, int64_t end) {
+size_t Bank::OwnBytes(int32_t seq) const {
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+    if (config_.layers[layer].tier != TierKind::kOwn) continue;
+    const BlockTable& table = TableOf(static_cast<int32_t>(layer)).blocks;
+    const int32_t* blocks = table.entries(seq);
+    bytes += BlockBytes(layer) *
+             static_cast<size_t>(std::count_if(blocks, blocks + table.n_blocks(seq),
+                                               [](int32_t block) { return block >= 0; }));
+  }
+  return bytes;
+}
+
+void Bank::Drop(int32_t seq, int32_t table, int64_t begin, int64_t end) {
   const auto last = static_cast<int32_t>(std::min(end, Length(seq)) / config_.block_tokens);
-  if (const int32_t first = BlocksFor(begin); first < last) table_.Release(seq, first, last);
+  const int32_t first = BlocksFor(begin);
+  if (first < last) tables_[static_cast<size_t>(table)].blocks.Release(seq, first, last);
+}
+
+bool Bank::Holds(int32_t seq, int32_t table, int64_t begin, int64_t end) const {
+  const int32_t* blocks = tables_[static_cast<size_t>(table)].blocks.entries(seq);
+  return begin >= end || std::all_of(blocks + begin / config_.block_tokens, blocks + BlocksFor(end),
+                                     [](int32_t block) { return block >= 0; });
 }
 
 void Bank::FillWithNoise(int32_t seq) {
@@ -166,8 +236,8 @@ void Bank::FillWithNoise(int32_t seq) {
       pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
     }
     for (int64_t t = 0; t < Length(seq); t += config_.block_tokens) {
-      const int64_t block = table_.entries(seq)[t / config_.block_tokens];
-      OKV_CHECK(block >= 0, "token {} was dropped", t);
+      const int64_t block = TableOf(layer).blocks.entries(seq)[t / config_.block_tokens];
+      if (block < 0) continue;  // dropped
       const int64_t n = std::min<int64_t>(config_.block_tokens, Length(seq) - t);
       backend_.Upload(view.base + block * config_.block_tokens * view.row_bytes,
                       pattern.data() + t % kPatternRows * view.row_bytes,
@@ -176,16 +246,17 @@ void Bank::FillWithNoise(int32_t seq) {
   }
 }
 
-void Bank::Publish(int32_t seq, int32_t first, int32_t last) {
+void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last) {
   if (last <= first) return;
-  backend_.Upload(device_table_.as<int32_t>() + table_.Offset(seq) + first,
-                  table_.entries(seq) + first, static_cast<size_t>(last - first) * sizeof(int32_t));
+  backend_.Upload(table.entries.as<int32_t>() + table.blocks.Offset(seq) + first,
+                  table.blocks.entries(seq) + first,
+                  static_cast<size_t>(last - first) * sizeof(int32_t));
 }
 
 KvView Bank::View(int32_t layer) const {
   const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
   const Tier& tier = spec.tier == TierKind::kOwn ? *own_ : *host_;
-  return MakeKvView(tier.Base(layer), device_table_.as<int32_t>(), config_.block_tokens,
+  return MakeKvView(tier.Base(layer), TableOf(layer).entries.as<int32_t>(), config_.block_tokens,
                     config_.dtype, spec.n_kv_heads, spec.dk, spec.dv);
 }
 
@@ -216,7 +287,7 @@ void Bank::ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end,
                    const Visit& visit) const {
   const int64_t row_bytes = View(layer).row_bytes;
   const int64_t bt = config_.block_tokens;
-  const int32_t* blocks = table_.entries(seq);
+  const int32_t* blocks = TableOf(layer).blocks.entries(seq);
   for (int64_t t = begin; t < end;) {
     const int64_t first = t;
     const int64_t row = blocks[t / bt] * bt + t % bt;
@@ -253,7 +324,7 @@ size_t Bank::StageBytes(const BankConfig& config) {
     if (config.layers[layer].tier != TierKind::kHost) continue;
     largest = std::max(largest, config.RowBytes(layer));
   }
-  const int64_t blocks = (config.PoolTokens() + config.block_tokens - 1) / config.block_tokens;
+  const int64_t blocks = config.BlocksFor(config.PoolTokens());
   return static_cast<size_t>(config.n_stages) * largest *
          static_cast<size_t>(blocks * config.block_tokens);
 }

@@ -14,27 +14,41 @@
 
 namespace omnikv {
 
-// What a layer keeps of a token. Hybrid models are not uniform. Layers that attend to a sliding
-// window keep every token too.
+// The rows that one layer keeps of a token. Hybrid models are not uniform.
 struct LayerSpec {
   int32_t n_kv_heads = 0;
   int32_t dk = 0;  // values of a K head
   int32_t dv = 0;  // values of a V head
   TierKind tier = TierKind::kOwn;
+  int32_t table = 0;  // of BankConfig::tables
 
   bool operator==(const LayerSpec&) const = default;
 };
 
+// The tokens whose rows the layers of one table keep. Those layers grow, fork, are cut and drop
+// tokens together.
+struct TableSpec {
+  // At most so many tokens per sequence, besides those of a step under way; 0: all of them.
+  int64_t max_held = 0;
+
+  bool operator==(const TableSpec&) const = default;
+};
+
 struct BankConfig {
   std::vector<LayerSpec> layers;
+  std::vector<TableSpec> tables = {TableSpec{}};
   DType dtype = DType::kBF16;
   int32_t block_tokens = 64;
   int64_t max_tokens = 0;   // of one sequence
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
-  int32_t n_stages = 2;  // Bank::StageIn; at least 2
+  int64_t step_tokens = 0;  // appended before tokens are dropped, to one sequence at a time
+  int32_t n_stages = 2;     // Bank::StageIn; at least 2
 
   int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
+  int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
+  // Blocks of each layer of a table, of all sequences together.
+  int64_t TableBlocks(const TableSpec& table) const;
   // Bytes of one token's K and V in a layer.
   size_t RowBytes(size_t layer) const {
     const LayerSpec& spec = layers[layer];
@@ -64,8 +78,11 @@ class Bank {
   void Truncate(int32_t seq, int64_t length);
 
   // Gives back the memory of those blocks that lie whole in the tokens [begin, end), which nothing
-  // may read from now on. `end` only grows from call to call, and `begin` stays.
-  void Drop(int32_t seq, int64_t begin, int64_t end);
+  // may read from now on in the layers of `table`. `end` only grows from call to call, and `begin`
+  // stays.
+  void Drop(int32_t seq, int32_t table, int64_t begin, int64_t end);
+  // Whether the rows of the tokens [begin, end) are there in the layers of `table`.
+  bool Holds(int32_t seq, int32_t table, int64_t begin, int64_t end) const;
 
   // Writes made-up K/V, reproducible, to every token of `seq`: for benchmarks and tests, which need
   // a context without the time to compute one.
@@ -73,7 +90,7 @@ class Bank {
 
   int64_t Length(int32_t seq) const { return lengths_[static_cast<size_t>(seq)]; }
   // SeqMeta::table_off of the sequence.
-  int32_t TableOffset(int32_t seq) const { return table_.Offset(seq); }
+  int32_t TableOffset(int32_t seq) const { return tables_.front().blocks.Offset(seq); }
   KvView View(int32_t layer) const;
   bool OnHost(int32_t layer) const {
     return config_.layers[static_cast<size_t>(layer)].tier == TierKind::kHost;
@@ -81,8 +98,8 @@ class Bank {
   bool HasHostLayers() const { return !stages_.empty(); }
   // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
   // one once.
-  size_t OwnBytes() const { return own_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
-  size_t HostBytes() const { return host_->BytesFor(table_.total_blocks() - table_.free_blocks()); }
+  size_t OwnBytes() const { return BytesInUse(TierKind::kOwn); }
+  size_t HostBytes() const { return BytesInUse(TierKind::kHost); }
   // The former of one sequence alone, shared blocks in full.
   size_t OwnBytes(int32_t seq) const;
 
@@ -106,10 +123,27 @@ class Bank {
   const BankConfig& config() const { return config_; }
   // Bytes that one token takes in all layers.
   static size_t BytesPerToken(const BankConfig& config);
+  // Bytes of the layers in `tier`, reserved by Create.
+  static size_t ReservedBytes(const BankConfig& config, TierKind tier);
 
  private:
-  Bank(Backend& backend, BankConfig config, int32_t n_blocks, int32_t max_blocks);
-  Status Allocate(int32_t n_blocks);
+  // Which block of the layers holds which tokens.
+  struct Table {
+    BlockTable blocks;
+    Buffer entries;  // int32 [max_seqs, max_blocks], for kernels
+  };
+
+  Bank(Backend& backend, BankConfig config);
+  Status Allocate();
+  const Table& TableOf(int32_t layer) const {
+    return tables_[static_cast<size_t>(config_.layers[static_cast<size_t>(layer)].table)];
+  }
+  size_t BlockBytes(size_t layer) const {
+    return config_.RowBytes(layer) * static_cast<size_t>(config_.block_tokens);
+  }
+  size_t BytesInUse(TierKind tier) const;
+  // Makes room in one table, of `length` tokens, for `n` more; on failure nothing has changed.
+  Status Grow(size_t table, int32_t seq, int64_t length, int64_t n);
   // Calls visit(offset, bytes) for each run of the tokens [begin, end) that lies in one piece.
   template <typename Visit>
   void ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end, const Visit& visit) const;
@@ -120,9 +154,9 @@ class Bank {
   // is on its way to one may come later than what is enqueued from now on.
   void Unstage(int32_t seq, int64_t length);
   // Copies the entries [first, last) of `seq` to the table that kernels read.
-  void Publish(int32_t seq, int32_t first, int32_t last);
+  void Publish(const Table& table, int32_t seq, int32_t first, int32_t last);
   int32_t BlocksFor(int64_t tokens) const {
-    return static_cast<int32_t>((tokens + config_.block_tokens - 1) / config_.block_tokens);
+    return static_cast<int32_t>(config_.BlocksFor(tokens));
   }
 
   Backend& backend_;
@@ -137,8 +171,7 @@ class Bank {
   };
   std::vector<Staged> staged_;  // [n_stages]
   size_t bytes_staged_ = 0;
-  Buffer device_table_;  // int32 [max_seqs, max_blocks]
-  BlockTable table_;
+  std::vector<Table> tables_;
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]
 };
 

@@ -8,47 +8,40 @@ namespace {
 
 class MemoryTier : public Tier {
  public:
-  MemoryTier(Backend& backend, std::vector<Buffer> layers, std::vector<size_t> block_bytes)
-      : backend_(backend), layers_(std::move(layers)), block_bytes_(std::move(block_bytes)) {}
+  MemoryTier(Backend& backend, std::vector<Buffer> memory, std::vector<TierLayer> layers)
+      : backend_(backend), memory_(std::move(memory)), layers_(std::move(layers)) {}
 
   std::byte* Base(int32_t layer) const override {
-    return layers_[static_cast<size_t>(layer)].as<std::byte>();
+    return memory_[static_cast<size_t>(layer)].as<std::byte>();
   }
-  void CopyBlock(int32_t from, int32_t to) override {
-    for (size_t layer = 0; layer < layers_.size(); ++layer) {
-      auto* base = layers_[layer].as<std::byte>();
-      const size_t bytes = block_bytes_[layer];
-      if (bytes == 0) continue;
-      backend_.Upload(base + static_cast<size_t>(to) * bytes,
-                      base + static_cast<size_t>(from) * bytes, bytes);
-    }
-  }
-  size_t BytesFor(int32_t n_blocks) const override {
-    size_t bytes = 0;
-    for (size_t b : block_bytes_) bytes += b * static_cast<size_t>(n_blocks);
-    return bytes;
+  void CopyBlock(int32_t layer, int32_t from, int32_t to) override {
+    const size_t bytes = layers_[static_cast<size_t>(layer)].block_bytes;
+    if (bytes == 0) return;
+    std::byte* base = Base(layer);
+    backend_.Upload(base + static_cast<size_t>(to) * bytes,
+                    base + static_cast<size_t>(from) * bytes, bytes);
   }
 
  private:
   Backend& backend_;
-  std::vector<Buffer> layers_;
-  std::vector<size_t> block_bytes_;
+  std::vector<Buffer> memory_;
+  std::vector<TierLayer> layers_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind, int32_t n_blocks,
-                                       std::vector<size_t> block_bytes) {
-  std::vector<Buffer> layers;
-  for (const size_t bytes : block_bytes) {
-    Buffer& layer = layers.emplace_back();
-    const size_t total = bytes * static_cast<size_t>(n_blocks);
-    if (total == 0) continue;
-    OKV_ASSIGN_OR_RETURN(layer, kind == TierKind::kOwn ? backend.Allocate(total, "K/V")
-                                                       : backend.AllocateSharedLater(total, "K/V"));
+Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind,
+                                       const std::vector<TierLayer>& layers) {
+  std::vector<Buffer> memory;
+  for (const TierLayer& layer : layers) {
+    Buffer& buffer = memory.emplace_back();
+    const size_t bytes = layer.block_bytes * static_cast<size_t>(layer.n_blocks);
+    if (bytes == 0) continue;
+    OKV_ASSIGN_OR_RETURN(buffer, kind == TierKind::kOwn
+                                     ? backend.Allocate(bytes, "K/V")
+                                     : backend.AllocateSharedLater(bytes, "K/V"));
   }
-  return std::unique_ptr<Tier>(
-      std::make_unique<MemoryTier>(backend, std::move(layers), std::move(block_bytes)));
+  return std::unique_ptr<Tier>(std::make_unique<MemoryTier>(backend, std::move(memory), layers));
 }
 
 }  // namespace omnikv

@@ -104,10 +104,8 @@ Result<int32_t> Batch::JoinMadeUp(int64_t tokens) {
 
 Status Batch::FillWithNoise(int32_t slot, int64_t tokens) {
   Slot& taken = slots_[static_cast<size_t>(slot)];
-  OKV_RETURN_IF_ERROR(core_.bank->Append(taken.seq, tokens));
-  core_.bank->FillWithNoise(taken.seq);
+  OKV_RETURN_IF_ERROR(AppendMadeUp(core_, *policy_.policy, taken.seq, tokens));
   taken.prompt_len = tokens;
-  DropTokens(slot);
   return policy_.policy->AfterPrefill(tokens);
 }
 
@@ -137,7 +135,7 @@ Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
         {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = total});
     OKV_RETURN_IF_ERROR(core_.backend->TakeFailure());
     pos = end;
-    DropTokens(slot);
+    Drop(slot);
   }
   core_.backend->Download(taken.logits.data(), core_.work.logits.as(),
                           taken.logits.size() * sizeof(float));
@@ -145,9 +143,8 @@ Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
   return policy_.policy->AfterPrefill(total);
 }
 
-void Batch::DropTokens(int32_t slot) {
-  const Policy::TokenRange dropped = DroppedTokens(core_.config, *policy_.policy, length(slot));
-  core_.bank->Drop(At(slot).seq, dropped.begin, dropped.end);
+void Batch::Drop(int32_t slot) {
+  DropTokens(core_, *policy_.policy, At(slot).seq, length(slot));
 }
 
 Status Batch::Begin(std::span<const Next> next, int64_t n) {
@@ -244,7 +241,7 @@ Status Batch::End(std::span<const Next> next) {
                             vocab * sizeof(float));
     OKV_RETURN_IF_ERROR(CheckLogits(core_, logits.data(), length(next[r].slot)));
   }
-  for (const Next& row : next) DropTokens(row.slot);
+  for (const Next& row : next) Drop(row.slot);
   return {};
 }
 

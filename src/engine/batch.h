@@ -86,7 +86,7 @@ class Batch {
   Status EnqueueDecode(size_t n_rows, bool chooses);
   // Forgets `n` tokens of each sequence, which a step that failed was to write; returns `failure`.
   Status GiveUp(std::span<const Next> next, int64_t n, const Status& failure);
-  void DropTokens(int32_t slot);
+  void Drop(int32_t slot);
   StepContext Context() {
     return {.backend = *core_.backend,
             .config = core_.config,

@@ -91,15 +91,43 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length) {
           : ""));
 }
 
-Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int64_t length) {
-  int64_t window = 0;
-  for (const LayerConfig& layer : config.layers) {
-    window = std::max<int64_t>(window, layer.window);
+Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int32_t table,
+                                 int64_t length) {
+  if (table == 0) return policy.Dropped(length);
+  const int32_t window = Windows(config)[static_cast<size_t>(table - 1)];
+  return {0, std::max<int64_t>(0, length + 1 - window)};
+}
+
+void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
+  for (size_t i = 0; i < core.bank->config().tables.size(); ++i) {
+    const auto table = static_cast<int32_t>(i);
+    const int64_t spare = table == 0 ? 0 : kSpareTokens;
+    const Policy::TokenRange dropped = DroppedTokens(core.config, policy, table, length);
+    core.bank->Drop(seq, table, dropped.begin, dropped.end - spare);
   }
-  Policy::TokenRange range = policy.Dropped(length);
-  if (GlobalLayers(config) == 0) range = {0, length + 1 - window};
-  if (window > 0) range.end = std::min(range.end, length + 1 - window);
-  return {range.begin, std::max(range.begin, range.end)};
+}
+
+Status AppendMadeUp(EngineCore& core, const Policy& policy, int32_t seq, int64_t n) {
+  for (int64_t at = 0; at < n;) {
+    const int64_t step = std::min<int64_t>(core.work.max_rows, n - at);
+    OKV_RETURN_IF_ERROR(core.bank->Append(seq, step));
+    at += step;
+    DropTokens(core, policy, seq, at);
+  }
+  core.bank->FillWithNoise(seq);
+  return {};
+}
+
+bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
+  for (size_t i = 0; i < core.bank->config().tables.size(); ++i) {
+    const auto table = static_cast<int32_t>(i);
+    const Policy::TokenRange dropped = DroppedTokens(core.config, policy, table, length);
+    if (!core.bank->Holds(seq, table, 0, std::min(dropped.begin, length)) ||
+        !core.bank->Holds(seq, table, std::max(dropped.begin, dropped.end), length)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at) {
@@ -125,11 +153,12 @@ double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLengt
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
 }
 
-int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int64_t length,
+int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int32_t table, int64_t length,
                    int32_t block_tokens) {
   const auto blocks = [&](int64_t n) { return (n + block_tokens - 1) / block_tokens; };
-  const Policy::TokenRange dropped = DroppedTokens(config, policy, length);
-  const int64_t gone = std::min(dropped.end, length) / block_tokens - blocks(dropped.begin);
+  const int64_t spare = table == 0 ? 0 : kSpareTokens;
+  const Policy::TokenRange dropped = DroppedTokens(config, policy, table, length);
+  const int64_t gone = std::min(dropped.end - spare, length) / block_tokens - blocks(dropped.begin);
   return (blocks(length) - std::max<int64_t>(0, gone)) * block_tokens;
 }
 

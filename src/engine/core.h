@@ -83,9 +83,16 @@ Status CheckLogits(const EngineCore& core, const float* logits, int64_t length);
 // That status.
 Status LogitsNotFinite(const EngineCore& core, int64_t length);
 
-// Tokens that no row from position `length` on reads: those the policy drops, as far as no layer's
-// sliding window needs them. Under a model of windows only, all that is past them.
-Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int64_t length);
+// Tokens that no row from position `length` on reads in the layers of a table of the bank: those
+// that the policy drops, or those before the window.
+Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int32_t table,
+                                 int64_t length);
+// Gives back the rows of the first `length` tokens of `seq` that no later row reads.
+void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
+// Appends `n` tokens with made-up K/V to an empty sequence, and drops as a prompt of them would.
+Status AppendMadeUp(EngineCore& core, const Policy& policy, int32_t seq, int64_t n);
+// Whether `seq` holds all rows that the rows from position `length` on read.
+bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
 
 // Tokens whose K/V a layer attends to in a step, mean over all layers.
 double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at);
@@ -94,8 +101,8 @@ double AttendedTokens(const ModelConfig& config, const Policy& policy, const Seq
 // included, as a fraction of what full attention reads there; 1 without such layers.
 double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at);
 
-// Tokens whose rows a sequence of `length` tokens keeps, in whole blocks: all but those dropped.
-int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int64_t length,
+// Tokens whose rows a sequence of `length` tokens keeps in the layers of a table, in whole blocks.
+int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int32_t table, int64_t length,
                    int32_t block_tokens);
 
 }  // namespace omnikv

@@ -49,7 +49,7 @@ class EngineImpl : public Engine {
   }
   Status CheckPolicy(const PolicyOptions& policy) const override {
     const bool tiered = core_->bank->HasHostLayers();
-    return GroupsOf(policy, core_->config, context(), tiered).status();
+    return PolicyFor(policy, core_->config, context(), tiered).status();
   }
 
   int64_t context() const override { return core_->bank->config().max_tokens; }
@@ -165,7 +165,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const B
             plan.context, files.config.max_context);
   }
   OKV_RETURN_IF_ERROR(
-      GroupsOf(options.policy, files.config, plan.context, plan.host_layers > 0).status());
+      PolicyFor(options.policy, files.config, plan.context, plan.host_layers > 0).status());
   if (options.on_plan) options.on_plan(NeedsOf(plan, *core.backend));
   OKV_RETURN_IF_ERROR(OpenBank(core, plan));  // its memory of the host comes while weights load
   if (options.check) {

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "bank/working_sets.h"
 #include "base/log.h"
@@ -65,13 +66,13 @@ Status CheckOptions(const EngineOptions& o) {
   return {};
 }
 
-Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
-                                int64_t context, bool tiered) {
+Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
+                                          int64_t context, bool tiered) {
   const int32_t n_layers = GlobalLayers(config);
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, ResolvePolicy(options.name, config.name, n_layers));
   OKV_ASSIGN_OR_RETURN(auto settings,
                        PolicySettings::Parse(info->name, info->settings, options.settings));
-  const std::unique_ptr<Policy> policy = info->make();
+  std::unique_ptr<Policy> policy = info->make();
   PolicyContext policy_context{.model_name = config.name,
                                .n_layers = n_layers,
                                .n_heads = config.n_heads,
@@ -80,7 +81,26 @@ Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig&
                                .tiered = tiered};
   policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
   OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
+  return policy;
+}
+
+Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
+                                int64_t context, bool tiered) {
+  OKV_ASSIGN_OR_RETURN(const auto policy, PolicyFor(options, config, context, tiered));
   return policy->Shared();
+}
+
+int64_t MaxHeld(const Policy& policy, int64_t context) {
+  const Policy::TokenRange dropped = policy.Dropped(context);
+  return dropped.end > dropped.begin ? dropped.begin + (context - dropped.end) : 0;
+}
+
+std::vector<int32_t> Windows(const ModelConfig& config) {
+  std::set<int32_t> windows;
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.window > 0) windows.insert(layer.window);
+  }
+  return {windows.begin(), windows.end()};
 }
 
 namespace {
@@ -97,6 +117,31 @@ struct Limit {
   bool capped;
   size_t bytes;
   std::string name;
+};
+
+// Bytes of the K/V of `plan` in all sessions: of layers that keep every token, by the token of one
+// session; of the others, whatever the context.
+struct KvSize {
+  KvSize(const ModelConfig& config, const MemoryPlan& plan, int32_t sessions) {
+    BankConfig bank = MakeBankConfig(config, plan, sessions);
+    for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+      const auto table = static_cast<size_t>(bank.layers[layer].table);
+      if (bank.tables[table].max_held != 0) continue;
+      per_token += bank.RowBytes(layer);
+      bank.layers[layer] = {};  // takes nothing
+    }
+    fixed = Bank::ReservedBytes(bank, TierKind::kOwn);
+  }
+  size_t Of(size_t tokens, size_t sessions) const { return fixed + tokens * per_token * sessions; }
+  // Tokens of every session that fit in `room` bytes.
+  size_t Fits(size_t room, size_t sessions) const {
+    if (room < fixed) return 0;
+    return per_token == 0 ? static_cast<size_t>(ModelLimits::kContext) + kBlockTokens
+                          : (room - fixed) / per_token / sessions;
+  }
+
+  size_t per_token = 0;
+  size_t fixed = 0;
 };
 
 // Where the layers of a card's model go.
@@ -138,9 +183,11 @@ class Placement {
     for (const PolicyInfo& info : AllPolicies()) {
       EngineOptions other = options_;
       other.place = "auto";
-      const auto groups = GroupsOf({.name = info.name}, config_, plan.context, /*tiered=*/true);
+      const auto policy = PolicyFor({.name = info.name}, config_, plan.context, /*tiered=*/true);
+      if (!policy.ok()) continue;
       MemoryPlan placed = plan;
-      const bool fits = groups.ok() && Placement(other, config_, room_).Place(*groups, placed);
+      placed.max_held = MaxHeld(**policy, plan.context);
+      const bool fits = Placement(other, config_, room_).Place((*policy)->Shared(), placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
     if (names.empty()) return "";
@@ -163,9 +210,8 @@ class Placement {
     plan.host_layers =
         static_cast<int32_t>(std::count(plan.tiers.begin(), plan.tiers.end(), TierKind::kHost));
     const auto n_host = static_cast<size_t>(plan.host_layers);
-    const auto tokens = static_cast<size_t>(bank.pool_tokens);
-    plan.kv = tokens * layer_token * (group.size() - n_host);
-    plan.kv_host = tokens * layer_token * n_host;
+    plan.kv = Bank::ReservedBytes(bank, TierKind::kOwn);
+    plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
     const int64_t asked = groups.cache;  // by the user; 0: nothing
     WorkingSetConfig sets{.group = group,
                           .n_groups = groups.n_groups,
@@ -238,6 +284,15 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
     bank.layers[layer].tier = plan.tiers[layer];
   }
+  bank.tables[0].max_held = plan.max_held;
+  for (const int32_t window : Windows(config)) {
+    const auto table = static_cast<int32_t>(bank.tables.size());
+    for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+      if (config.layers[layer].window == window) bank.layers[layer].table = table;
+    }
+    bank.tables.push_back({.max_held = window + kSpareTokens});
+  }
+  bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;
   bank.n_stages = plan.stages;
@@ -266,6 +321,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                      backend.WorkBytes(LimitsOf(config, plan.chunk));
   plan.context = options.context != 0 ? options.context : config.max_context;
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
+  const auto policy = PolicyFor(options.policy, config, plan.context, /*tiered=*/true);
+  if (policy.ok()) plan.max_held = MaxHeld(**policy, plan.context);
   const char* flag = card ? "--gpu-memory" : "--host-memory";
   const size_t cap = card ? options.gpu_memory : options.host_memory;
   const size_t machine = backend.AvailableMemory();
@@ -275,34 +332,41 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto sessions = static_cast<size_t>(options.max_sessions);
   const size_t fixed = plan.weights + plan.activations;
   const size_t room = plan.available > fixed ? plan.available - fixed : 0;
-  const size_t fits = room / plan.kv_per_token / sessions;
+  const KvSize kv(config, plan, options.max_sessions);
+  const size_t fits = kv.Fits(room, sessions);
   const auto asked = static_cast<size_t>(plan.context);
   const Placement placement(options, config, room);
-  const bool all_here = fits >= asked + kBlockTokens &&
-                        (!card || room >= (asked + kBlockTokens) * plan.kv_per_token * sessions +
-                                              placement.PolicyRoom(plan));
-  const std::string sizes =
-      fmt::format("weights {} and activations {} leave room for {} tokens of K/V at {} each in {}",
-                  HumanBytes(plan.weights), HumanBytes(plan.activations), fits,
-                  HumanBytes(plan.kv_per_token), plan.limit);
+  const bool all_here =
+      fits >= asked + kBlockTokens &&
+      (!card || room >= kv.Of(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));
+  const std::string sizes = fmt::format(
+      "weights {} and activations {} leave {} in {}", HumanBytes(plan.weights),
+      HumanBytes(plan.activations),
+      kv.per_token == 0
+          ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
+          : fmt::format("room for {} tokens of K/V at {} each{}", fits, HumanBytes(kv.per_token),
+                        kv.fixed == 0
+                            ? ""
+                            : fmt::format(", and {} of sliding windows,", HumanBytes(kv.fixed))),
+      plan.limit);
   const Limit host("--host-memory", options.host_memory, AvailableMemory());
-  const auto groups = GroupsOf(options.policy, config, plan.context, /*tiered=*/true);
-  const bool always = card && groups.ok() && groups->streamed.always;
+  const Policy::Groups groups = policy.ok() ? (*policy)->Shared() : Policy::Groups{};
+  const bool always = card && groups.streamed.always;
   if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
-    OKV_RETURN_IF_ERROR(groups.status());
+    OKV_RETURN_IF_ERROR(policy.status());
     MemoryPlan placed = plan;
-    if (placement.Place(*groups, placed)) {
+    if (placement.Place(groups, placed)) {
       if (placed.kv_host <= host.bytes) return placed;
       return ResourceExhausted(fmt::format(
           "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
           placed.host_layers, asked, HumanBytes(placed.kv_host), host.name, sizes));
     }
-    if (groups->cache > 0) {
-      Policy::Groups any = *groups;
+    if (groups.cache > 0) {
+      Policy::Groups any = groups;
       any.cache = 0;
       if (placement.Place(any, placed)) {
         return ResourceExhausted(
-            fmt::format("cache is {} tokens, which do not fit; auto would be {}: {}", groups->cache,
+            fmt::format("cache is {} tokens, which do not fit; auto would be {}: {}", groups.cache,
                         placed.cache_tokens, sizes));
       }
     }
@@ -333,9 +397,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     LogInfo("{} is {}, but {} are available: planned with that", flag, HumanBytes(cap),
             HumanBytes(machine));
   }
-  plan.kv = static_cast<size_t>(plan.context) * plan.kv_per_token * sessions;
-  plan.policies =
-      room - static_cast<size_t>(plan.context + kBlockTokens) * plan.kv_per_token * sessions;
+  plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);
+  plan.policies = room - kv.Of(static_cast<size_t>(plan.context + kBlockTokens), sessions);
   return plan;
 }
 

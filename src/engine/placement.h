@@ -20,7 +20,8 @@ struct MemoryPlan {
   size_t activations = 0;   // the backend's own work included
   size_t kv_per_token = 0;  // all layers, wherever they lie
   int64_t context = 0;      // tokens a session can hold
-  size_t kv = 0;            // K/V of `context` tokens in every session
+  int64_t max_held = 0;     // of them, in global-attention layers: TableSpec::max_held
+  size_t kv = 0;            // K/V held of `context` tokens in every session
   size_t policies = 0;      // left for what policies keep beside the K/V
   size_t available = 0;     // what there is, at most the cap
   std::string limit;        // that, for sentences: "--gpu-memory 24.00 GiB"
@@ -48,13 +49,25 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
 // What the plan says to a caller.
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
-// What the layers of a model read together under a policy whose sessions hold `context` tokens, with
-// some layers' K/V on the host (`tiered`) or none; kInvalidArgument where it cannot be prepared for
-// the model so.
+// A policy prepared for a model without memory, for sessions of `context` tokens, with some layers'
+// K/V on the host (`tiered`) or none; kInvalidArgument where the model or a setting is against it.
+Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
+                                          int64_t context, bool tiered);
+// The layers of that policy that read together.
 Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
                                 int64_t context, bool tiered);
 
-// The bank of a model: one LayerSpec a layer.
+// TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens.
+int64_t MaxHeld(const Policy& policy, int64_t context);
+
+// The sizes of a model's sliding windows, ascending. Table 0 of its bank has the global-attention
+// layers, table i + 1 those of window i.
+std::vector<int32_t> Windows(const ModelConfig& config);
+// Tokens before a window that its layers keep, so that a turn that is written a little differently
+// the next time does not start over.
+inline constexpr int64_t kSpareTokens = 64;
+
+// The bank of a model: one LayerSpec per layer.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
 // Sequences that decode together at most: as many rows as a card's decode kernels take.

@@ -70,13 +70,7 @@ class SessionImpl : public Session {
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
-  Policy::TokenRange Dropped(int64_t length) const {
-    return DroppedTokens(core_.config, *policy_, length);
-  }
-  void DropTokens() {
-    const Policy::TokenRange dropped = Dropped(static_cast<int64_t>(tokens_.size()));
-    core_.bank->Drop(seq_, dropped.begin, dropped.end);
-  }
+  void Drop() { DropTokens(core_, *policy_, seq_, static_cast<int64_t>(tokens_.size())); }
   // Makes the rows of a prompt that ended early the whole of it, for the policy too, whose state
   // may be that of the prompt's last rows: these are fed anew.
   Status Settle();
@@ -232,8 +226,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                .first -
            tokens.begin();
     keep = std::max<int64_t>(0, std::min(keep, total - policy_->WarmRows()));
-    const auto length = static_cast<int64_t>(tokens_.size());
-    if (Dropped(keep).end < Dropped(length).end) keep = 0;
+    if (!CanGoOnFrom(core_, *policy_, seq_, keep)) keep = 0;
   }
   StartOver(keep);
   if (keep == 0) ChooseRopes(total);
@@ -273,7 +266,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     pos += n;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
     prompt_len_ = pos;
-    DropTokens();
+    Drop();
     if (progress) progress(pos - keep, total - keep);
     if (TakeCancelled()) {
       return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
@@ -321,7 +314,7 @@ Status SessionImpl::Step(int32_t token) {
     return finite;
   }
   tokens_.push_back(token);
-  DropTokens();
+  Drop();
   pending_ = -1;
   has_logits_ = true;
   return {};
@@ -416,7 +409,7 @@ Result<int32_t> SessionImpl::NextAhead(Ahead& ahead, Sampler& sampler, int64_t w
   const int32_t token = chosen_.as<int32_t>()[slot];
   if (token < 0) return LogitsNotFinite(core_, static_cast<int64_t>(tokens_.size()) + 1);
   tokens_.push_back(pending_);
-  DropTokens();
+  Drop();
   sampler.Take(token);
   return token;
 }
@@ -530,12 +523,10 @@ Status SessionImpl::FillContext(int64_t tokens) {
         "{} made-up tokens are asked for, expected 1 to the context of {}", tokens, context));
   }
   StartOver(0);
-  OKV_RETURN_IF_ERROR(core_.bank->Append(seq_, tokens));
-  core_.bank->FillWithNoise(seq_);
+  OKV_RETURN_IF_ERROR(AppendMadeUp(core_, *policy_, seq_, tokens));
   tokens_.assign(static_cast<size_t>(tokens), 0);
   ChooseRopes(tokens);
   prompt_len_ = tokens;
-  DropTokens();
   OKV_RETURN_IF_ERROR(policy_->AfterPrefill(tokens));
   settled_ = true;
   has_logits_ = true;

@@ -130,12 +130,12 @@ TEST_F(BankTest, DropsWholeBlocksAndKeepsWhatForksShare) {
   const int64_t bt = bank_->config().block_tokens;
   ASSERT_TRUE(bank_->Append(seq, 4 * bt).ok());
   const size_t block = bank_->OwnBytes() / 4;
-  bank_->Drop(seq, 1, 3 * bt - 1);  // only the second block lies whole in it
+  bank_->Drop(seq, 0, 1, 3 * bt - 1);  // only the second block lies whole in it
   EXPECT_EQ(bank_->OwnBytes(), 3 * block);
   const int32_t fork = *bank_->Fork(seq);
-  bank_->Drop(seq, 1, 3 * bt);
+  bank_->Drop(seq, 0, 1, 3 * bt);
   EXPECT_EQ(bank_->OwnBytes(), 3 * block);  // the fork still has it
-  bank_->Drop(fork, 1, 3 * bt);
+  bank_->Drop(fork, 0, 1, 3 * bt);
   EXPECT_EQ(bank_->OwnBytes(), 2 * block);
   ASSERT_TRUE(bank_->Append(seq, bt).ok());
   EXPECT_EQ(bank_->OwnBytes(), 3 * block);

@@ -136,7 +136,7 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, core->config, weight_bytes,
                                                          bench.all_f32, *bench.backend));
   const auto check = [&](const PolicyOptions& policy) {
-    return GroupsOf(policy, core->config, plan.context, plan.host_layers > 0).status();
+    return PolicyFor(policy, core->config, plan.context, plan.host_layers > 0).status();
   };
   OKV_RETURN_IF_ERROR(check(options.policy));
   for (const PolicyOptions& policy : others) OKV_RETURN_IF_ERROR(check(policy));

@@ -241,9 +241,11 @@ TEST_F(PlacementTest, StreamedLayersThatAreAskedForAlwaysGo) {
 
 TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
   options_.context = 65536;
-  for (const char* name : {"full", "streaming"}) {
+  const std::pair<const char*, std::vector<const char*>> kRefused[] = {
+      {"full", {"auto", "device", "host"}}, {"streaming", {"host"}}};
+  for (const auto& [name, places] : kRefused) {
     options_.policy = {.name = name};
-    for (const char* place : {"auto", "device", "host"}) {
+    for (const char* place : places) {
       options_.place = place;
       EXPECT_THAT(Plan(20 * kGiB).status().message(),
                   HasSubstr("--place auto --policy brutal_offload or omnikv"));
@@ -253,6 +255,7 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
     }
   }
   options_.place = "auto";
+  options_.policy = {.name = "full"};
   options_.host_memory = kGiB;
   EXPECT_THAT(Plan(20 * kGiB).status().message(), Not(HasSubstr("--policy")));
 }
@@ -264,6 +267,25 @@ TEST_F(PlacementTest, TheCapIsTheCards) {
   EXPECT_EQ(plan->available, 24 * kGiB);
   EXPECT_GT(plan->host_layers, 0);
   EXPECT_LE(OnCard(*plan), 24 * kGiB);
+}
+
+// A policy that drops tokens is planned by the tokens that it holds, whatever the context.
+TEST_F(PlacementTest, DroppedTokensTakeNoRoom) {
+  options_.policy = {.name = "streaming", .settings = {{"budget", "1024"}, {"sinks", "4"}}};
+  std::vector<size_t> kv;
+  for (const int64_t context : {65536, 1 << 20, 3000000}) {
+    options_.context = context;
+    const auto plan = Plan(18 * kGiB);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->max_held, 4 + 1024 - 4 - 1);  // the next token's own row is the last
+    EXPECT_EQ(plan->host_layers, 0);
+    kv.push_back(plan->kv);
+  }
+  EXPECT_EQ(kv[0], kv[1]);
+  EXPECT_EQ(kv[0], kv[2]);
+  // Blocks of 64 tokens of the budget, the two that it begins and ends in, and a prompt's chunk.
+  const auto rows = static_cast<size_t>(1024 + 2 * 64 + 512);
+  EXPECT_LE(kv[0], rows * Bank::BytesPerToken(MakeBankConfig(config_, *Plan(18 * kGiB), 1)));
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     const int64_t tokens =
         HeldTokens(config, *policy, bank.layers[layer].table, plan.context, bank.block_tokens);
     const bool on_host = bank.layers[layer].tier == TierKind::kHost;
-    held[on_host] += static_cast<size_t>(std::min(tokens, plan.context)) * bank.RowBytes(layer);
+    held[on_host] += static_cast<size_t>(tokens) * bank.RowBytes(layer);
   }
   const auto bytes = [&](size_t here, size_t host) {
     return ByTier(backend, here + (placed ? plan.cache : 0) + policy->Bytes(), host);

@@ -356,9 +356,9 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
     const auto held = policy.at("held_bytes").at("host").get<int64_t>();
     const auto reserved = policy.at("reserved_bytes").at("host").get<int64_t>();
     EXPECT_LE(held, reserved);
-    EXPECT_GE(reserved, info.at("kv_bytes").at("host").get<int64_t>());
     if (policy.at("name") == "full") {
       EXPECT_EQ(held, reserved);
+      EXPECT_GE(reserved, info.at("kv_bytes").at("host").get<int64_t>());
     }
   }
   const json one = GoodJson("info --json --policy streaming --set budget=77");
@@ -369,8 +369,10 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   const auto held = streaming.at("held_bytes").at("host").get<int64_t>();
   EXPECT_GE(held, 3 * 64 * one.at("kv_bytes_per_token").get<int64_t>());
   EXPECT_LE(held, 4 * 64 * one.at("kv_bytes_per_token").get<int64_t>());
-  EXPECT_EQ(streaming.at("reserved_bytes").at("host"),
-            32768 * one.at("kv_bytes_per_token").get<int64_t>());
+  // Three more for a step under way, and a prompt's chunk.
+  const auto reserved = streaming.at("reserved_bytes").at("host").get<int64_t>();
+  EXPECT_GE(reserved, held);
+  EXPECT_LE(reserved, (7 * 64 + 512) * one.at("kv_bytes_per_token").get<int64_t>());
   // Without a name, settings are those of the policy that would run.
   EXPECT_EQ(info.at("default_policy"), "omnikv");
   const json set_by_default = GoodJson("info --json --set budget=77");

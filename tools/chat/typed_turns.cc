@@ -91,13 +91,14 @@ class TypedTurns : public TurnReader {
     el_set(edit_, EL_BIND, "^R", "em-inc-search-prev", nullptr);
     // Ctrl-C and Ctrl-Z are keys like others while a line is edited.
     el_set(edit_, EL_SETTY, "-d", "-isig", nullptr);
-    el_set(edit_, EL_ADDFN, "omnikv-abandon", "Gives a fresh prompt", Abandon);
+    // Names as wide characters: libedit keeps them as they are, and leaks a copy of others.
+    el_wset(edit_, EL_ADDFN, L"omnikv-abandon", L"Gives a fresh prompt", Abandon);
     el_set(edit_, EL_BIND, "^C", "omnikv-abandon", nullptr);
-    el_set(edit_, EL_ADDFN, "omnikv-suspend", "Back to the shell, until fg", Suspend);
+    el_wset(edit_, EL_ADDFN, L"omnikv-suspend", L"Back to the shell, until fg", Suspend);
     el_set(edit_, EL_BIND, "^Z", "omnikv-suspend", nullptr);
     const char* term = std::getenv("TERM");
     brackets_ = term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
-    el_set(edit_, EL_ADDFN, "omnikv-paste", "Inserts what is pasted", Paste);
+    el_wset(edit_, EL_ADDFN, L"omnikv-paste", L"Inserts what is pasted", Paste);
     el_set(edit_, EL_BIND, "\033[200~", "omnikv-paste", nullptr);
   }
   ~TypedTurns() override {
@@ -115,9 +116,9 @@ class TypedTurns : public TurnReader {
     return *static_cast<TypedTurns*>(self);
   }
   static const char* Prompt(EditLine* edit) { return Of(edit).prompt_; }
-  static unsigned char Abandon(EditLine* edit, int key);
-  static unsigned char Suspend(EditLine* edit, int key);
-  static unsigned char Paste(EditLine* edit, int key);
+  static unsigned char Abandon(EditLine* edit, wint_t key);
+  static unsigned char Suspend(EditLine* edit, wint_t key);
+  static unsigned char Paste(EditLine* edit, wint_t key);
 
   // A line without its end; nothing at the end of input, or when Ctrl-C abandoned it.
   std::optional<std::string> ReadLine(const char* prompt);
@@ -131,7 +132,7 @@ class TypedTurns : public TurnReader {
   bool abandoned_ = false;  // the last line
 };
 
-unsigned char TypedTurns::Abandon(EditLine* edit, int) {
+unsigned char TypedTurns::Abandon(EditLine* edit, wint_t) {
   Of(edit).abandoned_ = true;
   const LineInfo* line = el_line(edit);
   el_cursor(edit, static_cast<int>(line->lastchar - line->cursor));
@@ -140,12 +141,12 @@ unsigned char TypedTurns::Abandon(EditLine* edit, int) {
   return CC_REFRESH;
 }
 
-unsigned char TypedTurns::Suspend(EditLine*, int) {
+unsigned char TypedTurns::Suspend(EditLine*, wint_t) {
   kill(0, SIGTSTP);  // all of a pipeline, as the terminal does
   return CC_NORM;
 }
 
-unsigned char TypedTurns::Paste(EditLine* edit, int) {
+unsigned char TypedTurns::Paste(EditLine* edit, wint_t) {
   constexpr std::wstring_view kEnd = L"\033[201~";
   std::wstring text;
   for (wchar_t c = 0; !text.ends_with(kEnd);) {

@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <histedit.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <array>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
@@ -78,6 +80,44 @@ class History {
   std::string file_;
 };
 
+// How the terminal was, and how it is told so. (libedit can give it back itself, but then a signal
+// that the program outlives may end the line.)
+struct termios g_modes;
+constexpr std::string_view kBracketsOn = "\033[?2004h";
+constexpr std::string_view kBracketsOff = "\033[?2004l";
+
+extern "C" void GiveTerminalBack(int signal) {
+  tcsetattr(STDIN_FILENO, TCSANOW, &g_modes);
+  static_cast<void>(!write(STDERR_FILENO, kBracketsOff.data(), kBracketsOff.size()));
+  raise(signal);
+}
+
+// While alive, the terminal is given back when a signal ends the program.
+class TerminalModes {
+ public:
+  TerminalModes() {
+    if (tcgetattr(STDIN_FILENO, &g_modes) != 0) return;
+    struct sigaction action {};
+    action.sa_handler = GiveTerminalBack;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (size_t i = 0; i < kEnds.size(); ++i) {
+      sigaction(kEnds[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler == SIG_DFL) sigaction(kEnds[i], &action, nullptr);
+    }
+    set_ = true;
+  }
+  ~TerminalModes() {
+    for (size_t i = 0; set_ && i < kEnds.size(); ++i) sigaction(kEnds[i], &before_[i], nullptr);
+  }
+  TerminalModes(const TerminalModes&) = delete;
+  TerminalModes& operator=(const TerminalModes&) = delete;
+
+ private:
+  static constexpr std::array<int, 3> kEnds = {SIGTERM, SIGHUP, SIGQUIT};
+  std::array<struct sigaction, kEnds.size()> before_{};
+  bool set_ = false;
+};
+
 class TypedTurns : public TurnReader {
  public:
   // Takes both.
@@ -85,7 +125,6 @@ class TypedTurns : public TurnReader {
     el_set(edit_, EL_CLIENTDATA, this);
     el_set(edit_, EL_PROMPT, Prompt);
     el_set(edit_, EL_EDITOR, "emacs");
-    el_set(edit_, EL_SIGNAL, 1);  // gives the terminal back when a signal stops or ends the program
     el_set(edit_, EL_HIST, history, history_.get());
     el_source(edit_, nullptr);  // what people set in ~/.editrc
     el_set(edit_, EL_BIND, "^R", "em-inc-search-prev", nullptr);
@@ -124,6 +163,7 @@ class TypedTurns : public TurnReader {
   std::optional<std::string> ReadLine(const char* prompt);
 
   const OutliveInterrupts outlive_;
+  const TerminalModes modes_;
   History history_;
   FILE* terminal_;
   EditLine* edit_;
@@ -141,9 +181,11 @@ unsigned char TypedTurns::Abandon(EditLine* edit, wint_t) {
   return CC_REFRESH;
 }
 
-unsigned char TypedTurns::Suspend(EditLine*, wint_t) {
+unsigned char TypedTurns::Suspend(EditLine* edit, wint_t) {
+  el_set(edit, EL_PREP_TERM, 0);
   kill(0, SIGTSTP);  // all of a pipeline, as the terminal does
-  return CC_NORM;
+  el_set(edit, EL_PREP_TERM, 1);
+  return CC_REDISPLAY;
 }
 
 unsigned char TypedTurns::Paste(EditLine* edit, wint_t) {
@@ -164,10 +206,10 @@ std::optional<std::string> TypedTurns::ReadLine(const char* prompt) {
   abandoned_ = false;
   el_resize(edit_);
   el_set(edit_, EL_PREP_TERM, 1);  // keys come one by one before the prompt asks for them
-  if (brackets_) std::fputs("\033[?2004h", terminal_);
+  if (brackets_) std::fputs(kBracketsOn.data(), terminal_);
   int length = 0;
   const char* read = el_gets(edit_, &length);
-  if (brackets_) std::fputs("\033[?2004l", terminal_);
+  if (brackets_) std::fputs(kBracketsOff.data(), terminal_);
   if (read == nullptr || length <= 0) std::fputc('\n', terminal_);  // a fresh line after Ctrl-D
   std::fflush(terminal_);
   if (read == nullptr || length <= 0 || abandoned_) return std::nullopt;

@@ -59,11 +59,14 @@ class Terminal {
     }
   }
   // The same for a prompt of chat, which takes keys one by one before it shows.
-  bool SeePrompt() {
+  bool SeePrompt() { return See("> ") && Raw(); }
+  void Signal(int signal) { kill(pid_, signal); }
+  // Whether keys come one by one.
+  bool Raw() const {
     struct termios modes {};
-    return See("> ") && tcgetattr(fd_, &modes) == 0 && (modes.c_lflag & (ICANON | ISIG)) == 0;
+    EXPECT_EQ(tcgetattr(fd_, &modes), 0);
+    return (modes.c_lflag & (ICANON | ISIG)) == 0;
   }
-  void Interrupt() { kill(pid_, SIGINT); }
   // Reads to the end. The exit code, 128 and more for a signal.
   int End() {
     while (Read()) {

@@ -204,12 +204,38 @@ TEST_F(AtTerminal, CtrlCEndsAnAnswerNotTheConversation) {
 TEST_F(AtTerminal, AnInterruptBetweenAnswersIsOutlived) {
   Terminal t(Chat("-n 4"), Environment());
   ASSERT_TRUE(t.SeePrompt());
-  t.Interrupt();
+  for (int i = 0; i < 3; ++i) t.Signal(SIGINT);
   t.Type("Hello." + kEnter);
   ASSERT_TRUE(t.See(" in context)")) << t.shown();
   ASSERT_TRUE(t.SeePrompt()) << t.shown();
   t.Type("/bye" + kEnter);
   EXPECT_EQ(t.End(), 0);
+}
+
+TEST_F(AtTerminal, CtrlZStopsAndTheLineGoesOn) {
+  Terminal t("sh -c 'set -m; " + Chat("-n 4") + "; stty -a; fg'", Environment());
+  ASSERT_TRUE(t.SeePrompt());
+  t.Type("Hel");
+  ASSERT_TRUE(t.See("Hel"));
+  t.Type("\x1a");
+  ASSERT_TRUE(t.See(" icanon")) << t.shown();  // the shell has the terminal as it was
+  ASSERT_TRUE(t.See("Hel")) << t.shown();      // the line again
+  EXPECT_TRUE(t.Raw());
+  t.Type("lo." + kEnter);
+  ASSERT_TRUE(t.See(" in context)")) << t.shown();
+  t.Type("/bye" + kEnter);
+  EXPECT_EQ(t.End(), 0);
+  EXPECT_THAT(Slurp(dir_ / "history"), HasSubstr("Hello."));
+}
+
+TEST_F(AtTerminal, SignalsGiveTheTerminalBack) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGQUIT}) {
+    Terminal t("sh -c 'ulimit -c 0; exec " + Chat() + "'", Environment());
+    ASSERT_TRUE(t.SeePrompt());
+    t.Signal(signal);
+    EXPECT_EQ(t.End(), 128 + signal);
+    EXPECT_FALSE(t.Raw());
+  }
 }
 
 TEST_F(AtTerminal, NoEscapesWithoutATerminalThatKnowsThem) {

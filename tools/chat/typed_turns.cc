@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <histedit.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <array>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
@@ -78,6 +80,44 @@ class History {
   std::string file_;
 };
 
+// How the terminal was, and how it is told so. (libedit can give it back itself, but then a signal
+// that the program outlives may end the line.)
+struct termios g_modes;
+constexpr std::string_view kBracketsOn = "\033[?2004h";
+constexpr std::string_view kBracketsOff = "\033[?2004l";
+
+extern "C" void GiveTerminalBack(int signal) {
+  tcsetattr(STDIN_FILENO, TCSANOW, &g_modes);
+  static_cast<void>(!write(STDERR_FILENO, kBracketsOff.data(), kBracketsOff.size()));
+  raise(signal);
+}
+
+// While alive, the terminal is given back when a signal ends the program.
+class TerminalModes {
+ public:
+  TerminalModes() {
+    if (tcgetattr(STDIN_FILENO, &g_modes) != 0) return;
+    struct sigaction action {};
+    action.sa_handler = GiveTerminalBack;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (size_t i = 0; i < kEnds.size(); ++i) {
+      sigaction(kEnds[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler == SIG_DFL) sigaction(kEnds[i], &action, nullptr);
+    }
+    set_ = true;
+  }
+  ~TerminalModes() {
+    for (size_t i = 0; set_ && i < kEnds.size(); ++i) sigaction(kEnds[i], &before_[i], nullptr);
+  }
+  TerminalModes(const TerminalModes&) = delete;
+  TerminalModes& operator=(const TerminalModes&) = delete;
+
+ private:
+  static constexpr std::array<int, 3> kEnds = {SIGTERM, SIGHUP, SIGQUIT};
+  std::array<struct sigaction, kEnds.size()> before_{};
+  bool set_ = false;
+};
+
 class TypedTurns : public TurnReader {
  public:
   // Takes both.
@@ -85,19 +125,19 @@ class TypedTurns : public TurnReader {
     el_set(edit_, EL_CLIENTDATA, this);
     el_set(edit_, EL_PROMPT, Prompt);
     el_set(edit_, EL_EDITOR, "emacs");
-    el_set(edit_, EL_SIGNAL, 1);  // gives the terminal back when a signal stops or ends the program
     el_set(edit_, EL_HIST, history, history_.get());
     el_source(edit_, nullptr);  // what people set in ~/.editrc
     el_set(edit_, EL_BIND, "^R", "em-inc-search-prev", nullptr);
     // Ctrl-C and Ctrl-Z are keys like others while a line is edited.
     el_set(edit_, EL_SETTY, "-d", "-isig", nullptr);
-    el_set(edit_, EL_ADDFN, "omnikv-abandon", "Gives a fresh prompt", Abandon);
+    // Names as wide characters: libedit keeps them as they are, and leaks a copy of others.
+    el_wset(edit_, EL_ADDFN, L"omnikv-abandon", L"Gives a fresh prompt", Abandon);
     el_set(edit_, EL_BIND, "^C", "omnikv-abandon", nullptr);
-    el_set(edit_, EL_ADDFN, "omnikv-suspend", "Back to the shell, until fg", Suspend);
+    el_wset(edit_, EL_ADDFN, L"omnikv-suspend", L"Back to the shell, until fg", Suspend);
     el_set(edit_, EL_BIND, "^Z", "omnikv-suspend", nullptr);
     const char* term = std::getenv("TERM");
     brackets_ = term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
-    el_set(edit_, EL_ADDFN, "omnikv-paste", "Inserts what is pasted", Paste);
+    el_wset(edit_, EL_ADDFN, L"omnikv-paste", L"Inserts what is pasted", Paste);
     el_set(edit_, EL_BIND, "\033[200~", "omnikv-paste", nullptr);
   }
   ~TypedTurns() override {
@@ -115,14 +155,15 @@ class TypedTurns : public TurnReader {
     return *static_cast<TypedTurns*>(self);
   }
   static const char* Prompt(EditLine* edit) { return Of(edit).prompt_; }
-  static unsigned char Abandon(EditLine* edit, int key);
-  static unsigned char Suspend(EditLine* edit, int key);
-  static unsigned char Paste(EditLine* edit, int key);
+  static unsigned char Abandon(EditLine* edit, wint_t key);
+  static unsigned char Suspend(EditLine* edit, wint_t key);
+  static unsigned char Paste(EditLine* edit, wint_t key);
 
   // A line without its end; nothing at the end of input, or when Ctrl-C abandoned it.
   std::optional<std::string> ReadLine(const char* prompt);
 
   const OutliveInterrupts outlive_;
+  const TerminalModes modes_;
   History history_;
   FILE* terminal_;
   EditLine* edit_;
@@ -131,7 +172,7 @@ class TypedTurns : public TurnReader {
   bool abandoned_ = false;  // the last line
 };
 
-unsigned char TypedTurns::Abandon(EditLine* edit, int) {
+unsigned char TypedTurns::Abandon(EditLine* edit, wint_t) {
   Of(edit).abandoned_ = true;
   const LineInfo* line = el_line(edit);
   el_cursor(edit, static_cast<int>(line->lastchar - line->cursor));
@@ -140,12 +181,14 @@ unsigned char TypedTurns::Abandon(EditLine* edit, int) {
   return CC_REFRESH;
 }
 
-unsigned char TypedTurns::Suspend(EditLine*, int) {
+unsigned char TypedTurns::Suspend(EditLine* edit, wint_t) {
+  el_set(edit, EL_PREP_TERM, 0);
   kill(0, SIGTSTP);  // all of a pipeline, as the terminal does
-  return CC_NORM;
+  el_set(edit, EL_PREP_TERM, 1);
+  return CC_REDISPLAY;
 }
 
-unsigned char TypedTurns::Paste(EditLine* edit, int) {
+unsigned char TypedTurns::Paste(EditLine* edit, wint_t) {
   constexpr std::wstring_view kEnd = L"\033[201~";
   std::wstring text;
   for (wchar_t c = 0; !text.ends_with(kEnd);) {
@@ -163,10 +206,10 @@ std::optional<std::string> TypedTurns::ReadLine(const char* prompt) {
   abandoned_ = false;
   el_resize(edit_);
   el_set(edit_, EL_PREP_TERM, 1);  // keys come one by one before the prompt asks for them
-  if (brackets_) std::fputs("\033[?2004h", terminal_);
+  if (brackets_) std::fputs(kBracketsOn.data(), terminal_);
   int length = 0;
   const char* read = el_gets(edit_, &length);
-  if (brackets_) std::fputs("\033[?2004l", terminal_);
+  if (brackets_) std::fputs(kBracketsOff.data(), terminal_);
   if (read == nullptr || length <= 0) std::fputc('\n', terminal_);  // a fresh line after Ctrl-D
   std::fflush(terminal_);
   if (read == nullptr || length <= 0 || abandoned_) return std::nullopt;

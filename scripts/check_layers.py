@@ -8,6 +8,9 @@
 3. Kernels (src/backend) see no model, policy or bank: rule 1 says so already.
 4. CUDA headers appear only under backend/cuda and in *.cu.
 5. No file is longer than 800 lines, no policy's than 300.
+6. Messages of src/ name no flags: a field of the options stands in backticks (`context`), and
+   tools/option_names.cc knows the flag of each.
+7. tools/ includes itself, the public headers and the layers; tools/eval's document needs base only.
 """
 import pathlib
 import re
@@ -15,10 +18,32 @@ import sys
 
 RANK = {"base": 0, "io": 1, "text": 1, "backend": 2, "bank": 3, "policy": 4, "model": 5, "engine": 6}
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+LITERAL = re.compile(r'"((?:[^"\\\\]|\\\\.)*)"')
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OTHER_PROGRAMS = {"--merge"}  # llama-gguf-split's
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 
 
+def names_of_options(root):
+    """The fields that tools/option_names.cc knows."""
+    text = (root / "tools/option_names.cc").read_text(encoding="utf-8")
+    return set(re.findall(r'\{"(\w+)", "--', text))
+
+
+def messages(where, lines, fields):
+    for number, line in enumerate(lines, 1):
+        code = line.split("//")[0]
+        for literal in LITERAL.findall(code):
+            for flag in FLAG.findall(literal):
+                if flag not in OTHER_PROGRAMS:
+                    yield f"{where}:{number}: a message names the flag {flag}"
+            for field in re.findall(r"`(\w+)`", literal):
+                if field not in fields:
+                    yield f"{where}:{number}: tools/option_names.cc has no flag for `{field}`"
+
+
 def violations(root):
+    fields = names_of_options(root)
     for path in sorted((root / "src").rglob("*")):
         if path.suffix not in SUFFIXES:
             continue
@@ -31,6 +56,7 @@ def violations(root):
         lines = path.read_text(encoding="utf-8").splitlines()
         if len(lines) > (300 if layer == "policy" else 800):
             yield f"{where}: {len(lines)} lines"
+        yield from messages(where, lines, fields)
         for number, line in enumerate(lines, 1):
             match = INCLUDE.match(line)
             if not match:
@@ -55,6 +81,20 @@ def violations(root):
             if layer == target[0] and layer in ("backend", "policy") and len(parts) > 2:
                 if len(target) > 2 and target[1] != parts[1]:
                     yield f"{at}: {layer}/{parts[1]} does not know {layer}/{target[1]}"
+    for path in sorted((root / "tools").rglob("*")):
+        if path.suffix not in SUFFIXES:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match or match.group(1) == "<":
+                continue
+            first = match.group(2).split("/")[0]
+            at = f"{path.relative_to(root)}:{number}: includes {match.group(2)}"
+            own = (root / "tools" / match.group(2)).exists()
+            if not own and first != "omnikv" and first not in RANK:
+                yield f"{at}: neither of tools nor in a layer"
+            if path.name.startswith("document") and not own and first not in ("omnikv", "base"):
+                yield f"{at}: documents need base alone"
     for folder in ("tools", "tests", "bench", "fuzz", "include"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in SUFFIXES:

@@ -12,6 +12,7 @@
 #include "engine/devices.h"
 #include "flags.h"
 #include "model/loader.h"
+#include "option_names.h"
 #include "policies.h"
 #include "report.h"
 
@@ -52,7 +53,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   context.inv_freq.assign(static_cast<size_t>(context.n_layers), nullptr);
   const Status status = policy->Prepare(context, *settings);
   if (!status.ok()) {
-    json["cannot_run"] = status.message();
+    json["cannot_run"] = WithFlags(status.message());
     return json;
   }
   MemoryPlan own = plan;  // the policy's

@@ -16,6 +16,7 @@
 #include "command_line.h"
 #include "flags.h"
 #include "omnikv/version.h"
+#include "option_names.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -83,10 +84,11 @@ int main(int argc, char** argv) {
   using namespace omnikv;
   tools::OccupyStandardStreams();
   tools::LetWritesFail();
+  SetLogRewrite(tools::WithFlags);
   Status status = tools::RunAndCatch(argc, argv);
   if (const Status out = tools::FlushStdout(); !out.ok()) status = out;
   if (!status.ok()) {
-    WriteStderr(fmt::format("omnikv: {}\n", Escaped(status.message(), 4000)));
+    WriteStderr(fmt::format("omnikv: {}\n", Escaped(tools::WithFlags(status.message()), 4000)));
   }
   return status.ExitCode();
 }

@@ -37,7 +37,9 @@ Result<std::vector<int32_t>> PromptTokens(const RunFlags& f, const std::string& 
   std::vector<ChatMessage> messages;
   if (!f.system.empty()) messages.push_back({"system", f.system});
   messages.push_back({"user", text});
-  return engine.ChatPrompt(messages);
+  auto prompt = engine.ChatPrompt(messages);
+  if (prompt.ok() || !prompt.status().message().ends_with("no chat template")) return prompt;
+  return Unsupported(prompt.status().message() + ": use --raw");
 }
 
 Status Run(const RunFlags& f) {

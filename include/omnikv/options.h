@@ -1,4 +1,5 @@
-// Options of engines, sessions and requests. Names are those of the command line.
+// Options of engines, sessions and requests. A Status that finds one wrong names its field in
+// backticks.
 #pragma once
 
 #include <cstddef>
@@ -73,7 +74,7 @@ struct SamplingOptions {
   double min_p = 0;           // 0: off
   double repeat_penalty = 1;  // 1: off; over the whole context
   // The same seed gives the same tokens. The library draws no seed by itself: who wants another
-  // answer each time passes a random one, as the program does without --seed.
+  // answer each time passes a random one, as the program does where no seed is given.
   uint64_t seed = 0;
 };
 

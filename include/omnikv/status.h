@@ -20,8 +20,8 @@ enum class StatusCode {
   kFailed,             // anything else: I/O errors, devices
 };
 
-// The outcome of an operation: a code and, unless ok, one sentence that names the file or flag,
-// the value found and what was expected. Cheap to move; thread-compatible.
+// The outcome of an operation: a code and, unless ok, one sentence that names the file or the field
+// of an option (`context`), the value found and what was expected. Cheap to move; thread-compatible.
 class [[nodiscard]] Status {
  public:
   Status() = default;  // ok

@@ -10,6 +10,7 @@
 namespace omnikv {
 namespace {
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
+std::string (*g_rewrite)(std::string_view) = nullptr;
 }  // namespace
 
 void WriteStderr(std::string_view text) {
@@ -21,6 +22,10 @@ void WriteStderr(std::string_view text) {
   }
 }
 
+void SetLogRewrite(std::string (*rewrite)(std::string_view)) {
+  g_rewrite = rewrite;
+}
+
 void SetLogLevel(LogLevel level) {
   g_level.store(level, std::memory_order_relaxed);
 }
@@ -29,7 +34,8 @@ LogLevel GetLogLevel() {
 }
 
 void LogLine(LogLevel level, const std::string& line) {
-  if (GetLogLevel() >= level) WriteStderr(Escaped(line) + '\n');
+  if (GetLogLevel() < level) return;
+  WriteStderr(Escaped(g_rewrite == nullptr ? line : g_rewrite(line)) + '\n');
 }
 
 std::string HumanBytes(size_t bytes) {

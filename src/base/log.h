@@ -15,6 +15,10 @@ enum class LogLevel { kQuiet = 0, kInfo = 1, kVerbose = 2 };
 // lost and changes nothing else; a reader that has gone away raises SIGPIPE unless it is ignored.
 void WriteStderr(std::string_view text);
 
+// How LogLine changes a line before it is written: a program has its own names of options. Null: not
+// at all. Set it before threads are started.
+void SetLogRewrite(std::string (*rewrite)(std::string_view line));
+
 void SetLogLevel(LogLevel level);
 LogLevel GetLogLevel();
 void LogLine(LogLevel level, const std::string& line);

@@ -19,14 +19,14 @@ Status CheckBatch(const EngineCore& core, int32_t max_seqs) {
   if (core.bank->HasHostLayers()) {
     return Unsupported(fmt::format(
         "a batch of {} sequences needs all K/V on the card, but some layers' live on the host: "
-        "lower --ctx, or raise --gpu-memory",
+        "lower `context`, or raise `gpu_memory`",
         max_seqs));
   }
   if (std::min(core.work.max_rows, core.work.max_out) < max_seqs) {
-    return InvalidArgument(
-        fmt::format("a batch of {} sequences is asked for, but --chunk and the open sessions allow "
-                    "steps of {} rows",
-                    max_seqs, std::min(core.work.max_rows, core.work.max_out)));
+    return InvalidArgument(fmt::format(
+        "a batch of {} sequences is asked for, but `prefill_chunk` and the open sessions allow "
+        "steps of {} rows",
+        max_seqs, std::min(core.work.max_rows, core.work.max_out)));
   }
   for (const RopeConfig& rope : core.config.ropes) {
     if (rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope) {

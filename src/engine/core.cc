@@ -13,7 +13,7 @@ Status TakePolicyMemory(EngineCore& core, const std::string& name, size_t bytes)
   const size_t left = core.policy_room - core.policy_bytes;
   if (bytes > left) {
     return ResourceExhausted(fmt::format(
-        "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower --ctx",
+        "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower `context`",
         name, HumanBytes(bytes), core.bank->config().max_tokens, core.memory_limit,
         HumanBytes(left)));
   }
@@ -64,9 +64,9 @@ Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens) {
   const int64_t context = core.bank->config().max_tokens;
   if (tokens.empty()) return InvalidArgument("the prompt is empty, expected at least one token");
   if (static_cast<int64_t>(tokens.size()) > context) {
-    return InvalidArgument(
-        fmt::format("the prompt has {} tokens, but the context holds {}: shorten it or raise --ctx",
-                    tokens.size(), context));
+    return InvalidArgument(fmt::format(
+        "the prompt has {} tokens, but the context holds {}: shorten it or raise `context`",
+        tokens.size(), context));
   }
   for (int32_t t : tokens) {
     if (t < 0 || t >= core.config.vocab) {

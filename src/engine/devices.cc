@@ -49,7 +49,7 @@ Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
   if (const std::optional<int> device = CudaDevice(name)) {
     auto backend = MakeCuda(options, *device);
     if (backend.ok()) return backend;
-    return backend.status().Prefixed(fmt::format("--device is '{}'", name));
+    return backend.status().Prefixed(fmt::format("`device` is '{}'", name));
   }
   if (name == "auto") {
     auto backend = MakeCuda(options, 0);
@@ -64,7 +64,7 @@ Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
     return std::unique_ptr<Backend>(std::move(cpu));
   }
   if (name == "ref") return MakeRefBackend();
-  return InvalidArgument(fmt::format("--device is '{}', expected auto, cpu, cuda or cuda:N", name));
+  return InvalidArgument(fmt::format("`device` is '{}', expected auto, cpu, cuda or cuda:N", name));
 }
 
 }  // namespace omnikv

@@ -1,4 +1,4 @@
-// Backends by the name of --device.
+// Backends by the name of EngineOptions::device.
 #pragma once
 
 #include <memory>

@@ -77,7 +77,7 @@ Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string
                                         const std::vector<ChatMessage>& messages) {
   OKV_RETURN_IF_ERROR(text.chat_template_status);
   if (!text.chat_template) {
-    return Unsupported(fmt::format("{} has no chat template: use --raw", model));
+    return Unsupported(fmt::format("{} has no chat template", model));
   }
   ChatInput input;
   input.messages = nlohmann::ordered_json::array();
@@ -161,8 +161,9 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const B
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, files.config, weight_bytes,
                                                          AllF32(files), *core.backend));
   if (plan.context > files.config.max_context) {
-    LogInfo("--ctx is {}, but the model was trained for {} tokens: past them its answers may fail",
-            plan.context, files.config.max_context);
+    LogInfo(
+        "`context` is {}, but the model was trained for {} tokens: past them its answers may fail",
+        plan.context, files.config.max_context);
   }
   OKV_RETURN_IF_ERROR(
       PolicyFor(options.policy, files.config, plan.context, plan.host_layers > 0).status());

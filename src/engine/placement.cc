@@ -24,7 +24,7 @@ Result<DType> KvDType(const std::string& name, bool all_f32) {
   for (const DType t : {DType::kF16, DType::kBF16, DType::kF32}) {
     if (name == DTypeName(t)) return t;
   }
-  return InvalidArgument(fmt::format("--kv-dtype is '{}', expected auto, f16, bf16 or f32", name));
+  return InvalidArgument(fmt::format("`kv_dtype` is '{}', expected auto, f16, bf16 or f32", name));
 }
 
 StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
@@ -42,23 +42,23 @@ StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
 
 Status CheckOptions(const EngineOptions& o) {
   if (o.threads < 0 || o.threads > ThreadPool::kMaxThreads) {
-    return InvalidArgument(fmt::format("--threads is {}, expected 0 (physical cores) to {}",
+    return InvalidArgument(fmt::format("`threads` is {}, expected 0 (physical cores) to {}",
                                        o.threads, ThreadPool::kMaxThreads));
   }
   if (o.precision != "fast" && o.precision != "full") {
-    return InvalidArgument(fmt::format("--precision is '{}', expected fast or full", o.precision));
+    return InvalidArgument(fmt::format("`precision` is '{}', expected fast or full", o.precision));
   }
   OKV_RETURN_IF_ERROR(KvDType(o.kv_dtype, /*all_f32=*/false).status());
   if (o.context < 0 || o.context > ModelLimits::kContext) {
-    return InvalidArgument(fmt::format("--ctx is {}, expected tokens, 0 (the model's) to {}",
+    return InvalidArgument(fmt::format("`context` is {}, expected tokens, 0 (the model's) to {}",
                                        o.context, ModelLimits::kContext));
   }
   if (o.prefill_chunk < 0 || o.prefill_chunk > 65536) {
-    return InvalidArgument(
-        fmt::format("--chunk is {}, expected rows, 0 (the device's) to 65536", o.prefill_chunk));
+    return InvalidArgument(fmt::format(
+        "`prefill_chunk` is {}, expected rows, 0 (the device's) to 65536", o.prefill_chunk));
   }
   if (o.place != "auto" && o.place != "device" && o.place != "host") {
-    return InvalidArgument(fmt::format("--place is '{}', expected auto, device or host", o.place));
+    return InvalidArgument(fmt::format("`place` is '{}', expected auto, device or host", o.place));
   }
   if (o.max_sessions < 1 || o.max_sessions > 4096) {
     return InvalidArgument(fmt::format("max_sessions is {}, expected 1 to 4096", o.max_sessions));
@@ -191,7 +191,7 @@ class Placement {
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
     if (names.empty()) return "";
-    return fmt::format("; it fits with layers on the host: --place auto --policy {}",
+    return fmt::format("; it fits with layers on the host: `place` auto `policy` {}",
                        fmt::join(names, " or "));
   }
 
@@ -309,7 +309,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const bool card = backend.OnDevice();
   if (!card && (options.gpu_memory != 0 || options.place != "auto")) {
     return Unsupported(fmt::format("{} is given, but the model runs on {}",
-                                   options.gpu_memory != 0 ? "--gpu-memory" : "--place",
+                                   options.gpu_memory != 0 ? "`gpu_memory`" : "`place`",
                                    backend.Name()));
   }
   MemoryPlan plan;
@@ -323,7 +323,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
   const auto policy = PolicyFor(options.policy, config, plan.context, /*tiered=*/true);
   if (policy.ok()) plan.max_held = MaxHeld(**policy, plan.context);
-  const char* flag = card ? "--gpu-memory" : "--host-memory";
+  const char* flag = card ? "`gpu_memory`" : "`host_memory`";
   const size_t cap = card ? options.gpu_memory : options.host_memory;
   const size_t machine = backend.AvailableMemory();
   const Limit limit(flag, cap, machine);
@@ -349,7 +349,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                             ? ""
                             : fmt::format(", and {} of sliding windows,", HumanBytes(kv.fixed))),
       plan.limit);
-  const Limit host("--host-memory", options.host_memory, AvailableMemory());
+  const Limit host("`host_memory`", options.host_memory, AvailableMemory());
   const Policy::Groups groups = policy.ok() ? (*policy)->Shared() : Policy::Groups{};
   const bool always = card && groups.streamed.always;
   if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
@@ -377,7 +377,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     }
     if (options.place == "host") {
       return ResourceExhausted(fmt::format(
-          "--place is host, but {}: {}{}",
+          "`place` is host, but {}: {}{}",
           placed.tiers.empty()
               ? "the policy reads no layer sparsely"
               : fmt::format("a context of {} tokens does not fit that way either", asked),

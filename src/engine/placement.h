@@ -24,7 +24,7 @@ struct MemoryPlan {
   size_t kv = 0;            // K/V held of `context` tokens in every session
   size_t policies = 0;      // left for what policies keep beside the K/V
   size_t available = 0;     // what there is, at most the cap
-  std::string limit;        // that, for sentences: "--gpu-memory 24.00 GiB"
+  std::string limit;        // that, for sentences: "`gpu_memory` 24.00 GiB"
   int32_t chunk = 0;        // rows of a prefill step
   DType kv_dtype = DType::kF16;
 

@@ -13,11 +13,11 @@ Status CheckRange(const char* flag, double value, double low, double high, const
 }  // namespace
 
 Status CheckSampling(const SamplingOptions& o) {
-  OKV_RETURN_IF_ERROR(CheckRange("--temp", o.temperature, 0, 100, "0 (greedy) to 100"));
-  OKV_RETURN_IF_ERROR(CheckRange("--top-k", o.top_k, 0, 1e9, "0 (off) or more"));
-  OKV_RETURN_IF_ERROR(CheckRange("--top-p", o.top_p, 1e-9, 1, "more than 0, up to 1 (off)"));
-  OKV_RETURN_IF_ERROR(CheckRange("--min-p", o.min_p, 0, 1, "0 (off) to 1"));
-  return CheckRange("--repeat-penalty", o.repeat_penalty, 0.01, 100, "0.01 to 100, 1 is off");
+  OKV_RETURN_IF_ERROR(CheckRange("`temperature`", o.temperature, 0, 100, "0 (greedy) to 100"));
+  OKV_RETURN_IF_ERROR(CheckRange("`top_k`", o.top_k, 0, 1e9, "0 (off) or more"));
+  OKV_RETURN_IF_ERROR(CheckRange("`top_p`", o.top_p, 1e-9, 1, "more than 0, up to 1 (off)"));
+  OKV_RETURN_IF_ERROR(CheckRange("`min_p`", o.min_p, 0, 1, "0 (off) to 1"));
+  return CheckRange("`repeat_penalty`", o.repeat_penalty, 0.01, 100, "0.01 to 100, 1 is off");
 }
 
 Status CheckGenerate(const GenerateOptions& o) {

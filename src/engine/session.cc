@@ -426,7 +426,7 @@ Result<std::vector<int32_t>> SessionImpl::EndIds(const GenerateOptions& options)
   std::vector<int32_t> ends;
   if (!options.ignore_eos) ends = core_.config.eos_ids;
   if (options.stop.empty()) return ends;
-  OKV_RETURN_IF_ERROR(NeedTokenizer(core_).Prefixed("--stop"));
+  OKV_RETURN_IF_ERROR(NeedTokenizer(core_).Prefixed("`stop`"));
   const Tokenizer& tokenizer = *core_.text.tokenizer;
   for (const std::string& stop : options.stop) {
     const std::optional<int32_t> id = tokenizer.TokenToId(stop);

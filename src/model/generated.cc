@@ -73,7 +73,7 @@ Result<ModelConfig> GeometryConfig(const std::string& geometry) {
   }
   if (!MayExist(geometry)) {
     return NotFound(fmt::format(
-        "--geometry is '{}', expected tiny, llama-1b, llama3-8b or a JSON file", geometry));
+        "`geometry` is '{}', expected tiny, llama-1b, llama3-8b or a JSON file", geometry));
   }
   OKV_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(geometry));
   using Limits = ModelLimits;

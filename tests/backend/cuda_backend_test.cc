@@ -120,7 +120,7 @@ TEST_F(CudaBackendTest, TooLowACapIsRefusedWithItsFlag) {
   const auto backend = MakeCudaBackend({.memory = kMiB});
   ASSERT_FALSE(backend.ok());
   EXPECT_EQ(backend.status().code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(backend.status().message(), HasSubstr("--gpu-memory is 1.00 MiB"));
+  EXPECT_THAT(backend.status().message(), HasSubstr("`gpu_memory` is 1.00 MiB"));
 }
 
 TEST_F(CudaBackendTest, MemoryIsZeroed) {

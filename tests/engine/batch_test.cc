@@ -251,7 +251,7 @@ TEST(Batch, AChunkMustHoldARowOfEach) {
   EXPECT_TRUE(Batch::Open(CoreOf(**engine), {.name = "full"}, 3).ok());
   const auto batch = Batch::Open(CoreOf(**engine), {.name = "full"}, 4);
   ASSERT_FALSE(batch.ok());
-  EXPECT_THAT(batch.status().message(), HasSubstr("--chunk"));
+  EXPECT_THAT(batch.status().message(), HasSubstr("`prefill_chunk`"));
 }
 
 TEST(Batch, PoliciesMemoryIsGivenBack) {
@@ -295,7 +295,7 @@ TEST(Batch, LayersOnTheHostAreRefused) {
   const auto batch = Batch::Open(CoreOf(*engine), {.name = "full"}, 2);
   ASSERT_FALSE(batch.ok());
   EXPECT_EQ(batch.status().code(), StatusCode::kUnsupported);
-  EXPECT_THAT(batch.status().message(), HasSubstr("live on the host: lower --ctx"));
+  EXPECT_THAT(batch.status().message(), HasSubstr("live on the host: lower `context`"));
 }
 
 // One launch of each op for all sequences; K/V of each counted, weights once; the same recorded

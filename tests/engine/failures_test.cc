@@ -218,12 +218,12 @@ TEST_P(FailuresOn, ACapTooSmall) {
   (card ? options.gpu_memory : options.host_memory) = cap;
   options.context = static_cast<int64_t>(cap / 256);  // a layer's alone are more
   Repeat([&] { return Load(options, none).status(); }, StatusCode::kResourceExhausted,
-         {card ? "--gpu-memory" : "--host-memory", HumanBytes(cap),
+         {card ? "`gpu_memory`" : "`host_memory`", HumanBytes(cap),
           fmt::format("a context of {} tokens does not fit", options.context), "K/V"});
   if (!GetParam().cuda()) return;
   options.gpu_memory = kMiB;  // less than the driver takes
   Repeat([&] { return Load(options, none).status(); }, StatusCode::kResourceExhausted,
-         {"--gpu-memory is 1.00 MiB", "expected"});
+         {"`gpu_memory` is 1.00 MiB", "expected"});
 }
 
 // Where K/V live beside the device.
@@ -234,7 +234,7 @@ TEST_P(FailuresBeside, HostMemoryRefused) {
   EngineOptions options = Options();
   options.host_memory = 16 << 10;
   Repeat([&] { return Load(options, none).status(); }, StatusCode::kResourceExhausted,
-         {"--host-memory 16.00 KiB", "layers", "host"});
+         {"`host_memory` 16.00 KiB", "layers", "host"});
 }
 
 TEST(Failures, NoSuchCard) {
@@ -243,7 +243,7 @@ TEST(Failures, NoSuchCard) {
         return Engine::Load({.model = kRoot / "tests/golden/policy_model", .device = "cuda:99"})
             .status();
       },
-      StatusCode::kUnsupported, {"--device is 'cuda:99'", "CUDA"});
+      StatusCode::kUnsupported, {"`device` is 'cuda:99'", "CUDA"});
 }
 
 TEST(Failures, AHeadOfABadSize) {
@@ -318,7 +318,7 @@ TEST_P(FailuresOn, SessionsThatDoNotFit) {
          {"2 sequences"});
   Repeat([&] { return (*one)->Fork().status(); }, StatusCode::kResourceExhausted, {"2 sequences"});
   Repeat([&] { return (*one)->Prompt(Numbers(300)); }, StatusCode::kInvalidArgument,
-         {"300 tokens", "256", "--ctx"});
+         {"300 tokens", "256", "`context`"});
 }
 
 std::string NameOf(const testing::TestParamInfo<Where>& where) {

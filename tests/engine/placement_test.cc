@@ -176,7 +176,7 @@ TEST_F(PlacementTest, RefusesWhatCannotFitWithTheNumbers) {
   options_.host_memory = kGiB;
   const auto no_host = Plan(24 * kGiB);
   ASSERT_FALSE(no_host.ok());
-  EXPECT_THAT(no_host.status().message(), HasSubstr("--host-memory 1.00 GiB"));
+  EXPECT_THAT(no_host.status().message(), HasSubstr("`host_memory` 1.00 GiB"));
   options_.host_memory = 0;
   options_.place = "device";
   EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("does not fit"));
@@ -248,16 +248,16 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
     for (const char* place : places) {
       options_.place = place;
       EXPECT_THAT(Plan(20 * kGiB).status().message(),
-                  HasSubstr("--place auto --policy brutal_offload or omnikv"));
+                  HasSubstr("`place` auto `policy` brutal_offload or omnikv"));
       EXPECT_THAT(Plan(17 * kGiB).status().message(),
-                  EndsWith("--place auto --policy brutal_offload"));
-      EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("--policy")));
+                  EndsWith("`place` auto `policy` brutal_offload"));
+      EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("`policy`")));
     }
   }
   options_.place = "auto";
   options_.policy = {.name = "full"};
   options_.host_memory = kGiB;
-  EXPECT_THAT(Plan(20 * kGiB).status().message(), Not(HasSubstr("--policy")));
+  EXPECT_THAT(Plan(20 * kGiB).status().message(), Not(HasSubstr("`policy`")));
 }
 
 TEST_F(PlacementTest, TheCapIsTheCards) {

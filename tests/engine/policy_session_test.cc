@@ -212,7 +212,7 @@ TEST(PolicySession, WhatPoliciesKeepCountsAgainstHostMemory) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.status().message(), HasSubstr("policy omnikv keeps 896."));
-  EXPECT_THAT(refused.status().message(), HasSubstr("--host-memory 256.00 MiB leaves"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("`host_memory` 256.00 MiB leaves"));
   EXPECT_TRUE(engine->NewSession({.name = "omnikv"}).ok());
 }
 

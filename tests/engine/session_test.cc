@@ -506,7 +506,7 @@ TEST_P(SessionTest, StopsNeedATokenizer) {
   ASSERT_TRUE(session->Prompt({1, 2, 3}).ok());
   const Status status = session->Generate({.max_tokens = 2, .stop = {"x"}}).status();
   EXPECT_EQ(status.code(), StatusCode::kNotFound);
-  EXPECT_THAT(status.message(), HasSubstr("--stop"));
+  EXPECT_THAT(status.message(), HasSubstr("`stop`"));
   EXPECT_THAT(status.message(), HasSubstr("tokenizer.json: no such file"));
   EXPECT_TRUE(session->Generate({.max_tokens = 2}).ok());
 }
@@ -581,7 +581,7 @@ TEST(Engine, SaysThatAContextIsLongerThanTheTrainedOne) {
   testing::internal::CaptureStderr();
   ASSERT_NE(LoadOn("cpu", {.context = 40000}), nullptr);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("--ctx is 40000, but the model was trained for 32768 tokens"));
+              HasSubstr("`context` is 40000, but the model was trained for 32768 tokens"));
   testing::internal::CaptureStderr();
   ASSERT_NE(LoadOn("cpu", {.context = 32768}), nullptr);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
@@ -594,7 +594,7 @@ TEST(Engine, ACapAboveTheMachineIsNotMemory) {
   const auto engine =
       Engine::Load({.model = kModel, .device = "cpu", .host_memory = 1000 * kTiB, .context = 64});
   EXPECT_TRUE(engine.ok()) << engine.status().message();
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("--host-memory is 1000.00 TiB"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("`host_memory` is 1000.00 TiB"));
   const auto refused = Engine::Load(
       {.model = kModel, .device = "cpu", .host_memory = 1000 * kTiB, .context = 1 << 30});
   ASSERT_FALSE(refused.ok());
@@ -607,7 +607,7 @@ TEST(Engine, NamesTheContextsItTakes) {
     const auto engine = Engine::Load({.model = kModel, .device = "cpu", .context = context});
     ASSERT_FALSE(engine.ok());
     EXPECT_EQ(engine.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_THAT(engine.status().message(), HasSubstr("--ctx is " + std::to_string(context)));
+    EXPECT_THAT(engine.status().message(), HasSubstr("`context` is " + std::to_string(context)));
   }
 }
 
@@ -644,7 +644,7 @@ TEST(Engine, RefusesAContextThatDoesNotFitWithTheNumbers) {
   ASSERT_FALSE(engine.ok());
   EXPECT_EQ(engine.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(engine.status().message(), HasSubstr("a context of 32768 tokens does not fit"));
-  EXPECT_THAT(engine.status().message(), HasSubstr("--host-memory 64.00 MiB"));
+  EXPECT_THAT(engine.status().message(), HasSubstr("`host_memory` 64.00 MiB"));
 }
 
 TEST(Engine, WithoutAContextTakesWhatFits) {

@@ -233,7 +233,7 @@ Status CudaBackend::Open() {
   }
   if (options_.memory != 0 && memory_.Available() < kGemmWorkspaceBytes) {
     return ResourceExhausted(fmt::format(
-        "--gpu-memory is {}, of which the driver takes {} and products {}: expected more",
+        "`gpu_memory` is {}, of which the driver takes {} and products {}: expected more",
         HumanBytes(options_.memory), HumanBytes(memory_.context_bytes()),
         HumanBytes(kGemmWorkspaceBytes)));
   }

@@ -1,0 +1,47 @@
+#include "option_names.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace omnikv::tools {
+
+std::string WithFlags(std::string_view message) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kFlags = {{
+      {"context", "--ctx"},
+      {"device", "--device"},
+      {"geometry", "--geometry"},
+      {"gpu_memory", "--gpu-memory"},
+      {"host_memory", "--host-memory"},
+      {"kv_dtype", "--kv-dtype"},
+      {"min_p", "--min-p"},
+      {"place", "--place"},
+      {"policy", "--policy"},
+      {"precision", "--precision"},
+      {"prefill_chunk", "--chunk"},
+      {"repeat_penalty", "--repeat-penalty"},
+      {"stop", "--stop"},
+      {"temperature", "--temp"},
+      {"threads", "--threads"},
+      {"top_k", "--top-k"},
+      {"top_p", "--top-p"},
+  }};
+  std::string out;
+  while (true) {
+    const size_t begin = message.find('`');
+    const size_t end = begin == std::string_view::npos ? begin : message.find('`', begin + 1);
+    if (end == std::string_view::npos) return out.append(message);
+    const std::string_view field = message.substr(begin + 1, end - begin - 1);
+    const auto flag = std::find_if(kFlags.begin(), kFlags.end(),
+                                   [&](const auto& pair) { return pair.first == field; });
+    if (flag != kFlags.end()) {
+      out.append(message.substr(0, begin)).append(flag->second);
+      message.remove_prefix(end + 1);
+    } else {  // its end may be another's begin
+      out.append(message.substr(0, end));
+      message.remove_prefix(end);
+    }
+  }
+}
+
+}  // namespace omnikv::tools

@@ -133,7 +133,17 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
     OKV_ASSIGN_OR_RETURN(core->config, GeometryConfig(geometry));
     weight_bytes = GeneratedWeightBytes(core->config, format);
   }
-  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, core->config, weight_bytes,
+  // Room for every token, unless all policies drop some.
+  EngineOptions planned = options;
+  const int64_t context = options.context != 0 ? options.context : core->config.max_context;
+  for (const PolicyOptions& policy : others) {
+    const auto other = PolicyFor(policy, core->config, context, /*tiered=*/false);
+    const auto own = PolicyFor(planned.policy, core->config, context, /*tiered=*/false);
+    if (other.ok() && own.ok() && MaxHeld(**other, context) == 0 && MaxHeld(**own, context) > 0) {
+      planned.policy = policy;
+    }
+  }
+  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(planned, core->config, weight_bytes,
                                                          bench.all_f32, *bench.backend));
   const auto check = [&](const PolicyOptions& policy) {
     return PolicyFor(policy, core->config, plan.context, plan.host_layers > 0).status();

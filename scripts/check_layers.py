@@ -18,7 +18,7 @@ import sys
 
 RANK = {"base": 0, "io": 1, "text": 1, "backend": 2, "bank": 3, "policy": 4, "model": 5, "engine": 6}
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
-LITERAL = re.compile(r'"((?:[^"\\\\]|\\\\.)*)"')
+LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 OTHER_PROGRAMS = {"--merge"}  # llama-gguf-split's
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')

@@ -79,8 +79,8 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   json["dense_layers"] = context.n_layers - budgeted;
   size_t held[2] = {};  // by tier
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    const int64_t tokens =
-        HeldTokens(config, *policy, bank.layers[layer].table, plan.context, bank.block_tokens);
+    const TableSpec& table = bank.tables[static_cast<size_t>(bank.layers[layer].table)];
+    const int64_t tokens = HeldTokens(*policy, table, plan.context, bank.block_tokens);
     const bool on_host = bank.layers[layer].tier == TierKind::kHost;
     held[on_host] += static_cast<size_t>(tokens) * bank.RowBytes(layer);
   }

@@ -28,6 +28,7 @@ struct LayerSpec {
 // The tokens whose rows the layers of one table keep. Those layers grow, fork, are cut and drop
 // tokens together.
 struct TableSpec {
+  int32_t window = 0;  // tokens that a row reads, its own included; 0: no sliding window
   // At most so many tokens per sequence, besides those of a step under way; 0: all of them.
   int64_t max_held = 0;
 

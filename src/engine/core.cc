@@ -91,19 +91,27 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length) {
           : ""));
 }
 
-Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int32_t table,
-                                 int64_t length) {
-  if (table == 0) return policy.Dropped(length);
-  const int32_t window = Windows(config)[static_cast<size_t>(table - 1)];
-  return {0, std::max<int64_t>(0, length + 1 - window)};
+Policy::TokenRange UnreadTokens(const Policy& policy, const TableSpec& table, int64_t length) {
+  if (table.window == 0) return policy.Dropped(length);
+  return {0, std::max<int64_t>(0, length + 1 - table.window)};
 }
 
+namespace {
+
+// Of those, the tokens whose rows are given back.
+Policy::TokenRange DroppedTokens(const Policy& policy, const TableSpec& table, int64_t length) {
+  Policy::TokenRange range = UnreadTokens(policy, table, length);
+  if (table.window > 0) range.end -= kSpareTokens;
+  return range;
+}
+
+}  // namespace
+
 void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
-  for (size_t i = 0; i < core.bank->config().tables.size(); ++i) {
-    const auto table = static_cast<int32_t>(i);
-    const int64_t spare = table == 0 ? 0 : kSpareTokens;
-    const Policy::TokenRange dropped = DroppedTokens(core.config, policy, table, length);
-    core.bank->Drop(seq, table, dropped.begin, dropped.end - spare);
+  const std::vector<TableSpec>& tables = core.bank->config().tables;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const Policy::TokenRange dropped = DroppedTokens(policy, tables[i], length);
+    core.bank->Drop(seq, static_cast<int32_t>(i), dropped.begin, dropped.end);
   }
 }
 
@@ -119,11 +127,12 @@ Status AppendMadeUp(EngineCore& core, const Policy& policy, int32_t seq, int64_t
 }
 
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
-  for (size_t i = 0; i < core.bank->config().tables.size(); ++i) {
+  const std::vector<TableSpec>& tables = core.bank->config().tables;
+  for (size_t i = 0; i < tables.size(); ++i) {
     const auto table = static_cast<int32_t>(i);
-    const Policy::TokenRange dropped = DroppedTokens(core.config, policy, table, length);
-    if (!core.bank->Holds(seq, table, 0, std::min(dropped.begin, length)) ||
-        !core.bank->Holds(seq, table, std::max(dropped.begin, dropped.end), length)) {
+    const Policy::TokenRange unread = UnreadTokens(policy, tables[i], length);
+    if (!core.bank->Holds(seq, table, 0, std::min(unread.begin, length)) ||
+        !core.bank->Holds(seq, table, std::max(unread.begin, unread.end), length)) {
       return false;
     }
   }
@@ -153,12 +162,11 @@ double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLengt
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
 }
 
-int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int32_t table, int64_t length,
+int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
                    int32_t block_tokens) {
   const auto blocks = [&](int64_t n) { return (n + block_tokens - 1) / block_tokens; };
-  const int64_t spare = table == 0 ? 0 : kSpareTokens;
-  const Policy::TokenRange dropped = DroppedTokens(config, policy, table, length);
-  const int64_t gone = std::min(dropped.end - spare, length) / block_tokens - blocks(dropped.begin);
+  const Policy::TokenRange dropped = DroppedTokens(policy, table, length);
+  const int64_t gone = std::min(dropped.end, length) / block_tokens - blocks(dropped.begin);
   return (blocks(length) - std::max<int64_t>(0, gone)) * block_tokens;
 }
 

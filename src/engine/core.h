@@ -85,8 +85,7 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length);
 
 // Tokens that no row from position `length` on reads in the layers of a table of the bank: those
 // that the policy drops, or those before the window.
-Policy::TokenRange DroppedTokens(const ModelConfig& config, const Policy& policy, int32_t table,
-                                 int64_t length);
+Policy::TokenRange UnreadTokens(const Policy& policy, const TableSpec& table, int64_t length);
 // Gives back the rows of the first `length` tokens of `seq` that no later row reads.
 void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
 // Appends `n` tokens with made-up K/V to an empty sequence, and drops as a prompt of them would.
@@ -102,7 +101,7 @@ double AttendedTokens(const ModelConfig& config, const Policy& policy, const Seq
 double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at);
 
 // Tokens whose rows a sequence of `length` tokens keeps in the layers of a table, in whole blocks.
-int64_t HeldTokens(const ModelConfig& config, const Policy& policy, int32_t table, int64_t length,
+int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
                    int32_t block_tokens);
 
 }  // namespace omnikv

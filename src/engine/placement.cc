@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "bank/working_sets.h"
 #include "base/log.h"
@@ -84,23 +84,9 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
   return policy;
 }
 
-Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
-                                int64_t context, bool tiered) {
-  OKV_ASSIGN_OR_RETURN(const auto policy, PolicyFor(options, config, context, tiered));
-  return policy->Shared();
-}
-
 int64_t MaxHeld(const Policy& policy, int64_t context) {
   const Policy::TokenRange dropped = policy.Dropped(context);
   return dropped.end > dropped.begin ? dropped.begin + (context - dropped.end) : 0;
-}
-
-std::vector<int32_t> Windows(const ModelConfig& config) {
-  std::set<int32_t> windows;
-  for (const LayerConfig& layer : config.layers) {
-    if (layer.window > 0) windows.insert(layer.window);
-  }
-  return {windows.begin(), windows.end()};
 }
 
 namespace {
@@ -285,12 +271,13 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     bank.layers[layer].tier = plan.tiers[layer];
   }
   bank.tables[0].max_held = plan.max_held;
-  for (const int32_t window : Windows(config)) {
-    const auto table = static_cast<int32_t>(bank.tables.size());
-    for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-      if (config.layers[layer].window == window) bank.layers[layer].table = table;
-    }
-    bank.tables.push_back({.max_held = window + kSpareTokens});
+  std::map<int32_t, int32_t> table_of = {{0, 0}};  // by window
+  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+    const int32_t window = config.layers[layer].window;
+    const auto [table, added] =
+        table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
+    if (added) bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
+    bank.layers[layer].table = table->second;
   }
   bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;

@@ -53,21 +53,15 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 // K/V on the host (`tiered`) or none; kInvalidArgument where the model or a setting is against it.
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
                                           int64_t context, bool tiered);
-// The layers of that policy that read together.
-Result<Policy::Groups> GroupsOf(const PolicyOptions& options, const ModelConfig& config,
-                                int64_t context, bool tiered);
-
 // TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens.
 int64_t MaxHeld(const Policy& policy, int64_t context);
 
-// The sizes of a model's sliding windows, ascending. Table 0 of its bank has the global-attention
-// layers, table i + 1 those of window i.
-std::vector<int32_t> Windows(const ModelConfig& config);
 // Tokens before a window that its layers keep, so that a turn that is written a little differently
 // the next time does not start over.
 inline constexpr int64_t kSpareTokens = 64;
 
-// The bank of a model: one LayerSpec per layer.
+// The bank of a model: one LayerSpec per layer. Table 0 has the global-attention layers, each other
+// table those of one size of window.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
 // Sequences that decode together at most: as many rows as a card's decode kernels take.

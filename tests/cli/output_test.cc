@@ -421,9 +421,8 @@ TEST_F(Output, BenchJsonHasItsFields) {
 // One bank serves all policies: one that drops tokens does not take the others' room.
 TEST_F(Output, BenchHasRoomForThePolicyThatHoldsMost) {
   const json bench = GoodJson(
-      "bench --json --geometry tiny --policies full,streaming --context 6000 --steps 1 --prefill "
-      "64 "
-      "--repeats 1");
+      "bench --json --geometry tiny --policies full,streaming --context 6000 --steps 1 "
+      "--prefill 64 --repeats 1");
   EXPECT_EQ(bench.at("cases").size(), 4u);
 }
 

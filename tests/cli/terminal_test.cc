@@ -235,7 +235,13 @@ TEST_F(AtTerminal, SignalsGiveTheTerminalBack) {
     t.Signal(signal);
     EXPECT_EQ(t.End(), 128 + signal);
     EXPECT_FALSE(t.Raw());
+    EXPECT_THAT(t.shown(), EndsWith("\033[?2004l"));
   }
+  Terminal dumb(Chat(), {"OMNIKV_HISTORY=", "TERM=dumb"});
+  ASSERT_TRUE(dumb.SeePrompt());
+  dumb.Signal(SIGTERM);
+  EXPECT_EQ(dumb.End(), 128 + SIGTERM);
+  EXPECT_THAT(dumb.shown(), Not(HasSubstr("\033")));
 }
 
 TEST_F(AtTerminal, NoEscapesWithoutATerminalThatKnowsThem) {

@@ -255,7 +255,8 @@ TEST(Sampler, InfiniteLogitsAreCertain) {
 TEST(Sampler, WrongOptionsAreNamed) {
   EXPECT_TRUE(CheckSampling({}).ok());
   EXPECT_THAT(CheckSampling({.temperature = -1}).message(), HasSubstr("`temperature` is -1"));
-  EXPECT_THAT(CheckSampling({.temperature = std::nan("")}).message(), HasSubstr("`temperature` is nan"));
+  EXPECT_THAT(CheckSampling({.temperature = std::nan("")}).message(),
+              HasSubstr("`temperature` is nan"));
   EXPECT_THAT(CheckSampling({.top_k = -1}).message(), HasSubstr("`top_k` is -1"));
   EXPECT_THAT(CheckSampling({.top_p = 0}).message(), HasSubstr("`top_p` is 0"));
   EXPECT_THAT(CheckSampling({.min_p = 2}).message(), HasSubstr("`min_p` is 2"));

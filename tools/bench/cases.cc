@@ -133,16 +133,15 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
     OKV_ASSIGN_OR_RETURN(core->config, GeometryConfig(geometry));
     weight_bytes = GeneratedWeightBytes(core->config, format);
   }
+  const auto drops = [&](const PolicyOptions& options_of) {
+    const int64_t context = options.context != 0 ? options.context : core->config.max_context;
+    const auto policy = PolicyFor(options_of, core->config, context, /*tiered=*/false);
+    return policy.ok() && MaxHeld(**policy, context) > 0;
+  };
   // Room for every token, unless all policies drop some.
   EngineOptions planned = options;
-  const int64_t context = options.context != 0 ? options.context : core->config.max_context;
-  for (const PolicyOptions& policy : others) {
-    const auto other = PolicyFor(policy, core->config, context, /*tiered=*/false);
-    const auto own = PolicyFor(planned.policy, core->config, context, /*tiered=*/false);
-    if (other.ok() && own.ok() && MaxHeld(**other, context) == 0 && MaxHeld(**own, context) > 0) {
-      planned.policy = policy;
-    }
-  }
+  const auto keeps_all = std::find_if_not(others.begin(), others.end(), drops);
+  if (keeps_all != others.end() && drops(options.policy)) planned.policy = *keeps_all;
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(planned, core->config, weight_bytes,
                                                          bench.all_f32, *bench.backend));
   const auto check = [&](const PolicyOptions& policy) {

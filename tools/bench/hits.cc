@@ -94,7 +94,9 @@ Status HitsBench::Run() {
   o_.engine.policy = o_.policy;
   OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(o_.engine, "", DType::kF32));
   const int64_t context = bench_.engine->context();
-  OKV_ASSIGN_OR_RETURN(groups_, GroupsOf(o_.policy, bench_.config, context, /*tiered=*/true));
+  OKV_ASSIGN_OR_RETURN(const auto policy,
+                       PolicyFor(o_.policy, bench_.config, context, /*tiered=*/true));
+  groups_ = policy->Shared();
   if (groups_.n_groups == 0) {
     return InvalidArgument(
         fmt::format("--policy is {}, which has no working sets, expected one whose layers share a "

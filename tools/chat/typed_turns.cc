@@ -80,15 +80,18 @@ class History {
   std::string file_;
 };
 
-// How the terminal was, and how it is told so. (libedit can give it back itself, but then a signal
-// that the program outlives may end the line.)
+// How the terminal was, and where it is told to mark pastes no more (-1: it was never asked to).
+// (libedit can give it back itself, but then a signal that the program outlives may end the line.)
 struct termios g_modes;
+int g_brackets = -1;
 constexpr std::string_view kBracketsOn = "\033[?2004h";
 constexpr std::string_view kBracketsOff = "\033[?2004l";
 
 extern "C" void GiveTerminalBack(int signal) {
   tcsetattr(STDIN_FILENO, TCSANOW, &g_modes);
-  static_cast<void>(!write(STDERR_FILENO, kBracketsOff.data(), kBracketsOff.size()));
+  if (g_brackets >= 0 && write(g_brackets, kBracketsOff.data(), kBracketsOff.size()) < 0) {
+    // There is nobody left to tell.
+  }
   raise(signal);
 }
 
@@ -137,10 +140,12 @@ class TypedTurns : public TurnReader {
     el_set(edit_, EL_BIND, "^Z", "omnikv-suspend", nullptr);
     const char* term = std::getenv("TERM");
     brackets_ = term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
+    g_brackets = brackets_ ? fileno(terminal_) : -1;
     el_wset(edit_, EL_ADDFN, L"omnikv-paste", L"Inserts what is pasted", Paste);
     el_set(edit_, EL_BIND, "\033[200~", "omnikv-paste", nullptr);
   }
   ~TypedTurns() override {
+    g_brackets = -1;
     el_end(edit_);
     std::fclose(terminal_);
   }

@@ -7,6 +7,7 @@
 #include <bit>
 #include <vector>
 
+#include "base/utf8.h"
 #include "text/jinja/str.h"
 
 namespace omnikv::jinja {
@@ -48,12 +49,9 @@ const char* LongUpper(char32_t code) {
 }  // namespace
 
 Char CharAt(std::string_view text, size_t pos) {
-  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + pos;
-  utf8proc_int32_t code = 0;
-  const utf8proc_ssize_t size =
-      utf8proc_iterate(bytes, static_cast<utf8proc_ssize_t>(text.size() - pos), &code);
-  if (size <= 0) return {kEscapedByte + *bytes, 1};
-  return {static_cast<char32_t>(code), static_cast<size_t>(size)};
+  const Utf8Char c = Utf8CharAt(text, pos);
+  if (c.size == 0) return {kEscapedByte + static_cast<unsigned char>(text[pos]), 1};
+  return {c.code, c.size};
 }
 
 Char CharBefore(std::string_view text, size_t end) {
@@ -67,11 +65,9 @@ Char CharBefore(std::string_view text, size_t end) {
 void AppendUtf8(std::string* out, char32_t code) {
   if (IsEscapedByte(code)) {
     out->push_back(static_cast<char>(code - kEscapedByte));
-    return;
+  } else {
+    omnikv::AppendUtf8(out, code);
   }
-  std::array<utf8proc_uint8_t, 4> bytes{};
-  const utf8proc_ssize_t size = utf8proc_encode_char(Cp(code), bytes.data());
-  out->append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(size));
 }
 
 size_t CountChars(std::string_view text) {

@@ -3,7 +3,6 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <vector>
 
@@ -70,13 +69,6 @@ Char DecodeUtf8Before(std::string_view text, size_t end) {
   size_t begin = end - 1;
   while ((static_cast<uint8_t>(text[begin]) & 0xC0u) == 0x80u) --begin;
   return DecodeUtf8(text.data() + begin);
-}
-
-void AppendUtf8(std::string* out, char32_t c) {
-  std::array<utf8proc_uint8_t, 4> bytes{};
-  const utf8proc_ssize_t size =
-      utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes.data());
-  out->append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(size));
 }
 
 bool IsAscii(std::string_view text) {

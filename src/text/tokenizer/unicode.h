@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/utf8.h"
+
 namespace omnikv::tok {
 
 struct Char {
@@ -19,7 +21,6 @@ struct Char {
 Char DecodeUtf8(const char* p);
 // The character that ends at `end`. REQUIRES end > 0, a character boundary.
 Char DecodeUtf8Before(std::string_view text, size_t end);
-void AppendUtf8(std::string* out, char32_t code);
 
 // Bytes of the character that starts with `lead`.
 inline uint32_t Utf8Size(char lead) {

@@ -150,7 +150,7 @@ PYTHON
 # Hits by the size of working sets, of the shipped model on real text; the card's own sets beside them.
 hits() {
   echo "== hits"
-  local ask=("$omnikv" bench --hits --device cuda --place host --context "8192,24576" --set cache=2048)
+  local ask=("$omnikv" bench --hits --device cuda --place host --context "8192,24576" --working-set 2048)
   if ! "${ask[@]}" --json >"$logs/hits.json" 2>"$logs/hits.err"; then
     echo "   failed: $(tail -1 "$logs/hits.err")"
     bad+=("hits")

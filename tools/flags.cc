@@ -59,6 +59,9 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
          "--place", f.place,
          "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
       ->capture_default_str();
+  app.add_option("--working-set", f.working_set,
+                 "tokens that a GPU keeps of each layer on the host, all that a layer reads in a "
+                 "step at least; default: as many as there is room for");
   app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's");
   app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
       ->capture_default_str();
@@ -82,6 +85,7 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   o.precision = f.precision;
   o.prefill_chunk = f.chunk;
   o.place = f.place;
+  o.working_set = f.working_set;
   if (!f.host_memory.empty()) {
     OKV_ASSIGN_OR_RETURN(o.host_memory, ParseSize("--host-memory", f.host_memory));
     if (o.host_memory == 0) return InvalidArgument("--host-memory is 0, expected more");

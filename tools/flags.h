@@ -18,7 +18,8 @@ void AddModelFlag(CLI::App& app, std::string& model);
 // The path it means: without one, the shipped model.
 Result<std::string> ModelPath(const std::string& model);
 
-// -m, --device, --threads, --host-memory, --gpu-memory, --place, --ctx, --kv-dtype, --precision,
+// -m, --device, --threads, --host-memory, --gpu-memory, --place, --working-set, --ctx, --kv-dtype,
+// --precision,
 // --chunk, -v, -q.
 struct EngineFlags {
   std::string model;
@@ -26,6 +27,7 @@ struct EngineFlags {
   std::string host_memory;
   std::string gpu_memory;
   std::string place = "auto";
+  int64_t working_set = 0;
   std::string kv_dtype = "auto";
   std::string precision = "fast";
   int threads = 0;

@@ -85,7 +85,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     held[on_host] += static_cast<size_t>(tokens) * bank.RowBytes(layer);
   }
   const auto bytes = [&](size_t here, size_t host) {
-    return ByTier(backend, here + (placed ? plan.cache : 0) + policy->Bytes(), host);
+    return ByTier(backend, here + (placed ? plan.working_sets : 0) + policy->Bytes(), host);
   };
   json["held_bytes"] = bytes(held[0], held[1]);
   json["reserved_bytes"] =
@@ -158,8 +158,8 @@ Status Info(const InfoFlags& f) {
                                  {"kv_bytes_per_token", plan.kv_per_token},
                                  {"kv_bytes", ByTier(*backend, plan.kv, plan.kv_host)},
                                  {"host_layers", needs.host_layers},
-                                 {"cache_bytes", plan.cache},
-                                 {"cache_tokens", plan.cache_tokens},
+                                 {"working_set_bytes", plan.working_sets},
+                                 {"working_set_tokens", plan.working_set},
                                  {"available_bytes", plan.available},
                                  {"context", plan.context},
                                  {"default_policy", by_default},

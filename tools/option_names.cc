@@ -7,7 +7,7 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 18> kFlags = {{
       {"context", "--ctx"},
       {"device", "--device"},
       {"geometry", "--geometry"},
@@ -25,6 +25,7 @@ std::string WithFlags(std::string_view message) {
       {"threads", "--threads"},
       {"top_k", "--top-k"},
       {"top_p", "--top-p"},
+      {"working_set", "--working-set"},
   }};
   std::string out;
   while (true) {

@@ -79,8 +79,8 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
     lines.push_back(fmt::format(
         "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with working sets of {} "
         "tokens",
-        Ranges(needs.host_layers, ", "), HumanBytes(needs.kv_host), HumanBytes(needs.cache),
-        needs.cache_tokens));
+        Ranges(needs.host_layers, ", "), HumanBytes(needs.kv_host), HumanBytes(needs.working_sets),
+        needs.working_set));
   }
   return lines;
 }

@@ -20,12 +20,12 @@ class Engine;
 struct MemoryNeeds {
   bool on_device = false;
   size_t weights = 0;
-  size_t activations = 0;  // and what the device works with
-  size_t kv = 0;           // when every session is full; taken as contexts grow
-  size_t kv_host = 0;      // beside a device: K/V in host memory
-  size_t cache = 0;        // on the device: what it holds of those, and their way through it
+  size_t activations = 0;   // and what the device works with
+  size_t kv = 0;            // when every session is full; taken as contexts grow
+  size_t kv_host = 0;       // beside a device: K/V in host memory
+  size_t working_sets = 0;  // on the device: what it holds of those, and their way through it
   std::vector<int32_t> host_layers;  // whose K/V those are
-  int64_t cache_tokens = 0;          // of each of them, that the device holds
+  int64_t working_set = 0;           // tokens of each of them, that the device holds
   size_t available = 0;              // the cap given, or what there is
   int64_t context = 0;               // tokens a session can hold
 };
@@ -49,6 +49,9 @@ struct EngineOptions {
   // Where K/V live, on a card: auto (the card, and where that is too small the host for layers that
   // the policy reads sparsely or streams), device, or host (all of those layers).
   std::string place = "auto";
+  // Tokens that the card keeps of each layer on the host, all that a layer reads in a step at
+  // least; 0: as many as there is room for.
+  int64_t working_set = 0;
   PolicyOptions policy;           // that sessions will have, for `place`
   std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
   // Of prefill: fast rounds activations to bf16 where the device multiplies bf16 faster; full does

@@ -92,6 +92,7 @@ class Bank {
   int64_t Length(int32_t seq) const { return lengths_[static_cast<size_t>(seq)]; }
   // SeqMeta::table_off of the sequence.
   int32_t TableOffset(int32_t seq) const { return tables_.front().blocks.Offset(seq); }
+  int32_t n_layers() const { return static_cast<int32_t>(config_.layers.size()); }
   KvView View(int32_t layer) const;
   bool OnHost(int32_t layer) const {
     return config_.layers[static_cast<size_t>(layer)].tier == TierKind::kHost;

@@ -31,7 +31,7 @@ class SetSimulation {
   void Step(const ChoiceOnHost& choice);
 
   // Rows chosen and missed so far, as WorkingSets counts them for one layer.
-  uint64_t chosen() const { return counters_[0]; }
+  uint64_t selected() const { return counters_[0]; }
   uint64_t missed() const { return counters_[1]; }
 
  private:

@@ -9,7 +9,7 @@ namespace omnikv {
 namespace {
 
 bool Held(const BankConfig& bank, const WorkingSetConfig& config, size_t layer) {
-  return bank.layers[layer].tier == TierKind::kHost && config.group[layer] >= 0;
+  return bank.layers[layer].tier == TierKind::kHost && config.reads.selection_of[layer] >= 0;
 }
 
 // Physical rows of a bank.
@@ -27,13 +27,13 @@ size_t WorkingSets::Bytes(const BankConfig& bank, const WorkingSetConfig& config
     }
   }
   const size_t words = PhysicalRows(bank) + 2 * static_cast<size_t>(config.n_slots) +
-                       3 * static_cast<size_t>(config.capacity) + 64;
-  return bytes + static_cast<size_t>(config.n_groups) * words * 4;
+                       3 * static_cast<size_t>(config.reads.max_tokens) + 64;
+  return bytes + static_cast<size_t>(config.reads.n_selections) * words * 4;
 }
 
 Result<std::unique_ptr<WorkingSets>> WorkingSets::Create(Backend& backend, const Bank& bank,
                                                          WorkingSetConfig config) {
-  OKV_CHECK(config.n_slots >= config.capacity, "{} slots", config.n_slots);
+  OKV_CHECK(config.n_slots >= config.reads.max_tokens, "{} slots", config.n_slots);
   std::unique_ptr<WorkingSets> sets(new WorkingSets(backend, bank, std::move(config)));
   OKV_RETURN_IF_ERROR(sets->Allocate());
   sets->Reset();
@@ -46,8 +46,8 @@ Status WorkingSets::Allocate() {
     return {};
   };
   const auto slots = static_cast<size_t>(config_.n_slots);
-  const auto capacity = static_cast<size_t>(config_.capacity);
-  groups_.resize(static_cast<size_t>(config_.n_groups));
+  const auto capacity = static_cast<size_t>(config_.reads.max_tokens);
+  groups_.resize(static_cast<size_t>(config_.reads.n_selections));
   for (Group& g : groups_) {
     for (const auto& [buffer, words] : std::initializer_list<std::pair<Buffer*, size_t>>{
              {&g.slot_of, PhysicalRows(bank_.config())},
@@ -92,15 +92,16 @@ void WorkingSets::Reset() {
   }
 }
 
-void WorkingSets::Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq, bool primes) {
+void WorkingSets::Select(const Selection& selection, const SeqMeta* seq, bool primes) {
+  const AttnPlan& plan = selection.plan;
   OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
             plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
             plan.segments[1].bounds != nullptr);
-  auto& counted = counters_.as<Counted>()[group];
-  Update(group, plan.segments[0].index, plan.segments[0].count, plan.segments[1].bounds, seq,
-         primes ? &counted.primed_chosen : &counted.chosen);
+  auto& counted = counters_.as<Counted>()[selection.number];
+  Update(selection.number, plan.segments[0].index, plan.segments[0].count, plan.segments[1].bounds,
+         seq, primes ? &counted.primed_selected : &counted.selected);
   if (!primes) backend_.Join(Lane::kIn, Lane::kMain);
-  chosen_[static_cast<size_t>(group)] = true;
+  selected_[static_cast<size_t>(selection.number)] = true;
 }
 
 void WorkingSets::Update(int32_t group, const int32_t* index, const int32_t* count,
@@ -112,7 +113,7 @@ void WorkingSets::Update(int32_t group, const int32_t* index, const int32_t* cou
                                   .bounds = bounds,
                                   .block_table = bank_.View(0).block_table,
                                   .block_tokens = bank_.config().block_tokens,
-                                  .capacity = config_.capacity,
+                                  .capacity = static_cast<int32_t>(config_.reads.max_tokens),
                                   .n_slots = config_.n_slots,
                                   .simulated_hits = config_.simulated_hits,
                                   .slot_of = g.slot_of.as<int32_t>(),
@@ -141,7 +142,7 @@ void WorkingSets::Fetch(int32_t layer, const std::byte* from, Lane lane) {
                                  .from_row = g.miss_row.as<int32_t>(),
                                  .to_row = g.miss_slot.as<int32_t>(),
                                  .n = g.n_miss.as<int32_t>(),
-                                 .capacity = config_.capacity},
+                                 .capacity = static_cast<int32_t>(config_.reads.max_tokens)},
                    lane);
 }
 
@@ -165,15 +166,15 @@ KvSlot WorkingSets::OwnRow(int32_t layer) const {
 
 void WorkingSets::WriteBack(const SeqMeta* seq) {
   for (size_t group = 0; group < groups_.size(); ++group) {
-    if (chosen_[group]) continue;
+    if (selected_[group]) continue;
     const auto* zeros = nothing_.as<int32_t>();
     Update(static_cast<int32_t>(group), zeros, zeros, zeros, seq,
-           &counters_.as<Counted>()[group].chosen);
+           &counters_.as<Counted>()[group].selected);
   }
   backend_.Join(Lane::kOut, Lane::kMain);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const auto layer = static_cast<int32_t>(i);
-    if (!HasChoice(layer)) continue;
+    if (!HasSelection(layer)) continue;
     const Group& g = GroupOf(layer);
     const KvView home = bank_.View(layer);
     backend_.Enqueue(FetchRowsArgs{.from = rows_[i].as<std::byte>(),
@@ -195,10 +196,10 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   attend.kv.block_table = g.slots.as<int32_t>();
   attend.kv.block_tokens = 1;
   attend.seqs = g.slot_seq.as<SeqMeta>();
-  PlanSegment chosen;
-  chosen.bounds = g.span.as<int32_t>();
+  PlanSegment slots;
+  slots.bounds = g.span.as<int32_t>();
   attend.plan = AttnPlan{};
-  attend.plan.Add(chosen);
+  attend.plan.Add(slots);
 }
 
 WorkingSets::Counters WorkingSets::Count() const {
@@ -207,8 +208,8 @@ WorkingSets::Counters WorkingSets::Count() const {
   Counters sum;
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     if (rows_[layer].size() == 0) continue;
-    const Counted& c = counted[static_cast<size_t>(config_.group[layer])];
-    sum.chosen += c.chosen;
+    const Counted& c = counted[static_cast<size_t>(config_.reads.selection_of[layer])];
+    sum.selected += c.selected;
     sum.missed += c.missed;
     sum.missed_bytes += c.missed * bank_.config().RowBytes(layer);
     sum.primed += c.primed;

@@ -1,5 +1,5 @@
-// What a sequence keeps in the backend's memory of the layers that live on the host: for each group
-// of layers that share a policy's choice, slots for the rows that were chosen lately.
+// What a sequence keeps in the backend's memory of the layers that live on the host: for the layers
+// that read one selection of a policy, slots for the rows that were selected lately.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "bank/bank.h"
+#include "bank/declared_reads.h"
 
 namespace omnikv {
 
 struct WorkingSetConfig {
-  std::vector<int32_t> group;  // [layers of the bank]: the choice a layer reads by; -1: none
-  int32_t n_groups = 0;
-  int32_t capacity = 0;       // tokens that a choice can have
-  int32_t n_slots = 0;        // of each layer, at least `capacity`
+  DeclaredReads reads;        // by layer of the bank
+  int32_t n_slots = 0;        // rows of each layer, at least reads.max_tokens
   float simulated_hits = -1;  // WorkingSetArgs
 };
 
@@ -27,49 +26,50 @@ class WorkingSets {
   static size_t Bytes(const BankConfig& bank, const WorkingSetConfig& config);
   size_t Bytes() const { return Bytes(bank_.config(), config_); }
 
-  // A step begins, which has chosen nothing yet.
-  void BeginStep() { chosen_.assign(groups_.size(), false); }
-  // Whether `layer` is read through a working set in this step: it lives on the host, and its group
-  // has chosen.
-  bool HasChoice(int32_t layer) const {
+  // A step begins, which has selected nothing yet.
+  void BeginStep() { selected_.assign(groups_.size(), false); }
+  // Whether `layer` is read through a working set in this step: it lives on the host, and what it
+  // reads is selected.
+  bool HasSelection(int32_t layer) const {
     const auto i = static_cast<size_t>(layer);
-    return rows_[i].size() != 0 && chosen_[static_cast<size_t>(config_.group[i])];
+    return rows_[i].size() != 0 && selected_[static_cast<size_t>(config_.reads.selection_of[i])];
   }
 
   // Forgets all rows: after something other than a decode step wrote K/V.
   void Reset();
-  // Enqueues the choice of `group`: `plan` is one list of single tokens and one range by bounds.
-  // From here on the missing rows travel. `primes`: at the end of a prompt, for the steps to come.
-  void Choose(int32_t group, const AttnPlan& plan, const SeqMeta* seq, bool primes);
+  // Enqueues a selection. From here on the missing rows travel. `primes`: at the end of a prompt,
+  // for the steps to come.
+  void Select(const Selection& selection, const SeqMeta* seq, bool primes);
   // Enqueues the copy of what `layer` misses from `kv`, where all its rows are: a prompt's stage.
-  // After a Choose that primes.
+  // After a Select that primes.
   void Prime(int32_t layer, const KvView& kv);
-  // Where a step's own row of `layer` goes instead of its home. After Choose.
+  // Where a step's own row of `layer` goes instead of its home. After Select.
   KvSlot OwnRow(int32_t layer) const;
   // Enqueues the way home of the step's own rows, on Lane::kOut: at the end of a step, when nothing
-  // waits for it. Groups that chose nothing forget that row: it went home without them.
+  // waits for it. Layers without a selection forget that row: it went home without them.
   void WriteBack(const SeqMeta* seq);
-  // Enqueues the fetch of what `layer` misses, waits for it, and turns an attention over the choice
-  // into one over the slots: the same rows in the same order.
+  // Enqueues the fetch of what `layer` misses, waits for it, and turns an attention over the
+  // selection into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
 
   // Rows of a layer each, since Create or Reset. Waits for the backend.
   struct Counters {
-    uint64_t chosen = 0;  // by steps
-    uint64_t missed = 0;  // of them
+    uint64_t selected = 0;  // by steps
+    uint64_t missed = 0;    // of them
     uint64_t missed_bytes = 0;
     uint64_t primed = 0;  // copied at the end of a prompt
   };
   Counters Count() const;
 
  private:
+  // Of the layers that read one selection.
   struct Group {
     Buffer slot_of, owner, used, clock, cursor;
     Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seq;
   };
   // What a group counts, in a row of counters_: the rows of its steps, and of its priming.
   struct Counted {
-    uint64_t chosen, missed, primed_chosen, primed;
+    uint64_t selected, missed, primed_selected, primed;
   };
 
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
@@ -81,17 +81,17 @@ class WorkingSets {
   // Enqueues the copy of rows from `from` to the slots of `layer`.
   void Fetch(int32_t layer, const std::byte* from, Lane lane);
   const Group& GroupOf(int32_t layer) const {
-    return groups_[static_cast<size_t>(config_.group[static_cast<size_t>(layer)])];
+    return groups_[static_cast<size_t>(config_.reads.selection_of[static_cast<size_t>(layer)])];
   }
 
   Backend& backend_;
   const Bank& bank_;
   WorkingSetConfig config_;
-  std::vector<Group> groups_;
-  Buffer counters_;           // Counted [groups]
-  Buffer nothing_;            // int32 [2]: zeros, a choice of nothing
-  std::vector<bool> chosen_;  // [groups], in this step
-  // [layers]: [n_slots] rows; empty where the layer is not on the host or in no group.
+  std::vector<Group> groups_;   // by number of the selection
+  Buffer counters_;             // Counted [groups]
+  Buffer nothing_;              // int32 [2]: zeros, a selection of nothing
+  std::vector<bool> selected_;  // [groups], in this step
+  // [layers]: [n_slots] rows; empty where the layer is not on the host or reads no selection.
   std::vector<Buffer> rows_;
 };
 

@@ -47,6 +47,7 @@ Result<std::unique_ptr<Batch>> Batch::Open(EngineCore& core, const PolicyOptions
   std::unique_ptr<Batch> batch(new Batch(core));
   OKV_ASSIGN_OR_RETURN(batch->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(batch->policy_, PreparePolicy(core, policy, batch->ropes_, max_seqs));
+  OKV_ASSIGN_OR_RETURN(batch->residency_, Residency::Create(*core.backend, *core.bank, {}));
   batch->slots_.resize(static_cast<size_t>(max_seqs));
   for (Slot& slot : batch->slots_) slot.logits.resize(static_cast<size_t>(core.config.vocab));
   OKV_ASSIGN_OR_RETURN(

@@ -93,7 +93,7 @@ class Batch {
             .weights = core_.weights,
             .work = core_.work,
             .ropes = ropes_,
-            .bank = *core_.bank,
+            .residency = *residency_,
             .policy = *policy_.policy,
             .n_seqs = max_seqs()};
   }
@@ -101,6 +101,7 @@ class Batch {
   EngineCore& core_;
   RopeState ropes_;
   PreparedPolicy policy_;
+  std::unique_ptr<Residency> residency_;
   std::vector<Slot> slots_;
   Buffer chosen_;      // int32 [kStepsAhead, rows], shared: tokens that steps chose
   Buffer step_count_;  // uint32 [1]

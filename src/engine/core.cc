@@ -44,7 +44,7 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
                         .max_seqs = max_seqs,
                         .max_context = core.bank->config().max_tokens,
                         .force_indices = options.force_indices,
-                        .tiered = core.bank->HasHostLayers(),
+                        .fetches = core.bank->HasHostLayers(),
                         .selection_tokens = static_cast<int64_t>(core.backend->SelectionBytes() /
                                                                  core.bank->config().RowBytes(0))};
   for (const LayerConfig& layer : core.config.layers) {

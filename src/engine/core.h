@@ -32,8 +32,8 @@ struct EngineCore {
   size_t policy_bytes = 0;    // that it takes
   size_t set_bytes = 0;       // that the working sets of all sessions take
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
-  OnChoice on_choice;         // benchmarks: may be empty
-  int32_t cache_tokens = 0;   // slots of a working set, where layers live on the host
+  OnSelection on_selection;   // benchmarks: may be empty
+  int32_t working_set = 0;    // MemoryPlan::working_set
 };
 
 // An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens

@@ -48,8 +48,8 @@ class EngineImpl : public Engine {
     return CheckTokens(*core_, tokens);
   }
   Status CheckPolicy(const PolicyOptions& policy) const override {
-    const bool tiered = core_->bank->HasHostLayers();
-    return PolicyFor(policy, core_->config, context(), tiered).status();
+    const bool fetches = core_->bank->HasHostLayers();
+    return PolicyFor(policy, core_->config, context(), fetches).status();
   }
 
   int64_t context() const override { return core_->bank->config().max_tokens; }
@@ -122,7 +122,7 @@ Status OpenBank(EngineCore& core, const MemoryPlan& plan) {
 Status OpenWorkspace(EngineCore& core, const MemoryPlan& plan) {
   core.memory_limit = plan.limit;
   core.policy_room = plan.policies;
-  core.cache_tokens = plan.cache_tokens;
+  core.working_set = plan.working_set;
   OKV_ASSIGN_OR_RETURN(
       core.work, Workspace::Create(*core.backend, core.config, plan.chunk,
                                    MaxOutRows(core.config, plan.chunk, core.options.max_sessions)));

@@ -60,6 +60,11 @@ Status CheckOptions(const EngineOptions& o) {
   if (o.place != "auto" && o.place != "device" && o.place != "host") {
     return InvalidArgument(fmt::format("`place` is '{}', expected auto, device or host", o.place));
   }
+  if (o.working_set < 0 || o.working_set > ModelLimits::kContext) {
+    return InvalidArgument(
+        fmt::format("`working_set` is {}, expected tokens, 0 (what there is room for) to {}",
+                    o.working_set, ModelLimits::kContext));
+  }
   if (o.max_sessions < 1 || o.max_sessions > 4096) {
     return InvalidArgument(fmt::format("max_sessions is {}, expected 1 to 4096", o.max_sessions));
   }
@@ -67,7 +72,7 @@ Status CheckOptions(const EngineOptions& o) {
 }
 
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
-                                          int64_t context, bool tiered) {
+                                          int64_t context, bool fetches) {
   const int32_t n_layers = GlobalLayers(config);
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, ResolvePolicy(options.name, config.name, n_layers));
   OKV_ASSIGN_OR_RETURN(auto settings,
@@ -78,11 +83,23 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
                                .n_heads = config.n_heads,
                                .dk = config.head_dim,
                                .max_context = context,
-                               .tiered = tiered};
+                               .fetches = fetches};
   policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
   OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
   return policy;
 }
+
+namespace {
+
+Status CheckWorkingSet(int64_t tokens, const DeclaredReads& reads) {
+  if (tokens == 0 || tokens >= reads.max_tokens) return {};
+  return InvalidArgument(
+      fmt::format("`working_set` is {}, expected at least the {} tokens that a layer reads in a "
+                  "step, or auto",
+                  tokens, reads.max_tokens));
+}
+
+}  // namespace
 
 int64_t MaxHeld(const Policy& policy, int64_t context) {
   const Policy::TokenRange dropped = policy.Dropped(context);
@@ -136,27 +153,29 @@ class Placement {
   Placement(const EngineOptions& options, const ModelConfig& config, size_t room)
       : options_(options), config_(config), room_(room) {}
 
-  // Sends as few layers to the host, by the policy's `groups`, as make `plan` fit, or all that can
-  // go; false when that is not enough, with plan.tiers as at the last try.
-  bool Place(const Policy::Groups& groups, MemoryPlan& plan) const {
-    const std::vector<int32_t> group = GroupsOfLayers(config_, groups.of_layer);
-    const Policy::Streamed& streamed = groups.streamed;
+  // Sends as few layers to the host, of those that the policy's `reads` let go, as make `plan` fit,
+  // or all of them; false when that is not enough, with plan.tiers as at the last try. The working
+  // sets have `asked` tokens; 0: what there is room for.
+  bool Place(const DeclaredReads& declared, int64_t asked, MemoryPlan& plan) const {
+    const DeclaredReads reads = ReadsByLayer(config_, declared);
+    const StreamedLayers& streamed = reads.streamed;
     std::vector<size_t> can_go;
     int32_t after = GlobalLayers(config_);  // global layers after this one
-    for (size_t layer = 0; layer < group.size(); ++layer) {
+    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
       if (global) --after;
-      if (group[layer] >= 0 || (global && after < streamed.layers)) can_go.push_back(layer);
+      if (reads.selection_of[layer] >= 0 || (global && after < streamed.layers))
+        can_go.push_back(layer);
     }
     const bool all = options_.place == "host" || streamed.always;
     for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
-      plan.tiers.assign(group.size(), TierKind::kOwn);
+      plan.tiers.assign(config_.layers.size(), TierKind::kOwn);
       for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
         plan.tiers[can_go[i]] = TierKind::kHost;
       }
       for (int32_t ahead = streamed.max_ahead; ahead >= streamed.min_ahead; --ahead) {
         plan.stages = std::max(2, std::min(ahead + 1, static_cast<int32_t>(n)));
-        if (Fits(group, groups, plan)) return true;
+        if (Fits(reads, asked, plan)) return true;
       }
     }
     return false;
@@ -169,11 +188,11 @@ class Placement {
     for (const PolicyInfo& info : AllPolicies()) {
       EngineOptions other = options_;
       other.place = "auto";
-      const auto policy = PolicyFor({.name = info.name}, config_, plan.context, /*tiered=*/true);
+      const auto policy = PolicyFor({.name = info.name}, config_, plan.context, /*fetches=*/true);
       if (!policy.ok()) continue;
       MemoryPlan placed = plan;
       placed.max_held = MaxHeld(**policy, plan.context);
-      const bool fits = Placement(other, config_, room_).Place((*policy)->Shared(), placed);
+      const bool fits = Placement(other, config_, room_).Place((*policy)->Reads(), 0, placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
     if (names.empty()) return "";
@@ -188,36 +207,33 @@ class Placement {
   }
 
  private:
-  bool Fits(const std::vector<int32_t>& group, const Policy::Groups& groups,
-            MemoryPlan& plan) const {
+  bool Fits(const DeclaredReads& reads, int64_t asked, MemoryPlan& plan) const {
     const BankConfig bank = MakeBankConfig(config_, plan, options_.max_sessions);
     const auto sessions = static_cast<size_t>(options_.max_sessions);
-    const auto layer_token = plan.kv_per_token / group.size();
+    const auto layer_token = plan.kv_per_token / config_.layers.size();
     plan.host_layers =
         static_cast<int32_t>(std::count(plan.tiers.begin(), plan.tiers.end(), TierKind::kHost));
     const auto n_host = static_cast<size_t>(plan.host_layers);
     plan.kv = Bank::ReservedBytes(bank, TierKind::kOwn);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
-    const int64_t asked = groups.cache;  // by the user; 0: nothing
-    WorkingSetConfig sets{.group = group,
-                          .n_groups = groups.n_groups,
-                          .capacity = static_cast<int32_t>(groups.max_tokens),
-                          .n_slots = static_cast<int32_t>(std::max(groups.max_tokens, asked))};
+    WorkingSetConfig sets{
+        .reads = reads,
+        .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
     const size_t stages = Bank::StageBytes(bank);
     const size_t fixed = plan.kv + stages + PolicyRoom(plan);
     const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
     if (least > room_) return false;
     if (asked == 0) {  // what is left widens the working sets, up to everything
       const size_t slot =
-          sessions * (n_host * layer_token + 8 * static_cast<size_t>(groups.n_groups));
+          sessions * (n_host * layer_token + 8 * static_cast<size_t>(reads.n_selections));
       const size_t more = (room_ - least) / slot;
-      sets.n_slots = static_cast<int32_t>(
-          std::min<size_t>(groups.max_tokens + more, static_cast<size_t>(plan.context) + 1));
-      sets.n_slots = std::max(sets.n_slots, sets.capacity);
+      sets.n_slots = static_cast<int32_t>(std::min<size_t>(
+          static_cast<size_t>(reads.max_tokens) + more, static_cast<size_t>(plan.context) + 1));
+      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(reads.max_tokens));
     }
-    plan.cache_tokens = groups.n_groups > 0 ? sets.n_slots : 0;
-    plan.cache = stages + sessions * WorkingSets::Bytes(bank, sets);
-    plan.policies = room_ - plan.kv - plan.cache;
+    plan.working_set = reads.n_selections > 0 ? sets.n_slots : 0;
+    plan.working_sets = stages + sessions * WorkingSets::Bytes(bank, sets);
+    plan.policies = room_ - plan.kv - plan.working_sets;
     return true;
   }
 
@@ -234,8 +250,8 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .activations = plan.activations,
                     .kv = plan.kv,
                     .kv_host = plan.kv_host,
-                    .cache = plan.cache,
-                    .cache_tokens = plan.cache_tokens,
+                    .working_sets = plan.working_sets,
+                    .working_set = plan.working_set,
                     .available = plan.available,
                     .context = plan.context};
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
@@ -253,13 +269,14 @@ int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_session
                                                   std::max(chunk, least)));
 }
 
-std::vector<int32_t> GroupsOfLayers(const ModelConfig& config, const std::vector<int32_t>& global) {
-  std::vector<int32_t> group(config.layers.size(), -1);
+DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads) {
+  std::vector<int32_t> by_layer(config.layers.size(), -1);
   size_t n = 0;
-  for (size_t layer = 0; layer < group.size() && n < global.size(); ++layer) {
-    if (config.layers[layer].window == 0) group[layer] = global[n++];
+  for (size_t layer = 0; layer < by_layer.size() && n < reads.selection_of.size(); ++layer) {
+    if (config.layers[layer].window == 0) by_layer[layer] = reads.selection_of[n++];
   }
-  return group;
+  reads.selection_of = std::move(by_layer);
+  return reads;
 }
 
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
@@ -308,8 +325,11 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                      backend.WorkBytes(LimitsOf(config, plan.chunk));
   plan.context = options.context != 0 ? options.context : config.max_context;
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
-  const auto policy = PolicyFor(options.policy, config, plan.context, /*tiered=*/true);
-  if (policy.ok()) plan.max_held = MaxHeld(**policy, plan.context);
+  const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
+  if (policy.ok()) {
+    plan.max_held = MaxHeld(**policy, plan.context);
+    OKV_RETURN_IF_ERROR(CheckWorkingSet(options.working_set, (*policy)->Reads()));
+  }
   const char* flag = card ? "`gpu_memory`" : "`host_memory`";
   const size_t cap = card ? options.gpu_memory : options.host_memory;
   const size_t machine = backend.AvailableMemory();
@@ -337,25 +357,21 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                             : fmt::format(", and {} of sliding windows,", HumanBytes(kv.fixed))),
       plan.limit);
   const Limit host("`host_memory`", options.host_memory, AvailableMemory());
-  const Policy::Groups groups = policy.ok() ? (*policy)->Shared() : Policy::Groups{};
-  const bool always = card && groups.streamed.always;
+  const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
+  const bool always = card && reads.streamed.always;
   if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
     OKV_RETURN_IF_ERROR(policy.status());
     MemoryPlan placed = plan;
-    if (placement.Place(groups, placed)) {
+    if (placement.Place(reads, options.working_set, placed)) {
       if (placed.kv_host <= host.bytes) return placed;
       return ResourceExhausted(fmt::format(
           "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
           placed.host_layers, asked, HumanBytes(placed.kv_host), host.name, sizes));
     }
-    if (groups.cache > 0) {
-      Policy::Groups any = groups;
-      any.cache = 0;
-      if (placement.Place(any, placed)) {
-        return ResourceExhausted(
-            fmt::format("cache is {} tokens, which do not fit; auto would be {}: {}", groups.cache,
-                        placed.cache_tokens, sizes));
-      }
+    if (options.working_set > 0 && placement.Place(reads, 0, placed)) {
+      return ResourceExhausted(
+          fmt::format("`working_set` is {} tokens, which do not fit; auto would be {}: {}",
+                      options.working_set, placed.working_set, sizes));
     }
     if (always) {
       return ResourceExhausted(

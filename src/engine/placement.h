@@ -31,9 +31,9 @@ struct MemoryPlan {
   std::vector<TierKind> tiers;  // [n_layers]
   int32_t host_layers = 0;      // of them
   size_t kv_host = 0;           // their K/V, in host memory beside a card
-  size_t cache = 0;             // working sets and stages for them
+  size_t working_sets = 0;      // and stages, for them
   int32_t stages = 2;           // BankConfig::n_stages
-  int32_t cache_tokens = 0;     // slots of a working set
+  int32_t working_set = 0;      // tokens of each of them in a working set
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.
@@ -50,9 +50,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
 // A policy prepared for a model without memory, for sessions of `context` tokens, with some layers'
-// K/V on the host (`tiered`) or none; kInvalidArgument where the model or a setting is against it.
+// K/V on the host (`fetches`) or none; kInvalidArgument where the model or a setting is against it.
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
-                                          int64_t context, bool tiered);
+                                          int64_t context, bool fetches);
 // TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens.
 int64_t MaxHeld(const Policy& policy, int64_t context);
 
@@ -71,7 +71,7 @@ inline constexpr int32_t kMaxBatch = 16;
 // decode steps alternate between, and one for each sequence of a batch.
 int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_sessions);
 
-// The group of each layer of the bank, from a policy's groups of global-attention layers.
-std::vector<int32_t> GroupsOfLayers(const ModelConfig& config, const std::vector<int32_t>& global);
+// What a policy declares of the global-attention layers, for all layers of the bank.
+DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads);
 
 }  // namespace omnikv

@@ -40,7 +40,7 @@ class SessionImpl : public Session {
   ~SessionImpl() override {
     if (seq_ >= 0) core_.bank->Free(seq_);
     if (policy_ != nullptr) core_.policy_bytes -= policy_->Bytes();
-    if (sets_ != nullptr) core_.set_bytes -= sets_->Bytes();
+    if (residency_ != nullptr) core_.set_bytes -= residency_->Bytes();
   }
 
   // The session's own state, on a new sequence or on a fork of `from`.
@@ -65,7 +65,7 @@ class SessionImpl : public Session {
   };
   using Sink = std::function<void(int64_t, const float*)>;
   // Room on the device for what the policy reads of layers that live on the host.
-  Status OpenWorkingSets();
+  Status OpenResidency();
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
@@ -98,8 +98,15 @@ class SessionImpl : public Session {
   // Writes the step's inputs: `n` tokens from position `pos` on.
   void UploadStep(const int32_t* tokens, int64_t pos, int32_t n, int64_t prompt_len);
   StepContext Context() {
-    return {*core_.backend, core_.config, core_.weights, core_.work, ropes_,         *core_.bank,
-            *policy_,       seq_,         sets_.get(),   1,          core_.on_choice};
+    return {.backend = *core_.backend,
+            .config = core_.config,
+            .weights = core_.weights,
+            .work = core_.work,
+            .ropes = ropes_,
+            .residency = *residency_,
+            .policy = *policy_,
+            .seq = seq_,
+            .on_selection = core_.on_selection};
   }
   void ChooseRopes(int64_t length) {
     rope_length_ = length;
@@ -114,9 +121,7 @@ class SessionImpl : public Session {
   int32_t seq_ = -1;
   RopeState ropes_;
   std::unique_ptr<Policy> policy_;
-  std::unique_ptr<WorkingSets> sets_;  // null where no layer is read through them
-  bool streams_ = false;               // host layers are read through stages: steps not recorded
-  size_t streamed_bytes_ = 0;          // that the last decode step brought to stages
+  std::unique_ptr<Residency> residency_;
   // By the policy's variant, the row of the logits, and how it ends.
   std::map<std::tuple<int32_t, uint32_t, Ending>, std::unique_ptr<Recording>> steps_;
   Buffer chosen_;                  // int32 [kStepsAhead], shared: tokens that steps chose
@@ -126,7 +131,7 @@ class SessionImpl : public Session {
   std::vector<int32_t> tokens_;    // in the bank
   std::vector<float> logits_;      // [vocab], after the last token
   std::vector<RowMeta> rows_;      // scratch, [max_rows]
-  int64_t steps_since_reset_ = 0;  // decode steps whose transfers `sets_` has counted
+  int64_t steps_since_reset_ = 0;  // decode steps whose transfers `residency_` has counted
   int64_t prompt_len_ = 0;         // tokens that came as prompts, in context now
   bool settled_ = false;           // the policy knows them all: the last Prompt came to its end
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
@@ -142,8 +147,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
   OKV_ASSIGN_OR_RETURN(PreparedPolicy prepared, PreparePolicy(core_, options_, ropes_, 1));
   settings_ = std::move(prepared.settings);
   policy_ = std::move(prepared.policy);
-  OKV_RETURN_IF_ERROR(OpenWorkingSets());
-  streams_ = policy_->Shared().streamed.layers > 0 && core_.bank->HasHostLayers();
+  OKV_RETURN_IF_ERROR(OpenResidency());
   rows_.resize(static_cast<size_t>(core_.work.max_rows));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
@@ -165,27 +169,21 @@ Status SessionImpl::Open(const SessionImpl* from) {
   return {};
 }
 
-Status SessionImpl::OpenWorkingSets() {
-  const Policy::Groups groups = policy_->Shared();
-  if (!core_.bank->HasHostLayers() || groups.n_groups == 0) return {};
-  const auto capacity = static_cast<int32_t>(groups.max_tokens);
-  const auto cache = groups.cache > 0 ? static_cast<int32_t>(groups.cache) : core_.cache_tokens;
-  OKV_ASSIGN_OR_RETURN(sets_,
-                       WorkingSets::Create(*core_.backend, *core_.bank,
-                                           {.group = GroupsOfLayers(core_.config, groups.of_layer),
-                                            .n_groups = groups.n_groups,
-                                            .capacity = capacity,
-                                            .n_slots = std::max(capacity, cache),
-                                            .simulated_hits = core_.simulated_hits}));
-  core_.set_bytes += sets_->Bytes();
+Status SessionImpl::OpenResidency() {
+  const DeclaredReads reads = policy_->Reads();
+  const auto least = static_cast<int32_t>(reads.max_tokens);
+  OKV_ASSIGN_OR_RETURN(residency_, Residency::Create(*core_.backend, *core_.bank,
+                                                     {.reads = ReadsByLayer(core_.config, reads),
+                                                      .n_slots = std::max(least, core_.working_set),
+                                                      .simulated_hits = core_.simulated_hits}));
+  core_.set_bytes += residency_->Bytes();
   return {};
 }
 
 void SessionImpl::StartOver(int64_t keep) {
   core_.bank->Truncate(seq_, keep);
-  if (sets_ != nullptr) sets_->Reset();
+  residency_->Reset();
   steps_since_reset_ = 0;
-  streamed_bytes_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
   prompt_len_ = keep;
   settled_ = false;
@@ -241,12 +239,9 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     std::vector<int32_t> out_rows(static_cast<size_t>(n_out));
     std::iota(out_rows.begin(), out_rows.end(), n - n_out);
     core_.backend->Upload(core_.work.out_rows.as<void>(), out_rows.data(), out_rows.size() * 4);
-    EnqueueStep(Context(), {.n_rows = n,
-                            .n_out = n_out,
-                            .prefill = true,
-                            .streamed = streams_,
-                            .first_pos = pos,
-                            .prompt_end = total});
+    EnqueueStep(
+        Context(),
+        {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = total});
     if (const Status failure = core_.backend->TakeFailure(); !failure.ok()) {
       core_.backend->Synchronize();
       StartOver(pos);
@@ -336,12 +331,9 @@ Status SessionImpl::EnqueueDecode(uint32_t logits_row, Ending ending) {
 Status SessionImpl::RunStep(int64_t length, uint32_t logits_row, Ending ending) {
   const int32_t variant = policy_->Variant({.tokens = length, .prompt = prompt_len_});
   StepShape shape{.variant = variant, .logits_row = static_cast<int32_t>(logits_row)};
-  if (streams_) {
-    shape.streamed = true;
+  if (!residency_->CanRecord()) {
     shape.first_pos = length - 1;
-    const size_t before = core_.bank->BytesStaged();
     EnqueueOps(shape, ending);
-    streamed_bytes_ = core_.bank->BytesStaged() - before;
     return core_.backend->TakeFailure();
   }
   std::unique_ptr<Recording>& step = steps_[{variant, logits_row, ending}];
@@ -541,8 +533,7 @@ void SessionImpl::AddHeld(SessionStats& stats) const {
   (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
   const size_t kv = static_cast<size_t>(bank.Length(seq_)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
-  const size_t own =
-      bank.OwnBytes(seq_) + stages + policy_->Bytes() + (sets_ != nullptr ? sets_->Bytes() : 0);
+  const size_t own = bank.OwnBytes(seq_) + stages + policy_->Bytes() + residency_->Bytes();
   stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }
 
@@ -556,12 +547,12 @@ SessionStats SessionImpl::stats() const {
   stats.attended_tokens = AttendedTokens(core_.config, *policy_, at);
   stats.read_fraction = ReadFraction(core_, *policy_, at);
   AddHeld(stats);
-  stats.transfer_bytes_per_step = streamed_bytes_;
-  if (sets_ != nullptr && steps_since_reset_ > 0) {
-    const WorkingSets::Counters rows = sets_->Count();
-    stats.transfer_bytes_per_step = rows.missed_bytes / static_cast<size_t>(steps_since_reset_);
-    if (rows.chosen > 0) {
-      stats.hit_rate = 1 - static_cast<double>(rows.missed) / static_cast<double>(rows.chosen);
+  stats.transfer_bytes_per_step = residency_->StreamedBytes();
+  if (steps_since_reset_ == 0) return stats;
+  if (const auto rows = residency_->Count()) {
+    stats.transfer_bytes_per_step = rows->missed_bytes / static_cast<size_t>(steps_since_reset_);
+    if (rows->selected > 0) {
+      stats.hit_rate = 1 - static_cast<double>(rows->missed) / static_cast<double>(rows->selected);
     }
   }
   return stats;

@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "model/rope.h"
@@ -50,50 +51,14 @@ AttendArgs DenseAttend(const StepContext& c, const StepShape& shape, const KvVie
           .softcap = c.config.attn_softcap};
 }
 
-// The first layer of the host tier from `layer` on, or -1.
-int32_t NextOnHost(const StepContext& c, int32_t layer) {
-  for (; layer < c.config.n_layers; ++layer) {
-    if (c.bank.OnHost(layer)) return layer;
-  }
-  return -1;
-}
-
-// The past of the first host layers sets out, `n` tokens: of as many layers as are ahead. Every
-// stage is free once what is enqueued has run.
-void StageFirst(const StepContext& c, int64_t n) {
-  c.backend.Join(Lane::kIn, Lane::kMain);
-  c.backend.Join(Lane::kIn, Lane::kOut);
-  int32_t layer = NextOnHost(c, 0);
-  for (int32_t i = 0; i < c.bank.StagesAhead() && layer >= 0; ++i) {
-    c.bank.StageIn(layer, c.seq, n);
-    layer = NextOnHost(c, layer + 1);
-  }
-}
-
-// A step through a layer of the host tier: before its attention, which reads the stage. The layer's
-// past is on its way already; here that of a later one sets out, into the stage that the layer
-// before this has left.
-void EnqueueStaging(const StepContext& c, const StepShape& shape, int32_t layer) {
-  c.bank.AwaitStage(layer);
-  c.backend.Join(Lane::kIn, Lane::kMain);
-  c.backend.Join(Lane::kOut, Lane::kMain);
-  c.bank.StageOut(layer, c.seq, shape.first_pos, shape.first_pos + shape.n_rows);
-  int32_t next = layer;
-  for (int32_t i = 0; i < c.bank.StagesAhead() && next >= 0; ++i) next = NextOnHost(c, next + 1);
-  if (next >= 0) c.bank.StageIn(next, c.seq, shape.first_pos);
-}
-
-// One layer. `global` is its number among the global-attention layers.
-void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, int32_t global) {
+// The first half of a layer: new rows, attention, projection. `global` is the layer's number among
+// the global-attention layers.
+void EnqueueAttention(const StepContext& c, const StepShape& shape, int32_t layer, int32_t global) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const LayerConfig& spec = c.config.layers[static_cast<size_t>(layer)];
   const float* last_post_norm =
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
-  const bool on_host = c.bank.OnHost(layer);
-  const bool staged = on_host && (shape.prefill || shape.streamed);
-  const bool in_set = c.sets != nullptr && c.sets->HasChoice(layer) && !shape.prefill;
-  const KvView kv = staged ? c.bank.StageView(layer) : c.bank.View(layer);
-
+  const KvPlace place = c.residency.BeforeAppend(layer);
   NormQkvRopeAppendArgs qkv{.in = Reader(c, layer > 0, last_post_norm, w.attn_norm),
                             .wq = w.wq,
                             .wk = w.wk,
@@ -107,7 +72,8 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
                             .qk_norm_eps = c.config.norm_eps,
                             .q = c.work.q.as<float>(),
                             .n_heads = c.config.n_heads,
-                            .kv = kv,
+                            .kv = place.kv,
+                            .slot = place.slot,
                             .rows = c.work.rows.as<RowMeta>(),
                             .seqs = c.work.seqs.as<SeqMeta>(),
                             .n_rows = shape.n_rows};
@@ -115,13 +81,11 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
     qkv.cos_sin = c.work.cos_sin[static_cast<size_t>(spec.rope)].as<float>();
     qkv.n_freq = c.ropes.sets()[static_cast<size_t>(spec.rope)].n_freq;
   }
-  if (in_set) qkv.slot = c.sets->OwnRow(layer);
-  // What an earlier layer wrote to this stage has left it.
-  if (staged) c.backend.Join(Lane::kMain, Lane::kOut);
   c.backend.Enqueue(qkv);
-  if (staged) EnqueueStaging(c, shape, layer);
+  c.residency.AfterAppend(layer);
 
-  AttendArgs attend = DenseAttend(c, shape, kv);
+  AttendArgs attend = DenseAttend(c, shape, place.kv);
+  std::optional<Selection> selection;
   if (spec.window > 0) {  // sliding-window layers are outside every policy
     attend.plan = AttnPlan::Dense(spec.window);
     c.backend.Enqueue(attend);
@@ -130,31 +94,25 @@ void EnqueueLayer(const StepContext& c, const StepShape& shape, int32_t layer, i
                          .prefill = shape.prefill,
                          .first_pos = shape.first_pos,
                          .prompt_end = shape.prompt_end,
-                         .primes = c.sets != nullptr && shape.prefill &&
-                                   shape.first_pos + shape.n_rows == shape.prompt_end};
+                         .wants_selection = c.residency.WantsSelection()};
     c.policy.Plan(step, attend);
-    if (in_set) c.sets->Resolve(layer, attend);
+    c.residency.BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
     c.policy.Observe(step, attend);
-    if (c.sets != nullptr && staged && c.sets->HasChoice(layer)) c.sets->Prime(layer, kv);
-    if (c.sets != nullptr || c.on_choice) {
-      if (const auto choice = c.policy.Chosen(step)) {
-        if (c.sets != nullptr) {
-          c.sets->Choose(choice->group, choice->plan, attend.seqs, step.primes);
-        }
-        if (c.on_choice && !shape.prefill) c.on_choice(*choice, attend.seqs);
-      }
-    }
+    selection = c.policy.Selected(step);
+    if (selection && c.on_selection && !shape.prefill) c.on_selection(*selection, attend.seqs);
   }
-  if (staged && shape.streamed && NextOnHost(c, layer + 1) < 0) {
-    StageFirst(c, shape.first_pos + shape.n_rows);
-  }
+  c.residency.AfterObserve(layer, selection);
   c.backend.Enqueue(LinearArgs{.x = c.work.o.as<float>(),
                                .w = w.wo,
                                .bias = w.bo,
                                .y = c.work.y.as<float>(),
                                .n_rows = shape.n_rows});
+}
 
+// The second half.
+void EnqueueFfn(const StepContext& c, const StepShape& shape, int32_t layer) {
+  const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   c.backend.Enqueue(NormGatedFfnArgs{.in = Reader(c, true, w.attn_post_norm, w.ffn_norm),
                                      .gate = w.gate,
                                      .up = w.up,
@@ -265,18 +223,21 @@ void EnqueueStep(const StepContext& c, const StepShape& shape) {
   OKV_CHECK(shape.n_rows <= c.work.max_rows);
   OKV_CHECK(shape.logits_row + shape.n_out <= c.work.max_out);
   EnqueueInputs(c, shape);
-  const int32_t first_on_host = NextOnHost(c, 0);
-  if ((shape.prefill || shape.streamed) && first_on_host >= 0) StageFirst(c, shape.first_pos);
-  if (!shape.prefill) c.policy.BeginStep(shape.variant, DenseAttend(c, shape, c.bank.View(0)));
-  if (c.sets != nullptr) c.sets->BeginStep();
+  c.residency.BeginStep({.seqs = c.work.seqs.as<SeqMeta>(),
+                         .prefill = shape.prefill,
+                         .seq = c.seq,
+                         .first_pos = shape.first_pos,
+                         .n_rows = shape.n_rows,
+                         .prompt_end = shape.prompt_end});
+  if (!shape.prefill) c.policy.BeginStep(shape.variant, DenseAttend(c, shape, KvView{}));
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {
-    EnqueueLayer(c, shape, layer, global);
+    EnqueueAttention(c, shape, layer, global);
+    EnqueueFfn(c, shape, layer);
     if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
-  if (c.sets != nullptr && !shape.prefill) c.sets->WriteBack(c.work.seqs.as<SeqMeta>());
+  c.residency.AfterLayers();
   if (shape.n_out > 0) EnqueueLogits(c, shape);
-  // What goes to the host is there when the next step begins.
-  if (first_on_host >= 0) c.backend.Join(Lane::kMain, Lane::kOut);
+  c.residency.EndStep();
 }
 
 }  // namespace omnikv

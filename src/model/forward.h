@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "bank/bank.h"
-#include "bank/working_sets.h"
+#include "bank/residency.h"
 #include "model/config.h"
 #include "model/weights.h"
 #include "policy/policy.h"
@@ -59,18 +58,17 @@ struct StepShape {
   int32_t n_rows = 1;
   int32_t n_out = 1;
   bool prefill = false;
-  // Layers of the host tier are read from stages, as in prefill, and at its end the step sends what
-  // the next begins with: Policy::Streamed. Not while recording.
-  bool streamed = false;
-  int64_t first_pos = 0;   // prefill, streamed: position of the first row
+  // Position of the first row: of a prompt, and of a step that cannot be recorded
+  // (Residency::CanRecord).
+  int64_t first_pos = 0;
   int64_t prompt_end = 0;  // prefill: position past the prompt's last row
   int32_t variant = 0;     // decode: of the policy
   int32_t logits_row = 0;  // where the first row of logits goes
 };
 
-// Hears, while a step is enqueued or recorded, of each choice that its policy makes in it, and for
-// which sequence: where to look once the step has run.
-using OnChoice = std::function<void(const Policy::Choice& choice, const SeqMeta* seq)>;
+// Hears, while a step is enqueued or recorded, of each selection that its policy makes in it, and
+// for which sequence: where to look once the step has run.
+using OnSelection = std::function<void(const Selection& selection, const SeqMeta* seq)>;
 
 // What a step works on. All outlive it.
 struct StepContext {
@@ -79,12 +77,11 @@ struct StepContext {
   const Weights& weights;
   const Workspace& work;
   const RopeState& ropes;
-  Bank& bank;
+  Residency& residency;
   Policy& policy;
-  int32_t seq = 0;              // of the bank, for layers on the host
-  WorkingSets* sets = nullptr;  // null: no layer is read through one
-  int32_t n_seqs = 1;           // that `work.seqs` tells of; those without rows have no tokens
-  OnChoice on_choice;           // may be empty
+  int32_t seq = 0;           // of the bank, for layers on the host
+  int32_t n_seqs = 1;        // that `work.seqs` tells of; those without rows have no tokens
+  OnSelection on_selection;  // may be empty
 };
 
 // Layers that policies number: the global-attention ones.

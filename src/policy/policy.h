@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "bank/bank.h"
+#include "bank/declared_reads.h"
 #include "policy/settings.h"
 
 namespace omnikv {
@@ -35,9 +35,10 @@ struct PolicyContext {
       inv_freq;  // [n_layers] device [n_freq]; null: the layer has no rotation
   int32_t n_freq = 0;
   bool force_indices = false;  // tests: no dense shortcut, whatever the length
-  // Some layers' K/V live on the host: a choice of all tokens is cheaper than none.
-  bool tiered = false;
-  // Tokens whose K/V one layer reads in the time that one choice takes: Backend::SelectionBytes.
+  // Some layers' K/V are fetched before they are read: a selection of all tokens is cheaper than
+  // none.
+  bool fetches = false;
+  // Tokens whose K/V one layer reads in the time that one selection takes: Backend::SelectionBytes.
   int64_t selection_tokens = 0;
 };
 
@@ -47,9 +48,9 @@ struct LayerStep {
   bool prefill = false;    // rows of a prompt: positions after one another, eager
   int64_t first_pos = 0;   // prefill: position of the first row
   int64_t prompt_end = 0;  // prefill: position past the whole prompt's last row
-  // prefill: the prompt's last rows are here, and what the last would choose is wanted, so that the
-  // first decode step finds it near.
-  bool primes = false;
+  // prefill: the prompt's last rows are here, and the selection that the last row would make is
+  // wanted.
+  bool wants_selection = false;
 };
 
 // A sequence as a decode step finds it, in tokens, the step's own included.
@@ -98,34 +99,11 @@ class Policy {
     static_cast<void>(attend);
   }
 
-  // Layers that steps read whole although they live on the host: each comes to a stage on the
-  // device for every step, some layers before its turn. What crosses grows with the context, so
-  // such steps are not recorded.
-  struct Streamed {
-    int32_t layers = 0;     // the last so many may live on the host
-    bool always = false;    // and do, though the device had room for them
-    int32_t min_ahead = 1;  // layers before: as many as there is room for
-    int32_t max_ahead = 1;
-  };
-  // Layers that read by one choice of tokens, so that what they read can be kept together where K/V
-  // live elsewhere. Known once prepared.
-  struct Groups {
-    std::vector<int32_t> of_layer;  // [n_layers]; -1: reads everything, or what it likes
-    int32_t n_groups = 0;
-    int64_t max_tokens = 0;  // of a choice, what is read besides the budget included
-    int64_t cache =
-        0;  // tokens to keep of each layer, at least max_tokens; 0: what there is room for
-    Streamed streamed;  // where there are no groups
-  };
-  virtual Groups Shared() const { return {}; }
-  // The choice that was made in `step`, a decode step or one that primes, after Observe, for the
-  // layers of a group: a list of single tokens and a range by bounds, which is the plan that those
-  // layers get in a decode step.
-  struct Choice {
-    int32_t group = 0;
-    AttnPlan plan;
-  };
-  virtual std::optional<Choice> Chosen(const LayerStep& step) const {
+  // What the layers read, known once prepared.
+  virtual DeclaredReads Reads() const { return {}; }
+  // The selection that was made in `step`, after Observe: of a decode step, or of a prompt's rows
+  // where LayerStep::wants_selection.
+  virtual std::optional<Selection> Selected(const LayerStep& step) const {
     static_cast<void>(step);
     return std::nullopt;
   }

@@ -263,7 +263,7 @@ TEST(SetSimulation, MissesWhatItHadNoRoomFor) {
                 .bounds = {end - 1, end},
                 .kv_len = end});
     }
-    EXPECT_EQ(set.chosen(), 12u);  // no step's own row is counted
+    EXPECT_EQ(set.selected(), 12u);  // no step's own row is counted
     EXPECT_EQ(set.missed(), missed) << slots << " slots";
   }
 }

@@ -147,13 +147,13 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --policy omnikv --set filters=2,99", 2, {"layer 99"});
   Expect("run -p x --policy omnikv --set mem=0.5 --set budget=64", 2,
          {"mem is 0.5 and budget is 64"});
-  Expect("run -p x --set budget=64 --set tail=8 --set cache=71", 2,
-         {"cache is 71", "at least the 72 tokens that a layer reads"});
+  Expect("run -p x --set budget=64 --set tail=8 --working-set 71", 2,
+         {"--working-set is 71", "at least the 72 tokens that a layer reads"});
   Expect("bench --hits --policy full", 2, {"--policy is full", "no working sets"});
   Expect("bench --hits -f " + File("short.txt", "Once upon a time."), 2,
          {"expected more than the 1280 that a layer reads and the 256 steps"});
-  Expect("bench --hits --caches 0.5", 2, {"--caches"});
-  Expect("bench --caches 2", 2, {"--hits"});
+  Expect("bench --hits --working-sets 0.5", 2, {"--working-sets"});
+  Expect("bench --working-sets 2", 2, {"--hits"});
   Expect("logits --tokens 1 --out x.npy --policy omnikv -m " +
              std::string(kRoot / "tests/golden/models/mistral"),
          2, {"policy omnikv", "sliding window"});

@@ -343,8 +343,8 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_THAT(Good("info").out, HasSubstr("8192"));
   const json info = GoodJson("info --json --ctx 1000");
   ExpectFields(info, {"model", "notes", "device", "weight_bytes", "activation_bytes", "kv_dtype",
-                      "kv_bytes_per_token", "kv_bytes", "host_layers", "cache_bytes",
-                      "cache_tokens", "available_bytes", "context", "policies"});
+                      "kv_bytes_per_token", "kv_bytes", "host_layers", "working_set_bytes",
+                      "working_set_tokens", "available_bytes", "context", "policies"});
   EXPECT_EQ(info.at("context"), 1000);
   EXPECT_EQ(info.at("kv_dtype"), "f16");
   EXPECT_EQ(info.at("kv_bytes").at("host"), 1000 * info.at("kv_bytes_per_token").get<int64_t>());
@@ -426,20 +426,19 @@ TEST_F(Output, BenchHasRoomForThePolicyThatHoldsMost) {
   EXPECT_EQ(bench.at("cases").size(), 4u);
 }
 
-TEST_F(Output, BenchHitsSimulatesEveryCache) {
+TEST_F(Output, BenchHitsSimulatesEveryWorkingSet) {
   const json hits = GoodJson(
-      "bench --hits --json --context 700 --steps 20 --set budget=64 --set tail=1 --set cache=100 "
-      "--caches "
-      "1,2,8");
+      "bench --hits --json --context 700 --steps 20 --set budget=64 --set tail=1 "
+      "--working-set 100 --working-sets 1,2,8");
   ExpectFields(hits, {"model", "device", "kv_row_bytes"});
   ASSERT_EQ(hits.at("hits").size(), 2u);  // answers, then the text's own end
   for (const json& c : hits.at("hits")) {
     EXPECT_EQ(c.at("steps"), 20) << c;
     EXPECT_GE(c.at("context"), 670);
     double last = -1;
-    std::vector<int64_t> caches;
-    for (const json& at : c.at("caches")) {
-      caches.push_back(at.at("cache"));
+    std::vector<int64_t> sizes;
+    for (const json& at : c.at("working_sets")) {
+      sizes.push_back(at.at("tokens"));
       const double rate = at.at("hit_rate");
       // Of the same choices a larger set misses hardly more; text has habits, so that it misses not
       // all.
@@ -456,7 +455,7 @@ TEST_F(Output, BenchHitsSimulatesEveryCache) {
       EXPECT_EQ(at.at("groups")[1].at("layers"), json({14, 15}));
       last = rate;
     }
-    EXPECT_EQ(caches, (std::vector<int64_t>{65, 100, 130, 520}));
+    EXPECT_EQ(sizes, (std::vector<int64_t>{65, 100, 130, 520}));
   }
   EXPECT_EQ(hits.at("hits")[0].at("source"), "answers");
   EXPECT_GE(hits.at("hits")[0].at("turns"), 1);

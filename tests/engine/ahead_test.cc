@@ -184,6 +184,9 @@ struct Placed {
 // Every policy's variants and, chosen among more tokens than it reads, its defaults.
 std::vector<Placed> EveryPolicy() {
   std::vector<Placed> all;
+  const auto files = OpenModel(kRandom);
+  EXPECT_TRUE(files.ok()) << files.status().message();
+  if (!files.ok()) return all;
   for (const PolicyInfo& info : AllPolicies()) {
     const auto has = [&](std::string_view key) {
       return std::any_of(info.settings.begin(), info.settings.end(),
@@ -193,12 +196,13 @@ std::vector<Placed> EveryPolicy() {
     variants.push_back(has("budget") ? SettingList{{"budget", "24"}} : SettingList{});
     for (const SettingList& variant : variants) {
       const PolicyOptions policy{.name = info.name, .settings = variant, .force_indices = true};
-      const bool every_layer = std::any_of(variant.begin(), variant.end(), [](const auto& setting) {
-        return setting.first == "select_every_layer" && setting.second == "1";
-      });
       all.push_back({policy, "device"});
-      // Layers that share a choice, or are streamed, can live on the host.
-      if ((has("cache") && !every_layer) || has("layers")) all.push_back({policy, "host"});
+      const auto prepared = PolicyFor(policy, files->config, 256, /*fetches=*/false);
+      EXPECT_TRUE(prepared.ok()) << prepared.status().message();
+      if (!prepared.ok()) continue;
+      const DeclaredReads reads = (*prepared)->Reads();
+      const bool may_leave = reads.n_selections > 0 || reads.streamed.layers > 0;
+      if (may_leave) all.push_back({policy, "host"});
     }
   }
   return all;

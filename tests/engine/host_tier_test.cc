@@ -64,8 +64,8 @@ std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy) {
   auto plan = PlanMemory(core->options, config, core->weights.bytes, !on_cuda(), *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_EQ(plan->host_layers, place == "host" ? 3 : 0);
-  if (room == Room::kFew) plan->cache_tokens = 40;  // some rows must leave
-  if (room == Room::kAll) plan->cache_tokens = 500;
+  if (room == Room::kFew) plan->working_set = 40;  // some rows must leave
+  if (room == Room::kAll) plan->working_set = 500;
   auto engine = MakeEngine(std::move(core), *plan, 0);
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   return std::move(*engine);

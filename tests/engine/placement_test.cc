@@ -52,7 +52,7 @@ class PlacementTest : public testing::Test {
   }
   // What the plan puts on the card; all of the policy's room taken.
   static size_t OnCard(const MemoryPlan& plan) {
-    return plan.weights + plan.activations + plan.kv + plan.cache + plan.policies;
+    return plan.weights + plan.activations + plan.kv + plan.working_sets + plan.policies;
   }
 
   EngineOptions options_;
@@ -78,7 +78,7 @@ TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
     EXPECT_GE(plan->host_layers, last) << "less memory, fewer layers on the host";
     last = plan->host_layers;
     ASSERT_GT(plan->host_layers, 0);
-    EXPECT_GE(plan->cache_tokens, 2048);
+    EXPECT_GE(plan->working_set, 2048);
     EXPECT_EQ(plan->kv / (32u - static_cast<size_t>(plan->host_layers)),
               plan->kv_host / static_cast<size_t>(plan->host_layers));
     // Filters, the layers after them and those below the first stay.
@@ -88,14 +88,14 @@ TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
     const MemoryNeeds needs = NeedsOf(*plan, Card(gib * kGiB));
     EXPECT_EQ(needs.host_layers.size(), static_cast<size_t>(plan->host_layers));
     EXPECT_EQ(needs.host_layers.back(), 31) << "the last layers go first";
-    EXPECT_EQ(needs.cache_tokens, plan->cache_tokens);
+    EXPECT_EQ(needs.working_set, plan->working_set);
     // The stages and the working sets are counted byte by byte.
     const BankConfig bank = MakeBankConfig(config_, *plan, 1);
-    const WorkingSetConfig sets{.group = GroupsOfLayers(config_, std::vector<int32_t>(32, -1)),
-                                .n_groups = 3,
-                                .capacity = 2048,
-                                .n_slots = plan->cache_tokens};
-    EXPECT_GT(plan->cache, Bank::StageBytes(bank) + WorkingSets::Bytes(bank, sets));
+    const WorkingSetConfig sets{.reads = {.selection_of = std::vector<int32_t>(32, -1),
+                                          .n_selections = 3,
+                                          .max_tokens = 2048},
+                                .n_slots = plan->working_set};
+    EXPECT_GT(plan->working_sets, Bank::StageBytes(bank) + WorkingSets::Bytes(bank, sets));
   }
 }
 
@@ -106,66 +106,63 @@ TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   ASSERT_TRUE(small.ok() && large.ok());
   EXPECT_EQ(small->host_layers, 24);
   EXPECT_EQ(large->host_layers, 24);
-  EXPECT_GT(large->cache_tokens, small->cache_tokens);
-  EXPECT_LE(large->cache_tokens, 131072 + 1);
+  EXPECT_GT(large->working_set, small->working_set);
+  EXPECT_LE(large->working_set, 131072 + 1);
 }
 
-TEST_F(PlacementTest, ACacheThatIsAskedForIsCounted) {
+TEST_F(PlacementTest, AWorkingSetThatIsAskedForIsCounted) {
   options_.place = "host";
   const auto by_itself = Plan(27 * kGiB);
   ASSERT_TRUE(by_itself.ok());
-  ASSERT_GT(by_itself->cache_tokens, 8192);
-  const PolicyOptions policy = options_.policy;
+  ASSERT_GT(by_itself->working_set, 8192);
   size_t last = 0;
-  for (const char* cache : {"2048", "4096", "8192"}) {
-    options_.policy = policy;
-    options_.policy.settings.emplace_back("cache", cache);
+  for (const int64_t tokens : {2048, 4096, 8192}) {
+    options_.working_set = tokens;
     const auto plan = Plan(27 * kGiB);
-    ASSERT_TRUE(plan.ok()) << cache << ": " << plan.status().message();
-    EXPECT_EQ(std::to_string(plan->cache_tokens), cache);
+    ASSERT_TRUE(plan.ok()) << tokens << ": " << plan.status().message();
+    EXPECT_EQ(plan->working_set, tokens);
     EXPECT_LE(OnCard(*plan), 27 * kGiB);
     // A row of 24 layers, 4 KiB each, and a little for its place in the maps.
     if (last > 0) {
-      EXPECT_GT(plan->cache, last + size_t{2048} * 24 * 4096);
-      EXPECT_LT(plan->cache, last + size_t{4096} * 24 * 4200);
+      EXPECT_GT(plan->working_sets, last + size_t{2048} * 24 * 4096);
+      EXPECT_LT(plan->working_sets, last + size_t{4096} * 24 * 4200);
     }
-    last = plan->cache;
+    last = plan->working_sets;
   }
   // What would be more than the context is the context.
-  options_.policy = policy;
-  options_.policy.settings.emplace_back("cache", "1000000");
+  options_.working_set = 1000000;
   const auto whole = Plan(80 * kGiB);
   ASSERT_TRUE(whole.ok()) << whole.status().message();
-  EXPECT_EQ(whole->cache_tokens, 131072);
+  EXPECT_EQ(whole->working_set, 131072);
 }
 
-// A larger cache sends more layers away, not fewer tokens into the cache.
-TEST_F(PlacementTest, ACacheCostsLayers) {
+// A larger working set sends more layers away, not fewer tokens into the working set.
+TEST_F(PlacementTest, AWorkingSetCostsLayers) {
   const auto by_itself = Plan(28 * kGiB);
   ASSERT_TRUE(by_itself.ok());
-  options_.policy.settings.emplace_back("cache", "16384");
+  options_.working_set = 16384;
   const auto wide = Plan(28 * kGiB);
   ASSERT_TRUE(wide.ok()) << wide.status().message();
-  EXPECT_EQ(wide->cache_tokens, 16384);
+  EXPECT_EQ(wide->working_set, 16384);
   EXPECT_GT(wide->host_layers, by_itself->host_layers);
   EXPECT_LE(OnCard(*wide), 28 * kGiB);
 }
 
-TEST_F(PlacementTest, RefusesACacheThatCannotBe) {
+TEST_F(PlacementTest, RefusesAWorkingSetThatCannotBe) {
   options_.place = "host";
-  options_.policy.settings.emplace_back("cache", "1000");
+  options_.working_set = 1000;
   const auto small = Plan(80 * kGiB);
   ASSERT_FALSE(small.ok());
   EXPECT_EQ(small.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(small.status().message(),
-              HasSubstr("cache is 1000, expected at least the 2048 tokens that a layer reads (a "
-                        "budget of 1792 and a tail of 256)"));
-  options_.policy.settings.back().second = "131072";
+              HasSubstr("`working_set` is 1000, expected at least the 2048 tokens that a layer "
+                        "reads in a step, or auto"));
+  options_.working_set = 131072;
   const auto large = Plan(24 * kGiB);
   ASSERT_FALSE(large.ok());
   EXPECT_EQ(large.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(large.status().message(),
-              HasSubstr("cache is 131072 tokens, which do not fit; auto"));
+              HasSubstr("`working_set` is 131072 tokens, which do not fit; auto"));
 }
 
 TEST_F(PlacementTest, RefusesWhatCannotFitWithTheNumbers) {
@@ -198,7 +195,7 @@ TEST_F(PlacementTest, StreamedLayersGoLastFirst) {
     EXPECT_GT(plan->host_layers, last) << "less memory, more layers on the host";
     last = plan->host_layers;
     EXPECT_EQ(std::count(plan->tiers.end() - last, plan->tiers.end(), TierKind::kHost), last);
-    EXPECT_EQ(plan->cache, Bank::StageBytes(MakeBankConfig(config_, *plan, 1)));
+    EXPECT_EQ(plan->working_sets, Bank::StageBytes(MakeBankConfig(config_, *plan, 1)));
     EXPECT_GE(plan->stages, 2);
     EXPECT_LE(plan->stages, 5);
     // One layer fewer would not have fitted with the least of stages.

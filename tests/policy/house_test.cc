@@ -172,18 +172,18 @@ TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
       ExpectSame(logits, expected);
       if (of_slots.empty()) of_slots = logits;
       ASSERT_EQ(logits, of_slots);
-      if (tiered.streams) {
+      if (!tiered.residency->CanRecord()) {
         EXPECT_EQ(tiered.bank->BytesStaged(), RowsStreamed(tiered) * 2 * 2 * 16 * sizeof(float));
         EXPECT_TRUE(tiered.trace.recordings().empty());
       }
-      if (tiered.sets == nullptr) continue;
-      const WorkingSets::Counters rows = tiered.sets->Count();
-      EXPECT_GT(rows.chosen, 0u);
-      EXPECT_LE(rows.missed, more_slots == 0 ? rows.chosen : last_missed)
+      const auto rows = tiered.residency->Count();
+      if (!rows) continue;
+      EXPECT_GT(rows->selected, 0u);
+      EXPECT_LE(rows->missed, more_slots == 0 ? rows->selected : last_missed)
           << "more room, more misses";
       // With room for all, a row comes to each of three layers once at most.
-      EXPECT_TRUE(more_slots < 200 || rows.missed <= 3u * (kPrompt + kSteps)) << rows.missed;
-      last_missed = rows.missed;
+      EXPECT_TRUE(more_slots < 200 || rows->missed <= 3u * (kPrompt + kSteps)) << rows->missed;
+      last_missed = rows->missed;
     }
   }
 }
@@ -197,61 +197,62 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
     for (int32_t more_slots : {0, 7, 200}) {
       const auto tiered_backend = backend();
       StepFixture tiered(*tiered_backend, info().name, variant, true, more_slots);
-      if (tiered.sets == nullptr) continue;
+      if (!tiered.residency->Count()) continue;
       any = true;
-      const Policy::Groups groups = tiered.policy->Shared();
-      const auto capacity = static_cast<int32_t>(groups.max_tokens);
+      const DeclaredReads reads = tiered.policy->Reads();
+      const auto capacity = static_cast<int32_t>(reads.max_tokens);
       std::vector<SetSimulation> sets;
-      for (int32_t g = 0; g < groups.n_groups; ++g) {
+      for (int32_t i = 0; i < reads.n_selections; ++i) {
         sets.emplace_back(*reference, StepFixture::kContext, capacity, capacity + more_slots);
       }
-      std::vector<std::pair<Policy::Choice, const SeqMeta*>> made;
-      tiered.on_choice = [&](const Policy::Choice& choice, const SeqMeta* seq) {
-        made.emplace_back(choice, seq);
+      std::vector<std::pair<Selection, const SeqMeta*>> made;
+      tiered.on_selection = [&](const Selection& selection, const SeqMeta* seq) {
+        made.emplace_back(selection, seq);
       };
       tiered.Prompt(kPrompt);
-      EXPECT_TRUE(made.empty()) << "prompts choose nothing";
-      tiered.sets->Reset();  // not primed, as the simulated ones
+      EXPECT_TRUE(made.empty()) << "prompts select nothing";
+      tiered.residency->Reset();  // not primed, as the simulated ones
       for (int step = 0; step < kSteps; ++step) {
         made.clear();
         tiered.Decode();
-        for (const auto& [choice, seq] : made) {
-          sets[static_cast<size_t>(choice.group)].Step(ReadChoice(tiered.trace, choice.plan, seq));
+        for (const auto& [selection, seq] : made) {
+          sets[static_cast<size_t>(selection.number)].Step(
+              ReadChoice(tiered.trace, selection.plan, seq));
         }
       }
-      uint64_t chosen = 0;
+      uint64_t selected = 0;
       uint64_t missed = 0;
       for (size_t layer = 3; layer < 6; ++layer) {  // on the host
-        if (groups.of_layer[layer] < 0) continue;
-        const SetSimulation& set = sets[static_cast<size_t>(groups.of_layer[layer])];
-        chosen += set.chosen();
+        if (reads.selection_of[layer] < 0) continue;
+        const SetSimulation& set = sets[static_cast<size_t>(reads.selection_of[layer])];
+        selected += set.selected();
         missed += set.missed();
       }
-      const WorkingSets::Counters real = tiered.sets->Count();
-      EXPECT_EQ(chosen, real.chosen) << tiered.settings.ToString();
+      const WorkingSets::Counters real = *tiered.residency->Count();
+      EXPECT_EQ(selected, real.selected) << tiered.settings.ToString();
       EXPECT_EQ(missed, real.missed) << tiered.settings.ToString() << ", " << more_slots;
       EXPECT_GT(missed, 0u);
     }
   }
-  if (!any) GTEST_SKIP() << info().name << " has no layers that share a choice";
+  if (!any) GTEST_SKIP() << info().name << " has no layers that read a selection";
 }
 
-// The prompt's last query chose for the first step: what both want is there.
+// The prompt's last query selected for the first step: what both want is there.
 TEST_P(EveryPolicy, TheFirstStepAfterAPromptFindsItsRows) {
   if (!has_tiers()) GTEST_SKIP() << "a host backend has no tier beside its own";
   for (const SettingList& variant : Variants(info())) {
     const auto own_backend = backend();
     StepFixture fixture(*own_backend, info().name, variant, true, /*more_slots=*/0);
-    if (fixture.sets == nullptr) continue;
+    if (!fixture.residency->Count()) continue;
     SCOPED_TRACE(fixture.settings.ToString());
     fixture.Prompt(kPrompt);
-    WorkingSets::Counters rows = fixture.sets->Count();
-    EXPECT_EQ(rows.chosen, 0u);  // by steps
+    WorkingSets::Counters rows = *fixture.residency->Count();
+    EXPECT_EQ(rows.selected, 0u);  // by steps
     EXPECT_GT(rows.primed, 0u);
     fixture.Decode();
-    rows = fixture.sets->Count();
-    EXPECT_GT(rows.chosen, 0u);
-    EXPECT_LT(rows.missed, rows.chosen);
+    rows = *fixture.residency->Count();
+    EXPECT_GT(rows.selected, 0u);
+    EXPECT_LT(rows.missed, rows.selected);
     EXPECT_EQ(rows.missed_bytes, rows.missed * fixture.bank->config().RowBytes(5));
   }
 }

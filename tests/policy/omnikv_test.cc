@@ -43,7 +43,7 @@ class OmnikvTest : public ::testing::Test {
 // dense_below=auto: where the choices of a step take as long as the reading that they save.
 TEST_F(OmnikvTest, DenseWhileChoicesSaveLessThanTheyTake) {
   const PolicyInfo& info = **FindPolicy("omnikv");
-  const auto dense_below = [&](SettingList given, int64_t selection_tokens, bool tiered = false) {
+  const auto dense_below = [&](SettingList given, int64_t selection_tokens, bool fetches = false) {
     given.insert(given.end(), {{"filters", "1,3"}, {"dense_after_filter", "0"}});
     auto settings = PolicySettings::Parse(info.name, info.settings, given);
     EXPECT_TRUE(settings.ok()) << settings.status().message();
@@ -52,7 +52,7 @@ TEST_F(OmnikvTest, DenseWhileChoicesSaveLessThanTheyTake) {
                                                 .n_heads = 4,
                                                 .dk = 16,
                                                 .max_context = 4096,
-                                                .tiered = tiered,
+                                                .fetches = fetches,
                                                 .selection_tokens = selection_tokens},
                                                *settings);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -65,7 +65,7 @@ TEST_F(OmnikvTest, DenseWhileChoicesSaveLessThanTheyTake) {
   EXPECT_EQ(dense_below({{"mem", "1"}}, 300), 0);       // nothing ever is
   EXPECT_EQ(dense_below({{"budget", "64"}}, 300000), 4096);
   EXPECT_EQ(dense_below({{"budget", "64"}}, 0), 0);
-  EXPECT_EQ(dense_below({{"budget", "64"}}, 300, /*tiered=*/true), 0);
+  EXPECT_EQ(dense_below({{"budget", "64"}}, 300, /*fetches=*/true), 0);
   EXPECT_EQ(dense_below({{"budget", "64"}, {"select_every_layer", "1"}}, 300), 0);
   EXPECT_EQ(dense_below({{"budget", "64"}, {"dense_below", "7"}}, 300), 7);
 }
@@ -157,19 +157,19 @@ TEST_F(OmnikvTest, APromptPrimesTheWorkingSets) {
     fixture.Prompt(130);  // in three chunks
     const auto primed = chosen();
     ASSERT_EQ(primed.size(), 2u);
-    EXPECT_EQ(fixture.sets->Count().chosen, 0u);
+    EXPECT_EQ(fixture.residency->Count()->selected, 0u);
     // Layer 3 is a filter; 4 and 5, on the host, read what it chose.
     EXPECT_THAT(primed[1], testing::SizeIs(24));
-    EXPECT_EQ(fixture.sets->Count().primed, 2 * (24 - primed[1].count(129)));
+    EXPECT_EQ(fixture.residency->Count()->primed, 2 * (24 - primed[1].count(129)));
     fixture.Decode();
     auto wanted = chosen()[1];
     EXPECT_EQ(wanted.erase(130), 1u);  // its own
-    const WorkingSets::Counters rows = fixture.sets->Count();
-    EXPECT_EQ(rows.chosen, 2 * wanted.size());
+    const WorkingSets::Counters rows = *fixture.residency->Count();
+    EXPECT_EQ(rows.selected, 2 * wanted.size());
     const auto missing = std::count_if(wanted.begin(), wanted.end(),
                                        [&](int32_t t) { return primed[1].count(t) == 0; });
     EXPECT_EQ(rows.missed, 2 * static_cast<uint64_t>(missing));
-    EXPECT_LT(rows.missed, rows.chosen);
+    EXPECT_LT(rows.missed, rows.selected);
   }
 }
 
@@ -230,13 +230,6 @@ TEST_F(OmnikvTest, RefusesWhatCannotBe) {
   EXPECT_EQ(too_little.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(too_little.message(), HasSubstr("the 5 dense layers of 6 alone take 0.833"));
   EXPECT_TRUE(Prepare({{"mem", "1"}, {"filters", "5"}}).ok());  // all layers are dense
-  const Status small = Prepare({{"budget", "24"}, {"tail", "8"}, {"cache", "31"}});
-  EXPECT_EQ(small.code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(small.message(),
-            "policy omnikv: cache is 31, expected at least the 32 tokens that a layer reads (a "
-            "budget of 24 and a tail of 8), or auto");
-  EXPECT_TRUE(Prepare({{"budget", "24"}, {"tail", "8"}, {"cache", "32"}}).ok());
-  EXPECT_TRUE(Prepare({{"budget", "24"}, {"cache", "100000"}}).ok());
   const Status no_layers = Prepare({}, 0);
   EXPECT_EQ(no_layers.code(), StatusCode::kUnsupported);
   EXPECT_THAT(no_layers.message(), HasSubstr("sliding window"));
@@ -276,7 +269,7 @@ TEST_F(OmnikvTest, TheWholeAnswerIsNotReadFromTheHost) {
   auto settings = PolicySettings::Parse(info.name, info.settings, {{"tail", "all"}});
   ASSERT_TRUE(settings.ok());
   const Status refused =
-      info.make()->Prepare({.n_layers = 6, .max_context = 256, .tiered = true}, *settings);
+      info.make()->Prepare({.n_layers = 6, .max_context = 256, .fetches = true}, *settings);
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.message(), HasSubstr("tail is all, expected a number of tokens where"));
 }

@@ -21,8 +21,8 @@ class StepFixture {
  public:
   // REQUIRES that the policy accepts `given` on a model of 6 layers and 4/2 heads of 16.
   // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
-  // with so many slots more than a choice can have, where the policy's layers share choices; or all
-  // those that the policy streams do.
+  // with so many slots more than a selection can have, where the policy's layers read selections;
+  // or all those that the policy streams do.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
               bool force_indices = true, int32_t more_slots = -1)
       : trace(backend) {
@@ -42,14 +42,14 @@ class StepFixture {
                           .max_context = kContext,
                           .n_freq = 8,
                           .force_indices = force_indices,
-                          .tiered = more_slots >= 0};
+                          .fetches = more_slots >= 0};
     context.inv_freq.assign(6, ropes.sets()[0].inv_freq.as<float>());
     const Status prepared = policy->Prepare(context, settings);
     EXPECT_TRUE(prepared.ok()) << prepared.message();
-    const Policy::Groups groups = policy->Shared();
+    const DeclaredReads reads = policy->Reads();
     BankConfig bank_config;
     bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
-    const int32_t n_host = groups.streamed.layers > 0 ? groups.streamed.layers : 3;
+    const int32_t n_host = reads.streamed.layers > 0 ? reads.streamed.layers : 3;
     for (int32_t layer = 6 - n_host; more_slots >= 0 && layer < 6; ++layer) {
       bank_config.layers[static_cast<size_t>(layer)].tier = TierKind::kHost;
     }
@@ -57,19 +57,13 @@ class StepFixture {
     bank_config.block_tokens = 8;
     bank_config.max_tokens = kContext;
     bank_config.max_seqs = 2;
-    bank_config.n_stages = groups.streamed.max_ahead + 1;
+    bank_config.n_stages = reads.streamed.max_ahead + 1;
     bank = Take(Bank::Create(trace, bank_config));
     EXPECT_TRUE(trace.AwaitShared().ok());
     seq = Take(bank->NewSequence());
-    streams = groups.streamed.layers > 0 && bank->HasHostLayers();
-    if (more_slots >= 0 && groups.n_groups > 0) {
-      const auto capacity = static_cast<int32_t>(groups.max_tokens);
-      sets = Take(WorkingSets::Create(trace, *bank,
-                                      {.group = groups.of_layer,
-                                       .n_groups = groups.n_groups,
-                                       .capacity = capacity,
-                                       .n_slots = capacity + more_slots}));
-    }
+    residency = Take(Residency::Create(
+        trace, *bank,
+        {.reads = reads, .n_slots = static_cast<int32_t>(reads.max_tokens) + more_slots}));
   }
 
   // Feeds a prompt of n tokens; returns the last row's logits.
@@ -81,7 +75,6 @@ class StepFixture {
       EnqueueStep(Context(), {.n_rows = rows,
                               .n_out = pos + rows == n ? 1 : 0,
                               .prefill = true,
-                              .streamed = streams,
                               .first_pos = pos,
                               .prompt_end = n});
       pos += rows;
@@ -97,8 +90,8 @@ class StepFixture {
     Upload(pos, 1);
     const int32_t variant = policy->Variant({.tokens = pos + 1, .prompt = prompt_len});
     trace.Clear();
-    if (streams) {
-      EnqueueStep(Context(), {.streamed = true, .first_pos = pos, .variant = variant});
+    if (!residency->CanRecord()) {
+      EnqueueStep(Context(), {.first_pos = pos, .variant = variant});
       return Logits();
     }
     const auto step = trace.Record([&] { EnqueueStep(Context(), {.variant = variant}); });
@@ -156,10 +149,9 @@ class StepFixture {
   Workspace work;
   PolicySettings settings;
   std::unique_ptr<Policy> policy;
-  std::unique_ptr<WorkingSets> sets;
-  OnChoice on_choice;
+  std::unique_ptr<Residency> residency;
+  OnSelection on_selection;
   int32_t seq = -1;
-  bool streams = false;
   int32_t prompt_len = 0;
   int32_t token_shift = 0;  // other tokens at the same places
 
@@ -170,7 +162,7 @@ class StepFixture {
     return std::move(*result);
   }
   StepContext Context() {
-    return {trace, config, weights, work, ropes, *bank, *policy, seq, sets.get(), 1, on_choice};
+    return {trace, config, weights, work, ropes, *residency, *policy, seq, 1, on_selection};
   }
   void Upload(int32_t pos, int32_t rows) {
     EXPECT_TRUE(bank->Append(seq, rows).ok());

@@ -38,7 +38,7 @@ struct BenchFlags {
   int steps = 0;  // 0: by default
   int batch = 1;
   std::string file;
-  std::vector<double> caches = {1, 1.5, 2, 3, 4, 8};
+  std::vector<double> working_sets = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
   double hit_rate = -1;
   bool computed = false;
@@ -426,7 +426,7 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
 Status RunHits(const BenchFlags& f) {
   HitsOptions options{.file = f.file,
                       .lengths = f.contexts.empty() ? std::vector<int64_t>{8192} : f.contexts,
-                      .caches = f.caches,
+                      .working_sets = f.working_sets,
                       .steps = f.steps == 0 ? 256 : f.steps,
                       .json = f.json};
   OKV_ASSIGN_OR_RETURN(options.engine, ToEngineOptions(f.engine));
@@ -482,7 +482,7 @@ void AddBench(CLI::App& app, Command& command) {
       ->needs(hits)
       ->excludes(sub->get_option("--context"));
   sub->add_option(
-         "--caches", f->caches,
+         "--working-sets", f->working_sets,
          "sizes of working sets for --hits, times what a layer reads (omnikv: budget and tail)")
       ->needs(hits)
       ->delimiter(',')

@@ -113,9 +113,10 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   auto core = std::make_unique<EngineCore>();
   core->options = options;
   core->simulated_hits = simulated_hits;
-  bench.choices = std::make_unique<std::map<int32_t, SeenChoice>>();
-  core->on_choice = [seen = bench.choices.get()](const Policy::Choice& choice, const SeqMeta* seq) {
-    (*seen)[choice.group] = {choice.plan, seq};
+  bench.selections = std::make_unique<std::map<int32_t, SeenSelection>>();
+  core->on_selection = [seen = bench.selections.get()](const Selection& selection,
+                                                       const SeqMeta* seq) {
+    (*seen)[selection.number] = {selection.plan, seq};
   };
   const auto start = Clock::now();
   std::optional<ModelFiles> files;
@@ -135,7 +136,7 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   }
   const auto drops = [&](const PolicyOptions& options_of) {
     const int64_t context = options.context != 0 ? options.context : core->config.max_context;
-    const auto policy = PolicyFor(options_of, core->config, context, /*tiered=*/false);
+    const auto policy = PolicyFor(options_of, core->config, context, /*fetches=*/false);
     return policy.ok() && MaxHeld(**policy, context) > 0;
   };
   // Room for every token, unless all policies drop some.
@@ -161,7 +162,7 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   bench.kv_dtype = plan.kv_dtype;
   bench.chunk = plan.chunk;
   bench.host_layers = plan.host_layers;
-  bench.cache_tokens = plan.cache_tokens;
+  bench.working_set = plan.working_set;
   bench.kv_row_bytes = plan.kv_per_token / core->config.layers.size();
   OKV_ASSIGN_OR_RETURN(bench.engine, MakeEngine(std::move(core), plan, Seconds(start)));
   return bench;

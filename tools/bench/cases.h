@@ -58,8 +58,8 @@ struct AttendCase {
 inline constexpr int32_t kAttendHeads = 32;
 inline constexpr int32_t kAttendKvHeads = 8;
 
-// Where the choice of a group of layers stands once a step has run.
-struct SeenChoice {
+// Where a selection stands once a step has run.
+struct SeenSelection {
   AttnPlan plan;
   const SeqMeta* seq = nullptr;
 };
@@ -74,12 +74,12 @@ struct BenchEngine {
   size_t weight_bytes = 0;
   bool all_f32 = false;
   DType kv_dtype = DType::kF16;
-  int32_t chunk = 0;         // rows of a prefill step
-  int32_t host_layers = 0;   // whose K/V live beside the device
-  int32_t cache_tokens = 0;  // slots of their working sets
-  size_t kv_row_bytes = 0;   // K and V of a token in one layer
-  // By group, of the steps of all sessions; not moved while the engine lives.
-  std::unique_ptr<std::map<int32_t, SeenChoice>> choices;
+  int32_t chunk = 0;        // rows of a prefill step
+  int32_t host_layers = 0;  // whose K/V live beside the device
+  int32_t working_set = 0;  // tokens of each of them, near the device
+  size_t kv_row_bytes = 0;  // K and V of a token in one layer
+  // By number, of the steps of all sessions; not moved while the engine lives.
+  std::unique_ptr<std::map<int32_t, SeenSelection>> selections;
 };
 
 // `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.

@@ -54,7 +54,7 @@ class HitsBench {
     int64_t context = 0;  // tokens of the longest prompt
     int64_t steps = 0;
     std::string settings;
-    std::vector<std::vector<Rows>> rows;       // [caches][groups]
+    std::vector<std::vector<Rows>> rows;       // [sizes][selections]
     std::vector<std::vector<Rows>> last_turn;  // its rows alone
     size_t turns = 0;                          // of the text, as far as steps were left
     std::string policy;
@@ -73,16 +73,16 @@ class HitsBench {
     return sum;
   }
   Rows AllLayers(const std::vector<Rows>& groups) const;
-  // The real working sets', where all layers that share a choice have them; else nothing.
-  std::optional<size_t> RealCache() const;
+  // The real working sets', where all layers that read a selection have them; else nothing.
+  std::optional<size_t> RealSize() const;
   void Report(const Text& text, const Case& c);
 
   HitsOptions o_;
   BenchEngine bench_;
   std::unique_ptr<Backend> reference_ = MakeRefBackend();
-  Policy::Groups groups_;
-  std::vector<std::vector<int32_t>> layers_;  // [groups]: of the model
-  std::vector<int64_t> caches_;               // tokens, ascending
+  DeclaredReads reads_;                       // by layer of the model
+  std::vector<std::vector<int32_t>> layers_;  // [selections]: that read it
+  std::vector<int64_t> sizes_;                // of working sets, tokens, ascending
   nlohmann::ordered_json json_ = nlohmann::ordered_json::array();
 };
 
@@ -95,28 +95,28 @@ Status HitsBench::Run() {
   OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(o_.engine, "", DType::kF32));
   const int64_t context = bench_.engine->context();
   OKV_ASSIGN_OR_RETURN(const auto policy,
-                       PolicyFor(o_.policy, bench_.config, context, /*tiered=*/true));
-  groups_ = policy->Shared();
-  if (groups_.n_groups == 0) {
+                       PolicyFor(o_.policy, bench_.config, context, /*fetches=*/true));
+  reads_ = ReadsByLayer(bench_.config, policy->Reads());
+  if (reads_.n_selections == 0) {
     return InvalidArgument(
-        fmt::format("--policy is {}, which has no working sets, expected one whose layers share a "
-                    "choice, as omnikv",
+        fmt::format("--policy is {}, which has no working sets, expected one whose layers read a "
+                    "selection, as omnikv",
                     o_.policy.name));
   }
-  layers_.resize(static_cast<size_t>(groups_.n_groups));
-  const std::vector<int32_t> group = GroupsOfLayers(bench_.config, groups_.of_layer);
-  for (size_t layer = 0; layer < group.size(); ++layer) {
-    if (group[layer] < 0) continue;
-    layers_[static_cast<size_t>(group[layer])].push_back(static_cast<int32_t>(layer));
+  layers_.resize(static_cast<size_t>(reads_.n_selections));
+  for (size_t layer = 0; layer < reads_.selection_of.size(); ++layer) {
+    const int32_t selection = reads_.selection_of[layer];
+    if (selection < 0) continue;
+    layers_[static_cast<size_t>(selection)].push_back(static_cast<int32_t>(layer));
   }
-  for (const double times : o_.caches) {
-    caches_.push_back(std::llround(times * static_cast<double>(groups_.max_tokens)));
+  for (const double times : o_.working_sets) {
+    sizes_.push_back(std::llround(times * static_cast<double>(reads_.max_tokens)));
   }
-  if (groups_.cache > 0) caches_.push_back(groups_.cache);
-  if (bench_.cache_tokens > 0) caches_.push_back(bench_.cache_tokens);
-  for (int64_t& cache : caches_) cache = std::min(cache, std::max(context, groups_.max_tokens));
-  std::sort(caches_.begin(), caches_.end());
-  caches_.erase(std::unique(caches_.begin(), caches_.end()), caches_.end());
+  if (o_.engine.working_set > 0) sizes_.push_back(o_.engine.working_set);
+  if (bench_.working_set > 0) sizes_.push_back(bench_.working_set);
+  for (int64_t& size : sizes_) size = std::min(size, std::max(context, reads_.max_tokens));
+  std::sort(sizes_.begin(), sizes_.end());
+  sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
 
   OKV_ASSIGN_OR_RETURN(const std::vector<Text> texts, Texts());
   for (const Text& text : texts) {
@@ -137,11 +137,11 @@ Result<Text> HitsBench::ForcedText(const std::string& text) const {
                        bench_.engine->Tokenize(text, /*add_special=*/true,
                                                /*parse_special=*/false));
   const auto n = static_cast<int64_t>(tokens.size());
-  if (n - o_.steps <= groups_.max_tokens) {
+  if (n - o_.steps <= reads_.max_tokens) {
     return InvalidArgument(fmt::format(
         "the text has {} tokens, expected more than the {} that a layer reads and the {} "
         "steps that read its end",
-        n, groups_.max_tokens, o_.steps));
+        n, reads_.max_tokens, o_.steps));
   }
   const auto split = tokens.end() - o_.steps;
   Turn turn;
@@ -180,12 +180,12 @@ Result<std::vector<Text>> HitsBench::Texts() const {
 }
 
 Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
-  std::vector<std::vector<SetSimulation>> sets(caches_.size());  // [caches][groups]
+  std::vector<std::vector<SetSimulation>> sets(sizes_.size());  // [sizes][selections]
   for (size_t i = 0; i < sets.size(); ++i) {
-    for (int32_t g = 0; g < groups_.n_groups; ++g) {
+    for (int32_t g = 0; g < reads_.n_selections; ++g) {
       sets[i].emplace_back(*reference_, bench_.engine->context(),
-                           static_cast<int32_t>(groups_.max_tokens),
-                           static_cast<int32_t>(caches_[i]));
+                           static_cast<int32_t>(reads_.max_tokens),
+                           static_cast<int32_t>(sizes_[i]));
     }
   }
   const auto next = [&](size_t i) {
@@ -200,18 +200,18 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
     if (turn.follow.empty() && std::find(ends.begin(), ends.end(), token) != ends.end()) break;
     OKV_RETURN_IF_ERROR(session.Step(token));
     ++c.steps;
-    for (const auto& [group, seen] : *bench_.choices) {
+    for (const auto& [number, seen] : *bench_.selections) {
       const ChoiceOnHost choice = ReadChoice(*bench_.backend, seen.plan, seen.seq);
       for (size_t i = 0; i < sets.size(); ++i) {
-        SetSimulation& set = sets[i][static_cast<size_t>(group)];
-        Rows& rows = c.rows[i][static_cast<size_t>(group)];
-        const uint64_t chosen = set.chosen();
+        SetSimulation& set = sets[i][static_cast<size_t>(number)];
+        Rows& rows = c.rows[i][static_cast<size_t>(number)];
+        const uint64_t chosen = set.selected();
         const uint64_t missed = set.missed();
         set.Step(choice);
-        rows.chosen += set.chosen() - chosen;
+        rows.chosen += set.selected() - chosen;
         rows.missed += set.missed() - missed;
         if (done > 0) continue;
-        rows.chosen_first += set.chosen();
+        rows.chosen_first += set.selected();
         rows.missed_first += set.missed();
       }
     }
@@ -221,17 +221,17 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
 
 Result<HitsBench::Case> HitsBench::Measure(const Text& text) {
   Case c;
-  c.rows.assign(caches_.size(), std::vector<Rows>(layers_.size()));
-  bench_.choices->clear();
+  c.rows.assign(sizes_.size(), std::vector<Rows>(layers_.size()));
+  bench_.selections->clear();
   OKV_ASSIGN_OR_RETURN(const auto session, bench_.engine->NewSession(o_.policy));
   for (const Turn& turn : text.turns) {
     if (c.steps >= o_.steps) break;
     const auto length = static_cast<int64_t>(turn.prompt.size());
-    if (length <= groups_.max_tokens) {
+    if (length <= reads_.max_tokens) {
       return InvalidArgument(
           fmt::format("the text has {} tokens, expected more than the {} that a layer reads, up to "
                       "which everything is read",
-                      length, groups_.max_tokens));
+                      length, reads_.max_tokens));
     }
     OKV_RETURN_IF_ERROR(PromptWithProgress(*session, turn.prompt));
     c.context = std::max(c.context, length);
@@ -260,43 +260,42 @@ Rows HitsBench::AllLayers(const std::vector<Rows>& groups) const {
           .chosen_first = Sum(groups, [](const Rows& r) { return r.chosen_first; })};
 }
 
-std::optional<size_t> HitsBench::RealCache() const {
+std::optional<size_t> HitsBench::RealSize() const {
   size_t sparse = 0;
   for (const auto& layers : layers_) sparse += layers.size();
   if (bench_.host_layers == 0 || static_cast<size_t>(bench_.host_layers) != sparse) return {};
-  const int64_t cache = groups_.cache > 0 ? groups_.cache : bench_.cache_tokens;
-  return std::find(caches_.begin(), caches_.end(), cache) - caches_.begin();
+  return std::find(sizes_.begin(), sizes_.end(), bench_.working_set) - sizes_.begin();
 }
 
 void HitsBench::Report(const Text& text, const Case& c) {
-  auto caches = nlohmann::ordered_json::array();
+  auto sets = nlohmann::ordered_json::array();
   if (!o_.json) {
     fmt::print("{} tokens, {}: {} steps in {} turns, {} {}\n", c.context,
                text.source == "text" ? "then the text's own end" : "answers to questions", c.steps,
                c.turns, c.policy, c.settings);
-    fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11}", "cache", "x read", "hit rate",
+    fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11}", "tokens", "x read", "hit rate",
                "from step 2", "rows a step", "MB a step");
     for (const auto& layers : layers_) fmt::print(" {:>14}", "layers " + Ranges(layers, ","));
     fmt::print("\n");
   }
-  for (size_t i = 0; i < caches_.size(); ++i) {
+  for (size_t i = 0; i < sizes_.size(); ++i) {
     const Rows all = AllLayers(c.rows[i]);
     const double rows = static_cast<double>(all.missed) / static_cast<double>(c.steps);
     const double bytes = rows * static_cast<double>(bench_.kv_row_bytes);
-    const double times = static_cast<double>(caches_[i]) / static_cast<double>(groups_.max_tokens);
+    const double times = static_cast<double>(sizes_[i]) / static_cast<double>(reads_.max_tokens);
     auto groups = nlohmann::ordered_json::array();
     for (size_t g = 0; g < layers_.size(); ++g) {
       groups.push_back({{"layers", layers_[g]}, {"hit_rate", c.rows[i][g].HitRate()}});
     }
-    caches.push_back({{"cache", caches_[i]},
-                      {"times_read", times},
-                      {"hit_rate", all.HitRate()},
-                      {"hit_rate_from_step_2", all.HitRateAfterFirst()},
-                      {"rows_per_step", rows},
-                      {"bytes_per_step", bytes},
-                      {"groups", groups}});
+    sets.push_back({{"tokens", sizes_[i]},
+                    {"times_read", times},
+                    {"hit_rate", all.HitRate()},
+                    {"hit_rate_from_step_2", all.HitRateAfterFirst()},
+                    {"rows_per_step", rows},
+                    {"bytes_per_step", bytes},
+                    {"groups", groups}});
     if (o_.json) continue;
-    fmt::print("{:>9} {:>8.2f} {:>7.1f} % {:>10.1f} % {:>12.0f} {:>11.3f}", caches_[i], times,
+    fmt::print("{:>9} {:>8.2f} {:>7.1f} % {:>10.1f} % {:>12.0f} {:>11.3f}", sizes_[i], times,
                100 * all.HitRate(), 100 * all.HitRateAfterFirst(), rows, bytes / 1e6);
     for (size_t g = 0; g < layers_.size(); ++g) {
       fmt::print(" {:>12.1f} %", 100 * c.rows[i][g].HitRate());
@@ -309,16 +308,16 @@ void HitsBench::Report(const Text& text, const Case& c) {
                                  {"steps", c.steps},
                                  {"policy", c.policy},
                                  {"settings", c.settings},
-                                 {"read_tokens", groups_.max_tokens},
-                                 {"caches", caches}};
-  const std::optional<size_t> real = RealCache();
-  if (real && *real < caches_.size() && c.on_device) {
+                                 {"read_tokens", reads_.max_tokens},
+                                 {"working_sets", sets}};
+  const std::optional<size_t> real = RealSize();
+  if (real && *real < sizes_.size() && c.on_device) {
     const double simulated = AllLayers(c.last_turn[*real]).HitRate();
     json["on_device"] = {
-        {"cache", caches_[*real]}, {"hit_rate", *c.on_device}, {"simulated", simulated}};
+        {"tokens", sizes_[*real]}, {"hit_rate", *c.on_device}, {"simulated", simulated}};
     if (!o_.json) {
       fmt::print("the device's own sets of {}, last turn: {:.3f} % (simulated {:.3f} %)\n",
-                 caches_[*real], 100 * *c.on_device, 100 * simulated);
+                 sizes_[*real], 100 * *c.on_device, 100 * simulated);
     }
   }
   json_.push_back(std::move(json));

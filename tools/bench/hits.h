@@ -13,10 +13,10 @@ namespace omnikv::tools {
 struct HitsOptions {
   EngineOptions engine;  // REQUIRES a model
   PolicyOptions policy;
-  std::string file;              // a text; empty: documents made up, with questions
-  std::vector<int64_t> lengths;  // tokens of those documents
-  std::vector<double> caches;    // sizes, as multiples of what a layer reads, at least 1
-  int64_t steps = 256;           // decode steps of a case
+  std::string file;                  // a text; empty: documents made up, with questions
+  std::vector<int64_t> lengths;      // tokens of those documents
+  std::vector<double> working_sets;  // sizes, as multiples of what a layer reads, at least 1
+  int64_t steps = 256;               // decode steps of a case
   bool json = false;
 };
 

@@ -31,12 +31,12 @@ class BrutalOffload : public Policy {
     return {};
   }
   void Plan(const LayerStep&, AttendArgs& attend) override { attend.plan = AttnPlan::Dense(); }
-  Groups Shared() const override { return {.streamed = streamed_}; }
+  DeclaredReads Reads() const override { return {.streamed = streamed_}; }
   int64_t TokensRead(int32_t, const SeqLength& at) const override { return at.tokens; }
   bool Budgeted(int32_t) const override { return false; }
 
  private:
-  Streamed streamed_;
+  StreamedLayers streamed_;
 };
 
 }  // namespace

@@ -46,7 +46,7 @@ Status ResolveTokens(const PolicyContext& context, const FilterLayers& layers,
 int64_t DenseIsFasterBelow(const PolicyContext& context, const FilterLayers& layers,
                            const RangeRule& rule) {
   const double n_sparse = context.n_layers - layers.n_dense();
-  if (context.tiered || layers.every_layer() || n_sparse < 1 || rule.share == 1) return 0;
+  if (context.fetches || layers.every_layer() || n_sparse < 1 || rule.share == 1) return 0;
   if (context.selection_tokens == 0) return 0;
   const double saved =
       layers.n_filters() * static_cast<double>(context.selection_tokens) / n_sparse;
@@ -73,20 +73,12 @@ Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const F
   if (!context.force_indices) {
     rule.dense_below = static_cast<int32_t>(settings.Int("dense_below"));
   }
-  budget.cache = settings.IsAuto("cache") ? 0 : settings.Int("cache");
   const int64_t selected = budget.At(context.max_context);
   budget.max_tokens = std::min<int64_t>(selected + rule.tail, context.max_context);
-  if (whole_answer) {
-    if (!context.tiered) return budget;
-    return InvalidArgument(
-        "policy omnikv: tail is all, expected a number of tokens where layers' K/V live on the "
-        "host: the device has no room there for an answer of any length");
-  }
-  if (budget.cache == 0 || budget.cache >= selected + rule.tail) return budget;
-  return InvalidArgument(fmt::format(
-      "policy omnikv: cache is {}, expected at least the {} tokens that a layer reads (a budget of "
-      "{} and a tail of {}), or auto",
-      budget.cache, selected + rule.tail, selected, rule.tail));
+  if (!whole_answer || !context.fetches) return budget;
+  return InvalidArgument(
+      "policy omnikv: tail is all, expected a number of tokens where layers' K/V live on the "
+      "host: the device has no room there for an answer of any length");
 }
 
 Status OmnikvBudget::CheckPrompt(int64_t prompt) const {

@@ -1,4 +1,4 @@
-// How many tokens a sparse layer of policy omnikv reads, and how many are kept near it: `budget`
+// How many tokens a sparse layer of policy omnikv reads: `budget`
 // selected ones, and the last `tail` generated ones besides.
 #pragma once
 
@@ -15,9 +15,8 @@ struct OmnikvBudget {
   RangeRule rule;
   int32_t capacity = 0;    // tokens that a list of selected ones has room for
   int64_t max_tokens = 0;  // that a layer reads at most
-  int64_t cache = 0;       // tokens of a working set; 0: as many as there is room for
 
-  // From `budget` or `mem`, `tail`, `cache` and the selector's window. kInvalidArgument names what
+  // From `budget` or `mem`, `tail` and the selector's window. kInvalidArgument names what
   // this model cannot have, and settings that would select nothing.
   static Result<OmnikvBudget> Resolve(const PolicyContext& context, const FilterLayers& layers,
                                       PolicySettings& settings);

@@ -32,8 +32,8 @@ class Omnikv : public Policy {
   int64_t WarmRows() const override { return window_; }
   size_t Bytes() const override { return bytes_; }
   void CopyState(const Policy& from) override;
-  Groups Shared() const override;
-  std::optional<Choice> Chosen(const LayerStep& step) const override;
+  DeclaredReads Reads() const override;
+  std::optional<Selection> Selected(const LayerStep& step) const override;
 
  private:
   Status Allocate();
@@ -41,7 +41,7 @@ class Omnikv : public Policy {
   bool Shortcut(const SeqLength& at) const {
     if (context_.force_indices) return false;
     const bool fits = at.tokens <= Budget(at.tokens) + Besides(at);
-    return fits ? !context_.tiered : at.tokens <= budget_.rule.dense_below;
+    return fits ? !context_.fetches : at.tokens <= budget_.rule.dense_below;
   }
   int64_t TokensChosen(const SeqLength& at) const {
     const RangeSplit split = budget_.Split(at);
@@ -55,8 +55,9 @@ class Omnikv : public Policy {
   bool Reduces() const { return softmax_ || window_ > 1 || context_.max_seqs > 1; }
   void EnqueueRange(const AttendArgs& step) const;
   // Not for a first step that reads everything.
-  bool Primes(const LayerStep& step) const {
-    return step.primes && !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
+  bool SelectsAtPromptEnd(const LayerStep& step) const {
+    return step.wants_selection &&
+           !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
   }
   void AskForScores(int32_t filter, AttendArgs& attend) const;
   void ReduceScores(int32_t filter, const AttendArgs& attend) const;
@@ -210,7 +211,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     if (sparse_step_) Choose(filter, attend);
     return;
   }
-  if (window_ == 1 && !Primes(step)) return;
+  if (window_ == 1 && !SelectsAtPromptEnd(step)) return;
   // The prompt's last queries are the window's past when decoding starts: their scores, each with
   // its own position and its own causal limit, one row at a time to bound the memory.
   const int64_t first = std::max<int64_t>(0, step.prompt_end - window_ - step.first_pos);
@@ -224,28 +225,27 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     context_.backend->Enqueue(row);
     ReduceScores(filter, row);
   }
-  if (!Primes(step)) return;
+  if (!SelectsAtPromptEnd(step)) return;
   if (filter == 0) EnqueueRange(attend);
   Choose(filter, attend);
 }
 
-Policy::Groups Omnikv::Shared() const {
-  Groups groups;
-  if (layers_.every_layer()) return groups;  // all of them read everything, for the scores
-  groups.n_groups = layers_.n_filters();
-  groups.max_tokens = budget_.max_tokens;
-  groups.cache = std::min(budget_.cache, std::max(groups.max_tokens, context_.max_context));
+DeclaredReads Omnikv::Reads() const {
+  DeclaredReads reads;
+  if (layers_.every_layer()) return reads;  // all of them read everything, for the scores
+  reads.n_selections = layers_.n_filters();
+  reads.max_tokens = budget_.max_tokens;
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    groups.of_layer.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
+    reads.selection_of.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
   }
-  return groups;
+  return reads;
 }
 
-std::optional<Policy::Choice> Omnikv::Chosen(const LayerStep& step) const {
-  const bool chooses = step.prefill ? Primes(step) : sparse_step_;
-  if (!chooses || layers_.every_layer() || !layers_.IsFilter(step.layer)) return std::nullopt;
+std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
+  const bool selects = step.prefill ? SelectsAtPromptEnd(step) : sparse_step_;
+  if (!selects || layers_.every_layer() || !layers_.IsFilter(step.layer)) return std::nullopt;
   const int32_t filter = layers_.FilterOf(step.layer);
-  return Choice{.group = filter, .plan = ChosenPlan(filter)};
+  return Selection{.number = filter, .plan = ChosenPlan(filter)};
 }
 
 void Omnikv::CopyState(const Policy& from) {

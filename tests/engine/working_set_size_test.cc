@@ -14,22 +14,22 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPrompt = 700;
 constexpr int kSteps = 40;
-constexpr size_t kBudget = 128;
-constexpr size_t kTail = 16;
+constexpr int64_t kBudget = 128;
+constexpr int64_t kTail = 16;
 
 struct Outcome {
   std::vector<std::vector<float>> logits;  // after each step
   SessionStats stats;
 };
 
-Result<Outcome> Decode(const std::string& cache) {
+Result<Outcome> Decode(int64_t working_set) {
   EngineOptions options{
       .model = TestData("models/omnikv-tiny-q8_0.gguf"), .device = "cuda", .context = 1024};
   options.place = "host";
   options.policy = {
       .name = "omnikv",
-      .settings = {
-          {"budget", std::to_string(kBudget)}, {"tail", std::to_string(kTail)}, {"cache", cache}}};
+      .settings = {{"budget", std::to_string(kBudget)}, {"tail", std::to_string(kTail)}}};
+  options.working_set = working_set;
   OKV_ASSIGN_OR_RETURN(const auto engine, Engine::Load(options));
   OKV_ASSIGN_OR_RETURN(const auto session, engine->NewSession(options.policy));
   std::vector<int32_t> prompt;
@@ -44,33 +44,32 @@ Result<Outcome> Decode(const std::string& cache) {
   return outcome;
 }
 
-class CacheSize : public OnDevice {};
+class WorkingSetSize : public OnDevice {};
 
-TEST_P(CacheSize, ChangesOnlyWhatTravels) {
-  const auto smallest = Decode(std::to_string(kBudget + kTail));
+TEST_P(WorkingSetSize, ChangesOnlyWhatTravels) {
+  const auto smallest = Decode(kBudget + kTail);
   ASSERT_TRUE(smallest.ok()) << smallest.status().message();
   ASSERT_TRUE(smallest->stats.hit_rate.has_value());
   EXPECT_LT(*smallest->stats.hit_rate, 1);
-  EXPECT_THAT(smallest->stats.settings, HasSubstr("cache=144"));
   double last_hits = *smallest->stats.hit_rate;
   size_t last_bytes = 0;
-  for (const char* cache : {"256", "1024", "auto"}) {
-    const auto other = Decode(cache);
-    ASSERT_TRUE(other.ok()) << cache << ": " << other.status().message();
-    EXPECT_EQ(other->logits, smallest->logits) << cache;
-    EXPECT_GE(*other->stats.hit_rate, last_hits - 0.01) << cache;
+  for (const int64_t tokens : {256, 1024, 0}) {
+    const auto other = Decode(tokens);
+    ASSERT_TRUE(other.ok()) << tokens << ": " << other.status().message();
+    EXPECT_EQ(other->logits, smallest->logits) << tokens;
+    EXPECT_GE(*other->stats.hit_rate, last_hits - 0.01) << tokens;
     last_hits = *other->stats.hit_rate;
     last_bytes = other->stats.transfer_bytes_per_step;
   }
   // With room for the context a row comes once at most: here 12 layers, 512 bytes each.
   EXPECT_LE(last_bytes * kSteps, size_t{12} * 512 * (kPrompt + kSteps));
-  const auto refused = Decode("143");
+  const auto refused = Decode(143);
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.status().message(),
-              HasSubstr("cache is 143, expected at least the 144 tokens"));
+              HasSubstr("`working_set` is 143, expected at least the 144 tokens"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, CacheSize, testing::Values("cuda"), NameOf);
+INSTANTIATE_TEST_SUITE_P(Devices, WorkingSetSize, testing::Values("cuda"), NameOf);
 
 }  // namespace
 }  // namespace omnikv

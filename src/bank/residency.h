@@ -1,0 +1,98 @@
+// Where the K/V that a step reads and writes are: at home in the device's memory, in a stage that a
+// layer passes through whole, or in a working set of selected rows. The layer loop asks, and knows
+// nothing of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "backend/backend.h"
+#include "bank/bank.h"
+#include "bank/declared_reads.h"
+#include "bank/working_sets.h"
+
+namespace omnikv {
+
+// One step of one or several sequences. Fixed where the step is recorded.
+struct ResidentStep {
+  const SeqMeta* seqs = nullptr;
+  bool prefill = false;
+  // Of the sequence whose layers pass through stages; other steps may leave them out.
+  int32_t seq = -1;        // of the bank
+  int64_t first_pos = 0;   // position of the first row
+  int32_t n_rows = 0;      // rows after one another
+  int64_t prompt_end = 0;  // prefill: position past the whole prompt's last row
+};
+
+// Where a layer's new rows go, and where its attention finds all rows.
+struct KvPlace {
+  KvView kv;
+  KvSlot slot;
+};
+
+// Of one session: one sequence where layers live on the host, else any number of them. Enqueues
+// what moves, at record time, like a policy. The hooks are called in this order: BeginStep, then
+// for each layer BeforeAppend, AfterAppend, BeforeAttend and AfterObserve, then AfterLayers and
+// EndStep. Thread-compatible.
+class Residency {
+ public:
+  static Result<std::unique_ptr<Residency>> Create(Backend& backend, Bank& bank,
+                                                   WorkingSetConfig config);
+  // Bytes of the backend's memory that Create took.
+  size_t Bytes() const { return sets_ != nullptr ? sets_->Bytes() : 0; }
+
+  // Whether decode steps may be recorded. What a step moves through stages depends on its length.
+  bool CanRecord() const { return !streams_; }
+
+  void BeginStep(const ResidentStep& step);
+  // Where `layer` reads and writes in this step. What is enqueued after it writes the new rows.
+  KvPlace BeforeAppend(int32_t layer);
+  // The new rows are written: K and V of all tokens are at the place.
+  void AfterAppend(int32_t layer);
+  // `attend` has its plan. Makes what it reads near, and redirects it there.
+  void BeforeAttend(int32_t layer, AttendArgs& attend);
+  // Whether the selection that the last row of this prompt would make is of use: the first decode
+  // step would find its rows near.
+  bool WantsSelection() const;
+  // The attention is enqueued, and `selection` is what the layer selected in it, if it did.
+  void AfterObserve(int32_t layer, const std::optional<Selection>& selection);
+  void AfterLayers();
+  // What travels in this step has arrived before the next begins.
+  void EndStep();
+
+  // Forgets what is in working sets: after something other than a decode step wrote K/V.
+  void Reset();
+
+  // Since Create or Reset, where layers are read through working sets. Waits for the backend.
+  std::optional<WorkingSets::Counters> Count() const;
+  // Bytes that the last decode step brought to stages.
+  size_t StreamedBytes() const { return streamed_bytes_; }
+
+ private:
+  Residency(Backend& backend, Bank& bank, bool streams)
+      : backend_(backend), bank_(bank), streams_(streams) {}
+  // Whether `layer` passes through a stage in this step.
+  bool Staged(int32_t layer) const {
+    return bank_.OnHost(layer) && (step_.prefill || streams_);
+  }
+  // Whether it is read through a working set.
+  bool InSet(int32_t layer) const {
+    return sets_ != nullptr && !step_.prefill && sets_->HasSelection(layer);
+  }
+  // The first layer of the host tier from `layer` on, or -1.
+  int32_t NextOnHost(int32_t layer) const;
+  // The first `n` tokens of the first host layers set out: of as many layers as are ahead. Every
+  // stage is free once what is enqueued has run.
+  void StageFirst(int64_t n);
+
+  Backend& backend_;
+  Bank& bank_;
+  bool streams_;                       // decode steps read host layers through stages
+  std::unique_ptr<WorkingSets> sets_;  // null: no layer is read through one
+  ResidentStep step_;
+  size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
+  size_t streamed_bytes_ = 0;
+};
+
+}  // namespace omnikv

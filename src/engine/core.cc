@@ -115,17 +115,6 @@ void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t len
   }
 }
 
-Status AppendMadeUp(EngineCore& core, const Policy& policy, int32_t seq, int64_t n) {
-  for (int64_t at = 0; at < n;) {
-    const int64_t step = std::min<int64_t>(core.work.max_rows, n - at);
-    OKV_RETURN_IF_ERROR(core.bank->Append(seq, step));
-    at += step;
-    DropTokens(core, policy, seq, at);
-  }
-  core.bank->FillWithNoise(seq);
-  return {};
-}
-
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
   const std::vector<TableSpec>& tables = core.bank->config().tables;
   for (size_t i = 0; i < tables.size(); ++i) {

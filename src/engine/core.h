@@ -61,7 +61,7 @@ Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptio
 // What an engine of MakeEngine stands on. Lives as long as the engine.
 EngineCore& CoreOf(Engine& engine);
 
-// --- What sessions and batches (batch.h) share.
+// --- What groups of sequences (row_group.h) and steps (stepper.h) stand on.
 
 struct PreparedPolicy {
   const PolicyInfo* info = nullptr;
@@ -88,8 +88,6 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length);
 Policy::TokenRange UnreadTokens(const Policy& policy, const TableSpec& table, int64_t length);
 // Gives back the rows of the first `length` tokens of `seq` that no later row reads.
 void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
-// Appends `n` tokens with made-up K/V to an empty sequence, and drops as a prompt of them would.
-Status AppendMadeUp(EngineCore& core, const Policy& policy, int32_t seq, int64_t n);
 // Whether `seq` holds all rows that the rows from position `length` on read.
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
 

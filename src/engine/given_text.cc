@@ -43,10 +43,10 @@ Result<int64_t> Together(Batch& batch, std::span<const GivenText> texts,
                          const GivenTextSink& sink) {
   struct Running {
     size_t text;
-    Batch::Next next;
+    NextToken next;
   };
   std::vector<Running> running;
-  std::vector<Batch::Next> step;
+  std::vector<NextToken> step;
   size_t waiting = 0;  // the next text to join
   int64_t steps = 0;
   // Hands out a text's last logits, and names the token that comes next: -1 at the text's end,
@@ -85,7 +85,7 @@ Result<int64_t> DecodeGivenTexts(EngineCore& core, const PolicyOptions& policy,
     OKV_RETURN_IF_ERROR(CheckText(core, texts[i]).Prefixed(fmt::format("text {}", i + 1)));
   }
   const int32_t most =
-      std::min({core.options.max_sessions, kMaxBatch, core.work.max_rows, core.work.max_out});
+      std::min({core.options.max_sessions, kMaxBatch, core.work.max_rows, core.work.max_out / 2});
   const size_t n_seqs = std::min(texts.size(), static_cast<size_t>(most));
   if (n_seqs < 2) return OneAfterAnother(core, policy, texts, sink);
   const auto batch = Batch::Open(core, policy, static_cast<int32_t>(n_seqs));

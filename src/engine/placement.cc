@@ -264,7 +264,7 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
 
 int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_sessions) {
   constexpr int64_t kLogitsBytes = int64_t{8} << 20;
-  const int32_t least = std::max(2, std::min(max_sessions, kMaxBatch));
+  const int32_t least = 2 * std::min(max_sessions, kMaxBatch);
   return static_cast<int32_t>(std::clamp<int64_t>(kLogitsBytes / (int64_t{4} * config.vocab), least,
                                                   std::max(chunk, least)));
 }

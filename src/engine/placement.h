@@ -67,8 +67,8 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
 // Sequences that decode together at most: as many rows as a card's decode kernels take.
 inline constexpr int32_t kMaxBatch = 16;
 
-// Rows of logits that PrefillLogits may ask for at once: bounded by memory, at least the two that
-// decode steps alternate between, and one for each sequence of a batch.
+// Rows of logits that PrefillLogits may ask for at once: bounded by memory, at least the two for
+// each sequence of a batch that decode steps alternate between.
 int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_sessions);
 
 // What a policy declares of the global-attention layers, for all layers of the bank.

@@ -1,0 +1,116 @@
+#include "engine/row_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace omnikv {
+namespace {
+
+// Whether sequences of one engine can share steps.
+Status CheckShared(const EngineCore& core, int32_t max_seqs) {
+  if (core.bank->HasHostLayers()) {
+    return Unsupported(fmt::format(
+        "a batch of {} sequences needs all K/V on the card, but some layers' live on the host: "
+        "lower `context`, or raise `gpu_memory`",
+        max_seqs));
+  }
+  for (const RopeConfig& rope : core.config.ropes) {
+    if (rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope) {
+      return Unsupported(
+          fmt::format("{} rotates its keys by the length of each prompt, which sequences of a "
+                      "batch would have to share",
+                      core.config.name));
+    }
+  }
+  return {};
+}
+
+Status CheckSize(const EngineCore& core, int32_t max_seqs) {
+  if (max_seqs < 1 || max_seqs > kMaxBatch) {
+    return InvalidArgument(
+        fmt::format("a batch of {} sequences is asked for, expected 1 to {}", max_seqs, kMaxBatch));
+  }
+  if (max_seqs > 1) OKV_RETURN_IF_ERROR(CheckShared(core, max_seqs));
+  const int32_t most = std::min(core.work.max_rows, core.work.max_out / 2);
+  if (most < max_seqs) {
+    return InvalidArgument(fmt::format(
+        "a batch of {} sequences is asked for, but `prefill_chunk` and the open sessions allow "
+        "steps of {} rows",
+        max_seqs, most));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyOptions& policy,
+                                                 int32_t max_seqs) {
+  OKV_RETURN_IF_ERROR(CheckSize(core, max_seqs));
+  std::unique_ptr<RowGroup> group(new RowGroup(core));
+  OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
+  OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs));
+  const DeclaredReads reads = group->policy().Reads();
+  const auto least = static_cast<int32_t>(reads.max_tokens);
+  OKV_ASSIGN_OR_RETURN(
+      group->residency_, Residency::Create(*core.backend, *core.bank,
+                                           {.reads = ReadsByLayer(core.config, reads),
+                                            .n_slots = std::max(least, core.working_set),
+                                            .simulated_hits = core.simulated_hits}));
+  core.set_bytes += group->residency().Bytes();
+  group->slots_.resize(static_cast<size_t>(max_seqs));
+  return group;
+}
+
+RowGroup::~RowGroup() {
+  for (const Slot& slot : slots_) {
+    if (slot.seq >= 0) core_.bank->Free(slot.seq);
+  }
+  if (policy_.policy != nullptr) core_.policy_bytes -= policy().Bytes();
+  if (residency_ != nullptr) core_.set_bytes -= residency().Bytes();
+}
+
+const RowGroup::Slot& RowGroup::At(int32_t slot) const {
+  OKV_CHECK(slot >= 0 && slot < max_seqs() && slots_[static_cast<size_t>(slot)].seq >= 0,
+            "slot {} of {}", slot, max_seqs());
+  return slots_[static_cast<size_t>(slot)];
+}
+
+template <typename NewSequence>
+Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
+  const auto free =
+      std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.seq < 0; });
+  if (free == slots_.end()) {
+    return ResourceExhausted(fmt::format("all {} sequences of the batch are taken", max_seqs()));
+  }
+  OKV_ASSIGN_OR_RETURN(free->seq, new_sequence());
+  free->prompt_length = 0;
+  return static_cast<int32_t>(free - slots_.begin());
+}
+
+Result<int32_t> RowGroup::Join() {
+  return Take([&] { return core_.bank->NewSequence(); });
+}
+
+Result<int32_t> RowGroup::JoinFork(const RowGroup& from) {
+  OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1);
+  OKV_ASSIGN_OR_RETURN(const int32_t slot, Take([&] { return core_.bank->Fork(from.seq(0)); }));
+  set_prompt_length(slot, from.prompt_length(0));
+  policy().CopyState(from.policy());
+  return slot;
+}
+
+void RowGroup::Leave(int32_t slot) {
+  core_.bank->Free(At(slot).seq);
+  slots_[static_cast<size_t>(slot)].seq = -1;
+}
+
+void RowGroup::CutTo(int32_t slot, int64_t length) {
+  core_.bank->Truncate(seq(slot), length);
+  residency().Reset();
+  set_prompt_length(slot, length);
+}
+
+}  // namespace omnikv

@@ -1,0 +1,96 @@
+// Sequences that one instance of a policy serves. They share what a step of them needs: the policy's
+// state, rotary frequencies, what is near of their K/V, and the steps that were recorded.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/core.h"
+
+namespace omnikv {
+
+// How a decode step ends: with logits, or with the token that follows, the highest or drawn.
+enum class StepEnd { kLogits, kArgmax, kSample };
+
+// Up to `max_seqs` sequences, each in a slot, of any lengths; they come and go between steps. Slots
+// are numbers below max_seqs, and the index of a sequence in all that the policy keeps. One thread
+// drives it and whatever else its engine has; it must not outlive the engine.
+class RowGroup {
+ public:
+  // kInvalidArgument unless 1 <= max_seqs <= kMaxBatch; for more than one sequence kUnsupported for
+  // a policy that keeps one sequence's state, layers on the host, and models whose rotations depend
+  // on a prompt's length.
+  static Result<std::unique_ptr<RowGroup>> Open(EngineCore& core, const PolicyOptions& policy,
+                                                int32_t max_seqs);
+  ~RowGroup();
+
+  // Takes a free slot for a new, empty sequence. kResourceExhausted when no slot, or no sequence of
+  // the bank, is free.
+  Result<int32_t> Join();
+  // The same for a copy of the one sequence of `from`, with what its policy knows. REQUIRES that
+  // both have one slot, and the same policy.
+  Result<int32_t> JoinFork(const RowGroup& from);
+  // Frees the slot and its sequence. REQUIRES a taken slot, as all below.
+  void Leave(int32_t slot);
+
+  int64_t length(int32_t slot) const { return core_.bank->Length(At(slot).seq); }  // tokens
+  // Of them, the tokens that came as prompts.
+  int64_t prompt_length(int32_t slot) const { return At(slot).prompt_length; }
+  void set_prompt_length(int32_t slot, int64_t tokens) {
+    slots_[static_cast<size_t>(slot)].prompt_length = tokens;
+  }
+  SeqLength lengths(int32_t slot) const {
+    return {.tokens = length(slot), .prompt = prompt_length(slot)};
+  }
+  int32_t seq(int32_t slot) const { return At(slot).seq; }  // of the bank
+
+  // Forgets the tokens from `length` on, and what is near of the others, which count as a prompt.
+  void CutTo(int32_t slot, int64_t length);
+  // Gives back the rows of the first `length` tokens that no later row reads.
+  void Drop(int32_t slot, int64_t length) {
+    DropTokens(core_, policy(), At(slot).seq, length);
+  }
+  int32_t max_seqs() const { return static_cast<int32_t>(slots_.size()); }
+  Policy& policy() const { return *policy_.policy; }
+  const std::string& policy_name() const { return policy_.info->name; }
+  const PolicySettings& settings() const { return policy_.settings; }
+  RopeState& ropes() { return ropes_; }
+  Residency& residency() const { return *residency_; }
+
+ private:
+  friend class Stepper;
+  friend class StepsAhead;
+
+  struct Slot {
+    int32_t seq = -1;  // of the bank; -1: free
+    int64_t prompt_length = 0;
+  };
+  // A decode step as it is recorded: the policy's variant, rows, the first row of the logits, and
+  // how it ends.
+  using StepKey = std::tuple<int32_t, int32_t, int32_t, StepEnd>;
+
+  explicit RowGroup(EngineCore& core) : core_(core) {}
+  const Slot& At(int32_t slot) const;
+  // A free slot, with the sequence that `new_sequence` gives.
+  template <typename NewSequence>
+  Result<int32_t> Take(const NewSequence& new_sequence);
+
+  EngineCore& core_;
+  RopeState ropes_;
+  PreparedPolicy policy_;
+  std::unique_ptr<Residency> residency_;
+  std::vector<Slot> slots_;
+  // For steps that choose the next token: its ring, the number of steps, and per row the sampler's
+  // state. Taken when first needed.
+  Buffer chosen_;      // int32 [kStepsAhead, max_seqs], shared
+  Buffer step_count_;  // uint32 [1]
+  Buffer samples_;     // SampleMeta [max_seqs]
+  Buffer seen_;        // uint32 [max_seqs, SeenWords(vocab)]
+  std::map<StepKey, std::unique_ptr<Recording>> steps_;
+};
+
+}  // namespace omnikv

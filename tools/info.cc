@@ -43,14 +43,9 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
                                   const MemoryPlan& plan, bool placed) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
   const std::unique_ptr<Policy> policy = info.make();
-  PolicyContext context{.backend = &backend,
-                        .model_name = config.name,
-                        .n_layers = GlobalLayers(config),
-                        .n_heads = config.n_heads,
-                        .dk = config.head_dim,
-                        .max_rows = plan.chunk,
-                        .max_context = plan.context};
-  context.inv_freq.assign(static_cast<size_t>(context.n_layers), nullptr);
+  PolicyContext context = ContextOf(config, plan.context);
+  context.backend = &backend;
+  context.max_rows = plan.chunk;
   const Status status = policy->Prepare(context, *settings);
   if (!status.ok()) {
     json["cannot_run"] = WithFlags(status.message());

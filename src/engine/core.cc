@@ -10,11 +10,11 @@ namespace omnikv {
 namespace {
 
 Status TakePolicyMemory(EngineCore& core, const std::string& name, size_t bytes) {
-  const size_t left = core.policy_room - core.policy_bytes;
+  const size_t left = core.plan.policies - core.policy_bytes;
   if (bytes > left) {
     return ResourceExhausted(fmt::format(
         "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower `context`",
-        name, HumanBytes(bytes), core.bank->config().max_tokens, core.memory_limit,
+        name, HumanBytes(bytes), core.bank->config().max_tokens, core.plan.limit,
         HumanBytes(left)));
   }
   core.policy_bytes += bytes;
@@ -35,24 +35,23 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   }
   OKV_ASSIGN_OR_RETURN(prepared.settings,
                        PolicySettings::Parse(info.name, info.settings, options.settings));
-  PolicyContext context{.backend = core.backend.get(),
-                        .model_name = core.config.name,
-                        .n_layers = GlobalLayers(core.config),
-                        .n_heads = core.config.n_heads,
-                        .dk = core.config.head_dim,
-                        .max_rows = core.work.max_rows,
-                        .max_seqs = max_seqs,
-                        .max_context = core.bank->config().max_tokens,
-                        .force_indices = options.force_indices,
-                        .fetches = core.bank->HasHostLayers(),
-                        .selection_tokens = static_cast<int64_t>(core.backend->SelectionBytes() /
-                                                                 core.bank->config().RowBytes(0))};
+  PolicyContext context = ContextOf(core.config, core.bank->config().max_tokens);
+  context.backend = core.backend.get();
+  context.max_rows = core.work.max_rows;
+  context.max_seqs = max_seqs;
+  context.force_indices = options.force_indices;
+  context.fetches = core.bank->HasHostLayers();
+  context.selection_tokens =
+      static_cast<int64_t>(core.backend->SelectionBytes() / core.bank->config().RowBytes(0));
+  size_t global = 0;
   for (const LayerConfig& layer : core.config.layers) {
     if (layer.window > 0) continue;
-    const bool rotated = layer.rope >= 0;
-    const auto* set = rotated ? &ropes.sets()[static_cast<size_t>(layer.rope)] : nullptr;
-    context.inv_freq.push_back(rotated ? set->inv_freq.as<float>() : nullptr);
-    if (rotated) context.n_freq = set->n_freq;
+    if (layer.rope >= 0) {
+      const RopeState::Set& set = ropes.sets()[static_cast<size_t>(layer.rope)];
+      context.inv_freq[global] = set.inv_freq.as<float>();
+      context.n_freq = set.n_freq;
+    }
+    ++global;
   }
   prepared.policy = info.make();
   OKV_RETURN_IF_ERROR(prepared.policy->Prepare(context, prepared.settings));

@@ -27,13 +27,11 @@ struct EngineCore {
   Status text_status;  // not ok: why the files have none
   std::unique_ptr<Bank> bank;
   Workspace work;
-  std::string memory_limit;   // MemoryPlan::limit
-  size_t policy_room = 0;     // bytes that the state of all sessions' policies may take
-  size_t policy_bytes = 0;    // that it takes
+  MemoryPlan plan;
+  size_t policy_bytes = 0;    // that the state of all sessions' policies takes
   size_t set_bytes = 0;       // that the working sets of all sessions take
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
   OnSelection on_selection;   // benchmarks: may be empty
-  int32_t working_set = 0;    // MemoryPlan::working_set
 };
 
 // An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens
@@ -41,8 +39,27 @@ struct EngineCore {
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds);
 
-// Engine::Load on a backend that `make` makes once the model's files are found good.
+// A model before any of its weights is read.
+struct EngineModel {
+  ModelConfig config;
+  ModelText text;      // as EngineCore's
+  Status text_status;  // not ok: why there is none
+  size_t weight_bytes = 0;
+  bool all_f32 = false;
+  // Brings the weights into the memory of a backend; `progress` may be null.
+  using Progress = std::function<void(size_t done, size_t total)>;
+  std::function<Result<Weights>(Backend& backend, const Progress& progress)> load;
+};
+// Of the files at `path`; weights made up in `format` for a model of this shape.
+Result<EngineModel> ModelOfFiles(const std::string& path);
+EngineModel MadeUpModel(ModelConfig config, DType format);
+
+// Plans memory, and makes an engine of a model. Before weights load, it calls options.on_plan and
+// options.check.
 using BackendMaker = std::function<Result<std::unique_ptr<Backend>>()>;
+Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, EngineModel model,
+                                           const BackendMaker& make);
+// Engine::Load on a backend that `make` makes once the model's files are found good.
 Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const BackendMaker& make);
 
 // Ids of a text, and of messages in the model's chat format: what Engine::Tokenize and
@@ -70,7 +87,7 @@ struct PreparedPolicy {
 };
 
 // A policy for `max_seqs` sequences whose keys are rotated by `ropes`. What it keeps counts against
-// policy_room: kResourceExhausted where that is not enough. The owner takes policy->Bytes() off
+// plan.policies: kResourceExhausted where that is not enough. The owner takes policy->Bytes() off
 // core.policy_bytes when it goes.
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
                                      const RopeState& ropes, int32_t max_seqs);

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "engine/core.h"
 #include "engine/devices.h"
+#include "model/generated.h"
 #include "model/limits.h"
 
 namespace omnikv {
@@ -111,18 +112,16 @@ EngineCore& CoreOf(Engine& engine) {
 namespace {
 
 // Needs the backend and the model's config, and no weights yet.
-Status OpenBank(EngineCore& core, const MemoryPlan& plan) {
+Status OpenBank(EngineCore& core) {
   OKV_ASSIGN_OR_RETURN(
-      core.bank,
-      Bank::Create(*core.backend, MakeBankConfig(core.config, plan, core.options.max_sessions)));
+      core.bank, Bank::Create(*core.backend,
+                              MakeBankConfig(core.config, core.plan, core.options.max_sessions)));
   return {};
 }
 
 // What an engine needs beside its weights and its bank, which are there.
-Status OpenWorkspace(EngineCore& core, const MemoryPlan& plan) {
-  core.memory_limit = plan.limit;
-  core.policy_room = plan.policies;
-  core.working_set = plan.working_set;
+Status OpenWorkspace(EngineCore& core) {
+  const MemoryPlan& plan = core.plan;
   OKV_ASSIGN_OR_RETURN(
       core.work, Workspace::Create(*core.backend, core.config, plan.chunk,
                                    MaxOutRows(core.config, plan.chunk, core.options.max_sessions)));
@@ -133,9 +132,35 @@ Status OpenWorkspace(EngineCore& core, const MemoryPlan& plan) {
 
 Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, const MemoryPlan& plan,
                                            double load_seconds) {
-  OKV_RETURN_IF_ERROR(OpenBank(*core, plan));
-  OKV_RETURN_IF_ERROR(OpenWorkspace(*core, plan));
+  core->plan = plan;
+  OKV_RETURN_IF_ERROR(OpenBank(*core));
+  OKV_RETURN_IF_ERROR(OpenWorkspace(*core));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(core), load_seconds));
+}
+
+Result<EngineModel> ModelOfFiles(const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(ModelFiles opened, OpenModel(path));
+  const auto files = std::make_shared<const ModelFiles>(std::move(opened));
+  EngineModel model{.config = files->config, .all_f32 = AllF32(*files)};
+  OKV_ASSIGN_OR_RETURN(model.weight_bytes, WeightBytes(*files));
+  auto text = LoadText(*files);
+  model.text_status = text.status();
+  if (text.ok()) model.text = std::move(*text);
+  model.load = [files](Backend& backend, const EngineModel::Progress& progress) {
+    return LoadWeights(*files, backend, progress);
+  };
+  return model;
+}
+
+EngineModel MadeUpModel(ModelConfig config, DType format) {
+  const size_t bytes = GeneratedWeightBytes(config, format);
+  const auto generate = [config, format](Backend& backend, const EngineModel::Progress&) {
+    return GenerateWeights(backend, config, format);
+  };
+  return {.config = std::move(config),
+          .weight_bytes = bytes,
+          .all_f32 = format == DType::kF32,
+          .load = generate};
 }
 
 Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
@@ -143,40 +168,46 @@ Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
 }
 
 Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, const BackendMaker& make) {
+  OKV_RETURN_IF_ERROR(CheckOptions(options));
+  OKV_ASSIGN_OR_RETURN(EngineModel model, ModelOfFiles(options.model));
+  // Weights alone can still be run on token ids.
+  const Status& text = model.text_status;
+  if (!text.ok() && text.code() != StatusCode::kNotFound) return text;
+  return LoadEngine(options, std::move(model), make);
+}
+
+Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, EngineModel model,
+                                           const BackendMaker& make) {
   using Clock = std::chrono::steady_clock;
   auto start = Clock::now();
   OKV_RETURN_IF_ERROR(CheckOptions(options));
   auto owned = std::make_unique<EngineImpl>(std::make_unique<EngineCore>(), 0);
   EngineCore& core = owned->core();
   core.options = options;
-  OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
-  OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
-  core.config = files.config;
-  auto text = LoadText(files);
-  // Weights alone can still be run on token ids.
-  if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
-  core.text_status = text.status();
-  if (text.ok()) core.text = std::move(*text);
+  core.config = std::move(model.config);
+  core.text = std::move(model.text);
+  core.text_status = model.text_status;
   OKV_ASSIGN_OR_RETURN(core.backend, make());
-  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, files.config, weight_bytes,
-                                                         AllF32(files), *core.backend));
-  if (plan.context > files.config.max_context) {
+  OKV_ASSIGN_OR_RETURN(core.plan, PlanMemory(options, core.config, model.weight_bytes,
+                                             model.all_f32, *core.backend));
+  const MemoryPlan& plan = core.plan;
+  if (plan.context > core.config.max_context) {
     LogInfo(
         "`context` is {}, but the model was trained for {} tokens: past them its answers may fail",
-        plan.context, files.config.max_context);
+        plan.context, core.config.max_context);
   }
   OKV_RETURN_IF_ERROR(
-      PolicyFor(options.policy, files.config, plan.context, plan.host_layers > 0).status());
+      PolicyFor(options.policy, core.config, plan.context, plan.host_layers > 0).status());
   if (options.on_plan) options.on_plan(NeedsOf(plan, *core.backend));
-  OKV_RETURN_IF_ERROR(OpenBank(core, plan));  // its memory of the host comes while weights load
+  OKV_RETURN_IF_ERROR(OpenBank(core));  // its memory of the host comes while weights load
   if (options.check) {
     const auto before = Clock::now();
     OKV_RETURN_IF_ERROR(options.check(*owned));
     start += Clock::now() - before;  // the caller's own time
   }
-  OKV_ASSIGN_OR_RETURN(core.weights, LoadWeights(files, *core.backend, options.on_load));
+  OKV_ASSIGN_OR_RETURN(core.weights, model.load(*core.backend, options.on_load));
   for (const std::string& note : core.weights.notes) LogVerbose("{}: {}", options.model, note);
-  OKV_RETURN_IF_ERROR(OpenWorkspace(core, plan));
+  OKV_RETURN_IF_ERROR(OpenWorkspace(core));
   owned->set_load_seconds(std::chrono::duration<double>(Clock::now() - start).count());
   return std::unique_ptr<Engine>(std::move(owned));
 }

@@ -71,20 +71,25 @@ Status CheckOptions(const EngineOptions& o) {
   return {};
 }
 
+PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
+  const int32_t n_layers = GlobalLayers(config);
+  return {.model_name = config.name,
+          .n_layers = n_layers,
+          .n_heads = config.n_heads,
+          .dk = config.head_dim,
+          .max_context = context,
+          .inv_freq = std::vector<const float*>(static_cast<size_t>(n_layers), nullptr)};
+}
+
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
                                           int64_t context, bool fetches) {
-  const int32_t n_layers = GlobalLayers(config);
-  OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, ResolvePolicy(options.name, config.name, n_layers));
+  OKV_ASSIGN_OR_RETURN(const PolicyInfo* info,
+                       ResolvePolicy(options.name, config.name, GlobalLayers(config)));
   OKV_ASSIGN_OR_RETURN(auto settings,
                        PolicySettings::Parse(info->name, info->settings, options.settings));
   std::unique_ptr<Policy> policy = info->make();
-  PolicyContext policy_context{.model_name = config.name,
-                               .n_layers = n_layers,
-                               .n_heads = config.n_heads,
-                               .dk = config.head_dim,
-                               .max_context = context,
-                               .fetches = fetches};
-  policy_context.inv_freq.assign(static_cast<size_t>(n_layers), nullptr);
+  PolicyContext policy_context = ContextOf(config, context);
+  policy_context.fetches = fetches;
   OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
   return policy;
 }

@@ -49,6 +49,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
 // What the plan says to a caller.
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
+// The model as its policies see it, for sessions of `context` tokens: without memory for their
+// state, and without rotations.
+PolicyContext ContextOf(const ModelConfig& config, int64_t context);
+
 // A policy prepared for a model without memory, for sessions of `context` tokens, with some layers'
 // K/V on the host (`fetches`) or none; kInvalidArgument where the model or a setting is against it.
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,

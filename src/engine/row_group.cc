@@ -54,11 +54,11 @@ Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyO
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs));
   const DeclaredReads reads = group->policy().Reads();
   const auto least = static_cast<int32_t>(reads.max_tokens);
-  OKV_ASSIGN_OR_RETURN(
-      group->residency_, Residency::Create(*core.backend, *core.bank,
-                                           {.reads = ReadsByLayer(core.config, reads),
-                                            .n_slots = std::max(least, core.working_set),
-                                            .simulated_hits = core.simulated_hits}));
+  OKV_ASSIGN_OR_RETURN(group->residency_,
+                       Residency::Create(*core.backend, *core.bank,
+                                         {.reads = ReadsByLayer(core.config, reads),
+                                          .n_slots = std::max(least, core.plan.working_set),
+                                          .simulated_hits = core.simulated_hits}));
   core.set_bytes += group->residency().Bytes();
   group->slots_.resize(static_cast<size_t>(max_seqs));
   return group;

@@ -1,5 +1,5 @@
-// Sequences that one instance of a policy serves. They share what a step of them needs: the policy's
-// state, rotary frequencies, what is near of their K/V, and the steps that were recorded.
+// Sequences that one instance of a policy serves. They share what a step of them needs: the
+// policy's state, rotary frequencies, what is near of their K/V, and the steps that were recorded.
 #pragma once
 
 #include <cstdint>
@@ -51,9 +51,7 @@ class RowGroup {
   // Forgets the tokens from `length` on, and what is near of the others, which count as a prompt.
   void CutTo(int32_t slot, int64_t length);
   // Gives back the rows of the first `length` tokens that no later row reads.
-  void Drop(int32_t slot, int64_t length) {
-    DropTokens(core_, policy(), At(slot).seq, length);
-  }
+  void Drop(int32_t slot, int64_t length) { DropTokens(core_, policy(), At(slot).seq, length); }
   int32_t max_seqs() const { return static_cast<int32_t>(slots_.size()); }
   Policy& policy() const { return *policy_.policy; }
   const std::string& policy_name() const { return policy_.info->name; }

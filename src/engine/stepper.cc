@@ -67,9 +67,10 @@ Status Stepper::Chunk(RowGroup& group, int32_t slot, std::span<const int32_t> to
                                       .table_off = core_.bank->TableOffset(group.seq(slot)),
                                       .prompt_len = static_cast<int32_t>(prompt_end)};
   Upload(n_out);
-  Enqueue(group, slot,
-          {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = prompt_end},
-          StepEnd::kLogits);
+  Enqueue(
+      group, slot,
+      {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = prompt_end},
+      StepEnd::kLogits);
   const Status failure = core_.backend->TakeFailure();
   if (!failure.ok()) {
     core_.backend->Synchronize();
@@ -204,8 +205,7 @@ Status StepsAhead::Prepare() {
   };
   OKV_RETURN_IF_ERROR(take(group_.step_count_, 4));
   if (group_.chosen_.size() == 0) {
-    OKV_ASSIGN_OR_RETURN(group_.chosen_,
-                         backend.AllocateShared(4 * kMost * rows, "chosen tokens"));
+    OKV_ASSIGN_OR_RETURN(group_.chosen_, backend.AllocateShared(4 * kMost * rows, "chosen tokens"));
   }
   stepper_.UploadDecode(group_, next_);
   backend.Upload(group_.step_count_.as(), &launched_, sizeof(launched_));

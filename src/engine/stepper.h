@@ -32,8 +32,8 @@ class Stepper {
   // The same without computing them: made-up K/V, no logits. To an empty sequence.
   Status MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens);
 
-  // Whether a step can have these rows: kInvalidArgument without any, and for a token that is not in
-  // the vocabulary.
+  // Whether a step can have these rows: kInvalidArgument without any, and for a token that is not
+  // in the vocabulary.
   Status Check(std::span<const NextToken> next) const;
   // One decode step of the sequences named, each once: appends their tokens. Row r of the logits is
   // that of next[r]. On failure (a full context, a token out of range, logits that are not finite)
@@ -98,12 +98,12 @@ class StepsAhead {
 
   Stepper& stepper_;
   RowGroup& group_;
-  std::vector<NextToken> next_;      // not in context
+  std::vector<NextToken> next_;  // not in context
   std::vector<Sampler*> samplers_;
   StepEnd end_;
-  uint32_t launched_ = 0;            // steps
-  uint32_t read_ = 0;                // of them
-  uint32_t launches_ = 0;  // in all, of which End forgot some
+  uint32_t launched_ = 0;                     // steps
+  uint32_t read_ = 0;                         // of them
+  uint32_t launches_ = 0;                     // in all, of which End forgot some
   std::array<Backend::Mark, kMost> marks_{};  // of the last steps launched, by their number
 };
 

@@ -106,65 +106,51 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
                                     DType format, const std::vector<PolicyOptions>& others,
                                     float simulated_hits) {
   BenchEngine bench;
-  OKV_ASSIGN_OR_RETURN(bench.backend, MakeBackend(options));
-  auto trace = std::make_unique<TraceBackend>(*bench.backend);
-  trace->set_logging(false);
-  bench.trace = trace.get();
-  auto core = std::make_unique<EngineCore>();
-  core->options = options;
-  core->simulated_hits = simulated_hits;
-  bench.selections = std::make_unique<std::map<int32_t, SeenSelection>>();
-  core->on_selection = [seen = bench.selections.get()](const Selection& selection,
-                                                       const SeqMeta* seq) {
-    (*seen)[selection.number] = {selection.plan, seq};
-  };
-  const auto start = Clock::now();
-  std::optional<ModelFiles> files;
-  size_t weight_bytes = 0;
-  bench.all_f32 = format == DType::kF32;
+  EngineModel model;
   if (!options.model.empty()) {
-    OKV_ASSIGN_OR_RETURN(files, OpenModel(options.model));
-    core->config = files->config;
-    bench.all_f32 = AllF32(*files);
-    OKV_ASSIGN_OR_RETURN(weight_bytes, WeightBytes(*files));
-    auto text = LoadText(*files);
-    core->text_status = text.status();
-    if (text.ok()) core->text = std::move(*text);
+    OKV_ASSIGN_OR_RETURN(model, ModelOfFiles(options.model));
   } else {
-    OKV_ASSIGN_OR_RETURN(core->config, GeometryConfig(geometry));
-    weight_bytes = GeneratedWeightBytes(core->config, format);
+    OKV_ASSIGN_OR_RETURN(ModelConfig config, GeometryConfig(geometry));
+    model = MadeUpModel(std::move(config), format);
   }
+  bench.config = model.config;
+  bench.vocab = bench.config.vocab;
+  bench.all_f32 = model.all_f32;
   const auto drops = [&](const PolicyOptions& options_of) {
-    const int64_t context = options.context != 0 ? options.context : core->config.max_context;
-    const auto policy = PolicyFor(options_of, core->config, context, /*fetches=*/false);
+    const int64_t context = options.context != 0 ? options.context : bench.config.max_context;
+    const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);
     return policy.ok() && MaxHeld(**policy, context) > 0;
   };
-  // Room for every token, unless all policies drop some.
   EngineOptions planned = options;
+  // Room for every token, unless all policies drop some.
   const auto keeps_all = std::find_if_not(others.begin(), others.end(), drops);
   if (keeps_all != others.end() && drops(options.policy)) planned.policy = *keeps_all;
-  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(planned, core->config, weight_bytes,
-                                                         bench.all_f32, *bench.backend));
-  const auto check = [&](const PolicyOptions& policy) {
-    return PolicyFor(policy, core->config, plan.context, plan.host_layers > 0).status();
+  planned.check = [&](const Engine& engine) -> Status {
+    for (const PolicyOptions& policy : others) OKV_RETURN_IF_ERROR(engine.CheckPolicy(policy));
+    return engine.CheckPolicy(options.policy);
   };
-  OKV_RETURN_IF_ERROR(check(options.policy));
-  for (const PolicyOptions& policy : others) OKV_RETURN_IF_ERROR(check(policy));
-  if (files) {
-    OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(*files, *trace, {}));
-  } else {
-    OKV_ASSIGN_OR_RETURN(core->weights, GenerateWeights(*trace, core->config, format));
-  }
-  core->backend = std::move(trace);
-  bench.config = core->config;
-  bench.vocab = core->config.vocab;
-  bench.weight_bytes = core->weights.bytes;
-  bench.kv_dtype = plan.kv_dtype;
-  bench.chunk = plan.chunk;
-  bench.host_layers = plan.host_layers;
-  bench.working_set = plan.working_set;
-  bench.kv_row_bytes = plan.kv_per_token / core->config.layers.size();
-  OKV_ASSIGN_OR_RETURN(bench.engine, MakeEngine(std::move(core), plan, Seconds(start)));
+  OKV_ASSIGN_OR_RETURN(
+      bench.engine,
+      LoadEngine(planned, std::move(model), [&]() -> Result<std::unique_ptr<Backend>> {
+        OKV_ASSIGN_OR_RETURN(bench.backend, MakeBackend(options));
+        auto trace = std::make_unique<TraceBackend>(*bench.backend);
+        trace->set_logging(false);
+        bench.trace = trace.get();
+        return std::unique_ptr<Backend>(std::move(trace));
+      }));
+  EngineCore& core = CoreOf(*bench.engine);
+  core.simulated_hits = simulated_hits;
+  bench.selections = std::make_unique<std::map<int32_t, SeenSelection>>();
+  core.on_selection = [seen = bench.selections.get()](const Selection& selection,
+                                                      const SeqMeta* seq) {
+    (*seen)[selection.number] = {selection.plan, seq};
+  };
+  bench.weight_bytes = core.weights.bytes;
+  bench.kv_dtype = core.plan.kv_dtype;
+  bench.chunk = core.plan.chunk;
+  bench.host_layers = core.plan.host_layers;
+  bench.working_set = core.plan.working_set;
+  bench.kv_row_bytes = core.plan.kv_per_token / bench.config.layers.size();
   return bench;
 }
 

@@ -345,13 +345,14 @@ struct FetchRowsArgs {
 //   token = argmax logits[r], of equals the first, or what sample[r] and seen[r] give (sampling.h);
 //   out[(*step % ring) * n_rows + r] = token;  TakeSample(token, sample[r], seen[r]);
 // (where not all of logits[r] are finite, token = 0 and out[...] = -1),
-//   tokens[r] = token;  ++rows[r].pos;  ++seqs[rows[r].seq].kv_len;
+//   tokens[r] = token;  ++rows[r].pos;  ++group_rows[r].pos;  ++seqs[rows[r].seq].kv_len;
 // then ++*step. A step that ends in it can be replayed again without a word from the host.
 // REQUIRES vocab <= kMaxSampleVocab with `sample`.
 struct NextTokenArgs {
   const float* logits = nullptr;  // [n_rows, vocab]
   int32_t* tokens = nullptr;      // [n_rows]
   RowMeta* rows = nullptr;        // [n_rows]
+  RowMeta* group_rows = nullptr;  // [n_rows]; null: none
   SeqMeta* seqs = nullptr;
   SampleMeta* sample = nullptr;  // [n_rows]; null: greedy
   uint32_t* seen = nullptr;      // [n_rows, SeenWords(vocab)], with `sample`

@@ -29,6 +29,8 @@ struct ResidentStep {
 struct KvPlace {
   KvView kv;
   KvSlot slot;
+
+  bool operator==(const KvPlace&) const = default;
 };
 
 // Of one session: one sequence where layers live on the host, else any number of them. Enqueues
@@ -73,9 +75,7 @@ class Residency {
   Residency(Backend& backend, Bank& bank, bool streams)
       : backend_(backend), bank_(bank), streams_(streams) {}
   // Whether `layer` passes through a stage in this step.
-  bool Staged(int32_t layer) const {
-    return bank_.OnHost(layer) && (step_.prefill || streams_);
-  }
+  bool Staged(int32_t layer) const { return bank_.OnHost(layer) && (step_.prefill || streams_); }
   // Whether it is read through a working set.
   bool InSet(int32_t layer) const {
     return sets_ != nullptr && !step_.prefill && sets_->HasSelection(layer);

@@ -39,27 +39,33 @@ Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
   const auto total = static_cast<int64_t>(prompt.size());
   for (int64_t pos = 0; pos < total;) {
     const int64_t n = std::min<int64_t>(core_.work.max_rows, total - pos);
-    const std::span<const int32_t> chunk(prompt.data() + pos, static_cast<size_t>(n));
+    OKV_RETURN_IF_ERROR(stepper_.Chunk({.group = group_.get(),
+                                        .slot = slot,
+                                        .tokens = {prompt.data() + pos, static_cast<size_t>(n)},
+                                        .prompt_end = total,
+                                        .n_out = pos + n == total ? 1 : 0}));
     pos += n;
-    OKV_RETURN_IF_ERROR(stepper_.Chunk(*group_, slot, chunk, total, pos == total ? 1 : 0));
-    group_->Drop(slot, pos);
   }
   OKV_RETURN_IF_ERROR(stepper_.Logits(0, total, logits_[static_cast<size_t>(slot)].data()));
   return group_->policy().AfterPrefill(total);
 }
 
-Status Batch::Step(std::span<const NextToken> next) {
-  std::vector<float*> logits;
-  for (const NextToken& row : next) logits.push_back(logits_[static_cast<size_t>(row.slot)].data());
-  return stepper_.Step(*group_, next, logits);
+std::vector<DecodeRow> Batch::RowsOf(std::span<const Next> next) const {
+  std::vector<DecodeRow> rows;
+  for (const auto& [slot, token] : next) rows.push_back({group_.get(), slot, token});
+  return rows;
 }
 
-Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const NextToken> next,
-                                                        int64_t steps) {
+Status Batch::Step(std::span<const Next> next) {
+  std::vector<float*> logits;
+  for (const Next& row : next) logits.push_back(logits_[static_cast<size_t>(row.slot)].data());
+  return stepper_.Step(RowsOf(next), logits);
+}
+
+Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> next, int64_t steps) {
   std::vector<std::vector<int32_t>> tokens(next.size());
   if (steps < 1) return tokens;
-  OKV_RETURN_IF_ERROR(stepper_.Check(next));
-  StepsAhead ahead(stepper_, *group_, next, std::vector<Sampler*>(next.size(), nullptr));
+  StepsAhead ahead(stepper_, RowsOf(next), std::vector<Sampler*>(next.size(), nullptr));
   Status status;
   for (int64_t left = steps; left > 0 && status.ok(); --left) {
     const auto read = ahead.Read(left);
@@ -74,7 +80,7 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const NextToke
   }
   if (status.ok()) return tokens;
   core_.backend->Synchronize();
-  for (const NextToken& row : next) {
+  for (const Next& row : next) {
     core_.bank->Truncate(group_->seq(row.slot), length(row.slot) - ahead.reads());
   }
   return status;

@@ -29,14 +29,19 @@ class Batch {
   // Frees the slot and its sequence. REQUIRES a taken slot, as all below.
   void Leave(int32_t slot) { group_->Leave(slot); }
 
+  // A token that comes next in a sequence.
+  struct Next {
+    int32_t slot = 0;
+    int32_t token = 0;
+  };
   // One decode step of the sequences named, each once: appends their tokens. Sequences that are not
   // named wait. On failure (a full context, a token out of range, logits that are not finite)
   // nothing has changed.
-  Status Step(std::span<const NextToken> next);
+  Status Step(std::span<const Next> next);
   // `steps` steps, each but the first over what was the highest logit of the one before: returns
   // the token chosen after each, [next.size()][steps]; the last of them is not in context. The
   // device needs no word from the host in between.
-  Result<std::vector<std::vector<int32_t>>> Greedy(std::span<const NextToken> next, int64_t steps);
+  Result<std::vector<std::vector<int32_t>>> Greedy(std::span<const Next> next, int64_t steps);
 
   // [vocab]: after the sequence's last token. Valid until the next call.
   const float* logits(int32_t slot) const { return logits_[static_cast<size_t>(slot)].data(); }
@@ -49,6 +54,7 @@ class Batch {
 
  private:
   explicit Batch(EngineCore& core) : core_(core), stepper_(core) {}
+  std::vector<DecodeRow> RowsOf(std::span<const Next> next) const;
   // The slot if `status` is ok; else frees it.
   Result<int32_t> Taken(int32_t slot, const Status& status);
   Status Prefill(int32_t slot, const std::vector<int32_t>& prompt);

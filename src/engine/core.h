@@ -11,12 +11,22 @@
 
 #include "backend/backend.h"
 #include "bank/bank.h"
+#include "engine/mixed_steps.h"
 #include "engine/placement.h"
 #include "model/forward.h"
 #include "model/loader.h"
 #include "omnikv/engine.h"
 
 namespace omnikv {
+
+// What steps that choose the next token share: its ring, the number of steps, and the state of each
+// row's sampler. Taken when first needed.
+struct ChoiceBuffers {
+  Buffer chosen;   // int32 [ring, n_rows], shared
+  Buffer count;    // uint32 [1]: steps
+  Buffer samples;  // SampleMeta [kMaxBatch]
+  Buffer seen;     // uint32 [kMaxBatch, SeenWords(vocab)]
+};
 
 struct EngineCore {
   EngineOptions options;
@@ -32,6 +42,9 @@ struct EngineCore {
   size_t set_bytes = 0;       // that the working sets of all sessions take
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
   OnSelection on_selection;   // benchmarks: may be empty
+  int64_t next_group = 0;     // RowGroup::id
+  ChoiceBuffers choices;
+  MixedSteps mixed_steps;
 };
 
 // An engine over parts that are already there (loaded, or made up for benchmarks and tests): opens

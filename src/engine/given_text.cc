@@ -43,10 +43,10 @@ Result<int64_t> Together(Batch& batch, std::span<const GivenText> texts,
                          const GivenTextSink& sink) {
   struct Running {
     size_t text;
-    NextToken next;
+    Batch::Next next;
   };
   std::vector<Running> running;
-  std::vector<NextToken> step;
+  std::vector<Batch::Next> step;
   size_t waiting = 0;  // the next text to join
   int64_t steps = 0;
   // Hands out a text's last logits, and names the token that comes next: -1 at the text's end,

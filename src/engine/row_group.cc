@@ -50,6 +50,7 @@ Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyO
                                                  int32_t max_seqs) {
   OKV_RETURN_IF_ERROR(CheckSize(core, max_seqs));
   std::unique_ptr<RowGroup> group(new RowGroup(core));
+  group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs));
   const DeclaredReads reads = group->policy().Reads();
@@ -65,6 +66,7 @@ Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyO
 }
 
 RowGroup::~RowGroup() {
+  core_.mixed_steps.Forget(id_);
   for (const Slot& slot : slots_) {
     if (slot.seq >= 0) core_.bank->Free(slot.seq);
   }

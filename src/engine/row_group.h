@@ -56,19 +56,19 @@ class RowGroup {
   Policy& policy() const { return *policy_.policy; }
   const std::string& policy_name() const { return policy_.info->name; }
   const PolicySettings& settings() const { return policy_.settings; }
+  int64_t id() const { return id_; }  // of no other group of the engine
   RopeState& ropes() { return ropes_; }
   Residency& residency() const { return *residency_; }
 
  private:
   friend class Stepper;
-  friend class StepsAhead;
 
   struct Slot {
     int32_t seq = -1;  // of the bank; -1: free
     int64_t prompt_length = 0;
   };
-  // A decode step as it is recorded: the policy's variant, rows, the first row of the logits, and
-  // how it ends.
+  // A decode step of this group alone as it is recorded: the policy's variant, rows, the first row
+  // of the logits, and how it ends.
   using StepKey = std::tuple<int32_t, int32_t, int32_t, StepEnd>;
 
   explicit RowGroup(EngineCore& core) : core_(core) {}
@@ -78,16 +78,11 @@ class RowGroup {
   Result<int32_t> Take(const NewSequence& new_sequence);
 
   EngineCore& core_;
+  int64_t id_ = 0;
   RopeState ropes_;
   PreparedPolicy policy_;
   std::unique_ptr<Residency> residency_;
   std::vector<Slot> slots_;
-  // For steps that choose the next token: its ring, the number of steps, and per row the sampler's
-  // state. Taken when first needed.
-  Buffer chosen_;      // int32 [kStepsAhead, max_seqs], shared
-  Buffer step_count_;  // uint32 [1]
-  Buffer samples_;     // SampleMeta [max_seqs]
-  Buffer seen_;        // uint32 [max_seqs, SeenWords(vocab)]
   std::map<StepKey, std::unique_ptr<Recording>> steps_;
 };
 

@@ -147,8 +147,11 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     const auto n = static_cast<int32_t>(std::min<int64_t>(chunk, total - pos));
     const bool last = pos + n == total;
     const int32_t n_out = sink ? n : (last ? 1 : 0);
-    const std::span<const int32_t> chunk_tokens(tokens.data() + pos, static_cast<size_t>(n));
-    if (const Status done = stepper_.Chunk(*group_, 0, chunk_tokens, total, n_out); !done.ok()) {
+    const PromptChunk rows{.group = group_.get(),
+                           .tokens = {tokens.data() + pos, static_cast<size_t>(n)},
+                           .prompt_end = total,
+                           .n_out = n_out};
+    if (const Status done = stepper_.Chunk(rows); !done.ok()) {
       StartOver(pos);
       return done;
     }
@@ -162,7 +165,6 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
     }
     pos += n;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
-    group_->Drop(0, pos);
     if (progress) progress(pos - keep, total - keep);
     if (TakeCancelled()) {
       return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
@@ -198,9 +200,9 @@ Status SessionImpl::PrefillLogits(const std::vector<int32_t>& tokens, const Sink
 Status SessionImpl::Step(int32_t token) {
   OKV_RETURN_IF_ERROR(CheckTokens(core_, {&token, 1}));
   OKV_RETURN_IF_ERROR(Settle());
-  const NextToken next{.slot = 0, .token = token};
+  const DecodeRow row{.group = group_.get(), .token = token};
   float* const logits = logits_.data();
-  OKV_RETURN_IF_ERROR(stepper_.Step(*group_, {&next, 1}, {&logits, 1}));
+  OKV_RETURN_IF_ERROR(stepper_.Step({&row, 1}, {&logits, 1}));
   ++steps_since_reset_;
   tokens_.push_back(token);
   pending_ = -1;
@@ -268,8 +270,8 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     if (pending_ >= 0 && core_.backend->OnDevice()) {
       const int64_t wanted = options.max_tokens - static_cast<int64_t>(result.tokens.size());
       if (!ahead) {
-        const NextToken next{.slot = 0, .token = pending_};
-        ahead.emplace(stepper_, *group_, std::span(&next, 1), std::vector<Sampler*>{&sampler});
+        const DecodeRow row{.group = group_.get(), .token = pending_};
+        ahead.emplace(stepper_, std::vector{row}, std::vector{&sampler});
       }
       const auto next = ahead->Read(wanted);
       failure = next.status();

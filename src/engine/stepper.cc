@@ -3,81 +3,252 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
 
 namespace omnikv {
 
-void Stepper::Upload(int32_t n_out) {
+std::vector<Stepper::Rows> Stepper::ByGroup(std::span<const DecodeRow> rows) {
+  std::vector<Rows> groups;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (groups.empty() || groups.back().group != rows[r].group) {
+      const bool again = std::any_of(groups.begin(), groups.end(),
+                                     [&](const Rows& g) { return g.group == rows[r].group; });
+      OKV_CHECK(!again, "the rows of a group stand apart");
+      groups.push_back({rows[r].group, rows.subspan(r, 0)});
+    }
+    groups.back().rows = {groups.back().rows.data(), groups.back().rows.size() + 1};
+  }
+  return groups;
+}
+
+Status Stepper::Check(std::span<const DecodeRow> rows, const PromptChunk* chunk) const {
+  if (rows.empty() && chunk == nullptr) {
+    return InvalidArgument("a step has no sequence, expected at least one");
+  }
+  for (const DecodeRow& row : rows) OKV_RETURN_IF_ERROR(CheckTokens(core_, {&row.token, 1}));
+  const auto n_rows = static_cast<int32_t>(rows.size() + (chunk ? chunk->tokens.size() : 0));
+  const auto n_out = static_cast<int32_t>(rows.size()) + (chunk ? chunk->n_out : 0);
+  if (static_cast<int32_t>(rows.size()) <= kMaxBatch && n_rows <= core_.work.max_rows &&
+      n_out <= core_.work.max_out) {
+    return {};
+  }
+  return InvalidArgument(
+      fmt::format("a step of {} sequences and {} rows, {} with logits, is asked for, expected at "
+                  "most {}, {} and {}",
+                  rows.size(), n_rows, n_out, kMaxBatch, core_.work.max_rows, core_.work.max_out));
+}
+
+Status Stepper::Append(std::span<const DecodeRow> rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Status room = core_.bank->Append(rows[i].group->seq(rows[i].slot), 1);
+    if (!room.ok()) return GiveUp(rows.first(i), room);
+  }
+  return {};
+}
+
+Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
+  if (!rows.empty()) core_.backend->Synchronize();
+  for (const auto& [group, slot, token] : rows) {
+    core_.bank->Truncate(group->seq(slot), group->length(slot) - 1);
+  }
+  return failure;
+}
+
+void Stepper::AddSeqs(const RowGroup& group) {
+  seqs_.resize(seqs_.size() + static_cast<size_t>(group.max_seqs()));
+}
+
+void Stepper::AddRow(int32_t slot, int64_t pos, int32_t token, size_t first_seq) {
+  tokens_.push_back(token);
+  group_rows_.push_back({.seq = slot, .pos = static_cast<int32_t>(pos)});
+  rows_.push_back(
+      {.seq = static_cast<int32_t>(first_seq) + slot, .pos = static_cast<int32_t>(pos)});
+}
+
+void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) {
+  tokens_.clear();
+  rows_.clear();
+  group_rows_.clear();
+  seqs_.clear();
+  out_rows_.clear();
+  const auto add_seq = [&](const RowGroup& group, int32_t slot, size_t first_seq, int32_t begin,
+                           int32_t n, int64_t prompt_length) {
+    SeqMeta& seq = seqs_[first_seq + static_cast<size_t>(slot)];
+    OKV_CHECK(seq.q_len == 0, "slot {} is named twice", slot);
+    seq = {.q_begin = begin,
+           .q_len = n,
+           .kv_len = static_cast<int32_t>(group.length(slot)),
+           .table_off = core_.bank->TableOffset(group.seq(slot)),
+           .prompt_len = static_cast<int32_t>(prompt_length)};
+  };
+  const std::vector<Rows> groups = ByGroup(rows);
+  for (const Rows& of : groups) {
+    const size_t first_seq = seqs_.size();
+    AddSeqs(*of.group);
+    int32_t begin = 0;
+    for (const auto& [group, slot, token] : of.rows) {
+      add_seq(*group, slot, first_seq, begin++, 1, group->prompt_length(slot));
+      out_rows_.push_back(static_cast<int32_t>(tokens_.size()));
+      AddRow(slot, group->length(slot) - 1, token, first_seq);
+    }
+  }
+  if (chunk != nullptr) {
+    const size_t first_seq = seqs_.size();
+    AddSeqs(*chunk->group);
+    const auto n = static_cast<int32_t>(chunk->tokens.size());
+    add_seq(*chunk->group, chunk->slot, first_seq, 0, n, chunk->prompt_end);
+    int64_t pos = chunk->group->length(chunk->slot) - n;
+    for (const int32_t token : chunk->tokens) AddRow(chunk->slot, pos++, token, first_seq);
+    for (int32_t r = n - chunk->n_out; r < n; ++r) out_rows_.push_back(r);
+  }
+  OKV_CHECK(seqs_.size() <= static_cast<size_t>(core_.work.max_rows));
   const auto upload = [&](const Buffer& to, const auto& from) {
     core_.backend->Upload(to.as(), from.data(), from.size() * sizeof(from[0]));
   };
-  out_rows_.resize(static_cast<size_t>(n_out));
-  std::iota(out_rows_.begin(), out_rows_.end(), static_cast<int32_t>(tokens_.size()) - n_out);
   upload(core_.work.tokens, tokens_);
   upload(core_.work.rows, rows_);
+  if (groups.size() + (chunk != nullptr) > 1) upload(core_.work.group_rows, group_rows_);
   upload(core_.work.seqs, seqs_);
   upload(core_.work.out_rows, out_rows_);
 }
 
-void Stepper::Enqueue(RowGroup& group, int32_t slot, const StepShape& shape, StepEnd end) {
+void Stepper::Enqueue(std::span<const StepGroup> groups, int32_t logits_row, StepEnd end) {
+  const Workspace& work = core_.work;
   EnqueueStep({.backend = *core_.backend,
                .config = core_.config,
                .weights = core_.weights,
-               .work = core_.work,
-               .ropes = group.ropes_,
-               .residency = group.residency(),
-               .policy = group.policy(),
-               .seq = group.seq(slot),
-               .n_seqs = group.max_seqs(),
+               .work = work,
                .on_selection = core_.on_selection},
-              shape);
+              groups, logits_row);
   if (end == StepEnd::kLogits) return;
+  int32_t n_rows = 0;
+  for (const StepGroup& group : groups) n_rows += group.n_rows;
+  const ChoiceBuffers& choices = core_.choices;
   const bool draws = end == StepEnd::kSample;
-  core_.backend->Enqueue(NextTokenArgs{
-      .logits = core_.work.logits.as<float>() + int64_t{shape.logits_row} * core_.config.vocab,
-      .tokens = core_.work.tokens.as<int32_t>(),
-      .rows = core_.work.rows.as<RowMeta>(),
-      .seqs = core_.work.seqs.as<SeqMeta>(),
-      .sample = draws ? group.samples_.as<SampleMeta>() : nullptr,
-      .seen = draws ? group.seen_.as<uint32_t>() : nullptr,
-      .out = group.chosen_.as<int32_t>(),
-      .step = group.step_count_.as<uint32_t>(),
-      .vocab = core_.config.vocab,
-      .ring = StepsAhead::kMost,
-      .n_rows = shape.n_rows});
+  core_.backend->Enqueue(
+      NextTokenArgs{.logits = work.logits.as<float>() + int64_t{logits_row} * core_.config.vocab,
+                    .tokens = work.tokens.as<int32_t>(),
+                    .rows = work.rows.as<RowMeta>(),
+                    .group_rows = groups.size() > 1 ? work.group_rows.as<RowMeta>() : nullptr,
+                    .seqs = work.seqs.as<SeqMeta>(),
+                    .sample = draws ? choices.samples.as<SampleMeta>() : nullptr,
+                    .seen = draws ? choices.seen.as<uint32_t>() : nullptr,
+                    .out = choices.chosen.as<int32_t>(),
+                    .step = choices.count.as<uint32_t>(),
+                    .vocab = core_.config.vocab,
+                    .ring = StepsAhead::kMost,
+                    .n_rows = n_rows});
 }
 
-Status Stepper::Chunk(RowGroup& group, int32_t slot, std::span<const int32_t> tokens,
-                      int64_t prompt_end, int32_t n_out) {
-  const int64_t pos = group.length(slot);
-  const auto n = static_cast<int32_t>(tokens.size());
-  OKV_RETURN_IF_ERROR(core_.bank->Append(group.seq(slot), n));
-  tokens_.assign(tokens.begin(), tokens.end());
-  rows_.clear();
-  for (int32_t r = 0; r < n; ++r) {
-    rows_.push_back({.seq = slot, .pos = static_cast<int32_t>(pos) + r});
+std::vector<StepGroup> Stepper::DecodeGroups(std::span<const DecodeRow> rows) const {
+  std::vector<StepGroup> groups;
+  for (const Rows& of : ByGroup(rows)) {
+    RowGroup& group = *of.group;
+    const auto n_rows = static_cast<int32_t>(of.rows.size());
+    int32_t variant = 0;
+    for (const DecodeRow& row : of.rows) {
+      variant = std::max(variant, group.policy().Variant(group.lengths(row.slot)));
+    }
+    groups.push_back({.policy = group.policy(),
+                      .residency = group.residency(),
+                      .ropes = group.ropes_,
+                      .n_rows = n_rows,
+                      .n_out = n_rows,
+                      .n_seqs = group.max_seqs(),
+                      .seq = group.seq(of.rows.front().slot),
+                      .first_pos = group.length(of.rows.front().slot) - 1,
+                      .variant = variant});
   }
-  seqs_.assign(static_cast<size_t>(group.max_seqs()), SeqMeta{});
-  seqs_[static_cast<size_t>(slot)] = {.q_begin = 0,
-                                      .q_len = n,
-                                      .kv_len = static_cast<int32_t>(pos) + n,
-                                      .table_off = core_.bank->TableOffset(group.seq(slot)),
-                                      .prompt_len = static_cast<int32_t>(prompt_end)};
-  Upload(n_out);
-  Enqueue(
-      group, slot,
-      {.n_rows = n, .n_out = n_out, .prefill = true, .first_pos = pos, .prompt_end = prompt_end},
-      StepEnd::kLogits);
-  const Status failure = core_.backend->TakeFailure();
-  if (!failure.ok()) {
+  return groups;
+}
+
+Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end) {
+  Backend& backend = *core_.backend;
+  std::vector<StepGroup> groups = DecodeGroups(rows);
+  const bool recorded = std::all_of(groups.begin(), groups.end(), [](const StepGroup& group) {
+    return group.residency.CanRecord();
+  });
+  std::unique_ptr<Recording>* step = nullptr;
+  if (recorded && groups.size() == 1) {
+    const StepGroup& group = groups.front();
+    step = &rows.front().group->steps_[{group.variant, group.n_rows, logits_row, end}];
+  } else if (recorded) {
+    MixedSteps::Key key{.parts = {}, .logits_row = logits_row, .end = static_cast<int32_t>(end)};
+    for (size_t i = 0, row = 0; i < groups.size(); row += static_cast<size_t>(groups[i++].n_rows)) {
+      key.parts.push_back({rows[row].group->id(), groups[i].variant, groups[i].n_rows});
+    }
+    step = core_.mixed_steps.Use(key);
+  }
+  if (step == nullptr) {
+    Enqueue(groups, logits_row, end);
+    return backend.TakeFailure();
+  }
+  if (*step == nullptr) {
+    for (StepGroup& group : groups) group.first_pos = 0;  // a recording knows no length
+    *step = backend.Record([&] { Enqueue(groups, logits_row, end); });
+    if (const Status failure = backend.TakeFailure(); !failure.ok()) {
+      step->reset();
+      return failure;
+    }
+  }
+  backend.Replay(**step);
+  return backend.TakeFailure();
+}
+
+Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk) {
+  std::vector<StepGroup> groups = DecodeGroups(rows);
+  RowGroup& group = *chunk.group;
+  const auto n_rows = static_cast<int32_t>(chunk.tokens.size());
+  groups.push_back({.policy = group.policy(),
+                    .residency = group.residency(),
+                    .ropes = group.ropes_,
+                    .n_rows = n_rows,
+                    .n_out = chunk.n_out,
+                    .n_seqs = group.max_seqs(),
+                    .seq = group.seq(chunk.slot),
+                    .prefill = true,
+                    .first_pos = group.length(chunk.slot) - n_rows,
+                    .prompt_end = chunk.prompt_end});
+  Enqueue(groups, 0, StepEnd::kLogits);
+  return core_.backend->TakeFailure();
+}
+
+Status Stepper::Logits(int32_t row, int64_t length, float* to) const {
+  const auto vocab = static_cast<size_t>(core_.config.vocab);
+  core_.backend->Download(to, core_.work.logits.as<float>() + static_cast<size_t>(row) * vocab,
+                          vocab * sizeof(float));
+  return CheckLogits(core_, to, length);
+}
+
+Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> logits,
+                     const PromptChunk* chunk) {
+  OKV_RETURN_IF_ERROR(Check(rows, chunk));
+  OKV_RETURN_IF_ERROR(Append(rows));
+  const int64_t chunk_pos = chunk != nullptr ? chunk->group->length(chunk->slot) : 0;
+  if (chunk != nullptr) {
+    const auto n = static_cast<int64_t>(chunk->tokens.size());
+    const Status room = core_.bank->Append(chunk->group->seq(chunk->slot), n);
+    if (!room.ok()) return GiveUp(rows, room);
+  }
+  Upload(rows, chunk);
+  Status status =
+      chunk != nullptr ? EnqueueWithChunk(rows, *chunk) : EnqueueDecode(rows, 0, StepEnd::kLogits);
+  for (size_t r = 0; r < rows.size() && status.ok(); ++r) {
+    status = Logits(static_cast<int32_t>(r), rows[r].group->length(rows[r].slot), logits[r]);
+  }
+  if (!status.ok() && chunk != nullptr) {
     core_.backend->Synchronize();
-    group.CutTo(slot, pos);
-    return failure;
+    chunk->group->CutTo(chunk->slot, chunk_pos);
   }
-  group.set_prompt_length(slot, pos + n);
+  if (!status.ok()) return GiveUp(rows, status);
+  for (const auto& [group, slot, token] : rows) group->Drop(slot, group->length(slot));
+  if (chunk != nullptr) {
+    const int64_t length = chunk->group->length(chunk->slot);
+    chunk->group->set_prompt_length(chunk->slot, length);
+    chunk->group->Drop(chunk->slot, length);
+  }
   return {};
 }
 
@@ -93,101 +264,10 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens) {
   return {};
 }
 
-Status Stepper::Check(std::span<const NextToken> next) const {
-  if (next.empty()) return InvalidArgument("a step has no sequence, expected at least one");
-  for (const NextToken& row : next) OKV_RETURN_IF_ERROR(CheckTokens(core_, {&row.token, 1}));
-  return {};
-}
-
-Status Stepper::Append(RowGroup& group, std::span<const NextToken> next) {
-  for (size_t i = 0; i < next.size(); ++i) {
-    const Status room = core_.bank->Append(group.seq(next[i].slot), 1);
-    if (!room.ok()) return GiveUp(group, next.first(i), room);
-  }
-  return {};
-}
-
-Status Stepper::GiveUp(RowGroup& group, std::span<const NextToken> next, const Status& failure) {
-  if (!next.empty()) core_.backend->Synchronize();
-  for (const NextToken& row : next) {
-    core_.bank->Truncate(group.seq(row.slot), group.length(row.slot) - 1);
-  }
-  return failure;
-}
-
-void Stepper::UploadDecode(const RowGroup& group, std::span<const NextToken> next) {
-  tokens_.clear();
-  rows_.clear();
-  seqs_.assign(static_cast<size_t>(group.max_seqs()), SeqMeta{});
-  for (const auto& [slot, token] : next) {
-    SeqMeta& seq = seqs_[static_cast<size_t>(slot)];
-    OKV_CHECK(seq.q_len == 0, "slot {} is named twice", slot);
-    const auto length = static_cast<int32_t>(group.length(slot));
-    seq = {.q_begin = static_cast<int32_t>(rows_.size()),
-           .q_len = 1,
-           .kv_len = length,
-           .table_off = core_.bank->TableOffset(group.seq(slot)),
-           .prompt_len = static_cast<int32_t>(group.prompt_length(slot))};
-    tokens_.push_back(token);
-    rows_.push_back({.seq = slot, .pos = length - 1});
-  }
-  Upload(static_cast<int32_t>(next.size()));
-}
-
-Status Stepper::EnqueueDecode(RowGroup& group, std::span<const NextToken> next, int32_t logits_row,
-                              StepEnd end) {
-  const auto n_rows = static_cast<int32_t>(next.size());
-  StepShape shape{.n_rows = n_rows, .n_out = n_rows, .logits_row = logits_row};
-  for (const NextToken& row : next) {
-    shape.variant = std::max(shape.variant, group.policy().Variant(group.lengths(row.slot)));
-  }
-  const int32_t first = next.front().slot;
-  Backend& backend = *core_.backend;
-  if (!group.residency().CanRecord()) {
-    shape.first_pos = group.length(first) - 1;
-    Enqueue(group, first, shape, end);
-    return backend.TakeFailure();
-  }
-  std::unique_ptr<Recording>& step = group.steps_[{shape.variant, n_rows, logits_row, end}];
-  if (step == nullptr) {
-    step = backend.Record([&] { Enqueue(group, first, shape, end); });
-    if (const Status failure = backend.TakeFailure(); !failure.ok()) {
-      step.reset();
-      return failure;
-    }
-  }
-  backend.Replay(*step);
-  return backend.TakeFailure();
-}
-
-Status Stepper::Logits(int32_t row, int64_t length, float* to) const {
-  const auto vocab = static_cast<size_t>(core_.config.vocab);
-  core_.backend->Download(to, core_.work.logits.as<float>() + static_cast<size_t>(row) * vocab,
-                          vocab * sizeof(float));
-  return CheckLogits(core_, to, length);
-}
-
-Status Stepper::Step(RowGroup& group, std::span<const NextToken> next,
-                     std::span<float* const> logits) {
-  OKV_RETURN_IF_ERROR(Check(next));
-  OKV_RETURN_IF_ERROR(Append(group, next));
-  UploadDecode(group, next);
-  Status status = EnqueueDecode(group, next, 0, StepEnd::kLogits);
-  for (size_t r = 0; r < next.size() && status.ok(); ++r) {
-    status = Logits(static_cast<int32_t>(r), group.length(next[r].slot), logits[r]);
-  }
-  if (!status.ok()) return GiveUp(group, next, status);
-  for (const NextToken& row : next) group.Drop(row.slot, group.length(row.slot));
-  return {};
-}
-
-StepsAhead::StepsAhead(Stepper& stepper, RowGroup& group, std::span<const NextToken> next,
+StepsAhead::StepsAhead(Stepper& stepper, std::vector<DecodeRow> rows,
                        std::vector<Sampler*> samplers)
-    : stepper_(stepper),
-      group_(group),
-      next_(next.begin(), next.end()),
-      samplers_(std::move(samplers)) {
-  OKV_CHECK(samplers_.size() == next_.size());
+    : stepper_(stepper), rows_(std::move(rows)), samplers_(std::move(samplers)) {
+  OKV_CHECK(samplers_.size() == rows_.size());
   const bool draws = std::any_of(samplers_.begin(), samplers_.end(), [](const Sampler* sampler) {
     return sampler != nullptr && !sampler->IsArgmax();
   });
@@ -196,47 +276,48 @@ StepsAhead::StepsAhead(Stepper& stepper, RowGroup& group, std::span<const NextTo
 
 Status StepsAhead::Prepare() {
   Backend& backend = *stepper_.core_.backend;
-  const auto rows = static_cast<size_t>(group_.max_seqs());
+  ChoiceBuffers& choices = stepper_.core_.choices;
   const auto words = static_cast<size_t>(SeenWords(stepper_.core_.config.vocab));
   const auto take = [&](Buffer& buffer, size_t bytes) -> Status {
     if (buffer.size() != 0) return {};
     OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(bytes, "chosen tokens"));
     return {};
   };
-  OKV_RETURN_IF_ERROR(take(group_.step_count_, 4));
-  if (group_.chosen_.size() == 0) {
-    OKV_ASSIGN_OR_RETURN(group_.chosen_, backend.AllocateShared(4 * kMost * rows, "chosen tokens"));
+  OKV_RETURN_IF_ERROR(take(choices.count, 4));
+  if (choices.chosen.size() == 0) {
+    OKV_ASSIGN_OR_RETURN(choices.chosen,
+                         backend.AllocateShared(4 * kMost * kMaxBatch, "chosen tokens"));
   }
-  stepper_.UploadDecode(group_, next_);
-  backend.Upload(group_.step_count_.as(), &launched_, sizeof(launched_));
+  stepper_.Upload(rows_, nullptr);
+  backend.Upload(choices.count.as(), &launched_, sizeof(launched_));
   if (end_ != StepEnd::kSample) return {};
-  OKV_RETURN_IF_ERROR(take(group_.samples_, rows * sizeof(SampleMeta)));
-  OKV_RETURN_IF_ERROR(take(group_.seen_, rows * words * sizeof(uint32_t)));
+  OKV_RETURN_IF_ERROR(take(choices.samples, kMaxBatch * sizeof(SampleMeta)));
+  OKV_RETURN_IF_ERROR(take(choices.seen, kMaxBatch * words * sizeof(uint32_t)));
   // This also forgets what steps that nobody read have drawn.
   for (size_t r = 0; r < samplers_.size(); ++r) {
     const Sampler* sampler = samplers_[r];
     const SampleMeta meta = sampler != nullptr ? sampler->meta() : SampleMeta{};
-    backend.Upload(group_.samples_.as<SampleMeta>() + r, &meta, sizeof(meta));
+    backend.Upload(choices.samples.as<SampleMeta>() + r, &meta, sizeof(meta));
     if (sampler == nullptr) continue;
-    backend.Upload(group_.seen_.as<uint32_t>() + r * words, sampler->seen().data(),
+    backend.Upload(choices.seen.as<uint32_t>() + r * words, sampler->seen().data(),
                    words * sizeof(uint32_t));
   }
   return {};
 }
 
 Status StepsAhead::Launch() {
-  OKV_RETURN_IF_ERROR(stepper_.Append(group_, next_));
-  const Status prepared = launched_ == read_ ? Prepare() : Status();
-  if (!prepared.ok()) return stepper_.GiveUp(group_, next_, prepared);
-  const Status enqueued = stepper_.EnqueueDecode(group_, next_, RowsOf(launched_), end_);
-  if (!enqueued.ok()) return stepper_.GiveUp(group_, next_, enqueued);
+  OKV_RETURN_IF_ERROR(stepper_.Check(rows_, nullptr));
+  OKV_RETURN_IF_ERROR(stepper_.Append(rows_));
+  Status status = launched_ == read_ ? Prepare() : Status();
+  if (status.ok()) status = stepper_.EnqueueDecode(rows_, RowOf(launched_), end_);
+  if (!status.ok()) return stepper_.GiveUp(rows_, status);
   marks_[launched_ % kMost] = stepper_.core_.backend->SetMark();
   ++launched_;
   ++launches_;
   return {};
 }
 
-Result<std::span<const NextToken>> StepsAhead::Read(int64_t wanted) {
+Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
   while (launched_ - read_ < std::min<int64_t>(kMost, wanted)) {
     // What cannot be had ahead of time may not be needed.
     const Status launched = Launch();
@@ -244,25 +325,26 @@ Result<std::span<const NextToken>> StepsAhead::Read(int64_t wanted) {
     OKV_RETURN_IF_ERROR(launched);
   }
   stepper_.core_.backend->Await(marks_[read_ % kMost]);
-  const int32_t* chosen = group_.chosen_.as<int32_t>() + RowsOf(read_);
+  const int32_t* chosen = stepper_.core_.choices.chosen.as<int32_t>() + RowOf(read_);
   const auto unread = static_cast<int64_t>(launched_ - read_) - 1;  // after this one
-  for (size_t r = 0; r < next_.size(); ++r) {
+  for (size_t r = 0; r < rows_.size(); ++r) {
     if (chosen[r] >= 0) continue;
-    return LogitsNotFinite(stepper_.core_, group_.length(next_[r].slot) - unread);
+    return LogitsNotFinite(stepper_.core_, rows_[r].group->length(rows_[r].slot) - unread);
   }
   ++read_;
-  for (size_t r = 0; r < next_.size(); ++r) {
-    group_.Drop(next_[r].slot, group_.length(next_[r].slot) - unread);
-    next_[r].token = chosen[r];
-    if (samplers_[r] != nullptr) samplers_[r]->Take(chosen[r]);
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    auto& [group, slot, token] = rows_[r];
+    group->Drop(slot, group->length(slot) - unread);
+    token = chosen[r];
+    if (samplers_[r] != nullptr) samplers_[r]->Take(token);
   }
-  return std::span<const NextToken>(next_);
+  return std::span<const DecodeRow>(rows_);
 }
 
 void StepsAhead::End() {
   const auto unread = static_cast<int64_t>(launched_ - read_);
-  for (const NextToken& row : next_) {
-    stepper_.core_.bank->Truncate(group_.seq(row.slot), group_.length(row.slot) - unread);
+  for (const auto& [group, slot, token] : rows_) {
+    stepper_.core_.bank->Truncate(group->seq(slot), group->length(slot) - unread);
   }
   launched_ = read_;
 }

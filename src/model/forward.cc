@@ -9,10 +9,55 @@
 namespace omnikv {
 namespace {
 
+// Rows that are computed together, and the groups that they belong to.
+struct Part {
+  std::span<const StepGroup> groups;
+  int32_t row = 0;  // the first
+  int32_t n_rows = 0;
+  int32_t seq = 0;  // the first
+  int32_t out = 0;  // the first row of logits
+  int32_t n_out = 0;
+  bool alone = true;  // no other group is in the step
+};
+
+// All groups that decode are one part, each prompt is one.
+std::vector<Part> PartsOf(std::span<const StepGroup> groups) {
+  std::vector<Part> parts;
+  int32_t row = 0;
+  int32_t seq = 0;
+  int32_t out = 0;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const StepGroup& group = groups[i];
+    if (i == 0 || group.prefill) {
+      OKV_CHECK(i == 0 || group.prefill || !groups[i - 1].prefill);
+      parts.push_back({.groups = groups.subspan(i, 0), .row = row, .seq = seq, .out = out});
+    }
+    Part& part = parts.back();
+    part.groups = {part.groups.data(), part.groups.size() + 1};
+    part.n_rows += group.n_rows;
+    part.n_out += group.n_out;
+    part.alone = groups.size() == 1;
+    row += group.n_rows;
+    seq += group.n_seqs;
+    out += group.n_out;
+  }
+  return parts;
+}
+
+// Where row `row` begins in an array [R, width].
+float* At(const Buffer& array, int32_t row, int64_t width) {
+  return array.as<float>() + row * width;
+}
+
+int64_t HeadValues(const ModelConfig& config) {
+  return int64_t{config.n_heads} * config.head_dim;
+}
+
 // The residual's reader: `y` holds what the last projection left, null before the first layer.
-Residual Reader(const StepContext& c, bool pending, const float* post_norm, const float* norm) {
-  return {.x = c.work.x.as<float>(),
-          .y = pending ? c.work.y.as<float>() : nullptr,
+Residual Reader(const StepContext& c, const Part& part, bool pending, const float* post_norm,
+                const float* norm) {
+  return {.x = At(c.work.x, part.row, c.config.d_model),
+          .y = pending ? At(c.work.y, part.row, c.config.d_model) : nullptr,
           .post_norm = post_norm,
           .norm = norm,
           .scale = c.config.residual_scale,
@@ -20,125 +65,172 @@ Residual Reader(const StepContext& c, bool pending, const float* post_norm, cons
           .d = c.config.d_model};
 }
 
-void EnqueueInputs(const StepContext& c, const StepShape& shape) {
-  c.backend.Enqueue(EmbedArgs{.tokens = c.work.tokens.as<int32_t>(),
+void EnqueueInputs(const StepContext& c, const Part& part) {
+  c.backend.Enqueue(EmbedArgs{.tokens = c.work.tokens.as<int32_t>() + part.row,
                               .table = c.weights.embed,
                               .scale = c.config.embed_scale,
-                              .x = c.work.x.as<float>(),
-                              .n_rows = shape.n_rows});
-  for (size_t i = 0; i < c.ropes.sets().size(); ++i) {
-    const RopeState::Set& set = c.ropes.sets()[i];
-    c.backend.Enqueue(RopeTableArgs{.rows = c.work.rows.as<RowMeta>(),
-                                    .inv_freq = set.inv_freq.as<float>(),
-                                    .magnitude = set.magnitude,
-                                    .cos_sin = c.work.cos_sin[i].as<float>(),
-                                    .n_freq = set.n_freq,
-                                    .n_rows = shape.n_rows});
+                              .x = At(c.work.x, part.row, c.config.d_model),
+                              .n_rows = part.n_rows});
+  int32_t row = part.row;
+  for (const StepGroup& group : part.groups) {
+    for (size_t i = 0; i < group.ropes.sets().size(); ++i) {
+      const RopeState::Set& set = group.ropes.sets()[i];
+      c.backend.Enqueue(RopeTableArgs{.rows = c.work.rows.as<RowMeta>() + row,
+                                      .inv_freq = set.inv_freq.as<float>(),
+                                      .magnitude = set.magnitude,
+                                      .cos_sin = At(c.work.cos_sin[i], row, 2 * set.n_freq),
+                                      .n_freq = set.n_freq,
+                                      .n_rows = group.n_rows});
+    }
+    row += group.n_rows;
   }
 }
 
-AttendArgs DenseAttend(const StepContext& c, const StepShape& shape, const KvView& kv) {
-  return {.q = c.work.q.as<float>(),
-          .o = c.work.o.as<float>(),
+// Attention to everything of a group's rows, which begin at `row`; their sequences at `seq`.
+AttendArgs DenseAttend(const StepContext& c, const Part& part, const StepGroup& group, int32_t row,
+                       int32_t seq, const KvView& kv) {
+  const Buffer& rows = part.alone ? c.work.rows : c.work.group_rows;
+  return {.q = At(c.work.q, row, HeadValues(c.config)),
+          .o = At(c.work.o, row, HeadValues(c.config)),
           .kv = kv,
           .plan = AttnPlan::Dense(),
-          .rows = c.work.rows.as<RowMeta>(),
-          .seqs = c.work.seqs.as<SeqMeta>(),
-          .n_rows = shape.n_rows,
-          .n_seqs = c.n_seqs,
+          .rows = rows.as<RowMeta>() + row,
+          .seqs = c.work.seqs.as<SeqMeta>() + seq,
+          .n_rows = group.n_rows,
+          .n_seqs = group.n_seqs,
           .n_heads = c.config.n_heads,
           .scale = c.config.attn_scale,
           .softcap = c.config.attn_softcap};
 }
 
-// The first half of a layer: new rows, attention, projection. `global` is the layer's number among
-// the global-attention layers.
-void EnqueueAttention(const StepContext& c, const StepShape& shape, int32_t layer, int32_t global) {
+// Calls visit(group, its first row, its first sequence).
+template <typename Visit>
+void ForGroups(const Part& part, const Visit& visit) {
+  int32_t row = part.row;
+  int32_t seq = part.seq;
+  for (const StepGroup& group : part.groups) {
+    visit(group, row, seq);
+    row += group.n_rows;
+    seq += group.n_seqs;
+  }
+}
+
+// New rows of a layer, those that go to one place by one op.
+std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32_t layer) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const LayerConfig& spec = c.config.layers[static_cast<size_t>(layer)];
   const float* last_post_norm =
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
-  const KvPlace place = c.residency.BeforeAppend(layer);
-  NormQkvRopeAppendArgs qkv{.in = Reader(c, layer > 0, last_post_norm, w.attn_norm),
-                            .wq = w.wq,
-                            .wk = w.wk,
-                            .wv = w.wv,
-                            .bq = w.bq,
-                            .bk = w.bk,
-                            .bv = w.bv,
-                            .qk_norm = c.config.qk_norm,
-                            .q_norm = w.q_norm,
-                            .k_norm = w.k_norm,
-                            .qk_norm_eps = c.config.norm_eps,
-                            .q = c.work.q.as<float>(),
-                            .n_heads = c.config.n_heads,
-                            .kv = place.kv,
-                            .slot = place.slot,
-                            .rows = c.work.rows.as<RowMeta>(),
-                            .seqs = c.work.seqs.as<SeqMeta>(),
-                            .n_rows = shape.n_rows};
-  if (spec.rope >= 0) {
-    qkv.cos_sin = c.work.cos_sin[static_cast<size_t>(spec.rope)].as<float>();
-    qkv.n_freq = c.ropes.sets()[static_cast<size_t>(spec.rope)].n_freq;
+  std::vector<KvPlace> places;
+  for (const StepGroup& group : part.groups) places.push_back(group.residency.BeforeAppend(layer));
+  Part rows = part;
+  for (size_t i = 0; i < places.size();) {
+    rows.n_rows = 0;
+    size_t next = i;
+    do {
+      rows.n_rows += part.groups[next++].n_rows;
+    } while (next < places.size() && places[next] == places[i]);
+    NormQkvRopeAppendArgs qkv{.in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
+                              .wq = w.wq,
+                              .wk = w.wk,
+                              .wv = w.wv,
+                              .bq = w.bq,
+                              .bk = w.bk,
+                              .bv = w.bv,
+                              .qk_norm = c.config.qk_norm,
+                              .q_norm = w.q_norm,
+                              .k_norm = w.k_norm,
+                              .qk_norm_eps = c.config.norm_eps,
+                              .q = At(c.work.q, rows.row, HeadValues(c.config)),
+                              .n_heads = c.config.n_heads,
+                              .kv = places[i].kv,
+                              .slot = places[i].slot,
+                              .rows = c.work.rows.as<RowMeta>() + rows.row,
+                              .seqs = c.work.seqs.as<SeqMeta>(),
+                              .n_rows = rows.n_rows};
+    if (spec.rope >= 0) {
+      const auto set = static_cast<size_t>(spec.rope);
+      qkv.n_freq = part.groups.front().ropes.sets()[set].n_freq;
+      qkv.cos_sin = At(c.work.cos_sin[set], rows.row, 2 * qkv.n_freq);
+    }
+    c.backend.Enqueue(qkv);
+    rows.row += rows.n_rows;
+    i = next;
   }
-  c.backend.Enqueue(qkv);
-  c.residency.AfterAppend(layer);
+  return places;
+}
 
-  AttendArgs attend = DenseAttend(c, shape, place.kv);
+// Attention of one group in a layer, by its policy. `global` is the layer's number among the
+// global-attention layers.
+void EnqueueGroup(const StepContext& c, const StepGroup& group, int32_t layer, int32_t global,
+                  AttendArgs attend) {
+  const int32_t window = c.config.layers[static_cast<size_t>(layer)].window;
   std::optional<Selection> selection;
-  if (spec.window > 0) {  // sliding-window layers are outside every policy
-    attend.plan = AttnPlan::Dense(spec.window);
+  if (window > 0) {  // sliding-window layers are outside every policy
+    attend.plan = AttnPlan::Dense(window);
     c.backend.Enqueue(attend);
   } else {
     const LayerStep step{.layer = global,
-                         .prefill = shape.prefill,
-                         .first_pos = shape.first_pos,
-                         .prompt_end = shape.prompt_end,
-                         .wants_selection = c.residency.WantsSelection()};
-    c.policy.Plan(step, attend);
-    c.residency.BeforeAttend(layer, attend);
+                         .prefill = group.prefill,
+                         .first_pos = group.first_pos,
+                         .prompt_end = group.prompt_end,
+                         .wants_selection = group.residency.WantsSelection()};
+    group.policy.Plan(step, attend);
+    group.residency.BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
-    c.policy.Observe(step, attend);
-    selection = c.policy.Selected(step);
-    if (selection && c.on_selection && !shape.prefill) c.on_selection(*selection, attend.seqs);
+    group.policy.Observe(step, attend);
+    selection = group.policy.Selected(step);
+    if (selection && c.on_selection && !group.prefill) c.on_selection(*selection, attend.seqs);
   }
-  c.residency.AfterObserve(layer, selection);
-  c.backend.Enqueue(LinearArgs{.x = c.work.o.as<float>(),
+  group.residency.AfterObserve(layer, selection);
+}
+
+// The first half of a layer: new rows, attention, projection.
+void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int32_t global) {
+  const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
+  const std::vector<KvPlace> places = EnqueueAppend(c, part, layer);
+  for (const StepGroup& group : part.groups) group.residency.AfterAppend(layer);
+  auto place = places.begin();
+  ForGroups(part, [&](const StepGroup& group, int32_t row, int32_t seq) {
+    EnqueueGroup(c, group, layer, global, DenseAttend(c, part, group, row, seq, (place++)->kv));
+  });
+  c.backend.Enqueue(LinearArgs{.x = At(c.work.o, part.row, HeadValues(c.config)),
                                .w = w.wo,
                                .bias = w.bo,
-                               .y = c.work.y.as<float>(),
-                               .n_rows = shape.n_rows});
+                               .y = At(c.work.y, part.row, c.config.d_model),
+                               .n_rows = part.n_rows});
 }
 
 // The second half.
-void EnqueueFfn(const StepContext& c, const StepShape& shape, int32_t layer) {
+void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
-  c.backend.Enqueue(NormGatedFfnArgs{.in = Reader(c, true, w.attn_post_norm, w.ffn_norm),
+  float* const ffn = At(c.work.ffn, part.row, c.config.ffn);
+  c.backend.Enqueue(NormGatedFfnArgs{.in = Reader(c, part, true, w.attn_post_norm, w.ffn_norm),
                                      .gate = w.gate,
                                      .up = w.up,
                                      .gate_bias = w.gate_bias,
                                      .up_bias = w.up_bias,
                                      .act = c.config.act,
-                                     .out = c.work.ffn.as<float>(),
-                                     .n_rows = shape.n_rows});
-  c.backend.Enqueue(LinearArgs{.x = c.work.ffn.as<float>(),
+                                     .out = ffn,
+                                     .n_rows = part.n_rows});
+  c.backend.Enqueue(LinearArgs{.x = ffn,
                                .w = w.down,
                                .bias = w.down_bias,
-                               .y = c.work.y.as<float>(),
-                               .n_rows = shape.n_rows});
+                               .y = At(c.work.y, part.row, c.config.d_model),
+                               .n_rows = part.n_rows});
 }
 
-void EnqueueLogits(const StepContext& c, const StepShape& shape) {
+void EnqueueLogits(const StepContext& c, const Part& part, int32_t logits_row) {
   c.backend.Enqueue(NormLogitsArgs{
-      .in = Reader(c, true, c.weights.layers.back().ffn_post_norm, c.weights.final_norm),
+      .in = Reader(c, part, true, c.weights.layers.back().ffn_post_norm, c.weights.final_norm),
       .head = c.weights.head,
       .bias = c.weights.head_bias,
       .scale = c.config.logits_scale,
       .softcap = c.config.logits_softcap,
-      .out_rows = c.work.out_rows.as<int32_t>(),
-      .logits = c.work.logits.as<float>() + int64_t{shape.logits_row} * c.config.vocab,
-      .n_rows = shape.n_rows,
-      .n_out = shape.n_out});
+      .out_rows = c.work.out_rows.as<int32_t>() + part.out,
+      .logits = At(c.work.logits, logits_row + part.out, c.config.vocab),
+      .n_rows = part.n_rows,
+      .n_out = part.n_out});
 }
 
 }  // namespace
@@ -181,6 +273,7 @@ void ForEachBuffer(Workspace& w, const ModelConfig& config, int64_t rows, int64_
   visit(w.logits, size(out * config.vocab, 4));
   visit(w.tokens, size(rows, sizeof(int32_t)));
   visit(w.rows, size(rows, sizeof(RowMeta)));
+  visit(w.group_rows, size(rows, sizeof(RowMeta)));
   visit(w.seqs, size(rows, sizeof(SeqMeta)));
   visit(w.out_rows, size(out, sizeof(int32_t)));
   w.cos_sin.resize(config.ropes.size());
@@ -219,25 +312,35 @@ int32_t GlobalLayers(const ModelConfig& config) {
                                             [](const LayerConfig& l) { return l.window == 0; }));
 }
 
-void EnqueueStep(const StepContext& c, const StepShape& shape) {
-  OKV_CHECK(shape.n_rows <= c.work.max_rows);
-  OKV_CHECK(shape.logits_row + shape.n_out <= c.work.max_out);
-  EnqueueInputs(c, shape);
-  c.residency.BeginStep({.seqs = c.work.seqs.as<SeqMeta>(),
-                         .prefill = shape.prefill,
-                         .seq = c.seq,
-                         .first_pos = shape.first_pos,
-                         .n_rows = shape.n_rows,
-                         .prompt_end = shape.prompt_end});
-  if (!shape.prefill) c.policy.BeginStep(shape.variant, DenseAttend(c, shape, KvView{}));
+void EnqueueStep(const StepContext& c, std::span<const StepGroup> groups, int32_t logits_row) {
+  const std::vector<Part> parts = PartsOf(groups);
+  OKV_CHECK(parts.back().row + parts.back().n_rows <= c.work.max_rows);
+  OKV_CHECK(logits_row + parts.back().out + parts.back().n_out <= c.work.max_out);
+  for (const Part& part : parts) {
+    EnqueueInputs(c, part);
+    ForGroups(part, [&](const StepGroup& group, int32_t row, int32_t seq) {
+      const AttendArgs rows = DenseAttend(c, part, group, row, seq, KvView{});
+      group.residency.BeginStep({.seqs = rows.seqs,
+                                 .prefill = group.prefill,
+                                 .seq = group.seq,
+                                 .first_pos = group.first_pos,
+                                 .n_rows = group.n_rows,
+                                 .prompt_end = group.prompt_end});
+      if (!group.prefill) group.policy.BeginStep(group.variant, rows);
+    });
+  }
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {
-    EnqueueAttention(c, shape, layer, global);
-    EnqueueFfn(c, shape, layer);
+    for (const Part& part : parts) {
+      EnqueueAttention(c, part, layer, global);
+      EnqueueFfn(c, part, layer);
+    }
     if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
-  c.residency.AfterLayers();
-  if (shape.n_out > 0) EnqueueLogits(c, shape);
-  c.residency.EndStep();
+  for (const StepGroup& group : groups) group.residency.AfterLayers();
+  for (const Part& part : parts) {
+    if (part.n_out > 0) EnqueueLogits(c, part, logits_row);
+  }
+  for (const StepGroup& group : groups) group.residency.EndStep();
 }
 
 }  // namespace omnikv

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -45,49 +46,52 @@ struct Workspace {
   Buffer ffn;                   // f32 [R, ffn]
   Buffer logits;                // f32 [max_out, vocab]
   Buffer tokens;                // int32 [R]
-  Buffer rows;                  // RowMeta [R]
+  Buffer rows;                  // RowMeta [R]: their sequences by number in `seqs`
+  Buffer group_rows;            // RowMeta [R]: by number in the group; not for one group alone
   Buffer seqs;                  // SeqMeta [R]
-  Buffer out_rows;              // int32 [max_out]
+  Buffer out_rows;              // int32 [max_out]: rows, those of a prompt counted from its first
   std::vector<Buffer> cos_sin;  // f32 [R, n_freq, 2], one for each of ModelConfig::ropes
 };
 
-// One step: `n_rows` tokens, whose meta data stand in the workspace, logits for `n_out` of them. A
-// prompt's are of one sequence, a decode step's one of each. Everything here is fixed when a step
-// is recorded.
-struct StepShape {
+// Hears, while a step is enqueued or recorded, of each selection that its policy makes in it, and
+// for which sequences: where to look once the step has run.
+using OnSelection = std::function<void(const Selection& selection, const SeqMeta* seqs)>;
+
+// What all steps of an engine work with. All outlive it.
+struct StepContext {
+  Backend& backend;
+  const ModelConfig& config;
+  const Weights& weights;
+  const Workspace& work;
+  OnSelection on_selection;  // may be empty
+};
+
+// The rows of a step that one policy governs: decode rows, one of each sequence, or the rows of one
+// sequence's prompt. Everything here is fixed when a step is recorded.
+struct StepGroup {
+  Policy& policy;
+  Residency& residency;
+  const RopeState& ropes;
   int32_t n_rows = 1;
-  int32_t n_out = 1;
+  int32_t n_out = 1;   // of them, the last ones, with logits
+  int32_t n_seqs = 1;  // that its part of Workspace::seqs tells of; some may have no rows
+  int32_t seq = 0;     // of the bank, where layers live on the host
   bool prefill = false;
   // Position of the first row: of a prompt, and of a step that cannot be recorded
   // (Residency::CanRecord).
   int64_t first_pos = 0;
   int64_t prompt_end = 0;  // prefill: position past the prompt's last row
   int32_t variant = 0;     // decode: of the policy
-  int32_t logits_row = 0;  // where the first row of logits goes
-};
-
-// Hears, while a step is enqueued or recorded, of each selection that its policy makes in it, and
-// for which sequence: where to look once the step has run.
-using OnSelection = std::function<void(const Selection& selection, const SeqMeta* seq)>;
-
-// What a step works on. All outlive it.
-struct StepContext {
-  Backend& backend;
-  const ModelConfig& config;
-  const Weights& weights;
-  const Workspace& work;
-  const RopeState& ropes;
-  Residency& residency;
-  Policy& policy;
-  int32_t seq = 0;           // of the bank, for layers on the host
-  int32_t n_seqs = 1;        // that `work.seqs` tells of; those without rows have no tokens
-  OnSelection on_selection;  // may be empty
 };
 
 // Layers that policies number: the global-attention ones.
 int32_t GlobalLayers(const ModelConfig& config);
 
-// Enqueues a whole step: embedding, layers, logits.
-void EnqueueStep(const StepContext& context, const StepShape& shape);
+// Enqueues a whole step: embedding, layers, logits. Its inputs stand in the workspace, those of the
+// groups one after the other: tokens, rows, and `n_seqs` sequences of each. Groups that decode come
+// first. Their rows are computed together, and each prompt's by itself, so that no row depends on
+// rows of a prompt beside it. Logits go to the rows from `logits_row` on, in the order of the rows.
+void EnqueueStep(const StepContext& context, std::span<const StepGroup> groups,
+                 int32_t logits_row = 0);
 
 }  // namespace omnikv

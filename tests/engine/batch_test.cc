@@ -83,7 +83,7 @@ class BatchTest : public OnDevice {
     };
     const auto step = [&](std::vector<Alone*> rows, int n) {
       for (int i = 0; i < n; ++i) {
-        std::vector<NextToken> next;
+        std::vector<Batch::Next> next;
         for (Alone* row : rows) {
           next.push_back({row->slot, row->token});
           ASSERT_TRUE(row->session->Step(row->token).ok());
@@ -172,7 +172,7 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     Batch& batch = **opened;
     SCOPED_TRACE(batch.policy() + " " + batch.settings());
-    std::vector<NextToken> next;
+    std::vector<Batch::Next> next;
     std::vector<std::vector<int32_t>> want;
     std::vector<std::vector<int32_t>> got;
     for (const size_t length : {70, 3, 31, 22}) {
@@ -222,10 +222,10 @@ TEST_P(BatchTest, RefusesWhatItCannotDoAndGoesOn) {
   ASSERT_TRUE(a.ok() && b.ok());
   EXPECT_THAT(message(batch.Join({5})), HasSubstr("all 2 sequences of the batch"));
   // The second is full after four more: nothing happens to the first either.
-  const std::vector<NextToken> next = {{*a, 5}, {*b, 6}};
+  const std::vector<Batch::Next> next = {{*a, 5}, {*b, 6}};
   EXPECT_FALSE(batch.Greedy(next, 5).ok());
   EXPECT_EQ(batch.length(*a), 10);
-  EXPECT_FALSE(batch.Step(std::vector<NextToken>{{*a, 128}}).ok());
+  EXPECT_FALSE(batch.Step(std::vector<Batch::Next>{{*a, 128}}).ok());
   EXPECT_FALSE(batch.Step({}).ok());
   EXPECT_TRUE(batch.Greedy(next, 4).ok());
   EXPECT_EQ(batch.length(*a), 14);
@@ -319,7 +319,7 @@ TEST(Batch, AStepIsOneForAll) {
     Run r;
     const auto batch = Batch::Open(CoreOf(*engine), policy, 8);
     EXPECT_TRUE(batch.ok()) << batch.status().message();
-    std::vector<NextToken> next;
+    std::vector<Batch::Next> next;
     for (int32_t i = 0; i < n; ++i) next.push_back({*(*batch)->JoinMadeUp(500), 40 + i});
     const size_t before = trace.recordings().size();
     for (int i = 0; i < 3; ++i) EXPECT_TRUE((*batch)->Step(next).ok());

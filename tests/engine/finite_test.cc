@@ -153,15 +153,15 @@ TEST_P(FiniteTest, ABatchIsRefused) {
   const auto batch = *Batch::Open(CoreOf(*engine), {.name = "full"}, 2);
   const int32_t a = *batch->Join(kPrompt);
   const int32_t b = *batch->Join({9, 5});
-  ExpectNotFinite(batch->Step(std::vector<NextToken>{{a, 3}, {b, kBad}}), "after 3 tokens");
+  ExpectNotFinite(batch->Step(std::vector<Batch::Next>{{a, 3}, {b, kBad}}), "after 3 tokens");
   EXPECT_EQ(batch->length(a), 4);
   EXPECT_EQ(batch->length(b), 2);
-  const auto tokens = batch->Greedy(std::vector<NextToken>{{a, 3}, {b, kBad}}, 5);
+  const auto tokens = batch->Greedy(std::vector<Batch::Next>{{a, 3}, {b, kBad}}, 5);
   ExpectNotFinite(tokens.status(), "after 3 tokens");
   EXPECT_EQ(batch->length(b), 2);
   batch->Leave(b);
   ExpectNotFinite(batch->Join({5, kBad}).status(), "after 2 tokens");
-  EXPECT_TRUE(batch->Step(std::vector<NextToken>{{a, 3}}).ok());
+  EXPECT_TRUE(batch->Step(std::vector<Batch::Next>{{a, 3}}).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, FiniteTest,

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/backend.h"
+#include "backend/forwarding_backend.h"
 
 namespace omnikv {
 
@@ -20,64 +20,47 @@ struct Fault {
 // Another backend, which it owns, as one that runs out of memory: each allocation and each op is a
 // place. `card`: it passes for a device with memory of its own, so that layers can live on the host
 // beside it. `fault` outlives it.
-class RefusingBackend : public Backend {
+class RefusingBackend : public ForwardingBackend {
  public:
   RefusingBackend(std::unique_ptr<Backend> inner, Fault& fault, bool card)
-      : inner_(std::move(inner)), fault_(fault), card_(card) {}
+      : ForwardingBackend(*inner), owned_(std::move(inner)), fault_(fault), card_(card) {}
 
-  std::string_view Name() const override { return inner_->Name(); }
-  std::string Describe() const override { return inner_->Describe(); }
-  Support Supports(const Op& op) const override { return inner_->Supports(op); }
-  size_t AvailableMemory() const override { return inner_->AvailableMemory(); }
-  bool OnDevice() const override { return card_ || inner_->OnDevice(); }
-  size_t WorkBytes(const StepLimits& limits) const override { return inner_->WorkBytes(limits); }
-  int32_t PrefillRows() const override { return inner_->PrefillRows(); }
+  bool OnDevice() const override { return card_ || inner().OnDevice(); }
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
     if (fault_.Next()) return Refusal(what);
-    return inner_->Allocate(bytes, what);
+    return inner().Allocate(bytes, what);
   }
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
     if (fault_.Next()) return Refusal(what);
-    return inner_->AllocateShared(bytes, what);
+    return inner().AllocateShared(bytes, what);
   }
-  void Upload(void* dst, const void* src, size_t bytes) override {
-    inner_->Upload(dst, src, bytes);
+  Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override {
+    return AllocateShared(bytes, what);
   }
-  void Download(void* dst, const void* src, size_t bytes) override {
-    inner_->Download(dst, src, bytes);
-  }
-  Mark SetMark() override { return inner_->SetMark(); }
-  void Await(Mark mark) override { inner_->Await(mark); }
+  Status AwaitShared() override { return {}; }
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override {
     if (failure_.ok() && fault_.Next()) failure_ = Refusal(OpName(op));
-    if (failure_.ok()) inner_->Enqueue(op, lane);
+    if (failure_.ok()) inner().Enqueue(op, lane);
   }
-  void Copy(void* dst, const void* src, size_t bytes, Lane lane) override {
-    inner_->Copy(dst, src, bytes, lane);
-  }
-  void Join(Lane waits, Lane for_) override { inner_->Join(waits, for_); }
-  void Signal(size_t number, Lane lane) override { inner_->Signal(number, lane); }
-  void WaitFor(size_t number, Lane lane) override { inner_->WaitFor(number, lane); }
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override {
-    auto recording = inner_->Record(body);
+    auto recording = inner().Record(body);
     if (failure_.ok() && fault_.Next()) failure_ = Refusal("a recording");
     return failure_.ok() ? std::move(recording) : nullptr;
   }
   void Replay(const Recording& recording) override {
     if (failure_.ok() && fault_.Next()) failure_ = Refusal("a replay");
-    if (failure_.ok()) inner_->Replay(recording);
+    if (failure_.ok()) inner().Replay(recording);
   }
   Status TakeFailure() override {
-    return failure_.ok() ? inner_->TakeFailure() : std::exchange(failure_, {});
+    return failure_.ok() ? inner().TakeFailure() : std::exchange(failure_, {});
   }
-  void Synchronize() override { inner_->Synchronize(); }
 
  private:
   static Status Refusal(std::string_view what) {
     return ResourceExhausted("memory for " + std::string(what) + " cannot be had: a test");
   }
 
-  std::unique_ptr<Backend> inner_;
+  std::unique_ptr<Backend> owned_;
   Fault& fault_;
   bool card_;
   Status failure_;

@@ -72,11 +72,13 @@ class StepFixture {
     for (int32_t pos = 0; pos < n;) {
       const int32_t rows = std::min(kChunk, n - pos);
       Upload(pos, rows);
-      EnqueueStep(Context(), {.n_rows = rows,
-                              .n_out = pos + rows == n ? 1 : 0,
-                              .prefill = true,
-                              .first_pos = pos,
-                              .prompt_end = n});
+      StepGroup group = Group();
+      group.n_rows = rows;
+      group.n_out = pos + rows == n ? 1 : 0;
+      group.prefill = true;
+      group.first_pos = pos;
+      group.prompt_end = n;
+      EnqueueStep(Context(), {&group, 1});
       pos += rows;
     }
     EXPECT_TRUE(policy->AfterPrefill(n).ok());
@@ -88,13 +90,15 @@ class StepFixture {
   std::vector<float> Decode() {
     const auto pos = static_cast<int32_t>(bank->Length(seq));
     Upload(pos, 1);
-    const int32_t variant = policy->Variant({.tokens = pos + 1, .prompt = prompt_len});
+    StepGroup group = Group();
+    group.variant = policy->Variant({.tokens = pos + 1, .prompt = prompt_len});
     trace.Clear();
     if (!residency->CanRecord()) {
-      EnqueueStep(Context(), {.first_pos = pos, .variant = variant});
+      group.first_pos = pos;
+      EnqueueStep(Context(), {&group, 1});
       return Logits();
     }
-    const auto step = trace.Record([&] { EnqueueStep(Context(), {.variant = variant}); });
+    const auto step = trace.Record([&] { EnqueueStep(Context(), {&group, 1}); });
     trace.Replay(*step);
     return Logits();
   }
@@ -161,8 +165,9 @@ class StepFixture {
     EXPECT_TRUE(result.ok()) << result.status().message();
     return std::move(*result);
   }
-  StepContext Context() {
-    return {trace, config, weights, work, ropes, *residency, *policy, seq, 1, on_selection};
+  StepContext Context() { return {trace, config, weights, work, on_selection}; }
+  StepGroup Group() const {
+    return {.policy = *policy, .residency = *residency, .ropes = ropes, .seq = seq};
   }
   void Upload(int32_t pos, int32_t rows) {
     EXPECT_TRUE(bank->Append(seq, rows).ok());

@@ -221,7 +221,7 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
 Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
                                 int32_t batch, int steps) {
   OKV_ASSIGN_OR_RETURN(const auto sequences, Batch::Open(CoreOf(*bench.engine), policy, batch));
-  std::vector<NextToken> next;
+  std::vector<Batch::Next> next;
   for (const int32_t token : RandomTokens(batch, bench.vocab)) {
     OKV_ASSIGN_OR_RETURN(const int32_t slot, sequences->JoinMadeUp(context));
     next.push_back({slot, token});

@@ -150,6 +150,7 @@ void CpuNextToken(const NextTokenArgs& a, std::span<SampleCandidate> scratch) {
     a.out[slot * a.n_rows + r] = finite ? token : -1;
     a.tokens[r] = token;
     ++a.rows[r].pos;
+    if (a.group_rows != nullptr) ++a.group_rows[r].pos;
     ++a.seqs[a.rows[r].seq].kv_len;
   }
   ++*a.step;

@@ -220,6 +220,7 @@ void RefNextToken(const NextTokenArgs& a) {
         finite ? token : -1;
     a.tokens[r] = token;
     ++a.rows[r].pos;
+    if (a.group_rows != nullptr) ++a.group_rows[r].pos;
     ++a.seqs[a.rows[r].seq].kv_len;
   }
   ++*a.step;

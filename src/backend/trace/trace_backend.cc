@@ -76,7 +76,7 @@ std::unique_ptr<Recording> TraceBackend::Record(const std::function<void()>& bod
   OKV_CHECK(!recording_now_);
   recordings_.emplace_back();
   recording_now_ = true;
-  auto step = inner_.Record(body);
+  auto step = inner().Record(body);
   recording_now_ = false;
   if (step == nullptr) return nullptr;
   return std::make_unique<TracedStep>(recordings_.back(), std::move(step));
@@ -84,22 +84,22 @@ std::unique_ptr<Recording> TraceBackend::Record(const std::function<void()>& bod
 
 void TraceBackend::Replay(const Recording& recording) {
   const auto& step = static_cast<const TracedStep&>(recording);
-  if (!logging_) return inner_.Replay(*step.inner);
+  if (!logging_) return inner().Replay(*step.inner);
   for (const Op& op : step.ops) Run(op);
 }
 
 void TraceBackend::Enqueue(const Op& op, Lane lane) {
   if (recording_now_) recordings_.back().push_back(op);
   if (recording_now_ || !logging_) {
-    inner_.Enqueue(op, lane);
+    inner().Enqueue(op, lane);
   } else {
     Run(op);
   }
 }
 
 void TraceBackend::Run(const Op& op) {
-  const double seconds = inner_.TimeAlone(op);
-  const Cost cost = inner_.OnDevice() ? CostOnDevice(inner_, op) : CostOf(op);
+  const double seconds = inner().TimeAlone(op);
+  const Cost cost = inner().OnDevice() ? CostOnDevice(inner(), op) : CostOf(op);
   entries_.push_back({op, cost, seconds});
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/backend.h"
+#include "backend/forwarding_backend.h"
 
 namespace omnikv {
 
@@ -16,49 +16,15 @@ struct TraceEntry {
   double seconds = 0;  // alone, by the inner backend's clock
 };
 
-// Forwards everything to `inner` (not owned, must outlive this) and logs the ops. Each is waited
-// for, and so timed, while logging is on.
-class TraceBackend : public Backend {
+// Logs the ops that run. Each is waited for, and so timed, while logging is on.
+class TraceBackend : public ForwardingBackend {
  public:
-  explicit TraceBackend(Backend& inner) : inner_(inner) {}
+  explicit TraceBackend(Backend& inner) : ForwardingBackend(inner) {}
 
-  std::string_view Name() const override { return inner_.Name(); }
-  std::string Describe() const override { return inner_.Describe() + ", traced"; }
-  Support Supports(const Op& op) const override { return inner_.Supports(op); }
-  size_t AvailableMemory() const override { return inner_.AvailableMemory(); }
-  bool OnDevice() const override { return inner_.OnDevice(); }
-  size_t SelectionBytes() const override { return inner_.SelectionBytes(); }
-  size_t WorkBytes(const StepLimits& limits) const override { return inner_.WorkBytes(limits); }
-  int32_t PrefillRows() const override { return inner_.PrefillRows(); }
-  Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
-    return inner_.Allocate(bytes, what);
-  }
-  void Upload(void* dst, const void* src, size_t bytes) override { inner_.Upload(dst, src, bytes); }
-  void Download(void* dst, const void* src, size_t bytes) override {
-    inner_.Download(dst, src, bytes);
-  }
-  Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
-    return inner_.AllocateShared(bytes, what);
-  }
-  Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override {
-    return inner_.AllocateSharedLater(bytes, what);
-  }
-  Status AwaitShared() override { return inner_.AwaitShared(); }
-  Mark SetMark() override { return inner_.SetMark(); }
-  void Await(Mark mark) override { inner_.Await(mark); }
+  std::string Describe() const override { return inner().Describe() + ", traced"; }
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
-  void Copy(void* dst, const void* src, size_t bytes, Lane lane) override {
-    inner_.Copy(dst, src, bytes, lane);
-  }
-  void Join(Lane waits, Lane for_) override { inner_.Join(waits, for_); }
-  void Signal(size_t number, Lane lane) override { inner_.Signal(number, lane); }
-  void WaitFor(size_t number, Lane lane) override { inner_.WaitFor(number, lane); }
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
-  Status TakeFailure() override { return inner_.TakeFailure(); }
-  void Synchronize() override { inner_.Synchronize(); }
-  double TimeAlone(const Op& op) override { return inner_.TimeAlone(op); }
-  std::vector<std::string> KernelsOf(const Op& op) override { return inner_.KernelsOf(op); }
 
   // Ops that ran since the last Clear, in order, and the sum of their costs.
   const std::vector<TraceEntry>& entries() const { return entries_; }
@@ -78,7 +44,6 @@ class TraceBackend : public Backend {
  private:
   void Run(const Op& op);
 
-  Backend& inner_;
   std::vector<TraceEntry> entries_;
   std::vector<std::vector<Op>> recordings_;
   bool recording_now_ = false;

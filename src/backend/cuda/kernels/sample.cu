@@ -448,6 +448,7 @@ __global__ void __launch_bounds__(32 * kMaxDecodeRows) Choose(NextTokenArgs a, c
   if (a.sample != nullptr) TakeSample(token, a.sample[row], a.seen + row * SeenWords(a.vocab));
   const RowMeta meta = a.rows[row];
   a.rows[row].pos = meta.pos + 1;
+  if (a.group_rows != nullptr) a.group_rows[row].pos = meta.pos + 1;
   a.seqs[meta.seq].kv_len += 1;
   if (row == 0) *a.step = step + 1;
 }

@@ -19,7 +19,7 @@ import sys
 RANK = {"base": 0, "io": 1, "text": 1, "backend": 2, "bank": 3, "policy": 4, "model": 5, "engine": 6}
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*|-[a-z](?= is ))")
 OTHER_PROGRAMS = {"--merge"}  # llama-gguf-split's
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 
@@ -27,7 +27,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 def names_of_options(root):
     """The fields that tools/option_names.cc knows."""
     text = (root / "tools/option_names.cc").read_text(encoding="utf-8")
-    return set(re.findall(r'\{"(\w+)", "--', text))
+    return set(re.findall(r'\{"(\w+)", "-', text))
 
 
 def messages(where, lines, fields):

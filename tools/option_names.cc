@@ -7,13 +7,14 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 18> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kFlags = {{
       {"context", "--ctx"},
       {"device", "--device"},
       {"geometry", "--geometry"},
       {"gpu_memory", "--gpu-memory"},
       {"host_memory", "--host-memory"},
       {"kv_dtype", "--kv-dtype"},
+      {"max_tokens", "-n"},
       {"min_p", "--min-p"},
       {"place", "--place"},
       {"policy", "--policy"},

@@ -113,14 +113,14 @@ int64_t MaxHeld(const Policy& policy, int64_t context) {
 
 namespace {
 
-// What memory there is: all of the machine's, or less by a flag.
+// What memory there is: all of the machine's, or less by an option.
 struct Limit {
-  Limit(const char* flag, size_t cap, size_t machine)
+  Limit(const char* field, size_t cap, size_t machine)
       : capped(cap != 0 && cap <= machine),
         bytes(capped ? cap : machine),
-        name(capped     ? fmt::format("{} {}", flag, HumanBytes(bytes))
+        name(capped     ? fmt::format("{} {}", field, HumanBytes(bytes))
              : cap == 0 ? HumanBytes(bytes) + " of available memory"
-                        : fmt::format("{} of available memory ({} is {})", HumanBytes(bytes), flag,
+                        : fmt::format("{} of available memory ({} is {})", HumanBytes(bytes), field,
                                       HumanBytes(cap))) {}
   bool capped;
   size_t bytes;
@@ -335,10 +335,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     plan.max_held = MaxHeld(**policy, plan.context);
     OKV_RETURN_IF_ERROR(CheckWorkingSet(options.working_set, (*policy)->Reads()));
   }
-  const char* flag = card ? "`gpu_memory`" : "`host_memory`";
+  const char* field = card ? "`gpu_memory`" : "`host_memory`";
   const size_t cap = card ? options.gpu_memory : options.host_memory;
   const size_t machine = backend.AvailableMemory();
-  const Limit limit(flag, cap, machine);
+  const Limit limit(field, cap, machine);
   plan.available = limit.bytes;
   plan.limit = limit.name;
   const auto sessions = static_cast<size_t>(options.max_sessions);
@@ -402,7 +402,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
   }
   if (cap != 0 && !limit.capped) {
-    LogInfo("{} is {}, but {} are available: planned with that", flag, HumanBytes(cap),
+    LogInfo("{} is {}, but {} are available: planned with that", field, HumanBytes(cap),
             HumanBytes(machine));
   }
   plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);

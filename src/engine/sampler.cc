@@ -5,9 +5,9 @@
 namespace omnikv {
 namespace {
 
-Status CheckRange(const char* flag, double value, double low, double high, const char* expected) {
+Status CheckRange(const char* field, double value, double low, double high, const char* expected) {
   if (value >= low && value <= high) return {};  // false for NaN
-  return InvalidArgument(fmt::format("{} is {}, expected {}", flag, value, expected));
+  return InvalidArgument(fmt::format("{} is {}, expected {}", field, value, expected));
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ Status CheckSampling(const SamplingOptions& o) {
 Status CheckGenerate(const GenerateOptions& o) {
   OKV_RETURN_IF_ERROR(CheckSampling(o.sampling));
   if (o.max_tokens >= 0) return {};
-  return InvalidArgument(fmt::format("-n is {}, expected 0 or more", o.max_tokens));
+  return InvalidArgument(fmt::format("`max_tokens` is {}, expected 0 or more", o.max_tokens));
 }
 
 Sampler::Sampler(const SamplingOptions& options, int32_t vocab)

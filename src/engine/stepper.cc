@@ -9,8 +9,9 @@
 
 namespace omnikv {
 
-std::vector<Stepper::Rows> Stepper::ByGroup(std::span<const DecodeRow> rows) {
-  std::vector<Rows> groups;
+std::span<const Stepper::Rows> Stepper::ByGroup(std::span<const DecodeRow> rows) {
+  std::vector<Rows>& groups = by_group_;
+  groups.clear();
   for (size_t r = 0; r < rows.size(); ++r) {
     if (groups.empty() || groups.back().group != rows[r].group) {
       const bool again = std::any_of(groups.begin(), groups.end(),
@@ -83,7 +84,7 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
            .table_off = core_.bank->TableOffset(group.seq(slot)),
            .prompt_len = static_cast<int32_t>(prompt_length)};
   };
-  const std::vector<Rows> groups = ByGroup(rows);
+  const std::span<const Rows> groups = ByGroup(rows);
   for (const Rows& of : groups) {
     const size_t first_seq = seqs_.size();
     AddSeqs(*of.group);
@@ -114,24 +115,24 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
   upload(core_.work.out_rows, out_rows_);
 }
 
-void Stepper::Enqueue(std::span<const StepGroup> groups, int32_t logits_row, StepEnd end) {
+void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
   const Workspace& work = core_.work;
   EnqueueStep({.backend = *core_.backend,
                .config = core_.config,
                .weights = core_.weights,
                .work = work,
                .on_selection = core_.on_selection},
-              groups, logits_row);
+              groups_, logits_row);
   if (end == StepEnd::kLogits) return;
   int32_t n_rows = 0;
-  for (const StepGroup& group : groups) n_rows += group.n_rows;
+  for (const StepGroup& group : groups_) n_rows += group.n_rows;
   const ChoiceBuffers& choices = core_.choices;
   const bool draws = end == StepEnd::kSample;
   core_.backend->Enqueue(
       NextTokenArgs{.logits = work.logits.as<float>() + int64_t{logits_row} * core_.config.vocab,
                     .tokens = work.tokens.as<int32_t>(),
                     .rows = work.rows.as<RowMeta>(),
-                    .group_rows = groups.size() > 1 ? work.group_rows.as<RowMeta>() : nullptr,
+                    .group_rows = groups_.size() > 1 ? work.group_rows.as<RowMeta>() : nullptr,
                     .seqs = work.seqs.as<SeqMeta>(),
                     .sample = draws ? choices.samples.as<SampleMeta>() : nullptr,
                     .seen = draws ? choices.seen.as<uint32_t>() : nullptr,
@@ -142,8 +143,8 @@ void Stepper::Enqueue(std::span<const StepGroup> groups, int32_t logits_row, Ste
                     .n_rows = n_rows});
 }
 
-std::vector<StepGroup> Stepper::DecodeGroups(std::span<const DecodeRow> rows) const {
-  std::vector<StepGroup> groups;
+void Stepper::SetGroups(std::span<const DecodeRow> rows) {
+  groups_.clear();
   for (const Rows& of : ByGroup(rows)) {
     RowGroup& group = *of.group;
     const auto n_rows = static_cast<int32_t>(of.rows.size());
@@ -151,43 +152,43 @@ std::vector<StepGroup> Stepper::DecodeGroups(std::span<const DecodeRow> rows) co
     for (const DecodeRow& row : of.rows) {
       variant = std::max(variant, group.policy().Variant(group.lengths(row.slot)));
     }
-    groups.push_back({.policy = group.policy(),
-                      .residency = group.residency(),
-                      .ropes = group.ropes_,
-                      .n_rows = n_rows,
-                      .n_out = n_rows,
-                      .n_seqs = group.max_seqs(),
-                      .seq = group.seq(of.rows.front().slot),
-                      .first_pos = group.length(of.rows.front().slot) - 1,
-                      .variant = variant});
+    groups_.push_back({.policy = group.policy(),
+                       .residency = group.residency(),
+                       .ropes = group.ropes_,
+                       .n_rows = n_rows,
+                       .n_out = n_rows,
+                       .n_seqs = group.max_seqs(),
+                       .seq = group.seq(of.rows.front().slot),
+                       .first_pos = group.length(of.rows.front().slot) - 1,
+                       .variant = variant});
   }
-  return groups;
 }
 
 Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end) {
   Backend& backend = *core_.backend;
-  std::vector<StepGroup> groups = DecodeGroups(rows);
-  const bool recorded = std::all_of(groups.begin(), groups.end(), [](const StepGroup& group) {
+  SetGroups(rows);
+  const bool recorded = std::all_of(groups_.begin(), groups_.end(), [](const StepGroup& group) {
     return group.residency.CanRecord();
   });
   std::unique_ptr<Recording>* step = nullptr;
-  if (recorded && groups.size() == 1) {
-    const StepGroup& group = groups.front();
+  if (recorded && groups_.size() == 1) {
+    const StepGroup& group = groups_.front();
     step = &rows.front().group->steps_[{group.variant, group.n_rows, logits_row, end}];
   } else if (recorded) {
     MixedSteps::Key key{.parts = {}, .logits_row = logits_row, .end = static_cast<int32_t>(end)};
-    for (size_t i = 0, row = 0; i < groups.size(); row += static_cast<size_t>(groups[i++].n_rows)) {
-      key.parts.push_back({rows[row].group->id(), groups[i].variant, groups[i].n_rows});
+    for (size_t i = 0, row = 0; i < groups_.size();
+         row += static_cast<size_t>(groups_[i++].n_rows)) {
+      key.parts.push_back({rows[row].group->id(), groups_[i].variant, groups_[i].n_rows});
     }
     step = core_.mixed_steps.Use(key);
   }
   if (step == nullptr) {
-    Enqueue(groups, logits_row, end);
+    Enqueue(logits_row, end);
     return backend.TakeFailure();
   }
   if (*step == nullptr) {
-    for (StepGroup& group : groups) group.first_pos = 0;  // a recording knows no length
-    *step = backend.Record([&] { Enqueue(groups, logits_row, end); });
+    for (StepGroup& group : groups_) group.first_pos = 0;  // a recording knows no length
+    *step = backend.Record([&] { Enqueue(logits_row, end); });
     if (const Status failure = backend.TakeFailure(); !failure.ok()) {
       step->reset();
       return failure;
@@ -198,20 +199,20 @@ Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_ro
 }
 
 Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk) {
-  std::vector<StepGroup> groups = DecodeGroups(rows);
+  SetGroups(rows);
   RowGroup& group = *chunk.group;
   const auto n_rows = static_cast<int32_t>(chunk.tokens.size());
-  groups.push_back({.policy = group.policy(),
-                    .residency = group.residency(),
-                    .ropes = group.ropes_,
-                    .n_rows = n_rows,
-                    .n_out = chunk.n_out,
-                    .n_seqs = group.max_seqs(),
-                    .seq = group.seq(chunk.slot),
-                    .prefill = true,
-                    .first_pos = group.length(chunk.slot) - n_rows,
-                    .prompt_end = chunk.prompt_end});
-  Enqueue(groups, 0, StepEnd::kLogits);
+  groups_.push_back({.policy = group.policy(),
+                     .residency = group.residency(),
+                     .ropes = group.ropes_,
+                     .n_rows = n_rows,
+                     .n_out = chunk.n_out,
+                     .n_seqs = group.max_seqs(),
+                     .seq = group.seq(chunk.slot),
+                     .prefill = true,
+                     .first_pos = group.length(chunk.slot) - n_rows,
+                     .prompt_end = chunk.prompt_end});
+  Enqueue(0, StepEnd::kLogits);
   return core_.backend->TakeFailure();
 }
 

@@ -59,7 +59,7 @@ class Stepper {
     RowGroup* group;
     std::span<const DecodeRow> rows;
   };
-  static std::vector<Rows> ByGroup(std::span<const DecodeRow> rows);
+  std::span<const Rows> ByGroup(std::span<const DecodeRow> rows);
   Status Check(std::span<const DecodeRow> rows, const PromptChunk* chunk) const;
   // A token appended to each sequence. On failure nothing has changed.
   Status Append(std::span<const DecodeRow> rows);
@@ -72,14 +72,17 @@ class Stepper {
   // Enqueues it. Its logits go to the rows from `logits_row` on.
   Status EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end);
   Status EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk);
-  std::vector<StepGroup> DecodeGroups(std::span<const DecodeRow> rows) const;
-  void Enqueue(std::span<const StepGroup> groups, int32_t logits_row, StepEnd end);
+  void SetGroups(std::span<const DecodeRow> rows);
+  void Enqueue(int32_t logits_row, StepEnd end);
 
   EngineCore& core_;
   // Inputs on their way to the device.
   std::vector<int32_t> tokens_, out_rows_;
   std::vector<RowMeta> rows_, group_rows_;
   std::vector<SeqMeta> seqs_;  // of each group [max_seqs]; those without a row have no tokens
+  // Of the step that is being enqueued. Kept, because a step allocates nothing.
+  std::vector<Rows> by_group_;
+  std::vector<StepGroup> groups_;
 };
 
 // Steps of the same decode rows that a device takes one after another by itself, each from the

@@ -31,17 +31,9 @@ Result<std::unique_ptr<Engine>> Load(const CudaOptions& cuda) {
       .place = "host",
       .policy = {.name = "omnikv", .settings = {{"dense_below", "0"}, {"budget", "128"}}},
       .prefill_chunk = 512};
-  auto core = std::make_unique<EngineCore>();
-  core->options = options;
-  OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
-  OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
-  OKV_ASSIGN_OR_RETURN(core->backend, MakeCudaBackend(cuda));
-  core->config = files.config;
-  OKV_ASSIGN_OR_RETURN(MemoryPlan plan, PlanMemory(options, files.config, weight_bytes,
-                                                   AllF32(files), *core->backend));
-  plan.cache_tokens = 0;  // no wider than the budget
-  OKV_ASSIGN_OR_RETURN(core->weights, LoadWeights(files, *core->backend, {}));
-  return MakeEngine(std::move(core), plan, 0);
+  OKV_ASSIGN_OR_RETURN(auto engine, LoadEngine(options, [&] { return MakeCudaBackend(cuda); }));
+  CoreOf(*engine).plan.working_set = 0;  // no wider than the budget
+  return engine;
 }
 
 struct Run {

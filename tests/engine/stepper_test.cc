@@ -174,7 +174,6 @@ TEST_P(StepperTest, AChunkBesideRowsThatDecode) {
 
 // Rows of two policies read each weight matrix once per step.
 TEST_P(StepperTest, WeightsAreReadOncePerStep) {
-  if (GetParam() == "cuda") GTEST_SKIP() << "costs of ops are the same on every backend";
   const auto a = Open(kFull, 8);
   const auto b = Open(kSelecting, 8);
   std::vector<DecodeRow> rows;

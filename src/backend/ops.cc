@@ -122,12 +122,19 @@ struct CostVisitor {
     return c;
   }
   Cost operator()(const WorkingSetArgs& a) const {
-    const uint64_t n = U(*a.count) + U(a.bounds[1] - a.bounds[0]);
-    return {.bytes_read = 12 * n, .bytes_written = 8 * n + 20 * U(*a.n_miss)};
+    Cost c;
+    for (int32_t q = 0; q < a.n_seqs; ++q) {
+      const WorkingSetArgs of = a.Of(q);
+      const uint64_t n = of.seqs->q_len == 0 ? 0 : U(*of.count) + U(of.bounds[1] - of.bounds[0]);
+      c.bytes_read += 12 * n;
+      c.bytes_written += 8 * n + 20 * U(*of.n_miss);
+    }
+    return c;
   }
   Cost operator()(const FetchRowsArgs& a) const {
-    const uint64_t bytes = U(*a.n) * U(a.row_bytes);
-    return {.bytes_read = bytes + 8 * U(*a.n), .bytes_written = bytes};
+    uint64_t n = 0;
+    for (int32_t l = 0; l < a.lists; ++l) n += U(a.n[l]);
+    return {.bytes_read = n * U(a.row_bytes) + 8 * n, .bytes_written = n * U(a.row_bytes)};
   }
   Cost operator()(const NextTokenArgs& a) const {
     const uint64_t seen = a.sample != nullptr ? 4 * U(SeenWords(a.vocab)) : 0;

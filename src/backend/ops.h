@@ -84,10 +84,10 @@ enum class QkNorm : int32_t {
   kFull,     // over all heads together, weight [n_heads * dk] (OLMo 2)
 };
 
-// Where the row of a step goes instead of its home: row *row of `base`. For steps of one row.
+// Where a decode step's row of sequence s goes instead of its home: row row[s] of `base`.
 struct KvSlot {
   std::byte* base = nullptr;     // null: home
-  const int32_t* row = nullptr;  // [1]; -1: home
+  const int32_t* row = nullptr;  // [n_seqs]; -1: home
 
   bool operator==(const KvSlot&) const = default;
 };
@@ -281,62 +281,83 @@ struct TopKArgs {
   bool operator==(const TopKArgs&) const = default;
 };
 
-// A working set: slots that stand in for rows of K/V that live further away. The rows that a
-// sequence chose, its list and then the range of its last tokens, each get a slot: the one they
-// have (a hit), or that of a row that was not chosen (a miss). In `ref`'s words:
+// Working sets: slots that stand in for rows of K/V that live further away, n_slots of them for
+// each sequence. The tokens that a sequence selected, its list and then the range of its last
+// tokens, each get a slot: the one they have (a hit), or that of a token that was not selected (a
+// miss). In `ref`'s words, for each sequence that has rows in the step, with its own part of every
+// array:
 //   step = ++*clock
-//   for i: row_i = physical row of chosen token i;  s = slot_of[row_i];  if s >= 0: used[s] = step
+//   for i: t = token i of the selection;  s = slot_of[t];  if s >= 0: used[s] = step
 //   for i without a slot, in order: s = the next slot from *cursor on, around, with used[s] !=
 //   step;
-//     slot_of[owner[s]] = -1;  owner[s] = row_i;  slot_of[row_i] = s;  used[s] = step;
-//     a miss, unless the token is the step's own, whose row is yet to be made
-//   *cursor = the slot after the last one given;  slots[i] = slot of row_i
-//   the step's own row, where it was not chosen: s = slot_of[row];  slot_of[row] = owner[s] = -1
-// since that row is about to be made anew at its home. REQUIRES as many slots as tokens can be
-// chosen.
+//     slot_of[owner[s]] = -1;  owner[s] = t;  slot_of[t] = s;  used[s] = step;
+//     a miss, unless t is the step's own token, whose row is yet to be made
+//   *cursor = the slot after the last one given;  slots[i] = slot of token i
+//   the step's own token t, where it was not selected: s = slot_of[t];  slot_of[t] = owner[s] = -1
+// since its row is about to be made anew at its home. The numbers of slots in `slots`, miss_slot
+// and own count through all sequences: slot s of sequence q is q * n_slots + s. A sequence without
+// rows misses nothing, and what it had stays. REQUIRES as many slots as tokens can be selected.
 struct WorkingSetArgs {
-  const SeqMeta* seq = nullptr;          // [1]
-  const int32_t* index = nullptr;        // [count]: ascending tokens
-  const int32_t* count = nullptr;        // [1]
-  const int32_t* bounds = nullptr;       // [2]: the range, after the listed tokens
+  const SeqMeta* seqs = nullptr;         // [n_seqs]
+  const int32_t* index = nullptr;        // [n_seqs, index_stride], [count]: ascending tokens
+  const int32_t* count = nullptr;        // [n_seqs]
+  const int32_t* bounds = nullptr;       // [n_seqs, 2]: the range, after the listed tokens
   const int32_t* block_table = nullptr;  // as KvView's
   int32_t block_tokens = 0;
-  int32_t capacity = 0;  // tokens chosen, at most
-  int32_t n_slots = 0;
-  // Benchmarks, whose made-up text has no habits: below 0, as said; else row i takes slot i and is
-  // a miss or not by lot, so that this share of them are hits. What is then read is meaningless.
+  int32_t index_stride = 0;
+  int32_t capacity = 0;    // tokens that a sequence selects, at most
+  int32_t n_slots = 0;     // of a sequence
+  int32_t max_tokens = 0;  // of a sequence
+  int32_t n_seqs = 1;
+  // Benchmarks, whose made-up text has no habits: below 0, as said; else token i takes slot i and
+  // is a miss or not by lot, so that this share of them are hits. What is then read is meaningless.
   float simulated_hits = -1;
 
-  int32_t* slot_of = nullptr;  // [physical rows]; -1: none
-  int32_t* owner = nullptr;    // [n_slots]: physical row; -1: none
-  uint32_t* used = nullptr;    // [n_slots]
-  uint32_t* clock = nullptr;   // [1]
-  int32_t* cursor = nullptr;   // [1]
+  int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]: below n_slots; -1: none
+  int32_t* owner = nullptr;    // [n_seqs, n_slots]: token; -1: none
+  uint32_t* used = nullptr;    // [n_seqs, n_slots]
+  uint32_t* clock = nullptr;   // [n_seqs]
+  int32_t* cursor = nullptr;   // [n_seqs]
 
-  int32_t* slots = nullptr;      // [capacity]: of the chosen rows, in logical order
-  int32_t* miss_row = nullptr;   // [capacity]
-  int32_t* miss_slot = nullptr;  // [capacity]
-  int32_t* n_miss = nullptr;     // [1]
-  int32_t* own = nullptr;        // [1]: slot of the step's own row; -1: not chosen
-  int32_t* own_row = nullptr;    // [1]: that row
-  int32_t* n_own = nullptr;      // [1]: 1 if it was chosen, else 0
-  int32_t* span = nullptr;       // [2]: 0 and the number of chosen rows, a range over `slots`
-  SeqMeta* slot_seq = nullptr;   // [1]: a sequence whose tokens are `slots`
-  uint64_t* counters =
-      nullptr;  // [2]: rows chosen and rows missed, added to, the own row in neither
+  int32_t* slots = nullptr;      // [n_seqs, capacity]: of the selected tokens, in logical order
+  int32_t* miss_row = nullptr;   // [n_seqs, capacity]: physical rows
+  int32_t* miss_slot = nullptr;  // [n_seqs, capacity]
+  int32_t* n_miss = nullptr;     // [n_seqs]
+  int32_t* own = nullptr;        // [n_seqs]: slot of the step's own token; -1: not selected
+  int32_t* own_row = nullptr;    // [n_seqs]: its physical row
+  int32_t* n_own = nullptr;      // [n_seqs]: 1 if it was selected, else 0
+  int32_t* span = nullptr;       // [n_seqs, 2]: 0 and the number of selected tokens
+  SeqMeta* slot_seqs = nullptr;  // [n_seqs]: sequences whose tokens are `slots`
+  uint64_t* counters = nullptr;  // [n_seqs, 2]: tokens selected and tokens missed, added to, the
+                                 // own token in neither
 
   bool operator==(const WorkingSetArgs&) const = default;
+
+  // The same of sequence q alone: all its arrays begin with its part.
+  OMNIKV_HOST_DEVICE WorkingSetArgs Of(int32_t q) const {
+    WorkingSetArgs a = *this;
+    const int64_t i = q;
+    a.n_seqs = 1;
+    a.seqs += i, a.index += i * index_stride, a.count += i, a.bounds += 2 * i;
+    a.slot_of += i * max_tokens, a.owner += i * n_slots, a.used += i * n_slots;
+    a.clock += i, a.cursor += i;
+    a.slots += i * capacity, a.miss_row += i * capacity, a.miss_slot += i * capacity;
+    a.n_miss += i, a.own += i, a.own_row += i, a.n_own += i, a.span += 2 * i, a.slot_seqs += i;
+    a.counters += 2 * i;
+    return a;
+  }
 };
 
-// Row to_row[i] of `to` = row from_row[i] of `from`, i < *n.
+// Row to_row[l][i] of `to` = row from_row[l][i] of `from`, for each list l and i < n[l].
 struct FetchRowsArgs {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   int64_t row_bytes = 0;
-  const int32_t* from_row = nullptr;  // [capacity]
-  const int32_t* to_row = nullptr;    // [capacity]
-  const int32_t* n = nullptr;         // [1]
-  int32_t capacity = 0;
+  const int32_t* from_row = nullptr;  // [lists, capacity]
+  const int32_t* to_row = nullptr;    // [lists, capacity]
+  const int32_t* n = nullptr;         // [lists]
+  int32_t capacity = 0;               // of a list
+  int32_t lists = 1;
 
   bool operator==(const FetchRowsArgs&) const = default;
 };

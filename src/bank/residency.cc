@@ -23,77 +23,98 @@ int32_t Residency::NextOnHost(int32_t layer) const {
   return -1;
 }
 
-void Residency::StageFirst(int64_t n) {
+void Residency::StageFirst(int32_t seq, int64_t n) {
   backend_.Join(Lane::kIn, Lane::kMain);
   backend_.Join(Lane::kIn, Lane::kOut);
   int32_t layer = NextOnHost(0);
   for (int32_t i = 0; i < bank_.StagesAhead() && layer >= 0; ++i) {
-    bank_.StageIn(layer, step_.seq, n);
+    bank_.StageIn(layer, seq, n);
     layer = NextOnHost(layer + 1);
   }
 }
 
-void Residency::BeginStep(const ResidentStep& step) {
-  step_ = step;
-  staged_before_ = bank_.BytesStaged();
-  if (bank_.HasHostLayers() && (step.prefill || streams_)) StageFirst(step.first_pos);
-  if (sets_ != nullptr) sets_->BeginStep();
+Residency::Step::Step(Residency& residency, const StepRows& rows)
+    : r_(residency), rows_(rows), staged_before_(residency.bank_.BytesStaged()) {
+  if (r_.bank_.HasHostLayers() && (rows.prefill || r_.streams_)) {
+    r_.StageFirst(rows.seq, rows.first_pos);
+  }
+  if (!rows.prefill) r_.decodes_ = true;
+  if (r_.sets_ == nullptr) return;
+  selected_.resize(static_cast<size_t>(r_.sets_->n_selections()));
+  // Decode rows of the same step would lose what they selected themselves.
+  primes_ = rows.prefill && !r_.decodes_ && rows.first_pos + rows.n_rows == rows.prompt_end;
 }
 
-KvPlace Residency::BeforeAppend(int32_t layer) {
+bool Residency::Step::Staged(int32_t layer) const {
+  return r_.bank_.OnHost(layer) && (rows_.prefill || r_.streams_);
+}
+
+bool Residency::Step::InSet(int32_t layer) const {
+  if (r_.sets_ == nullptr || rows_.prefill) return false;
+  const int32_t selection = r_.sets_->SelectionOf(layer);
+  return selection >= 0 && selected_[static_cast<size_t>(selection)];
+}
+
+KvPlace Residency::Step::BeforeAppend(int32_t layer) {
   if (!Staged(layer)) {
-    return {.kv = bank_.View(layer), .slot = InSet(layer) ? sets_->OwnRow(layer) : KvSlot{}};
+    return {.kv = r_.bank_.View(layer), .slot = InSet(layer) ? r_.sets_->OwnRows(layer) : KvSlot{}};
   }
   // What an earlier layer wrote to this stage has left it.
-  backend_.Join(Lane::kMain, Lane::kOut);
-  return {.kv = bank_.StageView(layer), .slot = {}};
+  r_.backend_.Join(Lane::kMain, Lane::kOut);
+  return {.kv = r_.bank_.StageView(layer), .slot = {}};
 }
 
-void Residency::AfterAppend(int32_t layer) {
+void Residency::Step::AfterAppend(int32_t layer) {
   if (!Staged(layer)) return;
   // The layer's past is on its way already; here that of a later one sets out, into the stage that
   // the layer before this has left.
-  bank_.AwaitStage(layer);
-  backend_.Join(Lane::kIn, Lane::kMain);
-  backend_.Join(Lane::kOut, Lane::kMain);
-  bank_.StageOut(layer, step_.seq, step_.first_pos, step_.first_pos + step_.n_rows);
+  Bank& bank = r_.bank_;
+  bank.AwaitStage(layer);
+  r_.backend_.Join(Lane::kIn, Lane::kMain);
+  r_.backend_.Join(Lane::kOut, Lane::kMain);
+  bank.StageOut(layer, rows_.seq, rows_.first_pos, rows_.first_pos + rows_.n_rows);
   int32_t next = layer;
-  for (int32_t i = 0; i < bank_.StagesAhead() && next >= 0; ++i) next = NextOnHost(next + 1);
-  if (next >= 0) bank_.StageIn(next, step_.seq, step_.first_pos);
+  for (int32_t i = 0; i < bank.StagesAhead() && next >= 0; ++i) next = r_.NextOnHost(next + 1);
+  if (next >= 0) bank.StageIn(next, rows_.seq, rows_.first_pos);
 }
 
-void Residency::BeforeAttend(int32_t layer, AttendArgs& attend) {
-  if (InSet(layer)) sets_->Resolve(layer, attend);
+void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
+  if (InSet(layer)) r_.sets_->Resolve(layer, attend);
 }
 
-bool Residency::WantsSelection() const {
-  return sets_ != nullptr && step_.prefill &&
-         step_.first_pos + step_.n_rows == step_.prompt_end;
+bool Residency::Step::WantsSelection() const {
+  return primes_;
 }
 
-void Residency::AfterObserve(int32_t layer, const std::optional<Selection>& selection) {
-  const bool staged = Staged(layer);
-  if (sets_ != nullptr) {
-    if (staged && sets_->HasSelection(layer)) sets_->Prime(layer, bank_.StageView(layer));
-    if (selection) sets_->Select(*selection, step_.seqs, /*primes=*/step_.prefill);
+void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>& selection) {
+  if (primes_ && Staged(layer)) {
+    const int32_t of = r_.sets_->SelectionOf(layer);
+    if (of >= 0 && selected_[static_cast<size_t>(of)]) {
+      r_.sets_->Prime(layer, r_.bank_.StageView(layer));
+    }
+  }
+  if (r_.sets_ != nullptr && selection) {
+    r_.sets_->Select(*selection, rows_.seqs, primes_);
+    selected_[static_cast<size_t>(selection->number)] = true;
   }
   // The next step begins with what this one can already send.
-  if (staged && streams_ && NextOnHost(layer + 1) < 0) {
-    StageFirst(step_.first_pos + step_.n_rows);
+  if (Staged(layer) && r_.streams_ && r_.NextOnHost(layer + 1) < 0) {
+    r_.StageFirst(rows_.seq, rows_.first_pos + rows_.n_rows);
   }
 }
 
-void Residency::AfterLayers() {
-  if (sets_ != nullptr && !step_.prefill) sets_->WriteBack(step_.seqs);
+void Residency::Step::AfterLayers() {
+  if (r_.sets_ != nullptr && !rows_.prefill) r_.sets_->WriteBack(rows_.seqs, selected_);
 }
 
-void Residency::EndStep() {
-  if (bank_.HasHostLayers()) backend_.Join(Lane::kMain, Lane::kOut);
-  streamed_bytes_ = step_.prefill ? 0 : bank_.BytesStaged() - staged_before_;
+void Residency::Step::EndStep() {
+  if (r_.bank_.HasHostLayers()) r_.backend_.Join(Lane::kMain, Lane::kOut);
+  r_.streamed_bytes_ = rows_.prefill ? 0 : r_.bank_.BytesStaged() - staged_before_;
+  r_.decodes_ = false;
 }
 
-void Residency::Reset() {
-  if (sets_ != nullptr) sets_->Reset();
+void Residency::Reset(int32_t seq) {
+  if (sets_ != nullptr) sets_->Reset(seq);
   streamed_bytes_ = 0;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "backend/backend.h"
 #include "bank/bank.h"
@@ -14,8 +15,9 @@
 
 namespace omnikv {
 
-// One step of one or several sequences. Fixed where the step is recorded.
-struct ResidentStep {
+// The rows of a step that one policy governs: of one or several sequences. Fixed where the step is
+// recorded.
+struct StepRows {
   const SeqMeta* seqs = nullptr;
   bool prefill = false;
   // Of the sequence whose layers pass through stages; other steps may leave them out.
@@ -28,15 +30,13 @@ struct ResidentStep {
 // Where a layer's new rows go, and where its attention finds all rows.
 struct KvPlace {
   KvView kv;
-  KvSlot slot;
+  KvSlot slot;  // its `row` by number of the sequence in StepRows::seqs
 
   bool operator==(const KvPlace&) const = default;
 };
 
-// Of one session: one sequence where layers live on the host, else any number of them. Enqueues
-// what moves, at record time, like a policy. The hooks are called in this order: BeginStep, then
-// for each layer BeforeAppend, AfterAppend, BeforeAttend and AfterObserve, then AfterLayers and
-// EndStep. Thread-compatible.
+// Of the sequences of one group. Enqueues what moves, at record time, like a policy.
+// Thread-compatible.
 class Residency {
  public:
   static Result<std::unique_ptr<Residency>> Create(Backend& backend, Bank& bank,
@@ -47,24 +47,46 @@ class Residency {
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.
   bool CanRecord() const { return !streams_; }
 
-  void BeginStep(const ResidentStep& step);
-  // Where `layer` reads and writes in this step. What is enqueued after it writes the new rows.
-  KvPlace BeforeAppend(int32_t layer);
-  // The new rows are written: K and V of all tokens are at the place.
-  void AfterAppend(int32_t layer);
-  // `attend` has its plan. Makes what it reads near, and redirects it there.
-  void BeforeAttend(int32_t layer, AttendArgs& attend);
-  // Whether the selection that the last row of this prompt would make is of use: the first decode
-  // step would find its rows near.
-  bool WantsSelection() const;
-  // The attention is enqueued, and `selection` is what the layer selected in it, if it did.
-  void AfterObserve(int32_t layer, const std::optional<Selection>& selection);
-  void AfterLayers();
-  // What travels in this step has arrived before the next begins.
-  void EndStep();
+  // One step, while it is enqueued. The hooks are called in this order: for each layer
+  // BeforeAppend, AfterAppend, BeforeAttend and AfterObserve, then AfterLayers and EndStep. Where a
+  // step has decode rows and a chunk of a prompt, each is one such object.
+  class Step {
+   public:
+    // Where `layer` reads and writes in this step. What is enqueued after it writes the new rows.
+    KvPlace BeforeAppend(int32_t layer);
+    // The new rows are written: K and V of all tokens are at the place.
+    void AfterAppend(int32_t layer);
+    // `attend` has its plan. Makes what it reads near, and redirects it there.
+    void BeforeAttend(int32_t layer, AttendArgs& attend);
+    // Whether the selection that the last row of this prompt would make is of use: the first decode
+    // step would find its rows near.
+    bool WantsSelection() const;
+    // The attention is enqueued, and `selection` is what the layer selected in it, if it did.
+    void AfterObserve(int32_t layer, const std::optional<Selection>& selection);
+    void AfterLayers();
+    // What travels in this step has arrived before the next begins.
+    void EndStep();
 
-  // Forgets what is in working sets: after something other than a decode step wrote K/V.
-  void Reset();
+   private:
+    friend class Residency;
+    Step(Residency& residency, const StepRows& rows);
+    // Whether `layer` passes through a stage in this step.
+    bool Staged(int32_t layer) const;
+    // Whether it is read through a working set.
+    bool InSet(int32_t layer) const;
+
+    Residency& r_;
+    StepRows rows_;
+    std::vector<bool> selected_;  // [n_selections]: made in this step
+    bool primes_ = false;
+    size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
+  };
+  // Where one step has several, those of decode rows begin first.
+  Step BeginStep(const StepRows& rows) { return {*this, rows}; }
+
+  // Forgets what is in the working sets of a sequence, by its number in SeqMeta: after something
+  // other than a decode step wrote K/V.
+  void Reset(int32_t seq);
 
   // Since Create or Reset, where layers are read through working sets. Waits for the backend.
   std::optional<WorkingSets::Counters> Count() const;
@@ -74,24 +96,17 @@ class Residency {
  private:
   Residency(Backend& backend, Bank& bank, bool streams)
       : backend_(backend), bank_(bank), streams_(streams) {}
-  // Whether `layer` passes through a stage in this step.
-  bool Staged(int32_t layer) const { return bank_.OnHost(layer) && (step_.prefill || streams_); }
-  // Whether it is read through a working set.
-  bool InSet(int32_t layer) const {
-    return sets_ != nullptr && !step_.prefill && sets_->HasSelection(layer);
-  }
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
-  // The first `n` tokens of the first host layers set out: of as many layers as are ahead. Every
-  // stage is free once what is enqueued has run.
-  void StageFirst(int64_t n);
+  // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead.
+  // Every stage is free once what is enqueued has run.
+  void StageFirst(int32_t seq, int64_t n);
 
   Backend& backend_;
   Bank& bank_;
   bool streams_;                       // decode steps read host layers through stages
+  bool decodes_ = false;               // the step under way has decode rows
   std::unique_ptr<WorkingSets> sets_;  // null: no layer is read through one
-  ResidentStep step_;
-  size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
   size_t streamed_bytes_ = 0;
 };
 

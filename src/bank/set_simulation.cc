@@ -4,21 +4,22 @@
 
 namespace omnikv {
 
-ChoiceOnHost ReadChoice(Backend& backend, const AttnPlan& plan, const SeqMeta* seq) {
+SelectionOnHost ReadSelection(Backend& backend, const AttnPlan& plan, const SeqMeta* seq) {
   OKV_CHECK(plan.n_segments == 2);
   const PlanSegment& listed = plan.segments[0];
-  ChoiceOnHost choice;
+  SelectionOnHost selection;
   int32_t count = 0;
   backend.Download(&count, listed.count, sizeof(count));
-  choice.index.resize(static_cast<size_t>(count));
+  selection.index.resize(static_cast<size_t>(count));
   if (count > 0) {
-    backend.Download(choice.index.data(), listed.index, choice.index.size() * sizeof(int32_t));
+    backend.Download(selection.index.data(), listed.index,
+                     selection.index.size() * sizeof(int32_t));
   }
-  backend.Download(choice.bounds, plan.segments[1].bounds, sizeof(choice.bounds));
+  backend.Download(selection.bounds, plan.segments[1].bounds, sizeof(selection.bounds));
   SeqMeta meta;
   backend.Download(&meta, seq, sizeof(meta));
-  choice.kv_len = meta.kv_len;
-  return choice;
+  selection.kv_len = meta.kv_len;
+  return selection;
 }
 
 SetSimulation::SetSimulation(Backend& reference, int64_t max_tokens, int32_t capacity,
@@ -35,11 +36,12 @@ SetSimulation::SetSimulation(Backend& reference, int64_t max_tokens, int32_t cap
   OKV_CHECK(n_slots >= capacity, "{} slots", n_slots);
 }
 
-void SetSimulation::Step(const ChoiceOnHost& choice) {
-  const auto count = static_cast<int32_t>(choice.index.size());
-  OKV_CHECK(static_cast<size_t>(count + choice.bounds[1] - choice.bounds[0]) <= slots_.size() &&
-            choice.kv_len <= max_tokens_);
-  const SeqMeta seq{.q_len = 1, .kv_len = choice.kv_len};
+void SetSimulation::Step(const SelectionOnHost& selection) {
+  const auto count = static_cast<int32_t>(selection.index.size());
+  OKV_CHECK(static_cast<size_t>(count + selection.bounds[1] - selection.bounds[0]) <=
+                slots_.size() &&
+            selection.kv_len <= max_tokens_);
+  const SeqMeta seq{.q_len = 1, .kv_len = selection.kv_len};
   const int32_t block_table = 0;  // one block holds the context: a token is its row
   int32_t n_miss = 0;
   int32_t own = 0;
@@ -47,14 +49,15 @@ void SetSimulation::Step(const ChoiceOnHost& choice) {
   int32_t n_own = 0;
   int32_t span[2];
   SeqMeta slot_seq;
-  reference_.Enqueue(WorkingSetArgs{.seq = &seq,
-                                    .index = choice.index.data(),
+  reference_.Enqueue(WorkingSetArgs{.seqs = &seq,
+                                    .index = selection.index.data(),
                                     .count = &count,
-                                    .bounds = choice.bounds,
+                                    .bounds = selection.bounds,
                                     .block_table = &block_table,
                                     .block_tokens = max_tokens_,
                                     .capacity = static_cast<int32_t>(slots_.size()),
                                     .n_slots = n_slots_,
+                                    .max_tokens = max_tokens_,
                                     .slot_of = slot_of_.data(),
                                     .owner = owner_.data(),
                                     .used = used_.data(),
@@ -68,7 +71,7 @@ void SetSimulation::Step(const ChoiceOnHost& choice) {
                                     .own_row = &own_row,
                                     .n_own = &n_own,
                                     .span = span,
-                                    .slot_seq = &slot_seq,
+                                    .slot_seqs = &slot_seq,
                                     .counters = counters_});
 }
 

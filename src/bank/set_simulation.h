@@ -1,5 +1,5 @@
-// What working sets of other sizes than the real ones would have found there, by the choices of
-// steps that ran: no K/V move, and no device is needed.
+// What working sets of other sizes than the real ones would have found there, by the selections
+// of steps that ran: no K/V move, and no device is needed.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,28 @@
 
 namespace omnikv {
 
-// A choice of tokens, read back after its step: `index`, ascending, and those in `bounds`, of a
+// A selection of tokens, read back after its step: `index`, ascending, and those in `bounds`, of a
 // sequence of `kv_len` tokens.
-struct ChoiceOnHost {
+struct SelectionOnHost {
   std::vector<int32_t> index;
   int32_t bounds[2] = {0, 0};
   int32_t kv_len = 0;
 };
 // `plan` is one list of single tokens and one range by bounds, for the sequence `seq`, all in the
 // backend's memory. Waits for the backend.
-ChoiceOnHost ReadChoice(Backend& backend, const AttnPlan& plan, const SeqMeta* seq);
+SelectionOnHost ReadSelection(Backend& backend, const AttnPlan& plan, const SeqMeta* seq);
 
 // One group's working set of `n_slots` rows, from nothing on. Thread-compatible.
 class SetSimulation {
  public:
-  // For contexts of at most `max_tokens` tokens and choices of at most `capacity` of them.
+  // For contexts of at most `max_tokens` tokens and selections of at most `capacity` of them.
   // `reference` runs WorkingSetArgs in the host's memory and outlives this.
   // REQUIRES n_slots >= capacity.
   SetSimulation(Backend& reference, int64_t max_tokens, int32_t capacity, int32_t n_slots);
 
-  void Step(const ChoiceOnHost& choice);
+  void Step(const SelectionOnHost& selection);
 
-  // Rows chosen and missed so far, as WorkingSets counts them for one layer.
+  // Tokens selected and missed so far, as WorkingSets counts them for one layer.
   uint64_t selected() const { return counters_[0]; }
   uint64_t missed() const { return counters_[1]; }
 

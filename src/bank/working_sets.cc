@@ -12,10 +12,9 @@ bool Held(const BankConfig& bank, const WorkingSetConfig& config, size_t layer) 
   return bank.layers[layer].tier == TierKind::kHost && config.reads.selection_of[layer] >= 0;
 }
 
-// Physical rows of a bank.
-size_t PhysicalRows(const BankConfig& bank) {
-  return static_cast<size_t>(bank.PoolTokens() + bank.block_tokens);
-}
+// Kinds of counters.
+constexpr size_t kSteps = 0;
+constexpr size_t kPrompts = 1;
 
 }  // namespace
 
@@ -26,9 +25,11 @@ size_t WorkingSets::Bytes(const BankConfig& bank, const WorkingSetConfig& config
       bytes += static_cast<size_t>(config.n_slots) * bank.RowBytes(layer);
     }
   }
-  const size_t words = PhysicalRows(bank) + 2 * static_cast<size_t>(config.n_slots) +
+  const size_t words = static_cast<size_t>(bank.max_tokens) +
+                       2 * static_cast<size_t>(config.n_slots) +
                        3 * static_cast<size_t>(config.reads.max_tokens) + 64;
-  return bytes + static_cast<size_t>(config.reads.n_selections) * words * 4;
+  bytes += static_cast<size_t>(config.reads.n_selections) * words * 4;
+  return static_cast<size_t>(config.n_seqs) * bytes;
 }
 
 Result<std::unique_ptr<WorkingSets>> WorkingSets::Create(Backend& backend, const Bank& bank,
@@ -36,7 +37,7 @@ Result<std::unique_ptr<WorkingSets>> WorkingSets::Create(Backend& backend, const
   OKV_CHECK(config.n_slots >= config.reads.max_tokens, "{} slots", config.n_slots);
   std::unique_ptr<WorkingSets> sets(new WorkingSets(backend, bank, std::move(config)));
   OKV_RETURN_IF_ERROR(sets->Allocate());
-  sets->Reset();
+  for (int32_t seq = 0; seq < sets->config_.n_seqs; ++seq) sets->Reset(seq);
   return sets;
 }
 
@@ -47,10 +48,11 @@ Status WorkingSets::Allocate() {
   };
   const auto slots = static_cast<size_t>(config_.n_slots);
   const auto capacity = static_cast<size_t>(config_.reads.max_tokens);
+  const auto seqs = static_cast<size_t>(config_.n_seqs);
   groups_.resize(static_cast<size_t>(config_.reads.n_selections));
   for (Group& g : groups_) {
     for (const auto& [buffer, words] : std::initializer_list<std::pair<Buffer*, size_t>>{
-             {&g.slot_of, PhysicalRows(bank_.config())},
+             {&g.slot_of, static_cast<size_t>(bank_.config().max_tokens)},
              {&g.owner, slots},
              {&g.used, slots},
              {&g.clock, 1},
@@ -63,74 +65,82 @@ Status WorkingSets::Allocate() {
              {&g.own_row, 1},
              {&g.n_own, 1},
              {&g.span, 2},
-             {&g.slot_seq, sizeof(SeqMeta) / 4}}) {
-      OKV_RETURN_IF_ERROR(take(*buffer, 4 * words));
+             {&g.slot_seqs, sizeof(SeqMeta) / 4},
+             {&g.counters, 8}}) {
+      OKV_RETURN_IF_ERROR(take(*buffer, 4 * words * seqs));
     }
   }
-  OKV_RETURN_IF_ERROR(take(counters_, groups_.size() * sizeof(Counted)));
-  OKV_RETURN_IF_ERROR(take(nothing_, 2 * sizeof(int32_t)));
+  OKV_RETURN_IF_ERROR(take(nothing_, 2 * sizeof(int32_t) * seqs));
+  const std::vector<int32_t> zeros(2 * seqs);
+  backend_.Upload(nothing_.as(), zeros.data(), nothing_.size());
   rows_.resize(bank_.config().layers.size());
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     if (!Held(bank_.config(), config_, layer)) continue;
-    OKV_RETURN_IF_ERROR(take(rows_[layer], slots * bank_.config().RowBytes(layer)));
+    if (first_layer_ < 0) first_layer_ = static_cast<int32_t>(layer);
+    OKV_RETURN_IF_ERROR(take(rows_[layer], seqs * slots * bank_.config().RowBytes(layer)));
   }
   return {};
 }
 
-void WorkingSets::Reset() {
-  const auto clear = [&](const Buffer& buffer) {
-    const std::vector<std::byte> zeros(buffer.size());
-    backend_.Upload(buffer.as(), zeros.data(), zeros.size());
-  };
-  clear(counters_);
-  for (const Group& g : groups_) {
-    for (const Buffer* map : {&g.slot_of, &g.owner}) {
-      const std::vector<int32_t> none(map->size() / 4, -1);
-      backend_.Upload(map->as(), none.data(), map->size());
+void WorkingSets::Reset(int32_t seq) {
+  const auto seqs = static_cast<size_t>(config_.n_seqs);
+  // The part of the sequence in an array of `arrays` times [n_seqs, ...].
+  const auto fill = [&](const Buffer& buffer, int32_t value, size_t arrays = 1) {
+    const size_t bytes = buffer.size() / seqs / arrays;
+    const std::vector<int32_t> values(bytes / 4, value);
+    for (size_t i = 0; i < arrays; ++i) {
+      backend_.Upload(buffer.as<std::byte>() + (i * seqs + static_cast<size_t>(seq)) * bytes,
+                      values.data(), bytes);
     }
-    for (const Buffer* zero : {&g.used, &g.clock, &g.cursor}) clear(*zero);
+  };
+  for (const Group& g : groups_) {
+    for (const Buffer* none : {&g.slot_of, &g.owner}) fill(*none, -1);
+    for (const Buffer* zero : {&g.used, &g.clock, &g.cursor}) fill(*zero, 0);
+    fill(g.counters, 0, 2);
   }
 }
 
-void WorkingSets::Select(const Selection& selection, const SeqMeta* seq, bool primes) {
+void WorkingSets::Select(const Selection& selection, const SeqMeta* seqs, bool primes) {
   const AttnPlan& plan = selection.plan;
   OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
             plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
             plan.segments[1].bounds != nullptr);
-  auto& counted = counters_.as<Counted>()[selection.number];
-  Update(selection.number, plan.segments[0].index, plan.segments[0].count, plan.segments[1].bounds,
-         seq, primes ? &counted.primed_selected : &counted.selected);
+  Update(selection.number, plan.segments[0], plan.segments[1].bounds, seqs,
+         primes ? kPrompts : kSteps);
   if (!primes) backend_.Join(Lane::kIn, Lane::kMain);
-  selected_[static_cast<size_t>(selection.number)] = true;
 }
 
-void WorkingSets::Update(int32_t group, const int32_t* index, const int32_t* count,
-                         const int32_t* bounds, const SeqMeta* seq, uint64_t* counters) {
+void WorkingSets::Update(int32_t group, const PlanSegment& list, const int32_t* bounds,
+                         const SeqMeta* seqs, size_t kind) {
   const Group& g = groups_[static_cast<size_t>(group)];
-  backend_.Enqueue(WorkingSetArgs{.seq = seq,
-                                  .index = index,
-                                  .count = count,
-                                  .bounds = bounds,
-                                  .block_table = bank_.View(0).block_table,
-                                  .block_tokens = bank_.config().block_tokens,
-                                  .capacity = static_cast<int32_t>(config_.reads.max_tokens),
-                                  .n_slots = config_.n_slots,
-                                  .simulated_hits = config_.simulated_hits,
-                                  .slot_of = g.slot_of.as<int32_t>(),
-                                  .owner = g.owner.as<int32_t>(),
-                                  .used = g.used.as<uint32_t>(),
-                                  .clock = g.clock.as<uint32_t>(),
-                                  .cursor = g.cursor.as<int32_t>(),
-                                  .slots = g.slots.as<int32_t>(),
-                                  .miss_row = g.miss_row.as<int32_t>(),
-                                  .miss_slot = g.miss_slot.as<int32_t>(),
-                                  .n_miss = g.n_miss.as<int32_t>(),
-                                  .own = g.own.as<int32_t>(),
-                                  .own_row = g.own_row.as<int32_t>(),
-                                  .n_own = g.n_own.as<int32_t>(),
-                                  .span = g.span.as<int32_t>(),
-                                  .slot_seq = g.slot_seq.as<SeqMeta>(),
-                                  .counters = counters});
+  backend_.Enqueue(WorkingSetArgs{
+      .seqs = seqs,
+      .index = list.index,
+      .count = list.count,
+      .bounds = bounds,
+      .block_table = bank_.View(first_layer_).block_table,
+      .block_tokens = bank_.config().block_tokens,
+      .index_stride = list.capacity,
+      .capacity = static_cast<int32_t>(config_.reads.max_tokens),
+      .n_slots = config_.n_slots,
+      .max_tokens = static_cast<int32_t>(bank_.config().max_tokens),
+      .n_seqs = config_.n_seqs,
+      .simulated_hits = config_.simulated_hits,
+      .slot_of = g.slot_of.as<int32_t>(),
+      .owner = g.owner.as<int32_t>(),
+      .used = g.used.as<uint32_t>(),
+      .clock = g.clock.as<uint32_t>(),
+      .cursor = g.cursor.as<int32_t>(),
+      .slots = g.slots.as<int32_t>(),
+      .miss_row = g.miss_row.as<int32_t>(),
+      .miss_slot = g.miss_slot.as<int32_t>(),
+      .n_miss = g.n_miss.as<int32_t>(),
+      .own = g.own.as<int32_t>(),
+      .own_row = g.own_row.as<int32_t>(),
+      .n_own = g.n_own.as<int32_t>(),
+      .span = g.span.as<int32_t>(),
+      .slot_seqs = g.slot_seqs.as<SeqMeta>(),
+      .counters = g.counters.as<uint64_t>() + 2 * kind * static_cast<size_t>(config_.n_seqs)});
 }
 
 void WorkingSets::Fetch(int32_t layer, const std::byte* from, Lane lane) {
@@ -142,7 +152,8 @@ void WorkingSets::Fetch(int32_t layer, const std::byte* from, Lane lane) {
                                  .from_row = g.miss_row.as<int32_t>(),
                                  .to_row = g.miss_slot.as<int32_t>(),
                                  .n = g.n_miss.as<int32_t>(),
-                                 .capacity = static_cast<int32_t>(config_.reads.max_tokens)},
+                                 .capacity = static_cast<int32_t>(config_.reads.max_tokens),
+                                 .lists = config_.n_seqs},
                    lane);
 }
 
@@ -156,25 +167,26 @@ void WorkingSets::Prime(int32_t layer, const KvView& kv) {
                                  .from_row = g.own_row.as<int32_t>(),
                                  .to_row = g.own.as<int32_t>(),
                                  .n = g.n_own.as<int32_t>(),
-                                 .capacity = 1});
+                                 .capacity = 1,
+                                 .lists = config_.n_seqs});
 }
 
-KvSlot WorkingSets::OwnRow(int32_t layer) const {
+KvSlot WorkingSets::OwnRows(int32_t layer) const {
   return {.base = rows_[static_cast<size_t>(layer)].as<std::byte>(),
           .row = GroupOf(layer).own.as<int32_t>()};
 }
 
-void WorkingSets::WriteBack(const SeqMeta* seq) {
+void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& selected) {
+  const auto* zeros = nothing_.as<int32_t>();
   for (size_t group = 0; group < groups_.size(); ++group) {
-    if (selected_[group]) continue;
-    const auto* zeros = nothing_.as<int32_t>();
-    Update(static_cast<int32_t>(group), zeros, zeros, zeros, seq,
-           &counters_.as<Counted>()[group].selected);
+    if (selected[group]) continue;
+    Update(static_cast<int32_t>(group), {.index = zeros, .count = zeros}, zeros, seqs, kSteps);
   }
   backend_.Join(Lane::kOut, Lane::kMain);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const auto layer = static_cast<int32_t>(i);
-    if (!HasSelection(layer)) continue;
+    const int32_t selection = SelectionOf(layer);
+    if (selection < 0 || !selected[static_cast<size_t>(selection)]) continue;
     const Group& g = GroupOf(layer);
     const KvView home = bank_.View(layer);
     backend_.Enqueue(FetchRowsArgs{.from = rows_[i].as<std::byte>(),
@@ -183,7 +195,8 @@ void WorkingSets::WriteBack(const SeqMeta* seq) {
                                    .from_row = g.own.as<int32_t>(),
                                    .to_row = g.own_row.as<int32_t>(),
                                    .n = g.n_own.as<int32_t>(),
-                                   .capacity = 1},
+                                   .capacity = 1,
+                                   .lists = config_.n_seqs},
                      Lane::kOut);
   }
 }
@@ -195,7 +208,7 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   attend.kv.base = rows_[static_cast<size_t>(layer)].as<std::byte>();
   attend.kv.block_table = g.slots.as<int32_t>();
   attend.kv.block_tokens = 1;
-  attend.seqs = g.slot_seq.as<SeqMeta>();
+  attend.seqs = g.slot_seqs.as<SeqMeta>();
   PlanSegment slots;
   slots.bounds = g.span.as<int32_t>();
   attend.plan = AttnPlan{};
@@ -203,12 +216,22 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
 }
 
 WorkingSets::Counters WorkingSets::Count() const {
-  std::vector<Counted> counted(groups_.size());
-  backend_.Download(counted.data(), counters_.as(), counters_.size());
+  const auto seqs = static_cast<size_t>(config_.n_seqs);
   Counters sum;
+  std::vector<Counters> by_group(groups_.size());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    std::vector<uint64_t> counted(4 * seqs);
+    backend_.Download(counted.data(), groups_[group].counters.as(), counted.size() * 8);
+    for (size_t q = 0; q < seqs; ++q) {
+      by_group[group].selected += counted[2 * (kSteps * seqs + q)];
+      by_group[group].missed += counted[2 * (kSteps * seqs + q) + 1];
+      by_group[group].primed += counted[2 * (kPrompts * seqs + q) + 1];
+    }
+  }
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
-    if (rows_[layer].size() == 0) continue;
-    const Counted& c = counted[static_cast<size_t>(config_.reads.selection_of[layer])];
+    const int32_t selection = SelectionOf(static_cast<int32_t>(layer));
+    if (selection < 0) continue;
+    const Counters& c = by_group[static_cast<size_t>(selection)];
     sum.selected += c.selected;
     sum.missed += c.missed;
     sum.missed_bytes += c.missed * bank_.config().RowBytes(layer);

@@ -1,9 +1,11 @@
-// What a sequence keeps in the backend's memory of the layers that live on the host: for the layers
+// What sequences keep in the backend's memory of the layers that live on the host: for the layers
 // that read one selection of a policy, slots for the rows that were selected lately.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "bank/bank.h"
@@ -13,11 +15,13 @@ namespace omnikv {
 
 struct WorkingSetConfig {
   DeclaredReads reads;        // by layer of the bank
-  int32_t n_slots = 0;        // rows of each layer, at least reads.max_tokens
+  int32_t n_slots = 0;        // rows of each layer per sequence, at least reads.max_tokens
+  int32_t n_seqs = 1;         // sequences, numbered as SeqMeta is
   float simulated_hits = -1;  // WorkingSetArgs
 };
 
-// Of one sequence. Enqueues at record time, like a policy. Thread-compatible.
+// Enqueues at record time, like a policy. The arrays of SeqMeta that it takes are [n_seqs].
+// Thread-compatible.
 class WorkingSets {
  public:
   static Result<std::unique_ptr<WorkingSets>> Create(Backend& backend, const Bank& bank,
@@ -26,38 +30,44 @@ class WorkingSets {
   static size_t Bytes(const BankConfig& bank, const WorkingSetConfig& config);
   size_t Bytes() const { return Bytes(bank_.config(), config_); }
 
-  // A step begins, which has selected nothing yet.
-  void BeginStep() { selected_.assign(groups_.size(), false); }
-  // Whether `layer` is read through a working set in this step: it lives on the host, and what it
-  // reads is selected.
-  bool HasSelection(int32_t layer) const {
+  int32_t n_selections() const { return config_.reads.n_selections; }
+  // The selection through whose working set `layer` can be read; -1: none, or the layer is near.
+  int32_t SelectionOf(int32_t layer) const {
     const auto i = static_cast<size_t>(layer);
-    return rows_[i].size() != 0 && selected_[static_cast<size_t>(config_.reads.selection_of[i])];
+    return rows_[i].size() != 0 ? config_.reads.selection_of[i] : -1;
   }
 
-  // Forgets all rows: after something other than a decode step wrote K/V.
-  void Reset();
+  // Forgets all rows of a sequence: after something other than a decode step wrote K/V.
+  void Reset(int32_t seq);
   // Enqueues a selection. From here on the missing rows travel. `primes`: at the end of a prompt,
   // for the steps to come.
-  void Select(const Selection& selection, const SeqMeta* seq, bool primes);
+  void Select(const Selection& selection, const SeqMeta* seqs, bool primes);
   // Enqueues the copy of what `layer` misses from `kv`, where all its rows are: a prompt's stage.
   // After a Select that primes.
   void Prime(int32_t layer, const KvView& kv);
-  // Where a step's own row of `layer` goes instead of its home. After Select.
-  KvSlot OwnRow(int32_t layer) const;
+  // Where a step's own rows of `layer` go instead of their homes. After Select.
+  KvSlot OwnRows(int32_t layer) const;
   // Enqueues the way home of the step's own rows, on Lane::kOut: at the end of a step, when nothing
-  // waits for it. Layers without a selection forget that row: it went home without them.
-  void WriteBack(const SeqMeta* seq);
+  // waits for it. Selections that are not in `selected` [n_selections] forget those rows, which
+  // went home without them.
+  void WriteBack(const SeqMeta* seqs, const std::vector<bool>& selected);
   // Enqueues the fetch of what `layer` misses, waits for it, and turns an attention over the
   // selection into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
 
-  // Rows of a layer each, since Create or Reset. Waits for the backend.
+  // Rows of a layer each, of all sequences, since Create or Reset. Waits for the backend.
   struct Counters {
     uint64_t selected = 0;  // by steps
     uint64_t missed = 0;    // of them
     uint64_t missed_bytes = 0;
     uint64_t primed = 0;  // copied at the end of a prompt
+
+    // Of what was selected since `before`; none where nothing was.
+    std::optional<double> HitRate(const Counters& before) const {
+      if (selected == before.selected) return std::nullopt;
+      return 1 - static_cast<double>(missed - before.missed) /
+                     static_cast<double>(selected - before.selected);
+    }
   };
   Counters Count() const;
 
@@ -65,19 +75,16 @@ class WorkingSets {
   // Of the layers that read one selection.
   struct Group {
     Buffer slot_of, owner, used, clock, cursor;
-    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seq;
-  };
-  // What a group counts, in a row of counters_: the rows of its steps, and of its priming.
-  struct Counted {
-    uint64_t selected, missed, primed_selected, primed;
+    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seqs;
+    Buffer counters;  // uint64 [2: steps, prompts' ends][n_seqs][2: selected, missed]
   };
 
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
       : backend_(backend), bank_(bank), config_(std::move(config)) {}
   Status Allocate();
-  // Enqueues WorkingSetArgs: `count` and `bounds` as there, `index` any where *count is 0.
-  void Update(int32_t group, const int32_t* index, const int32_t* count, const int32_t* bounds,
-              const SeqMeta* seq, uint64_t* counters);
+  // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds; `kind` of counters.
+  void Update(int32_t group, const PlanSegment& list, const int32_t* bounds, const SeqMeta* seqs,
+              size_t kind);
   // Enqueues the copy of rows from `from` to the slots of `layer`.
   void Fetch(int32_t layer, const std::byte* from, Lane lane);
   const Group& GroupOf(int32_t layer) const {
@@ -87,12 +94,12 @@ class WorkingSets {
   Backend& backend_;
   const Bank& bank_;
   WorkingSetConfig config_;
-  std::vector<Group> groups_;   // by number of the selection
-  Buffer counters_;             // Counted [groups]
-  Buffer nothing_;              // int32 [2]: zeros, a selection of nothing
-  std::vector<bool> selected_;  // [groups], in this step
-  // [layers]: [n_slots] rows; empty where the layer is not on the host or reads no selection.
+  std::vector<Group> groups_;  // by number of the selection
+  Buffer nothing_;             // int32 [n_seqs, 2]: zeros, selections of nothing
+  // [layers]: [n_seqs, n_slots] rows; empty where the layer is not on the host or reads no
+  // selection.
   std::vector<Buffer> rows_;
+  int32_t first_layer_ = -1;  // with slots; all such layers share a table of the bank
 };
 
 }  // namespace omnikv

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,6 +50,8 @@ class Batch {
   int32_t max_seqs() const { return group_->max_seqs(); }
   // Tokens that a layer reads in a step of the sequence as it is now, mean over layers.
   double attended_tokens(int32_t slot) const;
+  // As Residency::Count, of all slots that were not freed.
+  std::optional<WorkingSets::Counters> Count() const { return group_->residency().Count(); }
   const std::string& policy() const { return group_->policy_name(); }
   std::string settings() const { return group_->settings().ToString(); }
 

@@ -10,13 +10,7 @@ namespace omnikv {
 namespace {
 
 // Whether sequences of one engine can share steps.
-Status CheckShared(const EngineCore& core, int32_t max_seqs) {
-  if (core.bank->HasHostLayers()) {
-    return Unsupported(fmt::format(
-        "a batch of {} sequences needs all K/V on the card, but some layers' live on the host: "
-        "lower `context`, or raise `gpu_memory`",
-        max_seqs));
-  }
+Status CheckShared(const EngineCore& core) {
   for (const RopeConfig& rope : core.config.ropes) {
     if (rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope) {
       return Unsupported(
@@ -33,7 +27,7 @@ Status CheckSize(const EngineCore& core, int32_t max_seqs) {
     return InvalidArgument(
         fmt::format("a batch of {} sequences is asked for, expected 1 to {}", max_seqs, kMaxBatch));
   }
-  if (max_seqs > 1) OKV_RETURN_IF_ERROR(CheckShared(core, max_seqs));
+  if (max_seqs > 1) OKV_RETURN_IF_ERROR(CheckShared(core));
   const int32_t most = std::min(core.work.max_rows, core.work.max_out / 2);
   if (most < max_seqs) {
     return InvalidArgument(fmt::format(
@@ -59,8 +53,15 @@ Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyO
                        Residency::Create(*core.backend, *core.bank,
                                          {.reads = ReadsByLayer(core.config, reads),
                                           .n_slots = std::max(least, core.plan.working_set),
+                                          .n_seqs = max_seqs,
                                           .simulated_hits = core.simulated_hits}));
   core.set_bytes += group->residency().Bytes();
+  if (max_seqs > 1 && !group->residency().CanRecord()) {
+    return Unsupported(fmt::format(
+        "policy {} passes layers through the card one after another, and cannot serve a batch of "
+        "{} sequences",
+        group->policy_name(), max_seqs));
+  }
   group->slots_.resize(static_cast<size_t>(max_seqs));
   return group;
 }
@@ -89,7 +90,9 @@ Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
   }
   OKV_ASSIGN_OR_RETURN(free->seq, new_sequence());
   free->prompt_length = 0;
-  return static_cast<int32_t>(free - slots_.begin());
+  const auto slot = static_cast<int32_t>(free - slots_.begin());
+  residency().Reset(slot);
+  return slot;
 }
 
 Result<int32_t> RowGroup::Join() {
@@ -111,7 +114,7 @@ void RowGroup::Leave(int32_t slot) {
 
 void RowGroup::CutTo(int32_t slot, int64_t length) {
   core_.bank->Truncate(seq(slot), length);
-  residency().Reset();
+  residency().Reset(slot);
   set_prompt_length(slot, length);
 }
 

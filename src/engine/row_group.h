@@ -22,8 +22,8 @@ enum class StepEnd { kLogits, kArgmax, kSample };
 class RowGroup {
  public:
   // kInvalidArgument unless 1 <= max_seqs <= kMaxBatch; for more than one sequence kUnsupported for
-  // a policy that keeps one sequence's state, layers on the host, and models whose rotations depend
-  // on a prompt's length.
+  // a policy that keeps the state of one sequence or passes layers through stages, and for models
+  // whose rotations depend on a prompt's length.
   static Result<std::unique_ptr<RowGroup>> Open(EngineCore& core, const PolicyOptions& policy,
                                                 int32_t max_seqs);
   ~RowGroup();

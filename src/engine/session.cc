@@ -363,9 +363,7 @@ SessionStats SessionImpl::stats() const {
   if (steps_since_reset_ == 0) return stats;
   if (const auto rows = group_->residency().Count()) {
     stats.transfer_bytes_per_step = rows->missed_bytes / static_cast<size_t>(steps_since_reset_);
-    if (rows->selected > 0) {
-      stats.hit_rate = 1 - static_cast<double>(rows->missed) / static_cast<double>(rows->selected);
-    }
+    stats.hit_rate = rows->HitRate({});
   }
   return stats;
 }

@@ -28,7 +28,13 @@ Status Stepper::Check(std::span<const DecodeRow> rows, const PromptChunk* chunk)
   if (rows.empty() && chunk == nullptr) {
     return InvalidArgument("a step has no sequence, expected at least one");
   }
-  for (const DecodeRow& row : rows) OKV_RETURN_IF_ERROR(CheckTokens(core_, {&row.token, 1}));
+  for (const DecodeRow& row : rows) {
+    OKV_RETURN_IF_ERROR(CheckTokens(core_, {&row.token, 1}));
+    if (row.group->residency().CanRecord() || (rows.size() == 1 && chunk == nullptr)) continue;
+    return Unsupported(fmt::format(
+        "policy {} passes layers through the card one after another, and cannot share a step",
+        row.group->policy_name()));
+  }
   const auto n_rows = static_cast<int32_t>(rows.size() + (chunk ? chunk->tokens.size() : 0));
   const auto n_out = static_cast<int32_t>(rows.size()) + (chunk ? chunk->n_out : 0);
   if (static_cast<int32_t>(rows.size()) <= kMaxBatch && n_rows <= core_.work.max_rows &&

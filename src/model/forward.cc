@@ -9,37 +9,51 @@
 namespace omnikv {
 namespace {
 
-// Rows that are computed together, and the groups that they belong to.
-struct Part {
-  std::span<const StepGroup> groups;
-  int32_t row = 0;  // the first
-  int32_t n_rows = 0;
-  int32_t seq = 0;  // the first
-  int32_t out = 0;  // the first row of logits
-  int32_t n_out = 0;
-  bool alone = true;  // no other group is in the step
+// A group in a step under way.
+struct Group {
+  const StepGroup& rows;
+  int32_t row = 0;                           // the first
+  int32_t seq = 0;                           // the first
+  bool alone = true;                         // no other group is in the step
+  std::optional<Residency::Step> residency;  // once the step has begun
 };
 
-// All groups that decode are one part, each prompt is one.
-std::vector<Part> PartsOf(std::span<const StepGroup> groups) {
-  std::vector<Part> parts;
+// Rows that are computed together: of all groups that decode, or of one prompt.
+struct Part {
+  std::span<Group> groups;
+  int32_t row = 0;  // the first
+  int32_t n_rows = 0;
+  int32_t out = 0;  // the first row of logits
+  int32_t n_out = 0;
+};
+
+std::vector<Group> GroupsOf(std::span<const StepGroup> step) {
+  std::vector<Group> groups;
   int32_t row = 0;
   int32_t seq = 0;
+  for (const StepGroup& group : step) {
+    groups.push_back(
+        {.rows = group, .row = row, .seq = seq, .alone = step.size() == 1, .residency = {}});
+    row += group.n_rows;
+    seq += group.n_seqs;
+  }
+  return groups;
+}
+
+std::vector<Part> PartsOf(std::span<Group> groups) {
+  std::vector<Part> parts;
   int32_t out = 0;
   for (size_t i = 0; i < groups.size(); ++i) {
-    const StepGroup& group = groups[i];
-    if (i == 0 || group.prefill) {
-      OKV_CHECK(i == 0 || group.prefill || !groups[i - 1].prefill);
-      parts.push_back({.groups = groups.subspan(i, 0), .row = row, .seq = seq, .out = out});
+    const StepGroup& rows = groups[i].rows;
+    if (i == 0 || rows.prefill) {
+      OKV_CHECK(i == 0 || rows.prefill || !groups[i - 1].rows.prefill);
+      parts.push_back({.groups = groups.subspan(i, 0), .row = groups[i].row, .out = out});
     }
     Part& part = parts.back();
     part.groups = {part.groups.data(), part.groups.size() + 1};
-    part.n_rows += group.n_rows;
-    part.n_out += group.n_out;
-    part.alone = groups.size() == 1;
-    row += group.n_rows;
-    seq += group.n_seqs;
-    out += group.n_out;
+    part.n_rows += rows.n_rows;
+    part.n_out += rows.n_out;
+    out += rows.n_out;
   }
   return parts;
 }
@@ -71,99 +85,96 @@ void EnqueueInputs(const StepContext& c, const Part& part) {
                               .scale = c.config.embed_scale,
                               .x = At(c.work.x, part.row, c.config.d_model),
                               .n_rows = part.n_rows});
-  int32_t row = part.row;
-  for (const StepGroup& group : part.groups) {
-    for (size_t i = 0; i < group.ropes.sets().size(); ++i) {
-      const RopeState::Set& set = group.ropes.sets()[i];
-      c.backend.Enqueue(RopeTableArgs{.rows = c.work.rows.as<RowMeta>() + row,
-                                      .inv_freq = set.inv_freq.as<float>(),
-                                      .magnitude = set.magnitude,
-                                      .cos_sin = At(c.work.cos_sin[i], row, 2 * set.n_freq),
-                                      .n_freq = set.n_freq,
-                                      .n_rows = group.n_rows});
+  for (const Group& group : part.groups) {
+    const std::vector<RopeState::Set>& sets = group.rows.ropes.sets();
+    for (size_t i = 0; i < sets.size(); ++i) {
+      c.backend.Enqueue(
+          RopeTableArgs{.rows = c.work.rows.as<RowMeta>() + group.row,
+                        .inv_freq = sets[i].inv_freq.as<float>(),
+                        .magnitude = sets[i].magnitude,
+                        .cos_sin = At(c.work.cos_sin[i], group.row, 2 * sets[i].n_freq),
+                        .n_freq = sets[i].n_freq,
+                        .n_rows = group.rows.n_rows});
     }
-    row += group.n_rows;
   }
 }
 
-// Attention to everything of a group's rows, which begin at `row`; their sequences at `seq`.
-AttendArgs DenseAttend(const StepContext& c, const Part& part, const StepGroup& group, int32_t row,
-                       int32_t seq, const KvView& kv) {
-  const Buffer& rows = part.alone ? c.work.rows : c.work.group_rows;
-  return {.q = At(c.work.q, row, HeadValues(c.config)),
-          .o = At(c.work.o, row, HeadValues(c.config)),
+// The rows of a group, and its sequences, by their numbers in the group.
+const RowMeta* RowsOf(const StepContext& c, const Group& group) {
+  return (group.alone ? c.work.rows : c.work.group_rows).as<RowMeta>() + group.row;
+}
+const SeqMeta* SeqsOf(const StepContext& c, const Group& group) {
+  return c.work.seqs.as<SeqMeta>() + group.seq;
+}
+
+// Attention of a group's rows to everything.
+AttendArgs DenseAttend(const StepContext& c, const Group& group, const KvView& kv) {
+  return {.q = At(c.work.q, group.row, HeadValues(c.config)),
+          .o = At(c.work.o, group.row, HeadValues(c.config)),
           .kv = kv,
           .plan = AttnPlan::Dense(),
-          .rows = rows.as<RowMeta>() + row,
-          .seqs = c.work.seqs.as<SeqMeta>() + seq,
-          .n_rows = group.n_rows,
-          .n_seqs = group.n_seqs,
+          .rows = RowsOf(c, group),
+          .seqs = SeqsOf(c, group),
+          .n_rows = group.rows.n_rows,
+          .n_seqs = group.rows.n_seqs,
           .n_heads = c.config.n_heads,
           .scale = c.config.attn_scale,
           .softcap = c.config.attn_softcap};
 }
 
-// Calls visit(group, its first row, its first sequence).
-template <typename Visit>
-void ForGroups(const Part& part, const Visit& visit) {
-  int32_t row = part.row;
-  int32_t seq = part.seq;
-  for (const StepGroup& group : part.groups) {
-    visit(group, row, seq);
-    row += group.n_rows;
-    seq += group.n_seqs;
-  }
-}
-
-// New rows of a layer, those that go to one place by one op.
+// New rows of a layer, those that go to one place by one op. Returns the places, by group.
 std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32_t layer) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const LayerConfig& spec = c.config.layers[static_cast<size_t>(layer)];
   const float* last_post_norm =
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
   std::vector<KvPlace> places;
-  for (const StepGroup& group : part.groups) places.push_back(group.residency.BeforeAppend(layer));
+  for (Group& group : part.groups) places.push_back(group.residency->BeforeAppend(layer));
   Part rows = part;
   for (size_t i = 0; i < places.size();) {
+    const Group& first = part.groups[i];
+    const KvPlace& place = places[i];
     rows.n_rows = 0;
-    size_t next = i;
     do {
-      rows.n_rows += part.groups[next++].n_rows;
-    } while (next < places.size() && places[next] == places[i]);
-    NormQkvRopeAppendArgs qkv{.in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
-                              .wq = w.wq,
-                              .wk = w.wk,
-                              .wv = w.wv,
-                              .bq = w.bq,
-                              .bk = w.bk,
-                              .bv = w.bv,
-                              .qk_norm = c.config.qk_norm,
-                              .q_norm = w.q_norm,
-                              .k_norm = w.k_norm,
-                              .qk_norm_eps = c.config.norm_eps,
-                              .q = At(c.work.q, rows.row, HeadValues(c.config)),
-                              .n_heads = c.config.n_heads,
-                              .kv = places[i].kv,
-                              .slot = places[i].slot,
-                              .rows = c.work.rows.as<RowMeta>() + rows.row,
-                              .seqs = c.work.seqs.as<SeqMeta>(),
-                              .n_rows = rows.n_rows};
+      rows.n_rows += part.groups[i++].rows.n_rows;
+    } while (i < places.size() && places[i] == place);
+    const bool by_slot = place.slot.base != nullptr;  // then it is of one group
+    NormQkvRopeAppendArgs qkv{
+        .in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
+        .wq = w.wq,
+        .wk = w.wk,
+        .wv = w.wv,
+        .bq = w.bq,
+        .bk = w.bk,
+        .bv = w.bv,
+        .qk_norm = c.config.qk_norm,
+        .q_norm = w.q_norm,
+        .k_norm = w.k_norm,
+        .qk_norm_eps = c.config.norm_eps,
+        .q = At(c.work.q, rows.row, HeadValues(c.config)),
+        .n_heads = c.config.n_heads,
+        .kv = place.kv,
+        .slot = place.slot,
+        .rows = by_slot ? RowsOf(c, first) : c.work.rows.as<RowMeta>() + rows.row,
+        .seqs = by_slot ? SeqsOf(c, first) : c.work.seqs.as<SeqMeta>(),
+        .n_rows = rows.n_rows};
     if (spec.rope >= 0) {
       const auto set = static_cast<size_t>(spec.rope);
-      qkv.n_freq = part.groups.front().ropes.sets()[set].n_freq;
+      qkv.n_freq = first.rows.ropes.sets()[set].n_freq;
       qkv.cos_sin = At(c.work.cos_sin[set], rows.row, 2 * qkv.n_freq);
     }
     c.backend.Enqueue(qkv);
     rows.row += rows.n_rows;
-    i = next;
   }
   return places;
 }
 
 // Attention of one group in a layer, by its policy. `global` is the layer's number among the
 // global-attention layers.
-void EnqueueGroup(const StepContext& c, const StepGroup& group, int32_t layer, int32_t global,
-                  AttendArgs attend) {
+void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t global,
+                  const KvView& kv) {
+  const StepGroup& rows = group.rows;
+  AttendArgs attend = DenseAttend(c, group, kv);
   const int32_t window = c.config.layers[static_cast<size_t>(layer)].window;
   std::optional<Selection> selection;
   if (window > 0) {  // sliding-window layers are outside every policy
@@ -171,29 +182,28 @@ void EnqueueGroup(const StepContext& c, const StepGroup& group, int32_t layer, i
     c.backend.Enqueue(attend);
   } else {
     const LayerStep step{.layer = global,
-                         .prefill = group.prefill,
-                         .first_pos = group.first_pos,
-                         .prompt_end = group.prompt_end,
-                         .wants_selection = group.residency.WantsSelection()};
-    group.policy.Plan(step, attend);
-    group.residency.BeforeAttend(layer, attend);
+                         .prefill = rows.prefill,
+                         .first_pos = rows.first_pos,
+                         .prompt_end = rows.prompt_end,
+                         .wants_selection = group.residency->WantsSelection()};
+    rows.policy.Plan(step, attend);
+    group.residency->BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
-    group.policy.Observe(step, attend);
-    selection = group.policy.Selected(step);
-    if (selection && c.on_selection && !group.prefill) c.on_selection(*selection, attend.seqs);
+    rows.policy.Observe(step, attend);
+    selection = rows.policy.Selected(step);
+    if (selection && c.on_selection && !rows.prefill) c.on_selection(*selection, attend.seqs);
   }
-  group.residency.AfterObserve(layer, selection);
+  group.residency->AfterObserve(layer, selection);
 }
 
 // The first half of a layer: new rows, attention, projection.
 void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int32_t global) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const std::vector<KvPlace> places = EnqueueAppend(c, part, layer);
-  for (const StepGroup& group : part.groups) group.residency.AfterAppend(layer);
-  auto place = places.begin();
-  ForGroups(part, [&](const StepGroup& group, int32_t row, int32_t seq) {
-    EnqueueGroup(c, group, layer, global, DenseAttend(c, part, group, row, seq, (place++)->kv));
-  });
+  for (Group& group : part.groups) group.residency->AfterAppend(layer);
+  for (size_t i = 0; i < places.size(); ++i) {
+    EnqueueGroup(c, part.groups[i], layer, global, places[i].kv);
+  }
   c.backend.Enqueue(LinearArgs{.x = At(c.work.o, part.row, HeadValues(c.config)),
                                .w = w.wo,
                                .bias = w.bo,
@@ -312,22 +322,24 @@ int32_t GlobalLayers(const ModelConfig& config) {
                                             [](const LayerConfig& l) { return l.window == 0; }));
 }
 
-void EnqueueStep(const StepContext& c, std::span<const StepGroup> groups, int32_t logits_row) {
+void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t logits_row) {
+  std::vector<Group> groups = GroupsOf(step);
   const std::vector<Part> parts = PartsOf(groups);
   OKV_CHECK(parts.back().row + parts.back().n_rows <= c.work.max_rows);
   OKV_CHECK(logits_row + parts.back().out + parts.back().n_out <= c.work.max_out);
   for (const Part& part : parts) {
     EnqueueInputs(c, part);
-    ForGroups(part, [&](const StepGroup& group, int32_t row, int32_t seq) {
-      const AttendArgs rows = DenseAttend(c, part, group, row, seq, KvView{});
-      group.residency.BeginStep({.seqs = rows.seqs,
-                                 .prefill = group.prefill,
-                                 .seq = group.seq,
-                                 .first_pos = group.first_pos,
-                                 .n_rows = group.n_rows,
-                                 .prompt_end = group.prompt_end});
-      if (!group.prefill) group.policy.BeginStep(group.variant, rows);
-    });
+    for (Group& group : part.groups) {
+      const StepGroup& rows = group.rows;
+      const AttendArgs attend = DenseAttend(c, group, KvView{});
+      group.residency.emplace(rows.residency.BeginStep({.seqs = attend.seqs,
+                                                        .prefill = rows.prefill,
+                                                        .seq = rows.seq,
+                                                        .first_pos = rows.first_pos,
+                                                        .n_rows = rows.n_rows,
+                                                        .prompt_end = rows.prompt_end}));
+      if (!rows.prefill) rows.policy.BeginStep(rows.variant, attend);
+    }
   }
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {
     for (const Part& part : parts) {
@@ -336,11 +348,11 @@ void EnqueueStep(const StepContext& c, std::span<const StepGroup> groups, int32_
     }
     if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
-  for (const StepGroup& group : groups) group.residency.AfterLayers();
+  for (Group& group : groups) group.residency->AfterLayers();
   for (const Part& part : parts) {
     if (part.n_out > 0) EnqueueLogits(c, part, logits_row);
   }
-  for (const StepGroup& group : groups) group.residency.EndStep();
+  for (Group& group : groups) group.residency->EndStep();
 }
 
 }  // namespace omnikv

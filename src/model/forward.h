@@ -91,7 +91,7 @@ int32_t GlobalLayers(const ModelConfig& config);
 // groups one after the other: tokens, rows, and `n_seqs` sequences of each. Groups that decode come
 // first. Their rows are computed together, and each prompt's by itself, so that no row depends on
 // rows of a prompt beside it. Logits go to the rows from `logits_row` on, in the order of the rows.
-void EnqueueStep(const StepContext& context, std::span<const StepGroup> groups,
+void EnqueueStep(const StepContext& context, std::span<const StepGroup> step,
                  int32_t logits_row = 0);
 
 }  // namespace omnikv

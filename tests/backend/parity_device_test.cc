@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "parity_data.h"
 
@@ -12,130 +13,155 @@ namespace {
 using ParityDeviceTest = ParityTest;
 
 // What one step of a sequence chose.
-struct Chosen {
+// A step of one sequence: what it selects, ascending tokens and then the range of its last ones.
+struct Selected {
   std::vector<int32_t> index, bounds;
-  std::vector<SeqMeta> seq;
+  SeqMeta seq;
 };
 
 // Steps of a growing sequence: `listed` tokens of all but the last `recent`, and those. Then one
-// that makes the last row anew and chooses nothing, and one that chooses as before.
-std::vector<Chosen> Choices(int32_t steps, int32_t first_len, int32_t listed, int32_t recent,
-                            Random& random) {
-  std::vector<Chosen> all;
+// that makes the last row anew and selects nothing, one without the sequence, and one that selects
+// as before.
+std::vector<Selected> Selections(int32_t steps, int32_t first_len, int32_t listed, int32_t recent,
+                                 int32_t table_off, Random& random) {
+  std::vector<Selected> all;
   for (int32_t s = 0; s < steps; ++s) {
     const int32_t len = first_len + s;
     const int32_t split = len - std::min(recent, len);
     const int32_t n = std::min(listed - s % 2, split);
-    // Mostly what the step before chose: every third step chooses anew.
+    // Mostly what the step before selected: every third step selects anew.
     std::vector<int32_t> index = s % 3 == 0 ? random.Ascending(n, split) : all.back().index;
-    all.push_back(
-        {.index = index,
-         .bounds = {split, len},
-         .seq = {
-             {.q_begin = 0, .q_len = 1, .kv_len = len, .table_off = 2, .prompt_len = first_len}}});
+    all.push_back({.index = index,
+                   .bounds = {split, len},
+                   .seq = {.q_begin = s % 2,
+                           .q_len = 1,
+                           .kv_len = len,
+                           .table_off = table_off,
+                           .prompt_len = first_len}});
   }
-  Chosen nothing = all.back();
+  Selected nothing = all.back();
   nothing.index.clear();
   nothing.bounds = {0, 0};
-  Chosen again = all.back();
-  ++again.seq[0].kv_len;
-  all.push_back(nothing);
-  all.push_back(again);
+  Selected absent = all.back();
+  absent.seq.q_len = 0;
+  Selected again = all.back();
+  ++again.seq.kv_len;
+  all.insert(all.end(), {nothing, absent, again});
   return all;
 }
 
 TEST_F(ParityDeviceTest, WorkingSet) {
   Random random(201);
   struct Size {
-    int32_t first_len, listed, recent, n_slots;
+    int32_t n_seqs, first_len, listed, recent, n_slots;
     float simulated = -1;
   };
   for (const Size size :
-       {Size{1, 4, 2, 8}, Size{90, 24, 8, 32}, Size{90, 24, 8, 50}, Size{90, 24, 0, 24},
-        Size{700, 300, 64, 364}, Size{5000, 2040, 8, 2048}, Size{5000, 2000, 48, 4000},
-        Size{40, 100, 4, 104}, Size{90, 24, 8, 32, 0.0f}, Size{90, 24, 0, 24, 0.5f},
-        Size{700, 300, 64, 400, 0.3f}, Size{5000, 2040, 8, 2048, 0.6f},
-        Size{5000, 2000, 48, 4000, 0.9f}, Size{40, 100, 4, 104, 1.0f}}) {
-    const auto choices = Choices(7, size.first_len, size.listed, size.recent, random);
+       {Size{1, 1, 4, 2, 8}, Size{1, 90, 24, 8, 32}, Size{1, 90, 24, 8, 50}, Size{1, 90, 24, 0, 24},
+        Size{3, 90, 24, 8, 50}, Size{1, 700, 300, 64, 364}, Size{1, 5000, 2040, 8, 2048},
+        Size{1, 5000, 2000, 48, 4000}, Size{4, 5000, 2000, 48, 4000}, Size{16, 700, 300, 64, 400},
+        Size{1, 40, 100, 4, 104}, Size{1, 90, 24, 8, 32, 0.0f}, Size{1, 90, 24, 0, 24, 0.5f},
+        Size{3, 700, 300, 64, 400, 0.3f}, Size{1, 5000, 2040, 8, 2048, 0.6f},
+        Size{8, 5000, 2000, 48, 4000, 0.9f}, Size{1, 40, 100, 4, 104, 1.0f}}) {
     const int32_t capacity = size.listed + size.recent;
-    const int32_t n_blocks = (size.first_len + 7) / 16 + 1;
+    const int32_t max_tokens = size.first_len + 10;
+    const int32_t n_blocks = max_tokens / 16 + 1;
     std::vector<int32_t> table(2, 1 << 20);  // of another sequence
-    for (int32_t b : random.Ascending(n_blocks, n_blocks + 5)) table.push_back(b);
-    std::reverse(table.begin() + 2, table.end());
-    Check(fmt::format("WorkingSet {} and {} of {}, {} slots{}", size.listed, size.recent,
-                      size.first_len, size.n_slots,
-                      size.simulated < 0 ? "" : fmt::format(", {} hits by lot", size.simulated)),
-          [&](const Execute& run) {
-            const auto fresh = [](int32_t n, int32_t value) {
-              return std::vector<int32_t>(static_cast<size_t>(n), value);
-            };
-            auto slot_of = fresh((n_blocks + 5) * 16, -1);
-            auto owner = fresh(size.n_slots, -1);
-            std::vector<uint32_t> used(static_cast<size_t>(size.n_slots), 0);
-            std::vector<uint32_t> clock = {0};
-            std::vector<uint64_t> counters = {0, 0};
-            auto cursor = fresh(1, 0);
-            Outputs outputs;
-            for (const Chosen& c : choices) {
-              const std::vector<int32_t> count = {static_cast<int32_t>(c.index.size())};
-              auto slots = fresh(capacity, -7);
-              auto miss_row = fresh(capacity, -7);
-              auto miss_slot = fresh(capacity, -7);
-              auto n_miss = fresh(1, -7);
-              auto own = fresh(1, -7);
-              auto own_row = fresh(1, -7);
-              auto n_own = fresh(1, -7);
-              auto span = fresh(2, -7);
-              std::vector<SeqMeta> slot_seq(1);
-              run(WorkingSetArgs{.seq = c.seq.data(),
-                                 .index = c.index.data(),
-                                 .count = count.data(),
-                                 .bounds = c.bounds.data(),
-                                 .block_table = table.data(),
-                                 .block_tokens = 16,
-                                 .capacity = capacity,
-                                 .n_slots = size.n_slots,
-                                 .simulated_hits = size.simulated,
-                                 .slot_of = slot_of.data(),
-                                 .owner = owner.data(),
-                                 .used = used.data(),
-                                 .clock = clock.data(),
-                                 .cursor = cursor.data(),
-                                 .slots = slots.data(),
-                                 .miss_row = miss_row.data(),
-                                 .miss_slot = miss_slot.data(),
-                                 .n_miss = n_miss.data(),
-                                 .own = own.data(),
-                                 .own_row = own_row.data(),
-                                 .n_own = n_own.data(),
-                                 .span = span.data(),
-                                 .slot_seq = slot_seq.data(),
-                                 .counters = counters.data()});
-              const SeqMeta& s = slot_seq[0];
-              std::vector<int32_t> rest = {n_miss[0],
-                                           own[0],
-                                           own_row[0],
-                                           n_own[0],
-                                           span[0],
-                                           span[1],
-                                           cursor[0],
-                                           s.q_begin,
-                                           s.q_len,
-                                           s.kv_len,
-                                           s.table_off,
-                                           s.prompt_len,
-                                           static_cast<int32_t>(clock[0]),
-                                           static_cast<int32_t>(counters[0]),
-                                           static_cast<int32_t>(counters[1])};
-              outputs.insert(outputs.end(), {{"slots", AsFloats(slots), 0},
-                                             {"miss_row", AsFloats(miss_row), 0},
-                                             {"miss_slot", AsFloats(miss_slot), 0},
-                                             {"slot_of", AsFloats(slot_of), 0},
-                                             {"owner", AsFloats(owner), 0},
-                                             {"rest", AsFloats(rest), 0}});
+    std::vector<std::vector<Selected>> steps;
+    for (int32_t q = 0; q < size.n_seqs; ++q) {
+      // Of lengths that differ, and each absent from another step.
+      steps.push_back(Selections(7, size.first_len - std::min(q, size.first_len / 2), size.listed,
+                                 size.recent, static_cast<int32_t>(table.size()), random));
+      std::rotate(steps.back().end() - 3, steps.back().end() - 3 + q % 3, steps.back().end());
+      for (int32_t b : random.Ascending(n_blocks, n_blocks + 5)) table.push_back(b);
+      std::reverse(table.end() - n_blocks, table.end());
+    }
+    Check(
+        fmt::format("WorkingSet {} and {} of {}, {} slots, {} sequences{}", size.listed,
+                    size.recent, size.first_len, size.n_slots, size.n_seqs,
+                    size.simulated < 0 ? "" : fmt::format(", {} hits by lot", size.simulated)),
+        [&](const Execute& run) {
+          const auto filled = [&](int32_t each, auto value) {
+            return std::vector(static_cast<size_t>(size.n_seqs * each), value);
+          };
+          auto slot_of = filled(max_tokens, -1);
+          auto owner = filled(size.n_slots, -1);
+          auto used = filled(size.n_slots, uint32_t{0});
+          auto clock = filled(1, uint32_t{0});
+          auto counters = filled(2, uint64_t{0});
+          auto cursor = filled(1, 0);
+          Outputs outputs;
+          for (size_t step = 0; step < steps[0].size(); ++step) {
+            auto index = filled(capacity, 0);
+            auto count = filled(1, 0);
+            std::vector<int32_t> bounds;
+            std::vector<SeqMeta> seqs;
+            for (size_t q = 0; q < steps.size(); ++q) {
+              const Selected& s = steps[q][step];
+              std::copy(s.index.begin(), s.index.end(),
+                        index.begin() + static_cast<ptrdiff_t>(q) * capacity);
+              count[q] = static_cast<int32_t>(s.index.size());
+              bounds.insert(bounds.end(), s.bounds.begin(), s.bounds.end());
+              seqs.push_back(s.seq);
             }
-            return outputs;
-          });
+            auto slots = filled(capacity, -7);
+            auto miss_row = filled(capacity, -7);
+            auto miss_slot = filled(capacity, -7);
+            auto n_miss = filled(1, -7);
+            auto own = filled(1, -7);
+            auto own_row = filled(1, -7);
+            auto n_own = filled(1, -7);
+            auto span = filled(2, -7);
+            auto slot_seqs = filled(1, SeqMeta{});
+            run(WorkingSetArgs{.seqs = seqs.data(),
+                               .index = index.data(),
+                               .count = count.data(),
+                               .bounds = bounds.data(),
+                               .block_table = table.data(),
+                               .block_tokens = 16,
+                               .index_stride = capacity,
+                               .capacity = capacity,
+                               .n_slots = size.n_slots,
+                               .max_tokens = max_tokens,
+                               .n_seqs = size.n_seqs,
+                               .simulated_hits = size.simulated,
+                               .slot_of = slot_of.data(),
+                               .owner = owner.data(),
+                               .used = used.data(),
+                               .clock = clock.data(),
+                               .cursor = cursor.data(),
+                               .slots = slots.data(),
+                               .miss_row = miss_row.data(),
+                               .miss_slot = miss_slot.data(),
+                               .n_miss = n_miss.data(),
+                               .own = own.data(),
+                               .own_row = own_row.data(),
+                               .n_own = n_own.data(),
+                               .span = span.data(),
+                               .slot_seqs = slot_seqs.data(),
+                               .counters = counters.data()});
+            std::vector<int32_t> rest = span;
+            for (const auto& more : {n_miss, own, own_row, n_own, cursor}) {
+              rest.insert(rest.end(), more.begin(), more.end());
+            }
+            for (size_t q = 0; q < steps.size(); ++q) {
+              const SeqMeta& s = slot_seqs[q];
+              for (const int64_t value :
+                   {int64_t{s.q_begin}, int64_t{s.q_len}, int64_t{s.kv_len}, int64_t{s.table_off},
+                    int64_t{s.prompt_len}, int64_t{clock[q]}, static_cast<int64_t>(counters[2 * q]),
+                    static_cast<int64_t>(counters[2 * q + 1])}) {
+                rest.push_back(static_cast<int32_t>(value));
+              }
+            }
+            outputs.insert(outputs.end(), {{"slots", AsFloats(slots), 0},
+                                           {"miss_row", AsFloats(miss_row), 0},
+                                           {"miss_slot", AsFloats(miss_slot), 0},
+                                           {"slot_of", AsFloats(slot_of), 0},
+                                           {"owner", AsFloats(owner), 0},
+                                           {"rest", AsFloats(rest), 0}});
+          }
+          return outputs;
+        });
   }
 }
 
@@ -143,27 +169,43 @@ TEST_F(ParityDeviceTest, FetchRows) {
   Random random(202);
   constexpr int32_t kFrom = 900;
   constexpr int32_t kTo = 400;
+  constexpr int32_t kCapacity = 300;
+  const std::vector<std::vector<int32_t>> all_lists = {
+      {0}, {1}, {9}, {300}, {0, 3, 0, 0, 280, 1, 0}, {300, 50, 1}};
   for (int32_t row_bytes : {16, 36, 38, 512, 2048, 4096}) {
     std::vector<std::byte> from(static_cast<size_t>(kFrom * row_bytes));
     for (std::byte& b : from) b = static_cast<std::byte>(random.Int(0, 255));
-    for (int32_t n : {0, 1, 9, 300}) {
-      std::vector<int32_t> from_row = random.Ascending(std::max(n, 1), kFrom);
-      std::vector<int32_t> to_row = random.Ascending(std::max(n, 1), kTo);
-      std::reverse(to_row.begin(), to_row.end());
-      const std::vector<int32_t> count = {n};
-      Check(fmt::format("FetchRows {} of {} bytes", n, row_bytes), [&](const Execute& run) {
-        std::vector<std::byte> to(static_cast<size_t>(kTo * row_bytes), std::byte{0x77});
-        run(FetchRowsArgs{.from = from.data(),
-                          .to = to.data(),
-                          .row_bytes = row_bytes,
-                          .from_row = from_row.data(),
-                          .to_row = to_row.data(),
-                          .n = count.data(),
-                          .capacity = 300});
-        Array bytes{"to", {}, 0};
-        for (std::byte b : to) bytes.values.push_back(static_cast<float>(std::to_integer<int>(b)));
-        return Outputs{bytes};
-      });
+    for (const std::vector<int32_t>& count : all_lists) {
+      // Rows that are not fetched lie outside.
+      std::vector<int32_t> from_row(count.size() * kCapacity, 1 << 30);
+      std::vector<int32_t> to_row = from_row;
+      const int32_t total = std::accumulate(count.begin(), count.end(), 0);
+      std::vector<int32_t> to = random.Ascending(total, kTo);
+      std::reverse(to.begin(), to.end());
+      for (size_t l = 0, row = 0; l < count.size(); ++l) {
+        const std::vector<int32_t> rows = random.Ascending(count[l], kFrom);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          from_row[l * kCapacity + i] = rows[i];
+          to_row[l * kCapacity + i] = to[row++];
+        }
+      }
+      Check(fmt::format("FetchRows {} of {} bytes", fmt::join(count, "+"), row_bytes),
+            [&](const Execute& run) {
+              std::vector<std::byte> rows(static_cast<size_t>(kTo * row_bytes), std::byte{0x77});
+              run(FetchRowsArgs{.from = from.data(),
+                                .to = rows.data(),
+                                .row_bytes = row_bytes,
+                                .from_row = from_row.data(),
+                                .to_row = to_row.data(),
+                                .n = count.data(),
+                                .capacity = kCapacity,
+                                .lists = static_cast<int32_t>(count.size())});
+              Array bytes{"to", {}, 0};
+              for (std::byte b : rows) {
+                bytes.values.push_back(static_cast<float>(std::to_integer<int>(b)));
+              }
+              return Outputs{bytes};
+            });
     }
   }
 }

@@ -274,28 +274,18 @@ TEST(Batch, PoliciesMemoryIsGivenBack) {
   EXPECT_EQ(core.policy_bytes, before);
 }
 
-// An engine over made-up weights; the last `host_layers` layers' K/V beside the device.
-std::unique_ptr<Engine> MakeTiny(std::unique_ptr<Backend> backend, size_t host_layers) {
+// An engine over made-up weights.
+std::unique_ptr<Engine> MakeTiny(std::unique_ptr<Backend> backend) {
   auto core = std::make_unique<EngineCore>();
   core->options = {.context = 600, .max_sessions = 9};
   core->config = *GeometryConfig("tiny");
   core->weights = *GenerateWeights(*backend, core->config, DType::kBF16);
   auto plan = PlanMemory(core->options, core->config, core->weights.bytes, false, *backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
-  plan->tiers.assign(core->config.layers.size(), TierKind::kOwn);
-  std::fill_n(plan->tiers.rbegin(), host_layers, TierKind::kHost);
   core->backend = std::move(backend);
   auto engine = MakeEngine(std::move(core), *plan, 0);
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   return std::move(*engine);
-}
-
-TEST(Batch, LayersOnTheHostAreRefused) {
-  const auto engine = MakeTiny(MakeCpuBackend({.threads = 1}), 1);
-  const auto batch = Batch::Open(CoreOf(*engine), {.name = "full"}, 2);
-  ASSERT_FALSE(batch.ok());
-  EXPECT_EQ(batch.status().code(), StatusCode::kUnsupported);
-  EXPECT_THAT(batch.status().message(), HasSubstr("live on the host: lower `context`"));
 }
 
 // One launch of each op for all sequences; K/V of each counted, weights once; the same recorded
@@ -305,7 +295,7 @@ TEST(Batch, AStepIsOneForAll) {
   auto owned = std::make_unique<TraceBackend>(*cpu);
   TraceBackend& trace = *owned;
   trace.set_logging(false);
-  const auto engine = MakeTiny(std::move(owned), 0);
+  const auto engine = MakeTiny(std::move(owned));
   const int32_t n_layers = CoreOf(*engine).config.n_layers;
   const PolicyOptions policy{
       .name = "omnikv", .settings = {{"dense_below", "0"}, {"filters", "2,8"}, {"budget", "128"}}};

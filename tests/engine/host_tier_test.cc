@@ -3,9 +3,13 @@
 // one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
+
 #include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
 #include "backend/trace/trace_backend.h"
+#include "engine/batch.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "model/generated.h"
@@ -44,26 +48,33 @@ class HostTier : public OnDevice {
   // Bit by bit the same as kFew: to `ref` every place is. A card's kernels cut a choice into other
   // pieces than the slots that stand in for it.
   static Room Near() { return on_cuda() ? Room::kAll : Room::kOwn; }
-  static std::unique_ptr<Engine> Make(Room room, const PolicyOptions& policy);
+  // The first layers have a sliding window where `windows` > 0.
+  static std::unique_ptr<Engine> Make(Room room, const PolicyOptions& policy, size_t windows = 0);
 };
 
-std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy) {
+std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, size_t windows) {
   const std::string place = room == Room::kOwn ? "device" : "host";
   auto core = std::make_unique<EngineCore>();
   core->backend = on_cuda() ? *MakeBackend({.device = "cuda"}) : std::make_unique<Card>();
-  core->options = {.context = 400, .place = place, .max_sessions = 3};
+  core->options = {.context = 400, .place = place, .max_sessions = 16};
   core->options.policy = policy;
   core->options.kv_dtype = on_cuda() ? "f16" : "f32";
   core->options.prefill_chunk = 48;
   SmallShape shape{.max_context = 400};
   if (on_cuda()) shape.d_model = 128, shape.head_dim = 64, shape.ffn = 256;
-  const ModelConfig& config = core->config = SmallLlama(shape);
+  ModelConfig& config = core->config = SmallLlama(shape);
+  for (size_t layer = 0; layer < windows; ++layer) {
+    config.layers.insert(config.layers.begin(), config.layers[0]);
+    config.layers[0].window = 24;
+    ++config.n_layers;
+  }
   auto weights = GenerateWeights(*core->backend, config, on_cuda() ? DType::kBF16 : DType::kF32);
   EXPECT_TRUE(weights.ok());
   core->weights = std::move(*weights);
   auto plan = PlanMemory(core->options, config, core->weights.bytes, !on_cuda(), *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
-  EXPECT_EQ(plan->host_layers, place == "host" ? 3 : 0);
+  const int32_t can_go = policy.name == "omnikv" ? 3 : 6;
+  EXPECT_EQ(plan->host_layers, place == "host" ? can_go : 0);
   if (room == Room::kFew) plan->working_set = 40;  // some rows must leave
   if (room == Room::kAll) plan->working_set = 500;
   auto engine = MakeEngine(std::move(core), *plan, 0);
@@ -197,6 +208,150 @@ TEST_P(HostTier, AChoiceOfAllLeavesNothingToFetch) {
   const SessionStats stats = session->stats();
   EXPECT_EQ(stats.hit_rate, 1.0);
   EXPECT_EQ(stats.transfer_bytes_per_step, 0u);
+}
+
+// Eight sequences of other lengths, of which some wait, one leaves and another comes.
+TEST_P(HostTier, BatchesGiveTheSameTokens) {
+  for (const SettingList& settings : kPolicies) {
+    const PolicyOptions policy = Policy(settings);
+    const auto near_engine = Make(Near(), policy);
+    const auto host_engine = Make(Room::kFew, policy);
+    const auto near = *Batch::Open(CoreOf(*near_engine), policy, 8);
+    const auto host = *Batch::Open(CoreOf(*host_engine), policy, 8);
+    SCOPED_TRACE(near->settings());
+    std::vector<Batch::Next> next;
+    const auto join = [&](size_t tokens) {
+      const auto slot = near->Join(Numbers(tokens, tokens));
+      ASSERT_TRUE(slot.ok()) << slot.status().message();
+      const auto on_host = host->Join(Numbers(tokens, tokens));
+      ASSERT_TRUE(on_host.ok()) << on_host.status().message();
+      ASSERT_EQ(*slot, *on_host);
+      next.push_back({.slot = *slot, .token = static_cast<int32_t>(tokens % 100)});
+    };
+    const auto go_on = [&](std::span<Batch::Next> rows, int64_t steps) {
+      const auto want = near->Greedy(rows, steps);
+      const auto got = host->Greedy(rows, steps);
+      ASSERT_TRUE(want.ok()) << want.status().message();
+      ASSERT_TRUE(got.ok()) << got.status().message();
+      ASSERT_EQ(*want, *got);
+      for (size_t r = 0; r < rows.size(); ++r) {
+        const int32_t slot = rows[r].slot;
+        ASSERT_EQ(std::vector<float>(near->logits(slot), near->logits(slot) + near_engine->vocab()),
+                  std::vector<float>(host->logits(slot), host->logits(slot) + near_engine->vocab()))
+            << "slot " << slot;
+        rows[r].token = (*got)[r].back();
+      }
+    };
+    for (size_t i = 0; i < 8; ++i) join(60 + 19 * i);
+    go_on(next, 7);
+    go_on(std::span(next).subspan(2, 3), 5);
+    near->Leave(next[3].slot);
+    host->Leave(next[3].slot);
+    next.erase(next.begin() + 3);
+    go_on(next, 3);
+    join(120);
+    go_on(next, 30);
+    // In another order.
+    std::reverse(next.begin(), next.end());
+    go_on(next, 4);
+  }
+}
+
+// A batch gives each of its sequences what a session gives, bit by bit where the backend has one
+// order of sums.
+TEST_P(HostTier, BatchesGiveWhatSessionsGive) {
+  if (on_cuda()) GTEST_SKIP() << "a batch on a card sums in another order than a session";
+  const PolicyOptions policy = Policy({});
+  const auto engine = Make(Room::kFew, policy);
+  const auto batch = *Batch::Open(CoreOf(*engine), policy, 8);
+  std::vector<Batch::Next> next;
+  std::vector<std::vector<int32_t>> alone;
+  for (size_t i = 0; i < 8; ++i) {
+    const std::vector<int32_t> prompt = Numbers(60 + 19 * i, i);
+    next.push_back({.slot = *batch->Join(prompt), .token = 7});
+    const auto session = Open(*engine, policy);
+    ASSERT_TRUE(session->Prompt(prompt).ok());
+    ASSERT_TRUE(session->Step(7).ok());
+    alone.push_back(Generate(*session, 40));
+  }
+  const auto together = batch->Greedy(next, 40);
+  ASSERT_TRUE(together.ok()) << together.status().message();
+  EXPECT_EQ(*together, alone);
+}
+
+// Decode rows of two groups, and beside them chunks of a prompt that joins one of them.
+TEST_P(HostTier, StepsOfSeveralGroupsGiveTheSameLogits) {
+  const PolicyOptions policy = Policy({});
+  std::vector<std::vector<float>> told[2];  // by each engine
+  for (const bool on_host : {false, true}) {
+    const auto engine = Make(on_host ? Room::kFew : Near(), policy);
+    Stepper stepper(CoreOf(*engine));
+    const auto a = *RowGroup::Open(CoreOf(*engine), policy, 4);
+    const auto b = *RowGroup::Open(CoreOf(*engine), policy, 3);
+    std::vector<DecodeRow> rows;
+    for (size_t i = 0; i < 5; ++i) {
+      RowGroup& group = i < 2 ? *a : *b;
+      rows.push_back({.group = &group, .slot = *group.Join(), .token = 5});
+      const std::vector<int32_t> prompt = Numbers(40, i);
+      for (int turn = 0; turn < 2; ++turn) {
+        ASSERT_TRUE(
+            stepper
+                .Chunk(
+                    {.group = &group, .slot = rows.back().slot, .tokens = prompt, .prompt_end = 80})
+                .ok());
+      }
+    }
+    const auto step = [&](const PromptChunk* chunk) {
+      std::vector<float*> logits;
+      std::vector<std::vector<float>>& all = told[on_host ? 1 : 0];
+      const size_t first = all.size();
+      all.resize(first + rows.size(), std::vector<float>(static_cast<size_t>(engine->vocab())));
+      for (size_t r = 0; r < rows.size(); ++r) logits.push_back(all[first + r].data());
+      const Status status = stepper.Step(rows, logits, chunk);
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (DecodeRow& row : rows) row.token = (row.token * 7 + 3) % 160;
+    };
+    for (int i = 0; i < 6; ++i) step(nullptr);
+    const int32_t slot = *a->Join();
+    const std::vector<int32_t> tokens = Numbers(33, 50);
+    for (int i = 0; i < 4; ++i) {
+      const PromptChunk chunk{.group = a.get(), .slot = slot, .tokens = tokens, .prompt_end = 132};
+      step(&chunk);
+    }
+    rows.insert(rows.begin() + 2, {.group = a.get(), .slot = slot, .token = 9});
+    for (int i = 0; i < 12; ++i) step(nullptr);
+  }
+  ASSERT_EQ(told[0].size(), told[1].size());
+  for (size_t i = 0; i < told[0].size(); ++i) ASSERT_EQ(told[0][i], told[1][i]) << "logits " << i;
+}
+
+TEST_P(HostTier, LayersThatPassThroughTheCardShareNoStep) {
+  PolicyOptions policy{.name = "brutal_offload", .settings = {}};
+  const auto engine = Make(Room::kFew, policy);
+  EXPECT_EQ(Batch::Open(CoreOf(*engine), policy, 2).status().code(), StatusCode::kUnsupported);
+  Stepper stepper(CoreOf(*engine));
+  const auto a = *RowGroup::Open(CoreOf(*engine), policy, 1);
+  const auto b = *RowGroup::Open(CoreOf(*engine), {.name = "full"}, 1);
+  const std::vector<DecodeRow> rows = {{a.get(), *a->Join(), 3}, {b.get(), *b->Join(), 4}};
+  std::vector<float> logits(2 * static_cast<size_t>(engine->vocab()));
+  const Status status =
+      stepper.Step(rows, std::vector<float*>{logits.data(), logits.data() + engine->vocab()});
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("brutal_offload"), std::string::npos) << status.message();
+  EXPECT_EQ(a->length(0), 0);
+}
+
+// Layers with a sliding window come first, so the block table of the first layer is another one.
+TEST_P(HostTier, SlidingWindowsBesideWorkingSetsChangeNothing) {
+  const PolicyOptions policy = Policy({});
+  const auto near_engine = Make(Near(), policy, /*windows=*/2);
+  const auto host_engine = Make(Room::kFew, policy, /*windows=*/2);
+  const auto near = Open(*near_engine, policy);
+  const auto host = Open(*host_engine, policy);
+  ASSERT_TRUE(near->Prompt(Numbers(330, 0)).ok());
+  ASSERT_TRUE(host->Prompt(Numbers(330, 0)).ok());
+  ASSERT_EQ(Generate(*host, 40), Generate(*near, 40));
+  EXPECT_EQ(Logits(*host_engine, *host), Logits(*near_engine, *near));
 }
 
 INSTANTIATE_TEST_SUITE_P(On, HostTier, ::testing::Values("ref", "cuda"), NameOf);

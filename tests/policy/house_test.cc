@@ -211,13 +211,13 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
       };
       tiered.Prompt(kPrompt);
       EXPECT_TRUE(made.empty()) << "prompts select nothing";
-      tiered.residency->Reset();  // not primed, as the simulated ones
+      tiered.residency->Reset(0);  // not primed, as the simulated ones
       for (int step = 0; step < kSteps; ++step) {
         made.clear();
         tiered.Decode();
         for (const auto& [selection, seq] : made) {
           sets[static_cast<size_t>(selection.number)].Step(
-              ReadChoice(tiered.trace, selection.plan, seq));
+              ReadSelection(tiered.trace, selection.plan, seq));
         }
       }
       uint64_t selected = 0;

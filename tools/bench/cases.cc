@@ -227,6 +227,7 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
     next.push_back({slot, token});
   }
   OKV_RETURN_IF_ERROR(sequences->Greedy(next, 4).status());  // records, warms up
+  const auto counted = sequences->Count();
   const auto start = Clock::now();
   OKV_RETURN_IF_ERROR(sequences->Greedy(next, steps).status());
   DecodeCase result{.policy = sequences->policy(),
@@ -234,6 +235,12 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
                     .context = context,
                     .batch = batch};
   result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
+  if (counted) {
+    const auto now = *sequences->Count();
+    result.transfer_bytes =
+        (now.missed_bytes - counted->missed_bytes) / static_cast<uint64_t>(steps);
+    result.hit_rate = now.HitRate(*counted);
+  }
   OKV_RETURN_IF_ERROR(TraceStep(
       bench, [&](int) { return sequences->Step(next); }, result));
   result.attended_tokens = sequences->attended_tokens(next[0].slot);

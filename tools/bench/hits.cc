@@ -201,7 +201,7 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
     OKV_RETURN_IF_ERROR(session.Step(token));
     ++c.steps;
     for (const auto& [number, seen] : *bench_.selections) {
-      const ChoiceOnHost choice = ReadChoice(*bench_.backend, seen.plan, seen.seq);
+      const SelectionOnHost choice = ReadSelection(*bench_.backend, seen.plan, seen.seq);
       for (size_t i = 0; i < sets.size(); ++i) {
         SetSimulation& set = sets[i][static_cast<size_t>(number)];
         Rows& rows = c.rows[i][static_cast<size_t>(number)];

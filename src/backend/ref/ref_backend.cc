@@ -92,10 +92,10 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     NormAndRotate(a, r, a.q_norm, a.n_heads, q);
     NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data());
     const RowMeta row = a.rows[r];
-    const bool home = a.slot.base == nullptr || *a.slot.row < 0;
+    const int32_t slot = a.slot.base != nullptr ? a.slot.row[row.seq] : -1;
     AppendRow(a.kv, k.data(), v.data(),
-              home ? a.kv.Row(a.seqs[row.seq].table_off, row.pos)
-                   : a.slot.base + *a.slot.row * a.kv.row_bytes);
+              slot < 0 ? a.kv.Row(a.seqs[row.seq].table_off, row.pos)
+                       : a.slot.base + slot * a.kv.row_bytes);
   }
 }
 

@@ -54,11 +54,12 @@ struct Localise {
     a.n_pick = host.Of(a.n_pick, a.n_seqs);
   }
   void operator()(WorkingSetArgs& a) const {
-    a.count = host.Of(a.count, 1);
-    a.bounds = host.Of(a.bounds, 2);
-    a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, 1));
+    a.seqs = host.Of(a.seqs, a.n_seqs);
+    a.count = host.Of(a.count, a.n_seqs);
+    a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
+    a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, a.n_seqs));
   }
-  void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, 1); }
+  void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, a.lists); }
   template <typename Args>
   void operator()(Args&) const {}
 };

@@ -74,7 +74,9 @@ Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const F
     rule.dense_below = static_cast<int32_t>(settings.Int("dense_below"));
   }
   const int64_t selected = budget.At(context.max_context);
-  budget.max_tokens = std::min<int64_t>(selected + rule.tail, context.max_context);
+  // A sequence of a batch is below dense_below in steps that select for others.
+  const int64_t whole = context.max_seqs > 1 ? rule.dense_below : 0;
+  budget.max_tokens = std::min<int64_t>(std::max(selected + rule.tail, whole), context.max_context);
   if (!whole_answer || !context.fetches) return budget;
   return InvalidArgument(
       "policy omnikv: tail is all, expected a number of tokens where layers' K/V live on the "

@@ -236,7 +236,7 @@ __device__ __forceinline__ std::byte* KvRow(const KvView& kv, int32_t table_off,
 
 // Where a row of a step puts its K and V.
 __device__ __forceinline__ std::byte* KvTarget(const NormQkvRopeAppendArgs& a, const RowMeta& row) {
-  const int32_t slot = a.slot.base != nullptr ? *a.slot.row : -1;
+  const int32_t slot = a.slot.base != nullptr ? a.slot.row[row.seq] : -1;
   return slot >= 0 ? a.slot.base + slot * a.kv.row_bytes
                    : KvRow(a.kv, a.seqs[row.seq].table_off, row.pos);
 }

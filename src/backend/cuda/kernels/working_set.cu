@@ -1,4 +1,4 @@
-// Which chosen rows are on the device already, and the copy of those that are not.
+// Which selected rows are on the device already, and the copy of those that are not.
 #include <algorithm>
 
 #include "backend/cuda/kernels/common.cuh"
@@ -29,25 +29,37 @@ __device__ Rank BlockRank(bool flag, int32_t* warps) {
   return rank;
 }
 
-// One block. free_slots [capacity].
+// A block per sequence. free_slots [n_seqs, capacity].
 __global__ void __launch_bounds__(kThreads)
-    UpdateWorkingSet(WorkingSetArgs a, int32_t* free_slots) {
+    UpdateWorkingSet(WorkingSetArgs all, int32_t* free_slots) {
   GridTrigger();
   GridWait();
   __shared__ int32_t warps[kWarps];
   __shared__ int32_t next_cursor, own_missed;
   const auto thread = static_cast<int32_t>(threadIdx.x);
+  const auto sequence = static_cast<int32_t>(blockIdx.x);
+  const int32_t first_slot = sequence * all.n_slots;
+  const WorkingSetArgs a = all.Of(sequence);
+  free_slots += int64_t{sequence} * a.capacity;
+  const SeqMeta seq = *a.seqs;
+  if (seq.q_len == 0) {
+    if (thread != 0) return;
+    *a.own = -1;
+    *a.n_own = 0;
+    *a.n_miss = 0;
+    a.span[0] = a.span[1] = 0;
+    *a.slot_seqs = SeqMeta{};
+    return;
+  }
   const uint32_t step = *a.clock + 1;
   const int32_t listed = *a.count;
   const int32_t first_recent = a.bounds[0];
   const int32_t n = listed + a.bounds[1] - first_recent;
-  const SeqMeta seq = *a.seq;
   const auto token = [&](int32_t i) { return i < listed ? a.index[i] : first_recent + i - listed; };
   const auto row_of = [&](int32_t t) {
     const int32_t block = a.block_table[seq.table_off + t / a.block_tokens];
     return block * a.block_tokens + t % a.block_tokens;
   };
-  const auto physical = [&](int32_t i) { return row_of(token(i)); };
   // Tokens ascend: the step's own, whose row is yet to be made, is the last if it is there.
   const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
   if (thread == 0) {
@@ -60,15 +72,15 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t i = begin + thread;
     int32_t slot = 0;
     if (i < n) {
-      slot = a.simulated_hits < 0 ? a.slot_of[physical(i)] : i;
-      a.slots[i] = slot;
+      slot = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
+      a.slots[i] = slot < 0 ? slot : first_slot + slot;
       if (slot >= 0) a.used[slot] = step;
     }
     missing += BlockRank(i < n && slot < 0, warps).total;
   }
   __syncthreads();
 
-  // The first `missing` slots from the cursor on whose rows were not chosen.
+  // The first `missing` slots from the cursor on whose tokens were not selected.
   const int32_t cursor = next_cursor;
   for (int32_t found = 0, begin = 0; found < missing && begin < a.n_slots; begin += kThreads) {
     const int32_t slot = (cursor + begin + thread) % a.n_slots;
@@ -89,22 +101,22 @@ __global__ void __launch_bounds__(kThreads)
     const Rank rank = BlockRank(miss, warps);
     const int32_t place = given + rank.before;
     if (miss && lot) {
-      a.miss_row[place] = physical(i);
-      a.miss_slot[place] = i;
+      a.miss_row[place] = row_of(token(i));
+      a.miss_slot[place] = first_slot + i;
     } else if (miss) {
       const int32_t slot = free_slots[place];
-      const int32_t row = physical(i);
+      const int32_t t = token(i);
       const int32_t old = a.owner[slot];
       if (old >= 0) a.slot_of[old] = -1;
-      a.owner[slot] = row;
-      a.slot_of[row] = slot;
+      a.owner[slot] = t;
+      a.slot_of[t] = slot;
       a.used[slot] = step;
-      a.slots[i] = slot;
+      a.slots[i] = first_slot + slot;
       if (i == own) {
         own_missed = 1;
       } else {
-        a.miss_row[place] = row;
-        a.miss_slot[place] = slot;
+        a.miss_row[place] = row_of(t);
+        a.miss_slot[place] = first_slot + slot;
       }
     }
     given += rank.total;
@@ -112,12 +124,12 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (thread == 0) {
-    if (int32_t& slot = a.slot_of[row_of(seq.kv_len - 1)]; own < 0 && slot >= 0) {
+    if (int32_t& slot = a.slot_of[seq.kv_len - 1]; own < 0 && slot >= 0) {
       a.owner[slot] = -1;
       slot = -1;
     }
     *a.own = own >= 0 ? a.slots[own] : -1;
-    if (own >= 0) *a.own_row = physical(own);
+    if (own >= 0) *a.own_row = row_of(seq.kv_len - 1);
     *a.n_own = own >= 0 ? 1 : 0;
     *a.n_miss = missing - own_missed;
     a.counters[0] += static_cast<uint64_t>(own >= 0 ? n - 1 : n);
@@ -126,7 +138,11 @@ __global__ void __launch_bounds__(kThreads)
     *a.cursor = next_cursor;
     a.span[0] = 0;
     a.span[1] = n;
-    *a.slot_seq = {.q_begin = 0, .q_len = 1, .kv_len = n, .table_off = 0, .prompt_len = n};
+    *a.slot_seqs = {.q_begin = seq.q_begin,
+                    .q_len = 1,
+                    .kv_len = n,
+                    .table_off = sequence * a.capacity,
+                    .prompt_len = n};
   }
 }
 
@@ -143,6 +159,25 @@ constexpr int kFetchCluster = 8;
 // warps of products; of 52 registers, for one.
 constexpr int kFetchRegisters = 40;
 
+// The rows of all lists, one list after the other.
+struct FetchLists {
+  const FetchRowsArgs& a;
+  int32_t list = 0;   // the last row was of this one,
+  int32_t first = 0;  // which begins at this row
+
+  __device__ int32_t Rows() const {
+    int32_t n = 0;
+    for (int32_t l = 0; l < a.lists; ++l) n += a.n[l];
+    return n;
+  }
+  // Where a row is in from_row and to_row. REQUIRES rows in ascending order, below Rows().
+  __device__ int64_t Place(int32_t row) {
+    if (a.lists == 1) return row;
+    while (row >= first + a.n[list]) first += a.n[list++];
+    return int64_t{list} * a.capacity + row - first;
+  }
+};
+
 // A warp's unit is up to 32 * kInFlight pieces of one row, all asked for before the first is there;
 // where the next unit lies is asked for meanwhile. Host memory is read past the caches: once.
 template <typename Piece>
@@ -153,15 +188,18 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   constexpr int32_t kUnit = 32 * kInFlight;
   const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Piece)));
   const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
-  const int32_t n = *a.n;
+  FetchLists lists{a};
+  const int32_t n = lists.Rows();
   const int32_t n_units = n * parts;
   const auto lane = static_cast<int32_t>(threadIdx.x);
-  const bool quiet = n <= a.capacity - a.capacity / 8;
+  const int32_t capacity = a.capacity * a.lists;
+  const bool quiet = n <= capacity - capacity / 8;
   const auto n_blocks = static_cast<int32_t>(quiet ? min(gridDim.x, kQuietBlocks) : gridDim.x);
   auto unit = static_cast<int32_t>(blockIdx.x);
   if (unit >= n_blocks || unit >= n_units) return;
-  int32_t from = a.from_row[unit / parts];
-  int32_t to = a.to_row[unit / parts];
+  int64_t place = lists.Place(unit / parts);
+  int32_t from = a.from_row[place];
+  int32_t to = a.to_row[place];
   while (unit < n_units) {
     const int32_t first = unit % parts * kUnit + lane;
     const auto* in = reinterpret_cast<const Piece*>(a.from + from * a.row_bytes) + first;
@@ -173,8 +211,9 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
     }
     unit += n_blocks;
     if (unit < n_units) {
-      from = a.from_row[unit / parts];
-      to = a.to_row[unit / parts];
+      place = lists.Place(unit / parts);
+      from = a.from_row[place];
+      to = a.to_row[place];
     }
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
@@ -186,12 +225,12 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
 }  // namespace
 
 size_t WorkingSetScratch(const WorkingSetArgs& args) {
-  return static_cast<size_t>(args.capacity) * sizeof(int32_t);
+  return static_cast<size_t>(args.n_seqs) * static_cast<size_t>(args.capacity) * sizeof(int32_t);
 }
 
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
-  LaunchKernel(UpdateWorkingSet, launch, dim3(1), dim3(kThreads), 0, args,
-               reinterpret_cast<int32_t*>(launch.scratch));
+  LaunchKernel(UpdateWorkingSet, launch, dim3(static_cast<unsigned>(args.n_seqs)), dim3(kThreads),
+               0, args, reinterpret_cast<int32_t*>(launch.scratch));
 }
 
 void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
@@ -203,7 +242,8 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
   CheckLaunch(cudaFuncSetAttribute(fetch, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared),
               "fetch");
-  const int64_t blocks = CeilDiv(args.capacity * args.row_bytes, 32 * kInFlight * 16);
+  const int64_t blocks =
+      CeilDiv(int64_t{args.lists} * args.capacity * args.row_bytes, 32 * kInFlight * 16);
   const auto clusters =
       static_cast<unsigned>(CeilDiv(std::min(kFetchBlocks, blocks), kFetchCluster));
   KernelLaunch(launch, dim3(clusters * kFetchCluster), dim3(32), 0, kFetchCluster).Run(fetch, args);

@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host capped brutal prefill shapes attention hits)
+all_parts=(full omnikv host batches capped brutal prefill shapes attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
 . "$root/scripts/gpu_lib.sh"
@@ -180,6 +180,20 @@ if measure host; then
     bench "host_after0_hits$hits" --context 131072 "${filters[@]}" --set dense_after_filter=0 --place host \
       --hit-rate $hits --steps 48
   done
+  done_measuring
+fi
+# Eight sequences, with sparse layers on the card and on the host: scripts/fetch_model.py reads it.
+if measure batches; then
+  batch=(--context 32768 --batch 8 --steps 48)
+  bench full_batch8 "${batch[@]}" --policies full
+  bench omnikv_batch8 "${batch[@]}" "${filters[@]}" --set dense_after_filter=1
+  for hits in 0.85 0.6; do
+    bench "host_batch8_hits$hits" "${batch[@]}" "${filters[@]}" --set dense_after_filter=1 --place host \
+      --hit-rate $hits
+  done
+  bench full_2k_batch64 --context 2048 --batch 64 --policies full --steps 48
+  bench full_2k_batch16 --context 2048 --batch 16 --policies full --steps 48
+  if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
   done_measuring
 fi
 if measure capped; then

@@ -54,8 +54,8 @@ struct EngineOptions {
   int64_t working_set = 0;
   PolicyOptions policy;           // that sessions will have, for `place`
   std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
-  // Of prefill: fast rounds activations to bf16 where the device multiplies bf16 faster; full does
-  // not.
+  // Of prefill, and of steps of more than 16 sequences: fast rounds activations to bf16 where the
+  // device multiplies bf16 faster; full does not.
   std::string precision = "fast";
   int32_t prefill_chunk = 0;  // rows of a prefill step; 0: the device's
   int32_t max_sessions = 1;   // open at once; they share the memory for K/V

@@ -68,8 +68,8 @@ inline constexpr int64_t kSpareTokens = 64;
 // table those of one size of window.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
-// Sequences that decode together at most: as many rows as a card's decode kernels take.
-inline constexpr int32_t kMaxBatch = 16;
+// Sequences that decode together at most.
+inline constexpr int32_t kMaxBatch = 64;
 
 // Rows of logits that PrefillLogits may ask for at once: bounded by memory, at least the two for
 // each sequence of a batch that decode steps alternate between.

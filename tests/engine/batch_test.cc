@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "../test_data.h"
 #include "backend/cpu/cpu_backend.h"
@@ -203,14 +204,58 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
   }
 }
 
+// More rows than the kernels of a few rows take, more than a block of a card has warps, and all.
+TEST_P(BatchTest, ManySequences) {
+  const auto engine = Load({.model = kRandom, .context = 128, .max_sessions = 65});
+  for (const size_t i : {0, 3, 4}) {
+    const PolicyOptions policy = Policies()[i];
+    const auto batch = *Batch::Open(CoreOf(*engine), policy, 64);
+    SCOPED_TRACE(batch->policy() + " " + batch->settings());
+    std::vector<Batch::Next> next;
+    std::vector<std::vector<int32_t>> texts;
+    for (size_t s = 0; s < 64; ++s) {
+      texts.push_back(Numbers(5 + s % 70, s));
+      const auto slot = batch->Join(texts.back());
+      ASSERT_TRUE(slot.ok()) << slot.status().message();
+      next.push_back({*slot, static_cast<int32_t>(s)});
+    }
+    for (const size_t rows : {64, 33, 17, 64}) {
+      const std::span<Batch::Next> some(next.data() + (64 - rows) / 2, rows);
+      ASSERT_TRUE(batch->Step(some).ok());
+      for (Batch::Next& row : some) {
+        std::vector<int32_t>& text = texts[static_cast<size_t>(row.slot)];
+        text.push_back(row.token);
+        row.token = Best(batch->logits(row.slot), engine->vocab());
+      }
+    }
+    const auto ahead = batch->Greedy(next, 3);
+    ASSERT_TRUE(ahead.ok()) << ahead.status().message();
+    for (size_t r = 0; r < next.size(); r += 7) {
+      const std::vector<int32_t>& text = texts[static_cast<size_t>(next[r].slot)];
+      const auto session = *engine->NewSession(policy);
+      const size_t prompt = 5 + static_cast<size_t>(next[r].slot) % 70;
+      ASSERT_TRUE(
+          session->Prompt({text.begin(), text.begin() + static_cast<ptrdiff_t>(prompt)}).ok());
+      for (size_t t = prompt; t < text.size(); ++t) ASSERT_TRUE(session->Step(text[t]).ok());
+      std::vector<int32_t> tokens = {next[r].token};
+      tokens.insert(tokens.end(), (*ahead)[r].begin(), (*ahead)[r].end());
+      for (size_t t = 0; t + 1 < tokens.size(); ++t) {
+        ASSERT_TRUE(session->Step(tokens[t]).ok());
+        EXPECT_EQ(Best(session->logits(), engine->vocab()), tokens[t + 1]) << "row " << r;
+      }
+      ExpectSame(session->logits(), batch->logits(next[r].slot), engine->vocab());
+    }
+  }
+}
+
 TEST_P(BatchTest, RefusesWhatItCannotDoAndGoesOn) {
   const auto engine = Load({.model = kRandom, .context = 64, .max_sessions = 3});
   EngineCore& core = CoreOf(*engine);
   const auto message = [](const auto& result) {
     return result.ok() ? std::string() : result.status().message();
   };
-  EXPECT_THAT(message(Batch::Open(core, {.name = "full"}, 0)), HasSubstr("expected 1 to 16"));
-  EXPECT_THAT(message(Batch::Open(core, {.name = "full"}, 17)), HasSubstr("17 sequences"));
+  EXPECT_THAT(message(Batch::Open(core, {.name = "full"}, 0)), HasSubstr("expected 1 to 64"));
+  EXPECT_THAT(message(Batch::Open(core, {.name = "full"}, 65)), HasSubstr("65 sequences"));
   EXPECT_THAT(message(Batch::Open(core, {.name = "fill"}, 2)), HasSubstr("fill"));
   const auto opened = Batch::Open(core, {.name = "full"}, 2);
   ASSERT_TRUE(opened.ok());

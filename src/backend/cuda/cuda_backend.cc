@@ -158,6 +158,11 @@ class CudaBackend : public Backend {
   DType GemmType(DType format) const {
     return options_.full_precision || format == DType::kF32 ? DType::kF32 : DType::kBF16;
   }
+  // Rows of prompts, whose attention shares what it reads. Decode rows are each of a sequence of
+  // its own.
+  bool ManyOfASequence(const AttendArgs& a) const {
+    return a.n_rows > kMaxDecodeRows && a.n_rows > a.n_seqs && !options_.full_precision;
+  }
   bool Many(int32_t n_rows) const { return n_rows > kMaxDecodeRows && gemm_ != nullptr; }
   // y = W norm(x) + b of each part, for any number of rows; of many, y as `out`.
   void MultiplyNormed(const Residual& in, int32_t n_rows, std::initializer_list<ProductPart> parts,
@@ -444,7 +449,7 @@ bool CudaBackend::MustWait(const Op& op) const {
   if (std::holds_alternative<LinearArgs>(op)) return true;
   if (options_.full_precision) return false;
   if (const auto* a = std::get_if<AttendArgs>(&op)) {
-    return Many(a->n_rows) && CanAttendHopper(*a, device_);
+    return Many(a->n_rows) && ManyOfASequence(*a) && CanAttendHopper(*a, device_);
   }
   const auto* a = std::get_if<NormGatedFfnArgs>(&op);
   return a != nullptr && Many(a->n_rows);
@@ -635,7 +640,7 @@ void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
 }
 
 void CudaBackend::Run(const AttendArgs& a, bool rounded) {
-  const bool many = a.n_rows > kMaxDecodeRows && !options_.full_precision;
+  const bool many = ManyOfASequence(a);
   if (many && CanAttendHopper(a, device_)) {
     void* o = rounded ? rows_.Get(2 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv)) : nullptr;
     AttendHopper(a, o, Here(AttendHopperScratch(a)));

@@ -1,4 +1,5 @@
 // From logits to the next step's token, so that steps follow one another without the host.
+#include <algorithm>
 #include "backend/cuda/kernels/cluster.cuh"
 
 namespace omnikv::cuda {
@@ -431,26 +432,31 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   WriteToken(part, place, finite ? 0 : INFINITY, first, parts + row * kParts);
 }
 
-// One warp a row, then the step is counted.
-__global__ void __launch_bounds__(32 * kMaxDecodeRows) Choose(NextTokenArgs a, const Best* parts) {
+// A block of up to this many warps, each of which takes every so many rows; then the step is
+// counted.
+constexpr int32_t kChooseWarps = 32;
+__global__ void __launch_bounds__(32 * kChooseWarps) Choose(NextTokenArgs a, const Best* parts) {
   GridTrigger();
   GridWait();
-  const int row = static_cast<int>(threadIdx.x) / 32;
-  const Best best = WarpBest(parts[threadIdx.x]);
   const uint32_t step = *a.step;
   __syncthreads();
-  if (threadIdx.x % 32 != 0) return;
-  const bool finite = best.value < INFINITY;
-  const int32_t token = finite ? best.token : 0;
-  a.out[static_cast<int32_t>(step % static_cast<uint32_t>(a.ring)) * a.n_rows + row] =
-      finite ? token : -1;
-  a.tokens[row] = token;
-  if (a.sample != nullptr) TakeSample(token, a.sample[row], a.seen + row * SeenWords(a.vocab));
-  const RowMeta meta = a.rows[row];
-  a.rows[row].pos = meta.pos + 1;
-  if (a.group_rows != nullptr) a.group_rows[row].pos = meta.pos + 1;
-  a.seqs[meta.seq].kv_len += 1;
-  if (row == 0) *a.step = step + 1;
+  const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+  const auto n_warps = static_cast<int32_t>(blockDim.x) / 32;
+  for (int32_t row = static_cast<int32_t>(threadIdx.x) / 32; row < a.n_rows; row += n_warps) {
+    const Best best = WarpBest(parts[32 * row + lane]);
+    if (lane != 0) continue;
+    const bool finite = best.value < INFINITY;
+    const int32_t token = finite ? best.token : 0;
+    a.out[static_cast<int32_t>(step % static_cast<uint32_t>(a.ring)) * a.n_rows + row] =
+        finite ? token : -1;
+    a.tokens[row] = token;
+    if (a.sample != nullptr) TakeSample(token, a.sample[row], a.seen + row * SeenWords(a.vocab));
+    const RowMeta meta = a.rows[row];
+    a.rows[row].pos = meta.pos + 1;
+    if (a.group_rows != nullptr) a.group_rows[row].pos = meta.pos + 1;
+    a.seqs[meta.seq].kv_len += 1;
+    if (row == 0) *a.step = step + 1;
+  }
 }
 
 // How DrawKernel is launched.
@@ -500,7 +506,8 @@ void NextToken(const NextTokenArgs& args, const Launch& launch) {
     LaunchKernel(BestOfParts, launch, dim3(kParts, rows), dim3(kThreads), 0, args.logits,
                  args.vocab, parts);
   }
-  LaunchKernel(Choose, launch, dim3(1), dim3(32 * rows), 0, args, static_cast<const Best*>(parts));
+  LaunchKernel(Choose, launch, dim3(1), dim3(32 * std::min<unsigned>(rows, kChooseWarps)), 0, args,
+               static_cast<const Best*>(parts));
 }
 
 }  // namespace omnikv::cuda

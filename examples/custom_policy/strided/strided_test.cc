@@ -22,6 +22,7 @@ TEST(Strided, ReadsFirstLastAndEveryNthToken) {
     ++layers;
     const PlanSegment& chosen = attend->plan.segments[0];
     const PlanSegment& recent = attend->plan.segments[1];
+    ASSERT_TRUE(chosen.index != nullptr && recent.bounds != nullptr);
     // Of 87 older tokens 14: the first 4, and the 10 multiples of 8 after them.
     EXPECT_THAT(std::vector<int32_t>(chosen.index, chosen.index + *chosen.count),
                 ElementsAre(0, 1, 2, 3, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80));

@@ -61,7 +61,7 @@ class Strided : public Policy {
   size_t Bytes() const override { return bytes_; }
 
  private:
-  // Tokens are chosen by rank, and the more often 2 divides a position, the higher it ranks.
+  // Tokens are selected by rank, and the more often 2 divides a position, the higher it ranks.
   static float Rank(int64_t t) {
     constexpr int64_t kSinks = 4;  // first tokens
     return t < kSinks ? 64.0f : static_cast<float>(std::countr_zero(static_cast<uint64_t>(t)));

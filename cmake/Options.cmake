@@ -3,6 +3,13 @@ option(OMNIKV_TESTS "Build the tests" ON)
 option(OMNIKV_FUZZ "Build the fuzz targets with libFuzzer (clang only)" OFF)
 option(OMNIKV_ONEDNN "Prefill GEMM through oneDNN where the CPU has bf16 instructions" ON)
 option(OMNIKV_WERROR "Treat warnings as errors" ON)
+# A folder that the user names may be relative to where cmake was started: CACHE PATH resolves it.
+set(example_policies "")
+if(OMNIKV_TESTS)
+  set(example_policies ${PROJECT_SOURCE_DIR}/examples/custom_policy)
+endif()
+set(OMNIKV_POLICY_DIRS "${example_policies}" CACHE PATH
+    "Folders of policies beside src/policy, each with <name>/<name>.cc (docs/policy_guide.md)")
 set(OMNIKV_SANITIZE "" CACHE STRING "Sanitizers: empty, address+undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the commands of README.md and the examples that end the help of the program and of each of
-its subcommands, with the program just built: each must end well and print something, or write the
-file that it names. Scripts must be there and executable (CI and the reader run them).
-Usage: readme_commands.py SOURCE OMNIKV"""
+"""Runs the commands of README.md and docs/policy_guide.md and the examples that end the help of the
+program and of each of its subcommands, with the program just built: each must end well and print
+something, or write the file that it names. Scripts must be there and executable (CI and the reader
+run them). The code that the guide quotes must stand in its example. A `cmake -S` configures a folder of the test's; a `cmake --build` is the build that the
+test belongs to, and is not repeated.
+Usage: readme_commands.py SOURCE BUILD OMNIKV"""
 
 import os
 import re
@@ -10,8 +12,10 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
-PROGRAM = "build/release/tools/omnikv"
+PROGRAM = re.compile(r"build/\w+/tools/omnikv")
+DOCUMENTS = ["README.md", "docs/policy_guide.md"]
 
 
 def help_of(omnikv, path):
@@ -34,20 +38,44 @@ def examples(omnikv, path=()):
     return lines
 
 
+def commands_of(path):
+    """The lines that begin with four spaces and are in no fenced block."""
+    commands, fenced = [], False
+    with open(path, encoding="utf-8") as f:
+        for line in f:
+            fenced ^= line.startswith("```")
+            if line.startswith("    ") and line.strip() and not fenced:
+                commands.append(line.strip())
+    return commands
+
+
+def stale_quotes(source):
+    """The C++ blocks of the guide that are not in its example, word for word."""
+    example = Path(source, "examples/custom_policy/strided/strided.cc").read_text(encoding="utf-8")
+    guide = Path(source, "docs/policy_guide.md").read_text(encoding="utf-8")
+    quotes = re.findall(r"```cpp\n(.*?)```", guide, re.DOTALL)
+    return [quote for quote in quotes if quote not in example]
+
+
 def main():
-    source, omnikv = sys.argv[1:]
-    with open(os.path.join(source, "README.md"), encoding="utf-8") as f:
-        commands = [line.strip() for line in f if line.startswith("    ") and line.strip()]
-    failed, ran = [], 0
+    source, build, omnikv = sys.argv[1:]
+    commands = [c for name in DOCUMENTS for c in commands_of(os.path.join(source, name))]
+    failed, ran = stale_quotes(source), 0
+    for quote in failed:
+        print("FAILED to find in the example:", quote, sep="\n")
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(omnikv, os.path.join(folder, "omnikv"))
         environment = {**os.environ, "PATH": folder + os.pathsep + os.environ["PATH"]}
         for command in [*commands, *examples(omnikv)]:
+            if command.startswith("cmake --build "):
+                continue
             if command.startswith("./"):
                 good = os.access(os.path.join(source, shlex.split(command)[0]), os.X_OK)
             else:
                 # What they write goes to a folder of the test's.
-                line = command.replace(PROGRAM, "omnikv").replace("/tmp/", folder + "/")
+                line = PROGRAM.sub("omnikv", command).replace("/tmp/", folder + "/")
+                line = re.sub(r"(?<= -B )\S+", os.path.join(folder, "build"), line)
+                line = re.sub(r"(?<= --test-dir )\S+", build + " --no-tests=error", line)
                 done = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=source,
                                       env=environment, input=b"Hello.\n", stdout=subprocess.PIPE)
                 written = [w for w in shlex.split(line) if w.startswith(folder + "/")]
@@ -58,7 +86,7 @@ def main():
             if not good:
                 failed.append(command)
     if failed or ran < 10:
-        sys.exit(f"{len(failed)} commands failed, {ran} of the program ran")
+        sys.exit(f"{len(failed)} commands or quotes failed, {ran} of the program ran")
 
 
 main()

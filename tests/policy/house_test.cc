@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "../test_names.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "bank/set_simulation.h"
+#include "op_outputs.h"
 #include "step_fixture.h"
 #ifdef OMNIKV_HAVE_CUDA
 #include "backend/cuda/cuda_backend.h"
@@ -333,6 +336,41 @@ TEST_P(EveryPolicy, StepsArePure) {
     for (size_t i = 1; i < recordings.size(); ++i) {
       const auto difference = TraceBackend::Difference(recordings[0], recordings[i]);
       EXPECT_FALSE(difference.has_value()) << "step " << i << ": " << *difference;
+    }
+  }
+}
+
+// A step on the reference and on another backend, op by op: the first op that differs is the one to
+// look at. OMNIKV_PRINT_OPS=1 prints them all, on the reference too.
+TEST_P(EveryPolicy, OpsGiveWhatTheReferenceGives) {
+  const bool print = std::getenv("OMNIKV_PRINT_OPS") != nullptr;
+  for (const SettingList& variant : Variants(info())) {
+    const auto reference = MakeRefBackend();
+    const auto own_backend = backend();
+    OpOutputs expected(*reference);
+    OpOutputs got(*own_backend);
+    StepFixture of_reference(expected, info().name, variant);
+    StepFixture fixture(got, info().name, variant);
+    SCOPED_TRACE(fixture.settings.ToString());
+    for (StepFixture* f : {&of_reference, &fixture}) {
+      f->Prompt(kPrompt);
+      f->Decode();
+    }
+    ASSERT_EQ(got.outputs().size(), expected.outputs().size());
+    if (print) std::printf("%s %s\n", info().name.c_str(), fixture.settings.ToString().c_str());
+    for (size_t i = 0; i < got.outputs().size(); ++i) {
+      const auto& [op, array, values] = got.outputs()[i];
+      const OpOutput& want = expected.outputs()[i];
+      ASSERT_EQ(op, want.op) << "op " << i;
+      ASSERT_EQ(values.size(), want.values.size()) << "op " << i << ", " << op << ", " << array;
+      const double error =
+          want.Largest() == 0 ? got.outputs()[i].Largest() : MaxRelativeError(values, want.values);
+      if (print) {
+        std::printf("%4zu  %-20s %-8s %8zu values, largest %10.4g, error %.1e of it\n", i,
+                    op.c_str(), array.c_str(), values.size(), want.Largest(), error);
+      }
+      // More than the logits may have: sums over many activations differ less than each of them.
+      ASSERT_LE(error, 10 * Tolerance(device())) << "op " << i << ", " << op << ", " << array;
     }
   }
 }

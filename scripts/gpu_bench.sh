@@ -75,7 +75,12 @@ import json, sys
 report = json.load(open(sys.argv[1]))
 for case in report["cases"]:
     line = f"   {case['policy']:14}"
-    if "context" in case:
+    if "p95_ms" in case:
+        p95, prompt = case["p95_ms"], case["prompt_s"]
+        line += (f" {case['batch']} x {case['context']} with a prompt of {case['beside_tokens']}: 95 % of tokens in "
+                 f"{p95['beside']:.3f} ms, {p95['beside'] / p95['alone']:.2f} x of alone; the prompt "
+                 f"{prompt['beside'] / prompt['alone']:.2f} x of alone")
+    elif "context" in case:
         batch = f" x {case['batch']}" if case["batch"] > 1 else ""
         line += (f" context {case['context']:>7}{batch} {case['ms_per_token']:8.3f} ms "
                  f"{case['tokens_per_s']:8.1f} tok/s {100 * case['share_of_read']:5.1f} % of read")
@@ -193,6 +198,12 @@ if measure batches; then
   done
   bench full_2k_batch64 --context 2048 --batch 64 --policies full --steps 48
   bench full_2k_batch16 --context 2048 --batch 16 --policies full --steps 48
+  # Two policies in one step; a prompt beside decoding sequences.
+  mix=(--context 8192 --steps 48 --set "filters=2,8,18" --set budget=2048 --set dense_below=0)
+  bench mix_full16 --batch 16 --context 8192 --steps 48 --policies full
+  bench mix_omnikv16 --batch 16 "${mix[@]}" --policies omnikv
+  bench mix_8_and_8 --batch 8 "${mix[@]}" --policies full,omnikv --mix
+  bench beside_32k --batch 8 --context 8192 --policies full --beside 32768 --beside-rows 192
   if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
   done_measuring
 fi

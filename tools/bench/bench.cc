@@ -37,6 +37,9 @@ struct BenchFlags {
   std::vector<int> threads;
   int steps = 0;  // 0: by default
   int batch = 1;
+  bool mix = false;
+  int64_t beside = 0;  // tokens; 0: no prompt
+  int beside_rows = 256;
   std::string file;
   std::vector<double> working_sets = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
@@ -202,12 +205,18 @@ class Bench {
     }
     const MemoryWatch watch(f_.watch);
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
-    options_.max_sessions = f_.batch;
+    options_.max_sessions = f_.batch + (f_.beside > 0 ? 1 : 0);
+    if (f_.mix) options_.max_sessions *= static_cast<int>(std::max<size_t>(1, f_.policies.size()));
     OKV_ASSIGN_OR_RETURN(format_, ParseFormat(f_.format));
     OKV_ASSIGN_OR_RETURN(policies_, Policies());
     if (options_.context == 0) {  // the geometry's own may be too short by the steps, or too long
       for (const int64_t n : f_.contexts) {
         options_.context = std::max(options_.context, n + f_.steps + 16);
+        // Each step takes a chunk of the prompt and a token.
+        if (f_.beside > 0) {
+          const int64_t beside = f_.beside / f_.beside_rows + 100;
+          options_.context = std::max({options_.context, f_.beside + 8, n + beside});
+        }
       }
       for (const int64_t n : f_.prefill) options_.context = std::max(options_.context, n + 8);
     }
@@ -234,6 +243,9 @@ class Bench {
   nlohmann::ordered_json& AddCase(const Ceiling& c);
   Status RunAttend(int32_t head_dim, int64_t tokens);
   Status RunDecode(const PolicyOptions& policy, int64_t context);
+  Status RunMix(int64_t context);
+  Status ReportDecode(const DecodeCase& c);
+  Status RunBeside(const PolicyOptions& policy, int64_t context);
   Status RunPrefill(const PolicyOptions& policy, int64_t tokens);
   bool Capped() const { return options_.gpu_memory != 0; }
   int Threads() const { return options_.threads == 0 ? PhysicalCores() : options_.threads; }
@@ -291,7 +303,14 @@ Status Bench::RunThreads(int threads) {
   }
   for (const PolicyOptions& policy : policies_) {
     for (const int64_t tokens : f_.prefill) OKV_RETURN_IF_ERROR(RunPrefill(policy, tokens));
-    for (const int64_t context : f_.contexts) OKV_RETURN_IF_ERROR(RunDecode(policy, context));
+    for (const int64_t context : f_.contexts) {
+      OKV_RETURN_IF_ERROR(f_.beside > 0 ? RunBeside(policy, context)
+                          : f_.mix      ? Status()
+                                        : RunDecode(policy, context));
+    }
+  }
+  if (f_.mix) {
+    for (const int64_t context : f_.contexts) OKV_RETURN_IF_ERROR(RunMix(context));
   }
   for (const int64_t tokens : f_.attend) {
     for (const int32_t head_dim : {64, 128}) OKV_RETURN_IF_ERROR(RunAttend(head_dim, tokens));
@@ -376,6 +395,41 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
                        f_.batch > 1
                            ? MeasureBatch(bench_, policy, context, f_.batch, f_.steps)
                            : MeasureDecode(bench_, policy, context, f_.steps, f_.computed));
+  return ReportDecode(c);
+}
+
+Status Bench::RunMix(int64_t context) {
+  OKV_ASSIGN_OR_RETURN(const DecodeCase c,
+                       MeasureMix(bench_, policies_, context, f_.batch, f_.steps));
+  return ReportDecode(c);
+}
+
+Status Bench::RunBeside(const PolicyOptions& policy, int64_t context) {
+  OKV_ASSIGN_OR_RETURN(const BesideCase c,
+                       MeasureBeside(bench_, policy, context, f_.batch, f_.beside, f_.beside_rows));
+  OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
+  AddCase(ceiling).update(
+      {{"policy", c.policy},
+       {"settings", c.settings},
+       {"context", context},
+       {"batch", f_.batch},
+       {"beside_tokens", f_.beside},
+       {"beside_rows", c.chunk},
+       {"p95_ms", {{"alone", c.alone_p95_ms}, {"beside", c.beside_p95_ms}}},
+       {"prompt_s", {{"alone", c.prompt_seconds}, {"beside", c.beside_seconds}}}});
+  if (f_.json) return {};
+  fmt::print(
+      "beside  {:<14} {:>7} context x {}: 95 % of tokens in {:.3f} ms, with a prompt of {} in "
+      "{:.3f} "
+      "ms ({:.2f} x); the prompt in {:.2f} s, alone in {:.2f} s ({:.2f} x)\n",
+      c.policy, context, f_.batch, c.alone_p95_ms, f_.beside, c.beside_p95_ms,
+      c.beside_p95_ms / c.alone_p95_ms, c.beside_seconds, c.prompt_seconds,
+      c.beside_seconds / c.prompt_seconds);
+  return {};
+}
+
+Status Bench::ReportDecode(const DecodeCase& c) {
+  const int64_t context = c.context;
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   const double gb_s = static_cast<double>(c.floor_bytes) / c.ms_per_token / 1e6;
   const double peak = ceiling.memory.read_gb_s;
@@ -467,6 +521,15 @@ void AddBench(CLI::App& app, Command& command) {
       ->check(CLI::Range(1, 100000));
   sub->add_option("--batch", f->batch, "sequences that decode together, each of such a length")
       ->check(CLI::Range(1, kMaxBatch));
+  CLI::Option* mix =
+      sub->add_flag("--mix", f->mix, "all policies share the steps, with --batch sequences each");
+  CLI::Option* beside = sub->add_option("--beside", f->beside,
+                                        "compute a prompt of this length beside the sequences");
+  beside->check(tokens)->excludes(mix)->needs(sub->get_option("--context"));
+  sub->add_option("--beside-rows", f->beside_rows, "rows of that prompt per step")
+      ->capture_default_str()
+      ->needs(beside)
+      ->check(CLI::Range(1, 1 << 16));
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));
   sub->add_option("--hit-rate", f->hit_rate,
                   "simulate this share of hits in working sets (layers on the host)")

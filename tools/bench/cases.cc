@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "engine/batch.h"
 #include "engine/devices.h"
+#include "engine/mixed_steps.h"
 #include "model/generated.h"
 
 namespace omnikv::tools {
@@ -244,6 +245,102 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
   OKV_RETURN_IF_ERROR(TraceStep(
       bench, [&](int) { return sequences->Step(next); }, result));
   result.attended_tokens = sequences->attended_tokens(next[0].slot);
+  return result;
+}
+
+Result<DecodeCase> MeasureMix(BenchEngine& bench, const std::vector<PolicyOptions>& policies,
+                              int64_t context, int32_t batch, int steps) {
+  EngineCore& core = CoreOf(*bench.engine);
+  Stepper stepper(core);
+  std::vector<std::unique_ptr<RowGroup>> groups;
+  std::vector<DecodeRow> rows;
+  DecodeCase result{.policy = "", .settings = "", .context = context};
+  for (const PolicyOptions& policy : policies) {
+    OKV_ASSIGN_OR_RETURN(auto opened, RowGroup::Open(core, policy, batch));
+    RowGroup& group = *groups.emplace_back(std::move(opened));
+    for (const int32_t token : RandomTokens(batch, bench.vocab)) {
+      OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());
+      OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(group, slot, context));
+      rows.push_back({.group = &group, .slot = slot, .token = token});
+    }
+    result.policy += (result.policy.empty() ? "" : " + ") + group.policy_name();
+    result.settings += (result.settings.empty() ? "" : " + ") + group.settings().ToString();
+  }
+  result.batch = static_cast<int32_t>(rows.size());
+  StepsAhead ahead(stepper, rows, std::vector<Sampler*>(rows.size(), nullptr));
+  const int64_t warm = int64_t{MixedSteps::kFirstRecorded} * StepsAhead::kMost;
+  for (int64_t left = warm; left > 0; --left) OKV_RETURN_IF_ERROR(ahead.Read(left).status());
+  const auto start = Clock::now();
+  for (int64_t left = steps; left > 0; --left) OKV_RETURN_IF_ERROR(ahead.Read(left).status());
+  result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
+  ahead.End();
+  std::vector<float> room(rows.size() * static_cast<size_t>(bench.vocab));
+  std::vector<float*> logits;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    logits.push_back(room.data() + r * static_cast<size_t>(bench.vocab));
+  }
+  OKV_RETURN_IF_ERROR(TraceStep(
+      bench, [&](int) { return stepper.Step(rows, logits); }, result));
+  return result;
+}
+
+Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
+                                 int32_t batch, int64_t prompt, int32_t chunk) {
+  EngineCore& core = CoreOf(*bench.engine);
+  Stepper stepper(core);
+  OKV_ASSIGN_OR_RETURN(const auto group, RowGroup::Open(core, policy, batch + 1));
+  BesideCase result{.policy = group->policy_name(),
+                    .settings = group->settings().ToString(),
+                    .chunk = std::min(chunk, core.work.max_rows - batch)};
+  std::vector<DecodeRow> rows;
+  for (const int32_t token : RandomTokens(batch, bench.vocab)) {
+    OKV_ASSIGN_OR_RETURN(const int32_t slot, group->Join());
+    OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(*group, slot, context));
+    rows.push_back({.group = group.get(), .slot = slot, .token = token});
+  }
+  std::vector<float> room(rows.size() * static_cast<size_t>(bench.vocab));
+  std::vector<float*> logits;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    logits.push_back(room.data() + r * static_cast<size_t>(bench.vocab));
+  }
+  const std::vector<int32_t> tokens = RandomTokens(prompt, bench.vocab);
+  // Computes the prompt in chunks of `n` rows, each in a step with `decoding`; returns seconds.
+  std::vector<double> ms;  // of the steps
+  const auto compute = [&](int64_t n, std::span<const DecodeRow> decoding) -> Result<double> {
+    OKV_ASSIGN_OR_RETURN(const int32_t slot, group->Join());
+    ms.clear();
+    const auto start = Clock::now();
+    for (int64_t pos = 0; pos < prompt; pos += n) {
+      const auto length = static_cast<size_t>(std::min(n, prompt - pos));
+      const PromptChunk part{.group = group.get(),
+                             .slot = slot,
+                             .tokens = {tokens.data() + pos, length},
+                             .prompt_end = prompt};
+      const auto step = Clock::now();
+      OKV_RETURN_IF_ERROR(stepper.Step(decoding, std::span(logits).first(decoding.size()), &part));
+      core.backend->Synchronize();
+      ms.push_back(1e3 * Seconds(step));
+    }
+    const double seconds = Seconds(start);
+    group->Leave(slot);
+    return seconds;
+  };
+  const auto p95 = [](std::vector<double> times) {
+    std::sort(times.begin(), times.end());
+    return times[times.size() * 95 / 100];
+  };
+  OKV_RETURN_IF_ERROR(compute(core.work.max_rows, {}).status());  // warms up
+  OKV_ASSIGN_OR_RETURN(result.prompt_seconds, compute(core.work.max_rows, {}));
+  std::vector<double> alone;
+  constexpr int kAlone = 64;
+  for (int i = 0; i < kAlone + 4; ++i) {  // the first ones record
+    const auto step = Clock::now();
+    OKV_RETURN_IF_ERROR(stepper.Step(rows, logits));
+    if (i >= 4) alone.push_back(1e3 * Seconds(step));
+  }
+  result.alone_p95_ms = p95(alone);
+  OKV_ASSIGN_OR_RETURN(result.beside_seconds, compute(result.chunk, rows));
+  result.beside_p95_ms = p95(ms);
   return result;
 }
 

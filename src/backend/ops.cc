@@ -109,6 +109,22 @@ struct CostVisitor {
     }
     return c;
   }
+  Cost operator()(const ScoreArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const SeqMeta seq = a.seqs[s];
+      if (seq.q_len == 0) continue;
+      const uint64_t row_heads = U(ScoringRows(a, seq.q_len)) * U(a.n_heads);
+      const uint64_t units = U(a.lists) * ((U(seq.kv_len) + U(a.unit) - 1) / U(a.unit));
+      c.kv_bytes += KvBytes(a.kv, int64_t{seq.kv_len} * a.kv.n_kv_heads, /*values=*/false);
+      c.bytes_read += 4 * row_heads * U(a.kv.dk + (a.lse != nullptr ? 1 : 0));
+      c.bytes_read += a.accumulate ? 4 * units : 0;
+      c.bytes_written += 4 * units;
+      c.flops += 2 * row_heads * U(seq.kv_len) * U(a.kv.dk);
+    }
+    c.bytes_read += c.kv_bytes;
+    return c;
+  }
   Cost operator()(const PlanRangeArgs& a) const {
     return {.bytes_read = sizeof(SeqMeta) * U(a.n_seqs), .bytes_written = 16 * U(a.n_seqs)};
   }
@@ -145,6 +161,7 @@ struct NameVisitor {
   std::string_view operator()(const NormGatedFfnArgs&) const { return "NormGatedFfn"; }
   std::string_view operator()(const NormLogitsArgs&) const { return "NormLogits"; }
   std::string_view operator()(const ScoreReduceArgs&) const { return "ScoreReduce"; }
+  std::string_view operator()(const ScoreArgs&) const { return "Score"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }

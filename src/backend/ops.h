@@ -201,6 +201,58 @@ struct ScoreReduceArgs {
   bool operator==(const ScoreReduceArgs&) const = default;
 };
 
+// How the scores of the query heads of a list become one score, and those of several query rows.
+enum class HeadReduce : int32_t { kMax, kMean, kSum };
+enum class QueryReduce : int32_t {
+  kLast,   // the last row's alone
+  kSum,    // of all rows
+  kMax,    // over all rows
+  kDecay,  // the sum, in which a row counts `decay` times as much as the row after it
+};
+
+// The most tokens that a unit of ScoreArgs has.
+inline constexpr int32_t kMaxScoreUnit = 512;
+
+// Scores of a sequence's tokens, or of units of them, by its last `window` rows of the step. They
+// are reduced as they are made, so nothing is held per row or per head. For tokens t < kv_len and
+// rows r at positions >= t:
+//   w[r][h][t]   = softcap(scale * q[r][h]·k[t]), or exp(that - lse[r][h]) where lse is not null
+//   g[r][l][t]   = max, mean or sum of w[r][h][t] over the query heads h of list l
+//   f[l][t]      = g of the last row, or sum, max or decayed sum of g[r][l][t] over rows r
+//   out[s][l][u] = max of f[l][t] over the tokens t of unit u
+// List l is all heads (lists = 1), or the query heads of KV head l. With `accumulate` a unit that
+// began before this step keeps what it holds:
+//   out = held + new, or max(held, new) of kMax, or decay^q_len * held + new of kDecay
+// Sequences without rows keep their scores.
+struct ScoreArgs {
+  const float* q = nullptr;    // [n_rows, n_heads, dk]
+  const float* lse = nullptr;  // [n_rows, n_heads]; null: scores are logits
+  KvView kv;
+  const SeqMeta* seqs = nullptr;
+  float* out = nullptr;  // [n_seqs, lists, stride]
+  int64_t stride = 0;    // units
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+  int32_t n_heads = 0;
+  int32_t lists = 1;   // 1, or n_kv_heads
+  int32_t unit = 1;    // tokens, up to kMaxScoreUnit
+  int32_t window = 0;  // rows of a sequence, the last ones; 0: all
+  HeadReduce heads = HeadReduce::kMax;
+  QueryReduce queries = QueryReduce::kLast;
+  float scale = 1;
+  float softcap = 0;  // c > 0: c * tanh(logit / c)
+  float decay = 1;    // of kDecay
+  bool accumulate = false;
+
+  bool operator==(const ScoreArgs&) const = default;
+};
+
+// How many of a sequence's `q_len` rows score.
+OMNIKV_HOST_DEVICE inline int32_t ScoringRows(const ScoreArgs& a, int32_t q_len) {
+  const int32_t most = a.queries == QueryReduce::kLast ? 1 : a.window;
+  return most > 0 && most < q_len ? most : q_len;
+}
+
 // Tokens that a budget allows at `n` tokens of context: `budget` of them or, where `share` is not
 // 0, that share of the context, rounded up, from 1 to `budget`.
 OMNIKV_HOST_DEVICE inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
@@ -414,8 +466,8 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 }
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
-                        NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, PlanRangeArgs, TopKArgs,
-                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
+                        NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs, PlanRangeArgs,
+                        TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

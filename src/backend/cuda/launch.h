@@ -21,8 +21,8 @@ namespace omnikv::cuda {
 struct Device {
   int ordinal = 0;
   int sm_count = 0;
-  int arch = 0;                 // 10 * major + minor: 80, 90, ...
-  size_t shared_per_block = 0;  // bytes, opted in
+  int arch = 0;                        // 10 * major + minor: 80, 90, ...
+  size_t shared_per_block = 0;         // bytes, opted in
   double memory_bytes_per_second = 0;  // by its clock
 };
 
@@ -128,6 +128,12 @@ bool CanAttendHopper(const AttendArgs& args, const Device& device);
 size_t AttendHopperScratch(const AttendArgs& args);
 // `o_bf16`: where o goes instead of args.o, as bf16; null: args.o.
 void AttendHopper(const AttendArgs& args, void* o_bf16, const Launch& launch);
+
+// --- kernels/score.cu: scores of tokens.
+
+// Whether it takes these arguments.
+bool CanScore(const ScoreArgs& args, const Device& device);
+void Score(const ScoreArgs& args, const Launch& launch);
 
 // --- kernels/select.cu: from scores to chosen tokens.
 

@@ -1,0 +1,78 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backend/ref/ref_backend.h"
+
+namespace omnikv {
+namespace {
+
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+
+// w[r][h][t] of ops.h.
+double TokenScore(const ScoreArgs& a, const SeqMeta& seq, int64_t row, int32_t head, int64_t t) {
+  const float* q = a.q + (row * a.n_heads + head) * a.kv.dk;
+  const std::byte* k = a.kv.Row(seq.table_off, t) + a.kv.k_offset +
+                       head / (a.n_heads / a.kv.n_kv_heads) * a.kv.k_head_bytes;
+  double dot = 0;
+  for (int32_t d = 0; d < a.kv.dk; ++d) {
+    dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.dtype, k, static_cast<size_t>(d));
+  }
+  double logit = dot * a.scale;
+  if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
+  return a.lse != nullptr ? std::exp(logit - a.lse[row * a.n_heads + head]) : logit;
+}
+
+// One score of those of n heads.
+double Reduced(HeadReduce reduce, const std::vector<double>& heads) {
+  if (reduce == HeadReduce::kMax) return *std::max_element(heads.begin(), heads.end());
+  double sum = 0;
+  for (const double v : heads) sum += v;
+  return reduce == HeadReduce::kMean ? sum / static_cast<double>(heads.size()) : sum;
+}
+
+}  // namespace
+
+void RefScore(const ScoreArgs& a) {
+  const int32_t list_heads = a.n_heads / a.lists;
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    const int32_t first_age = ScoringRows(a, seq.q_len) - 1;
+    for (int32_t l = 0; l < a.lists; ++l) {
+      float* out = a.out + (int64_t{s} * a.lists + l) * a.stride;
+      for (int64_t u = 0; u * a.unit < seq.kv_len; ++u) {
+        double best = kNegInf;
+        for (int64_t t = u * a.unit; t < std::min<int64_t>((u + 1) * a.unit, seq.kv_len); ++t) {
+          double f = a.queries == QueryReduce::kMax ? kNegInf : 0;
+          for (int32_t age = first_age; age >= 0; --age) {
+            if (t > seq.kv_len - 1 - age) continue;
+            std::vector<double> w;
+            for (int32_t h = 0; h < list_heads; ++h) {
+              w.push_back(TokenScore(a, seq, int64_t{seq.q_begin} + seq.q_len - 1 - age,
+                                     l * list_heads + h, t));
+            }
+            const double g = Reduced(a.heads, w);
+            if (a.queries == QueryReduce::kMax) f = std::max(f, g);
+            if (a.queries == QueryReduce::kDecay) f += std::pow(double{a.decay}, age) * g;
+            if (a.queries == QueryReduce::kSum || a.queries == QueryReduce::kLast) f += g;
+          }
+          best = std::max(best, f);
+        }
+        if (a.accumulate && u * a.unit < seq.kv_len - seq.q_len) {
+          const double held = out[u];
+          if (a.queries == QueryReduce::kMax) {
+            best = std::max(best, held);
+          } else {
+            best += a.queries == QueryReduce::kDecay ? std::pow(double{a.decay}, seq.q_len) * held
+                                                     : held;
+          }
+        }
+        out[u] = static_cast<float>(best);
+      }
+    }
+  }
+}
+
+}  // namespace omnikv

@@ -125,6 +125,14 @@ struct CostVisitor {
     c.bytes_read += c.kv_bytes;
     return c;
   }
+  Cost operator()(const PoolArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const uint64_t n = U(a.n[s]) * U(a.lists);
+      c += {.bytes_read = 4 * n, .bytes_written = 4 * n, .flops = n * U(a.kernel)};
+    }
+    return c;
+  }
   Cost operator()(const PlanRangeArgs& a) const {
     return {.bytes_read = sizeof(SeqMeta) * U(a.n_seqs), .bytes_written = 16 * U(a.n_seqs)};
   }
@@ -162,6 +170,7 @@ struct NameVisitor {
   std::string_view operator()(const NormLogitsArgs&) const { return "NormLogits"; }
   std::string_view operator()(const ScoreReduceArgs&) const { return "ScoreReduce"; }
   std::string_view operator()(const ScoreArgs&) const { return "Score"; }
+  std::string_view operator()(const PoolArgs&) const { return "Pool"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }

@@ -253,6 +253,24 @@ OMNIKV_HOST_DEVICE inline int32_t ScoringRows(const ScoreArgs& a, int32_t q_len)
   return most > 0 && most < q_len ? most : q_len;
 }
 
+enum class PoolKind : int32_t { kMean, kMax };
+
+// Scores smoothed over their neighbours, for i < n[s] and an odd kernel k:
+//   out[s][l][i] = the sum of in[s][l][j] over k, or the maximum, over |j - i| <= k / 2, 0 <= j < n
+// So a mean takes what lies outside for zeros, as SnapKV's does.
+struct PoolArgs {
+  const float* in = nullptr;   // [n_seqs, lists, stride]
+  float* out = nullptr;        // [n_seqs, lists, stride], not `in`
+  const int32_t* n = nullptr;  // [n_seqs]: scores of a list
+  int64_t stride = 0;          // scores
+  int32_t lists = 1;
+  int32_t n_seqs = 0;
+  int32_t kernel = 1;  // scores
+  PoolKind kind = PoolKind::kMean;
+
+  bool operator==(const PoolArgs&) const = default;
+};
+
 // Tokens that a budget allows at `n` tokens of context: `budget` of them or, where `share` is not
 // 0, that share of the context, rounded up, from 1 to `budget`.
 OMNIKV_HOST_DEVICE inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
@@ -465,9 +483,10 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
   return op;
 }
 
-using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
-                        NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs, PlanRangeArgs,
-                        TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
+using Op =
+    std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
+                 NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs, PoolArgs,
+                 PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -142,5 +142,32 @@ TEST_F(ParityTest, ScoreUnitsAndWindows) {
   }
 }
 
+TEST_F(ParityTest, Pool) {
+  Random random(34);
+  const std::vector<int32_t> n = {0, 1, 3, 40, 20011};
+  for (const int32_t lists : {1, 3}) {
+    const int64_t stride = n.back() + 5;
+    const auto in =
+        random.Floats(n.size() * static_cast<size_t>(lists) * static_cast<size_t>(stride));
+    for (const PoolKind kind : {PoolKind::kMean, PoolKind::kMax}) {
+      for (const int32_t kernel : {1, 5, 7, 15, 63}) {
+        Check(fmt::format("Pool {} lists {} kernel {}", lists, static_cast<int>(kind), kernel),
+              [&](const Execute& run) {
+                std::vector<float> out(in.size(), kPoison);
+                run(PoolArgs{.in = in.data(),
+                             .out = out.data(),
+                             .n = n.data(),
+                             .stride = stride,
+                             .lists = lists,
+                             .n_seqs = static_cast<int32_t>(n.size()),
+                             .kernel = kernel,
+                             .kind = kind});
+                return Outputs{{"out", out, kind == PoolKind::kMax ? 0 : 1e-5}};
+              });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace omnikv::parity

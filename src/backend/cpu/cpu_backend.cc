@@ -367,6 +367,7 @@ struct CpuBackend::Impl {
 
   void Run(const ScoreReduceArgs& a) { select.Run(a); }
   void Run(const ScoreArgs& a) { score.Run(a, Scratch()); }
+  void Run(const PoolArgs& a) { score.Run(a); }
   void Run(const PlanRangeArgs& a) { CpuPlanRange(a); }
   void Run(const NextTokenArgs& a) {
     const auto n = static_cast<size_t>(a.sample != nullptr ? a.vocab : 0);
@@ -416,6 +417,7 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const ScoreReduceArgs&) { return 0; }
   int64_t Need(const ScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
   int64_t Need(const NextTokenArgs& a) {
     return a.sample != nullptr ? a.vocab * int64_t{sizeof(SampleCandidate) / sizeof(float)} : 0;

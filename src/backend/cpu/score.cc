@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t kBlockBytes = 128 << 10;  // of K: what stays in a core's cache from row to row
 
+constexpr int64_t kPoolGrain = 16 << 10;  // scores
+
 int64_t QueryFloats(const ScoreArgs& a) {
   return (a.kv.dk + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
 }
@@ -51,6 +53,16 @@ void CpuScore::Run(const ScoreArgs& a, float* scratch) {
                            scratch + thread * ScoreBlockFloats(a));
           }
         });
+  }
+}
+
+void CpuScore::Run(const PoolArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    for (int32_t l = 0; l < a.lists; ++l) {
+      pool_.ParallelFor(a.n[s], kPoolGrain, [&](int64_t begin, int64_t end, int) {
+        kernels_.pool(a, s, l, begin, end);
+      });
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// Scores of tokens by threads: Score.
+// The ops that score tokens, over threads.
 #pragma once
 
 #include "backend/cpu/score_kernels.h"
@@ -13,6 +13,7 @@ class CpuScore {
   // Floats of scratch that Run of `a` needs.
   int64_t ScratchFloats(const ScoreArgs& a) const;
   void Run(const ScoreArgs& a, float* scratch);
+  void Run(const PoolArgs& a);
 
  private:
   ThreadPool& pool_;

@@ -183,8 +183,37 @@ void PackQuery(DType dtype, const float* q, int64_t dk, int64_t padded, float* o
   return Pack<DType::kF32>(q, n, to, out);
 }
 
+void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end) {
+  const DF d;
+  const int64_t n = a.n[seq];
+  const int64_t half = a.kernel / 2;
+  const bool max = a.kind == PoolKind::kMax;
+  const float* in = a.in + (int64_t{seq} * a.lists + list) * a.stride;
+  float* out = a.out + (int64_t{seq} * a.lists + list) * a.stride;
+  const float weight = max ? 1.0f : 1.0f / static_cast<float>(a.kernel);
+  for (int64_t i = begin; i < end;) {
+    if (i >= half && i + half + static_cast<int64_t>(kLanes) <= n &&
+        i + static_cast<int64_t>(kLanes) <= end) {
+      VF v = hn::LoadU(d, in + i - half);
+      for (int64_t j = i - half + 1; j <= i + half; ++j) {
+        const VF next = hn::LoadU(d, in + j);
+        v = max ? hn::Max(v, next) : hn::Add(v, next);
+      }
+      hn::StoreU(hn::Mul(v, hn::Set(d, weight)), d, out + i);
+      i += static_cast<int64_t>(kLanes);
+    } else {
+      const int64_t first = std::max<int64_t>(0, i - half);
+      float v = in[first];
+      for (int64_t j = first + 1; j <= std::min(n - 1, i + half); ++j) {
+        v = max ? std::max(v, in[j]) : v + in[j];
+      }
+      out[i++] = v * weight;
+    }
+  }
+}
+
 const ScoreKernels* ScoreTable() {
-  static constexpr ScoreKernels kTable = {PackQuery, Block};
+  static constexpr ScoreKernels kTable = {PackQuery, Block, Pool};
   return &kTable;
 }
 

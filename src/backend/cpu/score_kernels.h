@@ -1,4 +1,4 @@
-// Kernels of Score: a block of a sequence's tokens, by all of the sequence's rows.
+// Kernels of the ops that score tokens.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ inline constexpr int32_t kScoreBlock = kMaxScoreUnit;
 // Query heads whose scores are made together.
 inline constexpr int32_t kScoreHeads = 4;
 
-// One sequence's part of a ScoreArgs.
+// One sequence's part of a ScoreArgs, all of its rows.
 struct ScoreJob {
   const ScoreArgs* args = nullptr;
   int32_t seq = 0;
@@ -32,6 +32,8 @@ struct ScoreKernels {
   void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
   // Scores of the units of tokens [begin, end).
   void (*block)(const ScoreJob& job, int64_t begin, int64_t end, float* scratch);
+  // out[i] of list `list` of sequence `seq`, i in [begin, end).
+  void (*pool)(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end);
 };
 
 const ScoreKernels& GetScoreKernels(const Isa& isa);

@@ -143,6 +143,7 @@ class CudaBackend : public Backend {
   void Run(const NormLogitsArgs& a);
   void Run(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
   void Run(const ScoreArgs& a) { Score(a, Here()); }
+  void Run(const PoolArgs& a) { Pool(a, Here()); }
   void Run(const PlanRangeArgs& a) { PlanRange(a, Here()); }
   void Run(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
   void Run(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }

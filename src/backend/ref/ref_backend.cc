@@ -176,6 +176,7 @@ class RefBackend : public HostBackend {
   static void Execute(const NormLogitsArgs& a) { NormLogits(a); }
   static void Execute(const ScoreReduceArgs& a) { RefScoreReduce(a); }
   static void Execute(const ScoreArgs& a) { RefScore(a); }
+  static void Execute(const PoolArgs& a) { RefPool(a); }
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }
   static void Execute(const TopKArgs& a) { RefTopK(a); }
   static void Execute(const WorkingSetArgs& a) { RefWorkingSet(a); }

@@ -19,5 +19,6 @@ void RefFetchRows(const FetchRowsArgs& a);
 void RefNextToken(const NextTokenArgs& a);
 // The score ops (ref_score.cc).
 void RefScore(const ScoreArgs& a);
+void RefPool(const PoolArgs& a);
 
 }  // namespace omnikv

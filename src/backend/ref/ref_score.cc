@@ -75,4 +75,22 @@ void RefScore(const ScoreArgs& a) {
   }
 }
 
+void RefPool(const PoolArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int64_t list = (int64_t{s} * a.lists + l) * a.stride;
+      for (int32_t i = 0; i < a.n[s]; ++i) {
+        double sum = 0;
+        double best = kNegInf;
+        for (int32_t j = i - a.kernel / 2; j <= i + a.kernel / 2; ++j) {
+          if (j < 0 || j >= a.n[s]) continue;
+          sum += a.in[list + j];
+          best = std::max<double>(best, a.in[list + j]);
+        }
+        a.out[list + i] = static_cast<float>(a.kind == PoolKind::kMax ? best : sum / a.kernel);
+      }
+    }
+  }
+}
+
 }  // namespace omnikv

@@ -1,4 +1,4 @@
-// From scores to chosen tokens: ScoreReduce, PlanRange and TopK.
+// From scores to chosen tokens: ScoreReduce, Pool, PlanRange and TopK.
 #include <algorithm>
 
 #include "backend/cuda/kernels/cluster.cuh"
@@ -55,6 +55,30 @@ __global__ void __launch_bounds__(kReduceThreads) ScoreReduceKernel(const ScoreR
         if (t + j >= first && t + j <= meta.pos) out[t + j] = best.v[j];
       }
     }
+  }
+}
+
+// --- Pool: a thread a score; neighbours come from the first-level cache.
+
+constexpr int kPoolThreads = 256;
+
+// Grid: x walks scores, y lists, z sequences.
+__global__ void __launch_bounds__(kPoolThreads) PoolKernel(const PoolArgs a) {
+  GridTrigger();
+  GridWait();
+  const int n = a.n[blockIdx.z];
+  const int half = a.kernel / 2;
+  const bool max_of = a.kind == PoolKind::kMax;
+  const int64_t list = (int64_t{blockIdx.z} * a.lists + blockIdx.y) * a.stride;
+  const float* in = a.in + list;
+  const int step = static_cast<int>(gridDim.x) * kPoolThreads;
+  for (int i = static_cast<int>(blockIdx.x * kPoolThreads + threadIdx.x); i < n; i += step) {
+    const int first = max(0, i - half);
+    const int last = min(n - 1, i + half);
+    float v = in[first];
+#pragma unroll 4
+    for (int j = first + 1; j <= last; ++j) v = max_of ? fmaxf(v, in[j]) : v + in[j];
+    a.out[list + i] = max_of ? v : v / static_cast<float>(a.kernel);
   }
 }
 
@@ -485,6 +509,14 @@ void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
   const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows));
   LaunchKernel(wide ? ScoreReduceKernel<kReduceWide> : ScoreReduceKernel<1>, launch, grid,
                kReduceThreads, 0, args);
+}
+
+void Pool(const PoolArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0 || args.stride == 0) return;
+  const auto walkers = static_cast<uint32_t>(
+      std::min(CeilDiv(args.stride, kPoolThreads), 8 * int64_t{launch.device->sm_count}));
+  const dim3 grid(walkers, static_cast<uint32_t>(args.lists), static_cast<uint32_t>(args.n_seqs));
+  LaunchKernel(PoolKernel, launch, grid, kPoolThreads, 0, args);
 }
 
 void PlanRange(const PlanRangeArgs& args, const Launch& launch) {

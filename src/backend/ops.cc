@@ -139,9 +139,11 @@ struct CostVisitor {
   Cost operator()(const TopKArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
-      c.bytes_read += 4 * U(a.n_candidates[s]) * U(a.window);
-      c.bytes_written += 4 * U(std::min(a.n_pick[s], a.n_candidates[s]));
-      c.flops += 2 * U(a.n_candidates[s]) * U(a.window - 1);
+      if (a.keep != nullptr && a.keep[s] != 0) continue;
+      const uint64_t candidates = U(a.n_candidates[s]) * U(a.lists);
+      c.bytes_read += 4 * candidates * U(a.window);
+      c.bytes_written += 4 * U(std::min(a.n_pick[s], a.n_candidates[s])) * U(a.lists);
+      c.flops += 2 * candidates * U(a.window - 1);
     }
     return c;
   }

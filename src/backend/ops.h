@@ -332,19 +332,23 @@ struct PlanRangeArgs {
   bool operator==(const PlanRangeArgs&) const = default;
 };
 
-// The n_pick highest of S[t], t < n_candidates, ascending; equal scores: the lower t first.
+// The n_pick highest of each list's S[t], t < n_candidates, ascending; equal scores: the lower t
+// first.
 //   S[t] = sum over age a < window of weights[a] * scores[(p - a) % window][t], t <= p - a
-// where p = kv_len - 1, and queries before position 0 do not exist.
+// where p = kv_len - 1, and queries before position 0 do not exist. With a window of 1 a candidate
+// may be a token or a unit of tokens.
 struct TopKArgs {
-  const float* scores = nullptr;   // [n_seqs, window, stride]
+  const float* scores = nullptr;   // [n_seqs, lists, window, stride]
   const float* weights = nullptr;  // [window], newest first
   const SeqMeta* seqs = nullptr;
   const int32_t* n_candidates = nullptr;  // [n_seqs]
-  const int32_t* n_pick = nullptr;        // [n_seqs]
-  int32_t* index = nullptr;               // [n_seqs, capacity]
-  int32_t* count = nullptr;               // [n_seqs]
-  int64_t stride = 0;                     // tokens
+  const int32_t* n_pick = nullptr;        // [n_seqs]: of each list
+  const int32_t* keep = nullptr;  // [n_seqs]: not 0 leaves index and count as they are; null: none
+  int32_t* index = nullptr;       // [n_seqs, lists, capacity]
+  int32_t* count = nullptr;       // [n_seqs, lists]
+  int64_t stride = 0;             // candidates
   int32_t window = 1;
+  int32_t lists = 1;  // of a sequence
   int32_t capacity = 0;
   int32_t n_seqs = 0;
 

@@ -54,6 +54,7 @@ struct Localise {
   void operator()(TopKArgs& a) const {
     a.n_candidates = host.Of(a.n_candidates, a.n_seqs);
     a.n_pick = host.Of(a.n_pick, a.n_seqs);
+    a.keep = host.Of(a.keep, a.n_seqs);
   }
   void operator()(WorkingSetArgs& a) const {
     a.count = host.Of(a.count, 1);

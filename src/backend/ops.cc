@@ -125,6 +125,31 @@ struct CostVisitor {
     c.bytes_read += c.kv_bytes;
     return c;
   }
+  Cost operator()(const BlockSummaryArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const auto [begin, end] = TouchedUnits(a.seqs[s], a.unit);
+      if (begin == end) continue;
+      const uint64_t values = U(a.kv.n_kv_heads) * U(a.kv.dk);
+      const int64_t tokens = a.seqs[s].kv_len - int64_t{begin} * a.unit;
+      c.bytes_read += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
+      c.bytes_written += 4 * U(SummaryArrays(a.kind)) * U(end - begin) * values;
+      c.flops += U(SummaryArrays(a.kind)) * U(tokens) * values;
+    }
+    return c;
+  }
+  Cost operator()(const BlockScoreArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      const uint64_t arrays = U(SummaryArrays(a.kind));
+      const uint64_t units = (U(a.seqs[s].kv_len) + U(a.unit) - 1) / U(a.unit);
+      c.bytes_read += 4 * U(a.dk) * (units * arrays * U(a.n_kv_heads) + U(a.n_heads));
+      c.bytes_written += 4 * U(a.lists) * units;
+      c.flops += 2 * units * arrays * U(a.n_heads) * U(a.dk);
+    }
+    return c;
+  }
   Cost operator()(const PoolArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
@@ -172,6 +197,8 @@ struct NameVisitor {
   std::string_view operator()(const NormLogitsArgs&) const { return "NormLogits"; }
   std::string_view operator()(const ScoreReduceArgs&) const { return "ScoreReduce"; }
   std::string_view operator()(const ScoreArgs&) const { return "Score"; }
+  std::string_view operator()(const BlockSummaryArgs&) const { return "BlockSummary"; }
+  std::string_view operator()(const BlockScoreArgs&) const { return "BlockScore"; }
   std::string_view operator()(const PoolArgs&) const { return "Pool"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }

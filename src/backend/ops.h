@@ -253,6 +253,63 @@ OMNIKV_HOST_DEVICE inline int32_t ScoringRows(const ScoreArgs& a, int32_t q_len)
   return most > 0 && most < q_len ? most : q_len;
 }
 
+// What stands for the K of a unit of tokens, value by value.
+enum class SummaryKind : int32_t { kMean, kMax, kMinMax };
+
+// Arrays of values of a summary; of kMinMax the minima, then the maxima.
+OMNIKV_HOST_DEVICE inline int32_t SummaryArrays(SummaryKind kind) {
+  return kind == SummaryKind::kMinMax ? 2 : 1;
+}
+
+// The units that a sequence's rows of the step are in: the first, and past the last. None without
+// rows.
+struct UnitRange {
+  int32_t begin, end;
+};
+OMNIKV_HOST_DEVICE inline UnitRange TouchedUnits(const SeqMeta& seq, int32_t unit) {
+  if (seq.q_len == 0) return {0, 0};
+  return {(seq.kv_len - seq.q_len) / unit, (seq.kv_len - 1) / unit + 1};
+}
+
+// Summaries of units over their tokens t < kv_len, made for the units that the step's rows are in.
+// The others keep theirs, so that summaries stay current as rows are appended.
+struct BlockSummaryArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;
+  float* out = nullptr;  // [n_seqs, stride, arrays, n_kv_heads, dk]
+  int64_t stride = 0;    // units
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+  int32_t unit = 1;  // tokens
+  SummaryKind kind = SummaryKind::kMean;
+
+  bool operator==(const BlockSummaryArgs&) const = default;
+};
+
+// Scores of a sequence's units u < ceil(kv_len / unit) by its last row, from summaries s of them:
+//   w[h][u]      = scale * q[h]·s[u], or scale * sum over i of max(q_i * min_i, q_i * max_i) of
+//                  kMinMax: no token of the unit can have a higher logit (Quest)
+//   out[s][l][u] = max, mean or sum of w[h][u] over the query heads h of list l, as in ScoreArgs
+// Sequences without rows keep their scores.
+struct BlockScoreArgs {
+  const float* q = nullptr;          // [n_rows, n_heads, dk]
+  const float* summaries = nullptr;  // [n_seqs, stride, arrays, n_kv_heads, dk]
+  const SeqMeta* seqs = nullptr;
+  float* out = nullptr;  // [n_seqs, lists, stride]
+  int64_t stride = 0;    // units
+  int32_t n_seqs = 0;
+  int32_t n_heads = 0;
+  int32_t n_kv_heads = 0;
+  int32_t dk = 0;
+  int32_t lists = 1;  // 1, or n_kv_heads
+  int32_t unit = 1;   // tokens
+  SummaryKind kind = SummaryKind::kMean;
+  HeadReduce heads = HeadReduce::kMax;
+  float scale = 1;
+
+  bool operator==(const BlockScoreArgs&) const = default;
+};
+
 enum class PoolKind : int32_t { kMean, kMax };
 
 // Scores smoothed over their neighbours, for i < n[s] and an odd kernel k:
@@ -487,10 +544,10 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
   return op;
 }
 
-using Op =
-    std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
-                 NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs, PoolArgs,
-                 PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
+using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
+                        NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
+                        BlockSummaryArgs, BlockScoreArgs, PoolArgs, PlanRangeArgs, TopKArgs,
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -142,6 +142,105 @@ TEST_F(ParityTest, ScoreUnitsAndWindows) {
   }
 }
 
+constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
+                                         SummaryKind::kMinMax};
+
+// Summaries of a step's units, where those of other units are poison that must stay.
+void CheckSummary(const Attention& data, SummaryKind kind, int32_t unit) {
+  const Shape& shape = data.shape;
+  const int64_t stride = *std::max_element(data.kv_len.begin(), data.kv_len.end()) / unit + 2;
+  const int64_t width = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
+  Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} kind {}", shape.n_kv_heads,
+                    shape.dk, DTypeName(shape.dtype), data.step.n_rows(), unit,
+                    static_cast<int>(kind)),
+        [&](const Execute& run) {
+          std::vector<float> out(static_cast<size_t>(data.step.n_seqs() * stride * width), kPoison);
+          run(BlockSummaryArgs{.kv = data.bank.View(),
+                               .seqs = data.step.seqs.data(),
+                               .out = out.data(),
+                               .stride = stride,
+                               .n_rows = data.step.n_rows(),
+                               .n_seqs = data.step.n_seqs(),
+                               .unit = unit,
+                               .kind = kind});
+          return Outputs{{"out", out, kind == SummaryKind::kMean ? 1e-5 : 0}};
+        });
+}
+
+TEST_F(ParityTest, BlockSummary) {
+  Random random(35);
+  for (const Shape& shape : std::vector<Shape>{{4, 2, 64, 64, DType::kBF16},
+                                               {4, 2, 64, 64, DType::kF16},
+                                               {4, 2, 64, 64, DType::kF32},
+                                               {8, 8, 128, 128, DType::kF16},
+                                               {2, 1, 256, 256, DType::kBF16},
+                                               {3, 3, 37, 11, DType::kBF16},
+                                               {2, 2, 300, 20, DType::kF16}}) {
+    const Attention decode(shape, {1, 1, 0, 1, 1}, {130, 64, 9, 1, 65}, random);
+    const Attention prompt(shape, {40, 150}, {177, 150}, random);
+    for (const SummaryKind kind : kSummaryKinds) {
+      for (const int32_t unit : {1, 48, 128}) {
+        CheckSummary(decode, kind, unit);
+        CheckSummary(prompt, kind, unit);
+      }
+    }
+  }
+}
+
+TEST_F(ParityTest, BlockScore) {
+  Random random(36);
+  struct Heads {
+    int32_t n_heads, n_kv_heads, dk;
+  };
+  const std::vector<SeqMeta> seqs = {
+      {.q_begin = 0, .q_len = 1, .kv_len = 1700, .table_off = 0, .prompt_len = 0},
+      {},
+      {.q_begin = 1, .q_len = 1, .kv_len = 1, .table_off = 0, .prompt_len = 0},
+      {.q_begin = 2, .q_len = 3, .kv_len = 320, .table_off = 0, .prompt_len = 0}};
+  for (const Heads& heads : std::vector<Heads>{{1, 1, 4},
+                                               {32, 8, 128},
+                                               {6, 6, 80},
+                                               {12, 2, 256},
+                                               {10, 5, 64},
+                                               {5, 1, 37},
+                                               {4, 2, 320}}) {
+    const auto q = random.Floats(static_cast<size_t>(5 * heads.n_heads * heads.dk));
+    for (const SummaryKind kind : kSummaryKinds) {
+      for (const int32_t unit : {16, 100}) {
+        const int64_t stride = 1700 / unit + 5;
+        const size_t units = seqs.size() * static_cast<size_t>(stride);
+        const auto summaries = random.Floats(
+            units * static_cast<size_t>(SummaryArrays(kind) * heads.n_kv_heads * heads.dk));
+        for (const HeadReduce reduce : kHeadReduces) {
+          for (const int32_t lists : {1, heads.n_kv_heads}) {
+            Check(fmt::format("BlockScore {}/{} heads of {} kind {} unit {} by {} lists {}",
+                              heads.n_heads, heads.n_kv_heads, heads.dk, static_cast<int>(kind),
+                              unit, static_cast<int>(reduce), lists),
+                  [&](const Execute& run) {
+                    std::vector<float> out(units * static_cast<size_t>(lists), kPoison);
+                    run(BlockScoreArgs{.q = q.data(),
+                                       .summaries = summaries.data(),
+                                       .seqs = seqs.data(),
+                                       .out = out.data(),
+                                       .stride = stride,
+                                       .n_seqs = static_cast<int32_t>(seqs.size()),
+                                       .n_heads = heads.n_heads,
+                                       .n_kv_heads = heads.n_kv_heads,
+                                       .dk = heads.dk,
+                                       .lists = lists,
+                                       .unit = unit,
+                                       .kind = kind,
+                                       .heads = reduce,
+                                       .scale = 0.125f});
+                    return Outputs{{"out", out}};
+                  });
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ParityTest, Pool) {
   Random random(34);
   const std::vector<int32_t> n = {0, 1, 3, 40, 20011};

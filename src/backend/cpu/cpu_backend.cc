@@ -367,6 +367,8 @@ struct CpuBackend::Impl {
 
   void Run(const ScoreReduceArgs& a) { select.Run(a); }
   void Run(const ScoreArgs& a) { score.Run(a, Scratch()); }
+  void Run(const BlockSummaryArgs& a) { score.Run(a); }
+  void Run(const BlockScoreArgs& a) { score.Run(a); }
   void Run(const PoolArgs& a) { score.Run(a); }
   void Run(const PlanRangeArgs& a) { CpuPlanRange(a); }
   void Run(const NextTokenArgs& a) {
@@ -417,6 +419,8 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const ScoreReduceArgs&) { return 0; }
   int64_t Need(const ScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const BlockSummaryArgs&) { return 0; }
+  int64_t Need(const BlockScoreArgs&) { return 0; }
   int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
   int64_t Need(const NextTokenArgs& a) {
@@ -447,8 +451,11 @@ Support CpuBackend::Supports(const Op& op) const {
       return {false, "scores need a plan of one range without a window"};
     }
   }
-  if (const auto* a = std::get_if<ScoreArgs>(&op)) {
-    if (a->kv.dtype == DType::kQ8_0) return {false, "K and V in q8_0 are not supported"};
+  const auto* score = std::get_if<ScoreArgs>(&op);
+  const auto* summary = std::get_if<BlockSummaryArgs>(&op);
+  if ((score != nullptr && score->kv.dtype == DType::kQ8_0) ||
+      (summary != nullptr && summary->kv.dtype == DType::kQ8_0)) {
+    return {false, "K and V in q8_0 are not supported"};
   }
   if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op)) {
     return {false, "all K/V are on the host"};

@@ -9,7 +9,9 @@ namespace {
 
 constexpr int64_t kBlockBytes = 128 << 10;  // of K: what stays in a core's cache from row to row
 
-constexpr int64_t kPoolGrain = 16 << 10;  // scores
+constexpr int32_t kSummaryTokens = 256;        // worth a thread's start
+constexpr int64_t kSummaryValues = 256 << 10;  // products that are
+constexpr int64_t kPoolGrain = 16 << 10;       // scores
 
 int64_t QueryFloats(const ScoreArgs& a) {
   return (a.kv.dk + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
@@ -53,6 +55,27 @@ void CpuScore::Run(const ScoreArgs& a, float* scratch) {
                            scratch + thread * ScoreBlockFloats(a));
           }
         });
+  }
+}
+
+void CpuScore::Run(const BlockSummaryArgs& a) {
+  const int64_t grain = std::max(1, kSummaryTokens / a.unit);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const UnitRange units = TouchedUnits(a.seqs[s], a.unit);
+    pool_.ParallelFor(units.end - units.begin, grain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t u = begin; u < end; ++u) kernels_.summary(a, s, units.begin + u);
+    });
+  }
+}
+
+void CpuScore::Run(const BlockScoreArgs& a) {
+  const int64_t grain =
+      std::max<int64_t>(1, kSummaryValues / (int64_t{SummaryArrays(a.kind)} * a.n_heads * a.dk));
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    if (a.seqs[s].q_len == 0) continue;
+    pool_.ParallelFor(
+        (int64_t{a.seqs[s].kv_len} + a.unit - 1) / a.unit, grain,
+        [&](int64_t begin, int64_t end, int) { kernels_.block_score(a, s, begin, end); });
   }
 }
 

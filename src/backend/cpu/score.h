@@ -13,6 +13,8 @@ class CpuScore {
   // Floats of scratch that Run of `a` needs.
   int64_t ScratchFloats(const ScoreArgs& a) const;
   void Run(const ScoreArgs& a, float* scratch);
+  void Run(const BlockSummaryArgs& a);
+  void Run(const BlockScoreArgs& a);
   void Run(const PoolArgs& a);
 
  private:

@@ -183,6 +183,117 @@ void PackQuery(DType dtype, const float* q, int64_t dk, int64_t padded, float* o
   return Pack<DType::kF32>(q, n, to, out);
 }
 
+template <DType kType>
+void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
+  using E = Elements<kType>;
+  const DF d;
+  const SeqMeta meta = a.seqs[seq];
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
+  const int64_t first = unit * a.unit;
+  const auto n = std::min<int64_t>(a.unit, meta.kv_len - first);
+  float* out = a.out + (seq * a.stride + unit) * SummaryArrays(a.kind) * width;
+  const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
+  for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
+    for (size_t at = 0; at < dk; at += kStep) {
+      const int64_t offset = a.kv.k_offset + kv_head * a.kv.k_head_bytes +
+                             static_cast<int64_t>(at / kStep * E::kStepBytes);
+      VF sum[2] = {hn::Zero(d), hn::Zero(d)};
+      VF low[2] = {hn::Set(d, -kNegInf), hn::Set(d, -kNegInf)};
+      VF high[2] = {hn::Set(d, kNegInf), hn::Set(d, kNegInf)};
+      for (int64_t t = 0; t < n; ++t) {
+        const std::byte* k = a.kv.Row(meta.table_off, first + t) + offset;
+        VF v[2];
+        if (at + kStep <= dk) {
+          E::LoadStep(k, v[0], v[1]);
+        } else {
+          E::LoadTail(k, dk - at, v[0], v[1]);
+        }
+        for (int i = 0; i < 2; ++i) {
+          sum[i] = hn::Add(sum[i], v[i]);
+          low[i] = hn::Min(low[i], v[i]);
+          high[i] = hn::Max(high[i], v[i]);
+        }
+      }
+      float* to = out + kv_head * a.kv.dk + at;
+      if (a.kind == SummaryKind::kMean) {
+        StoreStep<kType>(hn::Mul(sum[0], share), hn::Mul(sum[1], share), to, dk - at);
+      } else if (a.kind == SummaryKind::kMax) {
+        StoreStep<kType>(high[0], high[1], to, dk - at);
+      } else {
+        StoreStep<kType>(low[0], low[1], to, dk - at);
+        StoreStep<kType>(high[0], high[1], to + width, dk - at);
+      }
+    }
+  }
+}
+
+void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
+  switch (a.kv.dtype) {
+    case DType::kF32:
+      return SummaryOf<DType::kF32>(a, seq, unit);
+    case DType::kF16:
+      return SummaryOf<DType::kF16>(a, seq, unit);
+    case DType::kBF16:
+      return SummaryOf<DType::kBF16>(a, seq, unit);
+    case DType::kQ8_0:
+      break;
+  }
+}
+
+// w[g] = q[g]·s, or Quest's bound with s the minima and `high` the maxima, of n query heads.
+HWY_INLINE void SummaryDots(const float* s, const float* high, size_t dk, const float* q, int n,
+                            float (&w)[kScoreHeads]) {
+  const DF d;
+  VF sum[kScoreHeads];
+  std::fill_n(sum, kScoreHeads, hn::Zero(d));
+  for (size_t at = 0; at < dk; at += kLanes) {
+    const VF low_v = LoadFloats(s + at, dk - at);
+    const VF high_v = high != nullptr ? LoadFloats(high + at, dk - at) : low_v;
+    for (int g = 0; g < n; ++g) {
+      const VF v = LoadFloats(q + static_cast<size_t>(g) * dk + at, dk - at);
+      sum[g] = high != nullptr ? hn::Add(sum[g], hn::Max(hn::Mul(v, low_v), hn::Mul(v, high_v)))
+                               : hn::MulAdd(v, low_v, sum[g]);
+    }
+  }
+  Sum4(sum[0], sum[1], sum[2], sum[3], w);
+}
+
+void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end) {
+  const SeqMeta meta = a.seqs[seq];
+  const int32_t group = a.n_heads / a.n_kv_heads;
+  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
+  const float* q = a.q + (int64_t{meta.q_begin} + meta.q_len - 1) * a.n_heads * a.dk;
+  const bool max = a.heads == HeadReduce::kMax;
+  const float mean = a.heads == HeadReduce::kMean
+                         ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
+                         : 1.0f;
+  for (int64_t u = begin; u < end; ++u) {
+    const float* s = a.summaries + (seq * a.stride + u) * arrays * width;
+    float* out = a.out + int64_t{seq} * a.lists * a.stride + u;
+    float score = 0;
+    for (int32_t h = 0; h < a.n_heads;) {
+      const int32_t kv_head = h / group;
+      if (h == (a.lists == 1 ? 0 : kv_head * group)) score = max ? kNegInf : 0.0f;
+      const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
+      const float* of = s + kv_head * a.dk;
+      float w[kScoreHeads];
+      SummaryDots(of, arrays == 2 ? of + width : nullptr, static_cast<size_t>(a.dk),
+                  q + int64_t{h} * a.dk, together, w);
+      for (int32_t i = 0; i < together; ++i) {
+        score = max ? std::max(score, w[i] * a.scale) : score + w[i] * a.scale;
+      }
+      h += together;
+      if (a.lists == 1) {
+        if (h == a.n_heads) *out = score * mean;
+      } else if (h % group == 0) {
+        out[kv_head * a.stride] = score * mean;
+      }
+    }
+  }
+}
+
 void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end) {
   const DF d;
   const int64_t n = a.n[seq];
@@ -213,7 +324,7 @@ void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t e
 }
 
 const ScoreKernels* ScoreTable() {
-  static constexpr ScoreKernels kTable = {PackQuery, Block, Pool};
+  static constexpr ScoreKernels kTable = {PackQuery, Block, Summary, BlockScore, Pool};
   return &kTable;
 }
 

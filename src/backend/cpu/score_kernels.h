@@ -32,6 +32,10 @@ struct ScoreKernels {
   void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
   // Scores of the units of tokens [begin, end).
   void (*block)(const ScoreJob& job, int64_t begin, int64_t end, float* scratch);
+  // The summary of unit `unit` of sequence `seq`.
+  void (*summary)(const BlockSummaryArgs& a, int32_t seq, int64_t unit);
+  // The scores of units [begin, end) of sequence `seq`.
+  void (*block_score)(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end);
   // out[i] of list `list` of sequence `seq`, i in [begin, end).
   void (*pool)(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end);
 };

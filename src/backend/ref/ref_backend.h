@@ -19,6 +19,8 @@ void RefFetchRows(const FetchRowsArgs& a);
 void RefNextToken(const NextTokenArgs& a);
 // The score ops (ref_score.cc).
 void RefScore(const ScoreArgs& a);
+void RefBlockSummary(const BlockSummaryArgs& a);
+void RefBlockScore(const BlockScoreArgs& a);
 void RefPool(const PoolArgs& a);
 
 }  // namespace omnikv

@@ -75,6 +75,64 @@ void RefScore(const ScoreArgs& a) {
   }
 }
 
+void RefBlockSummary(const BlockSummaryArgs& a) {
+  const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    const auto [begin, end] = TouchedUnits(seq, a.unit);
+    for (int64_t u = begin; u < end; ++u) {
+      float* out = a.out + (s * a.stride + u) * arrays * width;
+      for (int64_t i = 0; i < width; ++i) {
+        double sum = 0;
+        double low = -kNegInf;
+        double high = kNegInf;
+        const int64_t last = std::min<int64_t>((u + 1) * a.unit, seq.kv_len);
+        for (int64_t t = u * a.unit; t < last; ++t) {
+          const std::byte* k =
+              a.kv.Row(seq.table_off, t) + a.kv.k_offset + i / a.kv.dk * a.kv.k_head_bytes;
+          const double v = LoadAsF32(a.kv.dtype, k, static_cast<size_t>(i % a.kv.dk));
+          sum += v;
+          low = std::min(low, v);
+          high = std::max(high, v);
+        }
+        const double mean = sum / static_cast<double>(last - u * a.unit);
+        out[i] = static_cast<float>(a.kind == SummaryKind::kMean  ? mean
+                                    : a.kind == SummaryKind::kMax ? high
+                                                                  : low);
+        if (a.kind == SummaryKind::kMinMax) out[width + i] = static_cast<float>(high);
+      }
+    }
+  }
+}
+
+void RefBlockScore(const BlockScoreArgs& a) {
+  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
+  const int32_t group = a.n_heads / a.n_kv_heads;
+  const int32_t list_heads = a.n_heads / a.lists;
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
+    for (int64_t u = 0; u * a.unit < seq.kv_len; ++u) {
+      for (int32_t l = 0; l < a.lists; ++l) {
+        std::vector<double> w;
+        for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+          const float* of = a.summaries + (s * a.stride + u) * arrays * width + h / group * a.dk;
+          double sum = 0;
+          for (int32_t i = 0; i < a.dk; ++i) {
+            const double v = q[int64_t{h} * a.dk + i];
+            sum += arrays == 1 ? v * of[i] : std::max(v * of[i], v * of[width + i]);
+          }
+          w.push_back(sum * a.scale);
+        }
+        a.out[(int64_t{s} * a.lists + l) * a.stride + u] = static_cast<float>(Reduced(a.heads, w));
+      }
+    }
+  }
+}
+
 void RefPool(const PoolArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     for (int32_t l = 0; l < a.lists; ++l) {

@@ -109,15 +109,66 @@ struct CostVisitor {
     }
     return c;
   }
+  Cost operator()(const ScoreArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const SeqMeta seq = a.seqs[s];
+      if (seq.q_len == 0) continue;
+      const uint64_t row_heads = U(ScoringRows(a, seq.q_len)) * U(a.n_heads);
+      const uint64_t units = U(a.lists) * ((U(seq.kv_len) + U(a.unit) - 1) / U(a.unit));
+      c.kv_bytes += KvBytes(a.kv, int64_t{seq.kv_len} * a.kv.n_kv_heads, /*values=*/false);
+      c.bytes_read += 4 * row_heads * U(a.kv.dk + (a.lse != nullptr ? 1 : 0));
+      c.bytes_read += a.accumulate ? 4 * units : 0;
+      c.bytes_written += 4 * units;
+      c.flops += 2 * row_heads * U(seq.kv_len) * U(a.kv.dk);
+    }
+    c.bytes_read += c.kv_bytes;
+    return c;
+  }
+  Cost operator()(const BlockSummaryArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const auto [begin, end] = TouchedUnits(a.seqs[s], a.unit);
+      if (begin == end) continue;
+      const uint64_t values = U(a.kv.n_kv_heads) * U(a.kv.dk);
+      const int64_t tokens = a.seqs[s].kv_len - int64_t{begin} * a.unit;
+      c.bytes_read += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
+      c.bytes_written += 4 * U(SummaryArrays(a.kind)) * U(end - begin) * values;
+      c.flops += U(SummaryArrays(a.kind)) * U(tokens) * values;
+    }
+    return c;
+  }
+  Cost operator()(const BlockScoreArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      const uint64_t arrays = U(SummaryArrays(a.kind));
+      const uint64_t units = (U(a.seqs[s].kv_len) + U(a.unit) - 1) / U(a.unit);
+      c.bytes_read += 4 * U(a.dk) * (units * arrays * U(a.n_kv_heads) + U(a.n_heads));
+      c.bytes_written += 4 * U(a.lists) * units;
+      c.flops += 2 * units * arrays * U(a.n_heads) * U(a.dk);
+    }
+    return c;
+  }
+  Cost operator()(const PoolArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const uint64_t n = U(a.n[s]) * U(a.lists);
+      c += {.bytes_read = 4 * n, .bytes_written = 4 * n, .flops = n * U(a.kernel)};
+    }
+    return c;
+  }
   Cost operator()(const PlanRangeArgs& a) const {
     return {.bytes_read = sizeof(SeqMeta) * U(a.n_seqs), .bytes_written = 16 * U(a.n_seqs)};
   }
   Cost operator()(const TopKArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
-      c.bytes_read += 4 * U(a.n_candidates[s]) * U(a.window);
-      c.bytes_written += 4 * U(std::min(a.n_pick[s], a.n_candidates[s]));
-      c.flops += 2 * U(a.n_candidates[s]) * U(a.window - 1);
+      if (a.keep != nullptr && a.keep[s] != 0) continue;
+      const uint64_t candidates = U(a.n_candidates[s]) * U(a.lists);
+      c.bytes_read += 4 * candidates * U(a.window);
+      c.bytes_written += 4 * U(std::min(a.n_pick[s], a.n_candidates[s])) * U(a.lists);
+      c.flops += 2 * candidates * U(a.window - 1);
     }
     return c;
   }
@@ -152,6 +203,10 @@ struct NameVisitor {
   std::string_view operator()(const NormGatedFfnArgs&) const { return "NormGatedFfn"; }
   std::string_view operator()(const NormLogitsArgs&) const { return "NormLogits"; }
   std::string_view operator()(const ScoreReduceArgs&) const { return "ScoreReduce"; }
+  std::string_view operator()(const ScoreArgs&) const { return "Score"; }
+  std::string_view operator()(const BlockSummaryArgs&) const { return "BlockSummary"; }
+  std::string_view operator()(const BlockScoreArgs&) const { return "BlockScore"; }
+  std::string_view operator()(const PoolArgs&) const { return "Pool"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }

@@ -75,8 +75,8 @@ struct Choice {
   int32_t kv_len, n_candidates, n_pick;
 };
 
-// TopK of one sequence a choice.
+// TopK of one sequence a choice; `keep` [choices], as TopKArgs says, or empty: none.
 void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
-               Random& random);
+               Random& random, int32_t lists = 1, const std::vector<int32_t>& keep = {});
 
 }  // namespace omnikv::parity

@@ -203,6 +203,25 @@ TEST_F(ParityTest, TopKOfABatch) {
   }
 }
 
+// A list for each KV head; sequences that keep their choice, among them ones without candidates.
+TEST_F(ParityTest, TopKOfLists) {
+  Random random(26);
+  const std::vector<Choice> choices = {{5, 5, 2}, {1000, 777, 100}, {0, 0, 9}, {800, 800, 33}};
+  for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kBroken}) {
+    for (int32_t window : {1, 3}) {
+      for (int32_t lists : {1, 2, 8}) {
+        for (const auto& keep :
+             {std::vector<int32_t>{}, {0, 1, 0, 0}, {-1, 0, 1, 7}, {0, 0, 0, 0}}) {
+          CheckTopK(kind, window, choices, 120, random, lists, keep);
+        }
+      }
+    }
+    CheckTopK(kind, 1, {{40003, 40000, 1000}, {900, 800, 300}, {70000, 66000, 5}}, 1000, random, 4,
+              {0, 0, 1});
+    CheckTopK(kind, 1, {{300, 300, 1000}, {270001, 270000, 999}}, 1000, random, 2, {0, 0});
+  }
+}
+
 TEST_F(ParityTest, NextToken) {
   Random random(23);
   for (int64_t vocab : {1, 5, 33, 1000, 128256}) {

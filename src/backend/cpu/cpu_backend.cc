@@ -15,6 +15,7 @@
 #include "backend/cpu/prefill/attend.h"
 #include "backend/cpu/prefill/gemm.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/score.h"
 #include "backend/cpu/select.h"
 #include "base/check.h"
 #include "base/memory.h"
@@ -90,6 +91,7 @@ struct CpuBackend::Impl {
         matvec(GetMatvecKernels(isa)),
         attend(pool, isa),
         select(pool, isa),
+        score(pool, isa),
         many{PrefillGemm(pool, options.precision), PrefillAttention(pool, options.precision)},
         few{PrefillGemm(pool, GemmPrecision::kFull), PrefillAttention(pool, GemmPrecision::kFull)} {
   }
@@ -100,6 +102,7 @@ struct CpuBackend::Impl {
   const MatvecKernels& matvec;
   CpuAttend attend;
   CpuSelect select;
+  CpuScore score;
   struct Prefill {
     PrefillGemm gemm;
     PrefillAttention attend;
@@ -363,6 +366,10 @@ struct CpuBackend::Impl {
   }
 
   void Run(const ScoreReduceArgs& a) { select.Run(a); }
+  void Run(const ScoreArgs& a) { score.Run(a, Scratch()); }
+  void Run(const BlockSummaryArgs& a) { score.Run(a); }
+  void Run(const BlockScoreArgs& a) { score.Run(a); }
+  void Run(const PoolArgs& a) { score.Run(a); }
   void Run(const PlanRangeArgs& a) { CpuPlanRange(a); }
   void Run(const NextTokenArgs& a) {
     const auto n = static_cast<size_t>(a.sample != nullptr ? a.vocab : 0);
@@ -411,6 +418,10 @@ struct CpuBackend::Impl {
     return NeedInput(a.n_out, a.in.d) + pool.size() * Padded(a.in.d) + 64;
   }
   int64_t Need(const ScoreReduceArgs&) { return 0; }
+  int64_t Need(const ScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const BlockSummaryArgs&) { return 0; }
+  int64_t Need(const BlockScoreArgs&) { return 0; }
+  int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
   int64_t Need(const NextTokenArgs& a) {
     return a.sample != nullptr ? a.vocab * int64_t{sizeof(SampleCandidate) / sizeof(float)} : 0;
@@ -439,6 +450,12 @@ Support CpuBackend::Supports(const Op& op) const {
          a->plan.segments[0].window != 0)) {
       return {false, "scores need a plan of one range without a window"};
     }
+  }
+  const auto* score = std::get_if<ScoreArgs>(&op);
+  const auto* summary = std::get_if<BlockSummaryArgs>(&op);
+  if ((score != nullptr && score->kv.dtype == DType::kQ8_0) ||
+      (summary != nullptr && summary->kv.dtype == DType::kQ8_0)) {
+    return {false, "K and V in q8_0 are not supported"};
   }
   if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op)) {
     return {false, "all K/V are on the host"};

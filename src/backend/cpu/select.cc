@@ -22,7 +22,7 @@ CpuSelect::CpuSelect(ThreadPool& pool, const Isa& isa)
     : pool_(pool), kernels_(GetSelectKernels(isa)), pieces_(static_cast<size_t>(pool.size())) {}
 
 size_t CpuSelect::ScratchWords(const TopKArgs& a) const {
-  return static_cast<size_t>(a.n_seqs * a.stride);
+  return static_cast<size_t>(a.n_seqs * a.lists * a.stride);
 }
 
 template <typename Body>
@@ -34,12 +34,14 @@ void CpuSelect::ForPieces(int n_pieces, const Body& body) {
 // Radix selection: finds the key of rank n_pick digit by digit, then collects what lies above it
 // and the first few equal to it. Each piece writes its tokens where the counts of the earlier
 // pieces say, so the result is ascending.
-void CpuSelect::Select(const TopKArgs& a, int32_t seq, int n_pieces, Piece* pieces,
+void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pieces,
                        uint32_t* keys) {
+  const int32_t seq = list / a.lists;
+  if (a.keep != nullptr && a.keep[seq] != 0) return;
   const int64_t n = a.n_candidates[seq];
   const int64_t k = std::clamp<int64_t>(std::min(a.n_pick[seq], a.capacity), 0, n);
-  int32_t* index = a.index + int64_t{seq} * a.capacity;
-  a.count[seq] = static_cast<int32_t>(k);
+  int32_t* index = a.index + int64_t{list} * a.capacity;
+  a.count[list] = static_cast<int32_t>(k);
   if (k == n) std::iota(index, index + k, 0);
   if (k == 0 || k == n) return;
 
@@ -51,7 +53,7 @@ void CpuSelect::Select(const TopKArgs& a, int32_t seq, int n_pieces, Piece* piec
   ForPieces(n_pieces, [&](int p) {
     Piece& piece = pieces[p];
     std::fill_n(piece.bins[0], kKeyBins, 0u);
-    kernels_.score_keys(a, seq, piece.begin, piece.end, keys);
+    kernels_.score_keys(a, list, piece.begin, piece.end, keys);
     for (int64_t t = piece.begin; t < piece.end; ++t) ++piece.bins[0][keys[t] >> kDigits[0].shift];
   });
   int64_t rank = k;  // of the key sought, among the keys that share the digits found
@@ -101,16 +103,16 @@ void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
   int64_t longest = 0;
   for (int32_t s = 0; s < a.n_seqs; ++s) longest = std::max<int64_t>(longest, a.n_candidates[s]);
   if (longest >= kSplitTokens) {
-    for (int32_t s = 0; s < a.n_seqs; ++s) {
-      const bool split = a.n_candidates[s] >= kSplitTokens;
-      Select(a, s, split ? pool_.size() : 1, pieces_.data(), scratch + s * a.stride);
+    for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+      const bool split = a.n_candidates[list / a.lists] >= kSplitTokens;
+      Select(a, list, split ? pool_.size() : 1, pieces_.data(), scratch + list * a.stride);
     }
     return;
   }
-  pool_.ParallelFor(a.n_seqs, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t s = begin; s < end; ++s) {
-      Select(a, static_cast<int32_t>(s), 1, &pieces_[static_cast<size_t>(thread)],
-             scratch + s * a.stride);
+  pool_.ParallelFor(a.n_seqs * a.lists, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t list = begin; list < end; ++list) {
+      Select(a, static_cast<int32_t>(list), 1, &pieces_[static_cast<size_t>(thread)],
+             scratch + list * a.stride);
     }
   });
 }

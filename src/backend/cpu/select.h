@@ -27,7 +27,7 @@ class CpuSelect {
     uint32_t bins[3][kKeyBins];
   };
 
-  void Select(const TopKArgs& a, int32_t seq, int n_pieces, Piece* pieces, uint32_t* keys);
+  void Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pieces, uint32_t* keys);
   template <typename Body>
   void ForPieces(int n_pieces, const Body& body);
 

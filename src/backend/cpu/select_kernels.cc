@@ -52,10 +52,10 @@ HWY_INLINE hn::Vec<DU> KeyOf(VF v) {
   return hn::Xor(hn::BitCast(du, v), hn::Or(sign, hn::Set(du, 0x80000000u)));
 }
 
-void ScoreKeys(const TopKArgs& a, int32_t seq, int64_t begin, int64_t end, uint32_t* keys) {
-  const int64_t p = int64_t{a.seqs[seq].kv_len} - 1;
+void ScoreKeys(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint32_t* keys) {
+  const int64_t p = int64_t{a.seqs[list / a.lists].kv_len} - 1;
   const auto row_of = [&](int64_t age) {
-    return a.scores + (int64_t{seq} * a.window + (p - age) % a.window) * a.stride;
+    return a.scores + (int64_t{list} * a.window + (p - age) % a.window) * a.stride;
   };
   const int64_t ages = std::min<int64_t>(a.window, p + 1);
   int64_t t = begin;

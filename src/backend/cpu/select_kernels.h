@@ -14,8 +14,8 @@ inline constexpr int kKeyBins = 2048;
 struct SelectKernels {
   // Tokens [begin, end) of row `row`.
   void (*score_reduce)(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t end);
-  // keys[t] of the combined scores of sequence `seq`, tokens [begin, end).
-  void (*score_keys)(const TopKArgs& a, int32_t seq, int64_t begin, int64_t end, uint32_t* keys);
+  // keys[t] of the combined scores of list `list` of all sequences' lists, candidates [begin, end).
+  void (*score_keys)(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint32_t* keys);
   // Appends t of [begin, end) where keys[t] > threshold, or where it equals it and `ties` > 0,
   // which each such token takes one from, to `out`; gives how many.
   int64_t (*collect)(const uint32_t* keys, int64_t begin, int64_t end, uint32_t threshold,

@@ -142,6 +142,10 @@ class CudaBackend : public Backend {
   void Run(const NormGatedFfnArgs& a, bool rounded = false);
   void Run(const NormLogitsArgs& a);
   void Run(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
+  void Run(const ScoreArgs& a) { Score(a, Here()); }
+  void Run(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
+  void Run(const BlockScoreArgs& a) { BlockScore(a, Here()); }
+  void Run(const PoolArgs& a) { Pool(a, Here()); }
   void Run(const PlanRangeArgs& a) { PlanRange(a, Here()); }
   void Run(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
   void Run(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
@@ -358,6 +362,17 @@ Support CudaBackend::Supports(const Op& op) const {
   if (const auto* custom = std::get_if<CustomArgs>(&op);
       custom != nullptr && custom->kernels->cuda == nullptr) {
     return {false, fmt::format("{} has no CUDA form", custom->kernels->name)};
+  }
+  if (const auto* score = std::get_if<ScoreArgs>(&op); score && !CanScore(*score, device_)) {
+    return {false, "K in q8_0, or scores of more heads than shared memory holds"};
+  }
+  if (const auto* summary = std::get_if<BlockSummaryArgs>(&op);
+      summary != nullptr && summary->kv.dtype == DType::kQ8_0) {
+    return {false, "K and V in q8_0 are not supported"};
+  }
+  if (const auto* score = std::get_if<BlockScoreArgs>(&op);
+      score != nullptr && !CanBlockScore(*score, device_)) {
+    return {false, "more query heads than shared memory holds"};
   }
   return {};
 }

@@ -21,8 +21,8 @@ namespace omnikv::cuda {
 struct Device {
   int ordinal = 0;
   int sm_count = 0;
-  int arch = 0;                 // 10 * major + minor: 80, 90, ...
-  size_t shared_per_block = 0;  // bytes, opted in
+  int arch = 0;                        // 10 * major + minor: 80, 90, ...
+  size_t shared_per_block = 0;         // bytes, opted in
   double memory_bytes_per_second = 0;  // by its clock
 };
 
@@ -129,9 +129,23 @@ size_t AttendHopperScratch(const AttendArgs& args);
 // `o_bf16`: where o goes instead of args.o, as bf16; null: args.o.
 void AttendHopper(const AttendArgs& args, void* o_bf16, const Launch& launch);
 
+// --- kernels/score.cu: scores of tokens.
+
+// Whether it takes these arguments.
+bool CanScore(const ScoreArgs& args, const Device& device);
+void Score(const ScoreArgs& args, const Launch& launch);
+
+// --- kernels/summary.cu: summaries of units of tokens, and scores by them.
+
+void BlockSummary(const BlockSummaryArgs& args, const Launch& launch);
+// Whether it takes these arguments.
+bool CanBlockScore(const BlockScoreArgs& args, const Device& device);
+void BlockScore(const BlockScoreArgs& args, const Launch& launch);
+
 // --- kernels/select.cu: from scores to chosen tokens.
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);
+void Pool(const PoolArgs& args, const Launch& launch);
 void PlanRange(const PlanRangeArgs& args, const Launch& launch);
 size_t TopKScratch(const TopKArgs& args, const Device& device);
 void TopK(const TopKArgs& args, const Launch& launch);

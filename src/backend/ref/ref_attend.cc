@@ -137,14 +137,16 @@ void RefPlanRange(const PlanRangeArgs& a) {
 }
 
 void RefTopK(const TopKArgs& a) {
-  for (int32_t s = 0; s < a.n_seqs; ++s) {
+  for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+    const int32_t s = list / a.lists;
+    if (a.keep != nullptr && a.keep[s] != 0) continue;
     const int32_t n = a.n_candidates[s];
     const int32_t p = a.seqs[s].kv_len - 1;
     std::vector<float> score(static_cast<size_t>(n), 0.0f);
     for (int32_t t = 0; t < n; ++t) {
       double sum = 0;
       for (int32_t age = 0; age < a.window && t <= p - age; ++age) {
-        const int64_t row = int64_t{s} * a.window + (p - age) % a.window;
+        const int64_t row = int64_t{list} * a.window + (p - age) % a.window;
         sum += static_cast<double>(a.weights[age]) * a.scores[row * a.stride + t];
       }
       score[static_cast<size_t>(t)] = static_cast<float>(sum);
@@ -160,8 +162,8 @@ void RefTopK(const TopKArgs& a) {
                      [&](int32_t x, int32_t y) { return key(x) > key(y); });
     const int32_t k = std::clamp(std::min(a.n_pick[s], a.capacity), 0, n);
     std::sort(order.begin(), order.begin() + k);
-    std::copy_n(order.begin(), k, a.index + int64_t{s} * a.capacity);
-    a.count[s] = k;
+    std::copy_n(order.begin(), k, a.index + int64_t{list} * a.capacity);
+    a.count[list] = k;
   }
 }
 

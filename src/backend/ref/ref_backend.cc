@@ -175,6 +175,10 @@ class RefBackend : public HostBackend {
   static void Execute(const NormGatedFfnArgs& a) { NormGatedFfn(a); }
   static void Execute(const NormLogitsArgs& a) { NormLogits(a); }
   static void Execute(const ScoreReduceArgs& a) { RefScoreReduce(a); }
+  static void Execute(const ScoreArgs& a) { RefScore(a); }
+  static void Execute(const BlockSummaryArgs& a) { RefBlockSummary(a); }
+  static void Execute(const BlockScoreArgs& a) { RefBlockScore(a); }
+  static void Execute(const PoolArgs& a) { RefPool(a); }
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }
   static void Execute(const TopKArgs& a) { RefTopK(a); }
   static void Execute(const WorkingSetArgs& a) { RefWorkingSet(a); }

@@ -17,5 +17,10 @@ void RefTopK(const TopKArgs& a);
 void RefWorkingSet(const WorkingSetArgs& a);
 void RefFetchRows(const FetchRowsArgs& a);
 void RefNextToken(const NextTokenArgs& a);
+// The score ops (ref_score.cc).
+void RefScore(const ScoreArgs& a);
+void RefBlockSummary(const BlockSummaryArgs& a);
+void RefBlockScore(const BlockScoreArgs& a);
+void RefPool(const PoolArgs& a);
 
 }  // namespace omnikv

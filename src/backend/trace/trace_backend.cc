@@ -49,9 +49,14 @@ struct Localise {
     }
   }
   void operator()(ScoreReduceArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
+  void operator()(ScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(BlockSummaryArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(BlockScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(PoolArgs& a) const { a.n = host.Of(a.n, a.n_seqs); }
   void operator()(TopKArgs& a) const {
     a.n_candidates = host.Of(a.n_candidates, a.n_seqs);
     a.n_pick = host.Of(a.n_pick, a.n_seqs);
+    a.keep = host.Of(a.keep, a.n_seqs);
   }
   void operator()(WorkingSetArgs& a) const {
     a.seqs = host.Of(a.seqs, a.n_seqs);

@@ -1,4 +1,4 @@
-// From scores to chosen tokens: ScoreReduce, PlanRange and TopK.
+// From scores to chosen tokens: ScoreReduce, Pool, PlanRange and TopK.
 #include <algorithm>
 
 #include "backend/cuda/kernels/cluster.cuh"
@@ -58,6 +58,30 @@ __global__ void __launch_bounds__(kReduceThreads) ScoreReduceKernel(const ScoreR
   }
 }
 
+// --- Pool: a thread a score; neighbours come from the first-level cache.
+
+constexpr int kPoolThreads = 256;
+
+// Grid: x walks scores, y lists, z sequences.
+__global__ void __launch_bounds__(kPoolThreads) PoolKernel(const PoolArgs a) {
+  GridTrigger();
+  GridWait();
+  const int n = a.n[blockIdx.z];
+  const int half = a.kernel / 2;
+  const bool max_of = a.kind == PoolKind::kMax;
+  const int64_t list = (int64_t{blockIdx.z} * a.lists + blockIdx.y) * a.stride;
+  const float* in = a.in + list;
+  const int step = static_cast<int>(gridDim.x) * kPoolThreads;
+  for (int i = static_cast<int>(blockIdx.x * kPoolThreads + threadIdx.x); i < n; i += step) {
+    const int first = max(0, i - half);
+    const int last = min(n - 1, i + half);
+    float v = in[first];
+#pragma unroll 4
+    for (int j = first + 1; j <= last; ++j) v = max_of ? fmaxf(v, in[j]) : v + in[j];
+    a.out[list + i] = max_of ? v : v / static_cast<float>(a.kernel);
+  }
+}
+
 // --- PlanRange: a thread a sequence.
 
 __global__ void PlanRangeKernel(const PlanRangeArgs a) {
@@ -73,7 +97,7 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
   a.n_pick[s] = split.n_pick;
 }
 
-// --- TopK: radix selection by one cluster of blocks a sequence. Scores become keys, unsigned
+// --- TopK: radix selection by one cluster of blocks a list. Scores become keys, unsigned
 // numbers of the same order. Three passes over the keys count digits of 11, 11 and 10 bits and so
 // find the key of rank k; a fourth writes the tokens above it, and the first few equal to it, in
 // order. The blocks of a cluster take consecutive parts of the tokens and keep what keys they can
@@ -103,15 +127,17 @@ __device__ __forceinline__ uint32_t KeyOf(float v) {
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// keys[s][t] of scores that are sums over a window. Grid: x walks tokens, y sequences.
+// keys[list][t] of scores that are sums over a window. Grid: x walks tokens, y lists, z sequences.
 __global__ void __launch_bounds__(256)
     WindowKeysKernel(const TopKArgs a, uint32_t* keys, int64_t key_stride) {
   GridTrigger();
   GridWait();
-  const int64_t s = blockIdx.y;
+  const int64_t s = blockIdx.z;
+  const int64_t list = s * gridDim.y + blockIdx.y;
+  if (a.keep != nullptr && a.keep[s] != 0) return;
   const int n = a.n_candidates[s];
   const int p = a.seqs[s].kv_len - 1;
-  const float* rows = a.scores + s * a.window * a.stride;
+  const float* rows = a.scores + list * a.window * a.stride;
   for (int64_t t = int64_t{blockIdx.x} * 256 + threadIdx.x; t < n; t += int64_t{gridDim.x} * 256) {
     // The reference's sum: in double, the newest query first.
     const int ages = static_cast<int>(min(int64_t{a.window}, p - t + 1));
@@ -122,7 +148,7 @@ __global__ void __launch_bounds__(256)
       sum += static_cast<double>(a.weights[age]) * static_cast<double>(rows[slot * a.stride + t]);
       slot = slot == 0 ? a.window - 1 : slot - 1;
     }
-    keys[s * key_stride + t] = KeyOf(static_cast<float>(sum));
+    keys[list * key_stride + t] = KeyOf(static_cast<float>(sum));
   }
 }
 
@@ -349,8 +375,8 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
   }
 }
 
-// Grid: x the blocks of a cluster, y sequences. `window_keys` [n_seqs, key_stride], null when the
-// window is one query. Shared memory: Shared, then room for n_kept keys.
+// Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
+// null when the window is one query. Shared memory: Shared, then room for n_kept keys.
 __global__ void __launch_bounds__(kThreads, 1)
     SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {
   extern __shared__ uint4 memory[];
@@ -370,11 +396,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   ClusterSync();  // every block runs and has zeroed what others add to
   GridWait();
 
-  const int64_t seq = blockIdx.y;
+  const int64_t seq = blockIdx.z;
+  const int64_t list = seq * gridDim.y + blockIdx.y;
+  if (a.keep != nullptr && a.keep[seq] != 0) return;
   const int n = a.n_candidates[seq];
   const int k = max(0, min(min(a.n_pick[seq], a.capacity), n));
-  int32_t* index = a.index + seq * a.capacity;
-  if (block == 0 && tid == 0) a.count[seq] = k;
+  int32_t* index = a.index + list * a.capacity;
+  if (block == 0 && tid == 0) a.count[list] = k;
   if (k == n) {
     for (int t = block * kThreads + tid; t < n; t += n_blocks * kThreads) index[t] = t;
   }
@@ -384,8 +412,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first = min(n, block * width);
   Keys in;
   in.scores = window_keys == nullptr;
-  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.scores) + seq * a.stride
-                       : window_keys + seq * key_stride) +
+  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.scores) + list * a.stride
+                       : window_keys + list * key_stride) +
             first;
   in.n = min(width, n - first);
   in.weight = in.scores ? a.weights[0] : 1.0f;
@@ -436,14 +464,18 @@ int64_t KeyStride(const TopKArgs& args) {
   return CeilDiv(args.stride, 4) * 4;
 }
 
+dim3 GridOf(const TopKArgs& args, int64_t blocks) {
+  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(args.lists),
+          static_cast<uint32_t>(args.n_seqs)};
+}
+
 // A launch of SelectKernel in clusters of n_blocks.
 class SelectLaunch {
  public:
   SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
       : n_kept_(KeptKeys(args, n_blocks, *launch.device)),
-        launch_(launch, dim3(static_cast<uint32_t>(n_blocks), static_cast<uint32_t>(args.n_seqs)),
-                kThreads, sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_),
-                n_blocks) {
+        launch_(launch, GridOf(args, n_blocks), kThreads,
+                sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_), n_blocks) {
     AllowShared(SelectKernel, launch.device->shared_per_block);
   }
 
@@ -487,6 +519,14 @@ void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
                kReduceThreads, 0, args);
 }
 
+void Pool(const PoolArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0 || args.stride == 0) return;
+  const auto walkers = static_cast<uint32_t>(
+      std::min(CeilDiv(args.stride, kPoolThreads), 8 * int64_t{launch.device->sm_count}));
+  const dim3 grid(walkers, static_cast<uint32_t>(args.lists), static_cast<uint32_t>(args.n_seqs));
+  LaunchKernel(PoolKernel, launch, grid, kPoolThreads, 0, args);
+}
+
 void PlanRange(const PlanRangeArgs& args, const Launch& launch) {
   if (args.n_seqs == 0) return;
   LaunchKernel(PlanRangeKernel, launch, static_cast<uint32_t>(CeilDiv(args.n_seqs, 32)), 32, 0,
@@ -495,7 +535,7 @@ void PlanRange(const PlanRangeArgs& args, const Launch& launch) {
 
 size_t TopKScratch(const TopKArgs& args, const Device&) {
   if (args.window == 1) return 0;
-  return sizeof(uint32_t) * static_cast<size_t>(args.n_seqs * KeyStride(args));
+  return sizeof(uint32_t) * static_cast<size_t>(args.n_seqs * args.lists * KeyStride(args));
 }
 
 void TopK(const TopKArgs& args, const Launch& launch) {
@@ -503,9 +543,8 @@ void TopK(const TopKArgs& args, const Launch& launch) {
   uint32_t* keys = nullptr;
   if (args.window > 1) {
     keys = reinterpret_cast<uint32_t*>(launch.scratch);
-    const dim3 grid(static_cast<uint32_t>(
-                        std::min(CeilDiv(args.stride, 256), 8 * int64_t{launch.device->sm_count})),
-                    static_cast<uint32_t>(args.n_seqs));
+    const dim3 grid =
+        GridOf(args, std::min(CeilDiv(args.stride, 256), 8 * int64_t{launch.device->sm_count}));
     LaunchKernel(WindowKeysKernel, launch, grid, 256, 0, args, keys, KeyStride(args));
   }
   if (launch.device->arch >= 90 && args.stride > kWideTokens) {

@@ -1,0 +1,92 @@
+#include "backend/cpu/score.h"
+
+#include <algorithm>
+
+#include "backend/cpu/matvec.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int64_t kBlockBytes = 128 << 10;  // of K: what stays in a core's cache from row to row
+
+constexpr int32_t kSummaryTokens = 256;        // worth a thread's start
+constexpr int64_t kSummaryValues = 256 << 10;  // products that are
+constexpr int64_t kPoolGrain = 16 << 10;       // scores
+
+int64_t QueryFloats(const ScoreArgs& a) {
+  return (a.kv.dk + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
+}
+
+// Tokens that are scored at a time: whole units.
+int64_t BlockTokens(const ScoreArgs& a) {
+  const int64_t fit = kBlockBytes / (a.kv.n_kv_heads * a.kv.k_head_bytes);
+  return std::max<int64_t>(1, std::clamp<int64_t>(fit, 16, kScoreBlock) / a.unit) * a.unit;
+}
+
+}  // namespace
+
+CpuScore::CpuScore(ThreadPool& pool, const Isa& isa)
+    : pool_(pool), kernels_(GetScoreKernels(isa)) {}
+
+int64_t CpuScore::ScratchFloats(const ScoreArgs& a) const {
+  return ScoringRows(a, a.n_rows) * a.n_heads * QueryFloats(a) + pool_.size() * ScoreBlockFloats(a);
+}
+
+void CpuScore::Run(const ScoreArgs& a, float* scratch) {
+  float* q = scratch + pool_.size() * ScoreBlockFloats(a);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta& seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    const ScoreJob job{.args = &a,
+                       .seq = s,
+                       .n_rows = ScoringRows(a, seq.q_len),
+                       .q = q,
+                       .q_stride = QueryFloats(a)};
+    const int64_t first = int64_t{seq.q_begin} + seq.q_len - job.n_rows;
+    for (int64_t i = 0; i < int64_t{job.n_rows} * a.n_heads; ++i) {
+      kernels_.pack_query(a.kv.dtype, a.q + (first * a.n_heads + i) * a.kv.dk, a.kv.dk,
+                          job.q_stride, q + i * job.q_stride);
+    }
+    const int64_t tokens = BlockTokens(a);
+    pool_.ParallelFor(
+        (seq.kv_len + tokens - 1) / tokens, 1, [&](int64_t begin, int64_t end, int thread) {
+          for (int64_t b = begin; b < end; ++b) {
+            kernels_.block(job, b * tokens, std::min<int64_t>((b + 1) * tokens, seq.kv_len),
+                           scratch + thread * ScoreBlockFloats(a));
+          }
+        });
+  }
+}
+
+void CpuScore::Run(const BlockSummaryArgs& a) {
+  const int64_t grain = std::max(1, kSummaryTokens / a.unit);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const UnitRange units = TouchedUnits(a.seqs[s], a.unit);
+    pool_.ParallelFor(units.end - units.begin, grain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t u = begin; u < end; ++u) kernels_.summary(a, s, units.begin + u);
+    });
+  }
+}
+
+void CpuScore::Run(const BlockScoreArgs& a) {
+  const int64_t grain =
+      std::max<int64_t>(1, kSummaryValues / (int64_t{SummaryArrays(a.kind)} * a.n_heads * a.dk));
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    if (a.seqs[s].q_len == 0) continue;
+    pool_.ParallelFor(
+        (int64_t{a.seqs[s].kv_len} + a.unit - 1) / a.unit, grain,
+        [&](int64_t begin, int64_t end, int) { kernels_.block_score(a, s, begin, end); });
+  }
+}
+
+void CpuScore::Run(const PoolArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    for (int32_t l = 0; l < a.lists; ++l) {
+      pool_.ParallelFor(a.n[s], kPoolGrain, [&](int64_t begin, int64_t end, int) {
+        kernels_.pool(a, s, l, begin, end);
+      });
+    }
+  }
+}
+
+}  // namespace omnikv

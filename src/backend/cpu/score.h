@@ -1,0 +1,25 @@
+// The ops that score tokens, over threads.
+#pragma once
+
+#include "backend/cpu/score_kernels.h"
+#include "base/thread_pool.h"
+
+namespace omnikv {
+
+class CpuScore {
+ public:
+  CpuScore(ThreadPool& pool, const Isa& isa);
+
+  // Floats of scratch that Run of `a` needs.
+  int64_t ScratchFloats(const ScoreArgs& a) const;
+  void Run(const ScoreArgs& a, float* scratch);
+  void Run(const BlockSummaryArgs& a);
+  void Run(const BlockScoreArgs& a);
+  void Run(const PoolArgs& a);
+
+ private:
+  ThreadPool& pool_;
+  const ScoreKernels& kernels_;
+};
+
+}  // namespace omnikv

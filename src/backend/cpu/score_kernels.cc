@@ -1,0 +1,343 @@
+#include "backend/cpu/score_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/score_kernels.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <limits>
+
+#include "backend/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace omnikv {
+namespace HWY_NAMESPACE {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr int kTogether = 2;  // tokens that share the loads of q
+constexpr int kAhead = 16;    // tokens between the one that is fetched and those at work
+
+// A block's tokens: where their rows begin.
+struct Rows {
+  const std::byte* at[kScoreBlock];
+};
+
+// w[g][t] = q[g]·k of tokens [0, n), for G heads. The next head's K of a token is a few hundred
+// bytes on, which the prefetchers of the CPU do not follow over n rows: it is fetched by hand.
+template <DType kType, int G>
+HWY_NOINLINE void Dots(const Rows& rows, int n, int64_t offset, int64_t dk, const float* q,
+                       int64_t q_stride, float (*w)[kScoreBlock]) {
+  using E = Elements<kType>;
+  const DF d;
+  const auto values = static_cast<size_t>(dk);
+  const auto bytes = static_cast<int64_t>(DTypeBytes(kType, values));
+  for (int t = 0; t < n; t += kTogether) {
+    const std::byte* k[kTogether];
+    for (int i = 0; i < kTogether; ++i) k[i] = rows.at[std::min(t + i, n - 1)] + offset;
+    for (int i = 0; i < kTogether; ++i) {
+      const std::byte* next = rows.at[std::min(t + i + kAhead, n - 1)] + offset;
+      for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(next + b);
+    }
+    VF sum[kTogether][kScoreHeads];
+    for (auto& of : sum) std::fill_n(of, kScoreHeads, hn::Zero(d));
+    for (size_t at = 0; at < values; at += kStep) {
+      VF a[kTogether];
+      VF b[kTogether];
+      for (int i = 0; i < kTogether; ++i) {
+        if (at + kStep <= values) {
+          E::LoadStep(k[i], a[i], b[i]);
+        } else {
+          E::LoadTail(k[i], values - at, a[i], b[i]);
+        }
+        k[i] += E::kStepBytes;
+      }
+      for (int g = 0; g < G; ++g) {
+        const VF q0 = hn::LoadU(d, q + g * q_stride + at);
+        const VF q1 = hn::LoadU(d, q + g * q_stride + at + kLanes);
+        for (int i = 0; i < kTogether; ++i) {
+          sum[i][g] = hn::MulAdd(b[i], q1, hn::MulAdd(a[i], q0, sum[i][g]));
+        }
+      }
+    }
+    for (int i = 0; i < kTogether && t + i < n; ++i) {
+      float total[kScoreHeads];
+      Sum4(sum[i][0], sum[i][1], sum[i][2], sum[i][3], total);
+      for (int g = 0; g < G; ++g) w[g][t + i] = total[g];
+    }
+  }
+}
+
+template <DType kType>
+void DotsOf(int g, const Rows& rows, int n, int64_t offset, int64_t dk, const float* q,
+            int64_t q_stride, float (*w)[kScoreBlock]) {
+  if (g == 1) return Dots<kType, 1>(rows, n, offset, dk, q, q_stride, w);
+  if (g == 2) return Dots<kType, 2>(rows, n, offset, dk, q, q_stride, w);
+  if (g == 3) return Dots<kType, 3>(rows, n, offset, dk, q, q_stride, w);
+  return Dots<kType, 4>(rows, n, offset, dk, q, q_stride, w);
+}
+
+// into[t] takes in the score of one head, whose products with K are dots[t].
+void TakeHead(const ScoreArgs& a, const float* dots, int n, const float* lse, float* into) {
+  const DF d;
+  const VF scale = hn::Set(d, a.scale);
+  for (int t = 0; t < n; t += static_cast<int>(kLanes)) {  // rows of a block are whole vectors
+    VF v = hn::Mul(hn::LoadU(d, dots + t), scale);
+    if (a.softcap > 0) v = Softcap(v, hn::Set(d, a.softcap), hn::Set(d, 1.0f / a.softcap));
+    if (lse != nullptr) v = Exp(hn::Sub(v, hn::Set(d, *lse)));
+    const VF held = hn::LoadU(d, into + t);
+    hn::StoreU(a.heads == HeadReduce::kMax ? hn::Max(held, v) : hn::Add(held, v), d, into + t);
+  }
+}
+
+// f[t] takes in g[t] of one row.
+void TakeRow(const ScoreArgs& a, const float* g, int n, float weight, float* f) {
+  const DF d;
+  const VF w = hn::Set(d, weight);
+  for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
+    const auto left = static_cast<size_t>(n - t);
+    const VF v = hn::Mul(hn::LoadU(d, g + t), w);
+    const VF held = hn::LoadU(d, f + t);
+    StoreFloats(a.queries == QueryReduce::kMax ? hn::Max(held, v) : hn::Add(held, v), f + t, left);
+  }
+}
+
+template <DType kType>
+void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
+  const ScoreArgs& a = *job.args;
+  const SeqMeta seq = a.seqs[job.seq];
+  const int32_t group = a.n_heads / a.kv.n_kv_heads;
+  const auto n = static_cast<int>(end - begin);
+  float* f = scratch;                    // [lists, kScoreBlock]
+  float* g = f + a.lists * kScoreBlock;  // [lists, kScoreBlock]
+  auto* w = reinterpret_cast<float(*)[kScoreBlock]>(g + a.lists * kScoreBlock);
+  Rows rows;
+  for (int t = 0; t < n; ++t) rows.at[t] = a.kv.Row(seq.table_off, begin + t);
+  const auto clear = [&](float* scores, bool max) {
+    std::fill_n(scores, a.lists * kScoreBlock, max ? kNegInf : 0.0f);
+  };
+  clear(f, a.queries == QueryReduce::kMax);
+  for (int32_t r = 0; r < job.n_rows; ++r) {
+    const int32_t age = job.n_rows - 1 - r;
+    const auto seen = static_cast<int>(std::min<int64_t>(n, seq.kv_len - age - begin));
+    if (seen <= 0) continue;
+    clear(g, a.heads == HeadReduce::kMax);
+    for (int32_t h = 0; h < a.n_heads;) {
+      const int32_t kv_head = h / group;
+      const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
+      DotsOf<kType>(together, rows, seen, a.kv.k_offset + kv_head * a.kv.k_head_bytes, a.kv.dk,
+                    job.q + (int64_t{r} * a.n_heads + h) * job.q_stride, job.q_stride, w);
+      float* into = g + (a.lists == 1 ? 0 : kv_head) * kScoreBlock;
+      const int64_t row = int64_t{seq.q_begin} + seq.q_len - 1 - age;
+      for (int32_t i = 0; i < together; ++i, ++h) {
+        TakeHead(a, w[i], seen, a.lse != nullptr ? a.lse + row * a.n_heads + h : nullptr, into);
+      }
+    }
+    float weight = a.heads == HeadReduce::kMean
+                       ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
+                       : 1.0f;
+    if (a.queries == QueryReduce::kDecay) {
+      weight *= static_cast<float>(std::pow(double{a.decay}, age));
+    }
+    for (int32_t l = 0; l < a.lists; ++l) {
+      TakeRow(a, g + l * kScoreBlock, seen, weight, f + l * kScoreBlock);
+    }
+  }
+  const auto faded = a.queries == QueryReduce::kDecay
+                         ? static_cast<float>(std::pow(double{a.decay}, seq.q_len))
+                         : 1.0f;
+  for (int32_t l = 0; l < a.lists; ++l) {
+    float* out = a.out + (int64_t{job.seq} * a.lists + l) * a.stride;
+    for (int64_t t = begin; t < end; t += a.unit) {
+      const float* of = f + l * kScoreBlock + (t - begin);
+      float best = *std::max_element(of, of + std::min<int64_t>(a.unit, end - t));
+      float& to = out[t / a.unit];
+      if (a.accumulate && t < seq.kv_len - seq.q_len) {
+        best = a.queries == QueryReduce::kMax ? std::max(best, to) : best + faded * to;
+      }
+      to = best;
+    }
+  }
+}
+
+void Block(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
+  switch (job.args->kv.dtype) {
+    case DType::kF32:
+      return BlockOf<DType::kF32>(job, begin, end, scratch);
+    case DType::kF16:
+      return BlockOf<DType::kF16>(job, begin, end, scratch);
+    case DType::kBF16:
+      return BlockOf<DType::kBF16>(job, begin, end, scratch);
+    case DType::kQ8_0:
+      break;
+  }
+}
+
+void PackQuery(DType dtype, const float* q, int64_t dk, int64_t padded, float* out) {
+  const auto n = static_cast<size_t>(dk);
+  const auto to = static_cast<size_t>(padded);
+  // The types that are not bf16 have one order.
+  if (dtype == DType::kBF16) return Pack<DType::kBF16>(q, n, to, out);
+  return Pack<DType::kF32>(q, n, to, out);
+}
+
+template <DType kType>
+void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
+  using E = Elements<kType>;
+  const DF d;
+  const SeqMeta meta = a.seqs[seq];
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
+  const int64_t first = unit * a.unit;
+  const auto n = std::min<int64_t>(a.unit, meta.kv_len - first);
+  float* out = a.out + (seq * a.stride + unit) * SummaryArrays(a.kind) * width;
+  const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
+  for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
+    for (size_t at = 0; at < dk; at += kStep) {
+      const int64_t offset = a.kv.k_offset + kv_head * a.kv.k_head_bytes +
+                             static_cast<int64_t>(at / kStep * E::kStepBytes);
+      VF sum[2] = {hn::Zero(d), hn::Zero(d)};
+      VF low[2] = {hn::Set(d, -kNegInf), hn::Set(d, -kNegInf)};
+      VF high[2] = {hn::Set(d, kNegInf), hn::Set(d, kNegInf)};
+      for (int64_t t = 0; t < n; ++t) {
+        const std::byte* k = a.kv.Row(meta.table_off, first + t) + offset;
+        VF v[2];
+        if (at + kStep <= dk) {
+          E::LoadStep(k, v[0], v[1]);
+        } else {
+          E::LoadTail(k, dk - at, v[0], v[1]);
+        }
+        for (int i = 0; i < 2; ++i) {
+          sum[i] = hn::Add(sum[i], v[i]);
+          low[i] = hn::Min(low[i], v[i]);
+          high[i] = hn::Max(high[i], v[i]);
+        }
+      }
+      float* to = out + kv_head * a.kv.dk + at;
+      if (a.kind == SummaryKind::kMean) {
+        StoreStep<kType>(hn::Mul(sum[0], share), hn::Mul(sum[1], share), to, dk - at);
+      } else if (a.kind == SummaryKind::kMax) {
+        StoreStep<kType>(high[0], high[1], to, dk - at);
+      } else {
+        StoreStep<kType>(low[0], low[1], to, dk - at);
+        StoreStep<kType>(high[0], high[1], to + width, dk - at);
+      }
+    }
+  }
+}
+
+void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
+  switch (a.kv.dtype) {
+    case DType::kF32:
+      return SummaryOf<DType::kF32>(a, seq, unit);
+    case DType::kF16:
+      return SummaryOf<DType::kF16>(a, seq, unit);
+    case DType::kBF16:
+      return SummaryOf<DType::kBF16>(a, seq, unit);
+    case DType::kQ8_0:
+      break;
+  }
+}
+
+// w[g] = q[g]·s, or Quest's bound with s the minima and `high` the maxima, of n query heads.
+HWY_INLINE void SummaryDots(const float* s, const float* high, size_t dk, const float* q, int n,
+                            float (&w)[kScoreHeads]) {
+  const DF d;
+  VF sum[kScoreHeads];
+  std::fill_n(sum, kScoreHeads, hn::Zero(d));
+  for (size_t at = 0; at < dk; at += kLanes) {
+    const VF low_v = LoadFloats(s + at, dk - at);
+    const VF high_v = high != nullptr ? LoadFloats(high + at, dk - at) : low_v;
+    for (int g = 0; g < n; ++g) {
+      const VF v = LoadFloats(q + static_cast<size_t>(g) * dk + at, dk - at);
+      sum[g] = high != nullptr ? hn::Add(sum[g], hn::Max(hn::Mul(v, low_v), hn::Mul(v, high_v)))
+                               : hn::MulAdd(v, low_v, sum[g]);
+    }
+  }
+  Sum4(sum[0], sum[1], sum[2], sum[3], w);
+}
+
+void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end) {
+  const SeqMeta meta = a.seqs[seq];
+  const int32_t group = a.n_heads / a.n_kv_heads;
+  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
+  const float* q = a.q + (int64_t{meta.q_begin} + meta.q_len - 1) * a.n_heads * a.dk;
+  const bool max = a.heads == HeadReduce::kMax;
+  const float mean = a.heads == HeadReduce::kMean
+                         ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
+                         : 1.0f;
+  for (int64_t u = begin; u < end; ++u) {
+    const float* s = a.summaries + (seq * a.stride + u) * arrays * width;
+    float* out = a.out + int64_t{seq} * a.lists * a.stride + u;
+    float score = 0;
+    for (int32_t h = 0; h < a.n_heads;) {
+      const int32_t kv_head = h / group;
+      if (h == (a.lists == 1 ? 0 : kv_head * group)) score = max ? kNegInf : 0.0f;
+      const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
+      const float* of = s + kv_head * a.dk;
+      float w[kScoreHeads];
+      SummaryDots(of, arrays == 2 ? of + width : nullptr, static_cast<size_t>(a.dk),
+                  q + int64_t{h} * a.dk, together, w);
+      for (int32_t i = 0; i < together; ++i) {
+        score = max ? std::max(score, w[i] * a.scale) : score + w[i] * a.scale;
+      }
+      h += together;
+      if (a.lists == 1) {
+        if (h == a.n_heads) *out = score * mean;
+      } else if (h % group == 0) {
+        out[kv_head * a.stride] = score * mean;
+      }
+    }
+  }
+}
+
+void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end) {
+  const DF d;
+  const int64_t n = a.n[seq];
+  const int64_t half = a.kernel / 2;
+  const bool max = a.kind == PoolKind::kMax;
+  const float* in = a.in + (int64_t{seq} * a.lists + list) * a.stride;
+  float* out = a.out + (int64_t{seq} * a.lists + list) * a.stride;
+  const float weight = max ? 1.0f : 1.0f / static_cast<float>(a.kernel);
+  for (int64_t i = begin; i < end;) {
+    if (i >= half && i + half + static_cast<int64_t>(kLanes) <= n &&
+        i + static_cast<int64_t>(kLanes) <= end) {
+      VF v = hn::LoadU(d, in + i - half);
+      for (int64_t j = i - half + 1; j <= i + half; ++j) {
+        const VF next = hn::LoadU(d, in + j);
+        v = max ? hn::Max(v, next) : hn::Add(v, next);
+      }
+      hn::StoreU(hn::Mul(v, hn::Set(d, weight)), d, out + i);
+      i += static_cast<int64_t>(kLanes);
+    } else {
+      const int64_t first = std::max<int64_t>(0, i - half);
+      float v = in[first];
+      for (int64_t j = first + 1; j <= std::min(n - 1, i + half); ++j) {
+        v = max ? std::max(v, in[j]) : v + in[j];
+      }
+      out[i++] = v * weight;
+    }
+  }
+}
+
+const ScoreKernels* ScoreTable() {
+  static constexpr ScoreKernels kTable = {PackQuery, Block, Summary, BlockScore, Pool};
+  return &kTable;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace omnikv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace omnikv {
+HWY_EXPORT(ScoreTable);
+const ScoreKernels& GetScoreKernels(const Isa& isa) {
+  return *IsaEntry(HWY_DISPATCH_TABLE(ScoreTable), isa)();
+}
+}  // namespace omnikv
+#endif  // HWY_ONCE

@@ -1,0 +1,45 @@
+// Kernels of the ops that score tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/isa.h"
+#include "backend/ops.h"
+
+namespace omnikv {
+
+// A block is whole units and at most so many tokens.
+inline constexpr int32_t kScoreBlock = kMaxScoreUnit;
+// Query heads whose scores are made together.
+inline constexpr int32_t kScoreHeads = 4;
+
+// One sequence's part of a ScoreArgs, all of its rows.
+struct ScoreJob {
+  const ScoreArgs* args = nullptr;
+  int32_t seq = 0;
+  int32_t n_rows = 0;        // that score
+  const float* q = nullptr;  // in packed order: [n_rows, n_heads, q_stride]
+  int64_t q_stride = 0;
+};
+
+// Floats of scratch of a block.
+inline int64_t ScoreBlockFloats(const ScoreArgs& a) {
+  return (2 * int64_t{a.lists} + kScoreHeads) * kScoreBlock;
+}
+
+struct ScoreKernels {
+  // out[0, padded) = q[0, dk) in the order that `block` reads, for a K of `dtype`.
+  void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
+  // Scores of the units of tokens [begin, end).
+  void (*block)(const ScoreJob& job, int64_t begin, int64_t end, float* scratch);
+  // The summary of unit `unit` of sequence `seq`.
+  void (*summary)(const BlockSummaryArgs& a, int32_t seq, int64_t unit);
+  // The scores of units [begin, end) of sequence `seq`.
+  void (*block_score)(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end);
+  // out[i] of list `list` of sequence `seq`, i in [begin, end).
+  void (*pool)(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end);
+};
+
+const ScoreKernels& GetScoreKernels(const Isa& isa);
+
+}  // namespace omnikv

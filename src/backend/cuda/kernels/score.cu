@@ -1,0 +1,476 @@
+// Scores of tokens by query rows: Score.
+//
+// A CTA takes blocks of tokens, whole units, one after another. Its warps share the block's tiles
+// of 16 tokens by KV heads: S [16 tokens, 8 queries] = K [16, dk] Q^T [dk, 8] on tensor cores, with
+// queries split into two 16-bit numbers so that results are near those of f32. A lane loads 16
+// bytes of K at a time, straight into registers: an order of the values of a head of our own choice
+// makes them operands as they lie. What is left of a tile is one score a token, row and KV head,
+// which the CTA reduces over KV heads, rows and units in shared memory.
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/cuda/kernels/mma.cuh"
+#include "backend/cuda/kernels/pack.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kCtasAnSm = 2;
+constexpr int kTile = 16;        // tokens of a product
+constexpr int kColumns = 16;     // queries that a warp multiplies at once, two octets
+constexpr int kStagePitch = 20;  // of a query's scores of a tile, in floats: against bank conflicts
+constexpr int kBlockTokens = 256;  // at most, where units are smaller
+
+// How a launch divides its work.
+struct Shape {
+  int32_t block_tokens;  // whole units
+  int32_t pitch;         // the same in whole tiles
+  int32_t pass_rows;     // query rows that are taken through a block together
+};
+
+// Shared memory of a CTA. kBlocks: runs of 32 values that a head has at most; 0: of any size, one
+// value after another.
+template <int kBlocks>
+struct Shared {
+  // Of a query's high or low halves, in bytes: neighbouring queries lie in different banks.
+  static constexpr int kQueryPitch = kBlocks * 64 + 64;
+
+  __host__ __device__ Shared(const ScoreArgs& a, const Shape& shape, std::byte* memory)
+      : columns(shape.pass_rows * a.n_heads) {
+    std::byte* const first = memory;
+    const auto take = [&memory](int64_t bytes) {
+      std::byte* p = memory;
+      memory += (bytes + 15) / 16 * 16;
+      return p;
+    };
+    const auto floats = [&take](int64_t n) { return reinterpret_cast<float*>(take(4 * n)); };
+    queries = take(kBlocks == 0 ? 0 : int64_t{2} * columns * kQueryPitch);
+    scale = floats(columns);
+    lse = floats(columns);
+    weight = floats(shape.pass_rows);
+    part = floats(int64_t{a.kv.n_kv_heads} * shape.pass_rows * shape.pitch);
+    f = floats(int64_t{a.lists} * shape.pitch);
+    stage = floats(kBlocks == 0 ? 0 : kWarps * kColumns * kStagePitch);
+    n_blocks = reinterpret_cast<int32_t*>(take(4 * int64_t{a.n_seqs}));
+    bytes = memory - first;
+  }
+
+  int32_t columns;     // a KV head's follow one another: its rows, their heads
+  std::byte* queries;  // [2, columns, kQueryPitch]: high halves, low ones
+  float* scale;        // [columns]: of products
+  float* lse;          // [columns]
+  float* weight;       // [pass_rows]: of a row's scores among those of all rows
+  float* part;         // [n_kv_heads, pass_rows, pitch]: one score for the heads of a KV head
+  float* f;            // [lists, pitch]: one score for all rows
+  float* stage;        // [kWarps, kColumns, kStagePitch]
+  int32_t* n_blocks;   // [n_seqs]
+  int64_t bytes;
+};
+
+// What a CTA works at.
+struct Block {
+  SeqMeta seq;
+  int32_t s;          // the sequence
+  int32_t first;      // token
+  int32_t n_tokens;   // of the block
+  int32_t n_rows;     // of the sequence that score
+  int32_t first_row;  // of this pass, among those
+  int32_t pass_rows;  // of this pass
+};
+
+__device__ __forceinline__ float ReduceHeads(HeadReduce how, float a, float b) {
+  return how == HeadReduce::kMax ? fmaxf(a, b) : a + b;
+}
+
+__device__ __forceinline__ const float* QueryOf(const ScoreArgs& a, const Block& b, int row,
+                                                int head) {
+  const int64_t r = int64_t{b.seq.q_begin} + b.seq.q_len - b.n_rows + b.first_row + row;
+  return a.q + (r * a.n_heads + head) * a.kv.dk;
+}
+
+__device__ __forceinline__ const std::byte* KeyRow(const KvView& kv, int32_t table_off, int t) {
+  const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
+  return kv.base + (block * kv.block_tokens + t % kv.block_tokens) * kv.row_bytes + kv.k_offset;
+}
+
+// A pass's queries into shared memory, a warp a query. Each is scaled by a power of two that brings
+// its largest value to 2^14, for f16's sake.
+template <typename T, int kBlocks>
+__device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& shape, const Block& b,
+                                            const Shared<kBlocks>& s) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = a.n_heads / a.kv.n_kv_heads;
+  for (int i = warp; i < b.pass_rows * a.n_heads; i += kWarps) {
+    const int row = i / a.n_heads;
+    const int head = i % a.n_heads;
+    const int column = (head / group * shape.pass_rows + row) * group + head % group;
+    float back = 1;
+    if constexpr (kBlocks > 0) {
+      const float* q = QueryOf(a, b, row, head);
+      float v[kBlocks];
+      float top = 0;
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        v[j] = 32 * j + lane < a.kv.dk ? q[32 * j + lane] : 0.0f;
+        top = fmaxf(top, fabsf(v[j]));
+      }
+      top = WarpMax(top);
+      const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
+      const float factor = __int_as_float((127 + up) << 23);
+      back = __int_as_float((127 - up) << 23);
+      T* high = reinterpret_cast<T*>(s.queries + column * Shared<kBlocks>::kQueryPitch);
+      T* low =
+          reinterpret_cast<T*>(s.queries + (s.columns + column) * Shared<kBlocks>::kQueryPitch);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const float scaled = v[j] * factor;
+        const T rounded = FromF32<T>(scaled);
+        high[32 * j + lane] = rounded;
+        low[32 * j + lane] = FromF32<T>(scaled - ToF32(rounded));
+      }
+    }
+    if (lane == 0) {
+      s.scale[column] = a.scale * back;
+      if (a.lse != nullptr) {
+        s.lse[column] = a.lse[(QueryOf(a, b, row, head) - a.q) / a.kv.dk];
+      }
+    }
+  }
+  for (int row = static_cast<int>(threadIdx.x); row < b.pass_rows; row += kThreads) {
+    const int age = b.n_rows - 1 - b.first_row - row;
+    s.weight[row] =
+        a.queries == QueryReduce::kDecay ? powf(a.decay, static_cast<float>(age)) : 1.0f;
+  }
+}
+
+// A lane's part of a tile of K: values 32 i + 8 t .. + 7 of tokens g and g + 8, g = lane / 4,
+// t = lane % 4.
+template <int kBlocks>
+struct Keys {
+  uint4 v[2][kBlocks];
+};
+
+template <int kBlocks>
+__device__ __forceinline__ Keys<kBlocks> LoadKeys(const ScoreArgs& a, const Block& b, int task) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int kv_head = task % a.kv.n_kv_heads;
+  const int tile = task / a.kv.n_kv_heads;
+  Keys<kBlocks> keys;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int t = min(tile * kTile + half * 8 + lane / 4, b.n_tokens - 1);
+    const std::byte* row =
+        KeyRow(a.kv, b.seq.table_off, b.first + t) + kv_head * a.kv.k_head_bytes + lane % 4 * 16;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      keys.v[half][i] = 32 * i + lane % 4 * 8 < a.kv.dk
+                            ? __ldcg(reinterpret_cast<const uint4*>(row + 64 * i))
+                            : make_uint4(0, 0, 0, 0);
+    }
+  }
+  return keys;
+}
+
+// part of one tile and KV head, by tensor cores.
+template <typename T, int kBlocks>
+__device__ __forceinline__ void ScoreTile(const ScoreArgs& a, const Shape& shape, const Block& b,
+                                          const Shared<kBlocks>& s, int task,
+                                          const Keys<kBlocks>& keys) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int group = a.n_heads / a.kv.n_kv_heads;
+  const int kv_head = task % a.kv.n_kv_heads;
+  const int first_column = kv_head * shape.pass_rows * group;
+  const int n_columns = b.pass_rows * group;
+  float* stage = s.stage + threadIdx.x / 32 * (kColumns * kStagePitch);
+  float* part = s.part + int64_t{kv_head} * shape.pass_rows * shape.pitch +
+                task / a.kv.n_kv_heads * kTile + lane % kTile;
+  for (int from = 0; from < n_columns; from += kColumns) {
+#pragma unroll
+    for (int octet = 0; octet < kColumns / 8; ++octet) {
+      const int first = from + 8 * octet;
+      if (first >= n_columns) break;
+      const int mine = first_column + min(first + g, n_columns - 1);
+      const std::byte* high = s.queries + mine * Shared<kBlocks>::kQueryPitch + t * 16;
+      const std::byte* low = high + s.columns * Shared<kBlocks>::kQueryPitch;
+      float c[4] = {0, 0, 0, 0};
+      float c_low[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const uint4 x = keys.v[0][i];
+        const uint4 y = keys.v[1][i];
+        const uint32_t k0[4] = {x.x, y.x, x.y, y.y};
+        const uint32_t k1[4] = {x.z, y.z, x.w, y.w};
+        const uint4 q = *reinterpret_cast<const uint4*>(high + 64 * i);
+        const uint4 r = *reinterpret_cast<const uint4*>(low + 64 * i);
+        const uint32_t q0[2] = {q.x, q.y}, q1[2] = {q.z, q.w};
+        const uint32_t r0[2] = {r.x, r.y}, r1[2] = {r.z, r.w};
+        MultiplyAdd<T>(c, k0, q0);
+        MultiplyAdd<T>(c_low, k0, r0);
+        MultiplyAdd<T>(c, k1, q1);
+        MultiplyAdd<T>(c_low, k1, r1);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = first_column + min(first + 2 * t + e % 2, n_columns - 1);
+        float v = Softcap((c[e] + c_low[e]) * s.scale[column], a.softcap);
+        if (a.lse != nullptr) v = expf(v - s.lse[column]);
+        stage[(8 * octet + 2 * t + e % 2) * kStagePitch + g + e / 2 * 8] = v;
+      }
+    }
+    __syncwarp();
+    // A half warp takes every other row, a lane a token.
+    for (int row = lane / kTile; row < b.pass_rows; row += 2) {
+      const int begin = max(from, row * group);
+      const int end = min(from + kColumns, (row + 1) * group);
+      if (begin >= end) continue;
+      float* to = part + row * shape.pitch;
+      float v = stage[(begin - from) * kStagePitch + lane % kTile];
+      for (int i = begin + 1; i < end; ++i) {
+        v = ReduceHeads(a.heads, v, stage[(i - from) * kStagePitch + lane % kTile]);
+      }
+      *to = begin > row * group ? ReduceHeads(a.heads, *to, v) : v;
+    }
+    __syncwarp();
+  }
+}
+
+// The same of any K: a lane a token, half a warp every other row.
+template <typename T>
+__device__ __forceinline__ void ScoreTileOfAny(const ScoreArgs& a, const Shape& shape,
+                                               const Block& b, const Shared<0>& s, int task) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = a.n_heads / a.kv.n_kv_heads;
+  const int kv_head = task % a.kv.n_kv_heads;
+  const int at = task / a.kv.n_kv_heads * kTile + lane % kTile;
+  const T* k =
+      reinterpret_cast<const T*>(KeyRow(a.kv, b.seq.table_off, b.first + min(at, b.n_tokens - 1)) +
+                                 kv_head * a.kv.k_head_bytes);
+  for (int row = lane / kTile; row < b.pass_rows; row += 2) {
+    float best = 0;
+    for (int h = 0; h < group; ++h) {
+      const float* q = QueryOf(a, b, row, kv_head * group + h);
+      const int column = (kv_head * shape.pass_rows + row) * group + h;
+      float dot = 0;
+      for (int i = 0; i < a.kv.dk; ++i) dot += q[i] * ToF32(k[i]);
+      float v = Softcap(dot * s.scale[column], a.softcap);
+      if (a.lse != nullptr) v = expf(v - s.lse[column]);
+      best = h == 0 ? v : ReduceHeads(a.heads, best, v);
+    }
+    s.part[(int64_t{kv_head} * shape.pass_rows + row) * shape.pitch + at] = best;
+  }
+}
+
+// The pass's rows into f, in their order.
+template <int kBlocks>
+__device__ __forceinline__ void TakeRows(const ScoreArgs& a, const Shape& shape, const Block& b,
+                                         const Shared<kBlocks>& s) {
+  const bool max_rows = a.queries == QueryReduce::kMax;
+  const float mean = a.heads == HeadReduce::kMean
+                         ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
+                         : 1.0f;
+  for (int i = static_cast<int>(threadIdx.x); i < a.lists * b.n_tokens; i += kThreads) {
+    const int list = i / b.n_tokens;
+    const int t = i % b.n_tokens;
+    float& f = s.f[list * shape.pitch + t];
+    float sum = b.first_row > 0 ? f : max_rows ? -INFINITY : 0.0f;
+    for (int row = 0; row < b.pass_rows; ++row) {
+      const int age = b.n_rows - 1 - b.first_row - row;
+      if (b.first + t >= b.seq.kv_len - age) continue;
+      const float* part = s.part + row * shape.pitch + t;
+      const int heads = shape.pass_rows * shape.pitch;  // from one KV head to the next
+      float v = part[a.lists == 1 ? 0 : list * heads];
+      for (int kv_head = 1; kv_head < (a.lists == 1 ? a.kv.n_kv_heads : 1); ++kv_head) {
+        v = ReduceHeads(a.heads, v, part[kv_head * heads]);
+      }
+      v *= mean * s.weight[row];
+      sum = max_rows ? fmaxf(sum, v) : sum + v;
+    }
+    f = sum;
+  }
+}
+
+__device__ __forceinline__ void StoreScore(const ScoreArgs& a, const Block& b, int list, int unit,
+                                           float v) {
+  const int64_t first = int64_t{b.first} + int64_t{unit} * a.unit;
+  float* out = a.out + (int64_t{b.s} * a.lists + list) * a.stride + first / a.unit;
+  if (a.accumulate && first < b.seq.kv_len - b.seq.q_len) {
+    if (a.queries == QueryReduce::kMax) {
+      v = fmaxf(v, *out);
+    } else {
+      const float faded =
+          a.queries == QueryReduce::kDecay ? powf(a.decay, static_cast<float>(b.seq.q_len)) : 1.0f;
+      v += faded * *out;
+    }
+  }
+  *out = v;
+}
+
+// The scores of the block's units: small ones by a thread each, others by a warp.
+template <int kBlocks>
+__device__ __forceinline__ void StoreUnits(const ScoreArgs& a, const Shape& shape, const Block& b,
+                                           const Shared<kBlocks>& s) {
+  const int n_units = static_cast<int>(CeilDiv(b.n_tokens, a.unit));
+  const int lanes = a.unit < 32 ? 1 : 32;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  for (int i = static_cast<int>(threadIdx.x) / lanes; i < a.lists * n_units;
+       i += kThreads / lanes) {
+    const int list = i / n_units;
+    const int unit = i % n_units;
+    const int end = min((unit + 1) * a.unit, b.n_tokens);
+    float best = -INFINITY;
+    for (int t = unit * a.unit + lane; t < end; t += lanes) {
+      best = fmaxf(best, s.f[list * shape.pitch + t]);
+    }
+    if (lanes > 1) best = WarpMax(best);
+    if (lane == 0) StoreScore(a, b, list, unit, best);
+  }
+}
+
+// One block of tokens; `fresh`: of another sequence than the CTA's last one.
+template <typename T, int kBlocks>
+__device__ __forceinline__ void ScoreBlock(const ScoreArgs& a, const Shape& shape, Block& b,
+                                           const Shared<kBlocks>& s, bool fresh) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int tasks = static_cast<int>(CeilDiv(b.n_tokens, kTile)) * a.kv.n_kv_heads;
+  for (b.first_row = 0; b.first_row < b.n_rows; b.first_row += shape.pass_rows) {
+    b.pass_rows = min(shape.pass_rows, b.n_rows - b.first_row);
+    if (fresh || b.n_rows > shape.pass_rows) {
+      LoadQueries<T>(a, shape, b, s);
+      __syncthreads();
+    }
+    if constexpr (kBlocks == 0) {
+      for (int task = warp; task < tasks; task += kWarps) ScoreTileOfAny<T>(a, shape, b, s, task);
+    } else {
+      // Where registers allow, the next tile comes while this one is worked at.
+      constexpr bool kAhead = kBlocks <= 4;
+      Keys<kBlocks> next;
+      if (kAhead && warp < tasks) next = LoadKeys<kBlocks>(a, b, warp);
+      for (int task = warp; task < tasks; task += kWarps) {
+        if (!kAhead) next = LoadKeys<kBlocks>(a, b, task);
+        const Keys<kBlocks> keys = next;
+        if (kAhead && task + kWarps < tasks) next = LoadKeys<kBlocks>(a, b, task + kWarps);
+        ScoreTile<T>(a, shape, b, s, task, keys);
+      }
+    }
+    __syncthreads();
+    TakeRows(a, shape, b, s);
+    __syncthreads();
+  }
+  StoreUnits(a, shape, b, s);
+}
+
+// Grid: CTAs that share the blocks of all sequences, consecutive ones each.
+template <typename T, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kCtasAnSm)
+    ScoreKernel(const __grid_constant__ ScoreArgs a, const __grid_constant__ Shape shape) {
+  extern __shared__ uint4 memory[];
+  const Shared<kBlocks> s(a, shape, reinterpret_cast<std::byte*>(memory));
+  GridTrigger();
+  GridWait();
+  for (int i = static_cast<int>(threadIdx.x); i < a.n_seqs; i += kThreads) {
+    const SeqMeta seq = a.seqs[i];
+    s.n_blocks[i] =
+        seq.q_len > 0 ? static_cast<int32_t>(CeilDiv(seq.kv_len, shape.block_tokens)) : 0;
+  }
+  __syncthreads();
+  int64_t total = 0;
+  for (int i = 0; i < a.n_seqs; ++i) total += s.n_blocks[i];
+  const int64_t begin = total * blockIdx.x / gridDim.x;
+  const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
+  int64_t before = 0;  // blocks of earlier sequences
+  for (int i = 0; i < a.n_seqs; before += s.n_blocks[i], ++i) {
+    const auto first = static_cast<int>(max(begin - before, int64_t{0}));
+    const auto last = static_cast<int>(min(end - before, int64_t{s.n_blocks[i]}));
+    if (first >= last) continue;
+    Block b{.seq = a.seqs[i], .s = i};
+    b.n_rows = ScoringRows(a, b.seq.q_len);
+    for (int block = first; block < last; ++block) {
+      b.first = block * shape.block_tokens;
+      b.n_tokens = min(shape.block_tokens, b.seq.kv_len - b.first);
+      ScoreBlock<T>(a, shape, b, s, block == first);
+    }
+  }
+}
+
+// 2, 4 or 8 where tensor cores take the K of `a`, else 0.
+int BlocksOf(const ScoreArgs& a) {
+  const bool fast = (a.kv.dtype == DType::kF16 || a.kv.dtype == DType::kBF16) && a.kv.dk % 8 == 0 &&
+                    a.kv.dk <= 256 &&
+                    AreMultiples(16, a.kv.base, a.kv.row_bytes, a.kv.k_offset, a.kv.k_head_bytes);
+  return !fast ? 0 : a.kv.dk <= 64 ? 2 : a.kv.dk <= 128 ? 4 : 8;
+}
+
+size_t SharedBytes(const ScoreArgs& a, const Shape& shape) {
+  const auto bytes = [&] {
+    switch (BlocksOf(a)) {
+      case 2:
+        return Shared<2>(a, shape, nullptr).bytes;
+      case 4:
+        return Shared<4>(a, shape, nullptr).bytes;
+      case 8:
+        return Shared<8>(a, shape, nullptr).bytes;
+      default:
+        return Shared<0>(a, shape, nullptr).bytes;
+    }
+  };
+  return static_cast<size_t>(bytes());
+}
+
+// Queries of a pass fill the two octets of a warp's product. A block is as small as its warps have
+// work, for short contexts; with several passes larger, since each pass loads its queries anew.
+Shape ShapeOf(const ScoreArgs& a, const Device& device) {
+  const int32_t rows = std::max(1, ScoringRows(a, a.n_rows));
+  const int32_t group = a.n_heads / a.kv.n_kv_heads;
+  Shape shape{};
+  shape.pass_rows = std::min(rows, std::max(1, kColumns / group));
+  const auto set_tokens = [&](int32_t tokens) {
+    shape.block_tokens = std::max(1, tokens / a.unit) * a.unit;
+    shape.pitch = static_cast<int32_t>(CeilDiv(shape.block_tokens, kTile)) * kTile;
+  };
+  int32_t tokens = rows > shape.pass_rows
+                       ? kBlockTokens
+                       : std::clamp(64 * kWarps / a.kv.n_kv_heads, 64, kBlockTokens);
+  set_tokens(tokens);
+  const size_t room = device.shared_per_block / kCtasAnSm - kBesideDynamic;
+  for (; SharedBytes(a, shape) > room && tokens > kTile; tokens /= 2) set_tokens(tokens / 2);
+  while (SharedBytes(a, shape) > room && shape.pass_rows > 1) shape.pass_rows /= 2;
+  return shape;
+}
+
+template <typename T, int kBlocks>
+void LaunchScore(const ScoreArgs& args, const Shape& shape, const Launch& launch) {
+  const size_t shared = SharedBytes(args, shape);
+  AllowShared(ScoreKernel<T, kBlocks>, shared);
+  const int64_t blocks = args.n_seqs * CeilDiv(args.stride * args.unit, shape.block_tokens);
+  const auto grid = std::min<int64_t>(blocks, int64_t{kCtasAnSm} * launch.device->sm_count);
+  LaunchKernel(ScoreKernel<T, kBlocks>, launch, static_cast<uint32_t>(grid), kThreads, shared, args,
+               shape);
+}
+
+}  // namespace
+
+bool CanScore(const ScoreArgs& args, const Device& device) {
+  return args.kv.dtype != DType::kQ8_0 &&
+         SharedBytes(args, ShapeOf(args, device)) + kBesideDynamic <= device.shared_per_block;
+}
+
+void Score(const ScoreArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0 || args.n_rows == 0 || args.stride == 0) return;
+  const Shape shape = ShapeOf(args, *launch.device);
+  const int blocks = BlocksOf(args);
+  WithType(args.kv.dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2) {
+      if (blocks == 2) return LaunchScore<T, 2>(args, shape, launch);
+      if (blocks == 4) return LaunchScore<T, 4>(args, shape, launch);
+      if (blocks == 8) return LaunchScore<T, 8>(args, shape, launch);
+    }
+    LaunchScore<T, 0>(args, shape, launch);
+  });
+}
+
+}  // namespace omnikv::cuda

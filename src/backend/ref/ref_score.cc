@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backend/ref/ref_backend.h"
+
+namespace omnikv {
+namespace {
+
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+
+// w[r][h][t] of ops.h.
+double TokenScore(const ScoreArgs& a, const SeqMeta& seq, int64_t row, int32_t head, int64_t t) {
+  const float* q = a.q + (row * a.n_heads + head) * a.kv.dk;
+  const std::byte* k = a.kv.Row(seq.table_off, t) + a.kv.k_offset +
+                       head / (a.n_heads / a.kv.n_kv_heads) * a.kv.k_head_bytes;
+  double dot = 0;
+  for (int32_t d = 0; d < a.kv.dk; ++d) {
+    dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.dtype, k, static_cast<size_t>(d));
+  }
+  double logit = dot * a.scale;
+  if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
+  return a.lse != nullptr ? std::exp(logit - a.lse[row * a.n_heads + head]) : logit;
+}
+
+// One score of those of n heads.
+double Reduced(HeadReduce reduce, const std::vector<double>& heads) {
+  if (reduce == HeadReduce::kMax) return *std::max_element(heads.begin(), heads.end());
+  double sum = 0;
+  for (const double v : heads) sum += v;
+  return reduce == HeadReduce::kMean ? sum / static_cast<double>(heads.size()) : sum;
+}
+
+}  // namespace
+
+void RefScore(const ScoreArgs& a) {
+  const int32_t list_heads = a.n_heads / a.lists;
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    const int32_t first_age = ScoringRows(a, seq.q_len) - 1;
+    for (int32_t l = 0; l < a.lists; ++l) {
+      float* out = a.out + (int64_t{s} * a.lists + l) * a.stride;
+      for (int64_t u = 0; u * a.unit < seq.kv_len; ++u) {
+        double best = kNegInf;
+        for (int64_t t = u * a.unit; t < std::min<int64_t>((u + 1) * a.unit, seq.kv_len); ++t) {
+          double f = a.queries == QueryReduce::kMax ? kNegInf : 0;
+          for (int32_t age = first_age; age >= 0; --age) {
+            if (t > seq.kv_len - 1 - age) continue;
+            std::vector<double> w;
+            for (int32_t h = 0; h < list_heads; ++h) {
+              w.push_back(TokenScore(a, seq, int64_t{seq.q_begin} + seq.q_len - 1 - age,
+                                     l * list_heads + h, t));
+            }
+            const double g = Reduced(a.heads, w);
+            if (a.queries == QueryReduce::kMax) f = std::max(f, g);
+            if (a.queries == QueryReduce::kDecay) f += std::pow(double{a.decay}, age) * g;
+            if (a.queries == QueryReduce::kSum || a.queries == QueryReduce::kLast) f += g;
+          }
+          best = std::max(best, f);
+        }
+        if (a.accumulate && u * a.unit < seq.kv_len - seq.q_len) {
+          const double held = out[u];
+          if (a.queries == QueryReduce::kMax) {
+            best = std::max(best, held);
+          } else {
+            best += a.queries == QueryReduce::kDecay ? std::pow(double{a.decay}, seq.q_len) * held
+                                                     : held;
+          }
+        }
+        out[u] = static_cast<float>(best);
+      }
+    }
+  }
+}
+
+void RefBlockSummary(const BlockSummaryArgs& a) {
+  const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    const auto [begin, end] = TouchedUnits(seq, a.unit);
+    for (int64_t u = begin; u < end; ++u) {
+      float* out = a.out + (s * a.stride + u) * arrays * width;
+      for (int64_t i = 0; i < width; ++i) {
+        double sum = 0;
+        double low = -kNegInf;
+        double high = kNegInf;
+        const int64_t last = std::min<int64_t>((u + 1) * a.unit, seq.kv_len);
+        for (int64_t t = u * a.unit; t < last; ++t) {
+          const std::byte* k =
+              a.kv.Row(seq.table_off, t) + a.kv.k_offset + i / a.kv.dk * a.kv.k_head_bytes;
+          const double v = LoadAsF32(a.kv.dtype, k, static_cast<size_t>(i % a.kv.dk));
+          sum += v;
+          low = std::min(low, v);
+          high = std::max(high, v);
+        }
+        const double mean = sum / static_cast<double>(last - u * a.unit);
+        out[i] = static_cast<float>(a.kind == SummaryKind::kMean  ? mean
+                                    : a.kind == SummaryKind::kMax ? high
+                                                                  : low);
+        if (a.kind == SummaryKind::kMinMax) out[width + i] = static_cast<float>(high);
+      }
+    }
+  }
+}
+
+void RefBlockScore(const BlockScoreArgs& a) {
+  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
+  const int32_t group = a.n_heads / a.n_kv_heads;
+  const int32_t list_heads = a.n_heads / a.lists;
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
+    for (int64_t u = 0; u * a.unit < seq.kv_len; ++u) {
+      for (int32_t l = 0; l < a.lists; ++l) {
+        std::vector<double> w;
+        for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+          const float* of = a.summaries + (s * a.stride + u) * arrays * width + h / group * a.dk;
+          double sum = 0;
+          for (int32_t i = 0; i < a.dk; ++i) {
+            const double v = q[int64_t{h} * a.dk + i];
+            sum += arrays == 1 ? v * of[i] : std::max(v * of[i], v * of[width + i]);
+          }
+          w.push_back(sum * a.scale);
+        }
+        a.out[(int64_t{s} * a.lists + l) * a.stride + u] = static_cast<float>(Reduced(a.heads, w));
+      }
+    }
+  }
+}
+
+void RefPool(const PoolArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int64_t list = (int64_t{s} * a.lists + l) * a.stride;
+      for (int32_t i = 0; i < a.n[s]; ++i) {
+        double sum = 0;
+        double best = kNegInf;
+        for (int32_t j = i - a.kernel / 2; j <= i + a.kernel / 2; ++j) {
+          if (j < 0 || j >= a.n[s]) continue;
+          sum += a.in[list + j];
+          best = std::max<double>(best, a.in[list + j]);
+        }
+        a.out[list + i] = static_cast<float>(a.kind == PoolKind::kMax ? best : sum / a.kernel);
+      }
+    }
+  }
+}
+
+}  // namespace omnikv

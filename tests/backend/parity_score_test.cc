@@ -1,0 +1,272 @@
+// Parity of the ops that score tokens and units of tokens.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "parity_data.h"
+
+namespace omnikv::parity {
+namespace {
+
+constexpr HeadReduce kHeadReduces[] = {HeadReduce::kMax, HeadReduce::kMean, HeadReduce::kSum};
+constexpr QueryReduce kQueryReduces[] = {QueryReduce::kLast, QueryReduce::kSum, QueryReduce::kMax,
+                                         QueryReduce::kDecay};
+
+// What a case of Score asks for.
+struct Scoring {
+  HeadReduce heads = HeadReduce::kMax;
+  QueryReduce queries = QueryReduce::kLast;
+  bool per_head = false, softmax = false, accumulate = false;
+  int32_t unit = 1, window = 0;
+  float softcap = 0;
+};
+
+// Scores of a step's sequences; what no unit's score is keeps its poison.
+void CheckScore(const Attention& data, const Scoring& how, Random& random) {
+  const auto n_seqs = static_cast<size_t>(data.step.n_seqs());
+  const int32_t lists = how.per_head ? data.shape.n_kv_heads : 1;
+  const int64_t stride = *std::max_element(data.kv_len.begin(), data.kv_len.end()) / how.unit + 3;
+  std::vector<float> lse =
+      random.Floats(static_cast<size_t>(data.step.n_rows() * data.shape.n_heads), 0.3f);
+  for (float& v : lse) v += 4;
+  std::vector<float> held(n_seqs * static_cast<size_t>(lists * stride), kPoison);
+  for (size_t s = 0; s < n_seqs && how.accumulate; ++s) {
+    const SeqMeta& seq = data.step.seqs[s];
+    for (int32_t l = 0; l < lists; ++l) {
+      float* out = held.data() + (static_cast<int64_t>(s) * lists + l) * stride;
+      const int64_t old = (int64_t{seq.kv_len} - seq.q_len + how.unit - 1) / how.unit;
+      const std::vector<float> values = random.Floats(static_cast<size_t>(old));
+      std::copy(values.begin(), values.end(), out);
+    }
+  }
+  const Shape& shape = data.shape;
+  Check(fmt::format("Score {}/{} heads of {} {} rows {} by {} {}{}{}{} unit {} window {} cap {}",
+                    shape.n_heads, shape.n_kv_heads, shape.dk, DTypeName(shape.dtype),
+                    data.step.n_rows(), static_cast<int>(how.heads), static_cast<int>(how.queries),
+                    how.per_head ? " per head" : "", how.softmax ? " softmax" : "",
+                    how.accumulate ? " accumulated" : "", how.unit, how.window, how.softcap),
+        [&](const Execute& run) {
+          std::vector<float> out = held;
+          run(ScoreArgs{.q = data.q.data(),
+                        .lse = how.softmax ? lse.data() : nullptr,
+                        .kv = data.bank.View(),
+                        .seqs = data.step.seqs.data(),
+                        .out = out.data(),
+                        .stride = stride,
+                        .n_rows = data.step.n_rows(),
+                        .n_seqs = data.step.n_seqs(),
+                        .n_heads = shape.n_heads,
+                        .lists = lists,
+                        .unit = how.unit,
+                        .window = how.window,
+                        .heads = how.heads,
+                        .queries = how.queries,
+                        .scale = 0.125f,
+                        .softcap = how.softcap,
+                        .decay = 0.9f,
+                        .accumulate = how.accumulate});
+          return Outputs{{"out", out}};
+        });
+}
+
+// Every way to reduce, with and without a window, over sequences of many lengths, one without rows.
+TEST_F(ParityTest, ScoreReductions) {
+  Random random(31);
+  for (const DType dtype : kKvTypes) {
+    const Attention data({8, 2, 64, 64, dtype}, {1, 0, 9, 5}, {130, 40, 77, 5}, random);
+    for (const HeadReduce heads : kHeadReduces) {
+      for (const QueryReduce queries : kQueryReduces) {
+        for (const bool per_head : {false, true}) {
+          for (const bool softmax : {false, true}) {
+            for (const bool accumulate : {false, true}) {
+              CheckScore(data, {heads, queries, per_head, softmax, accumulate}, random);
+              CheckScore(data, {heads, queries, per_head, softmax, accumulate, 16, 4}, random);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Heads of all shapes: groups that fill no octet, sizes that are no multiple of a vector.
+TEST_F(ParityTest, ScoreShapes) {
+  Random random(32);
+  for (const Shape& shape : std::vector<Shape>{{1, 1, 8, 8, DType::kF16},
+                                               {4, 4, 40, 24, DType::kBF16},
+                                               {6, 2, 80, 80, DType::kBF16},
+                                               {14, 2, 64, 64, DType::kF16},
+                                               {15, 3, 96, 64, DType::kF16},
+                                               {16, 1, 128, 128, DType::kBF16},
+                                               {20, 1, 32, 32, DType::kBF16},
+                                               {32, 8, 128, 128, DType::kF16},
+                                               {40, 2, 128, 128, DType::kBF16},
+                                               {8, 4, 256, 256, DType::kF16},
+                                               {4, 2, 320, 64, DType::kBF16},
+                                               {5, 5, 37, 11, DType::kF32},
+                                               {6, 3, 51, 17, DType::kF16}}) {
+    const Attention data(shape, {1, 1, 6}, {300, 64, 97}, random);
+    for (const HeadReduce heads : kHeadReduces) {
+      for (const bool per_head : {false, true}) {
+        CheckScore(data, {heads, QueryReduce::kLast, per_head, true}, random);
+        CheckScore(data, {heads, QueryReduce::kSum, per_head, false, true, 8, 3}, random);
+      }
+    }
+  }
+}
+
+// Units of all sizes, long sequences, the windows of a prompt.
+TEST_F(ParityTest, ScoreUnitsAndWindows) {
+  Random random(33);
+  const Attention long_one({8, 2, 64, 64, DType::kBF16}, {1, 1}, {5000, 1021}, random, 64);
+  const Attention prompt({8, 2, 64, 64, DType::kF16}, {70}, {613}, random, 64);
+  for (const int32_t unit : {1, 7, 16, 48, 128, 500, kMaxScoreUnit}) {
+    for (const bool per_head : {false, true}) {
+      Scoring how{.per_head = per_head, .softmax = true, .unit = unit};
+      CheckScore(long_one, how, random);
+      how.heads = HeadReduce::kMean;
+      for (const QueryReduce queries : {QueryReduce::kSum, QueryReduce::kMax}) {
+        how.queries = queries;
+        how.window = 64;
+        CheckScore(prompt, how, random);
+        how.window = 0;
+        how.accumulate = true;
+        CheckScore(prompt, how, random);
+        how.accumulate = false;
+      }
+    }
+  }
+  for (const bool softmax : {false, true}) {
+    CheckScore(prompt, {.softmax = softmax, .softcap = 1.5f}, random);
+    CheckScore(long_one, {.softmax = softmax, .unit = 16, .softcap = 1.5f}, random);
+  }
+}
+
+constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
+                                         SummaryKind::kMinMax};
+
+// Summaries of a step's units, where those of other units are poison that must stay.
+void CheckSummary(const Attention& data, SummaryKind kind, int32_t unit) {
+  const Shape& shape = data.shape;
+  const int64_t stride = *std::max_element(data.kv_len.begin(), data.kv_len.end()) / unit + 2;
+  const int64_t width = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
+  Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} kind {}", shape.n_kv_heads,
+                    shape.dk, DTypeName(shape.dtype), data.step.n_rows(), unit,
+                    static_cast<int>(kind)),
+        [&](const Execute& run) {
+          std::vector<float> out(static_cast<size_t>(data.step.n_seqs() * stride * width), kPoison);
+          run(BlockSummaryArgs{.kv = data.bank.View(),
+                               .seqs = data.step.seqs.data(),
+                               .out = out.data(),
+                               .stride = stride,
+                               .n_rows = data.step.n_rows(),
+                               .n_seqs = data.step.n_seqs(),
+                               .unit = unit,
+                               .kind = kind});
+          return Outputs{{"out", out, kind == SummaryKind::kMean ? 1e-5 : 0}};
+        });
+}
+
+TEST_F(ParityTest, BlockSummary) {
+  Random random(35);
+  for (const Shape& shape : std::vector<Shape>{{4, 2, 64, 64, DType::kBF16},
+                                               {4, 2, 64, 64, DType::kF16},
+                                               {4, 2, 64, 64, DType::kF32},
+                                               {8, 8, 128, 128, DType::kF16},
+                                               {2, 1, 256, 256, DType::kBF16},
+                                               {3, 3, 37, 11, DType::kBF16},
+                                               {2, 2, 300, 20, DType::kF16}}) {
+    const Attention decode(shape, {1, 1, 0, 1, 1}, {130, 64, 9, 1, 65}, random);
+    const Attention prompt(shape, {40, 150}, {177, 150}, random);
+    for (const SummaryKind kind : kSummaryKinds) {
+      for (const int32_t unit : {1, 48, 128}) {
+        CheckSummary(decode, kind, unit);
+        CheckSummary(prompt, kind, unit);
+      }
+    }
+  }
+}
+
+TEST_F(ParityTest, BlockScore) {
+  Random random(36);
+  struct Heads {
+    int32_t n_heads, n_kv_heads, dk;
+  };
+  const std::vector<SeqMeta> seqs = {
+      {.q_begin = 0, .q_len = 1, .kv_len = 1700, .table_off = 0, .prompt_len = 0},
+      {},
+      {.q_begin = 1, .q_len = 1, .kv_len = 1, .table_off = 0, .prompt_len = 0},
+      {.q_begin = 2, .q_len = 3, .kv_len = 320, .table_off = 0, .prompt_len = 0}};
+  for (const Heads& heads : std::vector<Heads>{{1, 1, 4},
+                                               {32, 8, 128},
+                                               {6, 6, 80},
+                                               {12, 2, 256},
+                                               {10, 5, 64},
+                                               {5, 1, 37},
+                                               {4, 2, 320}}) {
+    const auto q = random.Floats(static_cast<size_t>(5 * heads.n_heads * heads.dk));
+    for (const SummaryKind kind : kSummaryKinds) {
+      for (const int32_t unit : {16, 100}) {
+        const int64_t stride = 1700 / unit + 5;
+        const size_t units = seqs.size() * static_cast<size_t>(stride);
+        const auto summaries = random.Floats(
+            units * static_cast<size_t>(SummaryArrays(kind) * heads.n_kv_heads * heads.dk));
+        for (const HeadReduce reduce : kHeadReduces) {
+          for (const int32_t lists : {1, heads.n_kv_heads}) {
+            Check(fmt::format("BlockScore {}/{} heads of {} kind {} unit {} by {} lists {}",
+                              heads.n_heads, heads.n_kv_heads, heads.dk, static_cast<int>(kind),
+                              unit, static_cast<int>(reduce), lists),
+                  [&](const Execute& run) {
+                    std::vector<float> out(units * static_cast<size_t>(lists), kPoison);
+                    run(BlockScoreArgs{.q = q.data(),
+                                       .summaries = summaries.data(),
+                                       .seqs = seqs.data(),
+                                       .out = out.data(),
+                                       .stride = stride,
+                                       .n_seqs = static_cast<int32_t>(seqs.size()),
+                                       .n_heads = heads.n_heads,
+                                       .n_kv_heads = heads.n_kv_heads,
+                                       .dk = heads.dk,
+                                       .lists = lists,
+                                       .unit = unit,
+                                       .kind = kind,
+                                       .heads = reduce,
+                                       .scale = 0.125f});
+                    return Outputs{{"out", out}};
+                  });
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ParityTest, Pool) {
+  Random random(34);
+  const std::vector<int32_t> n = {0, 1, 3, 40, 20011};
+  for (const int32_t lists : {1, 3}) {
+    const int64_t stride = n.back() + 5;
+    const auto in =
+        random.Floats(n.size() * static_cast<size_t>(lists) * static_cast<size_t>(stride));
+    for (const PoolKind kind : {PoolKind::kMean, PoolKind::kMax}) {
+      for (const int32_t kernel : {1, 5, 7, 15, 63}) {
+        Check(fmt::format("Pool {} lists {} kernel {}", lists, static_cast<int>(kind), kernel),
+              [&](const Execute& run) {
+                std::vector<float> out(in.size(), kPoison);
+                run(PoolArgs{.in = in.data(),
+                             .out = out.data(),
+                             .n = n.data(),
+                             .stride = stride,
+                             .lists = lists,
+                             .n_seqs = static_cast<int32_t>(n.size()),
+                             .kernel = kernel,
+                             .kind = kind});
+                return Outputs{{"out", out, kind == PoolKind::kMax ? 0 : 1e-5}};
+              });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace omnikv::parity

@@ -133,6 +133,13 @@ struct CostVisitor {
     const uint64_t seen = a.sample != nullptr ? 4 * U(SeenWords(a.vocab)) : 0;
     return {.bytes_read = (4 * U(a.vocab) + seen) * U(a.n_rows), .bytes_written = 12 * U(a.n_rows)};
   }
+  Cost operator()(const MergeStatesArgs& a) const {
+    const uint64_t row_heads = U(a.n_rows) * U(a.n_heads);
+    const uint64_t bytes = 4 * row_heads * (U(a.dv) + 1);
+    return {.bytes_read = U(a.n_parts) * bytes,
+            .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
+            .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
+  }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
 };
 
@@ -150,6 +157,7 @@ struct NameVisitor {
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
+  std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
   std::string_view operator()(const CustomArgs& a) const { return a.kernels->name; }
 };
 

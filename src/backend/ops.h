@@ -144,6 +144,33 @@ struct AttendArgs {
   bool operator==(const AttendArgs&) const = default;
 };
 
+inline constexpr int32_t kMaxStates = 8;
+
+// What an attention over some of the tokens gave.
+struct AttendState {
+  const float* o = nullptr;    // [n_rows, n_heads, dv]
+  const float* lse = nullptr;  // [n_rows, n_heads]
+
+  bool operator==(const AttendState&) const = default;
+};
+
+// Attentions of the same queries over different tokens, as one over all of them:
+//   lse = log sum exp(lse_i),  o = sum exp(lse_i - lse) o_i,  summed in the order of the parts.
+// A part with lse_i = -inf read no token: its o is not looked at. Where all are such, o = 0 and
+// lse = -inf. o and lse may be those of a part. On a device, parts may also lie in shared memory
+// (Backend::AllocateShared), and are read once.
+struct MergeStatesArgs {
+  std::array<AttendState, kMaxStates> parts{};
+  int32_t n_parts = 0;
+  float* o = nullptr;    // [n_rows, n_heads, dv]
+  float* lse = nullptr;  // [n_rows, n_heads]; null: not wanted
+  int32_t n_rows = 0;
+  int32_t n_heads = 0;
+  int32_t dv = 0;
+
+  bool operator==(const MergeStatesArgs&) const = default;
+};
+
 // y = W x + b.
 struct LinearArgs {
   const float* x = nullptr;  // [n_rows, n_in]
@@ -415,7 +442,7 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
                         NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, PlanRangeArgs, TopKArgs,
-                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

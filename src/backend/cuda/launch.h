@@ -21,8 +21,8 @@ namespace omnikv::cuda {
 struct Device {
   int ordinal = 0;
   int sm_count = 0;
-  int arch = 0;                 // 10 * major + minor: 80, 90, ...
-  size_t shared_per_block = 0;  // bytes, opted in
+  int arch = 0;                        // 10 * major + minor: 80, 90, ...
+  size_t shared_per_block = 0;         // bytes, opted in
   double memory_bytes_per_second = 0;  // by its clock
 };
 
@@ -112,6 +112,10 @@ bool CanMultiplyRope(const NormQkvRopeAppendArgs& args);
 
 size_t AttendScratch(const AttendArgs& args, const Device& device);
 void Attend(const AttendArgs& args, const Launch& launch);
+
+// --- kernels/merge_states.cu
+
+void MergeStates(const MergeStatesArgs& args, const Launch& launch);
 
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 

@@ -100,6 +100,33 @@ void RefAttend(const AttendArgs& a) {
   }
 }
 
+void RefMergeStates(const MergeStatesArgs& a) {
+  for (int64_t row_head = 0; row_head < int64_t{a.n_rows} * a.n_heads; ++row_head) {
+    double top = kNegInf;
+    for (int32_t i = 0; i < a.n_parts; ++i) {
+      top = std::max<double>(top, a.parts[static_cast<size_t>(i)].lse[row_head]);
+    }
+    double sum = 0;
+    std::vector<double> o(static_cast<size_t>(a.dv), 0.0);
+    for (int32_t i = 0; i < a.n_parts; ++i) {
+      const AttendState& part = a.parts[static_cast<size_t>(i)];
+      if (part.lse[row_head] == kNegInf) continue;
+      const double weight = std::exp(part.lse[row_head] - top);
+      sum += weight;
+      for (size_t d = 0; d < o.size(); ++d) {
+        o[d] += weight * part.o[row_head * a.dv + static_cast<int64_t>(d)];
+      }
+    }
+    for (size_t d = 0; d < o.size(); ++d) {
+      a.o[row_head * a.dv + static_cast<int64_t>(d)] =
+          static_cast<float>(sum > 0 ? o[d] / sum : 0.0);
+    }
+    if (a.lse != nullptr) {
+      a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
+    }
+  }
+}
+
 void RefScoreReduce(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const RowMeta row = a.rows[r];

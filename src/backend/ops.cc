@@ -57,27 +57,27 @@ struct CostVisitor {
     // Rows of one sequence in one op share what they read: a token's K and V count once, at the
     // reach of the row that reads most of it (the last, whose prefix holds the others').
     Cost c;
-    const int32_t kv_heads = a.kv.n_kv_heads;
+    const uint64_t n_heads = U(a.Heads());
     for (int32_t r = 0; r < a.n_rows; ++r) {
       const RowMeta row = a.rows[r];
       const bool last = r + 1 == a.n_rows || a.rows[r + 1].seq != row.seq;
       int64_t tokens_all_heads = 0;
-      for (int32_t h = 0; h < kv_heads; ++h) {
+      for (int32_t h = a.kv_head_begin; h < a.kv_head_begin + a.KvHeads(); ++h) {
         for (int32_t s = 0; s < a.plan.n_segments; ++s) {
           tokens_all_heads +=
               SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, h);
         }
       }
       if (last) c.kv_bytes += KvBytes(a.kv, tokens_all_heads, a.o != nullptr);
-      const uint64_t group = U(a.n_heads / kv_heads);
-      c.flops += 2 * U(tokens_all_heads) * group * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
+      c.flops +=
+          2 * U(tokens_all_heads) * U(a.Group()) * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
       if (a.score != ScoreKind::kNone) {
-        const uint64_t heads = a.score == ScoreKind::kLogits ? U(a.n_heads) : 1;
+        const uint64_t heads = a.score == ScoreKind::kLogits ? n_heads : 1;
         c.bytes_written += 4 * heads * (U(row.pos) + 1);
       }
     }
-    c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dk);
-    if (a.o != nullptr) c.bytes_written += 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv);
+    c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * n_heads * U(a.kv.dk);
+    if (a.o != nullptr) c.bytes_written += 4 * U(a.n_rows) * n_heads * U(a.kv.dv);
     return c;
   }
   Cost operator()(const LinearArgs& a) const {

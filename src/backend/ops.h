@@ -124,10 +124,14 @@ enum class ScoreKind : int32_t {
 //   logit = softcap(scale * q·k),  o = sum softmax(logit) v,  lse = log sum exp(logit).
 // Scores are written at index = token position, and need a plan of one dense range without window.
 // A row that reads no token gives o = 0 and lse = -inf.
+// With lse_in, the sum is that of more tokens than the plan's: o = sum exp(logit - lse_in) v.
+// With a range of KV heads, only those and the query heads of their groups take part: scores are
+// theirs, and outputs of the others stay as they are.
 struct AttendArgs {
-  const float* q = nullptr;  // [n_rows, n_heads, dk]
-  float* o = nullptr;        // [n_rows, n_heads, dv]; null: scores only
-  float* lse = nullptr;      // [n_rows, n_heads]; null: not wanted
+  const float* q = nullptr;       // [n_rows, n_heads, dk]
+  float* o = nullptr;             // [n_rows, n_heads, dv]; null: scores only
+  float* lse = nullptr;           // [n_rows, n_heads]; null: not wanted
+  const float* lse_in = nullptr;  // [n_rows, n_heads]; null: the plan's own
   KvView kv;
   AttnPlan plan;
   const RowMeta* rows = nullptr;
@@ -140,8 +144,17 @@ struct AttendArgs {
   ScoreKind score = ScoreKind::kNone;
   float* scores = nullptr;
   int64_t score_stride = 0;  // tokens of room in a row of scores
+  int32_t kv_head_begin = 0;
+  int32_t kv_head_count = 0;  // 0: all from kv_head_begin on
 
   bool operator==(const AttendArgs&) const = default;
+  OMNIKV_HOST_DEVICE int32_t Group() const { return n_heads / kv.n_kv_heads; }
+  // Of the range: KV heads, query heads, and the first of those.
+  OMNIKV_HOST_DEVICE int32_t KvHeads() const {
+    return kv_head_count > 0 ? kv_head_count : kv.n_kv_heads - kv_head_begin;
+  }
+  OMNIKV_HOST_DEVICE int32_t Heads() const { return KvHeads() * Group(); }
+  OMNIKV_HOST_DEVICE int32_t FirstHead() const { return kv_head_begin * Group(); }
 };
 
 inline constexpr int32_t kMaxStates = 8;

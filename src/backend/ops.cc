@@ -140,6 +140,18 @@ struct CostVisitor {
             .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
             .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
   }
+  Cost operator()(const CompactArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const int32_t* index = a.index + int64_t{s} * a.capacity;
+      int64_t moved = 0;  // others are where they belong
+      for (int32_t i = 0; i < a.count[s]; ++i) moved += index[i] != i ? 1 : 0;
+      const uint64_t bytes = U(moved) * (U(a.kv.row_bytes) + (a.pos != nullptr ? 4 : 0));
+      c.bytes_read += bytes + 4 * U(a.count[s]);
+      c.bytes_written += bytes;
+    }
+    return c;
+  }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
 };
 
@@ -158,6 +170,7 @@ struct NameVisitor {
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
+  std::string_view operator()(const CompactArgs&) const { return "Compact"; }
   std::string_view operator()(const CustomArgs& a) const { return a.kernels->name; }
 };
 

@@ -381,6 +381,23 @@ struct FetchRowsArgs {
   bool operator==(const FetchRowsArgs&) const = default;
 };
 
+// The rows of chosen tokens move to the front of their sequence, K and V and whatever else is in
+// them, and their positions with them: for i < count[s], as if all were read before any is written,
+//   row of token i = row of token index[i],  pos[i] = pos[index[i]].
+// REQUIRES that index ascends strictly, hence index[i] >= i, and rows that no other sequence reads.
+struct CompactArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;   // [n_seqs]
+  const int32_t* index = nullptr;  // [n_seqs, capacity]
+  const int32_t* count = nullptr;  // [n_seqs]
+  int32_t* pos = nullptr;          // [n_seqs, pos_stride]; null: none
+  int64_t pos_stride = 0;          // tokens
+  int32_t capacity = 0;
+  int32_t n_seqs = 0;
+
+  bool operator==(const CompactArgs&) const = default;
+};
+
 // The choice of a token, and on to the next step: for row r, the only one of its sequence,
 //   token = argmax logits[r], of equals the first, or what sample[r] and seen[r] give (sampling.h);
 //   out[(*step % ring) * n_rows + r] = token;  TakeSample(token, sample[r], seen[r]);
@@ -455,7 +472,8 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
                         NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, PlanRangeArgs, TopKArgs,
-                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, CustomArgs>;
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, CompactArgs,
+                        CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

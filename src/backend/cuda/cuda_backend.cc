@@ -148,6 +148,7 @@ class CudaBackend : public Backend {
   void Run(const FetchRowsArgs& a) { FetchRows(a, Here()); }
   void Run(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Run(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Run(const CompactArgs& a) { Compact(a, Here()); }
   void Run(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
   // y = W x + b or, with `residual`, residual += scale * (W x + b).
   void RunLinear(const LinearArgs& a, float* residual, float scale);

@@ -151,6 +151,10 @@ size_t WorkingSetScratch(const WorkingSetArgs& args);
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 void FetchRows(const FetchRowsArgs& args, const Launch& launch);
 
+// --- kernels/compact.cu
+
+void Compact(const CompactArgs& args, const Launch& launch);
+
 // --- kernels/ceiling.cu: for measurements.
 
 // Reads `bytes` bytes (of 16) once, each block a stretch of memory after the other (`together`) or

@@ -181,6 +181,7 @@ class RefBackend : public HostBackend {
   static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
+  static void Execute(const CompactArgs& a) { RefCompact(a); }
   static void Execute(const CustomArgs& a) { a.kernels->ref(a.args.data()); }
 };
 

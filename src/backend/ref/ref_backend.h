@@ -17,6 +17,7 @@ void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
 void RefWorkingSet(const WorkingSetArgs& a);
 void RefFetchRows(const FetchRowsArgs& a);
+void RefCompact(const CompactArgs& a);
 void RefNextToken(const NextTokenArgs& a);
 
 }  // namespace omnikv

@@ -50,7 +50,9 @@ struct CostVisitor {
   Cost operator()(const NormQkvRopeAppendArgs& a) const {
     Cost c = ResidualCost(a.in, a.n_rows);
     for (const WeightRef* w : {&a.wq, &a.wk, &a.wv}) c += WeightCost(*w, a.n_rows);
-    c.bytes_written += 4 * U(a.n_rows) * U(a.wq.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
+    const int64_t copies = (a.k_out != nullptr ? 1 : 0) + (a.k_raw_out != nullptr ? 1 : 0);
+    c.bytes_written +=
+        4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
     return c;
   }
   Cost operator()(const AttendArgs& a) const {

@@ -94,6 +94,8 @@ struct KvSlot {
 
 // h = prologue; q, k, v = W h + b; q and k normed, then rotated (value i with value i + n_freq, the
 // "half" pairing; values past 2 * n_freq pass); k and v appended to the bank, rounded to its dtype.
+// For who needs the new rows' K and would not look for them in the bank: k_out has it as it was
+// appended, k_raw_out as it was before it was rotated and rounded.
 struct NormQkvRopeAppendArgs {
   Residual in;
   WeightRef wq, wk, wv;  // [n_heads * dk | n_kv_heads * dk | * dv, d]
@@ -103,7 +105,9 @@ struct NormQkvRopeAppendArgs {
   float qk_norm_eps = 0;
   const float* cos_sin = nullptr;  // [n_rows, n_freq, 2]; null: no rotation (NoPE layers)
   int32_t n_freq = 0;
-  float* q = nullptr;  // [n_rows, n_heads, dk]
+  float* q = nullptr;          // [n_rows, n_heads, dk]
+  float* k_out = nullptr;      // [n_rows, n_kv_heads, dk]; null: not wanted
+  float* k_raw_out = nullptr;  // [n_rows, n_kv_heads, dk]; null: not wanted
   int32_t n_heads = 0;
   KvView kv;
   KvSlot slot;

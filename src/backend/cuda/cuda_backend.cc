@@ -628,12 +628,15 @@ void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
     product.parts[1] = {.w = a.wk, .bias = a.bk};
     product.parts[2] = {.w = a.wv, .bias = a.bv};
     Multiply(product, Here());
+    if (a.k_out != nullptr) KeepKeys(a, Here());
     return;
   }
   auto* k = reinterpret_cast<float*>(products_.Get(4 * U(a.n_rows) * U(a.wk.n_out + a.wv.n_out)));
   float* v = k + int64_t{a.n_rows} * a.wk.n_out;
   MultiplyNormed(a.in, a.n_rows, {{a.wq, a.bq, a.q}, {a.wk, a.bk, k}, {a.wv, a.bv, v}});
+  if (a.k_raw_out != nullptr) KeepRawKeys(a, k, Here());
   RopeAppend(a, k, v, Here());
+  if (a.k_out != nullptr) KeepKeys(a, Here());
 }
 
 void CudaBackend::Run(const AttendArgs& a, bool rounded) {

@@ -50,34 +50,36 @@ struct CostVisitor {
   Cost operator()(const NormQkvRopeAppendArgs& a) const {
     Cost c = ResidualCost(a.in, a.n_rows);
     for (const WeightRef* w : {&a.wq, &a.wk, &a.wv}) c += WeightCost(*w, a.n_rows);
-    c.bytes_written += 4 * U(a.n_rows) * U(a.wq.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
+    const int64_t copies = (a.k_out != nullptr ? 1 : 0) + (a.k_raw_out != nullptr ? 1 : 0);
+    c.bytes_written +=
+        4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
     return c;
   }
   Cost operator()(const AttendArgs& a) const {
     // Rows of one sequence in one op share what they read: a token's K and V count once, at the
     // reach of the row that reads most of it (the last, whose prefix holds the others').
     Cost c;
-    const int32_t kv_heads = a.kv.n_kv_heads;
+    const uint64_t n_heads = U(a.Heads());
     for (int32_t r = 0; r < a.n_rows; ++r) {
       const RowMeta row = a.rows[r];
       const bool last = r + 1 == a.n_rows || a.rows[r + 1].seq != row.seq;
       int64_t tokens_all_heads = 0;
-      for (int32_t h = 0; h < kv_heads; ++h) {
+      for (int32_t h = a.kv_head_begin; h < a.kv_head_begin + a.KvHeads(); ++h) {
         for (int32_t s = 0; s < a.plan.n_segments; ++s) {
           tokens_all_heads +=
               SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, h);
         }
       }
       if (last) c.kv_bytes += KvBytes(a.kv, tokens_all_heads, a.o != nullptr);
-      const uint64_t group = U(a.n_heads / kv_heads);
-      c.flops += 2 * U(tokens_all_heads) * group * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
+      c.flops +=
+          2 * U(tokens_all_heads) * U(a.Group()) * U(a.kv.dk + (a.o != nullptr ? a.kv.dv : 0));
       if (a.score != ScoreKind::kNone) {
-        const uint64_t heads = a.score == ScoreKind::kLogits ? U(a.n_heads) : 1;
+        const uint64_t heads = a.score == ScoreKind::kLogits ? n_heads : 1;
         c.bytes_written += 4 * heads * (U(row.pos) + 1);
       }
     }
-    c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dk);
-    if (a.o != nullptr) c.bytes_written += 4 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv);
+    c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * n_heads * U(a.kv.dk);
+    if (a.o != nullptr) c.bytes_written += 4 * U(a.n_rows) * n_heads * U(a.kv.dv);
     return c;
   }
   Cost operator()(const LinearArgs& a) const {
@@ -191,6 +193,25 @@ struct CostVisitor {
     const uint64_t seen = a.sample != nullptr ? 4 * U(SeenWords(a.vocab)) : 0;
     return {.bytes_read = (4 * U(a.vocab) + seen) * U(a.n_rows), .bytes_written = 12 * U(a.n_rows)};
   }
+  Cost operator()(const MergeStatesArgs& a) const {
+    const uint64_t row_heads = U(a.n_rows) * U(a.n_heads);
+    const uint64_t bytes = 4 * row_heads * (U(a.dv) + 1);
+    return {.bytes_read = U(a.n_parts) * bytes,
+            .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
+            .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
+  }
+  Cost operator()(const CompactArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const int32_t* index = a.index + int64_t{s} * a.capacity;
+      int64_t moved = 0;  // others are where they belong
+      for (int32_t i = 0; i < a.count[s]; ++i) moved += index[i] != i ? 1 : 0;
+      const uint64_t bytes = U(moved) * (U(a.kv.row_bytes) + (a.pos != nullptr ? 4 : 0));
+      c.bytes_read += bytes + 4 * U(a.count[s]);
+      c.bytes_written += bytes;
+    }
+    return c;
+  }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
 };
 
@@ -212,6 +233,8 @@ struct NameVisitor {
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
+  std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
+  std::string_view operator()(const CompactArgs&) const { return "Compact"; }
   std::string_view operator()(const CustomArgs& a) const { return a.kernels->name; }
 };
 

@@ -94,6 +94,8 @@ struct KvSlot {
 
 // h = prologue; q, k, v = W h + b; q and k normed, then rotated (value i with value i + n_freq, the
 // "half" pairing; values past 2 * n_freq pass); k and v appended to the bank, rounded to its dtype.
+// For who needs the new rows' K and would not look for them in the bank: k_out has it as it was
+// appended, k_raw_out as it was before it was rotated and rounded.
 struct NormQkvRopeAppendArgs {
   Residual in;
   WeightRef wq, wk, wv;  // [n_heads * dk | n_kv_heads * dk | * dv, d]
@@ -103,7 +105,9 @@ struct NormQkvRopeAppendArgs {
   float qk_norm_eps = 0;
   const float* cos_sin = nullptr;  // [n_rows, n_freq, 2]; null: no rotation (NoPE layers)
   int32_t n_freq = 0;
-  float* q = nullptr;  // [n_rows, n_heads, dk]
+  float* q = nullptr;          // [n_rows, n_heads, dk]
+  float* k_out = nullptr;      // [n_rows, n_kv_heads, dk]; null: not wanted
+  float* k_raw_out = nullptr;  // [n_rows, n_kv_heads, dk]; null: not wanted
   int32_t n_heads = 0;
   KvView kv;
   KvSlot slot;
@@ -124,10 +128,14 @@ enum class ScoreKind : int32_t {
 //   logit = softcap(scale * q·k),  o = sum softmax(logit) v,  lse = log sum exp(logit).
 // Scores are written at index = token position, and need a plan of one dense range without window.
 // A row that reads no token gives o = 0 and lse = -inf.
+// With lse_in, the sum is that of more tokens than the plan's: o = sum exp(logit - lse_in) v.
+// With a range of KV heads, only those and the query heads of their groups take part: scores are
+// theirs, and outputs of the others stay as they are.
 struct AttendArgs {
-  const float* q = nullptr;  // [n_rows, n_heads, dk]
-  float* o = nullptr;        // [n_rows, n_heads, dv]; null: scores only
-  float* lse = nullptr;      // [n_rows, n_heads]; null: not wanted
+  const float* q = nullptr;       // [n_rows, n_heads, dk]
+  float* o = nullptr;             // [n_rows, n_heads, dv]; null: scores only
+  float* lse = nullptr;           // [n_rows, n_heads]; null: not wanted
+  const float* lse_in = nullptr;  // [n_rows, n_heads]; null: the plan's own
   KvView kv;
   AttnPlan plan;
   const RowMeta* rows = nullptr;
@@ -140,8 +148,44 @@ struct AttendArgs {
   ScoreKind score = ScoreKind::kNone;
   float* scores = nullptr;
   int64_t score_stride = 0;  // tokens of room in a row of scores
+  int32_t kv_head_begin = 0;
+  int32_t kv_head_count = 0;  // 0: all from kv_head_begin on
 
   bool operator==(const AttendArgs&) const = default;
+  OMNIKV_HOST_DEVICE int32_t Group() const { return n_heads / kv.n_kv_heads; }
+  // Of the range: KV heads, query heads, and the first of those.
+  OMNIKV_HOST_DEVICE int32_t KvHeads() const {
+    return kv_head_count > 0 ? kv_head_count : kv.n_kv_heads - kv_head_begin;
+  }
+  OMNIKV_HOST_DEVICE int32_t Heads() const { return KvHeads() * Group(); }
+  OMNIKV_HOST_DEVICE int32_t FirstHead() const { return kv_head_begin * Group(); }
+};
+
+inline constexpr int32_t kMaxStates = 8;
+
+// What an attention over some of the tokens gave.
+struct AttendState {
+  const float* o = nullptr;    // [n_rows, n_heads, dv]
+  const float* lse = nullptr;  // [n_rows, n_heads]
+
+  bool operator==(const AttendState&) const = default;
+};
+
+// Attentions of the same queries over different tokens, as one over all of them:
+//   lse = log sum exp(lse_i),  o = sum exp(lse_i - lse) o_i,  summed in the order of the parts.
+// A part with lse_i = -inf read no token: its o is not looked at. Where all are such, o = 0 and
+// lse = -inf. o and lse may be those of a part. On a device, parts may also lie in shared memory
+// (Backend::AllocateShared), and are read once.
+struct MergeStatesArgs {
+  std::array<AttendState, kMaxStates> parts{};
+  int32_t n_parts = 0;
+  float* o = nullptr;    // [n_rows, n_heads, dv]
+  float* lse = nullptr;  // [n_rows, n_heads]; null: not wanted
+  int32_t n_rows = 0;
+  int32_t n_heads = 0;
+  int32_t dv = 0;
+
+  bool operator==(const MergeStatesArgs&) const = default;
 };
 
 // y = W x + b.
@@ -493,6 +537,23 @@ struct FetchRowsArgs {
   bool operator==(const FetchRowsArgs&) const = default;
 };
 
+// The rows of chosen tokens move to the front of their sequence, K and V and whatever else is in
+// them, and their positions with them: for i < count[s], as if all were read before any is written,
+//   row of token i = row of token index[i],  pos[i] = pos[index[i]].
+// REQUIRES that index ascends strictly, hence index[i] >= i, and rows that no other sequence reads.
+struct CompactArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;   // [n_seqs]
+  const int32_t* index = nullptr;  // [n_seqs, capacity]
+  const int32_t* count = nullptr;  // [n_seqs]
+  int32_t* pos = nullptr;          // [n_seqs, pos_stride]; null: none
+  int64_t pos_stride = 0;          // tokens
+  int32_t capacity = 0;
+  int32_t n_seqs = 0;
+
+  bool operator==(const CompactArgs&) const = default;
+};
+
 // The choice of a token, and on to the next step: for row r, the only one of its sequence,
 //   token = argmax logits[r], of equals the first, or what sample[r] and seen[r] give (sampling.h);
 //   out[(*step % ring) * n_rows + r] = token;  TakeSample(token, sample[r], seen[r]);
@@ -568,7 +629,8 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
                         NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
                         BlockSummaryArgs, BlockScoreArgs, PoolArgs, PlanRangeArgs, TopKArgs,
-                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, CustomArgs>;
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, CompactArgs,
+                        CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

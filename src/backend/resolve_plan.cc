@@ -35,6 +35,8 @@ std::vector<std::vector<int32_t>> ResolvePlan(Backend& backend, const AttendArgs
     for (size_t at = 0; at < resolved.size(); ++at) {
       const RowMeta row = rows[at / kv_heads];
       const auto seq = static_cast<size_t>(row.seq);
+      const auto kv_head = static_cast<int32_t>(at % kv_heads) - attend.kv_head_begin;
+      if (kv_head < 0 || kv_head >= attend.KvHeads()) continue;
       if (s.kind == SegmentKind::kRange) {
         AddTokens(s, row.pos, bounds.empty() ? s.begin : bounds[2 * seq],
                   bounds.empty() ? s.end : bounds[2 * seq + 1], resolved[at]);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/cuda/kernel_names.h"
+#include "backend/kv_format.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "cuda_fixture.h"
@@ -67,6 +68,28 @@ TEST_F(CudaBackendTest, NamesTheKernelsOfAnOp) {
   std::vector<uint8_t> copied(kBytes);
   backend->Download(copied.data(), to->as(), kBytes);
   EXPECT_THAT(copied, testing::Each(0));
+}
+
+TEST_F(CudaBackendTest, ARangeOfHeadsTakesTheKernelsOfAll) {
+  const auto backend = Make();
+  const auto memory = backend->Allocate(16, "test");  // nothing runs
+  ASSERT_TRUE(memory.ok());
+  for (const int32_t n_rows : {1, 64}) {
+    AttendArgs args{.q = memory->as<float>(),
+                    .o = memory->as<float>(),
+                    .kv = MakeKvView(nullptr, nullptr, 64, DType::kF16, 8, 128, 128),
+                    .plan = AttnPlan::Dense(),
+                    .n_rows = n_rows,
+                    .n_seqs = 1,
+                    .n_heads = 32};
+    for (const int32_t count : {0, 2}) {
+      args.kv_head_begin = count;
+      args.kv_head_count = count;
+      EXPECT_THAT(backend->KernelsOf(args),
+                  testing::Contains(n_rows == 1 ? "AttendKernel<__half, 128, 1>"
+                                                : "AttendTile<__half, 128>"));
+    }
+  }
 }
 
 TEST_F(CudaBackendTest, NamesTheCard) {

@@ -52,6 +52,18 @@ Attention::Attention(const Shape& s, const std::vector<int32_t>& q_len,
       step(q_len, lens, [&](int32_t seq) { return bank.TableOff(seq); }),
       q(random.Floats(static_cast<size_t>(step.n_rows() * s.n_heads * s.dk))) {}
 
+AttendArgs Attention::Args(const AttnPlan& plan) const {
+  return {.q = q.data(),
+          .kv = bank.View(),
+          .plan = plan,
+          .rows = step.rows.data(),
+          .seqs = step.seqs.data(),
+          .n_rows = step.n_rows(),
+          .n_seqs = step.n_seqs(),
+          .n_heads = shape.n_heads,
+          .scale = 0.125f};
+}
+
 void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind score, float softcap,
                     bool with_o) const {
   const std::string name =
@@ -65,21 +77,14 @@ void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind sco
     std::vector<float> lse(n_rows * heads, kPoison);
     std::vector<float> scores(
         score == ScoreKind::kNone ? 0 : score_rows * static_cast<size_t>(stride), kPoison);
-    run(AttendArgs{.q = q.data(),
-                   .o = with_o ? o.data() : nullptr,
-                   .lse = lse.data(),
-                   .kv = bank.View(),
-                   .plan = plan,
-                   .rows = step.rows.data(),
-                   .seqs = step.seqs.data(),
-                   .n_rows = step.n_rows(),
-                   .n_seqs = step.n_seqs(),
-                   .n_heads = shape.n_heads,
-                   .scale = 0.125f,
-                   .softcap = softcap,
-                   .score = score,
-                   .scores = score == ScoreKind::kNone ? nullptr : scores.data(),
-                   .score_stride = stride});
+    AttendArgs args = Args(plan);
+    args.o = with_o ? o.data() : nullptr;
+    args.lse = lse.data();
+    args.softcap = softcap;
+    args.score = score;
+    args.scores = score == ScoreKind::kNone ? nullptr : scores.data();
+    args.score_stride = stride;
+    run(args);
     return Outputs{{"o", o}, {"lse", lse}, {"scores", scores}};
   });
 }

@@ -26,6 +26,8 @@ struct Shape {
 struct Attention {
   Attention(const Shape& s, const std::vector<int32_t>& q_len, const std::vector<int32_t>& lens,
             Random& random, int32_t block_tokens = 16);
+  // Without outputs.
+  AttendArgs Args(const AttnPlan& plan) const;
   void Run(const std::string& what, const AttnPlan& plan, ScoreKind score = ScoreKind::kNone,
            float softcap = 0, bool with_o = true) const;
 

@@ -171,6 +171,21 @@ struct QkvCase {
   bool bias;
 };
 
+// K of the step's rows in the bank, [n_rows, n_kv_heads, dk].
+std::vector<float> KeysOf(const KvView& kv, const Step& step) {
+  std::vector<float> keys;
+  for (const RowMeta& row : step.rows) {
+    const std::byte* from =
+        kv.Row(step.seqs[static_cast<size_t>(row.seq)].table_off, row.pos) + kv.k_offset;
+    for (int32_t h = 0; h < kv.n_kv_heads; ++h) {
+      for (size_t i = 0; i < static_cast<size_t>(kv.dk); ++i) {
+        keys.push_back(LoadAsF32(kv.dtype, from + h * kv.k_head_bytes, i));
+      }
+    }
+  }
+  return keys;
+}
+
 TEST_F(ParityTest, NormQkvRopeAppend) {
   Random random(7);
   const int32_t d = 64;
@@ -209,34 +224,49 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
           cos_sin.push_back(std::cos(angle));
           cos_sin.push_back(std::sin(angle));
         }
-        Check(fmt::format("NormQkvRopeAppend {} heads {}/{} of {}/{} kv {} rows {}",
-                          DTypeName(format), c.n_heads, c.n_kv_heads, c.dk, c.dv,
-                          DTypeName(kv_type), n_rows),
-              [&](const Execute& run) {
-                Bank copy = bank;
-                std::vector<float> x;
-                std::vector<float> q(static_cast<size_t>(n_rows * c.n_heads * c.dk), kPoison);
-                run(NormQkvRopeAppendArgs{.in = in.On(x),
-                                          .wq = wq.Ref(),
-                                          .wk = wk.Ref(),
-                                          .wv = wv.Ref(),
-                                          .bq = c.bias ? bq.data() : nullptr,
-                                          .bk = c.bias ? bk.data() : nullptr,
-                                          .bv = c.bias ? bv.data() : nullptr,
-                                          .qk_norm = c.norm,
-                                          .q_norm = q_norm.data(),
-                                          .k_norm = k_norm.data(),
-                                          .qk_norm_eps = 1e-6f,
-                                          .cos_sin = c.n_freq > 0 ? cos_sin.data() : nullptr,
-                                          .n_freq = c.n_freq,
-                                          .q = q.data(),
-                                          .n_heads = c.n_heads,
-                                          .kv = copy.View(),
-                                          .rows = step.rows.data(),
-                                          .seqs = step.seqs.data(),
-                                          .n_rows = n_rows});
-                return Outputs{{"x", x, 2e-6}, {"q", q, 2e-5}, copy.Values()};
-              });
+        // Either, both and none of the outputs of K.
+        const bool keys = (turn + n_rows) % 2 != 0;
+        const bool raw_keys = (turn + n_rows) / 2 % 2 != 0;
+        const auto k_values = static_cast<size_t>(n_rows * c.n_kv_heads * c.dk);
+        Check(
+            fmt::format("NormQkvRopeAppend {} heads {}/{} of {}/{} kv {} rows {}{}{}",
+                        DTypeName(format), c.n_heads, c.n_kv_heads, c.dk, c.dv, DTypeName(kv_type),
+                        n_rows, keys ? ", keys" : "", raw_keys ? ", raw keys" : ""),
+            [&](const Execute& run) {
+              Bank copy = bank;
+              std::vector<float> x;
+              std::vector<float> k(keys ? k_values : 0, kPoison);
+              std::vector<float> k_raw(raw_keys ? k_values : 0, kPoison);
+              std::vector<float> q(static_cast<size_t>(n_rows * c.n_heads * c.dk), kPoison);
+              run(NormQkvRopeAppendArgs{.in = in.On(x),
+                                        .wq = wq.Ref(),
+                                        .wk = wk.Ref(),
+                                        .wv = wv.Ref(),
+                                        .bq = c.bias ? bq.data() : nullptr,
+                                        .bk = c.bias ? bk.data() : nullptr,
+                                        .bv = c.bias ? bv.data() : nullptr,
+                                        .qk_norm = c.norm,
+                                        .q_norm = q_norm.data(),
+                                        .k_norm = k_norm.data(),
+                                        .qk_norm_eps = 1e-6f,
+                                        .cos_sin = c.n_freq > 0 ? cos_sin.data() : nullptr,
+                                        .n_freq = c.n_freq,
+                                        .q = q.data(),
+                                        .k_out = keys ? k.data() : nullptr,
+                                        .k_raw_out = raw_keys ? k_raw.data() : nullptr,
+                                        .n_heads = c.n_heads,
+                                        .kv = copy.View(),
+                                        .rows = step.rows.data(),
+                                        .seqs = step.seqs.data(),
+                                        .n_rows = n_rows});
+              const Array rows = copy.Values();
+              EXPECT_EQ(k, keys ? KeysOf(copy.View(), step) : k);
+              return Outputs{{"x", x, 2e-6},
+                             {"q", q, 2e-5},
+                             {"k", k, rows.tolerance},
+                             {"k_raw", k_raw, 2e-5},
+                             rows};
+            });
       }
     }
   }

@@ -67,7 +67,7 @@ size_t CpuAttend::Reserve(const AttendArgs& a) {
   // Every row may be a group of its own, in every piece.
   int64_t most = 0;  // row pieces
   for (int32_t n = 1; n <= rows; ++n) most = std::max(most, int64_t{n} * MaxPieces(n));
-  const auto items = static_cast<size_t>(most * (PerHead(a.plan) ? a.kv.n_kv_heads : 1));
+  const auto items = static_cast<size_t>(most * (PerHead(a.plan) ? a.KvHeads() : 1));
   items_.reserve(std::max(items_.capacity(), items));
   const int64_t q = int64_t{a.plan.n_segments} * rows * a.n_heads * kPackedQuery *
                     RoundUp(a.kv.dk, kPackMultiple);
@@ -124,11 +124,14 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
 
   MakeGroups(a, begin, end);
   const bool per_head = PerHead(a.plan);
-  const int32_t lists = per_head ? a.kv.n_kv_heads : 1;
+  const int32_t lists = per_head ? a.KvHeads() : 1;
+  const int64_t token_bytes = a.kv.row_bytes * a.KvHeads() / a.kv.n_kv_heads;
   const auto work_of = [&](const AttendGroup& group) {
     int64_t tokens = 0;
-    for (int32_t h = 0; h < lists; ++h) tokens += MakeAttendAxis(a, group, h).total;
-    return tokens * group.n_rows * (a.kv.row_bytes / lists);
+    for (int32_t h = 0; h < lists; ++h) {
+      tokens += MakeAttendAxis(a, group, a.kv_head_begin + h).total;
+    }
+    return tokens * group.n_rows * (token_bytes / lists);
   };
   int64_t total = 0;
   for (const AttendGroup& group : groups_) total += work_of(group);
@@ -146,8 +149,8 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
       for (int32_t h = 0; h < lists; ++h) {
         items_.push_back({.group = &group,
                           .piece = p,
-                          .kv_head = h,
-                          .n_kv_heads = per_head ? 1 : a.kv.n_kv_heads});
+                          .kv_head = a.kv_head_begin + h,
+                          .n_kv_heads = per_head ? 1 : a.KvHeads()});
       }
     }
   }
@@ -155,14 +158,16 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
     for (int64_t i = from; i < to; ++i) kernels_.piece(job, items_[static_cast<size_t>(i)]);
   });
 
+  const int32_t first_head = a.FirstHead();
+  const int32_t n_heads = a.Heads();
   for (const AttendGroup& group : groups_) {
-    const int64_t merges = int64_t{group.n_rows} * a.n_heads;
+    const int64_t merges = int64_t{group.n_rows} * n_heads;
     const auto merge = [&](int64_t from, int64_t to, int) {
       for (int64_t i = from; i < to;) {
-        const auto row = static_cast<int32_t>(i / a.n_heads);
-        const auto head = static_cast<int32_t>(i % a.n_heads);
-        const auto n = static_cast<int32_t>(std::min<int64_t>(a.n_heads - head, to - i));
-        kernels_.merge(job, group, row, head, head + n);
+        const auto row = static_cast<int32_t>(i / n_heads);
+        const auto head = static_cast<int32_t>(i % n_heads);
+        const auto n = static_cast<int32_t>(std::min<int64_t>(n_heads - head, to - i));
+        kernels_.merge(job, group, row, first_head + head, first_head + head + n);
         i += n;
       }
     };

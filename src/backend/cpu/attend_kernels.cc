@@ -629,7 +629,9 @@ void Merge(const AttendJob& job, const AttendGroup& group, int32_t row, int32_t 
     }
     if (a.o == nullptr) continue;
     float* o = a.o + row_head * a.kv.dv;
-    const VF inverse = hn::Set(d, sum > 0 ? 1.0f / sum : 0.0f);
+    float factor = sum > 0 ? 1.0f / sum : 0.0f;
+    if (sum > 0 && a.lse_in != nullptr) factor = std::exp2(top - a.lse_in[row_head] * kLog2E);
+    const VF inverse = hn::Set(d, factor);
     for (size_t i = 0; i < dv; i += kStep) {
       const VF v0 = hn::Mul(hn::LoadU(d, into + kAttendStateHead + i), inverse);
       const VF v1 = hn::Mul(hn::LoadU(d, into + kAttendStateHead + i + kLanes), inverse);

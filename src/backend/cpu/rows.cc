@@ -144,12 +144,13 @@ HWY_INLINE void Rotate(const float* cos_sin, int64_t n, float* v) {
 }
 
 HWY_INLINE void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t row, const float* norm,
-                              int32_t n_heads, float* heads) {
+                              int32_t n_heads, float* heads, float* raw) {
   const int64_t dk = a.kv.dk;
   if (a.qk_norm == QkNorm::kFull) RmsNorm(heads, norm, n_heads * dk, a.qk_norm_eps, heads);
   for (int32_t h = 0; h < n_heads; ++h) {
     float* v = heads + h * dk;
     if (a.qk_norm == QkNorm::kPerHead) RmsNorm(v, norm, dk, a.qk_norm_eps, v);
+    if (raw != nullptr) std::memcpy(raw + h * dk, v, static_cast<size_t>(dk) * sizeof(float));
     if (a.cos_sin != nullptr) Rotate(a.cos_sin + int64_t{row} * a.n_freq * 2, a.n_freq, v);
   }
 }
@@ -196,13 +197,19 @@ HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to
 
 void FinishQkv(const NormQkvRopeAppendArgs& a, int32_t row, float* k, const float* v) {
   const KvView& kv = a.kv;
-  NormAndRotate(a, row, a.q_norm, a.n_heads, a.q + int64_t{row} * a.n_heads * kv.dk);
-  NormAndRotate(a, row, a.k_norm, kv.n_kv_heads, k);
+  NormAndRotate(a, row, a.q_norm, a.n_heads, a.q + int64_t{row} * a.n_heads * kv.dk, nullptr);
+  const int64_t k_row = int64_t{row} * kv.n_kv_heads * kv.dk;
+  float* raw = a.k_raw_out != nullptr ? a.k_raw_out + k_row : nullptr;
+  NormAndRotate(a, row, a.k_norm, kv.n_kv_heads, k, raw);
   const RowMeta meta = a.rows[row];
   std::byte* out = kv.Row(a.seqs[meta.seq].table_off, meta.pos);
   for (int32_t h = 0; h < kv.n_kv_heads; ++h) {
-    StoreAs(kv.dtype, k + int64_t{h} * kv.dk, kv.dk, out + kv.k_offset + h * kv.k_head_bytes);
+    std::byte* k_to = out + kv.k_offset + h * kv.k_head_bytes;
+    StoreAs(kv.dtype, k + int64_t{h} * kv.dk, kv.dk, k_to);
     StoreAs(kv.dtype, v + int64_t{h} * kv.dv, kv.dv, out + kv.v_offset + h * kv.v_head_bytes);
+    for (int32_t i = 0; a.k_out != nullptr && i < kv.dk; ++i) {
+      a.k_out[k_row + int64_t{h} * kv.dk + i] = LoadAsF32(kv.dtype, k_to, static_cast<size_t>(i));
+    }
   }
 }
 

@@ -151,6 +151,8 @@ class CudaBackend : public Backend {
   void Run(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
   void Run(const FetchRowsArgs& a) { FetchRows(a, Here()); }
   void Run(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
+  void Run(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Run(const CompactArgs& a) { Compact(a, Here()); }
   void Run(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
   // y = W x + b or, with `residual`, residual += scale * (W x + b).
   void RunLinear(const LinearArgs& a, float* residual, float scale);
@@ -646,12 +648,15 @@ void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
     product.parts[1] = {.w = a.wk, .bias = a.bk};
     product.parts[2] = {.w = a.wv, .bias = a.bv};
     Multiply(product, Here());
+    if (a.k_out != nullptr) KeepKeys(a, Here());
     return;
   }
   auto* k = reinterpret_cast<float*>(products_.Get(4 * U(a.n_rows) * U(a.wk.n_out + a.wv.n_out)));
   float* v = k + int64_t{a.n_rows} * a.wk.n_out;
   MultiplyNormed(a.in, a.n_rows, {{a.wq, a.bq, a.q}, {a.wk, a.bk, k}, {a.wv, a.bv, v}});
+  if (a.k_raw_out != nullptr) KeepRawKeys(a, k, Here());
   RopeAppend(a, k, v, Here());
+  if (a.k_out != nullptr) KeepKeys(a, Here());
 }
 
 void CudaBackend::Run(const AttendArgs& a, bool rounded) {

@@ -65,6 +65,10 @@ void ConvertRows(const float* in, int64_t n, DType format, void* out, const Laun
 // q, k, v hold W h + b of `args`, [n_rows, heads * dk]: norms and rotates q in place, norms and
 // rotates k, appends k and v to the bank.
 void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch);
+// args.k_raw_out, of the same k, before RopeAppend or after it. REQUIRES k_raw_out.
+void KeepRawKeys(const NormQkvRopeAppendArgs& args, const float* k, const Launch& launch);
+// args.k_out, after the rows were appended. REQUIRES k_out.
+void KeepKeys(const NormQkvRopeAppendArgs& args, const Launch& launch);
 // out = act(gate) * up, where gate and up already hold their biases; n values. `in`, of gate and
 // up, and `format`, of out: f32 or bf16. out may be gate where both are f32.
 void GatedRows(Activation act, DType in, const void* gate, const void* up, DType format, void* out,
@@ -113,6 +117,10 @@ bool CanMultiplyRope(const NormQkvRopeAppendArgs& args);
 size_t AttendScratch(const AttendArgs& args, const Device& device);
 void Attend(const AttendArgs& args, const Launch& launch);
 
+// --- kernels/merge_states.cu
+
+void MergeStates(const MergeStatesArgs& args, const Launch& launch);
+
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 
 // Whether it takes these arguments: otherwise Attend.
@@ -160,6 +168,10 @@ void NextToken(const NextTokenArgs& args, const Launch& launch);
 size_t WorkingSetScratch(const WorkingSetArgs& args);
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 void FetchRows(const FetchRowsArgs& args, const Launch& launch);
+
+// --- kernels/compact.cu
+
+void Compact(const CompactArgs& args, const Launch& launch);
 
 // --- kernels/ceiling.cu: for measurements.
 

@@ -44,15 +44,14 @@ std::vector<Piece> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_head) {
 }  // namespace
 
 void RefAttend(const AttendArgs& a) {
-  const int32_t group = a.n_heads / a.kv.n_kv_heads;
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const RowMeta row = a.rows[r];
     if (a.score == ScoreKind::kHeadMax) {
       std::fill_n(a.scores + r * a.score_stride, row.pos + 1,
                   -std::numeric_limits<float>::infinity());
     }
-    for (int32_t h = 0; h < a.n_heads; ++h) {
-      const int32_t kv_head = h / group;
+    for (int32_t h = a.FirstHead(); h < a.FirstHead() + a.Heads(); ++h) {
+      const int32_t kv_head = h / a.Group();
       const std::vector<Piece> tokens = TokensOf(a, row, kv_head);
       std::vector<double> logits(tokens.size());
       for (size_t i = 0; i < tokens.size(); ++i) {
@@ -92,10 +91,38 @@ void RefAttend(const AttendArgs& a) {
         a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
       }
       if (a.o == nullptr) continue;
+      const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
       for (size_t d = 0; d < o.size(); ++d) {
         a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
-            static_cast<float>(sum > 0 ? o[d] / sum : 0.0);
+            static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
       }
+    }
+  }
+}
+
+void RefMergeStates(const MergeStatesArgs& a) {
+  for (int64_t row_head = 0; row_head < int64_t{a.n_rows} * a.n_heads; ++row_head) {
+    double top = kNegInf;
+    for (int32_t i = 0; i < a.n_parts; ++i) {
+      top = std::max<double>(top, a.parts[static_cast<size_t>(i)].lse[row_head]);
+    }
+    double sum = 0;
+    std::vector<double> o(static_cast<size_t>(a.dv), 0.0);
+    for (int32_t i = 0; i < a.n_parts; ++i) {
+      const AttendState& part = a.parts[static_cast<size_t>(i)];
+      if (part.lse[row_head] == kNegInf) continue;
+      const double weight = std::exp(part.lse[row_head] - top);
+      sum += weight;
+      for (size_t d = 0; d < o.size(); ++d) {
+        o[d] += weight * part.o[row_head * a.dv + static_cast<int64_t>(d)];
+      }
+    }
+    for (size_t d = 0; d < o.size(); ++d) {
+      a.o[row_head * a.dv + static_cast<int64_t>(d)] =
+          static_cast<float>(sum > 0 ? o[d] / sum : 0.0);
+    }
+    if (a.lse != nullptr) {
+      a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "backend/ref/ref_backend.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -46,14 +47,16 @@ std::vector<float> Prologue(const Residual& in, int32_t r) {
   return h;
 }
 
-// Norms `n_heads` heads of `dk` values in place, then rotates them.
+// Norms `n_heads` heads of `dk` values in place, then rotates them. `raw`, if not null: what they
+// are before they are rotated.
 void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t r, const float* norm, int32_t n_heads,
-                   float* heads) {
+                   float* heads, float* raw) {
   const int32_t dk = a.kv.dk;
   if (a.qk_norm == QkNorm::kFull) RmsNorm(heads, norm, n_heads * dk, a.qk_norm_eps, heads);
   for (int32_t h = 0; h < n_heads; ++h) {
     float* v = heads + static_cast<ptrdiff_t>(h) * dk;
     if (a.qk_norm == QkNorm::kPerHead) RmsNorm(v, norm, dk, a.qk_norm_eps, v);
+    if (raw != nullptr) std::copy_n(v, dk, raw + static_cast<ptrdiff_t>(h) * dk);
     if (a.cos_sin == nullptr) continue;
     const float* cs = a.cos_sin + static_cast<ptrdiff_t>(r) * a.n_freq * 2;
     for (int32_t i = 0; i < a.n_freq; ++i) {
@@ -89,13 +92,18 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     MatVec(a.wq, h.data(), a.bq, q);
     MatVec(a.wk, h.data(), a.bk, k.data());
     MatVec(a.wv, h.data(), a.bv, v.data());
-    NormAndRotate(a, r, a.q_norm, a.n_heads, q);
-    NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data());
+    NormAndRotate(a, r, a.q_norm, a.n_heads, q, nullptr);
+    float* raw = a.k_raw_out != nullptr ? a.k_raw_out + r * a.wk.n_out : nullptr;
+    NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data(), raw);
     const RowMeta row = a.rows[r];
     const int32_t slot = a.slot.base != nullptr ? a.slot.row[row.seq] : -1;
-    AppendRow(a.kv, k.data(), v.data(),
-              slot < 0 ? a.kv.Row(a.seqs[row.seq].table_off, row.pos)
-                       : a.slot.base + slot * a.kv.row_bytes);
+    std::byte* to = slot < 0 ? a.kv.Row(a.seqs[row.seq].table_off, row.pos)
+                             : a.slot.base + slot * a.kv.row_bytes;
+    AppendRow(a.kv, k.data(), v.data(), to);
+    for (int64_t i = 0; a.k_out != nullptr && i < a.wk.n_out; ++i) {
+      const std::byte* head = to + a.kv.k_offset + i / a.kv.dk * a.kv.k_head_bytes;
+      a.k_out[r * a.wk.n_out + i] = LoadAsF32(a.kv.dtype, head, static_cast<size_t>(i % a.kv.dk));
+    }
   }
 }
 
@@ -184,6 +192,8 @@ class RefBackend : public HostBackend {
   static void Execute(const WorkingSetArgs& a) { RefWorkingSet(a); }
   static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
+  static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
+  static void Execute(const CompactArgs& a) { RefCompact(a); }
   static void Execute(const CustomArgs& a) { a.kernels->ref(a.args.data()); }
 };
 

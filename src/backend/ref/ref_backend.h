@@ -11,11 +11,13 @@ std::unique_ptr<Backend> MakeRefBackend();
 
 // The attention and selection ops (ref_attend.cc), for MakeRefBackend.
 void RefAttend(const AttendArgs& a);
+void RefMergeStates(const MergeStatesArgs& args);
 void RefScoreReduce(const ScoreReduceArgs& a);
 void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
 void RefWorkingSet(const WorkingSetArgs& a);
 void RefFetchRows(const FetchRowsArgs& a);
+void RefCompact(const CompactArgs& a);
 void RefNextToken(const NextTokenArgs& a);
 // The score ops (ref_score.cc).
 void RefScore(const ScoreArgs& a);

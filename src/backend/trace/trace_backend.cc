@@ -65,6 +65,10 @@ struct Localise {
     a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, a.n_seqs));
   }
   void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, a.lists); }
+  void operator()(CompactArgs& a) const {
+    a.index = host.Of(a.index, int64_t{a.n_seqs} * a.capacity);
+    a.count = host.Of(a.count, a.n_seqs);
+  }
   template <typename Args>
   void operator()(Args&) const {}
 };

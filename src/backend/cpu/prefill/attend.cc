@@ -315,8 +315,9 @@ class PrefillAttention::Task {
 
 bool PrefillAttendSupports(const AttendArgs& args) {
   const auto* begin = args.plan.segments.data();
-  return args.score == ScoreKind::kNone && args.o != nullptr && args.kv.dtype != DType::kQ8_0 &&
-         args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 && args.n_heads % args.kv.n_kv_heads == 0 &&
+  return args.score == ScoreKind::kNone && args.o != nullptr && args.lse_in == nullptr &&
+         args.kv.dtype != DType::kQ8_0 && args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 &&
+         args.n_heads % args.kv.n_kv_heads == 0 &&
          std::all_of(begin, begin + args.plan.n_segments,
                      [](const PlanSegment& s) { return s.kind == SegmentKind::kRange; });
 }
@@ -357,10 +358,11 @@ void PrefillAttention::Run(const AttendArgs& args, int32_t seq) {
   OKV_CHECK(static_cast<size_t>(pool_.size() * layout.words) * sizeof(float) <= scratch_.size(),
             "attention of {} heads of {} was not reserved", args.n_heads, args.kv.dk);
   const SeqMeta& meta = args.seqs[seq];
+  const int32_t n_kv_heads = args.KvHeads();
   // Few rows are cut finer, so that every thread has a few tasks to balance with.
   int64_t block_rows = layout.block_rows;
   const auto cut = [&] {
-    const int64_t tasks = DivUp(meta.q_len, block_rows) * args.kv.n_kv_heads;
+    const int64_t tasks = DivUp(meta.q_len, block_rows) * n_kv_heads;
     const bool small = block_rows * layout.group < 2 * kernels.min_queries;
     return block_rows * layout.group >= 2 * kMinQueries &&
            tasks < (small ? 1 : 4) * int64_t{pool_.size()};
@@ -368,13 +370,13 @@ void PrefillAttention::Run(const AttendArgs& args, int32_t seq) {
   while (pool_.size() > 1 && cut()) block_rows /= 2;
   const int64_t blocks = DivUp(meta.q_len, block_rows);
   // The longest tasks (the last rows) first: what is left at the end is short.
-  pool_.ParallelFor(blocks * args.kv.n_kv_heads, 1, [&](int64_t begin, int64_t end, int thread) {
+  pool_.ParallelFor(blocks * n_kv_heads, 1, [&](int64_t begin, int64_t end, int thread) {
     Task task(*this, args, kernels, layout,
               reinterpret_cast<float*>(scratch_.data()) + thread * layout.words);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = (blocks - 1 - i / args.kv.n_kv_heads) * block_rows;
+      const int64_t first = (blocks - 1 - i / n_kv_heads) * block_rows;
       task.Run(seq, meta.q_begin + first, std::min(block_rows, meta.q_len - first),
-               static_cast<int32_t>(i % args.kv.n_kv_heads));
+               args.kv_head_begin + static_cast<int32_t>(i % n_kv_heads));
     }
   });
 }

@@ -19,8 +19,8 @@
 
 namespace omnikv {
 
-// Whether PrefillAttention runs these arguments: range segments only, no scores wanted, head sizes
-// in multiples of 8, K/V in f32, f16 or bf16.
+// Whether PrefillAttention runs these arguments: range segments only, no scores and no lse_in, head
+// sizes in multiples of 8, K/V in f32, f16 or bf16.
 bool PrefillAttendSupports(const AttendArgs& args);
 
 // Owns the scratch of one backend; one caller at a time.

@@ -238,7 +238,8 @@ class HeadWarp {
   __device__ __forceinline__ void Write(const Piece& piece, const Partials& partials) {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
     const bool whole = piece.slot < 0;
-    const int64_t first = int64_t{whole ? piece.row : piece.slot} * args_.n_heads + head_;
+    const int64_t first =
+        whole ? int64_t{piece.row} * args_.n_heads + head_ : partials.At(piece.slot, head_);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
@@ -257,7 +258,7 @@ class HeadWarp {
         }
         if (args_.o == nullptr) continue;
         float* o = (whole ? args_.o : partials.o) + (first + head) * kDim + g;
-        const float factor = !whole ? 1.0f : sum > 0 ? 1.0f / sum : 0.0f;
+        const float factor = whole ? OutputFactor(args_, first + head, top_[n][j], sum) : 1.0f;
 #pragma unroll
         for (int m = 0; m < S::kSteps; ++m) {
           o[16 * m] = o_[n][m][j] * factor;
@@ -542,7 +543,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
   if (unit >= division.units) return;
   const int32_t strand =
       warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
-  const int32_t kv_head = unit / division.parts;
+  const int32_t kv_head = args.kv_head_begin + unit / division.parts;
   const int32_t group = args.n_heads / args.kv.n_kv_heads;
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
   std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
@@ -643,16 +644,17 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
                      : many              ? MergeKernel<4, 17>
                                          : MergeKernel<4, 9>;
   size_t shared = kMaxStrands * sizeof(float);
-  if (columns * args.n_heads * args.n_rows <= launch.device->sm_count) {
+  if (columns * partials.n_heads * args.n_rows <= launch.device->sm_count) {
     // Where its blocks find a multiprocessor each, one takes the place of two blocks of the product
     // behind it; the other two load weights meanwhile. What a smaller one leaves fits none of them
     // where a block of a fetch stands as well, all through that product (measured).
     shared = std::max(shared, 2 * QuarterShared(*launch.device) + kBesideDynamic);
   }
   AllowShared(merge, shared);
-  LaunchKernel(merge, launch,
-               dim3(static_cast<unsigned>(args.n_heads), n_rows, static_cast<unsigned>(columns)),
-               dim3(32 * kMergeWarps), shared, args, d, partials);
+  LaunchKernel(
+      merge, launch,
+      dim3(static_cast<unsigned>(partials.n_heads), n_rows, static_cast<unsigned>(columns)),
+      dim3(32 * kMergeWarps), shared, args, d, partials);
 }
 
 }  // namespace
@@ -675,6 +677,7 @@ void Attend(const AttendArgs& args, const Launch& launch) {
     }
     if (args.o != nullptr) part.o += heads * args.kv.dv;
     if (args.lse != nullptr) part.lse += heads;
+    if (args.lse_in != nullptr) part.lse_in += heads;
     if (args.scores != nullptr) {
       part.scores += (args.score == ScoreKind::kLogits ? heads : row) * args.score_stride;
     }

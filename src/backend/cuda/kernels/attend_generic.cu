@@ -20,9 +20,10 @@ __global__ void __launch_bounds__(32 * kWarps)
   GridTrigger();  // after the wait: MergeKernel reads metadata before its own
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t head =
+  const int32_t unit =
       static_cast<int32_t>(blockIdx.y) * division.cta_units + warp % division.cta_units;
-  if (head >= args.n_heads) return;
+  if (unit >= division.units) return;
+  const int32_t head = partials.first_head + unit;
   const int32_t strand =
       warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
   const KvView& kv = args.kv;
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         });
     sum = WarpSum(sum);
     const bool whole = piece.slot < 0;
-    const int64_t out = whole ? row_head : int64_t{piece.slot} * args.n_heads + head;
+    const int64_t out = whole ? row_head : partials.At(piece.slot, head);
     if (lane == 0) {
       if (!whole) {
         partials.sums[out] = {top, sum};
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
     }
     if (args.o == nullptr) return;
-    const float factor = !whole ? 1.0f : sum > 0 ? 1.0f / sum : 0.0f;
+    const float factor = whole ? OutputFactor(args, row_head, top, sum) : 1.0f;
     for (int32_t d = lane; d < kv.dv; d += 32) {
       (whole ? args.o : partials.o)[out * kv.dv + d] = o[d] * factor;
     }

@@ -11,8 +11,8 @@ constexpr int kMergeWarps = 4;
 constexpr int kMergeColumns = 32;  // of a head's dv, that a CTA merges
 
 // The partials of the rows that no strand took whole; and rows that read no token. Grid: (query
-// heads, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth partials at once,
-// and asks for kEarly of them before it waits for anything.
+// heads in the range, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth
+// partials at once, and asks for kEarly of them before it waits for anything.
 template <int kWidth, int kEarly>
 __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
     MergeKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   GridTrigger();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto head = static_cast<int32_t>(blockIdx.x);
+  const int32_t head = partials.first_head + static_cast<int32_t>(blockIdx.x);
   const auto row = static_cast<int32_t>(blockIdx.y);
   const int32_t dv = args.kv.dv;
   // AttendKernel has seen all earlier kernels end before this one starts, and writes no metadata.
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   if (n == 1) return;
 
   const auto partial = [&](int32_t i) {
-    return int64_t{i == 0 ? first_slot : 2 * (first + i)} * args.n_heads + head;
+    return int64_t{i == 0 ? first_slot : 2 * (first + i)} * partials.n_heads + blockIdx.x;
   };
   constexpr int kLanes = kMergeColumns / kWidth;  // that share a partial
   constexpr int kStep = kMergeWarps * kWidth;     // partials at once
@@ -114,7 +114,13 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   float o = 0;
 #pragma unroll
   for (int w = 0; w < kMergeWarps; ++w) o += sums[w][lane];
-  args.o[(int64_t{row} * args.n_heads + head) * dv + out] = sum > 0 ? o / sum : 0.0f;
+  const int64_t row_head = int64_t{row} * args.n_heads + head;
+  if (args.lse_in != nullptr) {
+    o *= OutputFactor(args, row_head, top, sum);
+  } else {
+    o = sum > 0 ? o / sum : 0.0f;
+  }
+  args.o[row_head * dv + out] = o;
 }
 
 // scores[row][0 .. pos] = -inf: where maxima start.

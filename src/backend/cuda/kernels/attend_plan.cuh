@@ -24,7 +24,7 @@ inline constexpr float kLn2 = 0.693147181f;
 struct Division {
   int32_t unit_heads;  // query heads of a unit, at most
   int32_t parts;       // units that share a KV head
-  int32_t units;       // n_kv_heads * parts
+  int32_t units;       // of all KV heads in the range
   int32_t cta_units;   // units of a CTA
   int32_t share;       // warps of a CTA that take the same unit, each its own strand
   int32_t groups;      // CTAs that the units are dealt to: the grid is (splits, groups)
@@ -41,7 +41,7 @@ inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t max_w
   Division d{};
   d.unit_heads = unit_heads;
   d.parts = ceil_div(args.n_heads / args.kv.n_kv_heads, unit_heads);
-  d.units = args.kv.n_kv_heads * d.parts;
+  d.units = args.KvHeads() * d.parts;
   d.groups = ceil_div(d.units, max_warps);
   d.cta_units = ceil_div(d.units, d.groups);
   d.share = max_warps / d.cta_units;
@@ -55,10 +55,15 @@ inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t max_w
 struct Partials {
   float* o;      // [2 * strands, n_heads, dv]: sum of 2^(logit - top) v, logits times log2(e)
   float2* sums;  // [2 * strands, n_heads]: (top, sum of 2^(logit - top))
+  int32_t first_head, n_heads;  // query heads in the range
+
+  __device__ int64_t At(int32_t slot, int32_t head) const {
+    return int64_t{slot} * n_heads + (head - first_head);
+  }
 };
 
 inline size_t PartialHeads(const AttendArgs& args, const Division& d) {
-  return 2 * static_cast<size_t>(d.Strands()) * static_cast<size_t>(args.n_heads);
+  return 2 * static_cast<size_t>(d.Strands()) * static_cast<size_t>(args.Heads());
 }
 
 inline size_t PartialBytes(const AttendArgs& args, const Division& d) {
@@ -67,7 +72,8 @@ inline size_t PartialBytes(const AttendArgs& args, const Division& d) {
 
 inline Partials PartialsAt(std::byte* scratch, const AttendArgs& args, const Division& d) {
   const size_t o_bytes = PartialHeads(args, d) * static_cast<size_t>(args.kv.dv) * sizeof(float);
-  return {reinterpret_cast<float*>(scratch), reinterpret_cast<float2*>(scratch + o_bytes)};
+  return {reinterpret_cast<float*>(scratch), reinterpret_cast<float2*>(scratch + o_bytes),
+          args.FirstHead(), args.Heads()};
 }
 
 // The other shapes' kernel: `args` has at most kRowsALaunch rows.
@@ -295,6 +301,13 @@ __device__ __forceinline__ void AtomicMax(float* max, float v) {
   } else {
     atomicMin(reinterpret_cast<unsigned*>(max), __float_as_uint(v));
   }
+}
+
+// What makes o of the sum of 2^(logit - top) v.
+__device__ __forceinline__ float OutputFactor(const AttendArgs& args, int64_t row_head, float top,
+                                              float sum) {
+  if (!(sum > 0)) return 0.0f;
+  return args.lse_in == nullptr ? 1.0f / sum : exp2f(top - args.lse_in[row_head] * kLog2E);
 }
 
 // log of the sum of e^logit, from base 2.

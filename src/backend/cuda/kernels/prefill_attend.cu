@@ -84,6 +84,7 @@ struct Parts {
   int n;         // at most, for each tile; 1: none, outputs are written at once
   float* o;      // [n, n_rows * n_heads, kD], not divided by the sum
   float2* sums;  // [n, n_rows * n_heads]: (largest logit, sum of 2^(logit - largest)), base 2
+  int32_t first_head, n_heads;  // query heads in the range
 };
 
 // Parts that the tokens of a sequence are dealt to.
@@ -378,8 +379,8 @@ __device__ __forceinline__ void Cap(float factor, float (&s)[kM][kN][4]) {
   }
 }
 
-// Grid: (KV heads, fastest, x tiles of queries; parts). The last tiles of a sequence, which read
-// most, come first.
+// Grid: (KV heads in the range, fastest, x tiles of queries; parts). The last tiles of a sequence,
+// which read most, come first.
 template <typename T, int kD>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     AttendTile(const __grid_constant__ AttendArgs a, int n_tiles, const Parts parts) {
@@ -387,9 +388,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   extern __shared__ __align__(1024) std::byte shared[];
   GridTrigger();
   GridWait();
-  const int n_kv_heads = a.kv.n_kv_heads;
-  const int kv_head = static_cast<int>(blockIdx.x) % n_kv_heads;
-  const int group = a.n_heads / n_kv_heads;
+  const int n_kv_heads = a.KvHeads();
+  const int kv_head = a.kv_head_begin + static_cast<int>(blockIdx.x) % n_kv_heads;
+  const int group = a.n_heads / a.kv.n_kv_heads;
   int tile = n_tiles - 1 - static_cast<int>(blockIdx.x) / n_kv_heads;
   int seq = 0;
   for (;; ++seq) {
@@ -491,7 +492,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       float* o = a.o + at * kD;
       float share = sum > 0 ? 1 / sum : 0;
       if (n_parts > 1) {
-        const int64_t part_at = int64_t{part} * a.n_rows * a.n_heads + at;
+        const int64_t part_at = (int64_t{part} * a.n_rows + at / a.n_heads) * parts.n_heads +
+                                (at % a.n_heads - parts.first_head);
         o = parts.o + part_at * kD;
         share = 1;
         if (lane % 4 == 0) parts.sums[part_at] = {top, sum};
@@ -512,10 +514,12 @@ __global__ void __launch_bounds__(kThreads)
     MergeParts(const __grid_constant__ AttendArgs a, const Parts parts) {
   GridTrigger();
   GridWait();
-  const int64_t n = int64_t{a.n_rows} * a.n_heads;
+  const int64_t n = int64_t{a.n_rows} * parts.n_heads;
   const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (at >= n) return;
-  const int n_parts = PartsOf(a.seqs[a.rows[at / a.n_heads].seq].kv_len, parts.n);
+  const int64_t row = at / parts.n_heads;
+  const int64_t row_head = row * a.n_heads + parts.first_head + at % parts.n_heads;
+  const int n_parts = PartsOf(a.seqs[a.rows[row].seq].kv_len, parts.n);
   if (n_parts == 1) return;
   float top = -kInf;
   for (int p = 0; p < n_parts; ++p) top = fmaxf(top, parts.sums[p * n + at].x);
@@ -529,9 +533,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int p = 0; p < n_parts && sum > 0; ++p) {
       o += Exp2(parts.sums[p * n + at].x - top) * parts.o[(p * n + at) * a.kv.dv + d];
     }
-    a.o[at * a.kv.dv + d] = sum > 0 ? o / sum : 0;
+    a.o[row_head * a.kv.dv + d] = sum > 0 ? o / sum : 0;
   }
-  if (a.lse != nullptr && lane == 0) a.lse[at] = sum > 0 ? (top + log2f(sum)) * kLn2 : -kInf;
+  if (a.lse != nullptr && lane == 0) a.lse[row_head] = sum > 0 ? (top + log2f(sum)) * kLn2 : -kInf;
 }
 
 // Calls fn(std::integral_constant<int, kD>) for the heads of `kv`; false where none is compiled.
@@ -593,6 +597,7 @@ bool CanAttendPrefill(const AttendArgs& args, const Device& device) {
   if (!compiled || shared > device.shared_per_block || device.arch < 80) return false;
   if (kv.dtype != DType::kF16 && kv.dtype != DType::kBF16) return false;
   if (args.o == nullptr || args.score != ScoreKind::kNone || args.scale <= 0) return false;
+  if (args.lse_in != nullptr) return false;
   for (int32_t i = 0; i < args.plan.n_segments; ++i) {
     const PlanSegment& segment = args.plan.segments[static_cast<size_t>(i)];
     if (segment.kind != SegmentKind::kRange || !Aligned(segment.q)) return false;
@@ -607,9 +612,9 @@ bool CanAttendPrefill(const AttendArgs& args, const Device& device) {
 size_t AttendPrefillScratch(const AttendArgs& args, const Device& device) {
   size_t bytes = 0;
   WithHeadDim(args.kv, [&](auto d) {
-    const int64_t blocks = TilesOf(args, Shape<decltype(d)::value>::kRows) * args.kv.n_kv_heads;
+    const int64_t blocks = TilesOf(args, Shape<decltype(d)::value>::kRows) * args.KvHeads();
     const int parts = PartsFor(blocks, device);
-    const auto values = static_cast<size_t>(args.n_rows) * static_cast<size_t>(args.n_heads) *
+    const auto values = static_cast<size_t>(args.n_rows) * static_cast<size_t>(args.Heads()) *
                         static_cast<size_t>(args.kv.dv + 2);
     if (parts > 1) bytes = static_cast<size_t>(parts) * values * sizeof(float);
   });
@@ -617,16 +622,18 @@ size_t AttendPrefillScratch(const AttendArgs& args, const Device& device) {
 }
 
 void AttendPrefill(const AttendArgs& args, const Launch& launch) {
-  const int64_t row_heads = int64_t{args.n_rows} * args.n_heads;
+  const int32_t n_heads = args.Heads();
+  const int64_t row_heads = int64_t{args.n_rows} * n_heads;
   if (row_heads == 0) return;
   WithHeadDim(args.kv, [&](auto d) {
     constexpr int kD = decltype(d)::value;
     using S = Shape<kD>;
     const int64_t tiles = TilesOf(args, S::kRows);
-    const int64_t blocks = tiles * args.kv.n_kv_heads;
+    const int64_t blocks = tiles * args.KvHeads();
     const int n_parts = PartsFor(blocks, *launch.device);
     auto* o = reinterpret_cast<float*>(launch.scratch);
-    const Parts parts{n_parts, o, reinterpret_cast<float2*>(o + n_parts * row_heads * kD)};
+    const Parts parts{n_parts, o, reinterpret_cast<float2*>(o + n_parts * row_heads * kD),
+                      args.FirstHead(), n_heads};
     const auto run = [&](auto* kernel) {
       AllowShared(kernel, S::kSharedBytes);
       CheckLaunch(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,

@@ -93,6 +93,7 @@ bool CanAttendHopper(const AttendArgs& a, const Device& device) {
   const KvView& kv = a.kv;
   if (device.arch != 90 || KernelFor(kv) == nullptr || DenseQueries(a) == nullptr) return false;
   if (a.o == nullptr || a.score != ScoreKind::kNone || a.softcap != 0 || a.scale <= 0) return false;
+  if (a.KvHeads() != kv.n_kv_heads || a.lse_in != nullptr) return false;
   if (kv.block_tokens < kLeastHopperBlock || (kv.block_tokens & (kv.block_tokens - 1)) != 0) {
     return false;
   }
@@ -101,8 +102,8 @@ bool CanAttendHopper(const AttendArgs& a, const Device& device) {
 }
 
 size_t AttendHopperScratch(const AttendArgs& a) {
-  return QueryBytes(a) + static_cast<size_t>(int64_t{a.n_seqs} * HopperTokens(a.kv.dk) *
-                                             TokenBytes(a.kv));
+  return QueryBytes(a) +
+         static_cast<size_t>(int64_t{a.n_seqs} * HopperTokens(a.kv.dk) * TokenBytes(a.kv));
 }
 
 void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {

@@ -293,6 +293,39 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Grid: rows. A warp a head.
+__global__ void __launch_bounds__(kThreads)
+    RawKeysKernel(const NormQkvRopeAppendArgs a, const float* k) {
+  __shared__ float sums[32];
+  GridTrigger();
+  GridWait();
+  const int dk = a.kv.dk;
+  const int n_kv = a.kv.n_kv_heads;
+  const int64_t row = int64_t{blockIdx.x} * n_kv * dk;
+  const bool full = a.qk_norm == QkNorm::kFull;
+  const bool per_head = a.qk_norm == QkNorm::kPerHead;
+  const float row_inv = full ? InverseRms<1>(k + row, n_kv * dk, a.qk_norm_eps, sums) : 1.0f;
+  for (int h = static_cast<int>(threadIdx.x) / 32; h < n_kv; h += kWarps) {
+    const float* head = k + row + h * dk;
+    const float inv = per_head ? HeadInverseRms<1>(head, dk, a.qk_norm_eps) : row_inv;
+    const float* weights = full ? a.k_norm + h * dk : per_head ? a.k_norm : nullptr;
+    RotateHead<1>(head, weights, inv, nullptr, 0, dk, a.k_raw_out + row + h * dk);
+  }
+}
+
+// Grid: rows.
+__global__ void __launch_bounds__(kThreads) KeysKernel(const NormQkvRopeAppendArgs a) {
+  GridTrigger();
+  GridWait();
+  const int n = a.kv.n_kv_heads * a.kv.dk;
+  const std::byte* from = KvTarget(a, a.rows[blockIdx.x]) + a.kv.k_offset;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
+    const int h = i / a.kv.dk;
+    a.k_out[int64_t{blockIdx.x} * n + i] =
+        LoadValue(a.kv.dtype, from + h * a.kv.k_head_bytes, i - h * a.kv.dk);
+  }
+}
+
 template <int N, typename T>
 bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const float* v) {
   const bool normed = a.qk_norm != QkNorm::kNone;
@@ -370,6 +403,16 @@ void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Lau
         CanRopeAppendWide<2, T>(args, k, v) ? RopeAppendKernel<T, 2> : RopeAppendKernel<T, 1>,
         launch, grid, kThreads, 0, args, k, v);
   });
+}
+
+void KeepRawKeys(const NormQkvRopeAppendArgs& args, const float* k, const Launch& launch) {
+  if (args.n_rows == 0) return;
+  LaunchKernel(RawKeysKernel, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0, args, k);
+}
+
+void KeepKeys(const NormQkvRopeAppendArgs& args, const Launch& launch) {
+  if (args.n_rows == 0) return;
+  LaunchKernel(KeysKernel, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0, args);
 }
 
 void GatedRows(Activation act, DType in, const void* gate, const void* up, DType format, void* out,

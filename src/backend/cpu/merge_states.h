@@ -1,0 +1,10 @@
+#pragma once
+
+#include "backend/ops.h"
+#include "base/thread_pool.h"
+
+namespace omnikv {
+
+void CpuMergeStates(const MergeStatesArgs& a, ThreadPool& pool);
+
+}  // namespace omnikv

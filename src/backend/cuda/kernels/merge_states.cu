@@ -1,0 +1,73 @@
+// Partial results of attentions become one, by the logarithms of their sums.
+#include <type_traits>
+
+#include "backend/cuda/kernels/pack.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr float kInf = __builtin_huge_valf();
+
+// A warp takes a row and query head, a lane N values at a time of all parts. Parts may lie in the
+// host's memory: each value is asked for once, past the caches, which may hold what the host has
+// since changed, and all parts' before any is waited for.
+template <int N>
+__global__ void __launch_bounds__(32 * kWarps)
+    MergeStatesKernel(const __grid_constant__ MergeStatesArgs a) {
+  using Word = std::conditional_t<N == 4, float4, float>;
+  GridTrigger();
+  GridWait();
+  const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (at >= int64_t{a.n_rows} * a.n_heads) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Lane i has the weight of part i.
+  const float lse = lane < a.n_parts ? __ldcv(a.parts[lane].lse + at) : -kInf;
+  const uint32_t read = __ballot_sync(kAllLanes, lse != -kInf);  // parts that read a token
+  const float top = WarpMax(lse);
+  const float weight = lse == -kInf ? 0.0f : expf(lse - top);
+  float weights[kMaxStates];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxStates; ++i) {
+    weights[i] = __shfl_sync(kAllLanes, weight, i);
+    sum += weights[i];
+  }
+  const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+  for (int d = lane * N; d < a.dv; d += 32 * N) {
+    Word words[kMaxStates];
+#pragma unroll
+    for (int i = 0; i < kMaxStates; ++i) {
+      words[i] = Word{};
+      if ((read >> i & 1) != 0) {
+        words[i] = __ldcv(reinterpret_cast<const Word*>(a.parts[i].o + at * a.dv + d));
+      }
+    }
+    Pack<float, N> total{};
+#pragma unroll
+    for (int i = 0; i < kMaxStates; ++i) {
+      const float* values = reinterpret_cast<const float*>(&words[i]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) total.v[j] += weights[i] * values[j];
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) total.v[j] *= inverse;
+    StorePack(a.o + at * a.dv + d, total);
+  }
+  // The lanes have read the parts' lse, which this may overwrite: WarpMax needed them all.
+  if (a.lse != nullptr && lane == 0) a.lse[at] = sum > 0 ? top + logf(sum) : -kInf;
+}
+
+}  // namespace
+
+void MergeStates(const MergeStatesArgs& args, const Launch& launch) {
+  const int64_t row_heads = int64_t{args.n_rows} * args.n_heads;
+  if (row_heads == 0) return;
+  uintptr_t addresses = AddressBits(args.o);
+  for (const AttendState& part : args.parts) addresses |= AddressBits(part.o);
+  const bool wide = args.dv % 4 == 0 && addresses % 16 == 0;
+  LaunchKernel(wide ? MergeStatesKernel<4> : MergeStatesKernel<1>, launch,
+               dim3(static_cast<unsigned>(CeilDiv(row_heads, kWarps))), dim3(32 * kWarps), 0, args);
+}
+
+}  // namespace omnikv::cuda

@@ -204,8 +204,8 @@ if measure batches; then
   bench mix_omnikv16 --batch 16 "${mix[@]}" --policies omnikv
   bench mix_8_and_8 --batch 8 "${mix[@]}" --policies full,omnikv --mix
   bench beside_32k --batch 8 --context 8192 --policies full --beside 32768 --beside-rows 192
-  if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
   done_measuring
+  if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
 fi
 if measure capped; then
   bench omnikv_128k_24g --context 131072 "${filters[@]}" --set dense_after_filter=0 --gpu-memory 24GiB \

@@ -49,8 +49,8 @@ bool Residency::Step::Staged(int32_t layer) const {
   return r_.bank_.OnHost(layer) && (rows_.prefill || r_.streams_);
 }
 
-bool Residency::Step::InSet(int32_t layer) const {
-  if (r_.sets_ == nullptr || rows_.prefill) return false;
+bool Residency::Step::HasSelected(int32_t layer) const {
+  if (r_.sets_ == nullptr) return false;
   const int32_t selection = r_.sets_->SelectionOf(layer);
   return selection >= 0 && selected_[static_cast<size_t>(selection)];
 }
@@ -87,11 +87,8 @@ bool Residency::Step::WantsSelection() const {
 }
 
 void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>& selection) {
-  if (primes_ && Staged(layer)) {
-    const int32_t of = r_.sets_->SelectionOf(layer);
-    if (of >= 0 && selected_[static_cast<size_t>(of)]) {
-      r_.sets_->Prime(layer, r_.bank_.StageView(layer));
-    }
+  if (primes_ && Staged(layer) && HasSelected(layer)) {
+    r_.sets_->Prime(layer, r_.bank_.StageView(layer));
   }
   if (r_.sets_ != nullptr && selection) {
     r_.sets_->Select(*selection, rows_.seqs, primes_);

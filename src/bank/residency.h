@@ -72,8 +72,10 @@ class Residency {
     Step(Residency& residency, const StepRows& rows);
     // Whether `layer` passes through a stage in this step.
     bool Staged(int32_t layer) const;
+    // Whether this step has made the selection of a layer with a working set.
+    bool HasSelected(int32_t layer) const;
     // Whether it is read through a working set.
-    bool InSet(int32_t layer) const;
+    bool InSet(int32_t layer) const { return !rows_.prefill && HasSelected(layer); }
 
     Residency& r_;
     StepRows rows_;

@@ -90,9 +90,7 @@ Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
   }
   OKV_ASSIGN_OR_RETURN(free->seq, new_sequence());
   free->prompt_length = 0;
-  const auto slot = static_cast<int32_t>(free - slots_.begin());
-  residency().Reset(slot);
-  return slot;
+  return static_cast<int32_t>(free - slots_.begin());
 }
 
 Result<int32_t> RowGroup::Join() {
@@ -109,6 +107,7 @@ Result<int32_t> RowGroup::JoinFork(const RowGroup& from) {
 
 void RowGroup::Leave(int32_t slot) {
   core_.bank->Free(At(slot).seq);
+  residency().Reset(slot);  // for the next sequence in it
   slots_[static_cast<size_t>(slot)].seq = -1;
 }
 

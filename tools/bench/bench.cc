@@ -303,14 +303,13 @@ Status Bench::RunThreads(int threads) {
   }
   for (const PolicyOptions& policy : policies_) {
     for (const int64_t tokens : f_.prefill) OKV_RETURN_IF_ERROR(RunPrefill(policy, tokens));
+    if (f_.mix) continue;  // measured together below
     for (const int64_t context : f_.contexts) {
-      OKV_RETURN_IF_ERROR(f_.beside > 0 ? RunBeside(policy, context)
-                          : f_.mix      ? Status()
-                                        : RunDecode(policy, context));
+      OKV_RETURN_IF_ERROR(f_.beside > 0 ? RunBeside(policy, context) : RunDecode(policy, context));
     }
   }
-  if (f_.mix) {
-    for (const int64_t context : f_.contexts) OKV_RETURN_IF_ERROR(RunMix(context));
+  for (const int64_t context : f_.contexts) {
+    if (f_.mix) OKV_RETURN_IF_ERROR(RunMix(context));
   }
   for (const int64_t tokens : f_.attend) {
     for (const int32_t head_dim : {64, 128}) OKV_RETURN_IF_ERROR(RunAttend(head_dim, tokens));
@@ -420,8 +419,7 @@ Status Bench::RunBeside(const PolicyOptions& policy, int64_t context) {
   if (f_.json) return {};
   fmt::print(
       "beside  {:<14} {:>7} context x {}: 95 % of tokens in {:.3f} ms, with a prompt of {} in "
-      "{:.3f} "
-      "ms ({:.2f} x); the prompt in {:.2f} s, alone in {:.2f} s ({:.2f} x)\n",
+      "{:.3f} ms ({:.2f} x); the prompt in {:.2f} s, alone in {:.2f} s ({:.2f} x)\n",
       c.policy, context, f_.batch, c.alone_p95_ms, f_.beside, c.beside_p95_ms,
       c.beside_p95_ms / c.alone_p95_ms, c.beside_seconds, c.prompt_seconds,
       c.beside_seconds / c.prompt_seconds);

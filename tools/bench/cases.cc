@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <span>
 
 #include "backend/kv_format.h"
 #include "base/log.h"
@@ -248,6 +249,36 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
   return result;
 }
 
+namespace {
+
+// Joins `batch` sequences with `context` tokens of made-up K/V, and appends their next rows.
+Status JoinMadeUp(const BenchEngine& bench, Stepper& stepper, RowGroup& group, int64_t context,
+                  int32_t batch, std::vector<DecodeRow>& rows) {
+  for (const int32_t token : RandomTokens(batch, bench.vocab)) {
+    OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());
+    OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(group, slot, context));
+    rows.push_back({.group = &group, .slot = slot, .token = token});
+  }
+  return {};
+}
+
+// Room for the logits of a step.
+class RowLogits {
+ public:
+  RowLogits(size_t n_rows, int32_t vocab) : values_(n_rows * static_cast<size_t>(vocab)) {
+    for (size_t r = 0; r < n_rows; ++r) {
+      rows_.push_back(values_.data() + r * static_cast<size_t>(vocab));
+    }
+  }
+  std::span<float* const> rows() const { return rows_; }
+
+ private:
+  std::vector<float> values_;
+  std::vector<float*> rows_;  // [n_rows]: [vocab]
+};
+
+}  // namespace
+
 Result<DecodeCase> MeasureMix(BenchEngine& bench, const std::vector<PolicyOptions>& policies,
                               int64_t context, int32_t batch, int steps) {
   EngineCore& core = CoreOf(*bench.engine);
@@ -258,11 +289,7 @@ Result<DecodeCase> MeasureMix(BenchEngine& bench, const std::vector<PolicyOption
   for (const PolicyOptions& policy : policies) {
     OKV_ASSIGN_OR_RETURN(auto opened, RowGroup::Open(core, policy, batch));
     RowGroup& group = *groups.emplace_back(std::move(opened));
-    for (const int32_t token : RandomTokens(batch, bench.vocab)) {
-      OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());
-      OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(group, slot, context));
-      rows.push_back({.group = &group, .slot = slot, .token = token});
-    }
+    OKV_RETURN_IF_ERROR(JoinMadeUp(bench, stepper, group, context, batch, rows));
     result.policy += (result.policy.empty() ? "" : " + ") + group.policy_name();
     result.settings += (result.settings.empty() ? "" : " + ") + group.settings().ToString();
   }
@@ -274,13 +301,9 @@ Result<DecodeCase> MeasureMix(BenchEngine& bench, const std::vector<PolicyOption
   for (int64_t left = steps; left > 0; --left) OKV_RETURN_IF_ERROR(ahead.Read(left).status());
   result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
   ahead.End();
-  std::vector<float> room(rows.size() * static_cast<size_t>(bench.vocab));
-  std::vector<float*> logits;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    logits.push_back(room.data() + r * static_cast<size_t>(bench.vocab));
-  }
+  const RowLogits logits(rows.size(), bench.vocab);
   OKV_RETURN_IF_ERROR(TraceStep(
-      bench, [&](int) { return stepper.Step(rows, logits); }, result));
+      bench, [&](int) { return stepper.Step(rows, logits.rows()); }, result));
   return result;
 }
 
@@ -293,16 +316,8 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
                     .settings = group->settings().ToString(),
                     .chunk = std::min(chunk, core.work.max_rows - batch)};
   std::vector<DecodeRow> rows;
-  for (const int32_t token : RandomTokens(batch, bench.vocab)) {
-    OKV_ASSIGN_OR_RETURN(const int32_t slot, group->Join());
-    OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(*group, slot, context));
-    rows.push_back({.group = group.get(), .slot = slot, .token = token});
-  }
-  std::vector<float> room(rows.size() * static_cast<size_t>(bench.vocab));
-  std::vector<float*> logits;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    logits.push_back(room.data() + r * static_cast<size_t>(bench.vocab));
-  }
+  OKV_RETURN_IF_ERROR(JoinMadeUp(bench, stepper, *group, context, batch, rows));
+  const RowLogits logits(rows.size(), bench.vocab);
   const std::vector<int32_t> tokens = RandomTokens(prompt, bench.vocab);
   // Computes the prompt in chunks of `n` rows, each in a step with `decoding`; returns seconds.
   std::vector<double> ms;  // of the steps
@@ -317,7 +332,7 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
                              .tokens = {tokens.data() + pos, length},
                              .prompt_end = prompt};
       const auto step = Clock::now();
-      OKV_RETURN_IF_ERROR(stepper.Step(decoding, std::span(logits).first(decoding.size()), &part));
+      OKV_RETURN_IF_ERROR(stepper.Step(decoding, logits.rows().first(decoding.size()), &part));
       core.backend->Synchronize();
       ms.push_back(1e3 * Seconds(step));
     }
@@ -335,7 +350,7 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
   constexpr int kAlone = 64;
   for (int i = 0; i < kAlone + 4; ++i) {  // the first ones record
     const auto step = Clock::now();
-    OKV_RETURN_IF_ERROR(stepper.Step(rows, logits));
+    OKV_RETURN_IF_ERROR(stepper.Step(rows, logits.rows()));
     if (i >= 4) alone.push_back(1e3 * Seconds(step));
   }
   result.alone_p95_ms = p95(alone);

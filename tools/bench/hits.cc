@@ -201,13 +201,13 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
     OKV_RETURN_IF_ERROR(session.Step(token));
     ++c.steps;
     for (const auto& [number, seen] : *bench_.selections) {
-      const SelectionOnHost choice = ReadSelection(*bench_.backend, seen.plan, seen.seq);
+      const SelectionOnHost selection = ReadSelection(*bench_.backend, seen.plan, seen.seq);
       for (size_t i = 0; i < sets.size(); ++i) {
         SetSimulation& set = sets[i][static_cast<size_t>(number)];
         Rows& rows = c.rows[i][static_cast<size_t>(number)];
         const uint64_t chosen = set.selected();
         const uint64_t missed = set.missed();
-        set.Step(choice);
+        set.Step(selection);
         rows.chosen += set.selected() - chosen;
         rows.missed += set.missed() - missed;
         if (done > 0) continue;

@@ -449,19 +449,17 @@ std::string CpuBackend::Describe() const {
 }
 
 Support CpuBackend::Supports(const Op& op) const {
+  const auto in_q8 = [](const auto* a) { return a != nullptr && a->kv.dtype == DType::kQ8_0; };
+  if (in_q8(std::get_if<AttendArgs>(&op)) || in_q8(std::get_if<ScoreArgs>(&op)) ||
+      in_q8(std::get_if<BlockSummaryArgs>(&op))) {
+    return {false, "K and V in q8_0 are not supported"};
+  }
   if (const auto* a = std::get_if<AttendArgs>(&op)) {
-    if (a->kv.dtype == DType::kQ8_0) return {false, "K and V in q8_0 are not supported"};
     if (a->score != ScoreKind::kNone &&
         (a->plan.n_segments != 1 || a->plan.segments[0].kind != SegmentKind::kRange ||
          a->plan.segments[0].window != 0)) {
       return {false, "scores need a plan of one range without a window"};
     }
-  }
-  const auto* score = std::get_if<ScoreArgs>(&op);
-  const auto* summary = std::get_if<BlockSummaryArgs>(&op);
-  if ((score != nullptr && score->kv.dtype == DType::kQ8_0) ||
-      (summary != nullptr && summary->kv.dtype == DType::kQ8_0)) {
-    return {false, "K and V in q8_0 are not supported"};
   }
   if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op)) {
     return {false, "all K/V are on the host"};

@@ -58,7 +58,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   bank.pool_tokens = plan.context;
   const LayerSpec& spec = bank.layers.front();
   const KvView kv{.dtype = bank.dtype, .n_kv_heads = spec.n_kv_heads, .dk = spec.dk, .dv = spec.dv};
-  const SeqLength at{.tokens = plan.context, .prompt = plan.context};
+  const SeqLength at = AtPromptEnd(policy->Kept(), plan.context);
   uint64_t read = 0;
   int32_t global = 0;
   int32_t budgeted = 0;

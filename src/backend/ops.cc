@@ -200,17 +200,40 @@ struct CostVisitor {
             .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
             .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
   }
+  Cost operator()(const LocateRowsArgs& a) const {
+    const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
+    return {.bytes_read = bytes + 4 * U(a.n_seqs), .bytes_written = bytes};
+  }
   Cost operator()(const CompactArgs& a) const {
     Cost c;
-    for (int32_t s = 0; s < a.n_seqs; ++s) {
-      const int32_t* index = a.index + int64_t{s} * a.capacity;
+    const uint64_t row_bytes =  // of a list
+        U(a.kv.row_bytes) / U(a.lists) + (a.pos != nullptr ? 4 : 0);
+    for (int32_t l = 0; l < a.n_seqs * a.lists; ++l) {
+      const int32_t s = l / a.lists;
+      if (a.seqs[s].q_len == 0) continue;
+      const int32_t count = a.count[l];
       int64_t moved = 0;  // others are where they belong
-      for (int32_t i = 0; i < a.count[s]; ++i) moved += index[i] != i ? 1 : 0;
-      const uint64_t bytes = U(moved) * (U(a.kv.row_bytes) + (a.pos != nullptr ? 4 : 0));
-      c.bytes_read += bytes + 4 * U(a.count[s]);
-      c.bytes_written += bytes;
+      for (int32_t i = 0; i < count; ++i) moved += a.index[l * int64_t{a.capacity} + i] != i;
+      if (a.bounds != nullptr && a.bounds[2 * s] != count) {
+        moved += a.bounds[2 * s + 1] - a.bounds[2 * s];
+      }
+      c.bytes_read += U(moved) * row_bytes + 4 * U(count);
+      c.bytes_written += U(moved) * row_bytes;
     }
     return c;
+  }
+  Cost operator()(const EvictArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0 || a.seqs[s].kv_len <= a.most) continue;
+      c.bytes_read += 4 * U(a.seqs[s].kv_len) * U(a.lists) + 2 * U(a.kv.row_bytes);
+      c.bytes_written += 2 * U(a.kv.row_bytes);
+    }
+    return c;
+  }
+  Cost operator()(const UndoEvictArgs& a) const {
+    const uint64_t bytes = U(a.to - a.from) * U(a.kv.row_bytes);
+    return {.bytes_read = bytes, .bytes_written = bytes};
   }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
 };
@@ -234,7 +257,10 @@ struct NameVisitor {
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
+  std::string_view operator()(const LocateRowsArgs&) const { return "LocateRows"; }
   std::string_view operator()(const CompactArgs&) const { return "Compact"; }
+  std::string_view operator()(const EvictArgs&) const { return "Evict"; }
+  std::string_view operator()(const UndoEvictArgs&) const { return "UndoEvict"; }
   std::string_view operator()(const CustomArgs& a) const { return a.kernels->name; }
 };
 

@@ -537,21 +537,92 @@ struct FetchRowsArgs {
   bool operator==(const FetchRowsArgs&) const = default;
 };
 
-// The rows of chosen tokens move to the front of their sequence, K and V and whatever else is in
-// them, and their positions with them: for i < count[s], as if all were read before any is written,
-//   row of token i = row of token index[i],  pos[i] = pos[index[i]].
-// REQUIRES that index ascends strictly, hence index[i] >= i, and rows that no other sequence reads.
+// Where the rows of a step stand in a table whose sequences have lost tokens: row i of a sequence
+// there is the i-th of those that it holds. With place(p) = min(p - gone[s], most):
+//   to_rows[r] = {rows[r].seq, place(rows[r].pos)}
+//   to_seqs[s] = seqs[s], but kv_len = place(kv_len - 1) + 1 and prompt_len less by gone[s], or 0
+// Sequences without rows in the step have kv_len = 0. Ops that are given these instead of the
+// step's own read and write such a table as they do any other.
+struct LocateRowsArgs {
+  const RowMeta* rows = nullptr;  // [n_rows]
+  const SeqMeta* seqs = nullptr;  // [n_seqs]
+  const int32_t* gone = nullptr;  // [n_seqs]: tokens
+  int32_t most = kToEnd;          // the last place: of each row that would come after it too
+  RowMeta* to_rows = nullptr;     // [n_rows]
+  SeqMeta* to_seqs = nullptr;     // [n_seqs]
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+
+  bool operator==(const LocateRowsArgs&) const = default;
+};
+
+// Chosen rows move to the front of their sequence, K and V, as if all were read before any is
+// written: for i < count[s][l], and then for those in bounds[s],
+//   row i = row index[s][l][i],
+// the heads of list l alone: all KV heads (lists = 1), or KV head l. Sequences without rows in the
+// step keep theirs.
+// REQUIRES that each list ascends strictly and ends before its bounds, hence index[i] >= i, and
+// rows that no other sequence reads.
 struct CompactArgs {
   KvView kv;
-  const SeqMeta* seqs = nullptr;   // [n_seqs]
-  const int32_t* index = nullptr;  // [n_seqs, capacity]
-  const int32_t* count = nullptr;  // [n_seqs]
-  int32_t* pos = nullptr;          // [n_seqs, pos_stride]; null: none
-  int64_t pos_stride = 0;          // tokens
+  const SeqMeta* seqs = nullptr;    // [n_seqs]
+  const int32_t* index = nullptr;   // [n_seqs, lists, capacity]
+  const int32_t* count = nullptr;   // [n_seqs, lists]
+  const int32_t* bounds = nullptr;  // [n_seqs, 2]; null: none
+  int32_t* pos = nullptr;           // [rows of kv, lists]: what else moves; null: nothing
   int32_t capacity = 0;
+  int32_t lists = 1;  // 1, or n_kv_heads
   int32_t n_seqs = 0;
 
   bool operator==(const CompactArgs&) const = default;
+};
+
+// The last so many evictions of a sequence can be undone: more than the steps that run ahead of the
+// host.
+inline constexpr int32_t kEvictionLog = 4;
+
+// What evictions have overwritten, by the length n of the context after the step that did: entry
+// n % kEvictionLog.
+struct EvictionLog {
+  std::byte* rows = nullptr;  // [n_seqs, kEvictionLog, row bytes]
+  int32_t* victim = nullptr;  // [n_seqs, kEvictionLog, lists]: row; -1: none
+  int32_t* pos = nullptr;     // [n_seqs, kEvictionLog, lists]
+
+  bool operator==(const EvictionLog&) const = default;
+};
+
+// Each sequence that has a row in the step and more than `most` rows gives one up, for each list
+// that of the lowest score (of equals the last): the step's own row, which is the last, moves into
+// its place, with its score. Lists are those of CompactArgs.
+// REQUIRES one row per sequence, and rows that no other sequence reads.
+struct EvictArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;   // [n_seqs]: of the table
+  const SeqMeta* steps = nullptr;  // [n_seqs]: of the step, whose kv_len counts all tokens
+  float* scores = nullptr;         // [n_seqs, lists, stride]
+  int32_t* pos = nullptr;          // [rows of kv, lists]; null: nothing
+  EvictionLog log;
+  int64_t stride = 0;  // rows
+  int32_t most = 0;    // rows
+  int32_t lists = 1;   // 1, or n_kv_heads
+  int32_t n_seqs = 0;
+
+  bool operator==(const EvictArgs&) const = default;
+};
+
+// Undoes the evictions of sequence `seq` in steps after which its context had more than `from`
+// tokens, and at most `to`. REQUIRES to - from <= kEvictionLog, and that they were the last.
+struct UndoEvictArgs {
+  KvView kv;
+  int32_t* pos = nullptr;  // [rows of kv, lists]; null: nothing
+  EvictionLog log;
+  int32_t seq = 0;
+  int32_t table_off = 0;  // SeqMeta's, of the sequence
+  int32_t lists = 1;
+  int64_t from = 0;
+  int64_t to = 0;
+
+  bool operator==(const UndoEvictArgs&) const = default;
 };
 
 // The choice of a token, and on to the next step: for row r, the only one of its sequence,
@@ -629,8 +700,8 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
                         NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
                         BlockSummaryArgs, BlockScoreArgs, PoolArgs, PlanRangeArgs, TopKArgs,
-                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, CompactArgs,
-                        CustomArgs>;
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs,
+                        LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

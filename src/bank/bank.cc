@@ -67,7 +67,8 @@ Bank::Bank(Backend& backend, BankConfig config)
     const auto n_blocks = static_cast<int32_t>(config_.TableBlocks(spec));
     tables_.push_back(
         {.blocks = BlockTable(n_blocks, config_.max_seqs, BlocksFor(config_.max_tokens)),
-         .entries = {}});
+         .entries = {},
+         .lost = std::vector<Lost>(static_cast<size_t>(config_.max_seqs))});
   }
 }
 
@@ -112,15 +113,17 @@ Result<int32_t> Bank::Fork(int32_t seq) {
   int32_t fork = -1;
   for (Table& table : tables_) fork = table.blocks.Fork(seq);
   if (fork < 0) return AllOpen(config_.max_seqs);
+  for (Table& table : tables_) {
+    table.lost[static_cast<size_t>(fork)] = table.lost[static_cast<size_t>(seq)];
+  }
   lengths_[static_cast<size_t>(fork)] = Length(seq);
   for (Table& table : tables_) Publish(table, fork, 0, table.blocks.n_blocks(fork));
   return fork;
 }
 
 void Bank::Free(int32_t seq) {
-  Unstage(seq, 0);
+  Truncate(seq, 0);
   for (Table& table : tables_) table.blocks.Free(seq);
-  lengths_[static_cast<size_t>(seq)] = 0;
 }
 
 Status Bank::Append(int32_t seq, int64_t n) {
@@ -131,51 +134,101 @@ Status Bank::Append(int32_t seq, int64_t n) {
                     config_.max_tokens));
   }
   for (size_t i = 0; i < tables_.size(); ++i) {
-    const Status grown = Grow(i, seq, length, n);
+    const Status grown = Grow(i, seq, n);
     if (grown.ok()) continue;
-    for (size_t done = 0; done < i; ++done) tables_[done].blocks.Shrink(seq, BlocksFor(length));
+    for (size_t done = 0; done < i; ++done) {
+      tables_[done].blocks.Shrink(seq, BlocksFor(RowsOf(done, seq, length)));
+    }
     return grown;
   }
   lengths_[static_cast<size_t>(seq)] = length + n;
   return {};
 }
 
-Status Bank::Grow(size_t table, int32_t seq, int64_t length, int64_t n) {
+int64_t Bank::RowsOf(size_t table, int32_t seq, int64_t length) const {
+  const Lost& lost = tables_[table].lost[static_cast<size_t>(seq)];
+  const int64_t rows = std::max<int64_t>(0, length - lost.gone);
+  return lost.most > 0 ? std::min(rows, lost.most + 1) : rows;
+}
+
+Status Bank::Grow(size_t table, int32_t seq, int64_t n) {
   Table& t = tables_[table];
   const int32_t before = t.blocks.n_blocks(seq);
-  if (!t.blocks.Grow(seq, BlocksFor(length + n))) {
+  const int64_t rows = RowsOf(table, seq, Length(seq));
+  if (!t.blocks.Grow(seq, BlocksFor(RowsOf(table, seq, Length(seq) + n)))) {
     return ResourceExhausted(
         fmt::format("{} more tokens do not fit: {} of {} blocks of {} tokens are free", n,
                     t.blocks.free_blocks(), t.blocks.total_blocks(), config_.block_tokens));
   }
-  // Only a partly filled last block can be both shared and written.
-  int32_t first = before;
-  if (n > 0 && length % config_.block_tokens != 0) {
-    const auto last = static_cast<int32_t>(length / config_.block_tokens);
-    const auto [from, to] = t.blocks.MakeOwn(seq, last);
-    if (from < 0) {
+  // Only what is written may not be shared: a partly filled last block, and rows that move.
+  const auto last = static_cast<int32_t>(rows / config_.block_tokens);
+  const int32_t first = t.lost[static_cast<size_t>(seq)].moves ? 0 : std::min(last, before);
+  if (n > 0) {
+    const Status own = MakeOwn(table, seq, first, before);
+    if (!own.ok()) {
       t.blocks.Shrink(seq, before);
-      return ResourceExhausted(fmt::format("{} more tokens do not fit: no block is free", n));
-    }
-    if (from != to) {
-      Unstage(seq, int64_t{last} * config_.block_tokens);  // its place is another
-      for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
-        if (static_cast<size_t>(config_.layers[layer].table) != table) continue;
-        own_->CopyBlock(static_cast<int32_t>(layer), from, to);
-        host_->CopyBlock(static_cast<int32_t>(layer), from, to);
-      }
-      first = last;
+      return own;
     }
   }
-  Publish(t, seq, first, t.blocks.n_blocks(seq));
+  Publish(t, seq, before, t.blocks.n_blocks(seq));
+  return {};
+}
+
+Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
+  Table& t = tables_[table];
+  for (int32_t i = first; i < last; ++i) {
+    const auto [from, to] = t.blocks.MakeOwn(seq, i);
+    if (from < 0) return ResourceExhausted("more tokens do not fit: no block is free");
+    if (from == to) continue;
+    Unstage(seq, int64_t{i} * config_.block_tokens);  // its place is another
+    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+      if (static_cast<size_t>(config_.layers[layer].table) != table) continue;
+      own_->CopyBlock(static_cast<int32_t>(layer), from, to);
+      host_->CopyBlock(static_cast<int32_t>(layer), from, to);
+    }
+    Publish(t, seq, i, i + 1);
+  }
   return {};
 }
 
 void Bank::Truncate(int32_t seq, int64_t length) {
   OKV_CHECK(length >= 0 && length <= Length(seq));
   Unstage(seq, length);
-  for (Table& table : tables_) table.blocks.Shrink(seq, BlocksFor(length));
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    tables_[i].blocks.Shrink(seq, BlocksFor(RowsOf(i, seq, length)));
+    if (length == 0) tables_[i].lost[static_cast<size_t>(seq)] = {};
+  }
   lengths_[static_cast<size_t>(seq)] = length;
+}
+
+void Bank::Lose(int32_t seq, int32_t table, LoseRows when, int64_t most) {
+  Lost& lost = tables_[static_cast<size_t>(table)].lost[static_cast<size_t>(seq)];
+  lost.moves = when != LoseRows::kNone;
+  const int64_t limit = when == LoseRows::kToMost ? most : 0;
+  if (limit == lost.most) return;
+  // What came past the rows that stay has taken the place of others.
+  if (lost.most > 0) Keep(seq, table, std::min(Length(seq) - lost.gone, lost.most));
+  lost.most = limit;
+}
+
+void Bank::Keep(int32_t seq, int32_t table, int64_t n) {
+  Table& t = tables_[static_cast<size_t>(table)];
+  Lost& lost = t.lost[static_cast<size_t>(seq)];
+  const int64_t gone = Length(seq) - n;
+  OKV_CHECK(gone >= lost.gone, "{} rows of {}", n, Rows(seq, table));
+  if (gone > lost.gone) lost.least = Length(seq);
+  lost.gone = gone;
+  t.blocks.Shrink(seq, BlocksFor(n));
+}
+
+int64_t Bank::LeastLength(int32_t seq) const {
+  int64_t least = 0;
+  for (const Table& table : tables_) {
+    const Lost& lost = table.lost[static_cast<size_t>(seq)];
+    const bool evicted = lost.most > 0 && Length(seq) - lost.gone > lost.most;
+    least = std::max(least, evicted ? Length(seq) : lost.least);
+  }
+  return least;
 }
 
 size_t Bank::BytesInUse(TierKind tier) const {
@@ -235,10 +288,11 @@ void Bank::FillWithNoise(int32_t seq) {
       const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * view.row_bytes);
       pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
     }
-    for (int64_t t = 0; t < Length(seq); t += config_.block_tokens) {
+    const int64_t rows = Rows(seq, config_.layers[static_cast<size_t>(layer)].table);
+    for (int64_t t = 0; t < rows; t += config_.block_tokens) {
       const int64_t block = TableOf(layer).blocks.entries(seq)[t / config_.block_tokens];
       if (block < 0) continue;  // dropped
-      const int64_t n = std::min<int64_t>(config_.block_tokens, Length(seq) - t);
+      const int64_t n = std::min<int64_t>(config_.block_tokens, rows - t);
       backend_.Upload(view.base + block * config_.block_tokens * view.row_bytes,
                       pattern.data() + t % kPatternRows * view.row_bytes,
                       static_cast<size_t>(n) * row_bytes);

@@ -72,8 +72,8 @@ class Bank {
   void Free(int32_t seq);
 
   // Makes room for `n` more tokens, and counts them as present: their rows are written by the step
-  // that follows. Blocks shared with a fork are copied before they are written. On failure nothing
-  // has changed.
+  // that follows. Blocks shared with a fork are copied before they are written: the last one, and
+  // in tables that lose rows in this step (LoseRows) all. On failure nothing has changed.
   Status Append(int32_t seq, int64_t n);
   // Forgets the tokens from `length` on. REQUIRES length <= Length(seq).
   void Truncate(int32_t seq, int64_t length);
@@ -84,6 +84,30 @@ class Bank {
   void Drop(int32_t seq, int32_t table, int64_t begin, int64_t end);
   // Whether the rows of the tokens [begin, end) are there in the layers of `table`.
   bool Holds(int32_t seq, int32_t table, int64_t begin, int64_t end) const;
+
+  // --- Tables that lose rows by choice (docs/decisions/045): row i of a sequence is there the i-th
+  // of the tokens that it still holds.
+  // What Append readies a table for.
+  enum class LoseRows {
+    kNone,
+    kInStep,  // the step that follows moves rows: they are the sequence's own
+    kToMost,  // and so does each step: a token past so many rows takes the place of another
+  };
+  // From now on. `most` > 0: of kToMost, rows that stay.
+  void Lose(int32_t seq, int32_t table, LoseRows when, int64_t most = 0);
+  // The first `n` rows stay, where the last step moved those that do; the memory of the others is
+  // given back.
+  void Keep(int32_t seq, int32_t table, int64_t n);
+  // Rows that are held, the last step's own included, and tokens lost before them. With kToMost the
+  // row of a token at position p is min(p - gone, most).
+  int64_t Rows(int32_t seq, int32_t table) const {
+    return RowsOf(static_cast<size_t>(table), seq, Length(seq));
+  }
+  int64_t Gone(int32_t seq, int32_t table) const {
+    return tables_[static_cast<size_t>(table)].lost[static_cast<size_t>(seq)].gone;
+  }
+  // The length below which `seq` cannot be cut back, but to nothing: rows of those tokens are gone.
+  int64_t LeastLength(int32_t seq) const;
 
   // Writes made-up K/V, reproducible, to every token of `seq`: for benchmarks and tests, which need
   // a context without the time to compute one.
@@ -129,10 +153,18 @@ class Bank {
   static size_t ReservedBytes(const BankConfig& config, TierKind tier);
 
  private:
-  // Which block of the layers holds which tokens.
+  // What a sequence has lost in a table.
+  struct Lost {
+    int64_t gone = 0;    // tokens
+    int64_t least = 0;   // Length when it last lost some
+    int64_t most = 0;    // rows that stay in each step; 0: all
+    bool moves = false;  // rows move in the steps that follow
+  };
+  // Which block of the layers holds which rows.
   struct Table {
     BlockTable blocks;
-    Buffer entries;  // int32 [max_seqs, max_blocks], for kernels
+    Buffer entries;          // int32 [max_seqs, max_blocks], for kernels
+    std::vector<Lost> lost;  // [max_seqs]
   };
 
   Bank(Backend& backend, BankConfig config);
@@ -144,8 +176,12 @@ class Bank {
     return config_.RowBytes(layer) * static_cast<size_t>(config_.block_tokens);
   }
   size_t BytesInUse(TierKind tier) const;
-  // Makes room in one table, of `length` tokens, for `n` more; on failure nothing has changed.
-  Status Grow(size_t table, int32_t seq, int64_t length, int64_t n);
+  // Rows that a sequence of `length` tokens has in a table.
+  int64_t RowsOf(size_t table, int32_t seq, int64_t length) const;
+  // Makes room in one table for rows of `n` tokens more; on failure nothing has changed.
+  Status Grow(size_t table, int32_t seq, int64_t n);
+  // Makes the blocks [first, last) of `seq` its own, before they are written.
+  Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
   // Calls visit(offset, bytes) for each run of the tokens [begin, end) that lies in one piece.
   template <typename Visit>
   void ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end, const Visit& visit) const;

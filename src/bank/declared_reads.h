@@ -34,4 +34,26 @@ struct Selection {
   AttnPlan plan;
 };
 
+// How many rows of each layer a policy keeps that chooses some and forgets the others. A row is
+// then the n-th token of those that are held (docs/decisions/045), in all that the policy sees of a
+// step.
+struct Keeps {
+  int64_t rows = 0;           // after a prompt, at most; 0: all, and the rest says nothing
+  bool first_prompt = false;  // after the first prompt of a sequence alone, not after later ones
+  bool every_step = false;    // and after each decode step
+  int32_t lists = 1;          // 1, or n_kv_heads: which heads keep the same rows
+};
+
+// The rows that a layer keeps, as one step chose them.
+struct Retained {
+  // After a prompt: ascending lists of rows, then a range of rows by bounds; for the sequences from
+  // SeqMeta `first_seq` on. They are no more than Keeps::rows.
+  AttnPlan rows;
+  int32_t first_seq = 0;
+  int32_t n_seqs = 0;
+  // In a decode step: of more than Keeps::rows, all but that of the lowest score.
+  float* scores = nullptr;  // [n_seqs, lists, stride]
+  int64_t stride = 0;       // rows, at least Keeps::rows + 1
+};
+
 }  // namespace omnikv

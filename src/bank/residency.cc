@@ -6,10 +6,15 @@
 namespace omnikv {
 
 Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& bank,
-                                                     WorkingSetConfig config) {
+                                                     WorkingSetConfig config, const Keeps& keeps,
+                                                     int32_t max_rows) {
   const bool away = bank.HasHostLayers();
   const bool streams = away && config.reads.streamed.layers > 0;
   std::unique_ptr<Residency> residency(new Residency(backend, bank, streams));
+  if (keeps.rows > 0) {
+    OKV_ASSIGN_OR_RETURN(residency->kept_,
+                         KeptRows::Create(backend, bank, keeps, config.n_seqs, max_rows));
+  }
   if (away && config.reads.n_selections > 0) {
     OKV_ASSIGN_OR_RETURN(residency->sets_, WorkingSets::Create(backend, bank, std::move(config)));
   }
@@ -39,6 +44,7 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
     r_.StageFirst(rows.seq, rows.first_pos);
   }
   if (!rows.prefill) r_.decodes_ = true;
+  if (r_.kept_ != nullptr) r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill);
   if (r_.sets_ == nullptr) return;
   selected_.resize(static_cast<size_t>(r_.sets_->n_selections()));
   // Decode rows of the same step would lose what they selected themselves.
@@ -55,13 +61,25 @@ bool Residency::Step::HasSelected(int32_t layer) const {
   return selection >= 0 && selected_[static_cast<size_t>(selection)];
 }
 
+KvPlace Residency::Step::OfPolicy() const {
+  if (r_.kept_ == nullptr) return {};
+  const KeptRows::Located located = r_.kept_->Of(rows_.prefill);
+  return {.rows = located.rows, .seqs = located.seqs};
+}
+
 KvPlace Residency::Step::BeforeAppend(int32_t layer) {
   if (!Staged(layer)) {
-    return {.kv = r_.bank_.View(layer), .slot = InSet(layer) ? r_.sets_->OwnRows(layer) : KvSlot{}};
+    KvPlace place{.kv = r_.bank_.View(layer)};
+    if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
+    if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
+      place.rows = OfPolicy().rows;
+      place.seqs = OfPolicy().seqs;
+    }
+    return place;
   }
   // What an earlier layer wrote to this stage has left it.
   r_.backend_.Join(Lane::kMain, Lane::kOut);
-  return {.kv = r_.bank_.StageView(layer), .slot = {}};
+  return {.kv = r_.bank_.StageView(layer)};
 }
 
 void Residency::Step::AfterAppend(int32_t layer) {
@@ -86,7 +104,9 @@ bool Residency::Step::WantsSelection() const {
   return primes_;
 }
 
-void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>& selection) {
+void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>& selection,
+                                   const std::optional<Retained>& retained) {
+  if (retained) r_.kept_->Retain(layer, *retained, rows_.seqs, rows_.prefill);
   if (primes_ && Staged(layer) && HasSelected(layer)) {
     r_.sets_->Prime(layer, r_.bank_.StageView(layer));
   }
@@ -108,6 +128,22 @@ void Residency::Step::EndStep() {
   if (r_.bank_.HasHostLayers()) r_.backend_.Join(Lane::kMain, Lane::kOut);
   r_.streamed_bytes_ = rows_.prefill ? 0 : r_.bank_.BytesStaged() - staged_before_;
   r_.decodes_ = false;
+}
+
+void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t from_q) {
+  if (kept_ != nullptr) {
+    kept_->Begin(q, seq, from != nullptr ? from->kept_.get() : nullptr, from_q);
+  }
+}
+
+Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
+  if (kept_ != nullptr) return kept_->Append(q, seq, n, prefill, chooses);
+  return bank_.Append(seq, n);
+}
+
+void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {
+  if (kept_ != nullptr) return kept_->Truncate(q, seq, length);
+  bank_.Truncate(seq, length);
 }
 
 void Residency::Reset(int32_t seq) {

@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
+#include "bank/kept_rows.h"
 #include "bank/working_sets.h"
 
 namespace omnikv {
@@ -18,6 +19,7 @@ namespace omnikv {
 // The rows of a step that one policy governs: of one or several sequences. Fixed where the step is
 // recorded.
 struct StepRows {
+  const RowMeta* rows = nullptr;  // [n_rows]
   const SeqMeta* seqs = nullptr;
   bool prefill = false;
   // Of the sequence whose layers pass through stages; other steps may leave them out.
@@ -31,6 +33,9 @@ struct StepRows {
 struct KvPlace {
   KvView kv;
   KvSlot slot;  // its `row` by number of the sequence in StepRows::seqs
+  // The step's rows and sequences as `kv` numbers them; null: StepRows says it.
+  const RowMeta* rows = nullptr;
+  const SeqMeta* seqs = nullptr;
 
   bool operator==(const KvPlace&) const = default;
 };
@@ -39,10 +44,33 @@ struct KvPlace {
 // Thread-compatible.
 class Residency {
  public:
+  // `max_rows` of a step.
   static Result<std::unique_ptr<Residency>> Create(Backend& backend, Bank& bank,
-                                                   WorkingSetConfig config);
+                                                   WorkingSetConfig config, const Keeps& keeps,
+                                                   int32_t max_rows);
   // Bytes of the backend's memory that Create took.
-  size_t Bytes() const { return sets_ != nullptr ? sets_->Bytes() : 0; }
+  size_t Bytes() const {
+    return (sets_ != nullptr ? sets_->Bytes() : 0) + (kept_ != nullptr ? kept_->Bytes() : 0);
+  }
+
+  // Sequence q of SeqMeta, `seq` of the bank, begins anew, or as a fork of the one with number
+  // from_q of another group.
+  void Begin(int32_t q, int32_t seq, const Residency* from = nullptr, int32_t from_q = 0);
+  // Bank::Append, for rows of a prompt or of decode steps. `chooses`: StepRows::chooses.
+  Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses = false);
+  // Bank::Truncate, of steps that nobody read or of a sequence that CanGoOnFrom there, or to
+  // nothing.
+  void Truncate(int32_t q, int32_t seq, int64_t length);
+  // Whether a prompt of the sequence that ends now ends in a choice of the rows that stay.
+  bool ChoosesAfterPrompt(int32_t q) const {
+    return kept_ != nullptr && kept_->ChoosesAfterPrompt(q);
+  }
+  // Whether that is still to come for the first time.
+  bool AwaitsChoice(int32_t q) const { return kept_ != nullptr && !kept_->Prompted(q); }
+  // A prompt has come to its end, with such a choice or without.
+  void EndPrompt(int32_t q, int32_t seq, bool chose) {
+    if (kept_ != nullptr) kept_->EndPrompt(q, seq, chose);
+  }
 
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.
   bool CanRecord() const { return !streams_; }
@@ -52,6 +80,8 @@ class Residency {
   // step has decode rows and a chunk of a prompt, each is one such object.
   class Step {
    public:
+    // The step's rows and sequences as the policy counts them (KvPlace); no K/V.
+    KvPlace OfPolicy() const;
     // Where `layer` reads and writes in this step. What is enqueued after it writes the new rows.
     KvPlace BeforeAppend(int32_t layer);
     // The new rows are written: K and V of all tokens are at the place.
@@ -61,8 +91,10 @@ class Residency {
     // Whether the selection that the last row of this prompt would make is of use: the first decode
     // step would find its rows near.
     bool WantsSelection() const;
-    // The attention is enqueued, and `selection` is what the layer selected in it, if it did.
-    void AfterObserve(int32_t layer, const std::optional<Selection>& selection);
+    // The attention is enqueued. `selection` and `retained` are what the layer selected in it and
+    // what it keeps, if it chose.
+    void AfterObserve(int32_t layer, const std::optional<Selection>& selection,
+                      const std::optional<Retained>& retained);
     void AfterLayers();
     // What travels in this step has arrived before the next begins.
     void EndStep();
@@ -109,6 +141,7 @@ class Residency {
   bool streams_;                       // decode steps read host layers through stages
   bool decodes_ = false;               // the step under way has decode rows
   std::unique_ptr<WorkingSets> sets_;  // null: no layer is read through one
+  std::unique_ptr<KeptRows> kept_;     // null: no rows are forgotten by choice
   size_t streamed_bytes_ = 0;
 };
 

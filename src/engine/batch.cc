@@ -38,7 +38,7 @@ Status Batch::FillWithNoise(int32_t slot, int64_t tokens) {
 Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
   const auto total = static_cast<int64_t>(prompt.size());
   for (int64_t pos = 0; pos < total;) {
-    const int64_t n = std::min<int64_t>(core_.work.max_rows, total - pos);
+    const int32_t n = group_->ChunkRows(total - pos, core_.work.max_rows);
     OKV_RETURN_IF_ERROR(stepper_.Chunk({.group = group_.get(),
                                         .slot = slot,
                                         .tokens = {prompt.data() + pos, static_cast<size_t>(n)},
@@ -81,7 +81,7 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> ne
   if (status.ok()) return tokens;
   core_.backend->Synchronize();
   for (const Next& row : next) {
-    core_.bank->Truncate(group_->seq(row.slot), length(row.slot) - ahead.reads());
+    group_->Forget(row.slot, length(row.slot) - ahead.reads());
   }
   return status;
 }

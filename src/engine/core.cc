@@ -115,9 +115,11 @@ void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t len
 }
 
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
+  if (length > 0 && length < core.bank->LeastLength(seq)) return false;
   const std::vector<TableSpec>& tables = core.bank->config().tables;
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto table = static_cast<int32_t>(i);
+    if (core.bank->Gone(seq, table) > 0) continue;  // rows have no holes there
     const Policy::TokenRange unread = UnreadTokens(policy, tables[i], length);
     if (!core.bank->Holds(seq, table, 0, std::min(unread.begin, length)) ||
         !core.bank->Holds(seq, table, std::max(unread.begin, unread.end), length)) {
@@ -153,6 +155,8 @@ double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLengt
 int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
                    int32_t block_tokens) {
   const auto blocks = [&](int64_t n) { return (n + block_tokens - 1) / block_tokens; };
+  const Keeps keeps = policy.Kept();
+  if (keeps.rows > 0 && table.window == 0) length = std::min(length, keeps.rows);
   const Policy::TokenRange dropped = DroppedTokens(policy, table, length);
   const int64_t gone = std::min(dropped.end, length) / block_tokens - blocks(dropped.begin);
   return (blocks(length) - std::max<int64_t>(0, gone)) * block_tokens;

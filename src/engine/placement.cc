@@ -76,6 +76,7 @@ PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
   return {.model_name = config.name,
           .n_layers = n_layers,
           .n_heads = config.n_heads,
+          .n_kv_heads = config.n_kv_heads,
           .dk = config.head_dim,
           .max_context = context,
           .inv_freq = std::vector<const float*>(static_cast<size_t>(n_layers), nullptr)};

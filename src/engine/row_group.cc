@@ -54,7 +54,8 @@ Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyO
                                          {.reads = ReadsByLayer(core.config, reads),
                                           .n_slots = std::max(least, core.plan.working_set),
                                           .n_seqs = max_seqs,
-                                          .simulated_hits = core.simulated_hits}));
+                                          .simulated_hits = core.simulated_hits},
+                                         group->policy().Kept(), core.work.max_rows));
   core.set_bytes += group->residency().Bytes();
   if (max_seqs > 1 && !group->residency().CanRecord()) {
     return Unsupported(fmt::format(
@@ -90,7 +91,9 @@ Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
   }
   OKV_ASSIGN_OR_RETURN(free->seq, new_sequence());
   free->prompt_length = 0;
-  return static_cast<int32_t>(free - slots_.begin());
+  const auto slot = static_cast<int32_t>(free - slots_.begin());
+  residency().Begin(slot, free->seq);
+  return slot;
 }
 
 Result<int32_t> RowGroup::Join() {
@@ -101,6 +104,7 @@ Result<int32_t> RowGroup::JoinFork(const RowGroup& from) {
   OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1);
   OKV_ASSIGN_OR_RETURN(const int32_t slot, Take([&] { return core_.bank->Fork(from.seq(0)); }));
   set_prompt_length(slot, from.prompt_length(0));
+  residency().Begin(slot, seq(slot), &from.residency(), 0);
   policy().CopyState(from.policy());
   return slot;
 }
@@ -111,8 +115,43 @@ void RowGroup::Leave(int32_t slot) {
   slots_[static_cast<size_t>(slot)].seq = -1;
 }
 
+bool RowGroup::ChoosesAfter(int32_t slot, int64_t position, int64_t prompt_end) const {
+  return position == prompt_end && residency().ChoosesAfterPrompt(slot);
+}
+
+Status RowGroup::Append(int32_t slot, int64_t n) {
+  return residency().Append(slot, seq(slot), n, /*prefill=*/false);
+}
+
+Status RowGroup::AppendPrompt(int32_t slot, int64_t n, int64_t prompt_end) {
+  return residency().Append(slot, seq(slot), n, /*prefill=*/true,
+                            ChoosesAfter(slot, length(slot) + n, prompt_end));
+}
+
+void RowGroup::EndPromptRows(int32_t slot, int64_t prompt_end) {
+  set_prompt_length(slot, length(slot));
+  Drop(slot, length(slot));
+  if (length(slot) < prompt_end) return;
+  residency().EndPrompt(slot, seq(slot), ChoosesAfter(slot, length(slot), prompt_end));
+}
+
+void RowGroup::Forget(int32_t slot, int64_t length) {
+  residency().Truncate(slot, seq(slot), length);
+}
+
+int64_t RowGroup::WarmRows(int32_t slot) const {
+  const int64_t last = residency().AwaitsChoice(slot) ? policy().LastRows() : 1;
+  return std::max(policy().WarmRows(), last);
+}
+
+int32_t RowGroup::ChunkRows(int64_t left, int32_t most) const {
+  const int64_t last = std::min<int64_t>({left, policy().LastRows(), most});
+  return static_cast<int32_t>(
+      left <= most ? left : std::min<int64_t>(most, std::max<int64_t>(1, left - last)));
+}
+
 void RowGroup::CutTo(int32_t slot, int64_t length) {
-  core_.bank->Truncate(seq(slot), length);
+  Forget(slot, length);
   residency().Reset(slot);
   set_prompt_length(slot, length);
 }

@@ -44,10 +44,28 @@ class RowGroup {
     slots_[static_cast<size_t>(slot)].prompt_length = tokens;
   }
   SeqLength lengths(int32_t slot) const {
-    return {.tokens = length(slot), .prompt = prompt_length(slot)};
+    return {.tokens = length(slot),
+            .prompt = prompt_length(slot),
+            .gone = core_.bank->Gone(seq(slot), 0)};
   }
   int32_t seq(int32_t slot) const { return At(slot).seq; }  // of the bank
 
+  // Room for a decode step's token, and for the next `n` rows of a prompt that ends at prompt_end.
+  // As Bank::Append.
+  Status Append(int32_t slot, int64_t n);
+  Status AppendPrompt(int32_t slot, int64_t n, int64_t prompt_end);
+  // The rows of AppendPrompt are computed.
+  void EndPromptRows(int32_t slot, int64_t prompt_end);
+  // Whether rows up to `position` of such a prompt end in a choice of the rows that stay.
+  bool ChoosesAfter(int32_t slot, int64_t position, int64_t prompt_end) const;
+  // Rows of the next step of a prompt of which `left` are to come, at most `most`: the last step
+  // has the rows that the policy must see in one.
+  int32_t ChunkRows(int64_t left, int32_t most) const;
+  // Rows at the end of a prompt, of tokens that are in context already, that must be computed anew
+  // for the logits and for the policy's state.
+  int64_t WarmRows(int32_t slot) const;
+  // Forgets the tokens from `length` on of steps that nobody read.
+  void Forget(int32_t slot, int64_t length);
   // Forgets the tokens from `length` on, and what is near of the others, which count as a prompt.
   void CutTo(int32_t slot, int64_t length);
   // Gives back the rows of the first `length` tokens that no later row reads.

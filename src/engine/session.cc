@@ -136,15 +136,20 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                          tokens_.begin())
                .first -
            tokens.begin();
-    keep = std::max<int64_t>(0, std::min(keep, total - policy().WarmRows()));
+    keep = std::max<int64_t>(0, std::min(keep, total - group_->WarmRows(0)));
     if (!CanGoOnFrom(core_, policy(), group_->seq(0), keep)) keep = 0;
   }
   StartOver(keep);
   if (keep == 0) ChooseRopes(total);
   const int32_t most = core_.work.max_rows;
   const int32_t chunk = sink ? std::min(core_.work.max_out, most) : most;
+  if (sink && policy().LastRows() > chunk) {
+    return Unsupported(fmt::format(
+        "policy {} chooses from the last {} rows of a prompt together, but logits come of {} rows",
+        group_->policy_name(), policy().LastRows(), chunk));
+  }
   for (int64_t pos = keep; pos < total;) {
-    const auto n = static_cast<int32_t>(std::min<int64_t>(chunk, total - pos));
+    const int32_t n = group_->ChunkRows(total - pos, chunk);
     const bool last = pos + n == total;
     const int32_t n_out = sink ? n : (last ? 1 : 0);
     const PromptChunk rows{.group = group_.get(),
@@ -183,7 +188,8 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
 
 Status SessionImpl::Settle() {
   if (settled_ || tokens_.empty()) return {};
-  if (policy().WarmRows() > 1) return Prefill(std::vector<int32_t>(tokens_), {}, {});
+  if (group_->WarmRows(0) > 1 || group_->residency().AwaitsChoice(0))
+    return Prefill(std::vector<int32_t>(tokens_), {}, {});
   OKV_RETURN_IF_ERROR(policy().AfterPrefill(group_->prompt_length(0)));
   settled_ = true;
   return {};

@@ -49,7 +49,7 @@ Status Stepper::Check(std::span<const DecodeRow> rows, const PromptChunk* chunk)
 
 Status Stepper::Append(std::span<const DecodeRow> rows) {
   for (size_t i = 0; i < rows.size(); ++i) {
-    const Status room = core_.bank->Append(rows[i].group->seq(rows[i].slot), 1);
+    const Status room = rows[i].group->Append(rows[i].slot, 1);
     if (!room.ok()) return GiveUp(rows.first(i), room);
   }
   return {};
@@ -58,7 +58,7 @@ Status Stepper::Append(std::span<const DecodeRow> rows) {
 Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
   if (!rows.empty()) core_.backend->Synchronize();
   for (const auto& [group, slot, token] : rows) {
-    core_.bank->Truncate(group->seq(slot), group->length(slot) - 1);
+    group->Forget(slot, group->length(slot) - 1);
   }
   return failure;
 }
@@ -208,16 +208,19 @@ Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptCh
   SetGroups(rows);
   RowGroup& group = *chunk.group;
   const auto n_rows = static_cast<int32_t>(chunk.tokens.size());
-  groups_.push_back({.policy = group.policy(),
-                     .residency = group.residency(),
-                     .ropes = group.ropes_,
-                     .n_rows = n_rows,
-                     .n_out = chunk.n_out,
-                     .n_seqs = group.max_seqs(),
-                     .seq = group.seq(chunk.slot),
-                     .prefill = true,
-                     .first_pos = group.length(chunk.slot) - n_rows,
-                     .prompt_end = chunk.prompt_end});
+  groups_.push_back(
+      {.policy = group.policy(),
+       .residency = group.residency(),
+       .ropes = group.ropes_,
+       .n_rows = n_rows,
+       .n_out = chunk.n_out,
+       .n_seqs = group.max_seqs(),
+       .seq = group.seq(chunk.slot),
+       .prefill = true,
+       .first_pos = group.length(chunk.slot) - n_rows,
+       .prompt_end = chunk.prompt_end,
+       .slot = chunk.slot,
+       .chooses = group.ChoosesAfter(chunk.slot, group.length(chunk.slot), chunk.prompt_end)});
   Enqueue(0, StepEnd::kLogits);
   return core_.backend->TakeFailure();
 }
@@ -236,7 +239,7 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   const int64_t chunk_pos = chunk != nullptr ? chunk->group->length(chunk->slot) : 0;
   if (chunk != nullptr) {
     const auto n = static_cast<int64_t>(chunk->tokens.size());
-    const Status room = core_.bank->Append(chunk->group->seq(chunk->slot), n);
+    const Status room = chunk->group->AppendPrompt(chunk->slot, n, chunk->prompt_end);
     if (!room.ok()) return GiveUp(rows, room);
   }
   Upload(rows, chunk);
@@ -252,9 +255,7 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   if (!status.ok()) return GiveUp(rows, status);
   for (const auto& [group, slot, token] : rows) group->Drop(slot, group->length(slot));
   if (chunk != nullptr) {
-    const int64_t length = chunk->group->length(chunk->slot);
-    chunk->group->set_prompt_length(chunk->slot, length);
-    chunk->group->Drop(chunk->slot, length);
+    chunk->group->EndPromptRows(chunk->slot, chunk->prompt_end);
   }
   return {};
 }
@@ -262,12 +263,11 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
 Status Stepper::MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens) {
   for (int64_t at = 0; at < tokens;) {
     const int64_t chunk = std::min<int64_t>(core_.work.max_rows, tokens - at);
-    OKV_RETURN_IF_ERROR(core_.bank->Append(group.seq(slot), chunk));
+    OKV_RETURN_IF_ERROR(group.AppendPrompt(slot, chunk, tokens));
     at += chunk;
-    group.Drop(slot, at);
+    group.EndPromptRows(slot, tokens);
   }
   core_.bank->FillWithNoise(group.seq(slot));
-  group.set_prompt_length(slot, tokens);
   return {};
 }
 
@@ -351,7 +351,7 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
 void StepsAhead::End() {
   const auto unread = static_cast<int64_t>(launched_ - read_);
   for (const auto& [group, slot, token] : rows_) {
-    stepper_.core_.bank->Truncate(group->seq(slot), group->length(slot) - unread);
+    group->Forget(slot, group->length(slot) - unread);
   }
   launched_ = read_;
 }

@@ -108,13 +108,13 @@ const SeqMeta* SeqsOf(const StepContext& c, const Group& group) {
 }
 
 // Attention of a group's rows to everything.
-AttendArgs DenseAttend(const StepContext& c, const Group& group, const KvView& kv) {
+AttendArgs DenseAttend(const StepContext& c, const Group& group, const KvPlace& place) {
   return {.q = At(c.work.q, group.row, HeadValues(c.config)),
           .o = At(c.work.o, group.row, HeadValues(c.config)),
-          .kv = kv,
+          .kv = place.kv,
           .plan = AttnPlan::Dense(),
-          .rows = RowsOf(c, group),
-          .seqs = SeqsOf(c, group),
+          .rows = place.rows != nullptr ? place.rows : RowsOf(c, group),
+          .seqs = place.seqs != nullptr ? place.seqs : SeqsOf(c, group),
           .n_rows = group.rows.n_rows,
           .n_seqs = group.rows.n_seqs,
           .n_heads = c.config.n_heads,
@@ -138,26 +138,27 @@ std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32
     do {
       rows.n_rows += part.groups[i++].rows.n_rows;
     } while (i < places.size() && places[i] == place);
-    const bool by_slot = place.slot.base != nullptr;  // then it is of one group
-    NormQkvRopeAppendArgs qkv{
-        .in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
-        .wq = w.wq,
-        .wk = w.wk,
-        .wv = w.wv,
-        .bq = w.bq,
-        .bk = w.bk,
-        .bv = w.bv,
-        .qk_norm = c.config.qk_norm,
-        .q_norm = w.q_norm,
-        .k_norm = w.k_norm,
-        .qk_norm_eps = c.config.norm_eps,
-        .q = At(c.work.q, rows.row, HeadValues(c.config)),
-        .n_heads = c.config.n_heads,
-        .kv = place.kv,
-        .slot = place.slot,
-        .rows = by_slot ? RowsOf(c, first) : c.work.rows.as<RowMeta>() + rows.row,
-        .seqs = by_slot ? SeqsOf(c, first) : c.work.seqs.as<SeqMeta>(),
-        .n_rows = rows.n_rows};
+    // Sequences are numbered in the group where the place is of one group alone.
+    const bool of_group = place.slot.base != nullptr || place.rows != nullptr;
+    const AttendArgs attend = DenseAttend(c, first, place);
+    NormQkvRopeAppendArgs qkv{.in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
+                              .wq = w.wq,
+                              .wk = w.wk,
+                              .wv = w.wv,
+                              .bq = w.bq,
+                              .bk = w.bk,
+                              .bv = w.bv,
+                              .qk_norm = c.config.qk_norm,
+                              .q_norm = w.q_norm,
+                              .k_norm = w.k_norm,
+                              .qk_norm_eps = c.config.norm_eps,
+                              .q = At(c.work.q, rows.row, HeadValues(c.config)),
+                              .n_heads = c.config.n_heads,
+                              .kv = place.kv,
+                              .slot = place.slot,
+                              .rows = of_group ? attend.rows : c.work.rows.as<RowMeta>() + rows.row,
+                              .seqs = of_group ? attend.seqs : c.work.seqs.as<SeqMeta>(),
+                              .n_rows = rows.n_rows};
     if (spec.rope >= 0) {
       const auto set = static_cast<size_t>(spec.rope);
       qkv.n_freq = first.rows.ropes.sets()[set].n_freq;
@@ -172,11 +173,12 @@ std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32
 // Attention of one group in a layer, by its policy. `global` is the layer's number among the
 // global-attention layers.
 void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t global,
-                  const KvView& kv) {
+                  const KvPlace& place) {
   const StepGroup& rows = group.rows;
-  AttendArgs attend = DenseAttend(c, group, kv);
+  AttendArgs attend = DenseAttend(c, group, place);
   const int32_t window = c.config.layers[static_cast<size_t>(layer)].window;
   std::optional<Selection> selection;
+  std::optional<Retained> retained;
   if (window > 0) {  // sliding-window layers are outside every policy
     attend.plan = AttnPlan::Dense(window);
     c.backend.Enqueue(attend);
@@ -185,15 +187,18 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
                          .prefill = rows.prefill,
                          .first_pos = rows.first_pos,
                          .prompt_end = rows.prompt_end,
-                         .wants_selection = group.residency->WantsSelection()};
+                         .wants_selection = group.residency->WantsSelection(),
+                         .chooses = rows.chooses,
+                         .seq = rows.slot};
     rows.policy.Plan(step, attend);
     group.residency->BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
     rows.policy.Observe(step, attend);
     selection = rows.policy.Selected(step);
+    retained = rows.policy.Retains(step);
     if (selection && c.on_selection && !rows.prefill) c.on_selection(*selection, attend.seqs);
   }
-  group.residency->AfterObserve(layer, selection);
+  group.residency->AfterObserve(layer, selection, retained);
 }
 
 // The first half of a layer: new rows, attention, projection.
@@ -202,7 +207,7 @@ void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int
   const std::vector<KvPlace> places = EnqueueAppend(c, part, layer);
   for (Group& group : part.groups) group.residency->AfterAppend(layer);
   for (size_t i = 0; i < places.size(); ++i) {
-    EnqueueGroup(c, part.groups[i], layer, global, places[i].kv);
+    EnqueueGroup(c, part.groups[i], layer, global, places[i]);
   }
   c.backend.Enqueue(LinearArgs{.x = At(c.work.o, part.row, HeadValues(c.config)),
                                .w = w.wo,
@@ -331,14 +336,16 @@ void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t 
     EnqueueInputs(c, part);
     for (Group& group : part.groups) {
       const StepGroup& rows = group.rows;
-      const AttendArgs attend = DenseAttend(c, group, KvView{});
-      group.residency.emplace(rows.residency.BeginStep({.seqs = attend.seqs,
+      const AttendArgs attend = DenseAttend(c, group, KvPlace{});
+      group.residency.emplace(rows.residency.BeginStep({.rows = attend.rows,
+                                                        .seqs = attend.seqs,
                                                         .prefill = rows.prefill,
                                                         .seq = rows.seq,
                                                         .first_pos = rows.first_pos,
                                                         .n_rows = rows.n_rows,
                                                         .prompt_end = rows.prompt_end}));
-      if (!rows.prefill) rows.policy.BeginStep(rows.variant, attend);
+      if (rows.prefill) continue;
+      rows.policy.BeginStep(rows.variant, DenseAttend(c, group, group.residency->OfPolicy()));
     }
   }
   for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {

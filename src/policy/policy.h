@@ -6,6 +6,7 @@
 // CMake finds the folder and registers it; tests/policy runs the house tests on it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,6 +28,7 @@ struct PolicyContext {
   std::string model_name;      // for presets
   int32_t n_layers = 0;        // global-attention layers
   int32_t n_heads = 0;
+  int32_t n_kv_heads = 0;
   int32_t dk = 0;
   int32_t max_rows = 0;     // rows of the largest step
   int32_t max_seqs = 1;     // sequences whose state it keeps: RowMeta::seq is below
@@ -51,13 +53,23 @@ struct LayerStep {
   // prefill: the prompt's last rows are here, and the selection that the last row would make is
   // wanted.
   bool wants_selection = false;
+  // prefill: the prompt's last rows are here, and the layer's rows are chosen after it.
+  bool chooses = false;
+  int32_t seq = 0;  // prefill: the rows' sequence, of SeqMeta
 };
 
 // A sequence as a decode step finds it, in tokens, the step's own included.
 struct SeqLength {
   int64_t tokens = 0;
   int64_t prompt = 0;  // of them, before the first generated one
+  int64_t gone = 0;    // of them, whose rows are lost by choice, those of evictions apart
 };
+
+// Of a policy that keeps `rows` of a prompt, at its end.
+inline SeqLength AtPromptEnd(const Keeps& keeps, int64_t tokens) {
+  const int64_t gone = keeps.rows > 0 ? std::max<int64_t>(0, tokens - keeps.rows) : 0;
+  return {.tokens = tokens, .prompt = tokens, .gone = gone};
+}
 
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
 // are told apart by RowMeta::seq. Thread-compatible.
@@ -139,6 +151,18 @@ class Policy {
   virtual TokenRange Dropped(int64_t length) const {
     static_cast<void>(length);
     return {};
+  }
+
+  // Methods that choose the rows that a layer keeps, and forget the others. All that such a policy
+  // sees of a step (rows, sequences) counts held rows, not tokens.
+  virtual Keeps Kept() const { return {}; }
+  // Rows at the end of a sequence's first prompt that it must see in one step to choose.
+  virtual int32_t LastRows() const { return 1; }
+  // What `layer` keeps, after Observe: of a prompt's last rows where LayerStep::chooses, and of
+  // every decode step where Keeps::every_step.
+  virtual std::optional<Retained> Retains(const LayerStep& step) const {
+    static_cast<void>(step);
+    return std::nullopt;
   }
 
   // Memory that Prepare took.

@@ -107,6 +107,7 @@ class Bank {
 
   KvView View() const;
   int32_t TableOff(int32_t seq) const { return seq * blocks_; }
+  size_t n_rows() const { return data_.size() / static_cast<size_t>(View().row_bytes); }
   // All rows, those of no token too. A value between two of the bank's type may round either way.
   Array Values() const;
 

@@ -193,7 +193,7 @@ std::vector<Placed> EveryPolicy() {
                          [&](const SettingSpec& spec) { return spec.key == key; });
     };
     std::vector<SettingList> variants = info.variants;
-    variants.push_back(has("budget") ? SettingList{{"budget", "24"}} : SettingList{});
+    variants.push_back(has("budget") ? SettingList{{"budget", "40"}} : SettingList{});
     for (const SettingList& variant : variants) {
       const PolicyOptions policy{.name = info.name, .settings = variant, .force_indices = true};
       all.push_back({policy, "device"});

@@ -130,6 +130,51 @@ TEST_P(SessionTest, ALaterPromptKeepsWhatItShares) {
   EXPECT_LT(MaxDifference(continued, Logits(*other_engine, *fresh)), 2e-3);
 }
 
+// What a policy forgets by choice is given back too; later turns go on from what it keeps.
+TEST_P(SessionTest, ForgottenRowsAreGivenBack) {
+  const auto engine = Load({.model = kRandom, .context = 1024, .max_sessions = 2});
+  const std::vector<PolicyOptions> policies = {
+      {.name = "tova", .settings = {{"budget", "100"}}},
+      {.name = "snapkv", .settings = {{"budget", "100"}, {"turn", "recompress"}}},
+      {.name = "snapkv", .settings = {{"budget", "100"}}}};
+  const size_t block = [&] {
+    const auto full = Open(*engine, {.name = "full"});
+    EXPECT_TRUE(full->Prompt(std::vector<int32_t>(64, 5)).ok());
+    return KvBytes(*full);
+  }();
+  for (const PolicyOptions& policy : policies) {
+    const auto session = Open(*engine, policy);
+    SCOPED_TRACE(session->stats().settings);
+    const size_t own = KvBytes(*session);  // the policy's
+    const auto blocks = [&] { return (KvBytes(*session) - own) / block; };
+    std::vector<int32_t> tokens(400);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 120) + 3;
+    ASSERT_TRUE(session->Prompt(tokens).ok());
+    EXPECT_EQ(blocks(), 2u);
+    EXPECT_EQ(session->stats().context_tokens, 400);
+    const bool evicts = policy.name == "tova";
+    for (int32_t i = 0; i < 100; ++i) {
+      ASSERT_TRUE(session->Step(i + 3).ok());
+      EXPECT_EQ(session->stats().attended_tokens, evicts ? 101 : 101 + i);
+    }
+    EXPECT_EQ(blocks(), evicts ? 2u : 4u);
+    // The next turn reads what is left, and leaves as much.
+    tokens = session->tokens();
+    tokens.insert(tokens.end(), 30, 7);
+    ASSERT_TRUE(session->Prompt(tokens).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, 30);
+    const bool all = policy.settings.size() == 1 && !evicts;
+    EXPECT_EQ(blocks(), all ? 4u : 2u);
+    // Of what is gone nothing can be made: such a prompt starts over.
+    tokens.resize(450);
+    ASSERT_TRUE(session->Prompt(tokens).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, 450);
+    const auto fresh = Open(*engine, policy);
+    ASSERT_TRUE(fresh->Prompt(tokens).ok());
+    EXPECT_EQ(Logits(*engine, *session), Logits(*engine, *fresh));
+  }
+}
+
 // What streaming never reads again is given back; a prompt that is cut back into it starts over.
 TEST_P(SessionTest, DroppedTokensAreGivenBack) {
   const auto engine = Load({.max_sessions = 2});
@@ -157,7 +202,9 @@ TEST_P(SessionTest, ForksShareAndPart) {
       {.name = "full"},
       {.name = "streaming", .settings = {{"budget", "24"}}},
       {.name = "omnikv",
-       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}}};
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}},
+      {.name = "tova", .settings = {{"budget", "24"}}},
+      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}}};
   for (const PolicyOptions& policy : policies) {
     const auto session = Open(*engine, policy);
     ASSERT_TRUE(session->Prompt(Numbers(200)).ok());
@@ -341,7 +388,10 @@ TEST_P(SessionTest, StepsGoOnFromACancelledPrompt) {
       {.name = "omnikv",
        .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "uniform"}}},
       {.name = "omnikv",
-       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "5"}}}};
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "5"}}},
+      {.name = "tova", .settings = {{"budget", "24"}}},
+      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}},
+      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}}}};
   for (const PolicyOptions& policy : kPolicies) {
     const auto session = Open(*engine, policy);
     const auto fresh = Open(*engine, policy);

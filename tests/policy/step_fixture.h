@@ -37,6 +37,7 @@ class StepFixture {
                           .model_name = "test",
                           .n_layers = 6,
                           .n_heads = 4,
+                          .n_kv_heads = 2,
                           .dk = 16,
                           .max_rows = kChunk,
                           .max_context = kContext,
@@ -63,7 +64,9 @@ class StepFixture {
     seq = Take(bank->NewSequence());
     residency = Take(Residency::Create(
         trace, *bank,
-        {.reads = reads, .n_slots = static_cast<int32_t>(reads.max_tokens) + more_slots}));
+        {.reads = reads, .n_slots = static_cast<int32_t>(reads.max_tokens) + more_slots},
+        policy->Kept(), kChunk));
+    residency->Begin(0, seq);
   }
 
   // Feeds a prompt of n tokens; returns the last row's logits.
@@ -71,8 +74,11 @@ class StepFixture {
     prompt_len = n;
     for (int32_t pos = 0; pos < n;) {
       const int32_t rows = std::min(kChunk, n - pos);
+      const bool chooses = pos + rows == n && residency->ChoosesAfterPrompt(0);
+      EXPECT_TRUE(residency->Append(0, seq, rows, /*prefill=*/true, chooses).ok());
       Upload(pos, rows);
       StepGroup group = Group();
+      group.chooses = chooses;
       group.n_rows = rows;
       group.n_out = pos + rows == n ? 1 : 0;
       group.prefill = true;
@@ -80,6 +86,7 @@ class StepFixture {
       group.prompt_end = n;
       EnqueueStep(Context(), {&group, 1});
       pos += rows;
+      if (pos == n) residency->EndPrompt(0, seq, chooses);
     }
     EXPECT_TRUE(policy->AfterPrefill(n).ok());
     return Logits();
@@ -89,9 +96,10 @@ class StepFixture {
   // in recordings().
   std::vector<float> Decode() {
     const auto pos = static_cast<int32_t>(bank->Length(seq));
+    EXPECT_TRUE(residency->Append(0, seq, 1, /*prefill=*/false).ok());
     Upload(pos, 1);
     StepGroup group = Group();
-    group.variant = policy->Variant({.tokens = pos + 1, .prompt = prompt_len});
+    group.variant = policy->Variant(Lengths());
     trace.Clear();
     if (!residency->CanRecord()) {
       group.first_pos = pos;
@@ -101,6 +109,10 @@ class StepFixture {
     const auto step = trace.Record([&] { EnqueueStep(Context(), {&group, 1}); });
     trace.Replay(*step);
     return Logits();
+  }
+
+  SeqLength Lengths() const {
+    return {.tokens = bank->Length(seq), .prompt = prompt_len, .gone = bank->Gone(seq, 0)};
   }
 
   // Writes NaN over a token's K/V in one layer.
@@ -129,16 +141,13 @@ class StepFixture {
     return tokens;
   }
 
-  // Bytes of K/V that each layer read in the last decode step, by the cost of all its attentions.
+  // Bytes of K/V that each layer read in the last decode step, by the cost of all its ops.
   std::vector<uint64_t> KvBytesByLayer() const {
-    std::vector<uint64_t> bytes = {0};
+    std::vector<uint64_t> bytes;
     for (const TraceEntry& entry : trace.entries()) {
-      bytes.back() += entry.cost.kv_bytes;
-      const auto* attend = std::get_if<AttendArgs>(&entry.op);
-      if (attend != nullptr && attend->o != nullptr) bytes.push_back(0);  // a layer's last
+      if (std::holds_alternative<NormQkvRopeAppendArgs>(entry.op)) bytes.push_back(0);
+      if (!bytes.empty()) bytes.back() += entry.cost.kv_bytes;
     }
-    EXPECT_EQ(bytes.back(), 0u);
-    bytes.pop_back();
     return bytes;
   }
 
@@ -170,7 +179,6 @@ class StepFixture {
     return {.policy = *policy, .residency = *residency, .ropes = ropes, .seq = seq};
   }
   void Upload(int32_t pos, int32_t rows) {
-    EXPECT_TRUE(bank->Append(seq, rows).ok());
     std::vector<RowMeta> row_meta;
     std::vector<int32_t> tokens;
     for (int32_t r = 0; r < rows; ++r) {

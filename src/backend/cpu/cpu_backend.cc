@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "backend/cpu/attend.h"
-#include "backend/cpu/compact.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kept_rows.h"
 #include "backend/cpu/matvec.h"
 #include "backend/cpu/merge_states.h"
 #include "backend/cpu/prefill/attend.h"
@@ -381,7 +381,10 @@ struct CpuBackend::Impl {
   void Run(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Run(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Run(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
+  void Run(const LocateRowsArgs& a) { CpuLocateRows(a); }
   void Run(const CompactArgs& a) { CpuCompact(a, pool); }
+  void Run(const EvictArgs& a) { CpuEvict(a, pool); }
+  void Run(const UndoEvictArgs& a) { CpuUndoEvict(a); }
   void Run(const CustomArgs& a) { a.kernels->cpu(a.args.data(), pool); }
 
   // Weights that a product of so many rows needs memory for.
@@ -434,7 +437,10 @@ struct CpuBackend::Impl {
   int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const MergeStatesArgs&) { return 0; }
+  int64_t Need(const LocateRowsArgs&) { return 0; }
   int64_t Need(const CompactArgs&) { return 0; }
+  int64_t Need(const EvictArgs&) { return 0; }
+  int64_t Need(const UndoEvictArgs&) { return 0; }
   int64_t Need(const CustomArgs&) { return 0; }
 
   int64_t NeedInput(int64_t n_rows, int64_t n_in) { return 3 * n_rows * Padded(n_in) + 64; }

@@ -152,7 +152,10 @@ class CudaBackend : public Backend {
   void Run(const FetchRowsArgs& a) { FetchRows(a, Here()); }
   void Run(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Run(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Run(const LocateRowsArgs& a) { LocateRows(a, Here()); }
   void Run(const CompactArgs& a) { Compact(a, Here()); }
+  void Run(const EvictArgs& a) { Evict(a, Here()); }
+  void Run(const UndoEvictArgs& a) { UndoEvict(a, Here()); }
   void Run(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
   // y = W x + b or, with `residual`, residual += scale * (W x + b).
   void RunLinear(const LinearArgs& a, float* residual, float scale);

@@ -171,7 +171,10 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch);
 
 // --- kernels/compact.cu
 
+void LocateRows(const LocateRowsArgs& args, const Launch& launch);
 void Compact(const CompactArgs& args, const Launch& launch);
+void Evict(const EvictArgs& args, const Launch& launch);
+void UndoEvict(const UndoEvictArgs& args, const Launch& launch);
 
 // --- kernels/ceiling.cu: for measurements.
 

@@ -193,7 +193,10 @@ class RefBackend : public HostBackend {
   static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
+  static void Execute(const LocateRowsArgs& a) { RefLocateRows(a); }
   static void Execute(const CompactArgs& a) { RefCompact(a); }
+  static void Execute(const EvictArgs& a) { RefEvict(a); }
+  static void Execute(const UndoEvictArgs& a) { RefUndoEvict(a); }
   static void Execute(const CustomArgs& a) { a.kernels->ref(a.args.data()); }
 };
 

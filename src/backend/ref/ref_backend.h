@@ -17,7 +17,10 @@ void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
 void RefWorkingSet(const WorkingSetArgs& a);
 void RefFetchRows(const FetchRowsArgs& a);
+void RefLocateRows(const LocateRowsArgs& a);
 void RefCompact(const CompactArgs& a);
+void RefEvict(const EvictArgs& a);
+void RefUndoEvict(const UndoEvictArgs& a);
 void RefNextToken(const NextTokenArgs& a);
 // The score ops (ref_score.cc).
 void RefScore(const ScoreArgs& a);

@@ -87,23 +87,4 @@ void RefFetchRows(const FetchRowsArgs& a) {
   }
 }
 
-void RefCompact(const CompactArgs& a) {
-  const auto bytes = static_cast<size_t>(a.kv.row_bytes);
-  for (int32_t s = 0; s < a.n_seqs; ++s) {
-    const int32_t* index = a.index + int64_t{s} * a.capacity;
-    const auto n = static_cast<size_t>(a.count[s]);
-    std::vector<std::byte> rows(n * bytes);
-    std::vector<int32_t> pos(n);
-    for (size_t i = 0; i < n; ++i) {
-      std::memcpy(&rows[i * bytes], a.kv.Row(a.seqs[s].table_off, index[i]), bytes);
-      if (a.pos != nullptr) pos[i] = a.pos[s * a.pos_stride + index[i]];
-    }
-    for (size_t i = 0; i < n; ++i) {
-      const auto token = static_cast<int64_t>(i);
-      std::memcpy(a.kv.Row(a.seqs[s].table_off, token), &rows[i * bytes], bytes);
-      if (a.pos != nullptr) a.pos[s * a.pos_stride + token] = pos[i];
-    }
-  }
-}
-
 }  // namespace omnikv

@@ -66,9 +66,13 @@ struct Localise {
   }
   void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, a.lists); }
   void operator()(CompactArgs& a) const {
-    a.index = host.Of(a.index, int64_t{a.n_seqs} * a.capacity);
-    a.count = host.Of(a.count, a.n_seqs);
+    const int64_t lists = int64_t{a.n_seqs} * a.lists;
+    a.seqs = host.Of(a.seqs, a.n_seqs);
+    a.index = host.Of(a.index, lists * a.capacity);
+    a.count = host.Of(a.count, lists);
+    a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
   }
+  void operator()(EvictArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   template <typename Args>
   void operator()(Args&) const {}
 };

@@ -5,6 +5,9 @@
 
 namespace omnikv {
 
+void CpuLocateRows(const LocateRowsArgs& a);
 void CpuCompact(const CompactArgs& a, ThreadPool& pool);
+void CpuEvict(const EvictArgs& a, ThreadPool& pool);
+void CpuUndoEvict(const UndoEvictArgs& a);
 
 }  // namespace omnikv

@@ -1,0 +1,128 @@
+#include "backend/cpu/kept_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/kv_slices.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int64_t kPart = 512;  // bytes of every row that a thread moves
+
+// Row i of what a sequence keeps for a list.
+struct Kept {
+  Kept(const CompactArgs& a, int32_t list)
+      : index(a.index + int64_t{list} * a.capacity), listed(a.count[list]), n(listed) {
+    if (a.bounds == nullptr) return;
+    const int32_t* bounds = a.bounds + 2 * (list / a.lists);
+    begin = bounds[0];
+    n += bounds[1] - bounds[0];
+  }
+  int32_t operator()(int32_t i) const { return i < listed ? index[i] : begin + i - listed; }
+
+  const int32_t* index;
+  int32_t listed;
+  int32_t n;
+  int32_t begin = 0;
+};
+
+}  // namespace
+
+void CpuLocateRows(const LocateRowsArgs& a) {
+  const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const RowMeta row = a.rows[r];
+    a.to_rows[r] = {.seq = row.seq, .pos = place(row.seq, row.pos)};
+  }
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    SeqMeta seq = a.seqs[s];
+    seq.kv_len = seq.q_len == 0 ? 0 : place(s, seq.kv_len - 1) + 1;
+    seq.prompt_len = std::max(0, seq.prompt_len - a.gone[s]);
+    a.to_seqs[s] = seq;
+  }
+}
+
+// A thread moves its part of the rows of a list, front to back: no other thread touches it, and row
+// i is written once the row that it gets, at or behind it, has been read.
+void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
+  const int64_t heads = a.kv.n_kv_heads / a.lists;
+  const int64_t parts =
+      (heads * std::max(a.kv.k_head_bytes, a.kv.v_head_bytes) + kPart - 1) / kPart;
+  const int64_t items = int64_t{a.n_seqs} * a.lists * kRowSlices * parts;
+  pool.ParallelFor(items, 1, [&](int64_t first, int64_t last, int) {
+    for (int64_t item = first; item < last; ++item) {
+      const auto list = static_cast<int32_t>(item / (kRowSlices * parts));
+      const SeqMeta& seq = a.seqs[list / a.lists];
+      if (seq.q_len == 0) continue;
+      const int32_t l = list % a.lists;
+      const RowSlice slice =
+          SliceOf(a.kv, a.lists, l, static_cast<int32_t>(item / parts % kRowSlices));
+      const int64_t at = item % parts * kPart;
+      if (at >= slice.bytes) continue;
+      const auto bytes = static_cast<size_t>(std::min(kPart, slice.bytes - at));
+      const bool moves_pos = a.pos != nullptr && item % (kRowSlices * parts) == 0;
+      const Kept kept(a, list);
+      for (int32_t i = 0; i < kept.n; ++i) {
+        if (kept(i) == i) continue;
+        const int64_t from = RowIndex(a.kv, seq.table_off, kept(i));
+        const int64_t to = RowIndex(a.kv, seq.table_off, i);
+        std::memcpy(slice.Of(to) + at, slice.Of(from) + at, bytes);
+        if (moves_pos) a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
+      }
+    }
+  });
+}
+
+void CpuEvict(const EvictArgs& a, ThreadPool& pool) {
+  pool.ParallelFor(int64_t{a.n_seqs} * a.lists, 1, [&](int64_t first, int64_t last, int) {
+    for (int64_t list = first; list < last; ++list) {
+      const int64_t s = list / a.lists;
+      const auto l = static_cast<int32_t>(list % a.lists);
+      const SeqMeta& seq = a.seqs[s];
+      if (seq.q_len == 0) continue;
+      const int64_t entry = s * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
+      int32_t& victim = a.log.victim[entry * a.lists + l];
+      victim = -1;
+      if (seq.kv_len <= a.most) continue;
+      float* scores = a.scores + list * a.stride;
+      const int32_t newest = seq.kv_len - 1;
+      victim = 0;
+      for (int32_t i = 1; i <= newest; ++i) {
+        if (scores[i] <= scores[victim]) victim = i;
+      }
+      scores[victim] = scores[newest];
+      const int64_t to = RowIndex(a.kv, seq.table_off, victim);
+      const int64_t from = RowIndex(a.kv, seq.table_off, newest);
+      for (int32_t i = 0; i < kRowSlices; ++i) {
+        const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
+        const auto bytes = static_cast<size_t>(slice.bytes);
+        std::byte* saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
+        std::memcpy(saved, slice.Of(to), bytes);
+        if (from != to) std::memcpy(slice.Of(to), slice.Of(from), bytes);
+      }
+      if (a.pos == nullptr) continue;
+      a.log.pos[entry * a.lists + l] = a.pos[to * a.lists + l];
+      a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
+    }
+  });
+}
+
+void CpuUndoEvict(const UndoEvictArgs& a) {
+  for (int64_t n = a.to; n > a.from; --n) {
+    const int64_t entry = int64_t{a.seq} * kEvictionLog + n % kEvictionLog;
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int32_t victim = a.log.victim[entry * a.lists + l];
+      if (victim < 0) continue;
+      const int64_t row = RowIndex(a.kv, a.table_off, victim);
+      for (int32_t i = 0; i < kRowSlices; ++i) {
+        const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
+        std::memcpy(slice.Of(row), a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at,
+                    static_cast<size_t>(slice.bytes));
+      }
+      if (a.pos != nullptr) a.pos[row * a.lists + l] = a.log.pos[entry * a.lists + l];
+    }
+  }
+}
+
+}  // namespace omnikv

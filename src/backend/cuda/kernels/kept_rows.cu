@@ -1,0 +1,219 @@
+// Tables that lose rows: where the rows of a step stand in them, chosen rows moved to the front,
+// and one row given up for another.
+#include <algorithm>
+
+#include "backend/cuda/kernels/pack.cuh"
+#include "backend/kv_slices.h"
+
+namespace omnikv::cuda {
+namespace {
+
+// --- LocateRows: a thread per row and per sequence.
+
+constexpr int kLocateThreads = 128;
+
+__global__ void __launch_bounds__(kLocateThreads) LocateRowsKernel(const LocateRowsArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto i = static_cast<int32_t>(blockIdx.x * kLocateThreads + threadIdx.x);
+  const auto place = [&](int32_t s, int32_t pos) { return min(pos - a.gone[s], a.most); };
+  if (i < a.n_rows) {
+    const RowMeta row = a.rows[i];
+    a.to_rows[i] = {row.seq, place(row.seq, row.pos)};
+  }
+  if (i < a.n_seqs) {
+    SeqMeta seq = a.seqs[i];
+    seq.kv_len = seq.q_len == 0 ? 0 : place(i, seq.kv_len - 1) + 1;
+    seq.prompt_len = max(0, seq.prompt_len - a.gone[i]);
+    a.to_seqs[i] = seq;
+  }
+}
+
+// --- Compact, in place.
+//
+// Row i may lie where row j > i is still to be read, so the order matters. A block takes a part of
+// some bytes of all rows of a list: what it writes no other block reads. It goes from front to
+// back, a batch of rows at a time: all of a batch are read, the block waits, all are written. Rows
+// of batch [b, b + n) come from rows index[i] >= i >= b. What was written before lies in front of
+// b, so they still are what they were; and within the batch nothing is written before all is read.
+// No barrier is needed between writing a batch and reading the next, whose rows lie at or behind b
+// + n; nor can a thread write that batch before all have read this one, past whose barrier they
+// are.
+
+constexpr int kThreads = 512;
+constexpr int kLanes = 8;     // pieces of a part: neighbouring threads, a line of memory
+constexpr int kTogether = 4;  // rows that a thread reads before it waits
+constexpr int kGroups = kThreads / kLanes;
+constexpr int kBatch = kGroups * kTogether;
+
+// Grid: (parts of a slice, slices of a list, all lists).
+template <typename Piece>
+__global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ CompactArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto list = static_cast<int32_t>(blockIdx.z);
+  const int32_t s = list / a.lists;
+  const int32_t l = list % a.lists;
+  if (a.seqs[s].q_len == 0) return;
+  const int32_t table_off = a.seqs[s].table_off;
+  const int32_t listed = a.count[list];
+  const int32_t begin = a.bounds != nullptr ? a.bounds[2 * s] : 0;
+  const int32_t count = listed + (a.bounds != nullptr ? a.bounds[2 * s + 1] - begin : 0);
+  const int32_t* const index = a.index + int64_t{list} * a.capacity;
+  const RowSlice slice = SliceOf(a.kv, a.lists, l, static_cast<int32_t>(blockIdx.y));
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t piece = static_cast<int32_t>(blockIdx.x) * kLanes + thread % kLanes;
+  const bool any = piece < slice.bytes / int64_t{sizeof(Piece)};
+  const bool moves_pos = a.pos != nullptr && blockIdx.y == 0 && piece == 0;
+
+  for (int32_t first = thread / kLanes; first - thread / kLanes < count; first += kBatch) {
+    Piece values[kTogether];
+    int32_t pos[kTogether];
+    int64_t to[kTogether];  // -1: the row is where it belongs
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int32_t i = first + u * kGroups;
+      const int32_t from = i < listed ? index[i] : i < count ? begin + i - listed : i;
+      to[u] = -1;
+      if (from == i || !any) continue;
+      const int64_t row = RowIndex(a.kv, table_off, from);
+      to[u] = RowIndex(a.kv, table_off, i);
+      values[u] = reinterpret_cast<const Piece*>(slice.Of(row))[piece];
+      if (moves_pos) pos[u] = a.pos[row * a.lists + l];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (to[u] < 0) continue;
+      reinterpret_cast<Piece*>(slice.Of(to[u]))[piece] = values[u];
+      if (moves_pos) a.pos[to[u] * a.lists + l] = pos[u];
+    }
+  }
+}
+
+// --- Evict: a block per list.
+
+constexpr int kEvictThreads = 512;
+
+// The index of the lowest score, of equals the last.
+__device__ int32_t Lowest(const float* scores, int32_t n) {
+  __shared__ unsigned long long best;
+  if (threadIdx.x == 0) best = ~0ull;
+  __syncthreads();
+  unsigned long long mine = ~0ull;
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < n; i += kEvictThreads) {
+    // Scores become keys, unsigned numbers of the same order; then the last index first.
+    const uint32_t bits = __float_as_uint(scores[i] + 0.0f);  // -0 as 0
+    const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    mine = min(mine, static_cast<unsigned long long>(key) << 32 | ~static_cast<uint32_t>(i));
+  }
+  atomicMin(&best, mine);
+  __syncthreads();
+  return static_cast<int32_t>(~static_cast<uint32_t>(best));
+}
+
+__global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_constant__ EvictArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto list = static_cast<int32_t>(blockIdx.x);
+  const int32_t s = list / a.lists;
+  const int32_t l = list % a.lists;
+  const SeqMeta seq = a.seqs[s];
+  if (seq.q_len == 0) return;
+  const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
+  const bool evicts = seq.kv_len > a.most;
+  float* const scores = a.scores + list * a.stride;
+  const int32_t newest = seq.kv_len - 1;
+  const int32_t victim = evicts ? Lowest(scores, seq.kv_len) : -1;
+  const int64_t to = evicts ? RowIndex(a.kv, seq.table_off, victim) : 0;
+  const int64_t from = evicts ? RowIndex(a.kv, seq.table_off, newest) : 0;
+  if (threadIdx.x == 0) {
+    a.log.victim[entry * a.lists + l] = victim;
+    if (evicts) scores[victim] = scores[newest];
+    if (evicts && a.pos != nullptr) {
+      a.log.pos[entry * a.lists + l] = a.pos[to * a.lists + l];
+      a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
+    }
+  }
+  if (!evicts) return;
+  for (int32_t i = 0; i < kRowSlices; ++i) {
+    const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
+    std::byte* const saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
+    for (auto at = static_cast<int64_t>(threadIdx.x) * 2; at < slice.bytes;
+         at += 2 * kEvictThreads) {
+      auto* const row = reinterpret_cast<uint16_t*>(slice.Of(to) + at);
+      *reinterpret_cast<uint16_t*>(saved + at) = *row;
+      *row = *reinterpret_cast<const uint16_t*>(slice.Of(from) + at);
+    }
+  }
+}
+
+// A block per list. The steps are undone from the last to the first.
+__global__ void __launch_bounds__(kEvictThreads)
+    UndoEvictKernel(const __grid_constant__ UndoEvictArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto l = static_cast<int32_t>(blockIdx.x);
+  for (int64_t n = a.to; n > a.from; --n) {
+    const int64_t entry = int64_t{a.seq} * kEvictionLog + n % kEvictionLog;
+    const int32_t victim = a.log.victim[entry * a.lists + l];
+    if (victim < 0) continue;
+    const int64_t row = RowIndex(a.kv, a.table_off, victim);
+    for (int32_t i = 0; i < kRowSlices; ++i) {
+      const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
+      const std::byte* saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
+      for (auto at = static_cast<int64_t>(threadIdx.x) * 2; at < slice.bytes;
+           at += 2 * kEvictThreads) {
+        *reinterpret_cast<uint16_t*>(slice.Of(row) + at) =
+            *reinterpret_cast<const uint16_t*>(saved + at);
+      }
+    }
+    if (threadIdx.x == 0 && a.pos != nullptr) {
+      a.pos[row * a.lists + l] = a.log.pos[entry * a.lists + l];
+    }
+    // A thread writes the same bytes of a row in each turn.
+  }
+}
+
+}  // namespace
+
+void LocateRows(const LocateRowsArgs& args, const Launch& launch) {
+  const int32_t n = std::max(args.n_rows, args.n_seqs);
+  if (n == 0) return;
+  LaunchKernel(LocateRowsKernel, launch, static_cast<uint32_t>(CeilDiv(n, kLocateThreads)),
+               kLocateThreads, 0, args);
+}
+
+void Compact(const CompactArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0) return;
+  const RowSlice k = SliceOf(args.kv, args.lists, 0, 0);
+  const RowSlice v = SliceOf(args.kv, args.lists, 0, 1);
+  const auto run = [&](auto* kernel, int64_t piece_bytes) {
+    const int64_t parts = CeilDiv(CeilDiv(std::max(k.bytes, v.bytes), piece_bytes), kLanes);
+    const dim3 grid(static_cast<unsigned>(parts), kRowSlices,
+                    static_cast<unsigned>(args.n_seqs * args.lists));
+    LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args);
+  };
+  const auto in_pieces_of = [&](int64_t bytes) {
+    return AreMultiples(bytes, k.base, v.base, k.bytes, v.bytes, k.stride, v.stride);
+  };
+  if (in_pieces_of(16)) {
+    run(CompactKernel<uint4>, 16);
+  } else if (in_pieces_of(4)) {
+    run(CompactKernel<uint32_t>, 4);
+  } else {
+    run(CompactKernel<uint16_t>, 2);
+  }
+}
+
+void Evict(const EvictArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0) return;
+  LaunchKernel(EvictKernel, launch, static_cast<uint32_t>(args.n_seqs * args.lists), kEvictThreads,
+               0, args);
+}
+
+void UndoEvict(const UndoEvictArgs& args, const Launch& launch) {
+  LaunchKernel(UndoEvictKernel, launch, static_cast<uint32_t>(args.lists), kEvictThreads, 0, args);
+}
+
+}  // namespace omnikv::cuda

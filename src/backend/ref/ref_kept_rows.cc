@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "backend/kv_slices.h"
+#include "backend/ref/ref_backend.h"
+
+namespace omnikv {
+namespace {
+
+// The bytes of list l in a row, as a row that has all slices one after the other has them.
+void Pack(const KvView& kv, int32_t lists, int32_t l, int64_t row, std::byte* packed) {
+  for (int32_t i = 0; i < kRowSlices; ++i) {
+    const RowSlice slice = SliceOf(kv, lists, l, i);
+    std::memcpy(packed + slice.packed_at, slice.Of(row), static_cast<size_t>(slice.bytes));
+  }
+}
+
+void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed, int64_t row) {
+  for (int32_t i = 0; i < kRowSlices; ++i) {
+    const RowSlice slice = SliceOf(kv, lists, l, i);
+    std::memcpy(slice.Of(row), packed + slice.packed_at, static_cast<size_t>(slice.bytes));
+  }
+}
+
+}  // namespace
+
+void RefLocateRows(const LocateRowsArgs& a) {
+  const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const RowMeta row = a.rows[r];
+    a.to_rows[r] = {.seq = row.seq, .pos = place(row.seq, row.pos)};
+  }
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    SeqMeta seq = a.seqs[s];
+    seq.kv_len = seq.q_len == 0 ? 0 : place(s, seq.kv_len - 1) + 1;
+    seq.prompt_len = std::max(0, seq.prompt_len - a.gone[s]);
+    a.to_seqs[s] = seq;
+  }
+}
+
+void RefCompact(const CompactArgs& a) {
+  const auto packed = static_cast<size_t>(PackedRowBytes(a.kv));
+  for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+    const SeqMeta seq = a.seqs[list / a.lists];
+    if (seq.q_len == 0) continue;
+    const int32_t l = list % a.lists;
+    const int32_t* index = a.index + int64_t{list} * a.capacity;
+    std::vector<int32_t> from(index, index + a.count[list]);
+    if (a.bounds != nullptr) {
+      const int32_t* bounds = a.bounds + 2 * (list / a.lists);
+      for (int32_t t = bounds[0]; t < bounds[1]; ++t) from.push_back(t);
+    }
+    std::vector<std::byte> rows(from.size() * packed);
+    std::vector<int32_t> pos(from.size());
+    for (size_t i = 0; i < from.size(); ++i) {
+      const int64_t row = RowIndex(a.kv, seq.table_off, from[i]);
+      Pack(a.kv, a.lists, l, row, &rows[i * packed]);
+      if (a.pos != nullptr) pos[i] = a.pos[row * a.lists + l];
+    }
+    for (size_t i = 0; i < from.size(); ++i) {
+      const int64_t row = RowIndex(a.kv, seq.table_off, static_cast<int64_t>(i));
+      Unpack(a.kv, a.lists, l, &rows[i * packed], row);
+      if (a.pos != nullptr) a.pos[row * a.lists + l] = pos[i];
+    }
+  }
+}
+
+void RefEvict(const EvictArgs& a) {
+  const int64_t packed = PackedRowBytes(a.kv);
+  for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+    const int32_t s = list / a.lists;
+    const int32_t l = list % a.lists;
+    const SeqMeta seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
+    int32_t& victim = a.log.victim[entry * a.lists + l];
+    victim = -1;
+    if (seq.kv_len <= a.most) continue;
+    float* scores = a.scores + list * a.stride;
+    int32_t lowest = 0;
+    for (int32_t i = 1; i < seq.kv_len; ++i) {
+      if (scores[i] <= scores[lowest]) lowest = i;
+    }
+    const int64_t to = RowIndex(a.kv, seq.table_off, lowest);
+    const int64_t from = RowIndex(a.kv, seq.table_off, seq.kv_len - 1);
+    victim = lowest;
+    Pack(a.kv, a.lists, l, to, a.log.rows + entry * packed);
+    std::vector<std::byte> row(static_cast<size_t>(packed));
+    Pack(a.kv, a.lists, l, from, row.data());
+    Unpack(a.kv, a.lists, l, row.data(), to);
+    scores[lowest] = scores[seq.kv_len - 1];
+    if (a.pos == nullptr) continue;
+    a.log.pos[entry * a.lists + l] = a.pos[to * a.lists + l];
+    a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
+  }
+}
+
+void RefUndoEvict(const UndoEvictArgs& a) {
+  for (int64_t n = a.to; n > a.from; --n) {
+    const int64_t entry = int64_t{a.seq} * kEvictionLog + n % kEvictionLog;
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int32_t victim = a.log.victim[entry * a.lists + l];
+      if (victim < 0) continue;
+      const int64_t row = RowIndex(a.kv, a.table_off, victim);
+      Unpack(a.kv, a.lists, l, a.log.rows + entry * PackedRowBytes(a.kv), row);
+      if (a.pos != nullptr) a.pos[row * a.lists + l] = a.log.pos[entry * a.lists + l];
+    }
+  }
+}
+
+}  // namespace omnikv

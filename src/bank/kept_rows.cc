@@ -1,0 +1,136 @@
+#include "bank/kept_rows.h"
+
+#include <algorithm>
+
+#include "backend/kv_slices.h"
+#include "base/check.h"
+
+namespace omnikv {
+
+Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank, const Keeps& keeps,
+                                                   int32_t n_seqs, int32_t max_rows) {
+  std::unique_ptr<KeptRows> kept(new KeptRows(backend, bank, keeps, n_seqs));
+  const auto take = [&](Buffer& buffer, size_t n, size_t bytes) -> Status {
+    OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(n * bytes, "rows that are kept"));
+    return {};
+  };
+  const auto seqs = static_cast<size_t>(n_seqs);
+  OKV_RETURN_IF_ERROR(take(kept->gone_, seqs, sizeof(int32_t)));
+  for (Place& place : kept->places_) {
+    OKV_RETURN_IF_ERROR(take(place.rows, static_cast<size_t>(max_rows), sizeof(RowMeta)));
+    OKV_RETURN_IF_ERROR(take(place.seqs, seqs, sizeof(SeqMeta)));
+  }
+  if (!keeps.every_step) return kept;
+  const size_t entries = static_cast<size_t>(bank.n_layers()) * seqs * kEvictionLog;
+  const KvView view = bank.View(0);
+  OKV_RETURN_IF_ERROR(take(kept->log_rows_, entries, static_cast<size_t>(PackedRowBytes(view))));
+  OKV_RETURN_IF_ERROR(take(kept->log_victim_, entries * static_cast<size_t>(keeps.lists), 4));
+  return kept;
+}
+
+size_t KeptRows::Bytes() const {
+  size_t bytes = gone_.size() + log_rows_.size() + log_victim_.size();
+  for (const Place& place : places_) bytes += place.rows.size() + place.seqs.size();
+  return bytes;
+}
+
+Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
+  using LoseRows = Bank::LoseRows;
+  const bool every_step = keeps_.every_step && !prefill;
+  const int64_t gone = bank_.Gone(seq, 0);
+  bank_.Lose(seq, 0,
+             every_step ? LoseRows::kToMost
+             : chooses  ? LoseRows::kInStep
+                        : LoseRows::kNone,
+             keeps_.rows);
+  if (bank_.Gone(seq, 0) != gone) UploadGone(q, seq);
+  return bank_.Append(seq, n);
+}
+
+void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
+  const int64_t now = bank_.Length(seq);
+  if (length > 0 && length < bank_.LeastLength(seq)) {
+    OKV_CHECK(keeps_.every_step && now - length <= kEvictionLog, "{} tokens cut to {}", now,
+              length);
+    for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
+      if (!Governs(layer)) continue;
+      backend_.Enqueue(UndoEvictArgs{.kv = bank_.View(layer),
+                                     .log = LogOf(layer),
+                                     .seq = q,
+                                     .table_off = bank_.TableOffset(seq),
+                                     .lists = keeps_.lists,
+                                     .from = length,
+                                     .to = now});
+    }
+  }
+  bank_.Truncate(seq, length);
+  if (length > 0) return;
+  prompted_[static_cast<size_t>(q)] = false;
+  UploadGone(q, seq);
+}
+
+void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose) {
+  prompted_[static_cast<size_t>(q)] = true;
+  if (!chose) return;
+  bank_.Keep(seq, 0, std::min(bank_.Rows(seq, 0), keeps_.rows));
+  UploadGone(q, seq);
+}
+
+void KeptRows::Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_q) {
+  const auto to = static_cast<size_t>(q);
+  prompted_[to] = from != nullptr && from->prompted_[static_cast<size_t>(from_q)];
+  UploadGone(q, seq);
+}
+
+void KeptRows::UploadGone(int32_t q, int32_t seq) {
+  const auto gone = static_cast<int32_t>(bank_.Gone(seq, 0));
+  backend_.Upload(gone_.as<int32_t>() + q, &gone, sizeof(gone));
+}
+
+void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill) {
+  const Place& place = places_[prefill ? 1 : 0];
+  const bool every_step = keeps_.every_step && !prefill;
+  backend_.Enqueue(LocateRowsArgs{.rows = rows,
+                                  .seqs = seqs,
+                                  .gone = gone_.as<int32_t>(),
+                                  .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
+                                  .to_rows = place.rows.as<RowMeta>(),
+                                  .to_seqs = place.seqs.as<SeqMeta>(),
+                                  .n_rows = n_rows,
+                                  .n_seqs = n_seqs_});
+}
+
+EvictionLog KeptRows::LogOf(int32_t layer) const {
+  const int64_t entry = int64_t{layer} * n_seqs_ * kEvictionLog;
+  return {.rows = log_rows_.as<std::byte>() + entry * PackedRowBytes(bank_.View(layer)),
+          .victim = log_victim_.as<int32_t>() + entry * keeps_.lists};
+}
+
+void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill) {
+  const SeqMeta* located = Of(prefill).seqs;
+  if (!prefill) {
+    backend_.Enqueue(EvictArgs{.kv = bank_.View(layer),
+                               .seqs = located,
+                               .steps = seqs,
+                               .scores = retained.scores,
+                               .log = LogOf(layer),
+                               .stride = retained.stride,
+                               .most = static_cast<int32_t>(keeps_.rows),
+                               .lists = keeps_.lists,
+                               .n_seqs = n_seqs_});
+    return;
+  }
+  const PlanSegment& list = retained.rows.segments[0];
+  OKV_CHECK(retained.rows.n_segments == 2 && list.kind == SegmentKind::kList && list.unit == 1 &&
+            list.lists == keeps_.lists);
+  backend_.Enqueue(CompactArgs{.kv = bank_.View(layer),
+                               .seqs = located + retained.first_seq,
+                               .index = list.index,
+                               .count = list.count,
+                               .bounds = retained.rows.segments[1].bounds,
+                               .capacity = list.capacity,
+                               .lists = keeps_.lists,
+                               .n_seqs = retained.n_seqs});
+}
+
+}  // namespace omnikv

@@ -1,0 +1,80 @@
+// What the layers of a group of sequences keep where its policy chooses some rows and forgets the
+// others: where the rows of a step stand, and which of them move (docs/decisions/045).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "bank/bank.h"
+#include "bank/declared_reads.h"
+
+namespace omnikv {
+
+// Enqueues at record time, like a policy. Sequences are named by their number `q` in SeqMeta and by
+// their number `seq` in the bank. Thread-compatible.
+class KeptRows {
+ public:
+  static Result<std::unique_ptr<KeptRows>> Create(Backend& backend, Bank& bank, const Keeps& keeps,
+                                                  int32_t n_seqs, int32_t max_rows);
+  size_t Bytes() const;
+
+  // Bank::Append and Bank::Truncate. `chooses`: the step that follows ends in a choice of rows.
+  Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses);
+  // Steps that chose at every step can be cut by kEvictionLog tokens, or to nothing.
+  void Truncate(int32_t q, int32_t seq, int64_t length);
+  // Whether a prompt of the sequence has come to its end.
+  bool Prompted(int32_t q) const { return prompted_[static_cast<size_t>(q)]; }
+  // Whether a prompt of it that ends now ends in a choice of rows.
+  bool ChoosesAfterPrompt(int32_t q) const { return !keeps_.first_prompt || !Prompted(q); }
+  // The prompt is in; rows were chosen, or not.
+  void EndPrompt(int32_t q, int32_t seq, bool chose);
+  // q is a fork of `from_q` of another group, or a new sequence (from null).
+  void Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_q);
+
+  // The rows and sequences of a step, in the coordinates of the table; `prefill` and decode rows of
+  // one step have their own.
+  struct Located {
+    const RowMeta* rows;
+    const SeqMeta* seqs;
+  };
+  // Enqueues it. Before anything of the step that reads K/V.
+  void Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill);
+  Located Of(bool prefill) const {
+    const Place& place = places_[prefill ? 1 : 0];
+    return {place.rows.as<RowMeta>(), place.seqs.as<SeqMeta>()};
+  }
+  // Whether `layer` is in the table that loses rows: that of the global-attention layers.
+  bool Governs(int32_t layer) const {
+    return bank_.config().layers[static_cast<size_t>(layer)].table == 0;
+  }
+  // Enqueues the moves of a layer's rows, after its attention. `seqs` are the step's own.
+  void Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill);
+
+ private:
+  struct Place {
+    Buffer rows, seqs;
+  };
+
+  KeptRows(Backend& backend, Bank& bank, const Keeps& keeps, int32_t n_seqs)
+      : backend_(backend),
+        bank_(bank),
+        keeps_(keeps),
+        n_seqs_(n_seqs),
+        prompted_(static_cast<size_t>(n_seqs)) {}
+  EvictionLog LogOf(int32_t layer) const;
+  void UploadGone(int32_t q, int32_t seq);
+
+  Backend& backend_;
+  Bank& bank_;
+  Keeps keeps_;
+  int32_t n_seqs_;
+  std::vector<bool> prompted_;  // [n_seqs]: a prompt came to its end
+  Buffer gone_;                 // int32 [n_seqs]
+  std::array<Place, 2> places_;
+  Buffer log_rows_, log_victim_;  // of layer after layer: EvictionLog
+};
+
+}  // namespace omnikv

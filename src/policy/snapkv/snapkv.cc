@@ -1,0 +1,195 @@
+// SnapKV (Li et al. 2024), in the form that keeps one set per KV head (kvpress): once after the
+// prompt, each KV head of each layer keeps the last `window` tokens of it and those before them to
+// which the window's queries give the most weight, smoothed over neighbours.
+#include <fmt/format.h>
+
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+class SnapKv : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
+    context_ = context;
+    budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
+    window_ = static_cast<int32_t>(settings.Int("window"));
+    kernel_ = static_cast<int32_t>(settings.Int("kernel"));
+    pool_ = settings.Text("pool") == "max" ? PoolKind::kMax : PoolKind::kMean;
+    recompress_ = settings.Text("turn") == "recompress";
+    if (kernel_ % 2 == 0) {
+      return InvalidArgument(
+          fmt::format("policy snapkv: kernel is {}, expected an odd number", kernel_));
+    }
+    if (window_ >= settings.Int("budget")) {
+      return InvalidArgument(
+          fmt::format("policy snapkv: window is {}, expected fewer than the budget of {}", window_,
+                      settings.Int("budget")));
+    }
+    if (context.backend == nullptr) return {};
+    if (window_ > context.max_rows) {
+      return InvalidArgument(fmt::format(
+          "policy snapkv: window is {}, expected at most the {} rows of a step (`prefill_chunk`)",
+          window_, context.max_rows));
+    }
+    return Allocate();
+  }
+
+  void Plan(const LayerStep& step, AttendArgs& attend) override {
+    if (step.chooses) attend.lse = lse_.as<float>();
+  }
+
+  void Observe(const LayerStep& step, const AttendArgs& attend) override {
+    if (!step.chooses) return;
+    Backend& backend = *context_.backend;
+    const SeqMeta* seq = attend.seqs + step.seq;
+    backend.Enqueue(ScoreArgs{.q = attend.q,
+                              .lse = attend.lse,
+                              .kv = attend.kv,
+                              .seqs = seq,
+                              .out = scores_.as<float>(),
+                              .stride = context_.max_context,
+                              .n_rows = attend.n_rows,
+                              .n_seqs = 1,
+                              .n_heads = attend.n_heads,
+                              .lists = context_.n_kv_heads,
+                              .window = window_,
+                              .heads = HeadReduce::kMean,
+                              .queries = QueryReduce::kSum,
+                              .scale = attend.scale,
+                              .softcap = attend.softcap});
+    backend.Enqueue(PlanRangeArgs{.seqs = seq,
+                                  .n_seqs = 1,
+                                  .rule = {.budget = budget_, .min_recent = window_},
+                                  .bounds = Number(0),
+                                  .n_candidates = Number(2),
+                                  .n_pick = Number(3)});
+    backend.Enqueue(PoolArgs{.in = scores_.as<float>(),
+                             .out = pooled_.as<float>(),
+                             .n = Number(2),
+                             .stride = context_.max_context,
+                             .lists = context_.n_kv_heads,
+                             .n_seqs = 1,
+                             .kernel = kernel_,
+                             .kind = pool_});
+    backend.Enqueue(TopKArgs{.scores = pooled_.as<float>(),
+                             .weights = weight_.as<float>(),
+                             .seqs = seq,
+                             .n_candidates = Number(2),
+                             .n_pick = Number(3),
+                             .index = index_.as<int32_t>(),
+                             .count = Number(4),
+                             .stride = context_.max_context,
+                             .lists = context_.n_kv_heads,
+                             .capacity = budget_,
+                             .n_seqs = 1});
+  }
+
+  Keeps Kept() const override {
+    return {.rows = budget_, .first_prompt = !recompress_, .lists = context_.n_kv_heads};
+  }
+  int32_t LastRows() const override { return window_; }
+  std::optional<Retained> Retains(const LayerStep& step) const override {
+    if (!step.chooses) return std::nullopt;
+    Retained kept{.first_seq = step.seq, .n_seqs = 1};
+    kept.rows.Add({.kind = SegmentKind::kList,
+                   .lists = context_.n_kv_heads,
+                   .capacity = budget_,
+                   .index = index_.as<int32_t>(),
+                   .count = Number(4)});
+    kept.rows.Add({.bounds = Number(0)});
+    return kept;
+  }
+
+  int64_t TokensRead(int32_t, const SeqLength& at) const override { return at.tokens - at.gone; }
+  bool Budgeted(int32_t) const override { return true; }
+  int64_t Budget(int64_t) const override { return budget_; }
+  // What came after the prompt.
+  int64_t Besides(const SeqLength& at) const override {
+    return std::max<int64_t>(0, at.tokens - at.gone - budget_);
+  }
+  size_t Bytes() const override { return bytes_; }
+
+ private:
+  Status Allocate() {
+    const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
+      OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
+      bytes_ += buffer.size();
+      return {};
+    };
+    const int64_t lists = context_.n_kv_heads;
+    OKV_RETURN_IF_ERROR(room(lse_, int64_t{context_.max_rows} * context_.n_heads, "sums"));
+    OKV_RETURN_IF_ERROR(room(scores_, lists * context_.max_context, "scores"));
+    OKV_RETURN_IF_ERROR(room(pooled_, lists * context_.max_context, "scores"));
+    OKV_RETURN_IF_ERROR(room(index_, lists * budget_, "kept tokens"));
+    OKV_RETURN_IF_ERROR(room(numbers_, 4 + lists, "kept tokens"));
+    OKV_RETURN_IF_ERROR(room(weight_, 1, "kept tokens"));
+    const float one = 1;
+    context_.backend->Upload(weight_.as(), &one, sizeof(one));
+    return {};
+  }
+  int32_t* Number(int32_t i) const { return numbers_.as<int32_t>() + i; }
+
+  PolicyContext context_;
+  int32_t budget_ = 0;  // tokens of the prompt that each head keeps, the window's included
+  int32_t window_ = 0;  // the prompt's last tokens, whose queries choose
+  int32_t kernel_ = 1;  // tokens
+  PoolKind pool_ = PoolKind::kMean;
+  bool recompress_ = false;  // after each turn, not the first alone
+  size_t bytes_ = 0;         // of all buffers
+  // Of one prompt at a time, L = n_kv_heads.
+  Buffer lse_;              // f32 [max_rows, n_heads]
+  Buffer scores_, pooled_;  // f32 [L, max_context]
+  Buffer index_;            // int32 [L, budget]: rows that stay
+  Buffer numbers_;          // int32: bounds [2], candidates, picks, counts [L]
+  Buffer weight_;           // f32 [1]: TopKArgs::weights
+};
+
+}  // namespace
+
+PolicyInfo SnapkvPolicy() {
+  return {.name = "snapkv",
+          .summary = "what the prompt's last queries weigh most, chosen once per KV head (SnapKV)",
+          .settings = {{.key = "budget",
+                        .type = SettingType::kInt,
+                        .default_value = "1024",
+                        .help = "tokens of the prompt that each KV head keeps",
+                        .min = 2,
+                        .max = 1e9},
+                       {.key = "window",
+                        .type = SettingType::kInt,
+                        .default_value = "32",
+                        .help = "last tokens of the prompt, whose queries choose and which stay",
+                        .min = 1,
+                        .max = 4096},
+                       {.key = "kernel",
+                        .type = SettingType::kInt,
+                        .default_value = "5",
+                        .help = "neighbours over which weights are smoothed, odd",
+                        .min = 1,
+                        .max = 255},
+                       {.key = "pool",
+                        .type = SettingType::kChoice,
+                        .default_value = "mean",
+                        .help = "how they are smoothed",
+                        .choices = {"mean", "max"}},
+                       {.key = "turn",
+                        .type = SettingType::kChoice,
+                        .default_value = "append",
+                        .help = "later turns: keep all of their tokens, or choose anew after each",
+                        .choices = {"append", "recompress"}}},
+          .make = [] { return std::make_unique<SnapKv>(); },
+          .batches = true,
+          .covering =
+              [](int64_t length) {
+                return std::vector<SettingList>{
+                    {{"budget", std::to_string(std::max<int64_t>(length, 8))}, {"window", "4"}}};
+              },
+          .exempt = "",
+          .variants = {{{"budget", "24"}, {"window", "8"}},
+                       {{"budget", "24"}, {"window", "20"}, {"kernel", "7"}, {"pool", "max"}},
+                       {{"budget", "2"}, {"window", "1"}, {"kernel", "1"}}},
+          .recommended = nullptr};
+}
+
+}  // namespace omnikv

@@ -1,0 +1,148 @@
+// TOVA (Oren et al. 2024, the published src/tova_cache.py): each layer keeps `budget` tokens. After
+// a prompt, those that its last query gives the most weight, mean over heads; then every step gives
+// up the one that its own query weighs least.
+#include <fmt/format.h>
+
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+class Tova : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
+    context_ = context;
+    budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
+    step_stride_ = int64_t{budget_} + 1;
+    return context.backend != nullptr ? Allocate() : Status();
+  }
+
+  void Plan(const LayerStep& step, AttendArgs& attend) override {
+    if (!step.prefill || step.chooses) attend.lse = lse_.as<float>();
+  }
+
+  void Observe(const LayerStep& step, const AttendArgs& attend) override {
+    if (step.prefill && !step.chooses) return;
+    ScoreArgs score{.q = attend.q,
+                    .lse = attend.lse,
+                    .kv = attend.kv,
+                    .seqs = attend.seqs,
+                    .out = step_scores_.as<float>(),
+                    .stride = step_stride_,
+                    .n_rows = attend.n_rows,
+                    .n_seqs = attend.n_seqs,
+                    .n_heads = attend.n_heads,
+                    .heads = HeadReduce::kMean,
+                    .queries = QueryReduce::kLast,
+                    .scale = attend.scale,
+                    .softcap = attend.softcap};
+    if (step.prefill) {
+      score.seqs += step.seq;
+      score.n_seqs = 1;
+      score.out = scores_.as<float>();
+      score.stride = context_.max_context;
+    }
+    context_.backend->Enqueue(score);
+    if (step.prefill) Choose(score);
+  }
+
+  Keeps Kept() const override { return {.rows = budget_, .every_step = true}; }
+  std::optional<Retained> Retains(const LayerStep& step) const override {
+    if (!step.prefill) {
+      return Retained{.scores = step_scores_.as<float>(), .stride = step_stride_};
+    }
+    if (!step.chooses) return std::nullopt;
+    Retained kept{.first_seq = step.seq, .n_seqs = 1};
+    kept.rows.Add({.kind = SegmentKind::kList,
+                   .capacity = budget_,
+                   .index = index_.as<int32_t>(),
+                   .count = numbers_.as<int32_t>()});
+    kept.rows.Add({.bounds = Number(1)});
+    return kept;
+  }
+
+  int64_t TokensRead(int32_t, const SeqLength& at) const override {
+    return std::min(at.tokens - at.gone, step_stride_);
+  }
+  bool Budgeted(int32_t) const override { return true; }
+  int64_t Budget(int64_t) const override { return budget_; }
+  int64_t Besides(const SeqLength&) const override { return 1; }  // the step's own token
+  int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
+    return TokensRead(layer, at);
+  }
+  size_t Bytes() const override { return bytes_; }
+
+ private:
+  Status Allocate() {
+    const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
+      OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
+      bytes_ += buffer.size();
+      return {};
+    };
+    OKV_RETURN_IF_ERROR(room(lse_, int64_t{context_.max_rows} * context_.n_heads, "sums"));
+    OKV_RETURN_IF_ERROR(room(scores_, context_.max_context, "scores"));
+    OKV_RETURN_IF_ERROR(room(step_scores_, context_.max_seqs * step_stride_, "scores"));
+    OKV_RETURN_IF_ERROR(room(index_, budget_, "kept tokens"));
+    OKV_RETURN_IF_ERROR(room(numbers_, 5, "kept tokens"));
+    const float one = 1;
+    OKV_RETURN_IF_ERROR(room(weight_, 1, "kept tokens"));
+    context_.backend->Upload(weight_.as(), &one, sizeof(one));
+    return {};
+  }
+
+  // The best of a prompt's rows.
+  void Choose(const ScoreArgs& score) {
+    context_.backend->Enqueue(PlanRangeArgs{.seqs = score.seqs,
+                                            .n_seqs = 1,
+                                            .rule = {.budget = budget_},
+                                            .bounds = Number(1),
+                                            .n_candidates = Number(3),
+                                            .n_pick = Number(4)});
+    context_.backend->Enqueue(TopKArgs{.scores = score.out,
+                                       .weights = weight_.as<float>(),
+                                       .seqs = score.seqs,
+                                       .n_candidates = Number(3),
+                                       .n_pick = Number(4),
+                                       .index = index_.as<int32_t>(),
+                                       .count = Number(0),
+                                       .stride = score.stride,
+                                       .capacity = budget_,
+                                       .n_seqs = 1});
+  }
+  int32_t* Number(int32_t i) const { return numbers_.as<int32_t>() + i; }
+
+  PolicyContext context_;
+  int32_t budget_ = 0;       // tokens
+  int64_t step_stride_ = 0;  // scores of a sequence in a decode step
+  size_t bytes_ = 0;         // of all buffers
+  Buffer lse_;               // f32 [max_rows, n_heads]
+  Buffer scores_;            // f32 [max_context]: of a prompt
+  Buffer step_scores_;       // f32 [max_seqs, budget + 1]
+  Buffer index_;             // int32 [budget]: a prompt's rows that stay
+  Buffer numbers_;           // int32: their count, bounds [2], candidates, picks
+  Buffer weight_;            // f32 [1]: TopKArgs::weights
+};
+
+}  // namespace
+
+PolicyInfo TovaPolicy() {
+  return {.name = "tova",
+          .summary = "the tokens of the most weight, one given up at each step (TOVA)",
+          .settings = {{.key = "budget",
+                        .type = SettingType::kInt,
+                        .default_value = "1024",
+                        .help = "tokens that a layer keeps",
+                        .min = 1,
+                        .max = 1e9}},
+          .make = [] { return std::make_unique<Tova>(); },
+          .batches = true,
+          .covering =
+              [](int64_t length) {
+                return std::vector<SettingList>{{{"budget", std::to_string(length)}}};
+              },
+          .exempt = "",
+          .variants = {{{"budget", "1"}}},
+          .recommended = nullptr};
+}
+
+}  // namespace omnikv

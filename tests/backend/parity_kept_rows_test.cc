@@ -1,0 +1,180 @@
+// Parity of what tables that lose rows take: the places of rows, chosen rows moved to the front,
+// rows given up and given back.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "backend/kv_slices.h"
+#include "parity_data.h"
+
+namespace omnikv::parity {
+namespace {
+
+struct Layout {
+  DType dtype;
+  int32_t n_kv_heads, dk, dv, block_tokens;
+};
+
+// Heads in pieces of 16, 4 and 2 bytes; rows of several parts, and of less than one.
+constexpr Layout kLayouts[] = {
+    Layout{DType::kF16, 1, 64, 64, 64}, Layout{DType::kBF16, 1, 6, 6, 16},
+    Layout{DType::kBF16, 3, 24, 21, 16}, Layout{DType::kF32, 2, 10, 9, 32},
+    Layout{DType::kF16, 8, 128, 128, 64}};
+
+TEST_F(ParityTest, LocateRows) {
+  const std::vector<int32_t> lens = {600, 40, 0, 257, 13};
+  const std::vector<int32_t> q_len = {1, 30, 0, 1, 13};
+  const Step step(q_len, lens, [](int32_t s) { return 1000 * s; });
+  const std::vector<int32_t> gone = {500, 9, 7, 0, 0};
+  for (const int32_t most : {kToEnd, 64}) {
+    Check(fmt::format("LocateRows up to {}", most), [&](const Execute& run) {
+      std::vector<RowMeta> rows(step.rows.size());
+      std::vector<SeqMeta> seqs(step.seqs.size());
+      run(LocateRowsArgs{.rows = step.rows.data(),
+                         .seqs = step.seqs.data(),
+                         .gone = gone.data(),
+                         .most = most,
+                         .to_rows = rows.data(),
+                         .to_seqs = seqs.data(),
+                         .n_rows = static_cast<int32_t>(rows.size()),
+                         .n_seqs = step.n_seqs()});
+      std::vector<int32_t> values;
+      for (const RowMeta& row : rows) values.insert(values.end(), {row.seq, row.pos});
+      for (const SeqMeta& seq : seqs) {
+        values.insert(values.end(),
+                      {seq.q_begin, seq.q_len, seq.kv_len, seq.table_off, seq.prompt_len});
+      }
+      return Outputs{{"values", AsFloats(values), 0}};
+    });
+  }
+}
+
+TEST_F(ParityTest, Compact) {
+  Random random(41);
+  for (const Layout& l : kLayouts) {
+    const std::vector<int32_t> lens = {600, 1, 257, 0, 300};
+    const Bank bank(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random);
+    const Step step({1, 1, 7, 0, 0}, lens, [&](int32_t s) { return bank.TableOff(s); });
+    for (const int32_t lists : {1, l.n_kv_heads}) {
+      for (const int32_t most : {0, 1, 30, 270, 599, 600}) {
+        const int32_t capacity = std::max(most, 1);
+        const bool with_bounds = most == 30 || most == 270;
+        std::vector<int32_t> index;
+        std::vector<int32_t> count;
+        std::vector<int32_t> bounds;
+        for (const int32_t len : lens) {
+          const int32_t listed = with_bounds ? len - std::min(len, 50) : len;
+          bounds.insert(bounds.end(), {listed, len});
+          for (int32_t i = 0; i < lists; ++i) {
+            const int32_t n = std::min(most, listed);
+            std::vector<int32_t> chosen = random.Ascending(n, listed);
+            std::iota(chosen.begin(), chosen.begin() + std::min(n, 4), 0);  // stay where they are
+            std::sort(chosen.begin(), chosen.end());
+            chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+            count.push_back(static_cast<int32_t>(chosen.size()));
+            chosen.resize(static_cast<size_t>(capacity), 1 << 30);  // never to be read
+            index.insert(index.end(), chosen.begin(), chosen.end());
+          }
+        }
+        const bool with_pos = most != 270;
+        Check(fmt::format("Compact {} rows of {} {}{}, {} lists", most, bank.View().row_bytes,
+                          DTypeName(l.dtype), with_pos ? " and positions" : "", lists),
+              [&](const Execute& run) {
+                Bank copy = bank;
+                std::vector<int32_t> pos(with_pos ? copy.n_rows() * static_cast<size_t>(lists) : 0);
+                for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(7 * i);
+                run(CompactArgs{.kv = copy.View(),
+                                .seqs = step.seqs.data(),
+                                .index = index.data(),
+                                .count = count.data(),
+                                .bounds = with_bounds ? bounds.data() : nullptr,
+                                .pos = with_pos ? pos.data() : nullptr,
+                                .capacity = capacity,
+                                .lists = lists,
+                                .n_seqs = step.n_seqs()});
+                Array rows = copy.Values();
+                rows.tolerance = 0;
+                return Outputs{rows, {"pos", AsFloats(pos), 0}};
+              });
+      }
+    }
+  }
+}
+
+// Two steps of evictions, then the last is undone, and both.
+TEST_F(ParityTest, EvictAndUndo) {
+  Random random(43);
+  for (const Layout& l : kLayouts) {
+    const std::vector<int32_t> lens = {101, 40, 0, 101, 101};  // of the table
+    const std::vector<int32_t> all = {900, 40, 0, 101, 3001};  // tokens
+    const Bank bank(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 128, random);
+    const Step table({1, 1, 0, 1, 1}, lens, [&](int32_t s) { return bank.TableOff(s); });
+    for (const int32_t lists : {1, l.n_kv_heads}) {
+      for (const bool ties : {false, true}) {
+        Check(fmt::format("Evict of {} {}, {} lists{}", bank.View().row_bytes, DTypeName(l.dtype),
+                          lists, ties ? ", ties" : ""),
+              [&](const Execute& run) {
+                Bank copy = bank;
+                constexpr int32_t kStride = 104;
+                const size_t n_lists = lens.size() * static_cast<size_t>(lists);
+                std::vector<int32_t> pos(copy.n_rows() * static_cast<size_t>(lists));
+                for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(7 * i);
+                std::vector<std::byte> saved(lens.size() * kEvictionLog *
+                                             static_cast<size_t>(PackedRowBytes(copy.View())));
+                std::vector<int32_t> victim(n_lists * kEvictionLog, -7);
+                std::vector<int32_t> saved_pos(n_lists * kEvictionLog, -7);
+                const EvictionLog log{saved.data(), victim.data(), saved_pos.data()};
+                Outputs outputs;
+                const auto keep = [&](const std::string& when) {
+                  Array rows = copy.Values();
+                  rows.name += when;
+                  rows.tolerance = 0;
+                  outputs.push_back(rows);
+                  outputs.push_back({"pos" + when, AsFloats(pos), 0});
+                };
+                Random scores_of(7);
+                std::vector<SeqMeta> steps = table.seqs;
+                for (int32_t step = 0; step < 2; ++step) {
+                  for (size_t s = 0; s < steps.size(); ++s) steps[s].kv_len = all[s] + step;
+                  std::vector<float> scores = scores_of.Floats(n_lists * kStride);
+                  if (ties) {
+                    for (float& v : scores) v = v < 0.5f ? -0.0f : v < 1 ? 0.0f : 1.0f;
+                  }
+                  run(EvictArgs{.kv = copy.View(),
+                                .seqs = table.seqs.data(),
+                                .steps = steps.data(),
+                                .scores = scores.data(),
+                                .pos = pos.data(),
+                                .log = log,
+                                .stride = kStride,
+                                .most = 100,
+                                .lists = lists,
+                                .n_seqs = static_cast<int32_t>(lens.size())});
+                  keep(fmt::format(" after {}", step));
+                  outputs.push_back({fmt::format("scores {}", step), scores, 0});
+                  outputs.push_back({fmt::format("victims {}", step), AsFloats(victim), 0});
+                }
+                for (const int32_t undone : {1, 2}) {
+                  for (const int32_t s : {0, 4}) {
+                    const auto of = static_cast<size_t>(s);
+                    run(UndoEvictArgs{.kv = copy.View(),
+                                      .pos = pos.data(),
+                                      .log = log,
+                                      .seq = s,
+                                      .table_off = table.seqs[of].table_off,
+                                      .lists = lists,
+                                      .from = all[of] + 1 - undone,
+                                      .to = all[of] + 2 - undone});
+                  }
+                  keep(fmt::format(" without {}", undone));
+                }
+                return outputs;
+              });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace omnikv::parity

@@ -22,7 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from policy_oracle import Context, Full, Model, OmniKv, softmax
+from oracle.model import Context, Model, softmax
+from oracle.omnikv import OmniKv
+from oracle.policy import Full
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = (2500, 2600, 2800, 3000, 3500, 4500, 6000, 8000)

@@ -1,0 +1,117 @@
+"""The cases of the fixtures: which policy, with which settings, after how much of the prompt."""
+
+import itertools
+
+import numpy as np
+
+from oracle.duo import Duo
+from oracle.kcache import KCache
+from oracle.omnikv import OmniKv
+from oracle.policy import Full
+from oracle.quest import Quest
+from oracle.snapkv import SnapKv
+from oracle.streaming import Streaming
+from oracle.tova import Tova
+
+LAYERS, KV_HEADS, N_PROMPT = 8, 2, 120
+LENGTHS = (40, 80, N_PROMPT)  # of prompts
+GATES = "full_attention_heads.tsv"  # beside the model
+
+KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
+         "quest": Quest, "duo": Duo, "kcache": KCache}
+
+
+def gates():
+    """Of duo, with layers whose heads all stream, none do, and some do."""
+    return np.random.default_rng(5).uniform(size=(LAYERS, KV_HEADS)).round(3)
+
+
+def make_policy(policy, settings):
+    settings = dict(settings)
+    if "filters" in settings:
+        settings["filters"] = [int(f) for f in settings["filters"].split(",")]
+    if "gates" in settings:
+        settings["gates"] = gates()
+    return KINDS[policy](**settings)
+
+
+def first_cases():
+    """Those of full, streaming and omnikv."""
+    small = {"budget": 24, "tail": 8}
+    out = {"full": ("full", {})}
+    for positions in ("original", "cache"):
+        out[f"streaming_{positions}"] = (
+            "streaming", {"sinks": 4, "budget": 32, "positions": positions})
+    selectors = ({"selector": "last"}, {"selector": "uniform", "window": 4},
+                 {"selector": "exp", "window": 4})
+    for selector, score, dense in itertools.product(selectors, ("softmax", "raw"), (0, 1)):
+        out[f"omnikv_{selector['selector']}_{score}_dense{dense}"] = (
+            "omnikv", {"filters": "1,4", **small, **selector, "score": score,
+                       "dense_after_filter": dense})
+    plain = {"filters": "1,4", "selector": "last", "score": "softmax", "dense_after_filter": 0}
+    for name, settings in {
+        "every_layer": {**plain, **small, "select_every_layer": 1},
+        "long_tail": {**plain, "budget": 24, "tail": 64},  # the whole answer
+        "tail_all": {**plain, "budget": 8, "tail": "all"},
+        "tail_1": {**plain, "budget": 24, "tail": 1},  # most of the answer must be chosen
+        "mem": {**plain, "mem": 0.45, "tail": 4},
+        "wide_window": {**plain, "budget": 24, "tail": 2, "selector": "uniform", "window": 12},
+        "crosses_budget": {**plain, "budget": 140, "tail": 8},  # everything until n = 148
+        "covering": {**plain, "budget": 512, "tail": 8},
+    }.items():
+        out[f"omnikv_{name}"] = ("omnikv", settings)
+    for budget, n_prompt in itertools.product((12, 48), (40, 80)):
+        out[f"omnikv_{budget}_of_{n_prompt}"] = (
+            "omnikv", {**plain, "budget": budget, "tail": 8}, n_prompt)
+    return out
+
+
+# Of every other policy: lengths of prompts, what each of three budgets means, and what else there
+# is, with the last of the lengths. kcache has lengths at which rounding moves its logits least: its
+# weights have no sum of their own to be divided by, which would take a common error out.
+OTHERS = {
+    "tova": (LENGTHS, {budget: {"budget": budget} for budget in (16, 32, 56)}, {}),
+    "snapkv": (
+        LENGTHS,
+        {budget: {"budget": budget, "window": window, "pool": "mean", "kernel": 5}
+         for budget, window in ((16, 8), (32, 8), (56, 32))},
+        {f"{pool}{kernel}": {"budget": 32, "window": window, "pool": pool, "kernel": kernel}
+         for pool, kernel, window in (("mean", 1, 8), ("max", 5, 8), ("max", 7, 8),
+                                      ("mean", 15, 12), ("max", 15, 12))} |
+        {"defaults": {"budget": 48, "pool": "mean"}}),
+    "quest": (
+        LENGTHS,
+        {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)},
+        {"sum": {"budget": 48, "heads": "sum"}, "mean": {"budget": 64, "heads": "mean"},
+         "dense_0": {"budget": 48, "heads": "max", "dense_layers": 0},
+         "dense_5": {"budget": 32, "heads": "sum", "dense_layers": 5}}),
+    "duo": (
+        LENGTHS,
+        {sinks + recent: {"gates": GATES, "sinks": sinks, "recent": recent, "sparsity": 0.5}
+         for sinks, recent in ((2, 10), (4, 16), (4, 40))},
+        {name: {"gates": GATES, "sinks": 4, "recent": 16, **which}
+         for name, which in {"quarter": {"sparsity": 0.25}, "most": {"sparsity": 0.75},
+                             "all": {"sparsity": 1}, "threshold": {"threshold": 0.4}}.items()} |
+        {"no_sinks": {"gates": GATES, "sinks": 0, "recent": 24, "sparsity": 0.5}}),
+    "kcache": (
+        (56, 72, 48),
+        {budget: {"budget": budget, "renormalise": "off", "first_layers": 1}
+         for budget in (16, 24, 48)},
+        {"renormalised": {"budget": 16, "renormalise": "on", "first_layers": 1},
+         "renormalised_4": {"budget": 4, "renormalise": "on", "first_layers": 2},
+         "first_0": {"budget": 8, "renormalise": "off", "first_layers": 0},
+         "first_4": {"budget": 8, "renormalise": "off", "first_layers": 4}}),
+}
+
+
+def cases():
+    """Name of a fixture -> name of a case -> (policy, settings as the engine's --set takes them[,
+    tokens of the prompt])."""
+    out = {"policies": first_cases()}
+    for policy, (lengths, budgets, others) in OTHERS.items():
+        own = out[f"policies_{policy}"] = {}
+        for (budget, settings), n_prompt in itertools.product(budgets.items(), lengths):
+            own[f"{policy}_{budget}_of_{n_prompt}"] = (policy, settings, n_prompt)
+        for name, settings in others.items():
+            own[f"{policy}_{name}"] = (policy, settings, lengths[-1])
+    return out

@@ -1,0 +1,80 @@
+"""What the rules of policies share: full attention, KV heads with lists of their own, a choice.
+
+A rule says for the row at position p of a layer which tokens it reads, and notes what it chose:
+    chosen  key -> for every decode step the tokens that are read; where there are fewer than steps,
+            the last, and the tokens that came after it
+    gaps    key -> for every decode step the gap of that choice, as `best` defines it
+"""
+
+import numpy as np
+
+from oracle.model import softmax
+
+
+def best(scores, n, size=None):
+    """The n highest of the scores [m], ascending, the lower one where equal; and the gap: by how
+    much the scores may move, relative to the last one chosen (or to `size`), before others are. 0:
+    nothing was left out."""
+    order = np.argsort(-scores, kind="stable")
+    if not 0 < n < len(order):
+        return np.sort(order[:n]), 0.0
+    last, rejected = scores[order[n - 1]], scores[order[n]]
+    gap = last - rejected
+    if gap == 0:  # equal they stay, but another score may come among them
+        others = np.abs(scores - last)
+        gap = others[others > 0].min(initial=np.inf)
+    return np.sort(order[:n]), float(gap / (size or abs(last)))
+
+
+class Full:
+    """Every row reads everything; the base of the others."""
+    dense_prompts = True  # prompt rows do, so that policies may share them
+
+    def __init__(self):
+        self.chosen, self.gaps = {}, {}
+
+    def reads(self, context, layer, p):
+        """The tokens read, the positions that their keys are rotated by, and that of the query, or
+        one for each token."""
+        everything = np.arange(p + 1)
+        return everything, everything, p
+
+    def attend(self, context, layer, p):
+        """What the row gets from attention [heads * head_dim]."""
+        tokens, key_positions, query_position = self.reads(context, layer, p)
+        a = softmax(context.logits_of(layer, p, tokens, query_position, key_positions))
+        m = context.model
+        v = np.repeat(context.v[layer][:, tokens], m.heads // m.kv_heads, axis=0)
+        return (a[:, None] @ v).reshape(-1)
+
+    def key_of(self, layer, head):
+        """The key of `chosen` by which a KV head of a layer reads; empty: everything."""
+        return ""
+
+    def note(self, key, tokens, gap):
+        self.chosen.setdefault(key, []).append(tokens)
+        self.gaps.setdefault(key, []).append(gap)
+
+    def min_gap(self):
+        return min((g for gaps in self.gaps.values() for g in gaps if g > 0), default=np.inf)
+
+
+class PerHead(Full):
+    """Every KV head reads tokens of its own, which keep their positions."""
+
+    def tokens_of(self, context, layer, p, head):
+        """The tokens that a KV head reads."""
+        raise NotImplementedError
+
+    def probabilities(self, context, layer, p, tokens, head):
+        """Softmax over tokens [group, len(tokens)] of the query heads of a KV head."""
+        return softmax(context.logits_of(layer, p, tokens, p, tokens)[context.model.group(head)])
+
+    def attend(self, context, layer, p):
+        out = []
+        for head in range(context.model.kv_heads):
+            tokens = self.tokens_of(context, layer, p, head)
+            a = self.probabilities(context, layer, p, tokens, head)
+            out.append(a @ context.v[layer][head, tokens])
+        return np.concatenate(out).reshape(-1)
+

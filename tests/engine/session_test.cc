@@ -166,9 +166,9 @@ TEST_P(SessionTest, ForgottenRowsAreGivenBack) {
     const bool all = policy.settings.size() == 1 && !evicts;
     EXPECT_EQ(blocks(), all ? 4u : 2u);
     // Of what is gone nothing can be made: such a prompt starts over.
-    tokens.resize(450);
+    tokens.resize(350);
     ASSERT_TRUE(session->Prompt(tokens).ok());
-    EXPECT_EQ(session->stats().prefill_tokens, 450);
+    EXPECT_EQ(session->stats().prefill_tokens, 350);
     const auto fresh = Open(*engine, policy);
     ASSERT_TRUE(fresh->Prompt(tokens).ok());
     EXPECT_EQ(Logits(*engine, *session), Logits(*engine, *fresh));

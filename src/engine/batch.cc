@@ -52,7 +52,7 @@ Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
 
 std::vector<DecodeRow> Batch::RowsOf(std::span<const Next> next) const {
   std::vector<DecodeRow> rows;
-  for (const auto& [slot, token] : next) rows.push_back({group_.get(), slot, token});
+  for (const Next& row : next) rows.push_back({group_.get(), row.slot, row.token});
   return rows;
 }
 
@@ -62,10 +62,13 @@ Status Batch::Step(std::span<const Next> next) {
   return stepper_.Step(RowsOf(next), logits);
 }
 
-Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> next, int64_t steps) {
+Result<std::vector<std::vector<int32_t>>> Batch::Generate(std::span<const Next> next,
+                                                           int64_t steps) {
   std::vector<std::vector<int32_t>> tokens(next.size());
   if (steps < 1) return tokens;
-  StepsAhead ahead(stepper_, RowsOf(next), std::vector<Sampler*>(next.size(), nullptr));
+  std::vector<Sampler*> samplers;
+  for (const Next& row : next) samplers.push_back(row.sampler);
+  StepsAhead ahead(stepper_, RowsOf(next), std::move(samplers));
   Status status;
   for (int64_t left = steps; left > 0 && status.ok(); --left) {
     const auto read = ahead.Read(left);
@@ -81,7 +84,8 @@ Result<std::vector<std::vector<int32_t>>> Batch::Greedy(std::span<const Next> ne
   if (status.ok()) return tokens;
   core_.backend->Synchronize();
   for (const Next& row : next) {
-    group_->Forget(row.slot, length(row.slot) - ahead.reads());
+    group_->Forget(row.slot, std::max(length(row.slot) - ahead.reads(),
+                                      group_->least_length(row.slot)));
   }
   return status;
 }

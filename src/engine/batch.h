@@ -34,15 +34,17 @@ class Batch {
   struct Next {
     int32_t slot = 0;
     int32_t token = 0;
+    Sampler* sampler = nullptr;  // draws what follows (Generate); null: the highest logit
   };
   // One decode step of the sequences named, each once: appends their tokens. Sequences that are not
   // named wait. On failure (a full context, a token out of range, logits that are not finite)
   // nothing has changed.
   Status Step(std::span<const Next> next);
-  // `steps` steps, each but the first over what was the highest logit of the one before: returns
-  // the token chosen after each, [next.size()][steps]; the last of them is not in context. The
-  // device needs no word from the host in between.
-  Result<std::vector<std::vector<int32_t>>> Greedy(std::span<const Next> next, int64_t steps);
+  // `steps` steps, each but the first over what was drawn after the one before: returns the token
+  // drawn after each, [next.size()][steps]; the last of them is not in context. The device needs no
+  // word from the host in between. On failure nothing has changed but the samplers; sequences whose
+  // policy gives up a row at every step keep what was generated.
+  Result<std::vector<std::vector<int32_t>>> Generate(std::span<const Next> next, int64_t steps);
 
   // [vocab]: after the sequence's last token. Valid until the next call.
   const float* logits(int32_t slot) const { return logits_[static_cast<size_t>(slot)].data(); }

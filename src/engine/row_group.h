@@ -49,6 +49,8 @@ class RowGroup {
             .gone = core_.bank->Gone(seq(slot), 0)};
   }
   int32_t seq(int32_t slot) const { return At(slot).seq; }  // of the bank
+  // Below which the sequence cannot be cut back, but to nothing.
+  int64_t least_length(int32_t slot) const { return core_.bank->LeastLength(At(slot).seq); }
 
   // Room for a decode step's token, and for the next `n` rows of a prompt that ends at prompt_end.
   // As Bank::Append.

@@ -191,7 +191,7 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
       next.push_back({*slot, first});
     }
     for (const int64_t n : {1, 2, 9, 17}) {  // in pieces
-      const auto more = batch.Greedy(next, n);
+      const auto more = batch.Generate(next, n);
       ASSERT_TRUE(more.ok()) << more.status().message();
       for (size_t r = 0; r < next.size(); ++r) {
         ASSERT_EQ((*more)[r].size(), static_cast<size_t>(n));
@@ -202,6 +202,50 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
     }
     EXPECT_EQ(got, want);
   }
+}
+
+// Rows of one batch draw each by its own settings, what a session of its own would.
+TEST_P(BatchTest, DrawsWhatSessionsDraw) {
+  const auto engine = Load({.model = kRandom, .context = 256, .max_sessions = 16});
+  const std::vector<SamplingOptions> settings = {
+      {.temperature = 1, .seed = 1},
+      {},
+      {.temperature = 0.7, .top_k = 40, .top_p = 0.95, .seed = 2},
+      {.repeat_penalty = 1.3},
+      {.temperature = 2, .min_p = 0.05, .repeat_penalty = 1.1, .seed = 3}};
+  auto opened = Batch::Open(CoreOf(*engine), {.name = "full"}, 5);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  Batch& batch = **opened;
+  std::vector<Batch::Next> next;
+  std::vector<Sampler> samplers;
+  std::vector<std::vector<int32_t>> want;
+  std::vector<std::vector<int32_t>> got;
+  samplers.reserve(settings.size());
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const std::vector<int32_t> prompt = Numbers(20 + 9 * i, i);
+    const auto session = engine->NewSession({.name = "full"});
+    ASSERT_TRUE(session.ok());
+    ASSERT_TRUE((*session)->Prompt(prompt).ok());
+    const auto answer = (*session)->Generate(
+        {.max_tokens = 30, .sampling = settings[i], .ignore_eos = true});
+    ASSERT_TRUE(answer.ok());
+    want.push_back(answer->tokens);
+    const auto slot = batch.Join(prompt);
+    ASSERT_TRUE(slot.ok());
+    Sampler& sampler = samplers.emplace_back(settings[i], engine->vocab());
+    for (const int32_t t : prompt) sampler.See(t);
+    got.push_back({sampler.Sample(batch.logits(*slot))});
+    next.push_back({*slot, got.back().front(), &sampler});
+  }
+  for (const int64_t n : {1, 10, 18}) {  // in pieces
+    const auto more = batch.Generate(next, n);
+    ASSERT_TRUE(more.ok()) << more.status().message();
+    for (size_t r = 0; r < next.size(); ++r) {
+      got[r].insert(got[r].end(), (*more)[r].begin(), (*more)[r].end());
+      next[r].token = got[r].back();
+    }
+  }
+  EXPECT_EQ(got, want);
 }
 
 // More rows than the kernels of a few rows take, more than a block of a card has warps, and all.
@@ -228,7 +272,7 @@ TEST_P(BatchTest, ManySequences) {
         row.token = Best(batch->logits(row.slot), engine->vocab());
       }
     }
-    const auto ahead = batch->Greedy(next, 3);
+    const auto ahead = batch->Generate(next, 3);
     ASSERT_TRUE(ahead.ok()) << ahead.status().message();
     for (size_t r = 0; r < next.size(); r += 7) {
       const std::vector<int32_t>& text = texts[static_cast<size_t>(next[r].slot)];
@@ -268,11 +312,11 @@ TEST_P(BatchTest, RefusesWhatItCannotDoAndGoesOn) {
   EXPECT_THAT(message(batch.Join({5})), HasSubstr("all 2 sequences of the batch"));
   // The second is full after four more: nothing happens to the first either.
   const std::vector<Batch::Next> next = {{*a, 5}, {*b, 6}};
-  EXPECT_FALSE(batch.Greedy(next, 5).ok());
+  EXPECT_FALSE(batch.Generate(next, 5).ok());
   EXPECT_EQ(batch.length(*a), 10);
   EXPECT_FALSE(batch.Step(std::vector<Batch::Next>{{*a, 128}}).ok());
   EXPECT_FALSE(batch.Step({}).ok());
-  EXPECT_TRUE(batch.Greedy(next, 4).ok());
+  EXPECT_TRUE(batch.Generate(next, 4).ok());
   EXPECT_EQ(batch.length(*a), 14);
   EXPECT_FALSE(batch.Step(next).ok());
   batch.Leave(*b);

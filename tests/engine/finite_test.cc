@@ -156,7 +156,7 @@ TEST_P(FiniteTest, ABatchIsRefused) {
   ExpectNotFinite(batch->Step(std::vector<Batch::Next>{{a, 3}, {b, kBad}}), "after 3 tokens");
   EXPECT_EQ(batch->length(a), 4);
   EXPECT_EQ(batch->length(b), 2);
-  const auto tokens = batch->Greedy(std::vector<Batch::Next>{{a, 3}, {b, kBad}}, 5);
+  const auto tokens = batch->Generate(std::vector<Batch::Next>{{a, 3}, {b, kBad}}, 5);
   ExpectNotFinite(tokens.status(), "after 3 tokens");
   EXPECT_EQ(batch->length(b), 2);
   batch->Leave(b);

@@ -229,8 +229,8 @@ TEST_P(HostTier, BatchesGiveTheSameTokens) {
       next.push_back({.slot = *slot, .token = static_cast<int32_t>(tokens % 100)});
     };
     const auto go_on = [&](std::span<Batch::Next> rows, int64_t steps) {
-      const auto want = near->Greedy(rows, steps);
-      const auto got = host->Greedy(rows, steps);
+      const auto want = near->Generate(rows, steps);
+      const auto got = host->Generate(rows, steps);
       ASSERT_TRUE(want.ok()) << want.status().message();
       ASSERT_TRUE(got.ok()) << got.status().message();
       ASSERT_EQ(*want, *got);
@@ -276,7 +276,7 @@ TEST_P(HostTierOnRef, BatchesGiveWhatSessionsGive) {
     ASSERT_TRUE(session->Step(7).ok());
     alone.push_back(Generate(*session, 40));
   }
-  const auto together = batch->Greedy(next, 40);
+  const auto together = batch->Generate(next, 40);
   ASSERT_TRUE(together.ok()) << together.status().message();
   EXPECT_EQ(*together, alone);
 }

@@ -228,10 +228,10 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
     OKV_ASSIGN_OR_RETURN(const int32_t slot, sequences->JoinMadeUp(context));
     next.push_back({slot, token});
   }
-  OKV_RETURN_IF_ERROR(sequences->Greedy(next, 4).status());  // records, warms up
+  OKV_RETURN_IF_ERROR(sequences->Generate(next, 4).status());  // records, warms up
   const auto counted = sequences->Count();
   const auto start = Clock::now();
-  OKV_RETURN_IF_ERROR(sequences->Greedy(next, steps).status());
+  OKV_RETURN_IF_ERROR(sequences->Generate(next, steps).status());
   DecodeCase result{.policy = sequences->policy(),
                     .settings = sequences->settings(),
                     .context = context,

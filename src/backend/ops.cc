@@ -52,7 +52,7 @@ struct CostVisitor {
     for (const WeightRef* w : {&a.wq, &a.wk, &a.wv}) c += WeightCost(*w, a.n_rows);
     const int64_t copies = (a.k_out != nullptr ? 1 : 0) + (a.k_raw_out != nullptr ? 1 : 0);
     c.bytes_written +=
-        4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
+        4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.TokenBytes());
     return c;
   }
   Cost operator()(const AttendArgs& a) const {
@@ -206,7 +206,7 @@ struct CostVisitor {
       const int32_t* index = a.index + int64_t{s} * a.capacity;
       int64_t moved = 0;  // others are where they belong
       for (int32_t i = 0; i < a.count[s]; ++i) moved += index[i] != i ? 1 : 0;
-      const uint64_t bytes = U(moved) * (U(a.kv.row_bytes) + (a.pos != nullptr ? 4 : 0));
+      const uint64_t bytes = U(moved) * (U(a.kv.TokenBytes()) + (a.pos != nullptr ? 4 : 0));
       c.bytes_read += bytes + 4 * U(a.count[s]);
       c.bytes_written += bytes;
     }
@@ -241,8 +241,10 @@ struct NameVisitor {
 }  // namespace
 
 uint64_t KvBytes(const KvView& kv, int64_t head_tokens, bool values) {
-  const auto head = [&](int32_t n) { return DTypeBytes(kv.dtype, static_cast<size_t>(n)); };
-  return U(head_tokens) * (head(kv.dk) + (values ? head(kv.dv) : 0));
+  const auto head = [](const KvPlane& plane, int32_t n) {
+    return DTypeBytes(plane.dtype, static_cast<size_t>(n));
+  };
+  return U(head_tokens) * (head(kv.k, kv.dk) + (values ? head(kv.v, kv.dv) : 0));
 }
 
 std::string_view OpName(const Op& op) {

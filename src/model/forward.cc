@@ -138,7 +138,7 @@ std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32
     do {
       rows.n_rows += part.groups[i++].rows.n_rows;
     } while (i < places.size() && places[i] == place);
-    const bool by_slot = place.slot.base != nullptr;  // then it is of one group
+    const bool by_slot = place.slot.k != nullptr;  // then it is of one group
     NormQkvRopeAppendArgs qkv{
         .in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
         .wq = w.wq,

@@ -87,22 +87,33 @@ void RefFetchRows(const FetchRowsArgs& a) {
   }
 }
 
-void RefCompact(const CompactArgs& a) {
-  const auto bytes = static_cast<size_t>(a.kv.row_bytes);
+namespace {
+
+void CompactPlane(const CompactArgs& a, const KvPlane& plane) {
+  const auto bytes = static_cast<size_t>(plane.row_bytes);
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const int32_t* index = a.index + int64_t{s} * a.capacity;
+    const auto row = [&](int64_t t) {
+      return plane.Head(a.kv.RowIndex(a.seqs[s].table_off, t), 0);
+    };
     const auto n = static_cast<size_t>(a.count[s]);
     std::vector<std::byte> rows(n * bytes);
-    std::vector<int32_t> pos(n);
+    for (size_t i = 0; i < n; ++i) std::memcpy(&rows[i * bytes], row(index[i]), bytes);
     for (size_t i = 0; i < n; ++i) {
-      std::memcpy(&rows[i * bytes], a.kv.Row(a.seqs[s].table_off, index[i]), bytes);
-      if (a.pos != nullptr) pos[i] = a.pos[s * a.pos_stride + index[i]];
+      std::memcpy(row(static_cast<int64_t>(i)), &rows[i * bytes], bytes);
     }
-    for (size_t i = 0; i < n; ++i) {
-      const auto token = static_cast<int64_t>(i);
-      std::memcpy(a.kv.Row(a.seqs[s].table_off, token), &rows[i * bytes], bytes);
-      if (a.pos != nullptr) a.pos[s * a.pos_stride + token] = pos[i];
-    }
+  }
+}
+
+}  // namespace
+
+void RefCompact(const CompactArgs& a) {
+  CompactPlane(a, a.kv.k);
+  if (!a.kv.Interleaved()) CompactPlane(a, a.kv.v);
+  for (int32_t s = 0; s < a.n_seqs && a.pos != nullptr; ++s) {
+    // Ascending, so that none is overwritten before it is read.
+    int32_t* pos = a.pos + s * a.pos_stride;
+    for (int32_t i = 0; i < a.count[s]; ++i) pos[i] = pos[a.index[int64_t{s} * a.capacity + i]];
   }
 }
 

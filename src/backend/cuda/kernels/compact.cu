@@ -21,16 +21,18 @@ constexpr int kTogether = 4;  // rows that a thread reads before it waits
 constexpr int kGroups = kThreads / kLanes;
 constexpr int kBatch = kGroups * kTogether;
 
-// Grid: (slices of a row and, where there are positions, one more block for them; sequences).
+// Rows of one plane. Grid: (slices of a row and, where there are positions, one more block for
+// them; sequences).
 template <typename Piece>
-__global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ CompactArgs a) {
+__global__ void __launch_bounds__(kThreads)
+    CompactKernel(const __grid_constant__ CompactArgs a, const __grid_constant__ KvPlane plane) {
   GridTrigger();
   GridWait();
   const int64_t seq = blockIdx.y;
   const int32_t count = a.count[seq];
   const int32_t* index = a.index + seq * a.capacity;
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const auto pieces = static_cast<int32_t>(a.kv.row_bytes / int64_t{sizeof(Piece)});
+  const auto pieces = static_cast<int32_t>(plane.row_bytes / int64_t{sizeof(Piece)});
   const int32_t piece = static_cast<int32_t>(blockIdx.x) * kLanes + thread % kLanes;
 
   if (static_cast<int32_t>(blockIdx.x) * kLanes >= pieces) {  // positions
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
 
   const int32_t table_off = a.seqs[seq].table_off;
   const auto at = [&](int32_t token) {
-    return reinterpret_cast<Piece*>(KvRow(a.kv, table_off, token)) + piece;
+    return reinterpret_cast<Piece*>(plane.Head(a.kv.RowIndex(table_off, token), 0)) + piece;
   };
   for (int32_t first = thread / kLanes; first - thread / kLanes < count; first += kBatch) {
     Piece values[kTogether];
@@ -66,23 +68,31 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   }
 }
 
-}  // namespace
-
-void Compact(const CompactArgs& args, const Launch& launch) {
-  if (args.n_seqs == 0) return;
+void CompactPlane(const CompactArgs& args, const KvPlane& plane, const Launch& launch) {
   const auto run = [&](auto* kernel, int64_t piece_bytes) {
-    const int64_t slices = CeilDiv(args.kv.row_bytes / piece_bytes, kLanes);
+    const int64_t slices = CeilDiv(plane.row_bytes / piece_bytes, kLanes);
     const dim3 grid(static_cast<unsigned>(slices + (args.pos != nullptr ? 1 : 0)),
                     static_cast<unsigned>(args.n_seqs));
-    LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args);
+    LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args, plane);
   };
-  if (AreMultiples(16, args.kv.base, args.kv.row_bytes)) {
+  if (AreMultiples(16, plane.base, plane.row_bytes)) {
     run(CompactKernel<uint4>, 16);
-  } else if (AreMultiples(4, args.kv.base, args.kv.row_bytes)) {
+  } else if (AreMultiples(4, plane.base, plane.row_bytes)) {
     run(CompactKernel<uint32_t>, 4);
   } else {
     run(CompactKernel<uint16_t>, 2);
   }
+}
+
+}  // namespace
+
+void Compact(const CompactArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0) return;
+  CompactPlane(args, args.kv.k, launch);
+  if (args.kv.Interleaved()) return;
+  CompactArgs values = args;
+  values.pos = nullptr;
+  CompactPlane(values, args.kv.v, launch);
 }
 
 }  // namespace omnikv::cuda

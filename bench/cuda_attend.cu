@@ -54,11 +54,10 @@ __global__ void Fill(DType type, std::byte* data, int64_t n) {
 __global__ void PlainLogits(KvView kv, int32_t table_off, const float* q, const int32_t* list,
                             double* logits) {
   const auto i = static_cast<int32_t>(blockIdx.x), h = static_cast<int32_t>(threadIdx.x);
-  const std::byte* k =
-      KvRow(kv, table_off, list == nullptr ? i : list[i]) + h / 4 * kv.k_head_bytes;
+  const std::byte* k = kv.k.Head(kv.RowIndex(table_off, list == nullptr ? i : list[i]), h / 4);
   double dot = 0;
   for (int d = 0; d < kDim; ++d) {
-    dot += static_cast<double>(q[h * kDim + d]) * LoadValue(kv.dtype, k, d);
+    dot += static_cast<double>(q[h * kDim + d]) * LoadValue(kv.k.dtype, k, d);
   }
   logits[int64_t{h} * gridDim.x + i] = dot * kScale;
 }
@@ -71,11 +70,10 @@ __global__ void PlainOutput(KvView kv, int32_t table_off, const int32_t* list, i
   double top = logits[0], sum = 0, total = 0;
   for (int32_t i = 1; i < n; ++i) top = max(top, logits[i]);
   for (int32_t i = 0; i < n; ++i) {
-    const std::byte* v =
-        KvRow(kv, table_off, list == nullptr ? i : list[i]) + kv.v_offset + h / 4 * kv.v_head_bytes;
+    const std::byte* v = kv.v.Head(kv.RowIndex(table_off, list == nullptr ? i : list[i]), h / 4);
     const double p = exp(logits[i] - top);
     sum += p;
-    total += p * LoadValue(kv.dtype, v, d);
+    total += p * LoadValue(kv.v.dtype, v, d);
   }
   o[h * kDim + d] = static_cast<float>(total / sum);
   if (d == 0) lse[h] = static_cast<float>(top + log(sum));

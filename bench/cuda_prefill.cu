@@ -44,22 +44,22 @@ __global__ void AttendPlainly(const __grid_constant__ AttendArgs a, float* o, fl
   const int64_t at = blockIdx.x;
   const int d = static_cast<int>(threadIdx.x);
   const RowMeta row = a.rows[at / a.n_heads];
-  const int64_t kv_head = at % a.n_heads / (a.n_heads / a.kv.n_kv_heads);
+  const auto kv_head = static_cast<int32_t>(at % a.n_heads / (a.n_heads / a.kv.n_kv_heads));
   double top = -1e30, sum = 0, out = 0;
   for (int i = 0; i < a.plan.n_segments; ++i) {
     const PlanSegment& s = a.plan.segments[i];
     const int low = max(s.begin, s.window > 0 ? row.pos + 1 - s.window : 0);
     for (int t = low; t < min(s.end, row.pos + 1); ++t) {
-      const std::byte* kv = KvRow(a.kv, a.seqs[row.seq].table_off, t);
-      const std::byte* k = kv + a.kv.k_offset + kv_head * a.kv.k_head_bytes;
-      const std::byte* v = kv + a.kv.v_offset + kv_head * a.kv.v_head_bytes;
-      const float qk = a.q[at * a.kv.dk + d] * LoadValue(a.kv.dtype, k, d);
+      const int64_t at_row = a.kv.RowIndex(a.seqs[row.seq].table_off, t);
+      const std::byte* k = a.kv.k.Head(at_row, kv_head);
+      const std::byte* v = a.kv.v.Head(at_row, kv_head);
+      const float qk = a.q[at * a.kv.dk + d] * LoadValue(a.kv.k.dtype, k, d);
       const double logit = Softcap(a.scale * BlockSum(qk, shared), a.softcap);
       __syncthreads();
       const double best = max(top, logit);
       const double keep = exp(top - best), p = exp(logit - best);
       sum = sum * keep + p;
-      out = out * keep + p * LoadValue(a.kv.dtype, v, d);
+      out = out * keep + p * LoadValue(a.kv.v.dtype, v, d);
       top = best;
     }
   }
@@ -150,7 +150,7 @@ class Attention {
     std::printf(
         "%-22s %-10s heads %d/%d of %3d %-4s blocks of %3d: o %.1e, lse %.1e of the largest%s\n",
         what, Kernel(), args.n_heads, args.kv.n_kv_heads, args.kv.dk,
-        args.kv.dtype == DType::kF16 ? "f16" : "bf16", args.kv.block_tokens, o, lse,
+        args.kv.k.dtype == DType::kF16 ? "f16" : "bf16", args.kv.block_tokens, o, lse,
         ok ? "" : "  TOO MUCH");
   }
 
@@ -216,7 +216,7 @@ void Attention::Time(const char* what, int repeats) {
   const Speed speed = Measure(repeats);
   std::printf("%-34s %-10s heads %d/%d of %3d %-4s %9.3f ms %7.1f TFLOP/s\n", what, Kernel(),
               args.n_heads, args.kv.n_kv_heads, args.kv.dk,
-              args.kv.dtype == DType::kF16 ? "f16" : "bf16", speed.ms, speed.tflop_s);
+              args.kv.k.dtype == DType::kF16 ? "f16" : "bf16", speed.ms, speed.tflop_s);
 }
 
 void CheckAttention(const Device& device) {

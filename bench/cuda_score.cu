@@ -159,7 +159,7 @@ class Bench {
       if constexpr (std::is_same_v<Args, BlockScoreArgs>) {
         here.summaries += first / unit * SummaryArrays(args.kind) * n_kv_heads_ * kDim;
       } else {
-        here.kv.base += first * kv_.row_bytes;
+        here.kv = here.kv.MovedTo(here.kv.k.Head(first, 0));
       }
       launch(here, Here());
     });

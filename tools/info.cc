@@ -57,7 +57,11 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
   bank.pool_tokens = plan.context;
   const LayerSpec& spec = bank.layers.front();
-  const KvView kv{.dtype = bank.dtype, .n_kv_heads = spec.n_kv_heads, .dk = spec.dk, .dv = spec.dv};
+  const KvView kv{.k = {.dtype = bank.dtype},
+                  .v = {.dtype = bank.dtype},
+                  .n_kv_heads = spec.n_kv_heads,
+                  .dk = spec.dk,
+                  .dv = spec.dv};
   const SeqLength at = AtPromptEnd(policy->Kept(), plan.context);
   uint64_t read = 0;
   int32_t global = 0;

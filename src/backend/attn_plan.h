@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "base/dtype.h"
+#include "base/host_device.h"
 
 namespace omnikv {
 
@@ -76,29 +77,50 @@ struct AttnPlan {
   }
 };
 
-// Where one layer's K/V lie. Token t of a sequence is row
+// Where K, or V, of one layer lies: in rows, one a token, of all KV heads (see kv_format.h).
+struct KvPlane {
+  std::byte* base = nullptr;  // head 0 of row 0
+  int64_t row_bytes = 0;      // from one token to the next
+  int64_t head_bytes = 0;     // from one KV head to the next
+  DType dtype = DType::kBF16;
+
+  bool operator==(const KvPlane&) const = default;
+  OMNIKV_HOST_DEVICE std::byte* Head(int64_t row, int32_t head) const {
+    return base + row * row_bytes + head * head_bytes;
+  }
+};
+
+// Where one layer's K/V lie. Token t of a sequence is in row
 //   block_table[seq.table_off + t / block_tokens] * block_tokens + t % block_tokens
-// and a row holds, token-major, K of every KV head and V of every KV head (see kv_format.h).
+// of both planes.
 struct KvView {
-  std::byte* base = nullptr;             // row 0
+  KvPlane k, v;
   const int32_t* block_table = nullptr;  // [max_seqs * blocks a sequence]
   int32_t block_tokens = 0;
-  DType dtype = DType::kBF16;
   int32_t n_kv_heads = 0;
-  int32_t dk = 0;            // values of one K head
-  int32_t dv = 0;            // values of one V head
-  int64_t row_bytes = 0;     // from one token's row to the next
-  int64_t k_offset = 0;      // bytes from a row's start to K of head 0
-  int64_t v_offset = 0;      // bytes from a row's start to V of head 0
-  int64_t k_head_bytes = 0;  // from one K head to the next
-  int64_t v_head_bytes = 0;  // from one V head to the next
+  int32_t dk = 0;  // values of one K head
+  int32_t dv = 0;  // values of one V head
 
   bool operator==(const KvView&) const = default;
 
-  // The row of token t of the sequence whose table starts at table_off. Host-readable tables only.
-  std::byte* Row(int32_t table_off, int64_t t) const {
+  // The row of token t of the sequence whose table starts at table_off. The table must be readable.
+  OMNIKV_HOST_DEVICE int64_t RowIndex(int32_t table_off, int64_t t) const {
     const int64_t block = block_table[table_off + t / block_tokens];
-    return base + (block * block_tokens + t % block_tokens) * row_bytes;
+    return block * block_tokens + t % block_tokens;
+  }
+  // Whether K and V of a token lie in one row, which begins with K of head 0 and may be moved
+  // whole: row r is the k.row_bytes from k.Head(r, 0) on.
+  bool Interleaved() const {
+    return k.row_bytes == v.row_bytes && v.base >= k.base && v.base < k.base + k.row_bytes;
+  }
+  // Bytes of a token's rows.
+  int64_t TokenBytes() const { return Interleaved() ? k.row_bytes : k.row_bytes + v.row_bytes; }
+  // The same rows elsewhere, from `base` on. REQUIRES Interleaved().
+  KvView MovedTo(std::byte* base) const {
+    KvView moved = *this;
+    moved.k.base = base;
+    moved.v.base = base + (v.base - k.base);
+    return moved;
   }
 };
 

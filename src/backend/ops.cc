@@ -52,7 +52,7 @@ struct CostVisitor {
     for (const WeightRef* w : {&a.wq, &a.wk, &a.wv}) c += WeightCost(*w, a.n_rows);
     const int64_t copies = (a.k_out != nullptr ? 1 : 0) + (a.k_raw_out != nullptr ? 1 : 0);
     c.bytes_written +=
-        4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.row_bytes);
+        4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.TokenBytes());
     return c;
   }
   Cost operator()(const AttendArgs& a) const {
@@ -207,7 +207,7 @@ struct CostVisitor {
   Cost operator()(const CompactArgs& a) const {
     Cost c;
     const uint64_t row_bytes =  // of a list
-        U(a.kv.row_bytes) / U(a.lists) + (a.pos != nullptr ? 4 : 0);
+        U(a.kv.TokenBytes()) / U(a.lists) + (a.pos != nullptr ? 4 : 0);
     for (int32_t l = 0; l < a.n_seqs * a.lists; ++l) {
       const int32_t s = l / a.lists;
       if (a.seqs[s].q_len == 0) continue;
@@ -226,13 +226,13 @@ struct CostVisitor {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
       if (a.seqs[s].q_len == 0 || a.seqs[s].kv_len <= a.most) continue;
-      c.bytes_read += 4 * U(a.seqs[s].kv_len) * U(a.lists) + 2 * U(a.kv.row_bytes);
-      c.bytes_written += 2 * U(a.kv.row_bytes);
+      c.bytes_read += 4 * U(a.seqs[s].kv_len) * U(a.lists) + 2 * U(a.kv.TokenBytes());
+      c.bytes_written += 2 * U(a.kv.TokenBytes());
     }
     return c;
   }
   Cost operator()(const UndoEvictArgs& a) const {
-    const uint64_t bytes = U(a.to - a.from) * U(a.kv.row_bytes);
+    const uint64_t bytes = U(a.to - a.from) * U(a.kv.TokenBytes());
     return {.bytes_read = bytes, .bytes_written = bytes};
   }
   Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
@@ -267,8 +267,10 @@ struct NameVisitor {
 }  // namespace
 
 uint64_t KvBytes(const KvView& kv, int64_t head_tokens, bool values) {
-  const auto head = [&](int32_t n) { return DTypeBytes(kv.dtype, static_cast<size_t>(n)); };
-  return U(head_tokens) * (head(kv.dk) + (values ? head(kv.dv) : 0));
+  const auto head = [](const KvPlane& plane, int32_t n) {
+    return DTypeBytes(plane.dtype, static_cast<size_t>(n));
+  };
+  return U(head_tokens) * (head(kv.k, kv.dk) + (values ? head(kv.v, kv.dv) : 0));
 }
 
 std::string_view OpName(const Op& op) {

@@ -84,10 +84,11 @@ enum class QkNorm : int32_t {
   kFull,     // over all heads together, weight [n_heads * dk] (OLMo 2)
 };
 
-// Where a decode step's row of sequence s goes instead of its home: row row[s] of `base`.
+// Where a decode step's row of sequence s goes instead of its home: row row[s] of planes that begin
+// at `k` and `v` and else are those of the view.
 struct KvSlot {
-  std::byte* base = nullptr;     // null: home
-  const int32_t* row = nullptr;  // [n_seqs]; -1: home
+  std::byte *k = nullptr, *v = nullptr;  // null: home
+  const int32_t* row = nullptr;          // [n_seqs]; -1: home
 
   bool operator==(const KvSlot&) const = default;
 };
@@ -117,6 +118,17 @@ struct NormQkvRopeAppendArgs {
 
   bool operator==(const NormQkvRopeAppendArgs&) const = default;
 };
+
+// K and V of head 0 in the row that is appended.
+struct KvTarget {
+  std::byte *k, *v;
+};
+OMNIKV_HOST_DEVICE inline KvTarget TargetOf(const NormQkvRopeAppendArgs& a, const RowMeta& row) {
+  const int32_t slot = a.slot.k != nullptr ? a.slot.row[row.seq] : -1;
+  if (slot >= 0) return {a.slot.k + slot * a.kv.k.row_bytes, a.slot.v + slot * a.kv.v.row_bytes};
+  const int64_t home = a.kv.RowIndex(a.seqs[row.seq].table_off, row.pos);
+  return {a.kv.k.Head(home, 0), a.kv.v.Head(home, 0)};
+}
 
 enum class ScoreKind : int32_t {
   kNone,

@@ -275,7 +275,8 @@ void Bank::FillWithNoise(int32_t seq) {
   for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
     const KvView view = View(layer);
     // A block's rows more than the pattern, so that each block is one piece of it.
-    const auto row_bytes = static_cast<size_t>(view.row_bytes);
+    OKV_CHECK(view.Interleaved());
+    const auto row_bytes = static_cast<size_t>(view.k.row_bytes);
     std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows) * row_bytes);
     const size_t values = pattern.size() / DTypeBytes(config_.dtype, 1);
     for (size_t i = 0; i < values; ++i) {
@@ -285,7 +286,7 @@ void Bank::FillWithNoise(int32_t seq) {
     }
     pattern.reserve(pattern.size() + static_cast<size_t>(config_.block_tokens) * row_bytes);
     for (int64_t r = 0; r < config_.block_tokens; ++r) {
-      const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * view.row_bytes);
+      const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * view.k.row_bytes);
       pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
     }
     const int64_t rows = Rows(seq, config_.layers[static_cast<size_t>(layer)].table);
@@ -293,8 +294,8 @@ void Bank::FillWithNoise(int32_t seq) {
       const int64_t block = TableOf(layer).blocks.entries(seq)[t / config_.block_tokens];
       if (block < 0) continue;  // dropped
       const int64_t n = std::min<int64_t>(config_.block_tokens, rows - t);
-      backend_.Upload(view.base + block * config_.block_tokens * view.row_bytes,
-                      pattern.data() + t % kPatternRows * view.row_bytes,
+      backend_.Upload(view.k.Head(block * config_.block_tokens, 0),
+                      pattern.data() + t % kPatternRows * view.k.row_bytes,
                       static_cast<size_t>(n) * row_bytes);
     }
   }
@@ -331,15 +332,15 @@ void Bank::Unstage(int32_t seq, int64_t length) {
 }
 
 KvView Bank::StageView(int32_t layer) const {
-  KvView view = View(layer);
-  view.base = Stage(layer);
-  return view;
+  return View(layer).MovedTo(Stage(layer));
 }
 
 template <typename Visit>
 void Bank::ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end,
                    const Visit& visit) const {
-  const int64_t row_bytes = View(layer).row_bytes;
+  const KvView view = View(layer);
+  OKV_CHECK(view.Interleaved());
+  const int64_t row_bytes = view.k.row_bytes;
   const int64_t bt = config_.block_tokens;
   const int32_t* blocks = TableOf(layer).blocks.entries(seq);
   for (int64_t t = begin; t < end;) {

@@ -143,12 +143,12 @@ void WorkingSets::Update(int32_t group, const PlanSegment& list, const int32_t* 
       .counters = g.counters.as<uint64_t>() + 2 * kind * static_cast<size_t>(config_.n_seqs)});
 }
 
-void WorkingSets::Fetch(int32_t layer, const std::byte* from, Lane lane) {
+void WorkingSets::Fetch(int32_t layer, const KvView& from, Lane lane) {
+  OKV_CHECK(from.Interleaved());
   const Group& g = GroupOf(layer);
-  backend_.Enqueue(FetchRowsArgs{.from = from,
+  backend_.Enqueue(FetchRowsArgs{.from = from.k.base,
                                  .to = rows_[static_cast<size_t>(layer)].as<std::byte>(),
-                                 .row_bytes = static_cast<int64_t>(
-                                     bank_.config().RowBytes(static_cast<size_t>(layer))),
+                                 .row_bytes = from.k.row_bytes,
                                  .from_row = g.miss_row.as<int32_t>(),
                                  .to_row = g.miss_slot.as<int32_t>(),
                                  .n = g.n_miss.as<int32_t>(),
@@ -159,11 +159,11 @@ void WorkingSets::Fetch(int32_t layer, const std::byte* from, Lane lane) {
 
 void WorkingSets::Prime(int32_t layer, const KvView& kv) {
   const Group& g = GroupOf(layer);
-  Fetch(layer, kv.base, Lane::kMain);
+  Fetch(layer, kv, Lane::kMain);
   // The prompt's last row: no miss, as the own row of a step is none, but no step will make it.
-  backend_.Enqueue(FetchRowsArgs{.from = kv.base,
+  backend_.Enqueue(FetchRowsArgs{.from = kv.k.base,
                                  .to = rows_[static_cast<size_t>(layer)].as<std::byte>(),
-                                 .row_bytes = kv.row_bytes,
+                                 .row_bytes = kv.k.row_bytes,
                                  .from_row = g.own_row.as<int32_t>(),
                                  .to_row = g.own.as<int32_t>(),
                                  .n = g.n_own.as<int32_t>(),
@@ -172,8 +172,8 @@ void WorkingSets::Prime(int32_t layer, const KvView& kv) {
 }
 
 KvSlot WorkingSets::OwnRows(int32_t layer) const {
-  return {.base = rows_[static_cast<size_t>(layer)].as<std::byte>(),
-          .row = GroupOf(layer).own.as<int32_t>()};
+  const KvView slots = SlotView(layer);
+  return {.k = slots.k.base, .v = slots.v.base, .row = GroupOf(layer).own.as<int32_t>()};
 }
 
 void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& selected) {
@@ -190,8 +190,8 @@ void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& select
     const Group& g = GroupOf(layer);
     const KvView home = bank_.View(layer);
     backend_.Enqueue(FetchRowsArgs{.from = rows_[i].as<std::byte>(),
-                                   .to = home.base,
-                                   .row_bytes = home.row_bytes,
+                                   .to = home.k.base,
+                                   .row_bytes = home.k.row_bytes,
                                    .from_row = g.own.as<int32_t>(),
                                    .to_row = g.own_row.as<int32_t>(),
                                    .n = g.n_own.as<int32_t>(),
@@ -203,9 +203,9 @@ void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& select
 
 void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   const Group& g = GroupOf(layer);
-  Fetch(layer, attend.kv.base, Lane::kIn);
+  Fetch(layer, attend.kv, Lane::kIn);
   backend_.Join(Lane::kMain, Lane::kIn);
-  attend.kv.base = rows_[static_cast<size_t>(layer)].as<std::byte>();
+  attend.kv = attend.kv.MovedTo(rows_[static_cast<size_t>(layer)].as<std::byte>());
   attend.kv.block_table = g.slots.as<int32_t>();
   attend.kv.block_tokens = 1;
   attend.seqs = g.slot_seqs.as<SeqMeta>();

@@ -86,7 +86,11 @@ class WorkingSets {
   void Update(int32_t group, const PlanSegment& list, const int32_t* bounds, const SeqMeta* seqs,
               size_t kind);
   // Enqueues the copy of rows from `from` to the slots of `layer`.
-  void Fetch(int32_t layer, const std::byte* from, Lane lane);
+  void Fetch(int32_t layer, const KvView& from, Lane lane);
+  // The slots of `layer` as rows. Their numbers stand in no block table of the bank.
+  KvView SlotView(int32_t layer) const {
+    return bank_.View(layer).MovedTo(rows_[static_cast<size_t>(layer)].as<std::byte>());
+  }
   const Group& GroupOf(int32_t layer) const {
     return groups_[static_cast<size_t>(config_.reads.selection_of[static_cast<size_t>(layer)])];
   }

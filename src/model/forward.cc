@@ -139,7 +139,7 @@ std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32
       rows.n_rows += part.groups[i++].rows.n_rows;
     } while (i < places.size() && places[i] == place);
     // Sequences are numbered in the group where the place is of one group alone.
-    const bool of_group = place.slot.base != nullptr || place.rows != nullptr;
+    const bool of_group = place.slot.k != nullptr || place.rows != nullptr;
     const AttendArgs attend = DenseAttend(c, first, place);
     NormQkvRopeAppendArgs qkv{.in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
                               .wq = w.wq,

@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "../allocation_counter.h"
+#include "backend/kv_format.h"
 
 namespace omnikv {
 namespace {
@@ -60,7 +61,7 @@ TEST(CpuBackendTest, SaysWhatItCannotAttend) {
   EXPECT_FALSE(backend->Supports(a).ok);
   a.plan = AttnPlan::Dense();
   EXPECT_TRUE(backend->Supports(a).ok);
-  a.kv.dtype = DType::kQ8_0;
+  a.kv.k.dtype = a.kv.v.dtype = DType::kQ8_0;
   EXPECT_FALSE(backend->Supports(a).ok);
 }
 
@@ -80,14 +81,8 @@ TEST(CpuBackendTest, ReplayAllocatesNothing) {
   std::vector<int32_t> index(50), count(1);
 
   AttendArgs attend{.q = q.data(), .o = o.data()};
-  attend.kv.base = reinterpret_cast<std::byte*>(kv.data());
-  attend.kv.block_table = table.data();
-  attend.kv.block_tokens = kTokens;
-  attend.kv.n_kv_heads = 2;
-  attend.kv.dk = attend.kv.dv = 32;
-  attend.kv.row_bytes = 256;
-  attend.kv.v_offset = 128;
-  attend.kv.k_head_bytes = attend.kv.v_head_bytes = 64;
+  attend.kv = MakeKvView(reinterpret_cast<std::byte*>(kv.data()), table.data(), kTokens,
+                         DType::kBF16, 2, 32, 32);
   attend.plan = AttnPlan::Dense();
   attend.rows = &row;
   attend.seqs = &seq;

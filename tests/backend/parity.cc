@@ -149,13 +149,14 @@ WeightRef Weights::Ref() const {
 }
 
 Bank::Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t block_tokens,
-           const std::vector<int32_t>& kv_len, int32_t capacity, Random& random)
+           const std::vector<int32_t>& kv_len, int32_t capacity, Random& random, Planes planes)
     : dtype_(dtype),
       n_kv_heads_(n_kv_heads),
       dk_(dk),
       dv_(dv),
       block_tokens_(block_tokens),
-      blocks_((capacity + block_tokens - 1) / block_tokens) {
+      blocks_((capacity + block_tokens - 1) / block_tokens),
+      planes_(planes) {
   const auto n_blocks = static_cast<size_t>(blocks_) * kv_len.size();
   // Blocks of the sequences in any order, and one too many before them.
   const std::vector<int32_t> order = [&] {
@@ -167,21 +168,32 @@ Bank::Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t bloc
     return v;
   }();
   table_ = order;
-  const auto row_values = static_cast<size_t>(n_kv_heads) * static_cast<size_t>(dk + dv);
-  data_.assign((n_blocks + 1) * static_cast<size_t>(block_tokens) * DTypeBytes(dtype, row_values),
-               std::byte{0xff});  // NaN in every type
+  const auto rows = static_cast<int64_t>(n_blocks + 1) * block_tokens;
+  const auto assign = [&](std::vector<std::byte>& data, int32_t k, int32_t v) {
+    data.assign(static_cast<size_t>(rows * KvRowBytes(dtype, n_kv_heads, k, v)),
+                std::byte{0xff});  // NaN in every type
+  };
+  const bool apart = planes == Planes::kApart;
+  assign(data_, dk, apart ? 0 : dv);
+  if (apart) assign(values_, 0, dv);
   const KvView view = View();
   for (size_t s = 0; s < kv_len.size(); ++s) {
     for (int32_t t = 0; t < kv_len[s]; ++t) {
-      const std::vector<float> f = random.Floats(row_values);
-      for (size_t i = 0; i < row_values; ++i) {
-        StoreFromF32(dtype, view.Row(TableOff(static_cast<int32_t>(s)), t), i, f[i]);
+      const int64_t row = view.RowIndex(TableOff(static_cast<int32_t>(s)), t);
+      for (const auto& [plane, d] : {std::pair{view.k, dk}, {view.v, dv}}) {
+        const std::vector<float> f = random.Floats(static_cast<size_t>(n_kv_heads * d));
+        for (size_t i = 0; i < f.size(); ++i) StoreFromF32(dtype, plane.Head(row, 0), i, f[i]);
       }
     }
   }
 }
 
 KvView Bank::View() const {
+  if (planes_ == Planes::kApart) {
+    return MakeKvPlanes(const_cast<std::byte*>(data_.data()),
+                        const_cast<std::byte*>(values_.data()), table_.data(), block_tokens_,
+                        dtype_, n_kv_heads_, dk_, dv_);
+  }
   return MakeKvView(const_cast<std::byte*>(data_.data()), table_.data(), block_tokens_, dtype_,
                     n_kv_heads_, dk_, dv_);
 }
@@ -189,8 +201,10 @@ KvView Bank::View() const {
 Array Bank::Values() const {
   const double rounding = dtype_ == DType::kF32 ? 1e-5 : dtype_ == DType::kF16 ? 1e-3 : 8e-3;
   Array kv{"kv", {}, rounding};
-  const size_t n = data_.size() / DTypeBytes(dtype_, 1);
-  for (size_t i = 0; i < n; ++i) kv.values.push_back(LoadAsF32(dtype_, data_.data(), i));
+  for (const std::vector<std::byte>* data : {&data_, &values_}) {
+    const size_t n = data->size() / DTypeBytes(dtype_, 1);
+    for (size_t i = 0; i < n; ++i) kv.values.push_back(LoadAsF32(dtype_, data->data(), i));
+  }
   return kv;
 }
 

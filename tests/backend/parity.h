@@ -98,24 +98,30 @@ class Weights {
   std::vector<std::byte> data_;
 };
 
+// Whether K and V of a token lie in one row.
+enum class Planes { kTogether, kApart };
+
 // A bank of K/V rows in shuffled blocks, and the tables of its sequences.
 class Bank {
  public:
   // kv_len[s] tokens of each sequence are filled with random values; the rest is poison.
   Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t block_tokens,
-       const std::vector<int32_t>& kv_len, int32_t capacity, Random& random);
+       const std::vector<int32_t>& kv_len, int32_t capacity, Random& random,
+       Planes planes = Planes::kTogether);
 
   KvView View() const;
   int32_t TableOff(int32_t seq) const { return seq * blocks_; }
-  size_t n_rows() const { return data_.size() / static_cast<size_t>(View().row_bytes); }
+  size_t n_rows() const { return data_.size() / static_cast<size_t>(View().k.row_bytes); }
   // All rows, those of no token too. A value between two of the bank's type may round either way.
   Array Values() const;
 
  private:
   DType dtype_;
   int32_t n_kv_heads_, dk_, dv_, block_tokens_, blocks_;
+  Planes planes_;
   std::vector<int32_t> table_;
   std::vector<std::byte> data_;
+  std::vector<std::byte> values_;  // V, where it lies apart
 };
 
 // A step: q_len[s] rows at the end of kv_len[s] tokens.

@@ -106,6 +106,35 @@ TEST_F(ParityTest, AttendSeveralSegments) {
   a.Run("a segment with its own queries", split);
 }
 
+// K and V apart: rows as far apart in both, and rows that are not; steps of few rows and prompts.
+TEST_F(ParityTest, AttendPlanesApart) {
+  Random random(21);
+  for (DType dtype : kKvTypes) {
+    for (const Shape& s : {Shape{6, 2, 64, 64, dtype}, Shape{8, 2, 128, 128, dtype},
+                           Shape{8, 2, 80, 64, dtype}, Shape{5, 1, 72, 24, dtype}}) {
+      const std::vector<int32_t> lens = {400, 61, 170};
+      for (const std::vector<int32_t>& q_len :
+           {std::vector<int32_t>{1, 2, 1}, std::vector<int32_t>{70, 1, 100}}) {
+        const Attention a(s, q_len, lens, random, 64, Planes::kApart);
+        a.Run("dense", AttnPlan::Dense());
+        a.Run("window", AttnPlan::Dense(33));
+        AttnPlan sinks;
+        sinks.Add({.begin = 0, .end = 4});
+        sinks.Add({.window = 16, .begin = 4});
+        a.Run("sinks and window", sinks);
+        for (int32_t per_seq : {1, s.n_kv_heads}) {
+          const Lists lists(lens, per_seq, 4, 40, random);
+          AttnPlan plan;
+          plan.Add(lists.Segment());
+          a.Run(fmt::format("{} lists", per_seq), plan);
+        }
+        a.Run("logits", AttnPlan::Dense(), ScoreKind::kLogits);
+        a.Run("maximum over heads only", AttnPlan::Dense(), ScoreKind::kHeadMax, 0, false);
+      }
+    }
+  }
+}
+
 // A decode step of a batch: one row a sequence, in any order, between sequences without rows.
 struct BatchOf {
   BatchOf(const Shape& s, std::vector<int32_t> kv_len, Random& random)

@@ -46,7 +46,7 @@ double FastTolerance(const Op& op, const Array& array) {
   // these cases on a CPU that does the same.
   const auto* attend = std::get_if<AttendArgs>(&op);
   if (std::holds_alternative<NormGatedFfnArgs>(op)) return full + 8e-3;  // a product of two of them
-  return full + (attend != nullptr && attend->kv.dtype == DType::kF16 ? 2e-3 : 5e-3);
+  return full + (attend != nullptr && attend->kv.k.dtype == DType::kF16 ? 2e-3 : 5e-3);
 }
 
 void ReportOverrun(size_t bytes) {

@@ -44,11 +44,12 @@ std::vector<float> MakeScores(Scores kind, size_t n, Random& random) {
 }
 
 Attention::Attention(const Shape& s, const std::vector<int32_t>& q_len,
-                     const std::vector<int32_t>& lens, Random& random, int32_t block_tokens)
+                     const std::vector<int32_t>& lens, Random& random, int32_t block_tokens,
+                     Planes planes)
     : shape(s),
       kv_len(lens),
       bank(s.dtype, s.n_kv_heads, s.dk, s.dv, block_tokens, lens,
-           *std::max_element(lens.begin(), lens.end()), random),
+           *std::max_element(lens.begin(), lens.end()), random, planes),
       step(q_len, lens, [&](int32_t seq) { return bank.TableOff(seq); }),
       q(random.Floats(static_cast<size_t>(step.n_rows() * s.n_heads * s.dk))) {}
 
@@ -67,7 +68,8 @@ AttendArgs Attention::Args(const AttnPlan& plan) const {
 void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind score, float softcap,
                     bool with_o) const {
   const std::string name =
-      fmt::format("Attend {} rows {} seqs {} {}", Name(shape), step.n_rows(), step.n_seqs(), what);
+      fmt::format("Attend {} rows {} seqs {} {}{}", Name(shape), step.n_rows(), step.n_seqs(), what,
+                  bank.View().Interleaved() ? "" : ", planes apart");
   const auto n_rows = static_cast<size_t>(step.n_rows());
   const auto heads = static_cast<size_t>(shape.n_heads);
   const int64_t stride = *std::max_element(kv_len.begin(), kv_len.end()) + 3;

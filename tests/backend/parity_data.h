@@ -25,7 +25,7 @@ struct Shape {
 // One attention over data made here: q_len[s] rows at the end of kv_len[s] tokens.
 struct Attention {
   Attention(const Shape& s, const std::vector<int32_t>& q_len, const std::vector<int32_t>& lens,
-            Random& random, int32_t block_tokens = 16);
+            Random& random, int32_t block_tokens = 16, Planes planes = Planes::kTogether);
   // Without outputs.
   AttendArgs Args(const AttnPlan& plan) const;
   void Run(const std::string& what, const AttnPlan& plan, ScoreKind score = ScoreKind::kNone,

@@ -277,7 +277,9 @@ TEST_F(ParityDeviceTest, AppendToASlot) {
                                           .k_out = row == 7 ? k.data() : nullptr,
                                           .n_heads = kHeads,
                                           .kv = home.View(),
-                                          .slot = {.base = slots.View().base, .row = slot.data()},
+                                          .slot = {.k = slots.View().k.base,
+                                                   .v = slots.View().v.base,
+                                                   .row = slot.data()},
                                           .rows = step.rows.data(),
                                           .seqs = step.seqs.data(),
                                           .n_rows = 1});

@@ -175,11 +175,10 @@ struct QkvCase {
 std::vector<float> KeysOf(const KvView& kv, const Step& step) {
   std::vector<float> keys;
   for (const RowMeta& row : step.rows) {
-    const std::byte* from =
-        kv.Row(step.seqs[static_cast<size_t>(row.seq)].table_off, row.pos) + kv.k_offset;
+    const int64_t at = kv.RowIndex(step.seqs[static_cast<size_t>(row.seq)].table_off, row.pos);
     for (int32_t h = 0; h < kv.n_kv_heads; ++h) {
       for (size_t i = 0; i < static_cast<size_t>(kv.dk); ++i) {
-        keys.push_back(LoadAsF32(kv.dtype, from + h * kv.k_head_bytes, i));
+        keys.push_back(LoadAsF32(kv.k.dtype, kv.k.Head(at, h), i));
       }
     }
   }
@@ -211,10 +210,11 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
       const auto k_norm = random.Floats(static_cast<size_t>(c.n_kv_heads * c.dk));
       for (const std::vector<int32_t>& q_len :
            {std::vector<int32_t>{1}, std::vector<int32_t>{2, 1}, std::vector<int32_t>{1, 9, 7}}) {
+        const Planes planes = (turn + q_len.size()) % 2 != 0 ? Planes::kApart : Planes::kTogether;
         std::vector<int32_t> kv_len;
         for (int32_t n : q_len) kv_len.push_back(n + random.Int(0, 20));
         const Bank bank(kv_type, c.n_kv_heads, c.dk, c.dv, 16,
-                        std::vector<int32_t>(q_len.size(), 0), 48, random);
+                        std::vector<int32_t>(q_len.size(), 0), 48, random, planes);
         const Step step(q_len, kv_len, [&](int32_t s) { return bank.TableOff(s); });
         const int32_t n_rows = step.n_rows();
         const ResidualData in(kResiduals[turn % 4], n_rows, d, random);
@@ -229,9 +229,10 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
         const bool raw_keys = (turn + n_rows) / 2 % 2 != 0;
         const auto k_values = static_cast<size_t>(n_rows * c.n_kv_heads * c.dk);
         Check(
-            fmt::format("NormQkvRopeAppend {} heads {}/{} of {}/{} kv {} rows {}{}{}",
+            fmt::format("NormQkvRopeAppend {} heads {}/{} of {}/{} kv {} rows {}{}{}{}",
                         DTypeName(format), c.n_heads, c.n_kv_heads, c.dk, c.dv, DTypeName(kv_type),
-                        n_rows, keys ? ", keys" : "", raw_keys ? ", raw keys" : ""),
+                        n_rows, keys ? ", keys" : "", raw_keys ? ", raw keys" : "",
+                        planes == Planes::kApart ? ", planes apart" : ""),
             [&](const Execute& run) {
               Bank copy = bank;
               std::vector<float> x;

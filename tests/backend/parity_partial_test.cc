@@ -196,6 +196,26 @@ TEST_F(ParityTest, AttendHeadRanges) {
   }
 }
 
+TEST_F(ParityTest, AttendHeadRangesOfPlanesApart) {
+  Random random(36);
+  for (DType dtype : kKvTypes) {
+    for (const Shape& s : ManyShapes(dtype)) {
+      for (const std::vector<int32_t>& q_len :
+           {std::vector<int32_t>{1, 3}, std::vector<int32_t>{20, 70}}) {
+        const std::vector<int32_t> kv_len = {500, 71};
+        const Attention a(s, q_len, kv_len, random, 16, Planes::kApart);
+        const Lists lists(kv_len, s.n_kv_heads, 4, 90, random);
+        AttnPlan listed;
+        listed.Add(lists.Segment());
+        for (const auto& [begin, count] : {std::pair{0, 1}, {1, 0}}) {
+          CheckAttend("dense, planes apart", a, AttnPlan::Dense(), {begin, count});
+          CheckAttend("lists, planes apart", a, listed, {begin, count});
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ParityTest, AttendWithAnOutsideNormaliser) {
   Random random(34);
   for (DType dtype : kKvTypes) {

@@ -142,6 +142,18 @@ TEST_F(ParityTest, ScoreUnitsAndWindows) {
   }
 }
 
+TEST_F(ParityTest, ScorePlanesApart) {
+  Random random(37);
+  for (const Shape& shape : std::vector<Shape>{{8, 2, 64, 64, DType::kF16},
+                                               {6, 2, 128, 80, DType::kBF16},
+                                               {4, 2, 48, 16, DType::kF32},
+                                               {6, 3, 51, 17, DType::kF16}}) {
+    const Attention data(shape, {1, 9}, {300, 97}, random, 16, Planes::kApart);
+    CheckScore(data, {.per_head = true, .softmax = true, .unit = 8}, random);
+    CheckScore(data, {HeadReduce::kMean, QueryReduce::kSum}, random);
+  }
+}
+
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
                                          SummaryKind::kMinMax};
 
@@ -178,10 +190,12 @@ TEST_F(ParityTest, BlockSummary) {
                                                {2, 2, 300, 20, DType::kF16}}) {
     const Attention decode(shape, {1, 1, 0, 1, 1}, {130, 64, 9, 1, 65}, random);
     const Attention prompt(shape, {40, 150}, {177, 150}, random);
+    const Attention apart(shape, {40, 1}, {177, 150}, random, 16, Planes::kApart);
     for (const SummaryKind kind : kSummaryKinds) {
       for (const int32_t unit : {1, 48, 128}) {
         CheckSummary(decode, kind, unit);
         CheckSummary(prompt, kind, unit);
+        CheckSummary(apart, kind, unit);
       }
     }
   }

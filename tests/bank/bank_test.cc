@@ -36,14 +36,15 @@ class BankTest : public ::testing::Test {
   void Write(int32_t seq, int64_t t, uint8_t mark) {
     for (int32_t layer = 0; layer < 2; ++layer) {
       const KvView view = bank_->View(layer);
-      std::memset(view.Row(bank_->TableOffset(seq), t), mark + layer,
-                  static_cast<size_t>(view.row_bytes));
+      std::memset(view.k.Head(view.RowIndex(bank_->TableOffset(seq), t), 0), mark + layer,
+                  static_cast<size_t>(view.k.row_bytes));
     }
   }
   uint8_t Read(int32_t seq, int64_t t) {
     const KvView view = bank_->View(1);
-    const auto* row = reinterpret_cast<uint8_t*>(view.Row(bank_->TableOffset(seq), t));
-    for (int64_t i = 0; i < view.row_bytes; ++i) EXPECT_EQ(row[i], row[0]);
+    const auto* row =
+        reinterpret_cast<uint8_t*>(view.k.Head(view.RowIndex(bank_->TableOffset(seq), t), 0));
+    for (int64_t i = 0; i < view.k.row_bytes; ++i) EXPECT_EQ(row[i], row[0]);
     return static_cast<uint8_t>(row[0] - 1);
   }
 
@@ -66,9 +67,10 @@ TEST_F(BankTest, GrowthKeepsRowsWhereTheyAre) {
   const int32_t seq = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(seq, 3).ok());
   for (int64_t t = 0; t < 3; ++t) Write(seq, t, static_cast<uint8_t>(10 + t));
-  const std::byte* row = bank_->View(0).Row(bank_->TableOffset(seq), 1);
+  const std::byte* row =
+      bank_->View(0).k.Head(bank_->View(0).RowIndex(bank_->TableOffset(seq), 1), 0);
   ASSERT_TRUE(bank_->Append(seq, 20).ok());
-  EXPECT_EQ(bank_->View(0).Row(bank_->TableOffset(seq), 1), row);
+  EXPECT_EQ(bank_->View(0).k.Head(bank_->View(0).RowIndex(bank_->TableOffset(seq), 1), 0), row);
   for (int64_t t = 0; t < 3; ++t) EXPECT_EQ(Read(seq, t), 10 + t);
 }
 
@@ -109,11 +111,12 @@ TEST_F(BankTest, ForksPartOnTheHostToo) {
   bank_->StageIn(1, b, first);
   const KvView stage = bank_->StageView(1);
   for (int64_t t = 0; t < 9; ++t) {
-    auto* row = reinterpret_cast<uint8_t*>(stage.Row(bank_->TableOffset(b), t));
+    auto* row =
+        reinterpret_cast<uint8_t*>(stage.k.Head(stage.RowIndex(bank_->TableOffset(b), t), 0));
     if (t < first) {
       EXPECT_EQ(row[0], 20 + t + 1) << "the past";
     } else {
-      std::memset(row, static_cast<int>(40 + t + 1), static_cast<size_t>(stage.row_bytes));
+      std::memset(row, static_cast<int>(40 + t + 1), static_cast<size_t>(stage.k.row_bytes));
     }
   }
   bank_->StageOut(1, b, first, 9);
@@ -170,8 +173,8 @@ TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
   bank_->FillWithNoise(a);
   const KvView view = bank_->View(0);
   const auto row = [&](int64_t t) {
-    const std::byte* r = view.Row(bank_->TableOffset(a), t);
-    return std::vector<std::byte>(r, r + view.row_bytes);
+    const std::byte* r = view.k.Head(view.RowIndex(bank_->TableOffset(a), t), 0);
+    return std::vector<std::byte>(r, r + view.k.row_bytes);
   };
   const auto first = row(0);
   EXPECT_NE(first, row(1));
@@ -189,7 +192,7 @@ TEST_F(BankTest, StagesAreBroughtWhatTheyLack) {
   Bank& bank = **made;
   EXPECT_EQ(Bank::StageBytes(config), 2u * 64u * 32u);
   const auto row = [&](const KvView& view, int32_t seq, int64_t t) -> uint8_t& {
-    return *reinterpret_cast<uint8_t*>(view.Row(bank.TableOffset(seq), t));
+    return *reinterpret_cast<uint8_t*>(view.k.Head(view.RowIndex(bank.TableOffset(seq), t), 0));
   };
   size_t before = 0;
   const auto brought = [&] {  // rows, since the last call

@@ -122,8 +122,8 @@ class StepFixture {
     trace.Download(&block, view.block_table + bank->TableOffset(seq) + t / view.block_tokens,
                    sizeof(block));
     const int64_t row = int64_t{block} * view.block_tokens + t % view.block_tokens;
-    const std::vector<std::byte> nan(static_cast<size_t>(view.row_bytes), std::byte{0xff});
-    trace.Upload(view.base + row * view.row_bytes, nan.data(), nan.size());
+    const std::vector<std::byte> nan(static_cast<size_t>(view.k.row_bytes), std::byte{0xff});
+    trace.Upload(view.k.Head(row, 0), nan.data(), nan.size());
   }
 
   // Tokens that each layer's attention really read in the last decode step, by its cost.

@@ -117,7 +117,7 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
     job.q[i] = scratch;
     const float* q = source[i] + int64_t{begin} * a.n_heads * a.kv.dk;
     for (int64_t h = 0; h < row_heads; ++h) {
-      kernels_.pack_query(a.kv.dtype, q + h * a.kv.dk, a.kv.dk, dk_padded, scratch);
+      kernels_.pack_query(a.kv.k.dtype, q + h * a.kv.dk, a.kv.dk, dk_padded, scratch);
       scratch += job.q_stride;
     }
   }
@@ -125,7 +125,7 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
   MakeGroups(a, begin, end);
   const bool per_head = PerHead(a.plan);
   const int32_t lists = per_head ? a.KvHeads() : 1;
-  const int64_t token_bytes = a.kv.row_bytes * a.KvHeads() / a.kv.n_kv_heads;
+  const int64_t token_bytes = a.kv.TokenBytes() * a.KvHeads() / a.kv.n_kv_heads;
   const auto work_of = [&](const AttendGroup& group) {
     int64_t tokens = 0;
     for (int32_t h = 0; h < lists; ++h) {

@@ -32,7 +32,9 @@ constexpr float kLog2E = 1.44269504f;
 struct Chunk {
   int n = 0;
   int segment = 0;
-  const std::byte* row[kChunk + kLanes];  // the last one again: scores are made kLanes at a time
+  // K and V of head 0. The last one again: scores are made kLanes at a time.
+  const std::byte* k[kChunk + kLanes];
+  const std::byte* v[kChunk + kLanes];
   int32_t token[kChunk];
 };
 
@@ -66,20 +68,20 @@ class TokenWalker {
           s.kind == SegmentKind::kRange ? FillRange(from, to, chunk) : FillList(s, from, to, chunk);
     }
     if (chunk.n == 0) return false;
-    std::fill_n(chunk.row + chunk.n, kLanes, chunk.row[chunk.n - 1]);
+    std::fill_n(chunk.k + chunk.n, kLanes, chunk.k[chunk.n - 1]);
     return true;
   }
 
  private:
   // Tokens of a chunk of ranges: whole vectors of scores.
   static int64_t ChunkOf(const KvView& kv, int32_t n_kv_heads) {
-    const int64_t bytes = n_kv_heads * (kv.k_head_bytes + kv.v_head_bytes);
+    const int64_t bytes = n_kv_heads * (kv.k.head_bytes + kv.v.head_bytes);
     return std::clamp<int64_t>(kChunkBytes / bytes / 16 * 16, 16, kChunk);
   }
 
-  const std::byte* Row(int64_t token) const {
+  int64_t Row(int64_t token) const {
     const int64_t block = table_[token / a_.kv.block_tokens];
-    return a_.kv.base + (block * a_.kv.block_tokens + token % a_.kv.block_tokens) * a_.kv.row_bytes;
+    return block * a_.kv.block_tokens + token % a_.kv.block_tokens;
   }
 
   int64_t FillRange(int64_t from, int64_t to, Chunk& chunk) const {
@@ -89,9 +91,12 @@ class TokenWalker {
       const int64_t token = first + i;
       const auto run = static_cast<int>(
           std::min<int64_t>(n - i, a_.kv.block_tokens - token % a_.kv.block_tokens));
-      const std::byte* row = Row(token);
+      const int64_t row = Row(token);
+      const std::byte* k = a_.kv.k.Head(row, 0);
+      const std::byte* v = a_.kv.v.Head(row, 0);
       for (int j = 0; j < run; ++j, ++i) {
-        chunk.row[i] = row + j * a_.kv.row_bytes;
+        chunk.k[i] = k + j * a_.kv.k.row_bytes;
+        chunk.v[i] = v + j * a_.kv.v.row_bytes;
         chunk.token[i] = static_cast<int32_t>(token + j);
       }
     }
@@ -112,7 +117,9 @@ class TokenWalker {
         chunk.n = i;
         return to - from;
       }
-      chunk.row[i] = Row(token);
+      const int64_t row = Row(token);
+      chunk.k[i] = a_.kv.k.Head(row, 0);
+      chunk.v[i] = a_.kv.v.Head(row, 0);
       chunk.token[i] = static_cast<int32_t>(token);
     }
     chunk.n = n;
@@ -139,15 +146,16 @@ class TokenWalker {
 struct Ahead {
   const std::byte* const* row = nullptr;
   const std::byte* const* end = nullptr;
-  int64_t offset = 0;  // of the row's first unit
-  int64_t stride = 0;  // from one unit to the next
-  int32_t lines = 0;   // of a unit
-  int32_t units = 0;   // of a row
+  int64_t offset = 0;   // of the row's first unit
+  int64_t stride = 0;   // from one unit to the next
+  ptrdiff_t apart = 0;  // from the row of one unit to that of the next
+  int32_t lines = 0;    // of a unit
+  int32_t units = 0;    // of a row
   int32_t unit = 0;
 
   HWY_INLINE void Advance() {
     if (row == end) return;
-    const std::byte* p = *row + offset + unit * stride;
+    const std::byte* p = row[unit * apart] + offset + unit * stride;
     for (int32_t i = 0; i < lines; ++i) hwy::Prefetch(p + i * 64);
     if (++unit == units) {
       unit = 0;
@@ -159,10 +167,11 @@ struct Ahead {
 // What a pass over a chunk needs for some query heads of one KV head.
 struct HeadPass {
   const AttendJob* job;
-  const std::byte* const* row;  // [n] of the chunk
+  const std::byte* const* k;  // [n] of the chunk
+  const std::byte* const* v;
   int n;
   Ahead* ahead;
-  int64_t k_offset;
+  int64_t k_offset;  // of the head
   int64_t v_offset;
   const float* q;  // [G, q_stride]
   float* state;    // [G, state_stride]
@@ -316,11 +325,11 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
   for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
-  ScoreQuads<kType, G, kTail>(pass, pass.row + i, dot);
+  ScoreQuads<kType, G, kTail>(pass, pass.k + i, dot);
   for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
 #if HWY_CAP_GE512
   VF second[G];
-  ScoreQuads<kType, G, kTail>(pass, pass.row + i + 8, second);
+  ScoreQuads<kType, G, kTail>(pass, pass.k + i + 8, second);
   for (int g = 0; g < G; ++g) {
     dot[g] = hn::Add(VF{_mm512_shuffle_f32x4(dot[g].raw, second[g].raw, 0x88)},
                      VF{_mm512_shuffle_f32x4(dot[g].raw, second[g].raw, 0xdd)});
@@ -343,7 +352,7 @@ HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahea
     float sum = 0;
     for (int32_t at = 0; at < kv.dk; ++at) {
       sum += pass.q[g * pass.job->q_stride + at] *
-             LoadAsF32(kType, pass.row[i] + pass.k_offset, static_cast<size_t>(at));
+             LoadAsF32(kType, pass.k[i] + pass.k_offset, static_cast<size_t>(at));
     }
     dot[g] = hn::Set(DF(), sum);
   }
@@ -368,7 +377,7 @@ HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const 
   }
   const int64_t offset = pass.v_offset + static_cast<int64_t>(at / kStep * E::kStepBytes);
   for (int t = 0; t < pass.n; ++t) {
-    const std::byte* v = pass.row[t] + offset;
+    const std::byte* v = pass.v[t] + offset;
     if (at == 0) ahead.Advance();
     VF weight[G];
     for (int g = 0; g < G; ++g) weight[g] = hn::Set(d, p[g][t]);
@@ -487,13 +496,17 @@ Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
   const int64_t passes =
       int64_t{n_rows} * item.n_kv_heads * ((heads_per_kv + kMaxHeads - 1) / kMaxHeads);
   Ahead pace;
-  pace.offset = kv.k_offset + item.kv_head * kv.k_head_bytes;
-  const int64_t k_bytes = item.n_kv_heads * kv.k_head_bytes;
-  const int64_t v_offset = kv.v_offset + item.kv_head * kv.v_head_bytes;
-  const int64_t v_bytes = a.o != nullptr ? item.n_kv_heads * kv.v_head_bytes : 0;
-  if (v_bytes > 0 && v_offset != pace.offset + k_bytes) {  // two parts: K's, then V's
+  pace.offset = item.kv_head * kv.k.head_bytes;
+  const int64_t k_bytes = item.n_kv_heads * kv.k.head_bytes;
+  const int64_t v_offset = item.kv_head * kv.v.head_bytes;
+  const int64_t v_bytes = a.o != nullptr ? item.n_kv_heads * kv.v.head_bytes : 0;
+  const bool together =
+      kv.v.base + v_offset == kv.k.base + pace.offset + k_bytes && kv.k.row_bytes == kv.v.row_bytes;
+  if (v_bytes > 0 && !together) {  // two parts: K's, then V's
     pace.units = 2;
     pace.stride = v_offset - pace.offset;
+    pace.apart =
+        offsetof(Chunk, v) / sizeof(Chunk::v[0]) - offsetof(Chunk, k) / sizeof(Chunk::k[0]);
     pace.lines = static_cast<int32_t>((std::max(k_bytes, v_bytes) + 63) / 64);
     return pace;
   }
@@ -532,8 +545,8 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
     Chunk& next = chunks[turn ^ 1];
     more = walker.Next(next);
     Ahead ahead = pace;
-    ahead.row = next.row;
-    ahead.end = next.row + next.n;
+    ahead.row = next.k;
+    ahead.end = next.k + next.n;
     const PlanSegment& s = a.plan.segments[static_cast<size_t>(chunk.segment)];
     for (int32_t r = 0; r < group.n_rows; ++r) {
       const int32_t row = group.row + r;
@@ -547,7 +560,8 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
       const auto n = static_cast<int>(end - begin);
       if (n <= 0) continue;
       HeadPass pass{.job = &job,
-                    .row = chunk.row + low,
+                    .k = chunk.k + low,
+                    .v = chunk.v + low,
                     .n = n,
                     .ahead = &ahead,
                     .k_offset = 0,
@@ -557,8 +571,8 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
       alignas(64) float head_max[kChunk];
       if (a.score == ScoreKind::kHeadMax) std::fill_n(head_max, kChunk, kNegInf);
       for (int32_t kv = item.kv_head; kv < item.kv_head + item.n_kv_heads; ++kv) {
-        pass.k_offset = a.kv.k_offset + kv * a.kv.k_head_bytes;
-        pass.v_offset = a.kv.v_offset + kv * a.kv.v_head_bytes;
+        pass.k_offset = kv * a.kv.k.head_bytes;
+        pass.v_offset = kv * a.kv.v.head_bytes;
         for (int32_t h = 0; h < heads_per_kv; h += kMaxHeads) {
           const int32_t head = kv * heads_per_kv + h;
           const int64_t row_head = int64_t{row - job.first_row} * a.n_heads + head;
@@ -587,7 +601,7 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
 }
 
 void Piece(const AttendJob& job, const AttendItem& item) {
-  switch (job.args->kv.dtype) {
+  switch (job.args->kv.k.dtype) {
     case DType::kF32:
       return PieceOf<DType::kF32>(job, item);
     case DType::kF16:
@@ -635,7 +649,7 @@ void Merge(const AttendJob& job, const AttendGroup& group, int32_t row, int32_t 
     for (size_t i = 0; i < dv; i += kStep) {
       const VF v0 = hn::Mul(hn::LoadU(d, into + kAttendStateHead + i), inverse);
       const VF v1 = hn::Mul(hn::LoadU(d, into + kAttendStateHead + i + kLanes), inverse);
-      if (a.kv.dtype == DType::kBF16) {
+      if (a.kv.k.dtype == DType::kBF16) {
         StoreStep<DType::kBF16>(v0, v1, o + i, dv - i);
       } else {
         StoreStep<DType::kF32>(v0, v1, o + i, dv - i);

@@ -455,12 +455,13 @@ std::string CpuBackend::Describe() const {
 }
 
 Support CpuBackend::Supports(const Op& op) const {
-  const auto in_q8 = [](const auto* a) { return a != nullptr && a->kv.dtype == DType::kQ8_0; };
+  const auto in_q8 = [](const auto* a) { return a != nullptr && a->kv.k.dtype == DType::kQ8_0; };
   if (in_q8(std::get_if<AttendArgs>(&op)) || in_q8(std::get_if<ScoreArgs>(&op)) ||
       in_q8(std::get_if<BlockSummaryArgs>(&op))) {
     return {false, "K and V in q8_0 are not supported"};
   }
   if (const auto* a = std::get_if<AttendArgs>(&op)) {
+    if (a->kv.k.dtype != a->kv.v.dtype) return {false, "K and V in different formats"};
     if (a->score != ScoreKind::kNone &&
         (a->plan.n_segments != 1 || a->plan.segments[0].kind != SegmentKind::kRange ||
          a->plan.segments[0].window != 0)) {

@@ -48,7 +48,7 @@ void CpuLocateRows(const LocateRowsArgs& a) {
 void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
   const int64_t heads = a.kv.n_kv_heads / a.lists;
   const int64_t parts =
-      (heads * std::max(a.kv.k_head_bytes, a.kv.v_head_bytes) + kPart - 1) / kPart;
+      (heads * std::max(a.kv.k.head_bytes, a.kv.v.head_bytes) + kPart - 1) / kPart;
   const int64_t items = int64_t{a.n_seqs} * a.lists * kRowSlices * parts;
   pool.ParallelFor(items, 1, [&](int64_t first, int64_t last, int) {
     for (int64_t item = first; item < last; ++item) {
@@ -65,8 +65,8 @@ void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
       const Kept kept(a, list);
       for (int32_t i = 0; i < kept.n; ++i) {
         if (kept(i) == i) continue;
-        const int64_t from = RowIndex(a.kv, seq.table_off, kept(i));
-        const int64_t to = RowIndex(a.kv, seq.table_off, i);
+        const int64_t from = a.kv.RowIndex(seq.table_off, kept(i));
+        const int64_t to = a.kv.RowIndex(seq.table_off, i);
         std::memcpy(slice.Of(to) + at, slice.Of(from) + at, bytes);
         if (moves_pos) a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
       }
@@ -92,8 +92,8 @@ void CpuEvict(const EvictArgs& a, ThreadPool& pool) {
         if (scores[i] <= scores[victim]) victim = i;
       }
       scores[victim] = scores[newest];
-      const int64_t to = RowIndex(a.kv, seq.table_off, victim);
-      const int64_t from = RowIndex(a.kv, seq.table_off, newest);
+      const int64_t to = a.kv.RowIndex(seq.table_off, victim);
+      const int64_t from = a.kv.RowIndex(seq.table_off, newest);
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
         const auto bytes = static_cast<size_t>(slice.bytes);
@@ -114,7 +114,7 @@ void CpuUndoEvict(const UndoEvictArgs& a) {
     for (int32_t l = 0; l < a.lists; ++l) {
       const int32_t victim = a.log.victim[entry * a.lists + l];
       if (victim < 0) continue;
-      const int64_t row = RowIndex(a.kv, a.table_off, victim);
+      const int64_t row = a.kv.RowIndex(a.table_off, victim);
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
         std::memcpy(slice.Of(row), a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at,

@@ -201,14 +201,13 @@ void FinishQkv(const NormQkvRopeAppendArgs& a, int32_t row, float* k, const floa
   const int64_t k_row = int64_t{row} * kv.n_kv_heads * kv.dk;
   float* raw = a.k_raw_out != nullptr ? a.k_raw_out + k_row : nullptr;
   NormAndRotate(a, row, a.k_norm, kv.n_kv_heads, k, raw);
-  const RowMeta meta = a.rows[row];
-  std::byte* out = kv.Row(a.seqs[meta.seq].table_off, meta.pos);
+  const KvTarget to = TargetOf(a, a.rows[row]);
   for (int32_t h = 0; h < kv.n_kv_heads; ++h) {
-    std::byte* k_to = out + kv.k_offset + h * kv.k_head_bytes;
-    StoreAs(kv.dtype, k + int64_t{h} * kv.dk, kv.dk, k_to);
-    StoreAs(kv.dtype, v + int64_t{h} * kv.dv, kv.dv, out + kv.v_offset + h * kv.v_head_bytes);
+    std::byte* k_to = to.k + h * kv.k.head_bytes;
+    StoreAs(kv.k.dtype, k + int64_t{h} * kv.dk, kv.dk, k_to);
+    StoreAs(kv.v.dtype, v + int64_t{h} * kv.dv, kv.dv, to.v + h * kv.v.head_bytes);
     for (int32_t i = 0; a.k_out != nullptr && i < kv.dk; ++i) {
-      a.k_out[k_row + int64_t{h} * kv.dk + i] = LoadAsF32(kv.dtype, k_to, static_cast<size_t>(i));
+      a.k_out[k_row + int64_t{h} * kv.dk + i] = LoadAsF32(kv.k.dtype, k_to, static_cast<size_t>(i));
     }
   }
 }

@@ -19,7 +19,7 @@ int64_t QueryFloats(const ScoreArgs& a) {
 
 // Tokens that are scored at a time: whole units.
 int64_t BlockTokens(const ScoreArgs& a) {
-  const int64_t fit = kBlockBytes / (a.kv.n_kv_heads * a.kv.k_head_bytes);
+  const int64_t fit = kBlockBytes / (a.kv.n_kv_heads * a.kv.k.head_bytes);
   return std::max<int64_t>(1, std::clamp<int64_t>(fit, 16, kScoreBlock) / a.unit) * a.unit;
 }
 
@@ -44,7 +44,7 @@ void CpuScore::Run(const ScoreArgs& a, float* scratch) {
                        .q_stride = QueryFloats(a)};
     const int64_t first = int64_t{seq.q_begin} + seq.q_len - job.n_rows;
     for (int64_t i = 0; i < int64_t{job.n_rows} * a.n_heads; ++i) {
-      kernels_.pack_query(a.kv.dtype, a.q + (first * a.n_heads + i) * a.kv.dk, a.kv.dk,
+      kernels_.pack_query(a.kv.k.dtype, a.q + (first * a.n_heads + i) * a.kv.dk, a.kv.dk,
                           job.q_stride, q + i * job.q_stride);
     }
     const int64_t tokens = BlockTokens(a);

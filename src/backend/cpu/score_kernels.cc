@@ -114,7 +114,9 @@ void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
   float* g = f + a.lists * kScoreBlock;  // [lists, kScoreBlock]
   auto* w = reinterpret_cast<float(*)[kScoreBlock]>(g + a.lists * kScoreBlock);
   Rows rows;
-  for (int t = 0; t < n; ++t) rows.at[t] = a.kv.Row(seq.table_off, begin + t);
+  for (int t = 0; t < n; ++t) {
+    rows.at[t] = a.kv.k.Head(a.kv.RowIndex(seq.table_off, begin + t), 0);
+  }
   const auto clear = [&](float* scores, bool max) {
     std::fill_n(scores, a.lists * kScoreBlock, max ? kNegInf : 0.0f);
   };
@@ -127,7 +129,7 @@ void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
     for (int32_t h = 0; h < a.n_heads;) {
       const int32_t kv_head = h / group;
       const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
-      DotsOf<kType>(together, rows, seen, a.kv.k_offset + kv_head * a.kv.k_head_bytes, a.kv.dk,
+      DotsOf<kType>(together, rows, seen, kv_head * a.kv.k.head_bytes, a.kv.dk,
                     job.q + (int64_t{r} * a.n_heads + h) * job.q_stride, job.q_stride, w);
       float* into = g + (a.lists == 1 ? 0 : kv_head) * kScoreBlock;
       const int64_t row = int64_t{seq.q_begin} + seq.q_len - 1 - age;
@@ -163,7 +165,7 @@ void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
 }
 
 void Block(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
-  switch (job.args->kv.dtype) {
+  switch (job.args->kv.k.dtype) {
     case DType::kF32:
       return BlockOf<DType::kF32>(job, begin, end, scratch);
     case DType::kF16:
@@ -196,13 +198,13 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
   for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
     for (size_t at = 0; at < dk; at += kStep) {
-      const int64_t offset = a.kv.k_offset + kv_head * a.kv.k_head_bytes +
-                             static_cast<int64_t>(at / kStep * E::kStepBytes);
+      const auto offset = static_cast<int64_t>(at / kStep * E::kStepBytes);
       VF sum[2] = {hn::Zero(d), hn::Zero(d)};
       VF low[2] = {hn::Set(d, -kNegInf), hn::Set(d, -kNegInf)};
       VF high[2] = {hn::Set(d, kNegInf), hn::Set(d, kNegInf)};
       for (int64_t t = 0; t < n; ++t) {
-        const std::byte* k = a.kv.Row(meta.table_off, first + t) + offset;
+        const std::byte* k =
+            a.kv.k.Head(a.kv.RowIndex(meta.table_off, first + t), kv_head) + offset;
         VF v[2];
         if (at + kStep <= dk) {
           E::LoadStep(k, v[0], v[1]);
@@ -229,7 +231,7 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
 }
 
 void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
-  switch (a.kv.dtype) {
+  switch (a.kv.k.dtype) {
     case DType::kF32:
       return SummaryOf<DType::kF32>(a, seq, unit);
     case DType::kF16:

@@ -368,11 +368,15 @@ Support CudaBackend::Supports(const Op& op) const {
       custom != nullptr && custom->kernels->cuda == nullptr) {
     return {false, fmt::format("{} has no CUDA form", custom->kernels->name)};
   }
+  const auto differ = [](const auto* a) { return a != nullptr && a->kv.k.dtype != a->kv.v.dtype; };
+  if (differ(std::get_if<AttendArgs>(&op)) || differ(std::get_if<NormQkvRopeAppendArgs>(&op))) {
+    return {false, "K and V in different formats"};
+  }
   if (const auto* score = std::get_if<ScoreArgs>(&op); score && !CanScore(*score, device_)) {
     return {false, "K in q8_0, or scores of more heads than shared memory holds"};
   }
   if (const auto* summary = std::get_if<BlockSummaryArgs>(&op);
-      summary != nullptr && summary->kv.dtype == DType::kQ8_0) {
+      summary != nullptr && summary->kv.k.dtype == DType::kQ8_0) {
     return {false, "K and V in q8_0 are not supported"};
   }
   if (const auto* score = std::get_if<BlockScoreArgs>(&op);

@@ -58,11 +58,11 @@ void RefAttend(const AttendArgs& a) {
         const PlanSegment& s = a.plan.segments[static_cast<size_t>(tokens[i].segment)];
         const float* q =
             (s.q != nullptr ? s.q : a.q) + (static_cast<int64_t>(r) * a.n_heads + h) * a.kv.dk;
-        const std::byte* k = a.kv.Row(a.seqs[row.seq].table_off, tokens[i].token) + a.kv.k_offset +
-                             kv_head * a.kv.k_head_bytes;
+        const std::byte* k =
+            a.kv.k.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), kv_head);
         double dot = 0;
         for (int32_t d = 0; d < a.kv.dk; ++d) {
-          dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.dtype, k, static_cast<size_t>(d));
+          dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.k.dtype, k, static_cast<size_t>(d));
         }
         double logit = dot * a.scale;
         if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
@@ -82,9 +82,9 @@ void RefAttend(const AttendArgs& a) {
         const double p = std::exp(logits[i] - top);
         sum += p;
         if (a.o == nullptr) continue;
-        const std::byte* v = a.kv.Row(a.seqs[row.seq].table_off, tokens[i].token) + a.kv.v_offset +
-                             kv_head * a.kv.v_head_bytes;
-        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadAsF32(a.kv.dtype, v, d);
+        const std::byte* v =
+            a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), kv_head);
+        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadAsF32(a.kv.v.dtype, v, d);
       }
       const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
       if (a.lse != nullptr) {

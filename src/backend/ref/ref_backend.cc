@@ -70,15 +70,13 @@ void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t r, const float* norm,
   }
 }
 
-void AppendRow(const KvView& kv, const float* k, const float* v, std::byte* out) {
-  for (int32_t head = 0; head < kv.n_kv_heads; ++head) {
-    for (int32_t i = 0; i < kv.dk; ++i) {
-      StoreKvValue(kv.dtype, out + kv.k_offset + head * kv.k_head_bytes, static_cast<size_t>(i),
-                   k[head * kv.dk + i]);
-    }
-    for (int32_t i = 0; i < kv.dv; ++i) {
-      StoreKvValue(kv.dtype, out + kv.v_offset + head * kv.v_head_bytes, static_cast<size_t>(i),
-                   v[head * kv.dv + i]);
+// `heads` [n_kv_heads, d] to a row of their plane, which begins at `row`.
+void AppendRow(const KvPlane& plane, int32_t n_kv_heads, int32_t d, const float* heads,
+               std::byte* row) {
+  for (int32_t head = 0; head < n_kv_heads; ++head) {
+    for (int32_t i = 0; i < d; ++i) {
+      StoreKvValue(plane.dtype, row + head * plane.head_bytes, static_cast<size_t>(i),
+                   heads[head * d + i]);
     }
   }
 }
@@ -95,14 +93,12 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     NormAndRotate(a, r, a.q_norm, a.n_heads, q, nullptr);
     float* raw = a.k_raw_out != nullptr ? a.k_raw_out + r * a.wk.n_out : nullptr;
     NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data(), raw);
-    const RowMeta row = a.rows[r];
-    const int32_t slot = a.slot.base != nullptr ? a.slot.row[row.seq] : -1;
-    std::byte* to = slot < 0 ? a.kv.Row(a.seqs[row.seq].table_off, row.pos)
-                             : a.slot.base + slot * a.kv.row_bytes;
-    AppendRow(a.kv, k.data(), v.data(), to);
+    const KvTarget to = TargetOf(a, a.rows[r]);
+    AppendRow(a.kv.k, a.kv.n_kv_heads, a.kv.dk, k.data(), to.k);
+    AppendRow(a.kv.v, a.kv.n_kv_heads, a.kv.dv, v.data(), to.v);
     for (int64_t i = 0; a.k_out != nullptr && i < a.wk.n_out; ++i) {
-      const std::byte* head = to + a.kv.k_offset + i / a.kv.dk * a.kv.k_head_bytes;
-      a.k_out[r * a.wk.n_out + i] = LoadAsF32(a.kv.dtype, head, static_cast<size_t>(i % a.kv.dk));
+      const std::byte* head = to.k + i / a.kv.dk * a.kv.k.head_bytes;
+      a.k_out[r * a.wk.n_out + i] = LoadAsF32(a.kv.k.dtype, head, static_cast<size_t>(i % a.kv.dk));
     }
   }
 }

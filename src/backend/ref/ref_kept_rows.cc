@@ -54,12 +54,12 @@ void RefCompact(const CompactArgs& a) {
     std::vector<std::byte> rows(from.size() * packed);
     std::vector<int32_t> pos(from.size());
     for (size_t i = 0; i < from.size(); ++i) {
-      const int64_t row = RowIndex(a.kv, seq.table_off, from[i]);
+      const int64_t row = a.kv.RowIndex(seq.table_off, from[i]);
       Pack(a.kv, a.lists, l, row, &rows[i * packed]);
       if (a.pos != nullptr) pos[i] = a.pos[row * a.lists + l];
     }
     for (size_t i = 0; i < from.size(); ++i) {
-      const int64_t row = RowIndex(a.kv, seq.table_off, static_cast<int64_t>(i));
+      const int64_t row = a.kv.RowIndex(seq.table_off, static_cast<int64_t>(i));
       Unpack(a.kv, a.lists, l, &rows[i * packed], row);
       if (a.pos != nullptr) a.pos[row * a.lists + l] = pos[i];
     }
@@ -82,8 +82,8 @@ void RefEvict(const EvictArgs& a) {
     for (int32_t i = 1; i < seq.kv_len; ++i) {
       if (scores[i] <= scores[lowest]) lowest = i;
     }
-    const int64_t to = RowIndex(a.kv, seq.table_off, lowest);
-    const int64_t from = RowIndex(a.kv, seq.table_off, seq.kv_len - 1);
+    const int64_t to = a.kv.RowIndex(seq.table_off, lowest);
+    const int64_t from = a.kv.RowIndex(seq.table_off, seq.kv_len - 1);
     victim = lowest;
     Pack(a.kv, a.lists, l, to, a.log.rows + entry * packed);
     std::vector<std::byte> row(static_cast<size_t>(packed));
@@ -102,7 +102,7 @@ void RefUndoEvict(const UndoEvictArgs& a) {
     for (int32_t l = 0; l < a.lists; ++l) {
       const int32_t victim = a.log.victim[entry * a.lists + l];
       if (victim < 0) continue;
-      const int64_t row = RowIndex(a.kv, a.table_off, victim);
+      const int64_t row = a.kv.RowIndex(a.table_off, victim);
       Unpack(a.kv, a.lists, l, a.log.rows + entry * PackedRowBytes(a.kv), row);
       if (a.pos != nullptr) a.pos[row * a.lists + l] = a.log.pos[entry * a.lists + l];
     }

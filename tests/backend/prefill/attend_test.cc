@@ -98,7 +98,7 @@ Errors Compare(const Case& c, bool rounded = false) {
   const KvView& kv = a.kv;
   const int32_t group = a.n_heads / kv.n_kv_heads;
   const auto load = [&](const std::byte* row, size_t i) {
-    const float value = LoadAsF32(kv.dtype, row, i);
+    const float value = LoadAsF32(kv.k.dtype, row, i);
     return rounded ? F32FromBf16(Bf16FromF32(value)) : value;
   };
   Errors errors;
@@ -115,9 +115,9 @@ Errors Compare(const Case& c, bool rounded = false) {
         const float* q = (segment.q != nullptr ? segment.q : a.q) + out * kv.dk;
         for (int32_t t = std::max(0, begin); t <= pos && t < end; ++t) {
           if (segment.window > 0 && t <= pos - segment.window) continue;
-          const std::byte* row = kv.Row(a.seqs[1].table_off, t);
-          const std::byte* k = row + kv.k_offset + h / group * kv.k_head_bytes;
-          const std::byte* v = row + kv.v_offset + h / group * kv.v_head_bytes;
+          const int64_t row = kv.RowIndex(a.seqs[1].table_off, t);
+          const std::byte* k = kv.k.Head(row, h / group);
+          const std::byte* v = kv.v.Head(row, h / group);
           const double scale = a.softcap > 0 ? a.scale : a.scale * 1.44269504f;
           double dot = 0;
           for (size_t i = 0; i < static_cast<size_t>(kv.dk); ++i) {

@@ -167,15 +167,17 @@ class PrefillAttention::Task {
     }
   }
 
-  // Calls body(index in the tile, row of the token) for tokens [first, last).
+  // Calls body(index in the tile, K, V) for tokens [first, last): those of the task's head.
   template <typename Body>
   void ForEachRow(int64_t first, int64_t last, const Body& body) const {
     const KvView& kv = a_.kv;
     const int32_t table = a_.seqs[seq_].table_off;
     for (int64_t t = first; t < last;) {
       const int64_t stop = std::min(last, (t / kv.block_tokens + 1) * kv.block_tokens);
-      const std::byte* row = kv.Row(table, t);
-      for (; t < stop; ++t, row += kv.row_bytes) body(t - first, row);
+      const int64_t row = kv.RowIndex(table, t);
+      const std::byte* k = kv.k.Head(row, kv_head_);
+      const std::byte* v = kv.v.Head(row, kv_head_);
+      for (; t < stop; ++t, k += kv.k.row_bytes, v += kv.v.row_bytes) body(t - first, k, v);
     }
   }
 
@@ -183,11 +185,9 @@ class PrefillAttention::Task {
   void Fetch(int64_t first, int64_t last) const {
     const KvView& kv = a_.kv;
     const auto bytes = [&kv](int32_t n) {
-      return static_cast<int64_t>(DTypeBytes(kv.dtype, static_cast<size_t>(n)));
+      return static_cast<int64_t>(DTypeBytes(kv.k.dtype, static_cast<size_t>(n)));
     };
-    ForEachRow(first, last, [&](int64_t, const std::byte* row) {
-      const std::byte* k = row + kv.k_offset + kv_head_ * kv.k_head_bytes;
-      const std::byte* v = row + kv.v_offset + kv_head_ * kv.v_head_bytes;
+    ForEachRow(first, last, [&](int64_t, const std::byte* k, const std::byte* v) {
       for (int64_t b = 0; b < bytes(kv.dk); b += 64) __builtin_prefetch(k + b, 0, 2);
       for (int64_t b = 0; b < bytes(kv.dv); b += 64) __builtin_prefetch(v + b, 0, 2);
     });
@@ -195,27 +195,25 @@ class PrefillAttention::Task {
 
   // n values of K or V as bf16.
   void ToBf16(const std::byte* from, int64_t n, uint32_t* out) const {
-    if (a_.kv.dtype == DType::kBF16) {
+    if (a_.kv.k.dtype == DType::kBF16) {
       std::memcpy(out, from, static_cast<size_t>(n) * sizeof(Bf16));
       return;
     }
     float* f32 = Floats(at_.rows + 2 * at_.ld_row);
-    vector_.to_f32(a_.kv.dtype, from, n, f32);
+    vector_.to_f32(a_.kv.k.dtype, from, n, f32);
     vector_.to_bf16(f32, n, reinterpret_cast<Bf16*>(out));
   }
 
   void LoadTile(int64_t first, int64_t last) {
     const KvView& kv = a_.kv;
-    const int64_t k_at = kv.k_offset + kv_head_ * kv.k_head_bytes;
-    const int64_t v_at = kv.v_offset + kv_head_ * kv.v_head_bytes;
     if (kernels_.pack_rows != nullptr) {
       prefill::AttendRows rows;
-      rows.dtype = kv.dtype;
+      rows.dtype = kv.k.dtype;
       rows.dk = kv.dk;
       rows.dv = kv.dv;
-      ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
-        rows.k[rows.n] = row + k_at;
-        rows.v[rows.n] = row + v_at;
+      ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* v) {
+        rows.k[rows.n] = k;
+        rows.v[rows.n] = v;
         if (++rows.n < rows.kMost && first + j != last - 1) return;
         kernels_.pack_rows(rows, j + 1 - rows.n, Words(at_.k), Words(at_.v));
         rows.n = 0;
@@ -224,14 +222,14 @@ class PrefillAttention::Task {
     }
     if (kernels_.pack == 2) {
       const Bf16* even = nullptr;  // V of the last token, when it is not paired yet
-      ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
+      ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* values) {
         uint32_t* key = Words(at_.k + j * at_.ld_k);
-        ToBf16(row + k_at, kv.dk, key);
+        ToBf16(k, kv.dk, key);
         std::fill(key + kv.dk / 2, key + at_.q_words, 0u);
-        const auto* v = reinterpret_cast<const Bf16*>(row + v_at);
-        if (kv.dtype != DType::kBF16) {
+        const auto* v = reinterpret_cast<const Bf16*>(values);
+        if (kv.v.dtype != DType::kBF16) {
           uint32_t* converted = Words(at_.rows + j % 2 * at_.ld_row);
-          ToBf16(row + v_at, kv.dv, converted);
+          ToBf16(values, kv.dv, converted);
           v = reinterpret_cast<const Bf16*>(converted);
         }
         if (j % 2 != 0) {
@@ -243,9 +241,9 @@ class PrefillAttention::Task {
       });
       return;
     }
-    ForEachRow(first, last, [&](int64_t j, const std::byte* row) {
-      vector_.to_f32(kv.dtype, row + k_at, kv.dk, Floats(at_.k) + j * at_.ld_k);
-      vector_.to_f32(kv.dtype, row + v_at, kv.dv, Floats(at_.v) + j * at_.ld_v);
+    ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* v) {
+      vector_.to_f32(kv.k.dtype, k, kv.dk, Floats(at_.k) + j * at_.ld_k);
+      vector_.to_f32(kv.v.dtype, v, kv.dv, Floats(at_.v) + j * at_.ld_v);
     });
   }
 
@@ -316,7 +314,7 @@ class PrefillAttention::Task {
 bool PrefillAttendSupports(const AttendArgs& args) {
   const auto* begin = args.plan.segments.data();
   return args.score == ScoreKind::kNone && args.o != nullptr && args.lse_in == nullptr &&
-         args.kv.dtype != DType::kQ8_0 && args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 &&
+         args.kv.k.dtype != DType::kQ8_0 && args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 &&
          args.n_heads % args.kv.n_kv_heads == 0 &&
          std::all_of(begin, begin + args.plan.n_segments,
                      [](const PlanSegment& s) { return s.kind == SegmentKind::kRange; });
@@ -331,7 +329,7 @@ PrefillAttention::PrefillAttention(ThreadPool& pool, GemmPrecision precision,
       bf16_(prefill::Bf16AttendKernels()) {}
 
 const AttendKernels& PrefillAttention::KernelsFor(const KvView& kv) const {
-  if (precision_ == GemmPrecision::kFull || kv.dtype == DType::kF32) return vector_.attend;
+  if (precision_ == GemmPrecision::kFull || kv.k.dtype == DType::kF32) return vector_.attend;
   if (amx_ != nullptr && kv.dv % prefill::kAmxSide == 0 && kv.dv <= prefill::kAmxMostValues) {
     return *amx_;
   }

@@ -144,8 +144,8 @@ class HeadWarp {
         head_(head),
         n_heads_(n_heads),
         lane_(threadIdx.x % 32),
-        k_(args.kv.base + args.kv.k_offset + kv_head * args.kv.k_head_bytes),
-        v_(args.kv.base + args.kv.v_offset + kv_head * args.kv.v_head_bytes),
+        k_(args.kv.k.Head(0, kv_head)),
+        v_(args.kv.v.Head(0, kv_head)),
         k_shift_(S::kShifted ? ShiftOf(k_) : 0),
         v_shift_(S::kShifted ? ShiftOf(v_) : 0),
         ring_(ring),
@@ -292,7 +292,7 @@ class HeadWarp {
 #pragma unroll
       for (int j = 0; j < kTogether && i + j < kCopies; ++j) {
         const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(max(row[j], 0))) *
-                                static_cast<uint32_t>(args_.kv.row_bytes);
+                                static_cast<uint32_t>(args_.kv.k.row_bytes);  // and of V
         const uint32_t chunk = S::Chunk(i + j, lane) - shift;
         if (S::kShifted && chunk >= S::kChunks) continue;
         CopyAsync16(stage + S::Place(i + j, lane), head + offset + chunk * 16, row[j] >= 0);
@@ -570,11 +570,13 @@ bool IsFast(const AttendArgs& args) {
   for (int i = 0; i < args.plan.n_segments; ++i) {
     queries |= bits(args.plan.segments[static_cast<size_t>(i)].q);
   }
-  const int64_t distances =
-      kv.row_bytes | kv.k_offset | kv.v_offset | kv.k_head_bytes | kv.v_head_bytes;
-  return (kv.dtype == DType::kF16 || kv.dtype == DType::kBF16) && kv.dk == kv.dv &&
+  const int64_t distances = kv.k.row_bytes | kv.k.head_bytes | kv.v.head_bytes;
+  const DType dtype = kv.k.dtype;
+  return (dtype == DType::kF16 || dtype == DType::kBF16) && kv.v.dtype == dtype && kv.dk == kv.dv &&
+         kv.k.row_bytes == kv.v.row_bytes &&
          (kv.dk == 64 || kv.dk == 80 || kv.dk == 96 || kv.dk == 128 || kv.dk == 256) &&
-         (bits(kv.base) | static_cast<uintptr_t>(distances)) % 16 == 0 && queries % 16 == 0;
+         (bits(kv.k.base) | bits(kv.v.base) | static_cast<uintptr_t>(distances)) % 16 == 0 &&
+         queries % 16 == 0;
 }
 
 // Eights of query heads that a warp takes: two where most models with large groups have their dk.
@@ -632,7 +634,7 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
   const Partials partials = PartialsAt(launch.scratch, args, d);
   if (!fast) {
     AttendGeneric(args, d, partials, launch);
-  } else if (args.kv.dtype == DType::kF16) {
+  } else if (args.kv.k.dtype == DType::kF16) {
     AttendFast<__half>(args, d, partials, launch);
   } else {
     AttendFast<__nv_bfloat16>(args, d, partials, launch);

@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
   const KvView& kv = args.kv;
   const int32_t kv_head = head / (args.n_heads / kv.n_kv_heads);
-  const std::byte* k_base = kv.base + kv.k_offset + kv_head * kv.k_head_bytes;
-  const std::byte* v_base = kv.base + kv.v_offset + kv_head * kv.v_head_bytes;
+  const std::byte* k_base = kv.k.Head(0, kv_head);
+  const std::byte* v_base = kv.v.Head(0, kv_head);
   float* q = shared + warp * (kv.dk + kv.dv);
   float* o = q + kv.dk;
 
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(32 * kWarps)
           Walk walk(kv, span, piece.table_off, piece.meta.pos, from * kTileTokens);
           for (int32_t tile = from; tile < to; tile += 2, walk.Advance()) {
             const bool mine = tile + lane / kTileTokens < to && walk.row() >= 0;
-            const int64_t offset = int64_t{walk.row()} * kv.row_bytes;
+            const int32_t row = walk.row();
             float logit = -kInf;
             if (mine) {
-              const T* k = reinterpret_cast<const T*>(k_base + offset);
+              const T* k = reinterpret_cast<const T*>(k_base + row * kv.k.row_bytes);
               float dot = 0;
               for (int32_t d = 0; d < kv.dk; ++d) dot += q[d] * ToF32(k[d]);
               logit = Softcap(dot * args.scale, args.softcap);
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(32 * kWarps)
               for (uint32_t left = valid; left != 0; left &= left - 1) {
                 const int token = __ffs(static_cast<int>(left)) - 1;
                 const float weight = __shfl_sync(kAllLanes, p, token);
-                const int64_t at = __shfl_sync(kAllLanes, offset, token);
-                if (d < kv.dv) total += weight * ToF32(reinterpret_cast<const T*>(v_base + at)[d]);
+                const std::byte* v = v_base + __shfl_sync(kAllLanes, row, token) * kv.v.row_bytes;
+                if (d < kv.dv) total += weight * ToF32(reinterpret_cast<const T*>(v)[d]);
               }
               if (d < kv.dv) o[d] = o[d] * fade + total;
             }
@@ -120,9 +120,9 @@ Division DivideGeneric(const AttendArgs& args, const Device& device) {
 
 void AttendGeneric(const AttendArgs& args, const Division& division, const Partials& partials,
                    const Launch& launch) {
-  if (args.kv.dtype == DType::kF16) {
+  if (args.kv.k.dtype == DType::kF16) {
     LaunchGeneric<__half>(args, division, partials, launch);
-  } else if (args.kv.dtype == DType::kBF16) {
+  } else if (args.kv.k.dtype == DType::kBF16) {
     LaunchGeneric<__nv_bfloat16>(args, division, partials, launch);
   } else {
     LaunchGeneric<float>(args, division, partials, launch);

@@ -226,19 +226,4 @@ __device__ __forceinline__ void CopyAsyncWait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// --- K/V.
-
-// The row of token t of the sequence whose table starts at table_off.
-__device__ __forceinline__ std::byte* KvRow(const KvView& kv, int32_t table_off, int64_t t) {
-  const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
-  return kv.base + (block * kv.block_tokens + t % kv.block_tokens) * kv.row_bytes;
-}
-
-// Where a row of a step puts its K and V.
-__device__ __forceinline__ std::byte* KvTarget(const NormQkvRopeAppendArgs& a, const RowMeta& row) {
-  const int32_t slot = a.slot.base != nullptr ? a.slot.row[row.seq] : -1;
-  return slot >= 0 ? a.slot.base + slot * a.kv.row_bytes
-                   : KvRow(a.kv, a.seqs[row.seq].table_off, row.pos);
-}
-
 }  // namespace omnikv::cuda

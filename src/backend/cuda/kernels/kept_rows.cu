@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
       const int32_t from = i < listed ? index[i] : i < count ? begin + i - listed : i;
       to[u] = -1;
       if (from == i || !any) continue;
-      const int64_t row = RowIndex(a.kv, table_off, from);
-      to[u] = RowIndex(a.kv, table_off, i);
+      const int64_t row = a.kv.RowIndex(table_off, from);
+      to[u] = a.kv.RowIndex(table_off, i);
       values[u] = reinterpret_cast<const Piece*>(slice.Of(row))[piece];
       if (moves_pos) pos[u] = a.pos[row * a.lists + l];
     }
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_consta
   float* const scores = a.scores + list * a.stride;
   const int32_t newest = seq.kv_len - 1;
   const int32_t victim = evicts ? Lowest(scores, seq.kv_len) : -1;
-  const int64_t to = evicts ? RowIndex(a.kv, seq.table_off, victim) : 0;
-  const int64_t from = evicts ? RowIndex(a.kv, seq.table_off, newest) : 0;
+  const int64_t to = evicts ? a.kv.RowIndex(seq.table_off, victim) : 0;
+  const int64_t from = evicts ? a.kv.RowIndex(seq.table_off, newest) : 0;
   if (threadIdx.x == 0) {
     a.log.victim[entry * a.lists + l] = victim;
     if (evicts) scores[victim] = scores[newest];
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kEvictThreads)
     const int64_t entry = int64_t{a.seq} * kEvictionLog + n % kEvictionLog;
     const int32_t victim = a.log.victim[entry * a.lists + l];
     if (victim < 0) continue;
-    const int64_t row = RowIndex(a.kv, a.table_off, victim);
+    const int64_t row = a.kv.RowIndex(a.table_off, victim);
     for (int32_t i = 0; i < kRowSlices; ++i) {
       const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
       const std::byte* saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps,
       reinterpret_cast<const std::byte**>(shared + n_warps * (P::kRingBytes + P::kStageBytes));
   auto* partial = reinterpret_cast<float*>(table + kTableRows);  // [2][n_warps][kMaxBatchRows]
   __shared__ float squares[kMaxWarps];
-  __shared__ std::byte* kv_row;
+  __shared__ KvTarget kv_row;
 
   // The blocks take turns, so that together they read one stretch of memory after the other: with a
   // stretch of its own for each block the same loads reach three quarters of the bandwidth.
@@ -370,7 +370,7 @@ __global__ void __launch_bounds__(256) AnyKernel(const __grid_constant__ Work wo
   const float a = WarpSum(sum[0]) * scale;
   const float b = WarpSum(sum[1]) * scale;
   if (lane != 0) return;
-  std::byte* kv_row = p.finish == Finish::kRope ? FindKvRow(work, r) : nullptr;
+  const KvTarget kv_row = p.finish == Finish::kRope ? FindKvRow(work, r) : KvTarget{};
   FinishItem(work, item, r, kv_row, LoadOperands(work, item, r), a, b);
 }
 

@@ -75,8 +75,8 @@ __device__ __forceinline__ void LoadEight(const float* from, float* to) {
 }
 
 // Where row r of a kRope puts its K and V.
-__device__ __forceinline__ std::byte* FindKvRow(const Work& work, int32_t r) {
-  return KvTarget(work.qkv, work.qkv.rows[r]);
+__device__ __forceinline__ KvTarget FindKvRow(const Work& work, int32_t r) {
+  return TargetOf(work.qkv, work.qkv.rows[r]);
 }
 
 // --- Finishing.
@@ -124,8 +124,8 @@ __device__ __forceinline__ Operands LoadOperands(const Work& work, int32_t item,
 
 // Stores row r of an item, of products a and b (b: of the second row, where there is one).
 __device__ __forceinline__ void FinishItem(const Work& work, int32_t item, int32_t r,
-                                           std::byte* kv_row, const Operands& operands, float a,
-                                           float b) {
+                                           const KvTarget& kv_row, const Operands& operands,
+                                           float a, float b) {
   const Product& p = work.product;
   const RowRef at = FindRow(work, item, 0);
   const ProductPart& part = p.parts[at.part];
@@ -162,10 +162,10 @@ __device__ __forceinline__ void FinishItem(const Work& work, int32_t item, int32
   }
   const int32_t head = at.row / width;
   const int32_t i = at.row - head * width;
-  const int64_t offset =
-      at.part == 1 ? kv.k_offset + head * kv.k_head_bytes : kv.v_offset + head * kv.v_head_bytes;
-  StoreValue(kv.dtype, kv_row + offset, i, a);
-  StoreValue(kv.dtype, kv_row + offset, i + width / 2, b);
+  std::byte* to =
+      at.part == 1 ? kv_row.k + head * kv.k.head_bytes : kv_row.v + head * kv.v.head_bytes;
+  StoreValue(kv.k.dtype, to, i, a);
+  StoreValue(kv.k.dtype, to, i + width / 2, b);
 }
 
 // --- Weights in registers.

@@ -90,7 +90,7 @@ struct Control {
   uint64_t read;      // they were read, in both blocks
   uint64_t squared;
   uint64_t found;
-  std::byte* kv_rows[kRows];
+  KvTarget kv_rows[kRows];
   float squares[kBlocks][kSplitters][kRows];
 };
 

@@ -62,7 +62,7 @@ struct Exchange {
   float squares[kSlices][kRows];
   const std::byte* table[kTables][kBatch * 16];
   float4 operands[kShare];  // of the threads that finish a batch: two biases, two values
-  std::byte* kv_rows[kRows];
+  KvTarget kv_rows[kRows];
 };
 
 // What is streamed at a time: a chunk of a tile, of the batch that begins with turn `first`.

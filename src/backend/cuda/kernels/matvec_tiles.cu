@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(32 * kWarps, kNTiles* kMTiles <= 4 ? 2 : 1)
   // [kWarps][kMTiles][16][kCols]
   auto* partial = reinterpret_cast<float*>(tables + kWarps * kMTiles * 16);
   __shared__ float squares[kWarps][kCols];
-  __shared__ std::byte* kv_rows[kMaxDecodeRows];
+  __shared__ KvTarget kv_rows[kMaxDecodeRows];
 
   const int32_t tile_items = 16 / work.rows_per_item;
   const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, tile_items));

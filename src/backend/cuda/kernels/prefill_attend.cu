@@ -170,7 +170,7 @@ __device__ __forceinline__ void StoreQueries(const float* q, const Queries& quer
 }
 
 // Starts to copy K and V of tokens [first, first + kTokens) to `tile` (K, then V); zeros for tokens
-// outside [low, high), which may lie nowhere. `k` and `v` are bytes from a row's start.
+// outside [low, high), which may lie nowhere. `k` and `v` are bytes from K of head 0.
 template <int kD>
 __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, int64_t k, int64_t v,
                                           int first, int low, int high, std::byte* tile) {
@@ -183,14 +183,13 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, i
     const auto block_tokens = static_cast<unsigned>(kv.block_tokens);
     const unsigned entry = static_cast<unsigned>(t) / block_tokens;
     const int64_t block = kv.block_table[int64_t{table_off} + entry];
-    return kv.base +
-           (block * block_tokens + static_cast<unsigned>(t) % block_tokens) * kv.row_bytes;
+    return kv.k.Head(block * block_tokens + static_cast<unsigned>(t) % block_tokens, 0);
   };
   if (kv.block_tokens % S::kTokens == 0 && first >= low && first + S::kTokens <= high) {
-    const std::byte* const from = row_of(first) + row * kv.row_bytes + chunk * 16;
+    const std::byte* const from = row_of(first) + row * kv.k.row_bytes + chunk * 16;
 #pragma unroll
     for (int r = 0; r < S::kTokens; r += kRowsAtOnce) {
-      const std::byte* const from_row = from + r * kv.row_bytes;
+      const std::byte* const from_row = from + r * kv.k.row_bytes;
 #pragma unroll
       for (int c = 0; c < S::kChunks; c += S::kGroup) {
         std::byte* const at = to + r * S::kRowBytes + c * 16;
@@ -204,7 +203,7 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, i
   for (int r = 0; r < S::kTokens; r += kRowsAtOnce) {
     const int t = first + row + r;
     const bool valid = t >= low && t < high;
-    const std::byte* const from_row = (valid ? row_of(t) : kv.base) + chunk * 16;
+    const std::byte* const from_row = (valid ? row_of(t) : kv.k.base) + chunk * 16;
 #pragma unroll 1
     for (int c = 0; c < S::kChunks; c += S::kGroup) {
       std::byte* const at = to + r * S::kRowBytes + c * 16;
@@ -417,8 +416,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int last_pos = queries.Pos(min(queries.first + S::kRows, queries.n) - 1);
   const int warp_first_pos = queries.Pos(query);
   const int warp_last_pos = queries.Pos(min(query + S::kWarpRows, queries.n) - 1);
-  const int64_t k = a.kv.k_offset + kv_head * a.kv.k_head_bytes;
-  const int64_t v = a.kv.v_offset + kv_head * a.kv.v_head_bytes;
+  const int64_t k = kv_head * a.kv.k.head_bytes;
+  const int64_t v = a.kv.v.base - a.kv.k.base + kv_head * a.kv.v.head_bytes;
   const uint32_t warp_queries = SharedAddress(shared) + warp * S::kWarpRows * S::kRowBytes;
   std::byte* const stages = shared + S::kQueryBytes;  // two, of K and V each
 
@@ -595,7 +594,8 @@ bool CanAttendPrefill(const AttendArgs& args, const Device& device) {
   const bool compiled =
       WithHeadDim(kv, [&](auto d) { shared = Shape<decltype(d)::value>::kSharedBytes; });
   if (!compiled || shared > device.shared_per_block || device.arch < 80) return false;
-  if (kv.dtype != DType::kF16 && kv.dtype != DType::kBF16) return false;
+  if (kv.k.dtype != DType::kF16 && kv.k.dtype != DType::kBF16) return false;
+  if (kv.v.dtype != kv.k.dtype || kv.v.row_bytes != kv.k.row_bytes) return false;
   if (args.o == nullptr || args.score != ScoreKind::kNone || args.scale <= 0) return false;
   if (args.lse_in != nullptr) return false;
   for (int32_t i = 0; i < args.plan.n_segments; ++i) {
@@ -603,10 +603,10 @@ bool CanAttendPrefill(const AttendArgs& args, const Device& device) {
     if (segment.kind != SegmentKind::kRange || !Aligned(segment.q)) return false;
   }
   // Everything is read 16 bytes at a time.
-  for (int64_t bytes : {kv.row_bytes, kv.k_offset, kv.v_offset, kv.k_head_bytes, kv.v_head_bytes}) {
+  for (int64_t bytes : {kv.k.row_bytes, kv.k.head_bytes, kv.v.head_bytes}) {
     if (bytes % 16 != 0) return false;
   }
-  return Aligned(kv.base) && Aligned(args.q) && Aligned(args.o);
+  return Aligned(kv.k.base) && Aligned(kv.v.base) && Aligned(args.q) && Aligned(args.o);
 }
 
 size_t AttendPrefillScratch(const AttendArgs& args, const Device& device) {
@@ -643,7 +643,8 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch) {
                    dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(n_parts)), kThreads,
                    S::kSharedBytes, args, static_cast<int>(tiles), parts);
     };
-    args.kv.dtype == DType::kF16 ? run(AttendTile<__half, kD>) : run(AttendTile<__nv_bfloat16, kD>);
+    args.kv.k.dtype == DType::kF16 ? run(AttendTile<__half, kD>)
+                                   : run(AttendTile<__nv_bfloat16, kD>);
     if (n_parts == 1) return;
     LaunchKernel(MergeParts, launch, static_cast<unsigned>(CeilDiv(row_heads, kWarps)), kThreads, 0,
                  args, parts);

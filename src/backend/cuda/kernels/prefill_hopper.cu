@@ -43,18 +43,15 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int n_tokens = HopperTokens(kv.dk);
   const int token = kv_len / n_tokens * n_tokens + row;
   const bool valid = token < kv_len;
-  const std::byte* from = valid ? KvRow(kv, meta.table_off, token) : nullptr;
+  const int64_t from = valid ? kv.RowIndex(meta.table_off, token) : 0;
   const int head_words = kv.dk / 8;  // of 16 bytes; dk == dv
   const int half_words = kv.n_kv_heads * head_words;
   uint4* to = tails + (int64_t{seq} * n_tokens + row) * 2 * half_words;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < 2 * half_words; i += 32) {
     const bool is_v = i >= half_words;
     const int word = is_v ? i - half_words : i;
-    const int64_t head = word / head_words;
-    const int64_t offset =
-        (is_v ? kv.v_offset + head * kv.v_head_bytes : kv.k_offset + head * kv.k_head_bytes) +
-        word % head_words * 16;
-    to[i] = valid ? *reinterpret_cast<const uint4*>(from + offset) : uint4{};
+    const std::byte* head = (is_v ? kv.v : kv.k).Head(from, word / head_words);
+    to[i] = valid ? reinterpret_cast<const uint4*>(head)[word % head_words] : uint4{};
   }
 }
 
@@ -68,9 +65,9 @@ const float* DenseQueries(const AttendArgs& a) {
 
 HopperKernel* KernelFor([[maybe_unused]] const KvView& kv) {
 #ifdef OMNIKV_HAVE_FLASHINFER
-  if (kv.dk != kv.dv) return nullptr;
-  const bool bf16 = kv.dtype == DType::kBF16;
-  if (!bf16 && kv.dtype != DType::kF16) return nullptr;
+  if (kv.dk != kv.dv || kv.k.dtype != kv.v.dtype) return nullptr;
+  const bool bf16 = kv.k.dtype == DType::kBF16;
+  if (!bf16 && kv.k.dtype != DType::kF16) return nullptr;
   switch (kv.dk) {
     case 64:
       return bf16 ? AttendHopperBf16x64 : AttendHopperF16x64;
@@ -97,8 +94,9 @@ bool CanAttendHopper(const AttendArgs& a, const Device& device) {
   if (kv.block_tokens < kLeastHopperBlock || (kv.block_tokens & (kv.block_tokens - 1)) != 0) {
     return false;
   }
-  return FillsCard(a, device) && AreMultiples(16, kv.base, kv.row_bytes, kv.k_offset, kv.v_offset,
-                                              kv.k_head_bytes, kv.v_head_bytes, a.o);
+  return FillsCard(a, device) &&
+         AreMultiples(16, kv.k.base, kv.v.base, kv.k.row_bytes, kv.v.row_bytes, kv.k.head_bytes,
+                      kv.v.head_bytes, a.o);
 }
 
 size_t AttendHopperScratch(const AttendArgs& a) {
@@ -110,7 +108,7 @@ void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {
   if (a.n_rows == 0) return;
   std::byte* const q = launch.scratch;
   std::byte* const tails = q + QueryBytes(a);
-  ConvertRows(DenseQueries(a), int64_t{a.n_rows} * a.n_heads * a.kv.dk, a.kv.dtype, q, launch);
+  ConvertRows(DenseQueries(a), int64_t{a.n_rows} * a.n_heads * a.kv.dk, a.kv.k.dtype, q, launch);
   const auto copies = static_cast<unsigned>(HopperTokens(a.kv.dk) / kWarps);
   LaunchKernel(CopyTails, launch, dim3(copies, static_cast<unsigned>(a.n_seqs)), 32 * kWarps, 0, a,
                reinterpret_cast<uint4*>(tails));

@@ -318,7 +318,8 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   const int64_t tail_half = kv.n_kv_heads * head_bytes;
   // How many rows the bank has is not known here: more than any memory holds, none of which is read
   // but where the table points.
-  const int64_t bank_rows = std::min<int64_t>(INT32_MAX, (int64_t{1} << 40) / kv.row_bytes);
+  const int64_t bank_rows =
+      std::min<int64_t>(INT32_MAX, (int64_t{1} << 40) / std::max(kv.k.row_bytes, kv.v.row_bytes));
   const int64_t tail_rows = int64_t{a.n_seqs} * kTokens;
 
   const int box_rows = std::min(kv.block_tokens, kTokens);
@@ -330,9 +331,9 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   };
   for (const cudaError_t error :
        {encode(&p.q, in.q, a.n_rows, a.n_heads * head_bytes, a.n_heads, head_bytes, kRows),
-        encode(&p.k, kv.base + kv.k_offset, bank_rows, kv.row_bytes, kv.n_kv_heads, kv.k_head_bytes,
+        encode(&p.k, kv.k.base, bank_rows, kv.k.row_bytes, kv.n_kv_heads, kv.k.head_bytes,
                box_rows),
-        encode(&p.v, kv.base + kv.v_offset, bank_rows, kv.row_bytes, kv.n_kv_heads, kv.v_head_bytes,
+        encode(&p.v, kv.v.base, bank_rows, kv.v.row_bytes, kv.n_kv_heads, kv.v.head_bytes,
                box_rows),
         encode(&p.k_tail, in.tails, tail_rows, 2 * tail_half, kv.n_kv_heads, head_bytes, box_rows),
         encode(&p.v_tail, in.tails + tail_half, tail_rows, 2 * tail_half, kv.n_kv_heads, head_bytes,

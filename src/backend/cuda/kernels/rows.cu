@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* k_row = k + row * n_kv * dk;
   const float* v_row = v + row * n_kv * dv;
   const RowMeta meta = a.rows[row];
-  std::byte* to = KvTarget(a, meta);
+  const KvTarget to = TargetOf(a, meta);
   const bool rotated = a.cos_sin != nullptr;
   const float* cos_sin = rotated ? a.cos_sin + row * a.n_freq * 2 : nullptr;
   const int n_freq = rotated ? a.n_freq : 0;
@@ -207,9 +207,6 @@ __global__ void __launch_bounds__(kThreads)
     const float* weights = full ? norm + h * dk : per_head ? norm : nullptr;
     RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out);
   };
-  const auto at = [](std::byte* kv_row, int64_t offset) {
-    return kv_row != nullptr ? reinterpret_cast<T*>(kv_row + offset) : nullptr;
-  };
 
   const int warp = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
   for (int item = warp; item < a.n_heads + 2 * n_kv; item += static_cast<int>(gridDim.y) * kWarps) {
@@ -218,12 +215,12 @@ __global__ void __launch_bounds__(kThreads)
       rotate(head, a.q_norm, item, q_inv, head);
     } else if (item < a.n_heads + n_kv) {
       const int h = item - a.n_heads;
-      const int64_t offset = a.kv.k_offset + h * a.kv.k_head_bytes;
-      rotate(k_row + h * dk, a.k_norm, h, k_inv, at(to, offset));
+      T* out = reinterpret_cast<T*>(to.k + h * a.kv.k.head_bytes);
+      rotate(k_row + h * dk, a.k_norm, h, k_inv, out);
     } else {
       const int h = item - a.n_heads - n_kv;
-      const int64_t offset = a.kv.v_offset + h * a.kv.v_head_bytes;
-      RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, at(to, offset));
+      T* out = reinterpret_cast<T*>(to.v + h * a.kv.v.head_bytes);
+      RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, out);
     }
   }
 }
@@ -246,7 +243,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* const k_row = k + row * n_kv * dk;
   const float* const v_row = v + row * n_kv * dk;
   const float* const cos_sin = a.cos_sin + row * dk;
-  std::byte* const to = KvTarget(a, a.rows[row]);
+  const KvTarget to = TargetOf(a, a.rows[row]);
   for (int first = static_cast<int>(threadIdx.x); first < n_items; first += kTogether * kThreads) {
     Pack<float, kWide> low[kTogether];
     Pack<float, kWide> high[kTogether];
@@ -286,9 +283,8 @@ __global__ void __launch_bounds__(kThreads)
         StorePack(out + dk / 2 + i, high[j]);
       };
       if (kv_head < 0) return store(q_row + head * dk);
-      const int64_t offset = kv_head < n_kv ? a.kv.k_offset + kv_head * a.kv.k_head_bytes
-                                            : a.kv.v_offset + (kv_head - n_kv) * a.kv.v_head_bytes;
-      store(reinterpret_cast<T*>(to + offset));
+      store(reinterpret_cast<T*>(kv_head < n_kv ? to.k + kv_head * a.kv.k.head_bytes
+                                                : to.v + (kv_head - n_kv) * a.kv.v.head_bytes));
     });
   }
 }
@@ -318,11 +314,11 @@ __global__ void __launch_bounds__(kThreads) KeysKernel(const NormQkvRopeAppendAr
   GridTrigger();
   GridWait();
   const int n = a.kv.n_kv_heads * a.kv.dk;
-  const std::byte* from = KvTarget(a, a.rows[blockIdx.x]) + a.kv.k_offset;
+  const std::byte* from = TargetOf(a, a.rows[blockIdx.x]).k;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     const int h = i / a.kv.dk;
     a.k_out[int64_t{blockIdx.x} * n + i] =
-        LoadValue(a.kv.dtype, from + h * a.kv.k_head_bytes, i - h * a.kv.dk);
+        LoadValue(a.kv.k.dtype, from + h * a.kv.k.head_bytes, i - h * a.kv.dk);
   }
 }
 
@@ -333,8 +329,8 @@ bool CanRopeAppendWide(const NormQkvRopeAppendArgs& a, const float* k, const flo
          AreMultiples(N * sizeof(float), a.q, k, v, normed ? a.q_norm : nullptr,
                       normed ? a.k_norm : nullptr) &&
          AreMultiples(2 * N * sizeof(float), a.cos_sin) &&
-         AreMultiples(N * sizeof(T), a.kv.base, a.slot.base, a.kv.row_bytes, a.kv.k_offset,
-                      a.kv.v_offset, a.kv.k_head_bytes, a.kv.v_head_bytes);
+         AreMultiples(N * sizeof(T), a.kv.k.base, a.kv.v.base, a.slot.k, a.slot.v, a.kv.k.row_bytes,
+                      a.kv.v.row_bytes, a.kv.k.head_bytes, a.kv.v.head_bytes);
 }
 
 template <typename T>
@@ -389,7 +385,7 @@ void ConvertRows(const float* in, int64_t n, DType format, void* out, const Laun
 
 void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch) {
   if (args.n_rows == 0) return;
-  WithType(args.kv.dtype, [&](auto zero) {
+  WithType(args.kv.k.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (CanRotateAppend<T>(args, k, v)) {
       LaunchKernel(RotateAppendKernel<T>, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0,

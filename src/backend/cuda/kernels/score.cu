@@ -92,7 +92,7 @@ __device__ __forceinline__ const float* QueryOf(const ScoreArgs& a, const Block&
 
 __device__ __forceinline__ const std::byte* KeyRow(const KvView& kv, int32_t table_off, int t) {
   const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
-  return kv.base + (block * kv.block_tokens + t % kv.block_tokens) * kv.row_bytes + kv.k_offset;
+  return kv.k.Head(block * kv.block_tokens + t % kv.block_tokens, 0);
 }
 
 // A pass's queries into shared memory, a warp a query. Each is scaled by a power of two that brings
@@ -163,7 +163,7 @@ __device__ __forceinline__ Keys<kBlocks> LoadKeys(const ScoreArgs& a, const Bloc
   for (int half = 0; half < 2; ++half) {
     const int t = min(tile * kTile + half * 8 + lane / 4, b.n_tokens - 1);
     const std::byte* row =
-        KeyRow(a.kv, b.seq.table_off, b.first + t) + kv_head * a.kv.k_head_bytes + lane % 4 * 16;
+        KeyRow(a.kv, b.seq.table_off, b.first + t) + kv_head * a.kv.k.head_bytes + lane % 4 * 16;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       keys.v[half][i] = 32 * i + lane % 4 * 8 < a.kv.dk
@@ -248,7 +248,7 @@ __device__ __forceinline__ void ScoreTileOfAny(const ScoreArgs& a, const Shape& 
   const int at = task / a.kv.n_kv_heads * kTile + lane % kTile;
   const T* k =
       reinterpret_cast<const T*>(KeyRow(a.kv, b.seq.table_off, b.first + min(at, b.n_tokens - 1)) +
-                                 kv_head * a.kv.k_head_bytes);
+                                 kv_head * a.kv.k.head_bytes);
   for (int row = lane / kTile; row < b.pass_rows; row += 2) {
     float best = 0;
     for (int h = 0; h < group; ++h) {
@@ -398,9 +398,9 @@ __global__ void __launch_bounds__(kThreads, kCtasAnSm)
 
 // 2, 4 or 8 where tensor cores take the K of `a`, else 0.
 int BlocksOf(const ScoreArgs& a) {
-  const bool fast = (a.kv.dtype == DType::kF16 || a.kv.dtype == DType::kBF16) && a.kv.dk % 8 == 0 &&
-                    a.kv.dk <= 256 &&
-                    AreMultiples(16, a.kv.base, a.kv.row_bytes, a.kv.k_offset, a.kv.k_head_bytes);
+  const bool fast = (a.kv.k.dtype == DType::kF16 || a.kv.k.dtype == DType::kBF16) &&
+                    a.kv.dk % 8 == 0 && a.kv.dk <= 256 &&
+                    AreMultiples(16, a.kv.k.base, a.kv.k.row_bytes, a.kv.k.head_bytes);
   return !fast ? 0 : a.kv.dk <= 64 ? 2 : a.kv.dk <= 128 ? 4 : 8;
 }
 
@@ -454,7 +454,7 @@ void LaunchScore(const ScoreArgs& args, const Shape& shape, const Launch& launch
 }  // namespace
 
 bool CanScore(const ScoreArgs& args, const Device& device) {
-  return args.kv.dtype != DType::kQ8_0 &&
+  return args.kv.k.dtype != DType::kQ8_0 &&
          SharedBytes(args, ShapeOf(args, device)) + kBesideDynamic <= device.shared_per_block;
 }
 
@@ -462,7 +462,7 @@ void Score(const ScoreArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.n_rows == 0 || args.stride == 0) return;
   const Shape shape = ShapeOf(args, *launch.device);
   const int blocks = BlocksOf(args);
-  WithType(args.kv.dtype, [&](auto t) {
+  WithType(args.kv.k.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
       if (blocks == 2) return LaunchScore<T, 2>(args, shape, launch);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
     const int kv_head = item % a.kv.n_kv_heads;
     const int first = unit * a.unit;
     const int n = min(a.unit, seq.kv_len - first);
-    const std::byte* base = a.kv.base + a.kv.k_offset + kv_head * a.kv.k_head_bytes;
+    const std::byte* base = a.kv.k.Head(0, kv_head);
     float* out = a.out + (blockIdx.y * a.stride + unit) * SummaryArrays(a.kind) * width +
                  int64_t{kv_head} * dk;
     for (int from = 0; from < dk; from += lanes * N) {  // once, but for heads of many values
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
           const int64_t block = a.kv.block_table[seq.table_off + t / a.kv.block_tokens];
           const int64_t row = block * a.kv.block_tokens + t % a.kv.block_tokens;
           const Pack<T, N> k =
-              LoadPack<N>(reinterpret_cast<const T*>(base + row * a.kv.row_bytes) + value);
+              LoadPack<N>(reinterpret_cast<const T*>(base + row * a.kv.k.row_bytes) + value);
 #pragma unroll
           for (int j = 0; j < N; ++j) {
             const float v = ToF32(k.v[j]);
@@ -218,11 +218,11 @@ void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
 void BlockSummary(const BlockSummaryArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.n_rows == 0) return;
   const KvView& kv = args.kv;
-  WithType(kv.dtype, [&](auto t) {
+  WithType(kv.k.dtype, [&](auto t) {
     using T = decltype(t);
     constexpr int kWide = 16 / sizeof(T);
     const bool wide =
-        kv.dk % kWide == 0 && AreMultiples(16, kv.base, kv.row_bytes, kv.k_offset, kv.k_head_bytes);
+        kv.dk % kWide == 0 && AreMultiples(16, kv.k.base, kv.k.row_bytes, kv.k.head_bytes);
     if (wide) return LaunchSummary<T, kWide>(args, launch);
     LaunchSummary<T, 1>(args, launch);
   });

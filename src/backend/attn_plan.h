@@ -1,7 +1,7 @@
 // The plain structs that policies, the bank and the kernels share: where each row of a step stands,
-// which tokens an attention reads (AttnPlan), and where their K/V lie (KvView). Everything that
-// changes from token to token is *pointed at*, never held: a recorded step replays with the same
-// structs.
+// which tokens an attention reads (AttnPlan), where their K/V lie (KvView), and where what a policy
+// keeps beside them lies (StateView). Everything that changes from token to token is *pointed at*,
+// never held: a recorded step replays with the same structs.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "backend/host_device.h"
 #include "base/dtype.h"
 
 namespace omnikv {
@@ -99,6 +100,25 @@ struct KvView {
   std::byte* Row(int32_t table_off, int64_t t) const {
     const int64_t block = block_table[table_off + t / block_tokens];
     return base + (block * block_tokens + t % block_tokens) * row_bytes;
+  }
+};
+
+// Where what a policy keeps per unit of a layer's tokens lies: in rows that the layer's blocks have
+// besides, so that they go where the K/V go. A unit of several blocks has its row in the first one.
+struct StateView {
+  std::byte* base = nullptr;             // row 0
+  const int32_t* block_table = nullptr;  // KvView's
+  int32_t block_units = 1;               // rows of a block
+  int32_t unit_blocks = 1;               // blocks that a unit has, where it has several
+  int64_t row_bytes = 0;
+
+  bool operator==(const StateView&) const = default;
+
+  // The row of unit u of the sequence whose table starts at table_off.
+  template <typename T>
+  OMNIKV_HOST_DEVICE T* Row(int32_t table_off, int32_t u) const {
+    const int64_t block = block_table[table_off + u / block_units * unit_blocks];
+    return reinterpret_cast<T*>(base + (block * block_units + u % block_units) * row_bytes);
   }
 };
 

@@ -17,11 +17,7 @@
 #include <cstdint>
 #include <span>
 
-#ifdef __CUDACC__
-#define OMNIKV_HOST_DEVICE __host__ __device__
-#else
-#define OMNIKV_HOST_DEVICE
-#endif
+#include "backend/host_device.h"
 
 namespace omnikv {
 

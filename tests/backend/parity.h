@@ -106,6 +106,9 @@ class Bank {
        const std::vector<int32_t>& kv_len, int32_t capacity, Random& random);
 
   KvView View() const;
+  // Rows of `values` floats a unit in the same blocks: makes `memory` of all of them, each `fill`.
+  StateView States(int32_t unit, int64_t values, std::vector<float>& memory,
+                   float fill = kPoison) const;
   int32_t TableOff(int32_t seq) const { return seq * blocks_; }
   // All rows, those of no token too. A value between two of the bank's type may round either way.
   Array Values() const;

@@ -37,6 +37,7 @@ class StepFixture {
                           .model_name = "test",
                           .n_layers = 6,
                           .n_heads = 4,
+                          .n_kv_heads = 2,
                           .dk = 16,
                           .max_rows = kChunk,
                           .max_context = kContext,
@@ -60,6 +61,8 @@ class StepFixture {
     bank_config.n_stages = reads.streamed.max_ahead + 1;
     bank = Take(Bank::Create(trace, bank_config));
     EXPECT_TRUE(trace.AwaitShared().ok());
+    states = Take(bank->OpenStates(policy->States()));
+    policy->SetStates(ViewsOf(states));
     seq = Take(bank->NewSequence());
     residency = Take(Residency::Create(
         trace, *bank,
@@ -149,6 +152,7 @@ class StepFixture {
   ModelConfig config;
   Weights weights;
   std::unique_ptr<Bank> bank;
+  StateStreams states;
   RopeState ropes;
   Workspace work;
   PolicySettings settings;

@@ -1,6 +1,7 @@
 // The ops that score tokens and units of tokens on the card: time and bandwidth of each. Results
 // are compared by parity_cuda_test.
 // Usage: cuda_score.
+#include <algorithm>
 #include <cstdio>
 #include <numeric>
 #include <type_traits>
@@ -56,26 +57,26 @@ class Bench {
   }
 
   void Summaries(int n, int32_t unit, SummaryKind kind, bool per_head) {
-    const int64_t stride = kTokens / unit;
-    const size_t values = static_cast<size_t>(stride) * static_cast<size_t>(SummaryArrays(kind)) *
+    const int64_t rows = kTokens / std::min(unit, kBlock);
+    const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(SummaryArrays(kind)) *
                           static_cast<size_t>(n_kv_heads_) * kDim;
-    const Memory summaries = Allocate(4 * values);
-    CheckLaunch(cudaMemset(summaries.get(), 0, 4 * values), "fill");
+    const Memory memory = Allocate(4 * values);
+    CheckLaunch(cudaMemset(memory.get(), 0, 4 * values), "fill");
+    const StateView summaries{.base = As<std::byte>(memory),
+                              .block_table = As<int32_t>(table_),
+                              .block_units = std::max(1, kBlock / unit),
+                              .unit_blocks = std::max(1, unit / kBlock),
+                              .row_bytes = int64_t{4} * SummaryArrays(kind) * n_kv_heads_ * kDim};
     for (const int n_rows : {1, 512}) {
       if (per_head || n_rows > n) continue;  // the same in both
-      const BlockSummaryArgs args{.kv = kv_,
-                                  .out = As<float>(summaries),
-                                  .stride = stride,
-                                  .n_rows = n_rows,
-                                  .n_seqs = 1,
-                                  .unit = unit,
-                                  .kind = kind};
+      const BlockSummaryArgs args{
+          .kv = kv_, .out = summaries, .n_rows = n_rows, .n_seqs = 1, .unit = unit, .kind = kind};
       Run("BlockSummary", args, n, n_rows, unit, per_head, &cuda::BlockSummary);
     }
     const BlockScoreArgs args{.q = As<float>(q_),
-                              .summaries = As<float>(summaries),
+                              .summaries = summaries,
                               .out = As<float>(out_),
-                              .stride = stride,
+                              .stride = kTokens / unit,
                               .n_seqs = 1,
                               .n_heads = kHeads,
                               .n_kv_heads = n_kv_heads_,
@@ -157,7 +158,8 @@ class Bench {
       Args here = args;
       const int64_t first = i % (kTokens / n) * n;
       if constexpr (std::is_same_v<Args, BlockScoreArgs>) {
-        here.summaries += first / unit * SummaryArrays(args.kind) * n_kv_heads_ * kDim;
+        here.summaries.base +=
+            first / kBlock * args.summaries.block_units * args.summaries.row_bytes;
       } else {
         here.kv = here.kv.MovedTo(here.kv.k.Head(first, 0));
       }

@@ -83,13 +83,14 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     const bool on_host = bank.layers[layer].tier == TierKind::kHost;
     held[on_host] += static_cast<size_t>(tokens) * bank.RowBytes(layer);
   }
+  const size_t kept = policy->Bytes() + StateBytes(config, bank, *policy);
   const auto bytes = [&](size_t here, size_t host) {
-    return ByTier(backend, here + (placed ? plan.working_sets : 0) + policy->Bytes(), host);
+    return ByTier(backend, here + (placed ? plan.working_sets : 0) + kept, host);
   };
   json["held_bytes"] = bytes(held[0], held[1]);
   json["reserved_bytes"] =
       bytes(Bank::ReservedBytes(bank, TierKind::kOwn), Bank::ReservedBytes(bank, TierKind::kHost));
-  json["policy_bytes"] = policy->Bytes();
+  json["policy_bytes"] = kept;
   json["read_bytes_per_step"] = read;
   return json;
 }

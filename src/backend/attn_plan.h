@@ -1,7 +1,7 @@
 // The plain structs that policies, the bank and the kernels share: where each row of a step stands,
-// which tokens an attention reads (AttnPlan), and where their K/V lie (KvView). Everything that
-// changes from token to token is *pointed at*, never held: a recorded step replays with the same
-// structs.
+// which tokens an attention reads (AttnPlan), where their K/V lie (KvView), and where what a policy
+// keeps beside them lies (StateView). Everything that changes from token to token is *pointed at*,
+// never held: a recorded step replays with the same structs.
 #pragma once
 
 #include <array>
@@ -100,6 +100,10 @@ struct KvView {
   int32_t n_kv_heads = 0;
   int32_t dk = 0;  // values of one K head
   int32_t dv = 0;  // values of one V head
+  // Positions of the tokens in the rows, where these are not the numbers of the rows: [rows,
+  // pos_lists], one for all KV heads or one each. For who asks which tokens are read.
+  const int32_t* pos = nullptr;
+  int32_t pos_lists = 1;
 
   bool operator==(const KvView&) const = default;
 
@@ -121,6 +125,25 @@ struct KvView {
     moved.k.base = base;
     moved.v.base = base + (v.base - k.base);
     return moved;
+  }
+};
+
+// Where what a policy keeps per unit of a layer's tokens lies: in rows that the layer's blocks have
+// besides, so that they go where the K/V go. A unit of several blocks has its row in the first one.
+struct StateView {
+  std::byte* base = nullptr;             // row 0
+  const int32_t* block_table = nullptr;  // KvView's
+  int32_t block_units = 1;               // rows of a block
+  int32_t unit_blocks = 1;               // blocks that a unit has, where it has several
+  int64_t row_bytes = 0;
+
+  bool operator==(const StateView&) const = default;
+
+  // The row of unit u of the sequence whose table starts at table_off.
+  template <typename T>
+  OMNIKV_HOST_DEVICE T* Row(int32_t table_off, int32_t u) const {
+    const int64_t block = block_table[table_off + u / block_units * unit_blocks];
+    return reinterpret_cast<T*>(base + (block * block_units + u % block_units) * row_bytes);
   }
 };
 

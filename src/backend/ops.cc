@@ -134,10 +134,11 @@ struct CostVisitor {
       if (begin == end) continue;
       const uint64_t values = U(a.kv.n_kv_heads) * U(a.kv.dk);
       const int64_t tokens = a.seqs[s].kv_len - int64_t{begin} * a.unit;
-      c.bytes_read += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
+      c.kv_bytes += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
       c.bytes_written += 4 * U(SummaryArrays(a.kind)) * U(end - begin) * values;
       c.flops += U(SummaryArrays(a.kind)) * U(tokens) * values;
     }
+    c.bytes_read = c.kv_bytes;
     return c;
   }
   Cost operator()(const BlockScoreArgs& a) const {
@@ -145,11 +146,13 @@ struct CostVisitor {
     for (int32_t s = 0; s < a.n_seqs; ++s) {
       if (a.seqs[s].q_len == 0) continue;
       const uint64_t arrays = U(SummaryArrays(a.kind));
-      const uint64_t units = (U(a.seqs[s].kv_len) + U(a.unit) - 1) / U(a.unit);
-      c.bytes_read += 4 * U(a.dk) * (units * arrays * U(a.n_kv_heads) + U(a.n_heads));
+      const uint64_t units = U(UnitsOf(a.seqs[s].kv_len, a.unit));
+      c.kv_bytes += 4 * U(a.dk) * units * arrays * U(a.n_kv_heads);
+      c.bytes_read += 4 * U(a.dk) * U(a.n_heads);
       c.bytes_written += 4 * U(a.lists) * units;
       c.flops += 2 * units * arrays * U(a.n_heads) * U(a.dk);
     }
+    c.bytes_read += c.kv_bytes;
     return c;
   }
   Cost operator()(const PoolArgs& a) const {
@@ -202,7 +205,8 @@ struct CostVisitor {
   }
   Cost operator()(const LocateRowsArgs& a) const {
     const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
-    return {.bytes_read = bytes + 4 * U(a.n_seqs), .bytes_written = bytes};
+    return {.bytes_read = bytes + 4 * U(a.n_seqs),
+            .bytes_written = bytes + 4 * U(a.n_rows) * U(a.n_pos) * U(a.lists)};
   }
   Cost operator()(const CompactArgs& a) const {
     Cost c;

@@ -332,8 +332,7 @@ OMNIKV_HOST_DEVICE inline UnitRange TouchedUnits(const SeqMeta& seq, int32_t uni
 struct BlockSummaryArgs {
   KvView kv;
   const SeqMeta* seqs = nullptr;
-  float* out = nullptr;  // [n_seqs, stride, arrays, n_kv_heads, dk]
-  int64_t stride = 0;    // units
+  StateView out;  // rows of f32 [arrays, n_kv_heads, dk]
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
   int32_t unit = 1;  // tokens
@@ -348,8 +347,8 @@ struct BlockSummaryArgs {
 //   out[s][l][u] = max, mean or sum of w[h][u] over the query heads h of list l, as in ScoreArgs
 // Sequences without rows keep their scores.
 struct BlockScoreArgs {
-  const float* q = nullptr;          // [n_rows, n_heads, dk]
-  const float* summaries = nullptr;  // [n_seqs, stride, arrays, n_kv_heads, dk]
+  const float* q = nullptr;  // [n_rows, n_heads, dk]
+  StateView summaries;       // rows of f32 [arrays, n_kv_heads, dk]
   const SeqMeta* seqs = nullptr;
   float* out = nullptr;  // [n_seqs, lists, stride]
   int64_t stride = 0;    // units
@@ -405,26 +404,33 @@ inline constexpr int32_t kWholeAnswer = std::numeric_limits<int32_t>::max();
 // How a sparse layer's reading of n tokens is split, the same for every sequence.
 struct RangeRule {
   double share = 0;         // of the context, 0 to 1: BudgetAt
-  int32_t budget = 0;       // tokens
-  int32_t tail = 0;         // generated tokens, the last ones, that are read besides the budget
-  int32_t min_recent = 0;   // last tokens that are always read, in the budget past the tail
+  int32_t budget = 0;       // units
+  int32_t tail = 0;         // units with generated tokens, the last ones, read besides the budget
+  int32_t min_recent = 0;   // last units that are always read, in the budget past the tail
   int32_t dense_below = 0;  // tokens up to which everything is read
+  int32_t unit = 1;         // tokens
 
   bool operator==(const RangeRule&) const = default;
 };
 
-// Of n tokens, `recent` are read as the last ones and `n_pick` are chosen among the n - recent
+// Units that n tokens begin.
+OMNIKV_HOST_DEVICE inline int32_t UnitsOf(int32_t n, int32_t unit) {
+  return n / unit + (n % unit != 0 ? 1 : 0);
+}
+
+// Of the units of n tokens, `recent` are read as the last ones and `n_pick` are chosen among the
 // others; `besides` of the recent ones are not counted in the budget.
 struct RangeSplit {
   int32_t recent, n_pick, besides;
 };
 OMNIKV_HOST_DEVICE inline RangeSplit SplitRange(const RangeRule& rule, int32_t n,
                                                 int32_t prompt_len) {
-  const int32_t n_gen = n > prompt_len ? n - prompt_len : 0;
+  const int32_t units = UnitsOf(n, rule.unit);
+  const int32_t n_gen = n > prompt_len ? units - prompt_len / rule.unit : 0;
   const int32_t besides = n_gen < rule.tail ? n_gen : rule.tail;
-  if (n <= rule.dense_below) return {n, 0, besides};
-  const int32_t budget = BudgetAt(rule.budget, rule.share, n);
-  const int32_t others = n - besides;
+  if (n <= rule.dense_below) return {units, 0, besides};
+  const int32_t budget = BudgetAt(rule.budget, rule.share, units);
+  const int32_t others = units - besides;
   const int32_t allowed = budget < others ? budget : others;
   const int32_t wanted = rule.min_recent > besides ? rule.min_recent - besides : 0;
   const int32_t forced = wanted < allowed ? wanted : allowed;
@@ -432,7 +438,7 @@ OMNIKV_HOST_DEVICE inline RangeSplit SplitRange(const RangeRule& rule, int32_t n
 }
 
 // That split of each sequence, on the device: its length changes from step to step.
-//   bounds = [n - recent, n): always read;  n_candidates = n - recent.
+//   n_candidates = units - recent;  bounds = tokens [min(n, n_candidates * unit), n): always read.
 // A sequence without tokens gets empty bounds, no candidates.
 struct PlanRangeArgs {
   const SeqMeta* seqs = nullptr;
@@ -444,6 +450,17 @@ struct PlanRangeArgs {
 
   bool operator==(const PlanRangeArgs&) const = default;
 };
+
+// That of one sequence.
+OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
+  const int32_t n = a.seqs[s].kv_len;
+  const RangeSplit split = SplitRange(a.rule, n, a.seqs[s].prompt_len);
+  const int32_t others = UnitsOf(n, a.rule.unit) - split.recent;
+  a.bounds[2 * s] = others < UnitsOf(n, a.rule.unit) ? others * a.rule.unit : n;
+  a.bounds[2 * s + 1] = n;
+  a.n_candidates[s] = others;
+  a.n_pick[s] = split.n_pick;
+}
 
 // The n_pick highest of each list's S[t], t < n_candidates, ascending; equal scores: the lower t
 // first.
@@ -553,6 +570,7 @@ struct FetchRowsArgs {
 // there is the i-th of those that it holds. With place(p) = min(p - gone[s], most):
 //   to_rows[r] = {rows[r].seq, place(rows[r].pos)}
 //   to_seqs[s] = seqs[s], but kv_len = place(kv_len - 1) + 1 and prompt_len less by gone[s], or 0
+//   pos[i][row of to_rows[r]][l] = rows[r].pos, for all i and l
 // Sequences without rows in the step have kv_len = 0. Ops that are given these instead of the
 // step's own read and write such a table as they do any other.
 struct LocateRowsArgs {
@@ -562,6 +580,12 @@ struct LocateRowsArgs {
   int32_t most = kToEnd;          // the last place: of each row that would come after it too
   RowMeta* to_rows = nullptr;     // [n_rows]
   SeqMeta* to_seqs = nullptr;     // [n_seqs]
+  // Positions of the tokens, [n_pos] layers: [rows of the table, lists].
+  int32_t* const* pos = nullptr;
+  const int32_t* block_table = nullptr;  // as KvView's
+  int32_t block_tokens = 1;
+  int32_t n_pos = 0;
+  int32_t lists = 1;
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
 
@@ -665,7 +689,7 @@ struct NextTokenArgs {
 // can do: each input read once, each output written once.
 struct Cost {
   uint64_t bytes_read = 0;
-  uint64_t kv_bytes = 0;  // of those, K/V that an attention reads
+  uint64_t kv_bytes = 0;  // of those, K/V that an attention reads, and what chooses of them
   uint64_t bytes_written = 0;
   uint64_t flops = 0;
 

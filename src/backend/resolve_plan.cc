@@ -20,6 +20,24 @@ void AddTokens(const PlanSegment& s, int32_t pos, int64_t begin, int64_t end,
   for (int64_t t = begin; t < end; ++t) tokens.push_back(static_cast<int32_t>(t));
 }
 
+// Turns rows of sequences, by row of the step and KV head, into the positions of their tokens.
+void ToPositions(Backend& backend, const AttendArgs& attend, const std::vector<RowMeta>& rows,
+                 std::vector<std::vector<int32_t>>& resolved) {
+  const KvView& kv = attend.kv;
+  const auto kv_heads = static_cast<size_t>(kv.n_kv_heads);
+  const std::vector<SeqMeta> seqs = Fetched(backend, attend.seqs, attend.n_seqs);
+  for (size_t at = 0; at < resolved.size(); ++at) {
+    const auto seq = static_cast<size_t>(rows[at / kv_heads].seq);
+    const auto list = static_cast<int64_t>(kv.pos_lists > 1 ? at % kv_heads : 0);
+    for (int32_t& token : resolved[at]) {
+      const int32_t* entry = kv.block_table + seqs[seq].table_off + token / kv.block_tokens;
+      const int64_t row = int64_t{Fetched(backend, entry, 1)[0]} * kv.block_tokens +
+                          token % kv.block_tokens;
+      token = Fetched(backend, kv.pos + row * kv.pos_lists + list, 1)[0];
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::vector<int32_t>> ResolvePlan(Backend& backend, const AttendArgs& attend) {
@@ -49,6 +67,7 @@ std::vector<std::vector<int32_t>> ResolvePlan(Backend& backend, const AttendArgs
       }
     }
   }
+  if (attend.kv.pos != nullptr) ToPositions(backend, attend, rows, resolved);
   for (std::vector<int32_t>& tokens : resolved) std::sort(tokens.begin(), tokens.end());
   return resolved;
 }

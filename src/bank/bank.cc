@@ -24,6 +24,14 @@ int64_t BankConfig::TableBlocks(const TableSpec& table) const {
   return std::min(all, held * max_seqs + BlocksFor(step_tokens));
 }
 
+size_t BankConfig::StateBytes(const StateSpec& spec) const {
+  OKV_CHECK(spec.unit > 0 && (block_tokens % spec.unit == 0 || spec.unit % block_tokens == 0),
+            "states of units of {} tokens, in blocks of {}", spec.unit, block_tokens);
+  const auto table = static_cast<size_t>(layers[static_cast<size_t>(spec.layer)].table);
+  const int64_t units = std::max(1, block_tokens / spec.unit);  // of a block
+  return static_cast<size_t>(TableBlocks(tables[table]) * units * spec.bytes_per_unit);
+}
+
 size_t Bank::BytesPerToken(const BankConfig& config) {
   size_t bytes = 0;
   for (size_t layer = 0; layer < config.layers.size(); ++layer) bytes += config.RowBytes(layer);
@@ -161,10 +169,13 @@ Status Bank::Grow(size_t table, int32_t seq, int64_t n) {
                     t.blocks.free_blocks(), t.blocks.total_blocks(), config_.block_tokens));
   }
   // Only what is written may not be shared: a partly filled last block, and rows that move.
-  const auto last = static_cast<int32_t>(rows / config_.block_tokens);
-  const int32_t first = t.lost[static_cast<size_t>(seq)].moves ? 0 : std::min(last, before);
+  int64_t first = t.lost[static_cast<size_t>(seq)].moves ? 0 : rows / config_.block_tokens;
+  ForStreams([&](const StateStream& s) {  // and the states of a partly filled unit
+    if (TableIndex(s.spec.layer) != table) return;
+    first = std::min(first, rows / s.spec.unit * s.spec.unit / config_.block_tokens);
+  });
   if (n > 0) {
-    const Status own = MakeOwn(table, seq, first, before);
+    const Status own = MakeOwn(table, seq, static_cast<int32_t>(first), before);
     if (!own.ok()) {
       t.blocks.Shrink(seq, before);
       return own;
@@ -186,9 +197,60 @@ Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
       own_->CopyBlock(static_cast<int32_t>(layer), from, to);
       host_->CopyBlock(static_cast<int32_t>(layer), from, to);
     }
+    ForStreams([&, from = from, to = to](const StateStream& s) {
+      if (TableIndex(s.spec.layer) != table) return;
+      backend_.Upload(s.Block(to), s.Block(from), s.BlockBytes());
+    });
     Publish(t, seq, i, i + 1);
   }
   return {};
+}
+
+template <typename Visit>
+void Bank::ForStreams(const Visit& visit) const {
+  for (const auto& open : streams_) {
+    if (const auto stream = open.lock()) visit(*stream);
+  }
+}
+
+Result<StateStreams> Bank::OpenStates(const std::vector<StateSpec>& specs) {
+  std::erase_if(streams_, [](const auto& open) { return open.expired(); });
+  StateStreams opened;
+  for (const StateSpec& spec : specs) {
+    const auto same = std::find_if(streams_.begin(), streams_.end(),
+                                   [&](const auto& open) { return open.lock()->spec == spec; });
+    if (same != streams_.end()) {
+      opened.push_back(same->lock());
+      continue;
+    }
+    StateStream stream{.spec = spec};
+    OKV_ASSIGN_OR_RETURN(stream.memory, backend_.Allocate(config_.StateBytes(spec), spec.name));
+    stream.view = {.base = stream.memory.as<std::byte>(),
+                   .block_table = TableOf(spec.layer).entries.as<int32_t>(),
+                   .block_units = std::max(1, config_.block_tokens / spec.unit),
+                   .unit_blocks = std::max(1, spec.unit / config_.block_tokens),
+                   .row_bytes = spec.bytes_per_unit};
+    opened.push_back(std::make_shared<const StateStream>(std::move(stream)));
+    streams_.push_back(opened.back());
+  }
+  return opened;
+}
+
+size_t Bank::StateBytes() const {
+  size_t bytes = 0;
+  ForStreams([&](const StateStream& s) { bytes += config_.StateBytes(s.spec); });
+  return bytes;
+}
+
+size_t Bank::BytesToOpen(const std::vector<StateSpec>& specs) const {
+  size_t bytes = 0;
+  for (const StateSpec& spec : specs) bytes += config_.StateBytes(spec);
+  ForStreams([&](const StateStream& s) {
+    if (std::find(specs.begin(), specs.end(), s.spec) != specs.end()) {
+      bytes -= config_.StateBytes(s.spec);
+    }
+  });
+  return bytes;
 }
 
 void Bank::Truncate(int32_t seq, int64_t length) {
@@ -238,19 +300,28 @@ size_t Bank::BytesInUse(TierKind tier) const {
     const BlockTable& blocks = TableOf(static_cast<int32_t>(layer)).blocks;
     bytes += BlockBytes(layer) * static_cast<size_t>(blocks.total_blocks() - blocks.free_blocks());
   }
+  if (tier != TierKind::kOwn) return bytes;
+  ForStreams([&](const StateStream& s) {
+    const BlockTable& blocks = TableOf(s.spec.layer).blocks;
+    bytes += s.BlockBytes() * static_cast<size_t>(blocks.total_blocks() - blocks.free_blocks());
+  });
   return bytes;
 }
 
-size_t Bank::OwnBytes(int32_t seq) const {
+size_t Bank::BlocksOf(int32_t layer, int32_t seq) const {
+  const BlockTable& table = TableOf(layer).blocks;
+  const int32_t* blocks = table.entries(seq);
+  return static_cast<size_t>(std::count_if(blocks, blocks + table.n_blocks(seq),
+                                           [](int32_t block) { return block >= 0; }));
+}
+
+size_t Bank::OwnBytes(int32_t seq, const StateStreams& states) const {
   size_t bytes = 0;
   for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
     if (config_.layers[layer].tier != TierKind::kOwn) continue;
-    const BlockTable& table = TableOf(static_cast<int32_t>(layer)).blocks;
-    const int32_t* blocks = table.entries(seq);
-    bytes += BlockBytes(layer) *
-             static_cast<size_t>(std::count_if(blocks, blocks + table.n_blocks(seq),
-                                               [](int32_t block) { return block >= 0; }));
+    bytes += BlockBytes(layer) * BlocksOf(static_cast<int32_t>(layer), seq);
   }
+  for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(s->spec.layer, seq);
   return bytes;
 }
 
@@ -272,33 +343,40 @@ void Bank::FillWithNoise(int32_t seq) {
   // (-1, 1) from a multiplicative generator.
   constexpr int64_t kPatternRows = 1021;
   uint64_t state = 0x9e3779b97f4a7c15u;
-  for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
-    const KvView view = View(layer);
+  // The first n_rows of a layer's rows, K/V or states, of which a block has block_rows.
+  const auto fill = [&](int32_t layer, DType dtype, std::byte* base, int64_t row_bytes,
+                        int64_t block_rows, int64_t n_rows) {
     // A block's rows more than the pattern, so that each block is one piece of it.
-    OKV_CHECK(view.Interleaved());
-    const auto row_bytes = static_cast<size_t>(view.k.row_bytes);
-    std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows) * row_bytes);
-    const size_t values = pattern.size() / DTypeBytes(config_.dtype, 1);
+    std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows * row_bytes));
+    const size_t values = pattern.size() / DTypeBytes(dtype, 1);
     for (size_t i = 0; i < values; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
       const auto value = static_cast<float>(static_cast<int64_t>(state) >> 40) * 0x1p-23f;
-      StoreFromF32(config_.dtype, pattern.data(), i, value);
+      StoreFromF32(dtype, pattern.data(), i, value);
     }
-    pattern.reserve(pattern.size() + static_cast<size_t>(config_.block_tokens) * row_bytes);
-    for (int64_t r = 0; r < config_.block_tokens; ++r) {
-      const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * view.k.row_bytes);
+    pattern.reserve(pattern.size() + static_cast<size_t>(block_rows * row_bytes));
+    for (int64_t r = 0; r < block_rows; ++r) {
+      const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * row_bytes);
       pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
     }
-    const int64_t rows = Rows(seq, config_.layers[static_cast<size_t>(layer)].table);
-    for (int64_t t = 0; t < rows; t += config_.block_tokens) {
-      const int64_t block = TableOf(layer).blocks.entries(seq)[t / config_.block_tokens];
+    for (int64_t r = 0; r < n_rows; r += block_rows) {
+      const int64_t block = TableOf(layer).blocks.entries(seq)[r / block_rows];
       if (block < 0) continue;  // dropped
-      const int64_t n = std::min<int64_t>(config_.block_tokens, rows - t);
-      backend_.Upload(view.k.Head(block * config_.block_tokens, 0),
-                      pattern.data() + t % kPatternRows * view.k.row_bytes,
-                      static_cast<size_t>(n) * row_bytes);
+      backend_.Upload(base + block * block_rows * row_bytes,
+                      pattern.data() + r % kPatternRows * row_bytes,
+                      static_cast<size_t>(std::min(block_rows, n_rows - r) * row_bytes));
     }
+  };
+  for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
+    const KvView view = View(layer);
+    OKV_CHECK(view.Interleaved());
+    fill(layer, config_.dtype, view.k.base, view.k.row_bytes, config_.block_tokens,
+         Rows(seq, config_.layers[static_cast<size_t>(layer)].table));
   }
+  ForStreams([&](const StateStream& s) {
+    fill(s.spec.layer, DType::kF32, s.view.base, s.view.row_bytes, s.view.block_units,
+         int64_t{s.view.block_units} * TableOf(s.spec.layer).blocks.n_blocks(seq));
+  });
 }
 
 void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last) {

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "backend/kv_format.h"
 #include "bank/block_table.h"
+#include "bank/state_stream.h"
 #include "bank/tier.h"
 #include "omnikv/status.h"
 
@@ -55,6 +56,8 @@ struct BankConfig {
     const LayerSpec& spec = layers[layer];
     return static_cast<size_t>(KvRowBytes(dtype, spec.n_kv_heads, spec.dk, spec.dv));
   }
+  // Bytes that a stream of states takes.
+  size_t StateBytes(const StateSpec& spec) const;
 };
 
 // Sequences of tokens and where their K/V lie. Thread-compatible; driven by the thread that drives
@@ -109,8 +112,16 @@ class Bank {
   // The length below which `seq` cannot be cut back, but to nothing: rows of those tokens are gone.
   int64_t LeastLength(int32_t seq) const;
 
-  // Writes made-up K/V, reproducible, to every token of `seq`: for benchmarks and tests, which need
-  // a context without the time to compute one.
+  // Memory for states of units of tokens, zeroed. Streams that are open already are shared; the
+  // last holder of a stream gives it back. What a sequence's tokens have as states lives and goes
+  // with their K/V. REQUIRES units as StateSpec says.
+  Result<StateStreams> OpenStates(const std::vector<StateSpec>& specs);
+  // Bytes of all that are open, and of those of `specs` that are not.
+  size_t StateBytes() const;
+  size_t BytesToOpen(const std::vector<StateSpec>& specs) const;
+
+  // Writes made-up K/V, reproducible, to every token of `seq`, and made-up f32 to all its states:
+  // for benchmarks and tests, which need a context without the time to compute one.
   void FillWithNoise(int32_t seq);
 
   int64_t Length(int32_t seq) const { return lengths_[static_cast<size_t>(seq)]; }
@@ -126,8 +137,8 @@ class Bank {
   // one once.
   size_t OwnBytes() const { return BytesInUse(TierKind::kOwn); }
   size_t HostBytes() const { return BytesInUse(TierKind::kHost); }
-  // The former of one sequence alone, shared blocks in full.
-  size_t OwnBytes(int32_t seq) const;
+  // The former of one sequence alone, shared blocks in full, with its states in `states`.
+  size_t OwnBytes(int32_t seq, const StateStreams& states = {}) const;
 
   // How a step that reads everything passes through a layer of the host tier: its past comes to one
   // of the stages in the backend's memory, the step reads and writes there, and what it wrote goes
@@ -169,9 +180,10 @@ class Bank {
 
   Bank(Backend& backend, BankConfig config);
   Status Allocate();
-  const Table& TableOf(int32_t layer) const {
-    return tables_[static_cast<size_t>(config_.layers[static_cast<size_t>(layer)].table)];
+  size_t TableIndex(int32_t layer) const {
+    return static_cast<size_t>(config_.layers[static_cast<size_t>(layer)].table);
   }
+  const Table& TableOf(int32_t layer) const { return tables_[TableIndex(layer)]; }
   size_t BlockBytes(size_t layer) const {
     return config_.RowBytes(layer) * static_cast<size_t>(config_.block_tokens);
   }
@@ -182,6 +194,11 @@ class Bank {
   Status Grow(size_t table, int32_t seq, int64_t n);
   // Makes the blocks [first, last) of `seq` its own, before they are written.
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
+  // Blocks of a layer that `seq` has.
+  size_t BlocksOf(int32_t layer, int32_t seq) const;
+  // Calls visit(stream) for each open stream of states.
+  template <typename Visit>
+  void ForStreams(const Visit& visit) const;
   // Calls visit(offset, bytes) for each run of the tokens [begin, end) that lies in one piece.
   template <typename Visit>
   void ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end, const Visit& visit) const;
@@ -209,6 +226,7 @@ class Bank {
   };
   std::vector<Staged> staged_;  // [n_stages]
   size_t bytes_staged_ = 0;
+  std::vector<std::weak_ptr<const StateStream>> streams_;
   std::vector<Table> tables_;
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]
 };

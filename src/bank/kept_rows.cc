@@ -7,6 +7,25 @@
 
 namespace omnikv {
 
+StateSpec PositionsSpec(int32_t layer, const Keeps& keeps) {
+  return {.layer = layer, .unit = 1, .bytes_per_unit = int64_t{4} * keeps.lists, .name = "positions"};
+}
+
+Status KeptRows::OpenPositions() {
+  std::vector<StateSpec> specs;
+  for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
+    plane_of_layer_.push_back(Governs(layer) ? static_cast<int32_t>(specs.size()) : -1);
+    if (Governs(layer)) specs.push_back(PositionsSpec(layer, keeps_));
+  }
+  OKV_ASSIGN_OR_RETURN(positions_, bank_.OpenStates(specs));
+  std::vector<std::byte*> planes;
+  for (const StateView& view : ViewsOf(positions_)) planes.push_back(view.base);
+  OKV_ASSIGN_OR_RETURN(position_planes_,
+                       backend_.Allocate(planes.size() * sizeof(planes[0]), "rows that are kept"));
+  backend_.Upload(position_planes_.as(), planes.data(), position_planes_.size());
+  return {};
+}
+
 Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank, const Keeps& keeps,
                                                    int32_t n_seqs, int32_t max_rows) {
   std::unique_ptr<KeptRows> kept(new KeptRows(backend, bank, keeps, n_seqs));
@@ -20,16 +39,19 @@ Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank,
     OKV_RETURN_IF_ERROR(take(place.rows, static_cast<size_t>(max_rows), sizeof(RowMeta)));
     OKV_RETURN_IF_ERROR(take(place.seqs, seqs, sizeof(SeqMeta)));
   }
+  OKV_RETURN_IF_ERROR(kept->OpenPositions());
   if (!keeps.every_step) return kept;
   const size_t entries = static_cast<size_t>(bank.n_layers()) * seqs * kEvictionLog;
   const KvView view = bank.View(0);
   OKV_RETURN_IF_ERROR(take(kept->log_rows_, entries, static_cast<size_t>(PackedRowBytes(view))));
   OKV_RETURN_IF_ERROR(take(kept->log_victim_, entries * static_cast<size_t>(keeps.lists), 4));
+  OKV_RETURN_IF_ERROR(take(kept->log_pos_, entries * static_cast<size_t>(keeps.lists), 4));
   return kept;
 }
 
 size_t KeptRows::Bytes() const {
-  size_t bytes = gone_.size() + log_rows_.size() + log_victim_.size();
+  size_t bytes = gone_.size() + position_planes_.size() + log_rows_.size() + log_victim_.size() +
+                 log_pos_.size();
   for (const Place& place : places_) bytes += place.rows.size() + place.seqs.size();
   return bytes;
 }
@@ -55,6 +77,7 @@ void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
     for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
       if (!Governs(layer)) continue;
       backend_.Enqueue(UndoEvictArgs{.kv = bank_.View(layer),
+                                     .pos = PositionsOf(layer),
                                      .log = LogOf(layer),
                                      .seq = q,
                                      .table_off = bank_.TableOffset(seq),
@@ -96,6 +119,11 @@ void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, 
                                   .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
                                   .to_rows = place.rows.as<RowMeta>(),
                                   .to_seqs = place.seqs.as<SeqMeta>(),
+                                  .pos = position_planes_.as<int32_t*>(),
+                                  .block_table = positions_.front()->view.block_table,
+                                  .block_tokens = bank_.config().block_tokens,
+                                  .n_pos = static_cast<int32_t>(positions_.size()),
+                                  .lists = keeps_.lists,
                                   .n_rows = n_rows,
                                   .n_seqs = n_seqs_});
 }
@@ -103,7 +131,8 @@ void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, 
 EvictionLog KeptRows::LogOf(int32_t layer) const {
   const int64_t entry = int64_t{layer} * n_seqs_ * kEvictionLog;
   return {.rows = log_rows_.as<std::byte>() + entry * PackedRowBytes(bank_.View(layer)),
-          .victim = log_victim_.as<int32_t>() + entry * keeps_.lists};
+          .victim = log_victim_.as<int32_t>() + entry * keeps_.lists,
+          .pos = log_pos_.as<int32_t>() + entry * keeps_.lists};
 }
 
 void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill) {
@@ -113,6 +142,7 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
                                .seqs = located,
                                .steps = seqs,
                                .scores = retained.scores,
+                               .pos = PositionsOf(layer),
                                .log = LogOf(layer),
                                .stride = retained.stride,
                                .most = static_cast<int32_t>(keeps_.rows),
@@ -128,6 +158,7 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
                                .index = list.index,
                                .count = list.count,
                                .bounds = retained.rows.segments[1].bounds,
+                               .pos = PositionsOf(layer),
                                .capacity = list.capacity,
                                .lists = keeps_.lists,
                                .n_seqs = retained.n_seqs});

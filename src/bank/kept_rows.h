@@ -10,8 +10,12 @@
 #include "backend/backend.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
+#include "bank/state_stream.h"
 
 namespace omnikv {
+
+// The positions that go with the rows of `layer`, of all layers of the table.
+StateSpec PositionsSpec(int32_t layer, const Keeps& keeps);
 
 // Enqueues at record time, like a policy. Sequences are named by their number `q` in SeqMeta and by
 // their number `seq` in the bank. Thread-compatible.
@@ -50,6 +54,11 @@ class KeptRows {
   bool Governs(int32_t layer) const {
     return bank_.config().layers[static_cast<size_t>(layer)].table == 0;
   }
+  // Tells a view of a governed layer where the positions are.
+  void SetPositions(int32_t layer, KvView& view) const {
+    view.pos = PositionsOf(layer);
+    view.pos_lists = keeps_.lists;
+  }
   // Enqueues the moves of a layer's rows, after its attention. `seqs` are the step's own.
   void Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill);
 
@@ -64,6 +73,11 @@ class KeptRows {
         keeps_(keeps),
         n_seqs_(n_seqs),
         prompted_(static_cast<size_t>(n_seqs)) {}
+  Status OpenPositions();
+  int32_t* PositionsOf(int32_t layer) const {
+    const auto plane = static_cast<size_t>(plane_of_layer_[static_cast<size_t>(layer)]);
+    return reinterpret_cast<int32_t*>(positions_[plane]->view.base);
+  }
   EvictionLog LogOf(int32_t layer) const;
   void UploadGone(int32_t q, int32_t seq);
 
@@ -73,8 +87,13 @@ class KeptRows {
   int32_t n_seqs_;
   std::vector<bool> prompted_;  // [n_seqs]: a prompt came to its end
   Buffer gone_;                 // int32 [n_seqs]
+  // Positions of the tokens that are held, [rows, lists] of each governed layer; where these lie,
+  // in the backend's memory; the number of the layer among them.
+  StateStreams positions_;
+  Buffer position_planes_;              // int32* [positions_]
+  std::vector<int32_t> plane_of_layer_;  // -1: none
   std::array<Place, 2> places_;
-  Buffer log_rows_, log_victim_;  // of layer after layer: EvictionLog
+  Buffer log_rows_, log_victim_, log_pos_;  // of layer after layer: EvictionLog
 };
 
 }  // namespace omnikv

@@ -72,6 +72,7 @@ KvPlace Residency::Step::BeforeAppend(int32_t layer) {
     KvPlace place{.kv = r_.bank_.View(layer)};
     if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
     if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
+      r_.kept_->SetPositions(layer, place.kv);
       place.rows = OfPolicy().rows;
       place.seqs = OfPolicy().seqs;
     }

@@ -9,16 +9,13 @@
 namespace omnikv {
 namespace {
 
-Status TakePolicyMemory(EngineCore& core, const std::string& name, size_t bytes) {
-  const size_t left = core.plan.policies - core.policy_bytes;
-  if (bytes > left) {
-    return ResourceExhausted(fmt::format(
-        "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower `context`",
-        name, HumanBytes(bytes), core.bank->config().max_tokens, core.plan.limit,
-        HumanBytes(left)));
-  }
-  core.policy_bytes += bytes;
-  return {};
+// Whether a policy may keep so many bytes more.
+Status CheckPolicyRoom(const EngineCore& core, const std::string& name, size_t bytes) {
+  const size_t left = core.plan.policies - core.policy_bytes - core.bank->StateBytes();
+  if (bytes <= left) return {};
+  return ResourceExhausted(fmt::format(
+      "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower `context`",
+      name, HumanBytes(bytes), core.bank->config().max_tokens, core.plan.limit, HumanBytes(left)));
 }
 
 }  // namespace
@@ -54,8 +51,14 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
     ++global;
   }
   prepared.policy = info.make();
-  OKV_RETURN_IF_ERROR(prepared.policy->Prepare(context, prepared.settings));
-  OKV_RETURN_IF_ERROR(TakePolicyMemory(core, info.name, prepared.policy->Bytes()));
+  Policy& policy = *prepared.policy;
+  OKV_RETURN_IF_ERROR(policy.Prepare(context, prepared.settings));
+  const std::vector<StateSpec> states = StatesByLayer(core.config, policy.States());
+  OKV_RETURN_IF_ERROR(
+      CheckPolicyRoom(core, info.name, policy.Bytes() + core.bank->BytesToOpen(states)));
+  OKV_ASSIGN_OR_RETURN(prepared.states, core.bank->OpenStates(states));
+  policy.SetStates(ViewsOf(prepared.states));
+  core.policy_bytes += policy.Bytes();
   return prepared;
 }
 

@@ -38,7 +38,7 @@ struct EngineCore {
   std::unique_ptr<Bank> bank;
   Workspace work;
   MemoryPlan plan;
-  size_t policy_bytes = 0;    // that the state of all sessions' policies takes
+  size_t policy_bytes = 0;    // that all sessions' policies take, streams of states not counted
   size_t set_bytes = 0;       // that the working sets of all sessions take
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
   OnSelection on_selection;   // benchmarks: may be empty
@@ -97,11 +97,12 @@ struct PreparedPolicy {
   const PolicyInfo* info = nullptr;
   PolicySettings settings;
   std::unique_ptr<Policy> policy;
+  StateStreams states;
 };
 
 // A policy for `max_seqs` sequences whose keys are rotated by `ropes`. What it keeps counts against
-// plan.policies: kResourceExhausted where that is not enough. The owner takes policy->Bytes() off
-// core.policy_bytes when it goes.
+// plan.policies, streams of states that it shares with others once: kResourceExhausted where that
+// is not enough. The owner takes policy->Bytes() off core.policy_bytes when it goes.
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
                                      const RopeState& ropes, int32_t max_seqs);
 

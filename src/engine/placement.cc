@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "bank/kept_rows.h"
 #include "bank/working_sets.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -129,7 +130,7 @@ struct Limit {
 };
 
 // Bytes of the K/V of `plan` in all sessions: of layers that keep every token, by the token of one
-// session; of the others, whatever the context.
+// session; of the others, whatever the context. And the bytes of states by token.
 struct KvSize {
   KvSize(const ModelConfig& config, const MemoryPlan& plan, int32_t sessions) {
     BankConfig bank = MakeBankConfig(config, plan, sessions);
@@ -140,16 +141,20 @@ struct KvSize {
       bank.layers[layer] = {};  // takes nothing
     }
     fixed = Bank::ReservedBytes(bank, TierKind::kOwn);
+    const auto tokens = static_cast<size_t>(bank.PoolTokens());
+    states_per_token = (plan.states + tokens - 1) / tokens;
   }
   size_t Of(size_t tokens, size_t sessions) const { return fixed + tokens * per_token * sessions; }
   // Tokens of every session that fit in `room` bytes.
   size_t Fits(size_t room, size_t sessions) const {
     if (room < fixed) return 0;
-    return per_token == 0 ? static_cast<size_t>(ModelLimits::kContext) + kBlockTokens
-                          : (room - fixed) / per_token / sessions;
+    const size_t a_token = per_token + states_per_token;
+    return a_token == 0 ? static_cast<size_t>(ModelLimits::kContext) + kBlockTokens
+                        : (room - fixed) / a_token / sessions;
   }
 
   size_t per_token = 0;
+  size_t states_per_token = 0;
   size_t fixed = 0;
 };
 
@@ -198,6 +203,8 @@ class Placement {
       if (!policy.ok()) continue;
       MemoryPlan placed = plan;
       placed.max_held = MaxHeld(**policy, plan.context);
+      placed.states =
+          StateBytes(config_, MakeBankConfig(config_, placed, options_.max_sessions), **policy);
       const bool fits = Placement(other, config_, room_).Place((*policy)->Reads(), 0, placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
@@ -206,10 +213,12 @@ class Placement {
                        fmt::join(names, " or "));
   }
 
-  // What policies keep beside the K/V, about: scores of all heads for one query and a few more.
+  // What policies keep beside the K/V: states, and about scores of all heads for one query and a
+  // few more.
   size_t PolicyRoom(const MemoryPlan& plan) const {
-    return static_cast<size_t>(plan.context) * static_cast<size_t>(config_.n_heads + 64) * 4 *
-           static_cast<size_t>(options_.max_sessions);
+    return plan.states + static_cast<size_t>(plan.context) *
+                             static_cast<size_t>(config_.n_heads + 64) * 4 *
+                             static_cast<size_t>(options_.max_sessions);
   }
 
  private:
@@ -285,6 +294,28 @@ DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads) {
   return reads;
 }
 
+std::vector<StateSpec> StatesByLayer(const ModelConfig& config, std::vector<StateSpec> states) {
+  std::vector<int32_t> global;  // layers
+  for (int32_t layer = 0; layer < config.n_layers; ++layer) {
+    if (config.layers[static_cast<size_t>(layer)].window == 0) global.push_back(layer);
+  }
+  for (StateSpec& spec : states) spec.layer = global[static_cast<size_t>(spec.layer)];
+  return states;
+}
+
+size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Policy& policy) {
+  size_t bytes = 0;
+  const Keeps keeps = policy.Kept();
+  for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
+    if (bank.layers[static_cast<size_t>(layer)].table != 0) continue;
+    bytes += bank.StateBytes(PositionsSpec(layer, keeps));
+  }
+  for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
+    bytes += bank.StateBytes(spec);
+  }
+  return bytes;
+}
+
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
   BankConfig bank;
   bank.layers.assign(
@@ -334,6 +365,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
     plan.max_held = MaxHeld(**policy, plan.context);
+    plan.states = StateBytes(config, MakeBankConfig(config, plan, options.max_sessions), **policy);
     OKV_RETURN_IF_ERROR(CheckWorkingSet(options.working_set, (*policy)->Reads()));
   }
   const char* field = card ? "`gpu_memory`" : "`host_memory`";
@@ -357,7 +389,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       HumanBytes(plan.activations),
       kv.per_token == 0
           ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
-          : fmt::format("room for {} tokens of K/V at {} each{}", fits, HumanBytes(kv.per_token),
+          : fmt::format("room for {} tokens of K/V{} at {} each{}", fits,
+                        kv.states_per_token == 0 ? "" : " and the policy's states",
+                        HumanBytes(kv.per_token + kv.states_per_token),
                         kv.fixed == 0
                             ? ""
                             : fmt::format(", and {} of sliding windows,", HumanBytes(kv.fixed))),
@@ -405,6 +439,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   if (cap != 0 && !limit.capped) {
     LogInfo("{} is {}, but {} are available: planned with that", field, HumanBytes(cap),
             HumanBytes(machine));
+  }
+  if (policy.ok()) {
+    plan.states = StateBytes(config, MakeBankConfig(config, plan, options.max_sessions), **policy);
   }
   plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);
   plan.policies = room - kv.Of(static_cast<size_t>(plan.context + kBlockTokens), sessions);

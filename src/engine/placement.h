@@ -22,7 +22,8 @@ struct MemoryPlan {
   int64_t context = 0;      // tokens a session can hold
   int64_t max_held = 0;     // of them, in global-attention layers: TableSpec::max_held
   size_t kv = 0;            // K/V held of `context` tokens in every session
-  size_t policies = 0;      // left for what policies keep beside the K/V
+  size_t states = 0;        // that the policy keeps of `context` tokens in every session
+  size_t policies = 0;      // left for what policies keep beside the K/V, states included
   size_t available = 0;     // what there is, at most the cap
   std::string limit;        // that, for sentences: "`gpu_memory` 24.00 GiB"
   int32_t chunk = 0;        // rows of a prefill step
@@ -77,5 +78,8 @@ int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_session
 
 // What a policy declares of the global-attention layers, for all layers of the bank.
 DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads);
+std::vector<StateSpec> StatesByLayer(const ModelConfig& config, std::vector<StateSpec> states);
+// Bytes of those in a bank of the model.
+size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Policy& policy);
 
 }  // namespace omnikv

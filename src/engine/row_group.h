@@ -74,6 +74,7 @@ class RowGroup {
   void Drop(int32_t slot, int64_t length) { DropTokens(core_, policy(), At(slot).seq, length); }
   int32_t max_seqs() const { return static_cast<int32_t>(slots_.size()); }
   Policy& policy() const { return *policy_.policy; }
+  const StateStreams& states() const { return policy_.states; }
   const std::string& policy_name() const { return policy_.info->name; }
   const PolicySettings& settings() const { return policy_.settings; }
   int64_t id() const { return id_; }  // of no other group of the engine

@@ -17,6 +17,7 @@
 
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
+#include "bank/state_stream.h"
 #include "policy/settings.h"
 
 namespace omnikv {
@@ -113,6 +114,13 @@ class Policy {
 
   // What the layers read, known once prepared.
   virtual DeclaredReads Reads() const { return {}; }
+  // What it keeps per unit of a layer's tokens, known once prepared: at most one of a name in a
+  // layer, whose rows follow from the K/V of the unit's tokens alone. The bank has the memory, so
+  // forks, cuts and other sequences in a place need nothing of the policy, if every step, dense
+  // ones too, makes the rows of the units that its tokens are in.
+  virtual std::vector<StateSpec> States() const { return {}; }
+  // Where they lie, in the order of States(): after Prepare, before any step.
+  virtual void SetStates(const std::vector<StateView>& states) { static_cast<void>(states); }
   // The selection that was made in `step`, after Observe: of a decode step, or of a prompt's rows
   // where LayerStep::wants_selection.
   virtual std::optional<Selection> Selected(const LayerStep& step) const {
@@ -121,9 +129,15 @@ class Policy {
   }
 
   // Tokens whose K and V `layer` reads in a decode step, and those whose K alone it reads besides,
-  // in a pass for scores: what Cost must say.
+  // for scores or states: what Cost must say.
   virtual int64_t TokensRead(int32_t layer, const SeqLength& at) const = 0;
   virtual int64_t TokensScored(int32_t layer, const SeqLength& at) const {
+    static_cast<void>(layer);
+    static_cast<void>(at);
+    return 0;
+  }
+  // Bytes of its states that `layer` reads in a decode step.
+  virtual int64_t StateBytesRead(int32_t layer, const SeqLength& at) const {
     static_cast<void>(layer);
     static_cast<void>(at);
     return 0;
@@ -176,11 +190,13 @@ class Policy {
   virtual void CopyState(const Policy& from) { static_cast<void>(from); }
 };
 
-// Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`.
+// Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`, with
+// those of states.
 inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,
                             const KvView& kv) {
   return KvBytes(kv, policy.TokensRead(layer, at) * kv.n_kv_heads, /*values=*/true) +
-         KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false);
+         KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false) +
+         static_cast<uint64_t>(policy.StateBytesRead(layer, at));
 }
 
 struct PolicyInfo {

@@ -198,6 +198,16 @@ KvView Bank::View() const {
                     n_kv_heads_, dk_, dv_);
 }
 
+StateView Bank::States(int32_t unit, int64_t values, std::vector<float>& memory, float fill) const {
+  StateView view{.block_table = table_.data(),
+                 .block_units = std::max(1, block_tokens_ / unit),
+                 .unit_blocks = std::max(1, unit / block_tokens_),
+                 .row_bytes = values * static_cast<int64_t>(sizeof(float))};
+  memory.assign((table_.size() + 1) * static_cast<size_t>(view.block_units * values), fill);
+  view.base = reinterpret_cast<std::byte*>(memory.data());
+  return view;
+}
+
 Array Bank::Values() const {
   const double rounding = dtype_ == DType::kF32 ? 1e-5 : dtype_ == DType::kF16 ? 1e-3 : 8e-3;
   Array kv{"kv", {}, rounding};

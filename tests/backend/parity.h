@@ -110,6 +110,9 @@ class Bank {
        Planes planes = Planes::kTogether);
 
   KvView View() const;
+  // Rows of `values` floats a unit in the same blocks: makes `memory` of all of them, each `fill`.
+  StateView States(int32_t unit, int64_t values, std::vector<float>& memory,
+                   float fill = kPoison) const;
   int32_t TableOff(int32_t seq) const { return seq * blocks_; }
   size_t n_rows() const { return data_.size() / static_cast<size_t>(View().k.row_bytes); }
   // All rows, those of no token too. A value between two of the bank's type may round either way.

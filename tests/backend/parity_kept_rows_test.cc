@@ -27,18 +27,30 @@ constexpr Layout kLayouts[] = {{DType::kF16, 1, 64, 64, 64},
 TEST_F(ParityTest, LocateRows) {
   const std::vector<int32_t> lens = {600, 40, 0, 257, 13};
   const std::vector<int32_t> q_len = {1, 30, 0, 1, 13};
-  const Step step(q_len, lens, [](int32_t s) { return 1000 * s; });
+  const Step step(q_len, lens, [](int32_t s) { return 40 * s; });
   const std::vector<int32_t> gone = {500, 9, 7, 0, 0};
+  constexpr int32_t kBlocks = 40;  // of a sequence
+  std::vector<int32_t> table(lens.size() * kBlocks);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i * 7 % table.size());
+  constexpr int32_t kLists = 3;
   for (const int32_t most : {kToEnd, 64}) {
     Check(fmt::format("LocateRows up to {}", most), [&](const Execute& run) {
       std::vector<RowMeta> rows(step.rows.size());
       std::vector<SeqMeta> seqs(step.seqs.size());
+      std::vector<int32_t> pos[2];
+      for (auto& p : pos) p.assign(table.size() * 16 * kLists, -1);
+      std::vector<int32_t*> planes = {pos[0].data(), pos[1].data()};
       run(LocateRowsArgs{.rows = step.rows.data(),
                          .seqs = step.seqs.data(),
                          .gone = gone.data(),
                          .most = most,
                          .to_rows = rows.data(),
                          .to_seqs = seqs.data(),
+                         .pos = planes.data(),
+                         .block_table = table.data(),
+                         .block_tokens = 16,
+                         .n_pos = 2,
+                         .lists = kLists,
                          .n_rows = static_cast<int32_t>(rows.size()),
                          .n_seqs = step.n_seqs()});
       std::vector<int32_t> values;
@@ -47,7 +59,9 @@ TEST_F(ParityTest, LocateRows) {
         values.insert(values.end(),
                       {seq.q_begin, seq.q_len, seq.kv_len, seq.table_off, seq.prompt_len});
       }
-      return Outputs{{"values", AsFloats(values), 0}};
+      return Outputs{{"values", AsFloats(values), 0},
+                     {"positions", AsFloats(pos[0]), 0},
+                     {"positions of another layer", AsFloats(pos[1]), 0}};
     });
   }
 }

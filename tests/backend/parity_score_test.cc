@@ -160,17 +160,15 @@ constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
 // Summaries of a step's units, where those of other units are poison that must stay.
 void CheckSummary(const Attention& data, SummaryKind kind, int32_t unit) {
   const Shape& shape = data.shape;
-  const int64_t stride = *std::max_element(data.kv_len.begin(), data.kv_len.end()) / unit + 2;
-  const int64_t width = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
+  const int64_t values = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
   Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} kind {}", shape.n_kv_heads,
                     shape.dk, DTypeName(shape.dtype), data.step.n_rows(), unit,
                     static_cast<int>(kind)),
         [&](const Execute& run) {
-          std::vector<float> out(static_cast<size_t>(data.step.n_seqs() * stride * width), kPoison);
+          std::vector<float> out;
           run(BlockSummaryArgs{.kv = data.bank.View(),
                                .seqs = data.step.seqs.data(),
-                               .out = out.data(),
-                               .stride = stride,
+                               .out = data.bank.States(unit, values, out),
                                .n_rows = data.step.n_rows(),
                                .n_seqs = data.step.n_seqs(),
                                .unit = unit,
@@ -192,7 +190,7 @@ TEST_F(ParityTest, BlockSummary) {
     const Attention prompt(shape, {40, 150}, {177, 150}, random);
     const Attention apart(shape, {40, 1}, {177, 150}, random, 16, Planes::kApart);
     for (const SummaryKind kind : kSummaryKinds) {
-      for (const int32_t unit : {1, 48, 128}) {
+      for (const int32_t unit : {1, 4, 16, 48, 128}) {  // in blocks of 16 tokens
         CheckSummary(decode, kind, unit);
         CheckSummary(prompt, kind, unit);
         CheckSummary(apart, kind, unit);
@@ -206,11 +204,10 @@ TEST_F(ParityTest, BlockScore) {
   struct Heads {
     int32_t n_heads, n_kv_heads, dk;
   };
-  const std::vector<SeqMeta> seqs = {
-      {.q_begin = 0, .q_len = 1, .kv_len = 1700, .table_off = 0, .prompt_len = 0},
-      {},
-      {.q_begin = 1, .q_len = 1, .kv_len = 1, .table_off = 0, .prompt_len = 0},
-      {.q_begin = 2, .q_len = 3, .kv_len = 320, .table_off = 0, .prompt_len = 0}};
+  const std::vector<int32_t> kv_len = {1700, 0, 1, 320};
+  const Bank bank(DType::kF32, 1, 1, 1, 64, kv_len, 1700, random);  // for its blocks
+  const Step step({1, 0, 1, 3}, kv_len, [&](int32_t s) { return bank.TableOff(s); });
+  const std::vector<SeqMeta>& seqs = step.seqs;
   for (const Heads& heads : std::vector<Heads>{{1, 1, 4},
                                                {32, 8, 128},
                                                {6, 6, 80},
@@ -220,11 +217,13 @@ TEST_F(ParityTest, BlockScore) {
                                                {4, 2, 320}}) {
     const auto q = random.Floats(static_cast<size_t>(5 * heads.n_heads * heads.dk));
     for (const SummaryKind kind : kSummaryKinds) {
-      for (const int32_t unit : {16, 100}) {
+      for (const int32_t unit : {16, 64, 128}) {
         const int64_t stride = 1700 / unit + 5;
         const size_t units = seqs.size() * static_cast<size_t>(stride);
-        const auto summaries = random.Floats(
-            units * static_cast<size_t>(SummaryArrays(kind) * heads.n_kv_heads * heads.dk));
+        std::vector<float> memory;
+        const StateView summaries =
+            bank.States(unit, int64_t{SummaryArrays(kind)} * heads.n_kv_heads * heads.dk, memory);
+        for (float& v : memory) v = random.Floats(1)[0];
         for (const HeadReduce reduce : kHeadReduces) {
           for (const int32_t lists : {1, heads.n_kv_heads}) {
             Check(fmt::format("BlockScore {}/{} heads of {} kind {} unit {} by {} lists {}",
@@ -233,7 +232,7 @@ TEST_F(ParityTest, BlockScore) {
                   [&](const Execute& run) {
                     std::vector<float> out(units * static_cast<size_t>(lists), kPoison);
                     run(BlockScoreArgs{.q = q.data(),
-                                       .summaries = summaries.data(),
+                                       .summaries = summaries,
                                        .seqs = seqs.data(),
                                        .out = out.data(),
                                        .stride = stride,

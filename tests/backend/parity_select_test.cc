@@ -83,19 +83,24 @@ TEST_F(ParityTest, PlanRange) {
   const auto n_seqs = static_cast<int32_t>(seqs.size());
   for (int32_t budget : {1, 64, 10000}) {
     for (int32_t tail : {0, 5, 256, kWholeAnswer}) {
-      for (const auto& [min_recent, share, dense_below] :
-           std::vector<std::tuple<int32_t, double, int32_t>>{{0, 0.0, 0},
-                                                             {1, 0.0, 0},
-                                                             {16, 0.0, 300},
-                                                             {0, 1.0, 0},
-                                                             {0, 1e-4, 4999},
-                                                             {16, 0.3, 10},
-                                                             {0, 0.0, 1 << 30}}) {
+      for (const auto& [min_recent, share, dense_below, unit] :
+           std::vector<std::tuple<int32_t, double, int32_t, int32_t>>{{0, 0.0, 0, 1},
+                                                                      {1, 0.0, 0, 1},
+                                                                      {16, 0.0, 300, 1},
+                                                                      {0, 1.0, 0, 1},
+                                                                      {0, 1e-4, 4999, 1},
+                                                                      {16, 0.3, 10, 1},
+                                                                      {0, 0.0, 1 << 30, 1},
+                                                                      {0, 0.0, 0, 16},
+                                                                      {1, 0.0, 0, 16},
+                                                                      {3, 0.3, 10, 7},
+                                                                      {1, 0.0, 300, 128}}) {
         const RangeRule rule{.share = share,
                              .budget = budget,
                              .tail = tail,
                              .min_recent = min_recent,
-                             .dense_below = dense_below};
+                             .dense_below = dense_below,
+                             .unit = unit};
         Check("PlanRange", [&](const Execute& run) {
           std::vector<int32_t> bounds(seqs.size() * 2, -1);
           std::vector<int32_t> candidates(seqs.size(), -1);
@@ -108,9 +113,10 @@ TEST_F(ParityTest, PlanRange) {
                             .n_pick = pick.data()});
           for (size_t s = 0; s < seqs.size(); ++s) {  // whatever the lengths
             const int32_t n = seqs[s].kv_len;
+            const int32_t units = (n + unit - 1) / unit;
             EXPECT_GE(bounds[2 * s], 0);
             EXPECT_EQ(bounds[2 * s + 1], n);
-            EXPECT_EQ(candidates[s], bounds[2 * s]);
+            EXPECT_EQ(std::min(n, candidates[s] * unit), bounds[2 * s]);
             EXPECT_GE(pick[s], 0);
             if (n <= dense_below) {
               EXPECT_EQ(bounds[2 * s], 0);
@@ -118,10 +124,11 @@ TEST_F(ParityTest, PlanRange) {
             }
             // The tail is read besides the budget, the rest is the budget's, as far as there is
             // any.
-            const int32_t besides = std::clamp(n - seqs[s].prompt_len, 0, tail);
-            const int32_t read = n - bounds[2 * s] + pick[s];
-            EXPECT_EQ(read, std::min(n, besides + BudgetAt(budget, share, n)));
-            EXPECT_LE(bounds[2 * s], n - besides);
+            const int32_t answer = n > seqs[s].prompt_len ? units - seqs[s].prompt_len / unit : 0;
+            const int32_t besides = std::min(answer, tail);
+            const int32_t read = units - candidates[s] + pick[s];
+            EXPECT_EQ(read, std::min(units, besides + BudgetAt(budget, share, units)));
+            EXPECT_LE(candidates[s], units - besides);
           }
           return Outputs{{"bounds", AsFloats(bounds), 0},
                          {"n_candidates", AsFloats(candidates), 0},
@@ -153,6 +160,13 @@ TEST_F(ParityTest, SplitsOfWhatIsRead) {
   EXPECT_EQ(split(window, 190, 100), (Split{16, 16, 8}));
   EXPECT_EQ(split({.share = 0.25, .budget = 1000, .tail = 8}, 110, 100), (Split{8, 28, 8}));
   EXPECT_EQ(split({.budget = 24, .tail = 8, .dense_below = 101}, 101, 100), (Split{101, 0, 1}));
+  // Pages of 16 tokens: 101 tokens are in 7, of which one is read as the last.
+  const RangeRule pages{.budget = 4, .min_recent = 1, .unit = 16};
+  EXPECT_EQ(split(pages, 101, 100), (Split{1, 3, 0}));
+  EXPECT_EQ(split(pages, 112, 100), (Split{1, 3, 0}));
+  EXPECT_EQ(split(pages, 40, 30), (Split{1, 2, 0}));  // everything
+  // Generated tokens are in the last two.
+  EXPECT_EQ(split({.budget = 4, .tail = 8, .unit = 16}, 101, 95), (Split{2, 4, 2}));
 }
 
 TEST_F(ParityTest, BudgetsByShare) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -180,6 +181,161 @@ TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
   EXPECT_NE(first, row(1));
   bank_->FillWithNoise(a);
   EXPECT_EQ(first, row(0));
+}
+
+// States of layers 0 and 1 in units of half a block, and of layer 0 in units of two blocks.
+class StatesTest : public BankTest {
+ protected:
+  void SetUp() override {
+    BankTest::SetUp();
+    for (const StateSpec& spec : specs_) {
+      StateStreams opened = Take(bank_->OpenStates({spec}));
+      streams_.push_back(opened.front());
+    }
+  }
+  static StateStreams Take(Result<StateStreams> streams) {
+    EXPECT_TRUE(streams.ok()) << streams.status().message();
+    return std::move(*streams);
+  }
+  float& At(size_t stream, int32_t seq, int32_t unit) {
+    return streams_[stream]->view.Row<float>(bank_->TableOffset(seq), unit)[1];
+  }
+
+  const std::vector<StateSpec> specs_ = {{.layer = 0, .unit = 2, .bytes_per_unit = 8, .name = "a"},
+                                         {.layer = 1, .unit = 2, .bytes_per_unit = 12, .name = "a"},
+                                         {.layer = 0, .unit = 8, .bytes_per_unit = 8, .name = "a"}};
+  StateStreams streams_;
+};
+
+TEST_F(StatesTest, HaveTheBlocksOfTheirLayers) {
+  // 16 blocks of two units each, and of one unit each.
+  EXPECT_EQ(bank_->config().StateBytes(specs_[0]), 16u * 2u * 8u);
+  EXPECT_EQ(bank_->config().StateBytes(specs_[2]), 16u * 8u);
+  EXPECT_EQ(bank_->StateBytes(), 16u * (16u + 24u + 8u));
+  const int32_t a = *bank_->NewSequence();
+  const int32_t b = *bank_->NewSequence();
+  for (int64_t i = 0; i < 10; ++i) {  // by turns, so that their blocks lie among each other
+    ASSERT_TRUE(bank_->Append(a, 2).ok());
+    ASSERT_TRUE(bank_->Append(b, 2).ok());
+  }
+  EXPECT_EQ(bank_->OwnBytes(), 10u * (4u * 104u + 16u + 24u + 8u));
+  EXPECT_EQ(bank_->OwnBytes(a), 5u * 4u * 104u);
+  EXPECT_EQ(bank_->OwnBytes(a, {streams_[1]}), 5u * (4u * 104u + 24u));
+  for (const int32_t seq : {a, b}) {
+    for (size_t s = 0; s < 3; ++s) {
+      for (int32_t u = 0; u < (s == 2 ? 3 : 10); ++u)
+        At(s, seq, u) = static_cast<float>(100 * seq + u);
+    }
+  }
+  ASSERT_TRUE(bank_->Append(a, 12).ok());  // grows in place
+  for (const int32_t seq : {a, b}) {
+    for (size_t s = 0; s < 3; ++s) {
+      for (int32_t u = 0; u < (s == 2 ? 3 : 10); ++u) EXPECT_EQ(At(s, seq, u), 100 * seq + u);
+    }
+  }
+}
+
+// What a fork writes for the units of its new tokens is the fork's alone; other units are shared.
+TEST_F(StatesTest, ForksShareThemAndPartWhenWritten) {
+  for (const int64_t length : {13, 12, 16}) {
+    SCOPED_TRACE(length);
+    const int32_t a = *bank_->NewSequence();
+    ASSERT_TRUE(bank_->Append(a, length).ok());
+    const auto last = static_cast<int32_t>(length - 1);
+    for (size_t s = 0; s < 3; ++s) {
+      for (int32_t u = 0; u <= last / specs_[s].unit; ++u) At(s, a, u) = static_cast<float>(u + 1);
+    }
+    const int32_t b = *bank_->Fork(a);
+    for (const int32_t writer : {b, a}) {
+      ASSERT_TRUE(bank_->Append(writer, 1).ok());
+      for (size_t s = 0; s < 3; ++s) {
+        const auto u = static_cast<int32_t>(length) / specs_[s].unit;  // the new token's
+        if (length % specs_[s].unit != 0) {
+          EXPECT_EQ(At(s, writer, u), u + 1) << "a copy, stream " << s;
+        }
+        At(s, writer, u) = static_cast<float>(50 + writer);
+      }
+    }
+    for (size_t s = 0; s < 3; ++s) {
+      const auto u = static_cast<int32_t>(length) / specs_[s].unit;
+      for (const int32_t seq : {a, b}) EXPECT_EQ(At(s, seq, u), 50 + seq) << "stream " << s;
+      for (int32_t before = 0; before < u; ++before) {
+        EXPECT_EQ(At(s, a, before), before + 1);
+        EXPECT_EQ(At(s, b, before), before + 1);
+      }
+    }
+    EXPECT_EQ(&At(0, a, 0), &At(0, b, 0));
+    bank_->Free(a);
+    bank_->Free(b);
+  }
+}
+
+// A fork that finds no block for the states of a unit is as it was, and goes on once there is one.
+TEST_F(StatesTest, AUnitOfSeveralBlocksNeedsABlockToPart) {
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 29).ok());
+  At(2, a, 3) = 7;
+  Write(a, 28, 30);
+  const int32_t b = *bank_->Fork(a);
+  const int32_t c = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(c, 28).ok());  // one block is free, of the two that parting takes
+  ASSERT_FALSE(bank_->Append(b, 1).ok());
+  EXPECT_EQ(bank_->Length(b), 29);
+  EXPECT_EQ(At(2, b, 3), 7);
+  EXPECT_EQ(Read(b, 28), 30);
+  bank_->Free(c);
+  ASSERT_TRUE(bank_->Append(b, 1).ok());
+  EXPECT_EQ(At(2, b, 3), 7);
+  At(2, b, 3) = 8;
+  EXPECT_EQ(At(2, a, 3), 7);
+}
+
+TEST_F(StatesTest, AreThoseOfTheTokensThatFollowAfterACutOrInAFreedPlace) {
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 12).ok());
+  for (int32_t u = 0; u < 6; ++u) At(0, a, u) = static_cast<float>(u + 1);
+  bank_->Truncate(a, 5);
+  ASSERT_TRUE(bank_->Append(a, 1).ok());
+  for (int32_t u = 0; u < 3; ++u) EXPECT_EQ(At(0, a, u), u + 1);
+  float* const first = &At(0, a, 0);
+  bank_->Free(a);
+  const int32_t b = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(b, 3).ok());
+  EXPECT_EQ(&At(0, b, 0), first);
+}
+
+// Who opens what is open shares it; it goes with the last one.
+TEST_F(StatesTest, StreamsAreSharedByTheirName) {
+  const size_t all = bank_->StateBytes();
+  const StateSpec other = {.layer = 0, .unit = 2, .bytes_per_unit = 8, .name = "b"};
+  EXPECT_EQ(bank_->BytesToOpen({specs_[0], other}), 16u * 16u);
+  StateStreams more = Take(bank_->OpenStates({specs_[0], other, specs_[1]}));
+  EXPECT_EQ(more[0], streams_[0]);
+  EXPECT_EQ(more[2], streams_[1]);
+  EXPECT_NE(more[1]->view, streams_[0]->view);
+  EXPECT_EQ(bank_->StateBytes(), all + 16u * 16u);
+  streams_.clear();
+  EXPECT_EQ(bank_->StateBytes(), 16u * (16u + 16u + 24u));
+  more.clear();
+  EXPECT_EQ(bank_->StateBytes(), 0u);
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 1).ok());
+  EXPECT_EQ(bank_->OwnBytes(), 4u * 104u);
+  streams_ = Take(bank_->OpenStates(specs_));
+  EXPECT_EQ(At(0, a, 0), 0);  // zeroed
+}
+
+TEST_F(StatesTest, NoiseFillsThemToo) {
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 20).ok());
+  bank_->FillWithNoise(a);
+  for (size_t s = 0; s < 3; ++s) {
+    for (int32_t u = 0; u < 20 / specs_[s].unit; ++u) {
+      EXPECT_GT(std::abs(At(s, a, u)), 0);
+      EXPECT_LT(std::abs(At(s, a, u)), 1);
+      EXPECT_TRUE(u == 0 || At(s, a, u) != At(s, a, u - 1));
+    }
+  }
 }
 
 // A stage keeps what it has, of one layer of one sequence, until those tokens may change.

@@ -61,6 +61,8 @@ class StepFixture {
     bank_config.n_stages = reads.streamed.max_ahead + 1;
     bank = Take(Bank::Create(trace, bank_config));
     EXPECT_TRUE(trace.AwaitShared().ok());
+    states = Take(bank->OpenStates(policy->States()));
+    policy->SetStates(ViewsOf(states));
     seq = Take(bank->NewSequence());
     residency = Take(Residency::Create(
         trace, *bank,
@@ -158,6 +160,7 @@ class StepFixture {
   ModelConfig config;
   Weights weights;
   std::unique_ptr<Bank> bank;
+  StateStreams states;
   RopeState ropes;
   Workspace work;
   PolicySettings settings;

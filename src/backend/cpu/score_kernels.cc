@@ -194,7 +194,7 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
   const int64_t first = unit * a.unit;
   const auto n = std::min<int64_t>(a.unit, meta.kv_len - first);
-  float* out = a.out + (seq * a.stride + unit) * SummaryArrays(a.kind) * width;
+  auto* out = a.out.Row<float>(meta.table_off, static_cast<int32_t>(unit));
   const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
   for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
     for (size_t at = 0; at < dk; at += kStep) {
@@ -272,7 +272,7 @@ void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end
                          ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
                          : 1.0f;
   for (int64_t u = begin; u < end; ++u) {
-    const float* s = a.summaries + (seq * a.stride + u) * arrays * width;
+    const auto* s = a.summaries.Row<const float>(meta.table_off, static_cast<int32_t>(u));
     float* out = a.out + int64_t{seq} * a.lists * a.stride + u;
     float score = 0;
     for (int32_t h = 0; h < a.n_heads;) {

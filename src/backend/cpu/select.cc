@@ -126,14 +126,7 @@ void CpuSelect::Run(const ScoreReduceArgs& a) {
 }
 
 void CpuPlanRange(const PlanRangeArgs& a) {
-  for (int32_t s = 0; s < a.n_seqs; ++s) {
-    const int32_t n = a.seqs[s].kv_len;
-    const RangeSplit split = SplitRange(a.rule, n, a.seqs[s].prompt_len);
-    a.bounds[2 * s] = n - split.recent;
-    a.bounds[2 * s + 1] = n;
-    a.n_candidates[s] = n - split.recent;
-    a.n_pick[s] = split.n_pick;
-  }
+  for (int32_t s = 0; s < a.n_seqs; ++s) WriteRange(a, s);
 }
 
 void CpuNextToken(const NextTokenArgs& a, std::span<SampleCandidate> scratch) {

@@ -146,20 +146,22 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
 void RefPlanRange(const PlanRangeArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const int32_t n = a.seqs[s].kv_len;
+    const int32_t units = (n + a.rule.unit - 1) / a.rule.unit;
     const bool all = n <= a.rule.dense_below;
-    int32_t left = all ? 0 : BudgetAt(a.rule.budget, a.rule.share, n);
+    int32_t left = all ? 0 : BudgetAt(a.rule.budget, a.rule.share, units);
     int32_t recent = 0;
-    for (int32_t t = n - 1; t >= 0; --t) {  // from the last token back
-      const bool in_tail = t >= a.seqs[s].prompt_len && recent < a.rule.tail;
+    for (int32_t u = units - 1; u >= 0; --u) {  // from the last unit back
+      const int32_t last = std::min((u + 1) * a.rule.unit, n) - 1;
+      const bool in_tail = last >= a.seqs[s].prompt_len && recent < a.rule.tail;
       const bool in_budget = recent < a.rule.min_recent && left > 0;
       if (!all && !in_tail && !in_budget) break;
       if (!all && !in_tail) --left;
       ++recent;
     }
-    a.bounds[2 * s] = n - recent;
+    a.bounds[2 * s] = std::min(n, (units - recent) * a.rule.unit);
     a.bounds[2 * s + 1] = n;
-    a.n_candidates[s] = n - recent;
-    a.n_pick[s] = std::min(left, n - recent);
+    a.n_candidates[s] = units - recent;
+    a.n_pick[s] = std::min(left, units - recent);
   }
 }
 

@@ -29,7 +29,13 @@ void RefLocateRows(const LocateRowsArgs& a) {
   const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const RowMeta row = a.rows[r];
-    a.to_rows[r] = {.seq = row.seq, .pos = place(row.seq, row.pos)};
+    const int32_t to = place(row.seq, row.pos);
+    a.to_rows[r] = {.seq = row.seq, .pos = to};
+    for (int32_t i = 0; i < a.n_pos; ++i) {
+      const KvView table{.block_table = a.block_table, .block_tokens = a.block_tokens};
+      const int64_t at = table.RowIndex(a.seqs[row.seq].table_off, to) * a.lists;
+      std::fill_n(a.pos[i] + at, a.lists, row.pos);
+    }
   }
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     SeqMeta seq = a.seqs[s];

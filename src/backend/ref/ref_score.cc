@@ -77,12 +77,11 @@ void RefScore(const ScoreArgs& a) {
 
 void RefBlockSummary(const BlockSummaryArgs& a) {
   const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
-  const int32_t arrays = SummaryArrays(a.kind);
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const SeqMeta seq = a.seqs[s];
     const auto [begin, end] = TouchedUnits(seq, a.unit);
     for (int64_t u = begin; u < end; ++u) {
-      float* out = a.out + (s * a.stride + u) * arrays * width;
+      auto* out = a.out.Row<float>(seq.table_off, static_cast<int32_t>(u));
       for (int64_t i = 0; i < width; ++i) {
         double sum = 0;
         double low = -kNegInf;
@@ -115,11 +114,12 @@ void RefBlockScore(const BlockScoreArgs& a) {
     const SeqMeta seq = a.seqs[s];
     if (seq.q_len == 0) continue;
     const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
-    for (int64_t u = 0; u * a.unit < seq.kv_len; ++u) {
+    for (int32_t u = 0; u < UnitsOf(seq.kv_len, a.unit); ++u) {
+      const auto* row = a.summaries.Row<const float>(seq.table_off, u);
       for (int32_t l = 0; l < a.lists; ++l) {
         std::vector<double> w;
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
-          const float* of = a.summaries + (s * a.stride + u) * arrays * width + h / group * a.dk;
+          const float* of = row + h / group * a.dk;
           double sum = 0;
           for (int32_t i = 0; i < a.dk; ++i) {
             const double v = q[int64_t{h} * a.dk + i];

@@ -8,7 +8,7 @@
 namespace omnikv::cuda {
 namespace {
 
-// --- LocateRows: a thread per row and per sequence.
+// --- LocateRows: a thread per row and per sequence. Grid: x walks them, y layers' positions.
 
 constexpr int kLocateThreads = 128;
 
@@ -19,9 +19,15 @@ __global__ void __launch_bounds__(kLocateThreads) LocateRowsKernel(const LocateR
   const auto place = [&](int32_t s, int32_t pos) { return min(pos - a.gone[s], a.most); };
   if (i < a.n_rows) {
     const RowMeta row = a.rows[i];
-    a.to_rows[i] = {row.seq, place(row.seq, row.pos)};
+    const int32_t to = place(row.seq, row.pos);
+    if (blockIdx.y == 0) a.to_rows[i] = {row.seq, to};
+    if (a.n_pos > 0) {
+      const int64_t block = a.block_table[a.seqs[row.seq].table_off + to / a.block_tokens];
+      int32_t* pos = a.pos[blockIdx.y] + (block * a.block_tokens + to % a.block_tokens) * a.lists;
+      for (int32_t l = 0; l < a.lists; ++l) pos[l] = row.pos;
+    }
   }
-  if (i < a.n_seqs) {
+  if (blockIdx.y == 0 && i < a.n_seqs) {
     SeqMeta seq = a.seqs[i];
     seq.kv_len = seq.q_len == 0 ? 0 : place(i, seq.kv_len - 1) + 1;
     seq.prompt_len = max(0, seq.prompt_len - a.gone[i]);
@@ -180,8 +186,9 @@ __global__ void __launch_bounds__(kEvictThreads)
 void LocateRows(const LocateRowsArgs& args, const Launch& launch) {
   const int32_t n = std::max(args.n_rows, args.n_seqs);
   if (n == 0) return;
-  LaunchKernel(LocateRowsKernel, launch, static_cast<uint32_t>(CeilDiv(n, kLocateThreads)),
-               kLocateThreads, 0, args);
+  const dim3 grid(static_cast<unsigned>(CeilDiv(n, kLocateThreads)),
+                  static_cast<unsigned>(std::max(args.n_pos, 1)));
+  LaunchKernel(LocateRowsKernel, launch, grid, dim3(kLocateThreads), 0, args);
 }
 
 void Compact(const CompactArgs& args, const Launch& launch) {

@@ -88,13 +88,7 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
   GridTrigger();
   GridWait();
   const int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (s >= a.n_seqs) return;
-  const int n = a.seqs[s].kv_len;
-  const RangeSplit split = SplitRange(a.rule, n, a.seqs[s].prompt_len);
-  a.bounds[2 * s] = n - split.recent;
-  a.bounds[2 * s + 1] = n;
-  a.n_candidates[s] = n - split.recent;
-  a.n_pick[s] = split.n_pick;
+  if (s < a.n_seqs) WriteRange(a, s);
 }
 
 // --- TopK: radix selection by one cluster of blocks a list. Scores become keys, unsigned

@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(kThreads)
     const int first = unit * a.unit;
     const int n = min(a.unit, seq.kv_len - first);
     const std::byte* base = a.kv.k.Head(0, kv_head);
-    float* out = a.out + (blockIdx.y * a.stride + unit) * SummaryArrays(a.kind) * width +
-                 int64_t{kv_head} * dk;
+    float* out = a.out.Row<float>(seq.table_off, unit) + int64_t{kv_head} * dk;
     for (int from = 0; from < dk; from += lanes * N) {  // once, but for heads of many values
       const int value = from + lane * N;
       float low[N], high[N];
@@ -150,23 +149,23 @@ __global__ void __launch_bounds__(32 * kScoreWarps, kScoreCtasAnSm)
   const float mean = a.heads == HeadReduce::kMean
                          ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
                          : 1.0f;
-  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
-  const int64_t to_high = bound ? width : 0;
-  const auto at = [&](int u, int kv_head) {
-    return a.summaries + (blockIdx.y * a.stride + u) * SummaryArrays(a.kind) * width +
-           int64_t{kv_head} * a.dk;
-  };
+  const int64_t to_high = bound ? int64_t{a.n_kv_heads} * a.dk : 0;
+  const auto summary = [&](int u) { return a.summaries.Row<const float>(seq.table_off, u); };
+  const float* row = summary(unit);
   [[maybe_unused]] Summary<kRuns == 0 ? 1 : kRuns> next;
-  if constexpr (kRuns > 0) next = LoadSummary<kRuns>(at(unit, 0), a.dk, to_high);
+  if constexpr (kRuns > 0) next = LoadSummary<kRuns>(row, a.dk, to_high);
   for (; unit < n_units; unit += warps) {
+    // Found early, since the table of blocks must be read first. Past the last unit: any.
+    const float* next_row = unit + warps < n_units ? summary(unit + warps) : row;
     float* out = a.out + int64_t{blockIdx.y} * a.lists * a.stride + unit;
     float score = max_heads ? -INFINITY : 0.0f;
     for (int kv_head = 0; kv_head < a.n_kv_heads; ++kv_head) {
       const auto s = next;
       if constexpr (kRuns > 0) {  // the next KV head, or the next unit's first
         const bool same = kv_head + 1 < a.n_kv_heads;
-        const int u = same ? unit : unit + warps;
-        if (u < n_units) next = LoadSummary<kRuns>(at(u, same ? kv_head + 1 : 0), a.dk, to_high);
+        if (same || unit + warps < n_units) {
+          next = LoadSummary<kRuns>(same ? row + (kv_head + 1) * a.dk : next_row, a.dk, to_high);
+        }
       }
       for (int h = 0; h < group; ++h) {
         const float* query = queries + (kv_head * group + h) * a.dk;
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps, kScoreCtasAnSm)
             sum += Product(bound, v.w, s.low[i].w, s.high[i].w);
           }
         } else {
-          const float* from = at(unit, kv_head);
+          const float* from = row + kv_head * a.dk;
           for (int i = lane; i < a.dk; i += 32) {
             sum += Product(bound, query[i], from[i], from[to_high + i]);
           }
@@ -196,6 +195,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps, kScoreCtasAnSm)
         score = max_heads ? -INFINITY : 0.0f;
       }
     }
+    row = next_row;
   }
 }
 
@@ -234,7 +234,8 @@ bool CanBlockScore(const BlockScoreArgs& args, const Device& device) {
 
 void BlockScore(const BlockScoreArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.stride == 0) return;
-  const bool wide = args.dk % 4 == 0 && AreMultiples(16, args.summaries);
+  const bool wide =
+      args.dk % 4 == 0 && AreMultiples(16, args.summaries.base, args.summaries.row_bytes);
   if (wide && args.dk <= 128) return LaunchBlockScore<1>(args, launch);
   if (wide && args.dk <= 256) return LaunchBlockScore<2>(args, launch);
   LaunchBlockScore<0>(args, launch);

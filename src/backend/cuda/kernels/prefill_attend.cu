@@ -170,10 +170,11 @@ __device__ __forceinline__ void StoreQueries(const float* q, const Queries& quer
 }
 
 // Starts to copy K and V of tokens [first, first + kTokens) to `tile` (K, then V); zeros for tokens
-// outside [low, high), which may lie nowhere. `k` and `v` are bytes from K of head 0.
+// outside [low, high), which may lie nowhere. `k` and `v` are the head's of row 0.
 template <int kD>
-__device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, int64_t k, int64_t v,
-                                          int first, int low, int high, std::byte* tile) {
+__device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, const std::byte* k,
+                                          const std::byte* v, int first, int low, int high,
+                                          std::byte* tile) {
   using S = Shape<kD>;
   constexpr int kRowsAtOnce = kThreads / S::kGroup;  // a multiple of 8
   const int row = static_cast<int>(threadIdx.x) / S::kGroup;
@@ -183,18 +184,18 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, i
     const auto block_tokens = static_cast<unsigned>(kv.block_tokens);
     const unsigned entry = static_cast<unsigned>(t) / block_tokens;
     const int64_t block = kv.block_table[int64_t{table_off} + entry];
-    return kv.k.Head(block * block_tokens + static_cast<unsigned>(t) % block_tokens, 0);
+    return (block * block_tokens + static_cast<unsigned>(t) % block_tokens) * kv.k.row_bytes;
   };
   if (kv.block_tokens % S::kTokens == 0 && first >= low && first + S::kTokens <= high) {
-    const std::byte* const from = row_of(first) + row * kv.k.row_bytes + chunk * 16;
+    const int64_t from = row_of(first) + row * kv.k.row_bytes + chunk * 16;
 #pragma unroll
     for (int r = 0; r < S::kTokens; r += kRowsAtOnce) {
-      const std::byte* const from_row = from + r * kv.k.row_bytes;
+      const int64_t from_row = from + r * kv.k.row_bytes;
 #pragma unroll
       for (int c = 0; c < S::kChunks; c += S::kGroup) {
         std::byte* const at = to + r * S::kRowBytes + c * 16;
-        CopyAsync16(at, from_row + k + c * 16);
-        CopyAsync16(at + S::kTileBytes, from_row + v + c * 16);
+        CopyAsync16(at, k + from_row + c * 16);
+        CopyAsync16(at + S::kTileBytes, v + from_row + c * 16);
       }
     }
     return;
@@ -203,12 +204,12 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, i
   for (int r = 0; r < S::kTokens; r += kRowsAtOnce) {
     const int t = first + row + r;
     const bool valid = t >= low && t < high;
-    const std::byte* const from_row = (valid ? row_of(t) : kv.k.base) + chunk * 16;
+    const int64_t from_row = (valid ? row_of(t) : 0) + chunk * 16;
 #pragma unroll 1
     for (int c = 0; c < S::kChunks; c += S::kGroup) {
       std::byte* const at = to + r * S::kRowBytes + c * 16;
-      CopyAsync16(at, from_row + k + c * 16, valid);
-      CopyAsync16(at + S::kTileBytes, from_row + v + c * 16, valid);
+      CopyAsync16(at, k + from_row + c * 16, valid);
+      CopyAsync16(at + S::kTileBytes, v + from_row + c * 16, valid);
     }
   }
 }
@@ -416,8 +417,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int last_pos = queries.Pos(min(queries.first + S::kRows, queries.n) - 1);
   const int warp_first_pos = queries.Pos(query);
   const int warp_last_pos = queries.Pos(min(query + S::kWarpRows, queries.n) - 1);
-  const int64_t k = kv_head * a.kv.k.head_bytes;
-  const int64_t v = a.kv.v.base - a.kv.k.base + kv_head * a.kv.v.head_bytes;
+  const std::byte* const k = a.kv.k.Head(0, kv_head);
+  const std::byte* const v = a.kv.v.Head(0, kv_head);
   const uint32_t warp_queries = SharedAddress(shared) + warp * S::kWarpRows * S::kRowBytes;
   std::byte* const stages = shared + S::kQueryBytes;  // two, of K and V each
 

@@ -167,7 +167,7 @@ class CudaBackend : public Backend {
   // Rows of prompts, whose attention shares what it reads. Decode rows are each of a sequence of
   // its own.
   bool ManyOfASequence(const AttendArgs& a) const {
-    return a.n_rows > kMaxDecodeRows && a.n_rows > a.n_seqs && !options_.full_precision;
+    return a.n_rows > kMaxDecodeRows && a.n_rows > a.BusySeqs() && !options_.full_precision;
   }
   bool Many(int32_t n_rows) const { return n_rows > kMaxDecodeRows && gemm_ != nullptr; }
   // y = W norm(x) + b of each part, for any number of rows; of many, y as `out`.
@@ -342,9 +342,11 @@ size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
   size_t bytes = kGraphRoom;
   if (limits.max_rows > kMaxDecodeRows) {
     AttendArgs prompt = attend;
-    prompt.n_rows = limits.max_rows;
     prompt.n_seqs = 1;
-    scratch = std::max(scratch, AttendHopperScratch(prompt));
+    for (prompt.n_rows = few; prompt.n_rows <= limits.max_rows; ++prompt.n_rows) {
+      scratch = std::max(
+          {scratch, AttendHopperScratch(prompt, device_), AttendPrefillScratch(prompt, device_)});
+    }
     bytes += U(limits.max_rows) * U(limits.widest) * (DTypeBytes(type, 1) + 4) +
              DTypeBytes(type, U(limits.largest));
   }
@@ -663,7 +665,7 @@ void CudaBackend::Run(const AttendArgs& a, bool rounded) {
   const bool many = ManyOfASequence(a);
   if (many && CanAttendHopper(a, device_)) {
     void* o = rounded ? rows_.Get(2 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv)) : nullptr;
-    AttendHopper(a, o, Here(AttendHopperScratch(a)));
+    AttendHopper(a, o, Here(AttendHopperScratch(a, device_)));
     rounded_ = o;
   } else if (many && CanAttendPrefill(a, device_)) {
     AttendPrefill(a, Here(AttendPrefillScratch(a, device_)));

@@ -123,6 +123,13 @@ void MergeStates(const MergeStatesArgs& args, const Launch& launch);
 
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 
+// Where tiles of queries are fewer than the card holds blocks, the tokens of each are dealt to
+// several blocks, at most so many.
+inline constexpr int kMaxPromptParts = 32;
+// Parts a tile that finish soonest, for blocks that all take equally long: as few rounds over the
+// `slots` of the card for as little work a block.
+int PartsFor(int64_t blocks, int64_t slots);
+
 // Whether it takes these arguments: otherwise Attend.
 bool CanAttendPrefill(const AttendArgs& args, const Device& device);
 size_t AttendPrefillScratch(const AttendArgs& args, const Device& device);
@@ -133,7 +140,7 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch);
 
 // Whether it takes these arguments and gains: otherwise AttendPrefill.
 bool CanAttendHopper(const AttendArgs& args, const Device& device);
-size_t AttendHopperScratch(const AttendArgs& args);
+size_t AttendHopperScratch(const AttendArgs& args, const Device& device);
 // `o_bf16`: where o goes instead of args.o, as bf16; null: args.o.
 void AttendHopper(const AttendArgs& args, void* o_bf16, const Launch& launch);
 

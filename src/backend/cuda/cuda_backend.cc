@@ -16,6 +16,7 @@
 #include "backend/cuda/delay.h"
 #include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/many_logits.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/pinned_memory.h"
 #include "base/check.h"
@@ -347,7 +348,8 @@ size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
       scratch = std::max(
           {scratch, AttendHopperScratch(prompt, device_), AttendPrefillScratch(prompt, device_)});
     }
-    bytes += U(limits.max_rows) * U(limits.widest) * (DTypeBytes(type, 1) + 4) +
+    const size_t values = U(limits.max_rows) * U(limits.widest);
+    bytes += values * DTypeBytes(type, 1) + std::max(4 * values, kLogitsBytes) +
              DTypeBytes(type, U(limits.largest));
   }
   bytes += scratch;
@@ -706,6 +708,9 @@ void CudaBackend::Run(const NormGatedFfnArgs& a, bool rounded) {
 }
 
 void CudaBackend::Run(const NormLogitsArgs& a) {
+  if (Many(a.n_out) && !options_.full_precision && CanMultiplyLogits(a)) {
+    return MultiplyLogits(a, *gemm_, rows_, products_, Here());
+  }
   for (int32_t first = 0; first < a.n_out; first += kMaxDecodeRows) {
     const int32_t* rows = a.out_rows != nullptr ? a.out_rows + first : nullptr;
     Product product{.x = rows != nullptr ? a.in.x : a.in.x + int64_t{first} * a.in.d,

@@ -1,12 +1,14 @@
 // Prefill on the card: AttendPrefill and AttendHopper (FlashInfer's kernel, in builds that have it)
 // against a plain kernel on small ragged shapes, then their speed and that of cuBLASLt's products.
-// Usage: cuda_prefill [--json]. Fails where an error is larger than what rounding explains.
+// Usage: cuda_prefill [--json | --chunks]. --chunks: chunks of few rows over a long past only.
+// Fails where an error is larger than what rounding explains.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -74,6 +76,7 @@ struct Case {
   std::vector<int32_t> q_len = {}, kv_len = {};
   AttnPlan plan = AttnPlan::Dense();
   float softcap = 0;
+  int32_t busy_seqs = 0;
 };
 
 // Attention over noise, with blocks in shuffled order and values that are not to be read as NaN.
@@ -122,10 +125,11 @@ class Attention {
             .n_seqs = n_seqs,
             .n_heads = c.n_heads,
             .scale = 3 / std::sqrt(static_cast<float>(c.d)),
-            .softcap = c.softcap};
+            .softcap = c.softcap,
+            .busy_seqs = c.busy_seqs};
     hopper = CanAttendHopper(args, device);
-    scratch_ = Allocate(
-        std::max(AttendPrefillScratch(args, device), hopper ? AttendHopperScratch(args) : 0));
+    scratch_ = Allocate(std::max(AttendPrefillScratch(args, device),
+                                 hopper ? AttendHopperScratch(args, device) : 0));
   }
 
   void Run() {
@@ -272,6 +276,26 @@ void CheckHopper(const Device& device) {
   }
 }
 
+// Few rows of few heads after a long past, which is dealt to several blocks where it is long
+// enough.
+void CheckParts(const Device& device) {
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    for (int32_t d : {64, 96, 128, 256}) {
+      for (const int32_t past : {1000, 1024, 2047, 2048, 5000, 40000}) {
+        Attention a({.n_heads = 8,
+                     .n_kv_heads = 2,
+                     .d = d,
+                     .dtype = dtype,
+                     .q_len = {0, 193, 0, 130},
+                     .kv_len = {7, past + 193, 0, 1200},
+                     .busy_seqs = 2},
+                    device);
+        a.Check("parts of a past", dtype == DType::kF16 ? 2e-3 : 1.5e-2);
+      }
+    }
+  }
+}
+
 void TimeAttention(const Device& device) {
   const auto time = [&](const char* what, int32_t rows, int32_t context, int repeats, Case c = {}) {
     c.q_len = {rows};
@@ -348,26 +372,66 @@ void CheckProduct(CublasLt& lt, DType in, DType out) {
               DTypeName(out).data(), error / largest, ok ? "" : "  TOO MUCH");
 }
 
-void TimeProduct(CublasLt& lt, DType in, DType out, int64_t rows, int64_t n_in, int64_t n_out,
-                 bool add = false) {
-  const Memory x = Noise(in, rows * n_in, 1), w = Noise(in, n_out * n_in, 2);
+double TimeProduct(CublasLt& lt, DType in, DType out, int64_t rows, int64_t n_in, int64_t n_out,
+                   bool add = false) {
+  // Other weights each time, so that they are not in the cache.
+  const auto bytes = static_cast<int64_t>(DTypeBytes(in, static_cast<size_t>(n_out * n_in)));
+  const int64_t matrices = CeilDiv(int64_t{256} << 20, bytes);
+  const Memory x = Noise(in, rows * n_in, 1), w = Noise(in, matrices * n_out * n_in, 2);
   const Memory y = Allocate(DTypeBytes(out, static_cast<size_t>(rows * n_out)));
-  const Gemm gemm{.in = in,
-                  .out = out,
-                  .x = x.get(),
-                  .w = w.get(),
-                  .y = y.get(),
-                  .accumulate = add,
-                  .n_rows = rows,
-                  .n_out = n_out,
-                  .n_in = n_in,
-                  .x_pitch = n_in,
-                  .w_pitch = n_in,
-                  .y_pitch = n_out};
-  const double ms = Milliseconds(10, [&] { lt.Multiply(gemm, nullptr); });
+  Gemm gemm{.in = in,
+            .out = out,
+            .x = x.get(),
+            .w = w.get(),
+            .y = y.get(),
+            .accumulate = add,
+            .n_rows = rows,
+            .n_out = n_out,
+            .n_in = n_in,
+            .x_pitch = n_in,
+            .w_pitch = n_in,
+            .y_pitch = n_out};
+  int64_t turn = 0;
+  const double ms = Milliseconds(10, [&] {
+    gemm.w = w.get() + turn++ % matrices * bytes;
+    lt.Multiply(gemm, nullptr);
+  });
   std::printf("product %5ld x %5ld x %5ld %-4s -> %-4s %-4s %9.3f ms %7.1f TFLOP/s\n", rows, n_in,
               n_out, DTypeName(in).data(), DTypeName(out).data(), add ? "adds" : "", ms,
               2e-9 * static_cast<double>(rows * n_in) * static_cast<double>(n_out) / ms);
+  return ms;
+}
+
+// A chunk of a prompt beside eight sequences, in a step of Llama-3-8B: attention as it was divided
+// while sequences without rows counted, as our own kernel divides it now, and as it runs now.
+void TimeChunks(CublasLt& lt, const Device& device) {
+  constexpr DType kBf16 = DType::kBF16, kF32 = DType::kF32;
+  constexpr int kLayers = 32;
+  for (const int32_t rows : {64, 96, 128, 160, 192, 256, 384, 512}) {
+    double products = 0;
+    for (const int64_t n_out : {4096, 1024, 1024, 4096}) {
+      products += TimeProduct(lt, kBf16, kF32, rows, 4096, n_out);
+    }
+    products += 2 * TimeProduct(lt, kBf16, kBf16, rows, 4096, 14336);
+    products += TimeProduct(lt, kBf16, kF32, rows, 14336, 4096, /*add=*/true);
+    for (const int32_t past : {2048, 8192, 16384, 32768}) {
+      Case c{.dtype = kBf16, .q_len = std::vector<int32_t>(9), .kv_len = std::vector<int32_t>(9)};
+      c.q_len[8] = rows;
+      c.kv_len[8] = past + rows;
+      const double before = Attention(c, device).Measure(20).ms;
+      c.busy_seqs = 1;
+      Attention a(c, device);
+      const double now = a.Measure(20).ms;
+      const char* const kernel = a.Kernel();
+      a.hopper = false;
+      const double own = a.Measure(20).ms;
+      std::printf(
+          "chunk of %3d over %5d: attention before %6.3f, own %6.3f, now (%s) %6.3f ms; %d layers "
+          "of products %6.3f, with attention %6.3f ms\n",
+          rows, past, before, own, kernel, now, kLayers, kLayers * products,
+          kLayers * (products + now));
+    }
+  }
 }
 
 // What stands around the products of a chunk of a prompt, in a layer of Llama-3-8B.
@@ -434,11 +498,14 @@ int JsonMain() {
   return 0;
 }
 
-int Main() {
+int Main(bool chunks) {
   const Device device = BenchDevice();
-  CheckAttention(device);
-  CheckHopper(device);
-  TimeAttention(device);
+  if (!chunks) {
+    CheckAttention(device);
+    CheckHopper(device);
+    CheckParts(device);
+    TimeAttention(device);
+  }
 
   constexpr size_t kWorkspace = size_t{32} << 20;
   const Memory workspace = Allocate(kWorkspace);
@@ -446,6 +513,10 @@ int Main() {
   if (!lt.ok()) {
     std::printf("%s\n", lt.status().message().c_str());
     return failed ? 1 : 0;
+  }
+  if (chunks) {
+    TimeChunks(**lt, device);
+    return 0;
   }
   CheckProduct(**lt, DType::kBF16, DType::kF32);
   CheckProduct(**lt, DType::kBF16, DType::kBF16);
@@ -468,5 +539,6 @@ int Main() {
 }  // namespace omnikv::cuda
 
 int main(int argc, char** argv) {
-  return omnikv::cuda::WantsJson(argc, argv) ? omnikv::cuda::JsonMain() : omnikv::cuda::Main();
+  if (omnikv::cuda::WantsJson(argc, argv)) return omnikv::cuda::JsonMain();
+  return omnikv::cuda::Main(argc > 1 && std::string_view(argv[1]) == "--chunks");
 }

@@ -192,7 +192,7 @@ if measure batches; then
   batch=(--context 32768 --batch 8 --steps 48)
   bench full_batch8 "${batch[@]}" --policies full
   bench omnikv_batch8 "${batch[@]}" "${filters[@]}" --set dense_after_filter=1
-  for hits in 0.85 0.6; do
+  for hits in 0.95 0.85 0.6; do
     bench "host_batch8_hits$hits" "${batch[@]}" "${filters[@]}" --set dense_after_filter=1 --place host \
       --hit-rate $hits
   done
@@ -203,7 +203,9 @@ if measure batches; then
   bench mix_full16 --batch 16 --context 8192 --steps 48 --policies full
   bench mix_omnikv16 --batch 16 "${mix[@]}" --policies omnikv
   bench mix_8_and_8 --batch 8 "${mix[@]}" --policies full,omnikv --mix
-  bench beside_32k --batch 8 --context 8192 --policies full --beside 32768 --beside-rows 192
+  for rows in 128 192 256; do
+    bench "beside_32k_rows$rows" --batch 8 --context 8192 --policies full --beside 32768 --beside-rows $rows
+  done
   done_measuring
   if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
 fi

@@ -162,8 +162,10 @@ struct AttendArgs {
   int64_t score_stride = 0;  // tokens of room in a row of scores
   int32_t kv_head_begin = 0;
   int32_t kv_head_count = 0;  // 0: all from kv_head_begin on
+  int32_t busy_seqs = 0;  // that have rows, at most; 0: all n_seqs may. Only speed depends on it
 
   bool operator==(const AttendArgs&) const = default;
+  OMNIKV_HOST_DEVICE int32_t BusySeqs() const { return busy_seqs > 0 ? busy_seqs : n_seqs; }
   OMNIKV_HOST_DEVICE int32_t Group() const { return n_heads / kv.n_kv_heads; }
   // Of the range: KV heads, query heads, and the first of those.
   OMNIKV_HOST_DEVICE int32_t KvHeads() const {

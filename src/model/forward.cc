@@ -119,7 +119,8 @@ AttendArgs DenseAttend(const StepContext& c, const Group& group, const KvPlace& 
           .n_seqs = group.rows.n_seqs,
           .n_heads = c.config.n_heads,
           .scale = c.config.attn_scale,
-          .softcap = c.config.attn_softcap};
+          .softcap = c.config.attn_softcap,
+          .busy_seqs = group.rows.prefill ? 1 : 0};
 }
 
 // New rows of a layer, those that go to one place by one op. Returns the places, by group.

@@ -23,11 +23,11 @@ constexpr int32_t kDecodeRows = 16;  // larger steps are prefill, whose fast for
 
 std::string card = "no card";
 
-// Rows of the products or the attention of an op; 0 for ops that never round.
+// Rows of the products or the attention of an op; 0 for ops that never round to 16 bits (logits of
+// many rows are products of two such numbers).
 int32_t RowsOf(const Op& op) {
   if (const auto* a = std::get_if<LinearArgs>(&op)) return a->n_rows;
   if (const auto* a = std::get_if<NormGatedFfnArgs>(&op)) return a->n_rows;
-  if (const auto* a = std::get_if<NormLogitsArgs>(&op)) return a->n_out;
   if (const auto* a = std::get_if<NormQkvRopeAppendArgs>(&op)) return a->n_rows;
   if (const auto* a = std::get_if<AttendArgs>(&op)) return a->n_rows;
   return 0;

@@ -62,7 +62,8 @@ AttendArgs Attention::Args(const AttnPlan& plan) const {
           .n_rows = step.n_rows(),
           .n_seqs = step.n_seqs(),
           .n_heads = shape.n_heads,
-          .scale = 0.125f};
+          .scale = 0.125f,
+          .busy_seqs = busy_seqs};
 }
 
 void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind score, float softcap,

@@ -36,6 +36,7 @@ struct Attention {
   Bank bank;
   Step step;
   std::vector<float> q;
+  int32_t busy_seqs = 0;  // as AttendArgs says
 };
 
 // The lists of a plan, one or n_kv_heads a sequence, of up to n units each.

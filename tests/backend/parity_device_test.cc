@@ -232,6 +232,24 @@ TEST_F(ParityDeviceTest, AttendManyRowsOfManyHeads) {
   }
 }
 
+// A chunk after a long past, among sequences without rows: its past is dealt to several blocks. The
+// last part begins or ends at and beside the edges of tiles; another sequence is too short for
+// parts.
+TEST_F(ParityDeviceTest, AttendAChunkOfALongPast) {
+  Random random(205);
+  for (const int32_t d : {64, 96, 128, 256}) {
+    for (const int32_t past : {1023, 2048, 2271, 3457}) {
+      const DType dtype = past % 2 == 0 ? DType::kF16 : DType::kBF16;
+      Attention chunk({4, 2, d, d, dtype}, {0, 0, 101, 0}, {40, 0, past + 101, 7}, random, 64);
+      chunk.busy_seqs = 1;
+      chunk.Run(fmt::format("a chunk after {}", past), AttnPlan::Dense());
+    }
+    Attention two({4, 1, d, d, DType::kBF16}, {110, 0, 130}, {2500, 30, 700}, random, 32);
+    two.busy_seqs = 2;
+    two.Run("two chunks", AttnPlan::Dense());
+  }
+}
+
 // The row of a decode step goes to its slot instead of its home, if it has one.
 TEST_F(ParityDeviceTest, AppendToASlot) {
   Random random(203);

@@ -152,6 +152,39 @@ TEST_F(ParityTest, NormLogits) {
   }
 }
 
+// More rows, and more outputs, than one product takes.
+TEST_F(ParityTest, NormLogitsOfManyRows) {
+  Random random(16);
+  const int32_t d = 64;
+  for (const int64_t n_out : {int64_t{500}, int64_t{32 * 1024 + 233}}) {
+    const Weights head(DType::kBF16, n_out, d, random);
+    const std::vector<float> bias = random.Floats(static_cast<size_t>(n_out));
+    const int32_t n_rows = n_out > 1000 ? 20 : 70;
+    const ResidualData in(kResiduals[0], n_rows, d, random);
+    std::vector<int32_t> chosen;
+    for (int32_t r = n_rows - 1; r > 0; r -= n_rows > 60 ? 1 : 2) chosen.push_back(r % 18);
+    chosen.resize(std::max<size_t>(chosen.size(), 17), 3);
+    for (const bool all : {true, false}) {
+      const auto rows = all ? n_rows : static_cast<int32_t>(chosen.size());
+      Check(fmt::format("NormLogits of {} rows of {}, {} outputs", rows, n_rows, n_out),
+            [&](const Execute& run) {
+              std::vector<float> x;
+              std::vector<float> logits(static_cast<size_t>(rows * n_out), kPoison);
+              run(NormLogitsArgs{.in = in.On(x),
+                                 .head = head.Ref(),
+                                 .bias = all ? bias.data() : nullptr,
+                                 .scale = 0.5f,
+                                 .softcap = all ? 0.0f : 30.0f,
+                                 .out_rows = all ? nullptr : chosen.data(),
+                                 .logits = logits.data(),
+                                 .n_rows = n_rows,
+                                 .n_out = rows});
+              return Outputs{{"x", x, 2e-6}, {"logits", logits}};
+            });
+    }
+  }
+}
+
 TEST_F(ParityTest, NormLogitsOfNoRowStillUpdatesTheResidual) {
   Random random(6);
   const Weights head(DType::kBF16, 40, 64, random);

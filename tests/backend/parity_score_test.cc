@@ -154,6 +154,29 @@ TEST_F(ParityTest, ScorePlanesApart) {
   }
 }
 
+// Windows of as many rows as a pass takes and more, one KV head after the other; blocks of all
+// sizes.
+TEST_F(ParityTest, ScoreWindows) {
+  Random random(37);
+  const Attention some({32, 8, 128, 128, DType::kBF16}, {16, 1, 0, 33}, {700, 321, 9, 33}, random,
+                       64);
+  // Room for many tokens makes blocks large.
+  const Attention large({4, 2, 8, 8, DType::kF16}, {33, 0, 0, 0, 0, 0, 0, 0},
+                        {20000, 0, 0, 0, 0, 0, 0, 0}, random, 64);
+  for (const HeadReduce heads : kHeadReduces) {
+    for (const bool per_head : {false, true}) {
+      Scoring how{.heads = heads, .queries = QueryReduce::kSum, .per_head = per_head};
+      CheckScore(large, how, random);
+      how.softmax = true;
+      CheckScore(some, how, random);
+      how.accumulate = true;
+      how.window = 17;
+      how.unit = 16;
+      CheckScore(some, how, random);
+    }
+  }
+}
+
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
                                          SummaryKind::kMinMax};
 
@@ -250,6 +273,44 @@ TEST_F(ParityTest, BlockScore) {
           }
         }
       }
+    }
+  }
+}
+
+// More units than a card has warps at a time: each takes several, and asks for their summaries
+// ahead.
+TEST_F(ParityTest, BlockScoreOfManyUnits) {
+  Random random(38);
+  constexpr int32_t kUnits = 9000;
+  const std::vector<SeqMeta> seqs = {
+      {.q_begin = 0, .q_len = 1, .kv_len = 16 * kUnits - 3, .table_off = 0, .prompt_len = 0}};
+  for (const int32_t n_kv_heads : {1, 2, 5}) {
+    const int32_t dk = n_kv_heads == 2 ? 128 : 48;
+    const int32_t n_heads = 8 * n_kv_heads;
+    const auto q = random.Floats(static_cast<size_t>(n_heads * dk));
+    for (const SummaryKind kind : {SummaryKind::kMean, SummaryKind::kMinMax}) {
+      const auto summaries =
+          random.Floats(static_cast<size_t>(kUnits * SummaryArrays(kind) * n_kv_heads * dk));
+      Check(fmt::format("BlockScore {} KV heads of {} units kind {}", n_kv_heads, kUnits,
+                        static_cast<int>(kind)),
+            [&](const Execute& run) {
+              std::vector<float> out(static_cast<size_t>(kUnits * n_kv_heads), kPoison);
+              run(BlockScoreArgs{.q = q.data(),
+                                 .summaries = summaries.data(),
+                                 .seqs = seqs.data(),
+                                 .out = out.data(),
+                                 .stride = kUnits,
+                                 .n_seqs = 1,
+                                 .n_heads = n_heads,
+                                 .n_kv_heads = n_kv_heads,
+                                 .dk = dk,
+                                 .lists = n_kv_heads,
+                                 .unit = 16,
+                                 .kind = kind,
+                                 .heads = HeadReduce::kSum,
+                                 .scale = 0.125f});
+              return Outputs{{"out", out}};
+            });
     }
   }
 }

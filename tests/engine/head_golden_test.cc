@@ -177,10 +177,10 @@ void Heads::CheckKernels(const Way& way, const Kernels& kernels, const std::stri
     if (way.kv_dtype == std::string("f32")) return "GenericKernel<float>";
     if (way.prompt != Prompt::kFast || op.rows == 1)
       return fmt::format("AttendKernel<__half, {},", dim);
-    // The library's where blocks of queries fill the card, and there is no window.
+    // The library's where the rows fill half of a block of queries, and there is no window.
     const bool sized = dim == 64 || dim == 96 || dim == 128 || dim == 256;
-    const bool library =
-        kHaveFlashInfer && hopper && sized && Number("num_attention_heads") >= 28 && !op.window;
+    const bool filled = 2 * op.rows >= (dim == 64 ? 192 : 128);
+    const bool library = kHaveFlashInfer && hopper && sized && filled && !op.window;
     return library ? "CopyTails" : fmt::format("AttendTile<__half, {}>", dim);
   };
   const auto product = [&](const OpShape& op) -> std::string {

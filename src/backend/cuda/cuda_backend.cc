@@ -16,6 +16,7 @@
 #include "backend/cuda/delay.h"
 #include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/many_logits.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/pinned_memory.h"
 #include "base/check.h"
@@ -170,7 +171,7 @@ class CudaBackend : public Backend {
   // Rows of prompts, whose attention shares what it reads. Decode rows are each of a sequence of
   // its own.
   bool ManyOfASequence(const AttendArgs& a) const {
-    return a.n_rows > kMaxDecodeRows && a.n_rows > a.n_seqs && !options_.full_precision;
+    return a.n_rows > kMaxDecodeRows && a.n_rows > a.BusySeqs() && !options_.full_precision;
   }
   bool Many(int32_t n_rows) const { return n_rows > kMaxDecodeRows && gemm_ != nullptr; }
   // y = W norm(x) + b of each part, for any number of rows; of many, y as `out`.
@@ -345,10 +346,13 @@ size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
   size_t bytes = kGraphRoom;
   if (limits.max_rows > kMaxDecodeRows) {
     AttendArgs prompt = attend;
-    prompt.n_rows = limits.max_rows;
     prompt.n_seqs = 1;
-    scratch = std::max(scratch, AttendHopperScratch(prompt));
-    bytes += U(limits.max_rows) * U(limits.widest) * (DTypeBytes(type, 1) + 4) +
+    for (prompt.n_rows = few; prompt.n_rows <= limits.max_rows; ++prompt.n_rows) {
+      scratch = std::max(
+          {scratch, AttendHopperScratch(prompt, device_), AttendPrefillScratch(prompt, device_)});
+    }
+    const size_t values = U(limits.max_rows) * U(limits.widest);
+    bytes += values * DTypeBytes(type, 1) + std::max(4 * values, kLogitsBytes) +
              DTypeBytes(type, U(limits.largest));
   }
   bytes += scratch;
@@ -670,7 +674,7 @@ void CudaBackend::Run(const AttendArgs& a, bool rounded) {
   const bool many = ManyOfASequence(a);
   if (many && CanAttendHopper(a, device_)) {
     void* o = rounded ? rows_.Get(2 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv)) : nullptr;
-    AttendHopper(a, o, Here(AttendHopperScratch(a)));
+    AttendHopper(a, o, Here(AttendHopperScratch(a, device_)));
     rounded_ = o;
   } else if (many && CanAttendPrefill(a, device_)) {
     AttendPrefill(a, Here(AttendPrefillScratch(a, device_)));
@@ -711,6 +715,9 @@ void CudaBackend::Run(const NormGatedFfnArgs& a, bool rounded) {
 }
 
 void CudaBackend::Run(const NormLogitsArgs& a) {
+  if (Many(a.n_out) && !options_.full_precision && CanMultiplyLogits(a)) {
+    return MultiplyLogits(a, *gemm_, rows_, products_, Here());
+  }
   for (int32_t first = 0; first < a.n_out; first += kMaxDecodeRows) {
     const int32_t* rows = a.out_rows != nullptr ? a.out_rows + first : nullptr;
     Product product{.x = rows != nullptr ? a.in.x : a.in.x + int64_t{first} * a.in.d,

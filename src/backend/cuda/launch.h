@@ -74,6 +74,24 @@ void KeepKeys(const NormQkvRopeAppendArgs& args, const Launch& launch);
 void GatedRows(Activation act, DType in, const void* gate, const void* up, DType format, void* out,
                int64_t n, const Launch& launch);
 
+// --- kernels/logits.cu: logits of many rows, around the product (many_logits.h).
+
+// Some rows and some outputs of the logits.
+struct LogitsBand {
+  int32_t first_row = 0;
+  int32_t n_rows = 0;
+  int64_t first_out = 0;
+  int64_t n_out = 0;
+};
+
+// halves [2, n_rows, d], bf16: h = norm(x) of the rows from the `first` that is wanted, rounded;
+// then what rounding left of it, rounded.
+void SplitNormed(const NormLogitsArgs& args, int32_t first, int32_t n_rows, void* halves,
+                 const Launch& launch);
+// The band's logits, of `products` [2, band.n_rows, band.n_out]: W by both halves.
+void FinishLogits(const NormLogitsArgs& args, const LogitsBand& band, const float* products,
+                  const Launch& launch);
+
 // --- kernels/matvec.cu: products of few rows (1 to kMaxDecodeRows) with a weight matrix, each
 // weight read once, at the speed of memory. The norm is part of the product: h = norm(x).
 
@@ -123,6 +141,13 @@ void MergeStates(const MergeStatesArgs& args, const Launch& launch);
 
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 
+// Where tiles of queries are fewer than the card holds blocks, the tokens of each are dealt to
+// several blocks, at most so many.
+inline constexpr int kMaxPromptParts = 32;
+// Parts a tile that finish soonest, for blocks that all take equally long: as few rounds over the
+// `slots` of the card for as little work a block.
+int PartsFor(int64_t blocks, int64_t slots);
+
 // Whether it takes these arguments: otherwise Attend.
 bool CanAttendPrefill(const AttendArgs& args, const Device& device);
 size_t AttendPrefillScratch(const AttendArgs& args, const Device& device);
@@ -133,7 +158,7 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch);
 
 // Whether it takes these arguments and gains: otherwise AttendPrefill.
 bool CanAttendHopper(const AttendArgs& args, const Device& device);
-size_t AttendHopperScratch(const AttendArgs& args);
+size_t AttendHopperScratch(const AttendArgs& args, const Device& device);
 // `o_bf16`: where o goes instead of args.o, as bf16; null: args.o.
 void AttendHopper(const AttendArgs& args, void* o_bf16, const Launch& launch);
 

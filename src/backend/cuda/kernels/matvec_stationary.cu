@@ -31,6 +31,9 @@ constexpr int kBlocks = 2;
 constexpr int kWarps = 16;  // of a block, which has a multiprocessor to itself
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSlices = kBlocks * kWarps;
+// Of a lane: four warps leave a quarter of a multiprocessor's registers room for a warp of a fetch
+// (working_set.cu), which would else keep a block from starting until the fetch has ended.
+constexpr int kRegisters = 112;
 constexpr int kRows = 8;                    // of activations
 constexpr int kBatch = 4;                   // tiles whose sums are exchanged together
 constexpr int kSums = kBatch * 16 * kRows;  // of a batch
@@ -105,7 +108,7 @@ __device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&to)[
 // Grid: clusters. Rows of weights are up to n_chunks times what a cluster holds of the activations;
 // not kChunked: REQUIRES n_chunks == 1.
 template <int kSteps, bool kChunked>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __maxnreg__(kRegisters)
     StationaryKernel(const __grid_constant__ Work work, int32_t n_tiles, int32_t n_chunks) {
   using S = Shape<kSteps>;
   constexpr bool kStaged = kChunked && S::kHasStage;

@@ -566,21 +566,11 @@ bool WithHeadDim(const KvView& kv, Fn fn) {
 // Tiles of queries of one KV head, at most: sequences end anywhere in their last tile.
 int64_t TilesOf(const AttendArgs& a, int rows) {
   const int64_t queries = int64_t{a.n_rows} * (a.n_heads / a.kv.n_kv_heads);
-  return (queries + int64_t{a.n_seqs} * (rows - 1)) / rows;
+  return (queries + int64_t{a.BusySeqs()} * (rows - 1)) / rows;
 }
 
-// Parts a tile that finish soonest, for blocks that all take equally long: as few rounds over the
-// card for as little work a block.
-int PartsFor(int64_t blocks, const Device& device) {
-  const int64_t slots = int64_t{kBlocksPerSm} * device.sm_count;
-  const auto time = [&](int parts) {
-    return static_cast<double>(CeilDiv(blocks * parts, slots)) / parts;
-  };
-  int best = 1;
-  for (int parts = 2; parts <= 32 && blocks * parts <= 3 * slots; ++parts) {
-    if (time(parts) < 0.95 * time(best)) best = parts;
-  }
-  return best;
+int PartsOnCard(int64_t blocks, const Device& device) {
+  return PartsFor(blocks, int64_t{kBlocksPerSm} * device.sm_count);
 }
 
 bool Aligned(const void* p) {
@@ -588,6 +578,17 @@ bool Aligned(const void* p) {
 }
 
 }  // namespace
+
+int PartsFor(int64_t blocks, int64_t slots) {
+  const auto time = [&](int parts) {
+    return static_cast<double>(CeilDiv(blocks * parts, slots)) / parts;
+  };
+  int best = 1;
+  for (int parts = 2; parts <= kMaxPromptParts && blocks * parts <= 3 * slots; ++parts) {
+    if (time(parts) < 0.95 * time(best)) best = parts;
+  }
+  return best;
+}
 
 bool CanAttendPrefill(const AttendArgs& args, const Device& device) {
   const KvView& kv = args.kv;
@@ -614,7 +615,7 @@ size_t AttendPrefillScratch(const AttendArgs& args, const Device& device) {
   size_t bytes = 0;
   WithHeadDim(args.kv, [&](auto d) {
     const int64_t blocks = TilesOf(args, Shape<decltype(d)::value>::kRows) * args.KvHeads();
-    const int parts = PartsFor(blocks, device);
+    const int parts = PartsOnCard(blocks, device);
     const auto values = static_cast<size_t>(args.n_rows) * static_cast<size_t>(args.Heads()) *
                         static_cast<size_t>(args.kv.dv + 2);
     if (parts > 1) bytes = static_cast<size_t>(parts) * values * sizeof(float);
@@ -631,7 +632,7 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch) {
     using S = Shape<kD>;
     const int64_t tiles = TilesOf(args, S::kRows);
     const int64_t blocks = tiles * args.KvHeads();
-    const int n_parts = PartsFor(blocks, *launch.device);
+    const int n_parts = PartsOnCard(blocks, *launch.device);
     auto* o = reinterpret_cast<float*>(launch.scratch);
     const Parts parts{n_parts, o, reinterpret_cast<float2*>(o + n_parts * row_heads * kD),
                       args.FirstHead(), n_heads};

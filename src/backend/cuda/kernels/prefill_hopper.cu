@@ -19,13 +19,22 @@ int64_t TokenBytes(const KvView& kv) {
   return int64_t{2} * kv.n_kv_heads * (kv.dk + kv.dv);
 }
 
-// Whether tiles of queries are about full, and the card as busy as it takes to gain: a block takes
-// a tile and all of its tokens, while our own kernel, at half the speed, deals tokens to several.
-bool FillsCard(const AttendArgs& a, const Device& device) {
-  const int rows = HopperRows(a.kv.dk);
-  const int64_t blocks = CeilDiv(a.n_rows, rows) * a.n_heads;
-  return int64_t{2} * a.n_rows >= int64_t{a.n_seqs} * rows &&
-         2 * blocks > CeilDiv(blocks, device.sm_count) * device.sm_count;
+// Whether tiles of queries are about full: our own kernel, at half the speed, fills its tiles with
+// all heads that share a KV head.
+bool FillsTiles(const AttendArgs& a) {
+  return int64_t{2} * a.n_rows >= int64_t{a.BusySeqs()} * HopperRows(a.kv.dk);
+}
+
+// Parts that the tokens of a tile are dealt to: one where there is a tile for about every block
+// that the card holds.
+int Parts(const AttendArgs& a, const Device& device) {
+  const int64_t blocks = CeilDiv(a.n_rows, HopperRows(a.kv.dk)) * a.n_heads;
+  const bool fills = 2 * blocks > CeilDiv(blocks, device.sm_count) * device.sm_count;
+  return fills ? 1 : PartsFor(blocks, device.sm_count);
+}
+
+size_t TailBytes(const AttendArgs& a) {
+  return static_cast<size_t>(int64_t{a.n_seqs} * HopperTokens(a.kv.dk) * TokenBytes(a.kv));
 }
 
 // Copies the tokens of a sequence that fill no tile of the kernel's, and zeros to fill it. Grid:
@@ -53,6 +62,55 @@ __global__ void __launch_bounds__(32 * kWarps)
     const std::byte* head = (is_v ? kv.v : kv.k).Head(from, word / head_words);
     to[i] = valid ? reinterpret_cast<const uint4*>(head)[word % head_words] : uint4{};
   }
+}
+
+// Merges the parts of the sequences that have several, by their logarithms of sums: a warp each row
+// and head, lane p the weight of part p. Every part has read some token.
+__global__ void __launch_bounds__(32 * kWarps)
+    MergeParts(const __grid_constant__ AttendArgs a, const HopperInputs in) {
+  GridTrigger();
+  GridWait();
+  const int64_t n = int64_t{a.n_rows} * a.n_heads;
+  const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (at >= n) return;
+  const SeqMeta meta = a.seqs[a.rows[at / a.n_heads].seq];
+  const int parts = HopperPartsOf(a.rows[meta.q_begin].pos, in.parts);
+  if (parts == 1) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float lse = lane < parts ? in.part_lse[lane * n + at] : -__builtin_huge_valf();
+  const float top = WarpMax(lse);
+  const float weight = lane < parts ? expf(lse - top) : 0.0f;
+  const float sum = WarpSum(weight);
+  constexpr int kRuns = 2;  // of 128 values: heads have at most 256
+  float total[kRuns][4] = {};
+#pragma unroll 4
+  for (int p = 0; p < parts; ++p) {
+    const float w = __shfl_sync(kAllLanes, weight, p);
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      const int d = 128 * r + 4 * lane;
+      if (d >= a.kv.dv) continue;
+      const float4 o = *reinterpret_cast<const float4*>(in.part_o + (p * n + at) * a.kv.dv + d);
+      total[r][0] += w * o.x;
+      total[r][1] += w * o.y;
+      total[r][2] += w * o.z;
+      total[r][3] += w * o.w;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r) {
+    const int d = 128 * r + 4 * lane;
+    if (d >= a.kv.dv) continue;
+    Pack<float, 4> o;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o.v[i] = total[r][i] / sum;
+    if (in.o_bf16 != nullptr) {
+      StorePack(static_cast<__nv_bfloat16*>(in.o_bf16) + at * a.kv.dv + d, o);
+    } else {
+      StorePack(a.o + at * a.kv.dv + d, o);
+    }
+  }
+  if (a.lse != nullptr && lane == 0) a.lse[at] = top + logf(sum);
 }
 
 // The queries of a plan of every token up to the row's own, null for other plans.
@@ -94,14 +152,16 @@ bool CanAttendHopper(const AttendArgs& a, const Device& device) {
   if (kv.block_tokens < kLeastHopperBlock || (kv.block_tokens & (kv.block_tokens - 1)) != 0) {
     return false;
   }
-  return FillsCard(a, device) &&
+  return FillsTiles(a) &&
          AreMultiples(16, kv.k.base, kv.v.base, kv.k.row_bytes, kv.v.row_bytes, kv.k.head_bytes,
                       kv.v.head_bytes, a.o);
 }
 
-size_t AttendHopperScratch(const AttendArgs& a) {
-  return QueryBytes(a) +
-         static_cast<size_t>(int64_t{a.n_seqs} * HopperTokens(a.kv.dk) * TokenBytes(a.kv));
+size_t AttendHopperScratch(const AttendArgs& a, const Device& device) {
+  const int parts = Parts(a, device);
+  const int64_t values = int64_t{a.n_rows} * a.n_heads * (a.kv.dv + 1);
+  return QueryBytes(a) + TailBytes(a) +
+         (parts > 1 ? sizeof(float) * static_cast<size_t>(parts * values) : 0);
 }
 
 void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {
@@ -112,8 +172,16 @@ void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {
   const auto copies = static_cast<unsigned>(HopperTokens(a.kv.dk) / kWarps);
   LaunchKernel(CopyTails, launch, dim3(copies, static_cast<unsigned>(a.n_seqs)), 32 * kWarps, 0, a,
                reinterpret_cast<uint4*>(tails));
-  const HopperInputs inputs{.q = q, .tails = tails, .o_bf16 = o_bf16};
+  HopperInputs inputs{.q = q, .tails = tails, .o_bf16 = o_bf16, .parts = Parts(a, *launch.device)};
+  const int64_t row_heads = int64_t{a.n_rows} * a.n_heads;
+  if (inputs.parts > 1) {
+    inputs.part_o = reinterpret_cast<float*>(tails + TailBytes(a));
+    inputs.part_lse = inputs.part_o + inputs.parts * row_heads * a.kv.dv;
+  }
   CheckLaunch(KernelFor(a.kv)(a, inputs, launch.stream), "FlashInfer's attention");
+  if (inputs.parts == 1) return;
+  LaunchKernel(MergeParts, launch, static_cast<unsigned>(CeilDiv(row_heads, kWarps)), 32 * kWarps,
+               0, a, inputs);
 }
 
 }  // namespace omnikv::cuda

@@ -52,25 +52,39 @@ constexpr int BoxValues(int head_dim) {
   return head_dim % 64 == 0 ? 64 : 32;
 }
 
-// Work of a block: a tile of queries of one head. Grid: (tiles, heads); the last tiles of a
-// sequence, which read most, come first.
-template <int kRows>
+// Tokens of a block's work, in place of the library's kv_len: a sequence's from `first` on, which
+// is a multiple of a tile's tokens. To the library the sequence begins there; what a query reads of
+// it follows from where it ends.
+struct Tokens {
+  int len;  // to the end of the sequence, past those of this block's tiles
+  int first;
+  int n_tiles;  // of the block
+  int part;     // < 0: the block's tiles are all that its queries read
+
+  CUTLASS_DEVICE operator int() const { return len; }
+};
+
+// Work of a block: a tile of queries of one head, and a part of the tokens that they read. Grid:
+// (tiles, heads, parts); the last tiles of a sequence, which read most, come first.
+template <int kRows, int kTokens>
 struct Scheduler {
   struct Params {
     const RowMeta* rows;
     const SeqMeta* seqs;
     int n_seqs;
     int group;  // heads that share a KV head
+    int parts;  // at most
   };
 
   struct WorkTileInfo {
-    int tile, head, kv_head, q_begin, table_off, q_len, kv_len;
+    int tile, head, kv_head, q_begin, table_off, q_len;
+    Tokens tokens;
     int seq;  // < 0: none
 
     CUTLASS_DEVICE bool is_valid(const Params&) const { return seq >= 0; }
     // In the library's order; its offset of a sequence's K/V is here that of its block table.
     CUTLASS_DEVICE auto get_block_coord(const Params&) const {
-      return cute::tuple{tile, head, kv_head, q_begin, table_off, q_len, kv_len, seq};
+      return cute::tuple{tile, head, kv_head, q_begin, table_off, q_len, tokens, seq};
     }
   };
 
@@ -81,8 +95,17 @@ struct Scheduler {
       const SeqMeta meta = p.seqs[seq];
       const int tiles = (meta.q_len + kRows - 1) / kRows;
       if (tile < tiles) {
-        const int kv_len = p.rows[meta.q_begin].pos + meta.q_len;
-        return {tile, head, head / p.group, meta.q_begin, meta.table_off, meta.q_len, kv_len, seq};
+        const int past = p.rows[meta.q_begin].pos;
+        const int kv_len = past + meta.q_len;
+        const int parts = HopperPartsOf(past, p.parts);
+        const int part = static_cast<int>(blockIdx.z);
+        if (part >= parts) return None();
+        const int read = min(kv_len, (tile + 1) * kRows + past);  // by some query
+        const int n = (read + kTokens - 1) / kTokens;
+        const int first = n * part / parts;
+        const Tokens tokens{kv_len - first * kTokens, first * kTokens,
+                            n * (part + 1) / parts - first, parts > 1 ? part : -1};
+        return {tile, head, head / p.group, meta.q_begin, meta.table_off, meta.q_len, tokens, seq};
       }
       tile -= tiles;
     }
@@ -97,7 +120,7 @@ struct Scheduler {
   CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo&) const {}
 
  private:
-  CUTLASS_DEVICE static WorkTileInfo None() { return {0, 0, 0, 0, 0, 0, 0, -1}; }
+  CUTLASS_DEVICE static WorkTileInfo None() { return {0, 0, 0, 0, 0, 0, {}, -1}; }
 };
 
 template <typename Traits>
@@ -135,9 +158,8 @@ struct Mainloop {
     cute::prefetch_tma_descriptor(&p.v);
   }
 
-  // Tiles of tokens that some query of a tile reads.
-  CUTLASS_DEVICE int get_num_kv_tiles(const Params&, int q_tile, int q_len, int kv_len) const {
-    return (min(kv_len, (q_tile + 1) * kRows + kv_len - q_len) + kTokens - 1) / kTokens;
+  CUTLASS_DEVICE int get_num_kv_tiles(const Params&, int, int, const Tokens& tokens) const {
+    return tokens.n_tiles;
   }
 
   // What the producer's warp does for a block: K of the last tile, the queries, then K of each tile
@@ -148,9 +170,9 @@ struct Mainloop {
                            PipelineState& write_v, SharedStorage& shared, SchedulerT&,
                            const typename SchedulerT::Params&, typename SchedulerT::WorkTileInfo&,
                            const BlockCoord& coord, int work) const {
-    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, kv_len, seq] = coord;
-    const Place place{kv_head, table_off, kv_len, seq};
-    int tile = get_num_kv_tiles(p, q_tile, q_len, kv_len) - 1;
+    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, tokens, seq] = coord;
+    const Place place{kv_head, table_off, tokens.first, tokens.len, seq};
+    int tile = tokens.n_tiles - 1;
     const auto load_k = [&](int t) {
       pipeline_k.producer_acquire(write_k);
       LoadTile(p, p.k, p.k_tail, place, t, pipeline_k.producer_get_barrier(write_k),
@@ -198,7 +220,7 @@ struct Mainloop {
  private:
   // Where a block's K and V lie.
   struct Place {
-    int kv_head, table_off, kv_len, seq;
+    int kv_head, table_off, first, len, seq;
   };
 
   CUTLASS_DEVICE static void LoadBox(const CUtensorMap& map, uint64_t* barrier, T* to, int d,
@@ -208,19 +230,19 @@ struct Mainloop {
                                  d, row, head);
   }
 
-  // Tokens [tile * kTokens, + kTokens), as wgmma reads them: pieces [kTokens, kBoxValues], each row
-  // swizzled by the copy.
+  // Tokens [tile * kTokens, + kTokens) of the block's, as wgmma reads them: pieces [kTokens,
+  // kBoxValues], each row swizzled by the copy.
   CUTLASS_DEVICE static void LoadTile(const Params& p, const CUtensorMap& map,
                                       const CUtensorMap& tail, const Place& at, int tile,
                                       uint64_t* barrier, T* to) {
     const int first = tile * kTokens;
-    const bool in_tail = first + kTokens > at.kv_len;
+    const bool in_tail = first + kTokens > at.len;
     const CUtensorMap& from = in_tail ? tail : map;
 #pragma unroll 1
     for (int r = 0; r < kTokens; r += p.box_rows) {
       int row = at.seq * kTokens + r;
       if (!in_tail) {
-        const int t = first + r;
+        const int t = at.first + first + r;
         const int block = p.block_table[at.table_off + (t >> p.block_shift)];
         row = (block << p.block_shift) + (t & ((1 << p.block_shift) - 1));
       }
@@ -241,7 +263,9 @@ struct Epilogue {
     float* o;               // [n_rows, n_heads, kD]
     __nv_bfloat16* o_bf16;  // where o goes instead; null: o
     float* lse;             // [n_rows, n_heads]; null: not wanted
-    int n_heads;
+    float* part_o;          // [parts, n_rows, n_heads, kD]: where parts go
+    float* part_lse;        // [parts, n_rows, n_heads]
+    int n_rows, n_heads;
   };
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(const Params&) {}
@@ -254,7 +278,11 @@ struct Epilogue {
   CUTLASS_DEVICE void store(const Params& p, const FragmentO& o, const FragmentLse& lse,
                             SharedStorage&, TiledMma mma, int thread,
                             const BlockCoord& coord) const {
-    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, kv_len, seq] = coord;
+    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, tokens, seq] = coord;
+    const bool whole = tokens.part < 0;
+    const int64_t part_at = whole ? 0 : int64_t{tokens.part} * p.n_rows * p.n_heads;
+    float* const o_f32 = whole ? p.o : p.part_o + part_at * kD;
+    float* const lse_to = whole ? p.lse : p.part_lse + part_at;
     const int rows = q_len - q_tile * kRows;  // of the tile that are queries
     const int64_t first = int64_t{q_begin} + q_tile * kRows;
     const auto at = [&](int row) { return (first + row) * p.n_heads + head; };
@@ -265,13 +293,13 @@ struct Epilogue {
       const int row = cute::get<0>(coords(i));
       if (row >= rows) continue;
       const int64_t to = at(row) * kD + cute::get<1>(coords(i));
-      if (p.o_bf16 != nullptr) {
+      if (whole && p.o_bf16 != nullptr) {
         *reinterpret_cast<__nv_bfloat162*>(p.o_bf16 + to) = __floats2bfloat162_rn(o(i), o(i + 1));
       } else {
-        *reinterpret_cast<float2*>(p.o + to) = {o(i), o(i + 1)};
+        *reinterpret_cast<float2*>(o_f32 + to) = {o(i), o(i + 1)};
       }
     }
-    if (p.lse == nullptr) return;
+    if (lse_to == nullptr) return;
     constexpr float kLn2 = 0.693147181f;
     const auto row_coords =
         coords(cute::make_coord(cute::_0{}, cute::_, cute::_0{}), cute::_, cute::_0{});  // (2, M)
@@ -279,7 +307,7 @@ struct Epilogue {
 #pragma unroll
     for (int i = 0; i < cute::size(lse); ++i) {
       const int row = cute::get<0>(row_coords(i));
-      if (row < rows) p.lse[at(row)] = lse(i) * kLn2;
+      if (row < rows) lse_to[at(row)] = lse(i) * kLn2;
     }
   }
 
@@ -310,7 +338,7 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
                                                    flashinfer::StandardAttention>;
   using MainloopT = Mainloop<Traits>;
   using EpilogueT = Epilogue<Traits>;
-  using SchedulerT = Scheduler<kRows>;
+  using SchedulerT = Scheduler<kRows, kTokens>;
   constexpr auto kType = std::is_same_v<T, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const KvView& kv = a.kv;
@@ -350,10 +378,16 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
       .o = a.o,
       .o_bf16 = static_cast<__nv_bfloat16*>(in.o_bf16),
       .lse = a.lse,
+      .part_o = in.part_o,
+      .part_lse = in.part_lse,
+      .n_rows = a.n_rows,
       .n_heads = a.n_heads,
   };
-  const typename SchedulerT::Params work{
-      .rows = a.rows, .seqs = a.seqs, .n_seqs = a.n_seqs, .group = a.n_heads / kv.n_kv_heads};
+  const typename SchedulerT::Params work{.rows = a.rows,
+                                         .seqs = a.seqs,
+                                         .n_seqs = a.n_seqs,
+                                         .group = a.n_heads / kv.n_kv_heads,
+                                         .parts = in.parts};
 
   auto* kernel = flashinfer::PrefillWithKVCacheKernel<MainloopT, EpilogueT, Traits,
                                                       /*LEFT_SLIDING_WINDOW=*/false,
@@ -363,8 +397,9 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   // Sequences end anywhere in their last tile.
-  const int tiles = (a.n_rows + a.n_seqs * (kRows - 1)) / kRows;
-  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.n_heads)),
+  const int tiles = (a.n_rows + a.BusySeqs() * (kRows - 1)) / kRows;
+  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.n_heads),
+                static_cast<unsigned>(in.parts)),
            Traits::NUM_THREADS, kSharedBytes, stream>>>(p, out, work);
   return cudaGetLastError();
 }

@@ -20,6 +20,14 @@ constexpr int HopperTokens(int head_dim) {
   return head_dim <= 128 ? 128 : 64;
 }
 
+// Parts that the tokens of a sequence are dealt to, of at most so many. Each then has more tiles of
+// tokens than the diagonal touches, so that every query reads some of each part.
+__host__ __device__ constexpr int HopperPartsOf(int past, int at_most) {
+  constexpr int kLeastTokens = 1024;
+  const int most = past / kLeastTokens;
+  return most < 1 ? 1 : most < at_most ? most : at_most;
+}
+
 // What the kernel reads in place of AttendArgs' own.
 struct HopperInputs {
   const void* q = nullptr;  // [n_rows, n_heads, dk], rounded to the type of K/V
@@ -27,6 +35,10 @@ struct HopperInputs {
   // tokens of each sequence after the last that is a multiple of HopperTokens(dk), then zeros.
   const std::byte* tails = nullptr;
   void* o_bf16 = nullptr;  // [n_rows, n_heads, dv]: where o goes instead of AttendArgs::o
+  // Where the parts of a sequence that has several leave what they found.
+  int parts = 1;              // at most
+  float* part_o = nullptr;    // [parts, n_rows, n_heads, dv]
+  float* part_lse = nullptr;  // [parts, n_rows, n_heads]
 };
 
 using HopperKernel = cudaError_t(const AttendArgs& args, const HopperInputs& inputs,

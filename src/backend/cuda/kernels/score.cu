@@ -22,12 +22,17 @@ constexpr int kTile = 16;        // tokens of a product
 constexpr int kColumns = 16;     // queries that a warp multiplies at once, two octets
 constexpr int kStagePitch = 20;  // of a query's scores of a tile, in floats: against bank conflicts
 constexpr int kBlockTokens = 256;  // at most, where units are smaller
+// Where several query rows score: queries of a KV head that a pass takes, for which K is read once,
+// and tokens of a block.
+constexpr int kWindowColumns = 64;
+constexpr int kWindowTokens = 512;
 
 // How a launch divides its work.
 struct Shape {
   int32_t block_tokens;  // whole units
   int32_t pitch;         // the same in whole tiles
   int32_t pass_rows;     // query rows that are taken through a block together
+  int32_t pass_heads;    // and KV heads: all, or one after the other
 };
 
 // Shared memory of a CTA. kBlocks: runs of 32 values that a head has at most; 0: of any size, one
@@ -38,7 +43,7 @@ struct Shared {
   static constexpr int kQueryPitch = kBlocks * 64 + 64;
 
   __host__ __device__ Shared(const ScoreArgs& a, const Shape& shape, std::byte* memory)
-      : columns(shape.pass_rows * a.n_heads) {
+      : columns(shape.pass_rows * shape.pass_heads * (a.n_heads / a.kv.n_kv_heads)) {
     std::byte* const first = memory;
     const auto take = [&memory](int64_t bytes) {
       std::byte* p = memory;
@@ -50,7 +55,7 @@ struct Shared {
     scale = floats(columns);
     lse = floats(columns);
     weight = floats(shape.pass_rows);
-    part = floats(int64_t{a.kv.n_kv_heads} * shape.pass_rows * shape.pitch);
+    part = floats(int64_t{shape.pass_heads} * shape.pass_rows * shape.pitch);
     f = floats(int64_t{a.lists} * shape.pitch);
     stage = floats(kBlocks == 0 ? 0 : kWarps * kColumns * kStagePitch);
     n_blocks = reinterpret_cast<int32_t*>(take(4 * int64_t{a.n_seqs}));
@@ -62,22 +67,24 @@ struct Shared {
   float* scale;        // [columns]: of products
   float* lse;          // [columns]
   float* weight;       // [pass_rows]: of a row's scores among those of all rows
-  float* part;         // [n_kv_heads, pass_rows, pitch]: one score for the heads of a KV head
-  float* f;            // [lists, pitch]: one score for all rows
-  float* stage;        // [kWarps, kColumns, kStagePitch]
-  int32_t* n_blocks;   // [n_seqs]
+  float* part;        // [pass_heads, pass_rows, pitch]: one score for the heads of a KV head; where
+                      // a pass takes one, and there is one list, for those of all so far
+  float* f;           // [lists, pitch]: one score for all rows
+  float* stage;       // [kWarps, kColumns, kStagePitch]
+  int32_t* n_blocks;  // [n_seqs]
   int64_t bytes;
 };
 
 // What a CTA works at.
 struct Block {
   SeqMeta seq;
-  int32_t s;          // the sequence
-  int32_t first;      // token
-  int32_t n_tokens;   // of the block
-  int32_t n_rows;     // of the sequence that score
-  int32_t first_row;  // of this pass, among those
-  int32_t pass_rows;  // of this pass
+  int32_t s;           // the sequence
+  int32_t first;       // token
+  int32_t n_tokens;    // of the block
+  int32_t n_rows;      // of the sequence that score
+  int32_t first_row;   // of this pass, among those
+  int32_t pass_rows;   // of this pass
+  int32_t first_head;  // KV head of this pass
 };
 
 __device__ __forceinline__ float ReduceHeads(HeadReduce how, float a, float b) {
@@ -103,10 +110,11 @@ __device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& sha
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = a.n_heads / a.kv.n_kv_heads;
-  for (int i = warp; i < b.pass_rows * a.n_heads; i += kWarps) {
-    const int row = i / a.n_heads;
-    const int head = i % a.n_heads;
-    const int column = (head / group * shape.pass_rows + row) * group + head % group;
+  const int heads = shape.pass_heads * group;
+  for (int i = warp; i < b.pass_rows * heads; i += kWarps) {
+    const int row = i / heads;
+    const int head = b.first_head * group + i % heads;
+    const int column = (i % heads / group * shape.pass_rows + row) * group + i % group;
     float back = 1;
     if constexpr (kBlocks > 0) {
       const float* q = QueryOf(a, b, row, head);
@@ -114,7 +122,7 @@ __device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& sha
       float top = 0;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
-        v[j] = 32 * j + lane < a.kv.dk ? q[32 * j + lane] : 0.0f;
+        v[j] = 32 * j + lane < a.kv.dk ? __ldg(q + 32 * j + lane) : 0.0f;
         top = fmaxf(top, fabsf(v[j]));
       }
       top = WarpMax(top);
@@ -153,17 +161,24 @@ struct Keys {
   uint4 v[2][kBlocks];
 };
 
+// Where a tile of K lies: in the block of `n_tokens` tokens from `first` on, task `task` of the
+// pass from KV head `first_head` on.
+struct TileAt {
+  int32_t first, n_tokens, first_head, task;
+};
+
 template <int kBlocks>
-__device__ __forceinline__ Keys<kBlocks> LoadKeys(const ScoreArgs& a, const Block& b, int task) {
+__device__ __forceinline__ Keys<kBlocks> LoadKeys(const ScoreArgs& a, const Shape& shape,
+                                                  int32_t table_off, const TileAt& at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int kv_head = task % a.kv.n_kv_heads;
-  const int tile = task / a.kv.n_kv_heads;
+  const int kv_head = at.first_head + at.task % shape.pass_heads;
+  const int tile = at.task / shape.pass_heads;
   Keys<kBlocks> keys;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int t = min(tile * kTile + half * 8 + lane / 4, b.n_tokens - 1);
+    const int t = min(tile * kTile + half * 8 + lane / 4, at.n_tokens - 1);
     const std::byte* row =
-        KeyRow(a.kv, b.seq.table_off, b.first + t) + kv_head * a.kv.k.head_bytes + lane % 4 * 16;
+        KeyRow(a.kv, table_off, at.first + t) + kv_head * a.kv.k.head_bytes + lane % 4 * 16;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       keys.v[half][i] = 32 * i + lane % 4 * 8 < a.kv.dk
@@ -182,12 +197,13 @@ __device__ __forceinline__ void ScoreTile(const ScoreArgs& a, const Shape& shape
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const int group = a.n_heads / a.kv.n_kv_heads;
-  const int kv_head = task % a.kv.n_kv_heads;
-  const int first_column = kv_head * shape.pass_rows * group;
+  const int head = task % shape.pass_heads;  // of the pass
+  const bool goes_on = shape.pass_heads == 1 && a.lists == 1 && b.first_head > 0;
+  const int first_column = head * shape.pass_rows * group;
   const int n_columns = b.pass_rows * group;
   float* stage = s.stage + threadIdx.x / 32 * (kColumns * kStagePitch);
-  float* part = s.part + int64_t{kv_head} * shape.pass_rows * shape.pitch +
-                task / a.kv.n_kv_heads * kTile + lane % kTile;
+  float* part = s.part + int64_t{head} * shape.pass_rows * shape.pitch +
+                task / shape.pass_heads * kTile + lane % kTile;
   for (int from = 0; from < n_columns; from += kColumns) {
 #pragma unroll
     for (int octet = 0; octet < kColumns / 8; ++octet) {
@@ -232,13 +248,13 @@ __device__ __forceinline__ void ScoreTile(const ScoreArgs& a, const Shape& shape
       for (int i = begin + 1; i < end; ++i) {
         v = ReduceHeads(a.heads, v, stage[(i - from) * kStagePitch + lane % kTile]);
       }
-      *to = begin > row * group ? ReduceHeads(a.heads, *to, v) : v;
+      *to = goes_on || begin > row * group ? ReduceHeads(a.heads, *to, v) : v;
     }
     __syncwarp();
   }
 }
 
-// The same of any K: a lane a token, half a warp every other row.
+// The same of any K: a lane a token, half a warp every other row. REQUIRES passes of all KV heads.
 template <typename T>
 __device__ __forceinline__ void ScoreTileOfAny(const ScoreArgs& a, const Shape& shape,
                                                const Block& b, const Shared<0>& s, int task) {
@@ -264,7 +280,7 @@ __device__ __forceinline__ void ScoreTileOfAny(const ScoreArgs& a, const Shape& 
   }
 }
 
-// The pass's rows into f, in their order.
+// The pass's rows into f, in their order: where a pass takes one KV head, into that of its list.
 template <int kBlocks>
 __device__ __forceinline__ void TakeRows(const ScoreArgs& a, const Shape& shape, const Block& b,
                                          const Shared<kBlocks>& s) {
@@ -272,10 +288,14 @@ __device__ __forceinline__ void TakeRows(const ScoreArgs& a, const Shape& shape,
   const float mean = a.heads == HeadReduce::kMean
                          ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
                          : 1.0f;
-  for (int i = static_cast<int>(threadIdx.x); i < a.lists * b.n_tokens; i += kThreads) {
+  const bool all_heads = shape.pass_heads == a.kv.n_kv_heads;
+  const int first_list = all_heads || a.lists == 1 ? 0 : b.first_head;
+  const int n_lists = all_heads ? a.lists : 1;
+  const int planes = a.lists == 1 ? shape.pass_heads : 1;
+  for (int i = static_cast<int>(threadIdx.x); i < n_lists * b.n_tokens; i += kThreads) {
     const int list = i / b.n_tokens;
     const int t = i % b.n_tokens;
-    float& f = s.f[list * shape.pitch + t];
+    float& f = s.f[(first_list + list) * shape.pitch + t];
     float sum = b.first_row > 0 ? f : max_rows ? -INFINITY : 0.0f;
     for (int row = 0; row < b.pass_rows; ++row) {
       const int age = b.n_rows - 1 - b.first_row - row;
@@ -283,8 +303,8 @@ __device__ __forceinline__ void TakeRows(const ScoreArgs& a, const Shape& shape,
       const float* part = s.part + row * shape.pitch + t;
       const int heads = shape.pass_rows * shape.pitch;  // from one KV head to the next
       float v = part[a.lists == 1 ? 0 : list * heads];
-      for (int kv_head = 1; kv_head < (a.lists == 1 ? a.kv.n_kv_heads : 1); ++kv_head) {
-        v = ReduceHeads(a.heads, v, part[kv_head * heads]);
+      for (int plane = 1; plane < planes; ++plane) {
+        v = ReduceHeads(a.heads, v, part[plane * heads]);
       }
       v *= mean * s.weight[row];
       sum = max_rows ? fmaxf(sum, v) : sum + v;
@@ -330,35 +350,65 @@ __device__ __forceinline__ void StoreUnits(const ScoreArgs& a, const Shape& shap
   }
 }
 
-// One block of tokens; `fresh`: of another sequence than the CTA's last one.
+// Whether the keys of a warp's next tile come while it works at one: where registers allow.
+template <int kBlocks>
+constexpr bool kAhead = kBlocks > 0 && kBlocks <= 4;
+
+// One block of tokens; `fresh`: of another sequence than the CTA's last one. `following`: the first
+// token of the CTA's next block of the sequence; negative: none. `next`: keys of the warp's first
+// task, if not fresh; left with those of the following block.
 template <typename T, int kBlocks>
 __device__ __forceinline__ void ScoreBlock(const ScoreArgs& a, const Shape& shape, Block& b,
-                                           const Shared<kBlocks>& s, bool fresh) {
+                                           const Shared<kBlocks>& s, bool fresh, int32_t following,
+                                           Keys<std::max(kBlocks, 1)>& next) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int tasks = static_cast<int>(CeilDiv(b.n_tokens, kTile)) * a.kv.n_kv_heads;
+  const int tasks = static_cast<int>(CeilDiv(b.n_tokens, kTile)) * shape.pass_heads;
+  const bool several = b.n_rows > shape.pass_rows || shape.pass_heads < a.kv.n_kv_heads;
+  // What the warp takes after `task`: of this pass, the next one, or the next block.
+  [[maybe_unused]] const auto after = [&](int task) {
+    TileAt at{b.first, b.n_tokens, b.first_head, task + kWarps};
+    if (at.task < tasks) return at;
+    at.task = warp;
+    at.first_head += shape.pass_heads;
+    if (at.first_head < a.kv.n_kv_heads) return at;
+    at.first_head = 0;
+    if (b.first_row + shape.pass_rows >= b.n_rows && following >= 0) {
+      at.first = following;
+      at.n_tokens = min(shape.block_tokens, b.seq.kv_len - following);
+    }
+    return at;
+  };
+  if constexpr (kAhead<kBlocks>) {
+    if (fresh) next = LoadKeys<kBlocks>(a, shape, b.seq.table_off, {b.first, b.n_tokens, 0, warp});
+  }
   for (b.first_row = 0; b.first_row < b.n_rows; b.first_row += shape.pass_rows) {
     b.pass_rows = min(shape.pass_rows, b.n_rows - b.first_row);
-    if (fresh || b.n_rows > shape.pass_rows) {
-      LoadQueries<T>(a, shape, b, s);
+    for (b.first_head = 0; b.first_head < a.kv.n_kv_heads; b.first_head += shape.pass_heads) {
+      if (fresh || several) {
+        LoadQueries<T>(a, shape, b, s);
+        __syncthreads();
+      }
+      if constexpr (kBlocks == 0) {
+        for (int task = warp; task < tasks; task += kWarps) ScoreTileOfAny<T>(a, shape, b, s, task);
+      } else if constexpr (kAhead<kBlocks>) {
+        int task = warp;
+        do {  // a warp without a task asks for keys all the same
+          const Keys<kBlocks> keys = next;
+          next = LoadKeys<kBlocks>(a, shape, b.seq.table_off, after(task));
+          if (task < tasks) ScoreTile<T>(a, shape, b, s, task, keys);
+          task += kWarps;
+        } while (task < tasks);
+      } else {
+        for (int task = warp; task < tasks; task += kWarps) {
+          const TileAt at{b.first, b.n_tokens, b.first_head, task};
+          ScoreTile<T>(a, shape, b, s, task, LoadKeys<kBlocks>(a, shape, b.seq.table_off, at));
+        }
+      }
+      __syncthreads();
+      if (a.lists == 1 && b.first_head + shape.pass_heads < a.kv.n_kv_heads) continue;
+      TakeRows(a, shape, b, s);
       __syncthreads();
     }
-    if constexpr (kBlocks == 0) {
-      for (int task = warp; task < tasks; task += kWarps) ScoreTileOfAny<T>(a, shape, b, s, task);
-    } else {
-      // Where registers allow, the next tile comes while this one is worked at.
-      constexpr bool kAhead = kBlocks <= 4;
-      Keys<kBlocks> next;
-      if (kAhead && warp < tasks) next = LoadKeys<kBlocks>(a, b, warp);
-      for (int task = warp; task < tasks; task += kWarps) {
-        if (!kAhead) next = LoadKeys<kBlocks>(a, b, task);
-        const Keys<kBlocks> keys = next;
-        if (kAhead && task + kWarps < tasks) next = LoadKeys<kBlocks>(a, b, task + kWarps);
-        ScoreTile<T>(a, shape, b, s, task, keys);
-      }
-    }
-    __syncthreads();
-    TakeRows(a, shape, b, s);
-    __syncthreads();
   }
   StoreUnits(a, shape, b, s);
 }
@@ -379,19 +429,21 @@ __global__ void __launch_bounds__(kThreads, kCtasAnSm)
   __syncthreads();
   int64_t total = 0;
   for (int i = 0; i < a.n_seqs; ++i) total += s.n_blocks[i];
-  const int64_t begin = total * blockIdx.x / gridDim.x;
-  const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
-  int64_t before = 0;  // blocks of earlier sequences
+  const auto begin = static_cast<int>(total * blockIdx.x / gridDim.x);
+  const auto end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+  int before = 0;  // blocks of earlier sequences
   for (int i = 0; i < a.n_seqs; before += s.n_blocks[i], ++i) {
-    const auto first = static_cast<int>(max(begin - before, int64_t{0}));
-    const auto last = static_cast<int>(min(end - before, int64_t{s.n_blocks[i]}));
+    const int first = max(begin - before, 0);
+    const int last = min(end - before, s.n_blocks[i]);
     if (first >= last) continue;
     Block b{.seq = a.seqs[i], .s = i};
     b.n_rows = ScoringRows(a, b.seq.q_len);
+    Keys<std::max(kBlocks, 1)> next;
     for (int block = first; block < last; ++block) {
       b.first = block * shape.block_tokens;
       b.n_tokens = min(shape.block_tokens, b.seq.kv_len - b.first);
-      ScoreBlock<T>(a, shape, b, s, block == first);
+      const int32_t following = block + 1 < last ? b.first + shape.block_tokens : -1;
+      ScoreBlock<T>(a, shape, b, s, block == first, following, next);
     }
   }
 }
@@ -422,11 +474,18 @@ size_t SharedBytes(const ScoreArgs& a, const Shape& shape) {
 
 // Queries of a pass fill the two octets of a warp's product. A block is as small as its warps have
 // work, for short contexts; with several passes larger, since each pass loads its queries anew.
+// Where rows fill more than that, a pass takes one KV head, so that K is read once for more rows.
 Shape ShapeOf(const ScoreArgs& a, const Device& device) {
   const int32_t rows = std::max(1, ScoringRows(a, a.n_rows));
   const int32_t group = a.n_heads / a.kv.n_kv_heads;
   Shape shape{};
   shape.pass_rows = std::min(rows, std::max(1, kColumns / group));
+  shape.pass_heads = a.kv.n_kv_heads;
+  const bool by_head = rows > shape.pass_rows && kColumns % group == 0 && BlocksOf(a) > 0;
+  if (by_head) {
+    shape.pass_rows = std::min(rows, kWindowColumns / group);
+    shape.pass_heads = 1;
+  }
   const auto set_tokens = [&](int32_t tokens) {
     shape.block_tokens = std::max(1, tokens / a.unit) * a.unit;
     shape.pitch = static_cast<int32_t>(CeilDiv(shape.block_tokens, kTile)) * kTile;
@@ -434,6 +493,11 @@ Shape ShapeOf(const ScoreArgs& a, const Device& device) {
   int32_t tokens = rows > shape.pass_rows
                        ? kBlockTokens
                        : std::clamp(64 * kWarps / a.kv.n_kv_heads, 64, kBlockTokens);
+  if (by_head) {  // a block for every CTA, if there are as many
+    const int64_t all = a.n_seqs * a.stride * a.unit;
+    const int64_t share = CeilDiv(CeilDiv(all, kCtasAnSm * device.sm_count), 64) * 64;
+    tokens = static_cast<int32_t>(std::clamp<int64_t>(share, 64, kWindowTokens));
+  }
   set_tokens(tokens);
   const size_t room = device.shared_per_block / kCtasAnSm - kBesideDynamic;
   for (; SharedBytes(a, shape) > room && tokens > kTile; tokens /= 2) set_tokens(tokens / 2);

@@ -120,6 +120,20 @@ __device__ __forceinline__ Summary<kRuns> LoadSummary(const float* from, int dk,
   return s;
 }
 
+// WarpSum of four numbers at once, by as many steps as two of them would take: lanes 8 i to 8 i + 7
+// get that of v[i].
+__device__ __forceinline__ float WarpSums(const float (&v)[4]) {
+  const bool upper = (threadIdx.x & 16) != 0;
+  const bool odd = (threadIdx.x & 8) != 0;
+  const float even_sum =
+      (upper ? v[2] : v[0]) + __shfl_xor_sync(kAllLanes, upper ? v[0] : v[2], 16);
+  const float odd_sum = (upper ? v[3] : v[1]) + __shfl_xor_sync(kAllLanes, upper ? v[1] : v[3], 16);
+  float sum = (odd ? odd_sum : even_sum) + __shfl_xor_sync(kAllLanes, odd ? even_sum : odd_sum, 8);
+#pragma unroll
+  for (int lane = 4; lane > 0; lane /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lane);
+  return sum;
+}
+
 // kRuns: runs of a lane; 0: heads of any size, one value after another. Grid: x walks units, y
 // sequences.
 template <int kRuns>
@@ -149,25 +163,43 @@ __global__ void __launch_bounds__(32 * kScoreWarps, kScoreCtasAnSm)
   const float mean = a.heads == HeadReduce::kMean
                          ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
                          : 1.0f;
-  const int64_t to_high = bound ? int64_t{a.n_kv_heads} * a.dk : 0;
+  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
+  const int64_t to_high = bound ? width : 0;
   const auto summary = [&](int u) { return a.summaries.Row<const float>(seq.table_off, u); };
-  const float* row = summary(unit);
-  [[maybe_unused]] Summary<kRuns == 0 ? 1 : kRuns> next;
-  if constexpr (kRuns > 0) next = LoadSummary<kRuns>(row, a.dk, to_high);
+  // The summaries of the next KV heads, and of the next unit's: as many as registers allow, since a
+  // load takes far longer than the products of one.
+  constexpr int kAhead = kRuns == 1 ? 3 : 1;
+  [[maybe_unused]] Summary<kRuns == 0 ? 1 : kRuns> ahead[kAhead] = {};
+  [[maybe_unused]] int next_unit = unit;
+  [[maybe_unused]] int next_head = 0;
+  [[maybe_unused]] const float* next_row = summary(unit);
+  [[maybe_unused]] const auto load_next = [&] {
+    Summary<kRuns == 0 ? 1 : kRuns> s{};
+    if constexpr (kRuns > 0) {
+      if (next_unit < n_units) s = LoadSummary<kRuns>(next_row + next_head * a.dk, a.dk, to_high);
+    }
+    if (++next_head == a.n_kv_heads) {
+      next_head = 0;
+      next_unit += warps;
+      if (next_unit < n_units) next_row = summary(next_unit);
+    }
+    return s;
+  };
+  if constexpr (kRuns > 0) {
+#pragma unroll
+    for (auto& s : ahead) s = load_next();
+  }
   for (; unit < n_units; unit += warps) {
-    // Found early, since the table of blocks must be read first. Past the last unit: any.
-    const float* next_row = unit + warps < n_units ? summary(unit + warps) : row;
     float* out = a.out + int64_t{blockIdx.y} * a.lists * a.stride + unit;
     float score = max_heads ? -INFINITY : 0.0f;
     for (int kv_head = 0; kv_head < a.n_kv_heads; ++kv_head) {
-      const auto s = next;
-      if constexpr (kRuns > 0) {  // the next KV head, or the next unit's first
-        const bool same = kv_head + 1 < a.n_kv_heads;
-        if (same || unit + warps < n_units) {
-          next = LoadSummary<kRuns>(same ? row + (kv_head + 1) * a.dk : next_row, a.dk, to_high);
-        }
+      const auto s = ahead[0];
+      if constexpr (kRuns > 0) {
+#pragma unroll
+        for (int i = 1; i < kAhead; ++i) ahead[i - 1] = ahead[i];
+        ahead[kAhead - 1] = load_next();
       }
-      for (int h = 0; h < group; ++h) {
+      const auto product = [&](int h) {  // this lane's part
         const float* query = queries + (kv_head * group + h) * a.dk;
         float sum = 0;
         if constexpr (kRuns > 0) {
@@ -182,20 +214,30 @@ __global__ void __launch_bounds__(32 * kScoreWarps, kScoreCtasAnSm)
             sum += Product(bound, v.w, s.low[i].w, s.high[i].w);
           }
         } else {
-          const float* from = row + kv_head * a.dk;
+          const float* from = summary(unit) + kv_head * a.dk;
           for (int i = lane; i < a.dk; i += 32) {
             sum += Product(bound, query[i], from[i], from[to_high + i]);
           }
         }
-        sum = WarpSum(sum) * a.scale;
+        return sum;
+      };
+      const auto take = [&](float sum) {
+        sum *= a.scale;
         score = max_heads ? fmaxf(score, sum) : score + sum;
+      };
+      int h = 0;
+      for (; h + 4 <= group; h += 4) {
+        const float parts[4] = {product(h), product(h + 1), product(h + 2), product(h + 3)};
+        const float sums = WarpSums(parts);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) take(__shfl_sync(kAllLanes, sums, 8 * i));
       }
+      for (; h < group; ++h) take(WarpSum(product(h)));
       if (a.lists > 1 || kv_head + 1 == a.n_kv_heads) {
         if (lane == 0) out[a.lists > 1 ? kv_head * a.stride : 0] = score * mean;
         score = max_heads ? -INFINITY : 0.0f;
       }
     }
-    row = next_row;
   }
 }
 

@@ -157,7 +157,9 @@ TEST_P(SessionTest, ForksShareAndPart) {
       {.name = "full"},
       {.name = "streaming", .settings = {{"budget", "24"}}},
       {.name = "omnikv",
-       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}}};
+       .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}},
+      {.name = "quest", .settings = {{"budget", "32"}}},
+      {.name = "quest", .settings = {{"budget", "128"}, {"page", "64"}}}};
   for (const PolicyOptions& policy : policies) {
     const auto session = Open(*engine, policy);
     ASSERT_TRUE(session->Prompt(Numbers(200)).ok());

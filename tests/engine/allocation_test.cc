@@ -27,7 +27,8 @@ TEST_P(Allocations, NoneInAStep) {
   EXPECT_EQ(g_allocations.load() - before, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, Allocations, ::testing::Values("full", "omnikv", "streaming"));
+INSTANTIATE_TEST_SUITE_P(Policies, Allocations,
+                         ::testing::Values("full", "omnikv", "quest", "streaming"));
 
 }  // namespace
 }  // namespace omnikv

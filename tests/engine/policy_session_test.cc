@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "../test_data.h"
+#include "engine/core.h"
 #include "golden_data.h"
 #include "omnikv/engine.h"
 #include "on_device.h"
@@ -81,6 +82,50 @@ TEST_P(PolicySessionOn, WindowsOfALaterPromptAreThoseOfAFreshOne) {
   }
 }
 
+// Pages of K that a fork or a cut left unfinished: what follows is as in sessions that knew nothing
+// of either. Pages of 128 tokens have two blocks each.
+TEST_P(PolicySessionOn, BoundsOfPagesAreThoseOfAFreshSession) {
+  const auto engine = Load({.model = kRandom, .device = GetParam(), .max_sessions = 3});
+  for (const auto& [page, budget] : {std::pair{"16", "48"}, {"128", "256"}}) {
+    const PolicyOptions policy{
+        .name = "quest", .settings = {{"budget", budget}, {"page", page}, {"dense_layers", "0"}}};
+    SCOPED_TRACE(page);
+    const auto step = [](Session& session, int32_t n, int32_t seed) {
+      for (int32_t i = 0; i < n; ++i) ASSERT_TRUE(session.Step(3 + (i * 7 + seed) % 120).ok());
+    };
+    const auto expect_same = [&](Session& session, Session& fresh) {
+      ASSERT_EQ(session.tokens(), fresh.tokens());
+      const auto got = Decode(*engine, session, 6);
+      const auto expected = Decode(*engine, fresh, 6);
+      for (size_t i = 0; i < expected.size(); ++i) {  // prompts came in other pieces
+        EXPECT_LE(Error(got[i].data(), expected[i]), F32Tolerance(GetParam())) << i;
+      }
+    };
+    const std::vector<int32_t> prompt = Numbers(470, 1);
+    const std::vector<int32_t> shorter = Numbers(450, 1);
+    const auto session = Open(*engine, policy);
+    ASSERT_TRUE(session->Prompt(prompt).ok());
+    const auto fork = session->Fork();
+    ASSERT_TRUE(fork.ok());
+    step(**fork, 50, 1);
+    ASSERT_TRUE(session->Prompt(shorter).ok());  // into a page that both share
+    step(*session, 70, 2);
+    std::vector<int32_t> later((*fork)->tokens().begin(), (*fork)->tokens().begin() + 490);
+    later.insert(later.end(), {9, 8, 7});
+    ASSERT_TRUE((*fork)->Prompt(later).ok());
+    EXPECT_EQ((*fork)->stats().prefill_tokens, 3);
+    const auto fresh = Open(*engine, policy);
+    ASSERT_TRUE(fresh->Prompt(prompt).ok());
+    step(*fresh, 20, 1);
+    ASSERT_TRUE(fresh->Prompt(later).ok());
+    expect_same(**fork, *fresh);
+    ASSERT_TRUE(fresh->Prompt({5}).ok());  // starts over
+    ASSERT_TRUE(fresh->Prompt(shorter).ok());
+    step(*fresh, 70, 2);
+    expect_same(*session, *fresh);
+  }
+}
+
 TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
   const auto engine = Load({.model = kShipped, .device = GetParam()});
   const struct {
@@ -98,6 +143,11 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
         .settings = {{"dense_below", "0"}, {"budget", "64"}, {"select_every_layer", "1"}}},
        (2 * 1001 + 14 * (64 + 1)) / 16.0,
        14 * 1001 / 16.0},
+      // 62 pages of 16 tokens and one of 9: 64 of these tokens' pages at most, so 57; the bounds of
+      // a page are twice the K of a token in f32, and the last page's are made anew.
+      {{.name = "quest", .settings = {{"budget", "64"}}},
+       (2 * 1001 + 14 * 57) / 16.0,
+       14 * (63 * 4 + 9) / 16.0},
   };
   for (const auto& c : kCases) {
     const auto session = Open(*engine, c.policy);
@@ -181,6 +231,48 @@ TEST(PolicySession, ReportsTheFractionOfAllKvThatIsHeld) {
   EXPECT_DOUBLE_EQ(full->stats().held_fraction, 6016 / 6000.0);
   // All that is open counts in bytes.
   EXPECT_DOUBLE_EQ(static_cast<double>(full->stats().held_bytes.host), held * 97 / 94);
+}
+
+// Sessions of one policy share the memory of its states, which counts as what it keeps.
+TEST(PolicySession, StatesAreSharedAndCounted) {
+  const auto engine = Load({.model = kShipped, .context = 1000, .max_sessions = 3});
+  const Bank& bank = *CoreOf(*engine).bank;
+  const PolicyOptions quest{.name = "quest"};
+  EXPECT_EQ(bank.StateBytes(), 0u);
+  {
+    const auto one = Open(*engine, quest);
+    const size_t bytes = bank.StateBytes();
+    EXPECT_GT(bytes, 0u);
+    const auto two = Open(*engine, quest);
+    EXPECT_EQ(bank.StateBytes(), bytes);
+    const auto more = Open(*engine, {.name = "quest", .settings = {{"dense_layers", "0"}}});
+    EXPECT_EQ(bank.StateBytes(), bytes / 14 * 16);  // of 16 layers
+    ASSERT_TRUE(one->Prompt(Numbers(640, 1)).ok());
+    // A page's bounds in f32 are as large as K of four of its 16 tokens in f16.
+    const auto full = 640.0 * static_cast<double>(Bank::BytesPerToken(bank.config()));
+    const double states = full * 14 / 16 / 8;
+    EXPECT_GE(one->stats().held_fraction * full, full + states);
+    EXPECT_LE(one->stats().held_fraction * full, full + states + 16384);  // and its lists
+  }
+  EXPECT_EQ(bank.StateBytes(), 0u);
+}
+
+// The plan leaves room for them, and a session that finds none is refused.
+TEST(PolicySession, StatesCountAgainstHostMemory) {
+  EngineOptions options{.model = kShipped, .host_memory = size_t{160} << 20};
+  const auto plain = Load(options);
+  const auto refused = plain->NewSession({.name = "quest"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.status().message(), HasSubstr("policy quest keeps"));
+  options.policy = {.name = "quest"};
+  const auto planned = Load(options);
+  EXPECT_LT(planned->context(), plain->context());
+  EXPECT_TRUE(planned->NewSession({.name = "quest"}).ok());
+  options.context = plain->context();
+  const auto too_long = Engine::Load(options);
+  ASSERT_FALSE(too_long.ok());
+  EXPECT_THAT(too_long.status().message(), HasSubstr("K/V and the policy's states"));
 }
 
 // What the settings leave nothing to select of is refused when the prompt is in.

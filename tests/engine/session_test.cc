@@ -204,7 +204,9 @@ TEST_P(SessionTest, ForksShareAndPart) {
       {.name = "omnikv",
        .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}},
       {.name = "tova", .settings = {{"budget", "24"}}},
-      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}}};
+      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}},
+      {.name = "quest", .settings = {{"budget", "32"}}},
+      {.name = "quest", .settings = {{"budget", "128"}, {"page", "64"}}}};
   for (const PolicyOptions& policy : policies) {
     const auto session = Open(*engine, policy);
     ASSERT_TRUE(session->Prompt(Numbers(200)).ok());

@@ -282,22 +282,25 @@ TEST_F(ParityTest, BlockScore) {
 TEST_F(ParityTest, BlockScoreOfManyUnits) {
   Random random(38);
   constexpr int32_t kUnits = 9000;
-  const std::vector<SeqMeta> seqs = {
-      {.q_begin = 0, .q_len = 1, .kv_len = 16 * kUnits - 3, .table_off = 0, .prompt_len = 0}};
+  const std::vector<int32_t> kv_len = {16 * kUnits - 3};
+  const Bank bank(DType::kF32, 1, 1, 1, 64, kv_len, kv_len[0], random);  // for its blocks
+  const Step step({1}, kv_len, [&](int32_t s) { return bank.TableOff(s); });
   for (const int32_t n_kv_heads : {1, 2, 5}) {
     const int32_t dk = n_kv_heads == 2 ? 128 : 48;
     const int32_t n_heads = 8 * n_kv_heads;
     const auto q = random.Floats(static_cast<size_t>(n_heads * dk));
     for (const SummaryKind kind : {SummaryKind::kMean, SummaryKind::kMinMax}) {
-      const auto summaries =
-          random.Floats(static_cast<size_t>(kUnits * SummaryArrays(kind) * n_kv_heads * dk));
+      std::vector<float> memory;
+      const StateView summaries =
+          bank.States(16, int64_t{SummaryArrays(kind)} * n_kv_heads * dk, memory);
+      for (float& v : memory) v = random.Floats(1)[0];
       Check(fmt::format("BlockScore {} KV heads of {} units kind {}", n_kv_heads, kUnits,
                         static_cast<int>(kind)),
             [&](const Execute& run) {
               std::vector<float> out(static_cast<size_t>(kUnits * n_kv_heads), kPoison);
               run(BlockScoreArgs{.q = q.data(),
-                                 .summaries = summaries.data(),
-                                 .seqs = seqs.data(),
+                                 .summaries = summaries,
+                                 .seqs = step.seqs.data(),
                                  .out = out.data(),
                                  .stride = kUnits,
                                  .n_seqs = 1,

@@ -3,6 +3,7 @@
 
     mutants.py build --build DIR [--only NAME ...] OUT.tar.xz     where there is nvcc, no card needed
     mutants.py run BUNDLE [--only NAME ...] [--out FILE.jsonl]    on the card
+    mutants.py host --build DIR [--only NAME ...]                 faults of policies, on the CPU
     mutants.py list                                               fails where a fault has no place
 
 `build` changes one place of one file of the working tree at a time, builds the tests in DIR (the
@@ -10,6 +11,9 @@ folder of scripts/bundle.sh, so that only the changed objects are compiled), kee
 programs, and puts the file back. The tree must have no changes of its own in those files. The archive
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
+
+`host` builds the faults of the policies' own code in DIR, any build folder, one at a time, and runs
+the policies against their oracles on the CPU.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -30,6 +34,8 @@ import time
 from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
+TOVA, SNAPKV, QUEST, KCACHE = (f"src/policy/{p}/{p}.cc" for p in
+                               ("tova", "snapkv", "quest", "kcache"))
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -63,6 +69,30 @@ FAULTS = {
         "step.prompt_end - window_ + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
+    "tova_maximum_of_heads": (
+        TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
+    "tova_keeps_one_more_of_a_prompt": (TOVA, ".rule = {.budget = budget_}",
+                                        ".rule = {.budget = budget_ - 1}"),
+    "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
+    "snapkv_window_off_by_one": (SNAPKV, ".min_recent = window_", ".min_recent = window_ + 1"),
+    "snapkv_queries_off_by_one": (SNAPKV, ".window = window_,", ".window = window_ - 1,"),
+    "snapkv_maximum_of_the_group": (
+        SNAPKV, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "snapkv_scale_missing": (SNAPKV, ".scale = attend.scale", ".scale = 1"),
+    "snapkv_does_not_pool": (SNAPKV, ".kernel = kernel_,", ".kernel = 1,"),
+    "snapkv_last_query_alone": (
+        SNAPKV, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "quest_other_reduction": (
+        QUEST, "HeadReduce heads_ = HeadReduce::kMax", "HeadReduce heads_ = HeadReduce::kSum"),
+    "quest_last_page_competes": (QUEST, ".min_recent = 1,", ".min_recent = 0,"),
+    "quest_prompts_make_no_bounds": (
+        QUEST, "if (!Budgeted(step.layer)) return;\n  const StateView",
+        "if (!Budgeted(step.layer) || step.prefill) return;\n  const StateView"),
+    "kcache_scale_missing": (KCACHE, ".scale = attend.scale", ".scale = 1"),
+    "kcache_mean_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kMean"),
+    "kcache_renormalises_always": (
+        KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
@@ -124,6 +154,27 @@ def build(args, root):
                        stdout=subprocess.DEVNULL)
 
 
+def host(args, root):
+    lost = 0
+    own = [name for name, (path, _, _) in FAULTS.items()
+           if path.startswith("src/policy/") and path.endswith(".cc")]
+    for name in args.only or own:
+        file, text, with_fault = place(root, name)
+        try:
+            file.write_text(with_fault)
+            subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"], check=True,
+                           stdout=subprocess.DEVNULL)
+        finally:
+            file.write_text(text)
+        red, green = run_check(args.build / "tests/engine/engine_test", "*PolicyOracle*cpu*", 300,
+                               root)
+        lost += not red
+        print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
+    subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"],
+                   stdout=subprocess.DEVNULL)
+    return 1 if lost else 0
+
+
 def run_check(program, tests, seconds, data):
     """The first red test, "" where all are green, and how many ran."""
     environment = {**os.environ, "OMNIKV_TEST_DATA": str(data), "OMNIKV_SWEEP_STRIDE": "8"}
@@ -180,6 +231,9 @@ def main():
     two.add_argument("bundle", type=Path)
     two.add_argument("--only", nargs="+", choices=FAULTS, action="extend")
     two.add_argument("--out", type=Path)
+    three = commands.add_parser("host")
+    three.add_argument("--build", type=Path, required=True)
+    three.add_argument("--only", nargs="+", choices=FAULTS, action="extend")
     commands.add_parser("list")
     args = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
@@ -190,7 +244,7 @@ def main():
         return 0
     if args.command == "run":
         return run(args)
-    return build(args, root)
+    return (host if args.command == "host" else build)(args, root)
 
 
 if __name__ == "__main__":

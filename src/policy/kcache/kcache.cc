@@ -1,0 +1,151 @@
+// KCache (He and Wu 2024, arXiv 2404.18057): a layer weighs all tokens by its K, and reads V of the
+// `budget` heaviest alone. The paper has a list for each query head: here the heads of a group
+// share one, by the highest probability among them. The first layers read everything.
+#include <algorithm>
+
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+class KCache : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
+    context_ = context;
+    budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
+    first_layers_ = static_cast<int32_t>(settings.Int("first_layers"));
+    renormalise_ = settings.Text("renormalise") == "on";
+    return context.backend != nullptr ? Allocate() : Status();
+  }
+
+  void BeginStep(int32_t, const AttendArgs& step) override {
+    context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
+                                            .n_seqs = step.n_seqs,
+                                            .rule = {.budget = budget_},
+                                            .bounds = bounds_.as<int32_t>(),
+                                            .n_candidates = n_candidates_.as<int32_t>(),
+                                            .n_pick = n_pick_.as<int32_t>()});
+  }
+
+  void Plan(const LayerStep& step, AttendArgs& attend) override {
+    if (step.prefill || !Budgeted(step.layer)) return;
+    Backend& backend = *context_.backend;
+    AttendArgs weigh = attend;
+    weigh.o = nullptr;
+    weigh.lse = lse_.as<float>();
+    backend.Enqueue(weigh);
+    backend.Enqueue(ScoreArgs{.q = attend.q,
+                              .lse = weigh.lse,
+                              .kv = attend.kv,
+                              .seqs = attend.seqs,
+                              .out = scores_.as<float>(),
+                              .stride = context_.max_context,
+                              .n_rows = attend.n_rows,
+                              .n_seqs = attend.n_seqs,
+                              .n_heads = attend.n_heads,
+                              .lists = context_.n_kv_heads,
+                              .heads = HeadReduce::kMax,
+                              .scale = attend.scale,
+                              .softcap = attend.softcap});
+    backend.Enqueue(TopKArgs{.scores = scores_.as<float>(),
+                             .weights = weight_.as<float>(),
+                             .seqs = attend.seqs,
+                             .n_candidates = n_candidates_.as<int32_t>(),
+                             .n_pick = n_pick_.as<int32_t>(),
+                             .index = index_.as<int32_t>(),
+                             .count = count_.as<int32_t>(),
+                             .stride = context_.max_context,
+                             .lists = context_.n_kv_heads,
+                             .capacity = budget_,
+                             .n_seqs = attend.n_seqs});
+    attend.plan = AttnPlan{};
+    attend.plan.Add({.kind = SegmentKind::kList,
+                     .lists = context_.n_kv_heads,
+                     .capacity = budget_,
+                     .index = index_.as<int32_t>(),
+                     .count = count_.as<int32_t>()});
+    if (!renormalise_) attend.lse_in = weigh.lse;
+  }
+
+  int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
+    return Budgeted(layer) ? std::min<int64_t>(budget_, at.tokens) : at.tokens;
+  }
+  // K of all, for the sums and for the scores.
+  int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
+    return Budgeted(layer) ? 2 * at.tokens : 0;
+  }
+  bool Budgeted(int32_t layer) const override { return layer >= first_layers_; }
+  int64_t Budget(int64_t) const override { return budget_; }
+  size_t Bytes() const override { return bytes_; }
+
+ private:
+  Status Allocate() {
+    const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
+      OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
+      bytes_ += buffer.size();
+      return {};
+    };
+    const int64_t seqs = context_.max_seqs;
+    const int64_t lists = seqs * context_.n_kv_heads;
+    OKV_RETURN_IF_ERROR(room(lse_, seqs * context_.n_heads, "sums"));
+    OKV_RETURN_IF_ERROR(room(scores_, lists * context_.max_context, "scores"));
+    OKV_RETURN_IF_ERROR(room(index_, lists * budget_, "chosen tokens"));
+    OKV_RETURN_IF_ERROR(room(count_, lists, "chosen tokens"));
+    OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs, "chosen tokens"));
+    OKV_RETURN_IF_ERROR(room(n_candidates_, seqs, "chosen tokens"));
+    OKV_RETURN_IF_ERROR(room(n_pick_, seqs, "chosen tokens"));
+    OKV_RETURN_IF_ERROR(room(weight_, 1, "chosen tokens"));
+    const float one = 1;
+    context_.backend->Upload(weight_.as(), &one, sizeof(one));
+    return {};
+  }
+
+  PolicyContext context_;
+  int32_t budget_ = 0;  // tokens whose V a KV head reads
+  int32_t first_layers_ = 0;
+  bool renormalise_ = false;
+  size_t bytes_ = 0;  // of all buffers
+  // S = max_seqs, L = S * n_kv_heads. What a layer chooses stands here until the next one chooses.
+  Buffer lse_;                             // f32 [S, n_heads]: of all tokens
+  Buffer scores_;                          // f32 [L, max_context]
+  Buffer index_, count_;                   // int32 [L, budget], [L]
+  Buffer bounds_, n_candidates_, n_pick_;  // int32 [S, 2], [S], [S]
+  Buffer weight_;                          // f32 [1]: TopKArgs::weights
+};
+
+}  // namespace
+
+PolicyInfo KcachePolicy() {
+  return {.name = "kcache",
+          .summary = "K of all tokens, V of those of the highest probability (KCache)",
+          .settings = {{.key = "budget",
+                        .type = SettingType::kInt,
+                        .default_value = "128",
+                        .help = "tokens whose V a KV head reads",
+                        .min = 1,
+                        .max = 1e9},
+                       {.key = "first_layers",
+                        .type = SettingType::kInt,
+                        .default_value = "1",
+                        .help = "layers that read V of everything",
+                        .min = 0,
+                        .max = 1e4},
+                       {.key = "renormalise",
+                        .type = SettingType::kChoice,
+                        .default_value = "off",
+                        .help = "whether the probabilities of what is read sum to 1",
+                        .choices = {"off", "on"}}},
+          .make = [] { return std::make_unique<KCache>(); },
+          .batches = true,
+          .covering =
+              [](int64_t length) {  // not to the bit without `renormalise`: a sum is rounded then
+                return std::vector<SettingList>{
+                    {{"budget", std::to_string(length)}, {"renormalise", "on"}}};
+              },
+          .exempt = "",
+          .variants = {{{"budget", "24"}, {"renormalise", "on"}},
+                       {{"budget", "1"}, {"first_layers", "0"}}},
+          .recommended = nullptr};
+}
+
+}  // namespace omnikv

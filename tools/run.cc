@@ -38,7 +38,8 @@ Result<std::vector<int32_t>> PromptTokens(const RunFlags& f, const std::string& 
   if (!f.system.empty()) messages.push_back({"system", f.system});
   messages.push_back({"user", text});
   auto prompt = engine.ChatPrompt(messages);
-  if (prompt.ok() || !prompt.status().message().ends_with("no chat template")) return prompt;
+  const bool other = prompt.status().code() != StatusCode::kUnsupported;
+  if (prompt.ok() || other || engine.has_chat_template()) return prompt;
   return Unsupported(prompt.status().message() + ": use --raw");
 }
 

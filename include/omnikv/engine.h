@@ -48,6 +48,8 @@ class Engine {
   // one that cannot be parsed, why.
   virtual Result<std::vector<int32_t>> ChatPrompt(
       const std::vector<ChatMessage>& messages) const = 0;
+  // Whether the model's files have a chat template, one that can be parsed or not.
+  virtual bool has_chat_template() const = 0;
 
   // Whether a session can take `tokens` as its prompt: kInvalidArgument when there are none, more
   // than its context holds, or one that is not in the vocabulary.

@@ -45,6 +45,10 @@ class EngineImpl : public Engine {
     return ChatTokens(core_->text, core_->options.model, messages);
   }
 
+  bool has_chat_template() const override {
+    return core_->text.chat_template.has_value() || !core_->text.chat_template_status.ok();
+  }
+
   Status CheckPrompt(const std::vector<int32_t>& tokens) const override {
     return CheckTokens(*core_, tokens);
   }

@@ -94,8 +94,8 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
 // --- TopK: radix selection by one cluster of blocks a list. Scores become keys, unsigned
 // numbers of the same order. Three passes over the keys count digits of 11, 11 and 10 bits and so
 // find the key of rank k; a fourth writes the tokens above it, and the first few equal to it, in
-// order. The blocks of a cluster take consecutive parts of the tokens and keep the first keys in
-// registers, and of the others what they can in shared memory.
+// order. The blocks of a cluster take consecutive parts of the tokens and keep what keys they can
+// in shared memory.
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
@@ -163,7 +163,7 @@ struct Keys {
   bool scores;  // `from` holds floats: keys are those of weight times them
   float weight;
   bool aligned;    // fours of `from` may be loaded at once
-  uint32_t* kept;  // the first n_kept of those behind the first tile, in shared memory
+  uint32_t* kept;  // the first n_kept, in shared memory
   int n_kept;      // whole chunks
 };
 
@@ -205,13 +205,12 @@ __device__ __forceinline__ Chunk LoadChunk(const Keys& in, int at) {
   return c;
 }
 
-// REQUIRES a chunk behind the first tile, as what follows does.
 __device__ __forceinline__ uint4* KeptAt(const Keys& in, int at, int i) {
-  return reinterpret_cast<uint4*>(in.kept + at - kTile + 128 * i) + threadIdx.x % 32;
+  return reinterpret_cast<uint4*>(in.kept + at + 128 * i) + threadIdx.x % 32;
 }
 
 __device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk& c) {
-  if (at - kTile >= in.n_kept) return;
+  if (at >= in.n_kept) return;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     *KeptAt(in, at, i) = make_uint4(c.key[i][0], c.key[i][1], c.key[i][2], c.key[i][3]);
@@ -220,7 +219,7 @@ __device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk& c
 
 // As LoadChunk, after KeepChunk has seen every chunk. Each warp reads what it kept itself.
 __device__ __forceinline__ Chunk ReadChunk(const Keys& in, int at) {
-  if (at - kTile >= in.n_kept) return LoadChunk(in, at);
+  if (at >= in.n_kept) return LoadChunk(in, at);
   Chunk c;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
@@ -267,9 +266,8 @@ __device__ __forceinline__ Found FindBin(Shared& s, uint32_t high, uint32_t low,
   return {s.found_bin, s.found_rank};
 }
 
-// Counts the keys by their first digit and keeps what keys it can; the warp's of the first tile
-// become `own`.
-__device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Chunk& own, Shared& s) {
+// Counts the keys by their first digit and keeps what keys it can.
+__device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s) {
   // Bins below `bound` cannot hold the key of rank k, so they need not be counted. Bin 0 holds no
   // score; later bounds come from the tiles counted so far. That leaves few atomics to a long part.
   uint32_t bound = 1;
@@ -278,11 +276,7 @@ __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Chunk& ow
     const int at = tile + static_cast<int>(threadIdx.x) / 32 * kChunk;
     if (at < in.n) {
       const Chunk c = LoadChunk(in, at);
-      if (tile == 0) {
-        own = c;
-      } else {
-        KeepChunk(in, at, c);
-      }
+      KeepChunk(in, at, c);
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
@@ -301,12 +295,11 @@ __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Chunk& ow
 }
 
 // Counts the keys that share the digits found, by the next one.
-__device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t found,
-                                          const Chunk& own, Shared& s) {
+__device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t found, Shared& s) {
   const int above = DigitShift(digit - 1);
   const int shift = DigitShift(digit);
   for (int at = static_cast<int>(threadIdx.x) / 32 * kChunk; at < in.n; at += kTile) {
-    const Chunk c = at < kTile ? own : ReadChunk(in, at);
+    const Chunk c = ReadChunk(in, at);
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
@@ -323,15 +316,15 @@ __device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t fo
 // Writes the tokens with keys above `threshold` and the first `ties` of those equal to it, of which
 // `above` and `equal` lie before this block. `first` is the block's first token.
 __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint32_t ties,
-                                        uint32_t above, uint32_t equal, int first, const Chunk& own,
-                                        int32_t* index, Shared& s) {
+                                        uint32_t above, uint32_t equal, int first, int32_t* index,
+                                        Shared& s) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int turn = 0;
   for (int tile = 0; tile < in.n; tile += kTile, turn ^= 1) {
     const int at = tile + warp * kChunk;
-    Chunk c = own;
-    if (tile > 0) c = at < in.n ? ReadChunk(in, at) : Chunk{};
+    Chunk c{};
+    if (at < in.n) c = ReadChunk(in, at);
     // Counts of keys above (low half) and equal (high half).
     uint32_t here[kQuads];
     uint32_t mine = 0;
@@ -425,12 +418,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   Found found{0, static_cast<uint32_t>(k)};
   uint32_t threshold = 0;
   uint32_t above = 0;
-  Chunk own{};
   for (int digit = 0; digit < kDigits; ++digit) {
     if (digit == 0) {
-      CountFirst(in, static_cast<uint32_t>(k), own, s);
+      CountFirst(in, static_cast<uint32_t>(k), s);
     } else {
-      CountNext(in, digit, threshold, own, s);
+      CountNext(in, digit, threshold, s);
     }
     __syncthreads();
     // The blocks add up their bins, each block a share of them.
@@ -459,7 +451,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     atomicAdd(InBlock(&s.equal_before, tid), s.equal);
   }
   ClusterSync();  // the last use of another block's memory lies before
-  Collect(in, threshold, found.rank, s.above_before, s.equal_before, first, own, index, s);
+  Collect(in, threshold, found.rank, s.above_before, s.equal_before, first, index, s);
 }
 
 int64_t KeyStride(const TopKArgs& args) {
@@ -499,8 +491,7 @@ class SelectLaunch {
     const auto fits = static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) /
                                            sizeof(uint32_t) / kChunk);
     // A block's part is at most CeilDiv(stride, 4 * n_blocks) fours of tokens.
-    const int64_t part = CeilDiv(args.stride, 4 * n_blocks) * 4;
-    const int64_t wanted = CeilDiv(std::max<int64_t>(part - kTile, 0), kChunk);
+    const int64_t wanted = CeilDiv(CeilDiv(args.stride, 4 * n_blocks) * 4, kChunk);
     return static_cast<int>(std::min(wanted, fits)) * kChunk;
   }
 

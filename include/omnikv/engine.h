@@ -99,6 +99,13 @@ class Session {
 
   // Another session with the same context, sharing its memory until they part.
   virtual Result<std::unique_ptr<Session>> Fork() = 0;
+  // A session of another policy whose prompt was tokens(), with its logits. It shares the rows that
+  // its policy would have made too, and computes the others: both policies' prompt rows must read
+  // everything, and this session must have lost no rows. Generated rows are shared where this
+  // session's policy has no budget in any layer (full, brutal_offload). The last rows are computed
+  // anew where the policy's state comes of them. SessionStats::recomputed_tokens counts what was
+  // not shared besides.
+  virtual Result<std::unique_ptr<Session>> Fork(const PolicyOptions& policy) = 0;
 
   // Fills the context with `tokens` made-up tokens without computing them, for benchmarks.
   // kInvalidArgument unless it holds them.

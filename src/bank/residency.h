@@ -72,6 +72,12 @@ class Residency {
     if (kept_ != nullptr) kept_->EndPrompt(q, seq, chose);
   }
 
+  // Enqueues what makes the positions of rows that another group's steps wrote, of a sequence that
+  // lost none.
+  void MakeStates(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs) {
+    if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true);
+  }
+
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.
   bool CanRecord() const { return !streams_; }
 

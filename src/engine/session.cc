@@ -40,6 +40,8 @@ class SessionImpl : public Session {
 
   // The session's own state, on a new sequence or on a fork of `from`.
   Status Open(const SessionImpl* from);
+  // The same with the tokens of `from`, of another policy, as the prompt.
+  Status OpenWithPromptOf(const SessionImpl& from);
 
   Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress) override;
   Status PrefillLogits(const std::vector<int32_t>& tokens,
@@ -48,6 +50,7 @@ class SessionImpl : public Session {
   Status Step(int32_t token) override;
   const float* logits() const override { return logits_.data(); }
   Result<std::unique_ptr<Session>> Fork() override;
+  Result<std::unique_ptr<Session>> Fork(const PolicyOptions& policy) override;
   Status FillContext(int64_t tokens) override;
   void Cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int32_t>& tokens() const override { return tokens_; }
@@ -62,10 +65,15 @@ class SessionImpl : public Session {
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
+  Status OpenGroup();
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
   // Makes the rows of a prompt that ended early the whole of it, for the policy too, whose state
   // may be that of the prompt's last rows: these are fed anew.
   Status Settle();
+  // Tokens of `from` whose rows this session's policy would have made as they are.
+  int64_t Shares(const SessionImpl& from) const;
+  // A token that a decode step has computed.
+  void AddToken(int32_t token);
   // Forgets the tokens from `keep` on, and what followed from them.
   void StartOver(int64_t keep);
   // Ends steps that went ahead, and brings the logits of the last that was read.
@@ -85,7 +93,9 @@ class SessionImpl : public Session {
   std::vector<int32_t> tokens_;      // in the bank
   std::vector<float> logits_;        // [vocab], after the last token
   int64_t steps_since_reset_ = 0;    // decode steps whose transfers the group has counted
+  bool reads_all_ = true;            // decode steps too, in all layers
   bool settled_ = false;     // the policy knows all prompts' tokens: the last came to its end
+  int64_t dense_rows_ = 0;   // the first ones, each computed from all before it, in all layers
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
@@ -94,20 +104,61 @@ class SessionImpl : public Session {
   SessionStats stats_;
 };
 
-Status SessionImpl::Open(const SessionImpl* from) {
+Status SessionImpl::OpenGroup() {
   OKV_ASSIGN_OR_RETURN(group_, RowGroup::Open(core_, options_, 1));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
   stats_.policy = group_->policy_name();
+  for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
+    reads_all_ = reads_all_ && !policy().Budgeted(layer);
+  }
+  return {};
+}
+
+Status SessionImpl::Open(const SessionImpl* from) {
+  OKV_RETURN_IF_ERROR(OpenGroup());
   if (from == nullptr) return group_->Join().status();
   OKV_RETURN_IF_ERROR(group_->JoinFork(*from->group_).status());
   ChooseRopes(from->rope_length_);
   tokens_ = from->tokens_;
   logits_ = from->logits_;
   settled_ = from->settled_;
+  dense_rows_ = from->dense_rows_;
   pending_ = from->pending_;
   has_logits_ = from->has_logits_;
   random_ = from->random_;
+  return {};
+}
+
+int64_t SessionImpl::Shares(const SessionImpl& from) const {
+  const bool dense =
+      from.group_->policy_info().dense_prompts && group_->policy_info().dense_prompts;
+  if (!dense || from.group_->least_length(0) > 0) return 0;
+  const auto total = static_cast<int64_t>(from.tokens_.size());
+  int64_t shared = std::min(from.dense_rows_,
+                            total - std::max<int64_t>(policy().WarmRows(), policy().LastRows()));
+  // The unit that the first new row is in has its states from the step of that row.
+  for (const auto& stream : group_->states()) shared -= shared % stream->spec.unit;
+  const bool held = shared > 0 && CanGoOnFrom(core_, policy(), from.group_->seq(0), shared);
+  return held ? shared : 0;
+}
+
+Status SessionImpl::OpenWithPromptOf(const SessionImpl& from) {
+  OKV_RETURN_IF_ERROR(OpenGroup());
+  const int64_t shared = Shares(from);
+  if (shared == 0) {
+    OKV_RETURN_IF_ERROR(group_->Join().status());
+  } else {
+    OKV_RETURN_IF_ERROR(group_->JoinPrefix(*from.group_, shared).status());
+    ChooseRopes(from.rope_length_);
+    tokens_.assign(from.tokens_.begin(), from.tokens_.begin() + shared);
+    dense_rows_ = shared;
+    OKV_RETURN_IF_ERROR(stepper_.MakeStates(*group_, 0));
+  }
+  if (from.tokens_.empty()) return {};
+  const int64_t warm = group_->WarmRows(0);
+  OKV_RETURN_IF_ERROR(Prefill(from.tokens_, {}, {}));
+  stats_.recomputed_tokens = std::max<int64_t>(0, stats_.prefill_tokens - warm);
   return {};
 }
 
@@ -116,6 +167,7 @@ void SessionImpl::StartOver(int64_t keep) {
   steps_since_reset_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
   settled_ = false;
+  dense_rows_ = std::min(dense_rows_, keep);
   pending_ = -1;
   has_logits_ = false;
   random_.reset();
@@ -130,14 +182,17 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   // What is here already stays, but for the rows that the logits and the policy's state need anew,
   // and unless the new context's keys are rotated otherwise.
   int64_t keep = 0;
-  if (!sink && !LongropeParts(core_.config, rope_length_, total)) {
+  int64_t held = 0;
+  if (!sink) {
     const size_t common = std::min(tokens.size(), tokens_.size());
-    keep = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
+    held = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
                          tokens_.begin())
                .first -
            tokens.begin();
-    keep = std::max<int64_t>(0, std::min(keep, total - group_->WarmRows(0)));
-    if (!CanGoOnFrom(core_, policy(), group_->seq(0), keep)) keep = 0;
+    held = std::max<int64_t>(0, std::min(held, total - group_->WarmRows(0)));
+    const bool stays = !LongropeParts(core_.config, rope_length_, total) &&
+                       CanGoOnFrom(core_, policy(), group_->seq(0), held);
+    keep = stays ? held : 0;
   }
   StartOver(keep);
   if (keep == 0) ChooseRopes(total);
@@ -168,7 +223,9 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
       }
       if (sink) sink(row, logits_.data());
     }
+    const bool dense = group_->policy_info().dense_prompts && dense_rows_ == pos;
     pos += n;
+    if (dense) dense_rows_ = pos;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
     if (progress) progress(pos - keep, total - keep);
     if (TakeCancelled()) {
@@ -177,6 +234,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   }
   core_.backend->Synchronize();
   stats_.prefill_tokens = total - keep;
+  stats_.recomputed_tokens = held - keep;
   stats_.prefill_seconds = Seconds(start);
   stats_.decode_tokens = 0;
   stats_.decode_seconds = 0;
@@ -210,10 +268,16 @@ Status SessionImpl::Step(int32_t token) {
   float* const logits = logits_.data();
   OKV_RETURN_IF_ERROR(stepper_.Step({&row, 1}, {&logits, 1}));
   ++steps_since_reset_;
-  tokens_.push_back(token);
+  AddToken(token);
   pending_ = -1;
   has_logits_ = true;
   return {};
+}
+
+void SessionImpl::AddToken(int32_t token) {
+  tokens_.push_back(token);
+  const auto length = static_cast<int64_t>(tokens_.size());
+  if (reads_all_ && dense_rows_ == length - 1) dense_rows_ = length;
 }
 
 void SessionImpl::EndAhead(StepsAhead& ahead) {
@@ -282,7 +346,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
       const auto next = ahead->Read(wanted);
       failure = next.status();
       if (next.ok()) {
-        tokens_.push_back(pending_);
+        AddToken(pending_);
         token = next->front().token;
       }
     } else {
@@ -327,6 +391,12 @@ Result<std::unique_ptr<Session>> SessionImpl::Fork() {
   return std::unique_ptr<Session>(std::move(fork));
 }
 
+Result<std::unique_ptr<Session>> SessionImpl::Fork(const PolicyOptions& policy) {
+  auto fork = std::make_unique<SessionImpl>(core_, policy);
+  OKV_RETURN_IF_ERROR(fork->OpenWithPromptOf(*this));
+  return std::unique_ptr<Session>(std::move(fork));
+}
+
 Status SessionImpl::FillContext(int64_t tokens) {
   const int64_t context = core_.bank->config().max_tokens;
   if (tokens < 1 || tokens > context) {
@@ -336,6 +406,7 @@ Status SessionImpl::FillContext(int64_t tokens) {
   StartOver(0);
   OKV_RETURN_IF_ERROR(stepper_.MadeUpChunks(*group_, 0, tokens));
   tokens_.assign(static_cast<size_t>(tokens), 0);
+  dense_rows_ = tokens;
   ChooseRopes(tokens);
   OKV_RETURN_IF_ERROR(policy().AfterPrefill(tokens));
   settled_ = true;

@@ -12,6 +12,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/printable.h"
+#include "engine/context_file.h"
 #include "engine/sampler.h"
 #include "engine/stepper.h"
 #include "engine/stop_text.h"
@@ -42,6 +44,8 @@ class SessionImpl : public Session {
   Status Open(const SessionImpl* from);
   // The same with the tokens of `from`, of another policy, as the prompt.
   Status OpenWithPromptOf(const SessionImpl& from);
+  // The same as a file has it.
+  Status OpenSaved(const CheckedFile& file, const SavedContext& saved);
 
   Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress) override;
   Status PrefillLogits(const std::vector<int32_t>& tokens,
@@ -51,16 +55,13 @@ class SessionImpl : public Session {
   const float* logits() const override { return logits_.data(); }
   Result<std::unique_ptr<Session>> Fork() override;
   Result<std::unique_ptr<Session>> Fork(const PolicyOptions& policy) override;
+  Status Save(const std::string& path) override;
   Status FillContext(int64_t tokens) override;
   void Cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int32_t>& tokens() const override { return tokens_; }
   SessionStats stats() const override;
 
  private:
-  struct Random {
-    uint64_t seed;   // as given
-    uint64_t state;  // where its numbers stand now
-  };
   using Sink = std::function<void(int64_t, const float*)>;
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
@@ -72,6 +73,8 @@ class SessionImpl : public Session {
   Status Settle();
   // Tokens of `from` whose rows this session's policy would have made as they are.
   int64_t Shares(const SessionImpl& from) const;
+  // What a file holds of it per unit of tokens, in this order.
+  StateStreams AllStates() const;
   // A token that a decode step has computed.
   void AddToken(int32_t token);
   // Forgets the tokens from `keep` on, and what followed from them.
@@ -99,7 +102,7 @@ class SessionImpl : public Session {
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
-  std::optional<Random> random_;  // of the last Generate since the prompt
+  std::optional<SavedContext::Random> random_;  // of the last Generate since the prompt
   std::atomic<bool> cancelled_{false};
   SessionStats stats_;
 };
@@ -397,6 +400,115 @@ Result<std::unique_ptr<Session>> SessionImpl::Fork(const PolicyOptions& policy) 
   return std::unique_ptr<Session>(std::move(fork));
 }
 
+StateStreams SessionImpl::AllStates() const {
+  StateStreams states = group_->states();
+  const StateStreams rows = group_->residency().states();
+  states.insert(states.end(), rows.begin(), rows.end());
+  return states;
+}
+
+Status SessionImpl::Save(const std::string& path) {
+  Backend& backend = *core_.backend;
+  backend.Synchronize();
+  const auto length = static_cast<int64_t>(tokens_.size());
+  const std::string state = policy().SaveState(length);
+  SavedContext saved{.model = ModelMarks(core_),
+                     .policy = options_,
+                     .resolved = group_->settings().ToString(),
+                     .policy_bytes = state.size(),
+                     .image = core_.bank->Image(group_->seq(0)),
+                     .prompt_length = group_->prompt_length(0),
+                     .rope_length = rope_length_,
+                     .dense_rows = dense_rows_,
+                     .pending = pending_,
+                     .settled = settled_,
+                     .prompted = !group_->residency().AwaitsChoice(0),
+                     .has_logits = has_logits_,
+                     .random = random_};
+  saved.policy.name = group_->policy_name();
+  const StateStreams states = AllStates();
+  for (const auto& stream : states) saved.streams.push_back(stream->spec);
+  OKV_ASSIGN_OR_RETURN(const auto file,
+                       CheckedFileWriter::Create(path, kContextFile, TextOf(saved)));
+  file->Write(tokens_.data(), tokens_.size() * sizeof(int32_t));
+  file->Write(logits_.data(), logits_.size() * sizeof(float));
+  file->Write(state.data(), state.size());
+  core_.bank->Export(group_->seq(0), states,
+                     [&](const void* data, size_t bytes) { file->Write(data, bytes); });
+  OKV_RETURN_IF_ERROR(backend.TakeFailure());
+  return file->Commit();
+}
+
+Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved) {
+  OKV_RETURN_IF_ERROR(Open(nullptr));
+  if (const std::string here = group_->settings().ToString(); here != saved.resolved) {
+    return InvalidArgument(fmt::format("policy {} had {}, but here it would have '{}'",
+                                       saved.policy.name, Printable(saved.resolved), here));
+  }
+  const StateStreams states = AllStates();
+  const bool same_states =
+      std::equal(states.begin(), states.end(), saved.streams.begin(), saved.streams.end(),
+                 [](const auto& stream, const StateSpec& spec) { return stream->spec == spec; });
+  if (!same_states)
+    return Corrupt("what its policy keeps is not what policy " + saved.policy.name +
+                   " keeps of this model");
+  OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
+  const Keeps keeps = policy().Kept();
+  for (size_t i = 0; i < saved.image.tables.size(); ++i) {
+    const SequenceImage::Table& table = saved.image.tables[i];
+    const bool may_lose = keeps.rows > 0 && i == 0;
+    const bool may_evict = may_lose && keeps.every_step && table.most == keeps.rows;
+    if ((table.gone > 0 && !may_lose) || (table.most > 0 && !may_evict)) {
+      return Corrupt(fmt::format("its rows were lost in a way that policy {} never loses any",
+                                 saved.policy.name));
+    }
+  }
+  size_t at = 0;
+  const auto read = [&](void* to, size_t bytes) {
+    const Status status = file.Read(at, bytes, to);
+    at += bytes;
+    return status;
+  };
+  const auto length = static_cast<size_t>(saved.image.length);
+  const size_t before = length * sizeof(int32_t) + logits_.size() * sizeof(float);
+  if (before > file.size() || saved.policy_bytes > file.size() - before) {
+    return Corrupt(fmt::format("has no room for {} tokens and {} bytes of its policy", length,
+                               saved.policy_bytes));
+  }
+  tokens_.resize(length);
+  OKV_RETURN_IF_ERROR(read(tokens_.data(), length * sizeof(int32_t)));
+  if (const Status known = tokens_.empty() ? Status() : CheckTokens(core_, tokens_); !known.ok()) {
+    return Corrupt(known.message());
+  }
+  OKV_RETURN_IF_ERROR(read(logits_.data(), logits_.size() * sizeof(float)));
+  if (saved.has_logits && !AllFinite(logits_.data(), core_.config.vocab)) {
+    return Corrupt("its logits are not finite");
+  }
+  if (saved.pending >= core_.config.vocab || (saved.has_logits && tokens_.empty())) {
+    return Corrupt(fmt::format("goes on with token {} after {} tokens", saved.pending, length));
+  }
+  std::string state(saved.policy_bytes, '\0');
+  OKV_RETURN_IF_ERROR(read(state.data(), state.size()));
+  const int32_t seq = group_->seq(0);
+  OKV_RETURN_IF_ERROR(core_.bank->Import(seq, saved.image, states, file.size() - at, read));
+  if (!CanGoOnFrom(core_, policy(), seq, saved.image.length)) {
+    return Corrupt("lacks rows that the next token would read");
+  }
+  if (!policy().LoadState(saved.image.length, state)) {
+    return Corrupt(
+        fmt::format("{} bytes are no state of policy {}", state.size(), saved.policy.name));
+  }
+  group_->set_prompt_length(0, saved.prompt_length);
+  group_->residency().Resume(0, seq, saved.prompted);
+  if (length > 0) ChooseRopes(saved.rope_length);
+  dense_rows_ = saved.dense_rows;
+  settled_ = saved.settled;
+  pending_ = saved.pending;
+  has_logits_ = saved.has_logits;
+  random_ = saved.random;
+  return core_.backend->TakeFailure();
+}
+
 Status SessionImpl::FillContext(int64_t tokens) {
   const int64_t context = core_.bank->config().max_tokens;
   if (tokens < 1 || tokens > context) {
@@ -450,6 +562,17 @@ SessionStats SessionImpl::stats() const {
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy) {
   auto session = std::make_unique<SessionImpl>(core, policy);
   OKV_RETURN_IF_ERROR(session->Open(nullptr));
+  return std::unique_ptr<Session>(std::move(session));
+}
+
+Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  OKV_ASSIGN_OR_RETURN(const CheckedFile file, CheckedFile::Open(std::move(input), kContextFile));
+  const Result<SavedContext> saved = ParseSavedContext(file.text());
+  if (!saved.ok()) return saved.status().Prefixed(path);
+  OKV_RETURN_IF_ERROR(CheckModelMarks(ModelMarks(core), saved->model).Prefixed(path));
+  auto session = std::make_unique<SessionImpl>(core, saved->policy);
+  OKV_RETURN_IF_ERROR(session->OpenSaved(file, *saved).Prefixed(path));
   return std::unique_ptr<Session>(std::move(session));
 }
 

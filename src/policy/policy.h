@@ -194,6 +194,17 @@ class Policy {
 
   // Takes over the state of `from`, the same policy on a forked sequence.
   virtual void CopyState(const Policy& from) { static_cast<void>(from); }
+  // The same through a file: the state of a sequence of `length` tokens as bytes, and back, into an
+  // instance with the same settings, whose sequences may be longer. States() are not part of it.
+  // False where the bytes cannot be such a state.
+  virtual std::string SaveState(int64_t length) const {
+    static_cast<void>(length);
+    return {};
+  }
+  virtual bool LoadState(int64_t length, std::string_view state) {
+    static_cast<void>(length);
+    return state.empty();
+  }
 };
 
 // Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`, with

@@ -1,6 +1,10 @@
 // Sessions of one policy on the context of another: what they share, and that neither notices.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
 
 #include "../test_data.h"
 #include "golden_data.h"
@@ -58,6 +62,16 @@ Logits Decode(const Engine& engine, Session& session, int steps, int32_t seed = 
   return logits;
 }
 
+// What a file says of it.
+std::string Saved(Session& session) {
+  const std::string path = testing::TempDir() + "omnikv_fork_" + std::to_string(::getpid());
+  EXPECT_TRUE(session.Save(path).ok());
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::remove(path.c_str());
+  return bytes;
+}
+
 // Every policy of this build, with a budget far below the prompts here where it has one.
 std::vector<PolicyOptions> Policies() {
   std::vector<PolicyOptions> policies;
@@ -95,6 +109,7 @@ TEST_P(ForkPolicyOn, IsASessionOfThatPolicy) {
   for (const PolicyOptions& policy : Policies()) {
     const auto fresh = Open(*engine, policy);
     ASSERT_TRUE(fresh->Prompt(prompt).ok());
+    const std::string saved = Saved(*fresh);
     const Logits expected = Decode(*engine, *fresh, 40);
     for (const PolicyOptions& parent_policy : Policies()) {
       SCOPED_TRACE(parent_policy.name + " to " + policy.name);
@@ -102,6 +117,7 @@ TEST_P(ForkPolicyOn, IsASessionOfThatPolicy) {
       ASSERT_TRUE(parent->Prompt(prompt).ok());
       const auto fork = Fork(*parent, policy);
       EXPECT_EQ(fork->tokens(), prompt);
+      EXPECT_TRUE(GetParam() != "ref" || Saved(*fork) == saved);  // states and all
       ExpectSame(Decode(*engine, *fork, 40), expected);
       // Rows of prompts that read everything are the same, unless they are gone.
       const bool drops = parent_policy.name == "snapkv" || parent_policy.name == "tova";

@@ -9,6 +9,7 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(EDIT REQUIRED IMPORTED_TARGET libedit)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # of which the header is used alone
 if(OMNIKV_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)

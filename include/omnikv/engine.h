@@ -36,6 +36,15 @@ class Engine {
   // A session with its own context and policy. It must not outlive the engine.
   virtual Result<std::unique_ptr<Session>> NewSession(const PolicyOptions& policy) = 0;
 
+  // The session that Session::Save wrote to `path`, which goes on as that would have. Its policy
+  // has the settings that it had; a longer or shorter context, another device and other numbers of
+  // sessions are no hindrance. The whole file is checked before a session is made: kCorrupt when it
+  // is cut off or damaged, kUnsupported for another version of the format, kInvalidArgument when it
+  // is of another model, of other weights or another `kv_dtype`, or its policy would do otherwise
+  // here, kResourceExhausted when there is no room for it. What the checksum covers is taken as it
+  // is: a file from an untrusted source can hold any tokens and any K/V.
+  virtual Result<std::unique_ptr<Session>> Restore(const std::string& path) = 0;
+
   // Ids of plain text: no template, special tokens not parsed unless `parse_special`;
   // `add_special` lets the tokenizer add what it adds by itself (a begin-of-text token).
   // kNotFound, here and below, names the file that is missing when the model has no tokenizer.
@@ -101,6 +110,19 @@ class Session {
 
   // Another session with the same context, sharing its memory until they part.
   virtual Result<std::unique_ptr<Session>> Fork() = 0;
+  // A session of another policy whose prompt was tokens(), with its logits. It shares the rows that
+  // its policy would have made too, and computes the others: both policies' prompt rows must read
+  // everything, and this session must have lost no rows. Generated rows are shared where this
+  // session's policy has no budget in any layer (full, brutal_offload). The last rows are computed
+  // anew where the policy's state comes of them. SessionStats::recomputed_tokens counts what was
+  // not shared besides.
+  virtual Result<std::unique_ptr<Session>> Fork(const PolicyOptions& policy) = 0;
+
+  // Writes the context to a file for Engine::Restore: tokens, logits, K/V as they are held, and all
+  // that the policy knows of them. The file is there whole or as it was before, and readable for
+  // its owner alone: it tells what the context says. kNotFound, with the reason, when it cannot be
+  // written there, kFailed when writing fails.
+  virtual Status Save(const std::string& path) = 0;
 
   // Fills the context with `tokens` made-up tokens without computing them, for benchmarks.
   // kInvalidArgument unless it holds them.

@@ -22,6 +22,10 @@ struct SessionStats {
 
   int64_t context_tokens = 0;  // in the bank now
   int64_t prefill_tokens = 0;  // of the last Prompt(), those that were not there before
+  // Of them, those that the context held, or that of the session it was forked from: rows that they
+  // need were given back, or are another policy's, or turned otherwise. The last rows of a prompt,
+  // which every Prompt() computes for the logits and the policy's state, do not count.
+  int64_t recomputed_tokens = 0;
   double prefill_seconds = 0;  // of the last Prompt()
   int64_t decode_tokens = 0;   // decode steps of the last Generate()
   double decode_seconds = 0;

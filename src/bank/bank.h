@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -59,6 +61,26 @@ struct BankConfig {
   // Bytes that a stream of states takes.
   size_t StateBytes(const StateSpec& spec) const;
 };
+
+// What a file says of a sequence of a bank: its length in tokens, and for each table what it lost
+// (Bank::Lose) and which blocks it has, [first, last) of them in a row; the others are holes.
+struct SequenceImage {
+  struct Table {
+    int64_t gone = 0;   // tokens
+    int64_t least = 0;  // Bank::LeastLength
+    int64_t most = 0;   // rows that stay in each step; 0: all
+    std::vector<std::pair<int32_t, int32_t>> held;
+
+    bool operator==(const Table&) const = default;
+  };
+  int64_t length = 0;
+  std::vector<Table> tables;
+
+  bool operator==(const SequenceImage&) const = default;
+};
+
+// kCorrupt, without a name before the sentence, unless a bank of this shape can have the sequence.
+Status CheckImage(const BankConfig& config, const SequenceImage& image);
 
 // Sequences of tokens and where their K/V lie. Thread-compatible; driven by the thread that drives
 // the backend.
@@ -119,6 +141,17 @@ class Bank {
   // Bytes of all that are open, and of those of `specs` that are not.
   size_t StateBytes() const;
   size_t BytesToOpen(const std::vector<StateSpec>& specs) const;
+
+  // What a file needs to hold of `seq`: its image, then its K/V and `states`, which `write` takes
+  // piece by piece. What steps wrote must have come home.
+  SequenceImage Image(int32_t seq) const;
+  void Export(int32_t seq, const StateStreams& states,
+              const std::function<void(const void* data, size_t bytes)>& write) const;
+  // Makes an empty `seq` what was exported so, with as many bytes as the pieces had. What `read`
+  // fails with, kCorrupt for another number of bytes, and kResourceExhausted where blocks run out,
+  // leave it to be freed. REQUIRES CheckImage.
+  Status Import(int32_t seq, const SequenceImage& image, const StateStreams& states, size_t bytes,
+                const std::function<Status(void* to, size_t bytes)>& read);
 
   // Writes made-up K/V, reproducible, to every token of `seq`, and made-up f32 to all its states:
   // for benchmarks and tests, which need a context without the time to compute one.
@@ -196,6 +229,10 @@ class Bank {
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
   // Blocks of a layer that `seq` has.
   size_t BlocksOf(int32_t layer, int32_t seq) const;
+  // Calls visit(data, bytes) for the rows of `seq` in each block of each layer, then of each of
+  // `states`.
+  template <typename Visit>
+  void ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const;
   // Calls visit(stream) for each open stream of states.
   template <typename Visit>
   void ForStreams(const Visit& visit) const;

@@ -69,6 +69,16 @@ bool BlockTable::Grow(int32_t seq, int32_t n_blocks) {
   return true;
 }
 
+bool BlockTable::Place(int32_t seq, const std::vector<bool>& held) {
+  OKV_CHECK(in_use(seq) && n_blocks(seq) == 0 && held.size() <= Index(max_blocks_));
+  if (std::count(held.begin(), held.end(), true) > free_blocks()) return false;
+  Sequence& s = sequences_[Index(seq)];
+  for (const bool block : held) {
+    table_[Index(Offset(seq) + s.n_blocks++)] = block ? Take() : -1;
+  }
+  return true;
+}
+
 void BlockTable::Shrink(int32_t seq, int32_t n_blocks) {
   OKV_CHECK(in_use(seq));
   Sequence& s = sequences_[Index(seq)];

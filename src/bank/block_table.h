@@ -23,6 +23,9 @@ class BlockTable {
 
   // Grows `seq` to hold `n_blocks`; false (and nothing changed) when blocks run out.
   bool Grow(int32_t seq, int32_t n_blocks);
+  // Gives an empty `seq` so many blocks as `held` has places, with holes where it says so; false
+  // (and nothing changed) when blocks run out. REQUIRES held.size() <= max_blocks.
+  bool Place(int32_t seq, const std::vector<bool>& held);
   // Drops the blocks of `seq` past the first `n_blocks`.
   void Shrink(int32_t seq, int32_t n_blocks);
   // Gives back the logical blocks [first, last) of `seq`, which stay as holes in it. Those of them

@@ -38,6 +38,13 @@ class KeptRows {
   // q is a fork of `from_q` of another group, or a new sequence (from null).
   void Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_q);
 
+  // q is a sequence that the bank imported.
+  void Resume(int32_t q, int32_t seq, bool prompted) {
+    prompted_[static_cast<size_t>(q)] = prompted;
+    UploadGone(q, seq);
+  }
+  const StateStreams& positions() const { return positions_; }
+
   // The rows and sequences of a step, in the coordinates of the table; `prefill` and decode rows of
   // one step have their own.
   struct Located {
@@ -90,7 +97,7 @@ class KeptRows {
   // Positions of the tokens that are held, [rows, lists] of each governed layer; where these lie,
   // in the backend's memory; the number of the layer among them.
   StateStreams positions_;
-  Buffer position_planes_;              // int32* [positions_]
+  Buffer position_planes_;               // int32* [positions_]
   std::vector<int32_t> plane_of_layer_;  // -1: none
   std::array<Place, 2> places_;
   Buffer log_rows_, log_victim_, log_pos_;  // of layer after layer: EvictionLog

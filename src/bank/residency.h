@@ -56,6 +56,12 @@ class Residency {
   // Sequence q of SeqMeta, `seq` of the bank, begins anew, or as a fork of the one with number
   // from_q of another group.
   void Begin(int32_t q, int32_t seq, const Residency* from = nullptr, int32_t from_q = 0);
+  // Sequence q of SeqMeta is `seq` of the bank as a file had it; `prompted`: not AwaitsChoice.
+  void Resume(int32_t q, int32_t seq, bool prompted) {
+    if (kept_ != nullptr) kept_->Resume(q, seq, prompted);
+  }
+  // What it keeps per token of a sequence.
+  StateStreams states() const { return kept_ != nullptr ? kept_->positions() : StateStreams(); }
   // Bank::Append, for rows of a prompt or of decode steps. `chooses`: StepRows::chooses.
   Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses = false);
   // Bank::Truncate, of steps that nobody read or of a sequence that CanGoOnFrom there, or to
@@ -70,6 +76,12 @@ class Residency {
   // A prompt has come to its end, with such a choice or without.
   void EndPrompt(int32_t q, int32_t seq, bool chose) {
     if (kept_ != nullptr) kept_->EndPrompt(q, seq, chose);
+  }
+
+  // Enqueues what makes the positions of rows that another group's steps wrote, of a sequence that
+  // lost none.
+  void MakeStates(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs) {
+    if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true);
   }
 
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.

@@ -87,6 +87,8 @@ Status NeedTokenizer(const EngineCore& core);
 
 // A session on `core`.
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
+// One that Session::Save wrote to `path`.
+Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path);
 
 // What an engine of MakeEngine stands on. Lives as long as the engine.
 EngineCore& CoreOf(Engine& engine);

@@ -30,6 +30,9 @@ class EngineImpl : public Engine {
   Result<std::unique_ptr<Session>> NewSession(const PolicyOptions& policy) override {
     return MakeSession(*core_, policy);
   }
+  Result<std::unique_ptr<Session>> Restore(const std::string& path) override {
+    return RestoreSession(*core_, path);
+  }
   Result<std::vector<int32_t>> Tokenize(std::string_view text, bool add_special,
                                         bool parse_special) const override {
     OKV_RETURN_IF_ERROR(NeedTokenizer(*core_));

@@ -109,6 +109,15 @@ Result<int32_t> RowGroup::JoinFork(const RowGroup& from) {
   return slot;
 }
 
+Result<int32_t> RowGroup::JoinPrefix(const RowGroup& from, int64_t length) {
+  OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1 && from.least_length(0) == 0);
+  Bank& bank = *core_.bank;
+  OKV_ASSIGN_OR_RETURN(const int32_t slot, Take([&] { return bank.Fork(from.seq(0)); }));
+  bank.Lose(seq(slot), 0, Bank::LoseRows::kNone);  // as `from` would in its next step
+  CutTo(slot, length);
+  return slot;
+}
+
 void RowGroup::Leave(int32_t slot) {
   core_.bank->Free(At(slot).seq);
   residency().Reset(slot);  // for the next sequence in it

@@ -34,6 +34,10 @@ class RowGroup {
   // The same for a copy of the one sequence of `from`, with what its policy knows. REQUIRES that
   // both have one slot, and the same policy.
   Result<int32_t> JoinFork(const RowGroup& from);
+  // The same for its first `length` tokens, as rows of a prompt whose states of this group's policy
+  // are still to be made (Stepper::MakeStates). REQUIRES a group of one slot, and of `from` too,
+  // whose sequence lost no rows by choice.
+  Result<int32_t> JoinPrefix(const RowGroup& from, int64_t length);
   // Frees the slot and its sequence. REQUIRES a taken slot, as all below.
   void Leave(int32_t slot);
 
@@ -74,6 +78,7 @@ class RowGroup {
   void Drop(int32_t slot, int64_t length) { DropTokens(core_, policy(), At(slot).seq, length); }
   int32_t max_seqs() const { return static_cast<int32_t>(slots_.size()); }
   Policy& policy() const { return *policy_.policy; }
+  const PolicyInfo& policy_info() const { return *policy_.info; }
   const StateStreams& states() const { return policy_.states; }
   const std::string& policy_name() const { return policy_.info->name; }
   const PolicySettings& settings() const { return policy_.settings; }

@@ -12,6 +12,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/printable.h"
+#include "engine/context_file.h"
 #include "engine/sampler.h"
 #include "engine/stepper.h"
 #include "engine/stop_text.h"
@@ -40,6 +42,10 @@ class SessionImpl : public Session {
 
   // The session's own state, on a new sequence or on a fork of `from`.
   Status Open(const SessionImpl* from);
+  // The same with the tokens of `from`, of another policy, as the prompt.
+  Status OpenWithPromptOf(const SessionImpl& from);
+  // The same as a file has it.
+  Status OpenSaved(const CheckedFile& file, const SavedContext& saved);
 
   Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress) override;
   Status PrefillLogits(const std::vector<int32_t>& tokens,
@@ -48,24 +54,29 @@ class SessionImpl : public Session {
   Status Step(int32_t token) override;
   const float* logits() const override { return logits_.data(); }
   Result<std::unique_ptr<Session>> Fork() override;
+  Result<std::unique_ptr<Session>> Fork(const PolicyOptions& policy) override;
+  Status Save(const std::string& path) override;
   Status FillContext(int64_t tokens) override;
   void Cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int32_t>& tokens() const override { return tokens_; }
   SessionStats stats() const override;
 
  private:
-  struct Random {
-    uint64_t seed;   // as given
-    uint64_t state;  // where its numbers stand now
-  };
   using Sink = std::function<void(int64_t, const float*)>;
   // Tokens that end an answer: the model's, and stop texts that are a special token, which the
   // answer's text never has.
   Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
+  Status OpenGroup();
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
   // Makes the rows of a prompt that ended early the whole of it, for the policy too, whose state
   // may be that of the prompt's last rows: these are fed anew.
   Status Settle();
+  // Tokens of `from` whose rows this session's policy would have made as they are.
+  int64_t Shares(const SessionImpl& from) const;
+  // What a file holds of it per unit of tokens, in this order.
+  StateStreams AllStates() const;
+  // A token that a decode step has computed.
+  void AddToken(int32_t token);
   // Forgets the tokens from `keep` on, and what followed from them.
   void StartOver(int64_t keep);
   // Ends steps that went ahead, and brings the logits of the last that was read.
@@ -85,29 +96,72 @@ class SessionImpl : public Session {
   std::vector<int32_t> tokens_;      // in the bank
   std::vector<float> logits_;        // [vocab], after the last token
   int64_t steps_since_reset_ = 0;    // decode steps whose transfers the group has counted
+  bool reads_all_ = true;            // decode steps too, in all layers
   bool settled_ = false;     // the policy knows all prompts' tokens: the last came to its end
+  int64_t dense_rows_ = 0;   // the first ones, each computed from all before it, in all layers
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
-  std::optional<Random> random_;  // of the last Generate since the prompt
+  std::optional<SavedContext::Random> random_;  // of the last Generate since the prompt
   std::atomic<bool> cancelled_{false};
   SessionStats stats_;
 };
 
-Status SessionImpl::Open(const SessionImpl* from) {
+Status SessionImpl::OpenGroup() {
   OKV_ASSIGN_OR_RETURN(group_, RowGroup::Open(core_, options_, 1));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
   stats_.policy = group_->policy_name();
+  for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
+    reads_all_ = reads_all_ && !policy().Budgeted(layer);
+  }
+  return {};
+}
+
+Status SessionImpl::Open(const SessionImpl* from) {
+  OKV_RETURN_IF_ERROR(OpenGroup());
   if (from == nullptr) return group_->Join().status();
   OKV_RETURN_IF_ERROR(group_->JoinFork(*from->group_).status());
   ChooseRopes(from->rope_length_);
   tokens_ = from->tokens_;
   logits_ = from->logits_;
   settled_ = from->settled_;
+  dense_rows_ = from->dense_rows_;
   pending_ = from->pending_;
   has_logits_ = from->has_logits_;
   random_ = from->random_;
+  return {};
+}
+
+int64_t SessionImpl::Shares(const SessionImpl& from) const {
+  const bool dense =
+      from.group_->policy_info().dense_prompts && group_->policy_info().dense_prompts;
+  if (!dense || from.group_->least_length(0) > 0) return 0;
+  const auto total = static_cast<int64_t>(from.tokens_.size());
+  int64_t shared = std::min(from.dense_rows_,
+                            total - std::max<int64_t>(policy().WarmRows(), policy().LastRows()));
+  // The unit that the first new row is in has its states from the step of that row.
+  for (const auto& stream : group_->states()) shared -= shared % stream->spec.unit;
+  const bool held = shared > 0 && CanGoOnFrom(core_, policy(), from.group_->seq(0), shared);
+  return held ? shared : 0;
+}
+
+Status SessionImpl::OpenWithPromptOf(const SessionImpl& from) {
+  OKV_RETURN_IF_ERROR(OpenGroup());
+  const int64_t shared = Shares(from);
+  if (shared == 0) {
+    OKV_RETURN_IF_ERROR(group_->Join().status());
+  } else {
+    OKV_RETURN_IF_ERROR(group_->JoinPrefix(*from.group_, shared).status());
+    ChooseRopes(from.rope_length_);
+    tokens_.assign(from.tokens_.begin(), from.tokens_.begin() + shared);
+    dense_rows_ = shared;
+    OKV_RETURN_IF_ERROR(stepper_.MakeStates(*group_, 0));
+  }
+  if (from.tokens_.empty()) return {};
+  const int64_t warm = group_->WarmRows(0);
+  OKV_RETURN_IF_ERROR(Prefill(from.tokens_, {}, {}));
+  stats_.recomputed_tokens = std::max<int64_t>(0, stats_.prefill_tokens - warm);
   return {};
 }
 
@@ -116,6 +170,7 @@ void SessionImpl::StartOver(int64_t keep) {
   steps_since_reset_ = 0;
   tokens_.resize(static_cast<size_t>(keep));
   settled_ = false;
+  dense_rows_ = std::min(dense_rows_, keep);
   pending_ = -1;
   has_logits_ = false;
   random_.reset();
@@ -130,14 +185,17 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   // What is here already stays, but for the rows that the logits and the policy's state need anew,
   // and unless the new context's keys are rotated otherwise.
   int64_t keep = 0;
-  if (!sink && !LongropeParts(core_.config, rope_length_, total)) {
+  int64_t held = 0;
+  if (!sink) {
     const size_t common = std::min(tokens.size(), tokens_.size());
-    keep = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
+    held = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
                          tokens_.begin())
                .first -
            tokens.begin();
-    keep = std::max<int64_t>(0, std::min(keep, total - group_->WarmRows(0)));
-    if (!CanGoOnFrom(core_, policy(), group_->seq(0), keep)) keep = 0;
+    held = std::max<int64_t>(0, std::min(held, total - group_->WarmRows(0)));
+    const bool stays = !LongropeParts(core_.config, rope_length_, total) &&
+                       CanGoOnFrom(core_, policy(), group_->seq(0), held);
+    keep = stays ? held : 0;
   }
   StartOver(keep);
   if (keep == 0) ChooseRopes(total);
@@ -168,7 +226,9 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
       }
       if (sink) sink(row, logits_.data());
     }
+    const bool dense = group_->policy_info().dense_prompts && dense_rows_ == pos;
     pos += n;
+    if (dense) dense_rows_ = pos;
     tokens_.assign(tokens.begin(), tokens.begin() + pos);
     if (progress) progress(pos - keep, total - keep);
     if (TakeCancelled()) {
@@ -177,6 +237,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   }
   core_.backend->Synchronize();
   stats_.prefill_tokens = total - keep;
+  stats_.recomputed_tokens = held - keep;
   stats_.prefill_seconds = Seconds(start);
   stats_.decode_tokens = 0;
   stats_.decode_seconds = 0;
@@ -210,10 +271,16 @@ Status SessionImpl::Step(int32_t token) {
   float* const logits = logits_.data();
   OKV_RETURN_IF_ERROR(stepper_.Step({&row, 1}, {&logits, 1}));
   ++steps_since_reset_;
-  tokens_.push_back(token);
+  AddToken(token);
   pending_ = -1;
   has_logits_ = true;
   return {};
+}
+
+void SessionImpl::AddToken(int32_t token) {
+  tokens_.push_back(token);
+  const auto length = static_cast<int64_t>(tokens_.size());
+  if (reads_all_ && dense_rows_ == length - 1) dense_rows_ = length;
 }
 
 void SessionImpl::EndAhead(StepsAhead& ahead) {
@@ -282,7 +349,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
       const auto next = ahead->Read(wanted);
       failure = next.status();
       if (next.ok()) {
-        tokens_.push_back(pending_);
+        AddToken(pending_);
         token = next->front().token;
       }
     } else {
@@ -327,6 +394,121 @@ Result<std::unique_ptr<Session>> SessionImpl::Fork() {
   return std::unique_ptr<Session>(std::move(fork));
 }
 
+Result<std::unique_ptr<Session>> SessionImpl::Fork(const PolicyOptions& policy) {
+  auto fork = std::make_unique<SessionImpl>(core_, policy);
+  OKV_RETURN_IF_ERROR(fork->OpenWithPromptOf(*this));
+  return std::unique_ptr<Session>(std::move(fork));
+}
+
+StateStreams SessionImpl::AllStates() const {
+  StateStreams states = group_->states();
+  const StateStreams rows = group_->residency().states();
+  states.insert(states.end(), rows.begin(), rows.end());
+  return states;
+}
+
+Status SessionImpl::Save(const std::string& path) {
+  Backend& backend = *core_.backend;
+  backend.Synchronize();
+  const auto length = static_cast<int64_t>(tokens_.size());
+  const std::string state = policy().SaveState(length);
+  SavedContext saved{.model = ModelMarks(core_),
+                     .policy = options_,
+                     .resolved = group_->settings().ToString(),
+                     .policy_bytes = state.size(),
+                     .image = core_.bank->Image(group_->seq(0)),
+                     .prompt_length = group_->prompt_length(0),
+                     .rope_length = rope_length_,
+                     .dense_rows = dense_rows_,
+                     .pending = pending_,
+                     .settled = settled_,
+                     .prompted = !group_->residency().AwaitsChoice(0),
+                     .has_logits = has_logits_,
+                     .random = random_};
+  saved.policy.name = group_->policy_name();
+  const StateStreams states = AllStates();
+  for (const auto& stream : states) saved.streams.push_back(stream->spec);
+  OKV_ASSIGN_OR_RETURN(const auto file,
+                       CheckedFileWriter::Create(path, kContextFile, TextOf(saved)));
+  file->Write(tokens_.data(), tokens_.size() * sizeof(int32_t));
+  file->Write(logits_.data(), logits_.size() * sizeof(float));
+  file->Write(state.data(), state.size());
+  core_.bank->Export(group_->seq(0), states,
+                     [&](const void* data, size_t bytes) { file->Write(data, bytes); });
+  OKV_RETURN_IF_ERROR(backend.TakeFailure());
+  return file->Commit();
+}
+
+Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved) {
+  OKV_RETURN_IF_ERROR(Open(nullptr));
+  if (const std::string here = group_->settings().ToString(); here != saved.resolved) {
+    return InvalidArgument(fmt::format("policy {} had {}, but here it would have '{}'",
+                                       saved.policy.name, Printable(saved.resolved), here));
+  }
+  const StateStreams states = AllStates();
+  const bool same_states =
+      std::equal(states.begin(), states.end(), saved.streams.begin(), saved.streams.end(),
+                 [](const auto& stream, const StateSpec& spec) { return stream->spec == spec; });
+  if (!same_states)
+    return Corrupt("what its policy keeps is not what policy " + saved.policy.name +
+                   " keeps of this model");
+  OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
+  const Keeps keeps = policy().Kept();
+  for (size_t i = 0; i < saved.image.tables.size(); ++i) {
+    const SequenceImage::Table& table = saved.image.tables[i];
+    const bool may_lose = keeps.rows > 0 && i == 0;
+    const bool may_evict = may_lose && keeps.every_step && table.most == keeps.rows;
+    if ((table.gone > 0 && !may_lose) || (table.most > 0 && !may_evict)) {
+      return Corrupt(fmt::format("its rows were lost in a way that policy {} never loses any",
+                                 saved.policy.name));
+    }
+  }
+  size_t at = 0;
+  const auto read = [&](void* to, size_t bytes) {
+    const Status status = file.Read(at, bytes, to);
+    at += bytes;
+    return status;
+  };
+  const auto length = static_cast<size_t>(saved.image.length);
+  const size_t before = length * sizeof(int32_t) + logits_.size() * sizeof(float);
+  if (before > file.size() || saved.policy_bytes > file.size() - before) {
+    return Corrupt(fmt::format("has no room for {} tokens and {} bytes of its policy", length,
+                               saved.policy_bytes));
+  }
+  tokens_.resize(length);
+  OKV_RETURN_IF_ERROR(read(tokens_.data(), length * sizeof(int32_t)));
+  if (const Status known = tokens_.empty() ? Status() : CheckTokens(core_, tokens_); !known.ok()) {
+    return Corrupt(known.message());
+  }
+  OKV_RETURN_IF_ERROR(read(logits_.data(), logits_.size() * sizeof(float)));
+  if (saved.has_logits && !AllFinite(logits_.data(), core_.config.vocab)) {
+    return Corrupt("its logits are not finite");
+  }
+  if (saved.pending >= core_.config.vocab || (saved.has_logits && tokens_.empty())) {
+    return Corrupt(fmt::format("goes on with token {} after {} tokens", saved.pending, length));
+  }
+  std::string state(saved.policy_bytes, '\0');
+  OKV_RETURN_IF_ERROR(read(state.data(), state.size()));
+  const int32_t seq = group_->seq(0);
+  OKV_RETURN_IF_ERROR(core_.bank->Import(seq, saved.image, states, file.size() - at, read));
+  if (!CanGoOnFrom(core_, policy(), seq, saved.image.length)) {
+    return Corrupt("lacks rows that the next token would read");
+  }
+  if (!policy().LoadState(saved.image.length, state)) {
+    return Corrupt(
+        fmt::format("{} bytes are no state of policy {}", state.size(), saved.policy.name));
+  }
+  group_->set_prompt_length(0, saved.prompt_length);
+  group_->residency().Resume(0, seq, saved.prompted);
+  if (length > 0) ChooseRopes(saved.rope_length);
+  dense_rows_ = saved.dense_rows;
+  settled_ = saved.settled;
+  pending_ = saved.pending;
+  has_logits_ = saved.has_logits;
+  random_ = saved.random;
+  return core_.backend->TakeFailure();
+}
+
 Status SessionImpl::FillContext(int64_t tokens) {
   const int64_t context = core_.bank->config().max_tokens;
   if (tokens < 1 || tokens > context) {
@@ -336,6 +518,7 @@ Status SessionImpl::FillContext(int64_t tokens) {
   StartOver(0);
   OKV_RETURN_IF_ERROR(stepper_.MadeUpChunks(*group_, 0, tokens));
   tokens_.assign(static_cast<size_t>(tokens), 0);
+  dense_rows_ = tokens;
   ChooseRopes(tokens);
   OKV_RETURN_IF_ERROR(policy().AfterPrefill(tokens));
   settled_ = true;
@@ -379,6 +562,17 @@ SessionStats SessionImpl::stats() const {
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy) {
   auto session = std::make_unique<SessionImpl>(core, policy);
   OKV_RETURN_IF_ERROR(session->Open(nullptr));
+  return std::unique_ptr<Session>(std::move(session));
+}
+
+Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  OKV_ASSIGN_OR_RETURN(const CheckedFile file, CheckedFile::Open(std::move(input), kContextFile));
+  const Result<SavedContext> saved = ParseSavedContext(file.text());
+  if (!saved.ok()) return saved.status().Prefixed(path);
+  OKV_RETURN_IF_ERROR(CheckModelMarks(ModelMarks(core), saved->model).Prefixed(path));
+  auto session = std::make_unique<SessionImpl>(core, saved->policy);
+  OKV_RETURN_IF_ERROR(session->OpenSaved(file, *saved).Prefixed(path));
   return std::unique_ptr<Session>(std::move(session));
 }
 

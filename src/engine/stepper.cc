@@ -260,6 +260,38 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   return {};
 }
 
+Status Stepper::MakeStates(RowGroup& group, int32_t slot) {
+  const int64_t length = group.length(slot);
+  const Workspace& work = core_.work;
+  std::vector<SeqMeta> seqs(static_cast<size_t>(group.max_seqs()));
+  for (int64_t at = 0; at < length;) {
+    const auto n = static_cast<int32_t>(std::min<int64_t>(work.max_rows, length - at));
+    seqs[static_cast<size_t>(slot)] = {.q_len = n,
+                                       .kv_len = static_cast<int32_t>(at) + n,
+                                       .table_off = core_.bank->TableOffset(group.seq(slot)),
+                                       .prompt_len = static_cast<int32_t>(length)};
+    rows_.clear();
+    for (int32_t r = 0; r < n; ++r) {
+      rows_.push_back({.seq = slot, .pos = static_cast<int32_t>(at) + r});
+    }
+    core_.backend->Upload(work.rows.as(), rows_.data(), rows_.size() * sizeof(RowMeta));
+    core_.backend->Upload(work.seqs.as(), seqs.data(), seqs.size() * sizeof(SeqMeta));
+    group.residency().MakeStates(work.rows.as<RowMeta>(), n, work.seqs.as<SeqMeta>());
+    int32_t global = 0;
+    for (int32_t layer = 0; layer < core_.config.n_layers; ++layer) {
+      if (core_.config.layers[static_cast<size_t>(layer)].window > 0) continue;
+      group.policy().MakeStates(global++, {.kv = core_.bank->View(layer),
+                                           .rows = work.rows.as<RowMeta>(),
+                                           .seqs = work.seqs.as<SeqMeta>(),
+                                           .n_rows = n,
+                                           .n_seqs = group.max_seqs(),
+                                           .n_heads = core_.config.n_heads});
+    }
+    at += n;
+  }
+  return core_.backend->TakeFailure();
+}
+
 Status Stepper::MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens) {
   for (int64_t at = 0; at < tokens;) {
     const int64_t chunk = std::min<int64_t>(core_.work.max_rows, tokens - at);

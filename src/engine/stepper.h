@@ -45,6 +45,9 @@ class Stepper {
               const PromptChunk* chunk = nullptr);
   // A step of a chunk alone. Its logits are in the rows from 0 on.
   Status Chunk(const PromptChunk& chunk) { return Step({}, {}, &chunk); }
+  // Makes the states that the group's policy keeps of all tokens in `slot`, which steps of another
+  // policy computed: RowGroup::JoinPrefix.
+  Status MakeStates(RowGroup& group, int32_t slot);
   // The same without computing them: made-up K/V, no logits. To an empty sequence.
   Status MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens);
 

@@ -119,6 +119,12 @@ class Policy {
   // forks, cuts and other sequences in a place need nothing of the policy, if every step, dense
   // ones too, makes the rows of the units that its tokens are in.
   virtual std::vector<StateSpec> States() const { return {}; }
+  // Enqueues what makes the rows of `layer`, of all units that the step's tokens are in, from the
+  // K/V of `attend`, which has no queries: of tokens that other policies' steps computed.
+  virtual void MakeStates(int32_t layer, const AttendArgs& attend) {
+    static_cast<void>(layer);
+    static_cast<void>(attend);
+  }
   // Where they lie, in the order of States(): after Prepare, before any step.
   virtual void SetStates(const std::vector<StateView>& states) { static_cast<void>(states); }
   // The selection that was made in `step`, after Observe: of a decode step, or of a prompt's rows
@@ -188,6 +194,17 @@ class Policy {
 
   // Takes over the state of `from`, the same policy on a forked sequence.
   virtual void CopyState(const Policy& from) { static_cast<void>(from); }
+  // The same through a file: the state of a sequence of `length` tokens as bytes, and back, into an
+  // instance with the same settings, whose sequences may be longer. States() are not part of it.
+  // False where the bytes cannot be such a state.
+  virtual std::string SaveState(int64_t length) const {
+    static_cast<void>(length);
+    return {};
+  }
+  virtual bool LoadState(int64_t length, std::string_view state) {
+    static_cast<void>(length);
+    return state.empty();
+  }
 };
 
 // Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`, with

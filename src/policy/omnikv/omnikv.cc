@@ -32,6 +32,8 @@ class Omnikv : public Policy {
   int64_t WarmRows() const override { return window_; }
   size_t Bytes() const override { return bytes_; }
   void CopyState(const Policy& from) override;
+  std::string SaveState(int64_t length) const override;
+  bool LoadState(int64_t length, std::string_view state) override;
   DeclaredReads Reads() const override;
   std::optional<Selection> Selected(const LayerStep& step) const override;
 
@@ -50,6 +52,8 @@ class Omnikv : public Policy {
   float* Ring(int32_t filter) const {  // [max_seqs, window, stride]
     return rings_.as<float>() + int64_t{filter} * context_.max_seqs * window_ * stride_;
   }
+  // Rows of all rings that a later step reads; a window of 1 has none.
+  int32_t PastRows() const { return window_ == 1 ? 0 : layers_.n_filters() * window_; }
   // The head maximum of one query is the reduced score already: it goes where the choice reads it.
   // Not in a batch, where the choice reads by sequence what attention writes by row.
   bool Reduces() const { return softmax_ || window_ > 1 || context_.max_seqs > 1; }
@@ -251,6 +255,26 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
 void Omnikv::CopyState(const Policy& from) {
   const auto& other = static_cast<const Omnikv&>(from);
   context_.backend->Upload(rings_.as<void>(), other.rings_.as<void>(), rings_.size());
+}
+
+std::string Omnikv::SaveState(int64_t length) const {
+  const size_t bytes = static_cast<size_t>(length) * sizeof(float);
+  std::string state(static_cast<size_t>(PastRows()) * bytes, '\0');
+  for (int32_t r = 0; r < PastRows(); ++r) {
+    char* to = state.data() + static_cast<size_t>(r) * bytes;
+    context_.backend->Download(to, Ring(0) + r * stride_, bytes);
+  }
+  return state;
+}
+
+bool Omnikv::LoadState(int64_t length, std::string_view state) {
+  const size_t bytes = static_cast<size_t>(length) * sizeof(float);
+  if (state.size() != static_cast<size_t>(PastRows()) * bytes) return false;
+  for (int32_t r = 0; r < PastRows(); ++r) {
+    const char* from = state.data() + static_cast<size_t>(r) * bytes;
+    context_.backend->Upload(Ring(0) + r * stride_, from, bytes);
+  }
+  return true;
 }
 
 }  // namespace

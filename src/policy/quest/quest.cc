@@ -15,6 +15,7 @@ class Quest : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
   std::vector<StateSpec> States() const override;
+  void MakeStates(int32_t layer, const AttendArgs& attend) override;
   void SetStates(const std::vector<StateView>& states) override { states_ = states; }
   int32_t Variant(const SeqLength& at) const override { return Shortcut(at) ? 0 : 1; }
   void BeginStep(int32_t variant, const AttendArgs& step) override;
@@ -44,6 +45,9 @@ class Quest : public Policy {
   // While everything fits, attention to everything is as good as choosing, and cheaper.
   bool Shortcut(const SeqLength& at) const {
     return !context_.force_indices && Pages(at.tokens) <= rule_.budget;
+  }
+  const StateView& Bounds(int32_t layer) const {
+    return states_[static_cast<size_t>(layer - dense_layers_)];
   }
   void Choose(const StateView& bounds, const AttendArgs& attend) const;
 
@@ -115,18 +119,21 @@ void Quest::BeginStep(int32_t variant, const AttendArgs& step) {
                                           .n_pick = n_pick_.as<int32_t>()});
 }
 
-void Quest::Plan(const LayerStep& step, AttendArgs& attend) {
-  if (!Budgeted(step.layer)) return;
-  const StateView& bounds = states_[static_cast<size_t>(step.layer - dense_layers_)];
+void Quest::MakeStates(int32_t layer, const AttendArgs& attend) {
+  if (!Budgeted(layer)) return;
   context_.backend->Enqueue(BlockSummaryArgs{.kv = attend.kv,
                                              .seqs = attend.seqs,
-                                             .out = bounds,
+                                             .out = Bounds(layer),
                                              .n_rows = attend.n_rows,
                                              .n_seqs = attend.n_seqs,
                                              .unit = page_,
                                              .kind = SummaryKind::kMinMax});
-  if (step.prefill || !sparse_step_) return;
-  Choose(bounds, attend);
+}
+
+void Quest::Plan(const LayerStep& step, AttendArgs& attend) {
+  MakeStates(step.layer, attend);
+  if (!Budgeted(step.layer) || step.prefill || !sparse_step_) return;
+  Choose(Bounds(step.layer), attend);
   attend.plan = AttnPlan{};
   attend.plan.Add({.kind = SegmentKind::kList,
                    .unit = page_,

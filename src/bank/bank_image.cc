@@ -1,0 +1,150 @@
+// Sequences of the bank on their way to files and back.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "bank/bank.h"
+#include "base/check.h"
+
+namespace omnikv {
+namespace {
+
+// Rows that a table has of a sequence.
+int64_t RowsOf(const SequenceImage::Table& table, int64_t length) {
+  const int64_t rows = length - table.gone;
+  return table.most > 0 ? std::min(rows, table.most + 1) : rows;
+}
+
+Status CheckTable(const BankConfig& config, const SequenceImage::Table& table, int64_t length) {
+  const auto out_of_range = [&](int64_t tokens) { return tokens < 0 || tokens > length; };
+  if (out_of_range(table.gone) || out_of_range(table.least) || table.most < 0 ||
+      table.most > config.max_tokens) {
+    return Corrupt(fmt::format("a table of {} tokens has lost {}, the last at {}, and keeps {}",
+                               length, table.gone, table.least, table.most));
+  }
+  const int64_t n_blocks = config.BlocksFor(RowsOf(table, length));
+  int64_t end = 0;  // of the blocks so far
+  for (const auto& [first, last] : table.held) {
+    if (first < end || last <= first || last > n_blocks) {
+      return Corrupt(fmt::format("a table of {} blocks holds those from {} to {} behind block {}",
+                                 n_blocks, first, last, end));
+    }
+    end = last;
+  }
+  // A row that stands by the number of tokens before it has no holes before it.
+  const bool loses = table.gone > 0 || table.most > 0;
+  const bool whole = n_blocks == 0 ? table.held.empty()
+                                   : table.held.size() == 1 && table.held.front().first == 0 &&
+                                         table.held.front().second == n_blocks;
+  if (loses && !whole) return Corrupt("a table that lost rows by choice has holes");
+  return {};
+}
+
+}  // namespace
+
+Status CheckImage(const BankConfig& config, const SequenceImage& image) {
+  if (image.tables.size() != config.tables.size()) {
+    return Corrupt(fmt::format("{} tables of blocks are there, expected {}", image.tables.size(),
+                               config.tables.size()));
+  }
+  if (image.length < 0 || image.length > config.max_tokens) {
+    return ResourceExhausted(
+        fmt::format("it has {} tokens, but the context holds {}", image.length, config.max_tokens));
+  }
+  for (const SequenceImage::Table& table : image.tables) {
+    OKV_RETURN_IF_ERROR(CheckTable(config, table, image.length));
+  }
+  return {};
+}
+
+template <typename Visit>
+void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
+  const int64_t bt = config_.block_tokens;
+  const auto blocks = [&](int32_t layer, const auto& each) {  // each(block, its rows)
+    const BlockTable& table = TableOf(layer).blocks;
+    const int64_t rows = RowsOf(TableIndex(layer), seq, Length(seq));
+    for (int32_t i = 0; i < table.n_blocks(seq); ++i) {
+      const int32_t block = table.entries(seq)[i];
+      if (block >= 0) each(block, std::min(bt, rows - i * bt));
+    }
+  };
+  for (int32_t layer = 0; layer < n_layers(); ++layer) {
+    const auto l = static_cast<size_t>(layer);
+    std::byte* base = (OnHost(layer) ? *host_ : *own_).Base(layer);
+    blocks(layer, [&](int32_t block, int64_t rows) {
+      visit(base + static_cast<size_t>(block) * BlockBytes(l),
+            static_cast<size_t>(rows) * config_.RowBytes(l));
+    });
+  }
+  for (const auto& s : states) {
+    blocks(s->spec.layer, [&](int32_t block, int64_t rows) {
+      const int64_t units = (rows + s->spec.unit - 1) / s->spec.unit;
+      visit(s->Block(block), static_cast<size_t>(units * s->view.row_bytes));
+    });
+  }
+}
+
+SequenceImage Bank::Image(int32_t seq) const {
+  SequenceImage image{.length = Length(seq), .tables = {}};
+  for (const Table& table : tables_) {
+    const Lost& lost = table.lost[static_cast<size_t>(seq)];
+    SequenceImage::Table& to = image.tables.emplace_back(
+        SequenceImage::Table{.gone = lost.gone, .least = lost.least, .most = lost.most});
+    for (int32_t i = 0; i < table.blocks.n_blocks(seq); ++i) {
+      if (table.blocks.entries(seq)[i] < 0) continue;
+      const bool goes_on = !to.held.empty() && to.held.back().second == i;
+      if (goes_on) to.held.back().second = i + 1;
+      if (!goes_on) to.held.push_back({i, i + 1});
+    }
+  }
+  return image;
+}
+
+void Bank::Export(int32_t seq, const StateStreams& states,
+                  const std::function<void(const void*, size_t)>& write) const {
+  std::vector<std::byte> piece;
+  ForRows(seq, states, [&](const std::byte* data, size_t bytes) {
+    piece.resize(bytes);
+    backend_.Download(piece.data(), data, bytes);
+    write(piece.data(), bytes);
+  });
+}
+
+Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams& states,
+                    size_t bytes, const std::function<Status(void*, size_t)>& read) {
+  OKV_CHECK(Length(seq) == 0 && image.tables.size() == tables_.size());
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    const SequenceImage::Table& from = image.tables[i];
+    Table& table = tables_[i];
+    std::vector<bool> held(
+        static_cast<size_t>(config_.BlocksFor(omnikv::RowsOf(from, image.length))));
+    for (const auto& [first, last] : from.held) {
+      std::fill(held.begin() + first, held.begin() + last, true);
+    }
+    if (!table.blocks.Place(seq, held)) {
+      return ResourceExhausted(fmt::format("{} tokens do not fit: {} of {} blocks are free",
+                                           image.length, table.blocks.free_blocks(),
+                                           table.blocks.total_blocks()));
+    }
+    table.lost[static_cast<size_t>(seq)] = {
+        .gone = from.gone, .least = from.least, .most = from.most};
+    Publish(table, seq, 0, table.blocks.n_blocks(seq));
+  }
+  lengths_[static_cast<size_t>(seq)] = image.length;
+  size_t expected = 0;
+  ForRows(seq, states, [&](const std::byte*, size_t n) { expected += n; });
+  if (expected != bytes) {
+    return Corrupt(fmt::format("its K/V take {} bytes, expected {}", bytes, expected));
+  }
+  std::vector<std::byte> piece;
+  Status status;
+  ForRows(seq, states, [&](std::byte* to, size_t n) {
+    if (!status.ok()) return;
+    piece.resize(n);
+    status = read(piece.data(), n);
+    if (status.ok()) backend_.Upload(to, piece.data(), n);
+  });
+  return status;
+}
+
+}  // namespace omnikv

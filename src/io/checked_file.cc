@@ -1,0 +1,170 @@
+#include "io/checked_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "io/checksum.h"
+
+namespace omnikv {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Little-endian, as the machines are that this is built for.
+static_assert(std::endian::native == std::endian::little);
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t text_bytes;
+  uint64_t data_bytes;
+  uint64_t checksum;  // XXH3 of the text, the bytes, and what stands above
+};
+static_assert(sizeof(Header) == 32);
+constexpr size_t kSummedHeader = offsetof(Header, checksum);
+constexpr size_t kPiece = size_t{4} << 20;  // bytes that are read at once
+
+std::string ErrorText(int error) {
+  return std::generic_category().message(error);
+}
+
+}  // namespace
+
+struct CheckedFileWriter::State {
+  std::string path;    // as given
+  std::string target;  // what Commit replaces: where links lead
+  std::string beside;
+  int fd = -1;
+  int error = 0;  // errno of the first failure
+  Header header = {};
+  Checksum sum;
+
+  ~State() {
+    if (fd < 0) return;
+    ::close(fd);
+    ::unlink(beside.c_str());
+  }
+  void Put(const void* data, size_t bytes) {
+    for (const auto* at = static_cast<const char*>(data); bytes > 0 && error == 0;) {
+      const ssize_t n = ::write(fd, at, bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        error = errno;
+        return;
+      }
+      at += n;
+      bytes -= static_cast<size_t>(n);
+    }
+  }
+};
+
+CheckedFileWriter::CheckedFileWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CheckedFileWriter::~CheckedFileWriter() = default;
+
+Result<std::unique_ptr<CheckedFileWriter>> CheckedFileWriter::Create(const std::string& path,
+                                                                     FileKind kind,
+                                                                     std::string_view text) {
+  const auto refuse = [&](const std::string& why) {
+    return NotFound(fmt::format("{}: {} cannot be written there ({})", path, kind.name, why));
+  };
+  if (text.size() > CheckedFile::kMaxText) return refuse("its description is too long");
+  auto state = std::make_unique<State>();
+  state->path = path;
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (type != fs::file_type::regular && type != fs::file_type::not_found) {
+    return refuse("there is something that is no file");
+  }
+  state->target = fs::weakly_canonical(path, error);
+  if (error || state->target.empty()) return refuse(error ? error.message() : "no name");
+  std::random_device random;
+  const fs::path target = state->target;
+  state->beside = target.parent_path() / fmt::format(".{:08x}{:08x}.saving", random(), random());
+  state->fd = ::open(state->beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (state->fd < 0) return refuse(ErrorText(errno));
+  std::memcpy(state->header.magic, kind.magic, sizeof(state->header.magic));
+  state->header.version = kind.version;
+  state->header.text_bytes = static_cast<uint32_t>(text.size());
+  state->Put(&state->header, sizeof(Header));  // the place for it
+  state->Put(text.data(), text.size());
+  state->sum.Add(text.data(), text.size());
+  return std::unique_ptr<CheckedFileWriter>(new CheckedFileWriter(std::move(state)));
+}
+
+void CheckedFileWriter::Write(const void* data, size_t bytes) {
+  state_->Put(data, bytes);
+  state_->sum.Add(data, bytes);
+  state_->header.data_bytes += bytes;
+}
+
+Status CheckedFileWriter::Commit() {
+  State& s = *state_;
+  s.sum.Add(&s.header, kSummedHeader);
+  s.header.checksum = s.sum.Value();
+  if (s.error == 0 && ::lseek(s.fd, 0, SEEK_SET) != 0) s.error = errno;
+  s.Put(&s.header, sizeof(Header));
+  // Before the name: a power cut leaves the old file or the new one.
+  if (s.error == 0 && ::fsync(s.fd) != 0) s.error = errno;
+  if (s.error == 0 && ::rename(s.beside.c_str(), s.target.c_str()) != 0) s.error = errno;
+  if (s.error != 0) {
+    return Failed(fmt::format("{}: writing to it failed ({})", s.path, ErrorText(s.error)));
+  }
+  ::close(std::exchange(s.fd, -1));
+  return {};
+}
+
+Result<CheckedFile> CheckedFile::Open(InputFile file, FileKind kind) {
+  const auto corrupt = [&](const std::string& why) {
+    return Corrupt(fmt::format("{}: {}", file.path(), why));
+  };
+  Header header;
+  const size_t there = std::min(file.size(), sizeof(header));
+  OKV_RETURN_IF_ERROR(file.Read(0, there, &header));
+  if (there < sizeof(header.magic) ||
+      std::memcmp(header.magic, kind.magic, sizeof(header.magic)) != 0) {
+    return corrupt(fmt::format("is not {}", kind.name));
+  }
+  if (there < sizeof(header)) return corrupt("ends inside its header");
+  if (header.version != kind.version) {
+    return Unsupported(fmt::format("{}: is {} of version {}, expected {}", file.path(), kind.name,
+                                   header.version, kind.version));
+  }
+  const size_t behind = file.size() - sizeof(header);
+  if (header.text_bytes > kMaxText || header.text_bytes > behind ||
+      header.data_bytes != behind - header.text_bytes) {
+    return corrupt(fmt::format("has {} bytes, but its header tells of {} and {} behind it",
+                               file.size(), header.text_bytes, header.data_bytes));
+  }
+  CheckedFile checked;
+  checked.text_.resize(header.text_bytes);
+  OKV_RETURN_IF_ERROR(file.Read(sizeof(header), header.text_bytes, checked.text_.data()));
+  checked.begin_ = sizeof(header) + header.text_bytes;
+  checked.size_ = header.data_bytes;
+  Checksum sum;
+  sum.Add(checked.text_.data(), checked.text_.size());
+  std::vector<char> piece(std::min(kPiece, checked.size_));
+  for (size_t at = 0; at < checked.size_; at += piece.size()) {
+    const size_t n = std::min(piece.size(), checked.size_ - at);
+    OKV_RETURN_IF_ERROR(file.Read(checked.begin_ + at, n, piece.data()));
+    sum.Add(piece.data(), n);
+  }
+  sum.Add(&header, kSummedHeader);
+  if (sum.Value() != header.checksum) {
+    return corrupt("is damaged: its checksum is not that of what it holds");
+  }
+  checked.file_ = std::move(file);
+  return checked;
+}
+
+}  // namespace omnikv

@@ -1,0 +1,22 @@
+// A checksum of bytes that come in pieces: XXH3 with 64 bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace omnikv {
+
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  void Add(const void* data, size_t bytes);
+  uint64_t Value() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace omnikv

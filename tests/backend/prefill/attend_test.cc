@@ -419,10 +419,14 @@ void CheckTiles(const prefill::AttendKernels& kernels) {
       {.n_heads = 8, .n_kv_heads = 1, .dk = 128, .dv = 128, .start = 95, .rows = 9},
       {.n_heads = 2, .dk = 8, .dv = 16, .start = 0, .rows = 97, .softcap = 4},
       {.n_heads = 2, .dk = 256, .dv = 96, .start = 1, .rows = 34},
+      {.n_heads = 6, .dk = 72, .dv = 48, .start = 9, .rows = 60},
   };
   for (Shape s : shapes) {
     for (const int32_t window : {0, 33}) {
       s.dtype = window == 0 ? DType::kBF16 : DType::kF16;
+      if (window == 33 && KvFits(DType::kQ8_0, s.dk) && KvFits(DType::kQ8_0, s.dv)) {
+        s.dtype = DType::kQ8_0;
+      }
       SCOPED_TRACE(testing::Message() << kernels.name << " dk " << s.dk << " window " << window);
       Case c(s, random);
       // Wide logits: maxima move in the middle of a tile, by more than any slack.

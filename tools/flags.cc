@@ -63,7 +63,7 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
                  "tokens that a GPU keeps of each layer on the host, all that a layer reads in a "
                  "step at least; default: as many as there is room for");
   app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's");
-  app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16 or f32")
+  app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16, f32 or q8_0")
       ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
       ->capture_default_str();

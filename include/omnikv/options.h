@@ -53,7 +53,7 @@ struct EngineOptions {
   // least; 0: as many as there is room for.
   int64_t working_set = 0;
   PolicyOptions policy;           // that sessions will have, for `place`
-  std::string kv_dtype = "auto";  // auto, f16, bf16, f32; auto: f32 for f32 models, else f16
+  std::string kv_dtype = "auto";  // auto, f16, bf16, f32, q8_0; auto: f32 for f32 models, else f16
   // Of prefill, and of steps of more than 16 sequences: fast rounds activations to bf16 where the
   // device multiplies bf16 faster; full does not.
   std::string precision = "fast";

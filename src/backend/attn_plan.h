@@ -83,10 +83,25 @@ struct KvPlane {
   int64_t row_bytes = 0;      // from one token to the next
   int64_t head_bytes = 0;     // from one KV head to the next
   DType dtype = DType::kBF16;
+  // kQ8_0: f16, one per kQ8Block values of a head, which are int8 and one after the other. Of head
+  // 0 in row 0, rows row_bytes apart. Other formats have none.
+  std::byte* scales = nullptr;
+  int64_t scale_head_bytes = 0;  // from one KV head's to the next one's
 
   bool operator==(const KvPlane&) const = default;
   OMNIKV_HOST_DEVICE std::byte* Head(int64_t row, int32_t head) const {
     return base + row * row_bytes + head * head_bytes;
+  }
+  // How far behind the values of a head, in any row, its scales lie; 0 where there are none.
+  OMNIKV_HOST_DEVICE int64_t ToScales(int32_t head) const {
+    return scales == nullptr ? 0 : scales - base + head * (scale_head_bytes - head_bytes);
+  }
+  // The same rows with head 0 of row 0 at `to`.
+  KvPlane MovedTo(std::byte* to) const {
+    KvPlane moved = *this;
+    moved.base = to;
+    if (scales != nullptr) moved.scales = to + (scales - base);
+    return moved;
   }
 };
 
@@ -122,8 +137,8 @@ struct KvView {
   // The same rows elsewhere, from `base` on. REQUIRES Interleaved().
   KvView MovedTo(std::byte* base) const {
     KvView moved = *this;
-    moved.k.base = base;
-    moved.v.base = base + (v.base - k.base);
+    moved.k = k.MovedTo(base);
+    moved.v = v.MovedTo(base + (v.base - k.base));
     return moved;
   }
 };

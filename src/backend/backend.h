@@ -53,6 +53,9 @@ struct Support {
   std::string reason;
 };
 
+// Whether the heads of the K and V that `op` reads or writes can have their format.
+Support SupportsKv(const Op& op);
+
 // The largest step and the widest arrays of a model: what a backend sizes its own memory by.
 struct StepLimits {
   int32_t max_rows = 0;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backend/backend.h"
+#include "backend/kv_format.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -19,6 +20,22 @@ class OpList : public Recording {
 };
 
 }  // namespace
+
+Support SupportsKv(const Op& op) {
+  return std::visit(
+      [](const auto& args) -> Support {
+        if constexpr (requires { args.kv; }) {
+          for (const auto& [plane, dim] :
+               {std::pair{args.kv.k, args.kv.dk}, {args.kv.v, args.kv.dv}}) {
+            if (KvFits(plane.dtype, dim)) continue;
+            return {false, fmt::format("K or V in {} have heads of {} values, no multiple of {}",
+                                       DTypeName(plane.dtype), dim, kQ8Block)};
+          }
+        }
+        return {};
+      },
+      op);
+}
 
 double Backend::TimeAlone(const Op& op) {
   Synchronize();

@@ -1,8 +1,12 @@
 // The row layout of K and V: the only place that knows it.
 // A token's row is [K: n_kv_heads × dk | V: n_kv_heads × dv], so that a reader of chosen tokens
-// touches one piece of memory a token, large enough for PCIe and for the prefetchers. K and V may
-// also lie apart, each in rows of its own (MakeKvPlanes).
+// touches one piece of memory a token, large enough for PCIe and for the prefetchers. In kQ8_0 the
+// int8 values lie so, and behind them [scales of K: n_kv_heads × dk / 32 | scales of V], and room
+// up to a multiple of 16 bytes. K and V may also lie apart, each in rows of its own (MakeKvPlanes).
 #pragma once
+
+#include <algorithm>
+#include <cmath>
 
 #include "backend/attn_plan.h"
 
@@ -10,33 +14,47 @@ namespace omnikv {
 
 inline constexpr float kMaxF16 = 65504.0f;
 
-// Stores value `i` of a row: to nearest even, and what f16 cannot hold as its largest value, so
-// that one outlier does not become an infinity that spoils a whole attention. NaN stays NaN.
-inline void StoreKvValue(DType dtype, void* row, size_t i, float v) {
-  if (dtype == DType::kF16) v = v > kMaxF16 ? kMaxF16 : v < -kMaxF16 ? -kMaxF16 : v;
-  StoreFromF32(dtype, row, i, v);
+// Whether heads of so many values can have the format: kQ8_0 has whole blocks only.
+inline bool KvFits(DType dtype, int32_t head_dim) {
+  return dtype != DType::kQ8_0 || head_dim % static_cast<int32_t>(kQ8Block) == 0;
+}
+
+// Bytes of a head's d values, and of their scales.
+inline int64_t KvHeadBytes(DType dtype, int32_t d) {
+  if (dtype == DType::kQ8_0) return d;
+  return static_cast<int64_t>(DTypeBytes(dtype, static_cast<size_t>(d)));
+}
+inline int64_t KvScaleBytes(DType dtype, int32_t d) {
+  return dtype == DType::kQ8_0 ? d / static_cast<int64_t>(kQ8Block) * 2 : 0;
 }
 
 // Bytes of one token's K and V in one layer.
 inline int64_t KvRowBytes(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv) {
-  return static_cast<int64_t>(
-      DTypeBytes(dtype, static_cast<size_t>(n_kv_heads) * static_cast<size_t>(dk + dv)));
+  const int64_t bytes = n_kv_heads * (KvHeadBytes(dtype, dk) + KvHeadBytes(dtype, dv) +
+                                      KvScaleBytes(dtype, dk) + KvScaleBytes(dtype, dv));
+  return dtype == DType::kQ8_0 ? (bytes + 15) / 16 * 16 : bytes;
 }
 
-// Heads of `d` values side by side, in rows `row_bytes` apart.
-inline KvPlane MakeKvPlane(std::byte* base, int64_t row_bytes, DType dtype, int32_t d) {
+// Heads of `d` values side by side from `base` on, and their scales from `scales` on, in rows
+// `row_bytes` apart.
+inline KvPlane MakeKvPlane(std::byte* base, std::byte* scales, int64_t row_bytes, DType dtype,
+                           int32_t d) {
   return {.base = base,
           .row_bytes = row_bytes,
-          .head_bytes = static_cast<int64_t>(DTypeBytes(dtype, static_cast<size_t>(d))),
-          .dtype = dtype};
+          .head_bytes = KvHeadBytes(dtype, d),
+          .dtype = dtype,
+          .scales = dtype == DType::kQ8_0 ? scales : nullptr,
+          .scale_head_bytes = KvScaleBytes(dtype, d)};
 }
 
 // A view of rows that start at `base`, with the layout above.
 inline KvView MakeKvView(std::byte* base, const int32_t* block_table, int32_t block_tokens,
                          DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv) {
   const int64_t row_bytes = KvRowBytes(dtype, n_kv_heads, dk, dv);
-  return {.k = MakeKvPlane(base, row_bytes, dtype, dk),
-          .v = MakeKvPlane(base + KvRowBytes(dtype, n_kv_heads, dk, 0), row_bytes, dtype, dv),
+  std::byte* const v = base + n_kv_heads * KvHeadBytes(dtype, dk);
+  std::byte* const scales = v + n_kv_heads * KvHeadBytes(dtype, dv);
+  return {.k = MakeKvPlane(base, scales, row_bytes, dtype, dk),
+          .v = MakeKvPlane(v, scales + n_kv_heads * KvScaleBytes(dtype, dk), row_bytes, dtype, dv),
           .block_table = block_table,
           .block_tokens = block_tokens,
           .n_kv_heads = n_kv_heads,
@@ -48,13 +66,68 @@ inline KvView MakeKvView(std::byte* base, const int32_t* block_table, int32_t bl
 inline KvView MakeKvPlanes(std::byte* k, std::byte* v, const int32_t* block_table,
                            int32_t block_tokens, DType dtype, int32_t n_kv_heads, int32_t dk,
                            int32_t dv) {
-  return {.k = MakeKvPlane(k, KvRowBytes(dtype, n_kv_heads, dk, 0), dtype, dk),
-          .v = MakeKvPlane(v, KvRowBytes(dtype, n_kv_heads, 0, dv), dtype, dv),
+  return {.k = MakeKvPlane(k, k + n_kv_heads * KvHeadBytes(dtype, dk),
+                           KvRowBytes(dtype, n_kv_heads, dk, 0), dtype, dk),
+          .v = MakeKvPlane(v, v + n_kv_heads * KvHeadBytes(dtype, dv),
+                           KvRowBytes(dtype, n_kv_heads, 0, dv), dtype, dv),
           .block_table = block_table,
           .block_tokens = block_tokens,
           .n_kv_heads = n_kv_heads,
           .dk = dk,
           .dv = dv};
+}
+
+// Value i of the head whose values begin at `values` (for references and tests, not for kernels).
+inline float LoadKvValue(const KvPlane& plane, int32_t head, const std::byte* values, size_t i) {
+  if (plane.dtype != DType::kQ8_0) return LoadAsF32(plane.dtype, values, i);
+  F16 scale;
+  std::memcpy(&scale, values + plane.ToScales(head) + i / kQ8Block * 2, sizeof(scale));
+  return F32FromF16(scale) * static_cast<float>(static_cast<int8_t>(values[i]));
+}
+
+// Stores value `i` of a row: to nearest even, and what f16 cannot hold as its largest value, so
+// that one outlier does not become an infinity that spoils a whole attention. NaN stays NaN.
+// REQUIRES dtype != kQ8_0.
+inline void StoreKvValue(DType dtype, void* row, size_t i, float v) {
+  if (dtype == DType::kF16) v = v > kMaxF16 ? kMaxF16 : v < -kMaxF16 ? -kMaxF16 : v;
+  StoreFromF32(dtype, row, i, v);
+}
+
+// The scale of a block of kQ8_0 whose largest magnitude is `top`, NaN if it holds one.
+inline F16 Q8Scale(float top) {
+  return F16FromF32(top > 127 * kMaxF16 ? kMaxF16 : top / 127);
+}
+
+// Stores kQ8Block values as int8 and their f16 scale: to nearest even; NaN spoils all of them.
+inline void StoreQ8Block(const float* from, std::byte* values, std::byte* scale_to) {
+  float top = 0;
+  for (size_t i = 0; i < kQ8Block; ++i) {
+    const float v = std::fabs(from[i]);
+    top = v > top || std::isnan(v) ? v : top;
+    if (std::isnan(top)) break;
+  }
+  const F16 stored = Q8Scale(top);
+  const float scale = F32FromF16(stored);
+  std::memcpy(scale_to, &stored, sizeof(stored));
+  for (size_t i = 0; i < kQ8Block; ++i) {
+    const float q = scale > 0 ? std::nearbyint(from[i] / scale) : 0.0f;
+    values[i] = static_cast<std::byte>(static_cast<int8_t>(std::clamp(q, -127.0f, 127.0f)));
+  }
+}
+
+// Stores the d values of one head of K or V, in the row whose head 0 begins at `row`.
+inline void StoreKvHead(const KvPlane& plane, int32_t head, int32_t d, const float* from,
+                        std::byte* row) {
+  std::byte* const values = row + head * plane.head_bytes;
+  const auto n = static_cast<size_t>(d);
+  if (plane.dtype != DType::kQ8_0) {
+    for (size_t i = 0; i < n; ++i) StoreKvValue(plane.dtype, values, i, from[i]);
+    return;
+  }
+  std::byte* const scales = values + plane.ToScales(head);
+  for (size_t i = 0; i < n; i += kQ8Block) {
+    StoreQ8Block(from + i, values + i, scales + i / kQ8Block * 2);
+  }
 }
 
 }  // namespace omnikv

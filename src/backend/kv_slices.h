@@ -16,22 +16,27 @@ struct RowSlice {
   OMNIKV_HOST_DEVICE std::byte* Of(int64_t row) const { return base + row * stride; }
 };
 
-inline constexpr int32_t kRowSlices = 2;  // K and V
+inline constexpr int32_t kRowSlices = 4;  // K, V and the scales of both, if they have any
 
 // Slice i < kRowSlices of the heads of list l: all KV heads (lists = 1), or KV head l.
 OMNIKV_HOST_DEVICE inline RowSlice SliceOf(const KvView& kv, int32_t lists, int32_t l, int32_t i) {
-  const KvPlane& plane = i == 0 ? kv.k : kv.v;
+  const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
+  const bool scales = i >= 2;
+  const int64_t head_bytes = scales ? plane.scale_head_bytes : plane.head_bytes;
   const int64_t heads = kv.n_kv_heads / lists;
-  const int64_t first = l * heads * plane.head_bytes;
-  return {.base = plane.base + first,
-          .bytes = heads * plane.head_bytes,
+  const int64_t first = l * heads * head_bytes;
+  const int64_t before = (i > 0 ? kv.k.head_bytes : 0) + (i > 1 ? kv.v.head_bytes : 0) +
+                         (i > 2 ? kv.k.scale_head_bytes : 0);
+  return {.base = (scales ? plane.scales : plane.base) + first,
+          .bytes = heads * head_bytes,
           .stride = plane.row_bytes,
-          .packed_at = (i == 0 ? 0 : kv.n_kv_heads * kv.k.head_bytes) + first};
+          .packed_at = kv.n_kv_heads * before + first};
 }
 
 // Bytes of all slices of a row.
 OMNIKV_HOST_DEVICE inline int64_t PackedRowBytes(const KvView& kv) {
-  return kv.n_kv_heads * (kv.k.head_bytes + kv.v.head_bytes);
+  return kv.n_kv_heads *
+         (kv.k.head_bytes + kv.v.head_bytes + kv.k.scale_head_bytes + kv.v.scale_head_bytes);
 }
 
 }  // namespace omnikv

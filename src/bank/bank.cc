@@ -343,17 +343,22 @@ void Bank::FillWithNoise(int32_t seq) {
   // (-1, 1) from a multiplicative generator.
   constexpr int64_t kPatternRows = 1021;
   uint64_t state = 0x9e3779b97f4a7c15u;
-  // The first n_rows of a layer's rows, K/V or states, of which a block has block_rows.
-  const auto fill = [&](int32_t layer, DType dtype, std::byte* base, int64_t row_bytes,
-                        int64_t block_rows, int64_t n_rows) {
+  std::vector<float> noise;
+  const auto draw = [&](int64_t n) {
+    noise.resize(static_cast<size_t>(n));
+    for (float& value : noise) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      value = static_cast<float>(static_cast<int64_t>(state) >> 40) * 0x1p-23f;
+    }
+    return noise.data();
+  };
+  // The first n_rows of a layer's rows, K/V or states, of which a block has block_rows. `make`
+  // writes a row.
+  const auto fill = [&](int32_t layer, std::byte* base, int64_t row_bytes, int64_t block_rows,
+                        int64_t n_rows, const auto& make) {
     // A block's rows more than the pattern, so that each block is one piece of it.
     std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows * row_bytes));
-    const size_t values = pattern.size() / DTypeBytes(dtype, 1);
-    for (size_t i = 0; i < values; ++i) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      const auto value = static_cast<float>(static_cast<int64_t>(state) >> 40) * 0x1p-23f;
-      StoreFromF32(dtype, pattern.data(), i, value);
-    }
+    for (int64_t r = 0; r < kPatternRows; ++r) make(pattern.data() + r * row_bytes);
     pattern.reserve(pattern.size() + static_cast<size_t>(block_rows * row_bytes));
     for (int64_t r = 0; r < block_rows; ++r) {
       const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * row_bytes);
@@ -370,12 +375,23 @@ void Bank::FillWithNoise(int32_t seq) {
   for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
     const KvView view = View(layer);
     OKV_CHECK(view.Interleaved());
-    fill(layer, config_.dtype, view.k.base, view.k.row_bytes, config_.block_tokens,
-         Rows(seq, config_.layers[static_cast<size_t>(layer)].table));
+    fill(layer, view.k.base, view.k.row_bytes, config_.block_tokens,
+         Rows(seq, config_.layers[static_cast<size_t>(layer)].table), [&](std::byte* row) {
+           const KvView at = view.MovedTo(row);
+           for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
+             for (int32_t head = 0; head < at.n_kv_heads; ++head) {
+               StoreKvHead(plane, head, d, draw(d), plane.base);
+             }
+           }
+         });
   }
   ForStreams([&](const StateStream& s) {
-    fill(s.spec.layer, DType::kF32, s.view.base, s.view.row_bytes, s.view.block_units,
-         int64_t{s.view.block_units} * TableOf(s.spec.layer).blocks.n_blocks(seq));
+    fill(s.spec.layer, s.view.base, s.view.row_bytes, s.view.block_units,
+         int64_t{s.view.block_units} * TableOf(s.spec.layer).blocks.n_blocks(seq),
+         [&](std::byte* row) {
+           const auto bytes = static_cast<size_t>(s.view.row_bytes);
+           std::memcpy(row, draw(s.view.row_bytes / int64_t{sizeof(float)}), bytes);
+         });
   });
 }
 

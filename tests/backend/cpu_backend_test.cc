@@ -61,8 +61,12 @@ TEST(CpuBackendTest, SaysWhatItCannotAttend) {
   EXPECT_FALSE(backend->Supports(a).ok);
   a.plan = AttnPlan::Dense();
   EXPECT_TRUE(backend->Supports(a).ok);
+  a.kv.dk = a.kv.dv = 80;
   a.kv.k.dtype = a.kv.v.dtype = DType::kQ8_0;
-  EXPECT_FALSE(backend->Supports(a).ok);
+  EXPECT_EQ(backend->Supports(a).reason,
+            "K or V in q8_0 have heads of 80 values, no multiple of 32");
+  a.kv.dk = a.kv.dv = 96;
+  EXPECT_TRUE(backend->Supports(a).ok);
 }
 
 TEST(CpuBackendTest, ReplayAllocatesNothing) {

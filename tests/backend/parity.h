@@ -27,6 +27,9 @@ struct Array {
   std::string name;
   std::vector<float> values;
   double tolerance = 1e-5;  // of max |difference| / max |reference|; 0: equal
+  // How much further one value in 100 may be off, for it lies between two that its type has: a
+  // step.
+  double rounding = 0;
 };
 
 using Outputs = std::vector<Array>;

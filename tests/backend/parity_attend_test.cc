@@ -10,11 +10,13 @@ namespace {
 
 TEST_F(ParityTest, AttendDenseShapes) {
   Random random(11);
-  for (DType dtype : kKvTypes) {
+  for (DType dtype : kKvFormats) {
     for (const Shape& s :
-         {Shape{6, 2, 64, 64, dtype}, Shape{4, 4, 80, 80, dtype}, Shape{4, 1, 96, 96, dtype},
+         {Shape{6, 2, 64, 64, dtype}, Shape{6, 2, 32, 96, dtype}, Shape{10, 1, 64, 64, dtype},
+          Shape{16, 1, 128, 128, dtype}, Shape{4, 4, 80, 80, dtype}, Shape{4, 1, 96, 96, dtype},
           Shape{8, 1, 128, 128, dtype}, Shape{16, 1, 64, 128, dtype}, Shape{2, 1, 256, 256, dtype},
           Shape{5, 1, 72, 24, dtype}, Shape{3, 1, 13, 7, dtype}, Shape{7, 7, 8, 8, dtype}}) {
+      if (!Fits(s)) continue;
       for (int32_t n : {1, 2, 65, 300}) {
         Attention(s, {1}, {n}, random).Run(fmt::format("dense over {}", n), AttnPlan::Dense());
       }
@@ -24,7 +26,7 @@ TEST_F(ParityTest, AttendDenseShapes) {
 
 TEST_F(ParityTest, AttendRaggedRows) {
   Random random(12);
-  for (DType dtype : kKvTypes) {
+  for (DType dtype : kKvFormats) {
     const Shape s{6, 2, 64, 64, dtype};
     Attention(s, {1, 1}, {500, 3}, random).Run("dense", AttnPlan::Dense());
     Attention(s, {1, 3, 4}, {40, 257, 4}, random).Run("dense", AttnPlan::Dense());
@@ -37,8 +39,9 @@ TEST_F(ParityTest, AttendRaggedRows) {
 TEST_F(ParityTest, AttendLongContext) {
   Random random(13);
   Attention({4, 1, 64, 64, DType::kBF16}, {1}, {5000}, random).Run("dense", AttnPlan::Dense());
-  Attention({2, 2, 64, 64, DType::kF16}, {2, 1}, {3000, 1500}, random)
-      .Run("dense", AttnPlan::Dense());
+  for (DType dtype : {DType::kF16, DType::kQ8_0}) {
+    Attention({2, 2, 64, 64, dtype}, {2, 1}, {3000, 1500}, random).Run("dense", AttnPlan::Dense());
+  }
 }
 
 TEST_F(ParityTest, AttendWindowsAndRanges) {
@@ -65,8 +68,9 @@ TEST_F(ParityTest, AttendWindowsAndRanges) {
 
 TEST_F(ParityTest, AttendLists) {
   Random random(15);
-  for (DType dtype : kKvTypes) {
+  for (DType dtype : kKvFormats) {
     for (const Shape& s : {Shape{6, 2, 64, 64, dtype}, Shape{8, 2, 80, 64, dtype}}) {
+      if (!Fits(s)) continue;
       const std::vector<int32_t> lens = {400, 61, 17};
       const Attention a(s, {1, 2, 1}, lens, random);
       for (int32_t per_seq : {1, s.n_kv_heads}) {
@@ -109,9 +113,10 @@ TEST_F(ParityTest, AttendSeveralSegments) {
 // K and V apart: rows as far apart in both, and rows that are not; steps of few rows and prompts.
 TEST_F(ParityTest, AttendPlanesApart) {
   Random random(21);
-  for (DType dtype : kKvTypes) {
+  for (DType dtype : kKvFormats) {
     for (const Shape& s : {Shape{6, 2, 64, 64, dtype}, Shape{8, 2, 128, 128, dtype},
                            Shape{8, 2, 80, 64, dtype}, Shape{5, 1, 72, 24, dtype}}) {
+      if (!Fits(s)) continue;
       const std::vector<int32_t> lens = {400, 61, 170};
       for (const std::vector<int32_t>& q_len :
            {std::vector<int32_t>{1, 2, 1}, std::vector<int32_t>{70, 1, 100}}) {

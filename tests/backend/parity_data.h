@@ -9,6 +9,8 @@
 namespace omnikv::parity {
 
 inline constexpr DType kKvTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+// All that K and V can have; kQ8_0 where KvFits.
+inline constexpr DType kKvFormats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kQ8_0};
 inline constexpr DType kFormats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
 
 // Whether rows of n_in values can have the format: Q8_0 has whole blocks only.
@@ -21,6 +23,10 @@ struct Shape {
   int32_t n_heads, n_kv_heads, dk, dv;
   DType dtype;
 };
+
+inline bool Fits(const Shape& s) {
+  return KvFits(s.dtype, s.dk) && KvFits(s.dtype, s.dv);
+}
 
 // One attention over data made here: q_len[s] rows at the end of kv_len[s] tokens.
 struct Attention {

@@ -256,11 +256,13 @@ TEST_F(ParityDeviceTest, AppendToASlot) {
   constexpr int32_t kDim = 64;
   constexpr int32_t kHeads = 4;
   constexpr int32_t kRows = 12;
-  for (DType kv_type : kKvTypes) {
+  for (DType kv_type : kKvFormats) {
     for (const auto& [dk, norm] : {std::pair<int32_t, QkNorm>{64, QkNorm::kNone},
                                    {128, QkNorm::kNone},
                                    {80, QkNorm::kPerHead},
+                                   {96, QkNorm::kFull},
                                    {24, QkNorm::kFull}}) {
+      if (!KvFits(kv_type, dk)) continue;
       for (DType format : {DType::kBF16, DType::kQ8_0}) {
         for (int32_t row : {-1, 0, 7}) {
           const Weights wq(format, kHeads * dk, kDim, random);
@@ -272,39 +274,41 @@ TEST_F(ParityDeviceTest, AppendToASlot) {
           const auto norms = random.Floats(static_cast<size_t>(kHeads * dk));
           const auto cos_sin = random.Floats(static_cast<size_t>(dk));
           const std::vector<int32_t> slot = {row};
-          Check(
-              fmt::format("NormQkvRopeAppend {} heads of {} kv {} in slot {}", DTypeName(format),
-                          dk, DTypeName(kv_type), row),
-              [&, dk = dk, norm = norm](const Execute& run) {
-                Bank home = bank;
-                Bank slots(kv_type, 2, dk, dk, kRows, {0}, kRows, random);
-                std::vector<float> x;
-                std::vector<float> q(static_cast<size_t>(kHeads * dk), kPoison);
-                std::vector<float> k(static_cast<size_t>(2 * dk), kPoison);
-                run(NormQkvRopeAppendArgs{.in = in.On(x),
-                                          .wq = wq.Ref(),
-                                          .wk = wk.Ref(),
-                                          .wv = wv.Ref(),
-                                          .qk_norm = norm,
-                                          .q_norm = norms.data(),
-                                          .k_norm = norms.data(),
-                                          .qk_norm_eps = 1e-6f,
-                                          .cos_sin = cos_sin.data(),
-                                          .n_freq = dk / 2,
-                                          .q = q.data(),
-                                          .k_out = row == 7 ? k.data() : nullptr,
-                                          .n_heads = kHeads,
-                                          .kv = home.View(),
-                                          .slot = {.k = slots.View().k.base,
-                                                   .v = slots.View().v.base,
-                                                   .row = slot.data()},
-                                          .rows = step.rows.data(),
-                                          .seqs = step.seqs.data(),
-                                          .n_rows = 1});
-                const Array rows = slots.Values();
-                return Outputs{
-                    {"x", x, 2e-6}, {"q", q, 2e-5}, {"k", k, rows.tolerance}, home.Values(), rows};
-              });
+          Check(fmt::format("NormQkvRopeAppend {} heads of {} kv {} in slot {}", DTypeName(format),
+                            dk, DTypeName(kv_type), row),
+                [&, dk = dk, norm = norm](const Execute& run) {
+                  Bank home = bank;
+                  Bank slots(kv_type, 2, dk, dk, kRows, {0}, kRows, random);
+                  std::vector<float> x;
+                  std::vector<float> q(static_cast<size_t>(kHeads * dk), kPoison);
+                  std::vector<float> k(static_cast<size_t>(2 * dk), kPoison);
+                  run(NormQkvRopeAppendArgs{.in = in.On(x),
+                                            .wq = wq.Ref(),
+                                            .wk = wk.Ref(),
+                                            .wv = wv.Ref(),
+                                            .qk_norm = norm,
+                                            .q_norm = norms.data(),
+                                            .k_norm = norms.data(),
+                                            .qk_norm_eps = 1e-6f,
+                                            .cos_sin = cos_sin.data(),
+                                            .n_freq = dk / 2,
+                                            .q = q.data(),
+                                            .k_out = row == 7 ? k.data() : nullptr,
+                                            .n_heads = kHeads,
+                                            .kv = home.View(),
+                                            .slot = {.k = slots.View().k.base,
+                                                     .v = slots.View().v.base,
+                                                     .row = slot.data()},
+                                            .rows = step.rows.data(),
+                                            .seqs = step.seqs.data(),
+                                            .n_rows = 1});
+                  const Array rows = slots.Values();
+                  return Outputs{{"x", x, 2e-6},
+                                 {"q", q, 2e-5},
+                                 {"k", k, rows.tolerance, rows.rounding},
+                                 home.Values(),
+                                 rows};
+                });
         }
       }
     }

@@ -22,6 +22,8 @@ constexpr Layout kLayouts[] = {{DType::kF16, 1, 64, 64, 64},
                                {DType::kBF16, 1, 6, 6, 16},
                                {DType::kBF16, 3, 24, 21, 16, Planes::kApart},
                                {DType::kF32, 2, 10, 9, 32},
+                               {DType::kQ8_0, 2, 64, 32, 16},
+                               {DType::kQ8_0, 3, 32, 96, 16, Planes::kApart},
                                {DType::kF16, 4, 128, 128, 64, Planes::kApart}};
 
 TEST_F(ParityTest, LocateRows) {
@@ -129,8 +131,8 @@ TEST_F(ParityTest, EvictAndUndo) {
     const Step table({1, 1, 0, 1, 1}, lens, [&](int32_t s) { return bank.TableOff(s); });
     for (const int32_t lists : {1, l.n_kv_heads}) {
       for (const bool ties : {false, true}) {
-        Check(fmt::format("Evict of {} {}, {} lists{}", bank.View().TokenBytes(), DTypeName(l.dtype),
-                          lists, ties ? ", ties" : ""),
+        Check(fmt::format("Evict of {} {}, {} lists{}", bank.View().TokenBytes(),
+                          DTypeName(l.dtype), lists, ties ? ", ties" : ""),
               [&](const Execute& run) {
                 Bank copy = bank;
                 constexpr int32_t kStride = 104;

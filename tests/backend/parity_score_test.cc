@@ -72,7 +72,7 @@ void CheckScore(const Attention& data, const Scoring& how, Random& random) {
 // Every way to reduce, with and without a window, over sequences of many lengths, one without rows.
 TEST_F(ParityTest, ScoreReductions) {
   Random random(31);
-  for (const DType dtype : kKvTypes) {
+  for (const DType dtype : kKvFormats) {
     const Attention data({8, 2, 64, 64, dtype}, {1, 0, 9, 5}, {130, 40, 77, 5}, random);
     for (const HeadReduce heads : kHeadReduces) {
       for (const QueryReduce queries : kQueryReduces) {
@@ -104,6 +104,8 @@ TEST_F(ParityTest, ScoreShapes) {
                                                {8, 4, 256, 256, DType::kF16},
                                                {4, 2, 320, 64, DType::kBF16},
                                                {5, 5, 37, 11, DType::kF32},
+                                               {6, 3, 96, 32, DType::kQ8_0},
+                                               {8, 2, 128, 128, DType::kQ8_0},
                                                {6, 3, 51, 17, DType::kF16}}) {
     const Attention data(shape, {1, 1, 6}, {300, 64, 97}, random);
     for (const HeadReduce heads : kHeadReduces) {
@@ -147,6 +149,7 @@ TEST_F(ParityTest, ScorePlanesApart) {
   for (const Shape& shape : std::vector<Shape>{{8, 2, 64, 64, DType::kF16},
                                                {6, 2, 128, 80, DType::kBF16},
                                                {4, 2, 48, 16, DType::kF32},
+                                               {6, 2, 32, 64, DType::kQ8_0},
                                                {6, 3, 51, 17, DType::kF16}}) {
     const Attention data(shape, {1, 9}, {300, 97}, random, 16, Planes::kApart);
     CheckScore(data, {.per_head = true, .softmax = true, .unit = 8}, random);
@@ -206,6 +209,7 @@ TEST_F(ParityTest, BlockSummary) {
                                                {4, 2, 64, 64, DType::kF16},
                                                {4, 2, 64, 64, DType::kF32},
                                                {8, 8, 128, 128, DType::kF16},
+                                               {6, 3, 96, 64, DType::kQ8_0},
                                                {2, 1, 256, 256, DType::kBF16},
                                                {3, 3, 37, 11, DType::kBF16},
                                                {2, 2, 300, 20, DType::kF16}}) {

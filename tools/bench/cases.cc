@@ -397,17 +397,28 @@ Result<AttendCase> MeasureAttend(BenchEngine& bench, int32_t head_dim, int64_t t
       Noise(static_cast<size_t>(chunk) * kAttendHeads * static_cast<size_t>(head_dim));
   OKV_ASSIGN_OR_RETURN(const Buffer q, Uploaded(backend, noise));
   OKV_ASSIGN_OR_RETURN(const Buffer o, Uploaded(backend, noise));
-  const auto kv_values = static_cast<size_t>(blocks * kBlock * kAttendKvHeads * 2 * head_dim);
+  const int64_t row_bytes = KvRowBytes(bench.kv_dtype, kAttendKvHeads, head_dim, head_dim);
+  std::vector<std::byte> rows_of_kv;
   // Twice: the values are made on the host, and uploaded.
-  if (const size_t bytes = 2 * DTypeBytes(bench.kv_dtype, kv_values); bytes > AvailableMemory()) {
+  if (const auto bytes = static_cast<size_t>(2 * blocks * kBlock * row_bytes);
+      bytes > AvailableMemory()) {
     return ResourceExhausted(
         fmt::format("--attend is {}, whose K/V take {} while they are made, expected at most {} of "
                     "available memory",
                     tokens, HumanBytes(bytes), HumanBytes(AvailableMemory())));
   }
-  std::vector<std::byte> rows_of_kv(DTypeBytes(bench.kv_dtype, kv_values));
-  for (size_t i = 0; i < kv_values; ++i) {
-    StoreFromF32(bench.kv_dtype, rows_of_kv.data(), i, noise[i % noise.size()]);
+  rows_of_kv.resize(static_cast<size_t>(blocks * kBlock * row_bytes));
+  const KvView made = MakeKvView(rows_of_kv.data(), nullptr, kBlock, bench.kv_dtype, kAttendKvHeads,
+                                 head_dim, head_dim);
+  const size_t heads = noise.size() / static_cast<size_t>(head_dim);
+  size_t next = 0;  // head of the noise
+  for (int64_t row = 0; row < blocks * kBlock; ++row) {
+    for (const KvPlane& plane : {made.k, made.v}) {
+      for (int32_t head = 0; head < kAttendKvHeads; ++head) {
+        StoreKvHead(plane, head, head_dim, &noise[next++ % heads * static_cast<size_t>(head_dim)],
+                    plane.Head(row, 0));
+      }
+    }
   }
   OKV_ASSIGN_OR_RETURN(const Buffer kv, Uploaded(backend, rows_of_kv));
   std::vector<int32_t> table(static_cast<size_t>(blocks));

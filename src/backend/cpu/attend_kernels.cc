@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "backend/cpu/simd-inl.h"
+#include "backend/kv_format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace omnikv {
@@ -173,16 +174,20 @@ struct HeadPass {
   Ahead* ahead;
   int64_t k_offset;  // of the head
   int64_t v_offset;
+  int64_t k_scales;  // of the head's scales, where it has any
+  int64_t v_scales;
   const float* q;  // [G, q_stride]
   float* state;    // [G, state_stride]
 };
 
-// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, or one f32.
+// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, one f32, or one int8
+// brought to f32.
 template <DType kType>
 struct Keys {
-  static constexpr size_t kParts = kType == DType::kF32 ? 1 : 2;  // values of a lane
+  static constexpr bool kQ8 = kType == DType::kQ8_0;
+  static constexpr size_t kParts = kType == DType::kF32 || kQ8 ? 1 : 2;  // values of a lane
   static constexpr size_t kValues = kParts * kLanes;
-  static constexpr size_t kBytes = kLanes * sizeof(float);
+  static constexpr size_t kBytes = kQ8 ? kLanes : kLanes * sizeof(float);
   // Part() of an f16 gives 2^-112 of it, exactly: its exponent where that of an f32 is. PackQuery
   // makes up for 2^96 of that (so that no query overflows), the scale of the logits for the rest.
   // An f16 NaN comes out finite; who stored it has a NaN in its own row's output.
@@ -191,10 +196,13 @@ struct Keys {
   static constexpr float kLogitScale = kShifted ? 0x1p16f : 1.0f;
 
   static HWY_INLINE VF Load(const std::byte* p) {
+    if constexpr (kQ8) return Elements<kType>::Load(p);
     return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
   }
   static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
-    if constexpr (kType == DType::kF32) {
+    if constexpr (kQ8) {
+      return Load(p);  // blocks are whole vectors: there is no tail
+    } else if constexpr (kType == DType::kF32) {
       return LoadFloats(reinterpret_cast<const float*>(p), n);
     } else {
 #if OKV_SAFE_MASKED_LOAD
@@ -209,7 +217,7 @@ struct Keys {
   static HWY_INLINE VF Part(VF v, size_t part) {
     const DF d;
     const DI di;
-    if constexpr (kType == DType::kF32) {
+    if constexpr (kParts == 1) {
       return v;
     } else if constexpr (kType == DType::kBF16) {
       VF even;
@@ -274,8 +282,8 @@ void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
 
 constexpr size_t kTogether = kQuads < 2 ? 1 : 2;  // quads that share the loads of q
 
-// half[g]: q[g] · k of kTogether quads of tokens from `row` on. Sums lie in the blocks of one quad
-// each, two blocks a quad where a vector has four.
+// half[g]: q[g] · k of kTogether quads of tokens whose rows are `row`. Sums lie in the blocks of
+// one quad each, two blocks a quad where a vector has four.
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF (&half)[G]) {
   using K = Keys<kType>;
@@ -286,6 +294,7 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
   const int64_t q_stride = pass.job->q_stride;
   const float* q = pass.q;
   int64_t offset = pass.k_offset;
+  VF scale[kTogether][4];  // kQ8_0: of each token
   size_t at = 0;
   do {
     VF v[kTogether][4];
@@ -293,6 +302,12 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
       for (size_t t = 0; t < 4; ++t) {
         const std::byte* k = row[4 * u + t] + offset;
         v[u][t] = kTail && at + K::kValues > dk ? K::LoadTail(k, dk - at) : K::Load(k);
+        if constexpr (K::kQ8) {
+          if (at % kQ8Block == 0) {
+            scale[u][t] = LoadScale(row[4 * u + t] + pass.k_scales + at / kQ8Block * 2);
+          }
+          v[u][t] = hn::Mul(v[u][t], scale[u][t]);
+        }
       }
       Transpose4(v[u]);
     }
@@ -347,12 +362,13 @@ void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
   const KvView& kv = pass.job->args->kv;
+  const auto kv_head = static_cast<int32_t>(pass.k_offset / kv.k.head_bytes);
   ahead.Advance();
   for (int g = 0; g < G; ++g) {
     float sum = 0;
     for (int32_t at = 0; at < kv.dk; ++at) {
       sum += pass.q[g * pass.job->q_stride + at] *
-             LoadAsF32(kType, pass.k[i] + pass.k_offset, static_cast<size_t>(at));
+             LoadKvValue(kv.k, kv_head, pass.k[i] + pass.k_offset, static_cast<size_t>(at));
     }
     dot[g] = hn::Set(DF(), sum);
   }
@@ -375,6 +391,7 @@ HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const 
       sum[g][j][1] = hn::Mul(hn::LoadU(d, from + j * kStep + kLanes), s);
     }
   }
+  constexpr bool kQ8 = kType == DType::kQ8_0;
   const int64_t offset = pass.v_offset + static_cast<int64_t>(at / kStep * E::kStepBytes);
   for (int t = 0; t < pass.n; ++t) {
     const std::byte* v = pass.v[t] + offset;
@@ -384,10 +401,16 @@ HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const 
     for (int j = 0; j < P; ++j) {
       VF a;
       VF b;
-      if (tail == 0) {
+      if (kQ8 || tail == 0) {
         E::LoadStep(v + static_cast<size_t>(j) * E::kStepBytes, a, b);
       } else {
         E::LoadTail(v, tail, a, b);
+      }
+      if constexpr (kQ8) {
+        const size_t block = (at + static_cast<size_t>(j) * kStep) / kQ8Block;
+        const VF s = LoadScale(pass.v[t] + pass.v_scales + block * 2);
+        a = hn::Mul(a, s);
+        b = hn::Mul(b, s);
       }
       for (int g = 0; g < G; ++g) {
         sum[g][j][0] = hn::MulAdd(a, weight[g], sum[g][j][0]);
@@ -566,6 +589,8 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
                     .ahead = &ahead,
                     .k_offset = 0,
                     .v_offset = 0,
+                    .k_scales = 0,
+                    .v_scales = 0,
                     .q = nullptr,
                     .state = nullptr};
       alignas(64) float head_max[kChunk];
@@ -573,6 +598,8 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
       for (int32_t kv = item.kv_head; kv < item.kv_head + item.n_kv_heads; ++kv) {
         pass.k_offset = kv * a.kv.k.head_bytes;
         pass.v_offset = kv * a.kv.v.head_bytes;
+        pass.k_scales = pass.k_offset + a.kv.k.ToScales(kv);
+        pass.v_scales = pass.v_offset + a.kv.v.ToScales(kv);
         for (int32_t h = 0; h < heads_per_kv; h += kMaxHeads) {
           const int32_t head = kv * heads_per_kv + h;
           const int64_t row_head = int64_t{row - job.first_row} * a.n_heads + head;
@@ -609,7 +636,7 @@ void Piece(const AttendJob& job, const AttendItem& item) {
     case DType::kBF16:
       return PieceOf<DType::kBF16>(job, item);
     case DType::kQ8_0:
-      break;
+      return PieceOf<DType::kQ8_0>(job, item);
   }
 }
 

@@ -455,11 +455,7 @@ std::string CpuBackend::Describe() const {
 }
 
 Support CpuBackend::Supports(const Op& op) const {
-  const auto in_q8 = [](const auto* a) { return a != nullptr && a->kv.k.dtype == DType::kQ8_0; };
-  if (in_q8(std::get_if<AttendArgs>(&op)) || in_q8(std::get_if<ScoreArgs>(&op)) ||
-      in_q8(std::get_if<BlockSummaryArgs>(&op))) {
-    return {false, "K and V in q8_0 are not supported"};
-  }
+  if (const Support kv = SupportsKv(op); !kv.ok) return kv;
   if (const auto* a = std::get_if<AttendArgs>(&op)) {
     if (a->kv.k.dtype != a->kv.v.dtype) return {false, "K and V in different formats"};
     if (a->score != ScoreKind::kNone &&

@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include <cmath>
+#include <limits>
 
 #include "backend/cpu/simd-inl.h"
 #include "backend/kv_format.h"
@@ -195,6 +196,44 @@ HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to
   for (; i < n; ++i) StoreKvValue(dtype, to, static_cast<size_t>(i), from[i]);
 }
 
+// StoreKvHead, in vectors.
+HWY_INLINE void StoreHead(const KvPlane& plane, int32_t head, int32_t n, const float* from,
+                          std::byte* row) {
+  if (plane.dtype != DType::kQ8_0) {
+    return StoreAs(plane.dtype, from, n, row + head * plane.head_bytes);
+  }
+#if HWY_TARGET == HWY_SCALAR
+  StoreKvHead(plane, head, n, from, row);
+#else
+  const DF d;
+  const hn::Rebind<int8_t, DF> d8;
+  std::byte* to = row + head * plane.head_bytes;
+  std::byte* scale_to = to + plane.ToScales(head);
+  for (int32_t at = 0; at < n; at += static_cast<int32_t>(kQ8Block), scale_to += sizeof(F16)) {
+    VF top = hn::Zero(d);
+    VF nan = hn::Zero(d);  // Max may lose one
+    for (size_t i = 0; i < kQ8Block; i += kLanes) {
+      const VF v = hn::LoadU(d, from + at + i);
+      top = hn::Max(top, hn::Abs(v));
+      nan = hn::IfThenElse(hn::IsNaN(v), hn::Set(d, 1.0f), nan);
+    }
+    const bool spoiled = Max(nan) > 0;
+    const F16 stored = Q8Scale(spoiled ? std::numeric_limits<float>::quiet_NaN() : Max(top));
+    const float scale = F32FromF16(stored);
+    std::memcpy(scale_to, &stored, sizeof(stored));
+    const VF most = hn::Set(d, 127.0f);
+    for (size_t i = 0; i < kQ8Block; i += kLanes) {
+      // A scale of 0 or NaN: all values are 0.
+      VF q = hn::Zero(d);
+      if (scale > 0) q = hn::Div(hn::LoadU(d, from + at + i), hn::Set(d, scale));
+      q = hn::Max(hn::Min(q, most), hn::Neg(most));
+      hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(q)), d8,
+                 reinterpret_cast<int8_t*>(to + at + static_cast<int32_t>(i)));
+    }
+  }
+#endif
+}
+
 void FinishQkv(const NormQkvRopeAppendArgs& a, int32_t row, float* k, const float* v) {
   const KvView& kv = a.kv;
   NormAndRotate(a, row, a.q_norm, a.n_heads, a.q + int64_t{row} * a.n_heads * kv.dk, nullptr);
@@ -203,11 +242,11 @@ void FinishQkv(const NormQkvRopeAppendArgs& a, int32_t row, float* k, const floa
   NormAndRotate(a, row, a.k_norm, kv.n_kv_heads, k, raw);
   const KvTarget to = TargetOf(a, a.rows[row]);
   for (int32_t h = 0; h < kv.n_kv_heads; ++h) {
-    std::byte* k_to = to.k + h * kv.k.head_bytes;
-    StoreAs(kv.k.dtype, k + int64_t{h} * kv.dk, kv.dk, k_to);
-    StoreAs(kv.v.dtype, v + int64_t{h} * kv.dv, kv.dv, to.v + h * kv.v.head_bytes);
+    StoreHead(kv.k, h, kv.dk, k + int64_t{h} * kv.dk, to.k);
+    StoreHead(kv.v, h, kv.dv, v + int64_t{h} * kv.dv, to.v);
+    const std::byte* k_to = to.k + h * kv.k.head_bytes;
     for (int32_t i = 0; a.k_out != nullptr && i < kv.dk; ++i) {
-      a.k_out[k_row + int64_t{h} * kv.dk + i] = LoadAsF32(kv.k.dtype, k_to, static_cast<size_t>(i));
+      a.k_out[k_row + int64_t{h} * kv.dk + i] = LoadKvValue(kv.k, h, k_to, static_cast<size_t>(i));
     }
   }
 }

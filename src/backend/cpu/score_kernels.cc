@@ -28,12 +28,13 @@ struct Rows {
 // w[g][t] = q[g]·k of tokens [0, n), for G heads. The next head's K of a token is a few hundred
 // bytes on, which the prefetchers of the CPU do not follow over n rows: it is fetched by hand.
 template <DType kType, int G>
-HWY_NOINLINE void Dots(const Rows& rows, int n, int64_t offset, int64_t dk, const float* q,
+HWY_NOINLINE void Dots(const Rows& rows, int n, const KvView& kv, int32_t kv_head, const float* q,
                        int64_t q_stride, float (*w)[kScoreBlock]) {
-  using E = Elements<kType>;
   const DF d;
-  const auto values = static_cast<size_t>(dk);
-  const auto bytes = static_cast<int64_t>(DTypeBytes(kType, values));
+  const auto values = static_cast<size_t>(kv.dk);
+  const int64_t bytes = kv.k.head_bytes;
+  const int64_t offset = kv_head * bytes;
+  const int64_t to_scales = kv.k.ToScales(kv_head);
   for (int t = 0; t < n; t += kTogether) {
     const std::byte* k[kTogether];
     for (int i = 0; i < kTogether; ++i) k[i] = rows.at[std::min(t + i, n - 1)] + offset;
@@ -47,12 +48,7 @@ HWY_NOINLINE void Dots(const Rows& rows, int n, int64_t offset, int64_t dk, cons
       VF a[kTogether];
       VF b[kTogether];
       for (int i = 0; i < kTogether; ++i) {
-        if (at + kStep <= values) {
-          E::LoadStep(k[i], a[i], b[i]);
-        } else {
-          E::LoadTail(k[i], values - at, a[i], b[i]);
-        }
-        k[i] += E::kStepBytes;
+        LoadHeadStep<kType>(k[i], to_scales, at, values, a[i], b[i]);
       }
       for (int g = 0; g < G; ++g) {
         const VF q0 = hn::LoadU(d, q + g * q_stride + at);
@@ -71,12 +67,12 @@ HWY_NOINLINE void Dots(const Rows& rows, int n, int64_t offset, int64_t dk, cons
 }
 
 template <DType kType>
-void DotsOf(int g, const Rows& rows, int n, int64_t offset, int64_t dk, const float* q,
+void DotsOf(int g, const Rows& rows, int n, const KvView& kv, int32_t kv_head, const float* q,
             int64_t q_stride, float (*w)[kScoreBlock]) {
-  if (g == 1) return Dots<kType, 1>(rows, n, offset, dk, q, q_stride, w);
-  if (g == 2) return Dots<kType, 2>(rows, n, offset, dk, q, q_stride, w);
-  if (g == 3) return Dots<kType, 3>(rows, n, offset, dk, q, q_stride, w);
-  return Dots<kType, 4>(rows, n, offset, dk, q, q_stride, w);
+  if (g == 1) return Dots<kType, 1>(rows, n, kv, kv_head, q, q_stride, w);
+  if (g == 2) return Dots<kType, 2>(rows, n, kv, kv_head, q, q_stride, w);
+  if (g == 3) return Dots<kType, 3>(rows, n, kv, kv_head, q, q_stride, w);
+  return Dots<kType, 4>(rows, n, kv, kv_head, q, q_stride, w);
 }
 
 // into[t] takes in the score of one head, whose products with K are dots[t].
@@ -129,7 +125,7 @@ void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
     for (int32_t h = 0; h < a.n_heads;) {
       const int32_t kv_head = h / group;
       const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
-      DotsOf<kType>(together, rows, seen, kv_head * a.kv.k.head_bytes, a.kv.dk,
+      DotsOf<kType>(together, rows, seen, a.kv, kv_head,
                     job.q + (int64_t{r} * a.n_heads + h) * job.q_stride, job.q_stride, w);
       float* into = g + (a.lists == 1 ? 0 : kv_head) * kScoreBlock;
       const int64_t row = int64_t{seq.q_begin} + seq.q_len - 1 - age;
@@ -173,7 +169,7 @@ void Block(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
     case DType::kBF16:
       return BlockOf<DType::kBF16>(job, begin, end, scratch);
     case DType::kQ8_0:
-      break;
+      return BlockOf<DType::kQ8_0>(job, begin, end, scratch);
   }
 }
 
@@ -187,7 +183,6 @@ void PackQuery(DType dtype, const float* q, int64_t dk, int64_t padded, float* o
 
 template <DType kType>
 void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
-  using E = Elements<kType>;
   const DF d;
   const SeqMeta meta = a.seqs[seq];
   const auto dk = static_cast<size_t>(a.kv.dk);
@@ -198,19 +193,13 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
   for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
     for (size_t at = 0; at < dk; at += kStep) {
-      const auto offset = static_cast<int64_t>(at / kStep * E::kStepBytes);
       VF sum[2] = {hn::Zero(d), hn::Zero(d)};
       VF low[2] = {hn::Set(d, -kNegInf), hn::Set(d, -kNegInf)};
       VF high[2] = {hn::Set(d, kNegInf), hn::Set(d, kNegInf)};
       for (int64_t t = 0; t < n; ++t) {
-        const std::byte* k =
-            a.kv.k.Head(a.kv.RowIndex(meta.table_off, first + t), kv_head) + offset;
+        const std::byte* k = a.kv.k.Head(a.kv.RowIndex(meta.table_off, first + t), kv_head);
         VF v[2];
-        if (at + kStep <= dk) {
-          E::LoadStep(k, v[0], v[1]);
-        } else {
-          E::LoadTail(k, dk - at, v[0], v[1]);
-        }
+        LoadHeadStep<kType>(k, a.kv.k.ToScales(kv_head), at, dk, v[0], v[1]);
         for (int i = 0; i < 2; ++i) {
           sum[i] = hn::Add(sum[i], v[i]);
           low[i] = hn::Min(low[i], v[i]);
@@ -239,7 +228,7 @@ void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
     case DType::kBF16:
       return SummaryOf<DType::kBF16>(a, seq, unit);
     case DType::kQ8_0:
-      break;
+      return SummaryOf<DType::kQ8_0>(a, seq, unit);
   }
 }
 

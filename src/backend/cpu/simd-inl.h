@@ -147,6 +147,51 @@ struct Elements<DType::kBF16> {
   }
 };
 
+// int8 values, which Q8_0 has beside their scales in rows of K and V.
+template <>
+struct Elements<DType::kQ8_0> {
+  static constexpr size_t kStepBytes = kStep;
+  static HWY_INLINE VF Load(const std::byte* p) {
+    const hn::Rebind<int8_t, DF> d8;
+    return hn::ConvertTo(DF(),
+                         hn::PromoteTo(DI(), hn::LoadU(d8, reinterpret_cast<const int8_t*>(p))));
+  }
+  static HWY_INLINE void LoadStep(const std::byte* p, VF& a, VF& b) {
+    a = Load(p);
+    b = Load(p + kLanes);
+  }
+  static HWY_INLINE void LoadTail(const std::byte* p, size_t, VF& a, VF& b) {
+    LoadStep(p, a, b);  // blocks are whole steps: there is no tail
+  }
+};
+
+// The f16 at p, in every lane.
+HWY_INLINE VF LoadScale(const std::byte* p) {
+  const hn::CappedTag<float, 1> one;
+  const hn::Rebind<hwy::float16_t, hn::CappedTag<float, 1>> half;
+  const auto scale =
+      hn::PromoteTo(one, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
+  return hn::Set(DF(), hn::GetLane(scale));
+}
+
+// Values [at, at + kStep) of a head of n values of K or V, whose scales lie `to_scales` behind.
+template <DType kType>
+HWY_INLINE void LoadHeadStep(const std::byte* head, int64_t to_scales, size_t at, size_t n, VF& a,
+                             VF& b) {
+  using E = Elements<kType>;
+  const std::byte* p = head + at / kStep * E::kStepBytes;
+  if (at + kStep <= n) {
+    E::LoadStep(p, a, b);
+  } else {
+    E::LoadTail(p, n - at, a, b);
+  }
+  if constexpr (kType == DType::kQ8_0) {
+    const VF scale = LoadScale(head + to_scales + at / kQ8Block * 2);
+    a = hn::Mul(a, scale);
+    b = hn::Mul(b, scale);
+  }
+}
+
 // Writes the first `n` values of a step back in natural order.
 template <DType kType>
 HWY_INLINE void StoreStep(VF a, VF b, float* p, size_t n) {

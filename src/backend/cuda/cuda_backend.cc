@@ -376,12 +376,9 @@ Support CudaBackend::Supports(const Op& op) const {
   if (differ(std::get_if<AttendArgs>(&op)) || differ(std::get_if<NormQkvRopeAppendArgs>(&op))) {
     return {false, "K and V in different formats"};
   }
+  if (const Support kv = SupportsKv(op); !kv.ok) return kv;
   if (const auto* score = std::get_if<ScoreArgs>(&op); score && !CanScore(*score, device_)) {
-    return {false, "K in q8_0, or scores of more heads than shared memory holds"};
-  }
-  if (const auto* summary = std::get_if<BlockSummaryArgs>(&op);
-      summary != nullptr && summary->kv.k.dtype == DType::kQ8_0) {
-    return {false, "K and V in q8_0 are not supported"};
+    return {false, "scores of more heads than shared memory holds"};
   }
   if (const auto* score = std::get_if<BlockScoreArgs>(&op);
       score != nullptr && !CanBlockScore(*score, device_)) {

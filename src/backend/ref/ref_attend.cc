@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "backend/kv_format.h"
 #include "backend/ref/ref_backend.h"
 
 namespace omnikv {
@@ -62,7 +63,8 @@ void RefAttend(const AttendArgs& a) {
             a.kv.k.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), kv_head);
         double dot = 0;
         for (int32_t d = 0; d < a.kv.dk; ++d) {
-          dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.k.dtype, k, static_cast<size_t>(d));
+          dot +=
+              static_cast<double>(q[d]) * LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(d));
         }
         double logit = dot * a.scale;
         if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
@@ -84,7 +86,7 @@ void RefAttend(const AttendArgs& a) {
         if (a.o == nullptr) continue;
         const std::byte* v =
             a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), kv_head);
-        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadAsF32(a.kv.v.dtype, v, d);
+        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadKvValue(a.kv.v, kv_head, v, d);
       }
       const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
       if (a.lse != nullptr) {

@@ -70,17 +70,6 @@ void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t r, const float* norm,
   }
 }
 
-// `heads` [n_kv_heads, d] to a row of their plane, which begins at `row`.
-void AppendRow(const KvPlane& plane, int32_t n_kv_heads, int32_t d, const float* heads,
-               std::byte* row) {
-  for (int32_t head = 0; head < n_kv_heads; ++head) {
-    for (int32_t i = 0; i < d; ++i) {
-      StoreKvValue(plane.dtype, row + head * plane.head_bytes, static_cast<size_t>(i),
-                   heads[head * d + i]);
-    }
-  }
-}
-
 void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const std::vector<float> h = Prologue(a.in, r);
@@ -94,11 +83,14 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
     float* raw = a.k_raw_out != nullptr ? a.k_raw_out + r * a.wk.n_out : nullptr;
     NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data(), raw);
     const KvTarget to = TargetOf(a, a.rows[r]);
-    AppendRow(a.kv.k, a.kv.n_kv_heads, a.kv.dk, k.data(), to.k);
-    AppendRow(a.kv.v, a.kv.n_kv_heads, a.kv.dv, v.data(), to.v);
+    for (int32_t head = 0; head < a.kv.n_kv_heads; ++head) {
+      StoreKvHead(a.kv.k, head, a.kv.dk, k.data() + head * a.kv.dk, to.k);
+      StoreKvHead(a.kv.v, head, a.kv.dv, v.data() + head * a.kv.dv, to.v);
+    }
     for (int64_t i = 0; a.k_out != nullptr && i < a.wk.n_out; ++i) {
-      const std::byte* head = to.k + i / a.kv.dk * a.kv.k.head_bytes;
-      a.k_out[r * a.wk.n_out + i] = LoadAsF32(a.kv.k.dtype, head, static_cast<size_t>(i % a.kv.dk));
+      const auto head = static_cast<int32_t>(i / a.kv.dk);
+      a.k_out[r * a.wk.n_out + i] = LoadKvValue(a.kv.k, head, to.k + head * a.kv.k.head_bytes,
+                                                static_cast<size_t>(i % a.kv.dk));
     }
   }
 }
@@ -143,7 +135,7 @@ class RefBackend : public HostBackend {
  public:
   std::string_view Name() const override { return "ref"; }
   std::string Describe() const override { return "scalar reference, double accumulation"; }
-  Support Supports(const Op&) const override { return {}; }
+  Support Supports(const Op& op) const override { return SupportsKv(op); }
 
  protected:
   void Run(const Op& op) override {

@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "backend/kv_format.h"
 #include "backend/ref/ref_backend.h"
 
 namespace omnikv {
@@ -13,11 +14,11 @@ constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 // w[r][h][t] of ops.h.
 double TokenScore(const ScoreArgs& a, const SeqMeta& seq, int64_t row, int32_t head, int64_t t) {
   const float* q = a.q + (row * a.n_heads + head) * a.kv.dk;
-  const std::byte* k =
-      a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), head / (a.n_heads / a.kv.n_kv_heads));
+  const int32_t kv_head = head / (a.n_heads / a.kv.n_kv_heads);
+  const std::byte* k = a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), kv_head);
   double dot = 0;
   for (int32_t d = 0; d < a.kv.dk; ++d) {
-    dot += static_cast<double>(q[d]) * LoadAsF32(a.kv.k.dtype, k, static_cast<size_t>(d));
+    dot += static_cast<double>(q[d]) * LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(d));
   }
   double logit = dot * a.scale;
   if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
@@ -88,9 +89,9 @@ void RefBlockSummary(const BlockSummaryArgs& a) {
         double high = kNegInf;
         const int64_t last = std::min<int64_t>((u + 1) * a.unit, seq.kv_len);
         for (int64_t t = u * a.unit; t < last; ++t) {
-          const std::byte* k =
-              a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), static_cast<int32_t>(i / a.kv.dk));
-          const double v = LoadAsF32(a.kv.k.dtype, k, static_cast<size_t>(i % a.kv.dk));
+          const auto kv_head = static_cast<int32_t>(i / a.kv.dk);
+          const std::byte* k = a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), kv_head);
+          const double v = LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(i % a.kv.dk));
           sum += v;
           low = std::min(low, v);
           high = std::max(high, v);

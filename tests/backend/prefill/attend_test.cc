@@ -47,8 +47,15 @@ struct Case {
     }
     const int64_t row_bytes = KvRowBytes(s.dtype, s.n_kv_heads, s.dk, s.dv);
     kv.resize(table.size() * static_cast<size_t>(s.block_tokens * row_bytes));
-    for (size_t i = 0; i < kv.size() / DTypeBytes(s.dtype, 1); ++i) {
-      StoreFromF32(s.dtype, kv.data(), i, random.Normal());
+    args.kv =
+        MakeKvView(kv.data(), table.data(), s.block_tokens, s.dtype, s.n_kv_heads, s.dk, s.dv);
+    for (size_t row = 0; row < table.size() * static_cast<size_t>(s.block_tokens); ++row) {
+      for (const auto& [plane, d] : {std::pair{args.kv.k, s.dk}, {args.kv.v, s.dv}}) {
+        for (int32_t head = 0; head < s.n_kv_heads; ++head) {
+          StoreKvHead(plane, head, d, random.Normals(d).data(),
+                      plane.Head(static_cast<int64_t>(row), 0));
+        }
+      }
     }
     for (int32_t r = 0; r < skipped; ++r) rows.push_back({0, r});
     for (int32_t r = 0; r < s.rows; ++r) rows.push_back({1, s.start + r});
@@ -56,8 +63,6 @@ struct Case {
     const auto n = static_cast<int64_t>(rows.size()) * s.n_heads;
     q = random.Normals(n * s.dk);
     args.q = q.data();
-    args.kv =
-        MakeKvView(kv.data(), table.data(), s.block_tokens, s.dtype, s.n_kv_heads, s.dk, s.dv);
     args.plan = AttnPlan::Dense();
     args.rows = rows.data();
     args.seqs = seqs.data();
@@ -92,13 +97,13 @@ struct Errors {
   double lse = 0;
 };
 
-// `rounded`: with queries and f16 K/V rounded as the bf16 kernels round them.
+// `rounded`: with queries and K/V rounded as the bf16 kernels round them.
 Errors Compare(const Case& c, bool rounded = false) {
   const AttendArgs& a = c.args;
   const KvView& kv = a.kv;
   const int32_t group = a.n_heads / kv.n_kv_heads;
-  const auto load = [&](const std::byte* row, size_t i) {
-    const float value = LoadAsF32(kv.k.dtype, row, i);
+  const auto load = [&](const KvPlane& plane, int32_t head, const std::byte* values, size_t i) {
+    const float value = LoadKvValue(plane, head, values, i);
     return rounded ? F32FromBf16(Bf16FromF32(value)) : value;
   };
   Errors errors;
@@ -123,13 +128,13 @@ Errors Compare(const Case& c, bool rounded = false) {
           for (size_t i = 0; i < static_cast<size_t>(kv.dk); ++i) {
             double value = q[i] * scale;
             if (rounded) value = F32FromBf16(Bf16FromF32(static_cast<float>(value)));
-            dot += value * load(k, i);
+            dot += value * load(kv.k, h / group, k, i);
           }
           double logit = a.softcap > 0 ? dot : dot * M_LN2;
           if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
           const double p = std::exp(logit);
           weight += p;
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += p * load(v, i);
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += p * load(kv.v, h / group, v, i);
         }
       }
       const double worst = std::numeric_limits<double>::infinity();
@@ -195,7 +200,7 @@ TEST(PrefillAttention, DenseOnEveryTarget) {
   ForEachTarget([&] {
     SCOPED_TRACE(prefill::BestVectorKernels().name);
     Random random(1);
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
       Case c({.dtype = dtype, .start = 70, .rows = 151}, random);
       Check(pool, c);
     }
@@ -215,6 +220,15 @@ TEST(PrefillAttention, HeadGeometries) {
               .rows = 41},
              random);
       Check(pool, c);
+      if (!KvFits(DType::kQ8_0, dk)) continue;
+      Case q8({.dtype = DType::kQ8_0,
+               .n_heads = 2 * group,
+               .dk = dk,
+               .dv = dk == 96 ? 64 : dk,
+               .start = 5,
+               .rows = 61},
+              random);
+      Check(pool, q8);
     }
   }
 }
@@ -405,10 +419,14 @@ void CheckTiles(const prefill::AttendKernels& kernels) {
       {.n_heads = 8, .n_kv_heads = 1, .dk = 128, .dv = 128, .start = 95, .rows = 9},
       {.n_heads = 2, .dk = 8, .dv = 16, .start = 0, .rows = 97, .softcap = 4},
       {.n_heads = 2, .dk = 256, .dv = 96, .start = 1, .rows = 34},
+      {.n_heads = 6, .dk = 72, .dv = 48, .start = 9, .rows = 60},
   };
   for (Shape s : shapes) {
     for (const int32_t window : {0, 33}) {
       s.dtype = window == 0 ? DType::kBF16 : DType::kF16;
+      if (window == 33 && KvFits(DType::kQ8_0, s.dk) && KvFits(DType::kQ8_0, s.dv)) {
+        s.dtype = DType::kQ8_0;
+      }
       SCOPED_TRACE(testing::Message() << kernels.name << " dk " << s.dk << " window " << window);
       Case c(s, random);
       // Wide logits: maxima move in the middle of a tile, by more than any slack.

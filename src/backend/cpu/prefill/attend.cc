@@ -15,6 +15,7 @@ namespace omnikv {
 namespace {
 
 using prefill::AttendKernels;
+using prefill::AttendRows;
 using prefill::AttendTile;
 using prefill::DivUp;
 using prefill::RoundUp;
@@ -61,13 +62,17 @@ struct PrefillAttention::Layout {
     v = take(kernels.tile_tokens * ld_v);
     logits = take(kernels.scratch > 0 ? kernels.scratch : kernels.tile_tokens * lanes);
     rows = take(lanes * ld_row);
+    if (kernels.pack_rows != nullptr && a.kv.k.dtype == DType::kQ8_0) {
+      tokens = take(AttendRows::kMost * (a.kv.dk + a.kv.dv) / 2);
+    }
     words = RoundUp(at, 1024);
   }
 
   int64_t lanes, group, q_words, block_rows, panels, ld_row, ld_k, ld_v;
   int64_t q, o, top, sum, norm, pos, k, v, logits;
-  int64_t rows;   // [lanes, ld_row]: query or result rows of one panel
-  int64_t words;  // of all
+  int64_t rows;        // [lanes, ld_row]: query or result rows of one panel
+  int64_t tokens = 0;  // [kMost, dk + dv], bf16: rows of K and V for pack_rows, where not their own
+  int64_t words;       // of all
 };
 
 // One block of rows of one KV head.
@@ -184,34 +189,48 @@ class PrefillAttention::Task {
   // Asks for K and V of tokens [first, last), which the next tile reads.
   void Fetch(int64_t first, int64_t last) const {
     const KvView& kv = a_.kv;
-    const auto bytes = [&kv](int32_t n) {
-      return static_cast<int64_t>(DTypeBytes(kv.k.dtype, static_cast<size_t>(n)));
-    };
     ForEachRow(first, last, [&](int64_t, const std::byte* k, const std::byte* v) {
-      for (int64_t b = 0; b < bytes(kv.dk); b += 64) __builtin_prefetch(k + b, 0, 2);
-      for (int64_t b = 0; b < bytes(kv.dv); b += 64) __builtin_prefetch(v + b, 0, 2);
+      for (int64_t b = 0; b < kv.k.head_bytes; b += 64) __builtin_prefetch(k + b, 0, 2);
+      for (int64_t b = 0; b < kv.v.head_bytes; b += 64) __builtin_prefetch(v + b, 0, 2);
     });
   }
 
-  // n values of K or V as bf16.
-  void ToBf16(const std::byte* from, int64_t n, uint32_t* out) const {
-    if (a_.kv.k.dtype == DType::kBF16) {
+  // n values of K or V as f32.
+  void ToF32(const KvPlane& plane, const std::byte* from, int64_t n, float* out) const {
+    if (plane.dtype == DType::kQ8_0) {
+      vector_.q8_to_f32(from, from + plane.ToScales(kv_head_), n, out);
+    } else {
+      vector_.to_f32(plane.dtype, from, n, out);
+    }
+  }
+
+  // The same as bf16.
+  void ToBf16(const KvPlane& plane, const std::byte* from, int64_t n, uint32_t* out) const {
+    if (plane.dtype == DType::kBF16) {
       std::memcpy(out, from, static_cast<size_t>(n) * sizeof(Bf16));
       return;
     }
     float* f32 = Floats(at_.rows + 2 * at_.ld_row);
-    vector_.to_f32(a_.kv.k.dtype, from, n, f32);
+    ToF32(plane, from, n, f32);
     vector_.to_bf16(f32, n, reinterpret_cast<Bf16*>(out));
   }
 
   void LoadTile(int64_t first, int64_t last) {
     const KvView& kv = a_.kv;
     if (kernels_.pack_rows != nullptr) {
-      prefill::AttendRows rows;
-      rows.dtype = kv.k.dtype;
+      AttendRows rows;
+      const bool q8 = kv.k.dtype == DType::kQ8_0;
+      rows.dtype = q8 ? DType::kBF16 : kv.k.dtype;
       rows.dk = kv.dk;
       rows.dv = kv.dv;
       ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* v) {
+        if (q8) {
+          uint32_t* to = Words(at_.tokens + rows.n * (kv.dk + kv.dv) / 2);
+          ToBf16(kv.k, k, kv.dk, to);
+          ToBf16(kv.v, v, kv.dv, to + kv.dk / 2);
+          k = reinterpret_cast<const std::byte*>(to);
+          v = reinterpret_cast<const std::byte*>(to + kv.dk / 2);
+        }
         rows.k[rows.n] = k;
         rows.v[rows.n] = v;
         if (++rows.n < rows.kMost && first + j != last - 1) return;
@@ -224,12 +243,12 @@ class PrefillAttention::Task {
       const Bf16* even = nullptr;  // V of the last token, when it is not paired yet
       ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* values) {
         uint32_t* key = Words(at_.k + j * at_.ld_k);
-        ToBf16(k, kv.dk, key);
+        ToBf16(kv.k, k, kv.dk, key);
         std::fill(key + kv.dk / 2, key + at_.q_words, 0u);
         const auto* v = reinterpret_cast<const Bf16*>(values);
         if (kv.v.dtype != DType::kBF16) {
           uint32_t* converted = Words(at_.rows + j % 2 * at_.ld_row);
-          ToBf16(values, kv.dv, converted);
+          ToBf16(kv.v, values, kv.dv, converted);
           v = reinterpret_cast<const Bf16*>(converted);
         }
         if (j % 2 != 0) {
@@ -242,8 +261,8 @@ class PrefillAttention::Task {
       return;
     }
     ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* v) {
-      vector_.to_f32(kv.k.dtype, k, kv.dk, Floats(at_.k) + j * at_.ld_k);
-      vector_.to_f32(kv.v.dtype, v, kv.dv, Floats(at_.v) + j * at_.ld_v);
+      ToF32(kv.k, k, kv.dk, Floats(at_.k) + j * at_.ld_k);
+      ToF32(kv.v, v, kv.dv, Floats(at_.v) + j * at_.ld_v);
     });
   }
 
@@ -314,8 +333,7 @@ class PrefillAttention::Task {
 bool PrefillAttendSupports(const AttendArgs& args) {
   const auto* begin = args.plan.segments.data();
   return args.score == ScoreKind::kNone && args.o != nullptr && args.lse_in == nullptr &&
-         args.kv.k.dtype != DType::kQ8_0 && args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 &&
-         args.n_heads % args.kv.n_kv_heads == 0 &&
+         args.kv.dk % 8 == 0 && args.kv.dv % 8 == 0 && args.n_heads % args.kv.n_kv_heads == 0 &&
          std::all_of(begin, begin + args.plan.n_segments,
                      [](const PlanSegment& s) { return s.kind == SegmentKind::kRange; });
 }

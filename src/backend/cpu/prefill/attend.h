@@ -20,15 +20,15 @@
 namespace omnikv {
 
 // Whether PrefillAttention runs these arguments: range segments only, no scores and no lse_in, head
-// sizes in multiples of 8, K/V in f32, f16 or bf16.
+// sizes in multiples of 8.
 bool PrefillAttendSupports(const AttendArgs& args);
 
 // Owns the scratch of one backend; one caller at a time.
 class PrefillAttention {
  public:
-  // kFast: K/V of 16 bits are multiplied in bf16 where the CPU does that faster (queries, softmax
-  // weights and f16 K/V rounded, sums in f32). kFull, and f32 K/V always: in f32.
-  // `kernels` (tests): what runs K/V of 16 bits, instead of the best that the CPU has.
+  // kFast: K/V that are not f32 are multiplied in bf16 where the CPU does that faster (queries,
+  // softmax weights and K/V rounded, sums in f32). kFull, and f32 K/V always: in f32.
+  // `kernels` (tests): what runs K/V that are not f32, instead of the best that the CPU has.
   explicit PrefillAttention(ThreadPool& pool, GemmPrecision precision = GemmPrecision::kFast,
                             const prefill::AttendKernels* kernels = nullptr);
 

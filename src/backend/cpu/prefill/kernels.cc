@@ -105,6 +105,26 @@ void Attend(const AttendTile* panels, int64_t n, FunctionRef<void(int64_t)> befo
   }
 }
 
+// The values of a block, whose f16 scale is at `scale`.
+void Q8Block(const std::byte* scale, const std::byte* values, float* out) {
+  const DF d;
+  const hn::Rebind<int8_t, DF> d8;
+  F16 half;
+  std::memcpy(&half, scale, sizeof(half));
+  const VF factor = hn::Set(d, F32FromF16(half));
+  const auto* in = reinterpret_cast<const int8_t*>(values);
+  for (int64_t j = 0; j < static_cast<int64_t>(kQ8Block); j += kVec) {
+    const VF q = hn::ConvertTo(d, hn::PromoteTo(DI(), hn::LoadU(d8, in + j)));
+    hn::StoreU(hn::Mul(q, factor), d, out + j);
+  }
+}
+
+void Q8ToF32(const std::byte* values, const std::byte* scales, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += static_cast<int64_t>(kQ8Block), scales += sizeof(F16)) {
+    Q8Block(scales, values + i, out + i);
+  }
+}
+
 void ToF32(DType type, const std::byte* src, int64_t n, float* out) {
   const DF d;
   int64_t i = 0;
@@ -126,21 +146,11 @@ void ToF32(DType type, const std::byte* src, int64_t n, float* out) {
         hn::StoreU(hn::PromoteTo(d, hn::LoadU(dh, in + i)), d, out + i);
       break;
     }
-    case DType::kQ8_0: {
-      const DI di;
-      const hn::Rebind<int8_t, DF> d8;
+    case DType::kQ8_0:
       for (; i < n; i += static_cast<int64_t>(kQ8Block), src += kQ8BlockBytes) {
-        F16 half;
-        std::memcpy(&half, src, sizeof(half));
-        const VF scale = hn::Set(d, F32FromF16(half));
-        const auto* in = reinterpret_cast<const int8_t*>(src) + sizeof(half);
-        for (int64_t j = 0; j < static_cast<int64_t>(kQ8Block); j += kVec) {
-          const VF q = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, in + j)));
-          hn::StoreU(hn::Mul(q, scale), d, out + i + j);
-        }
+        Q8Block(src, src + sizeof(F16), out + i);
       }
       return;
-    }
   }
   for (; i < n; ++i) out[i] = LoadAsF32(type, src, static_cast<size_t>(i));
 }
@@ -285,6 +295,7 @@ const VectorKernels* Table() {
       .gemm = {.name = "f32", .lanes = kLanes, .pack = 1, .multiply = Multiply},
       .attend = {.name = "f32", .lanes = kLanes, .pack = 1, .attend = Attend},
       .to_f32 = ToF32,
+      .q8_to_f32 = Q8ToF32,
       .to_bf16 = ToBf16,
       .pair = Pair,
       .transpose = Transpose,

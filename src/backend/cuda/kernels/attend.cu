@@ -6,6 +6,8 @@
 // K or V of its head for one tile, is filled by asynchronous copies. For 16 tokens and 8 queries:
 //   S [16 tokens, 8 queries] = K [16, dk] Q^T [dk, 8]      A: K as it lies,      B: kept
 //   O^T [dv, 8 queries]     += V^T [dv, 16] P^T [16, 8]    A: V read transposed, B: made of S
+// K/V in q8_0 become bf16 on their way from shared memory to a product, exactly; scales of K meet
+// sums over 32 values, scales of V the weights, so that these too are near those of f32.
 // Accumulators of both have queries in columns 2 * (lane % 4) and the next, so that a lane keeps
 // the running maximum and sum of its two queries of an octet throughout.
 #include <algorithm>
@@ -14,6 +16,7 @@
 
 #include "backend/cuda/kernels/attend_merge.cuh"
 #include "backend/cuda/kernels/attend_plan.cuh"
+#include "backend/cuda/kernels/fragments.cuh"
 #include "backend/cuda/kernels/mma.cuh"
 
 namespace omnikv::cuda {
@@ -26,17 +29,20 @@ constexpr int32_t kCtasAnSm = 1;
 // they do, nothing that another stream asks for starts: a fetch would wait all through a long row.
 constexpr int32_t kLateTiles = 4;
 
-// What a warp holds for heads of kDim values.
-template <int kDim>
+// What a warp holds for heads of kDim values, of 16 bits or (kQ8) of 8.
+template <int kDim, bool kQ8>
 struct Shape {
   static constexpr int kWarps = kDim <= 128 ? 8 : 4;
-  static constexpr int kSteps = kDim / 16;  // of a product's 16
-  static constexpr int kChunks = kDim / 8;  // of 16 bytes, in a head's row
+  static constexpr int kSteps = kDim / 16;               // of a product's 16
+  static constexpr int kChunks = kDim / (kQ8 ? 16 : 8);  // of 16 bytes, in a head's row
+  static constexpr int kBlocks = kDim / 32;              // that have a scale of their own
   // In a row of a stage. Where heads begin in the middle of a line of memory, their rows do so in a
   // stage, too: a line that straddles two lines of shared memory is asked for twice (common.cuh).
-  static constexpr bool kShifted = kChunks % 8 != 0;
-  static constexpr int kPitch = kShifted ? 16 : kChunks;
-  static constexpr int kStageBytes = kTileTokens * kPitch * 16;
+  static constexpr bool kShifted = !kQ8 && kChunks % 8 != 0;
+  static constexpr int kPitch = kQ8 ? 8 : kShifted ? 16 : kChunks;
+  static constexpr int kValueBytes = kTileTokens * kPitch * 16;
+  static constexpr int kStageBytes = kValueBytes + (kQ8 ? 128 : 0);  // scales, [tokens, kBlocks]
+  static_assert(!kQ8 || kTileTokens * kBlocks * 2 <= 128);
   // Of a CTA. Its four warps of 256 values hold 32 KB while they multiply: the others are what is
   // on its way.
   static constexpr int kRingBytes = (kDim <= 128 ? 96 : 160) * 1024;
@@ -49,15 +55,23 @@ struct Shape {
   }
 
   // Chunk c of a stage's row lies at chunk c ^ Swizzle(row): then the same chunk of eight rows, as
-  // ldmatrix reads them, lies in different banks.
+  // ldmatrix reads them, lies in different banks. With kQ8 four rows are read at once, two chunks
+  // of each: rows 0-3, 4-7, and the even and odd ones of eight.
   static_assert(kPitch % 8 == 0);
-  __device__ static uint32_t Swizzle(uint32_t row) { return row & 7; }
+  __device__ static uint32_t Swizzle(uint32_t row) {
+    if constexpr (kQ8) return (row & 2) * 2 + ((row ^ row >> 2) & 1) * 2;
+    return row & 7;
+  }
 
   // What a lane brings with copy i of a stage's kPitch / 2: a row and a chunk of it, and where in
   // the stage that goes.
   __device__ static uint32_t Token(uint32_t i, uint32_t lane) { return (32 * i + lane) / kPitch; }
   __device__ static uint32_t Chunk(uint32_t i, uint32_t lane) { return (32 * i + lane) % kPitch; }
   __device__ static uint32_t Place(uint32_t i, uint32_t lane) {
+    if constexpr (kQ8) {
+      const uint32_t row = Token(i, lane);
+      return row * kPitch * 16 + (Chunk(i, lane) ^ Swizzle(row)) * 16;
+    }
     static_assert(32 % kPitch == 0);  // so that all but the lane is known
     constexpr uint32_t kRows = 32 / kPitch;
     const uint32_t own = lane / kPitch;
@@ -73,67 +87,12 @@ __device__ __forceinline__ uint32_t Fresh(uint32_t v) {
   return v;
 }
 
-// --- Fragments. Lane l: g = l / 4, t = l % 4.
-
-// Two values in a register, the first in its low half.
-template <typename T>
-__device__ __forceinline__ uint32_t PackPair(float a, float b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 pair = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ float2 UnpackPair(uint32_t v) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&v));
-  } else {
-    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
-  }
-}
-
-// a, b as sums of two numbers of type T.
-template <typename T>
-__device__ __forceinline__ void SplitPair(float a, float b, uint32_t& high, uint32_t& low) {
-  high = PackPair<T>(a, b);
-  const float2 rounded = UnpackPair<T>(high);
-  low = PackPair<T>(a - rounded.x, b - rounded.y);
-}
-
-// Four 8 x 8 matrices whose rows of 16 bytes lanes 0-7, 8-15, 16-23 and 24-31 name. Register i:
-// row g, columns 2t and 2t + 1 of matrix i.
-__device__ __forceinline__ void LoadMatrices(uint32_t (&a)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(row)
-               : "memory");
-}
-
-// The same, each transposed: rows 2t and 2t + 1, column g.
-__device__ __forceinline__ void LoadTransposed(uint32_t (&a)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(row)
-               : "memory");
-}
-
-// From row g, columns 2t and 2t + 1 of an 8 x 8 matrix to rows 2t and 2t + 1, column g.
-__device__ __forceinline__ uint32_t Transpose(uint32_t v) {
-  uint32_t out;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(v));
-  return out;
-}
-
 // --- One warp: one unit of query heads over one strand.
 
 // kOctets: eights of query heads that a unit has.
-template <typename T, int kDim, int kOctets>
+template <typename T, int kDim, int kOctets, bool kQ8>
 class HeadWarp {
-  using S = Shape<kDim>;
+  using S = Shape<kDim, kQ8>;
   // f16 ends at 65504 and is coarse below 2^-14, so weights are at most 2^kLift instead of 1.
   static constexpr float kLift = std::is_same_v<T, __half> ? 14 : 0;
 
@@ -146,6 +105,8 @@ class HeadWarp {
         lane_(threadIdx.x % 32),
         k_(args.kv.k.Head(0, kv_head)),
         v_(args.kv.v.Head(0, kv_head)),
+        to_k_scales_(args.kv.k.ToScales(kv_head)),
+        to_v_scales_(args.kv.v.ToScales(kv_head)),
         k_shift_(S::kShifted ? ShiftOf(k_) : 0),
         v_shift_(S::kShifted ? ShiftOf(v_) : 0),
         ring_(ring),
@@ -190,8 +151,11 @@ class HeadWarp {
           if (lane_ == 0) valid_[slot] = valid >> first;
         }
         if (!is_v || with_v) {
-          Copy(ring_ + slot * S::kStageBytes, is_v ? v_ : k_, is_v ? v_shift_ : k_shift_,
-               walk.row(), first);
+          std::byte* const stage = ring_ + slot * S::kStageBytes;
+          Copy(stage, is_v ? v_ : k_, is_v ? v_shift_ : k_shift_, walk.row(), first);
+          if constexpr (kQ8) {
+            CopyScales(stage, is_v ? v_ + to_v_scales_ : k_ + to_k_scales_, walk.row(), first);
+          }
         }
       }
       CopyAsyncCommit();
@@ -221,16 +185,26 @@ class HeadWarp {
       if (tile == late) GridTrigger();
       const uint32_t valid = valid_[slot];
       float logits[kOctets][4];
-      MultiplyK(ring_ + slot * S::kStageBytes, logits);
+      if constexpr (kQ8) {
+        MultiplyQ8K(ring_ + slot * S::kStageBytes, logits);
+      } else {
+        MultiplyK(ring_ + slot * S::kStageBytes, logits);
+      }
       next(tile, S::kStages);
       ScaleLogits(logits);
       if (args_.score != ScoreKind::kNone) {
         WriteScores(logits, valid, piece.row, span_->begin + tile * kTileTokens);
       }
-      uint32_t p_high[kOctets][2], p_low[kOctets][2];
-      Weigh(logits, valid, p_high, p_low);
-      wait();
-      if (with_v) MultiplyV(ring_ + slot * S::kStageBytes, p_high, p_low);
+      Weigh(logits, valid);
+      if constexpr (kQ8) {
+        wait();
+        if (with_v) MultiplyQ8V(ring_ + slot * S::kStageBytes, logits);
+      } else {
+        uint32_t p_high[kOctets][2], p_low[kOctets][2];
+        SplitWeights(logits, 1.0f, 1.0f, p_high, p_low);
+        wait();
+        if (with_v) MultiplyV(ring_ + slot * S::kStageBytes, p_high, p_low);
+      }
       next(tile, S::kStages + 1);
     }
   }
@@ -257,12 +231,14 @@ class HeadWarp {
           }
         }
         if (args_.o == nullptr) continue;
-        float* o = (whole ? args_.o : partials.o) + (first + head) * kDim + g;
+        float* o = (whole ? args_.o : partials.o) + (first + head) * kDim + (kQ8 ? 4 * g : g);
         const float factor = whole ? OutputFactor(args_, first + head, top_[n][j], sum) : 1.0f;
 #pragma unroll
         for (int m = 0; m < S::kSteps; ++m) {
-          o[16 * m] = o_[n][m][j] * factor;
-          o[16 * m + 8] = o_[n][m][2 + j] * factor;
+          // Rows g and g + 8 of the product (MultiplyQ8V).
+          const int low = kQ8 ? m / 2 * 32 + m % 2 * 2 : 16 * m;
+          o[low] = o_[n][m][j] * factor;
+          o[low + (kQ8 ? 1 : 8)] = o_[n][m][2 + j] * factor;
         }
       }
     }
@@ -294,10 +270,22 @@ class HeadWarp {
         const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(max(row[j], 0))) *
                                 static_cast<uint32_t>(args_.kv.k.row_bytes);  // and of V
         const uint32_t chunk = S::Chunk(i + j, lane) - shift;
-        if (S::kShifted && chunk >= S::kChunks) continue;
+        if ((S::kShifted || kQ8) && chunk >= S::kChunks) continue;
         CopyAsync16(stage + S::Place(i + j, lane), head + offset + chunk * 16, row[j] >= 0);
       }
     }
+  }
+
+  // The scales of a tile, behind its values; zeros of tokens that are not read.
+  __device__ __forceinline__ void CopyScales(std::byte* stage, const std::byte* scales,
+                                             int32_t rows, int first) {
+    constexpr int kWords = S::kBlocks / 2;  // of a token
+    const int token = static_cast<int>(lane_) / kWords;
+    const int word = static_cast<int>(lane_) % kWords;
+    const int32_t row = __shfl_sync(kAllLanes, rows, (first + token) % 32);
+    if (token >= kTileTokens) return;
+    CopyAsync4(stage + S::kValueBytes + (token * kWords + word) * 4,
+               scales + max(row, 0) * args_.kv.k.row_bytes + word * 4, row >= 0);
   }
 
   // The unit's queries, into shared memory, as a group of copies of its own.
@@ -310,21 +298,23 @@ class HeadWarp {
     CopyAsyncCommit();
   }
 
-  // Queries as B: column g (a query), rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 values. Each is
+  // Queries as B: column g (a query), rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 values. (With kQ8
+  // rows stand for values as they do in MultiplyQ8K.) Each is
   // scaled by a power of two that brings its largest value to 2^14, for f16's sake.
   __device__ __forceinline__ void LoadQueries() {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
       const bool exists = 8 * n + g < n_heads_;
-      const float* query = queries_ + (exists ? 8 * n + g : 0) * S::kQueryPitch + 2 * t;
-      const auto load = [&](int i) {
+      const float* query = queries_ + (exists ? 8 * n + g : 0) * S::kQueryPitch + (kQ8 ? 8 : 2) * t;
+      const auto load = [&](int step, int half) {
+        const int i = kQ8 ? step / 2 * 32 + step % 2 * 4 + 2 * half : 16 * step + 8 * half;
         return exists ? *reinterpret_cast<const float2*>(query + i) : float2{0, 0};
       };
       float top = 0;
 #pragma unroll
-      for (int i = 0; i < kDim; i += 8) {
-        const float2 v = load(i);
+      for (int i = 0; i < 2 * S::kSteps; ++i) {
+        const float2 v = load(i / 2, i % 2);
         top = fmaxf(top, fmaxf(fabsf(v.x), fabsf(v.y)));
       }
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
@@ -336,7 +326,7 @@ class HeadWarp {
       for (int step = 0; step < S::kSteps; ++step) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float2 v = load(16 * step + 8 * i);
+          const float2 v = load(step, i);
           SplitPair<T>(v.x * factor, v.y * factor, q_high_[n][step][i], q_low_[n][step][i]);
         }
       }
@@ -373,6 +363,46 @@ class HeadWarp {
     for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) logits[n][i] += low[n][i];
+    }
+  }
+
+  // The same of q8_0. A lane takes eight neighbours of each 32 values of tokens g and g + 8: its
+  // columns 2t, 2t + 1, 2t + 8, 2t + 9 of two products.
+  __device__ __forceinline__ void MultiplyQ8K(const std::byte* stage, float (&logits)[kOctets][4]) {
+    const uint32_t g = lane_ / 4, t = lane_ % 4;
+    const auto* scales = reinterpret_cast<const __half*>(stage + S::kValueBytes);
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) logits[n][i] = 0;
+    }
+#pragma unroll
+    for (int b = 0; b < S::kBlocks; ++b) {
+      uint32_t a[2][4];
+      float scale[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t row = g + 8 * half;
+        const uint32_t chunk = (2 * b + t / 2) ^ S::Swizzle(row);
+        const uint2 v =
+            *reinterpret_cast<const uint2*>(stage + row * S::kPitch * 16 + chunk * 16 + t % 2 * 8);
+        a[0][half] = WidenPair<0, 1>(v.x, v.x);
+        a[0][2 + half] = WidenPair<2, 3>(v.x, v.x);
+        a[1][half] = WidenPair<0, 1>(v.y, v.y);
+        a[1][2 + half] = WidenPair<2, 3>(v.y, v.y);
+        scale[half] = __half2float(scales[row * S::kBlocks + b]);
+      }
+#pragma unroll
+      for (int n = 0; n < kOctets; ++n) {
+        float high[4] = {}, low[4] = {};
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          MultiplyAdd<T>(high, a[step], q_high_[n][2 * b + step]);
+          MultiplyAdd<T>(low, a[step], q_low_[n][2 * b + step]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) logits[n][i] += (high[i] + low[i]) * scale[i / 2];
+      }
     }
   }
 
@@ -428,18 +458,16 @@ class HeadWarp {
     }
   }
 
-  // From logits to weights 2^(logit - top), as B of the product with V: the running maximum and sum
-  // of each query go on, and what O holds is scaled to the new maximum.
-  __device__ __forceinline__ void Weigh(const float (&logits)[kOctets][4], uint32_t valid,
-                                        uint32_t (&p_high)[kOctets][2],
-                                        uint32_t (&p_low)[kOctets][2]) {
+  // From logits to weights 2^(logit - top): the running maximum and sum of each query go on, and
+  // what O holds is scaled to the new maximum.
+  __device__ __forceinline__ void Weigh(float (&logits)[kOctets][4], uint32_t valid) {
     const int g = static_cast<int>(lane_ / 4);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
-      float p[4];
+      float(&p)[4] = logits[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p[i] = (valid >> (g + i / 2 * 8) & 1) != 0 ? logits[n][i] * kLog2E : -kInf;
+        p[i] = (valid >> (g + i / 2 * 8) & 1) != 0 ? p[i] * kLog2E : -kInf;
       }
       float fade[2];
 #pragma unroll
@@ -462,10 +490,20 @@ class HeadWarp {
 #pragma unroll
         for (int i = 0; i < 4; ++i) o_[n][m][i] *= fade[i % 2];
       }
+    }
+  }
+
+  // Weights as B of the product with V, those of token g times `first`, those of g + 8 `second`.
+  __device__ __forceinline__ void SplitWeights(const float (&p)[kOctets][4], float first,
+                                               float second, uint32_t (&p_high)[kOctets][2],
+                                               uint32_t (&p_low)[kOctets][2]) {
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // tokens g, then g + 8
+        const float scale = i == 0 ? first : second;
         uint32_t high, low;
-        SplitPair<T>(p[2 * i], p[2 * i + 1], high, low);
+        SplitPair<T>(p[n][2 * i] * scale, p[n][2 * i + 1] * scale, high, low);
         p_high[n][i] = Transpose(high);
         p_low[n][i] = Transpose(low);
       }
@@ -491,10 +529,45 @@ class HeadWarp {
     }
   }
 
+  // The same of q8_0. A lane takes four neighbours of each 32 values of tokens 2t, 2t + 1, 2t + 8
+  // and 2t + 9: rows g and g + 8 of two products.
+  __device__ __forceinline__ void MultiplyQ8V(const std::byte* stage,
+                                              const float (&p)[kOctets][4]) {
+    const uint32_t g = lane_ / 4, t = lane_ % 4;
+    const auto* scales = reinterpret_cast<const __half*>(stage + S::kValueBytes);
+#pragma unroll
+    for (int b = 0; b < S::kBlocks; ++b) {
+      uint32_t p_high[kOctets][2], p_low[kOctets][2];
+      SplitWeights(p, __half2float(scales[g * S::kBlocks + b]),
+                   __half2float(scales[(g + 8) * S::kBlocks + b]), p_high, p_low);
+      uint32_t v[4];  // of each token
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t row = 2 * t + i % 2 + i / 2 * 8;
+        const uint32_t chunk = (2 * b + g / 4) ^ S::Swizzle(row);
+        v[i] = *reinterpret_cast<const uint32_t*>(stage + row * S::kPitch * 16 + chunk * 16 +
+                                                  g % 4 * 4);
+      }
+      const uint32_t a[2][4] = {{WidenPair<0, 0>(v[0], v[1]), WidenPair<1, 1>(v[0], v[1]),
+                                 WidenPair<0, 0>(v[2], v[3]), WidenPair<1, 1>(v[2], v[3])},
+                                {WidenPair<2, 2>(v[0], v[1]), WidenPair<3, 3>(v[0], v[1]),
+                                 WidenPair<2, 2>(v[2], v[3]), WidenPair<3, 3>(v[2], v[3])}};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < kOctets; ++n) {
+          MultiplyAdd<T>(o_[n][2 * b + half], a[half], p_high[n]);
+          MultiplyAdd<T>(o_[n][2 * b + half], a[half], p_low[n]);
+        }
+      }
+    }
+  }
+
   const AttendArgs& args_;
   int32_t head_, n_heads_;  // the unit's query heads
   uint32_t lane_;
-  const std::byte *k_, *v_;  // of this head, in row 0 of the bank
+  const std::byte *k_, *v_;            // of this head, in row 0 of the bank
+  int64_t to_k_scales_, to_v_scales_;  // with kQ8
   uint32_t k_shift_, v_shift_;
   std::byte* ring_;
   float* queries_;   // [n_heads_, kQueryPitch]
@@ -527,11 +600,11 @@ __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
   }
 }
 
-template <typename T, int kDim, int kOctets>
-__global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
+template <typename T, int kDim, int kOctets, bool kQ8>
+__global__ void __launch_bounds__(32 * Shape<kDim, kQ8>::kWarps, 1)
     AttendKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
                  const __grid_constant__ Partials partials) {
-  using S = Shape<kDim>;
+  using S = Shape<kDim, kQ8>;
   extern __shared__ __align__(1024) std::byte rings[];
   __shared__ uint32_t valid[S::kWarps][S::kStages];
   __shared__ Span spans[S::kWarps];
@@ -547,7 +620,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim>::kWarps, 1)
   const int32_t group = args.n_heads / args.kv.n_kv_heads;
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
   std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
-  HeadWarp<T, kDim, kOctets> state(
+  HeadWarp<T, kDim, kOctets, kQ8> state(
       args, kv_head, kv_head * group + head, min(division.unit_heads, group - head), ring,
       reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &spans[warp]);
   ForEachPiece(args, kv_head, strand, division.Strands(), [&](const Piece& piece) {
@@ -572,8 +645,14 @@ bool IsFast(const AttendArgs& args) {
   }
   const int64_t distances = kv.k.row_bytes | kv.k.head_bytes | kv.v.head_bytes;
   const DType dtype = kv.k.dtype;
-  return (dtype == DType::kF16 || dtype == DType::kBF16) && kv.v.dtype == dtype && kv.dk == kv.dv &&
-         kv.k.row_bytes == kv.v.row_bytes &&
+  const int64_t scales = kv.k.row_bytes | kv.k.scale_head_bytes | kv.v.scale_head_bytes;
+  if (dtype == DType::kQ8_0 &&
+      ((kv.dk != 64 && kv.dk != 128) ||
+       (bits(kv.k.scales) | bits(kv.v.scales) | static_cast<uintptr_t>(scales)) % 4 != 0)) {
+    return false;
+  }
+  return (dtype == DType::kQ8_0 || dtype == DType::kF16 || dtype == DType::kBF16) &&
+         kv.v.dtype == dtype && kv.dk == kv.dv && kv.k.row_bytes == kv.v.row_bytes &&
          (kv.dk == 64 || kv.dk == 80 || kv.dk == 96 || kv.dk == 128 || kv.dk == 256) &&
          (bits(kv.k.base) | bits(kv.v.base) | static_cast<uintptr_t>(distances)) % 16 == 0 &&
          queries % 16 == 0;
@@ -589,11 +668,11 @@ Division DivideFast(const AttendArgs& args, const Device& device) {
   return Divide(args, 8 * Octets(args), args.kv.dk <= 128 ? 8 : 4, kCtasAnSm * device.sm_count);
 }
 
-template <typename T, int kDim, int kOctets>
+template <typename T, int kDim, int kOctets, bool kQ8 = false>
 void AttendFast(const AttendArgs& args, const Division& d, const Partials& partials,
                 const Launch& launch) {
-  using S = Shape<kDim>;
-  const auto kernel = AttendKernel<T, kDim, kOctets>;
+  using S = Shape<kDim, kQ8>;
+  const auto kernel = AttendKernel<T, kDim, kOctets, kQ8>;
   const size_t shared = static_cast<size_t>(d.Warps() * S::SharedBytes(d.unit_heads));
   AllowShared(kernel, shared);
   LaunchKernel(kernel, launch,
@@ -621,6 +700,18 @@ void AttendFast(const AttendArgs& args, const Division& d, const Partials& parti
   }
 }
 
+void AttendFastQ8(const AttendArgs& args, const Division& d, const Partials& partials,
+                  const Launch& launch) {
+  using T = __nv_bfloat16;
+  const bool two = Octets(args) == 2;
+  if (args.kv.dk == 64) {
+    return two ? AttendFast<T, 64, 2, true>(args, d, partials, launch)
+               : AttendFast<T, 64, 1, true>(args, d, partials, launch);
+  }
+  return two ? AttendFast<T, 128, 2, true>(args, d, partials, launch)
+             : AttendFast<T, 128, 1, true>(args, d, partials, launch);
+}
+
 // At most kRowsALaunch rows.
 void AttendRows(const AttendArgs& args, const Launch& launch) {
   const auto n_rows = static_cast<unsigned>(args.n_rows);
@@ -634,6 +725,8 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
   const Partials partials = PartialsAt(launch.scratch, args, d);
   if (!fast) {
     AttendGeneric(args, d, partials, launch);
+  } else if (args.kv.k.dtype == DType::kQ8_0) {
+    AttendFastQ8(args, d, partials, launch);
   } else if (args.kv.k.dtype == DType::kF16) {
     AttendFast<__half>(args, d, partials, launch);
   } else {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/attend_plan.cuh"
+#include "backend/cuda/kernels/pack.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -30,6 +31,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int32_t kv_head = head / (args.n_heads / kv.n_kv_heads);
   const std::byte* k_base = kv.k.Head(0, kv_head);
   const std::byte* v_base = kv.v.Head(0, kv_head);
+  const int64_t to_k_scales = kv.k.ToScales(kv_head);
+  const int64_t to_v_scales = kv.v.ToScales(kv_head);
   float* q = shared + warp * (kv.dk + kv.dv);
   float* o = q + kv.dk;
 
@@ -51,9 +54,9 @@ __global__ void __launch_bounds__(32 * kWarps)
             const int32_t row = walk.row();
             float logit = -kInf;
             if (mine) {
-              const T* k = reinterpret_cast<const T*>(k_base + row * kv.k.row_bytes);
+              const std::byte* k = k_base + row * kv.k.row_bytes;
               float dot = 0;
-              for (int32_t d = 0; d < kv.dk; ++d) dot += q[d] * ToF32(k[d]);
+              for (int32_t d = 0; d < kv.dk; ++d) dot += q[d] * HeadValue<T>(k, to_k_scales, d);
               logit = Softcap(dot * args.scale, args.softcap);
               if (args.score == ScoreKind::kLogits) {
                 args.scores[row_head * args.score_stride + walk.token()] = logit;
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                 const int token = __ffs(static_cast<int>(left)) - 1;
                 const float weight = __shfl_sync(kAllLanes, p, token);
                 const std::byte* v = v_base + __shfl_sync(kAllLanes, row, token) * kv.v.row_bytes;
-                if (d < kv.dv) total += weight * ToF32(reinterpret_cast<const T*>(v)[d]);
+                if (d < kv.dv) total += weight * HeadValue<T>(v, to_v_scales, d);
               }
               if (d < kv.dv) o[d] = o[d] * fade + total;
             }
@@ -120,13 +123,8 @@ Division DivideGeneric(const AttendArgs& args, const Device& device) {
 
 void AttendGeneric(const AttendArgs& args, const Division& division, const Partials& partials,
                    const Launch& launch) {
-  if (args.kv.k.dtype == DType::kF16) {
-    LaunchGeneric<__half>(args, division, partials, launch);
-  } else if (args.kv.k.dtype == DType::kBF16) {
-    LaunchGeneric<__nv_bfloat16>(args, division, partials, launch);
-  } else {
-    LaunchGeneric<float>(args, division, partials, launch);
-  }
+  WithKvType(args.kv.k.dtype,
+             [&](auto zero) { LaunchGeneric<decltype(zero)>(args, division, partials, launch); });
 }
 
 }  // namespace omnikv::cuda

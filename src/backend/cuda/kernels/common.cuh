@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "backend/cuda/launch.h"
@@ -105,6 +106,9 @@ __host__ __device__ constexpr int64_t CeilDiv(int64_t a, int64_t b) {
 __device__ __forceinline__ float ToF32(float v) {
   return v;
 }
+__device__ __forceinline__ float ToF32(int8_t v) {
+  return static_cast<float>(v);
+}
 __device__ __forceinline__ float ToF32(__half v) {
   return __half2float(v);
 }
@@ -160,6 +164,17 @@ __device__ __forceinline__ void StoreValue(DType type, std::byte* data, int64_t 
   if (type == DType::kF32) reinterpret_cast<float*>(data)[i] = v;
   if (type == DType::kF16) reinterpret_cast<__half*>(data)[i] = FromF32<__half>(v);
   if (type == DType::kBF16) reinterpret_cast<__nv_bfloat16*>(data)[i] = FromF32<__nv_bfloat16>(v);
+}
+
+// Value i of a head of K or V, whose values begin at `values`. int8_t: kQ8_0, whose scales lie
+// `to_scales` bytes on.
+template <typename T>
+__device__ __forceinline__ float HeadValue(const std::byte* values, int64_t to_scales, int i) {
+  const float v = ToF32(reinterpret_cast<const T*>(values)[i]);
+  if constexpr (std::is_same_v<T, int8_t>) {
+    return v * ToF32(reinterpret_cast<const __half*>(values + to_scales)[i / int{kQ8Block}]);
+  }
+  return v;
 }
 
 // --- Reductions. All lanes get the result, which does not depend on timing.

@@ -195,14 +195,18 @@ void Compact(const CompactArgs& args, const Launch& launch) {
   if (args.n_seqs == 0) return;
   const RowSlice k = SliceOf(args.kv, args.lists, 0, 0);
   const RowSlice v = SliceOf(args.kv, args.lists, 0, 1);
+  const RowSlice k_scales = SliceOf(args.kv, args.lists, 0, 2);
+  const RowSlice v_scales = SliceOf(args.kv, args.lists, 0, 3);
+  const bool scales = k_scales.bytes + v_scales.bytes > 0;
   const auto run = [&](auto* kernel, int64_t piece_bytes) {
     const int64_t parts = CeilDiv(CeilDiv(std::max(k.bytes, v.bytes), piece_bytes), kLanes);
-    const dim3 grid(static_cast<unsigned>(parts), kRowSlices,
+    const dim3 grid(static_cast<unsigned>(parts), scales ? kRowSlices : kRowSlices / 2,
                     static_cast<unsigned>(args.n_seqs * args.lists));
     LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args);
   };
   const auto in_pieces_of = [&](int64_t bytes) {
-    return AreMultiples(bytes, k.base, v.base, k.bytes, v.bytes, k.stride, v.stride);
+    return AreMultiples(bytes, k.base, v.base, k.bytes, v.bytes, k.stride, v.stride) &&
+           AreMultiples(bytes, k_scales.base, v_scales.base, k_scales.bytes, v_scales.bytes);
   };
   if (in_pieces_of(16)) {
     run(CompactKernel<uint4>, 16);

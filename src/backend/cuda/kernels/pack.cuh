@@ -95,4 +95,11 @@ void WithType(DType format, const Body& body) {
   }
 }
 
+// Calls body(T{}) with the type of a plane's values.
+template <typename Body>
+void WithKvType(DType format, const Body& body) {
+  if (format == DType::kQ8_0) return body(int8_t{});
+  WithType(format, body);
+}
+
 }  // namespace omnikv::cuda

@@ -214,6 +214,44 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, c
   }
 }
 
+// The same of q8_0, rounded to f16: there after the next barrier.
+template <int kD>
+__device__ __forceinline__ void FetchQ8Tile(const KvView& kv, int kv_head, int32_t table_off,
+                                            int first, int low, int high, std::byte* tile) {
+  using S = Shape<kD>;
+  constexpr int kRowsAtOnce = kThreads / S::kGroup;  // a multiple of 8
+  const int row = static_cast<int>(threadIdx.x) / S::kGroup;
+  const int chunk = static_cast<int>(threadIdx.x) % S::kGroup;
+  std::byte* const to = tile + row * S::kRowBytes + (chunk ^ Swizzle<kD>(row)) * 16;
+#pragma unroll 1
+  for (int r = 0; r < S::kTokens; r += kRowsAtOnce) {
+    const int t = first + row + r;
+    const bool valid = t >= low && t < high;
+    const int64_t at = valid ? kv.RowIndex(table_off, t) : 0;
+#pragma unroll
+    for (int c = 0; c < S::kChunks; c += S::kGroup) {
+      const int i = (chunk + c) * 8;  // the chunk's first value
+#pragma unroll
+      for (int is_v = 0; is_v < 2; ++is_v) {
+        const KvPlane& plane = is_v != 0 ? kv.v : kv.k;
+        const std::byte* const head = plane.Head(at, kv_head);
+        __half values[8] = {};
+        if (valid) {
+          const uint2 bytes = *reinterpret_cast<const uint2*>(head + i);
+          const auto* const q = reinterpret_cast<const int8_t*>(&bytes);
+          const float scale =
+              ToF32(*reinterpret_cast<const __half*>(head + plane.ToScales(kv_head) + i / 32 * 2));
+#pragma unroll
+          for (int j = 0; j < 8; ++j) values[j] = FromF32<__half>(ToF32(q[j]) * scale);
+        }
+        uint4 packed;
+        memcpy(&packed, values, sizeof(packed));
+        *reinterpret_cast<uint4*>(to + r * S::kRowBytes + c * 16 + is_v * S::kTileBytes) = packed;
+      }
+    }
+  }
+}
+
 // A warp's queries: kM tiles of 16, of which a lane holds rows lane / 4 and lane / 4 + 8.
 template <typename T, int kD>
 struct WarpRows {
@@ -381,7 +419,8 @@ __device__ __forceinline__ void Cap(float factor, float (&s)[kM][kN][4]) {
 
 // Grid: (KV heads in the range, fastest, x tiles of queries; parts). The last tiles of a sequence,
 // which read most, come first.
-template <typename T, int kD>
+// T: what is multiplied; kQ8: K/V are q8_0.
+template <typename T, int kD, bool kQ8>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     AttendTile(const __grid_constant__ AttendArgs a, int n_tiles, const Parts parts) {
   using S = Shape<kD>;
@@ -451,7 +490,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int whole_end = span.High(warp_first_pos) / S::kTokens;
 
     __syncthreads();  // the segment before is done with shared memory
-    FetchTile<kD>(a.kv, meta.table_off, k, v, begin * S::kTokens, low, high, stages);
+    const auto fetch = [&](int tile, std::byte* to) {
+      if constexpr (kQ8) {
+        FetchQ8Tile<kD>(a.kv, kv_head, meta.table_off, tile * S::kTokens, low, high, to);
+      } else {
+        FetchTile<kD>(a.kv, meta.table_off, k, v, tile * S::kTokens, low, high, to);
+      }
+    };
+    fetch(begin, stages);
     CopyAsyncCommit();
     const float* q = segment.q != nullptr ? segment.q : a.q;
     if (q != stored) StoreQueries<T, kD>(q, queries, shared);
@@ -461,8 +507,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       __syncthreads();  // tile t is there, and the one before it is no longer read
       const int stage = (t - begin) % 2;
       if (t + 1 < end) {
-        FetchTile<kD>(a.kv, meta.table_off, k, v, (t + 1) * S::kTokens, low, high,
-                      stages + (stage ^ 1) * 2 * S::kTileBytes);
+        fetch(t + 1, stages + (stage ^ 1) * 2 * S::kTileBytes);
       }
       CopyAsyncCommit();
       if (t < some_begin || t >= some_end) continue;
@@ -596,7 +641,7 @@ bool CanAttendPrefill(const AttendArgs& args, const Device& device) {
   const bool compiled =
       WithHeadDim(kv, [&](auto d) { shared = Shape<decltype(d)::value>::kSharedBytes; });
   if (!compiled || shared > device.shared_per_block || device.arch < 80) return false;
-  if (kv.k.dtype != DType::kF16 && kv.k.dtype != DType::kBF16) return false;
+  if (kv.k.dtype == DType::kF32) return false;
   if (kv.v.dtype != kv.k.dtype || kv.v.row_bytes != kv.k.row_bytes) return false;
   if (args.o == nullptr || args.score != ScoreKind::kNone || args.scale <= 0) return false;
   if (args.lse_in != nullptr) return false;
@@ -645,8 +690,12 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch) {
                    dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(n_parts)), kThreads,
                    S::kSharedBytes, args, static_cast<int>(tiles), parts);
     };
-    args.kv.k.dtype == DType::kF16 ? run(AttendTile<__half, kD>)
-                                   : run(AttendTile<__nv_bfloat16, kD>);
+    if (args.kv.k.dtype == DType::kQ8_0) {
+      if constexpr (kD % int{kQ8Block} == 0) run(AttendTile<__half, kD, true>);
+    } else {
+      args.kv.k.dtype == DType::kF16 ? run(AttendTile<__half, kD, false>)
+                                     : run(AttendTile<__nv_bfloat16, kD, false>);
+    }
     if (n_parts == 1) return;
     LaunchKernel(MergeParts, launch, static_cast<unsigned>(CeilDiv(row_heads, kWarps)), kThreads, 0,
                  args, parts);

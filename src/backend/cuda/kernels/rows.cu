@@ -163,6 +163,36 @@ __device__ __forceinline__ void RotateHead(const float* head, const float* norm,
   for (int i = 2 * n_freq + first; i < dk; i += 32 * N) store(i, load(i));
 }
 
+// One warp: the same, each 32 values as int8 with a scale, as StoreQ8Block does. `out` and `scales`
+// are not `head`.
+__device__ __forceinline__ void RotateToQ8(const float* head, const float* norm, float inv,
+                                           const float* cos_sin, int n_freq, int dk, int8_t* out,
+                                           __half* scales) {
+  constexpr int kBlock = kQ8Block;
+  static_assert(kBlock == 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto load = [&](int i) { return norm != nullptr ? head[i] * (inv * norm[i]) : head[i]; };
+  for (int first = 0; first < dk; first += kBlock) {
+    const int i = first + lane;
+    float v = load(i);
+    if (i < 2 * n_freq) {
+      const bool upper = i >= n_freq;
+      const int at = upper ? i - n_freq : i;
+      const float c = cos_sin[2 * at];
+      const float s = cos_sin[2 * at + 1];
+      const float other = load(upper ? at : i + n_freq);
+      v = upper ? v * c + other * s : v * c - other * s;
+    }
+    const float top = WarpMax(fabsf(v));
+    const bool spoiled = __any_sync(kAllLanes, isnan(v));  // the maximum loses a NaN
+    const __half stored = FromF32<__half>(spoiled ? v * NAN : __fdiv_rn(top, 127.0f));
+    const float scale = ToF32(stored);
+    const float q = scale > 0 ? rintf(__fdiv_rn(v, scale)) : 0.0f;
+    out[i] = static_cast<int8_t>(fminf(fmaxf(q, -127.0f), 127.0f));
+    if (lane == 0) scales[first / kBlock] = stored;
+  }
+}
+
 // 1 / rms of a head, in every lane of a warp.
 template <int N>
 __device__ __forceinline__ float HeadInverseRms(const float* head, int dk, float eps) {
@@ -202,25 +232,36 @@ __global__ void __launch_bounds__(kThreads)
   const bool per_head = a.qk_norm == QkNorm::kPerHead;
   const float q_inv = full ? InverseRms<N>(q_row, a.n_heads * dk, a.qk_norm_eps, sums[0]) : 1.0f;
   const float k_inv = full ? InverseRms<N>(k_row, n_kv * dk, a.qk_norm_eps, sums[1]) : 1.0f;
-  const auto rotate = [&](const float* head, const float* norm, int h, float inv, auto* out) {
+  const auto rotate = [&](const float* head, const float* norm, int h, float inv, auto* out,
+                          [[maybe_unused]] std::byte* scales) {
     if (per_head) inv = HeadInverseRms<N>(head, dk, a.qk_norm_eps);
     const float* weights = full ? norm + h * dk : per_head ? norm : nullptr;
-    RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out);
+    if constexpr (std::is_same_v<decltype(out), int8_t*>) {
+      RotateToQ8(head, weights, inv, cos_sin, n_freq, dk, out, reinterpret_cast<__half*>(scales));
+    } else {
+      RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out);
+    }
   };
 
   const int warp = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
   for (int item = warp; item < a.n_heads + 2 * n_kv; item += static_cast<int>(gridDim.y) * kWarps) {
     if (item < a.n_heads) {
       float* head = q_row + item * dk;
-      rotate(head, a.q_norm, item, q_inv, head);
+      rotate(head, a.q_norm, item, q_inv, head, nullptr);
     } else if (item < a.n_heads + n_kv) {
       const int h = item - a.n_heads;
-      T* out = reinterpret_cast<T*>(to.k + h * a.kv.k.head_bytes);
-      rotate(k_row + h * dk, a.k_norm, h, k_inv, out);
+      std::byte* out = to.k + h * a.kv.k.head_bytes;
+      rotate(k_row + h * dk, a.k_norm, h, k_inv, reinterpret_cast<T*>(out),
+             out + a.kv.k.ToScales(h));
     } else {
       const int h = item - a.n_heads - n_kv;
-      T* out = reinterpret_cast<T*>(to.v + h * a.kv.v.head_bytes);
-      RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, out);
+      std::byte* out = to.v + h * a.kv.v.head_bytes;
+      if constexpr (std::is_same_v<T, int8_t>) {
+        RotateToQ8(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, reinterpret_cast<T*>(out),
+                   reinterpret_cast<__half*>(out + a.kv.v.ToScales(h)));
+      } else {
+        RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, reinterpret_cast<T*>(out));
+      }
     }
   }
 }
@@ -314,11 +355,14 @@ __global__ void __launch_bounds__(kThreads) KeysKernel(const NormQkvRopeAppendAr
   GridTrigger();
   GridWait();
   const int n = a.kv.n_kv_heads * a.kv.dk;
+  const KvPlane& plane = a.kv.k;
   const std::byte* from = TargetOf(a, a.rows[blockIdx.x]).k;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     const int h = i / a.kv.dk;
+    const std::byte* head = from + h * plane.head_bytes;
     a.k_out[int64_t{blockIdx.x} * n + i] =
-        LoadValue(a.kv.k.dtype, from + h * a.kv.k.head_bytes, i - h * a.kv.dk);
+        plane.dtype == DType::kQ8_0 ? HeadValue<int8_t>(head, plane.ToScales(h), i - h * a.kv.dk)
+                                    : LoadValue(plane.dtype, head, i - h * a.kv.dk);
   }
 }
 
@@ -385,12 +429,14 @@ void ConvertRows(const float* in, int64_t n, DType format, void* out, const Laun
 
 void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Launch& launch) {
   if (args.n_rows == 0) return;
-  WithType(args.kv.k.dtype, [&](auto zero) {
+  WithKvType(args.kv.k.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (CanRotateAppend<T>(args, k, v)) {
-      LaunchKernel(RotateAppendKernel<T>, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0,
-                   args, k, v);
-      return;
+    if constexpr (!std::is_same_v<T, int8_t>) {
+      if (CanRotateAppend<T>(args, k, v)) {
+        LaunchKernel(RotateAppendKernel<T>, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0,
+                     args, k, v);
+        return;
+      }
     }
     const int64_t items = args.n_heads + 2 * int64_t{args.kv.n_kv_heads};
     const int64_t blocks = args.qk_norm == QkNorm::kFull ? 1 : CeilDiv(items, kWarps);

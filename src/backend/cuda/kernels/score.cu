@@ -262,16 +262,16 @@ __device__ __forceinline__ void ScoreTileOfAny(const ScoreArgs& a, const Shape& 
   const int group = a.n_heads / a.kv.n_kv_heads;
   const int kv_head = task % a.kv.n_kv_heads;
   const int at = task / a.kv.n_kv_heads * kTile + lane % kTile;
-  const T* k =
-      reinterpret_cast<const T*>(KeyRow(a.kv, b.seq.table_off, b.first + min(at, b.n_tokens - 1)) +
-                                 kv_head * a.kv.k.head_bytes);
+  const std::byte* k = KeyRow(a.kv, b.seq.table_off, b.first + min(at, b.n_tokens - 1)) +
+                       kv_head * a.kv.k.head_bytes;
+  const int64_t to_scales = a.kv.k.ToScales(kv_head);
   for (int row = lane / kTile; row < b.pass_rows; row += 2) {
     float best = 0;
     for (int h = 0; h < group; ++h) {
       const float* q = QueryOf(a, b, row, kv_head * group + h);
       const int column = (kv_head * shape.pass_rows + row) * group + h;
       float dot = 0;
-      for (int i = 0; i < a.kv.dk; ++i) dot += q[i] * ToF32(k[i]);
+      for (int i = 0; i < a.kv.dk; ++i) dot += q[i] * HeadValue<T>(k, to_scales, i);
       float v = Softcap(dot * s.scale[column], a.softcap);
       if (a.lse != nullptr) v = expf(v - s.lse[column]);
       best = h == 0 ? v : ReduceHeads(a.heads, best, v);
@@ -518,15 +518,14 @@ void LaunchScore(const ScoreArgs& args, const Shape& shape, const Launch& launch
 }  // namespace
 
 bool CanScore(const ScoreArgs& args, const Device& device) {
-  return args.kv.k.dtype != DType::kQ8_0 &&
-         SharedBytes(args, ShapeOf(args, device)) + kBesideDynamic <= device.shared_per_block;
+  return SharedBytes(args, ShapeOf(args, device)) + kBesideDynamic <= device.shared_per_block;
 }
 
 void Score(const ScoreArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.n_rows == 0 || args.stride == 0) return;
   const Shape shape = ShapeOf(args, *launch.device);
   const int blocks = BlocksOf(args);
-  WithType(args.kv.k.dtype, [&](auto t) {
+  WithKvType(args.kv.k.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
       if (blocks == 2) return LaunchScore<T, 2>(args, shape, launch);

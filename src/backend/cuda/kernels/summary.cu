@@ -16,6 +16,7 @@ constexpr int kThreads = 256;
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     SummaryKernel(const __grid_constant__ BlockSummaryArgs a) {
+  constexpr bool kQ8 = std::is_same_v<T, int8_t>;
   __shared__ float found[2][kThreads * N];  // by [token's turn, value]: sums or minima, and maxima
   GridTrigger();
   GridWait();
@@ -49,11 +50,13 @@ __global__ void __launch_bounds__(kThreads)
         for (int t = first + turn; t < first + n; t += turns) {
           const int64_t block = a.kv.block_table[seq.table_off + t / a.kv.block_tokens];
           const int64_t row = block * a.kv.block_tokens + t % a.kv.block_tokens;
-          const Pack<T, N> k =
-              LoadPack<N>(reinterpret_cast<const T*>(base + row * a.kv.k.row_bytes) + value);
+          const std::byte* head = base + row * a.kv.k.row_bytes;
+          Pack<T, N> k{};
+          if constexpr (!kQ8) k = LoadPack<N>(reinterpret_cast<const T*>(head) + value);
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            const float v = ToF32(k.v[j]);
+            float v = ToF32(k.v[j]);
+            if constexpr (kQ8) v = HeadValue<T>(head, a.kv.k.ToScales(kv_head), value + j);
             low[j] = mean ? low[j] + v : fminf(low[j], v);
             high[j] = fmaxf(high[j], v);
           }
@@ -260,9 +263,10 @@ void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
 void BlockSummary(const BlockSummaryArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.n_rows == 0) return;
   const KvView& kv = args.kv;
-  WithType(kv.k.dtype, [&](auto t) {
+  WithKvType(kv.k.dtype, [&](auto t) {
     using T = decltype(t);
-    constexpr int kWide = 16 / sizeof(T);
+    // int8 with scales: a run of neighbours that the compiler joins.
+    constexpr int kWide = sizeof(T) == 1 ? 4 : 16 / sizeof(T);
     const bool wide =
         kv.dk % kWide == 0 && AreMultiples(16, kv.k.base, kv.k.row_bytes, kv.k.head_bytes);
     if (wide) return LaunchSummary<T, kWide>(args, launch);

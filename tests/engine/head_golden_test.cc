@@ -181,7 +181,7 @@ void Heads::CheckKernels(const Way& way, const Kernels& kernels, const std::stri
     const bool sized = dim == 64 || dim == 96 || dim == 128 || dim == 256;
     const bool filled = 2 * op.rows >= (dim == 64 ? 192 : 128);
     const bool library = kHaveFlashInfer && hopper && sized && filled && !op.window;
-    return library ? "CopyTails" : fmt::format("AttendTile<__half, {}>", dim);
+    return library ? "CopyTails" : fmt::format("AttendTile<__half, {}, false>", dim);
   };
   const auto product = [&](const OpShape& op) -> std::string {
     if (op.rows == 1) return "StreamKernel<";

@@ -623,6 +623,7 @@ inline constexpr int32_t kEvictionLog = 4;
 // n % kEvictionLog.
 struct EvictionLog {
   std::byte* rows = nullptr;  // [n_seqs, kEvictionLog, row bytes]
+  int32_t* length = nullptr;  // [n_seqs, kEvictionLog, lists]: n
   int32_t* victim = nullptr;  // [n_seqs, kEvictionLog, lists]: row; -1: none
   int32_t* pos = nullptr;     // [n_seqs, kEvictionLog, lists]
 
@@ -649,7 +650,7 @@ struct EvictArgs {
 };
 
 // Undoes the evictions of sequence `seq` in steps after which its context had more than `from`
-// tokens, and at most `to`. REQUIRES to - from <= kEvictionLog, and that they were the last.
+// tokens, and at most `to`, as far as they ran. REQUIRES to - from <= kEvictionLog, and that they were the last.
 struct UndoEvictArgs {
   KvView kv;
   int32_t* pos = nullptr;  // [rows of kv, lists]; null: nothing

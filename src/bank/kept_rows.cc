@@ -8,7 +8,8 @@
 namespace omnikv {
 
 StateSpec PositionsSpec(int32_t layer, const Keeps& keeps) {
-  return {.layer = layer, .unit = 1, .bytes_per_unit = int64_t{4} * keeps.lists, .name = "positions"};
+  return {
+      .layer = layer, .unit = 1, .bytes_per_unit = int64_t{4} * keeps.lists, .name = "positions"};
 }
 
 Status KeptRows::OpenPositions() {
@@ -44,14 +45,15 @@ Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank,
   const size_t entries = static_cast<size_t>(bank.n_layers()) * seqs * kEvictionLog;
   const KvView view = bank.View(0);
   OKV_RETURN_IF_ERROR(take(kept->log_rows_, entries, static_cast<size_t>(PackedRowBytes(view))));
+  OKV_RETURN_IF_ERROR(take(kept->log_length_, entries * static_cast<size_t>(keeps.lists), 4));
   OKV_RETURN_IF_ERROR(take(kept->log_victim_, entries * static_cast<size_t>(keeps.lists), 4));
   OKV_RETURN_IF_ERROR(take(kept->log_pos_, entries * static_cast<size_t>(keeps.lists), 4));
   return kept;
 }
 
 size_t KeptRows::Bytes() const {
-  size_t bytes = gone_.size() + position_planes_.size() + log_rows_.size() + log_victim_.size() +
-                 log_pos_.size();
+  size_t bytes = gone_.size() + position_planes_.size() + log_rows_.size() + log_length_.size() +
+                 log_victim_.size() + log_pos_.size();
   for (const Place& place : places_) bytes += place.rows.size() + place.seqs.size();
   return bytes;
 }
@@ -131,6 +133,7 @@ void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, 
 EvictionLog KeptRows::LogOf(int32_t layer) const {
   const int64_t entry = int64_t{layer} * n_seqs_ * kEvictionLog;
   return {.rows = log_rows_.as<std::byte>() + entry * PackedRowBytes(bank_.View(layer)),
+          .length = log_length_.as<int32_t>() + entry * keeps_.lists,
           .victim = log_victim_.as<int32_t>() + entry * keeps_.lists,
           .pos = log_pos_.as<int32_t>() + entry * keeps_.lists};
 }

@@ -100,7 +100,7 @@ class KeptRows {
   Buffer position_planes_;               // int32* [positions_]
   std::vector<int32_t> plane_of_layer_;  // -1: none
   std::array<Place, 2> places_;
-  Buffer log_rows_, log_victim_, log_pos_;  // of layer after layer: EvictionLog
+  Buffer log_rows_, log_length_, log_victim_, log_pos_;  // of layer after layer: EvictionLog
 };
 
 }  // namespace omnikv

@@ -215,7 +215,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                            .prompt_end = total,
                            .n_out = n_out};
     if (const Status done = stepper_.Chunk(rows); !done.ok()) {
-      StartOver(pos);
+      StartOver(std::min(pos, group_->length(0)));
       return done;
     }
     for (int32_t r = 0; r < n_out; ++r) {

@@ -250,7 +250,10 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   }
   if (!status.ok() && chunk != nullptr) {
     core_.backend->Synchronize();
-    chunk->group->CutTo(chunk->slot, chunk_pos);
+    // Rows that a choice has moved in some layers are of no use.
+    const bool chose = chunk->group->ChoosesAfter(chunk->slot, chunk->group->length(chunk->slot),
+                                                  chunk->prompt_end);
+    chunk->group->CutTo(chunk->slot, chose ? 0 : chunk_pos);
   }
   if (!status.ok()) return GiveUp(rows, status);
   for (const auto& [group, slot, token] : rows) group->Drop(slot, group->length(slot));

@@ -90,6 +90,9 @@ class FailuresOn : public testing::TestWithParam<Where> {
     return LoadEngine(options, [&] { return Make(GetParam(), options, fault); });
   }
   Result<std::unique_ptr<Engine>> Load(Fault& fault) const { return Load(Options(), fault); }
+  // Load, prompt and three steps, with memory refused at each `stride`-th place where it is asked
+  // for, one after the other. What is there after a failure goes on to be used.
+  void RefuseAnywhere(const PolicyOptions& policy, int64_t stride);
 };
 
 std::vector<int32_t> Numbers(int64_t n) {
@@ -123,40 +126,40 @@ Result<Answer> AskAnew(Engine& engine, const PolicyOptions& policy) {
   return Ask(engine, *session);
 }
 
-// Load, prompt and three steps, with memory refused at the first place where it is asked for, then
-// the second, and so on until nothing fails. What is there after a failure goes on to be used.
-TEST_P(FailuresOn, MemoryRefusedAnywhere) {
+void FailuresOn::RefuseAnywhere(const PolicyOptions& policy, int64_t stride) {
+  EngineOptions options = Options();
+  options.policy = policy;
+  if (options.place == "host" && policy.name != Policy().name) options.place = "auto";
   Fault fault;
   Answer expected;
   {
-    const auto engine = Load(fault);
+    const auto engine = Load(options, fault);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
-    const auto answer = AskAnew(**engine, Policy());
+    const auto answer = AskAnew(**engine, policy);
     ASSERT_TRUE(answer.ok()) << answer.status().message();
     expected = *answer;
   }
   const int64_t places = fault.seen;
-  const int64_t stride = GetParam().device == "ref" ? 3 : 1;  // the others see the same places
   std::vector<int> failed(4);  // in load, opening a session, its prompt, its steps
   const Resources before = Resources::Now();
   for (int64_t at = 0; at < places; at += stride) {
     SCOPED_TRACE(fmt::format("place {} of {}", at, places));
     fault = {.at = at};
-    auto engine = Load(fault);
+    auto engine = Load(options, fault);
     if (!engine.ok()) {
       ExpectOneSentence(engine.status());
       EXPECT_EQ(engine.status().code(), StatusCode::kResourceExhausted)
           << engine.status().message();
       ++failed[0];
-      engine = Load(fault);
+      engine = Load(options, fault);
       ASSERT_TRUE(engine.ok()) << engine.status().message();
     }
-    auto session = (*engine)->NewSession(Policy());
+    auto session = (*engine)->NewSession(policy);
     if (!session.ok()) {
       ExpectOneSentence(session.status());
       EXPECT_EQ(session.status().code(), StatusCode::kResourceExhausted);
       ++failed[1];
-      session = (*engine)->NewSession(Policy());
+      session = (*engine)->NewSession(policy);
       ASSERT_TRUE(session.ok()) << session.status().message();
     }
     Status prompted = (*session)->Prompt(Numbers(kPrompt));
@@ -186,7 +189,7 @@ TEST_P(FailuresOn, MemoryRefusedAnywhere) {
     EXPECT_EQ(tokens, expected.tokens);
     EXPECT_GT(fault.seen, at) << "nothing was refused";
     session->reset();
-    const auto again = AskAnew(**engine, Policy());
+    const auto again = AskAnew(**engine, policy);
     ASSERT_TRUE(again.ok()) << again.status().message();
     EXPECT_EQ(*again, expected);
   }
@@ -194,6 +197,16 @@ TEST_P(FailuresOn, MemoryRefusedAnywhere) {
              failed[1], failed[2], failed[3]);
   for (size_t i = 0; i < failed.size(); ++i) EXPECT_GT(failed[i], 0) << "part " << i;
   ExpectNoLeak(before, static_cast<int>(places / stride));
+}
+
+TEST_P(FailuresOn, MemoryRefusedAnywhere) {
+  RefuseAnywhere(Policy(), GetParam().device == "ref" ? 3 : 1);  // the others see the same places
+}
+
+// Of policies that move rows: what a step that failed had moved is where it was.
+TEST_P(FailuresOn, MemoryRefusedWhereRowsMove) {
+  RefuseAnywhere({.name = "tova", .settings = {{"budget", "24"}}}, 1);
+  RefuseAnywhere({.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}}, 2);
 }
 
 // Runs `attempt`, which fails with `code` and a sentence that has all of `parts`.

@@ -81,6 +81,7 @@ void RefEvict(const EvictArgs& a) {
     if (seq.q_len == 0) continue;
     const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
     int32_t& victim = a.log.victim[entry * a.lists + l];
+    a.log.length[entry * a.lists + l] = a.steps[s].kv_len;
     victim = -1;
     if (seq.kv_len <= a.most) continue;
     float* scores = a.scores + list * a.stride;
@@ -107,7 +108,7 @@ void RefUndoEvict(const UndoEvictArgs& a) {
     const int64_t entry = int64_t{a.seq} * kEvictionLog + n % kEvictionLog;
     for (int32_t l = 0; l < a.lists; ++l) {
       const int32_t victim = a.log.victim[entry * a.lists + l];
-      if (victim < 0) continue;
+      if (victim < 0 || a.log.length[entry * a.lists + l] != n) continue;
       const int64_t row = a.kv.RowIndex(a.table_off, victim);
       Unpack(a.kv, a.lists, l, a.log.rows + entry * PackedRowBytes(a.kv), row);
       if (a.pos != nullptr) a.pos[row * a.lists + l] = a.log.pos[entry * a.lists + l];

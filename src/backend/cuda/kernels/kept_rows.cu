@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_consta
   const int64_t to = evicts ? a.kv.RowIndex(seq.table_off, victim) : 0;
   const int64_t from = evicts ? a.kv.RowIndex(seq.table_off, newest) : 0;
   if (threadIdx.x == 0) {
+    a.log.length[entry * a.lists + l] = a.steps[s].kv_len;
     a.log.victim[entry * a.lists + l] = victim;
     if (evicts) scores[victim] = scores[newest];
     if (evicts && a.pos != nullptr) {
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kEvictThreads)
   for (int64_t n = a.to; n > a.from; --n) {
     const int64_t entry = int64_t{a.seq} * kEvictionLog + n % kEvictionLog;
     const int32_t victim = a.log.victim[entry * a.lists + l];
-    if (victim < 0) continue;
+    if (victim < 0 || a.log.length[entry * a.lists + l] != n) continue;
     const int64_t row = a.kv.RowIndex(a.table_off, victim);
     for (int32_t i = 0; i < kRowSlices; ++i) {
       const RowSlice slice = SliceOf(a.kv, a.lists, l, i);

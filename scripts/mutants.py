@@ -87,8 +87,8 @@ FAULTS = {
         QUEST, "HeadReduce heads_ = HeadReduce::kMax", "HeadReduce heads_ = HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".min_recent = 1,", ".min_recent = 0,"),
     "quest_prompts_make_no_bounds": (
-        QUEST, "if (!Budgeted(step.layer)) return;\n  const StateView",
-        "if (!Budgeted(step.layer) || step.prefill) return;\n  const StateView"),
+        QUEST, "  MakeStates(step.layer, attend);\n",
+        "  if (!step.prefill) MakeStates(step.layer, attend);\n"),
     "kcache_scale_missing": (KCACHE, ".scale = attend.scale", ".scale = 1"),
     "kcache_mean_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kMean"),
     "kcache_renormalises_always": (

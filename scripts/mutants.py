@@ -72,8 +72,8 @@ FAULTS = {
     "tova_maximum_of_heads": (
         TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
-    "tova_keeps_one_more_of_a_prompt": (TOVA, ".rule = {.budget = budget_}",
-                                        ".rule = {.budget = budget_ - 1}"),
+    "tova_keeps_one_more_of_a_prompt": (TOVA, "memory_, {.budget = budget_}",
+                                        "memory_, {.budget = budget_ - 1}"),
     "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
     "snapkv_window_off_by_one": (SNAPKV, ".min_recent = window_", ".min_recent = window_ + 1"),
     "snapkv_queries_off_by_one": (SNAPKV, ".window = window_,", ".window = window_ - 1,"),

@@ -3,6 +3,7 @@
 // share one, by the highest probability among them. The first layers read everything.
 #include <algorithm>
 
+#include "policy/list_choice.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -19,12 +20,7 @@ class KCache : public Policy {
   }
 
   void BeginStep(int32_t, const AttendArgs& step) override {
-    context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                            .n_seqs = step.n_seqs,
-                                            .rule = {.budget = budget_},
-                                            .bounds = bounds_.as<int32_t>(),
-                                            .n_candidates = n_candidates_.as<int32_t>(),
-                                            .n_pick = n_pick_.as<int32_t>()});
+    choice_.EnqueueRange(step.seqs, step.n_seqs);
   }
 
   void Plan(const LayerStep& step, AttendArgs& attend) override {
@@ -47,23 +43,9 @@ class KCache : public Policy {
                               .heads = HeadReduce::kMax,
                               .scale = attend.scale,
                               .softcap = attend.softcap});
-    backend.Enqueue(TopKArgs{.scores = scores_.as<float>(),
-                             .weights = weight_.as<float>(),
-                             .seqs = attend.seqs,
-                             .n_candidates = n_candidates_.as<int32_t>(),
-                             .n_pick = n_pick_.as<int32_t>(),
-                             .index = index_.as<int32_t>(),
-                             .count = count_.as<int32_t>(),
-                             .stride = context_.max_context,
-                             .lists = context_.n_kv_heads,
-                             .capacity = budget_,
-                             .n_seqs = attend.n_seqs});
+    choice_.EnqueueBest(scores_.as<float>(), context_.max_context, attend.seqs, attend.n_seqs);
     attend.plan = AttnPlan{};
-    attend.plan.Add({.kind = SegmentKind::kList,
-                     .lists = context_.n_kv_heads,
-                     .capacity = budget_,
-                     .index = index_.as<int32_t>(),
-                     .count = count_.as<int32_t>()});
+    attend.plan.Add(choice_.List());
     if (!renormalise_) attend.lse_in = weigh.lse;
   }
 
@@ -76,41 +58,28 @@ class KCache : public Policy {
   }
   bool Budgeted(int32_t layer) const override { return layer >= first_layers_; }
   int64_t Budget(int64_t) const override { return budget_; }
-  size_t Bytes() const override { return bytes_; }
+  size_t Bytes() const override { return memory_.bytes(); }
 
  private:
   Status Allocate() {
-    const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
-      OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
-      bytes_ += buffer.size();
-      return {};
-    };
-    const int64_t seqs = context_.max_seqs;
-    const int64_t lists = seqs * context_.n_kv_heads;
-    OKV_RETURN_IF_ERROR(room(lse_, seqs * context_.n_heads, "sums"));
-    OKV_RETURN_IF_ERROR(room(scores_, lists * context_.max_context, "scores"));
-    OKV_RETURN_IF_ERROR(room(index_, lists * budget_, "chosen tokens"));
-    OKV_RETURN_IF_ERROR(room(count_, lists, "chosen tokens"));
-    OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs, "chosen tokens"));
-    OKV_RETURN_IF_ERROR(room(n_candidates_, seqs, "chosen tokens"));
-    OKV_RETURN_IF_ERROR(room(n_pick_, seqs, "chosen tokens"));
-    OKV_RETURN_IF_ERROR(room(weight_, 1, "chosen tokens"));
-    const float one = 1;
-    context_.backend->Upload(weight_.as(), &one, sizeof(one));
-    return {};
+    Backend& backend = *context_.backend;
+    const int64_t lists = int64_t{context_.max_seqs} * context_.n_kv_heads;
+    OKV_ASSIGN_OR_RETURN(
+        lse_, memory_.Take(backend, int64_t{context_.max_seqs} * context_.n_heads, "sums"));
+    OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, lists * context_.max_context, "scores"));
+    return choice_.Prepare(backend, memory_, {.budget = budget_}, context_.max_seqs,
+                           context_.n_kv_heads, budget_, "chosen tokens");
   }
 
   PolicyContext context_;
   int32_t budget_ = 0;  // tokens whose V a KV head reads
   int32_t first_layers_ = 0;
   bool renormalise_ = false;
-  size_t bytes_ = 0;  // of all buffers
-  // S = max_seqs, L = S * n_kv_heads. What a layer chooses stands here until the next one chooses.
-  Buffer lse_;                             // f32 [S, n_heads]: of all tokens
-  Buffer scores_;                          // f32 [L, max_context]
-  Buffer index_, count_;                   // int32 [L, budget], [L]
-  Buffer bounds_, n_candidates_, n_pick_;  // int32 [S, 2], [S], [S]
-  Buffer weight_;                          // f32 [1]: TopKArgs::weights
+  PolicyMemory memory_;
+  // S = max_seqs. What a layer chooses stands here until the next one chooses.
+  Buffer lse_;         // f32 [S, n_heads]: of all tokens
+  Buffer scores_;      // f32 [S, n_kv_heads, max_context]
+  ListChoice choice_;  // a list per KV head
 };
 
 }  // namespace

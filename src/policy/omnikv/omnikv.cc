@@ -8,6 +8,7 @@
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
 #include "policy/policy.h"
+#include "policy/policy_memory.h"
 
 namespace omnikv {
 namespace {
@@ -30,7 +31,7 @@ class Omnikv : public Policy {
   int64_t Budget(int64_t length) const override { return budget_.At(length); }
   int64_t Besides(const SeqLength& at) const override { return budget_.Split(at).besides; }
   int64_t WarmRows() const override { return window_; }
-  size_t Bytes() const override { return bytes_; }
+  size_t Bytes() const override { return memory_.bytes(); }
   void CopyState(const Policy& from) override;
   std::string SaveState(int64_t length) const override;
   bool LoadState(int64_t length, std::string_view state) override;
@@ -80,7 +81,7 @@ class Omnikv : public Policy {
   OmnikvBudget budget_;
   int64_t stride_ = 0;        // tokens
   bool sparse_step_ = false;  // what is being recorded
-  size_t bytes_ = 0;          // of all buffers
+  PolicyMemory memory_;
 
   Buffer logits_, lse_, rings_, weights_, index_, count_, bounds_, n_candidates_, n_pick_;
 };
@@ -107,8 +108,7 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
 
 Status Omnikv::Allocate() {
   const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
-    bytes_ += buffer.size();
+    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(*context_.backend, n, what));
     return {};
   };
   const auto n_filters = int64_t{layers_.n_filters()};

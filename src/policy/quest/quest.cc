@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "policy/list_choice.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -34,7 +35,7 @@ class Quest : public Policy {
   }
   bool Budgeted(int32_t layer) const override { return layer >= dense_layers_; }
   int64_t Budget(int64_t) const override { return int64_t{rule_.budget} * page_; }
-  size_t Bytes() const override { return bytes_; }
+  size_t Bytes() const override { return memory_.bytes(); }
 
  private:
   int64_t Pages(int64_t tokens) const { return (tokens + page_ - 1) / page_; }
@@ -59,10 +60,11 @@ class Quest : public Policy {
   int32_t capacity_ = 0;           // pages that a list has room for
   int64_t stride_ = 0;             // pages that a row of scores has room for
   bool sparse_step_ = false;       // what is being recorded
-  size_t bytes_ = 0;               // of all buffers
   std::vector<StateView> states_;  // bounds of the layers from dense_layers_ on
   // What a layer chooses stands here until the next one chooses.
-  Buffer scores_, weight_, index_, count_, last_page_, n_candidates_, n_pick_;
+  PolicyMemory memory_;
+  Buffer scores_;      // f32 [max_seqs, n_kv_heads, stride]
+  ListChoice choice_;  // pages, a list per KV head; and the last page
 };
 
 Status Quest::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -83,22 +85,10 @@ Status Quest::Prepare(const PolicyContext& context, PolicySettings& settings) {
   capacity_ = static_cast<int32_t>(std::clamp<int64_t>(rule_.budget - 1, 1, most));
   if (context.backend == nullptr) return {};
   stride_ = (most + 15) / 16 * 16;
-  const auto seqs = static_cast<size_t>(context.max_seqs);
-  const size_t lists = seqs * static_cast<size_t>(context.n_kv_heads);
-  const std::pair<Buffer*, size_t> sizes[] = {{&scores_, lists * static_cast<size_t>(stride_)},
-                                              {&weight_, 1},
-                                              {&index_, lists * static_cast<size_t>(capacity_)},
-                                              {&count_, lists},
-                                              {&last_page_, 2 * seqs},
-                                              {&n_candidates_, seqs},
-                                              {&n_pick_, seqs}};
-  for (const auto& [buffer, n] : sizes) {
-    OKV_ASSIGN_OR_RETURN(*buffer, context.backend->Allocate(4 * n, "chosen pages"));
-    bytes_ += buffer->size();
-  }
-  const float one = 1;
-  context.backend->Upload(weight_.as(), &one, sizeof(one));
-  return {};
+  const int64_t lists = int64_t{context.max_seqs} * context.n_kv_heads;
+  OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(*context.backend, lists * stride_, "chosen pages"));
+  return choice_.Prepare(*context.backend, memory_, rule_, context.max_seqs, context.n_kv_heads,
+                         capacity_, "chosen pages");
 }
 
 std::vector<StateSpec> Quest::States() const {
@@ -110,13 +100,7 @@ std::vector<StateSpec> Quest::States() const {
 
 void Quest::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = variant == 1;
-  if (!sparse_step_) return;
-  context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                          .n_seqs = step.n_seqs,
-                                          .rule = rule_,
-                                          .bounds = last_page_.as<int32_t>(),
-                                          .n_candidates = n_candidates_.as<int32_t>(),
-                                          .n_pick = n_pick_.as<int32_t>()});
+  if (sparse_step_) choice_.EnqueueRange(step.seqs, step.n_seqs);
 }
 
 void Quest::MakeStates(int32_t layer, const AttendArgs& attend) {
@@ -135,13 +119,8 @@ void Quest::Plan(const LayerStep& step, AttendArgs& attend) {
   if (!Budgeted(step.layer) || step.prefill || !sparse_step_) return;
   Choose(Bounds(step.layer), attend);
   attend.plan = AttnPlan{};
-  attend.plan.Add({.kind = SegmentKind::kList,
-                   .unit = page_,
-                   .lists = context_.n_kv_heads,
-                   .capacity = capacity_,
-                   .index = index_.as<int32_t>(),
-                   .count = count_.as<int32_t>()});
-  attend.plan.Add({.bounds = last_page_.as<int32_t>()});
+  attend.plan.Add(choice_.List());
+  attend.plan.Add(choice_.Range());
 }
 
 void Quest::Choose(const StateView& bounds, const AttendArgs& attend) const {
@@ -158,17 +137,7 @@ void Quest::Choose(const StateView& bounds, const AttendArgs& attend) const {
                                            .unit = page_,
                                            .kind = SummaryKind::kMinMax,
                                            .heads = heads_});
-  context_.backend->Enqueue(TopKArgs{.scores = scores_.as<float>(),
-                                     .weights = weight_.as<float>(),
-                                     .seqs = attend.seqs,
-                                     .n_candidates = n_candidates_.as<int32_t>(),
-                                     .n_pick = n_pick_.as<int32_t>(),
-                                     .index = index_.as<int32_t>(),
-                                     .count = count_.as<int32_t>(),
-                                     .stride = stride_,
-                                     .lists = context_.n_kv_heads,
-                                     .capacity = capacity_,
-                                     .n_seqs = attend.n_seqs});
+  choice_.EnqueueBest(scores_.as<float>(), stride_, attend.seqs, attend.n_seqs);
 }
 
 // Budgets in whole pages.

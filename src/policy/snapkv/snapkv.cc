@@ -3,6 +3,7 @@
 // which the window's queries give the most weight, smoothed over neighbours.
 #include <fmt/format.h>
 
+#include "policy/list_choice.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -58,31 +59,16 @@ class SnapKv : public Policy {
                               .queries = QueryReduce::kSum,
                               .scale = attend.scale,
                               .softcap = attend.softcap});
-    backend.Enqueue(PlanRangeArgs{.seqs = seq,
-                                  .n_seqs = 1,
-                                  .rule = {.budget = budget_, .min_recent = window_},
-                                  .bounds = Number(0),
-                                  .n_candidates = Number(2),
-                                  .n_pick = Number(3)});
+    choice_.EnqueueRange(seq, 1);
     backend.Enqueue(PoolArgs{.in = scores_.as<float>(),
                              .out = pooled_.as<float>(),
-                             .n = Number(2),
+                             .n = choice_.n_candidates(),
                              .stride = context_.max_context,
                              .lists = context_.n_kv_heads,
                              .n_seqs = 1,
                              .kernel = kernel_,
                              .kind = pool_});
-    backend.Enqueue(TopKArgs{.scores = pooled_.as<float>(),
-                             .weights = weight_.as<float>(),
-                             .seqs = seq,
-                             .n_candidates = Number(2),
-                             .n_pick = Number(3),
-                             .index = index_.as<int32_t>(),
-                             .count = Number(4),
-                             .stride = context_.max_context,
-                             .lists = context_.n_kv_heads,
-                             .capacity = budget_,
-                             .n_seqs = 1});
+    choice_.EnqueueBest(pooled_.as<float>(), context_.max_context, seq, 1);
   }
 
   Keeps Kept() const override {
@@ -92,12 +78,8 @@ class SnapKv : public Policy {
   std::optional<Retained> Retains(const LayerStep& step) const override {
     if (!step.chooses) return std::nullopt;
     Retained kept{.first_seq = step.seq, .n_seqs = 1};
-    kept.rows.Add({.kind = SegmentKind::kList,
-                   .lists = context_.n_kv_heads,
-                   .capacity = budget_,
-                   .index = index_.as<int32_t>(),
-                   .count = Number(4)});
-    kept.rows.Add({.bounds = Number(0)});
+    kept.rows.Add(choice_.List());
+    kept.rows.Add(choice_.Range());
     return kept;
   }
 
@@ -108,27 +90,19 @@ class SnapKv : public Policy {
   int64_t Besides(const SeqLength& at) const override {
     return std::max<int64_t>(0, at.tokens - at.gone - budget_);
   }
-  size_t Bytes() const override { return bytes_; }
+  size_t Bytes() const override { return memory_.bytes(); }
 
  private:
   Status Allocate() {
-    const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
-      OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
-      bytes_ += buffer.size();
-      return {};
-    };
-    const int64_t lists = context_.n_kv_heads;
-    OKV_RETURN_IF_ERROR(room(lse_, int64_t{context_.max_rows} * context_.n_heads, "sums"));
-    OKV_RETURN_IF_ERROR(room(scores_, lists * context_.max_context, "scores"));
-    OKV_RETURN_IF_ERROR(room(pooled_, lists * context_.max_context, "scores"));
-    OKV_RETURN_IF_ERROR(room(index_, lists * budget_, "kept tokens"));
-    OKV_RETURN_IF_ERROR(room(numbers_, 4 + lists, "kept tokens"));
-    OKV_RETURN_IF_ERROR(room(weight_, 1, "kept tokens"));
-    const float one = 1;
-    context_.backend->Upload(weight_.as(), &one, sizeof(one));
-    return {};
+    Backend& backend = *context_.backend;
+    const int64_t scores = int64_t{context_.n_kv_heads} * context_.max_context;
+    OKV_ASSIGN_OR_RETURN(
+        lse_, memory_.Take(backend, int64_t{context_.max_rows} * context_.n_heads, "sums"));
+    OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, scores, "scores"));
+    OKV_ASSIGN_OR_RETURN(pooled_, memory_.Take(backend, scores, "scores"));
+    return choice_.Prepare(backend, memory_, {.budget = budget_, .min_recent = window_},
+                           /*n_seqs=*/1, context_.n_kv_heads, budget_, "kept tokens");
   }
-  int32_t* Number(int32_t i) const { return numbers_.as<int32_t>() + i; }
 
   PolicyContext context_;
   int32_t budget_ = 0;  // tokens of the prompt that each head keeps, the window's included
@@ -136,13 +110,11 @@ class SnapKv : public Policy {
   int32_t kernel_ = 1;  // tokens
   PoolKind pool_ = PoolKind::kMean;
   bool recompress_ = false;  // after each turn, not the first alone
-  size_t bytes_ = 0;         // of all buffers
-  // Of one prompt at a time, L = n_kv_heads.
+  PolicyMemory memory_;
+  // Of one prompt at a time.
   Buffer lse_;              // f32 [max_rows, n_heads]
-  Buffer scores_, pooled_;  // f32 [L, max_context]
-  Buffer index_;            // int32 [L, budget]: rows that stay
-  Buffer numbers_;          // int32: bounds [2], candidates, picks, counts [L]
-  Buffer weight_;           // f32 [1]: TopKArgs::weights
+  Buffer scores_, pooled_;  // f32 [n_kv_heads, max_context]
+  ListChoice choice_;       // rows that stay, a list per KV head
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 // up the one that its own query weighs least.
 #include <fmt/format.h>
 
+#include "policy/list_choice.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -43,7 +44,9 @@ class Tova : public Policy {
       score.stride = context_.max_context;
     }
     context_.backend->Enqueue(score);
-    if (step.prefill) Choose(score);
+    if (!step.prefill) return;
+    choice_.EnqueueRange(score.seqs, 1);
+    choice_.EnqueueBest(score.out, score.stride, score.seqs, 1);
   }
 
   Keeps Kept() const override { return {.rows = budget_, .every_step = true}; }
@@ -53,11 +56,8 @@ class Tova : public Policy {
     }
     if (!step.chooses) return std::nullopt;
     Retained kept{.first_seq = step.seq, .n_seqs = 1};
-    kept.rows.Add({.kind = SegmentKind::kList,
-                   .capacity = budget_,
-                   .index = index_.as<int32_t>(),
-                   .count = numbers_.as<int32_t>()});
-    kept.rows.Add({.bounds = Number(1)});
+    kept.rows.Add(choice_.List());
+    kept.rows.Add(choice_.Range());
     return kept;
   }
 
@@ -70,57 +70,28 @@ class Tova : public Policy {
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
     return TokensRead(layer, at);
   }
-  size_t Bytes() const override { return bytes_; }
+  size_t Bytes() const override { return memory_.bytes(); }
 
  private:
   Status Allocate() {
-    const auto room = [&](Buffer& buffer, int64_t n, const char* what) -> Status {
-      OKV_ASSIGN_OR_RETURN(buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, what));
-      bytes_ += buffer.size();
-      return {};
-    };
-    OKV_RETURN_IF_ERROR(room(lse_, int64_t{context_.max_rows} * context_.n_heads, "sums"));
-    OKV_RETURN_IF_ERROR(room(scores_, context_.max_context, "scores"));
-    OKV_RETURN_IF_ERROR(room(step_scores_, context_.max_seqs * step_stride_, "scores"));
-    OKV_RETURN_IF_ERROR(room(index_, budget_, "kept tokens"));
-    OKV_RETURN_IF_ERROR(room(numbers_, 5, "kept tokens"));
-    const float one = 1;
-    OKV_RETURN_IF_ERROR(room(weight_, 1, "kept tokens"));
-    context_.backend->Upload(weight_.as(), &one, sizeof(one));
-    return {};
+    Backend& backend = *context_.backend;
+    OKV_ASSIGN_OR_RETURN(
+        lse_, memory_.Take(backend, int64_t{context_.max_rows} * context_.n_heads, "sums"));
+    OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, context_.max_context, "scores"));
+    OKV_ASSIGN_OR_RETURN(step_scores_,
+                         memory_.Take(backend, context_.max_seqs * step_stride_, "scores"));
+    return choice_.Prepare(backend, memory_, {.budget = budget_}, /*n_seqs=*/1, /*lists=*/1,
+                           budget_, "kept tokens");
   }
-
-  // The best of a prompt's rows.
-  void Choose(const ScoreArgs& score) {
-    context_.backend->Enqueue(PlanRangeArgs{.seqs = score.seqs,
-                                            .n_seqs = 1,
-                                            .rule = {.budget = budget_},
-                                            .bounds = Number(1),
-                                            .n_candidates = Number(3),
-                                            .n_pick = Number(4)});
-    context_.backend->Enqueue(TopKArgs{.scores = score.out,
-                                       .weights = weight_.as<float>(),
-                                       .seqs = score.seqs,
-                                       .n_candidates = Number(3),
-                                       .n_pick = Number(4),
-                                       .index = index_.as<int32_t>(),
-                                       .count = Number(0),
-                                       .stride = score.stride,
-                                       .capacity = budget_,
-                                       .n_seqs = 1});
-  }
-  int32_t* Number(int32_t i) const { return numbers_.as<int32_t>() + i; }
 
   PolicyContext context_;
   int32_t budget_ = 0;       // tokens
   int64_t step_stride_ = 0;  // scores of a sequence in a decode step
-  size_t bytes_ = 0;         // of all buffers
-  Buffer lse_;               // f32 [max_rows, n_heads]
-  Buffer scores_;            // f32 [max_context]: of a prompt
-  Buffer step_scores_;       // f32 [max_seqs, budget + 1]
-  Buffer index_;             // int32 [budget]: a prompt's rows that stay
-  Buffer numbers_;           // int32: their count, bounds [2], candidates, picks
-  Buffer weight_;            // f32 [1]: TopKArgs::weights
+  PolicyMemory memory_;
+  Buffer lse_;          // f32 [max_rows, n_heads]
+  Buffer scores_;       // f32 [max_context]: of a prompt
+  Buffer step_scores_;  // f32 [max_seqs, budget + 1]
+  ListChoice choice_;   // a prompt's rows that stay
 };
 
 }  // namespace

@@ -1,0 +1,41 @@
+// The choice of the best scores of each list, and of a range of the last tokens beside them: what
+// policies share that choose by the scores of one step.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "policy/policy_memory.h"
+
+namespace omnikv {
+
+// Enqueues at record time. A choice stands until the next one is made. Thread-compatible.
+class ListChoice {
+ public:
+  // Of up to `n_seqs` sequences at a time: how a sequence's tokens are split (PlanRange), lists of
+  // each, and indices that a list has room for. Takes `memory` in the name of `what`.
+  Status Prepare(Backend& backend, PolicyMemory& memory, const RangeRule& rule, int32_t n_seqs,
+                 int32_t lists, int32_t capacity, std::string_view what);
+
+  // Splits the tokens of the sequences: once per step, before the rest.
+  void EnqueueRange(const SeqMeta* seqs, int32_t n_seqs) const;
+  // Chooses by scores [n_seqs, lists, stride], the lower index where equal.
+  void EnqueueBest(const float* scores, int64_t stride, const SeqMeta* seqs, int32_t n_seqs) const;
+
+  const int32_t* n_candidates() const { return n_candidates_.as<int32_t>(); }  // [n_seqs]
+  // What was chosen, ascending; and the last tokens.
+  PlanSegment List() const;
+  PlanSegment Range() const;
+
+ private:
+  Backend* backend_ = nullptr;
+  RangeRule rule_;
+  int32_t lists_ = 1;
+  int32_t capacity_ = 0;
+  Buffer weight_;                 // f32 [1]: TopKArgs::weights
+  Buffer index_, count_;          // int32 [n_seqs, lists, capacity], [n_seqs, lists]
+  Buffer bounds_;                 // int32 [n_seqs, 2]
+  Buffer n_candidates_, n_pick_;  // int32 [n_seqs]
+};
+
+}  // namespace omnikv

@@ -61,11 +61,14 @@ void BlockTable::Free(int32_t seq) {
   sequences_[Index(seq)].in_use = false;
 }
 
-bool BlockTable::Grow(int32_t seq, int32_t n_blocks) {
+bool BlockTable::Grow(int32_t seq, int32_t n_blocks, int32_t first) {
   OKV_CHECK(in_use(seq));
   Sequence& s = sequences_[Index(seq)];
-  if (n_blocks > max_blocks_ || n_blocks - s.n_blocks > free_blocks()) return false;
-  for (; s.n_blocks < n_blocks; ++s.n_blocks) table_[Index(Offset(seq) + s.n_blocks)] = Take();
+  if (n_blocks > max_blocks_ || n_blocks - std::max(s.n_blocks, first) > free_blocks())
+    return false;
+  for (; s.n_blocks < n_blocks; ++s.n_blocks) {
+    table_[Index(Offset(seq) + s.n_blocks)] = s.n_blocks < first ? -1 : Take();
+  }
   return true;
 }
 

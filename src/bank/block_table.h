@@ -21,8 +21,9 @@ class BlockTable {
   int32_t Fork(int32_t seq);
   void Free(int32_t seq);
 
-  // Grows `seq` to hold `n_blocks`; false (and nothing changed) when blocks run out.
-  bool Grow(int32_t seq, int32_t n_blocks);
+  // Grows `seq` to hold `n_blocks`, new ones before block `first` as holes; false (and nothing
+  // changed) when blocks run out.
+  bool Grow(int32_t seq, int32_t n_blocks, int32_t first = 0);
   // Drops the blocks of `seq` past the first `n_blocks`.
   void Shrink(int32_t seq, int32_t n_blocks);
   // Gives back the logical blocks [first, last) of `seq`, which stay as holes in it. Those of them

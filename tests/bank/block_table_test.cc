@@ -26,6 +26,20 @@ TEST(BlockTable, GrowTakesTheLowestBlocks) {
   EXPECT_EQ(table.entries(b)[3], 1);
 }
 
+TEST(BlockTable, GrowsBehindHoles) {
+  BlockTable table(3, 1, 8);
+  const int32_t a = table.NewSequence();
+  EXPECT_FALSE(table.Grow(a, 8, 4));
+  EXPECT_EQ(table.n_blocks(a), 0);
+  ASSERT_TRUE(table.Grow(a, 7, 4));
+  EXPECT_EQ(std::vector<int32_t>(table.entries(a), table.entries(a) + 7),
+            (std::vector<int32_t>{-1, -1, -1, -1, 0, 1, 2}));
+  table.Release(a, 0, 5);
+  EXPECT_EQ(table.free_blocks(), 1);
+  table.Shrink(a, 0);
+  EXPECT_EQ(table.free_blocks(), 3);
+}
+
 TEST(BlockTable, FailedGrowthChangesNothing) {
   BlockTable table(4, 1, 8);
   const int32_t a = table.NewSequence();

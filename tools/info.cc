@@ -52,8 +52,8 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     return json;
   }
   MemoryPlan own = plan;  // the policy's
-  own.max_held = MaxHeld(*policy, plan.context);
   if (!placed) own.tiers.clear();
+  PlanPolicy(config, *policy, /*max_sessions=*/1, own);
   BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
   bank.pool_tokens = plan.context;
   const LayerSpec& spec = bank.layers.front();
@@ -88,8 +88,8 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     return ByTier(backend, here + (placed ? plan.working_sets : 0) + kept, host);
   };
   json["held_bytes"] = bytes(held[0], held[1]);
-  json["reserved_bytes"] =
-      bytes(Bank::ReservedBytes(bank, TierKind::kOwn), Bank::ReservedBytes(bank, TierKind::kHost));
+  json["reserved_bytes"] = bytes(Bank::ReservedBytes(bank, TierKind::kOwn) + own.prompt,
+                                 Bank::ReservedBytes(bank, TierKind::kHost));
   json["policy_bytes"] = kept;
   json["read_bytes_per_step"] = read;
   return json;

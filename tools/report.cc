@@ -72,9 +72,12 @@ std::string Ranges(const std::vector<int32_t>& numbers, std::string_view separat
 
 std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
   std::vector<std::string> lines = {fmt::format(
-      "{} memory: weights {}, activations {}, K/V up to {} for {} tokens; {} available",
+      "{} memory: weights {}, activations {}, K/V up to {} for {} tokens{}; {} available",
       needs.on_device ? "GPU" : "host", HumanBytes(needs.weights), HumanBytes(needs.activations),
-      HumanBytes(needs.kv), needs.context, HumanBytes(needs.available))};
+      HumanBytes(needs.kv), needs.context,
+      needs.prompt == 0 ? ""
+                        : fmt::format(", {} more while a prompt is read", HumanBytes(needs.prompt)),
+      HumanBytes(needs.available))};
   if (!needs.host_layers.empty()) {
     lines.push_back(fmt::format(
         "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with working sets of {} "

@@ -23,6 +23,7 @@ struct MemoryNeeds {
   size_t activations = 0;   // and what the device works with
   size_t kv = 0;            // when every session is full; taken as contexts grow
   size_t kv_host = 0;       // beside a device: K/V in host memory
+  size_t prompt = 0;        // taken while a prompt is read, where its K/V do not all stay
   size_t working_sets = 0;  // on the device: what it holds of those, and their way through it
   std::vector<int32_t> host_layers;  // whose K/V those are
   int64_t working_set = 0;           // tokens of each of them, that the device holds

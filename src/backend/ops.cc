@@ -217,8 +217,10 @@ struct CostVisitor {
       if (a.seqs[s].q_len == 0) continue;
       const int32_t count = a.count[l];
       int64_t moved = 0;  // others are where they belong
-      for (int32_t i = 0; i < count; ++i) moved += a.index[l * int64_t{a.capacity} + i] != i;
-      if (a.bounds != nullptr && a.bounds[2 * s] != count) {
+      for (int32_t i = 0; i < count; ++i) {
+        moved += !a.InPlace() || a.index[l * int64_t{a.capacity} + i] != i;
+      }
+      if (a.bounds != nullptr && (!a.InPlace() || a.bounds[2 * s] != count)) {
         moved += a.bounds[2 * s + 1] - a.bounds[2 * s];
       }
       c.bytes_read += U(moved) * row_bytes + 4 * U(count);

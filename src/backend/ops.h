@@ -598,11 +598,12 @@ struct LocateRowsArgs {
 // written: for i < count[s][l], and then for those in bounds[s],
 //   row i = row index[s][l][i],
 // the heads of list l alone: all KV heads (lists = 1), or KV head l. Sequences without rows in the
-// step keep theirs.
+// step keep theirs. Where `from` has a base, row index[i] is one of it, at position index[i].
 // REQUIRES that each list ascends strictly and ends before its bounds, hence index[i] >= i, and
 // rows that no other sequence reads.
 struct CompactArgs {
   KvView kv;
+  KvView from;                      // in other memory; without a base: kv itself
   const SeqMeta* seqs = nullptr;    // [n_seqs]
   const int32_t* index = nullptr;   // [n_seqs, lists, capacity]
   const int32_t* count = nullptr;   // [n_seqs, lists]
@@ -613,6 +614,8 @@ struct CompactArgs {
   int32_t n_seqs = 0;
 
   bool operator==(const CompactArgs&) const = default;
+  OMNIKV_HOST_DEVICE bool InPlace() const { return from.k.base == nullptr; }
+  OMNIKV_HOST_DEVICE const KvView& Source() const { return InPlace() ? kv : from; }
 };
 
 // The last so many evictions of a sequence can be undone: more than the steps that run ahead of the

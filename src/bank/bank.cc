@@ -24,6 +24,14 @@ int64_t BankConfig::TableBlocks(const TableSpec& table) const {
   return std::min(all, held * max_seqs + BlocksFor(step_tokens));
 }
 
+size_t BankConfig::LargestRowBytes() const {
+  size_t largest = 0;
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    largest = std::max(largest, RowBytes(layer));
+  }
+  return largest;
+}
+
 size_t BankConfig::StateBytes(const StateSpec& spec) const {
   OKV_CHECK(spec.unit > 0 && (block_tokens % spec.unit == 0 || spec.unit % block_tokens == 0),
             "states of units of {} tokens, in blocks of {}", spec.unit, block_tokens);
@@ -134,13 +142,21 @@ void Bank::Free(int32_t seq) {
   for (Table& table : tables_) table.blocks.Free(seq);
 }
 
+Status Bank::CheckLength(int32_t seq, int64_t n) const {
+  if (n >= 0 && n <= config_.max_tokens - Length(seq)) return {};
+  return ResourceExhausted(fmt::format("{} tokens in context and {} more exceed the context of {}",
+                                       Length(seq), n, config_.max_tokens));
+}
+
+Status Bank::NoRoom(const Table& table, int64_t n) const {
+  return ResourceExhausted(
+      fmt::format("{} more tokens do not fit: {} of {} blocks of {} tokens are free", n,
+                  table.blocks.free_blocks(), table.blocks.total_blocks(), config_.block_tokens));
+}
+
 Status Bank::Append(int32_t seq, int64_t n) {
   const int64_t length = Length(seq);
-  if (n < 0 || n > config_.max_tokens - length) {
-    return ResourceExhausted(
-        fmt::format("{} tokens in context and {} more exceed the context of {}", length, n,
-                    config_.max_tokens));
-  }
+  OKV_RETURN_IF_ERROR(CheckLength(seq, n));
   for (size_t i = 0; i < tables_.size(); ++i) {
     const Status grown = Grow(i, seq, n);
     if (grown.ok()) continue;
@@ -151,6 +167,41 @@ Status Bank::Append(int32_t seq, int64_t n) {
   }
   lengths_[static_cast<size_t>(seq)] = length + n;
   return {};
+}
+
+int64_t Bank::FirstKept(int32_t table, int64_t n) const {
+  const TableSpec& spec = config_.tables[static_cast<size_t>(table)];
+  if (spec.window == 0 || spec.max_held == 0) return 0;
+  return std::max<int64_t>(0, n - spec.max_held) / config_.block_tokens * config_.block_tokens;
+}
+
+Status Bank::AppendWhole(int32_t seq, int64_t n, int64_t kept) {
+  OKV_CHECK(Length(seq) == 0 && !HasHostLayers());
+  OKV_RETURN_IF_ERROR(CheckLength(seq, n));
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    Table& t = tables_[i];
+    const int64_t rows = i == 0 && kept > 0 ? std::min(n, kept) : n;
+    std::vector<bool> held(static_cast<size_t>(BlocksFor(rows)), true);
+    std::fill_n(held.begin(), BlocksFor(FirstKept(static_cast<int32_t>(i), n)), false);
+    if (!t.blocks.Place(seq, held)) {
+      const Status full = NoRoom(t, n);
+      for (size_t done = 0; done < i; ++done) tables_[done].blocks.Shrink(seq, 0);
+      return full;
+    }
+    Publish(t, seq, 0, t.blocks.n_blocks(seq));
+  }
+  lengths_[static_cast<size_t>(seq)] = n;
+  return {};
+}
+
+void Bank::CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, const std::byte* rows) {
+  const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
+  std::byte* const home = (spec.tier == TierKind::kOwn ? *own_ : *host_).Base(layer);
+  rows += static_cast<size_t>(begin) * config_.RowBytes(static_cast<size_t>(layer));
+  ForRuns(layer, seq, begin, end, [&](int64_t offset, size_t bytes) {
+    backend_.Upload(home + offset, rows, bytes);
+    rows += bytes;
+  });
 }
 
 int64_t Bank::RowsOf(size_t table, int32_t seq, int64_t length) const {
@@ -164,9 +215,7 @@ Status Bank::Grow(size_t table, int32_t seq, int64_t n) {
   const int32_t before = t.blocks.n_blocks(seq);
   const int64_t rows = RowsOf(table, seq, Length(seq));
   if (!t.blocks.Grow(seq, BlocksFor(RowsOf(table, seq, Length(seq) + n)))) {
-    return ResourceExhausted(
-        fmt::format("{} more tokens do not fit: {} of {} blocks of {} tokens are free", n,
-                    t.blocks.free_blocks(), t.blocks.total_blocks(), config_.block_tokens));
+    return NoRoom(t, n);
   }
   // Only what is written may not be shared: a partly filled last block, and rows that move.
   int64_t first = t.lost[static_cast<size_t>(seq)].moves ? 0 : rows / config_.block_tokens;

@@ -53,11 +53,12 @@ struct BankConfig {
   int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
   // Blocks of each layer of a table, of all sequences together.
   int64_t TableBlocks(const TableSpec& table) const;
-  // Bytes of one token's K and V in a layer.
+  // Bytes of one token's K and V in a layer, and in the largest of the layers.
   size_t RowBytes(size_t layer) const {
     const LayerSpec& spec = layers[layer];
     return static_cast<size_t>(KvRowBytes(dtype, spec.n_kv_heads, spec.dk, spec.dv));
   }
+  size_t LargestRowBytes() const;
   // Bytes that a stream of states takes.
   size_t StateBytes(const StateSpec& spec) const;
 };
@@ -100,6 +101,13 @@ class Bank {
   // that follows. Blocks shared with a fork are copied before they are written: the last one, and
   // in tables that lose rows in this step (LoseRows) all. On failure nothing has changed.
   Status Append(int32_t seq, int64_t n);
+  // The same for a whole prompt that passes layer by layer (bank/prompt_stage.h), with room for
+  // what stays of it alone: table 0 has its first `kept` rows (0: all), tables with a window those
+  // of the tokens from FirstKept on. REQUIRES an empty sequence.
+  Status AppendWhole(int32_t seq, int64_t n, int64_t kept);
+  int64_t FirstKept(int32_t table, int64_t n) const;
+  // Rows of the tokens [begin, end) of a layer, which come from `rows`, the row of token 0 first.
+  void CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, const std::byte* rows);
   // Forgets the tokens from `length` on. REQUIRES length <= Length(seq).
   void Truncate(int32_t seq, int64_t length);
 
@@ -223,6 +231,8 @@ class Bank {
   size_t BytesInUse(TierKind tier) const;
   // Rows that a sequence of `length` tokens has in a table.
   int64_t RowsOf(size_t table, int32_t seq, int64_t length) const;
+  Status CheckLength(int32_t seq, int64_t n) const;
+  Status NoRoom(const Table& table, int64_t n) const;
   // Makes room in one table for rows of `n` tokens more; on failure nothing has changed.
   Status Grow(size_t table, int32_t seq, int64_t n);
   // Makes the blocks [first, last) of `seq` its own, before they are written.

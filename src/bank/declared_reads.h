@@ -41,6 +41,7 @@ struct Keeps {
   int64_t rows = 0;           // after a prompt, at most; 0: all, and the rest says nothing
   bool first_prompt = false;  // after the first prompt of a sequence alone, not after later ones
   bool every_step = false;    // and after each decode step
+  int64_t room = 0;           // rows that come after those, of turns and answers, at most
   int32_t lists = 1;          // 1, or n_kv_heads: which heads keep the same rows
 };
 

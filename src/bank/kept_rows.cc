@@ -1,5 +1,7 @@
 #include "bank/kept_rows.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "backend/kv_slices.h"
@@ -61,6 +63,7 @@ size_t KeptRows::Bytes() const {
 Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
   using LoseRows = Bank::LoseRows;
   const bool every_step = keeps_.every_step && !prefill;
+  if (!every_step && !prefill) OKV_RETURN_IF_ERROR(CheckRoom(seq, n));
   const int64_t gone = bank_.Gone(seq, 0);
   bank_.Lose(seq, 0,
              every_step ? LoseRows::kToMost
@@ -69,6 +72,21 @@ Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool ch
              keeps_.rows);
   if (bank_.Gone(seq, 0) != gone) UploadGone(q, seq);
   return bank_.Append(seq, n);
+}
+
+Status KeptRows::CheckRoom(int32_t seq, int64_t n) const {
+  const int64_t most = bank_.config().tables[0].max_held;
+  int64_t rows = bank_.Rows(seq, 0);
+  if (keeps_.every_step) rows = std::min(rows, keeps_.rows);
+  if (most == 0 || rows + n <= most) return {};
+  return ResourceExhausted(fmt::format(
+      "{} more tokens do not fit beside the {} that a layer holds, expected at most {} in all: the "
+      "policy's setting room is for later turns and answers",
+      n, rows, most));
+}
+
+Status KeptRows::AppendWhole(int32_t seq, int64_t n) {
+  return bank_.AppendWhole(seq, n, keeps_.rows);
 }
 
 void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
@@ -138,8 +156,9 @@ EvictionLog KeptRows::LogOf(int32_t layer) const {
           .pos = log_pos_.as<int32_t>() + entry * keeps_.lists};
 }
 
-void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill) {
-  const SeqMeta* located = Of(prefill).seqs;
+void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill,
+                      const PromptStage* stage) {
+  const SeqMeta* located = stage != nullptr ? seqs : Of(prefill).seqs;
   if (!prefill) {
     backend_.Enqueue(EvictArgs{.kv = bank_.View(layer),
                                .seqs = located,
@@ -157,6 +176,7 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
   OKV_CHECK(retained.rows.n_segments == 2 && list.kind == SegmentKind::kList && list.unit == 1 &&
             list.lists == keeps_.lists);
   backend_.Enqueue(CompactArgs{.kv = bank_.View(layer),
+                               .from = stage != nullptr ? stage->View(layer) : KvView{},
                                .seqs = located + retained.first_seq,
                                .index = list.index,
                                .count = list.count,

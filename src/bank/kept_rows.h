@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
+#include "bank/prompt_stage.h"
 #include "bank/state_stream.h"
 
 namespace omnikv {
@@ -27,6 +28,11 @@ class KeptRows {
 
   // Bank::Append and Bank::Truncate. `chooses`: the step that follows ends in a choice of rows.
   Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses);
+  // Bank::AppendWhole, for the first prompt.
+  Status AppendWhole(int32_t seq, int64_t n);
+  // kResourceExhausted where the layers have no room for a turn of `n` tokens, or for that many of
+  // an answer.
+  Status CheckRoom(int32_t seq, int64_t n) const;
   // Steps that chose at every step can be cut by kEvictionLog tokens, or to nothing.
   void Truncate(int32_t q, int32_t seq, int64_t length);
   // Whether a prompt of the sequence has come to its end.
@@ -66,8 +72,10 @@ class KeptRows {
     view.pos = PositionsOf(layer);
     view.pos_lists = keeps_.lists;
   }
-  // Enqueues the moves of a layer's rows, after its attention. `seqs` are the step's own.
-  void Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill);
+  // Enqueues the moves of a layer's rows, after its attention. `seqs` are the step's own. `stage`:
+  // where the rows of a prompt that passes layer by layer are; null: in the bank.
+  void Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill,
+              const PromptStage* stage);
 
  private:
   struct Place {

@@ -44,7 +44,9 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
     r_.StageFirst(rows.seq, rows.first_pos);
   }
   if (!rows.prefill) r_.decodes_ = true;
-  if (r_.kept_ != nullptr) r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill);
+  if (r_.kept_ != nullptr && rows.stage == nullptr) {
+    r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill);
+  }
   if (r_.sets_ == nullptr) return;
   selected_.resize(static_cast<size_t>(r_.sets_->n_selections()));
   // Decode rows of the same step would lose what they selected themselves.
@@ -53,6 +55,13 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
 
 bool Residency::Step::Staged(int32_t layer) const {
   return r_.bank_.OnHost(layer) && (rows_.prefill || r_.streams_);
+}
+
+bool Residency::Step::InPromptStage(int32_t layer) const {
+  if (rows_.stage == nullptr) return false;
+  const BankConfig& bank = r_.bank_.config();
+  const int32_t table = bank.layers[static_cast<size_t>(layer)].table;
+  return bank.tables[static_cast<size_t>(table)].window > 0 || r_.kept_ != nullptr;
 }
 
 bool Residency::Step::HasSelected(int32_t layer) const {
@@ -68,6 +77,7 @@ KvPlace Residency::Step::OfPolicy() const {
 }
 
 KvPlace Residency::Step::BeforeAppend(int32_t layer) {
+  if (InPromptStage(layer)) return {.kv = rows_.stage->View(layer)};
   if (!Staged(layer)) {
     KvPlace place{.kv = r_.bank_.View(layer)};
     if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
@@ -107,7 +117,9 @@ bool Residency::Step::WantsSelection() const {
 
 void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>& selection,
                                    const std::optional<Retained>& retained) {
-  if (retained) r_.kept_->Retain(layer, *retained, rows_.seqs, rows_.prefill);
+  if (retained) r_.kept_->Retain(layer, *retained, rows_.seqs, rows_.prefill, rows_.stage);
+  const bool last = rows_.first_pos + rows_.n_rows == rows_.prompt_end;
+  if (last && !retained && InPromptStage(layer)) rows_.stage->CopyHome(layer);
   if (primes_ && Staged(layer) && HasSelected(layer)) {
     r_.sets_->Prime(layer, r_.bank_.StageView(layer));
   }
@@ -140,6 +152,10 @@ void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t fro
 Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
   if (kept_ != nullptr) return kept_->Append(q, seq, n, prefill, chooses);
   return bank_.Append(seq, n);
+}
+
+Status Residency::AppendWhole(int32_t seq, int64_t n) {
+  return kept_ != nullptr ? kept_->AppendWhole(seq, n) : bank_.AppendWhole(seq, n, 0);
 }
 
 void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {

@@ -12,6 +12,7 @@
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
 #include "bank/kept_rows.h"
+#include "bank/prompt_stage.h"
 #include "bank/working_sets.h"
 
 namespace omnikv {
@@ -27,6 +28,8 @@ struct StepRows {
   int64_t first_pos = 0;   // position of the first row
   int32_t n_rows = 0;      // rows after one another
   int64_t prompt_end = 0;  // prefill: position past the whole prompt's last row
+  // prefill: of a prompt that passes layer by layer; null: chunk by chunk.
+  const PromptStage* stage = nullptr;
 };
 
 // Where a layer's new rows go, and where its attention finds all rows.
@@ -64,6 +67,12 @@ class Residency {
   StateStreams states() const { return kept_ != nullptr ? kept_->positions() : StateStreams(); }
   // Bank::Append, for rows of a prompt or of decode steps. `chooses`: StepRows::chooses.
   Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses = false);
+  // Bank::AppendWhole, for the first prompt of a sequence.
+  Status AppendWhole(int32_t seq, int64_t n);
+  // kResourceExhausted where a turn of `n` tokens would be refused on its way.
+  Status CheckRoom(int32_t seq, int64_t n) const {
+    return kept_ != nullptr ? kept_->CheckRoom(seq, n) : Status();
+  }
   // Bank::Truncate, of steps that nobody read or of a sequence that CanGoOnFrom there, or to
   // nothing.
   void Truncate(int32_t q, int32_t seq, int64_t length);
@@ -89,7 +98,8 @@ class Residency {
 
   // One step, while it is enqueued. The hooks are called in this order: for each layer
   // BeforeAppend, AfterAppend, BeforeAttend and AfterObserve, then AfterLayers and EndStep. Where a
-  // step has decode rows and a chunk of a prompt, each is one such object.
+  // step has decode rows and a chunk of a prompt, each is one such object. A step of one layer of a
+  // prompt calls them for that one.
   class Step {
    public:
     // The step's rows and sequences as the policy counts them (KvPlace); no K/V.
@@ -116,6 +126,8 @@ class Residency {
     Step(Residency& residency, const StepRows& rows);
     // Whether `layer` passes through a stage in this step.
     bool Staged(int32_t layer) const;
+    // Whether its rows are in the stage of a prompt that passes layer by layer: not all stay.
+    bool InPromptStage(int32_t layer) const;
     // Whether this step has made the selection of a layer with a working set.
     bool HasSelected(int32_t layer) const;
     // Whether it is read through a working set.

@@ -37,15 +37,9 @@ Status Batch::FillWithNoise(int32_t slot, int64_t tokens) {
 
 Status Batch::Prefill(int32_t slot, const std::vector<int32_t>& prompt) {
   const auto total = static_cast<int64_t>(prompt.size());
-  for (int64_t pos = 0; pos < total;) {
-    const int32_t n = group_->ChunkRows(total - pos, core_.work.max_rows);
-    OKV_RETURN_IF_ERROR(stepper_.Chunk({.group = group_.get(),
-                                        .slot = slot,
-                                        .tokens = {prompt.data() + pos, static_cast<size_t>(n)},
-                                        .prompt_end = total,
-                                        .n_out = pos + n == total ? 1 : 0}));
-    pos += n;
-  }
+  OKV_ASSIGN_OR_RETURN(PromptSteps steps, PromptSteps::Begin(stepper_, *group_, slot, prompt,
+                                                             /*all_logits=*/false));
+  while (!steps.done()) OKV_RETURN_IF_ERROR(steps.Advance());
   OKV_RETURN_IF_ERROR(stepper_.Logits(0, total, logits_[static_cast<size_t>(slot)].data()));
   return group_->policy().AfterPrefill(total);
 }
@@ -63,7 +57,7 @@ Status Batch::Step(std::span<const Next> next) {
 }
 
 Result<std::vector<std::vector<int32_t>>> Batch::Generate(std::span<const Next> next,
-                                                           int64_t steps) {
+                                                          int64_t steps) {
   std::vector<std::vector<int32_t>> tokens(next.size());
   if (steps < 1) return tokens;
   std::vector<Sampler*> samplers;
@@ -84,8 +78,8 @@ Result<std::vector<std::vector<int32_t>>> Batch::Generate(std::span<const Next> 
   if (status.ok()) return tokens;
   core_.backend->Synchronize();
   for (const Next& row : next) {
-    group_->Forget(row.slot, std::max(length(row.slot) - ahead.reads(),
-                                      group_->least_length(row.slot)));
+    group_->Forget(row.slot,
+                   std::max(length(row.slot) - ahead.reads(), group_->least_length(row.slot)));
   }
   return status;
 }

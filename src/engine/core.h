@@ -41,6 +41,7 @@ struct EngineCore {
   size_t policy_bytes = 0;    // that all sessions' policies take, streams of states not counted
   size_t set_bytes = 0;       // that the working sets of all sessions take
   float simulated_hits = -1;  // benchmarks: WorkingSetArgs
+  bool all_by_layer = false;  // tests: first prompts of every policy pass layer by layer
   OnSelection on_selection;   // benchmarks: may be empty
   int64_t next_group = 0;     // RowGroup::id
   ChoiceBuffers choices;

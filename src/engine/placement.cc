@@ -130,6 +130,12 @@ struct Limit {
   std::string name;
 };
 
+// Bytes of the rows of one layer of a prompt that passes layer by layer, and of its residual.
+size_t PromptBytes(const ModelConfig& config, const BankConfig& bank, int64_t tokens) {
+  return static_cast<size_t>(tokens) *
+         (bank.LargestRowBytes() + static_cast<size_t>(config.d_model) * sizeof(float));
+}
+
 // Bytes of the K/V of `plan` in all sessions: of layers that keep every token, by the token of one
 // session; of the others, whatever the context. And the bytes of states by token.
 struct KvSize {
@@ -142,20 +148,26 @@ struct KvSize {
       bank.layers[layer] = {};  // takes nothing
     }
     fixed = Bank::ReservedBytes(bank, TierKind::kOwn);
+    if (plan.by_layer) prompt_per_token = PromptBytes(config, bank, 1);
     const auto tokens = static_cast<size_t>(bank.PoolTokens());
     states_per_token = (plan.states + tokens - 1) / tokens;
   }
   size_t Of(size_t tokens, size_t sessions) const { return fixed + tokens * per_token * sessions; }
+  // With what a prompt of those takes.
+  size_t Most(size_t tokens, size_t sessions) const {
+    return Of(tokens, sessions) + tokens * prompt_per_token;
+  }
   // Tokens of every session that fit in `room` bytes.
   size_t Fits(size_t room, size_t sessions) const {
     if (room < fixed) return 0;
-    const size_t a_token = per_token + states_per_token;
+    const size_t a_token = (per_token + states_per_token) * sessions + prompt_per_token;
     return a_token == 0 ? static_cast<size_t>(ModelLimits::kContext) + kBlockTokens
-                        : (room - fixed) / a_token / sessions;
+                        : (room - fixed) / a_token;
   }
 
   size_t per_token = 0;
   size_t states_per_token = 0;
+  size_t prompt_per_token = 0;
   size_t fixed = 0;
 };
 
@@ -203,9 +215,7 @@ class Placement {
       const auto policy = PolicyFor({.name = info.name}, config_, plan.context, /*fetches=*/true);
       if (!policy.ok()) continue;
       MemoryPlan placed = plan;
-      placed.max_held = MaxHeld(**policy, plan.context);
-      placed.states =
-          StateBytes(config_, MakeBankConfig(config_, placed, options_.max_sessions), **policy);
+      PlanPolicy(config_, **policy, options_.max_sessions, placed);
       const bool fits = Placement(other, config_, room_).Place((*policy)->Reads(), 0, placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
@@ -236,7 +246,7 @@ class Placement {
         .reads = reads,
         .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
     const size_t stages = Bank::StageBytes(bank);
-    const size_t fixed = plan.kv + stages + PolicyRoom(plan);
+    const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
     const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
     if (least > room_) return false;
     if (asked == 0) {  // what is left widens the working sets, up to everything
@@ -249,7 +259,7 @@ class Placement {
     }
     plan.working_set = reads.n_selections > 0 ? sets.n_slots : 0;
     plan.working_sets = stages + sessions * WorkingSets::Bytes(bank, sets);
-    plan.policies = room_ - plan.kv - plan.working_sets;
+    plan.policies = room_ - plan.kv - plan.prompt - plan.working_sets;
     return true;
   }
 
@@ -260,12 +270,30 @@ class Placement {
 
 }  // namespace
 
+void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
+                MemoryPlan& plan) {
+  const auto bank = [&] { return MakeBankConfig(config, plan, max_sessions); };
+  plan.by_layer = false;
+  plan.prompt = 0;
+  plan.max_held = MaxHeld(policy, plan.context);
+  if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
+    const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kOwn);
+    const size_t prompt = PromptBytes(config, bank(), plan.context);
+    plan.max_held = keeps.rows + keeps.room;
+    plan.by_layer = Bank::ReservedBytes(bank(), TierKind::kOwn) + prompt < by_chunk;
+    plan.prompt = plan.by_layer ? prompt : 0;
+    if (!plan.by_layer) plan.max_held = 0;
+  }
+  plan.states = StateBytes(config, bank(), policy);
+}
+
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
   MemoryNeeds needs{.on_device = backend.OnDevice(),
                     .weights = plan.weights,
                     .activations = plan.activations,
                     .kv = plan.kv,
                     .kv_host = plan.kv_host,
+                    .prompt = plan.prompt,
                     .working_sets = plan.working_sets,
                     .working_set = plan.working_set,
                     .available = plan.available,
@@ -371,8 +399,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
-    plan.max_held = MaxHeld(**policy, plan.context);
-    plan.states = StateBytes(config, MakeBankConfig(config, plan, options.max_sessions), **policy);
+    PlanPolicy(config, **policy, options.max_sessions, plan);
     OKV_RETURN_IF_ERROR(CheckWorkingSet(options.working_set, (*policy)->Reads()));
   }
   const char* field = card ? "`gpu_memory`" : "`host_memory`";
@@ -390,18 +417,19 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const Placement placement(options, config, room);
   const bool all_here =
       fits >= asked + kBlockTokens &&
-      (!card || room >= kv.Of(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));
+      (!card || room >= kv.Most(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));
   const std::string sizes = fmt::format(
       "weights {} and activations {} leave {} in {}", HumanBytes(plan.weights),
       HumanBytes(plan.activations),
-      kv.per_token == 0
+      kv.per_token + kv.prompt_per_token == 0
           ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
           : fmt::format("room for {} tokens of K/V{} at {} each{}", fits,
                         kv.states_per_token == 0 ? "" : " and the policy's states",
-                        HumanBytes(kv.per_token + kv.states_per_token),
-                        kv.fixed == 0
-                            ? ""
-                            : fmt::format(", and {} of sliding windows,", HumanBytes(kv.fixed))),
+                        HumanBytes(kv.per_token + kv.states_per_token + kv.prompt_per_token),
+                        kv.fixed == 0 ? ""
+                                      : fmt::format(", and {} of {},", HumanBytes(kv.fixed),
+                                                    plan.by_layer ? "what stays of a prompt"
+                                                                  : "sliding windows")),
       plan.limit);
   const Limit host("`host_memory`", options.host_memory, AvailableMemory());
   const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
@@ -447,11 +475,11 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     LogInfo("{} is {}, but {} are available: planned with that", field, HumanBytes(cap),
             HumanBytes(machine));
   }
-  if (policy.ok()) {
-    plan.states = StateBytes(config, MakeBankConfig(config, plan, options.max_sessions), **policy);
-  }
+  const BankConfig bank = MakeBankConfig(config, plan, options.max_sessions);
+  if (policy.ok()) plan.states = StateBytes(config, bank, **policy);
+  if (plan.by_layer) plan.prompt = PromptBytes(config, bank, plan.context);
   plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);
-  plan.policies = room - kv.Of(static_cast<size_t>(plan.context + kBlockTokens), sessions);
+  plan.policies = room - kv.Most(static_cast<size_t>(plan.context + kBlockTokens), sessions);
   return plan;
 }
 

@@ -22,6 +22,8 @@ struct MemoryPlan {
   int64_t context = 0;      // tokens a session can hold
   int64_t max_held = 0;     // of them, in global-attention layers: TableSpec::max_held
   size_t kv = 0;            // K/V held of `context` tokens in every session
+  bool by_layer = false;    // prompts pass layer by layer (docs/decisions/046)
+  size_t prompt = 0;        // what such a prompt of `context` tokens takes meanwhile
   size_t states = 0;        // that the policy keeps of `context` tokens in every session
   size_t policies = 0;      // left for what policies keep beside the K/V, states included
   size_t available = 0;     // what there is, at most the cap
@@ -58,8 +60,12 @@ PolicyContext ContextOf(const ModelConfig& config, int64_t context);
 // K/V on the host (`fetches`) or none; kInvalidArgument where the model or a setting is against it.
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
                                           int64_t context, bool fetches);
-// TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens.
+// TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens, if its
+// prompts pass chunk by chunk.
 int64_t MaxHeld(const Policy& policy, int64_t context);
+// What a plan for plan.context tokens says of `policy`: max_held, by_layer, prompt, states.
+void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
+                MemoryPlan& plan);
 
 // Tokens before a window that its layers keep, so that a turn that is written a little differently
 // the next time does not start over.

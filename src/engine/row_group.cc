@@ -137,6 +137,11 @@ Status RowGroup::AppendPrompt(int32_t slot, int64_t n, int64_t prompt_end) {
                             ChoosesAfter(slot, length(slot) + n, prompt_end));
 }
 
+bool RowGroup::PassesByLayer(int32_t slot) const {
+  const bool planned = core_.plan.by_layer && residency().AwaitsChoice(slot);
+  return length(slot) == 0 && (planned || core_.all_by_layer);
+}
+
 void RowGroup::EndPromptRows(int32_t slot, int64_t prompt_end) {
   set_prompt_length(slot, length(slot));
   Drop(slot, length(slot));

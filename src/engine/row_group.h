@@ -60,7 +60,11 @@ class RowGroup {
   // As Bank::Append.
   Status Append(int32_t slot, int64_t n);
   Status AppendPrompt(int32_t slot, int64_t n, int64_t prompt_end);
-  // The rows of AppendPrompt are computed.
+  // Whether a prompt of the sequence passes layer by layer (docs/decisions/046), and room for all
+  // of its rows then.
+  bool PassesByLayer(int32_t slot) const;
+  Status AppendWhole(int32_t slot, int64_t n) { return residency().AppendWhole(seq(slot), n); }
+  // The rows of AppendPrompt or AppendWhole are computed.
   void EndPromptRows(int32_t slot, int64_t prompt_end);
   // Whether rows up to `position` of such a prompt end in a choice of the rows that stay.
   bool ChoosesAfter(int32_t slot, int64_t position, int64_t prompt_end) const;

@@ -197,6 +197,8 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                        CanGoOnFrom(core_, policy(), group_->seq(0), held);
     keep = stays ? held : 0;
   }
+  // A choice that is still to come is made layer by layer, of all rows.
+  if (core_.plan.by_layer && group_->residency().AwaitsChoice(0)) keep = 0;
   StartOver(keep);
   if (keep == 0) ChooseRopes(total);
   const int32_t most = core_.work.max_rows;
@@ -206,33 +208,27 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
         "policy {} chooses from the last {} rows of a prompt together, but logits come of {} rows",
         group_->policy_name(), policy().LastRows(), chunk));
   }
-  for (int64_t pos = keep; pos < total;) {
-    const int32_t n = group_->ChunkRows(total - pos, chunk);
-    const bool last = pos + n == total;
-    const int32_t n_out = sink ? n : (last ? 1 : 0);
-    const PromptChunk rows{.group = group_.get(),
-                           .tokens = {tokens.data() + pos, static_cast<size_t>(n)},
-                           .prompt_end = total,
-                           .n_out = n_out};
-    if (const Status done = stepper_.Chunk(rows); !done.ok()) {
-      StartOver(std::min(pos, group_->length(0)));
+  OKV_ASSIGN_OR_RETURN(PromptSteps steps, PromptSteps::Begin(stepper_, *group_, 0, tokens,
+                                                             /*all_logits=*/sink != nullptr));
+  while (!steps.done()) {
+    const bool dense = group_->policy_info().dense_prompts && dense_rows_ == steps.computed();
+    if (const Status done = steps.Advance(); !done.ok()) {
+      StartOver(steps.computed());
       return done;
     }
-    for (int32_t r = 0; r < n_out; ++r) {
-      const int64_t row = pos + n - n_out + r;
+    for (int32_t r = 0; r < steps.n_out(); ++r) {
+      const int64_t row = steps.pos() - steps.n_out() + r;
       if (const Status read = stepper_.Logits(r, row + 1, logits_.data()); !read.ok()) {
         StartOver(0);
         return read;
       }
       if (sink) sink(row, logits_.data());
     }
-    const bool dense = group_->policy_info().dense_prompts && dense_rows_ == pos;
-    pos += n;
-    if (dense) dense_rows_ = pos;
-    tokens_.assign(tokens.begin(), tokens.begin() + pos);
-    if (progress) progress(pos - keep, total - keep);
+    if (dense) dense_rows_ = steps.computed();
+    tokens_.assign(tokens.begin(), tokens.begin() + steps.computed());
+    if (progress) progress(steps.progress() - keep, total - keep);
     if (TakeCancelled()) {
-      return Cancelled(fmt::format("cancelled after {} of {} tokens", pos, total));
+      return Cancelled(fmt::format("cancelled after {} of {} tokens", steps.computed(), total));
     }
   }
   core_.backend->Synchronize();

@@ -63,6 +63,11 @@ Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
   return failure;
 }
 
+int64_t Stepper::FirstPos(const PromptChunk& chunk) {
+  if (chunk.one_layer) return chunk.first_pos;
+  return chunk.group->length(chunk.slot) - static_cast<int64_t>(chunk.tokens.size());
+}
+
 void Stepper::AddSeqs(const RowGroup& group) {
   seqs_.resize(seqs_.size() + static_cast<size_t>(group.max_seqs()));
 }
@@ -81,12 +86,12 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
   seqs_.clear();
   out_rows_.clear();
   const auto add_seq = [&](const RowGroup& group, int32_t slot, size_t first_seq, int32_t begin,
-                           int32_t n, int64_t prompt_length) {
+                           int32_t n, int64_t length, int64_t prompt_length) {
     SeqMeta& seq = seqs_[first_seq + static_cast<size_t>(slot)];
     OKV_CHECK(seq.q_len == 0, "slot {} is named twice", slot);
     seq = {.q_begin = begin,
            .q_len = n,
-           .kv_len = static_cast<int32_t>(group.length(slot)),
+           .kv_len = static_cast<int32_t>(length),
            .table_off = core_.bank->TableOffset(group.seq(slot)),
            .prompt_len = static_cast<int32_t>(prompt_length)};
   };
@@ -96,7 +101,7 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
     AddSeqs(*of.group);
     int32_t begin = 0;
     for (const auto& [group, slot, token] : of.rows) {
-      add_seq(*group, slot, first_seq, begin++, 1, group->prompt_length(slot));
+      add_seq(*group, slot, first_seq, begin++, 1, group->length(slot), group->prompt_length(slot));
       out_rows_.push_back(static_cast<int32_t>(tokens_.size()));
       AddRow(slot, group->length(slot) - 1, token, first_seq);
     }
@@ -105,8 +110,8 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
     const size_t first_seq = seqs_.size();
     AddSeqs(*chunk->group);
     const auto n = static_cast<int32_t>(chunk->tokens.size());
-    add_seq(*chunk->group, chunk->slot, first_seq, 0, n, chunk->prompt_end);
-    int64_t pos = chunk->group->length(chunk->slot) - n;
+    int64_t pos = FirstPos(*chunk);
+    add_seq(*chunk->group, chunk->slot, first_seq, 0, n, pos + n, chunk->prompt_end);
     for (const int32_t token : chunk->tokens) AddRow(chunk->slot, pos++, token, first_seq);
     for (int32_t r = n - chunk->n_out; r < n; ++r) out_rows_.push_back(r);
   }
@@ -217,10 +222,11 @@ Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptCh
        .n_seqs = group.max_seqs(),
        .seq = group.seq(chunk.slot),
        .prefill = true,
-       .first_pos = group.length(chunk.slot) - n_rows,
+       .first_pos = FirstPos(chunk),
        .prompt_end = chunk.prompt_end,
        .slot = chunk.slot,
-       .chooses = group.ChoosesAfter(chunk.slot, group.length(chunk.slot), chunk.prompt_end)});
+       .chooses = group.ChoosesAfter(chunk.slot, FirstPos(chunk) + n_rows, chunk.prompt_end),
+       .one_layer = chunk.one_layer});
   Enqueue(0, StepEnd::kLogits);
   return core_.backend->TakeFailure();
 }
@@ -295,7 +301,19 @@ Status Stepper::MakeStates(RowGroup& group, int32_t slot) {
   return core_.backend->TakeFailure();
 }
 
+Status Stepper::OneLayerOf(const PromptChunk& chunk) {
+  OKV_RETURN_IF_ERROR(Check({}, &chunk));
+  Upload({}, &chunk);
+  return EnqueueWithChunk({}, chunk);
+}
+
 Status Stepper::MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens) {
+  if (group.PassesByLayer(slot)) {
+    OKV_RETURN_IF_ERROR(group.AppendWhole(slot, tokens));
+    group.EndPromptRows(slot, tokens);
+    core_.bank->FillWithNoise(group.seq(slot));
+    return {};
+  }
   for (int64_t at = 0; at < tokens;) {
     const int64_t chunk = std::min<int64_t>(core_.work.max_rows, tokens - at);
     OKV_RETURN_IF_ERROR(group.AppendPrompt(slot, chunk, tokens));
@@ -303,6 +321,73 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens) {
     group.EndPromptRows(slot, tokens);
   }
   core_.bank->FillWithNoise(group.seq(slot));
+  return {};
+}
+
+Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_t slot,
+                                       std::span<const int32_t> tokens, bool all_logits) {
+  EngineCore& core = stepper.core_;
+  PromptSteps steps(stepper, group, slot, tokens);
+  steps.all_logits_ = all_logits;
+  steps.pos_ = group.length(slot);
+  if (!group.PassesByLayer(slot)) {
+    OKV_RETURN_IF_ERROR(group.residency().CheckRoom(group.seq(slot), steps.total() - steps.pos_));
+    return steps;
+  }
+  OKV_ASSIGN_OR_RETURN(PromptStage stage, PromptStage::Create(*core.backend, *core.bank,
+                                                              group.seq(slot), steps.total()));
+  OKV_ASSIGN_OR_RETURN(
+      Buffer x, core.backend->Allocate(tokens.size() * static_cast<size_t>(core.config.d_model) * 4,
+                                       "the residual of the prompt"));
+  OKV_RETURN_IF_ERROR(group.AppendWhole(slot, steps.total()));
+  steps.by_layer_ = std::make_unique<ByLayer>(ByLayer{std::move(stage), std::move(x)});
+  steps.last_layer_ = core.config.n_layers - 1;
+  return steps;
+}
+
+PromptSteps::~PromptSteps() {
+  if (by_layer_ != nullptr) End();
+}
+
+void PromptSteps::End() {
+  stepper_->core_.backend->Synchronize();
+  by_layer_.reset();
+  if (done()) return;
+  group_->CutTo(slot_, 0);
+}
+
+Status PromptSteps::Run(const PromptChunk& chunk) {
+  if (by_layer_ == nullptr) return stepper_->Chunk(chunk);
+  PromptChunk step = chunk;
+  step.one_layer = OneLayer{.layer = layer_,
+                            .stage = &by_layer_->stage,
+                            .x = by_layer_->x.as<float>() + pos_ * stepper_->core_.config.d_model};
+  step.first_pos = pos_;
+  return stepper_->OneLayerOf(step);
+}
+
+Status PromptSteps::Advance() {
+  const Workspace& work = stepper_->core_.work;
+  const int32_t most = all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows;
+  const int32_t n = group_->ChunkRows(total() - pos_, most);
+  const bool last = pos_ + n == total();
+  n_out_ = layer_ < last_layer_ ? 0 : all_logits_ ? n : last ? 1 : 0;
+  const Status ran =
+      Run({.group = group_,
+           .slot = slot_,
+           .tokens = tokens_.subspan(static_cast<size_t>(pos_), static_cast<size_t>(n)),
+           .prompt_end = total(),
+           .n_out = n_out_});
+  if (!ran.ok() && by_layer_ != nullptr) End();
+  OKV_RETURN_IF_ERROR(ran);
+  pos_ += n;
+  if (done() && by_layer_ != nullptr) {
+    group_->EndPromptRows(slot_, total());
+    End();
+  } else if (last && layer_ < last_layer_) {
+    pos_ = 0;
+    ++layer_;
+  }
   return {};
 }
 

@@ -21,13 +21,15 @@ struct DecodeRow {
 };
 
 // Rows of a prompt: `tokens` from the end of the sequence on, of a prompt that ends at
-// `prompt_end`. The last n_out of them have logits.
+// `prompt_end`. The last n_out of them have logits. `one_layer` is PromptSteps' affair.
 struct PromptChunk {
   RowGroup* group = nullptr;
   int32_t slot = 0;
   std::span<const int32_t> tokens;
   int64_t prompt_end = 0;
   int32_t n_out = 0;
+  std::optional<OneLayer> one_layer;
+  int64_t first_pos = 0;  // with it: all rows are appended
 };
 
 // Enqueues steps into the workspace of an engine. A step may have rows of several groups, which
@@ -40,7 +42,8 @@ class Stepper {
   // A step of decode rows, each of another sequence, and at most one chunk of a prompt: appends
   // their tokens. Row r of the logits is that of rows[r]; those of the chunk come after them. On
   // failure (a full context, a token out of range, logits of a row that are not finite) nothing has
-  // changed, but what was near of the chunk's sequence is lost.
+  // changed, but what was near of the chunk's sequence is lost; and all of it, where the chunk ends
+  // in a choice of rows.
   Status Step(std::span<const DecodeRow> rows, std::span<float* const> logits,
               const PromptChunk* chunk = nullptr);
   // A step of a chunk alone. Its logits are in the rows from 0 on.
@@ -51,10 +54,14 @@ class Stepper {
   // The same without computing them: made-up K/V, no logits. To an empty sequence.
   Status MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens);
 
+  // A step of a chunk in one layer, whose rows are appended.
+  Status OneLayerOf(const PromptChunk& chunk);
+
   // Brings a row of logits [vocab] that follows `length` tokens. kFailed where it is not finite.
   Status Logits(int32_t row, int64_t length, float* to) const;
 
  private:
+  friend class PromptSteps;
   friend class StepsAhead;
 
   // Rows of one group, after one another.
@@ -70,6 +77,7 @@ class Stepper {
   Status GiveUp(std::span<const DecodeRow> rows, const Status& failure);
   // Writes the inputs of a step whose tokens are appended.
   void Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk);
+  static int64_t FirstPos(const PromptChunk& chunk);  // once its rows are appended
   void AddSeqs(const RowGroup& group);
   void AddRow(int32_t slot, int64_t pos, int32_t token, size_t first_seq);
   // Enqueues it. Its logits go to the rows from `logits_row` on.
@@ -86,6 +94,55 @@ class Stepper {
   // Of the step that is being enqueued. Kept, because a step allocates nothing.
   std::vector<Rows> by_group_;
   std::vector<StepGroup> groups_;
+};
+
+// A prompt on its way in, by the steps of its schedule: chunk by chunk, all layers each, or layer
+// by layer, all chunks each (docs/decisions/046). Other steps may come between them, but none of
+// the same sequence. A prompt that does not come to its end stays up to `computed` tokens.
+class PromptSteps {
+ public:
+  // `tokens` are those of the whole context; the sequence has the first of them already.
+  // `all_logits`: every row has logits, else the last one. kResourceExhausted where there is no
+  // room for them.
+  static Result<PromptSteps> Begin(Stepper& stepper, RowGroup& group, int32_t slot,
+                                   std::span<const int32_t> tokens, bool all_logits);
+  PromptSteps(PromptSteps&& from) = default;
+  ~PromptSteps();
+
+  bool done() const { return pos_ == total() && layer_ == last_layer_; }
+  // Runs the next step. After a failure no more may follow.
+  Status Advance();
+  // Logits of the last step: rows from 0 on, that follow tokens up to `pos`.
+  int32_t n_out() const { return n_out_; }
+  int64_t pos() const { return pos_; }
+  // Tokens that stay if no more steps come.
+  int64_t computed() const { return by_layer_ != nullptr ? 0 : group_->length(slot_); }
+  // How far it is, in tokens of the context.
+  int64_t progress() const { return (layer_ * total() + pos_) / (last_layer_ + 1); }
+
+ private:
+  // What a prompt takes that passes layer by layer.
+  struct ByLayer {
+    PromptStage stage;
+    Buffer x;  // f32 [total, d_model]
+  };
+
+  PromptSteps(Stepper& stepper, RowGroup& group, int32_t slot, std::span<const int32_t> tokens)
+      : stepper_(&stepper), group_(&group), slot_(slot), tokens_(tokens) {}
+  int64_t total() const { return static_cast<int64_t>(tokens_.size()); }
+  Status Run(const PromptChunk& chunk);
+  // Gives back what it takes; forgets what cannot stay.
+  void End();
+
+  Stepper* stepper_;
+  RowGroup* group_;
+  int32_t slot_;
+  std::span<const int32_t> tokens_;
+  bool all_logits_ = false;
+  int64_t pos_ = 0;                     // of the next chunk
+  int32_t layer_ = 0, last_layer_ = 0;  // 0: all at once
+  int32_t n_out_ = 0;
+  std::unique_ptr<ByLayer> by_layer_;  // null: chunk by chunk
 };
 
 // Steps of the same decode rows that a device takes one after another by itself, each from the

@@ -21,10 +21,12 @@ struct Group {
 // Rows that are computed together: of all groups that decode, or of one prompt.
 struct Part {
   std::span<Group> groups;
-  int32_t row = 0;  // the first
+  float* x = nullptr;  // the residual, of the first row of the step
+  int32_t row = 0;     // the first
   int32_t n_rows = 0;
   int32_t out = 0;  // the first row of logits
   int32_t n_out = 0;
+  int32_t layer = 0;  // where the step begins
 };
 
 std::vector<Group> GroupsOf(std::span<const StepGroup> step) {
@@ -40,14 +42,19 @@ std::vector<Group> GroupsOf(std::span<const StepGroup> step) {
   return groups;
 }
 
-std::vector<Part> PartsOf(std::span<Group> groups) {
+std::vector<Part> PartsOf(const StepContext& c, std::span<Group> groups) {
   std::vector<Part> parts;
   int32_t out = 0;
   for (size_t i = 0; i < groups.size(); ++i) {
     const StepGroup& rows = groups[i].rows;
     if (i == 0 || rows.prefill) {
       OKV_CHECK(i == 0 || rows.prefill || !groups[i - 1].rows.prefill);
-      parts.push_back({.groups = groups.subspan(i, 0), .row = groups[i].row, .out = out});
+      OKV_CHECK(!rows.one_layer || groups.size() == 1);
+      parts.push_back({.groups = groups.subspan(i, 0),
+                       .x = rows.one_layer ? rows.one_layer->x : c.work.x.as<float>(),
+                       .row = groups[i].row,
+                       .out = out,
+                       .layer = rows.one_layer ? rows.one_layer->layer : 0});
     }
     Part& part = parts.back();
     part.groups = {part.groups.data(), part.groups.size() + 1};
@@ -56,6 +63,11 @@ std::vector<Part> PartsOf(std::span<Group> groups) {
     out += rows.n_out;
   }
   return parts;
+}
+
+int32_t GlobalLayersBefore(const ModelConfig& config, int32_t layer) {
+  return static_cast<int32_t>(std::count_if(config.layers.begin(), config.layers.begin() + layer,
+                                            [](const LayerConfig& l) { return l.window == 0; }));
 }
 
 // Where row `row` begins in an array [R, width].
@@ -67,10 +79,10 @@ int64_t HeadValues(const ModelConfig& config) {
   return int64_t{config.n_heads} * config.head_dim;
 }
 
-// The residual's reader: `y` holds what the last projection left, null before the first layer.
+// The residual's reader: `y` holds what the last projection left, if one is pending.
 Residual Reader(const StepContext& c, const Part& part, bool pending, const float* post_norm,
                 const float* norm) {
-  return {.x = At(c.work.x, part.row, c.config.d_model),
+  return {.x = part.x + int64_t{part.row} * c.config.d_model,
           .y = pending ? At(c.work.y, part.row, c.config.d_model) : nullptr,
           .post_norm = post_norm,
           .norm = norm,
@@ -80,11 +92,13 @@ Residual Reader(const StepContext& c, const Part& part, bool pending, const floa
 }
 
 void EnqueueInputs(const StepContext& c, const Part& part) {
-  c.backend.Enqueue(EmbedArgs{.tokens = c.work.tokens.as<int32_t>() + part.row,
-                              .table = c.weights.embed,
-                              .scale = c.config.embed_scale,
-                              .x = At(c.work.x, part.row, c.config.d_model),
-                              .n_rows = part.n_rows});
+  if (part.layer == 0) {
+    c.backend.Enqueue(EmbedArgs{.tokens = c.work.tokens.as<int32_t>() + part.row,
+                                .table = c.weights.embed,
+                                .scale = c.config.embed_scale,
+                                .x = part.x + int64_t{part.row} * c.config.d_model,
+                                .n_rows = part.n_rows});
+  }
   for (const Group& group : part.groups) {
     const std::vector<RopeState::Set>& sets = group.rows.ropes.sets();
     for (size_t i = 0; i < sets.size(); ++i) {
@@ -142,24 +156,25 @@ std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32
     // Sequences are numbered in the group where the place is of one group alone.
     const bool of_group = place.slot.k != nullptr || place.rows != nullptr;
     const AttendArgs attend = DenseAttend(c, first, place);
-    NormQkvRopeAppendArgs qkv{.in = Reader(c, rows, layer > 0, last_post_norm, w.attn_norm),
-                              .wq = w.wq,
-                              .wk = w.wk,
-                              .wv = w.wv,
-                              .bq = w.bq,
-                              .bk = w.bk,
-                              .bv = w.bv,
-                              .qk_norm = c.config.qk_norm,
-                              .q_norm = w.q_norm,
-                              .k_norm = w.k_norm,
-                              .qk_norm_eps = c.config.norm_eps,
-                              .q = At(c.work.q, rows.row, HeadValues(c.config)),
-                              .n_heads = c.config.n_heads,
-                              .kv = place.kv,
-                              .slot = place.slot,
-                              .rows = of_group ? attend.rows : c.work.rows.as<RowMeta>() + rows.row,
-                              .seqs = of_group ? attend.seqs : c.work.seqs.as<SeqMeta>(),
-                              .n_rows = rows.n_rows};
+    NormQkvRopeAppendArgs qkv{
+        .in = Reader(c, rows, layer > part.layer, last_post_norm, w.attn_norm),
+        .wq = w.wq,
+        .wk = w.wk,
+        .wv = w.wv,
+        .bq = w.bq,
+        .bk = w.bk,
+        .bv = w.bv,
+        .qk_norm = c.config.qk_norm,
+        .q_norm = w.q_norm,
+        .k_norm = w.k_norm,
+        .qk_norm_eps = c.config.norm_eps,
+        .q = At(c.work.q, rows.row, HeadValues(c.config)),
+        .n_heads = c.config.n_heads,
+        .kv = place.kv,
+        .slot = place.slot,
+        .rows = of_group ? attend.rows : c.work.rows.as<RowMeta>() + rows.row,
+        .seqs = of_group ? attend.seqs : c.work.seqs.as<SeqMeta>(),
+        .n_rows = rows.n_rows};
     if (spec.rope >= 0) {
       const auto set = static_cast<size_t>(spec.rope);
       qkv.n_freq = first.rows.ropes.sets()[set].n_freq;
@@ -234,6 +249,13 @@ void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer) {
                                .bias = w.down_bias,
                                .y = At(c.work.y, part.row, c.config.d_model),
                                .n_rows = part.n_rows});
+}
+
+// Adds what the last projection left: an op that reads the residual, for no logits.
+void EnqueueResidual(const StepContext& c, const Part& part, const float* post_norm) {
+  c.backend.Enqueue(NormLogitsArgs{.in = Reader(c, part, true, post_norm, nullptr),
+                                   .out_rows = c.work.out_rows.as<int32_t>(),
+                                   .n_rows = part.n_rows});
 }
 
 void EnqueueLogits(const StepContext& c, const Part& part, int32_t logits_row) {
@@ -324,13 +346,12 @@ size_t Workspace::BytesFor(const ModelConfig& config, int32_t max_rows, int32_t 
 }
 
 int32_t GlobalLayers(const ModelConfig& config) {
-  return static_cast<int32_t>(std::count_if(config.layers.begin(), config.layers.end(),
-                                            [](const LayerConfig& l) { return l.window == 0; }));
+  return GlobalLayersBefore(config, config.n_layers);
 }
 
 void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t logits_row) {
   std::vector<Group> groups = GroupsOf(step);
-  const std::vector<Part> parts = PartsOf(groups);
+  const std::vector<Part> parts = PartsOf(c, groups);
   OKV_CHECK(parts.back().row + parts.back().n_rows <= c.work.max_rows);
   OKV_CHECK(logits_row + parts.back().out + parts.back().n_out <= c.work.max_out);
   for (const Part& part : parts) {
@@ -338,27 +359,35 @@ void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t 
     for (Group& group : part.groups) {
       const StepGroup& rows = group.rows;
       const AttendArgs attend = DenseAttend(c, group, KvPlace{});
-      group.residency.emplace(rows.residency.BeginStep({.rows = attend.rows,
-                                                        .seqs = attend.seqs,
-                                                        .prefill = rows.prefill,
-                                                        .seq = rows.seq,
-                                                        .first_pos = rows.first_pos,
-                                                        .n_rows = rows.n_rows,
-                                                        .prompt_end = rows.prompt_end}));
+      group.residency.emplace(
+          rows.residency.BeginStep({.rows = attend.rows,
+                                    .seqs = attend.seqs,
+                                    .prefill = rows.prefill,
+                                    .seq = rows.seq,
+                                    .first_pos = rows.first_pos,
+                                    .n_rows = rows.n_rows,
+                                    .prompt_end = rows.prompt_end,
+                                    .stage = rows.one_layer ? rows.one_layer->stage : nullptr}));
       if (rows.prefill) continue;
       rows.policy.BeginStep(rows.variant, DenseAttend(c, group, group.residency->OfPolicy()));
     }
   }
-  for (int32_t layer = 0, global = 0; layer < c.config.n_layers; ++layer) {
+  const bool one_layer = step.front().one_layer.has_value();
+  const int32_t first = parts.front().layer;
+  const int32_t end = one_layer ? first + 1 : c.config.n_layers;
+  for (int32_t layer = first; layer < end; ++layer) {
     for (const Part& part : parts) {
-      EnqueueAttention(c, part, layer, global);
+      EnqueueAttention(c, part, layer, GlobalLayersBefore(c.config, layer));
       EnqueueFfn(c, part, layer);
     }
-    if (c.config.layers[static_cast<size_t>(layer)].window == 0) ++global;
   }
   for (Group& group : groups) group.residency->AfterLayers();
   for (const Part& part : parts) {
-    if (part.n_out > 0) EnqueueLogits(c, part, logits_row);
+    if (end < c.config.n_layers) {
+      EnqueueResidual(c, part, c.weights.layers[static_cast<size_t>(end - 1)].ffn_post_norm);
+    } else if (part.n_out > 0) {
+      EnqueueLogits(c, part, logits_row);
+    }
   }
   for (Group& group : groups) group.residency->EndStep();
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -66,6 +67,14 @@ struct StepContext {
   OnSelection on_selection;  // may be empty
 };
 
+// A step of a prompt that passes layer by layer (docs/decisions/046): one layer of some of its
+// rows.
+struct OneLayer {
+  int32_t layer = 0;
+  const PromptStage* stage = nullptr;
+  float* x = nullptr;  // f32 [n_rows, d_model]: the residual, which waits between layers
+};
+
 // The rows of a step that one policy governs: decode rows, one of each sequence, or the rows of one
 // sequence's prompt. Everything here is fixed when a step is recorded.
 struct StepGroup {
@@ -84,15 +93,18 @@ struct StepGroup {
   int32_t slot = 0;        // prefill: the sequence, of SeqMeta
   bool chooses = false;    // prefill: Residency::ChoosesAfterPrompt, of the prompt's last rows
   int32_t variant = 0;     // decode: of the policy
+  // prefill: the part of the prompt's schedule that this is, alone in its step; none: all layers.
+  std::optional<OneLayer> one_layer;
 };
 
 // Layers that policies number: the global-attention ones.
 int32_t GlobalLayers(const ModelConfig& config);
 
-// Enqueues a whole step: embedding, layers, logits. Its inputs stand in the workspace, those of the
-// groups one after the other: tokens, rows, and `n_seqs` sequences of each. Groups that decode come
-// first. Their rows are computed together, and each prompt's by itself, so that no row depends on
-// rows of a prompt beside it. Logits go to the rows from `logits_row` on, in the order of the rows.
+// Enqueues a step: embedding, layers, logits; of a OneLayer, what belongs to its layer. Its inputs
+// stand in the workspace, those of the groups one after the other: tokens, rows, and `n_seqs`
+// sequences of each. Groups that decode come first. Their rows are computed together, and each
+// prompt's by itself, so that no row depends on rows of a prompt beside it. Logits go to the rows
+// from `logits_row` on, in the order of the rows.
 void EnqueueStep(const StepContext& context, std::span<const StepGroup> step,
                  int32_t logits_row = 0);
 

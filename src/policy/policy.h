@@ -72,6 +72,16 @@ inline SeqLength AtPromptEnd(const Keeps& keeps, int64_t tokens) {
   return {.tokens = tokens, .prompt = tokens, .gone = gone};
 }
 
+// Keeps::room.
+inline SettingSpec RoomSetting() {
+  return {.key = "room",
+          .type = SettingType::kInt,
+          .default_value = "4096",
+          .help = "tokens of later turns and answers that a layer has room for besides",
+          .min = 0,
+          .max = 1e9};
+}
+
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
 // are told apart by RowMeta::seq. Thread-compatible.
 class Policy {

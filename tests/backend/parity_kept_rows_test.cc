@@ -73,6 +73,9 @@ TEST_F(ParityTest, Compact) {
   for (const Layout& l : kLayouts) {
     const std::vector<int32_t> lens = {600, 1, 257, 0, 300};
     const Bank bank(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random, l.planes);
+    // Other rows, in other blocks.
+    const Bank stage(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random,
+                     l.planes);
     const Step step({1, 1, 7, 0, 0}, lens, [&](int32_t s) { return bank.TableOff(s); });
     for (const int32_t lists : {1, l.n_kv_heads}) {
       for (const int32_t most : {0, 1, 30, 270, 599, 600}) {
@@ -97,13 +100,18 @@ TEST_F(ParityTest, Compact) {
           }
         }
         const bool with_pos = most != 270;
-        Check(fmt::format("Compact {} rows of {} {}{}, {} lists", most, bank.View().TokenBytes(),
-                          DTypeName(l.dtype), with_pos ? " and positions" : "", lists),
+        for (const bool moves : {false, true}) {
+          Check(
+              fmt::format("Compact {} rows of {} {}{}, {} lists{}", most, bank.View().TokenBytes(),
+                          DTypeName(l.dtype), with_pos ? " and positions" : "", lists,
+                          moves ? ", from elsewhere" : ""),
               [&](const Execute& run) {
                 Bank copy = bank;
+                const Bank from = stage;
                 std::vector<int32_t> pos(with_pos ? copy.n_rows() * static_cast<size_t>(lists) : 0);
                 for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(7 * i);
                 run(CompactArgs{.kv = copy.View(),
+                                .from = moves ? from.View() : KvView{},
                                 .seqs = step.seqs.data(),
                                 .index = index.data(),
                                 .count = count.data(),
@@ -116,6 +124,7 @@ TEST_F(ParityTest, Compact) {
                 rows.tolerance = 0;
                 return Outputs{rows, {"pos", AsFloats(pos), 0}};
               });
+        }
       }
     }
   }

@@ -121,7 +121,7 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   const auto drops = [&](const PolicyOptions& options_of) {
     const int64_t context = options.context != 0 ? options.context : bench.config.max_context;
     const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);
-    return policy.ok() && MaxHeld(**policy, context) > 0;
+    return policy.ok() && ((*policy)->Kept().rows > 0 || MaxHeld(**policy, context) > 0);
   };
   EngineOptions planned = options;
   // Room for every token, unless all policies drop some.

@@ -62,19 +62,21 @@ void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
       const SeqMeta& seq = a.seqs[list / a.lists];
       if (seq.q_len == 0) continue;
       const int32_t l = list % a.lists;
-      const RowSlice slice =
-          SliceOf(a.kv, a.lists, l, static_cast<int32_t>(item / parts % kRowSlices));
+      const auto part = static_cast<int32_t>(item / parts % kRowSlices);
+      const RowSlice slice = SliceOf(a.kv, a.lists, l, part);
+      const RowSlice source = SliceOf(a.Source(), a.lists, l, part);
       const int64_t at = item % parts * kPart;
       if (at >= slice.bytes) continue;
       const auto bytes = static_cast<size_t>(std::min(kPart, slice.bytes - at));
       const bool moves_pos = a.pos != nullptr && item % (kRowSlices * parts) == 0;
       const Kept kept(a, list);
       for (int32_t i = 0; i < kept.n; ++i) {
-        if (kept(i) == i) continue;
-        const int64_t from = a.kv.RowIndex(seq.table_off, kept(i));
+        if (a.InPlace() && kept(i) == i) continue;
+        const int64_t from = a.Source().RowIndex(seq.table_off, kept(i));
         const int64_t to = a.kv.RowIndex(seq.table_off, i);
-        std::memcpy(slice.Of(to) + at, slice.Of(from) + at, bytes);
-        if (moves_pos) a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
+        std::memcpy(slice.Of(to) + at, source.Of(from) + at, bytes);
+        if (!moves_pos) continue;
+        a.pos[to * a.lists + l] = a.InPlace() ? a.pos[from * a.lists + l] : kept(i);
       }
     }
   });

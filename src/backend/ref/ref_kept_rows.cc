@@ -60,9 +60,9 @@ void RefCompact(const CompactArgs& a) {
     std::vector<std::byte> rows(from.size() * packed);
     std::vector<int32_t> pos(from.size());
     for (size_t i = 0; i < from.size(); ++i) {
-      const int64_t row = a.kv.RowIndex(seq.table_off, from[i]);
-      Pack(a.kv, a.lists, l, row, &rows[i * packed]);
-      if (a.pos != nullptr) pos[i] = a.pos[row * a.lists + l];
+      const int64_t row = a.Source().RowIndex(seq.table_off, from[i]);
+      Pack(a.Source(), a.lists, l, row, &rows[i * packed]);
+      if (a.pos != nullptr) pos[i] = a.InPlace() ? a.pos[row * a.lists + l] : from[i];
     }
     for (size_t i = 0; i < from.size(); ++i) {
       const int64_t row = a.kv.RowIndex(seq.table_off, static_cast<int64_t>(i));

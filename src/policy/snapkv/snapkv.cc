@@ -14,6 +14,7 @@ class SnapKv : public Policy {
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
     context_ = context;
     budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
+    room_ = settings.Int("room");
     window_ = static_cast<int32_t>(settings.Int("window"));
     kernel_ = static_cast<int32_t>(settings.Int("kernel"));
     pool_ = settings.Text("pool") == "max" ? PoolKind::kMax : PoolKind::kMean;
@@ -72,7 +73,8 @@ class SnapKv : public Policy {
   }
 
   Keeps Kept() const override {
-    return {.rows = budget_, .first_prompt = !recompress_, .lists = context_.n_kv_heads};
+    return {
+        .rows = budget_, .first_prompt = !recompress_, .room = room_, .lists = context_.n_kv_heads};
   }
   int32_t LastRows() const override { return window_; }
   std::optional<Retained> Retains(const LayerStep& step) const override {
@@ -106,6 +108,7 @@ class SnapKv : public Policy {
 
   PolicyContext context_;
   int32_t budget_ = 0;  // tokens of the prompt that each head keeps, the window's included
+  int64_t room_ = 0;    // tokens
   int32_t window_ = 0;  // the prompt's last tokens, whose queries choose
   int32_t kernel_ = 1;  // tokens
   PoolKind pool_ = PoolKind::kMean;
@@ -149,7 +152,8 @@ PolicyInfo SnapkvPolicy() {
                         .type = SettingType::kChoice,
                         .default_value = "append",
                         .help = "later turns: keep all of their tokens, or choose anew after each",
-                        .choices = {"append", "recompress"}}},
+                        .choices = {"append", "recompress"}},
+                       RoomSetting()},
           .make = [] { return std::make_unique<SnapKv>(); },
           .batches = true,
           .covering =

@@ -14,6 +14,7 @@ class Tova : public Policy {
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
     context_ = context;
     budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
+    room_ = settings.Int("room");
     step_stride_ = int64_t{budget_} + 1;
     return context.backend != nullptr ? Allocate() : Status();
   }
@@ -49,7 +50,7 @@ class Tova : public Policy {
     choice_.EnqueueBest(score.out, score.stride, score.seqs, 1);
   }
 
-  Keeps Kept() const override { return {.rows = budget_, .every_step = true}; }
+  Keeps Kept() const override { return {.rows = budget_, .every_step = true, .room = room_}; }
   std::optional<Retained> Retains(const LayerStep& step) const override {
     if (!step.prefill) {
       return Retained{.scores = step_scores_.as<float>(), .stride = step_stride_};
@@ -86,6 +87,7 @@ class Tova : public Policy {
 
   PolicyContext context_;
   int32_t budget_ = 0;       // tokens
+  int64_t room_ = 0;         // tokens
   int64_t step_stride_ = 0;  // scores of a sequence in a decode step
   PolicyMemory memory_;
   Buffer lse_;          // f32 [max_rows, n_heads]
@@ -104,7 +106,8 @@ PolicyInfo TovaPolicy() {
                         .default_value = "1024",
                         .help = "tokens that a layer keeps",
                         .min = 1,
-                        .max = 1e9}},
+                        .max = 1e9},
+                       RoomSetting()},
           .make = [] { return std::make_unique<Tova>(); },
           .batches = true,
           .covering =

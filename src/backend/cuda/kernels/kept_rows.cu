@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(kLocateThreads) LocateRowsKernel(const LocateR
   }
 }
 
-// --- Compact, in place.
+// --- Compact.
 //
-// Row i may lie where row j > i is still to be read, so the order matters. A block takes a part of
+// In place, row i may lie where row j > i is still to be read, so the order matters. A block takes a part of
 // some bytes of all rows of a list: what it writes no other block reads. It goes from front to
 // back, a batch of rows at a time: all of a batch are read, the block waits, all are written. Rows
 // of batch [b, b + n) come from rows index[i] >= i >= b. What was written before lies in front of
@@ -66,7 +66,10 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   const int32_t begin = a.bounds != nullptr ? a.bounds[2 * s] : 0;
   const int32_t count = listed + (a.bounds != nullptr ? a.bounds[2 * s + 1] - begin : 0);
   const int32_t* const index = a.index + int64_t{list} * a.capacity;
+  const bool in_place = a.InPlace();
+  const KvView& source = a.Source();
   const RowSlice slice = SliceOf(a.kv, a.lists, l, static_cast<int32_t>(blockIdx.y));
+  const RowSlice from_slice = SliceOf(source, a.lists, l, static_cast<int32_t>(blockIdx.y));
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t piece = static_cast<int32_t>(blockIdx.x) * kLanes + thread % kLanes;
   const bool any = piece < slice.bytes / int64_t{sizeof(Piece)};
@@ -81,11 +84,11 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
       const int32_t i = first + u * kGroups;
       const int32_t from = i < listed ? index[i] : i < count ? begin + i - listed : i;
       to[u] = -1;
-      if (from == i || !any) continue;
-      const int64_t row = a.kv.RowIndex(table_off, from);
+      if (i >= count || (in_place && from == i) || !any) continue;
+      const int64_t row = source.RowIndex(table_off, from);
       to[u] = a.kv.RowIndex(table_off, i);
-      values[u] = reinterpret_cast<const Piece*>(slice.Of(row))[piece];
-      if (moves_pos) pos[u] = a.pos[row * a.lists + l];
+      values[u] = reinterpret_cast<const Piece*>(from_slice.Of(row))[piece];
+      if (moves_pos) pos[u] = in_place ? a.pos[row * a.lists + l] : from;
     }
     __syncthreads();
 #pragma unroll
@@ -194,20 +197,23 @@ void LocateRows(const LocateRowsArgs& args, const Launch& launch) {
 
 void Compact(const CompactArgs& args, const Launch& launch) {
   if (args.n_seqs == 0) return;
-  const RowSlice k = SliceOf(args.kv, args.lists, 0, 0);
-  const RowSlice v = SliceOf(args.kv, args.lists, 0, 1);
-  const RowSlice k_scales = SliceOf(args.kv, args.lists, 0, 2);
-  const RowSlice v_scales = SliceOf(args.kv, args.lists, 0, 3);
-  const bool scales = k_scales.bytes + v_scales.bytes > 0;
+  const auto to = [&](int32_t i) { return SliceOf(args.kv, args.lists, 0, i); };
+  const auto from = [&](int32_t i) { return SliceOf(args.Source(), args.lists, 0, i); };
+  const bool scales = to(2).bytes + to(3).bytes > 0;
   const auto run = [&](auto* kernel, int64_t piece_bytes) {
-    const int64_t parts = CeilDiv(CeilDiv(std::max(k.bytes, v.bytes), piece_bytes), kLanes);
+    const int64_t parts = CeilDiv(CeilDiv(std::max(to(0).bytes, to(1).bytes), piece_bytes), kLanes);
     const dim3 grid(static_cast<unsigned>(parts), scales ? kRowSlices : kRowSlices / 2,
                     static_cast<unsigned>(args.n_seqs * args.lists));
     LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args);
   };
   const auto in_pieces_of = [&](int64_t bytes) {
-    return AreMultiples(bytes, k.base, v.base, k.bytes, v.bytes, k.stride, v.stride) &&
-           AreMultiples(bytes, k_scales.base, v_scales.base, k_scales.bytes, v_scales.bytes);
+    for (int32_t i = 0; i < kRowSlices; ++i) {
+      if (!AreMultiples(bytes, to(i).base, to(i).bytes, to(i).stride, from(i).base,
+                        from(i).stride)) {
+        return false;
+      }
+    }
+    return true;
   };
   if (in_pieces_of(16)) {
     run(CompactKernel<uint4>, 16);

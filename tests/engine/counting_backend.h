@@ -1,0 +1,40 @@
+// What an engine holds of its backend's memory, counted, and no more than a cap of it.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "backend/forwarding_backend.h"
+
+namespace omnikv {
+
+// Another backend, which it owns, with `cap` bytes for Allocate.
+class CountingBackend : public ForwardingBackend {
+ public:
+  CountingBackend(std::unique_ptr<Backend> inner, size_t cap)
+      : ForwardingBackend(*inner), owned_(std::move(inner)), cap_(cap) {}
+
+  size_t AvailableMemory() const override { return cap_ - std::min(cap_, *held_); }
+  Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
+    if (bytes > AvailableMemory()) {
+      return ResourceExhausted("memory for " + std::string(what) + " cannot be had: a test");
+    }
+    OKV_ASSIGN_OR_RETURN(Buffer buffer, inner().Allocate(bytes, what));
+    *held_ += bytes;
+    most_ = std::max(most_, *held_);
+    void* const data = buffer.as();
+    auto inside = std::make_shared<Buffer>(std::move(buffer));
+    return Buffer(data, bytes, [inside, held = held_, bytes](void*) { *held -= bytes; });
+  }
+  size_t held() const { return *held_; }
+  size_t most() const { return most_; }  // that was held at once
+
+ private:
+  std::unique_ptr<Backend> owned_;
+  size_t cap_;
+  std::shared_ptr<size_t> held_ = std::make_shared<size_t>(0);
+  size_t most_ = 0;
+};
+
+}  // namespace omnikv

@@ -203,8 +203,10 @@ if measure batches; then
   bench mix_full16 --batch 16 --context 8192 --steps 48 --policies full
   bench mix_omnikv16 --batch 16 "${mix[@]}" --policies omnikv
   bench mix_8_and_8 --batch 8 "${mix[@]}" --policies full,omnikv --mix
-  for rows in 128 192 256; do
-    bench "beside_32k_rows$rows" --batch 8 --context 8192 --policies full --beside 32768 --beside-rows $rows
+  for rows in 120 184 248; do
+    beside=(--batch 8 --context 8192 --policies full --beside 32768 --beside-rows $rows)
+    bench "beside_32k_rows$rows" "${beside[@]}"
+    bench "beside_32k_rows${rows}_together" "${beside[@]}" --together
   done
   done_measuring
   if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi

@@ -59,6 +59,9 @@ struct EngineOptions {
   // device multiplies bf16 faster; full does not.
   std::string precision = "fast";
   int32_t prefill_chunk = 0;  // rows of a prefill step; 0: the device's
+  // Whether rows that decode are multiplied together with rows of a prompt in the same step: that
+  // reads each weight matrix once, but the bits of a decoding row then depend on the prompt.
+  bool shared_products = false;
   int32_t max_sessions = 1;   // open at once; they share the memory for K/V
   // Called once before any weight is read.
   std::function<void(const MemoryNeeds&)> on_plan;

@@ -132,6 +132,7 @@ void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
                .config = core_.config,
                .weights = core_.weights,
                .work = work,
+               .shared_products = core_.options.shared_products,
                .on_selection = core_.on_selection},
               groups_, logits_row);
   if (end == StepEnd::kLogits) return;

@@ -18,7 +18,7 @@ struct Group {
   std::optional<Residency::Step> residency;  // once the step has begun
 };
 
-// Rows that are computed together: of all groups that decode, or of one prompt.
+// Rows that are computed together: of all groups that decode, or of one prompt, or all of a step.
 struct Part {
   std::span<Group> groups;
   float* x = nullptr;  // the residual, of the first row of the step
@@ -42,14 +42,15 @@ std::vector<Group> GroupsOf(std::span<const StepGroup> step) {
   return groups;
 }
 
-std::vector<Part> PartsOf(const StepContext& c, std::span<Group> groups) {
+// `shared`: one part, of all groups.
+std::vector<Part> PartsOf(const StepContext& c, std::span<Group> groups, bool shared) {
   std::vector<Part> parts;
   int32_t out = 0;
   for (size_t i = 0; i < groups.size(); ++i) {
     const StepGroup& rows = groups[i].rows;
-    if (i == 0 || rows.prefill) {
-      OKV_CHECK(i == 0 || rows.prefill || !groups[i - 1].rows.prefill);
-      OKV_CHECK(!rows.one_layer || groups.size() == 1);
+    OKV_CHECK(i == 0 || rows.prefill || !groups[i - 1].rows.prefill);
+    OKV_CHECK(!rows.one_layer || groups.size() == 1);
+    if (i == 0 || (rows.prefill && !shared)) {
       parts.push_back({.groups = groups.subspan(i, 0),
                        .x = rows.one_layer ? rows.one_layer->x : c.work.x.as<float>(),
                        .row = groups[i].row,
@@ -351,7 +352,7 @@ int32_t GlobalLayers(const ModelConfig& config) {
 
 void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t logits_row) {
   std::vector<Group> groups = GroupsOf(step);
-  const std::vector<Part> parts = PartsOf(c, groups);
+  const std::vector<Part> parts = PartsOf(c, groups, c.shared_products);
   OKV_CHECK(parts.back().row + parts.back().n_rows <= c.work.max_rows);
   OKV_CHECK(logits_row + parts.back().out + parts.back().n_out <= c.work.max_out);
   for (const Part& part : parts) {
@@ -382,7 +383,8 @@ void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t 
     }
   }
   for (Group& group : groups) group.residency->AfterLayers();
-  for (const Part& part : parts) {
+  // Rows of a prompt that have logits are numbered from its first.
+  for (const Part& part : PartsOf(c, groups, /*shared=*/false)) {
     if (end < c.config.n_layers) {
       EnqueueResidual(c, part, c.weights.layers[static_cast<size_t>(end - 1)].ffn_post_norm);
     } else if (part.n_out > 0) {

@@ -64,7 +64,8 @@ struct StepContext {
   const ModelConfig& config;
   const Weights& weights;
   const Workspace& work;
-  OnSelection on_selection;  // may be empty
+  bool shared_products = false;  // EngineOptions::shared_products
+  OnSelection on_selection;      // may be empty
 };
 
 // A step of a prompt that passes layer by layer (docs/decisions/046): one layer of some of its
@@ -103,8 +104,8 @@ int32_t GlobalLayers(const ModelConfig& config);
 // Enqueues a step: embedding, layers, logits; of a OneLayer, what belongs to its layer. Its inputs
 // stand in the workspace, those of the groups one after the other: tokens, rows, and `n_seqs`
 // sequences of each. Groups that decode come first. Their rows are computed together, and each
-// prompt's by itself, so that no row depends on rows of a prompt beside it. Logits go to the rows
-// from `logits_row` on, in the order of the rows.
+// prompt's by itself, so that no row depends on rows of a prompt beside it (unless products are
+// shared). Logits go to the rows from `logits_row` on, in the order of the rows.
 void EnqueueStep(const StepContext& context, std::span<const StepGroup> step,
                  int32_t logits_row = 0);
 

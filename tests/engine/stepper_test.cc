@@ -111,6 +111,14 @@ class StepperTest : public OnDevice {
     EXPECT_LE(error, (GetParam() == "ref" ? 0 : F32Tolerance(GetParam())) * size);
   }
 
+  void ChunkBesideRows(bool shared);
+  // Of the ops since ReadWeights: `n_rows` are multiplied by each weight matrix, once.
+  void ReadWeights() {
+    trace_->Clear();
+    trace_->set_logging(true);
+  }
+  void ExpectReadOnce(int32_t n_rows);
+
   std::unique_ptr<Engine> engine_;
   std::optional<Stepper> stepper_;
   AsDevice* trace_ = nullptr;
@@ -140,7 +148,9 @@ TEST_P(StepperTest, PoliciesShareSteps) {
   }
 }
 
-TEST_P(StepperTest, AChunkBesideRowsThatDecode) {
+// `shared`: products too.
+void StepperTest::ChunkBesideRows(bool shared) {
+  CoreOf(*engine_).options.shared_products = shared;
   const auto decoding = Open(kSelecting, 3);
   const auto other = Open(kStreaming, 1);
   const auto alone = Open(kSelecting, 3);
@@ -172,25 +182,23 @@ TEST_P(StepperTest, AChunkBesideRowsThatDecode) {
   }
 }
 
-// Rows of two policies read each weight matrix once per step.
-TEST_P(StepperTest, WeightsAreReadOncePerStep) {
-  const auto a = Open(kFull, 8);
-  const auto b = Open(kSelecting, 8);
-  std::vector<DecodeRow> rows;
-  for (RowGroup* group : {a.get(), b.get()}) {
-    for (size_t i = 0; i < 8; ++i) rows.push_back(Join(*group, Numbers(40, i)));
-  }
-  trace_->Clear();
-  trace_->set_logging(true);
-  Step(rows);
+TEST_P(StepperTest, AChunkBesideRowsThatDecode) {
+  ChunkBesideRows(/*shared=*/false);
+}
+
+TEST_P(StepperTest, AChunkMultipliedWithRowsThatDecode) {
+  ChunkBesideRows(/*shared=*/true);
+}
+
+void StepperTest::ExpectReadOnce(int32_t n_rows) {
   trace_->set_logging(false);
   std::multiset<const void*> read;
   for (const TraceEntry& entry : trace_->entries()) {
     if (const auto* op = std::get_if<NormQkvRopeAppendArgs>(&entry.op)) {
-      EXPECT_EQ(op->n_rows, 16);
+      EXPECT_EQ(op->n_rows, n_rows);
       for (const WeightRef* w : {&op->wq, &op->wk, &op->wv}) read.insert(w->data);
     } else if (const auto* linear = std::get_if<LinearArgs>(&entry.op)) {
-      EXPECT_EQ(linear->n_rows, 16);
+      EXPECT_EQ(linear->n_rows, n_rows);
       read.insert(linear->w.data);
     } else if (const auto* ffn = std::get_if<NormGatedFfnArgs>(&entry.op)) {
       read.insert(ffn->gate.data);
@@ -201,6 +209,27 @@ TEST_P(StepperTest, WeightsAreReadOncePerStep) {
   }
   EXPECT_EQ(read.size(), 6u * 7 + 1);
   for (const void* weight : read) EXPECT_EQ(read.count(weight), 1u);
+}
+
+TEST_P(StepperTest, WeightsAreReadOncePerStep) {
+  const auto a = Open(kFull, 6);
+  const auto b = Open(kSelecting, 7);
+  std::vector<DecodeRow> rows;
+  for (RowGroup* group : {a.get(), b.get()}) {
+    for (size_t i = 0; i < 6; ++i) rows.push_back(Join(*group, Numbers(40, i)));
+  }
+  ReadWeights();
+  Step(rows);
+  ExpectReadOnce(12);
+
+  const auto slot = b->Join();
+  ASSERT_TRUE(slot.ok());
+  const std::vector<int32_t> prompt = Numbers(70, 9);
+  const PromptChunk chunk = ChunkAt(*b, *slot, prompt, 0, 30);
+  CoreOf(*engine_).options.shared_products = true;
+  ReadWeights();
+  Step(rows, &chunk);
+  ExpectReadOnce(42);
 }
 
 // Greedy and drawn rows of two policies, ahead of the host and led by it.

@@ -40,6 +40,7 @@ struct BenchFlags {
   bool mix = false;
   int64_t beside = 0;  // tokens; 0: no prompt
   int beside_rows = 256;
+  bool together = false;
   std::string file;
   std::vector<double> working_sets = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
@@ -205,6 +206,7 @@ class Bench {
     }
     const MemoryWatch watch(f_.watch);
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
+    options_.shared_products = f_.together;
     options_.max_sessions = f_.batch + (f_.beside > 0 ? 1 : 0);
     if (f_.mix) options_.max_sessions *= static_cast<int>(std::max<size_t>(1, f_.policies.size()));
     OKV_ASSIGN_OR_RETURN(format_, ParseFormat(f_.format));
@@ -414,6 +416,7 @@ Status Bench::RunBeside(const PolicyOptions& policy, int64_t context) {
        {"batch", f_.batch},
        {"beside_tokens", f_.beside},
        {"beside_rows", c.chunk},
+       {"together", f_.together},
        {"p95_ms", {{"alone", c.alone_p95_ms}, {"beside", c.beside_p95_ms}}},
        {"prompt_s", {{"alone", c.prompt_seconds}, {"beside", c.beside_seconds}}}});
   if (f_.json) return {};
@@ -528,6 +531,8 @@ void AddBench(CLI::App& app, Command& command) {
       ->capture_default_str()
       ->needs(beside)
       ->check(CLI::Range(1, 1 << 16));
+  sub->add_flag("--together", f->together, "multiply those rows together with the decoding ones")
+      ->needs(beside);
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));
   sub->add_option("--hit-rate", f->hit_rate,
                   "simulate this share of hits in working sets (layers on the host)")

@@ -203,7 +203,7 @@ if measure batches; then
   bench mix_full16 --batch 16 --context 8192 --steps 48 --policies full
   bench mix_omnikv16 --batch 16 "${mix[@]}" --policies omnikv
   bench mix_8_and_8 --batch 8 "${mix[@]}" --policies full,omnikv --mix
-  for rows in 120 184 248; do
+  for rows in 120 152 248; do
     beside=(--batch 8 --context 8192 --policies full --beside 32768 --beside-rows $rows)
     bench "beside_32k_rows$rows" "${beside[@]}"
     bench "beside_32k_rows${rows}_together" "${beside[@]}" --together

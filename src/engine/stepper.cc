@@ -132,8 +132,8 @@ void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
                .config = core_.config,
                .weights = core_.weights,
                .work = work,
-               .shared_products = core_.options.shared_products,
-               .on_selection = core_.on_selection},
+               .on_selection = core_.on_selection,
+               .shared_products = core_.options.shared_products},
               groups_, logits_row);
   if (end == StepEnd::kLogits) return;
   int32_t n_rows = 0;

@@ -64,8 +64,8 @@ struct StepContext {
   const ModelConfig& config;
   const Weights& weights;
   const Workspace& work;
-  bool shared_products = false;  // EngineOptions::shared_products
   OnSelection on_selection;      // may be empty
+  bool shared_products = false;  // EngineOptions::shared_products
 };
 
 // A step of a prompt that passes layer by layer (docs/decisions/046): one layer of some of its

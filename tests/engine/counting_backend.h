@@ -9,15 +9,16 @@
 
 namespace omnikv {
 
-// Another backend, which it owns, with `cap` bytes for Allocate.
+// Another backend, which it owns, with `cap` bytes for Allocate, and `own_work` bytes that the
+// backend takes for itself.
 class CountingBackend : public ForwardingBackend {
  public:
-  CountingBackend(std::unique_ptr<Backend> inner, size_t cap)
-      : ForwardingBackend(*inner), owned_(std::move(inner)), cap_(cap) {}
+  CountingBackend(std::unique_ptr<Backend> inner, size_t cap, size_t own_work = 0)
+      : ForwardingBackend(*inner), owned_(std::move(inner)), cap_(cap), own_work_(own_work) {}
 
-  size_t AvailableMemory() const override { return cap_ - std::min(cap_, *held_); }
+  size_t AvailableMemory() const override { return Free() + own_work_; }
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
-    if (bytes > AvailableMemory()) {
+    if (bytes > Free()) {
       return ResourceExhausted("memory for " + std::string(what) + " cannot be had: a test");
     }
     OKV_ASSIGN_OR_RETURN(Buffer buffer, inner().Allocate(bytes, what));
@@ -31,8 +32,11 @@ class CountingBackend : public ForwardingBackend {
   size_t most() const { return most_; }  // that was held at once
 
  private:
+  size_t Free() const { return cap_ - std::min(cap_, *held_); }
+
   std::unique_ptr<Backend> owned_;
   size_t cap_;
+  size_t own_work_;
   std::shared_ptr<size_t> held_ = std::make_shared<size_t>(0);
   size_t most_ = 0;
 };

@@ -48,6 +48,7 @@ struct Made {
   bool by_layer = true;  // else the plan is that of chunks
   int32_t sessions = 1;
   size_t cap = kNoCap;  // of CountingBackend
+  size_t own_work = 0;  // the same
 };
 
 ModelConfig Config(const Made& setup) {
@@ -94,7 +95,8 @@ class PromptsByLayer : public OnDevice {
  protected:
   std::unique_ptr<Engine> Make(const Made& setup) {
     auto engine = omnikv::Make(GetParam(), setup, [&](std::unique_ptr<Backend> inner) {
-      auto counting = std::make_unique<CountingBackend>(std::move(inner), setup.cap);
+      auto counting =
+          std::make_unique<CountingBackend>(std::move(inner), setup.cap, setup.own_work);
       backend_ = counting.get();
       return counting;
     });
@@ -186,10 +188,13 @@ TEST_P(PromptsByLayer, FourTimesTheContextThatFitsWhole) {
     const auto session = *engine->NewSession(setup.policy);
     ASSERT_TRUE(session->Prompt(Tokens(500)).ok());
     setup.cap = backend_->most();
+    const EngineCore& core = CoreOf(*engine);
+    setup.own_work = core.plan.activations -
+                     Workspace::BytesFor(core.config, core.work.max_rows, core.work.max_out);
   }
   setup.context = 2048;
   const auto none = [&](std::unique_ptr<Backend> inner) -> std::unique_ptr<Backend> {
-    return std::make_unique<CountingBackend>(std::move(inner), setup.cap);
+    return std::make_unique<CountingBackend>(std::move(inner), setup.cap, setup.own_work);
   };
   const auto full = omnikv::Make(GetParam(), setup, none);
   ASSERT_FALSE(full.ok());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "policy/list_choice.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -13,44 +14,32 @@ namespace {
 class Strided : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
-    context_ = context;
     budget_ = settings.Int("budget");
-    capacity_ = static_cast<int32_t>(std::min(budget_, context.max_context));
-    rule_ = {.budget = capacity_, .min_recent = capacity_ / 2};
-    return context.backend == nullptr ? Status() : Allocate();
+    stride_ = context.max_context;
+    if (context.backend == nullptr) return {};
+    std::vector<float> ranks;
+    for (int32_t seq = 0; seq < context.max_seqs; ++seq) {
+      for (int64_t t = 0; t < stride_; ++t) ranks.push_back(Rank(t));
+    }
+    const auto n = static_cast<int64_t>(ranks.size());
+    OKV_ASSIGN_OR_RETURN(ranks_, memory_.Take(*context.backend, n, "the ranks of tokens"));
+    context.backend->Upload(ranks_.as(), ranks.data(), ranks_.size());
+    const auto capacity = static_cast<int32_t>(std::min(budget_, context.max_context));
+    const RangeRule rule{.budget = capacity, .min_recent = capacity / 2};
+    return choice_.Prepare(*context.backend, memory_, rule, context.max_seqs, /*lists=*/1, capacity,
+                           "selected tokens");
   }
 
   void BeginStep(int32_t, const AttendArgs& step) override {
-    context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                            .n_seqs = step.n_seqs,
-                                            .rule = rule_,
-                                            .bounds = bounds_.as<int32_t>(),
-                                            .n_candidates = n_candidates_.as<int32_t>(),
-                                            .n_pick = n_pick_.as<int32_t>()});
-    context_.backend->Enqueue(TopKArgs{.scores = scores_.as<float>(),
-                                       .weights = weight_.as<float>(),
-                                       .seqs = step.seqs,
-                                       .n_candidates = n_candidates_.as<int32_t>(),
-                                       .n_pick = n_pick_.as<int32_t>(),
-                                       .index = index_.as<int32_t>(),
-                                       .count = count_.as<int32_t>(),
-                                       .stride = stride_,
-                                       .capacity = capacity_,
-                                       .n_seqs = step.n_seqs});
+    choice_.EnqueueRange(step.seqs, step.n_seqs);
+    choice_.EnqueueBest(ranks_.as<float>(), stride_, step.seqs, step.n_seqs);
   }
 
   void Plan(const LayerStep& step, AttendArgs& attend) override {
     if (step.prefill) return;
-    PlanSegment chosen;
-    chosen.kind = SegmentKind::kList;
-    chosen.index = index_.as<int32_t>();
-    chosen.count = count_.as<int32_t>();
-    chosen.capacity = capacity_;
-    PlanSegment recent;
-    recent.bounds = bounds_.as<int32_t>();
     attend.plan = AttnPlan{};
-    attend.plan.Add(chosen);
-    attend.plan.Add(recent);
+    attend.plan.Add(choice_.List());
+    attend.plan.Add(choice_.Range());
   }
 
   int64_t TokensRead(int32_t, const SeqLength& at) const override {
@@ -58,7 +47,7 @@ class Strided : public Policy {
   }
   bool Budgeted(int32_t) const override { return true; }
   int64_t Budget(int64_t) const override { return budget_; }
-  size_t Bytes() const override { return bytes_; }
+  size_t Bytes() const override { return memory_.bytes(); }
 
  private:
   // Tokens are selected by rank, and the more often 2 divides a position, the higher it ranks.
@@ -67,37 +56,11 @@ class Strided : public Policy {
     return t < kSinks ? 64.0f : static_cast<float>(std::countr_zero(static_cast<uint64_t>(t)));
   }
 
-  Status Allocate() {
-    const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-      OKV_ASSIGN_OR_RETURN(
-          buffer, context_.backend->Allocate(static_cast<size_t>(n) * 4, "strided tokens"));
-      bytes_ += buffer.size();
-      return {};
-    };
-    const auto seqs = int64_t{context_.max_seqs};
-    stride_ = (context_.max_context + 15) / 16 * 16;
-    OKV_RETURN_IF_ERROR(room(scores_, seqs * stride_));
-    OKV_RETURN_IF_ERROR(room(weight_, 1));
-    OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs));
-    OKV_RETURN_IF_ERROR(room(n_candidates_, seqs));
-    OKV_RETURN_IF_ERROR(room(n_pick_, seqs));
-    OKV_RETURN_IF_ERROR(room(index_, seqs * capacity_));
-    OKV_RETURN_IF_ERROR(room(count_, seqs));
-    std::vector<float> ranks(static_cast<size_t>(seqs * stride_));
-    for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = Rank(static_cast<int64_t>(i) % stride_);
-    const float one = 1;
-    context_.backend->Upload(scores_.as(), ranks.data(), ranks.size() * sizeof(float));
-    context_.backend->Upload(weight_.as(), &one, sizeof(one));
-    return {};
-  }
-
-  PolicyContext context_;
-  int64_t budget_ = 0;    // tokens
-  int32_t capacity_ = 0;  // tokens that a list has room for
-  int64_t stride_ = 0;    // tokens that a row of scores has room for
-  RangeRule rule_;
-  size_t bytes_ = 0;  // of all buffers
-  Buffer scores_, weight_, bounds_, n_candidates_, n_pick_, index_, count_;
+  int64_t budget_ = 0;  // tokens
+  int64_t stride_ = 0;  // ranks of a sequence
+  PolicyMemory memory_;
+  Buffer ranks_;  // f32 [max_seqs, stride]
+  ListChoice choice_;
 };
 
 }  // namespace

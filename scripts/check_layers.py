@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the layer rules of docs/architecture.md on every include of src/, tools/ and include/.
+"""Checks the layer rules of CONTRIBUTING.md on every include of src/, tools/ and include/.
 
     python3 scripts/check_layers.py [ROOT]
 

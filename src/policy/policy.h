@@ -237,7 +237,9 @@ struct PolicyInfo {
   bool dense_prompts = true;
   // Settings under which it reads everything a context of `length` holds, so that it must equal
   // `full`; empty where it cannot, and then `exempt` says why.
-  std::function<std::vector<SettingList>(int64_t length)> covering;
+  std::function<std::vector<SettingList>(int64_t length)> covering = [](int64_t) {
+    return std::vector<SettingList>{};
+  };
   std::string exempt;
   // Other settings whose steps differ, for the house tests: valid on a model of six layers or more,
   // each with a budget far below a context of 100 tokens.

@@ -203,11 +203,10 @@ if measure batches; then
   bench mix_full16 --batch 16 --context 8192 --steps 48 --policies full
   bench mix_omnikv16 --batch 16 "${mix[@]}" --policies omnikv
   bench mix_8_and_8 --batch 8 "${mix[@]}" --policies full,omnikv --mix
-  for rows in 120 152 248; do
-    beside=(--batch 8 --context 8192 --policies full --beside 32768 --beside-rows $rows)
-    bench "beside_32k_rows$rows" "${beside[@]}"
-    bench "beside_32k_rows${rows}_together" "${beside[@]}" --together
-  done
+  beside=(--batch 8 --context 8192 --policies full --beside 32768)
+  for rows in 120 248; do bench "beside_32k_rows$rows" "${beside[@]}" --beside-rows $rows; done
+  bench beside_32k_rows120_together "${beside[@]}" --beside-rows 120 --together
+  bench beside_32k_paced_together "${beside[@]}" --beside-limit 1.9 --together
   done_measuring
   if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
 fi

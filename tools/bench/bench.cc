@@ -41,6 +41,7 @@ struct BenchFlags {
   int64_t beside = 0;  // tokens; 0: no prompt
   int beside_rows = 256;
   bool together = false;
+  double beside_limit = 0;
   std::string file;
   std::vector<double> working_sets = {1, 1.5, 2, 3, 4, 8};
   int repeats = 3;
@@ -216,7 +217,9 @@ class Bench {
         options_.context = std::max(options_.context, n + f_.steps + 16);
         // Each step takes a chunk of the prompt and a token.
         if (f_.beside > 0) {
-          const int64_t beside = f_.beside / f_.beside_rows + 100;
+          constexpr int kLeastPaced = 64;
+          const int64_t beside =
+              f_.beside / (f_.beside_limit > 0 ? kLeastPaced : f_.beside_rows) + 100;
           options_.context = std::max({options_.context, f_.beside + 8, n + beside});
         }
       }
@@ -406,8 +409,9 @@ Status Bench::RunMix(int64_t context) {
 }
 
 Status Bench::RunBeside(const PolicyOptions& policy, int64_t context) {
-  OKV_ASSIGN_OR_RETURN(const BesideCase c,
-                       MeasureBeside(bench_, policy, context, f_.batch, f_.beside, f_.beside_rows));
+  OKV_ASSIGN_OR_RETURN(
+      const BesideCase c,
+      MeasureBeside(bench_, policy, context, f_.batch, f_.beside, f_.beside_rows, f_.beside_limit));
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   AddCase(ceiling).update(
       {{"policy", c.policy},
@@ -417,14 +421,17 @@ Status Bench::RunBeside(const PolicyOptions& policy, int64_t context) {
        {"beside_tokens", f_.beside},
        {"beside_rows", c.chunk},
        {"together", f_.together},
+       {"beside_limit", f_.beside_limit},
+       {"longest_ms", c.longest_ms},
        {"p95_ms", {{"alone", c.alone_p95_ms}, {"beside", c.beside_p95_ms}}},
        {"prompt_s", {{"alone", c.prompt_seconds}, {"beside", c.beside_seconds}}}});
   if (f_.json) return {};
   fmt::print(
       "beside  {:<14} {:>7} context x {}: 95 % of tokens in {:.3f} ms, with a prompt of {} in "
-      "{:.3f} ms ({:.2f} x); the prompt in {:.2f} s, alone in {:.2f} s ({:.2f} x)\n",
+      "{:.3f} ms ({:.2f} x), {:.3f} ms at most; the prompt in {:.2f} s, alone in {:.2f} s ({:.2f} "
+      "x)\n",
       c.policy, context, f_.batch, c.alone_p95_ms, f_.beside, c.beside_p95_ms,
-      c.beside_p95_ms / c.alone_p95_ms, c.beside_seconds, c.prompt_seconds,
+      c.beside_p95_ms / c.alone_p95_ms, c.longest_ms, c.beside_seconds, c.prompt_seconds,
       c.beside_seconds / c.prompt_seconds);
   return {};
 }
@@ -531,6 +538,10 @@ void AddBench(CLI::App& app, Command& command) {
       ->capture_default_str()
       ->needs(beside)
       ->check(CLI::Range(1, 1 << 16));
+  sub->add_option("--beside-limit", f->beside_limit,
+                  "as many rows as keep a step within so many times one without them")
+      ->needs(beside)
+      ->check(CLI::Range(1.0, 1000.0));
   sub->add_flag("--together", f->together, "multiply those rows together with the decoding ones")
       ->needs(beside);
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));

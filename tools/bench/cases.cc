@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "engine/batch.h"
+#include "engine/chunk_pacer.h"
 #include "engine/devices.h"
 #include "engine/mixed_steps.h"
 #include "model/generated.h"
@@ -308,25 +309,26 @@ Result<DecodeCase> MeasureMix(BenchEngine& bench, const std::vector<PolicyOption
 }
 
 Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
-                                 int32_t batch, int64_t prompt, int32_t chunk) {
+                                 int32_t batch, int64_t prompt, int32_t chunk, double limit) {
   EngineCore& core = CoreOf(*bench.engine);
   Stepper stepper(core);
   OKV_ASSIGN_OR_RETURN(const auto group, RowGroup::Open(core, policy, batch + 1));
-  BesideCase result{.policy = group->policy_name(),
-                    .settings = group->settings().ToString(),
-                    .chunk = std::min(chunk, core.work.max_rows - batch)};
+  BesideCase result{.policy = group->policy_name(), .settings = group->settings().ToString()};
+  const int32_t most = core.work.max_rows - batch;
   std::vector<DecodeRow> rows;
   OKV_RETURN_IF_ERROR(JoinMadeUp(bench, stepper, *group, context, batch, rows));
   const RowLogits logits(rows.size(), bench.vocab);
   const std::vector<int32_t> tokens = RandomTokens(prompt, bench.vocab);
-  // Computes the prompt in chunks of `n` rows, each in a step with `decoding`; returns seconds.
+  // Computes the prompt in chunks of `rows_of` a pacer, each in a step with `decoding`; returns
+  // seconds.
   std::vector<double> ms;  // of the steps
-  const auto compute = [&](int64_t n, std::span<const DecodeRow> decoding) -> Result<double> {
+  const auto compute = [&](std::span<const DecodeRow> decoding, auto&& rows_of,
+                           ChunkPacer& pacer) -> Result<double> {
     OKV_ASSIGN_OR_RETURN(const int32_t slot, group->Join());
     ms.clear();
     const auto start = Clock::now();
-    for (int64_t pos = 0; pos < prompt; pos += n) {
-      const auto length = static_cast<size_t>(std::min(n, prompt - pos));
+    for (int64_t pos = 0; pos < prompt;) {
+      const auto length = static_cast<size_t>(std::min<int64_t>(rows_of(pacer), prompt - pos));
       const PromptChunk part{.group = group.get(),
                              .slot = slot,
                              .tokens = {tokens.data() + pos, length},
@@ -335,6 +337,8 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
       OKV_RETURN_IF_ERROR(stepper.Step(decoding, logits.rows().first(decoding.size()), &part));
       core.backend->Synchronize();
       ms.push_back(1e3 * Seconds(step));
+      pacer.Took(ms.back());
+      pos += static_cast<int64_t>(length);
     }
     const double seconds = Seconds(start);
     group->Leave(slot);
@@ -344,8 +348,10 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
     std::sort(times.begin(), times.end());
     return times[times.size() * 95 / 100];
   };
-  OKV_RETURN_IF_ERROR(compute(core.work.max_rows, {}).status());  // warms up
-  OKV_ASSIGN_OR_RETURN(result.prompt_seconds, compute(core.work.max_rows, {}));
+  ChunkPacer none(0, 0, 1, 0, 1);
+  const auto whole = [&](const ChunkPacer&) { return core.work.max_rows; };
+  OKV_RETURN_IF_ERROR(compute({}, whole, none).status());  // warms up
+  OKV_ASSIGN_OR_RETURN(result.prompt_seconds, compute({}, whole, none));
   std::vector<double> alone;
   constexpr int kAlone = 64;
   for (int i = 0; i < kAlone + 4; ++i) {  // the first ones record
@@ -354,8 +360,16 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
     if (i >= 4) alone.push_back(1e3 * Seconds(step));
   }
   result.alone_p95_ms = p95(alone);
-  OKV_ASSIGN_OR_RETURN(result.beside_seconds, compute(result.chunk, rows));
+  const bool on_card = core.backend->OnDevice();
+  ChunkPacer pacer(limit * result.alone_p95_ms, result.alone_p95_ms,
+                   on_card ? ChunkPacer::kTileOfCard : ChunkPacer::kTileOfHost, batch, most);
+  const auto paced = [&](const ChunkPacer& by) {
+    return limit > 0 ? by.rows() : std::min(chunk, most);
+  };
+  OKV_ASSIGN_OR_RETURN(result.beside_seconds, compute(rows, paced, pacer));
   result.beside_p95_ms = p95(ms);
+  result.longest_ms = *std::max_element(ms.begin(), ms.end());
+  result.chunk = static_cast<int32_t>(prompt / static_cast<int64_t>(ms.size()));
   return result;
 }
 

@@ -100,17 +100,19 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
 Result<DecodeCase> MeasureMix(BenchEngine& bench, const std::vector<PolicyOptions>& policies,
                               int64_t context, int32_t batch, int steps);
 
-// `batch` sequences of `context` tokens that decode while a prompt is computed beside them.
+// `batch` sequences of `context` tokens that decode while a prompt is computed beside them, `chunk`
+// rows per step; or, with a `limit`, as many as keep steps within `limit` times the steps alone.
 struct BesideCase {
   std::string policy, settings;
-  int32_t chunk = 0;          // rows of the prompt in a step
+  int32_t chunk = 0;          // rows of the prompt in a step, a mean
   double alone_p95_ms = 0;    // 95th percentile of the time between tokens, without the prompt
   double beside_p95_ms = 0;   // and with it
+  double longest_ms = 0;      // the longest such time
   double prompt_seconds = 0;  // the prompt alone, in the device's chunks
   double beside_seconds = 0;  // and beside the sequences
 };
 Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy, int64_t context,
-                                 int32_t batch, int64_t prompt, int32_t chunk);
+                                 int32_t batch, int64_t prompt, int32_t chunk, double limit);
 
 // Prompts of `tokens` random tokens, `repeats` times.
 Result<PrefillCase> MeasurePrefill(BenchEngine& bench, const PolicyOptions& policy, int64_t tokens,

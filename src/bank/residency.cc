@@ -76,8 +76,8 @@ KvPlace Residency::Step::OfPolicy() const {
   return {.rows = located.rows, .seqs = located.seqs};
 }
 
-KvPlace Residency::Step::BeforeAppend(int32_t layer) {
-  if (InPromptStage(layer)) return {.kv = rows_.stage->View(layer)};
+std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
+  if (InPromptStage(layer)) return {{.kv = rows_.stage->View(layer)}};
   if (!Staged(layer)) {
     KvPlace place{.kv = r_.bank_.View(layer)};
     if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
@@ -86,11 +86,11 @@ KvPlace Residency::Step::BeforeAppend(int32_t layer) {
       place.rows = OfPolicy().rows;
       place.seqs = OfPolicy().seqs;
     }
-    return place;
+    return {place};
   }
   // What an earlier layer wrote to this stage has left it.
   r_.backend_.Join(Lane::kMain, Lane::kOut);
-  return {.kv = r_.bank_.StageView(layer)};
+  return {{.kv = r_.bank_.StageView(layer)}};
 }
 
 void Residency::Step::AfterAppend(int32_t layer) {

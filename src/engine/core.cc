@@ -94,7 +94,7 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length) {
 }
 
 Policy::TokenRange UnreadTokens(const Policy& policy, const TableSpec& table, int64_t length) {
-  if (table.window == 0) return policy.Dropped(length);
+  if (table.window == 0) return policy.Dropped(length, 0);
   return {0, std::max<int64_t>(0, length + 1 - table.window)};
 }
 

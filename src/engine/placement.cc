@@ -110,7 +110,7 @@ Status CheckWorkingSet(int64_t tokens, const DeclaredReads& reads) {
 }  // namespace
 
 int64_t MaxHeld(const Policy& policy, int64_t context) {
-  const Policy::TokenRange dropped = policy.Dropped(context);
+  const Policy::TokenRange dropped = policy.Dropped(context, 0);
   return dropped.end > dropped.begin ? dropped.begin + (context - dropped.end) : 0;
 }
 

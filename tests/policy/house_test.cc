@@ -302,7 +302,7 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
     ASSERT_EQ(kept.Prompt(kPrompt), dropped.Prompt(kPrompt));
     for (int step = 0; step < kSteps; ++step) {
       const int64_t length = kPrompt + step;
-      Policy::TokenRange range = dropped.policy->Dropped(length);
+      Policy::TokenRange range = dropped.policy->Dropped(length, 0);
       const Keeps keeps = dropped.policy->Kept();
       if (keeps.rows > 0) {  // rows behind those that are held
         const int64_t held = dropped.bank->Rows(dropped.seq, 0);

@@ -62,9 +62,7 @@ double MaxRelativeError(const std::vector<float>& a, const std::vector<float>& b
 // The policy's defaults, with a budget far below the context where it has one, and its variants.
 std::vector<SettingList> Variants(const PolicyInfo& info) {
   std::vector<SettingList> all = info.variants;
-  const bool has_budget = std::any_of(info.settings.begin(), info.settings.end(),
-                                      [](const SettingSpec& spec) { return spec.key == "budget"; });
-  all.push_back(has_budget ? SettingList{{"budget", "40"}} : SettingList{});
+  all.push_back(SmallDefaults(info));
   return all;
 }
 
@@ -270,7 +268,7 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
     fixture.Prompt(kPrompt);
     for (int step = 1; step <= kSteps; ++step) {
       fixture.Decode();
-      const std::vector<int64_t> read = fixture.TokensAttended();
+      const std::vector<int64_t> read = fixture.HeadTokensAttended();
       const std::vector<uint64_t> bytes = fixture.KvBytesByLayer();
       ASSERT_EQ(read.size(), 6u);
       const SeqLength at = fixture.Lengths();
@@ -278,7 +276,8 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
       const int64_t budget = fixture.policy->Budget(at.tokens);
       for (int32_t layer = 0; layer < 6; ++layer) {
         SCOPED_TRACE(layer);
-        const int64_t tokens = read[static_cast<size_t>(layer)];
+        EXPECT_EQ(read[static_cast<size_t>(layer)], fixture.policy->HeadTokensRead(layer, at, 2));
+        const int64_t tokens = read[static_cast<size_t>(layer)] / 2;
         EXPECT_EQ(tokens, fixture.policy->TokensRead(layer, at));
         EXPECT_EQ(bytes[static_cast<size_t>(layer)],
                   KvBytesRead(*fixture.policy, layer, at, fixture.bank->View(layer)));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../made_up_model.h"
+#include "../policy_settings.h"
 #include "backend/trace/trace_backend.h"
 #include "bank/bank.h"
 #include "model/forward.h"
@@ -31,7 +32,8 @@ class StepFixture {
     ropes = Take(RopeState::Create(trace, config));
     work = Take(Workspace::Create(trace, config, kChunk, 1));
     const PolicyInfo* info = Take(FindPolicy(name));
-    settings = Take(PolicySettings::Parse(info->name, info->settings, given));
+    settings =
+        Take(PolicySettings::Parse(info->name, info->settings, WithFiles(*info, given, 6, 2)));
     policy = info->make();
     PolicyContext context{.backend = &trace,
                           .model_name = "test",
@@ -128,18 +130,33 @@ class StepFixture {
     trace.Upload(view.k.Head(row, 0), nan.data(), nan.size());
   }
 
-  // Tokens that each layer's attention really read in the last decode step, by its cost.
-  std::vector<int64_t> TokensAttended() const {
+  // Tokens times KV heads that each layer's attention really read in the last decode step, by its
+  // cost.
+  std::vector<int64_t> HeadTokensAttended() const {
     std::vector<int64_t> tokens;
+    std::vector<uint64_t> bytes;  // read
     for (const TraceEntry& entry : trace.entries()) {
+      if (std::holds_alternative<NormQkvRopeAppendArgs>(entry.op)) {
+        tokens.push_back(0);
+        bytes.push_back(0);
+      }
       const auto* attend = std::get_if<AttendArgs>(&entry.op);
       if (attend == nullptr || attend->o == nullptr) continue;  // passes for scores alone
-      const auto flops_a_token = static_cast<uint64_t>(2 * config.n_heads * 2 * config.head_dim);
-      tokens.push_back(static_cast<int64_t>(entry.cost.flops / flops_a_token));
-      // K and V of every token read, once each, and the queries.
-      EXPECT_EQ(entry.cost.bytes_read,
-                static_cast<uint64_t>(tokens.back()) * 2u * (16u + 16u) * 4u + 4u * 4u * 16u);
+      const auto flops_a_token = static_cast<uint64_t>(2 * attend->Group() * 2 * config.head_dim);
+      tokens.back() += static_cast<int64_t>(entry.cost.flops / flops_a_token);
+      bytes.back() += entry.cost.bytes_read;
     }
+    // K and V of every token read, once each, and the queries.
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      EXPECT_EQ(bytes[i], static_cast<uint64_t>(tokens[i]) * (16u + 16u) * 4u + 4u * 4u * 16u);
+    }
+    return tokens;
+  }
+
+  // The mean over KV heads.
+  std::vector<int64_t> TokensAttended() const {
+    std::vector<int64_t> tokens = HeadTokensAttended();
+    for (int64_t& n : tokens) n /= config.n_kv_heads;
     return tokens;
   }
 

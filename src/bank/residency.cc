@@ -60,7 +60,7 @@ bool Residency::Step::Staged(int32_t layer) const {
 bool Residency::Step::InPromptStage(int32_t layer) const {
   if (rows_.stage == nullptr) return false;
   const BankConfig& bank = r_.bank_.config();
-  const int32_t table = bank.layers[static_cast<size_t>(layer)].table;
+  const int32_t table = bank.layers[static_cast<size_t>(layer)].table();
   return bank.tables[static_cast<size_t>(table)].window > 0 || r_.kept_ != nullptr;
 }
 

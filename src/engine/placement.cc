@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "backend/kv_format.h"
 #include "bank/kept_rows.h"
 #include "bank/working_sets.h"
 #include "base/log.h"
@@ -142,7 +143,7 @@ struct KvSize {
   KvSize(const ModelConfig& config, const MemoryPlan& plan, int32_t sessions) {
     BankConfig bank = MakeBankConfig(config, plan, sessions);
     for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-      const auto table = static_cast<size_t>(bank.layers[layer].table);
+      const auto table = static_cast<size_t>(bank.layers[layer].table());
       if (bank.tables[table].max_held != 0) continue;
       per_token += bank.RowBytes(layer);
       bank.layers[layer] = {};  // takes nothing
@@ -336,7 +337,7 @@ size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Polic
   size_t bytes = 0;
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (bank.layers[static_cast<size_t>(layer)].table != 0) continue;
+    if (bank.layers[static_cast<size_t>(layer)].table() != 0) continue;
     bytes += bank.StateBytes(PositionsSpec(layer, keeps));
   }
   for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
@@ -351,7 +352,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
       config.layers.size(),
       {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
-    bank.layers[layer].tier = plan.tiers[layer];
+    bank.layers[layer].streams.front().tier = plan.tiers[layer];
   }
   bank.tables[0].max_held = plan.max_held;
   std::map<int32_t, int32_t> table_of = {{0, 0}};  // by window
@@ -360,7 +361,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     const auto [table, added] =
         table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
     if (added) bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
-    bank.layers[layer].table = table->second;
+    bank.layers[layer].streams.front().table = table->second;
   }
   bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;

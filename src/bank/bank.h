@@ -134,6 +134,11 @@ class Bank {
   int32_t HeadClasses(int32_t layer) const {
     return static_cast<int32_t>(classes_[static_cast<size_t>(layer)].size());
   }
+  // The KV heads of one, ascending; empty: all.
+  const std::vector<int32_t>& HeadsOf(int32_t layer, int32_t head_class) const {
+    const auto& classes = classes_[static_cast<size_t>(layer)];
+    return streams_[classes[static_cast<size_t>(head_class)].k].spec.heads;
+  }
   // Whether some stream of it is on the host.
   bool OnHost(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnHost(); }
   bool HasHostLayers() const { return !stages_.empty(); }

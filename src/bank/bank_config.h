@@ -65,6 +65,8 @@ struct TableSpec {
   int32_t window = 0;  // tokens that a row reads, its own included; 0: no sliding window
   // At most so many tokens per sequence, besides those of a step under way; 0: all of them.
   int64_t max_held = 0;
+  int32_t head_class =
+      0;  // of the policy's: whose heads its streams have, where it tells them apart
 
   bool operator==(const TableSpec&) const = default;
 };

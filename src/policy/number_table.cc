@@ -38,7 +38,7 @@ Result<std::vector<double>> ReadHeadNumbers(const std::string& path, int32_t n_l
       const std::string_view field = Next(line, '\t');
       const auto number = ParseReal(field);
       if (!number || *number < min || *number > max) {
-        return InvalidArgument(fmt::format("{}: line {} has '{}', expected numbers from {} to {}",
+        return InvalidArgument(fmt::format("{}: line {} has {}, expected numbers from {} to {}",
                                            path, n_lines, Printable(field), min, max));
       }
       numbers.push_back(*number);

@@ -301,6 +301,13 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
     ASSERT_EQ(kept.Prompt(kPrompt), dropped.Prompt(kPrompt));
     for (int step = 0; step < kSteps; ++step) {
       const int64_t length = kPrompt + step;
+      for (int32_t c = 1; c < dropped.policy->HeadClasses(); ++c) {
+        const Policy::TokenRange of_class = dropped.policy->Dropped(length, c);
+        for (int64_t t = of_class.begin; t < std::min(of_class.end, length); ++t) {
+          any = true;
+          for (int32_t layer = 0; layer < 6; ++layer) dropped.Overwrite(layer, t, c);
+        }
+      }
       Policy::TokenRange range = dropped.policy->Dropped(length, 0);
       const Keeps keeps = dropped.policy->Kept();
       if (keeps.rows > 0) {  // rows behind those that are held
@@ -317,6 +324,22 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
     }
   }
   if (!any) GTEST_SKIP() << info().name << " drops nothing";
+}
+
+// Nor does it matter which rows lie together.
+TEST_P(EveryPolicy, HeadsInTablesOfTheirOwnChangeNothing) {
+  bool any = false;
+  for (const SettingList& variant : Variants(info())) {
+    const auto own_backend = backend();
+    const auto other_backend = backend();
+    StepFixture whole(*own_backend, info().name, variant);
+    if (whole.policy->HeadClasses() == 1) continue;
+    any = true;
+    StepFixture split(*other_backend, info().name, variant, true, -1, /*split=*/true);
+    SCOPED_TRACE(whole.settings.ToString());
+    ExpectSame(RunSteps(split), RunSteps(whole));
+  }
+  if (!any) GTEST_SKIP() << info().name << " tells no KV heads apart";
 }
 
 TEST_P(EveryPolicy, StepsAreDeterministic) {

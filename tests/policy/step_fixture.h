@@ -23,9 +23,10 @@ class StepFixture {
   // REQUIRES that the policy accepts `given` on a model of 6 layers and 4/2 heads of 16.
   // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
   // with so many slots more than a selection can have, where the policy's layers read selections;
-  // or all those that the policy streams do.
+  // or all those that the policy streams do. `split`: heads of each class have a table of their
+  // own.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
-              bool force_indices = true, int32_t more_slots = -1)
+              bool force_indices = true, int32_t more_slots = -1, bool split = false)
       : trace(backend) {
     config = SmallLlama({.max_context = kContext});
     weights = Take(GenerateWeights(trace, config, DType::kF32));
@@ -55,6 +56,15 @@ class StepFixture {
     const int32_t n_host = reads.streamed.layers > 0 ? reads.streamed.layers : 3;
     for (int32_t layer = 6 - n_host; more_slots >= 0 && layer < 6; ++layer) {
       bank_config.layers[static_cast<size_t>(layer)].streams[0].tier = TierKind::kHost;
+    }
+    for (int32_t c = 0; split && c < policy->HeadClasses(); ++c) {
+      if (c > 0) bank_config.tables.push_back({.head_class = c});
+      for (int32_t layer = 0; layer < 6; ++layer) {
+        std::vector<StreamSpec>& streams = bank_config.layers[static_cast<size_t>(layer)].streams;
+        if (c == 0) streams.clear();
+        StreamSpec stream{.heads = policy->HeadsOf(layer, c), .table = c};
+        if (!stream.heads.empty()) streams.push_back(std::move(stream));
+      }
     }
     bank_config.dtype = DType::kF32;
     bank_config.block_tokens = 8;
@@ -119,15 +129,21 @@ class StepFixture {
     return {.tokens = bank->Length(seq), .prompt = prompt_len, .gone = bank->Gone(seq, 0)};
   }
 
-  // Writes NaN over a token's K/V in one layer.
-  void Overwrite(int32_t layer, int64_t t) {
+  // Writes NaN over a token's K/V in one layer, of the heads of a class. REQUIRES a bank that is
+  // not split.
+  void Overwrite(int32_t layer, int64_t t, int32_t head_class = 0) {
     const KvView view = bank->View(layer);
     int32_t block = 0;
     trace.Download(&block, view.block_table + bank->TableOffset(seq) + t / view.block_tokens,
                    sizeof(block));
     const int64_t row = int64_t{block} * view.block_tokens + t % view.block_tokens;
     const std::vector<std::byte> nan(static_cast<size_t>(view.k.row_bytes), std::byte{0xff});
-    trace.Upload(view.k.Head(row, 0), nan.data(), nan.size());
+    if (policy->HeadClasses() == 1) trace.Upload(view.k.Head(row, 0), nan.data(), nan.size());
+    for (const int32_t h : policy->HeadsOf(layer, head_class)) {
+      for (const KvPlane* plane : {&view.k, &view.v}) {
+        trace.Upload(plane->Head(row, h), nan.data(), static_cast<size_t>(plane->head_bytes));
+      }
+    }
   }
 
   // Tokens times KV heads that each layer's attention really read in the last decode step, by its

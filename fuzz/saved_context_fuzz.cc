@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   OKV_CHECK(again.ok() && (*again).image == saved->image && (*again).streams == saved->streams &&
             (*again).policy.settings == saved->policy.settings && (*again).random == saved->random);
   const BankConfig config{
-      .layers = {{.n_kv_heads = 1, .dk = 8, .dv = 8}, {1, 8, 8, TierKind::kOwn, 1}},
+      .layers = {{.n_kv_heads = 1, .dk = 8, .dv = 8}, {1, 8, 8, {{.table = 1}}}},
       .tables = {TableSpec{}, {.window = 8}},
       .max_tokens = 1000};
   const Status image = CheckImage(config, saved->image);

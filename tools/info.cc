@@ -77,11 +77,13 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   json["settings"] = settings->ToString();
   json["dense_layers"] = context.n_layers - budgeted;
   size_t held[2] = {};  // by tier
-  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    const TableSpec& table = bank.tables[static_cast<size_t>(bank.layers[layer].table)];
-    const int64_t tokens = HeldTokens(*policy, table, plan.context, bank.block_tokens);
-    const bool on_host = bank.layers[layer].tier == TierKind::kHost;
-    held[on_host] += static_cast<size_t>(tokens) * bank.RowBytes(layer);
+  for (const LayerSpec& layer : bank.layers) {
+    for (const StreamSpec& s : layer.streams) {
+      const TableSpec& table = bank.tables[static_cast<size_t>(s.table)];
+      const int64_t tokens = HeldTokens(*policy, table, plan.context, bank.block_tokens);
+      const bool on_host = s.tier == TierKind::kHost;
+      held[on_host] += static_cast<size_t>(tokens) * bank.StreamBytes(layer, s);
+    }
   }
   const size_t kept = policy->Bytes() + StateBytes(config, bank, *policy);
   const auto bytes = [&](size_t here, size_t host) {

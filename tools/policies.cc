@@ -18,6 +18,9 @@ std::string Values(const SettingSpec& spec) {
     case SettingType::kBool:
       values = "0 or 1";
       break;
+    case SettingType::kFile:
+      values = "the path of a file";
+      break;
     case SettingType::kChoice:
       values = fmt::format("{}", fmt::join(spec.choices, ", "));
       break;

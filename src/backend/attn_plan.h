@@ -96,6 +96,13 @@ struct KvPlane {
   OMNIKV_HOST_DEVICE int64_t ToScales(int32_t head) const {
     return scales == nullptr ? 0 : scales - base + head * (scale_head_bytes - head_bytes);
   }
+  // The same rows, with head h + `by` where head h was.
+  KvPlane Renumbered(int32_t by) const {
+    KvPlane plane = *this;
+    plane.base -= by * head_bytes;
+    if (scales != nullptr) plane.scales -= by * scale_head_bytes;
+    return plane;
+  }
   // The same rows with head 0 of row 0 at `to`.
   KvPlane MovedTo(std::byte* to) const {
     KvPlane moved = *this;
@@ -126,6 +133,15 @@ struct KvView {
   OMNIKV_HOST_DEVICE int64_t RowIndex(int32_t table_off, int64_t t) const {
     const int64_t block = block_table[table_off + t / block_tokens];
     return block * block_tokens + t % block_tokens;
+  }
+  // The same rows as part of a layer of `n` KV heads: its head h + `by` is where head h was, and who
+  // reads others reads anything.
+  KvView Renumbered(int32_t by, int32_t n) const {
+    KvView view = *this;
+    view.k = k.Renumbered(by);
+    view.v = v.Renumbered(by);
+    view.n_kv_heads = n;
+    return view;
   }
   // Whether K and V of a token lie in one row, which begins with K of head 0 and may be moved
   // whole: row r is the k.row_bytes from k.Head(r, 0) on.

@@ -1,7 +1,7 @@
 // The parts of a token's row that go together where each KV head has a list of rows of its own.
 #pragma once
 
-#include "backend/attn_plan.h"
+#include "backend/ops.h"
 #include "base/host_device.h"
 
 namespace omnikv {
@@ -31,6 +31,21 @@ OMNIKV_HOST_DEVICE inline RowSlice SliceOf(const KvView& kv, int32_t lists, int3
           .bytes = heads * head_bytes,
           .stride = plane.row_bytes,
           .packed_at = kv.n_kv_heads * before + first};
+}
+
+// Where head `head` of slice i lies, in a row whose K and V of head 0 begin at `row`.
+OMNIKV_HOST_DEVICE inline std::byte* HeadOfSlice(const KvView& kv, const KvTarget& row, int32_t i,
+                                                 int32_t head) {
+  const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
+  std::byte* const values = (i % 2 == 0 ? row.k : row.v) + head * plane.head_bytes;
+  return i < 2 ? values : values + plane.ToScales(head);
+}
+OMNIKV_HOST_DEVICE inline int64_t HeadBytesOfSlice(const KvView& kv, int32_t i) {
+  const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
+  return i < 2 ? plane.head_bytes : plane.scale_head_bytes;
+}
+OMNIKV_HOST_DEVICE inline KvTarget RowOf(const KvView& kv, int64_t row) {
+  return {kv.k.Head(row, 0), kv.v.Head(row, 0)};
 }
 
 // Bytes of all slices of a row.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/kv_slices.h"
+
 namespace omnikv {
 namespace {
 
@@ -54,6 +56,10 @@ struct CostVisitor {
     c.bytes_written +=
         4 * U(a.n_rows) * U(a.wq.n_out + copies * a.wk.n_out) + U(a.n_rows) * U(a.kv.TokenBytes());
     return c;
+  }
+  Cost operator()(const StoreRowsArgs& a) const {
+    const uint64_t bytes = U(a.n_rows) * U(PackedRowBytes(a.kv));
+    return {.bytes_read = bytes, .bytes_written = bytes};
   }
   Cost operator()(const AttendArgs& a) const {
     // Rows of one sequence in one op share what they read: a token's K and V count once, at the
@@ -248,6 +254,7 @@ struct NameVisitor {
   std::string_view operator()(const EmbedArgs&) const { return "Embed"; }
   std::string_view operator()(const RopeTableArgs&) const { return "RopeTable"; }
   std::string_view operator()(const NormQkvRopeAppendArgs&) const { return "NormQkvRopeAppend"; }
+  std::string_view operator()(const StoreRowsArgs&) const { return "StoreRows"; }
   std::string_view operator()(const AttendArgs&) const { return "Attend"; }
   std::string_view operator()(const LinearArgs&) const { return "Linear"; }
   std::string_view operator()(const NormGatedFfnArgs&) const { return "NormGatedFfn"; }

@@ -123,12 +123,40 @@ struct NormQkvRopeAppendArgs {
 struct KvTarget {
   std::byte *k, *v;
 };
-OMNIKV_HOST_DEVICE inline KvTarget TargetOf(const NormQkvRopeAppendArgs& a, const RowMeta& row) {
+template <typename Args>
+OMNIKV_HOST_DEVICE KvTarget TargetOf(const Args& a, const RowMeta& row) {
   const int32_t slot = a.slot.k != nullptr ? a.slot.row[row.seq] : -1;
   if (slot >= 0) return {a.slot.k + slot * a.kv.k.row_bytes, a.slot.v + slot * a.kv.v.row_bytes};
   const int64_t home = a.kv.RowIndex(a.seqs[row.seq].table_off, row.pos);
   return {a.kv.k.Head(home, 0), a.kv.v.Head(home, 0)};
 }
+
+// KV heads that a mask of them can tell apart.
+inline constexpr int32_t kMaxMaskedHeads = 64;
+
+// Rows of a step that were appended elsewhere go to their places: row r is row r of `from`, without
+// a block table. Bytes are copied, so no bit changes. With a mask of KV heads, `kv` has those heads
+// of `from` alone, in their order.
+// REQUIRES planes of the same formats and head sizes.
+struct StoreRowsArgs {
+  KvView from;
+  KvView kv;
+  KvSlot slot;
+  const RowMeta* rows = nullptr;  // [n_rows]
+  const SeqMeta* seqs = nullptr;
+  uint64_t heads = 0;  // bit h: head h, below kMaxMaskedHeads; 0: all
+  int32_t n_rows = 0;
+
+  bool operator==(const StoreRowsArgs&) const = default;
+  // The head of `kv` that gets head h of `from`; -1: none.
+  OMNIKV_HOST_DEVICE int32_t To(int32_t h) const {
+    if (heads == 0) return h;
+    if ((heads >> h & 1) == 0) return -1;
+    int32_t before = 0;
+    for (uint64_t m = heads & ((uint64_t{1} << h) - 1); m != 0; m &= m - 1) ++before;
+    return before;
+  }
+};
 
 enum class ScoreKind : int32_t {
   kNone,
@@ -653,7 +681,8 @@ struct EvictArgs {
 };
 
 // Undoes the evictions of sequence `seq` in steps after which its context had more than `from`
-// tokens, and at most `to`, as far as they ran. REQUIRES to - from <= kEvictionLog, and that they were the last.
+// tokens, and at most `to`, as far as they ran. REQUIRES to - from <= kEvictionLog, and that they
+// were the last.
 struct UndoEvictArgs {
   KvView kv;
   int32_t* pos = nullptr;  // [rows of kv, lists]; null: nothing
@@ -739,8 +768,8 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
   return op;
 }
 
-using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, AttendArgs, LinearArgs,
-                        NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
+using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
+                        LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
                         BlockSummaryArgs, BlockScoreArgs, PoolArgs, PlanRangeArgs, TopKArgs,
                         WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs,
                         LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;

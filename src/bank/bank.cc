@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "backend/kv_format.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -16,30 +17,6 @@ Status AllOpen(int32_t max_seqs) {
 
 }  // namespace
 
-int64_t BankConfig::TableBlocks(const TableSpec& table) const {
-  const int64_t all = BlocksFor(PoolTokens());
-  if (table.max_held == 0) return all;
-  // The held tokens may begin and end in the middle of a block. One block more, for steps ahead.
-  const int64_t held = BlocksFor(table.max_held) + 2;
-  return std::min(all, held * max_seqs + BlocksFor(step_tokens));
-}
-
-size_t BankConfig::LargestRowBytes() const {
-  size_t largest = 0;
-  for (size_t layer = 0; layer < layers.size(); ++layer) {
-    largest = std::max(largest, RowBytes(layer));
-  }
-  return largest;
-}
-
-size_t BankConfig::StateBytes(const StateSpec& spec) const {
-  OKV_CHECK(spec.unit > 0 && (block_tokens % spec.unit == 0 || spec.unit % block_tokens == 0),
-            "states of units of {} tokens, in blocks of {}", spec.unit, block_tokens);
-  const auto table = static_cast<size_t>(layers[static_cast<size_t>(spec.layer)].table);
-  const int64_t units = std::max(1, block_tokens / spec.unit);  // of a block
-  return static_cast<size_t>(TableBlocks(tables[table]) * units * spec.bytes_per_unit);
-}
-
 size_t Bank::BytesPerToken(const BankConfig& config) {
   size_t bytes = 0;
   for (size_t layer = 0; layer < config.layers.size(); ++layer) bytes += config.RowBytes(layer);
@@ -48,11 +25,12 @@ size_t Bank::BytesPerToken(const BankConfig& config) {
 
 size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
   size_t bytes = 0;
-  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
-    const LayerSpec& spec = config.layers[layer];
-    if (spec.tier != tier) continue;
-    const int64_t blocks = config.TableBlocks(config.tables[static_cast<size_t>(spec.table)]);
-    bytes += static_cast<size_t>(blocks * config.block_tokens) * config.RowBytes(layer);
+  for (const LayerSpec& layer : config.layers) {
+    for (const StreamSpec& s : layer.streams) {
+      if (s.tier != tier) continue;
+      const int64_t blocks = config.TableBlocks(config.tables[static_cast<size_t>(s.table)]);
+      bytes += static_cast<size_t>(blocks * config.block_tokens) * config.StreamBytes(layer, s);
+    }
   }
   return bytes;
 }
@@ -86,17 +64,35 @@ Bank::Bank(Backend& backend, BankConfig config)
          .entries = {},
          .lost = std::vector<Lost>(static_cast<size_t>(config_.max_seqs))});
   }
+  const auto stage_rows =
+      static_cast<size_t>(config_.BlocksFor(config_.PoolTokens()) * config_.block_tokens);
+  for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+    const LayerSpec& spec = config_.layers[layer];
+    classes_.push_back(spec.HeadClasses());
+    for (HeadClass& c : classes_.back()) {
+      c.k += streams_.size();
+      c.v += streams_.size();
+    }
+    size_t stage_at = 0;
+    for (const StreamSpec& s : spec.streams) {
+      streams_.push_back({.layer = static_cast<int32_t>(layer),
+                          .spec = s,
+                          .row_bytes = config_.StreamBytes(spec, s),
+                          .stage_at = stage_at});
+      if (s.tier == TierKind::kHost) stage_at += stage_rows * streams_.back().row_bytes;
+    }
+  }
 }
 
 Status Bank::Allocate() {
   const auto tier = [&](TierKind kind) {
-    std::vector<TierLayer> layers(config_.layers.size());
-    for (size_t i = 0; i < layers.size(); ++i) {
-      if (config_.layers[i].tier != kind) continue;
-      layers[i] = {.block_bytes = BlockBytes(i),
-                   .n_blocks = TableOf(static_cast<int32_t>(i)).blocks.total_blocks()};
+    std::vector<TierStream> streams(streams_.size());
+    for (size_t i = 0; i < streams.size(); ++i) {
+      if (streams_[i].spec.tier != kind) continue;
+      streams[i] = {.block_bytes = BlockBytes(streams_[i]),
+                    .n_blocks = TableOf(streams_[i]).blocks.total_blocks()};
     }
-    return MakeTier(backend_, kind, layers);
+    return MakeTier(backend_, kind, streams);
   };
   OKV_ASSIGN_OR_RETURN(own_, tier(TierKind::kOwn));
   OKV_ASSIGN_OR_RETURN(host_, tier(TierKind::kHost));
@@ -195,10 +191,11 @@ Status Bank::AppendWhole(int32_t seq, int64_t n, int64_t kept) {
 }
 
 void Bank::CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, const std::byte* rows) {
-  const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
-  std::byte* const home = (spec.tier == TierKind::kOwn ? *own_ : *host_).Base(layer);
-  rows += static_cast<size_t>(begin) * config_.RowBytes(static_cast<size_t>(layer));
-  ForRuns(layer, seq, begin, end, [&](int64_t offset, size_t bytes) {
+  OKV_CHECK(config_.layers[static_cast<size_t>(layer)].OneStream());
+  const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
+  std::byte* const home = Home(stream);
+  rows += static_cast<size_t>(begin) * streams_[stream].row_bytes;
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
     backend_.Upload(home + offset, rows, bytes);
     rows += bytes;
   });
@@ -219,7 +216,7 @@ Status Bank::Grow(size_t table, int32_t seq, int64_t n) {
   }
   // Only what is written may not be shared: a partly filled last block, and rows that move.
   int64_t first = t.lost[static_cast<size_t>(seq)].moves ? 0 : rows / config_.block_tokens;
-  ForStreams([&](const StateStream& s) {  // and the states of a partly filled unit
+  ForStates([&](const StateStream& s) {  // and the states of a partly filled unit
     if (TableIndex(s.spec.layer) != table) return;
     first = std::min(first, rows / s.spec.unit * s.spec.unit / config_.block_tokens);
   });
@@ -241,12 +238,12 @@ Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
     if (from < 0) return ResourceExhausted("more tokens do not fit: no block is free");
     if (from == to) continue;
     Unstage(seq, int64_t{i} * config_.block_tokens);  // its place is another
-    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
-      if (static_cast<size_t>(config_.layers[layer].table) != table) continue;
-      own_->CopyBlock(static_cast<int32_t>(layer), from, to);
-      host_->CopyBlock(static_cast<int32_t>(layer), from, to);
+    for (size_t stream = 0; stream < streams_.size(); ++stream) {
+      if (static_cast<size_t>(streams_[stream].spec.table) != table) continue;
+      own_->CopyBlock(static_cast<int32_t>(stream), from, to);
+      host_->CopyBlock(static_cast<int32_t>(stream), from, to);
     }
-    ForStreams([&, from = from, to = to](const StateStream& s) {
+    ForStates([&, from = from, to = to](const StateStream& s) {
       if (TableIndex(s.spec.layer) != table) return;
       backend_.Upload(s.Block(to), s.Block(from), s.BlockBytes());
     });
@@ -256,45 +253,45 @@ Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
 }
 
 template <typename Visit>
-void Bank::ForStreams(const Visit& visit) const {
-  for (const auto& open : streams_) {
+void Bank::ForStates(const Visit& visit) const {
+  for (const auto& open : states_) {
     if (const auto stream = open.lock()) visit(*stream);
   }
 }
 
 Result<StateStreams> Bank::OpenStates(const std::vector<StateSpec>& specs) {
-  std::erase_if(streams_, [](const auto& open) { return open.expired(); });
+  std::erase_if(states_, [](const auto& open) { return open.expired(); });
   StateStreams opened;
   for (const StateSpec& spec : specs) {
-    const auto same = std::find_if(streams_.begin(), streams_.end(),
+    const auto same = std::find_if(states_.begin(), states_.end(),
                                    [&](const auto& open) { return open.lock()->spec == spec; });
-    if (same != streams_.end()) {
+    if (same != states_.end()) {
       opened.push_back(same->lock());
       continue;
     }
     StateStream stream{.spec = spec};
     OKV_ASSIGN_OR_RETURN(stream.memory, backend_.Allocate(config_.StateBytes(spec), spec.name));
     stream.view = {.base = stream.memory.as<std::byte>(),
-                   .block_table = TableOf(spec.layer).entries.as<int32_t>(),
+                   .block_table = TableOf(spec).entries.as<int32_t>(),
                    .block_units = std::max(1, config_.block_tokens / spec.unit),
                    .unit_blocks = std::max(1, spec.unit / config_.block_tokens),
                    .row_bytes = spec.bytes_per_unit};
     opened.push_back(std::make_shared<const StateStream>(std::move(stream)));
-    streams_.push_back(opened.back());
+    states_.push_back(opened.back());
   }
   return opened;
 }
 
 size_t Bank::StateBytes() const {
   size_t bytes = 0;
-  ForStreams([&](const StateStream& s) { bytes += config_.StateBytes(s.spec); });
+  ForStates([&](const StateStream& s) { bytes += config_.StateBytes(s.spec); });
   return bytes;
 }
 
 size_t Bank::BytesToOpen(const std::vector<StateSpec>& specs) const {
   size_t bytes = 0;
   for (const StateSpec& spec : specs) bytes += config_.StateBytes(spec);
-  ForStreams([&](const StateStream& s) {
+  ForStates([&](const StateStream& s) {
     if (std::find(specs.begin(), specs.end(), s.spec) != specs.end()) {
       bytes -= config_.StateBytes(s.spec);
     }
@@ -343,34 +340,30 @@ int64_t Bank::LeastLength(int32_t seq) const {
 }
 
 size_t Bank::BytesInUse(TierKind tier) const {
+  const auto in_use = [](const Table& table) {
+    return static_cast<size_t>(table.blocks.total_blocks() - table.blocks.free_blocks());
+  };
   size_t bytes = 0;
-  for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
-    if (config_.layers[layer].tier != tier) continue;
-    const BlockTable& blocks = TableOf(static_cast<int32_t>(layer)).blocks;
-    bytes += BlockBytes(layer) * static_cast<size_t>(blocks.total_blocks() - blocks.free_blocks());
+  for (const Stream& s : streams_) {
+    if (s.spec.tier == tier) bytes += BlockBytes(s) * in_use(TableOf(s));
   }
   if (tier != TierKind::kOwn) return bytes;
-  ForStreams([&](const StateStream& s) {
-    const BlockTable& blocks = TableOf(s.spec.layer).blocks;
-    bytes += s.BlockBytes() * static_cast<size_t>(blocks.total_blocks() - blocks.free_blocks());
-  });
+  ForStates([&](const StateStream& s) { bytes += s.BlockBytes() * in_use(TableOf(s.spec)); });
   return bytes;
 }
 
-size_t Bank::BlocksOf(int32_t layer, int32_t seq) const {
-  const BlockTable& table = TableOf(layer).blocks;
-  const int32_t* blocks = table.entries(seq);
-  return static_cast<size_t>(std::count_if(blocks, blocks + table.n_blocks(seq),
+size_t Bank::BlocksOf(const Table& table, int32_t seq) {
+  const int32_t* blocks = table.blocks.entries(seq);
+  return static_cast<size_t>(std::count_if(blocks, blocks + table.blocks.n_blocks(seq),
                                            [](int32_t block) { return block >= 0; }));
 }
 
 size_t Bank::OwnBytes(int32_t seq, const StateStreams& states) const {
   size_t bytes = 0;
-  for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
-    if (config_.layers[layer].tier != TierKind::kOwn) continue;
-    bytes += BlockBytes(layer) * BlocksOf(static_cast<int32_t>(layer), seq);
+  for (const Stream& s : streams_) {
+    if (s.spec.tier == TierKind::kOwn) bytes += BlockBytes(s) * BlocksOf(TableOf(s), seq);
   }
-  for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(s->spec.layer, seq);
+  for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(TableOf(s->spec), seq);
   return bytes;
 }
 
@@ -401,9 +394,9 @@ void Bank::FillWithNoise(int32_t seq) {
     }
     return noise.data();
   };
-  // The first n_rows of a layer's rows, K/V or states, of which a block has block_rows. `make`
-  // writes a row.
-  const auto fill = [&](int32_t layer, std::byte* base, int64_t row_bytes, int64_t block_rows,
+  // The first n_rows of the rows of K/V or states, of which a block has block_rows. `make` writes a
+  // row.
+  const auto fill = [&](const Table& table, std::byte* base, int64_t row_bytes, int64_t block_rows,
                         int64_t n_rows, const auto& make) {
     // A block's rows more than the pattern, so that each block is one piece of it.
     std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows * row_bytes));
@@ -414,30 +407,33 @@ void Bank::FillWithNoise(int32_t seq) {
       pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
     }
     for (int64_t r = 0; r < n_rows; r += block_rows) {
-      const int64_t block = TableOf(layer).blocks.entries(seq)[r / block_rows];
+      const int64_t block = table.blocks.entries(seq)[r / block_rows];
       if (block < 0) continue;  // dropped
       backend_.Upload(base + block * block_rows * row_bytes,
                       pattern.data() + r % kPatternRows * row_bytes,
                       static_cast<size_t>(std::min(block_rows, n_rows - r) * row_bytes));
     }
   };
-  for (int32_t layer = 0; layer < static_cast<int32_t>(config_.layers.size()); ++layer) {
-    const KvView view = View(layer);
-    OKV_CHECK(view.Interleaved());
-    fill(layer, view.k.base, view.k.row_bytes, config_.block_tokens,
-         Rows(seq, config_.layers[static_cast<size_t>(layer)].table), [&](std::byte* row) {
-           const KvView at = view.MovedTo(row);
+  for (size_t stream = 0; stream < streams_.size(); ++stream) {
+    const Stream& s = streams_[stream];
+    const LayerSpec& spec = config_.layers[static_cast<size_t>(s.layer)];
+    const int32_t dk = s.spec.planes != Planes::kV ? spec.dk : 0;
+    const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
+    fill(TableOf(s), Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
+         Rows(seq, s.spec.table), [&](std::byte* row) {
+           const KvView at = MakeKvView(row, nullptr, config_.block_tokens, config_.dtype,
+                                        spec.HeadsOf(s.spec), dk, dv);
            for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
-             for (int32_t head = 0; head < at.n_kv_heads; ++head) {
+             for (int32_t head = 0; d > 0 && head < at.n_kv_heads; ++head) {
                StoreKvHead(plane, head, d, draw(d), plane.base);
              }
            }
          });
   }
-  ForStreams([&](const StateStream& s) {
-    fill(s.spec.layer, s.view.base, s.view.row_bytes, s.view.block_units,
-         int64_t{s.view.block_units} * TableOf(s.spec.layer).blocks.n_blocks(seq),
-         [&](std::byte* row) {
+  ForStates([&](const StateStream& s) {
+    const Table& table = TableOf(s.spec);
+    fill(table, s.view.base, s.view.row_bytes, s.view.block_units,
+         int64_t{s.view.block_units} * table.blocks.n_blocks(seq), [&](std::byte* row) {
            const auto bytes = static_cast<size_t>(s.view.row_bytes);
            std::memcpy(row, draw(s.view.row_bytes / int64_t{sizeof(float)}), bytes);
          });
@@ -451,15 +447,23 @@ void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last)
                   static_cast<size_t>(last - first) * sizeof(int32_t));
 }
 
-KvView Bank::View(int32_t layer) const {
+KvView Bank::MakeView(int32_t layer, int32_t head_class, bool staged) const {
   const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
-  const Tier& tier = spec.tier == TierKind::kOwn ? *own_ : *host_;
-  return MakeKvView(tier.Base(layer), TableOf(layer).entries.as<int32_t>(), config_.block_tokens,
-                    config_.dtype, spec.n_kv_heads, spec.dk, spec.dv);
+  const HeadClass& heads = classes_[static_cast<size_t>(layer)][static_cast<size_t>(head_class)];
+  const auto base = [&](size_t stream) {
+    const bool away = streams_[stream].spec.tier == TierKind::kHost;
+    return staged && away ? InStage(stream) : Home(stream);
+  };
+  const auto* entries = TableOf(streams_[heads.k]).entries.as<int32_t>();
+  return heads.k == heads.v
+             ? MakeKvView(base(heads.k), entries, config_.block_tokens, config_.dtype,
+                          heads.n_kv_heads, spec.dk, spec.dv)
+             : MakeKvPlanes(base(heads.k), base(heads.v), entries, config_.block_tokens,
+                            config_.dtype, heads.n_kv_heads, spec.dk, spec.dv);
 }
 
 size_t Bank::StageOf(int32_t layer) const {
-  size_t before = 0;  // layers of the host tier
+  size_t before = 0;  // layers with streams on the host
   for (int32_t i = 0; i < layer; ++i) before += OnHost(i) ? 1 : 0;
   return before % stages_.size();
 }
@@ -474,25 +478,27 @@ void Bank::Unstage(int32_t seq, int64_t length) {
   if (any) backend_.Join(Lane::kMain, Lane::kIn);
 }
 
-KvView Bank::StageView(int32_t layer) const {
-  return View(layer).MovedTo(Stage(layer));
+template <typename Visit>
+void Bank::ForHostStreams(int32_t layer, const Visit& visit) const {
+  for (size_t stream = 0; stream < streams_.size(); ++stream) {
+    const Stream& s = streams_[stream];
+    if (s.layer == layer && s.spec.tier == TierKind::kHost) visit(stream);
+  }
 }
 
 template <typename Visit>
-void Bank::ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end,
+void Bank::ForRuns(const Stream& stream, int32_t seq, int64_t begin, int64_t end,
                    const Visit& visit) const {
-  const KvView view = View(layer);
-  OKV_CHECK(view.Interleaved());
-  const int64_t row_bytes = view.k.row_bytes;
+  const auto row_bytes = static_cast<int64_t>(stream.row_bytes);
   const int64_t bt = config_.block_tokens;
-  const int32_t* blocks = TableOf(layer).blocks.entries(seq);
+  const int32_t* blocks = TableOf(stream).blocks.entries(seq);
   for (int64_t t = begin; t < end;) {
     const int64_t first = t;
     const int64_t row = blocks[t / bt] * bt + t % bt;
     do {
       t = std::min(end, (t / bt + 1) * bt);
-    } while (t < end && blocks[t / bt] == blocks[t / bt - 1] + 1);
-    visit(row * row_bytes, static_cast<size_t>((t - first) * row_bytes));
+    } while (row >= 0 && t < end && blocks[t / bt] == blocks[t / bt - 1] + 1);
+    if (row >= 0) visit(row * row_bytes, static_cast<size_t>((t - first) * row_bytes));
   }
 }
 
@@ -500,27 +506,34 @@ void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
   Staged& s = staged_[StageOf(layer)];
   if (s.layer != layer || s.seq != seq) s = {.layer = layer, .seq = seq};
   if (s.tokens >= n) return;
-  ForRuns(layer, seq, s.tokens, n, [&](int64_t offset, size_t bytes) {
-    backend_.Copy(Stage(layer) + offset, host_->Base(layer) + offset, bytes, Lane::kIn);
-    bytes_staged_ += bytes;
+  ForHostStreams(layer, [&](size_t stream) {
+    ForRuns(streams_[stream], seq, s.tokens, n, [&](int64_t offset, size_t bytes) {
+      backend_.Copy(InStage(stream) + offset, Home(stream) + offset, bytes, Lane::kIn);
+      bytes_staged_ += bytes;
+    });
   });
   s.tokens = n;
   backend_.Signal(StageOf(layer), Lane::kIn);
 }
 
 void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
-  ForRuns(layer, seq, begin, end, [&](int64_t offset, size_t bytes) {
-    backend_.Copy(host_->Base(layer) + offset, Stage(layer) + offset, bytes, Lane::kOut);
+  ForHostStreams(layer, [&](size_t stream) {
+    ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
+      backend_.Copy(Home(stream) + offset, InStage(stream) + offset, bytes, Lane::kOut);
+    });
   });
   Staged& s = staged_[StageOf(layer)];  // the step wrote there
   if (s.layer == layer && s.seq == seq && s.tokens == begin) s.tokens = end;
 }
 
 size_t Bank::StageBytes(const BankConfig& config) {
-  size_t largest = 0;  // row
-  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
-    if (config.layers[layer].tier != TierKind::kHost) continue;
-    largest = std::max(largest, config.RowBytes(layer));
+  size_t largest = 0;  // bytes of a token that are on the host, in a layer
+  for (const LayerSpec& layer : config.layers) {
+    size_t away = 0;
+    for (const StreamSpec& s : layer.streams) {
+      if (s.tier == TierKind::kHost) away += config.StreamBytes(layer, s);
+    }
+    largest = std::max(largest, away);
   }
   const int64_t blocks = config.BlocksFor(config.PoolTokens());
   return static_cast<size_t>(config.n_stages) * largest *

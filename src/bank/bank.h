@@ -5,63 +5,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/kv_format.h"
+#include "bank/bank_config.h"
 #include "bank/block_table.h"
 #include "bank/state_stream.h"
 #include "bank/tier.h"
 #include "omnikv/status.h"
 
 namespace omnikv {
-
-// The rows that one layer keeps of a token. Hybrid models are not uniform.
-struct LayerSpec {
-  int32_t n_kv_heads = 0;
-  int32_t dk = 0;  // values of a K head
-  int32_t dv = 0;  // values of a V head
-  TierKind tier = TierKind::kOwn;
-  int32_t table = 0;  // of BankConfig::tables
-
-  bool operator==(const LayerSpec&) const = default;
-};
-
-// The tokens whose rows the layers of one table keep. Those layers grow, fork, are cut and drop
-// tokens together.
-struct TableSpec {
-  int32_t window = 0;  // tokens that a row reads, its own included; 0: no sliding window
-  // At most so many tokens per sequence, besides those of a step under way; 0: all of them.
-  int64_t max_held = 0;
-
-  bool operator==(const TableSpec&) const = default;
-};
-
-struct BankConfig {
-  std::vector<LayerSpec> layers;
-  std::vector<TableSpec> tables = {TableSpec{}};
-  DType dtype = DType::kBF16;
-  int32_t block_tokens = 64;
-  int64_t max_tokens = 0;   // of one sequence
-  int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
-  int32_t max_seqs = 1;
-  int64_t step_tokens = 0;  // appended before tokens are dropped, to one sequence at a time
-  int32_t n_stages = 2;     // Bank::StageIn; at least 2
-
-  int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
-  int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
-  // Blocks of each layer of a table, of all sequences together.
-  int64_t TableBlocks(const TableSpec& table) const;
-  // Bytes of one token's K and V in a layer, and in the largest of the layers.
-  size_t RowBytes(size_t layer) const {
-    const LayerSpec& spec = layers[layer];
-    return static_cast<size_t>(KvRowBytes(dtype, spec.n_kv_heads, spec.dk, spec.dv));
-  }
-  size_t LargestRowBytes() const;
-  // Bytes that a stream of states takes.
-  size_t StateBytes(const StateSpec& spec) const;
-};
 
 // What a file says of a sequence of a bank: its length in tokens, and for each table what it lost
 // (Bank::Lose) and which blocks it has, [first, last) of them in a row; the others are holes.
@@ -76,11 +31,13 @@ struct SequenceImage {
   };
   int64_t length = 0;
   std::vector<Table> tables;
+  std::string layout;  // BankConfig::Layout
 
   bool operator==(const SequenceImage&) const = default;
 };
 
-// kCorrupt, without a name before the sentence, unless a bank of this shape can have the sequence.
+// Unless a bank of this shape can have the sequence: kInvalidArgument where its layers keep other
+// streams, else kCorrupt or kResourceExhausted, without a name before the sentence.
 Status CheckImage(const BankConfig& config, const SequenceImage& image);
 
 // Sequences of tokens and where their K/V lie. Thread-compatible; driven by the thread that drives
@@ -107,15 +64,16 @@ class Bank {
   Status AppendWhole(int32_t seq, int64_t n, int64_t kept);
   int64_t FirstKept(int32_t table, int64_t n) const;
   // Rows of the tokens [begin, end) of a layer, which come from `rows`, the row of token 0 first.
+  // REQUIRES LayerSpec::OneStream.
   void CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, const std::byte* rows);
   // Forgets the tokens from `length` on. REQUIRES length <= Length(seq).
   void Truncate(int32_t seq, int64_t length);
 
   // Gives back the memory of those blocks that lie whole in the tokens [begin, end), which nothing
-  // may read from now on in the layers of `table`. `end` only grows from call to call, and `begin`
+  // may read from now on in the streams of `table`. `end` only grows from call to call, and `begin`
   // stays.
   void Drop(int32_t seq, int32_t table, int64_t begin, int64_t end);
-  // Whether the rows of the tokens [begin, end) are there in the layers of `table`.
+  // Whether the rows of the tokens [begin, end) are there in the streams of `table`.
   bool Holds(int32_t seq, int32_t table, int64_t begin, int64_t end) const;
 
   // --- Tables that lose rows by choice (docs/decisions/045): row i of a sequence is there the i-th
@@ -169,10 +127,20 @@ class Bank {
   // SeqMeta::table_off of the sequence.
   int32_t TableOffset(int32_t seq) const { return tables_.front().blocks.Offset(seq); }
   int32_t n_layers() const { return static_cast<int32_t>(config_.layers.size()); }
-  KvView View(int32_t layer) const;
-  bool OnHost(int32_t layer) const {
-    return config_.layers[static_cast<size_t>(layer)].tier == TierKind::kHost;
+  // Of the heads of one class of the layer.
+  KvView View(int32_t layer, int32_t head_class = 0) const {
+    return MakeView(layer, head_class, /*staged=*/false);
   }
+  int32_t HeadClasses(int32_t layer) const {
+    return static_cast<int32_t>(classes_[static_cast<size_t>(layer)].size());
+  }
+  // The KV heads of one, ascending; empty: all.
+  const std::vector<int32_t>& HeadsOf(int32_t layer, int32_t head_class) const {
+    const auto& classes = classes_[static_cast<size_t>(layer)];
+    return streams_[classes[static_cast<size_t>(head_class)].k].spec.heads;
+  }
+  // Whether some stream of it is on the host.
+  bool OnHost(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnHost(); }
   bool HasHostLayers() const { return !stages_.empty(); }
   // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
   // one once.
@@ -181,10 +149,13 @@ class Bank {
   // The former of one sequence alone, shared blocks in full, with its states in `states`.
   size_t OwnBytes(int32_t seq, const StateStreams& states = {}) const;
 
-  // How a step that reads everything passes through a layer of the host tier: its past comes to one
-  // of the stages in the backend's memory, the step reads and writes there, and what it wrote goes
-  // home. A stage holds the layer's rows at the same places: StageView is View with another base.
-  KvView StageView(int32_t layer) const;
+  // How a step that reads everything passes through a layer with streams on the host: their past
+  // comes to one of the stages in the backend's memory, the step reads and writes there, and what
+  // it wrote goes home. A stage holds the rows at the same places: StageView is View with the
+  // planes that are on the host there instead.
+  KvView StageView(int32_t layer, int32_t head_class = 0) const {
+    return MakeView(layer, head_class, /*staged=*/true);
+  }
   // Brings the tokens [0, n) of `seq` to the layer's stage, on Lane::kIn: those that are not there
   // yet. What was in the stage must have been read, and have gone home, by then.
   void StageIn(int32_t layer, int32_t seq, int64_t n);
@@ -192,7 +163,7 @@ class Bank {
   void AwaitStage(int32_t layer) { backend_.WaitFor(StageOf(layer), Lane::kMain); }
   // Takes the tokens [begin, end) home, on Lane::kOut.
   void StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end);
-  // Host layers that can be on their way while one is read.
+  // Layers with streams on the host that can be on their way while one is read.
   int32_t StagesAhead() const { return config_.n_stages - 1; }
   // Bytes that StageIn has brought so far.
   size_t BytesStaged() const { return bytes_staged_; }
@@ -201,7 +172,7 @@ class Bank {
   const BankConfig& config() const { return config_; }
   // Bytes that one token takes in all layers.
   static size_t BytesPerToken(const BankConfig& config);
-  // Bytes of the layers in `tier`, reserved by Create.
+  // Bytes of the streams in `tier`, reserved by Create.
   static size_t ReservedBytes(const BankConfig& config, TierKind tier);
 
  private:
@@ -212,21 +183,41 @@ class Bank {
     int64_t most = 0;    // rows that stay in each step; 0: all
     bool moves = false;  // rows move in the steps that follow
   };
-  // Which block of the layers holds which rows.
+  // Which block of the streams holds which rows.
   struct Table {
     BlockTable blocks;
     Buffer entries;          // int32 [max_seqs, max_blocks], for kernels
     std::vector<Lost> lost;  // [max_seqs]
   };
 
+  // One of the streams of all layers, which the tiers number in this order.
+  struct Stream {
+    int32_t layer = 0;
+    StreamSpec spec;
+    size_t row_bytes = 0;
+    size_t stage_at = 0;  // bytes: where it begins in its layer's stage, if it is on the host
+  };
+
   Bank(Backend& backend, BankConfig config);
   Status Allocate();
-  size_t TableIndex(int32_t layer) const {
-    return static_cast<size_t>(config_.layers[static_cast<size_t>(layer)].table);
+  KvView MakeView(int32_t layer, int32_t head_class, bool staged) const;
+  // Row 0 of a stream, by number.
+  std::byte* Home(size_t stream) const {
+    const bool own = streams_[stream].spec.tier == TierKind::kOwn;
+    return (own ? *own_ : *host_).Base(static_cast<int32_t>(stream));
   }
-  const Table& TableOf(int32_t layer) const { return tables_[TableIndex(layer)]; }
-  size_t BlockBytes(size_t layer) const {
-    return config_.RowBytes(layer) * static_cast<size_t>(config_.block_tokens);
+  std::byte* InStage(size_t stream) const {
+    const Stream& s = streams_[stream];
+    return stages_[StageOf(s.layer)].as<std::byte>() + s.stage_at;
+  }
+  const Table& TableOf(const Stream& s) const { return tables_[static_cast<size_t>(s.spec.table)]; }
+  // Of the states of a layer.
+  size_t TableIndex(int32_t layer) const {
+    return static_cast<size_t>(config_.layers[static_cast<size_t>(layer)].table());
+  }
+  const Table& TableOf(const StateSpec& spec) const { return tables_[TableIndex(spec.layer)]; }
+  size_t BlockBytes(const Stream& s) const {
+    return s.row_bytes * static_cast<size_t>(config_.block_tokens);
   }
   size_t BytesInUse(TierKind tier) const;
   // Rows that a sequence of `length` tokens has in a table.
@@ -237,21 +228,25 @@ class Bank {
   Status Grow(size_t table, int32_t seq, int64_t n);
   // Makes the blocks [first, last) of `seq` its own, before they are written.
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
-  // Blocks of a layer that `seq` has.
-  size_t BlocksOf(int32_t layer, int32_t seq) const;
-  // Calls visit(data, bytes) for the rows of `seq` in each block of each layer, then of each of
+  // Blocks of a table that `seq` has.
+  static size_t BlocksOf(const Table& table, int32_t seq);
+  // Calls visit(data, bytes) for the rows of `seq` in each block of each stream, then of each of
   // `states`.
   template <typename Visit>
   void ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const;
   // Calls visit(stream) for each open stream of states.
   template <typename Visit>
-  void ForStreams(const Visit& visit) const;
-  // Calls visit(offset, bytes) for each run of the tokens [begin, end) that lies in one piece.
+  void ForStates(const Visit& visit) const;
+  // Calls visit(number) for each stream of a layer that is on the host.
   template <typename Visit>
-  void ForRuns(int32_t layer, int32_t seq, int64_t begin, int64_t end, const Visit& visit) const;
+  void ForHostStreams(int32_t layer, const Visit& visit) const;
+  // Calls visit(offset, bytes) for each run of those of the tokens [begin, end) that are held, and
+  // that lies in one piece.
+  template <typename Visit>
+  void ForRuns(const Stream& stream, int32_t seq, int64_t begin, int64_t end,
+               const Visit& visit) const;
   // Which stage a layer of the host tier has: they take turns.
   size_t StageOf(int32_t layer) const;
-  std::byte* Stage(int32_t layer) const { return stages_[StageOf(layer)].as<std::byte>(); }
   // The tokens of `seq` from `length` on may be written anew: no stage has them, and nothing that
   // is on its way to one may come later than what is enqueued from now on.
   void Unstage(int32_t seq, int64_t length);
@@ -263,6 +258,8 @@ class Bank {
 
   Backend& backend_;
   BankConfig config_;
+  std::vector<Stream> streams_;                  // of all layers, layer after layer
+  std::vector<std::vector<HeadClass>> classes_;  // [layers]; k and v by number in streams_
   std::unique_ptr<Tier> own_, host_;
   std::vector<Buffer> stages_;  // [n_stages]; none without host layers
   // What a stage holds, once Lane::kIn gets there: the first `tokens` of a sequence in a layer.
@@ -273,7 +270,7 @@ class Bank {
   };
   std::vector<Staged> staged_;  // [n_stages]
   size_t bytes_staged_ = 0;
-  std::vector<std::weak_ptr<const StateStream>> streams_;
+  std::vector<std::weak_ptr<const StateStream>> states_;
   std::vector<Table> tables_;
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]
 };

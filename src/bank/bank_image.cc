@@ -43,6 +43,11 @@ Status CheckTable(const BankConfig& config, const SequenceImage::Table& table, i
 }  // namespace
 
 Status CheckImage(const BankConfig& config, const SequenceImage& image) {
+  if (image.layout != config.Layout()) {
+    return InvalidArgument(
+        "its layers keep K/V in other streams than those here, as an engine opened with another "
+        "policy or on another device has them");
+  }
   if (image.tables.size() != config.tables.size()) {
     return Corrupt(fmt::format("{} tables of blocks are there, expected {}", image.tables.size(),
                                config.tables.size()));
@@ -60,24 +65,23 @@ Status CheckImage(const BankConfig& config, const SequenceImage& image) {
 template <typename Visit>
 void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
   const int64_t bt = config_.block_tokens;
-  const auto blocks = [&](int32_t layer, const auto& each) {  // each(block, its rows)
-    const BlockTable& table = TableOf(layer).blocks;
-    const int64_t rows = RowsOf(TableIndex(layer), seq, Length(seq));
+  const auto blocks = [&](size_t number, const auto& each) {  // each(block, its rows)
+    const BlockTable& table = tables_[number].blocks;
+    const int64_t rows = RowsOf(number, seq, Length(seq));
     for (int32_t i = 0; i < table.n_blocks(seq); ++i) {
       const int32_t block = table.entries(seq)[i];
       if (block >= 0) each(block, std::min(bt, rows - i * bt));
     }
   };
-  for (int32_t layer = 0; layer < n_layers(); ++layer) {
-    const auto l = static_cast<size_t>(layer);
-    std::byte* base = (OnHost(layer) ? *host_ : *own_).Base(layer);
-    blocks(layer, [&](int32_t block, int64_t rows) {
-      visit(base + static_cast<size_t>(block) * BlockBytes(l),
-            static_cast<size_t>(rows) * config_.RowBytes(l));
+  for (size_t stream = 0; stream < streams_.size(); ++stream) {
+    const Stream& s = streams_[stream];
+    blocks(static_cast<size_t>(s.spec.table), [&](int32_t block, int64_t rows) {
+      visit(Home(stream) + static_cast<size_t>(block) * BlockBytes(s),
+            static_cast<size_t>(rows) * s.row_bytes);
     });
   }
   for (const auto& s : states) {
-    blocks(s->spec.layer, [&](int32_t block, int64_t rows) {
+    blocks(TableIndex(s->spec.layer), [&](int32_t block, int64_t rows) {
       const int64_t units = (rows + s->spec.unit - 1) / s->spec.unit;
       visit(s->Block(block), static_cast<size_t>(units * s->view.row_bytes));
     });
@@ -85,7 +89,7 @@ void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) 
 }
 
 SequenceImage Bank::Image(int32_t seq) const {
-  SequenceImage image{.length = Length(seq), .tables = {}};
+  SequenceImage image{.length = Length(seq), .tables = {}, .layout = config_.Layout()};
   for (const Table& table : tables_) {
     const Lost& lost = table.lost[static_cast<size_t>(seq)];
     SequenceImage::Table& to = image.tables.emplace_back(

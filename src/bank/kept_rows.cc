@@ -31,6 +31,9 @@ Status KeptRows::OpenPositions() {
 
 Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank, const Keeps& keeps,
                                                    int32_t n_seqs, int32_t max_rows) {
+  for (int32_t layer = 0; layer < bank.n_layers(); ++layer) {
+    OKV_CHECK(bank.HeadClasses(layer) == 1);
+  }
   std::unique_ptr<KeptRows> kept(new KeptRows(backend, bank, keeps, n_seqs));
   const auto take = [&](Buffer& buffer, size_t n, size_t bytes) -> Status {
     OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(n * bytes, "rows that are kept"));

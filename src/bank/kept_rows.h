@@ -22,6 +22,7 @@ StateSpec PositionsSpec(int32_t layer, const Keeps& keeps);
 // their number `seq` in the bank. Thread-compatible.
 class KeptRows {
  public:
+  // REQUIRES layers of one head class: the moves of a row take all KV heads of a layer.
   static Result<std::unique_ptr<KeptRows>> Create(Backend& backend, Bank& bank, const Keeps& keeps,
                                                   int32_t n_seqs, int32_t max_rows);
   size_t Bytes() const;
@@ -65,7 +66,7 @@ class KeptRows {
   }
   // Whether `layer` is in the table that loses rows: that of the global-attention layers.
   bool Governs(int32_t layer) const {
-    return bank_.config().layers[static_cast<size_t>(layer)].table == 0;
+    return bank_.config().layers[static_cast<size_t>(layer)].table() == 0;
   }
   // Tells a view of a governed layer where the positions are.
   void SetPositions(int32_t layer, KvView& view) const {

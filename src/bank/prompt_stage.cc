@@ -4,10 +4,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
+
 namespace omnikv {
 
 Result<PromptStage> PromptStage::Create(Backend& backend, Bank& bank, int32_t seq, int64_t tokens) {
   const BankConfig& config = bank.config();
+  for (const LayerSpec& layer : config.layers) OKV_CHECK(layer.OneStream());
   PromptStage stage(bank, seq, tokens);
   const auto blocks = static_cast<size_t>(config.BlocksFor(tokens));
   OKV_ASSIGN_OR_RETURN(
@@ -31,7 +34,7 @@ KvView PromptStage::View(int32_t layer) const {
 }
 
 void PromptStage::CopyHome(int32_t layer) const {
-  const int32_t table = bank_->config().layers[static_cast<size_t>(layer)].table;
+  const int32_t table = bank_->config().layers[static_cast<size_t>(layer)].table();
   bank_->CopyHome(layer, seq_, bank_->FirstKept(table, tokens_), tokens_, rows_.as<std::byte>());
 }
 

@@ -11,7 +11,7 @@ namespace omnikv {
 
 class PromptStage {
  public:
-  // For a prompt of `tokens`, of the sequence `seq` of the bank.
+  // For a prompt of `tokens`, of the sequence `seq` of the bank. REQUIRES layers of one stream.
   static Result<PromptStage> Create(Backend& backend, Bank& bank, int32_t seq, int64_t tokens);
 
   // Bank::View of the layer, with its rows here.

@@ -60,7 +60,7 @@ bool Residency::Step::Staged(int32_t layer) const {
 bool Residency::Step::InPromptStage(int32_t layer) const {
   if (rows_.stage == nullptr) return false;
   const BankConfig& bank = r_.bank_.config();
-  const int32_t table = bank.layers[static_cast<size_t>(layer)].table;
+  const int32_t table = bank.layers[static_cast<size_t>(layer)].table();
   return bank.tables[static_cast<size_t>(table)].window > 0 || r_.kept_ != nullptr;
 }
 
@@ -76,21 +76,25 @@ KvPlace Residency::Step::OfPolicy() const {
   return {.rows = located.rows, .seqs = located.seqs};
 }
 
-KvPlace Residency::Step::BeforeAppend(int32_t layer) {
-  if (InPromptStage(layer)) return {.kv = rows_.stage->View(layer)};
-  if (!Staged(layer)) {
-    KvPlace place{.kv = r_.bank_.View(layer)};
-    if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
-    if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
-      r_.kept_->SetPositions(layer, place.kv);
-      place.rows = OfPolicy().rows;
-      place.seqs = OfPolicy().seqs;
-    }
-    return place;
-  }
+std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
+  if (InPromptStage(layer)) return {{.kv = rows_.stage->View(layer)}};
   // What an earlier layer wrote to this stage has left it.
-  r_.backend_.Join(Lane::kMain, Lane::kOut);
-  return {.kv = r_.bank_.StageView(layer)};
+  if (Staged(layer)) r_.backend_.Join(Lane::kMain, Lane::kOut);
+  std::vector<KvPlace> places;
+  for (int32_t c = 0; c < r_.bank_.HeadClasses(layer); ++c) {
+    KvPlace& place = places.emplace_back();
+    place.kv = Staged(layer) ? r_.bank_.StageView(layer, c) : r_.bank_.View(layer, c);
+    place.heads = r_.bank_.HeadsOf(layer, c);
+  }
+  if (Staged(layer)) return places;
+  KvPlace& place = places.front();
+  if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
+  if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
+    r_.kept_->SetPositions(layer, place.kv);
+    place.rows = OfPolicy().rows;
+    place.seqs = OfPolicy().seqs;
+  }
+  return places;
 }
 
 void Residency::Step::AfterAppend(int32_t layer) {

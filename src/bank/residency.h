@@ -39,6 +39,7 @@ struct KvPlace {
   // The step's rows and sequences as `kv` numbers them; null: StepRows says it.
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
+  std::vector<int32_t> heads = {};  // KV heads of the layer that `kv` has, ascending; empty: all
 
   bool operator==(const KvPlace&) const = default;
 };
@@ -104,8 +105,9 @@ class Residency {
    public:
     // The step's rows and sequences as the policy counts them (KvPlace); no K/V.
     KvPlace OfPolicy() const;
-    // Where `layer` reads and writes in this step. What is enqueued after it writes the new rows.
-    KvPlace BeforeAppend(int32_t layer);
+    // Where `layer` reads and writes in this step, by head class: one place for all heads, or
+    // several with some heads each. What is enqueued after it writes the new rows.
+    std::vector<KvPlace> BeforeAppend(int32_t layer);
     // The new rows are written: K and V of all tokens are at the place.
     void AfterAppend(int32_t layer);
     // `attend` has its plan. Makes what it reads near, and redirects it there.

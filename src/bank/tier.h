@@ -14,11 +14,11 @@ namespace omnikv {
 class Tier {
  public:
   virtual ~Tier() = default;
-  // The address of block 0 of `layer`; blocks follow one another.
-  virtual std::byte* Base(int32_t layer) const = 0;
-  // Copies block `from` of `layer` to block `to`, on the main lane: after the work of steps on the
+  // The address of block 0 of `stream`; blocks follow one another.
+  virtual std::byte* Base(int32_t stream) const = 0;
+  // Copies block `from` of `stream` to block `to`, on the main lane: after the work of steps on the
   // other lanes, which steps join before they end.
-  virtual void CopyBlock(int32_t layer, int32_t from, int32_t to) = 0;
+  virtual void CopyBlock(int32_t stream, int32_t from, int32_t to) = 0;
 };
 
 enum class TierKind {
@@ -26,16 +26,16 @@ enum class TierKind {
   kHost,  // the host's memory, where the backend has its own
 };
 
-// The blocks of one layer in a tier.
-struct TierLayer {
-  size_t block_bytes = 0;  // 0: another tier holds the layer
+// The blocks of one stream of one layer in a tier.
+struct TierStream {
+  size_t block_bytes = 0;  // 0: another tier holds the stream
   int32_t n_blocks = 0;
 };
 
-// Room for all blocks of `layers`, reserved at once, so that rows never move and growth never
+// Room for all blocks of `streams`, reserved at once, so that rows never move and growth never
 // copies; on a host backend, physical memory is taken as blocks are first written. kHost is made
 // ready in the background: Backend::AwaitShared comes before the first write.
 Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind,
-                                       const std::vector<TierLayer>& layers);
+                                       const std::vector<TierStream>& streams);
 
 }  // namespace omnikv

@@ -8,16 +8,16 @@ namespace {
 
 class MemoryTier : public Tier {
  public:
-  MemoryTier(Backend& backend, std::vector<Buffer> memory, std::vector<TierLayer> layers)
-      : backend_(backend), memory_(std::move(memory)), layers_(std::move(layers)) {}
+  MemoryTier(Backend& backend, std::vector<Buffer> memory, std::vector<TierStream> streams)
+      : backend_(backend), memory_(std::move(memory)), streams_(std::move(streams)) {}
 
-  std::byte* Base(int32_t layer) const override {
-    return memory_[static_cast<size_t>(layer)].as<std::byte>();
+  std::byte* Base(int32_t stream) const override {
+    return memory_[static_cast<size_t>(stream)].as<std::byte>();
   }
-  void CopyBlock(int32_t layer, int32_t from, int32_t to) override {
-    const size_t bytes = layers_[static_cast<size_t>(layer)].block_bytes;
+  void CopyBlock(int32_t stream, int32_t from, int32_t to) override {
+    const size_t bytes = streams_[static_cast<size_t>(stream)].block_bytes;
     if (bytes == 0) return;
-    std::byte* base = Base(layer);
+    std::byte* base = Base(stream);
     backend_.Upload(base + static_cast<size_t>(to) * bytes,
                     base + static_cast<size_t>(from) * bytes, bytes);
   }
@@ -25,23 +25,23 @@ class MemoryTier : public Tier {
  private:
   Backend& backend_;
   std::vector<Buffer> memory_;
-  std::vector<TierLayer> layers_;
+  std::vector<TierStream> streams_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind,
-                                       const std::vector<TierLayer>& layers) {
+                                       const std::vector<TierStream>& streams) {
   std::vector<Buffer> memory;
-  for (const TierLayer& layer : layers) {
+  for (const TierStream& stream : streams) {
     Buffer& buffer = memory.emplace_back();
-    const size_t bytes = layer.block_bytes * static_cast<size_t>(layer.n_blocks);
+    const size_t bytes = stream.block_bytes * static_cast<size_t>(stream.n_blocks);
     if (bytes == 0) continue;
     OKV_ASSIGN_OR_RETURN(buffer, kind == TierKind::kOwn
                                      ? backend.Allocate(bytes, "K/V")
                                      : backend.AllocateSharedLater(bytes, "K/V"));
   }
-  return std::unique_ptr<Tier>(std::make_unique<MemoryTier>(backend, std::move(memory), layers));
+  return std::unique_ptr<Tier>(std::make_unique<MemoryTier>(backend, std::move(memory), streams));
 }
 
 }  // namespace omnikv

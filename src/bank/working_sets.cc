@@ -8,8 +8,10 @@
 namespace omnikv {
 namespace {
 
+// A layer of several streams has none: its rows have no one place that they could come to.
 bool Held(const BankConfig& bank, const WorkingSetConfig& config, size_t layer) {
-  return bank.layers[layer].tier == TierKind::kHost && config.reads.selection_of[layer] >= 0;
+  const LayerSpec& spec = bank.layers[layer];
+  return spec.OneStream() && spec.OnHost() && config.reads.selection_of[layer] >= 0;
 }
 
 // Kinds of counters.

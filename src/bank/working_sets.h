@@ -31,7 +31,8 @@ class WorkingSets {
   size_t Bytes() const { return Bytes(bank_.config(), config_); }
 
   int32_t n_selections() const { return config_.reads.n_selections; }
-  // The selection through whose working set `layer` can be read; -1: none, or the layer is near.
+  // The selection through whose working set `layer` can be read; -1: none, or the layer is near, or
+  // it has several streams.
   int32_t SelectionOf(int32_t layer) const {
     const auto i = static_cast<size_t>(layer);
     return rows_[i].size() != 0 ? config_.reads.selection_of[i] : -1;

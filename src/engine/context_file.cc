@@ -204,6 +204,7 @@ std::string TextOf(const SavedContext& saved) {
                {"prompted", saved.prompted},
                {"has_logits", saved.has_logits},
                {"draws", saved.random.has_value()}};
+  if (!saved.image.layout.empty()) text["layout"] = saved.image.layout;
   if (saved.random) {
     text["seed"] = saved.random->seed;
     text["random"] = saved.random->state;
@@ -229,6 +230,7 @@ Result<SavedContext> ParseSavedContext(std::string_view text) {
   saved.image.length = fields.Int("length", 0, std::numeric_limits<int32_t>::max());
   fields.ForArray("tables",
                   [&](const json& t) { saved.image.tables.push_back(TableOf(t, fields)); });
+  if (root.is_object() && root.contains("layout")) saved.image.layout = fields.Text("layout");
   const int64_t length = saved.image.length;
   saved.prompt_length = fields.Int("prompt_length", 0, length);
   // Of a prompt that was cancelled or cut, all of whose tokens may be gone.

@@ -18,6 +18,30 @@ Status CheckPolicyRoom(const EngineCore& core, const std::string& name, size_t b
       name, HumanBytes(bytes), core.bank->config().max_tokens, core.plan.limit, HumanBytes(left)));
 }
 
+// Whether all that a policy reads is kept: of the heads of a later class than 0, the bank keeps
+// what a policy reads that has them in that class too.
+Status CheckHeadClasses(const EngineCore& core, const std::string& name, const Policy& policy) {
+  const BankConfig& bank = core.bank->config();
+  for (int32_t layer = 0, global = 0; layer < core.config.n_layers; ++layer) {
+    if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
+    for (const StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
+      const int32_t head_class = bank.tables[static_cast<size_t>(stream.table)].head_class;
+      if (head_class == 0) continue;
+      const std::vector<int32_t> heads = policy.HeadsOf(global, head_class);
+      for (int32_t i = 0; i < bank.layers[static_cast<size_t>(layer)].HeadsOf(stream); ++i) {
+        const int32_t h = stream.heads.empty() ? i : stream.heads[static_cast<size_t>(i)];
+        if (std::find(heads.begin(), heads.end(), h) != heads.end()) continue;
+        return Unsupported(fmt::format(
+            "policy {} reads what policy {}, with which the engine was opened, gives back of KV "
+            "head {} in layer {}",
+            name, core.options.policy.name, h, layer));
+      }
+    }
+    ++global;
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
@@ -53,6 +77,7 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   prepared.policy = info.make();
   Policy& policy = *prepared.policy;
   OKV_RETURN_IF_ERROR(policy.Prepare(context, prepared.settings));
+  OKV_RETURN_IF_ERROR(CheckHeadClasses(core, info.name, policy));
   const std::vector<StateSpec> states = StatesByLayer(core.config, policy.States());
   OKV_RETURN_IF_ERROR(
       CheckPolicyRoom(core, info.name, policy.Bytes() + core.bank->BytesToOpen(states)));
@@ -94,7 +119,7 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length) {
 }
 
 Policy::TokenRange UnreadTokens(const Policy& policy, const TableSpec& table, int64_t length) {
-  if (table.window == 0) return policy.Dropped(length);
+  if (table.window == 0) return policy.Dropped(length, table.head_class);
   return {0, std::max<int64_t>(0, length + 1 - table.window)};
 }
 
@@ -148,7 +173,8 @@ double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLengt
   int32_t global = 0;
   for (int32_t layer = 0; layer < core.config.n_layers; ++layer) {
     if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
-    const KvView kv = core.bank->View(layer);
+    KvView kv = core.bank->View(layer);
+    kv.n_kv_heads = core.config.n_kv_heads;  // of all classes
     read += KvBytesRead(policy, global++, at, kv);
     all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "backend/kv_format.h"
 #include "bank/kept_rows.h"
 #include "bank/working_sets.h"
 #include "base/log.h"
@@ -109,8 +110,8 @@ Status CheckWorkingSet(int64_t tokens, const DeclaredReads& reads) {
 
 }  // namespace
 
-int64_t MaxHeld(const Policy& policy, int64_t context) {
-  const Policy::TokenRange dropped = policy.Dropped(context);
+int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class) {
+  const Policy::TokenRange dropped = policy.Dropped(context, head_class);
   return dropped.end > dropped.begin ? dropped.begin + (context - dropped.end) : 0;
 }
 
@@ -142,10 +143,12 @@ struct KvSize {
   KvSize(const ModelConfig& config, const MemoryPlan& plan, int32_t sessions) {
     BankConfig bank = MakeBankConfig(config, plan, sessions);
     for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-      const auto table = static_cast<size_t>(bank.layers[layer].table);
-      if (bank.tables[table].max_held != 0) continue;
-      per_token += bank.RowBytes(layer);
-      bank.layers[layer] = {};  // takes nothing
+      LayerSpec& spec = bank.layers[layer];
+      std::erase_if(spec.streams, [&](const StreamSpec& stream) {
+        if (bank.tables[static_cast<size_t>(stream.table)].max_held != 0) return false;
+        per_token += bank.StreamBytes(spec, stream);
+        return true;
+      });
     }
     fixed = Bank::ReservedBytes(bank, TierKind::kOwn);
     if (plan.by_layer) prompt_per_token = PromptBytes(config, bank, 1);
@@ -270,12 +273,36 @@ class Placement {
 
 }  // namespace
 
+namespace {
+
+// MemoryPlan::head_classes. None where all heads are in one class.
+std::vector<MemoryPlan::HeadClass> HeadClassesOf(const ModelConfig& config, const Policy& policy,
+                                                 int64_t context) {
+  std::vector<MemoryPlan::HeadClass> classes;
+  int32_t with_heads = 0;
+  for (int32_t c = 0; c < policy.HeadClasses(); ++c) {
+    MemoryPlan::HeadClass& of = classes.emplace_back();
+    of.max_held = MaxHeld(policy, context, c);
+    bool any = false;
+    for (int32_t layer = 0; layer < GlobalLayers(config); ++layer) {
+      of.heads.push_back(policy.HeadsOf(layer, c));
+      any = any || !of.heads.back().empty();
+    }
+    with_heads += any ? 1 : 0;
+  }
+  if (with_heads < 2) classes.clear();
+  return classes;
+}
+
+}  // namespace
+
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan) {
   const auto bank = [&] { return MakeBankConfig(config, plan, max_sessions); };
   plan.by_layer = false;
   plan.prompt = 0;
   plan.max_held = MaxHeld(policy, plan.context);
+  plan.head_classes = HeadClassesOf(config, policy, plan.context);
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
     const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kOwn);
     const size_t prompt = PromptBytes(config, bank(), plan.context);
@@ -336,7 +363,7 @@ size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Polic
   size_t bytes = 0;
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (bank.layers[static_cast<size_t>(layer)].table != 0) continue;
+    if (bank.layers[static_cast<size_t>(layer)].table() != 0) continue;
     bytes += bank.StateBytes(PositionsSpec(layer, keeps));
   }
   for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
@@ -345,13 +372,42 @@ size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Polic
   return bytes;
 }
 
+namespace {
+
+// The heads of each class have a stream of their own, and a table where they are not of class 0.
+void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
+  if (plan.head_classes.empty()) return;
+  const auto first_table = static_cast<int32_t>(bank.tables.size());
+  for (size_t c = 1; c < plan.head_classes.size(); ++c) {
+    bank.tables.push_back(
+        {.max_held = plan.head_classes[c].max_held, .head_class = static_cast<int32_t>(c)});
+  }
+  size_t global = 0;
+  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+    if (config.layers[layer].window > 0) continue;
+    LayerSpec& spec = bank.layers[layer];
+    const StreamSpec whole = spec.streams.front();
+    spec.streams.clear();
+    for (size_t c = 0; c < plan.head_classes.size(); ++c) {
+      const std::vector<int32_t>& heads = plan.head_classes[c].heads[global];
+      if (heads.empty()) continue;
+      StreamSpec& stream = spec.streams.emplace_back(whole);
+      if (static_cast<int32_t>(heads.size()) < spec.n_kv_heads) stream.heads = heads;
+      if (c > 0) stream.table = first_table + static_cast<int32_t>(c) - 1;
+    }
+    ++global;
+  }
+}
+
+}  // namespace
+
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
   BankConfig bank;
   bank.layers.assign(
       config.layers.size(),
       {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
-    bank.layers[layer].tier = plan.tiers[layer];
+    bank.layers[layer].streams.front().tier = plan.tiers[layer];
   }
   bank.tables[0].max_held = plan.max_held;
   std::map<int32_t, int32_t> table_of = {{0, 0}};  // by window
@@ -360,8 +416,9 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     const auto [table, added] =
         table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
     if (added) bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
-    bank.layers[layer].table = table->second;
+    bank.layers[layer].streams.front().table = table->second;
   }
+  SplitByHeads(config, plan, bank);
   bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;
@@ -429,7 +486,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                         kv.fixed == 0 ? ""
                                       : fmt::format(", and {} of {},", HumanBytes(kv.fixed),
                                                     plan.by_layer ? "what stays of a prompt"
-                                                                  : "sliding windows")),
+                                                    : !plan.head_classes.empty()
+                                                        ? "heads that keep few tokens"
+                                                        : "sliding windows")),
       plan.limit);
   const Limit host("`host_memory`", options.host_memory, AvailableMemory());
   const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};

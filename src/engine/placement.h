@@ -21,14 +21,21 @@ struct MemoryPlan {
   size_t kv_per_token = 0;  // all layers, wherever they lie
   int64_t context = 0;      // tokens a session can hold
   int64_t max_held = 0;     // of them, in global-attention layers: TableSpec::max_held
-  size_t kv = 0;            // K/V held of `context` tokens in every session
-  bool by_layer = false;    // prompts pass layer by layer (docs/decisions/046)
-  size_t prompt = 0;        // what such a prompt of `context` tokens takes meanwhile
-  size_t states = 0;        // that the policy keeps of `context` tokens in every session
-  size_t policies = 0;      // left for what policies keep beside the K/V, states included
-  size_t available = 0;     // what there is, at most the cap
-  std::string limit;        // that, for sentences: "`gpu_memory` 24.00 GiB"
-  int32_t chunk = 0;        // rows of a prefill step
+  // Where the policy tells KV heads apart, each class from 0 on: its heads in each of those layers,
+  // and max_held of their table (that of class 0 is above).
+  struct HeadClass {
+    std::vector<std::vector<int32_t>> heads;
+    int64_t max_held = 0;
+  };
+  std::vector<HeadClass> head_classes;
+  size_t kv = 0;          // K/V held of `context` tokens in every session
+  bool by_layer = false;  // prompts pass layer by layer (docs/decisions/046)
+  size_t prompt = 0;      // what such a prompt of `context` tokens takes meanwhile
+  size_t states = 0;      // that the policy keeps of `context` tokens in every session
+  size_t policies = 0;    // left for what policies keep beside the K/V, states included
+  size_t available = 0;   // what there is, at most the cap
+  std::string limit;      // that, for sentences: "`gpu_memory` 24.00 GiB"
+  int32_t chunk = 0;      // rows of a prefill step
   DType kv_dtype = DType::kF16;
 
   std::vector<TierKind> tiers;  // [n_layers]
@@ -61,9 +68,10 @@ PolicyContext ContextOf(const ModelConfig& config, int64_t context);
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
                                           int64_t context, bool fetches);
 // TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens, if its
-// prompts pass chunk by chunk.
-int64_t MaxHeld(const Policy& policy, int64_t context);
-// What a plan for plan.context tokens says of `policy`: max_held, by_layer, prompt, states.
+// prompts pass chunk by chunk; of the heads of a class.
+int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
+// What a plan for plan.context tokens says of `policy`: max_held, head_classes, by_layer, prompt,
+// states.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
 
@@ -71,8 +79,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
 // the next time does not start over.
 inline constexpr int64_t kSpareTokens = 64;
 
-// The bank of a model: one LayerSpec per layer. Table 0 has the global-attention layers, each other
-// table those of one size of window.
+// The bank of a model: one LayerSpec per layer. Table 0 has the global-attention layers, or the
+// heads of class 0 in them; each other table those of one size of window, or of another class.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
 // Sequences that decode together at most.

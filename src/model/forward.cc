@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
+#include "backend/kv_format.h"
 #include "base/check.h"
 #include "model/rope.h"
 
@@ -138,82 +140,177 @@ AttendArgs DenseAttend(const StepContext& c, const Group& group, const KvPlace& 
           .busy_seqs = group.rows.prefill ? 1 : 0};
 }
 
-// New rows of a layer, those that go to one place by one op. Returns the places, by group.
-std::vector<KvPlace> EnqueueAppend(const StepContext& c, const Part& part, int32_t layer) {
+// Where the rows of a group go in a layer, by head class.
+using Places = std::vector<KvPlace>;
+
+// The rows of a step as `place` knows them, from those of `first` on, and their sequences: numbered
+// in the group where the place is of one group alone.
+std::pair<const RowMeta*, const SeqMeta*> RowsAt(const StepContext& c, const Group& first,
+                                                 const KvPlace& place) {
+  if (place.slot.k == nullptr && place.rows == nullptr) {
+    return {c.work.rows.as<RowMeta>() + first.row, c.work.seqs.as<SeqMeta>()};
+  }
+  const AttendArgs attend = DenseAttend(c, first, place);
+  return {attend.rows, attend.seqs};
+}
+
+// Room for the new K/V rows of a part, in the format of `kv`, on their way to several places.
+KvView MadeRows(const StepContext& c, const KvView& kv) {
+  return MakeKvView(c.work.ffn.as<std::byte>(), c.work.made_seq.as<int32_t>(), c.work.max_rows,
+                    kv.k.dtype, c.config.n_kv_heads, kv.dk, kv.dv);
+}
+
+// From there to the places, by group.
+void EnqueueStores(const StepContext& c, const Part& part, const std::vector<Places>& places) {
+  for (size_t i = 0; i < places.size();) {
+    const Group& first = part.groups[i];
+    const Places& to = places[i];
+    int32_t n_rows = 0;
+    do {
+      n_rows += part.groups[i++].rows.n_rows;
+    } while (i < places.size() && places[i] == to);
+    for (const KvPlace& place : to) {
+      const KvView made = MadeRows(c, place.kv);
+      const auto [rows, seqs] = RowsAt(c, first, place);
+      StoreRowsArgs store{.from = made.MovedTo(made.k.Head(first.row - part.row, 0)),
+                          .kv = place.kv,
+                          .slot = place.slot,
+                          .rows = rows,
+                          .seqs = seqs,
+                          .n_rows = n_rows};
+      for (const int32_t h : place.heads) store.heads |= uint64_t{1} << h;
+      c.backend.Enqueue(store);
+    }
+  }
+}
+
+// New rows of a layer, which are computed together. Returns where they are, by group.
+std::vector<Places> EnqueueAppend(const StepContext& c, const Part& part, int32_t layer) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const LayerConfig& spec = c.config.layers[static_cast<size_t>(layer)];
   const float* last_post_norm =
       layer == 0 ? nullptr : c.weights.layers[static_cast<size_t>(layer - 1)].ffn_post_norm;
-  std::vector<KvPlace> places;
+  std::vector<Places> places;
   for (Group& group : part.groups) places.push_back(group.residency->BeforeAppend(layer));
-  Part rows = part;
-  for (size_t i = 0; i < places.size();) {
-    const Group& first = part.groups[i];
-    const KvPlace& place = places[i];
-    rows.n_rows = 0;
-    do {
-      rows.n_rows += part.groups[i++].rows.n_rows;
-    } while (i < places.size() && places[i] == place);
-    // Sequences are numbered in the group where the place is of one group alone.
-    const bool of_group = place.slot.k != nullptr || place.rows != nullptr;
-    const AttendArgs attend = DenseAttend(c, first, place);
-    NormQkvRopeAppendArgs qkv{
-        .in = Reader(c, rows, layer > part.layer, last_post_norm, w.attn_norm),
-        .wq = w.wq,
-        .wk = w.wk,
-        .wv = w.wv,
-        .bq = w.bq,
-        .bk = w.bk,
-        .bv = w.bv,
-        .qk_norm = c.config.qk_norm,
-        .q_norm = w.q_norm,
-        .k_norm = w.k_norm,
-        .qk_norm_eps = c.config.norm_eps,
-        .q = At(c.work.q, rows.row, HeadValues(c.config)),
-        .n_heads = c.config.n_heads,
-        .kv = place.kv,
-        .slot = place.slot,
-        .rows = of_group ? attend.rows : c.work.rows.as<RowMeta>() + rows.row,
-        .seqs = of_group ? attend.seqs : c.work.seqs.as<SeqMeta>(),
-        .n_rows = rows.n_rows};
-    if (spec.rope >= 0) {
-      const auto set = static_cast<size_t>(spec.rope);
-      qkv.n_freq = first.rows.ropes.sets()[set].n_freq;
-      qkv.cos_sin = At(c.work.cos_sin[set], rows.row, 2 * qkv.n_freq);
-    }
-    c.backend.Enqueue(qkv);
-    rows.row += rows.n_rows;
+  const Group& first = part.groups.front();
+  const KvPlace& place = places.front().front();
+  const bool one_place =
+      places.front().size() == 1 &&
+      std::all_of(places.begin(), places.end(), [&](const Places& p) { return p == places[0]; });
+  const auto [rows, seqs] = one_place ? RowsAt(c, first, place)
+                                      : std::pair{c.work.made_rows.as<const RowMeta>(),
+                                                  c.work.made_seq.as<const SeqMeta>()};
+  NormQkvRopeAppendArgs qkv{.in = Reader(c, part, layer > part.layer, last_post_norm, w.attn_norm),
+                            .wq = w.wq,
+                            .wk = w.wk,
+                            .wv = w.wv,
+                            .bq = w.bq,
+                            .bk = w.bk,
+                            .bv = w.bv,
+                            .qk_norm = c.config.qk_norm,
+                            .q_norm = w.q_norm,
+                            .k_norm = w.k_norm,
+                            .qk_norm_eps = c.config.norm_eps,
+                            .q = At(c.work.q, part.row, HeadValues(c.config)),
+                            .n_heads = c.config.n_heads,
+                            .kv = one_place ? place.kv : MadeRows(c, place.kv),
+                            .slot = one_place ? place.slot : KvSlot{},
+                            .rows = rows,
+                            .seqs = seqs,
+                            .n_rows = part.n_rows};
+  if (spec.rope >= 0) {
+    const auto set = static_cast<size_t>(spec.rope);
+    qkv.n_freq = first.rows.ropes.sets()[set].n_freq;
+    qkv.cos_sin = At(c.work.cos_sin[set], part.row, 2 * qkv.n_freq);
   }
+  c.backend.Enqueue(qkv);
+  if (!one_place) EnqueueStores(c, part, places);
   return places;
+}
+
+// KV heads after one another whose rows lie in one view.
+struct HeadRun {
+  int32_t begin = 0;
+  int32_t count = 0;  // 0: all
+  KvView kv;
+};
+
+// Of `heads`, ascending (empty: all), where they lie. The views number heads as the model does.
+std::vector<HeadRun> RunsOf(const std::vector<int32_t>& heads, const Places& places,
+                            int32_t n_kv_heads) {
+  if (heads.empty()) {
+    OKV_CHECK(places.size() == 1);
+    return {{.kv = places.front().kv}};
+  }
+  std::vector<HeadRun> runs;
+  const KvPlace* last = nullptr;
+  for (const int32_t h : heads) {
+    for (const KvPlace& place : places) {
+      const auto at = std::find(place.heads.begin(), place.heads.end(), h);
+      if (!place.heads.empty() && at == place.heads.end()) continue;
+      if (&place != last || runs.back().begin + runs.back().count != h) {
+        const auto number = static_cast<int32_t>(at - place.heads.begin());
+        const KvView kv =
+            place.heads.empty() ? place.kv : place.kv.Renumbered(h - number, n_kv_heads);
+        runs.push_back({.begin = h, .kv = kv});
+        last = &place;
+      }
+      ++runs.back().count;
+    }
+  }
+  return runs;
+}
+
+// Attention of the heads of a class, by the group's policy.
+void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
+                  const Places& places, const std::vector<int32_t>& heads) {
+  AttendArgs attend = DenseAttend(c, group, places.front());
+  const std::vector<HeadRun> runs = RunsOf(heads, places, c.config.n_kv_heads);
+  attend.kv = runs.front().kv;
+  group.rows.policy.Plan(step, attend);
+  const AttendArgs planned = attend;
+  for (const HeadRun& run : runs) {
+    attend = planned;
+    attend.kv = run.kv;
+    attend.kv_head_begin = run.begin;
+    attend.kv_head_count = run.count;
+    group.residency->BeforeAttend(layer, attend);
+    c.backend.Enqueue(attend);
+  }
+  group.rows.policy.Observe(step, attend);
 }
 
 // Attention of one group in a layer, by its policy. `global` is the layer's number among the
 // global-attention layers.
 void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t global,
-                  const KvPlace& place) {
+                  const Places& places) {
   const StepGroup& rows = group.rows;
-  AttendArgs attend = DenseAttend(c, group, place);
   const int32_t window = c.config.layers[static_cast<size_t>(layer)].window;
   std::optional<Selection> selection;
   std::optional<Retained> retained;
   if (window > 0) {  // sliding-window layers are outside every policy
+    AttendArgs attend = DenseAttend(c, group, places.front());
     attend.plan = AttnPlan::Dense(window);
     c.backend.Enqueue(attend);
   } else {
-    const LayerStep step{.layer = global,
-                         .prefill = rows.prefill,
-                         .first_pos = rows.first_pos,
-                         .prompt_end = rows.prompt_end,
-                         .wants_selection = group.residency->WantsSelection(),
-                         .chooses = rows.chooses,
-                         .seq = rows.slot};
-    rows.policy.Plan(step, attend);
-    group.residency->BeforeAttend(layer, attend);
-    c.backend.Enqueue(attend);
-    rows.policy.Observe(step, attend);
+    LayerStep step{.layer = global,
+                   .prefill = rows.prefill,
+                   .first_pos = rows.first_pos,
+                   .prompt_end = rows.prompt_end,
+                   .wants_selection = group.residency->WantsSelection(),
+                   .chooses = rows.chooses,
+                   .seq = rows.slot};
+    const int32_t classes = rows.policy.HeadClasses();
+    for (; step.head_class < classes; ++step.head_class) {
+      const std::vector<int32_t> heads = rows.policy.HeadsOf(global, step.head_class);
+      if (classes > 1 && heads.empty()) continue;
+      EnqueueHeads(c, group, layer, step, places, heads);
+    }
     selection = rows.policy.Selected(step);
     retained = rows.policy.Retains(step);
-    if (selection && c.on_selection && !rows.prefill) c.on_selection(*selection, attend.seqs);
+    if (selection && c.on_selection && !rows.prefill) {
+      c.on_selection(*selection, DenseAttend(c, group, places.front()).seqs);
+    }
   }
   group.residency->AfterObserve(layer, selection, retained);
 }
@@ -221,7 +318,7 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
 // The first half of a layer: new rows, attention, projection.
 void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int32_t global) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
-  const std::vector<KvPlace> places = EnqueueAppend(c, part, layer);
+  const std::vector<Places> places = EnqueueAppend(c, part, layer);
   for (Group& group : part.groups) group.residency->AfterAppend(layer);
   for (size_t i = 0; i < places.size(); ++i) {
     EnqueueGroup(c, part.groups[i], layer, global, places[i]);
@@ -308,7 +405,11 @@ void ForEachBuffer(Workspace& w, const ModelConfig& config, int64_t rows, int64_
   visit(w.y, size(rows * config.d_model, 4));
   visit(w.q, size(rows * heads, 4));
   visit(w.o, size(rows * heads, 4));
-  visit(w.ffn, size(rows * config.ffn, 4));
+  // K/V of a row are no larger in any format than in f32.
+  visit(w.ffn,
+        size(rows * std::max<int64_t>(config.ffn, 2 * config.n_kv_heads * config.head_dim), 4));
+  visit(w.made_rows, size(rows, sizeof(RowMeta)));
+  visit(w.made_seq, sizeof(SeqMeta));
   visit(w.logits, size(out * config.vocab, 4));
   visit(w.tokens, size(rows, sizeof(int32_t)));
   visit(w.rows, size(rows, sizeof(RowMeta)));
@@ -336,6 +437,9 @@ Result<Workspace> Workspace::Create(Backend& backend, const ModelConfig& config,
     if (allocated.ok()) buffer = std::move(*allocated);
   });
   if (!status.ok()) return status;
+  std::vector<RowMeta> made_rows;
+  for (int32_t r = 0; r < max_rows; ++r) made_rows.push_back({.seq = 0, .pos = r});
+  backend.Upload(w.made_rows.as(), made_rows.data(), made_rows.size() * sizeof(RowMeta));
   return w;
 }
 

@@ -42,9 +42,13 @@ struct Workspace {
 
   int32_t max_rows = 0;
   int32_t max_out = 0;
-  Buffer x, y;                  // f32 [R, d_model]
-  Buffer q, o;                  // f32 [R, n_heads, head_dim]
-  Buffer ffn;                   // f32 [R, ffn]
+  Buffer x, y;  // f32 [R, d_model]
+  Buffer q, o;  // f32 [R, n_heads, head_dim]
+  // f32 [R, ffn]. In the first half of a layer, a step whose K/V rows go to different places has
+  // them here: row r of a part is row r of block 0 of one sequence.
+  Buffer ffn;
+  Buffer made_rows;             // RowMeta [R]: those rows
+  Buffer made_seq;              // SeqMeta [1] of zeros: the sequence, and its block table
   Buffer logits;                // f32 [max_out, vocab]
   Buffer tokens;                // int32 [R]
   Buffer rows;                  // RowMeta [R]: their sequences by number in `seqs`

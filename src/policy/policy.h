@@ -56,7 +56,8 @@ struct LayerStep {
   bool wants_selection = false;
   // prefill: the prompt's last rows are here, and the layer's rows are chosen after it.
   bool chooses = false;
-  int32_t seq = 0;  // prefill: the rows' sequence, of SeqMeta
+  int32_t head_class = 0;  // of Policy::HeadClasses: the heads that take part
+  int32_t seq = 0;         // prefill: the rows' sequence, of SeqMeta
 };
 
 // A sequence as a decode step finds it, in tokens, the step's own included.
@@ -106,6 +107,17 @@ class Policy {
     return 0;
   }
 
+  // Methods whose KV heads read differently: how many classes there are, and the heads of one in a
+  // layer, ascending, known once prepared. Every head is in one class; class 0 reads whatever the
+  // others do. Plan and Observe are called for each class that has heads there. With one class, no
+  // one asks for its heads.
+  virtual int32_t HeadClasses() const { return 1; }
+  virtual std::vector<int32_t> HeadsOf(int32_t layer, int32_t head_class) const {
+    static_cast<void>(layer);
+    static_cast<void>(head_class);
+    return {};
+  }
+
   // Enqueues what a decode step of `variant` needs once, before its first layer.
   virtual void BeginStep(int32_t variant, const AttendArgs& step) {
     static_cast<void>(variant);
@@ -147,6 +159,11 @@ class Policy {
   // Tokens whose K and V `layer` reads in a decode step, and those whose K alone it reads besides,
   // for scores or states: what Cost must say.
   virtual int64_t TokensRead(int32_t layer, const SeqLength& at) const = 0;
+  // The former for all KV heads together, where these read different numbers of tokens: then
+  // TokensRead is their mean, rounded down.
+  virtual int64_t HeadTokensRead(int32_t layer, const SeqLength& at, int32_t n_kv_heads) const {
+    return TokensRead(layer, at) * n_kv_heads;
+  }
   virtual int64_t TokensScored(int32_t layer, const SeqLength& at) const {
     static_cast<void>(layer);
     static_cast<void>(at);
@@ -171,15 +188,17 @@ class Policy {
     return 0;
   }
 
-  // Tokens that no row after the first `length` ones will read, in any layer: their memory is given
-  // back. `begin` is the same for every length, `end` grows with it. A sequence that is cut back
-  // into what still needed them starts over.
+  // Tokens that no row after the first `length` ones will read, in any layer, by the heads of
+  // `head_class` or of a later one: their memory is given back. `begin` is the same for every
+  // length, `end` grows with it. A sequence that is cut back into what still needed them starts
+  // over.
   struct TokenRange {
     int64_t begin = 0;
     int64_t end = 0;
   };
-  virtual TokenRange Dropped(int64_t length) const {
+  virtual TokenRange Dropped(int64_t length, int32_t head_class) const {
     static_cast<void>(length);
+    static_cast<void>(head_class);
     return {};
   }
 
@@ -221,7 +240,7 @@ class Policy {
 // those of states.
 inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,
                             const KvView& kv) {
-  return KvBytes(kv, policy.TokensRead(layer, at) * kv.n_kv_heads, /*values=*/true) +
+  return KvBytes(kv, policy.HeadTokensRead(layer, at, kv.n_kv_heads), /*values=*/true) +
          KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false) +
          static_cast<uint64_t>(policy.StateBytesRead(layer, at));
 }

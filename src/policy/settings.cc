@@ -58,6 +58,8 @@ std::string Complaint(const SettingSpec& spec, const std::string& value) {
       return value == "0" || value == "1" ? "" : "0 or 1";
     case SettingType::kChoice:
       return is_choice ? "" : fmt::format("one of {}", fmt::join(spec.choices, ", "));
+    case SettingType::kFile:
+      return !value.empty() ? "" : "the path of a file";
     case SettingType::kIntList: {
       double last = -std::numeric_limits<double>::infinity();
       for (std::string_view part : Split(value, ',')) {

@@ -13,12 +13,12 @@
 
 namespace omnikv {
 
-enum class SettingType : uint8_t { kInt, kFloat, kBool, kChoice, kIntList };
+enum class SettingType : uint8_t { kInt, kFloat, kBool, kChoice, kIntList, kFile };
 
 struct SettingSpec {
   std::string key;
   SettingType type = SettingType::kInt;
-  std::string default_value;         // as text; "auto" where the policy decides
+  std::string default_value;         // as text; "auto" where the policy decides; kFile: a path
   std::string help;                  // one line, with the unit
   double min = 0, max = 0;           // kInt, kFloat, elements of kIntList; inclusive
   std::vector<std::string> choices;  // kChoice; kInt: words that may stand instead of a number

@@ -1,8 +1,9 @@
-// Parity of what tables that lose rows take: the places of rows, chosen rows moved to the front,
-// rows given up and given back.
+// Parity of rows of K/V that move: rows of a step to their places, and what tables that lose rows
+// take: the places of rows, chosen rows moved to the front, rows given up and given back.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "backend/kv_slices.h"
@@ -25,6 +26,53 @@ constexpr Layout kLayouts[] = {{DType::kF16, 1, 64, 64, 64},
                                {DType::kQ8_0, 2, 64, 32, 16},
                                {DType::kQ8_0, 3, 32, 96, 16, Planes::kApart},
                                {DType::kF16, 4, 128, 128, 64, Planes::kApart}};
+
+// All heads, and some of them to a view that has no others; home, and to slots.
+TEST_F(ParityTest, StoreRows) {
+  Random random(42);
+  for (const Layout& l : kLayouts) {
+    const std::vector<int32_t> lens = {600, 40, 0, 257, 13};
+    const Step step({1, 30, 0, 1, 13}, lens, [&](int32_t s) {
+      return Bank(l.dtype, 1, l.dk, l.dv, l.block_tokens, lens, 600, random).TableOff(s);
+    });
+    const Bank made(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, {step.n_rows()}, 64, random,
+                    l.planes);
+    KvView made_rows = made.View();
+    made_rows.block_table = nullptr;  // never to be read
+    const std::vector<int32_t> slots = {3, -1, 0, 7, -1};
+    const uint64_t every = (uint64_t{1} << l.n_kv_heads) - 1;
+    for (const uint64_t heads : {uint64_t{0}, every, every & 0xau, every & 5u}) {
+      const auto n_heads = heads == 0 ? l.n_kv_heads : static_cast<int32_t>(std::popcount(heads));
+      if (n_heads == 0) continue;
+      const Bank bank(l.dtype, n_heads, l.dk, l.dv, l.block_tokens, lens, 600, random, l.planes);
+      const Bank other(l.dtype, n_heads, l.dk, l.dv, l.block_tokens, {8}, 16, random, l.planes);
+      for (const bool to_slots : {false, true}) {
+        Check(fmt::format("StoreRows of {} heads of {} {} of {}{}", n_heads, l.n_kv_heads,
+                          DTypeName(l.dtype), l.dk, to_slots ? ", some to slots" : ""),
+              [&](const Execute& run) {
+                Bank home = bank;
+                Bank near = other;
+                KvSlot slot;
+                if (to_slots) {
+                  slot = {.k = near.View().k.base, .v = near.View().v.base, .row = slots.data()};
+                }
+                run(StoreRowsArgs{.from = made_rows,
+                                  .kv = home.View(),
+                                  .slot = slot,
+                                  .rows = step.rows.data(),
+                                  .seqs = step.seqs.data(),
+                                  .heads = heads,
+                                  .n_rows = step.n_rows()});
+                Array rows = home.Values();
+                Array near_rows = near.Values();
+                rows.tolerance = near_rows.tolerance = 0;
+                near_rows.name = "slots";
+                return Outputs{rows, near_rows};
+              });
+      }
+    }
+  }
+}
 
 TEST_F(ParityTest, LocateRows) {
   const std::vector<int32_t> lens = {600, 40, 0, 257, 13};

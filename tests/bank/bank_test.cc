@@ -97,7 +97,7 @@ TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
 // What a fork writes to a layer of the host, in place or by way of a stage, is the fork's alone.
 TEST_F(BankTest, ForksPartOnTheHostToo) {
   BankConfig config = SmallConfig();
-  config.layers[1].tier = TierKind::kHost;
+  config.layers[1].streams[0].tier = TierKind::kHost;
   bank_ = *Bank::Create(*backend_, config);
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 6).ok());
@@ -342,7 +342,7 @@ TEST_F(StatesTest, NoiseFillsThemToo) {
 TEST_F(BankTest, StagesAreBroughtWhatTheyLack) {
   BankConfig config = SmallConfig();
   config.layers.assign(4, {.n_kv_heads = 1, .dk = 8, .dv = 8});
-  for (const size_t layer : {1, 2, 3}) config.layers[layer].tier = TierKind::kHost;
+  for (const size_t layer : {1, 2, 3}) config.layers[layer].streams[0].tier = TierKind::kHost;
   auto made = Bank::Create(*backend_, config);
   ASSERT_TRUE(made.ok()) << made.status().message();
   Bank& bank = **made;

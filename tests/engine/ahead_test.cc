@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../policy_settings.h"
 #include "../test_data.h"
 #include "as_device.h"
 #include "engine/core.h"
@@ -188,14 +189,11 @@ std::vector<Placed> EveryPolicy() {
   EXPECT_TRUE(files.ok()) << files.status().message();
   if (!files.ok()) return all;
   for (const PolicyInfo& info : AllPolicies()) {
-    const auto has = [&](std::string_view key) {
-      return std::any_of(info.settings.begin(), info.settings.end(),
-                         [&](const SettingSpec& spec) { return spec.key == key; });
-    };
     std::vector<SettingList> variants = info.variants;
-    variants.push_back(has("budget") ? SettingList{{"budget", "40"}} : SettingList{});
+    variants.push_back(SmallDefaults(info));
     for (const SettingList& variant : variants) {
-      const PolicyOptions policy{.name = info.name, .settings = variant, .force_indices = true};
+      const PolicyOptions policy{
+          .name = info.name, .settings = WithFiles(info, variant, 8, 2), .force_indices = true};
       all.push_back({policy, "device"});
       const auto prepared = PolicyFor(policy, files->config, 256, /*fetches=*/false);
       EXPECT_TRUE(prepared.ok()) << prepared.status().message();

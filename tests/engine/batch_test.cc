@@ -9,6 +9,7 @@
 #include <numeric>
 #include <span>
 
+#include "../policy_settings.h"
 #include "../test_data.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/trace/trace_backend.h"
@@ -134,7 +135,7 @@ std::vector<PolicyOptions> Policies() {
   for (const PolicyInfo& info : AllPolicies()) {
     if (!info.batches) continue;
     for (const SettingList& variant : info.variants) {
-      all.push_back({.name = info.name, .settings = variant});
+      all.push_back({.name = info.name, .settings = WithFiles(info, variant, 8, 2)});
     }
   }
   return all;
@@ -226,8 +227,8 @@ TEST_P(BatchTest, DrawsWhatSessionsDraw) {
     const auto session = engine->NewSession({.name = "full"});
     ASSERT_TRUE(session.ok());
     ASSERT_TRUE((*session)->Prompt(prompt).ok());
-    const auto answer = (*session)->Generate(
-        {.max_tokens = 30, .sampling = settings[i], .ignore_eos = true});
+    const auto answer =
+        (*session)->Generate({.max_tokens = 30, .sampling = settings[i], .ignore_eos = true});
     ASSERT_TRUE(answer.ok());
     want.push_back(answer->tokens);
     const auto slot = batch.Join(prompt);

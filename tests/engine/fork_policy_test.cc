@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "../policy_settings.h"
 #include "../test_data.h"
 #include "golden_data.h"
 #include "omnikv/engine.h"
@@ -76,8 +77,8 @@ std::string Saved(Session& session) {
 std::vector<PolicyOptions> Policies() {
   std::vector<PolicyOptions> policies;
   for (const PolicyInfo& info : AllPolicies()) {
-    policies.push_back({.name = info.name});
-    if (!info.variants.empty()) policies.back().settings = info.variants.front();
+    const SettingList settings = info.variants.empty() ? SettingList{} : info.variants.front();
+    policies.push_back({.name = info.name, .settings = WithFiles(info, settings, 8, 2)});
   }
   return policies;
 }

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "../policy_settings.h"
 #include "../test_data.h"
 #include "on_device.h"
 #include "policy/policy.h"
@@ -56,7 +57,7 @@ TEST_P(KvFormat, Q8LogitsAreNearThoseOfF16) {
   const Tokens prompt = Prompt();
   for (const PolicyInfo& info : AllPolicies()) {
     SCOPED_TRACE(info.name);
-    const PolicyOptions policy{.name = std::string(info.name)};
+    const PolicyOptions policy{.name = info.name, .settings = WithFiles(info, {}, 16, 2)};
     const auto want = (*f16)->NewSession(policy);
     const auto got = (*q8)->NewSession(policy);
     ASSERT_TRUE(want.ok()) << want.status().message();

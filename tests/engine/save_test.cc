@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "../policy_settings.h"
 #include "../test_data.h"
 #include "golden_data.h"
 #include "io/checked_file.h"
@@ -65,8 +66,10 @@ std::vector<std::vector<float>> Decode(const Engine& engine, Session& session, i
 std::vector<PolicyOptions> Policies() {
   std::vector<PolicyOptions> policies;
   for (const PolicyInfo& info : AllPolicies()) {
-    policies.push_back({.name = info.name});
-    for (const SettingList& settings : info.variants) policies.push_back({info.name, settings});
+    policies.push_back({info.name, WithFiles(info, {}, 8, 2)});
+    for (const SettingList& settings : info.variants) {
+      policies.push_back({info.name, WithFiles(info, settings, 8, 2)});
+    }
   }
   return policies;
 }

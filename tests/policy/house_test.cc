@@ -62,9 +62,7 @@ double MaxRelativeError(const std::vector<float>& a, const std::vector<float>& b
 // The policy's defaults, with a budget far below the context where it has one, and its variants.
 std::vector<SettingList> Variants(const PolicyInfo& info) {
   std::vector<SettingList> all = info.variants;
-  const bool has_budget = std::any_of(info.settings.begin(), info.settings.end(),
-                                      [](const SettingSpec& spec) { return spec.key == "budget"; });
-  all.push_back(has_budget ? SettingList{{"budget", "40"}} : SettingList{});
+  all.push_back(SmallDefaults(info));
   return all;
 }
 
@@ -270,7 +268,7 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
     fixture.Prompt(kPrompt);
     for (int step = 1; step <= kSteps; ++step) {
       fixture.Decode();
-      const std::vector<int64_t> read = fixture.TokensAttended();
+      const std::vector<int64_t> read = fixture.HeadTokensAttended();
       const std::vector<uint64_t> bytes = fixture.KvBytesByLayer();
       ASSERT_EQ(read.size(), 6u);
       const SeqLength at = fixture.Lengths();
@@ -278,7 +276,8 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
       const int64_t budget = fixture.policy->Budget(at.tokens);
       for (int32_t layer = 0; layer < 6; ++layer) {
         SCOPED_TRACE(layer);
-        const int64_t tokens = read[static_cast<size_t>(layer)];
+        EXPECT_EQ(read[static_cast<size_t>(layer)], fixture.policy->HeadTokensRead(layer, at, 2));
+        const int64_t tokens = read[static_cast<size_t>(layer)] / 2;
         EXPECT_EQ(tokens, fixture.policy->TokensRead(layer, at));
         EXPECT_EQ(bytes[static_cast<size_t>(layer)],
                   KvBytesRead(*fixture.policy, layer, at, fixture.bank->View(layer)));
@@ -302,7 +301,14 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
     ASSERT_EQ(kept.Prompt(kPrompt), dropped.Prompt(kPrompt));
     for (int step = 0; step < kSteps; ++step) {
       const int64_t length = kPrompt + step;
-      Policy::TokenRange range = dropped.policy->Dropped(length);
+      for (int32_t c = 1; c < dropped.policy->HeadClasses(); ++c) {
+        const Policy::TokenRange of_class = dropped.policy->Dropped(length, c);
+        for (int64_t t = of_class.begin; t < std::min(of_class.end, length); ++t) {
+          any = true;
+          for (int32_t layer = 0; layer < 6; ++layer) dropped.Overwrite(layer, t, c);
+        }
+      }
+      Policy::TokenRange range = dropped.policy->Dropped(length, 0);
       const Keeps keeps = dropped.policy->Kept();
       if (keeps.rows > 0) {  // rows behind those that are held
         const int64_t held = dropped.bank->Rows(dropped.seq, 0);
@@ -318,6 +324,22 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
     }
   }
   if (!any) GTEST_SKIP() << info().name << " drops nothing";
+}
+
+// Nor does it matter which rows lie together.
+TEST_P(EveryPolicy, HeadsInTablesOfTheirOwnChangeNothing) {
+  bool any = false;
+  for (const SettingList& variant : Variants(info())) {
+    const auto own_backend = backend();
+    const auto other_backend = backend();
+    StepFixture whole(*own_backend, info().name, variant);
+    if (whole.policy->HeadClasses() == 1) continue;
+    any = true;
+    StepFixture split(*other_backend, info().name, variant, true, -1, /*split=*/true);
+    SCOPED_TRACE(whole.settings.ToString());
+    ExpectSame(RunSteps(split), RunSteps(whole));
+  }
+  if (!any) GTEST_SKIP() << info().name << " tells no KV heads apart";
 }
 
 TEST_P(EveryPolicy, StepsAreDeterministic) {

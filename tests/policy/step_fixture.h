@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../made_up_model.h"
+#include "../policy_settings.h"
 #include "backend/trace/trace_backend.h"
 #include "bank/bank.h"
 #include "model/forward.h"
@@ -22,16 +23,18 @@ class StepFixture {
   // REQUIRES that the policy accepts `given` on a model of 6 layers and 4/2 heads of 16.
   // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
   // with so many slots more than a selection can have, where the policy's layers read selections;
-  // or all those that the policy streams do.
+  // or all those that the policy streams do. `split`: heads of each class have a table of their
+  // own.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
-              bool force_indices = true, int32_t more_slots = -1)
+              bool force_indices = true, int32_t more_slots = -1, bool split = false)
       : trace(backend) {
     config = SmallLlama({.max_context = kContext});
     weights = Take(GenerateWeights(trace, config, DType::kF32));
     ropes = Take(RopeState::Create(trace, config));
     work = Take(Workspace::Create(trace, config, kChunk, 1));
     const PolicyInfo* info = Take(FindPolicy(name));
-    settings = Take(PolicySettings::Parse(info->name, info->settings, given));
+    settings =
+        Take(PolicySettings::Parse(info->name, info->settings, WithFiles(*info, given, 6, 2)));
     policy = info->make();
     PolicyContext context{.backend = &trace,
                           .model_name = "test",
@@ -52,7 +55,16 @@ class StepFixture {
     bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
     const int32_t n_host = reads.streamed.layers > 0 ? reads.streamed.layers : 3;
     for (int32_t layer = 6 - n_host; more_slots >= 0 && layer < 6; ++layer) {
-      bank_config.layers[static_cast<size_t>(layer)].tier = TierKind::kHost;
+      bank_config.layers[static_cast<size_t>(layer)].streams[0].tier = TierKind::kHost;
+    }
+    for (int32_t c = 0; split && c < policy->HeadClasses(); ++c) {
+      if (c > 0) bank_config.tables.push_back({.head_class = c});
+      for (int32_t layer = 0; layer < 6; ++layer) {
+        std::vector<StreamSpec>& streams = bank_config.layers[static_cast<size_t>(layer)].streams;
+        if (c == 0) streams.clear();
+        StreamSpec stream{.heads = policy->HeadsOf(layer, c), .table = c};
+        if (!stream.heads.empty()) streams.push_back(std::move(stream));
+      }
     }
     bank_config.dtype = DType::kF32;
     bank_config.block_tokens = 8;
@@ -117,29 +129,50 @@ class StepFixture {
     return {.tokens = bank->Length(seq), .prompt = prompt_len, .gone = bank->Gone(seq, 0)};
   }
 
-  // Writes NaN over a token's K/V in one layer.
-  void Overwrite(int32_t layer, int64_t t) {
+  // Writes NaN over a token's K/V in one layer, of the heads of a class. REQUIRES a bank that is
+  // not split.
+  void Overwrite(int32_t layer, int64_t t, int32_t head_class = 0) {
     const KvView view = bank->View(layer);
     int32_t block = 0;
     trace.Download(&block, view.block_table + bank->TableOffset(seq) + t / view.block_tokens,
                    sizeof(block));
     const int64_t row = int64_t{block} * view.block_tokens + t % view.block_tokens;
     const std::vector<std::byte> nan(static_cast<size_t>(view.k.row_bytes), std::byte{0xff});
-    trace.Upload(view.k.Head(row, 0), nan.data(), nan.size());
+    if (policy->HeadClasses() == 1) trace.Upload(view.k.Head(row, 0), nan.data(), nan.size());
+    for (const int32_t h : policy->HeadsOf(layer, head_class)) {
+      for (const KvPlane* plane : {&view.k, &view.v}) {
+        trace.Upload(plane->Head(row, h), nan.data(), static_cast<size_t>(plane->head_bytes));
+      }
+    }
   }
 
-  // Tokens that each layer's attention really read in the last decode step, by its cost.
-  std::vector<int64_t> TokensAttended() const {
+  // Tokens times KV heads that each layer's attention really read in the last decode step, by its
+  // cost.
+  std::vector<int64_t> HeadTokensAttended() const {
     std::vector<int64_t> tokens;
+    std::vector<uint64_t> bytes;  // read
     for (const TraceEntry& entry : trace.entries()) {
+      if (std::holds_alternative<NormQkvRopeAppendArgs>(entry.op)) {
+        tokens.push_back(0);
+        bytes.push_back(0);
+      }
       const auto* attend = std::get_if<AttendArgs>(&entry.op);
       if (attend == nullptr || attend->o == nullptr) continue;  // passes for scores alone
-      const auto flops_a_token = static_cast<uint64_t>(2 * config.n_heads * 2 * config.head_dim);
-      tokens.push_back(static_cast<int64_t>(entry.cost.flops / flops_a_token));
-      // K and V of every token read, once each, and the queries.
-      EXPECT_EQ(entry.cost.bytes_read,
-                static_cast<uint64_t>(tokens.back()) * 2u * (16u + 16u) * 4u + 4u * 4u * 16u);
+      const auto flops_a_token = static_cast<uint64_t>(2 * attend->Group() * 2 * config.head_dim);
+      tokens.back() += static_cast<int64_t>(entry.cost.flops / flops_a_token);
+      bytes.back() += entry.cost.bytes_read;
     }
+    // K and V of every token read, once each, and the queries.
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      EXPECT_EQ(bytes[i], static_cast<uint64_t>(tokens[i]) * (16u + 16u) * 4u + 4u * 4u * 16u);
+    }
+    return tokens;
+  }
+
+  // The mean over KV heads.
+  std::vector<int64_t> TokensAttended() const {
+    std::vector<int64_t> tokens = HeadTokensAttended();
+    for (int64_t& n : tokens) n /= config.n_kv_heads;
     return tokens;
   }
 

@@ -381,6 +381,7 @@ struct CpuBackend::Impl {
   void Run(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Run(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Run(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
+  void Run(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
   void Run(const LocateRowsArgs& a) { CpuLocateRows(a); }
   void Run(const CompactArgs& a) { CpuCompact(a, pool); }
   void Run(const EvictArgs& a) { CpuEvict(a, pool); }
@@ -437,6 +438,7 @@ struct CpuBackend::Impl {
   int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const MergeStatesArgs&) { return 0; }
+  int64_t Need(const StoreRowsArgs&) { return 0; }
   int64_t Need(const LocateRowsArgs&) { return 0; }
   int64_t Need(const CompactArgs&) { return 0; }
   int64_t Need(const EvictArgs&) { return 0; }

@@ -9,6 +9,7 @@ namespace omnikv {
 namespace {
 
 constexpr int64_t kPart = 512;  // bytes of every row that a thread moves
+constexpr int64_t kRows = 16;   // that a thread stores at a time
 
 // Row i of what a sequence keeps for a list.
 struct Kept {
@@ -28,6 +29,29 @@ struct Kept {
 };
 
 }  // namespace
+
+void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool) {
+  pool.ParallelFor(a.n_rows, kRows, [&](int64_t first, int64_t last, int) {
+    for (int64_t r = first; r < last; ++r) {
+      const KvTarget from = RowOf(a.from, r);
+      const KvTarget to = TargetOf(a, a.rows[r]);
+      for (int32_t i = 0; i < kRowSlices; ++i) {
+        const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));
+        if (bytes == 0) continue;
+        if (a.heads == 0) {  // heads lie side by side
+          std::memcpy(HeadOfSlice(a.kv, to, i, 0), HeadOfSlice(a.from, from, i, 0),
+                      bytes * static_cast<size_t>(a.kv.n_kv_heads));
+          continue;
+        }
+        for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
+          const int32_t to_head = a.To(h);
+          if (to_head < 0) continue;
+          std::memcpy(HeadOfSlice(a.kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
+        }
+      }
+    }
+  });
+}
 
 void CpuLocateRows(const LocateRowsArgs& a) {
   const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };

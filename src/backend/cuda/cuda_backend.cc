@@ -153,6 +153,7 @@ class CudaBackend : public Backend {
   void Run(const FetchRowsArgs& a) { FetchRows(a, Here()); }
   void Run(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Run(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Run(const StoreRowsArgs& a) { StoreRows(a, Here()); }
   void Run(const LocateRowsArgs& a) { LocateRows(a, Here()); }
   void Run(const CompactArgs& a) { Compact(a, Here()); }
   void Run(const EvictArgs& a) { Evict(a, Here()); }

@@ -194,8 +194,9 @@ size_t WorkingSetScratch(const WorkingSetArgs& args);
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 void FetchRows(const FetchRowsArgs& args, const Launch& launch);
 
-// --- kernels/compact.cu
+// --- kernels/kept_rows.cu
 
+void StoreRows(const StoreRowsArgs& args, const Launch& launch);
 void LocateRows(const LocateRowsArgs& args, const Launch& launch);
 void Compact(const CompactArgs& args, const Launch& launch);
 void Evict(const EvictArgs& args, const Launch& launch);

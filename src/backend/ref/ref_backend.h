@@ -17,6 +17,7 @@ void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
 void RefWorkingSet(const WorkingSetArgs& a);
 void RefFetchRows(const FetchRowsArgs& a);
+void RefStoreRows(const StoreRowsArgs& a);
 void RefLocateRows(const LocateRowsArgs& a);
 void RefCompact(const CompactArgs& a);
 void RefEvict(const EvictArgs& a);

@@ -25,6 +25,22 @@ void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed,
 
 }  // namespace
 
+void RefStoreRows(const StoreRowsArgs& a) {
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    const KvTarget from = RowOf(a.from, r);
+    const KvTarget to = TargetOf(a, a.rows[r]);
+    for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
+      const int32_t to_head = a.To(h);
+      if (to_head < 0) continue;
+      for (int32_t i = 0; i < kRowSlices; ++i) {
+        const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));
+        if (bytes == 0) continue;
+        std::memcpy(HeadOfSlice(a.kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
+      }
+    }
+  }
+}
+
 void RefLocateRows(const LocateRowsArgs& a) {
   const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };
   for (int32_t r = 0; r < a.n_rows; ++r) {

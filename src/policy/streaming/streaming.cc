@@ -100,7 +100,7 @@ class Streaming : public Policy {
   }
   bool Budgeted(int32_t) const override { return true; }
   int64_t Budget(int64_t) const override { return budget_; }
-  TokenRange Dropped(int64_t length) const override {
+  TokenRange Dropped(int64_t length, int32_t) const override {
     return {sinks_, std::max(sinks_, length + 1 - (budget_ - sinks_))};
   }
   size_t Bytes() const override { return sink_queries_.size(); }

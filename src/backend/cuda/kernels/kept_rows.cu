@@ -1,5 +1,5 @@
-// Tables that lose rows: where the rows of a step stand in them, chosen rows moved to the front,
-// and one row given up for another.
+// Rows of K/V that move: those of a step to their places, chosen rows of a table that loses some to
+// the front, and one row given up for another; where the rows of a step stand in such a table.
 #include <algorithm>
 
 #include "backend/cuda/kernels/pack.cuh"
@@ -7,6 +7,29 @@
 
 namespace omnikv::cuda {
 namespace {
+
+// --- StoreRows: a thread per piece of a row.
+
+constexpr int kStoreThreads = 128;
+
+// Grid: (rows, parts of a slice, slices).
+template <typename Piece>
+__global__ void __launch_bounds__(kStoreThreads)
+    StoreRowsKernel(const __grid_constant__ StoreRowsArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto i = static_cast<int32_t>(blockIdx.z);
+  const auto pieces = static_cast<int32_t>(HeadBytesOfSlice(a.kv, i) / int64_t{sizeof(Piece)});
+  const auto at = static_cast<int32_t>(blockIdx.y * kStoreThreads + threadIdx.x);
+  if (at >= a.from.n_kv_heads * pieces) return;
+  const int32_t head = at / pieces;
+  const int32_t to_head = a.To(head);
+  if (to_head < 0) return;
+  const KvTarget from = RowOf(a.from, blockIdx.x);
+  const KvTarget to = TargetOf(a, a.rows[blockIdx.x]);
+  reinterpret_cast<Piece*>(HeadOfSlice(a.kv, to, i, to_head))[at % pieces] =
+      reinterpret_cast<const Piece*>(HeadOfSlice(a.from, from, i, head))[at % pieces];
+}
 
 // --- LocateRows: a thread per row and per sequence. Grid: x walks them, y layers' positions.
 
@@ -37,12 +60,13 @@ __global__ void __launch_bounds__(kLocateThreads) LocateRowsKernel(const LocateR
 
 // --- Compact.
 //
-// In place, row i may lie where row j > i is still to be read, so the order matters. A block takes a part of
-// some bytes of all rows of a list: what it writes no other block reads. It goes from front to
-// back, a batch of rows at a time: all of a batch are read, the block waits, all are written. Rows
-// of batch [b, b + n) come from rows index[i] >= i >= b. What was written before lies in front of
-// b, so they still are what they were; and within the batch nothing is written before all is read.
-// No barrier is needed between writing a batch and reading the next, whose rows lie at or behind b
+// In place, row i may lie where row j > i is still to be read, so the order matters. A block takes
+// a part of some bytes of all rows of a list: what it writes no other block reads. It goes from
+// front to back, a batch of rows at a time: all of a batch are read, the block waits, all are
+// written. Rows of batch [b, b + n) come from rows index[i] >= i >= b. What was written before lies
+// in front of b, so they still are what they were; and within the batch nothing is written before
+// all is read. No barrier is needed between writing a batch and reading the next, whose rows lie at
+// or behind b
 // + n; nor can a thread write that batch before all have read this one, past whose barrier they
 // are.
 
@@ -186,6 +210,37 @@ __global__ void __launch_bounds__(kEvictThreads)
 }
 
 }  // namespace
+
+void StoreRows(const StoreRowsArgs& args, const Launch& launch) {
+  if (args.n_rows == 0) return;
+  const KvView& kv = args.kv;
+  const bool scales = kv.k.scale_head_bytes + kv.v.scale_head_bytes > 0;
+  const auto run = [&](auto* kernel, int64_t piece_bytes) {
+    const int64_t bytes = args.from.n_kv_heads * std::max(kv.k.head_bytes, kv.v.head_bytes);
+    const dim3 grid(static_cast<unsigned>(args.n_rows),
+                    static_cast<unsigned>(CeilDiv(bytes / piece_bytes, kStoreThreads)),
+                    scales ? kRowSlices : kRowSlices / 2);
+    LaunchKernel(kernel, launch, grid, dim3(kStoreThreads), 0, args);
+  };
+  const auto in_pieces_of = [&](int64_t bytes) {
+    for (const KvView* view : {&args.from, &kv}) {
+      for (const KvPlane* plane : {&view->k, &view->v}) {
+        if (!AreMultiples(bytes, plane->base, plane->row_bytes, plane->head_bytes, plane->scales,
+                          plane->scale_head_bytes)) {
+          return false;
+        }
+      }
+    }
+    return AreMultiples(bytes, args.slot.k, args.slot.v);
+  };
+  if (in_pieces_of(16)) {
+    run(StoreRowsKernel<uint4>, 16);
+  } else if (in_pieces_of(4)) {
+    run(StoreRowsKernel<uint32_t>, 4);
+  } else {
+    run(StoreRowsKernel<uint16_t>, 2);
+  }
+}
 
 void LocateRows(const LocateRowsArgs& args, const Launch& launch) {
   const int32_t n = std::max(args.n_rows, args.n_seqs);

@@ -1,0 +1,100 @@
+// What a bank keeps of each token: the streams of each layer (docs/decisions/048), and the tables
+// that say which tokens have rows in them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bank/state_stream.h"
+#include "bank/tier.h"
+#include "base/dtype.h"
+
+namespace omnikv {
+
+enum class Planes {
+  kBoth,  // K and V of a token in one row
+  kK,
+  kV,
+};
+
+// Rows that a layer keeps of its tokens: K, V or both, of some KV heads or all.
+struct StreamSpec {
+  std::vector<int32_t> heads;  // KV heads of the layer, ascending; empty: all
+  Planes planes = Planes::kBoth;
+  TierKind tier = TierKind::kOwn;
+  int32_t table = 0;  // of BankConfig::tables
+
+  bool operator==(const StreamSpec&) const = default;
+};
+
+// KV heads that are read together, as one KvView, and the streams of their layer that have their K
+// and their V: one, or one each.
+struct HeadClass {
+  int32_t n_kv_heads = 0;
+  size_t k = 0;
+  size_t v = 0;
+};
+
+// What one layer keeps of a token. Hybrid models are not uniform.
+struct LayerSpec {
+  int32_t n_kv_heads = 0;
+  int32_t dk = 0;  // values of a K head
+  int32_t dv = 0;  // values of a V head
+  // Every KV head is in one of kBoth, or in one of kK and one of kV, of the same heads and table.
+  std::vector<StreamSpec> streams = {StreamSpec{}};
+
+  // By their first streams. REQUIRES streams as above.
+  std::vector<HeadClass> HeadClasses() const;
+  int32_t HeadsOf(const StreamSpec& stream) const {
+    return stream.heads.empty() ? n_kv_heads : static_cast<int32_t>(stream.heads.size());
+  }
+  // Of the first head class; states go with it.
+  int32_t table() const { return streams.front().table; }
+  // Whether K and V of all heads lie in one row.
+  bool OneStream() const { return streams.size() == 1; }
+  bool OnHost() const;  // some stream is
+
+  bool operator==(const LayerSpec&) const = default;
+};
+
+// The tokens whose rows the streams of one table keep. Those streams grow, fork, are cut and drop
+// tokens together.
+struct TableSpec {
+  int32_t window = 0;  // tokens that a row reads, its own included; 0: no sliding window
+  // At most so many tokens per sequence, besides those of a step under way; 0: all of them.
+  int64_t max_held = 0;
+  int32_t head_class =
+      0;  // of the policy's: whose heads its streams have, where it tells them apart
+
+  bool operator==(const TableSpec&) const = default;
+};
+
+struct BankConfig {
+  std::vector<LayerSpec> layers;
+  std::vector<TableSpec> tables = {TableSpec{}};
+  DType dtype = DType::kBF16;
+  int32_t block_tokens = 64;
+  int64_t max_tokens = 0;   // of one sequence
+  int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
+  int32_t max_seqs = 1;
+  int64_t step_tokens = 0;  // appended before tokens are dropped, to one sequence at a time
+  int32_t n_stages = 2;     // Bank::StageIn; at least 2
+
+  int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
+  int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
+  // Blocks of each stream of a table, of all sequences together.
+  int64_t TableBlocks(const TableSpec& table) const;
+  // Bytes of one token in a stream of a layer, in all of them, and in the largest of the layers.
+  size_t StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const;
+  size_t RowBytes(size_t layer) const;
+  size_t LargestRowBytes() const;
+  // Bytes that a stream of states takes.
+  size_t StateBytes(const StateSpec& spec) const;
+  // Which streams the layers have, as text, of which the tiers are no part; empty where each layer
+  // has one, of table 0 or of a sliding window.
+  std::string Layout() const;
+};
+
+}  // namespace omnikv

@@ -1,0 +1,180 @@
+// DuoAttention (Xiao et al. 2024): heads that retrieve read everything, streaming heads read the
+// first tokens and the last ones, in every layer and for every row, prompt rows included. Trained
+// gates say which heads are which. The rows of streaming heads that nobody reads again are given
+// back.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "policy/number_table.h"
+#include "policy/policy.h"
+
+namespace omnikv {
+namespace {
+
+constexpr int32_t kStreaming = 1;  // the head class; 0: the heads that retrieve
+
+// The quantile `q` of some numbers, linear between two of them as NumPy's.
+double Quantile(std::vector<double> numbers, double q) {
+  std::sort(numbers.begin(), numbers.end());
+  const double at = q * static_cast<double>(numbers.size() - 1);
+  const auto low = static_cast<size_t>(at);
+  const double a = numbers[low];
+  const double b = numbers[std::min(low + 1, numbers.size() - 1)];
+  const double t = at - std::floor(at);
+  return t < 0.5 ? a + (b - a) * t : b - (b - a) * (1 - t);
+}
+
+class Duo : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
+    n_kv_heads_ = context.n_kv_heads;
+    sinks_ = settings.Int("sinks");
+    recent_ = settings.Int("recent");
+    if (settings.Text("gates").empty()) {
+      return InvalidArgument(
+          "policy duo: gates is not set, expected the path of a file of gates, a line for each "
+          "layer");
+    }
+    if (n_kv_heads_ > kMaxMaskedHeads) {
+      return InvalidArgument(
+          fmt::format("policy duo: the model has {} KV heads, expected at most {}", n_kv_heads_,
+                      kMaxMaskedHeads));
+    }
+    if (!settings.IsAuto("threshold") && !settings.IsAuto("sparsity")) {
+      return InvalidArgument("policy duo: threshold and sparsity are both set, expected one");
+    }
+    const auto read = ReadHeadNumbers(settings.Text("gates"), context.n_layers, n_kv_heads_, 0, 1);
+    if (!read.ok()) return InvalidArgument("policy duo: gates: " + read.status().message());
+    const std::vector<double>& gates = *read;
+    double threshold = 0;
+    if (!settings.IsAuto("threshold")) {
+      threshold = settings.Float("threshold");
+    } else {
+      // The published ones: models whose query heads share K/V have fewer heads to spare.
+      const bool shared = context.n_heads > n_kv_heads_;
+      if (settings.IsAuto("sparsity")) settings.Resolve("sparsity", shared ? "0.5" : "0.75");
+      const double sparsity = settings.Float("sparsity");
+      threshold =
+          sparsity < 1 ? Quantile(gates, sparsity) : std::numeric_limits<double>::infinity();
+    }
+    classes_.resize(gates.size());
+    std::transform(gates.begin(), gates.end(), classes_.begin(),
+                   [&](double gate) { return gate < threshold ? kStreaming : 0; });
+    return {};
+  }
+
+  int32_t HeadClasses() const override { return 2; }
+  std::vector<int32_t> HeadsOf(int32_t layer, int32_t head_class) const override {
+    std::vector<int32_t> heads;
+    for (int32_t h = 0; h < n_kv_heads_; ++h) {
+      if (ClassOf(layer, h) == head_class) heads.push_back(h);
+    }
+    return heads;
+  }
+
+  void Plan(const LayerStep& step, AttendArgs& attend) override {
+    if (step.head_class != kStreaming) return;
+    PlanSegment sinks;
+    sinks.end = static_cast<int32_t>(sinks_);
+    PlanSegment recent;
+    recent.begin = static_cast<int32_t>(sinks_);
+    recent.window = static_cast<int32_t>(recent_);
+    attend.plan = AttnPlan{};
+    if (sinks_ > 0) attend.plan.Add(sinks);
+    attend.plan.Add(recent);
+  }
+
+  int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
+    return HeadTokensRead(layer, at, n_kv_heads_) / n_kv_heads_;
+  }
+  int64_t HeadTokensRead(int32_t layer, const SeqLength& at, int32_t n_kv_heads) const override {
+    int64_t tokens = 0;
+    for (int32_t h = 0; h < n_kv_heads; ++h) {
+      tokens += ClassOf(layer, h) == kStreaming ? std::min(at.tokens, sinks_ + recent_) : at.tokens;
+    }
+    return tokens;
+  }
+  bool Budgeted(int32_t layer) const override { return !HeadsOf(layer, kStreaming).empty(); }
+  TokenRange Dropped(int64_t length, int32_t head_class) const override {
+    const bool all_stream = std::find(classes_.begin(), classes_.end(), 0) == classes_.end();
+    if (head_class != kStreaming && !all_stream) return {};
+    return {sinks_, std::max(sinks_, length + 1 - recent_)};
+  }
+
+  // Which heads kept everything: another file of gates cannot go on from there.
+  std::string SaveState(int64_t) const override { return {classes_.begin(), classes_.end()}; }
+  bool LoadState(int64_t length, std::string_view state) override {
+    return state == SaveState(length);
+  }
+
+ private:
+  int32_t ClassOf(int32_t layer, int32_t head) const {
+    return classes_[static_cast<size_t>(layer * n_kv_heads_ + head)];
+  }
+
+  int32_t n_kv_heads_ = 0;
+  int64_t sinks_ = 0;          // tokens
+  int64_t recent_ = 0;         // tokens
+  std::vector<char> classes_;  // [layers, KV heads]
+};
+
+}  // namespace
+
+PolicyInfo DuoPolicy() {
+  return {.name = "duo",
+          .summary =
+              "everything for some KV heads, the first and the last tokens for the others, "
+              "by trained gates (DuoAttention)",
+          .settings = {{.key = "gates",
+                        .type = SettingType::kFile,
+                        .default_value = "",
+                        .help = "numbers from 0 to 1, a line a layer, a column a KV head, between "
+                                "tabs: the pattern of DuoAttention for the model"},
+                       {.key = "sinks",
+                        .type = SettingType::kInt,
+                        .default_value = "64",
+                        .help = "first tokens that streaming heads read",
+                        .min = 0,
+                        .max = 1e6},
+                       {.key = "recent",
+                        .type = SettingType::kInt,
+                        .default_value = "256",
+                        .help = "last tokens that streaming heads read",
+                        .min = 1,
+                        .max = 1e9},
+                       {.key = "sparsity",
+                        .type = SettingType::kFloat,
+                        .default_value = "auto",
+                        .help = "share of the heads that stream, those of the lowest gates; auto: "
+                                "0.5, or 0.75 where query heads share no K/V",
+                        .min = 0,
+                        .max = 1,
+                        .allow_auto = true},
+                       {.key = "threshold",
+                        .type = SettingType::kFloat,
+                        .default_value = "auto",
+                        .help = "gate below which a head streams; auto: by sparsity",
+                        .min = 0,
+                        .max = 2,
+                        .allow_auto = true}},
+          .make = [] { return std::make_unique<Duo>(); },
+          .batches = true,
+          .dense_prompts = false,
+          .covering =
+              [](int64_t length) {
+                const std::string all = std::to_string(length);
+                return std::vector<SettingList>{
+                    {{"recent", all}}, {{"sinks", all}, {"recent", "1"}}, {{"sparsity", "0"}}};
+              },
+          .exempt = "",
+          .variants = {{{"sinks", "4"}, {"recent", "16"}},
+                       {{"sinks", "0"}, {"recent", "24"}, {"sparsity", "0.25"}},
+                       {{"sinks", "3"}, {"recent", "10"}, {"threshold", "0.8"}},
+                       {{"sinks", "4"}, {"recent", "20"}, {"sparsity", "1"}}},
+          .recommended = nullptr};
+}
+
+}  // namespace omnikv

@@ -1,0 +1,340 @@
+// Layers of several streams: head classes in tables of their own, and K and V apart.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "backend/kv_format.h"
+#include "backend/ref/ref_backend.h"
+#include "bank/bank.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kBlock = 4;
+
+BankConfig ConfigOf(std::vector<LayerSpec> layers, std::vector<TableSpec> tables) {
+  return {.layers = std::move(layers),
+          .tables = std::move(tables),
+          .dtype = DType::kBF16,
+          .block_tokens = kBlock,
+          .max_tokens = 32,
+          .pool_tokens = 64,
+          .max_seqs = 3};
+}
+
+class StreamsTest : public ::testing::Test {
+ protected:
+  void Open(const BankConfig& config) {
+    auto bank = Bank::Create(*backend_, config);
+    ASSERT_TRUE(bank.ok()) << bank.status().message();
+    bank_ = std::move(*bank);
+  }
+  // The bytes of one head of a plane in the row of token t.
+  static std::byte* At(const KvView& view, const KvPlane& plane, int32_t off, int64_t t,
+                       int32_t head) {
+    return plane.Head(view.RowIndex(off, t), head);
+  }
+  int32_t TableOf(int32_t layer, int32_t head_class) const {
+    const LayerSpec& spec = bank_->config().layers[static_cast<size_t>(layer)];
+    return spec.streams[spec.HeadClasses()[static_cast<size_t>(head_class)].k].table;
+  }
+  // Calls each(bytes, n, mark) for K and V of each head of token t, in each class of each layer, if
+  // the sequence holds it; marks differ.
+  template <typename Each>
+  void ForHeads(int32_t seq, int64_t t, const Each& each) {
+    int mark = static_cast<int>(t);
+    for (int32_t layer = 0; layer < bank_->n_layers(); ++layer) {
+      for (int32_t c = 0; c < bank_->HeadClasses(layer); ++c) {
+        const KvView view = bank_->View(layer, c);
+        const int32_t off = bank_->TableOffset(seq);
+        const bool held = bank_->Holds(seq, TableOf(layer, c), t, t + 1);
+        for (int32_t head = 0; head < view.n_kv_heads; ++head) {
+          for (const KvPlane* plane : {&view.k, &view.v}) {
+            mark += 7;
+            if (!held) continue;
+            each(At(view, *plane, off, t, head), static_cast<size_t>(plane->head_bytes), mark);
+          }
+        }
+      }
+    }
+  }
+  void Write(int32_t seq, int64_t begin, int64_t end, int add = 0) {
+    for (int64_t t = begin; t < end; ++t) {
+      ForHeads(seq, t, [&](std::byte* to, size_t n, int mark) { std::memset(to, mark + add, n); });
+    }
+  }
+  void Expect(int32_t seq, int64_t begin, int64_t end, int add = 0) {
+    for (int64_t t = begin; t < end; ++t) {
+      ForHeads(seq, t, [&](const std::byte* at, size_t n, int mark) {
+        for (size_t i = 0; i < n; ++i) {
+          EXPECT_EQ(static_cast<uint8_t>(at[i]), static_cast<uint8_t>(mark + add))
+              << "token " << t << " mark " << mark;
+        }
+      });
+    }
+  }
+  // A new sequence with what is exported of `seq`.
+  int32_t Copy(int32_t seq) {
+    std::vector<std::byte> bytes;
+    bank_->Export(seq, {}, [&](const void* data, size_t n) {
+      const auto* from = static_cast<const std::byte*>(data);
+      bytes.insert(bytes.end(), from, from + n);
+    });
+    const SequenceImage image = bank_->Image(seq);
+    EXPECT_TRUE(CheckImage(bank_->config(), image).ok());
+    const int32_t copy = *bank_->NewSequence();
+    size_t at = 0;
+    const Status read = bank_->Import(copy, image, {}, bytes.size(), [&](void* to, size_t n) {
+      std::memcpy(to, bytes.data() + at, n);
+      at += n;
+      return Status();
+    });
+    EXPECT_TRUE(read.ok()) << read.message();
+    return copy;
+  }
+
+  std::unique_ptr<Backend> backend_ = MakeRefBackend();
+  std::unique_ptr<Bank> bank_;
+};
+
+// Heads 0 and 2 keep everything, head 1 the last tokens; the second layer has one stream.
+BankConfig TwoClasses() {
+  return ConfigOf({{.n_kv_heads = 3,
+                    .dk = 8,
+                    .dv = 8,
+                    .streams = {{.heads = {0, 2}}, {.heads = {1}, .table = 1}}},
+                   {.n_kv_heads = 1, .dk = 8, .dv = 4}},
+                  {TableSpec{}, {.max_held = 8}});
+}
+
+TEST_F(StreamsTest, HeadClassesHaveTablesOfTheirOwn) {
+  Open(TwoClasses());
+  EXPECT_EQ(bank_->config().RowBytes(0), 96u);  // 3 heads × 16 values
+  EXPECT_EQ(Bank::BytesPerToken(bank_->config()), 96u + 24u);
+  ASSERT_EQ(bank_->HeadClasses(0), 2);
+  EXPECT_EQ(bank_->HeadClasses(1), 1);
+  EXPECT_EQ(bank_->View(0, 0).n_kv_heads, 2);
+  EXPECT_EQ(bank_->View(0, 1).n_kv_heads, 1);
+  EXPECT_EQ(bank_->View(0, 1).TokenBytes(), 32);
+  EXPECT_NE(bank_->View(0, 0).block_table, bank_->View(0, 1).block_table);
+  EXPECT_EQ(bank_->View(0, 0).block_table, bank_->View(1).block_table);
+
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 14).ok());
+  Write(a, 0, 14);
+  Expect(a, 0, 14);
+  const auto rows = static_cast<size_t>(kBlock);
+  EXPECT_EQ(bank_->OwnBytes(), 4 * rows * 120);
+  bank_->Drop(a, 1, 0, 9);  // two blocks of head 1 alone
+  EXPECT_EQ(bank_->OwnBytes(), rows * (4 * 88 + 2 * 32));
+  EXPECT_EQ(bank_->OwnBytes(a), bank_->OwnBytes());
+  EXPECT_TRUE(bank_->Holds(a, 0, 0, 14));
+  EXPECT_FALSE(bank_->Holds(a, 1, 0, 14));
+  EXPECT_TRUE(bank_->Holds(a, 1, 8, 14));
+
+  // A fork shares what is there, and parts in the blocks of both tables.
+  const int32_t b = *bank_->Fork(a);
+  ASSERT_TRUE(bank_->Append(b, 3).ok());
+  EXPECT_EQ(bank_->OwnBytes(), rows * (6 * 88 + 4 * 32));
+  Expect(b, 0, 14);
+  Write(b, 12, 17, 100);
+  Expect(a, 0, 14);
+  Expect(b, 0, 12);
+  Expect(b, 12, 17, 100);
+
+  const int32_t copy = Copy(b);
+  Expect(copy, 0, 12);
+  Expect(copy, 12, 17, 100);
+  EXPECT_FALSE(bank_->Holds(copy, 1, 7, 17));
+  EXPECT_EQ(bank_->OwnBytes(copy), bank_->OwnBytes(b));
+  bank_->Free(b);
+  bank_->Truncate(a, 9);
+  EXPECT_EQ(bank_->OwnBytes(a), rows * (3 * 88 + 1 * 32));
+  ASSERT_TRUE(bank_->Append(a, 2).ok());
+  Write(a, 9, 11, 50);
+  Expect(a, 8, 9);
+  Expect(a, 9, 11, 50);
+  Expect(copy, 8, 12);
+  bank_->Free(a);
+  bank_->Free(copy);
+  EXPECT_EQ(bank_->OwnBytes(), 0u);
+}
+
+// A table of few blocks fills up first, and then nothing has changed.
+TEST_F(StreamsTest, WhatOneTableHasNoRoomForNoneTakes) {
+  BankConfig config = TwoClasses();
+  config.tables[1].max_held = 4;
+  config.max_seqs = 1;
+  Open(config);
+  EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kOwn), 4u * (16u * 88u + 3u * 32u));
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 12).ok());
+  const size_t before = bank_->OwnBytes();
+  EXPECT_FALSE(bank_->Append(a, 1).ok());
+  EXPECT_EQ(bank_->OwnBytes(), before);
+  EXPECT_EQ(bank_->Length(a), 12);
+  bank_->Drop(a, 1, 0, 4);
+  EXPECT_TRUE(bank_->Append(a, 4).ok());
+}
+
+// K of a layer in the backend's memory, V in the host's.
+LayerSpec Apart() {
+  return {.n_kv_heads = 2,
+          .dk = 8,
+          .dv = 16,
+          .streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = TierKind::kHost}}};
+}
+
+TEST_F(StreamsTest, KAndVLieApart) {
+  Open(ConfigOf({{.n_kv_heads = 2, .dk = 8, .dv = 16}, Apart()}, {TableSpec{}}));
+  EXPECT_FALSE(bank_->OnHost(0));
+  EXPECT_TRUE(bank_->OnHost(1));
+  EXPECT_EQ(bank_->config().RowBytes(1), bank_->config().RowBytes(0));
+  EXPECT_EQ(Bank::ReservedBytes(bank_->config(), TierKind::kOwn), 64u * (96u + 32u));
+  EXPECT_EQ(Bank::ReservedBytes(bank_->config(), TierKind::kHost), 64u * 64u);
+  EXPECT_EQ(Bank::StageBytes(bank_->config()), 2u * 64u * 64u) << "two stages, of V alone";
+  const KvView view = bank_->View(1);
+  EXPECT_FALSE(view.Interleaved());
+  EXPECT_EQ(view.k.row_bytes, 32);
+  EXPECT_EQ(view.v.row_bytes, 64);
+
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 6).ok());
+  EXPECT_EQ(bank_->OwnBytes(), 8u * (96u + 32u));
+  EXPECT_EQ(bank_->HostBytes(), 8u * 64u);
+  Write(a, 0, 6);
+  const int32_t b = *bank_->Fork(a);
+  bank_->Truncate(b, 5);
+  ASSERT_TRUE(bank_->Append(b, 4).ok());
+  EXPECT_EQ(bank_->HostBytes(), 16u * 64u);
+  Expect(b, 0, 5);
+
+  // The stage has V; K stays.
+  bank_->StageIn(1, b, 5);
+  EXPECT_EQ(bank_->BytesStaged(), 5u * 64u);
+  const KvView stage = bank_->StageView(1);
+  EXPECT_EQ(stage.k, view.k);
+  EXPECT_NE(stage.v.base, view.v.base);
+  EXPECT_EQ(stage.block_table, view.block_table);
+  const int32_t off = bank_->TableOffset(b);
+  for (int64_t t = 0; t < 9; ++t) {
+    for (int32_t head = 0; head < 2; ++head) {
+      std::byte* staged = At(stage, stage.v, off, t, head);
+      if (t < 5) {
+        EXPECT_EQ(std::memcmp(staged, At(view, view.v, off, t, head), 32), 0) << "token " << t;
+      } else {
+        std::memset(staged, static_cast<int>(100 + t), 32);
+        std::memset(At(stage, stage.k, off, t, head), static_cast<int>(200 + t), 16);
+      }
+    }
+  }
+  bank_->StageOut(1, b, 5, 9);
+  for (int64_t t = 5; t < 9; ++t) {
+    EXPECT_EQ(static_cast<int64_t>(At(view, view.v, off, t, 1)[31]), 100 + t);
+    EXPECT_EQ(static_cast<int64_t>(At(view, view.k, off, t, 1)[15]), 200 + t);
+  }
+  Expect(a, 0, 6);
+
+  Write(b, 5, 9, 60);
+  const int32_t copy = Copy(b);
+  Expect(copy, 0, 5);
+  Expect(copy, 5, 9, 60);
+}
+
+// Two classes with streams on the host, in two tables, of which one lost tokens: a stage has room
+// for all of them.
+TEST_F(StreamsTest, AStageHoldsAllStreamsOfALayer) {
+  const LayerSpec mixed = {
+      .n_kv_heads = 3,
+      .dk = 8,
+      .dv = 8,
+      .streams = {{.heads = {1, 2}, .tier = TierKind::kHost},
+                  {.heads = {0}, .planes = Planes::kV, .tier = TierKind::kHost, .table = 1},
+                  {.heads = {0}, .planes = Planes::kK, .table = 1}}};
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    BankConfig config = ConfigOf({mixed, mixed}, {TableSpec{}, TableSpec{}});
+    config.dtype = dtype;
+    Open(config);
+    EXPECT_EQ(Bank::StageBytes(config), 2u * 64u * (64u + 16u) * DTypeBytes(dtype, 1) / 2);
+    const int32_t a = *bank_->NewSequence();
+    const int32_t other = *bank_->NewSequence();
+    ASSERT_TRUE(bank_->Append(other, 1).ok());
+    ASSERT_TRUE(bank_->Append(a, 8).ok());
+    bank_->Free(other);
+    ASSERT_TRUE(bank_->Append(a, 7).ok());
+    Write(a, 0, 15);
+    bank_->Drop(a, 1, 4, 8);  // a hole before block 0
+    bank_->StageIn(0, a, 15);
+    bank_->StageIn(1, a, 15);
+    EXPECT_EQ(bank_->BytesStaged(), 2u * (15u * 64u + 11u * 16u) * DTypeBytes(dtype, 1) / 2);
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      for (int32_t c = 0; c < 2; ++c) {
+        const KvView home = bank_->View(layer, c);
+        const KvView stage = bank_->StageView(layer, c);
+        EXPECT_EQ(home.k == stage.k, c == 1);
+        for (int64_t t = 0; t < 15; ++t) {
+          if (c == 1 && t / kBlock == 1) continue;
+          for (int32_t head = 0; head < home.n_kv_heads; ++head) {
+            for (const auto& [from, to] : {std::pair{home.k, stage.k}, {home.v, stage.v}}) {
+              EXPECT_EQ(std::memcmp(At(home, from, bank_->TableOffset(a), t, head),
+                                    At(stage, to, bank_->TableOffset(a), t, head),
+                                    static_cast<size_t>(from.head_bytes)),
+                        0)
+                  << "layer " << layer << " class " << c << " token " << t;
+            }
+          }
+        }
+      }
+    }
+    bank_->Free(a);
+  }
+}
+
+TEST_F(StreamsTest, NoiseFillsEveryStream) {
+  BankConfig config = ConfigOf({Apart()}, {TableSpec{}});
+  config.layers[0].dk = config.layers[0].dv = 32;
+  for (const DType dtype : {DType::kF32, DType::kQ8_0}) {
+    config.dtype = dtype;
+    Open(config);
+    const int32_t a = *bank_->NewSequence();
+    ASSERT_TRUE(bank_->Append(a, 7).ok());
+    bank_->FillWithNoise(a);
+    const KvView view = bank_->View(0);
+    for (int64_t t = 0; t < 7; ++t) {
+      for (int32_t head = 0; head < 2; ++head) {
+        for (const KvPlane& plane : {view.k, view.v}) {
+          const std::byte* at = At(view, plane, bank_->TableOffset(a), t, head);
+          float top = 0;
+          for (size_t i = 0; i < 32; ++i)
+            top = std::max(top, std::abs(LoadKvValue(plane, head, at, i)));
+          EXPECT_GT(top, 0);
+          EXPECT_LE(top, 1);
+        }
+      }
+    }
+  }
+}
+
+// A file of a bank of other streams would be read as other rows of as many bytes.
+TEST_F(StreamsTest, ImagesOfOtherStreamsAreRefused) {
+  const BankConfig plain = ConfigOf({{.n_kv_heads = 2, .dk = 8, .dv = 16}}, {TableSpec{}});
+  BankConfig apart = ConfigOf({Apart()}, {TableSpec{}});
+  EXPECT_EQ(plain.Layout(), "");
+  EXPECT_EQ(apart.Layout(), "0: k[]@0 v[]@0;");
+  EXPECT_EQ(TwoClasses().Layout(), "0: kv[0,2]@0 kv[1]@1;");
+  Open(apart);
+  const SequenceImage image = bank_->Image(*bank_->NewSequence());
+  EXPECT_TRUE(CheckImage(apart, image).ok());
+  const Status refused = CheckImage(plain, image);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("other streams"));
+  apart.layers[0].streams[1].tier = TierKind::kOwn;  // where they lie is no matter
+  EXPECT_TRUE(CheckImage(apart, image).ok());
+}
+
+}  // namespace
+}  // namespace omnikv

@@ -1,0 +1,279 @@
+// Policies that tell KV heads apart, on an engine whose bank does too: heads that forget give
+// memory back, whatever a session does, and sessions that would miss it are refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "../test_data.h"
+#include "engine/batch.h"
+#include "engine/core.h"
+#include "golden_data.h"
+#include "omnikv/engine.h"
+#include "on_device.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+using Logits = std::vector<std::vector<float>>;
+
+const std::string kRandom = TestData("tests/golden/policy_model");  // 8 layers, 2 KV heads of 16
+const std::string kShipped = TestData("models/omnikv-tiny-q8_0.gguf");  // 16 layers, 2 of 64
+const std::string kGates = TestData("tests/golden/gates/8x2.tsv");
+
+PolicyOptions Duo(const std::string& sinks, const std::string& recent,
+                  const std::string& sparsity = "0.5", const std::string& gates = kGates) {
+  return {
+      .name = "duo",
+      .settings = {{"gates", gates}, {"sinks", sinks}, {"recent", recent}, {"sparsity", sparsity}}};
+}
+
+std::unique_ptr<Engine> Load(EngineOptions options) {
+  options.threads = 2;
+  auto engine = Engine::Load(options);
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  return std::move(*engine);
+}
+
+std::unique_ptr<Session> Take(Result<std::unique_ptr<Session>> session) {
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  return std::move(*session);
+}
+
+std::vector<int32_t> Numbers(size_t n, int32_t seed) {
+  std::vector<int32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) {
+    tokens[i] = static_cast<int32_t>((i * 37 + static_cast<size_t>(seed)) % 125) + 3;
+  }
+  return tokens;
+}
+
+// The logits now, and after each of some steps.
+Logits Decode(const Engine& engine, Session& session, int steps) {
+  Logits logits;
+  const auto add = [&] {
+    logits.emplace_back(session.logits(), session.logits() + engine.vocab());
+  };
+  add();
+  for (int32_t i = 0; i < steps; ++i) {
+    EXPECT_TRUE(session.Step(3 + i * 7 % 120).ok());
+    add();
+  }
+  return logits;
+}
+
+class HeadClassesOn : public OnDevice {
+ protected:
+  // An engine opened with `policy`.
+  static std::unique_ptr<Engine> LoadFor(const PolicyOptions& policy) {
+    return Load({.model = kRandom,
+                 .device = GetParam(),
+                 .context = 448,
+                 .policy = policy,
+                 .prefill_chunk = 48,
+                 .max_sessions = 4});
+  }
+  // The same bits on ref; elsewhere prompts came in other pieces.
+  static void ExpectSame(const Logits& got, const Logits& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    if (GetParam() == "ref") {
+      EXPECT_EQ(got, expected);
+      return;
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LE(Error(got[i].data(), expected[i]), F32Tolerance(GetParam())) << i;
+    }
+  }
+};
+
+const PolicyOptions kPolicies[] = {Duo("4", "16"), Duo("0", "70", "0.25"), Duo("70", "8", "0.75"),
+                                   Duo("4", "16", "1"), Duo("4", "16", "0")};
+
+TEST_P(HeadClassesOn, OneTableOrTwoAreTheSame) {
+  const auto other = LoadFor({.name = "full"});
+  for (const PolicyOptions& policy : kPolicies) {
+    const auto engine = LoadFor(policy);
+    Logits logits[2];
+    const Engine* engines[] = {engine.get(), other.get()};
+    for (int i = 0; i < 2; ++i) {
+      const auto session = Take(const_cast<Engine*>(engines[i])->NewSession(policy));
+      SCOPED_TRACE(session->stats().settings);
+      ASSERT_TRUE(session->Prompt(Numbers(203, 1)).ok());
+      logits[i] = Decode(*engines[i], *session, 80);
+    }
+    ExpectSame(logits[0], logits[1]);
+  }
+}
+
+// Turns, forks and cuts, near and far, give what a session gives that knew nothing of them. What
+// others write in between goes to memory that was given back.
+TEST_P(HeadClassesOn, TurnsForksAndCuts) {
+  for (const PolicyOptions& policy : kPolicies) {
+    const auto engine = LoadFor(policy);
+    const auto session = Take(engine->NewSession(policy));
+    SCOPED_TRACE(session->stats().settings);
+    const auto expect_fresh = [&](Session& got) {
+      const auto fresh = Take(engine->NewSession(policy));
+      ASSERT_TRUE(fresh->Prompt(got.tokens()).ok());
+      ExpectSame(Decode(*engine, got, 12), Decode(*engine, *fresh, 12));
+    };
+    ASSERT_TRUE(session->Prompt(Numbers(190, 1)).ok());
+    const auto fork = Take(session->Fork());
+    Decode(*engine, *session, 30);
+    std::vector<int32_t> turn = session->tokens();
+    for (const int32_t t : Numbers(61, 5)) turn.push_back(t);
+    ASSERT_TRUE(session->Prompt(turn).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, 61);
+    expect_fresh(*session);
+    expect_fresh(*fork);
+    // A cut of a few tokens; a cut to where streaming heads have lost what they would read.
+    turn = fork->tokens();
+    turn.resize(turn.size() - 3);
+    turn.push_back(77);
+    ASSERT_TRUE(fork->Prompt(turn).ok());
+    EXPECT_LT(fork->stats().prefill_tokens, 10);
+    expect_fresh(*fork);
+    ASSERT_TRUE(session->Prompt(Numbers(150, 1)).ok());
+    const bool streams = policy.settings.back().second != "0";
+    EXPECT_EQ(session->stats().prefill_tokens, streams ? 150 : 1);
+    expect_fresh(*session);
+  }
+}
+
+TEST_P(HeadClassesOn, BatchesAreSessions) {
+  const PolicyOptions policy = Duo("4", "16");
+  const auto engine = LoadFor(policy);
+  const auto batch = *Batch::Open(CoreOf(*engine), policy, 2);
+  std::vector<std::unique_ptr<Session>> alone;
+  std::vector<Batch::Next> next;
+  for (const size_t length : {150, 40}) {
+    alone.push_back(Take(engine->NewSession(policy)));
+    ASSERT_TRUE(alone.back()->Prompt(Numbers(length, 2)).ok());
+    next.push_back({*batch->Join(Numbers(length, 2)), 5});
+  }
+  for (int step = 0; step < 60; ++step) {
+    ASSERT_TRUE(batch->Step(next).ok());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      ASSERT_TRUE(alone[i]->Step(next[i].token).ok());
+      const float* got = batch->logits(next[i].slot);
+      ExpectSame({{got, got + engine->vocab()}},
+                 {{alone[i]->logits(), alone[i]->logits() + engine->vocab()}});
+      next[i].token = (next[i].token * 7 + 5) % engine->vocab();
+    }
+  }
+}
+
+TEST_P(HeadClassesOn, SavedContextsComeBack) {
+  const std::string path = testing::TempDir() + "omnikv_duo_" + std::to_string(::getpid());
+  const PolicyOptions policy = Duo("4", "16");
+  const auto engine = LoadFor(policy);
+  const auto stays = Take(engine->NewSession(policy));
+  ASSERT_TRUE(stays->Prompt(Numbers(230, 3)).ok());
+  Decode(*engine, *stays, 9);
+  ASSERT_TRUE(stays->Save(path).ok());
+  {
+    const auto other = LoadFor(policy);
+    const auto goes = Take(other->Restore(path));
+    EXPECT_EQ(goes->stats().held_fraction, stays->stats().held_fraction);
+    EXPECT_EQ(Decode(*other, *goes, 40), Decode(*engine, *stays, 40));
+  }
+  for (const PolicyOptions& policy_of : {PolicyOptions{.name = "full"}, Duo("4", "16", "0.25")}) {
+    const auto other = LoadFor(policy_of);
+    const auto refused = other->Restore(path);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << refused.status().message();
+  }
+  std::remove(path.c_str());
+}
+
+TEST_P(HeadClassesOn, RefuseWhoWouldReadWhatIsGivenBack) {
+  const auto engine = LoadFor(Duo("4", "16"));
+  const auto expect_refused = [](const Result<std::unique_ptr<Session>>& session,
+                                 const std::string& name) {
+    ASSERT_FALSE(session.ok());
+    EXPECT_EQ(session.status().code(), StatusCode::kUnsupported);
+    EXPECT_EQ(session.status().message(),
+              "policy " + name +
+                  " reads what policy duo, with which the engine was opened, gives back of KV head "
+                  "0 in layer 1");
+  };
+  for (const char* name : {"full", "streaming", "omnikv", "tova"}) {
+    expect_refused(engine->NewSession({.name = name}), name);
+  }
+  expect_refused(engine->NewSession(Duo("4", "16", "0")), "duo");
+  EXPECT_TRUE(engine->NewSession(Duo("4", "16", "0.75")).ok());  // has these heads stream too
+  const auto session = Take(engine->NewSession(Duo("4", "16")));
+  ASSERT_TRUE(session->Prompt(Numbers(30, 1)).ok());
+  expect_refused(session->Fork({.name = "full"}), "full");
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, HeadClassesOn, testing::Values("ref", "cpu", "cuda"), NameOf);
+
+// Of two lengths, streaming heads take the same, and the others a row a token.
+TEST(HeadClasses, StreamingHeadsTakeTheSameAtAnyLength) {
+  const std::string gates = TestData("tests/golden/gates/16x2.tsv");
+  const PolicyOptions policy = Duo("4", "100", "0.5", gates);
+  const auto engine = Load(
+      {.model = kShipped, .device = "cpu", .context = 16384, .policy = policy, .kv_dtype = "f16"});
+  constexpr size_t kHeadRow = 2 * 64 * 2;  // bytes: K and V of a head
+  constexpr size_t kRetrieving = 16, kStreaming = 16;
+  const auto held = [&](int64_t tokens) {
+    const auto session = Take(engine->NewSession(policy));
+    EXPECT_TRUE(session->FillContext(tokens).ok());
+    return session->stats().held_bytes.host;
+  };
+  const size_t low = held(2048);
+  EXPECT_EQ(held(12032) - low, (12032 - 2048) * kRetrieving * kHeadRow);
+  // Sinks, and the last 100 tokens in three blocks.
+  EXPECT_EQ(low, (2048 * kRetrieving + (64 + 128) * kStreaming) * kHeadRow);
+  const BankConfig& bank = CoreOf(*engine).bank->config();
+  EXPECT_LT(Bank::ReservedBytes(bank, TierKind::kOwn),
+            (16384 + 128) * kRetrieving * kHeadRow + 4096 * kStreaming * kHeadRow);
+}
+
+TEST(HeadClasses, MistakesInAFileOfGatesAreSentences) {
+  const auto engine = Load({.model = kRandom, .device = "cpu", .context = 256});
+  const std::string path = testing::TempDir() + "omnikv_gates_" + std::to_string(::getpid());
+  const auto expect_refused = [&](const PolicyOptions& policy, const std::string& sentence) {
+    const auto session = engine->NewSession(policy);
+    ASSERT_FALSE(session.ok());
+    EXPECT_EQ(session.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(session.status().message(), sentence);
+  };
+  const auto with_file = [&](const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+    return Duo("4", "16", "0.5", path);
+  };
+  const auto lines = [](size_t n, const std::string& line) {
+    std::string text;
+    for (size_t i = 0; i < n; ++i) text += line;
+    return text;
+  };
+  const std::string of_file = "policy duo: gates: " + path + ": ";
+  expect_refused({.name = "duo"},
+                 "policy duo: gates is not set, expected the path of a file of gates, a line for "
+                 "each layer");
+  expect_refused(Duo("4", "16", "0.5", path + ".none"),
+                 "policy duo: gates: " + path + ".none: no such file");
+  expect_refused(with_file(lines(7, "0.5\t1\n")),
+                 of_file +
+                     "has 7 lines, expected 8, one for each layer of the model that attends to all "
+                     "tokens");
+  expect_refused(with_file(lines(2, "0.5\t1\n") + "0.5\n"),
+                 of_file + "line 3 has 1 numbers, expected 2, one for each KV head of the model");
+  for (const char* wrong : {"1.5", "-0.1", "nan", "x", ""}) {
+    expect_refused(with_file("0.5\t1\n" + std::string(wrong) + "\t0.5\n"),
+                   of_file + "line 2 has '" + wrong + "', expected numbers from 0 to 1");
+  }
+  PolicyOptions both = with_file(lines(8, "0.5\t1\r\n"));
+  EXPECT_TRUE(engine->NewSession(both).ok());
+  both.settings.emplace_back("threshold", "0.3");
+  expect_refused(both, "policy duo: threshold and sparsity are both set, expected one");
+  std::remove(path.c_str());
+}
+
+}  // namespace
+}  // namespace omnikv

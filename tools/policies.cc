@@ -43,10 +43,10 @@ Status ShowPolicies(const PolicyFlags& flags, bool json) {
     if (flags.policy != "auto" && flags.policy != info.name) continue;
     auto settings = nlohmann::ordered_json::array();
     for (const SettingSpec& spec : info.settings) {
-      settings.push_back({{"key", spec.key},
-                          {"default", spec.default_value},
-                          {"values", Values(spec)},
-                          {"help", spec.help}});
+      nlohmann::ordered_json setting = {
+          {"key", spec.key}, {"values", Values(spec)}, {"help", spec.help}};
+      if (!spec.default_value.empty()) setting["default"] = spec.default_value;
+      settings.push_back(setting);
     }
     list.push_back({{"name", info.name}, {"summary", info.summary}, {"settings", settings}});
   }
@@ -59,7 +59,7 @@ Status ShowPolicies(const PolicyFlags& flags, bool json) {
                policy["summary"].get<std::string>());
     for (const auto& setting : policy["settings"]) {
       fmt::print("  --set {}={}\n      {} ({})\n", setting["key"].get<std::string>(),
-                 setting["default"].get<std::string>(), setting["help"].get<std::string>(),
+                 setting.value("default", "(must be given)"), setting["help"].get<std::string>(),
                  setting["values"].get<std::string>());
     }
     fmt::print("\n");

@@ -217,6 +217,9 @@ TEST_F(BadInputs, InfoCountsWindowsAndSaysWhatCannotRun) {
     if (policy.at("name") == "omnikv") {
       EXPECT_NE(policy.at("cannot_run").get<std::string>().find("sliding window"),
                 std::string::npos);
+    } else if (policy.at("name") == "duo") {
+      EXPECT_NE(policy.at("cannot_run").get<std::string>().find("gates is not set"),
+                std::string::npos);
     } else {
       EXPECT_EQ(policy.at("read_bytes_per_step"), 8 * json.at("kv_bytes_per_token").get<int64_t>());
     }

@@ -350,6 +350,10 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_EQ(info.at("kv_bytes").at("host"), 1000 * info.at("kv_bytes_per_token").get<int64_t>());
   ASSERT_GE(info.at("policies").size(), 3u);
   for (const json& policy : info.at("policies")) {
+    if (policy.at("name") == "duo") {  // needs a file of gates
+      ExpectFields(policy, {"name", "summary", "cannot_run"});
+      continue;
+    }
     ExpectFields(policy,
                  {"name", "settings", "held_bytes", "reserved_bytes", "read_bytes_per_step"});
     ExpectFields(policy.at("held_bytes"), {"device", "host", "disk"});
@@ -377,8 +381,7 @@ TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_EQ(info.at("default_policy"), "omnikv");
   const json set_by_default = GoodJson("info --json --set budget=77");
   for (const json& policy : set_by_default.at("policies")) {
-    const bool set =
-        policy.at("settings").get<std::string>().find("budget=77") != std::string::npos;
+    const bool set = policy.value("settings", "").find("budget=77") != std::string::npos;
     EXPECT_EQ(set, policy.at("name") == "omnikv") << policy;
   }
 }

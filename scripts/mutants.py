@@ -34,8 +34,8 @@ import time
 from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
-TOVA, SNAPKV, QUEST, KCACHE = (f"src/policy/{p}/{p}.cc" for p in
-                               ("tova", "snapkv", "quest", "kcache"))
+TOVA, SNAPKV, QUEST, DUO, KCACHE = (f"src/policy/{p}/{p}.cc" for p in
+                                    ("tova", "snapkv", "quest", "duo", "kcache"))
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -89,6 +89,13 @@ FAULTS = {
     "quest_prompts_make_no_bounds": (
         QUEST, "  MakeStates(step.layer, attend);\n",
         "  if (!step.prefill) MakeStates(step.layer, attend);\n"),
+    "another_head_is_stored": (
+        KERNELS + "kept_rows.cu", "HeadOfSlice(a.from, from, i, head)",
+        "HeadOfSlice(a.from, from, i, to_head)"),
+    "duo_window_off_by_one": (
+        DUO, "static_cast<int32_t>(recent_);", "static_cast<int32_t>(recent_) + 1;"),
+    "duo_drops_one_too_many": (
+        DUO, "std::max(sinks_, length + 1 - recent_)", "std::max(sinks_, length + 2 - recent_)"),
     "kcache_scale_missing": (KCACHE, ".scale = attend.scale", ".scale = 1"),
     "kcache_mean_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kMean"),
     "kcache_renormalises_always": (

@@ -82,7 +82,7 @@ TEST_F(CudaBackendTest, ARangeOfHeadsTakesTheKernelsOfAll) {
                     .n_rows = n_rows,
                     .n_seqs = 1,
                     .n_heads = 32,
-                    .softcap = 30};  // which FlashInfer's kernels for all heads do not take
+                    .softcap = 30};  // which FlashInfer's kernels do not take
     for (const int32_t count : {0, 2}) {
       args.kv_head_begin = count;
       args.kv_head_count = count;

@@ -92,6 +92,33 @@ void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind sco
   });
 }
 
+void RunAlone(const std::string& what, const Attention& a, const AttnPlan& plan, Random& random) {
+  constexpr int32_t kFirst = 3;
+  constexpr int32_t kModelHeads = 6;
+  const int32_t group = a.shape.n_heads / a.shape.n_kv_heads;
+  const auto n_rows = static_cast<size_t>(a.step.n_rows());
+  const auto row_heads = n_rows * static_cast<size_t>(kModelHeads * group);
+  const std::vector<float> q = random.Floats(row_heads * static_cast<size_t>(a.shape.dk));
+  for (const auto& [begin, count] : {std::pair{kFirst, 2}, {kFirst + 1, 1}}) {
+    Check(fmt::format("Attend {} rows {} {}, heads {} to {} alone", n_rows, Name(a.shape), what,
+                      begin, begin + count),
+          [&, begin = begin, count = count](const Execute& run) {
+            std::vector<float> o(row_heads * static_cast<size_t>(a.shape.dv), kPoison);
+            std::vector<float> lse(row_heads, kPoison);
+            AttendArgs args = a.Args(plan);
+            args.q = q.data();
+            args.o = o.data();
+            args.lse = lse.data();
+            args.n_heads = kModelHeads * group;
+            args.kv = args.kv.Renumbered(kFirst, kModelHeads);
+            args.kv_head_begin = begin;
+            args.kv_head_count = count;
+            run(args);
+            return Outputs{{"o", o}, {"lse", lse}};
+          });
+  }
+}
+
 Lists::Lists(const std::vector<int32_t>& kv_len, int32_t per_seq, int32_t unit, int32_t n,
              Random& random)
     : lists(per_seq), unit_tokens(unit), capacity(std::max(n, 1)) {

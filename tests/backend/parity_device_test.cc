@@ -250,6 +250,21 @@ TEST_F(ParityDeviceTest, AttendAChunkOfALongPast) {
   }
 }
 
+// A run of KV heads, all that the bank has of a model's: enough rows for FlashInfer's kernel, and a
+// past that is dealt to several blocks.
+TEST_F(ParityDeviceTest, AttendManyRowsOfARunOfHeads) {
+  Random random(206);
+  for (const int32_t d : {64, 96, 128, 256}) {
+    for (const DType dtype : {DType::kF16, DType::kBF16}) {
+      RunAlone("dense", Attention({8, 2, d, d, dtype}, {600}, {733}, random, 64), AttnPlan::Dense(),
+               random);
+      Attention chunk({2, 2, d, d, dtype}, {0, 200, 0}, {40, 2470, 7}, random, 64);
+      chunk.busy_seqs = 1;
+      RunAlone("a chunk of a long past", chunk, AttnPlan::Dense(), random);
+    }
+  }
+}
+
 // The row of a decode step goes to its slot instead of its home, if it has one.
 TEST_F(ParityDeviceTest, AppendToASlot) {
   Random random(203);

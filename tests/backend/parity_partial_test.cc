@@ -216,6 +216,24 @@ TEST_F(ParityTest, AttendHeadRangesOfPlanesApart) {
   }
 }
 
+// The bank has two of a model's KV heads alone.
+TEST_F(ParityTest, AttendHeadsThatLieAlone) {
+  Random random(37);
+  for (DType dtype : kKvFormats) {
+    for (const Shape& s : ManyShapes(dtype)) {
+      if (!Fits(s)) continue;
+      for (const std::vector<int32_t>& q_len :
+           {std::vector<int32_t>{1, 3}, std::vector<int32_t>{20, 70}}) {
+        if (q_len.front() > 1 && (s.dk > 64 || s.n_heads > 8)) continue;  // many sums
+        const Shape alone{s.n_heads / s.n_kv_heads * 2, 2, s.dk, s.dv, dtype};
+        const Attention a(alone, q_len, {500, 71}, random);
+        RunAlone("dense", a, AttnPlan::Dense(), random);
+        RunAlone("sinks and window", a, Sinks(20), random);
+      }
+    }
+  }
+}
+
 TEST_F(ParityTest, AttendWithAnOutsideNormaliser) {
   Random random(34);
   for (DType dtype : kKvTypes) {

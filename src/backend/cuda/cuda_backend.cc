@@ -63,7 +63,7 @@ bool Reads(const LinearArgs& linear, const Op& op) {
     return linear.x == out && linear.n_rows == n_rows && linear.w.n_in == width;
   };
   if (const auto* a = std::get_if<AttendArgs>(&op)) {
-    return reads(a->o, a->n_rows, int64_t{a->n_heads} * a->kv.dv);
+    return a->Heads() == a->n_heads && reads(a->o, a->n_rows, int64_t{a->n_heads} * a->kv.dv);
   }
   if (const auto* a = std::get_if<NormGatedFfnArgs>(&op)) {
     return reads(a->out, a->n_rows, a->gate.n_out);

@@ -28,7 +28,7 @@ bool FillsTiles(const AttendArgs& a) {
 // Parts that the tokens of a tile are dealt to: one where there is a tile for about every block
 // that the card holds.
 int Parts(const AttendArgs& a, const Device& device) {
-  const int64_t blocks = CeilDiv(a.n_rows, HopperRows(a.kv.dk)) * a.n_heads;
+  const int64_t blocks = CeilDiv(a.n_rows, HopperRows(a.kv.dk)) * a.Heads();
   const bool fills = 2 * blocks > CeilDiv(blocks, device.sm_count) * device.sm_count;
   return fills ? 1 : PartsFor(blocks, device.sm_count);
 }
@@ -55,12 +55,15 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t from = valid ? kv.RowIndex(meta.table_off, token) : 0;
   const int head_words = kv.dk / 8;  // of 16 bytes; dk == dv
   const int half_words = kv.n_kv_heads * head_words;
+  const int first_word = a.kv_head_begin * head_words;
+  const int words = a.KvHeads() * head_words;  // of the heads that take part
   uint4* to = tails + (int64_t{seq} * n_tokens + row) * 2 * half_words;
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < 2 * half_words; i += 32) {
-    const bool is_v = i >= half_words;
-    const int word = is_v ? i - half_words : i;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < 2 * words; i += 32) {
+    const bool is_v = i >= words;
+    const int word = first_word + (is_v ? i - words : i);
     const std::byte* head = (is_v ? kv.v : kv.k).Head(from, word / head_words);
-    to[i] = valid ? reinterpret_cast<const uint4*>(head)[word % head_words] : uint4{};
+    to[is_v ? half_words + word : word] =
+        valid ? reinterpret_cast<const uint4*>(head)[word % head_words] : uint4{};
   }
 }
 
@@ -70,14 +73,16 @@ __global__ void __launch_bounds__(32 * kWarps)
     MergeParts(const __grid_constant__ AttendArgs a, const HopperInputs in) {
   GridTrigger();
   GridWait();
-  const int64_t n = int64_t{a.n_rows} * a.n_heads;
-  const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (at >= n) return;
-  const SeqMeta meta = a.seqs[a.rows[at / a.n_heads].seq];
+  const int64_t n = int64_t{a.n_rows} * a.Heads();
+  const int64_t part_at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (part_at >= n) return;
+  const int64_t row = part_at / a.Heads();
+  const int64_t at = row * a.n_heads + a.FirstHead() + part_at % a.Heads();
+  const SeqMeta meta = a.seqs[a.rows[row].seq];
   const int parts = HopperPartsOf(a.rows[meta.q_begin].pos, in.parts);
   if (parts == 1) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const float lse = lane < parts ? in.part_lse[lane * n + at] : -__builtin_huge_valf();
+  const float lse = lane < parts ? in.part_lse[lane * n + part_at] : -__builtin_huge_valf();
   const float top = WarpMax(lse);
   const float weight = lane < parts ? expf(lse - top) : 0.0f;
   const float sum = WarpSum(weight);
@@ -90,7 +95,8 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int r = 0; r < kRuns; ++r) {
       const int d = 128 * r + 4 * lane;
       if (d >= a.kv.dv) continue;
-      const float4 o = *reinterpret_cast<const float4*>(in.part_o + (p * n + at) * a.kv.dv + d);
+      const float4 o =
+          *reinterpret_cast<const float4*>(in.part_o + (p * n + part_at) * a.kv.dv + d);
       total[r][0] += w * o.x;
       total[r][1] += w * o.y;
       total[r][2] += w * o.z;
@@ -148,18 +154,17 @@ bool CanAttendHopper(const AttendArgs& a, const Device& device) {
   const KvView& kv = a.kv;
   if (device.arch != 90 || KernelFor(kv) == nullptr || DenseQueries(a) == nullptr) return false;
   if (a.o == nullptr || a.score != ScoreKind::kNone || a.softcap != 0 || a.scale <= 0) return false;
-  if (a.KvHeads() != kv.n_kv_heads || a.lse_in != nullptr) return false;
+  if (a.lse_in != nullptr) return false;
   if (kv.block_tokens < kLeastHopperBlock || (kv.block_tokens & (kv.block_tokens - 1)) != 0) {
     return false;
   }
-  return FillsTiles(a) &&
-         AreMultiples(16, kv.k.base, kv.v.base, kv.k.row_bytes, kv.v.row_bytes, kv.k.head_bytes,
-                      kv.v.head_bytes, a.o);
+  return FillsTiles(a) && AreMultiples(16, kv.k.base, kv.v.base, kv.k.row_bytes, kv.v.row_bytes,
+                                       kv.k.head_bytes, kv.v.head_bytes, a.o);
 }
 
 size_t AttendHopperScratch(const AttendArgs& a, const Device& device) {
   const int parts = Parts(a, device);
-  const int64_t values = int64_t{a.n_rows} * a.n_heads * (a.kv.dv + 1);
+  const int64_t values = int64_t{a.n_rows} * a.Heads() * (a.kv.dv + 1);
   return QueryBytes(a) + TailBytes(a) +
          (parts > 1 ? sizeof(float) * static_cast<size_t>(parts * values) : 0);
 }
@@ -173,7 +178,7 @@ void AttendHopper(const AttendArgs& a, void* o_bf16, const Launch& launch) {
   LaunchKernel(CopyTails, launch, dim3(copies, static_cast<unsigned>(a.n_seqs)), 32 * kWarps, 0, a,
                reinterpret_cast<uint4*>(tails));
   HopperInputs inputs{.q = q, .tails = tails, .o_bf16 = o_bf16, .parts = Parts(a, *launch.device)};
-  const int64_t row_heads = int64_t{a.n_rows} * a.n_heads;
+  const int64_t row_heads = int64_t{a.n_rows} * a.Heads();
   if (inputs.parts > 1) {
     inputs.part_o = reinterpret_cast<float*>(tails + TailBytes(a));
     inputs.part_lse = inputs.part_o + inputs.parts * row_heads * a.kv.dv;

@@ -72,8 +72,9 @@ struct Scheduler {
     const RowMeta* rows;
     const SeqMeta* seqs;
     int n_seqs;
-    int group;  // heads that share a KV head
-    int parts;  // at most
+    int group;       // heads that share a KV head
+    int first_head;  // of those that take part
+    int parts;       // at most
   };
 
   struct WorkTileInfo {
@@ -90,7 +91,7 @@ struct Scheduler {
 
   CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& p) const {
     int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-    const int head = static_cast<int>(blockIdx.y);
+    const int head = p.first_head + static_cast<int>(blockIdx.y);
     for (int seq = 0; seq < p.n_seqs; ++seq) {
       const SeqMeta meta = p.seqs[seq];
       const int tiles = (meta.q_len + kRows - 1) / kRows;
@@ -263,9 +264,10 @@ struct Epilogue {
     float* o;               // [n_rows, n_heads, kD]
     __nv_bfloat16* o_bf16;  // where o goes instead; null: o
     float* lse;             // [n_rows, n_heads]; null: not wanted
-    float* part_o;          // [parts, n_rows, n_heads, kD]: where parts go
-    float* part_lse;        // [parts, n_rows, n_heads]
+    float* part_o;          // [parts, n_rows, part_heads, kD]: where parts go
+    float* part_lse;        // [parts, n_rows, part_heads]
     int n_rows, n_heads;
+    int first_head, part_heads;  // those that take part
   };
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(const Params&) {}
@@ -280,12 +282,14 @@ struct Epilogue {
                             const BlockCoord& coord) const {
     const auto [q_tile, head, kv_head, q_begin, table_off, q_len, tokens, seq] = coord;
     const bool whole = tokens.part < 0;
-    const int64_t part_at = whole ? 0 : int64_t{tokens.part} * p.n_rows * p.n_heads;
+    const int64_t part_at = whole ? 0 : int64_t{tokens.part} * p.n_rows * p.part_heads;
+    const int stride = whole ? p.n_heads : p.part_heads;
+    const int column = whole ? head : head - p.first_head;
     float* const o_f32 = whole ? p.o : p.part_o + part_at * kD;
     float* const lse_to = whole ? p.lse : p.part_lse + part_at;
     const int rows = q_len - q_tile * kRows;  // of the tile that are queries
     const int64_t first = int64_t{q_begin} + q_tile * kRows;
-    const auto at = [&](int row) { return (first + row) * p.n_heads + head; };
+    const auto at = [&](int row) { return (first + row) * stride + column; };
     const auto tile = cute::make_identity_tensor(cute::Shape<cute::Int<kRows>, cute::Int<kD>>{});
     const auto coords = mma.get_thread_slice(thread).partition_C(tile);  // ((2, 2, V), M, N)
 #pragma unroll
@@ -382,11 +386,14 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
       .part_lse = in.part_lse,
       .n_rows = a.n_rows,
       .n_heads = a.n_heads,
+      .first_head = a.FirstHead(),
+      .part_heads = a.Heads(),
   };
   const typename SchedulerT::Params work{.rows = a.rows,
                                          .seqs = a.seqs,
                                          .n_seqs = a.n_seqs,
                                          .group = a.n_heads / kv.n_kv_heads,
+                                         .first_head = a.FirstHead(),
                                          .parts = in.parts};
 
   auto* kernel = flashinfer::PrefillWithKVCacheKernel<MainloopT, EpilogueT, Traits,
@@ -398,7 +405,7 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   if (error != cudaSuccess) return error;
   // Sequences end anywhere in their last tile.
   const int tiles = (a.n_rows + a.BusySeqs() * (kRows - 1)) / kRows;
-  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.n_heads),
+  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.Heads()),
                 static_cast<unsigned>(in.parts)),
            Traits::NUM_THREADS, kSharedBytes, stream>>>(p, out, work);
   return cudaGetLastError();

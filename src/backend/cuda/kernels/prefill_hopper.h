@@ -37,8 +37,8 @@ struct HopperInputs {
   void* o_bf16 = nullptr;  // [n_rows, n_heads, dv]: where o goes instead of AttendArgs::o
   // Where the parts of a sequence that has several leave what they found.
   int parts = 1;              // at most
-  float* part_o = nullptr;    // [parts, n_rows, n_heads, dv]
-  float* part_lse = nullptr;  // [parts, n_rows, n_heads]
+  float* part_o = nullptr;    // [parts, n_rows, Heads(), dv]: of the heads that take part
+  float* part_lse = nullptr;  // [parts, n_rows, Heads()]
 };
 
 using HopperKernel = cudaError_t(const AttendArgs& args, const HopperInputs& inputs,

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "engine/core.h"
 #include "engine/devices.h"
+#include "engine/supported.h"
 #include "model/generated.h"
 #include "model/limits.h"
 
@@ -212,6 +213,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, EngineM
     OKV_RETURN_IF_ERROR(options.check(*owned));
     start += Clock::now() - before;  // the caller's own time
   }
+  OKV_RETURN_IF_ERROR(CheckSupported(core, options.policy, 1));
   OKV_ASSIGN_OR_RETURN(core.weights, model.load(*core.backend, options.on_load));
   for (const std::string& note : core.weights.notes) LogVerbose("{}: {}", options.model, note);
   OKV_RETURN_IF_ERROR(OpenWorkspace(core));

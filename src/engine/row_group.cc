@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/supported.h"
 
 namespace omnikv {
 namespace {
@@ -42,6 +43,13 @@ Status CheckSize(const EngineCore& core, int32_t max_seqs) {
 
 Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyOptions& policy,
                                                  int32_t max_seqs) {
+  OKV_RETURN_IF_ERROR(CheckSupported(core, policy, max_seqs));
+  return OpenUnasked(core, policy, max_seqs);
+}
+
+Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
+                                                        const PolicyOptions& policy,
+                                                        int32_t max_seqs) {
   OKV_RETURN_IF_ERROR(CheckSize(core, max_seqs));
   std::unique_ptr<RowGroup> group(new RowGroup(core));
   group->id_ = core.next_group++;

@@ -23,9 +23,14 @@ class RowGroup {
  public:
   // kInvalidArgument unless 1 <= max_seqs <= kMaxBatch; for more than one sequence kUnsupported for
   // a policy that keeps the state of one sequence or passes layers through stages, and for models
-  // whose rotations depend on a prompt's length.
+  // whose rotations depend on a prompt's length. kUnsupported where the backend cannot run a step
+  // of it (CheckSupported).
   static Result<std::unique_ptr<RowGroup>> Open(EngineCore& core, const PolicyOptions& policy,
                                                 int32_t max_seqs);
+  // The same without that question.
+  static Result<std::unique_ptr<RowGroup>> OpenUnasked(EngineCore& core,
+                                                       const PolicyOptions& policy,
+                                                       int32_t max_seqs);
   ~RowGroup();
 
   // Takes a free slot for a new, empty sequence. kResourceExhausted when no slot, or no sequence of

@@ -52,14 +52,18 @@ struct Candidate {
 Result<std::vector<Candidate>> MakeCandidates();
 // Of the cases of a sweep (parity_sweep_test.cc), the program runs each so-many-th.
 int64_t SweepStride();
+// Of the candidates, a random case (parity_random_test.cc) runs on each so-many-th.
+int64_t CandidateStride();
 
 class ParityTest : public testing::Test {
  protected:
   void SetUp() override;
 };
 
-// Runs `run` everywhere and compares with the reference.
-void Check(const std::string& name, const Case& run);
+// Runs `run` everywhere and compares with the reference, whose outputs it gives. With a turn, on
+// each CandidateStride()-th candidate, other ones each turn.
+inline constexpr int64_t kAllCandidates = -1;
+Outputs Check(const std::string& name, const Case& run, int64_t turn = kAllCandidates);
 
 // Cases that were checked on all candidates, by the name of their op; and the one under way.
 const std::map<std::string, int64_t>& CasesRun();

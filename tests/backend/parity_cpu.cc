@@ -25,4 +25,8 @@ int64_t SweepStride() {
   return 11;  // a sample: the sweep is meant for the CUDA backend, and each case runs often here
 }
 
+int64_t CandidateStride() {
+  return 2;
+}
+
 }  // namespace omnikv::parity

@@ -103,4 +103,8 @@ int64_t SweepStride() {
   return stride != nullptr ? std::max(1L, std::atol(stride)) : 1;
 }
 
+int64_t CandidateStride() {
+  return 1;
+}
+
 }  // namespace omnikv::parity

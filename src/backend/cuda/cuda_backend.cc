@@ -379,11 +379,13 @@ Support CudaBackend::Supports(const Op& op) const {
   }
   if (const Support kv = SupportsKv(op); !kv.ok) return kv;
   if (const auto* score = std::get_if<ScoreArgs>(&op); score && !CanScore(*score, device_)) {
-    return {false, "scores of more heads than shared memory holds"};
+    return {false, fmt::format("scores of {} heads of {} values exceed a block's shared memory",
+                               score->n_heads, score->kv.dk)};
   }
   if (const auto* score = std::get_if<BlockScoreArgs>(&op);
       score != nullptr && !CanBlockScore(*score, device_)) {
-    return {false, "more query heads than shared memory holds"};
+    return {false, fmt::format("scores of {} heads of {} values exceed a block's shared memory",
+                               score->n_heads, score->dk)};
   }
   return {};
 }

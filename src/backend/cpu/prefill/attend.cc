@@ -149,11 +149,12 @@ class PrefillAttention::Task {
     const int64_t size = kernels_.tile_tokens;
     int64_t low = begin;
     if (segment.window > 0) low = std::max(low, int64_t{min_pos} + 1 - segment.window);
+    if (low >= end) return;
     for (int64_t tile = low / size; tile * size < end; ++tile) {
       const int64_t first = std::max(begin, tile * size);
       const int64_t last = std::min(end, (tile + 1) * size);
       if (first >= last) continue;
-      LoadTile(first, last);
+      LoadTile(first, last, low);
       const int64_t next = std::min(end - last, size);
       AttendTile tiles[kBatch];
       for (int64_t p = 0; p < panels_;) {
@@ -172,24 +173,32 @@ class PrefillAttention::Task {
     }
   }
 
-  // Calls body(index in the tile, K, V) for tokens [first, last): those of the task's head.
+  // Calls body(index in the tile, K, V) for tokens [first, last): those of the task's head. Tokens
+  // before `low` have no weight and may lie nowhere: token `low` stands for them.
   template <typename Body>
-  void ForEachRow(int64_t first, int64_t last, const Body& body) const {
+  void ForEachRow(int64_t first, int64_t last, int64_t low, const Body& body) const {
     const KvView& kv = a_.kv;
     const int32_t table = a_.seqs[seq_].table_off;
     for (int64_t t = first; t < last;) {
-      const int64_t stop = std::min(last, (t / kv.block_tokens + 1) * kv.block_tokens);
-      const int64_t row = kv.RowIndex(table, t);
+      const bool before = t < low;
+      const int64_t stop =
+          std::min(last, before ? low : (t / kv.block_tokens + 1) * kv.block_tokens);
+      const int64_t row = kv.RowIndex(table, std::max(t, low));
       const std::byte* k = kv.k.Head(row, kv_head_);
       const std::byte* v = kv.v.Head(row, kv_head_);
-      for (; t < stop; ++t, k += kv.k.row_bytes, v += kv.v.row_bytes) body(t - first, k, v);
+      for (; t < stop; ++t) {
+        body(t - first, k, v);
+        if (before) continue;
+        k += kv.k.row_bytes;
+        v += kv.v.row_bytes;
+      }
     }
   }
 
   // Asks for K and V of tokens [first, last), which the next tile reads.
   void Fetch(int64_t first, int64_t last) const {
     const KvView& kv = a_.kv;
-    ForEachRow(first, last, [&](int64_t, const std::byte* k, const std::byte* v) {
+    ForEachRow(first, last, first, [&](int64_t, const std::byte* k, const std::byte* v) {
       for (int64_t b = 0; b < kv.k.head_bytes; b += 64) __builtin_prefetch(k + b, 0, 2);
       for (int64_t b = 0; b < kv.v.head_bytes; b += 64) __builtin_prefetch(v + b, 0, 2);
     });
@@ -215,7 +224,7 @@ class PrefillAttention::Task {
     vector_.to_bf16(f32, n, reinterpret_cast<Bf16*>(out));
   }
 
-  void LoadTile(int64_t first, int64_t last) {
+  void LoadTile(int64_t first, int64_t last, int64_t low) {
     const KvView& kv = a_.kv;
     if (kernels_.pack_rows != nullptr) {
       AttendRows rows;
@@ -223,7 +232,7 @@ class PrefillAttention::Task {
       rows.dtype = q8 ? DType::kBF16 : kv.k.dtype;
       rows.dk = kv.dk;
       rows.dv = kv.dv;
-      ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* v) {
+      ForEachRow(first, last, low, [&](int64_t j, const std::byte* k, const std::byte* v) {
         if (q8) {
           uint32_t* to = Words(at_.tokens + rows.n * (kv.dk + kv.dv) / 2);
           ToBf16(kv.k, k, kv.dk, to);
@@ -241,7 +250,7 @@ class PrefillAttention::Task {
     }
     if (kernels_.pack == 2) {
       const Bf16* even = nullptr;  // V of the last token, when it is not paired yet
-      ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* values) {
+      ForEachRow(first, last, low, [&](int64_t j, const std::byte* k, const std::byte* values) {
         uint32_t* key = Words(at_.k + j * at_.ld_k);
         ToBf16(kv.k, k, kv.dk, key);
         std::fill(key + kv.dk / 2, key + at_.q_words, 0u);
@@ -260,7 +269,7 @@ class PrefillAttention::Task {
       });
       return;
     }
-    ForEachRow(first, last, [&](int64_t j, const std::byte* k, const std::byte* v) {
+    ForEachRow(first, last, low, [&](int64_t j, const std::byte* k, const std::byte* v) {
       ToF32(kv.k, k, kv.dk, Floats(at_.k) + j * at_.ld_k);
       ToF32(kv.v, v, kv.dv, Floats(at_.v) + j * at_.ld_v);
     });

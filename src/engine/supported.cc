@@ -1,0 +1,131 @@
+#include "engine/supported.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/check.h"
+#include "engine/row_group.h"
+
+namespace omnikv {
+namespace {
+
+// Asks another backend of each op whether it takes it, and runs none. Its memory is addresses that
+// nobody looks at.
+class AskingBackend : public HostBackend {
+ public:
+  explicit AskingBackend(const Backend& asked) : asked_(asked) {}
+
+  std::string_view Name() const override { return asked_.Name(); }
+  std::string Describe() const override { return asked_.Describe(); }
+  bool OnDevice() const override { return asked_.OnDevice(); }
+  size_t AvailableMemory() const override { return asked_.AvailableMemory(); }
+  size_t SelectionBytes() const override { return asked_.SelectionBytes(); }
+  int32_t PrefillRows() const override { return asked_.PrefillRows(); }
+  Support Supports(const Op& op) const override { return asked_.Supports(op); }
+  Result<Buffer> Allocate(size_t bytes, std::string_view) override {
+    constexpr size_t kAlignment = 4096;
+    auto* const data = reinterpret_cast<void*>(next_);
+    next_ += (bytes + kAlignment) / kAlignment * kAlignment;
+    return Buffer(data, bytes, [](void*) {});
+  }
+  void Upload(void*, const void*, size_t) override {}
+  void Download(void* dst, const void*, size_t bytes) override { std::memset(dst, 0, bytes); }
+  void Copy(void*, const void*, size_t, Lane) override {}
+
+  // The first op that was refused, and why; none: ok.
+  const Support& answer() const { return answer_; }
+  std::string_view refused() const { return refused_; }
+
+ protected:
+  void Run(const Op& op) override {
+    if (!answer_.ok) return;
+    answer_ = asked_.Supports(op);
+    if (!answer_.ok) refused_ = OpName(op);
+  }
+
+ private:
+  const Backend& asked_;
+  uintptr_t next_ = uintptr_t{1} << 20;
+  Support answer_;
+  std::string_view refused_;
+};
+
+// The weights as steps see them, of which none is read.
+Weights WeightsSeen(const EngineCore& core) {
+  Weights seen;
+  seen.embed = core.weights.embed;
+  seen.final_norm = core.weights.final_norm;
+  seen.head = core.weights.head;
+  seen.head_bias = core.weights.head_bias;
+  seen.layers = core.weights.layers;
+  seen.layers.resize(static_cast<size_t>(core.config.n_layers));
+  return seen;
+}
+
+// Enqueues a prompt, and a decode step of each kind that follows it.
+Status EnqueueSteps(EngineCore& core, RowGroup& group) {
+  const StepContext context{.backend = *core.backend,
+                            .config = core.config,
+                            .weights = core.weights,
+                            .work = core.work,
+                            .on_selection = {}};
+  const int64_t most = core.bank->config().max_tokens;
+  const auto n = static_cast<int32_t>(std::clamp<int64_t>(most - 1, 1, core.work.max_rows));
+  OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());
+  OKV_RETURN_IF_ERROR(group.AppendPrompt(slot, n, n));
+  StepGroup step{.policy = group.policy(),
+                 .residency = group.residency(),
+                 .ropes = group.ropes(),
+                 .n_rows = n,
+                 .n_out = 1,
+                 .n_seqs = group.max_seqs(),
+                 .seq = group.seq(slot),
+                 .prefill = true,
+                 .prompt_end = n,
+                 .slot = slot,
+                 .chooses = group.ChoosesAfter(slot, n, n)};
+  EnqueueStep(context, {&step, 1});
+  group.EndPromptRows(slot, n);
+  if (group.length(slot) == most) return {};
+  OKV_RETURN_IF_ERROR(group.Append(slot, 1));
+  const SeqLength now = group.lengths(slot);
+  const SeqLength full{.tokens = most, .prompt = most - 1, .gone = now.gone};
+  for (const int32_t variant :
+       std::set{group.policy().Variant(now), group.policy().Variant(full)}) {
+    step.n_rows = 1;
+    step.prefill = step.chooses = false;
+    step.first_pos = now.tokens - 1;
+    step.variant = variant;
+    EnqueueStep(context, {&step, 1});
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckSupported(const EngineCore& core, const PolicyOptions& policy, int32_t max_seqs) {
+  EngineCore dry;
+  auto asking = std::make_unique<AskingBackend>(*core.backend);
+  const AskingBackend& answers = *asking;
+  dry.backend = std::move(asking);
+  dry.options = core.options;
+  dry.config = core.config;
+  dry.plan = core.plan;
+  dry.weights = WeightsSeen(core);
+  OKV_ASSIGN_OR_RETURN(dry.bank, Bank::Create(*dry.backend, core.bank->config()));
+  OKV_ASSIGN_OR_RETURN(dry.work, Workspace::Create(*dry.backend, dry.config, dry.plan.chunk,
+                                                   MaxOutRows(dry.config, dry.plan.chunk,
+                                                              dry.options.max_sessions)));
+  {
+    OKV_ASSIGN_OR_RETURN(const auto group, RowGroup::OpenUnasked(dry, policy, max_seqs));
+    OKV_RETURN_IF_ERROR(EnqueueSteps(dry, *group));
+    if (answers.answer().ok) return {};
+    return Unsupported(fmt::format("{} under `policy` {} needs {}, which {} does not run: {}",
+                                   core.config.name, group->policy_name(), answers.refused(),
+                                   core.backend->Name(), answers.answer().reason));
+  }
+}
+
+}  // namespace omnikv

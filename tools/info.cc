@@ -36,8 +36,8 @@ size_t Sum(const nlohmann::ordered_json& tiers) {
   return tiers["device"].get<size_t>() + tiers["host"].get<size_t>();
 }
 
-// What `info` says of one policy at a context. `placed`: the plan is for it, else it has all K/V in
-// one tier.
+// What `info` says of one policy at a context. `placed`: the plan is for it, else none of its
+// layers is on the host.
 nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings> settings,
                                   const ModelConfig& config, Backend& backend,
                                   const MemoryPlan& plan, bool placed) {
@@ -56,6 +56,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   PlanPolicy(config, *policy, /*max_sessions=*/1, own);
   BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
   bank.pool_tokens = plan.context;
+  if (!placed) own.working_sets = Bank::StageBytes(bank);
   const LayerSpec& spec = bank.layers.front();
   const KvView kv{.k = {.dtype = bank.dtype},
                   .v = {.dtype = bank.dtype},
@@ -87,7 +88,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   }
   const size_t kept = policy->Bytes() + StateBytes(config, bank, *policy);
   const auto bytes = [&](size_t here, size_t host) {
-    return ByTier(backend, here + (placed ? plan.working_sets : 0) + kept, host);
+    return ByTier(backend, here + own.working_sets + kept, host);
   };
   json["held_bytes"] = bytes(held[0], held[1]);
   json["reserved_bytes"] = bytes(Bank::ReservedBytes(bank, TierKind::kOwn) + own.prompt,
@@ -160,6 +161,7 @@ Status Info(const InfoFlags& f) {
                                  {"kv_bytes_per_token", plan.kv_per_token},
                                  {"kv_bytes", ByTier(*backend, plan.kv, plan.kv_host)},
                                  {"host_layers", needs.host_layers},
+                                 {"host_value_layers", needs.host_values},
                                  {"working_set_bytes", plan.working_sets},
                                  {"working_set_tokens", plan.working_set},
                                  {"available_bytes", plan.available},

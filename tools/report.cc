@@ -78,6 +78,11 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
       needs.prompt == 0 ? ""
                         : fmt::format(", {} more while a prompt is read", HumanBytes(needs.prompt)),
       HumanBytes(needs.available))};
+  if (!needs.host_values.empty()) {
+    lines.push_back(fmt::format("host memory: V of layers {}, up to {}; for prompts on the GPU: {}",
+                                Ranges(needs.host_values, ", "), HumanBytes(needs.kv_host),
+                                HumanBytes(needs.working_sets)));
+  }
   if (!needs.host_layers.empty()) {
     lines.push_back(fmt::format(
         "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with working sets of {} "

@@ -26,6 +26,7 @@ struct MemoryNeeds {
   size_t prompt = 0;        // taken while a prompt is read, where its K/V do not all stay
   size_t working_sets = 0;  // on the device: what it holds of those, and their way through it
   std::vector<int32_t> host_layers;  // whose K/V those are
+  std::vector<int32_t> host_values;  // layers of which V alone are there
   int64_t working_set = 0;           // tokens of each of them, that the device holds
   size_t available = 0;              // the cap given, or what there is
   int64_t context = 0;               // tokens a session can hold

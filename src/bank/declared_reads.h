@@ -25,6 +25,9 @@ struct DeclaredReads {
   int32_t n_selections = 0;
   int64_t max_tokens = 0;   // that a layer reads by a selection in one step, at most
   StreamedLayers streamed;  // where there are no selections
+  // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
+  // away from the device, where steps read and write them in place. By layer, or empty: none.
+  std::vector<bool> few_values;
 };
 
 // A selection as one step made it: a list of single tokens, then a range by bounds. It is the plan

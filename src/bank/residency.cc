@@ -15,7 +15,7 @@ Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& ban
     OKV_ASSIGN_OR_RETURN(residency->kept_,
                          KeptRows::Create(backend, bank, keeps, config.n_seqs, max_rows));
   }
-  if (away && config.reads.n_selections > 0) {
+  if (away && WorkingSets::AnyHeld(bank.config(), config)) {
     OKV_ASSIGN_OR_RETURN(residency->sets_, WorkingSets::Create(backend, bank, std::move(config)));
   }
   return residency;

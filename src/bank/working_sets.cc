@@ -20,6 +20,13 @@ constexpr size_t kPrompts = 1;
 
 }  // namespace
 
+bool WorkingSets::AnyHeld(const BankConfig& bank, const WorkingSetConfig& config) {
+  for (size_t layer = 0; config.reads.n_selections > 0 && layer < bank.layers.size(); ++layer) {
+    if (Held(bank, config, layer)) return true;
+  }
+  return false;
+}
+
 size_t WorkingSets::Bytes(const BankConfig& bank, const WorkingSetConfig& config) {
   size_t bytes = 0;
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {

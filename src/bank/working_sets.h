@@ -24,6 +24,9 @@ struct WorkingSetConfig {
 // Thread-compatible.
 class WorkingSets {
  public:
+  // Whether some layer is on the host and reads a selection.
+  static bool AnyHeld(const BankConfig& bank, const WorkingSetConfig& config);
+  // REQUIRES AnyHeld.
   static Result<std::unique_ptr<WorkingSets>> Create(Backend& backend, const Bank& bank,
                                                      WorkingSetConfig config);
   // Bytes of the backend's memory that Create takes.

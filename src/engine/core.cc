@@ -61,7 +61,7 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   context.max_rows = core.work.max_rows;
   context.max_seqs = max_seqs;
   context.force_indices = options.force_indices;
-  context.fetches = core.bank->HasHostLayers();
+  context.fetches = core.plan.host_layers > 0;
   context.selection_tokens =
       static_cast<int64_t>(core.backend->SelectionBytes() / core.bank->config().RowBytes(0));
   size_t global = 0;
@@ -179,6 +179,21 @@ double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLengt
     all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
   }
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
+}
+
+uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at) {
+  uint64_t bytes = 0;
+  int32_t global = 0;
+  for (int32_t layer = 0; layer < core.config.n_layers; ++layer) {
+    if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
+    const int64_t tokens = policy.TokensRead(global++, at);
+    const auto& away = core.plan.values_away;
+    if (away.empty() || !away[static_cast<size_t>(layer)]) continue;
+    const KvView kv = core.bank->View(layer);
+    bytes += KvBytes(kv, tokens * kv.n_kv_heads, /*values=*/true) -
+             KvBytes(kv, tokens * kv.n_kv_heads, /*values=*/false);
+  }
+  return bytes;
 }
 
 int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,

@@ -131,6 +131,8 @@ double AttendedTokens(const ModelConfig& config, const Policy& policy, const Seq
 // Bytes of K/V that a step reads in the layers that the policy governs, passes for scores alone
 // included, as a fraction of what full attention reads there; 1 without such layers.
 double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at);
+// Bytes of V that a decode step reads in place on the host.
+uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at);
 
 // Tokens whose rows a sequence of `length` tokens keeps in the layers of a table, in whole blocks.
 int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,

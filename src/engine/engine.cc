@@ -57,7 +57,7 @@ class EngineImpl : public Engine {
     return CheckTokens(*core_, tokens);
   }
   Status CheckPolicy(const PolicyOptions& policy) const override {
-    const bool fetches = core_->bank->HasHostLayers();
+    const bool fetches = core_->plan.host_layers > 0;
     return PolicyFor(policy, core_->config, context(), fetches).status();
   }
 

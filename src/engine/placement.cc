@@ -137,39 +137,44 @@ size_t PromptBytes(const ModelConfig& config, const BankConfig& bank, int64_t to
          (bank.LargestRowBytes() + static_cast<size_t>(config.d_model) * sizeof(float));
 }
 
-// Bytes of the K/V of `plan` in all sessions: of layers that keep every token, by the token of one
-// session; of the others, whatever the context. And the bytes of states by token.
+// Bytes of the K/V of `plan` in all sessions, what is on the host left out: of layers that keep
+// every token, by the token of one session; of the others, whatever the context. And the bytes of
+// states and of stages by token.
 struct KvSize {
   KvSize(const ModelConfig& config, const MemoryPlan& plan, int32_t sessions) {
     BankConfig bank = MakeBankConfig(config, plan, sessions);
-    for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-      LayerSpec& spec = bank.layers[layer];
-      std::erase_if(spec.streams, [&](const StreamSpec& stream) {
+    const auto tokens = static_cast<size_t>(bank.PoolTokens());
+    stages_per_token = (Bank::StageBytes(bank) + tokens - 1) / tokens;
+    for (LayerSpec& layer : bank.layers) {
+      std::erase_if(layer.streams, [&](const StreamSpec& stream) {
         if (bank.tables[static_cast<size_t>(stream.table)].max_held != 0) return false;
-        per_token += bank.StreamBytes(spec, stream);
+        if (stream.tier == TierKind::kOwn) per_token += bank.StreamBytes(layer, stream);
         return true;
       });
     }
     fixed = Bank::ReservedBytes(bank, TierKind::kOwn);
     if (plan.by_layer) prompt_per_token = PromptBytes(config, bank, 1);
-    const auto tokens = static_cast<size_t>(bank.PoolTokens());
     states_per_token = (plan.states + tokens - 1) / tokens;
   }
   size_t Of(size_t tokens, size_t sessions) const { return fixed + tokens * per_token * sessions; }
-  // With what a prompt of those takes.
+  // With what a prompt of those takes, and stages.
   size_t Most(size_t tokens, size_t sessions) const {
-    return Of(tokens, sessions) + tokens * prompt_per_token;
+    return Of(tokens, sessions) + tokens * (prompt_per_token + stages_per_token * sessions);
   }
   // Tokens of every session that fit in `room` bytes.
   size_t Fits(size_t room, size_t sessions) const {
     if (room < fixed) return 0;
-    const size_t a_token = (per_token + states_per_token) * sessions + prompt_per_token;
+    const size_t a_token = InSession() * sessions + prompt_per_token;
     return a_token == 0 ? static_cast<size_t>(ModelLimits::kContext) + kBlockTokens
                         : (room - fixed) / a_token;
   }
 
+  // Of one token of one session.
+  size_t InSession() const { return per_token + states_per_token + stages_per_token; }
+
   size_t per_token = 0;
   size_t states_per_token = 0;
+  size_t stages_per_token = 0;
   size_t prompt_per_token = 0;
   size_t fixed = 0;
 };
@@ -181,8 +186,8 @@ class Placement {
       : options_(options), config_(config), room_(room) {}
 
   // Sends as few layers to the host, of those that the policy's `reads` let go, as make `plan` fit,
-  // or all of them; false when that is not enough, with plan.tiers as at the last try. The working
-  // sets have `asked` tokens; 0: what there is room for.
+  // or all of them, or none where V alone are there; false when that is not enough, with plan.tiers
+  // as at the last try. The working sets have `asked` tokens; 0: what there is room for.
   bool Place(const DeclaredReads& declared, int64_t asked, MemoryPlan& plan) const {
     const DeclaredReads reads = ReadsByLayer(config_, declared);
     const StreamedLayers& streamed = reads.streamed;
@@ -194,6 +199,7 @@ class Placement {
       if (reads.selection_of[layer] >= 0 || (global && after < streamed.layers))
         can_go.push_back(layer);
     }
+    if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, plan);
     const bool all = options_.place == "host" || streamed.always;
     for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
       plan.tiers.assign(config_.layers.size(), TierKind::kOwn);
@@ -218,6 +224,7 @@ class Placement {
       const auto policy = PolicyFor({.name = info.name}, config_, plan.context, /*fetches=*/true);
       if (!policy.ok()) continue;
       MemoryPlan placed = plan;
+      placed.may_leave = true;
       PlanPolicy(config_, **policy, options_.max_sessions, placed);
       const bool fits = Placement(other, config_, room_).Place((*policy)->Reads(), 0, placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
@@ -252,7 +259,8 @@ class Placement {
     const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
     const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
     if (least > room_) return false;
-    if (asked == 0) {  // what is left widens the working sets, up to everything
+    if (asked == 0 &&
+        reads.n_selections > 0) {  // what is left widens the working sets, up to everything
       const size_t slot =
           sessions * (n_host * layer_token + 8 * static_cast<size_t>(reads.n_selections));
       const size_t more = (room_ - least) / slot;
@@ -301,6 +309,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   const auto bank = [&] { return MakeBankConfig(config, plan, max_sessions); };
   plan.by_layer = false;
   plan.prompt = 0;
+  plan.values_away.clear();
+  if (plan.may_leave) plan.values_away = ReadsByLayer(config, policy.Reads()).few_values;
   plan.max_held = MaxHeld(policy, plan.context);
   plan.head_classes = HeadClassesOf(config, policy, plan.context);
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
@@ -330,6 +340,9 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
       needs.host_layers.push_back(static_cast<int32_t>(layer));
     }
   }
+  for (size_t layer = 0; layer < plan.values_away.size(); ++layer) {
+    if (plan.values_away[layer]) needs.host_values.push_back(static_cast<int32_t>(layer));
+  }
   return needs;
 }
 
@@ -347,6 +360,16 @@ DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads) {
     if (config.layers[layer].window == 0) by_layer[layer] = reads.selection_of[n++];
   }
   reads.selection_of = std::move(by_layer);
+  if (std::count(reads.few_values.begin(), reads.few_values.end(), true) == 0) {
+    reads.few_values.clear();
+    return reads;
+  }
+  std::vector<bool> few_values(config.layers.size());
+  n = 0;
+  for (size_t layer = 0; layer < few_values.size(); ++layer) {
+    if (config.layers[layer].window == 0) few_values[layer] = reads.few_values[n++];
+  }
+  reads.few_values = std::move(few_values);
   return reads;
 }
 
@@ -409,6 +432,11 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
     bank.layers[layer].streams.front().tier = plan.tiers[layer];
   }
+  for (size_t layer = 0; layer < plan.values_away.size(); ++layer) {
+    if (!plan.values_away[layer]) continue;
+    bank.layers[layer].streams = {{.planes = Planes::kK},
+                                  {.planes = Planes::kV, .tier = TierKind::kHost}};
+  }
   bank.tables[0].max_held = plan.max_held;
   std::map<int32_t, int32_t> table_of = {{0, 0}};  // by window
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
@@ -416,7 +444,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     const auto [table, added] =
         table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
     if (added) bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
-    bank.layers[layer].streams.front().table = table->second;
+    for (StreamSpec& stream : bank.layers[layer].streams) stream.table = table->second;
   }
   SplitByHeads(config, plan, bank);
   bank.step_tokens = plan.chunk;
@@ -452,6 +480,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   plan.activations = Workspace::BytesFor(config, plan.chunk,
                                          MaxOutRows(config, plan.chunk, options.max_sessions)) +
                      backend.WorkBytes(LimitsOf(config, plan.chunk));
+  plan.may_leave = card && options.place != "device";
   plan.context = options.context != 0 ? options.context : config.max_context;
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
@@ -482,7 +511,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
           : fmt::format("room for {} tokens of K/V{} at {} each{}", fits,
                         kv.states_per_token == 0 ? "" : " and the policy's states",
-                        HumanBytes(kv.per_token + kv.states_per_token + kv.prompt_per_token),
+                        HumanBytes(kv.InSession() + kv.prompt_per_token),
                         kv.fixed == 0 ? ""
                                       : fmt::format(", and {} of {},", HumanBytes(kv.fixed),
                                                     plan.by_layer ? "what stays of a prompt"
@@ -491,16 +520,24 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                                                         : "sliding windows")),
       plan.limit);
   const Limit host("`host_memory`", options.host_memory, AvailableMemory());
+  const auto fits_on_host = [&](const MemoryPlan& p) -> Status {
+    if (p.kv_host <= host.bytes) return {};
+    const auto values = std::count(p.values_away.begin(), p.values_away.end(), true);
+    return ResourceExhausted(fmt::format(
+        "{} of a context of {} tokens go to the host and take {}, expected at most {}: {}",
+        values > 0 ? fmt::format("V of {} layers", values)
+                   : fmt::format("{} layers", p.host_layers),
+        p.context, HumanBytes(p.kv_host), host.name, sizes));
+  };
   const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
   const bool always = card && reads.streamed.always;
-  if (card && options.place != "device" && (!all_here || options.place == "host" || always)) {
+  const bool away = !plan.values_away.empty();
+  if (plan.may_leave && (!all_here || options.place == "host" || always || away)) {
     OKV_RETURN_IF_ERROR(policy.status());
     MemoryPlan placed = plan;
     if (placement.Place(reads, options.working_set, placed)) {
-      if (placed.kv_host <= host.bytes) return placed;
-      return ResourceExhausted(fmt::format(
-          "{} layers of a context of {} tokens go to the host and take {}, expected at most {}: {}",
-          placed.host_layers, asked, HumanBytes(placed.kv_host), host.name, sizes));
+      OKV_RETURN_IF_ERROR(fits_on_host(placed));
+      return placed;
     }
     if (options.working_set > 0 && placement.Place(reads, 0, placed)) {
       return ResourceExhausted(
@@ -512,7 +549,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
                       placed.host_layers, sizes, placement.Others(plan, host.bytes)));
     }
-    if (options.place == "host") {
+    if (options.place == "host" && !away) {
       return ResourceExhausted(fmt::format(
           "`place` is host, but {}: {}{}",
           placed.tiers.empty()
@@ -538,6 +575,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   if (policy.ok()) plan.states = StateBytes(config, bank, **policy);
   if (plan.by_layer) plan.prompt = PromptBytes(config, bank, plan.context);
   plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);
+  plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
+  plan.working_sets = Bank::StageBytes(bank);
+  OKV_RETURN_IF_ERROR(fits_on_host(plan));
   plan.policies = room - kv.Most(static_cast<size_t>(plan.context + kBlockTokens), sessions);
   return plan;
 }

@@ -38,12 +38,15 @@ struct MemoryPlan {
   int32_t chunk = 0;      // rows of a prefill step
   DType kv_dtype = DType::kF16;
 
-  std::vector<TierKind> tiers;  // [n_layers]
-  int32_t host_layers = 0;      // of them
-  size_t kv_host = 0;           // their K/V, in host memory beside a card
-  size_t working_sets = 0;      // and stages, for them
-  int32_t stages = 2;           // BankConfig::n_stages
-  int32_t working_set = 0;      // tokens of each of them in a working set
+  // K/V in host memory beside a card.
+  bool may_leave = false;         // is an option
+  std::vector<TierKind> tiers;    // [n_layers]
+  std::vector<bool> values_away;  // [n_layers]: V alone are there; empty: of no layer
+  int32_t host_layers = 0;        // layers whose K and V are there
+  size_t kv_host = 0;             // all that is there
+  size_t working_sets = 0;        // on the card, for that: working sets, and stages
+  int32_t stages = 2;             // BankConfig::n_stages
+  int32_t working_set = 0;        // tokens of each of them in a working set
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.
@@ -71,7 +74,7 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 // prompts pass chunk by chunk; of the heads of a class.
 int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
 // What a plan for plan.context tokens says of `policy`: max_held, head_classes, by_layer, prompt,
-// states.
+// states, values_away.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
 

@@ -546,6 +546,9 @@ SessionStats SessionImpl::stats() const {
   AddHeld(stats);
   stats.transfer_bytes_per_step = group_->residency().StreamedBytes();
   if (steps_since_reset_ == 0) return stats;
+  if (group_->residency().CanRecord()) {
+    stats.transfer_bytes_per_step = BytesReadAway(core_, policy(), at);
+  }
   if (const auto rows = group_->residency().Count()) {
     stats.transfer_bytes_per_step = rows->missed_bytes / static_cast<size_t>(steps_since_reset_);
     stats.hit_rate = rows->HitRate({});

@@ -342,9 +342,10 @@ TEST_F(Output, LogitsOfSeveralTexts) {
 TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_THAT(Good("info").out, HasSubstr("8192"));
   const json info = GoodJson("info --json --ctx 1000");
-  ExpectFields(info, {"model", "notes", "device", "weight_bytes", "activation_bytes", "kv_dtype",
-                      "kv_bytes_per_token", "kv_bytes", "host_layers", "working_set_bytes",
-                      "working_set_tokens", "available_bytes", "context", "policies"});
+  ExpectFields(
+      info, {"model", "notes", "device", "weight_bytes", "activation_bytes", "kv_dtype",
+             "kv_bytes_per_token", "kv_bytes", "host_layers", "host_value_layers",
+             "working_set_bytes", "working_set_tokens", "available_bytes", "context", "policies"});
   EXPECT_EQ(info.at("context"), 1000);
   EXPECT_EQ(info.at("kv_dtype"), "f16");
   EXPECT_EQ(info.at("kv_bytes").at("host"), 1000 * info.at("kv_bytes_per_token").get<int64_t>());

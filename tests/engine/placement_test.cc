@@ -245,7 +245,7 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
     for (const char* place : places) {
       options_.place = place;
       EXPECT_THAT(Plan(20 * kGiB).status().message(),
-                  HasSubstr("`place` auto `policy` brutal_offload or omnikv"));
+                  HasSubstr("`place` auto `policy` brutal_offload or kcache or omnikv"));
       EXPECT_THAT(Plan(17 * kGiB).status().message(),
                   EndsWith("`place` auto `policy` brutal_offload"));
       EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("`policy`")));
@@ -264,6 +264,56 @@ TEST_F(PlacementTest, TheCapIsTheCards) {
   EXPECT_EQ(plan->available, 24 * kGiB);
   EXPECT_GT(plan->host_layers, 0);
   EXPECT_LE(OnCard(*plan), 24 * kGiB);
+}
+
+// V of the layers that read few of them are on the host, whatever room there is; K, V of the first
+// layer and stages for V of one layer are on the card.
+TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
+  options_.policy = {.name = "kcache"};
+  const size_t plane = size_t{1024} * 2;  // of a token in a layer
+  const size_t tokens = 131072 + 64;
+  for (const char* place : {"auto", "host"}) {
+    options_.place = place;
+    const auto plan = Plan(80 * kGiB);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->kv, tokens * 33 * plane);
+    EXPECT_EQ(plan->kv_host, tokens * 31 * plane);
+    EXPECT_EQ(plan->working_sets, 2 * tokens * plane);
+    EXPECT_EQ(plan->host_layers, 0);
+    EXPECT_EQ(plan->kv_per_token, 64 * plane);
+    const MemoryNeeds needs = NeedsOf(*plan, Card(80 * kGiB));
+    ASSERT_EQ(needs.host_values.size(), 31u);
+    EXPECT_EQ(needs.host_values.front(), 1);
+    EXPECT_TRUE(needs.host_layers.empty());
+    EXPECT_EQ(OnCard(*plan), 80 * kGiB);
+  }
+  EXPECT_TRUE(Plan(26 * kGiB).ok()) << "16 GiB of K/V, 8.75 of it here, beside 15 of weights";
+  EXPECT_THAT(Plan(23 * kGiB).status().message(), HasSubstr("a context of 131072 tokens does not"));
+  options_.place = "device";
+  EXPECT_EQ(Plan(80 * kGiB)->kv, 131072 * 64 * plane);
+  EXPECT_EQ(Plan(80 * kGiB)->kv_host, 0u);
+  options_.place = "auto";
+  options_.host_memory = 4 * kGiB;
+  EXPECT_THAT(Plan(80 * kGiB).status().message(),
+              HasSubstr("V of 31 layers of a context of 131072 tokens go to the host and take 7."));
+  options_.host_memory = 0;
+  options_.context = 0;  // what fits
+  config_.max_context = 1 << 20;
+  const auto cut = Plan(26 * kGiB);
+  ASSERT_TRUE(cut.ok()) << cut.status().message();
+  EXPECT_GT(cut->context, 131072);
+  EXPECT_LE(OnCard(*cut), 26 * kGiB);
+  const BankConfig bank = MakeBankConfig(config_, *cut, 1);
+  EXPECT_EQ(cut->kv_host, Bank::ReservedBytes(bank, TierKind::kHost));
+  EXPECT_EQ(cut->working_sets, Bank::StageBytes(bank));
+  // Sliding-window layers keep both planes.
+  config_.layers[5].window = 1024;
+  options_.context = 65536;
+  const auto mixed = Plan(80 * kGiB);
+  ASSERT_TRUE(mixed.ok()) << mixed.status().message();
+  EXPECT_FALSE(mixed->values_away[5]);
+  EXPECT_FALSE(mixed->values_away[0]);
+  EXPECT_TRUE(mixed->values_away[6]);
 }
 
 // A policy that drops tokens is planned by the tokens that it holds, whatever the context.

@@ -59,13 +59,15 @@ struct Inner {
   Probe probe;
 };
 
-// A device whose ops are logged, and probed, when asked.
+// A device whose ops are logged, and probed, when asked. `card`: it is taken for one, with memory
+// of its own.
 class Traced : private Inner, public TraceBackend {
  public:
-  explicit Traced(std::unique_ptr<Backend> backend)
-      : Inner(std::move(backend)), TraceBackend(probe) {
+  Traced(std::unique_ptr<Backend> backend, bool card)
+      : Inner(std::move(backend)), TraceBackend(probe), card_(card || inner().OnDevice()) {
     set_logging(false);
   }
+  bool OnDevice() const override { return card_; }
   // Probes nothing, or the next step from its start.
   void Begin(bool probing) {
     Clear();
@@ -73,6 +75,9 @@ class Traced : private Inner, public TraceBackend {
     set_logging(probing);
   }
   const auto& layers() const { return probe.layers; }
+
+ private:
+  bool card_;
 };
 
 // By how much of the largest a device's logits may differ in full precision.
@@ -113,7 +118,7 @@ double Gap(const Json& c, const std::string& key, size_t step) {
   return gaps->is_array() ? gaps->at(step).get<double>() : gaps->value(std::to_string(step), 1.0);
 }
 
-// Of one file of cases.
+// Of one file of cases, on a device by name, with "_away" where K/V may live beside it.
 class PolicyOracle
     : public ::testing::TestWithParam<std::tuple<std::string, int, std::string_view>> {
  protected:
@@ -139,15 +144,22 @@ class PolicyOracle
                                 .prefill_chunk = std::get<1>(GetParam())};
     auto backend = MakeBackend(options);
     ASSERT_TRUE(backend.ok()) << backend.status().message();
-    auto traced = std::make_unique<Traced>(std::move(*backend));
+    auto traced = std::make_unique<Traced>(std::move(*backend), away());
     traced_ = traced.get();
     auto engine = LoadEngine(options, [&]() -> Result<std::unique_ptr<Backend>> {
       return std::unique_ptr<Backend>(std::move(traced));
     });
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
+    for (int32_t layer = 0; away() && layer < CoreOf(*engine_).bank->n_layers(); ++layer) {
+      ASSERT_TRUE(CoreOf(*engine_).bank->OnHost(layer));
+    }
   }
-  static std::string device() { return std::get<0>(GetParam()); }
+  static std::string device() {
+    const std::string& name = std::get<0>(GetParam());
+    return name.substr(0, name.find('_'));
+  }
+  static bool away() { return std::get<0>(GetParam()).ends_with("_away"); }
   std::string ModelFolder() const { return kGoldens + "/" + json_.at("model").get<std::string>(); }
   PolicyOptions PolicyOf(const Json& c) const;
   void RunCase(const Json& c);
@@ -248,7 +260,9 @@ void PolicyOracle::ExpectDecisions() const {
 
 TEST_P(PolicyOracle, EveryLogitAndEveryChoiceAgrees) {
   ASSERT_GE(cases_.size(), 9u);
-  OpenEngine({.name = "full"});
+  PolicyOptions of_engine{.name = "full"};
+  if (away()) of_engine = {.name = "kcache", .settings = {{"first_layers", "0"}}};
+  OpenEngine(of_engine);
   for (const Json& c : cases_) RunCase(c);
   ExpectDecisions();
 }
@@ -264,15 +278,22 @@ TEST_P(PolicyOracle, OnAnEngineOfThePolicyToo) {
 }
 
 // A chunk of 59 leaves two rows of the 120 to a third one, so that windows of queries straddle.
-INSTANTIATE_TEST_SUITE_P(
-    Devices, PolicyOracle,
-    ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
-                       ::testing::Values("policies", "policies_tova", "policies_snapkv",
-                                         "policies_quest", "policies_duo", "policies_kcache")),
-    [](const auto& param_info) {
-      return std::string(std::get<2>(param_info.param)) + "_" + std::get<0>(param_info.param) +
-             "_chunk" + std::to_string(std::get<1>(param_info.param));
-    });
+std::string NameOfCase(const ::testing::TestParamInfo<PolicyOracle::ParamType>& param_info) {
+  return std::string(std::get<2>(param_info.param)) + "_" + std::get<0>(param_info.param) +
+         "_chunk" + std::to_string(std::get<1>(param_info.param));
+}
+INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracle,
+                         ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),
+                                            ::testing::Values(512, 59),
+                                            ::testing::Values("policies", "policies_tova",
+                                                              "policies_snapkv", "policies_quest",
+                                                              "policies_duo", "policies_kcache")),
+                         NameOfCase);
+INSTANTIATE_TEST_SUITE_P(Away, PolicyOracle,
+                         ::testing::Combine(::testing::Values("ref_away", "cpu_away", "cuda_away"),
+                                            ::testing::Values(512, 59),
+                                            ::testing::Values("policies_kcache")),
+                         NameOfCase);
 
 }  // namespace
 }  // namespace omnikv

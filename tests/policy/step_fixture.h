@@ -55,7 +55,11 @@ class StepFixture {
     bank_config.layers.assign(6, LayerSpec{.n_kv_heads = 2, .dk = 16, .dv = 16});
     const int32_t n_host = reads.streamed.layers > 0 ? reads.streamed.layers : 3;
     for (int32_t layer = 6 - n_host; more_slots >= 0 && layer < 6; ++layer) {
-      bank_config.layers[static_cast<size_t>(layer)].streams[0].tier = TierKind::kHost;
+      std::vector<StreamSpec>& streams = bank_config.layers[static_cast<size_t>(layer)].streams;
+      streams[0].tier = TierKind::kHost;
+      if (!reads.few_values.empty() && reads.few_values[static_cast<size_t>(layer)]) {
+        streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = TierKind::kHost}};
+      }
     }
     for (int32_t c = 0; split && c < policy->HeadClasses(); ++c) {
       if (c > 0) bank_config.tables.push_back({.head_class = c});

@@ -473,7 +473,7 @@ Status Bench::ReportDecode(const DecodeCase& c) {
       c.policy, context, c.batch > 1 ? fmt::format(" x {}", c.batch) : "", c.ms_per_token,
       1e3 * c.batch / c.ms_per_token, static_cast<double>(c.floor_bytes) / 1e6, gb_s,
       100 * gb_s / peak, peak);
-  if (bench_.host_layers > 0) {
+  if (bench_.host_layers > 0 && (c.transfer_bytes > 0 || c.hit_rate)) {
     fmt::print(
         "      {} layers on the host, {:.1f} MB a step from there, {:.1f} GB/s{}{}\n",
         bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, bus_gb_s,

@@ -151,7 +151,9 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   bench.weight_bytes = core.weights.bytes;
   bench.kv_dtype = core.plan.kv_dtype;
   bench.chunk = core.plan.chunk;
-  bench.host_layers = core.plan.host_layers;
+  for (int32_t layer = 0; layer < core.bank->n_layers(); ++layer) {
+    bench.host_layers += core.bank->OnHost(layer) ? 1 : 0;
+  }
   bench.working_set = core.plan.working_set;
   bench.kv_row_bytes = core.plan.kv_per_token / bench.config.layers.size();
   return bench;

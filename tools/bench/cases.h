@@ -75,7 +75,7 @@ struct BenchEngine {
   bool all_f32 = false;
   DType kv_dtype = DType::kF16;
   int32_t chunk = 0;        // rows of a prefill step
-  int32_t host_layers = 0;  // whose K/V live beside the device
+  int32_t host_layers = 0;  // of whose K/V some live beside the device
   int32_t working_set = 0;  // tokens of each of them, near the device
   size_t kv_row_bytes = 0;  // K and V of a token in one layer
   // By number, of the steps of all sessions; not moved while the engine lives.

@@ -1,6 +1,7 @@
 // KCache (He and Wu 2024, arXiv 2404.18057): a layer weighs all tokens by its K, and reads V of the
 // `budget` heaviest alone. The paper has a list for each query head: here the heads of a group
-// share one, by the highest probability among them. The first layers read everything.
+// share one, by the highest probability among them. The first layers read everything. V of the
+// others may live away from the device.
 #include <algorithm>
 
 #include "policy/list_choice.h"
@@ -55,6 +56,11 @@ class KCache : public Policy {
   // K of all, for the sums and for the scores.
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
     return Budgeted(layer) ? 2 * at.tokens : 0;
+  }
+  DeclaredReads Reads() const override {
+    DeclaredReads reads;
+    for (int32_t i = 0; i < context_.n_layers; ++i) reads.few_values.push_back(Budgeted(i));
+    return reads;
   }
   bool Budgeted(int32_t layer) const override { return layer >= first_layers_; }
   int64_t Budget(int64_t) const override { return budget_; }

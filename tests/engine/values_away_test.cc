@@ -1,0 +1,321 @@
+// Sessions whose V are on the host, where decode steps read few of them in place, against sessions
+// that have all near: on cards that are played by the reference backend, one of which runs its
+// lanes in random order, and on a card where there is one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "../made_up_model.h"
+#include "as_device.h"
+#include "backend/ref/ref_backend.h"
+#include "engine/batch.h"
+#include "engine/core.h"
+#include "engine/devices.h"
+#include "lanes_backend.h"
+#include "model/generated.h"
+#include "on_device.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int32_t kLayers = 6;
+constexpr size_t kBlock = 64;
+
+PolicyOptions KCache(const SettingList& more = {}) {
+  PolicyOptions policy{.name = "kcache", .settings = {{"budget", "16"}}};
+  for (const auto& setting : more) policy.settings.push_back(setting);
+  return policy;
+}
+
+// V of all layers but the first away, or of all, or of the last two.
+const std::vector<PolicyOptions> kPolicies = {
+    KCache(),
+    KCache({{"first_layers", "0"}, {"renormalise", "on"}}),
+    KCache({{"first_layers", "4"}}),
+};
+
+class ValuesAway : public OnDevice {
+ protected:
+  static bool on_cuda() { return GetParam() == "cuda"; }
+  static std::unique_ptr<Backend> MakeCard() {
+    if (on_cuda()) return *MakeBackend({.device = "cuda"});
+    if (GetParam() == "ref") return std::make_unique<AsDevice>(MakeRefBackend());
+    return std::make_unique<LanesBackend>(MakeRefBackend(), size_t{1} << 30, seed_++);
+  }
+  static std::unique_ptr<Engine> Make(const PolicyOptions& policy, const std::string& place) {
+    auto core = std::make_unique<EngineCore>();
+    core->backend = MakeCard();
+    core->options = {.context = 400, .place = place, .prefill_chunk = 48, .max_sessions = 10};
+    core->options.policy = policy;
+    core->options.kv_dtype = on_cuda() ? "f16" : "f32";
+    SmallShape shape{.max_context = 400};
+    if (on_cuda()) shape.d_model = 128, shape.head_dim = 64, shape.ffn = 256;
+    core->config = SmallLlama(shape);
+    core->weights =
+        *GenerateWeights(*core->backend, core->config, on_cuda() ? DType::kBF16 : DType::kF32);
+    const auto plan =
+        PlanMemory(core->options, core->config, core->weights.bytes, !on_cuda(), *core->backend);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->values_away.empty(), place == "device" || policy.name != "kcache");
+    EXPECT_EQ(plan->kv_host == 0, plan->values_away.empty());
+    auto engine = MakeEngine(std::move(core), *plan, 0);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return std::move(*engine);
+  }
+  static size_t LayersAway(Engine& engine) {
+    size_t n = 0;
+    const Bank& bank = *CoreOf(engine).bank;
+    for (int32_t layer = 0; layer < bank.n_layers(); ++layer) n += bank.OnHost(layer) ? 1 : 0;
+    return n;
+  }
+  // Bytes of K, and of V, of one token in one layer.
+  static size_t PlaneBytes() { return on_cuda() ? 2 * 64 * 2 : 2 * 16 * 4; }
+
+ private:
+  static inline uint32_t seed_ = 1;
+};
+
+std::unique_ptr<Session> Take(Result<std::unique_ptr<Session>> session) {
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  return std::move(*session);
+}
+
+std::vector<int32_t> Numbers(size_t n, size_t first) {
+  std::vector<int32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((first + i) * 37 % 160);
+  return tokens;
+}
+
+std::vector<int32_t> Generate(Session& session, int64_t n) {
+  const auto result = session.Generate({.max_tokens = n, .ignore_eos = true});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return result.ok() ? result->tokens : std::vector<int32_t>{};
+}
+
+std::vector<float> Logits(const Engine& engine, const Session& session) {
+  return {session.logits(), session.logits() + engine.vocab()};
+}
+
+// Turns of a chat, some of which cut the context, in pieces that end between two blocks and while a
+// step is ahead.
+TEST_P(ValuesAway, TurnsGiveTheSameTokens) {
+  for (const PolicyOptions& policy : kPolicies) {
+    const auto near_engine = Make(policy, "device");
+    const auto away_engine = Make(policy, "auto");
+    const auto near = Take(near_engine->NewSession(policy));
+    const auto away = Take(away_engine->NewSession(policy));
+    SCOPED_TRACE(near->stats().settings);
+    for (const size_t turn : {130, 185, 150, 240}) {
+      ASSERT_TRUE(near->Prompt(Numbers(turn, 0)).ok());
+      ASSERT_TRUE(away->Prompt(Numbers(turn, 0)).ok());
+      ASSERT_EQ(Logits(*away_engine, *away), Logits(*near_engine, *near)) << "turn of " << turn;
+      for (const int64_t n : {3, 30, 1, 15}) {
+        ASSERT_EQ(Generate(*away, n), Generate(*near, n)) << "turn of " << turn;
+        ASSERT_EQ(Logits(*away_engine, *away), Logits(*near_engine, *near));
+        // Not what it would have gone on with: a row that was made ahead is made anew.
+        ASSERT_TRUE(near->Step(static_cast<int32_t>(n)).ok());
+        ASSERT_TRUE(away->Step(static_cast<int32_t>(n)).ok());
+      }
+    }
+    // A turn behind an answer, whose rows no stage has seen.
+    std::vector<int32_t> longer = near->tokens();
+    longer.resize(longer.size() + 30, 9);
+    const size_t before = CoreOf(*away_engine).bank->BytesStaged();
+    ASSERT_TRUE(near->Prompt(longer).ok());
+    ASSERT_TRUE(away->Prompt(longer).ok());
+    ASSERT_EQ(Logits(*away_engine, *away), Logits(*near_engine, *near));
+    const size_t staged = CoreOf(*away_engine).bank->BytesStaged();
+    const size_t layers = LayersAway(*away_engine);
+    if (layers > 2) {  // than stages, which keep what they have
+      EXPECT_GE(staged - before, layers * 240 * PlaneBytes()) << "prompts read V in place";
+    }
+    Generate(*away, 5);
+    EXPECT_EQ(CoreOf(*away_engine).bank->BytesStaged(), staged) << "steps bring V to a stage";
+  }
+}
+
+TEST_P(ValuesAway, ForksGiveTheSameTokens) {
+  std::vector<std::vector<int32_t>> told;  // by each engine
+  for (const char* place : {"device", "auto"}) {
+    const auto engine = Make(KCache(), place);
+    const auto session = Take(engine->NewSession(KCache()));
+    std::vector<int32_t>& all = told.emplace_back();
+    const auto say = [&](Session& of, int64_t n) {
+      for (const int32_t token : Generate(of, n)) all.push_back(token);
+    };
+    ASSERT_TRUE(session->Prompt(Numbers(150, 0)).ok());
+    for (int round = 0; round < 3; ++round) {
+      say(*session, 7);
+      auto fork = Take(session->Fork());
+      ASSERT_TRUE(fork->Step(17 + round).ok());
+      ASSERT_TRUE(session->Step(40 + round).ok());  // leaves the block that both ended in
+      say(*fork, 9);
+      say(*session, 5);
+      const auto second = Take(fork->Fork());
+      ASSERT_TRUE(second->Prompt(Numbers(170, 0)).ok());
+      say(*second, 11);
+      fork.reset();
+      say(*session, 30);
+    }
+    EXPECT_EQ(all.size(), 3u * (7 + 9 + 5 + 11 + 30));
+  }
+  EXPECT_EQ(told[0], told[1]);
+}
+
+// Every session goes on as it would have; a bank of other streams says no.
+TEST_P(ValuesAway, SavedContextsGoOn) {
+  const std::string file = std::filesystem::path(testing::TempDir()) /
+                           ("omnikv_values_away_" + std::to_string(::getpid()) + GetParam());
+  const auto near = Make(KCache(), "device");
+  const auto away = Make(KCache(), "auto");
+  const auto session = Take(away->NewSession(KCache()));
+  ASSERT_TRUE(session->Prompt(Numbers(150, 0)).ok());
+  Generate(*session, 9);
+  ASSERT_TRUE(session->Save(file).ok());
+  const auto restored = Take(away->Restore(file));
+  EXPECT_EQ(Logits(*away, *restored), Logits(*away, *session));
+  EXPECT_EQ(Generate(*restored, 20), Generate(*session, 20));
+  ASSERT_TRUE(restored->Prompt(Numbers(220, 0)).ok());
+  ASSERT_TRUE(session->Prompt(Numbers(220, 0)).ok());
+  EXPECT_EQ(Generate(*restored, 20), Generate(*session, 20));
+  const Status elsewhere = near->Restore(file).status();
+  EXPECT_EQ(elsewhere.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(elsewhere.message(), HasSubstr("other streams"));
+  ASSERT_TRUE(Take(near->NewSession(KCache()))->Save(file).ok());
+  EXPECT_THAT(away->Restore(file).status().message(), HasSubstr("other streams"));
+  std::filesystem::remove(file);
+}
+
+// Device memory per token is that of K, and of V in the first layers.
+TEST_P(ValuesAway, BytesHeldPerToken) {
+  for (const int32_t first : {0, 1, 4}) {
+    const PolicyOptions policy = KCache({{"first_layers", std::to_string(first)}});
+    const auto engine = Make(policy, "auto");
+    const auto session = Take(engine->NewSession(policy));
+    size_t device[2], host[2];
+    for (const size_t blocks : {2, 5}) {
+      ASSERT_TRUE(session->FillContext(static_cast<int64_t>(blocks * kBlock)).ok());
+      const SessionStats stats = session->stats();
+      device[blocks / 5] = stats.held_bytes.device;
+      host[blocks / 5] = stats.held_bytes.host;
+    }
+    const size_t plane = 3 * kBlock * PlaneBytes();
+    EXPECT_EQ(device[1] - device[0], static_cast<size_t>(kLayers + first) * plane);
+    EXPECT_EQ(host[1] - host[0], static_cast<size_t>(kLayers - first) * plane);
+    EXPECT_EQ(host[0], static_cast<size_t>(kLayers - first) * 2 * kBlock * PlaneBytes());
+    // A step reads 16 rows of V of each KV head there.
+    ASSERT_TRUE(session->Step(7).ok());
+    EXPECT_EQ(session->stats().transfer_bytes_per_step,
+              static_cast<size_t>(kLayers - first) * 16 * PlaneBytes());
+  }
+}
+
+// Decode rows of two groups, and beside them chunks of a prompt that joins one of them.
+TEST_P(ValuesAway, StepsOfSeveralGroupsGiveTheSameLogits) {
+  std::vector<std::vector<float>> told[2];  // by each engine
+  for (const size_t away : {0, 1}) {
+    const auto engine = Make(KCache(), away != 0 ? "host" : "device");
+    Stepper stepper(CoreOf(*engine));
+    const auto a = *RowGroup::Open(CoreOf(*engine), KCache(), 4);
+    const auto b = *RowGroup::Open(CoreOf(*engine), KCache({{"budget", "8"}}), 3);
+    std::vector<DecodeRow> rows;
+    for (size_t i = 0; i < 5; ++i) {
+      RowGroup& group = i < 2 ? *a : *b;
+      rows.push_back({.group = &group, .slot = *group.Join(), .token = 5});
+      const std::vector<int32_t> prompt = Numbers(40, i);
+      for (int turn = 0; turn < 2; ++turn) {
+        ASSERT_TRUE(
+            stepper
+                .Chunk(
+                    {.group = &group, .slot = rows.back().slot, .tokens = prompt, .prompt_end = 80})
+                .ok());
+      }
+    }
+    const auto step = [&](const PromptChunk* chunk) {
+      std::vector<float*> logits;
+      const size_t first = told[away].size();
+      told[away].resize(first + rows.size(),
+                        std::vector<float>(static_cast<size_t>(engine->vocab())));
+      for (size_t r = 0; r < rows.size(); ++r) logits.push_back(told[away][first + r].data());
+      const Status status = stepper.Step(rows, logits, chunk);
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (DecodeRow& row : rows) row.token = (row.token * 7 + 3) % 160;
+    };
+    for (int i = 0; i < 6; ++i) step(nullptr);
+    const int32_t slot = *a->Join();
+    const std::vector<int32_t> tokens = Numbers(33, 50);
+    for (int i = 0; i < 4; ++i) {
+      const PromptChunk chunk{.group = a.get(), .slot = slot, .tokens = tokens, .prompt_end = 132};
+      step(&chunk);
+    }
+    rows.insert(rows.begin() + 2, {.group = a.get(), .slot = slot, .token = 9});
+    for (int i = 0; i < 8; ++i) step(nullptr);
+  }
+  ASSERT_EQ(told[0].size(), told[1].size());
+  for (size_t i = 0; i < told[0].size(); ++i) ASSERT_EQ(told[0][i], told[1][i]) << "logits " << i;
+}
+
+// Policies that know nothing of it read the same, only slower.
+TEST_P(ValuesAway, OtherPoliciesRunBesideIt) {
+  const auto near_engine = Make(KCache(), "device");
+  const auto away_engine = Make(KCache(), "auto");
+  const std::vector<PolicyOptions> others = {
+      {.name = "full"},
+      {.name = "brutal_offload"},
+      {.name = "streaming", .settings = {{"budget", "70"}}},
+      {.name = "quest", .settings = {{"budget", "32"}}},
+      {.name = "omnikv", .settings = {{"filters", "1,3"}, {"budget", "24"}}}};
+  for (const PolicyOptions& policy : others) {
+    SCOPED_TRACE(policy.name);
+    std::vector<std::vector<float>> told;
+    for (const auto* engine : {&near_engine, &away_engine}) {
+      const auto session = Take((*engine)->NewSession(KCache()));
+      ASSERT_TRUE(session->Prompt(Numbers(200, 0)).ok());
+      Generate(*session, 3);
+      const auto fork = Take(session->Fork(policy));
+      for (const size_t turn : {0, 230}) {
+        if (turn > 0) {
+          ASSERT_TRUE(fork->Prompt(Numbers(turn, 0)).ok());
+        }
+        Generate(*fork, 12);
+        told.push_back(Logits(**engine, *fork));
+      }
+    }
+    EXPECT_EQ(told[0], told[2]);
+    EXPECT_EQ(told[1], told[3]);
+  }
+  for (const char* name : {"tova", "snapkv"}) {
+    const Status refused = away_engine->NewSession({.name = name}).status();
+    EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+    EXPECT_THAT(refused.message(), HasSubstr(std::string("open the engine with ") + name));
+  }
+}
+
+// Not on a card: a batch sums in another order than a session there.
+TEST_P(ValuesAway, BatchesGiveWhatSessionsGive) {
+  if (on_cuda()) GTEST_SKIP() << "a batch sums in another order there";
+  const auto engine = Make(KCache(), "auto");
+  const auto batch = *Batch::Open(CoreOf(*engine), KCache(), 5);
+  std::vector<Batch::Next> next;
+  std::vector<std::vector<int32_t>> alone;
+  for (size_t i = 0; i < 5; ++i) {
+    const std::vector<int32_t> prompt = Numbers(60 + 31 * i, i);
+    next.push_back({.slot = *batch->Join(prompt), .token = 7});
+    const auto session = Take(engine->NewSession(KCache()));
+    ASSERT_TRUE(session->Prompt(prompt).ok());
+    ASSERT_TRUE(session->Step(7).ok());
+    alone.push_back(Generate(*session, 40));
+  }
+  const auto together = batch->Generate(next, 40);
+  ASSERT_TRUE(together.ok()) << together.status().message();
+  EXPECT_EQ(*together, alone);
+}
+
+INSTANTIATE_TEST_SUITE_P(On, ValuesAway, ::testing::Values("ref", "lanes", "cuda"), NameOf);
+
+}  // namespace
+}  // namespace omnikv

@@ -441,10 +441,19 @@ void Bank::FillWithNoise(int32_t seq) {
 }
 
 void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last) {
-  if (last <= first) return;
-  backend_.Upload(table.entries.as<int32_t>() + table.blocks.Offset(seq) + first,
-                  table.blocks.entries(seq) + first,
-                  static_cast<size_t>(last - first) * sizeof(int32_t));
+  // Kernels that go by tiles may load rows of a hole, which they then weigh with zero: any block
+  // will do.
+  const int32_t* const entries = table.blocks.entries(seq);
+  while (first < last) {
+    const bool hole = entries[first] < 0;
+    int32_t end = first + 1;
+    while (end < last && (entries[end] < 0) == hole) ++end;
+    const std::vector<int32_t> any(hole ? static_cast<size_t>(end - first) : 0);
+    backend_.Upload(table.entries.as<int32_t>() + table.blocks.Offset(seq) + first,
+                    hole ? any.data() : entries + first,
+                    static_cast<size_t>(end - first) * sizeof(int32_t));
+    first = end;
+  }
 }
 
 KvView Bank::MakeView(int32_t layer, int32_t head_class, bool staged) const {

@@ -128,12 +128,9 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
 
 void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
   const Workspace& work = core_.work;
-  EnqueueStep({.backend = *core_.backend,
-               .config = core_.config,
-               .weights = core_.weights,
-               .work = work,
-               .on_selection = core_.on_selection},
-              groups_, logits_row);
+  EnqueueStep(
+      {.backend = *core_.backend, .config = core_.config, .weights = core_.weights, .work = work},
+      groups_, logits_row);
   if (end == StepEnd::kLogits) return;
   int32_t n_rows = 0;
   for (const StepGroup& group : groups_) n_rows += group.n_rows;

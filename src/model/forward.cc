@@ -212,7 +212,6 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
     rows.policy.Observe(step, attend);
     selection = rows.policy.Selected(step);
     retained = rows.policy.Retains(step);
-    if (selection && c.on_selection && !rows.prefill) c.on_selection(*selection, attend.seqs);
   }
   group.residency->AfterObserve(layer, selection, retained);
 }

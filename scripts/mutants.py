@@ -62,7 +62,7 @@ FAULTS = {
         KERNELS + "sample.cu", "keys[j] = KeyOf((bits >> j & 1) != 0 ?",
         "keys[j] = KeyOf((bits >> j & 1) == 0 ?"),
     "post_norm_skipped": (
-        "src/backend/cuda/cuda_backend.cc", "in->y == linear->y && in->post_norm == nullptr &&",
+        "src/backend/fusion.cc", "in->y == linear->y && in->post_norm == nullptr &&",
         "in->y == linear->y &&"),
     "window_of_queries_starts_late": (  # the first of them the next step displaces
         "src/policy/omnikv/omnikv.cc", "step.prompt_end - window_ - step.first_pos",

@@ -545,6 +545,8 @@ struct WorkingSetArgs {
   int32_t n_seqs = 1;
   // Benchmarks, whose made-up text has no habits: below 0, as said; else token i takes slot i and
   // is a miss or not by lot, so that this share of them are hits. What is then read is meaningless.
+  // `omnikv bench` alone sets it, on its way to the backend. An op of its own for it would be
+  // another step than the one that is measured.
   float simulated_hits = -1;
 
   int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]: below n_slots; -1: none

@@ -134,7 +134,6 @@ void WorkingSets::Update(int32_t group, const PlanSegment& list, const int32_t* 
       .n_slots = config_.n_slots,
       .max_tokens = static_cast<int32_t>(bank_.config().max_tokens),
       .n_seqs = config_.n_seqs,
-      .simulated_hits = config_.simulated_hits,
       .slot_of = g.slot_of.as<int32_t>(),
       .owner = g.owner.as<int32_t>(),
       .used = g.used.as<uint32_t>(),

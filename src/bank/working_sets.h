@@ -14,10 +14,9 @@
 namespace omnikv {
 
 struct WorkingSetConfig {
-  DeclaredReads reads;        // by layer of the bank
-  int32_t n_slots = 0;        // rows of each layer per sequence, at least reads.max_tokens
-  int32_t n_seqs = 1;         // sequences, numbered as SeqMeta is
-  float simulated_hits = -1;  // WorkingSetArgs
+  DeclaredReads reads;  // by layer of the bank
+  int32_t n_slots = 0;  // rows of each layer per sequence, at least reads.max_tokens
+  int32_t n_seqs = 1;   // sequences, numbered as SeqMeta is
 };
 
 // Enqueues at record time, like a policy. The arrays of SeqMeta that it takes are [n_seqs].

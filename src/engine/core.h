@@ -19,6 +19,8 @@
 
 namespace omnikv {
 
+class RowGroup;
+
 // What steps that choose the next token share: its ring, the number of steps, and the state of each
 // row's sampler. Taken when first needed.
 struct ChoiceBuffers {
@@ -40,9 +42,7 @@ struct EngineCore {
   MemoryPlan plan;
   size_t policy_bytes = 0;    // that all sessions' policies take, streams of states not counted
   size_t set_bytes = 0;       // that the working sets of all sessions take
-  float simulated_hits = -1;  // benchmarks: WorkingSetArgs
   bool all_by_layer = false;  // tests: first prompts of every policy pass layer by layer
-  OnSelection on_selection;   // benchmarks: may be empty
   int64_t next_group = 0;     // RowGroup::id
   ChoiceBuffers choices;
   MixedSteps mixed_steps;
@@ -88,6 +88,8 @@ Status NeedTokenizer(const EngineCore& core);
 
 // A session on `core`.
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
+// The group of a session: its sequence is in slot 0.
+const RowGroup& GroupOf(const Session& session);
 // One that Session::Save wrote to `path`.
 Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path);
 

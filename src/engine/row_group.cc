@@ -67,8 +67,7 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
                        Residency::Create(*core.backend, *core.bank,
                                          {.reads = ReadsByLayer(core.config, reads),
                                           .n_slots = std::max(least, core.plan.working_set),
-                                          .n_seqs = max_seqs,
-                                          .simulated_hits = core.simulated_hits},
+                                          .n_seqs = max_seqs},
                                          group->policy().Kept(), core.work.max_rows));
   core.set_bytes += group->residency().Bytes();
   if (max_seqs > 1 && !group->residency().CanRecord()) {

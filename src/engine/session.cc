@@ -40,6 +40,8 @@ class SessionImpl : public Session {
   SessionImpl(EngineCore& core, PolicyOptions options)
       : core_(core), options_(std::move(options)), stepper_(core) {}
 
+  const RowGroup& group() const { return *group_; }
+
   // The session's own state, on a new sequence or on a fork of `from`.
   Status Open(const SessionImpl* from);
   // The same with the tokens of `from`, of another policy, as the prompt.
@@ -562,6 +564,10 @@ Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptio
   auto session = std::make_unique<SessionImpl>(core, policy);
   OKV_RETURN_IF_ERROR(session->Open(nullptr));
   return std::unique_ptr<Session>(std::move(session));
+}
+
+const RowGroup& GroupOf(const Session& session) {
+  return static_cast<const SessionImpl&>(session).group();
 }
 
 Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path) {

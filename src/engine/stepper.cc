@@ -132,7 +132,6 @@ void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
                .config = core_.config,
                .weights = core_.weights,
                .work = work,
-               .on_selection = core_.on_selection,
                .shared_products = core_.options.shared_products},
               groups_, logits_row);
   if (end == StepEnd::kLogits) return;

@@ -66,11 +66,8 @@ Weights WeightsSeen(const EngineCore& core) {
 
 // Enqueues a prompt, and a decode step of each kind that follows it.
 Status EnqueueSteps(EngineCore& core, RowGroup& group) {
-  const StepContext context{.backend = *core.backend,
-                            .config = core.config,
-                            .weights = core.weights,
-                            .work = core.work,
-                            .on_selection = {}};
+  const StepContext context{
+      .backend = *core.backend, .config = core.config, .weights = core.weights, .work = core.work};
   const int64_t most = core.bank->config().max_tokens;
   const auto n = static_cast<int32_t>(std::clamp<int64_t>(most - 1, 1, core.work.max_rows));
   OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());

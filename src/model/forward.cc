@@ -308,9 +308,6 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
     }
     selection = rows.policy.Selected(step);
     retained = rows.policy.Retains(step);
-    if (selection && c.on_selection && !rows.prefill) {
-      c.on_selection(*selection, DenseAttend(c, group, places.front()).seqs);
-    }
   }
   group.residency->AfterObserve(layer, selection, retained);
 }

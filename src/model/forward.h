@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,17 +57,12 @@ struct Workspace {
   std::vector<Buffer> cos_sin;  // f32 [R, n_freq, 2], one for each of ModelConfig::ropes
 };
 
-// Hears, while a step is enqueued or recorded, of each selection that its policy makes in it, and
-// for which sequences: where to look once the step has run.
-using OnSelection = std::function<void(const Selection& selection, const SeqMeta* seqs)>;
-
 // What all steps of an engine work with. All outlive it.
 struct StepContext {
   Backend& backend;
   const ModelConfig& config;
   const Weights& weights;
   const Workspace& work;
-  OnSelection on_selection;      // may be empty
   bool shared_products = false;  // EngineOptions::shared_products
 };
 

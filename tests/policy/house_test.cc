@@ -206,19 +206,15 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
       for (int32_t i = 0; i < reads.n_selections; ++i) {
         sets.emplace_back(*reference, StepFixture::kContext, capacity, capacity + more_slots);
       }
-      std::vector<std::pair<Selection, const SeqMeta*>> made;
-      tiered.on_selection = [&](const Selection& selection, const SeqMeta* seq) {
-        made.emplace_back(selection, seq);
-      };
       tiered.Prompt(kPrompt);
-      EXPECT_TRUE(made.empty()) << "prompts select nothing";
       tiered.residency->Reset(0);  // not primed, as the simulated ones
       for (int step = 0; step < kSteps; ++step) {
-        made.clear();
         tiered.Decode();
-        for (const auto& [selection, seq] : made) {
-          sets[static_cast<size_t>(selection.number)].Step(
-              ReadSelection(tiered.trace, selection.plan, seq));
+        for (int32_t layer = 0; layer < GlobalLayers(tiered.config); ++layer) {
+          const std::optional<Selection> made = tiered.policy->Selected({.layer = layer});
+          if (!made) continue;
+          sets[static_cast<size_t>(made->number)].Step(
+              ReadSelection(tiered.trace, made->plan, tiered.work.seqs.as<SeqMeta>()));
         }
       }
       uint64_t selected = 0;

@@ -203,7 +203,6 @@ class StepFixture {
   PolicySettings settings;
   std::unique_ptr<Policy> policy;
   std::unique_ptr<Residency> residency;
-  OnSelection on_selection;
   int32_t seq = -1;
   int32_t prompt_len = 0;
   int32_t token_shift = 0;  // other tokens at the same places
@@ -214,7 +213,7 @@ class StepFixture {
     EXPECT_TRUE(result.ok()) << result.status().message();
     return std::move(*result);
   }
-  StepContext Context() { return {trace, config, weights, work, on_selection}; }
+  StepContext Context() { return {trace, config, weights, work}; }
   StepGroup Group() const {
     return {.policy = *policy, .residency = *residency, .ropes = ropes, .seq = seq};
   }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 
+#include "backend/forwarding_backend.h"
 #include "backend/kv_format.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -103,6 +104,25 @@ Result<Buffer> Uploaded(Backend& backend, const std::vector<T>& values) {
   return buffer;
 }
 
+// A backend whose working sets hit by lot: that share of what is selected.
+class HitsByLot : public ForwardingBackend {
+ public:
+  HitsByLot(std::unique_ptr<Backend> inner, float share)
+      : ForwardingBackend(*inner), owned_(std::move(inner)), share_(share) {}
+
+  void Enqueue(const Op& op, Lane lane) override { inner().Enqueue(ByLot(op), lane); }
+  double TimeAlone(const Op& op) override { return inner().TimeAlone(ByLot(op)); }
+
+ private:
+  Op ByLot(Op op) const {
+    if (auto* set = std::get_if<WorkingSetArgs>(&op)) set->simulated_hits = share_;
+    return op;
+  }
+
+  std::unique_ptr<Backend> owned_;
+  float share_;
+};
+
 }  // namespace
 
 Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
@@ -136,18 +156,15 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
       bench.engine,
       LoadEngine(planned, std::move(model), [&]() -> Result<std::unique_ptr<Backend>> {
         OKV_ASSIGN_OR_RETURN(bench.backend, MakeBackend(options));
+        if (simulated_hits >= 0) {
+          bench.backend = std::make_unique<HitsByLot>(std::move(bench.backend), simulated_hits);
+        }
         auto trace = std::make_unique<TraceBackend>(*bench.backend);
         trace->set_logging(false);
         bench.trace = trace.get();
         return std::unique_ptr<Backend>(std::move(trace));
       }));
   EngineCore& core = CoreOf(*bench.engine);
-  core.simulated_hits = simulated_hits;
-  bench.selections = std::make_unique<std::map<int32_t, SeenSelection>>();
-  core.on_selection = [seen = bench.selections.get()](const Selection& selection,
-                                                      const SeqMeta* seq) {
-    (*seen)[selection.number] = {selection.plan, seq};
-  };
   bench.weight_bytes = core.weights.bytes;
   bench.kv_dtype = core.plan.kv_dtype;
   bench.chunk = core.plan.chunk;

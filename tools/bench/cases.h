@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,12 +57,6 @@ struct AttendCase {
 inline constexpr int32_t kAttendHeads = 32;
 inline constexpr int32_t kAttendKvHeads = 8;
 
-// Where a selection stands once a step has run.
-struct SeenSelection {
-  AttnPlan plan;
-  const SeqMeta* seq = nullptr;
-};
-
 // An engine whose backend is traced: costs when asked, full speed otherwise.
 struct BenchEngine {
   std::unique_ptr<Backend> backend;  // behind the trace
@@ -78,12 +71,11 @@ struct BenchEngine {
   int32_t host_layers = 0;  // of whose K/V some live beside the device
   int32_t working_set = 0;  // tokens of each of them, near the device
   size_t kv_row_bytes = 0;  // K and V of a token in one layer
-  // By number, of the steps of all sessions; not moved while the engine lives.
-  std::unique_ptr<std::map<int32_t, SeenSelection>> selections;
 };
 
 // `geometry` as model/generated.h has it, weights in `format`; or, with options.model, that model.
 // Placed for options.policy; what the model has against it or `others` is told before weights load.
+// simulated_hits >= 0: the share of hits in working sets, by lot.
 Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::string& geometry,
                                     DType format, const std::vector<PolicyOptions>& others = {},
                                     float simulated_hits = -1);

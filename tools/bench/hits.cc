@@ -11,6 +11,7 @@
 #include "bank/set_simulation.h"
 #include "base/log.h"
 #include "bench/cases.h"
+#include "engine/row_group.h"
 #include "eval/document.h"
 #include "flags.h"
 #include "report.h"
@@ -200,11 +201,15 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
     if (turn.follow.empty() && std::find(ends.begin(), ends.end(), token) != ends.end()) break;
     OKV_RETURN_IF_ERROR(session.Step(token));
     ++c.steps;
-    for (const auto& [number, seen] : *bench_.selections) {
-      const SelectionOnHost selection = ReadSelection(*bench_.backend, seen.plan, seen.seq);
+    for (int32_t layer = 0; layer < GlobalLayers(bench_.config); ++layer) {
+      const std::optional<Selection> made = GroupOf(session).policy().Selected({.layer = layer});
+      if (!made) continue;
+      const auto number = static_cast<size_t>(made->number);
+      const SelectionOnHost selection = ReadSelection(
+          *bench_.backend, made->plan, CoreOf(*bench_.engine).work.seqs.as<SeqMeta>());
       for (size_t i = 0; i < sets.size(); ++i) {
-        SetSimulation& set = sets[i][static_cast<size_t>(number)];
-        Rows& rows = c.rows[i][static_cast<size_t>(number)];
+        SetSimulation& set = sets[i][number];
+        Rows& rows = c.rows[i][number];
         const uint64_t chosen = set.selected();
         const uint64_t missed = set.missed();
         set.Step(selection);
@@ -222,7 +227,6 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
 Result<HitsBench::Case> HitsBench::Measure(const Text& text) {
   Case c;
   c.rows.assign(sizes_.size(), std::vector<Rows>(layers_.size()));
-  bench_.selections->clear();
   OKV_ASSIGN_OR_RETURN(const auto session, bench_.engine->NewSession(o_.policy));
   for (const Turn& turn : text.turns) {
     if (c.steps >= o_.steps) break;

@@ -19,6 +19,7 @@
 #include "backend/cuda/many_logits.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/pinned_memory.h"
+#include "backend/fusion.h"
 #include "base/check.h"
 #include "base/log.h"
 
@@ -41,35 +42,6 @@ class Graph : public Recording {
  private:
   cudaGraphExec_t exec_;
 };
-
-// The residual that an op reads first, if it reads one.
-Residual* ResidualOf(Op& op) {
-  if (auto* a = std::get_if<NormQkvRopeAppendArgs>(&op)) return &a->in;
-  if (auto* a = std::get_if<NormGatedFfnArgs>(&op)) return &a->in;
-  if (auto* a = std::get_if<NormLogitsArgs>(&op)) return &a->in;
-  return nullptr;
-}
-
-int32_t RowsOf(const Op& op) {
-  if (const auto* a = std::get_if<NormQkvRopeAppendArgs>(&op)) return a->n_rows;
-  if (const auto* a = std::get_if<NormGatedFfnArgs>(&op)) return a->n_rows;
-  if (const auto* a = std::get_if<NormLogitsArgs>(&op)) return a->n_rows;
-  return 0;
-}
-
-// Whether `linear` reads, as it is, what `op`, an attention or a gated product, writes.
-bool Reads(const LinearArgs& linear, const Op& op) {
-  const auto reads = [&](const float* out, int32_t n_rows, int64_t width) {
-    return linear.x == out && linear.n_rows == n_rows && linear.w.n_in == width;
-  };
-  if (const auto* a = std::get_if<AttendArgs>(&op)) {
-    return a->Heads() == a->n_heads && reads(a->o, a->n_rows, int64_t{a->n_heads} * a->kv.dv);
-  }
-  if (const auto* a = std::get_if<NormGatedFfnArgs>(&op)) {
-    return reads(a->out, a->n_rows, a->gate.n_out);
-  }
-  return false;
-}
 
 class CudaBackend : public Backend {
  public:
@@ -119,14 +91,18 @@ class CudaBackend : public Backend {
   size_t SelectionBytes() const override;
 
  private:
-  // Some ops wait for the op after them. A linear product: where that op adds the product to its
-  // residual, as it does but for post-norms, the product adds itself and the row of y is never
-  // written. What a prompt's projections read, an attention's o and a gated product: where the next
-  // op is the projection, it is made as bf16, in rows_, and never written as f32.
-  void Flush();
+  // fusion.h decides which ops are launched together: a product adds itself to the residual of the
+  // next op, and what a prompt's projection reads is made as bf16, in rows_. An op whose launch
+  // depends on the next one is held until that comes, or until something asks for Main().
   void EnqueueMain(const Op& op);
-  void RunWaiting(Op& next);
-  bool MustWait(const Op& op) const;
+  void RunFused(FusedOp fused);
+  void Flush();
+  // The main lane, with all that was enqueued on it.
+  cudaStream_t Main() {
+    Flush();
+    return stream_;
+  }
+  FusionRules Rules() const;
   // What `body` enqueues, as a graph; null where its recording failed. The caller destroys it.
   cudaGraph_t Capture(const std::function<void()>& body);
   // Does `work`, unless something failed before; what finds no memory is left out.
@@ -181,8 +157,8 @@ class CudaBackend : public Backend {
   // h = norm(x) as products of many rows read it, in the arena.
   const void* NormMany(const Residual& in, DType type, int32_t n_rows);
 
-  cudaStream_t Stream(Lane lane) const {
-    return lane == Lane::kMain ? stream_ : side_streams_[static_cast<size_t>(lane) - 1];
+  cudaStream_t Stream(Lane lane) {
+    return lane == Lane::kMain ? Main() : side_streams_[static_cast<size_t>(lane) - 1];
   }
   // Where to launch on the main lane, with `scratch` bytes.
   Launch Here(size_t scratch = 0) {
@@ -210,8 +186,9 @@ class CudaBackend : public Backend {
   Mark last_mark_ = 0;
   std::unique_ptr<CublasLt> gemm_;
   std::string gemm_reason_;  // why there is none
-  std::optional<Op> waiting_;
-  const void* rounded_ = nullptr;  // x of the waiting linear product, already as bf16
+  const FusionRules rules_ = Rules();
+  std::optional<Op> held_;
+  const void* rounded_ = nullptr;  // x of the linear product that comes next, already as bf16
   Status failure_;
   Buffer delays_;  // uint64 [kLanes], the state of each lane's delays; empty: none
 };
@@ -276,9 +253,8 @@ Result<Buffer> CudaBackend::Allocate(size_t bytes, std::string_view what) {
 }
 
 void CudaBackend::Upload(void* dst, const void* src, size_t bytes) {
-  Flush();
   if (bytes == 0) return;
-  CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_), "copy to the device");
+  CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Main()), "copy to the device");
   // Ordinary memory has been staged by now; pinned memory is still being read.
   cudaPointerAttributes attributes{};
   CheckLaunch(cudaPointerGetAttributes(&attributes, src), "copy to the device");
@@ -288,17 +264,15 @@ void CudaBackend::Upload(void* dst, const void* src, size_t bytes) {
 }
 
 void CudaBackend::Download(void* dst, const void* src, size_t bytes) {
-  Flush();
   if (bytes != 0) {
-    CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_),
+    CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Main()),
                 "copy from the device");
   }
-  CheckLaunch(cudaStreamSynchronize(stream_), "device");
+  CheckLaunch(cudaStreamSynchronize(Main()), "device");
 }
 
 Backend::Mark CudaBackend::SetMark() {
-  Flush();
-  CheckLaunch(cudaEventRecord(marks_[++last_mark_ % kMarks], stream_), "mark");
+  CheckLaunch(cudaEventRecord(marks_[++last_mark_ % kMarks], Main()), "mark");
   return last_mark_;
 }
 
@@ -308,9 +282,9 @@ void CudaBackend::Await(Mark mark) {
 }
 
 void CudaBackend::Synchronize() {
-  Flush();
+  const cudaStream_t main = Main();
   for (const cudaStream_t side : side_streams_) CheckLaunch(cudaStreamSynchronize(side), "device");
-  CheckLaunch(cudaStreamSynchronize(stream_), "device");
+  CheckLaunch(cudaStreamSynchronize(main), "device");
 }
 
 double CudaBackend::TimeAlone(const Op& op) {
@@ -322,11 +296,10 @@ double CudaBackend::TimeAlone(const Op& op) {
   // The card waits a little, so that the op is queued whole when the first event comes: else the
   // host's launches would be timed.
   const auto wait = [](void*) { std::this_thread::sleep_for(std::chrono::microseconds(50)); };
-  CheckLaunch(cudaLaunchHostFunc(stream_, wait, nullptr), "timing");
-  CheckLaunch(cudaEventRecord(begin, stream_), "timing");
+  CheckLaunch(cudaLaunchHostFunc(Main(), wait, nullptr), "timing");
+  CheckLaunch(cudaEventRecord(begin, Main()), "timing");
   Enqueue(op);
-  Flush();
-  CheckLaunch(cudaEventRecord(end, stream_), "timing");
+  CheckLaunch(cudaEventRecord(end, Main()), "timing");
   CheckLaunch(cudaEventSynchronize(end), "device");
   float ms = 0;
   CheckLaunch(cudaEventElapsedTime(&ms, begin, end), "timing");
@@ -413,13 +386,12 @@ void CudaBackend::HoldUp(Lane lane) {
 }
 
 void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
-  if (lane == Lane::kMain) Flush();
   HoldUp(lane);
   CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Stream(lane)), "copy");
 }
 
 void CudaBackend::Join(Lane waits, Lane for_) {
-  Flush();
+  Flush();  // nothing is launched together across a join, not even where none is needed
   // A recording waits for nothing outside it.
   if (recording_ && for_ != Lane::kMain && !branched_[static_cast<size_t>(for_)]) return;
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
@@ -435,7 +407,6 @@ void CudaBackend::Join(Lane waits, Lane for_) {
 }
 
 void CudaBackend::Signal(size_t number, Lane lane) {
-  if (lane == Lane::kMain) Flush();
   while (signals_.size() <= number) {
     CheckLaunch(cudaEventCreateWithFlags(&signals_.emplace_back(), cudaEventDisableTiming),
                 "signals");
@@ -444,9 +415,9 @@ void CudaBackend::Signal(size_t number, Lane lane) {
 }
 
 void CudaBackend::WaitFor(size_t number, Lane lane) {
-  if (lane == Lane::kMain) Flush();
+  const cudaStream_t stream = Stream(lane);
   if (number >= signals_.size()) return;  // none yet
-  CheckLaunch(cudaStreamWaitEvent(Stream(lane), signals_[number], 0), "signal");
+  CheckLaunch(cudaStreamWaitEvent(stream, signals_[number], 0), "signal");
 }
 
 void CudaBackend::Enqueue(const Op& op, Lane lane) {
@@ -459,59 +430,58 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
   });
 }
 
+FusionRules CudaBackend::Rules() const {
+  const auto leaves_bf16 = [this](const Op& op) {
+    if (options_.full_precision) return false;
+    if (const auto* a = std::get_if<AttendArgs>(&op)) {
+      return Many(a->n_rows) && ManyOfASequence(*a) && CanAttendHopper(*a, device_);
+    }
+    const auto* a = std::get_if<NormGatedFfnArgs>(&op);
+    return a != nullptr && Many(a->n_rows);
+  };
+  const auto reads_bf16 = [this](const LinearArgs& linear) {
+    return GemmType(linear.w.format) == DType::kBF16;
+  };
+  return {.leaves_bf16 = leaves_bf16, .reads_bf16 = reads_bf16};
+}
+
 void CudaBackend::EnqueueMain(const Op& op) {
   Op next = op;
-  if (waiting_) RunWaiting(next);
-  if (Residual* in = ResidualOf(next); in != nullptr && in->y != nullptr) {
-    AddResidual(*in, RowsOf(next), Here());
+  if (held_) RunFused(Fuse(*std::exchange(held_, std::nullopt), &next, rules_));
+  if (AwaitsNext(next, rules_)) {
+    held_ = next;
+  } else {
+    RunFused(Fuse(next, nullptr, rules_));
+  }
+}
+
+void CudaBackend::RunFused(FusedOp fused) {
+  if (Residual* in = ResidualOf(fused.op); in != nullptr && in->y != nullptr) {
+    AddResidual(*in, ResidualRows(fused.op), Here());
     in->y = nullptr;
   }
-  if (MustWait(next)) {
-    waiting_ = next;
+  if (const auto* linear = std::get_if<LinearArgs>(&fused.op)) {
+    RunLinear(*linear, fused.residual, fused.scale);
+  } else if (const auto* attend = std::get_if<AttendArgs>(&fused.op)) {
+    Run(*attend, fused.to_bf16);
+  } else if (const auto* ffn = std::get_if<NormGatedFfnArgs>(&fused.op)) {
+    Run(*ffn, fused.to_bf16);
   } else {
-    std::visit([this](const auto& args) { Run(args); }, next);
+    std::visit([this](const auto& args) { Run(args); }, fused.op);
   }
-}
-
-bool CudaBackend::MustWait(const Op& op) const {
-  if (std::holds_alternative<LinearArgs>(op)) return true;
-  if (options_.full_precision) return false;
-  if (const auto* a = std::get_if<AttendArgs>(&op)) {
-    return Many(a->n_rows) && ManyOfASequence(*a) && CanAttendHopper(*a, device_);
-  }
-  const auto* a = std::get_if<NormGatedFfnArgs>(&op);
-  return a != nullptr && Many(a->n_rows);
-}
-
-// `next` is the op after it, of which it may do a part.
-void CudaBackend::RunWaiting(Op& next) {
-  const Op waiting = *std::exchange(waiting_, std::nullopt);
-  if (const auto* linear = std::get_if<LinearArgs>(&waiting)) {
-    Residual* in = ResidualOf(next);
-    const bool adds = in != nullptr && in->y == linear->y && in->post_norm == nullptr &&
-                      in->d == linear->w.n_out && RowsOf(next) == linear->n_rows;
-    RunLinear(*linear, adds ? in->x : nullptr, adds ? in->scale : 1);
-    if (adds) in->y = nullptr;
-    return;
-  }
-  const auto* linear = std::get_if<LinearArgs>(&next);
-  const bool rounded =
-      linear != nullptr && GemmType(linear->w.format) == DType::kBF16 && Reads(*linear, waiting);
-  if (const auto* a = std::get_if<AttendArgs>(&waiting)) Run(*a, rounded);
-  if (const auto* a = std::get_if<NormGatedFfnArgs>(&waiting)) Run(*a, rounded);
 }
 
 void CudaBackend::Flush() {
-  if (!waiting_) return;
-  const Op waiting = *std::exchange(waiting_, std::nullopt);
-  Attempt([&] { std::visit([this](const auto& args) { Run(args); }, waiting); });
+  if (!held_) return;
+  const Op held = *std::exchange(held_, std::nullopt);
+  Attempt([&] { RunFused(Fuse(held, nullptr, rules_)); });
 }
 
 cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
-  Flush();
+  const cudaStream_t main = Main();
   branched_.fill(false);
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
-  CheckLaunch(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording");
+  CheckLaunch(cudaStreamBeginCapture(main, cudaStreamCaptureModeRelaxed), "recording");
   recording_ = true;
   body();
   Flush();
@@ -520,7 +490,7 @@ cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   }
   recording_ = false;
   cudaGraph_t graph = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+  const cudaError_t ended = cudaStreamEndCapture(main, &graph);
   Attempt([&] { CheckLaunch(ended, "recording"); });  // what failed in `body` may have ended it too
   return graph;
 }
@@ -544,9 +514,9 @@ std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
 }
 
 void CudaBackend::Replay(const Recording& recording) {
-  Flush();
+  const cudaStream_t main = Main();
   Attempt([&] {
-    CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), stream_), "replay");
+    CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), main), "replay");
   });
 }
 

@@ -91,7 +91,7 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
     return ByTier(backend, here + own.working_sets + kept, host);
   };
   json["held_bytes"] = bytes(held[0], held[1]);
-  json["reserved_bytes"] = bytes(Bank::ReservedBytes(bank, TierKind::kOwn) + own.prompt,
+  json["reserved_bytes"] = bytes(Bank::ReservedBytes(bank, TierKind::kDevice) + own.prompt,
                                  Bank::ReservedBytes(bank, TierKind::kHost));
   json["policy_bytes"] = kept;
   json["read_bytes_per_step"] = read;

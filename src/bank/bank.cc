@@ -94,7 +94,7 @@ Status Bank::Allocate() {
     }
     return MakeTier(backend_, kind, streams);
   };
-  OKV_ASSIGN_OR_RETURN(own_, tier(TierKind::kOwn));
+  OKV_ASSIGN_OR_RETURN(device_, tier(TierKind::kDevice));
   OKV_ASSIGN_OR_RETURN(host_, tier(TierKind::kHost));
   const auto n_stages = static_cast<size_t>(config_.n_stages);
   if (const size_t bytes = StageBytes(config_) / n_stages; bytes > 0) {
@@ -240,7 +240,7 @@ Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
     Unstage(seq, int64_t{i} * config_.block_tokens);  // its place is another
     for (size_t stream = 0; stream < streams_.size(); ++stream) {
       if (static_cast<size_t>(streams_[stream].spec.table) != table) continue;
-      own_->CopyBlock(static_cast<int32_t>(stream), from, to);
+      device_->CopyBlock(static_cast<int32_t>(stream), from, to);
       host_->CopyBlock(static_cast<int32_t>(stream), from, to);
     }
     ForStates([&, from = from, to = to](const StateStream& s) {
@@ -347,7 +347,7 @@ size_t Bank::BytesInUse(TierKind tier) const {
   for (const Stream& s : streams_) {
     if (s.spec.tier == tier) bytes += BlockBytes(s) * in_use(TableOf(s));
   }
-  if (tier != TierKind::kOwn) return bytes;
+  if (tier != TierKind::kDevice) return bytes;
   ForStates([&](const StateStream& s) { bytes += s.BlockBytes() * in_use(TableOf(s.spec)); });
   return bytes;
 }
@@ -358,10 +358,10 @@ size_t Bank::BlocksOf(const Table& table, int32_t seq) {
                                            [](int32_t block) { return block >= 0; }));
 }
 
-size_t Bank::OwnBytes(int32_t seq, const StateStreams& states) const {
+size_t Bank::DeviceBytes(int32_t seq, const StateStreams& states) const {
   size_t bytes = 0;
   for (const Stream& s : streams_) {
-    if (s.spec.tier == TierKind::kOwn) bytes += BlockBytes(s) * BlocksOf(TableOf(s), seq);
+    if (s.spec.tier == TierKind::kDevice) bytes += BlockBytes(s) * BlocksOf(TableOf(s), seq);
   }
   for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(TableOf(s->spec), seq);
   return bytes;

@@ -144,10 +144,10 @@ class Bank {
   bool HasHostLayers() const { return !stages_.empty(); }
   // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
   // one once.
-  size_t OwnBytes() const { return BytesInUse(TierKind::kOwn); }
+  size_t DeviceBytes() const { return BytesInUse(TierKind::kDevice); }
   size_t HostBytes() const { return BytesInUse(TierKind::kHost); }
   // The former of one sequence alone, shared blocks in full, with its states in `states`.
-  size_t OwnBytes(int32_t seq, const StateStreams& states = {}) const;
+  size_t DeviceBytes(int32_t seq, const StateStreams& states = {}) const;
 
   // How a step that reads everything passes through a layer with streams on the host: their past
   // comes to one of the stages in the backend's memory, the step reads and writes there, and what
@@ -203,8 +203,8 @@ class Bank {
   KvView MakeView(int32_t layer, int32_t head_class, bool staged) const;
   // Row 0 of a stream, by number.
   std::byte* Home(size_t stream) const {
-    const bool own = streams_[stream].spec.tier == TierKind::kOwn;
-    return (own ? *own_ : *host_).Base(static_cast<int32_t>(stream));
+    const bool own = streams_[stream].spec.tier == TierKind::kDevice;
+    return (own ? *device_ : *host_).Base(static_cast<int32_t>(stream));
   }
   std::byte* InStage(size_t stream) const {
     const Stream& s = streams_[stream];
@@ -260,7 +260,7 @@ class Bank {
   BankConfig config_;
   std::vector<Stream> streams_;                  // of all layers, layer after layer
   std::vector<std::vector<HeadClass>> classes_;  // [layers]; k and v by number in streams_
-  std::unique_ptr<Tier> own_, host_;
+  std::unique_ptr<Tier> device_, host_;
   std::vector<Buffer> stages_;  // [n_stages]; none without host layers
   // What a stage holds, once Lane::kIn gets there: the first `tokens` of a sequence in a layer.
   struct Staged {

@@ -23,7 +23,7 @@ enum class Planes {
 struct StreamSpec {
   std::vector<int32_t> heads;  // KV heads of the layer, ascending; empty: all
   Planes planes = Planes::kBoth;
-  TierKind tier = TierKind::kOwn;
+  TierKind tier = TierKind::kDevice;
   int32_t table = 0;  // of BankConfig::tables
 
   bool operator==(const StreamSpec&) const = default;

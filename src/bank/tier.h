@@ -22,8 +22,8 @@ class Tier {
 };
 
 enum class TierKind {
-  kOwn,   // the backend's own memory: a card's, or the host's under a host backend
-  kHost,  // the host's memory, where the backend has its own
+  kDevice,  // the backend's own memory: a card's, or the host's under a host backend
+  kHost,    // the host's memory, where the backend has its own
 };
 
 // The blocks of one stream of one layer in a tier.

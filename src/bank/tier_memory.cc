@@ -37,7 +37,7 @@ Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind,
     Buffer& buffer = memory.emplace_back();
     const size_t bytes = stream.block_bytes * static_cast<size_t>(stream.n_blocks);
     if (bytes == 0) continue;
-    OKV_ASSIGN_OR_RETURN(buffer, kind == TierKind::kOwn
+    OKV_ASSIGN_OR_RETURN(buffer, kind == TierKind::kDevice
                                      ? backend.Allocate(bytes, "K/V")
                                      : backend.AllocateSharedLater(bytes, "K/V"));
   }

@@ -148,11 +148,11 @@ struct KvSize {
     for (LayerSpec& layer : bank.layers) {
       std::erase_if(layer.streams, [&](const StreamSpec& stream) {
         if (bank.tables[static_cast<size_t>(stream.table)].max_held != 0) return false;
-        if (stream.tier == TierKind::kOwn) per_token += bank.StreamBytes(layer, stream);
+        if (stream.tier == TierKind::kDevice) per_token += bank.StreamBytes(layer, stream);
         return true;
       });
     }
-    fixed = Bank::ReservedBytes(bank, TierKind::kOwn);
+    fixed = Bank::ReservedBytes(bank, TierKind::kDevice);
     if (plan.by_layer) prompt_per_token = PromptBytes(config, bank, 1);
     states_per_token = (plan.states + tokens - 1) / tokens;
   }
@@ -202,7 +202,7 @@ class Placement {
     if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, plan);
     const bool all = options_.place == "host" || streamed.always;
     for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
-      plan.tiers.assign(config_.layers.size(), TierKind::kOwn);
+      plan.tiers.assign(config_.layers.size(), TierKind::kDevice);
       for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
         plan.tiers[can_go[i]] = TierKind::kHost;
       }
@@ -250,7 +250,7 @@ class Placement {
     plan.host_layers =
         static_cast<int32_t>(std::count(plan.tiers.begin(), plan.tiers.end(), TierKind::kHost));
     const auto n_host = static_cast<size_t>(plan.host_layers);
-    plan.kv = Bank::ReservedBytes(bank, TierKind::kOwn);
+    plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
     WorkingSetConfig sets{
         .reads = reads,
@@ -314,10 +314,10 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   plan.max_held = MaxHeld(policy, plan.context);
   plan.head_classes = HeadClassesOf(config, policy, plan.context);
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
-    const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kOwn);
+    const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kDevice);
     const size_t prompt = PromptBytes(config, bank(), plan.context);
     plan.max_held = keeps.rows + keeps.room;
-    plan.by_layer = Bank::ReservedBytes(bank(), TierKind::kOwn) + prompt < by_chunk;
+    plan.by_layer = Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
     if (!plan.by_layer) plan.max_held = 0;
   }

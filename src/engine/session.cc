@@ -527,12 +527,12 @@ Status SessionImpl::FillContext(int64_t tokens) {
 void SessionImpl::AddHeld(SessionStats& stats) const {
   const Bank& bank = *core_.bank;
   const size_t stages = Bank::StageBytes(bank.config());
-  const size_t all = bank.OwnBytes() + stages + core_.policy_bytes + core_.set_bytes;
+  const size_t all = bank.DeviceBytes() + stages + core_.policy_bytes + core_.set_bytes;
   stats.held_bytes.host = bank.HostBytes();
   (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
   const size_t kv = static_cast<size_t>(group_->length(0)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
-  const size_t own = bank.OwnBytes(group_->seq(0), group_->states()) + stages + policy().Bytes() +
+  const size_t own = bank.DeviceBytes(group_->seq(0), group_->states()) + stages + policy().Bytes() +
                      group_->residency().Bytes();
   stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }

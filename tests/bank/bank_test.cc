@@ -56,12 +56,12 @@ class BankTest : public ::testing::Test {
 TEST_F(BankTest, AccountsBytesExactly) {
   // Layer 0: 2 heads × (8 + 8) × 2 bytes, layer 1: (16 + 4) × 2 bytes.
   EXPECT_EQ(Bank::BytesPerToken(bank_->config()), 64u + 40u);
-  EXPECT_EQ(bank_->OwnBytes(), 0u);
+  EXPECT_EQ(bank_->DeviceBytes(), 0u);
   const int32_t seq = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(seq, 5).ok());
-  EXPECT_EQ(bank_->OwnBytes(), 2u * 4u * 104u);  // two blocks of four tokens
+  EXPECT_EQ(bank_->DeviceBytes(), 2u * 4u * 104u);  // two blocks of four tokens
   bank_->Truncate(seq, 4);
-  EXPECT_EQ(bank_->OwnBytes(), 4u * 104u);
+  EXPECT_EQ(bank_->DeviceBytes(), 4u * 104u);
 }
 
 TEST_F(BankTest, GrowthKeepsRowsWhereTheyAre) {
@@ -79,9 +79,9 @@ TEST_F(BankTest, ForksShareBlocksAndPartWhenWritten) {
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 6).ok());
   for (int64_t t = 0; t < 6; ++t) Write(a, t, static_cast<uint8_t>(20 + t));
-  const size_t before = bank_->OwnBytes();
+  const size_t before = bank_->DeviceBytes();
   const int32_t b = *bank_->Fork(a);
-  EXPECT_EQ(bank_->OwnBytes(), before);
+  EXPECT_EQ(bank_->DeviceBytes(), before);
   ASSERT_TRUE(bank_->Append(b, 1).ok());
   Write(b, 6, 99);
   ASSERT_TRUE(bank_->Append(a, 1).ok());
@@ -133,16 +133,16 @@ TEST_F(BankTest, DropsWholeBlocksAndKeepsWhatForksShare) {
   const int32_t seq = *bank_->NewSequence();
   const int64_t bt = bank_->config().block_tokens;
   ASSERT_TRUE(bank_->Append(seq, 4 * bt).ok());
-  const size_t block = bank_->OwnBytes() / 4;
+  const size_t block = bank_->DeviceBytes() / 4;
   bank_->Drop(seq, 0, 1, 3 * bt - 1);  // only the second block lies whole in it
-  EXPECT_EQ(bank_->OwnBytes(), 3 * block);
+  EXPECT_EQ(bank_->DeviceBytes(), 3 * block);
   const int32_t fork = *bank_->Fork(seq);
   bank_->Drop(seq, 0, 1, 3 * bt);
-  EXPECT_EQ(bank_->OwnBytes(), 3 * block);  // the fork still has it
+  EXPECT_EQ(bank_->DeviceBytes(), 3 * block);  // the fork still has it
   bank_->Drop(fork, 0, 1, 3 * bt);
-  EXPECT_EQ(bank_->OwnBytes(), 2 * block);
+  EXPECT_EQ(bank_->DeviceBytes(), 2 * block);
   ASSERT_TRUE(bank_->Append(seq, bt).ok());
-  EXPECT_EQ(bank_->OwnBytes(), 3 * block);
+  EXPECT_EQ(bank_->DeviceBytes(), 3 * block);
   // Kernels may load what lies in a hole: their table has blocks that are there.
   const int32_t other = *bank_->Fork(seq);
   const KvView view = bank_->View(0);
@@ -153,7 +153,7 @@ TEST_F(BankTest, DropsWholeBlocksAndKeepsWhatForksShare) {
   EXPECT_EQ(bank_->Length(seq), bt + 1);
   bank_->Free(seq);
   bank_->Free(fork);
-  EXPECT_EQ(bank_->OwnBytes(), 0u);
+  EXPECT_EQ(bank_->DeviceBytes(), 0u);
 }
 
 TEST_F(BankTest, RefusesWhatDoesNotFitAndChangesNothing) {
@@ -224,9 +224,9 @@ TEST_F(StatesTest, HaveTheBlocksOfTheirLayers) {
     ASSERT_TRUE(bank_->Append(a, 2).ok());
     ASSERT_TRUE(bank_->Append(b, 2).ok());
   }
-  EXPECT_EQ(bank_->OwnBytes(), 10u * (4u * 104u + 16u + 24u + 8u));
-  EXPECT_EQ(bank_->OwnBytes(a), 5u * 4u * 104u);
-  EXPECT_EQ(bank_->OwnBytes(a, {streams_[1]}), 5u * (4u * 104u + 24u));
+  EXPECT_EQ(bank_->DeviceBytes(), 10u * (4u * 104u + 16u + 24u + 8u));
+  EXPECT_EQ(bank_->DeviceBytes(a), 5u * 4u * 104u);
+  EXPECT_EQ(bank_->DeviceBytes(a, {streams_[1]}), 5u * (4u * 104u + 24u));
   for (const int32_t seq : {a, b}) {
     for (size_t s = 0; s < 3; ++s) {
       for (int32_t u = 0; u < (s == 2 ? 3 : 10); ++u)
@@ -326,7 +326,7 @@ TEST_F(StatesTest, StreamsAreSharedByTheirName) {
   EXPECT_EQ(bank_->StateBytes(), 0u);
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 1).ok());
-  EXPECT_EQ(bank_->OwnBytes(), 4u * 104u);
+  EXPECT_EQ(bank_->DeviceBytes(), 4u * 104u);
   streams_ = Take(bank_->OpenStates(specs_));
   EXPECT_EQ(At(0, a, 0), 0);  // zeroed
 }

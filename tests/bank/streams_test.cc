@@ -128,10 +128,10 @@ TEST_F(StreamsTest, HeadClassesHaveTablesOfTheirOwn) {
   Write(a, 0, 14);
   Expect(a, 0, 14);
   const auto rows = static_cast<size_t>(kBlock);
-  EXPECT_EQ(bank_->OwnBytes(), 4 * rows * 120);
+  EXPECT_EQ(bank_->DeviceBytes(), 4 * rows * 120);
   bank_->Drop(a, 1, 0, 9);  // two blocks of head 1 alone
-  EXPECT_EQ(bank_->OwnBytes(), rows * (4 * 88 + 2 * 32));
-  EXPECT_EQ(bank_->OwnBytes(a), bank_->OwnBytes());
+  EXPECT_EQ(bank_->DeviceBytes(), rows * (4 * 88 + 2 * 32));
+  EXPECT_EQ(bank_->DeviceBytes(a), bank_->DeviceBytes());
   EXPECT_TRUE(bank_->Holds(a, 0, 0, 14));
   EXPECT_FALSE(bank_->Holds(a, 1, 0, 14));
   EXPECT_TRUE(bank_->Holds(a, 1, 8, 14));
@@ -139,7 +139,7 @@ TEST_F(StreamsTest, HeadClassesHaveTablesOfTheirOwn) {
   // A fork shares what is there, and parts in the blocks of both tables.
   const int32_t b = *bank_->Fork(a);
   ASSERT_TRUE(bank_->Append(b, 3).ok());
-  EXPECT_EQ(bank_->OwnBytes(), rows * (6 * 88 + 4 * 32));
+  EXPECT_EQ(bank_->DeviceBytes(), rows * (6 * 88 + 4 * 32));
   Expect(b, 0, 14);
   Write(b, 12, 17, 100);
   Expect(a, 0, 14);
@@ -150,10 +150,10 @@ TEST_F(StreamsTest, HeadClassesHaveTablesOfTheirOwn) {
   Expect(copy, 0, 12);
   Expect(copy, 12, 17, 100);
   EXPECT_FALSE(bank_->Holds(copy, 1, 7, 17));
-  EXPECT_EQ(bank_->OwnBytes(copy), bank_->OwnBytes(b));
+  EXPECT_EQ(bank_->DeviceBytes(copy), bank_->DeviceBytes(b));
   bank_->Free(b);
   bank_->Truncate(a, 9);
-  EXPECT_EQ(bank_->OwnBytes(a), rows * (3 * 88 + 1 * 32));
+  EXPECT_EQ(bank_->DeviceBytes(a), rows * (3 * 88 + 1 * 32));
   ASSERT_TRUE(bank_->Append(a, 2).ok());
   Write(a, 9, 11, 50);
   Expect(a, 8, 9);
@@ -161,7 +161,7 @@ TEST_F(StreamsTest, HeadClassesHaveTablesOfTheirOwn) {
   Expect(copy, 8, 12);
   bank_->Free(a);
   bank_->Free(copy);
-  EXPECT_EQ(bank_->OwnBytes(), 0u);
+  EXPECT_EQ(bank_->DeviceBytes(), 0u);
 }
 
 // A table of few blocks fills up first, and then nothing has changed.
@@ -170,12 +170,12 @@ TEST_F(StreamsTest, WhatOneTableHasNoRoomForNoneTakes) {
   config.tables[1].max_held = 4;
   config.max_seqs = 1;
   Open(config);
-  EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kOwn), 4u * (16u * 88u + 3u * 32u));
+  EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kDevice), 4u * (16u * 88u + 3u * 32u));
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 12).ok());
-  const size_t before = bank_->OwnBytes();
+  const size_t before = bank_->DeviceBytes();
   EXPECT_FALSE(bank_->Append(a, 1).ok());
-  EXPECT_EQ(bank_->OwnBytes(), before);
+  EXPECT_EQ(bank_->DeviceBytes(), before);
   EXPECT_EQ(bank_->Length(a), 12);
   bank_->Drop(a, 1, 0, 4);
   EXPECT_TRUE(bank_->Append(a, 4).ok());
@@ -194,7 +194,7 @@ TEST_F(StreamsTest, KAndVLieApart) {
   EXPECT_FALSE(bank_->OnHost(0));
   EXPECT_TRUE(bank_->OnHost(1));
   EXPECT_EQ(bank_->config().RowBytes(1), bank_->config().RowBytes(0));
-  EXPECT_EQ(Bank::ReservedBytes(bank_->config(), TierKind::kOwn), 64u * (96u + 32u));
+  EXPECT_EQ(Bank::ReservedBytes(bank_->config(), TierKind::kDevice), 64u * (96u + 32u));
   EXPECT_EQ(Bank::ReservedBytes(bank_->config(), TierKind::kHost), 64u * 64u);
   EXPECT_EQ(Bank::StageBytes(bank_->config()), 2u * 64u * 64u) << "two stages, of V alone";
   const KvView view = bank_->View(1);
@@ -204,7 +204,7 @@ TEST_F(StreamsTest, KAndVLieApart) {
 
   const int32_t a = *bank_->NewSequence();
   ASSERT_TRUE(bank_->Append(a, 6).ok());
-  EXPECT_EQ(bank_->OwnBytes(), 8u * (96u + 32u));
+  EXPECT_EQ(bank_->DeviceBytes(), 8u * (96u + 32u));
   EXPECT_EQ(bank_->HostBytes(), 8u * 64u);
   Write(a, 0, 6);
   const int32_t b = *bank_->Fork(a);
@@ -332,7 +332,7 @@ TEST_F(StreamsTest, ImagesOfOtherStreamsAreRefused) {
   const Status refused = CheckImage(plain, image);
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.message(), HasSubstr("other streams"));
-  apart.layers[0].streams[1].tier = TierKind::kOwn;  // where they lie is no matter
+  apart.layers[0].streams[1].tier = TierKind::kDevice;  // where they lie is no matter
   EXPECT_TRUE(CheckImage(apart, image).ok());
 }
 

@@ -36,14 +36,14 @@ Result<std::unique_ptr<Engine>> Load(const CudaOptions& cuda) {
   return engine;
 }
 
-struct Run {
+struct Decoded {
   std::vector<int32_t> tokens;
   std::vector<std::vector<float>> logits;  // after the prompt and after each kAtOnce steps
   size_t transferred = 0;                  // bytes a step
   double hit_rate = 0;
 };
 
-Result<Run> Decode(const CudaOptions& cuda) {
+Result<Decoded> Decode(const CudaOptions& cuda) {
   OKV_ASSIGN_OR_RETURN(const auto engine, Load(cuda));
   OKV_ASSIGN_OR_RETURN(const auto session,
                        engine->NewSession({.name = "omnikv",
@@ -52,7 +52,7 @@ Result<Run> Decode(const CudaOptions& cuda) {
   for (size_t i = 0; i < prompt.size(); ++i) {
     prompt[i] = 100 + static_cast<int32_t>((i * i * 31 + i * 7919) % 7000);
   }
-  Run run;
+  Decoded run;
   const auto keep = [&] {
     run.logits.emplace_back(session->logits(), session->logits() + engine->vocab());
   };

@@ -230,7 +230,7 @@ TEST(HeadClasses, StreamingHeadsTakeTheSameAtAnyLength) {
   // Sinks, and the last 100 tokens in three blocks.
   EXPECT_EQ(low, (2048 * kRetrieving + (64 + 128) * kStreaming) * kHeadRow);
   const BankConfig& bank = CoreOf(*engine).bank->config();
-  EXPECT_LT(Bank::ReservedBytes(bank, TierKind::kOwn),
+  EXPECT_LT(Bank::ReservedBytes(bank, TierKind::kDevice),
             (16384 + 128) * kRetrieving * kHeadRow + 4096 * kStreaming * kHeadRow);
 }
 

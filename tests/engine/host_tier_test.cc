@@ -40,20 +40,20 @@ PolicyOptions Policy(const SettingList& more) {
 
 // Where K/V lie: all on the card, or sparse layers on the host, with room for few of their rows on
 // the card or for all.
-enum class Room { kOwn, kFew, kAll };
+enum class Room { kDevice, kFew, kAll };
 
 class HostTier : public OnDevice {
  protected:
   static bool on_cuda() { return GetParam() == "cuda"; }
   // Bit by bit the same as kFew: to `ref` every place is. A card's kernels cut a choice into other
   // pieces than the slots that stand in for it.
-  static Room Near() { return on_cuda() ? Room::kAll : Room::kOwn; }
+  static Room Near() { return on_cuda() ? Room::kAll : Room::kDevice; }
   // The first layers have a sliding window where `windows` > 0.
   static std::unique_ptr<Engine> Make(Room room, const PolicyOptions& policy, size_t windows = 0);
 };
 
 std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, size_t windows) {
-  const std::string place = room == Room::kOwn ? "device" : "host";
+  const std::string place = room == Room::kDevice ? "device" : "host";
   auto core = std::make_unique<EngineCore>();
   core->backend = on_cuda() ? *MakeBackend({.device = "cuda"}) : std::make_unique<Card>();
   core->options = {.context = 400, .place = place, .max_sessions = 16};

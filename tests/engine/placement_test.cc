@@ -83,7 +83,7 @@ TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
               plan->kv_host / static_cast<size_t>(plan->host_layers));
     // Filters, the layers after them and those below the first stay.
     for (const size_t dense : {0, 1, 2, 3, 8, 9, 18, 19}) {
-      EXPECT_EQ(plan->tiers[dense], TierKind::kOwn) << "layer " << dense;
+      EXPECT_EQ(plan->tiers[dense], TierKind::kDevice) << "layer " << dense;
     }
     const MemoryNeeds needs = NeedsOf(*plan, Card(gib * kGiB));
     EXPECT_EQ(needs.host_layers.size(), static_cast<size_t>(plan->host_layers));
@@ -219,7 +219,7 @@ TEST_F(PlacementTest, StreamedLayersThatAreAskedForAlwaysGo) {
       const auto plan = Plan(gib * kGiB);
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       EXPECT_EQ(plan->host_layers, 24);
-      EXPECT_EQ(plan->tiers[7], TierKind::kOwn);
+      EXPECT_EQ(plan->tiers[7], TierKind::kDevice);
       EXPECT_EQ(plan->tiers[8], TierKind::kHost);
       EXPECT_EQ(plan->stages, 5);
     }

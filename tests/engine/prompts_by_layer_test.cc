@@ -227,7 +227,7 @@ TEST_P(PromptsByLayer, ACancelReturnsToTheBeginning) {
   fresh.reset();
   const auto session = *engine->NewSession(kTova);
   const size_t held = backend_->held();
-  const size_t in_use = CoreOf(*engine).bank->OwnBytes();
+  const size_t in_use = CoreOf(*engine).bank->DeviceBytes();
   int64_t count = 0;
   int64_t before = 0;
   const Status status = session->Prompt(Tokens(300), [&](int64_t done, int64_t total) {
@@ -242,7 +242,7 @@ TEST_P(PromptsByLayer, ACancelReturnsToTheBeginning) {
   EXPECT_TRUE(session->tokens().empty());
   EXPECT_FALSE(session->Generate({}).ok());
   EXPECT_EQ(backend_->held(), held);
-  EXPECT_EQ(CoreOf(*engine).bank->OwnBytes(), in_use);
+  EXPECT_EQ(CoreOf(*engine).bank->DeviceBytes(), in_use);
   ASSERT_TRUE(session->Prompt(Tokens(300)).ok());
   EXPECT_EQ(Logits(*session), expected);
 }
@@ -262,7 +262,7 @@ TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     const auto session = *(*engine)->NewSession(kSnapKv);
     const size_t held = backend_->held();
-    const size_t in_use = CoreOf(**engine).bank->OwnBytes();
+    const size_t in_use = CoreOf(**engine).bank->DeviceBytes();
     fault = {};
     ASSERT_TRUE(session->Prompt(Tokens(130)).ok());
     const std::vector<float> expected = Logits(*session);
@@ -275,7 +275,7 @@ TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
       EXPECT_EQ(backend_->held(), held);
       if (by_layer) {
         EXPECT_TRUE(session->tokens().empty());
-        EXPECT_EQ(CoreOf(**engine).bank->OwnBytes(), in_use);
+        EXPECT_EQ(CoreOf(**engine).bank->DeviceBytes(), in_use);
       }
       ASSERT_TRUE(session->Prompt(Tokens(130)).ok());
       EXPECT_EQ(Logits(*session), expected);

@@ -19,7 +19,7 @@ namespace omnikv {
 namespace {
 
 using prose::Deck;
-using prose::Piece;
+using prose::Passage;
 using prose::Rng;
 using SV = std::string_view;
 
@@ -244,21 +244,21 @@ class Assembler {
     text_ += text;
   }
 
-  int64_t Size(const Piece& piece) const {
+  int64_t Size(const Passage& piece) const {
     return count_((piece.starts_paragraph ? "\n\n" : " ") + piece.text);
   }
 
-  void Write(const Piece& piece) {
+  void Write(const Passage& piece) {
     prose_ += Size(piece);
     Append(piece.text, piece.starts_paragraph);
   }
 
   // The sentence that ends nearest to the mark, or one that leaves room for another.
   void WriteBestFit(int64_t gap) {
-    Piece best;
+    Passage best;
     int64_t best_cost = INT64_MAX;
     for (int i = 0; i < kCandidates && best_cost > 0; ++i) {
-      Piece piece = writer_.Spare();
+      Passage piece = writer_.Spare();
       const int64_t left = gap - Size(piece);
       const int64_t cost = left >= kShortSentence ? kNearEnough - 1 : std::abs(left);
       if (cost >= best_cost) continue;

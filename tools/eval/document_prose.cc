@@ -80,12 +80,12 @@ ProseWriter::ProseWriter(uint64_t seed)
   }
 }
 
-Piece ProseWriter::Next() {
+Passage ProseWriter::Next() {
   Words templates = Headings();
   Deck* deck = &headings_;
   if (step_ > last_step_ && paragraphs_left_ == 0) {
     BeginChapter();
-    Piece heading = Compose(templates, *deck);
+    Passage heading = Compose(templates, *deck);
     seen_.insert(heading.text);
     return heading;
   }
@@ -106,17 +106,17 @@ Piece ProseWriter::Next() {
     templates = scene.middle;
     deck = &decks.middle;
   }
-  Piece piece = Compose(templates, *deck);
+  Passage piece = Compose(templates, *deck);
   Keep(piece);
   return piece;
 }
 
-Piece ProseWriter::Spare() {
+Passage ProseWriter::Spare() {
   if (rng_.Below(2) == 0) return Compose(Asides(), asides_);
   return Compose(Scenes()[scene_].middle, scenes_[scene_].middle);
 }
 
-void ProseWriter::Keep(const Piece& piece) {
+void ProseWriter::Keep(const Passage& piece) {
   seen_.insert(piece.text);
   used_.push_back(piece.pattern);
   at_start_ = false;
@@ -146,8 +146,8 @@ ProseWriter::Person ProseWriter::DrawPerson() {
   return {woman ? WomenNames()[women_.Draw(rng_)] : MenNames()[men_.Draw(rng_)], woman};
 }
 
-Piece ProseWriter::Compose(Words templates, Deck& deck) {
-  Piece piece{.starts_paragraph = at_start_};
+Passage ProseWriter::Compose(Words templates, Deck& deck) {
+  Passage piece{.starts_paragraph = at_start_};
   for (int i = 0; i < kTries; ++i) {
     piece.pattern = templates[deck.Draw(rng_)];
     piece.text = Fill(piece.pattern);

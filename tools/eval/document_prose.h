@@ -37,7 +37,7 @@ class Deck {
 };
 
 // A heading or a sentence, and whether a blank line stands before it or a space.
-struct Piece {
+struct Passage {
   std::string text;
   std::string_view pattern;  // the template it was made from
   bool starts_paragraph = false;
@@ -50,12 +50,12 @@ class ProseWriter {
 
   // The story's next sentence; the first is a heading. A sentence comes twice, or a template twice
   // in a paragraph, only when a dozen attempts at something new have failed.
-  Piece Next();
+  Passage Next();
 
   // A sentence that may stand here besides, for filling a gap. It counts as written only after
   // Keep(). REQUIRES an earlier Next().
-  Piece Spare();
-  void Keep(const Piece& piece);
+  Passage Spare();
+  void Keep(const Passage& piece);
 
  private:
   struct Person {
@@ -70,7 +70,7 @@ class ProseWriter {
   void BeginChapter();
   void BeginParagraph();
   Person DrawPerson();
-  Piece Compose(Words templates, Deck& deck);
+  Passage Compose(Words templates, Deck& deck);
   std::string Fill(std::string_view pattern);
   std::string_view Lookup(std::string_view slot);
   std::string_view PersonWord(std::string_view slot) const;  // empty: not about a person

@@ -19,22 +19,21 @@ constexpr Digit kDigits[3] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
 }  // namespace
 
 CpuSelect::CpuSelect(ThreadPool& pool, const Isa& isa)
-    : pool_(pool), kernels_(GetSelectKernels(isa)), pieces_(static_cast<size_t>(pool.size())) {}
+    : pool_(pool), kernels_(GetSelectKernels(isa)), parts_(static_cast<size_t>(pool.size())) {}
 
 size_t CpuSelect::ScratchWords(const TopKArgs& a) const {
   return static_cast<size_t>(a.n_seqs * a.lists * a.stride);
 }
 
 template <typename Body>
-void CpuSelect::ForPieces(int n_pieces, const Body& body) {
-  pool_.ParallelFor(n_pieces, 1,
-                    [&](int64_t piece, int64_t, int) { body(static_cast<int>(piece)); });
+void CpuSelect::ForParts(int n_parts, const Body& body) {
+  pool_.ParallelFor(n_parts, 1, [&](int64_t part, int64_t, int) { body(static_cast<int>(part)); });
 }
 
 // Radix selection: finds the key of rank n_pick digit by digit, then collects what lies above it
-// and the first few equal to it. Each piece writes its tokens where the counts of the earlier
-// pieces say, so the result is ascending.
-void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pieces,
+// and the first few equal to it. Each part writes its tokens where the counts of the earlier
+// parts say, so the result is ascending.
+void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* parts,
                        uint32_t* keys) {
   const int32_t seq = list / a.lists;
   if (a.keep != nullptr && a.keep[seq] != 0) return;
@@ -45,16 +44,16 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pie
   if (k == n) std::iota(index, index + k, 0);
   if (k == 0 || k == n) return;
 
-  const int64_t width = (n / n_pieces + 63) / 64 * 64;
-  for (int p = 0; p < n_pieces; ++p) {
-    pieces[p].begin = std::min(n, p * width);
-    pieces[p].end = p + 1 == n_pieces ? n : std::min(n, (p + 1) * width);
+  const int64_t width = (n / n_parts + 63) / 64 * 64;
+  for (int p = 0; p < n_parts; ++p) {
+    parts[p].begin = std::min(n, p * width);
+    parts[p].end = p + 1 == n_parts ? n : std::min(n, (p + 1) * width);
   }
-  ForPieces(n_pieces, [&](int p) {
-    Piece& piece = pieces[p];
-    std::fill_n(piece.bins[0], kKeyBins, 0u);
-    kernels_.score_keys(a, list, piece.begin, piece.end, keys);
-    for (int64_t t = piece.begin; t < piece.end; ++t) ++piece.bins[0][keys[t] >> kDigits[0].shift];
+  ForParts(n_parts, [&](int p) {
+    KeyPart& part = parts[p];
+    std::fill_n(part.bins[0], kKeyBins, 0u);
+    kernels_.score_keys(a, list, part.begin, part.end, keys);
+    for (int64_t t = part.begin; t < part.end; ++t) ++part.bins[0][keys[t] >> kDigits[0].shift];
   });
   int64_t rank = k;  // of the key sought, among the keys that share the digits found
   uint32_t threshold = 0;
@@ -62,12 +61,12 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pie
     if (digit > 0) {
       const Digit at = kDigits[digit];
       const int above = kDigits[digit - 1].shift;
-      ForPieces(n_pieces, [&](int p) {
-        Piece& piece = pieces[p];
-        std::fill_n(piece.bins[digit], kKeyBins, 0u);
-        for (int64_t t = piece.begin; t < piece.end; ++t) {
+      ForParts(n_parts, [&](int p) {
+        KeyPart& part = parts[p];
+        std::fill_n(part.bins[digit], kKeyBins, 0u);
+        for (int64_t t = part.begin; t < part.end; ++t) {
           if (keys[t] >> above == threshold >> above) {
-            ++piece.bins[digit][(keys[t] >> at.shift) & at.mask];
+            ++part.bins[digit][(keys[t] >> at.shift) & at.mask];
           }
         }
       });
@@ -75,27 +74,27 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pie
     auto bin = static_cast<int64_t>(kDigits[digit].mask);
     for (;; --bin) {
       int64_t here = 0;
-      for (int p = 0; p < n_pieces; ++p) here += pieces[p].bins[digit][bin];
+      for (int p = 0; p < n_parts; ++p) here += parts[p].bins[digit][bin];
       if (here >= rank) break;
       rank -= here;
     }
     threshold |= static_cast<uint32_t>(bin) << kDigits[digit].shift;
   }
-  ForPieces(n_pieces, [&](int p) {
+  ForParts(n_parts, [&](int p) {
     int64_t offset = 0;
     int64_t ties = rank;
     for (int q = 0; q < p; ++q) {
       int64_t above = 0;
       for (int digit = 0; digit < 3; ++digit) {
         const uint32_t bin = (threshold >> kDigits[digit].shift) & kDigits[digit].mask;
-        const uint32_t* bins = pieces[q].bins[digit];
+        const uint32_t* bins = parts[q].bins[digit];
         above = std::accumulate(bins + bin + 1, bins + kDigits[digit].mask + 1, above);
       }
-      const int64_t equal = std::min<int64_t>(ties, pieces[q].bins[2][threshold & kDigits[2].mask]);
+      const int64_t equal = std::min<int64_t>(ties, parts[q].bins[2][threshold & kDigits[2].mask]);
       ties -= equal;
       offset += above + equal;
     }
-    kernels_.collect(keys, pieces[p].begin, pieces[p].end, threshold, ties, index + offset);
+    kernels_.collect(keys, parts[p].begin, parts[p].end, threshold, ties, index + offset);
   });
 }
 
@@ -105,13 +104,13 @@ void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
   if (longest >= kSplitTokens) {
     for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
       const bool split = a.n_candidates[list / a.lists] >= kSplitTokens;
-      Select(a, list, split ? pool_.size() : 1, pieces_.data(), scratch + list * a.stride);
+      Select(a, list, split ? pool_.size() : 1, parts_.data(), scratch + list * a.stride);
     }
     return;
   }
   pool_.ParallelFor(a.n_seqs * a.lists, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t list = begin; list < end; ++list) {
-      Select(a, static_cast<int32_t>(list), 1, &pieces_[static_cast<size_t>(thread)],
+      Select(a, static_cast<int32_t>(list), 1, &parts_[static_cast<size_t>(thread)],
              scratch + list * a.stride);
     }
   });

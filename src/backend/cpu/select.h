@@ -20,20 +20,20 @@ class CpuSelect {
   void Run(const ScoreReduceArgs& a);
 
  private:
-  // How the keys of one piece lie to the key of rank n_pick: by digit, most significant first.
-  struct Piece {
+  // How the keys of one part lie to the key of rank n_pick: by digit, most significant first.
+  struct KeyPart {
     int64_t begin = 0;
     int64_t end = 0;
     uint32_t bins[3][kKeyBins];
   };
 
-  void Select(const TopKArgs& a, int32_t list, int n_pieces, Piece* pieces, uint32_t* keys);
+  void Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* parts, uint32_t* keys);
   template <typename Body>
-  void ForPieces(int n_pieces, const Body& body);
+  void ForParts(int n_parts, const Body& body);
 
   ThreadPool& pool_;
   const SelectKernels& kernels_;
-  std::vector<Piece> pieces_;  // [threads]
+  std::vector<KeyPart> parts_;  // [threads]
 };
 
 // Too small to divide.

@@ -12,14 +12,14 @@ namespace {
 
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
-struct Piece {
+struct PlannedToken {
   int64_t token;
   int32_t segment;
 };
 
 // The tokens that a row reads for KV head `kv_head`, in the plan's order.
-std::vector<Piece> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_head) {
-  std::vector<Piece> tokens;
+std::vector<PlannedToken> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_head) {
+  std::vector<PlannedToken> tokens;
   for (int32_t si = 0; si < a.plan.n_segments; ++si) {
     const PlanSegment& s = a.plan.segments[static_cast<size_t>(si)];
     const int64_t low = s.window > 0 ? row.pos + 1 - static_cast<int64_t>(s.window) : 0;
@@ -53,7 +53,7 @@ void RefAttend(const AttendArgs& a) {
     }
     for (int32_t h = a.FirstHead(); h < a.FirstHead() + a.Heads(); ++h) {
       const int32_t kv_head = h / a.Group();
-      const std::vector<Piece> tokens = TokensOf(a, row, kv_head);
+      const std::vector<PlannedToken> tokens = TokensOf(a, row, kv_head);
       std::vector<double> logits(tokens.size());
       for (size_t i = 0; i < tokens.size(); ++i) {
         const PlanSegment& s = a.plan.segments[static_cast<size_t>(tokens[i].segment)];

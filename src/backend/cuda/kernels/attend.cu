@@ -98,7 +98,7 @@ class HeadWarp {
 
  public:
   __device__ HeadWarp(const AttendArgs& args, int32_t kv_head, int32_t head, int32_t n_heads,
-                      std::byte* ring, float* queries, uint32_t* valid, Span* span)
+                      std::byte* ring, float* queries, uint32_t* valid, SegmentTokens* tokens)
       : args_(args),
         head_(head),
         n_heads_(n_heads),
@@ -112,7 +112,7 @@ class HeadWarp {
         ring_(ring),
         queries_(queries),
         valid_(valid),
-        span_(span) {}
+        tokens_(tokens) {}
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
@@ -130,15 +130,15 @@ class HeadWarp {
     }
   }
 
-  // Tiles [from, to) of a span of the piece's row.
-  __device__ __forceinline__ void Read(const Piece& piece, const PlanSegment& segment,
-                                       const Span& span, int32_t from, int32_t to) {
+  // Tiles [from, to) of a segment of the part's row.
+  __device__ __forceinline__ void Read(const RowPart& part, const PlanSegment& segment,
+                                       const SegmentTokens& tokens, int32_t from, int32_t to) {
     CopyQueries((segment.q != nullptr ? segment.q : args_.q) +
-                (int64_t{piece.row} * args_.n_heads + head_) * kDim);
+                (int64_t{part.row} * args_.n_heads + head_) * kDim);
     // In shared memory, since registers are few and this is looked at once in 32 tokens.
-    if (lane_ == 0) *span_ = span;
+    if (lane_ == 0) *tokens_ = tokens;
     __syncwarp();
-    Walk walk(args_.kv, *span_, piece.table_off, piece.meta.pos, from * kTileTokens);
+    Walk walk(args_.kv, *tokens_, part.table_off, part.meta.pos, from * kTileTokens);
     const bool with_v = args_.o != nullptr;
     // Stages are K and V of a tile in turn. Each is a group of copies, be it an empty one, so that
     // the oldest stage is always kStages groups back.
@@ -177,7 +177,7 @@ class HeadWarp {
       issue(slot, tile + ahead / 2, ahead % 2 != 0);
       slot = slot + 1 == S::kStages ? 0 : slot + 1;
     };
-    const int32_t late = piece.last ? max(from, to - kLateTiles) : to;
+    const int32_t late = part.last ? max(from, to - kLateTiles) : to;
     for (int32_t tile = from; tile < to; ++tile) {
       wait();
       // Not before a tile is there: what the next kernels then ask of memory would go ahead of it.
@@ -193,7 +193,7 @@ class HeadWarp {
       next(tile, S::kStages);
       ScaleLogits(logits);
       if (args_.score != ScoreKind::kNone) {
-        WriteScores(logits, valid, piece.row, span_->begin + tile * kTileTokens);
+        WriteScores(logits, valid, part.row, tokens_->begin + tile * kTileTokens);
       }
       Weigh(logits, valid);
       if constexpr (kQ8) {
@@ -209,11 +209,11 @@ class HeadWarp {
     }
   }
 
-  __device__ __forceinline__ void Write(const Piece& piece, const Partials& partials) {
+  __device__ __forceinline__ void Write(const RowPart& part, const Partials& partials) {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
-    const bool whole = piece.slot < 0;
+    const bool whole = part.slot < 0;
     const int64_t first =
-        whole ? int64_t{piece.row} * args_.n_heads + head_ : partials.At(piece.slot, head_);
+        whole ? int64_t{part.row} * args_.n_heads + head_ : partials.At(part.slot, head_);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
@@ -572,7 +572,7 @@ class HeadWarp {
   std::byte* ring_;
   float* queries_;   // [n_heads_, kQueryPitch]
   uint32_t* valid_;  // [kStages]: bit i: token i of the tile is read; of stages with K
-  Span* span_;
+  SegmentTokens* tokens_;
   uint32_t q_high_[kOctets][S::kSteps][2], q_low_[kOctets][S::kSteps][2];
   float scale_[kOctets][2];  // from products to logits
   float top_[kOctets][2];    // 2^top is weight 1: the maximum so far, less kLift
@@ -607,7 +607,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kQ8>::kWarps, 1)
   using S = Shape<kDim, kQ8>;
   extern __shared__ __align__(1024) std::byte rings[];
   __shared__ uint32_t valid[S::kWarps][S::kStages];
-  __shared__ Span spans[S::kWarps];
+  __shared__ SegmentTokens segments[S::kWarps];
   PrefetchPlan(args);
   GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -622,14 +622,13 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kQ8>::kWarps, 1)
   std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
   HeadWarp<T, kDim, kOctets, kQ8> state(
       args, kv_head, kv_head * group + head, min(division.unit_heads, group - head), ring,
-      reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &spans[warp]);
-  ForEachPiece(args, kv_head, strand, division.Strands(), [&](const Piece& piece) {
+      reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &segments[warp]);
+  ForEachRowPart(args, kv_head, strand, division.Strands(), [&](const RowPart& part) {
     state.Clear();
-    ForEachSpan(args, piece, kv_head,
-                [&](const PlanSegment& segment, const Span& span, int32_t from, int32_t to) {
-                  state.Read(piece, segment, span, from, to);
-                });
-    state.Write(piece, partials);
+    ForEachSegment(args, part, kv_head,
+                   [&](const PlanSegment& segment, const SegmentTokens& tokens, int32_t from,
+                       int32_t to) { state.Read(part, segment, tokens, from, to); });
+    state.Write(part, partials);
   });
 }
 

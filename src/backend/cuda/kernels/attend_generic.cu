@@ -36,19 +36,19 @@ __global__ void __launch_bounds__(32 * kWarps)
   float* q = shared + warp * (kv.dk + kv.dv);
   float* o = q + kv.dk;
 
-  ForEachPiece(args, kv_head, strand, division.Strands(), [&](const Piece& piece) {
-    const int64_t row_head = int64_t{piece.row} * args.n_heads + head;
+  ForEachRowPart(args, kv_head, strand, division.Strands(), [&](const RowPart& part) {
+    const int64_t row_head = int64_t{part.row} * args.n_heads + head;
     float top = -kInf;
     float sum = 0;  // of this lane's tokens
     for (int32_t d = lane; d < kv.dv; d += 32) o[d] = 0;
-    ForEachSpan(
-        args, piece, kv_head,
-        [&](const PlanSegment& segment, const Span& span, int32_t from, int32_t to) {
+    ForEachSegment(
+        args, part, kv_head,
+        [&](const PlanSegment& segment, const SegmentTokens& tokens, int32_t from, int32_t to) {
           const float* query = (segment.q != nullptr ? segment.q : args.q) + row_head * kv.dk;
           __syncwarp();
           for (int32_t d = lane; d < kv.dk; d += 32) q[d] = query[d];
           __syncwarp();
-          Walk walk(kv, span, piece.table_off, piece.meta.pos, from * kTileTokens);
+          Walk walk(kv, tokens, part.table_off, part.meta.pos, from * kTileTokens);
           for (int32_t tile = from; tile < to; tile += 2, walk.Advance()) {
             const bool mine = tile + lane / kTileTokens < to && walk.row() >= 0;
             const int32_t row = walk.row();
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32 * kWarps)
               if (args.score == ScoreKind::kLogits) {
                 args.scores[row_head * args.score_stride + walk.token()] = logit;
               } else if (args.score == ScoreKind::kHeadMax) {
-                AtomicMax(args.scores + piece.row * args.score_stride + walk.token(), logit);
+                AtomicMax(args.scores + part.row * args.score_stride + walk.token(), logit);
               }
             }
             logit *= kLog2E;
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(32 * kWarps)
           }
         });
     sum = WarpSum(sum);
-    const bool whole = piece.slot < 0;
-    const int64_t out = whole ? row_head : partials.At(piece.slot, head);
+    const bool whole = part.slot < 0;
+    const int64_t out = whole ? row_head : partials.At(part.slot, head);
     if (lane == 0) {
       if (!whole) {
         partials.sums[out] = {top, sum};

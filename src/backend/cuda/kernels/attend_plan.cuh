@@ -113,7 +113,7 @@ __device__ __forceinline__ int32_t LoadMeta(const int32_t* p) {
 }
 
 // The tokens of one segment that a row reads for a KV head: i = 0 .. n - 1.
-struct Span {
+struct SegmentTokens {
   int32_t n;
   int32_t begin;        // of a range: token i is begin + i
   const int32_t* list;  // null for a range. Token i is in unit list[i / unit], but not read when
@@ -124,24 +124,24 @@ struct Span {
 };
 
 template <bool kBeforeWait = false>
-__device__ __forceinline__ Span SpanOf(const AttendArgs& args, int segment, RowMeta row,
-                                       int32_t kv_head) {
+__device__ __forceinline__ SegmentTokens SegmentTokensOf(const AttendArgs& args, int segment,
+                                                         RowMeta row, int32_t kv_head) {
   const PlanSegment& s = args.plan.segments[static_cast<size_t>(segment)];
-  Span span{};
-  span.low = s.window > 0 ? max(row.pos + 1 - s.window, 0) : 0;
+  SegmentTokens tokens{};
+  tokens.low = s.window > 0 ? max(row.pos + 1 - s.window, 0) : 0;
   if (s.kind == SegmentKind::kList) {
     const int64_t list = int64_t{row.seq} * s.lists + (s.lists == 1 ? 0 : kv_head);
-    span.list = s.index + list * s.capacity;
-    span.unit = s.unit;
-    span.n = LoadMeta<kBeforeWait>(s.count + list) * s.unit;
+    tokens.list = s.index + list * s.capacity;
+    tokens.unit = s.unit;
+    tokens.n = LoadMeta<kBeforeWait>(s.count + list) * s.unit;
   } else {
     const int32_t* bounds = s.bounds == nullptr ? nullptr : s.bounds + 2 * int64_t{row.seq};
     const int32_t begin = bounds == nullptr ? s.begin : LoadMeta<kBeforeWait>(bounds);
     const int32_t end = bounds == nullptr ? s.end : LoadMeta<kBeforeWait>(bounds + 1);
-    span.begin = max(begin, span.low);
-    span.n = max(min(end, row.pos + 1) - span.begin, 0);
+    tokens.begin = max(begin, tokens.low);
+    tokens.n = max(min(end, row.pos + 1) - tokens.begin, 0);
   }
-  return span;
+  return tokens;
 }
 
 // The rows of a launch, one a lane, and where their tiles stand for a KV head.
@@ -160,7 +160,7 @@ struct RowTiles {
       meta.pos = LoadMeta<kBeforeWait>(&args.rows[lane].pos);
       table_off = LoadMeta<kBeforeWait>(&args.seqs[meta.seq].table_off);
       for (int s = 0; s < args.plan.n_segments; ++s) {
-        tiles += SpanOf<kBeforeWait>(args, s, meta, kv_head).Tiles();
+        tiles += SegmentTokensOf<kBeforeWait>(args, s, meta, kv_head).Tiles();
       }
     }
     int32_t sum = tiles;
@@ -175,19 +175,19 @@ struct RowTiles {
 };
 
 // What a strand takes of a row.
-struct Piece {
+struct RowPart {
   int32_t row;  // of the launch
   RowMeta meta;
   int32_t table_off;
   int32_t from, to;  // tiles of the row
-  bool last;         // of the strand's pieces
+  bool last;         // of the strand's parts
   int32_t slot;      // of its partial; < 0: it is the whole row
 };
 
-// Calls body(piece) for each row that has tiles in the strand. All lanes call it together.
+// Calls body(part) for each row that has tiles in the strand. All lanes call it together.
 template <typename Body>
-__device__ __forceinline__ void ForEachPiece(const AttendArgs& args, int32_t kv_head,
-                                             int32_t strand, int32_t at_most, Body&& body) {
+__device__ __forceinline__ void ForEachRowPart(const AttendArgs& args, int32_t kv_head,
+                                               int32_t strand, int32_t at_most, Body&& body) {
   const RowTiles<> rows(args, kv_head);
   const Strands strands(rows.total, at_most);
   if (strand >= strands.n) return;
@@ -199,41 +199,42 @@ __device__ __forceinline__ void ForEachPiece(const AttendArgs& args, int32_t kv_
     const int32_t from = max(begin, start);
     const int32_t to = min(end, start + tiles);
     if (from >= to) continue;
-    Piece piece;
-    piece.row = r;
-    piece.meta.seq = __shfl_sync(kAllLanes, rows.meta.seq, r);
-    piece.meta.pos = __shfl_sync(kAllLanes, rows.meta.pos, r);
-    piece.table_off = __shfl_sync(kAllLanes, rows.table_off, r);
-    piece.from = from - start;
-    piece.to = to - start;
-    piece.last = to == end;
-    piece.slot = to - from == tiles ? -1 : 2 * strand + (start > begin ? 1 : 0);
-    body(piece);
+    RowPart part;
+    part.row = r;
+    part.meta.seq = __shfl_sync(kAllLanes, rows.meta.seq, r);
+    part.meta.pos = __shfl_sync(kAllLanes, rows.meta.pos, r);
+    part.table_off = __shfl_sync(kAllLanes, rows.table_off, r);
+    part.from = from - start;
+    part.to = to - start;
+    part.last = to == end;
+    part.slot = to - from == tiles ? -1 : 2 * strand + (start > begin ? 1 : 0);
+    body(part);
   }
 }
 
-// Calls body(segment, span, from, to) for each segment that has tiles [from, to) in the piece.
+// Calls body(segment, tokens, from, to) for each segment that has tiles [from, to) in the part.
 template <typename Body>
-__device__ __forceinline__ void ForEachSpan(const AttendArgs& args, const Piece& piece,
-                                            int32_t kv_head, Body&& body) {
+__device__ __forceinline__ void ForEachSegment(const AttendArgs& args, const RowPart& part,
+                                               int32_t kv_head, Body&& body) {
   int32_t start = 0;
   for (int s = 0; s < args.plan.n_segments; ++s) {
-    const Span span = SpanOf(args, s, piece.meta, kv_head);
-    const int32_t tiles = span.Tiles();
-    const int32_t from = max(piece.from - start, 0);
-    const int32_t to = min(piece.to - start, tiles);
-    if (from < to) body(args.plan.segments[static_cast<size_t>(s)], span, from, to);
+    const SegmentTokens tokens = SegmentTokensOf(args, s, part.meta, kv_head);
+    const int32_t tiles = tokens.Tiles();
+    const int32_t from = max(part.from - start, 0);
+    const int32_t to = min(part.to - start, tiles);
+    if (from < to) body(args.plan.segments[static_cast<size_t>(s)], tokens, from, to);
     start += tiles;
   }
 }
 
-// Walks the tokens of a span 32 at a time, one a lane, and finds where they lie ahead of need: an
-// index two batches before, a block one batch before.
+// Walks the tokens of a segment 32 at a time, one a lane, and finds where they lie ahead of need:
+// an index two batches before, a block one batch before.
 class Walk {
  public:
-  // From token `first` of the span, which stays where it is.
-  __device__ Walk(const KvView& kv, const Span& span, int32_t table_off, int32_t pos, int32_t first)
-      : span_(span),
+  // From token `first` of the segment; the tokens stay where they are.
+  __device__ Walk(const KvView& kv, const SegmentTokens& tokens, int32_t table_off, int32_t pos,
+                  int32_t first)
+      : tokens_(tokens),
         table_(kv.block_table + table_off),
         block_tokens_(static_cast<uint32_t>(kv.block_tokens)),
         pos_(pos),
@@ -263,23 +264,23 @@ class Walk {
 
  private:
   __device__ int32_t Unit(int32_t i) const {
-    if (span_.list == nullptr || i >= span_.n) return 0;
-    return span_.list[static_cast<uint32_t>(i) / static_cast<uint32_t>(span_.unit)];
+    if (tokens_.list == nullptr || i >= tokens_.n) return 0;
+    return tokens_.list[static_cast<uint32_t>(i) / static_cast<uint32_t>(tokens_.unit)];
   }
   __device__ int32_t Token(int32_t i, int32_t unit) const {
-    if (i >= span_.n) return -1;
-    if (span_.list == nullptr) return span_.begin + i;
+    if (i >= tokens_.n) return -1;
+    if (tokens_.list == nullptr) return tokens_.begin + i;
     const int32_t token =
-        unit * span_.unit +
-        static_cast<int32_t>(static_cast<uint32_t>(i) % static_cast<uint32_t>(span_.unit));
-    return token >= span_.low && token <= pos_ ? token : -1;
+        unit * tokens_.unit +
+        static_cast<int32_t>(static_cast<uint32_t>(i) % static_cast<uint32_t>(tokens_.unit));
+    return token >= tokens_.low && token <= pos_ ? token : -1;
   }
   __device__ uint32_t Block(int32_t token) const {
     return token < 0 ? 0
                      : static_cast<uint32_t>(table_[static_cast<uint32_t>(token) / block_tokens_]);
   }
 
-  const Span& span_;
+  const SegmentTokens& tokens_;
   const int32_t* table_;
   uint32_t block_tokens_;
   int32_t pos_;

@@ -13,13 +13,13 @@ namespace {
 constexpr int kStoreThreads = 128;
 
 // Grid: (rows, parts of a slice, slices).
-template <typename Piece>
+template <typename Word>
 __global__ void __launch_bounds__(kStoreThreads)
     StoreRowsKernel(const __grid_constant__ StoreRowsArgs a) {
   GridTrigger();
   GridWait();
   const auto i = static_cast<int32_t>(blockIdx.z);
-  const auto pieces = static_cast<int32_t>(HeadBytesOfSlice(a.kv, i) / int64_t{sizeof(Piece)});
+  const auto pieces = static_cast<int32_t>(HeadBytesOfSlice(a.kv, i) / int64_t{sizeof(Word)});
   const auto at = static_cast<int32_t>(blockIdx.y * kStoreThreads + threadIdx.x);
   if (at >= a.from.n_kv_heads * pieces) return;
   const int32_t head = at / pieces;
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kStoreThreads)
   if (to_head < 0) return;
   const KvTarget from = RowOf(a.from, blockIdx.x);
   const KvTarget to = TargetOf(a, a.rows[blockIdx.x]);
-  reinterpret_cast<Piece*>(HeadOfSlice(a.kv, to, i, to_head))[at % pieces] =
-      reinterpret_cast<const Piece*>(HeadOfSlice(a.from, from, i, head))[at % pieces];
+  reinterpret_cast<Word*>(HeadOfSlice(a.kv, to, i, to_head))[at % pieces] =
+      reinterpret_cast<const Word*>(HeadOfSlice(a.from, from, i, head))[at % pieces];
 }
 
 // --- LocateRows: a thread per row and per sequence. Grid: x walks them, y layers' positions.
@@ -77,7 +77,7 @@ constexpr int kGroups = kThreads / kLanes;
 constexpr int kBatch = kGroups * kTogether;
 
 // Grid: (parts of a slice, slices of a list, all lists).
-template <typename Piece>
+template <typename Word>
 __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ CompactArgs a) {
   GridTrigger();
   GridWait();
@@ -96,11 +96,11 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   const RowSlice from_slice = SliceOf(source, a.lists, l, static_cast<int32_t>(blockIdx.y));
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t piece = static_cast<int32_t>(blockIdx.x) * kLanes + thread % kLanes;
-  const bool any = piece < slice.bytes / int64_t{sizeof(Piece)};
+  const bool any = piece < slice.bytes / int64_t{sizeof(Word)};
   const bool moves_pos = a.pos != nullptr && blockIdx.y == 0 && piece == 0;
 
   for (int32_t first = thread / kLanes; first - thread / kLanes < count; first += kBatch) {
-    Piece values[kTogether];
+    Word values[kTogether];
     int32_t pos[kTogether];
     int64_t to[kTogether];  // -1: the row is where it belongs
 #pragma unroll
@@ -111,14 +111,14 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
       if (i >= count || (in_place && from == i) || !any) continue;
       const int64_t row = source.RowIndex(table_off, from);
       to[u] = a.kv.RowIndex(table_off, i);
-      values[u] = reinterpret_cast<const Piece*>(from_slice.Of(row))[piece];
+      values[u] = reinterpret_cast<const Word*>(from_slice.Of(row))[piece];
       if (moves_pos) pos[u] = in_place ? a.pos[row * a.lists + l] : from;
     }
     __syncthreads();
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (to[u] < 0) continue;
-      reinterpret_cast<Piece*>(slice.Of(to[u]))[piece] = values[u];
+      reinterpret_cast<Word*>(slice.Of(to[u]))[piece] = values[u];
       if (moves_pos) a.pos[to[u] * a.lists + l] = pos[u];
     }
   }

@@ -20,7 +20,7 @@ constexpr int kTableRows = 4 * kMaxBatchRows;
 
 // A piece of a row: what a warp copies into one slot of its ring.
 template <DType kFormat>
-struct Piece {
+struct RowTile {
   static constexpr bool kQ8 = kFormat == DType::kQ8_0;
   static constexpr int kLaneValues = kFormat == DType::kF32 ? 16 : 32;
   static constexpr int kValues = 32 * kLaneValues;
@@ -68,10 +68,10 @@ struct Piece {
 // A lane's activations for one piece.
 template <DType kFormat>
 struct Input {
-  using P = Piece<kFormat>;
+  using P = RowTile<kFormat>;
   float x[P::kLaneValues];
 
-  // v in the order of Piece::Index.
+  // v in the order of RowTile::Index.
   __device__ __forceinline__ void Set(const float* v, std::byte*, int) {
 #pragma unroll
     for (int i = 0; i < P::kLaneValues; ++i) x[i] = v[i];
@@ -94,7 +94,7 @@ struct Input {
 // For Q8_0: the 32 of block `lane`.
 template <>
 struct Input<DType::kQ8_0> {
-  using P = Piece<DType::kQ8_0>;
+  using P = RowTile<DType::kQ8_0>;
   uint32_t digits[3][8];
   float scale;
 
@@ -179,7 +179,7 @@ template <DType kFormat, int kPieces, int kMaxWarps>
 __global__ void __launch_bounds__(32 * kMaxWarps,
                                   kMaxWarps < kWarpsPerSm ? kWarpsPerSm / kMaxWarps : 1)
     StreamKernel(const __grid_constant__ Work work, int32_t r) {
-  using P = Piece<kFormat>;
+  using P = RowTile<kFormat>;
   constexpr int kAhead = P::kSlots / kPieces;  // rows in the ring
   const Product& p = work.product;
   const int n_warps = static_cast<int>(blockDim.x) / 32;
@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(256) AnyKernel(const __grid_constant__ Work wo
 
 template <DType kFormat>
 size_t StreamShared(int64_t n_warps) {
-  using P = Piece<kFormat>;
+  using P = RowTile<kFormat>;
   return kTableRows * sizeof(void*) +
          static_cast<size_t>(n_warps) *
              (P::kRingBytes + P::kStageBytes + 2 * kMaxBatchRows * sizeof(float));
@@ -384,7 +384,7 @@ size_t StreamShared(int64_t n_warps) {
 
 template <DType kFormat, int kPieces, int kMaxWarps>
 void LaunchStream(const Work& work, const Launch& launch) {
-  using P = Piece<kFormat>;
+  using P = RowTile<kFormat>;
   constexpr auto kKernel = StreamKernel<kFormat, kPieces, kMaxWarps>;
   const int64_t n_warps = CeilDiv(CeilDiv(work.n_in, P::kValues), kPieces);
   // About kWarpsPerSm; no more where lanes take 128 registers, as one block too many runs alone.
@@ -414,7 +414,7 @@ constexpr int32_t kMaxStreamed = 32 * 1024;
 template <DType kFormat>
 void MultiplyStream(const Work& work, const Launch& launch) {
   constexpr int64_t kMost = 20;  // warps of 96 registers a lane, of a multiprocessor
-  const int64_t n_pieces = CeilDiv(work.n_in, Piece<kFormat>::kValues);
+  const int64_t n_pieces = CeilDiv(work.n_in, RowTile<kFormat>::kValues);
   const bool fits = StreamShared<kFormat>(n_pieces) <= launch.device->shared_per_block;
   const bool fills_sm = 4 * n_pieces > 3 * kWarpsPerSm && n_pieces <= kMost && fits;
   if (n_pieces <= kMost / 2 || (fills_sm && n_pieces <= kWarpsPerSm)) {

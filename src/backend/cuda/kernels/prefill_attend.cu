@@ -53,7 +53,7 @@ __device__ __forceinline__ int Fresh(int v) {
 }
 
 // The queries that a block takes. Query i of a sequence is head i % group of its row i / group, so
-// that a block's queries share their K/V and span few positions.
+// that a block's queries share their K/V and cover few positions.
 struct Queries {
   int first;  // of this block
   int n;      // of the sequence
@@ -72,7 +72,7 @@ struct Queries {
 };
 
 // Tokens of a segment: a row at position p reads [Low(p), High(p)).
-struct Span {
+struct TokenBounds {
   int begin, end, window;
 
   __device__ int Low(int p) const { return max(begin, p + 1 - window); }
@@ -382,15 +382,15 @@ struct WarpRows {
 
 // -inf for the tokens (from `first` on) that a query (from `query` on) does not read.
 template <int kM, int kN>
-__device__ __forceinline__ void Mask(const Span& span, const Queries& queries, int query, int first,
-                                     int lane, float (&s)[kM][kN][4]) {
+__device__ __forceinline__ void Mask(const TokenBounds& bounds, const Queries& queries, int query,
+                                     int first, int lane, float (&s)[kM][kN][4]) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int p = queries.Pos(query + m * 16 + half * 8 + lane / 4);
-      const int low = span.Low(p) - first - lane % 4 * 2;
-      const int high = span.High(p) - first - lane % 4 * 2;
+      const int low = bounds.Low(p) - first - lane % 4 * 2;
+      const int high = bounds.High(p) - first - lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -471,11 +471,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   for (int i = 0; i < a.plan.n_segments; ++i) {
     const PlanSegment& segment = a.plan.segments[i];
     const bool in_memory = segment.bounds != nullptr;
-    const Span span{max(0, in_memory ? segment.bounds[2 * seq] : segment.begin),
-                    in_memory ? segment.bounds[2 * seq + 1] : segment.end,
-                    segment.window > 0 ? segment.window : kToEnd};
-    const int low = span.Low(first_pos);
-    const int high = span.High(last_pos);
+    const TokenBounds bounds{max(0, in_memory ? segment.bounds[2 * seq] : segment.begin),
+                             in_memory ? segment.bounds[2 * seq + 1] : segment.end,
+                             segment.window > 0 ? segment.window : kToEnd};
+    const int low = bounds.Low(first_pos);
+    const int high = bounds.High(last_pos);
     if (low >= high) continue;
     const int first_tile = low / S::kTokens;
     const int n = (high - 1) / S::kTokens + 1 - first_tile;
@@ -483,11 +483,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int end = first_tile + n * (part + 1) / n_parts;
     if (begin == end) continue;
     // Tiles of tokens that some of the warp's queries read, and those that all of them read whole.
-    const int some_begin = span.Low(warp_first_pos) / S::kTokens;
+    const int some_begin = bounds.Low(warp_first_pos) / S::kTokens;
     const int some_end =
-        query < queries.n ? (span.High(warp_last_pos) - 1) / S::kTokens + 1 : some_begin;
-    const int whole_begin = (span.Low(warp_last_pos) + S::kTokens - 1) / S::kTokens;
-    const int whole_end = span.High(warp_first_pos) / S::kTokens;
+        query < queries.n ? (bounds.High(warp_last_pos) - 1) / S::kTokens + 1 : some_begin;
+    const int whole_begin = (bounds.Low(warp_last_pos) + S::kTokens - 1) / S::kTokens;
+    const int whole_end = bounds.High(warp_first_pos) / S::kTokens;
 
     __syncthreads();  // the segment before is done with shared memory
     const auto fetch = [&](int tile, std::byte* to) {
@@ -516,7 +516,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       rows.Logits(warp_queries, k_tile, lane, s);
       if (capped) Cap(cap_factor, s);
       if (t < whole_begin || t >= whole_end) {
-        Mask(span, queries, Fresh(query), t * S::kTokens, lane, s);
+        Mask(bounds, queries, Fresh(query), t * S::kTokens, lane, s);
       }
       rows.Softmax(factor, s);
       rows.AddValues(s, k_tile + S::kTileBytes, lane);

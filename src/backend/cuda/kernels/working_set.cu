@@ -184,13 +184,13 @@ struct FetchLists {
 
 // A warp's unit is up to 32 * kInFlight pieces of one row, all asked for before the first is there;
 // where the next unit lies is asked for meanwhile. Host memory is read past the caches: once.
-template <typename Piece>
+template <typename Word>
 __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   // No GridTrigger: the next fetch would start, and the one after it, and all of them would wait on
   // multiprocessors that the step needs.
   GridWait();
   constexpr int32_t kUnit = 32 * kInFlight;
-  const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Piece)));
+  const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Word)));
   const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
   FetchLists lists{a};
   const int32_t n = lists.Rows();
@@ -209,9 +209,9 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   int32_t to = a.to_row[place];
   while (unit < n_units) {
     const int32_t first = unit % parts * kUnit + lane;
-    const auto* in = reinterpret_cast<const Piece*>(a.from + from * a.row_bytes) + first;
-    auto* out = reinterpret_cast<Piece*>(a.to + to * a.row_bytes) + first;
-    Piece piece[kInFlight];
+    const auto* in = reinterpret_cast<const Word*>(a.from + from * a.row_bytes) + first;
+    auto* out = reinterpret_cast<Word*>(a.to + to * a.row_bytes) + first;
+    Word piece[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       if (first + 32 * u < pieces) piece[u] = __ldcv(in + 32 * u);

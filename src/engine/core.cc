@@ -77,7 +77,7 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   prepared.policy = info.make();
   Policy& policy = *prepared.policy;
   OKV_RETURN_IF_ERROR(policy.Prepare(context, prepared.settings));
-  OKV_RETURN_IF_ERROR(CheckHeadClasses(core, info.name, policy));
+  OKV_RETURN_IF_ERROR(CheckLayout(core, info.name, policy));
   const std::vector<StateSpec> states = StatesByLayer(core.config, policy.States());
   OKV_RETURN_IF_ERROR(
       CheckPolicyRoom(core, info.name, policy.Bytes() + core.bank->BytesToOpen(states)));
@@ -179,6 +179,16 @@ double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLengt
     all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
   }
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
+}
+
+Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
+  if (policy.Kept().rows == 0 || !core.bank->HasHostLayers()) {
+    return CheckHeadClasses(core, name, policy);
+  }
+  return Unsupported(fmt::format(
+      "policy {} forgets rows, and cannot run where K or V of layers are on the host, as the "
+      "policy of the engine has them: open the engine with {}",
+      name, name));
 }
 
 uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at) {

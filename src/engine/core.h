@@ -111,6 +111,9 @@ struct PreparedPolicy {
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
                                      const RopeState& ropes, int32_t max_seqs);
 
+// kUnsupported where the bank, which is laid out for the engine's policy, cannot serve `policy`.
+Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy);
+
 // kInvalidArgument unless `tokens` can be a prompt.
 Status CheckTokens(const EngineCore& core, std::span<const int32_t> tokens);
 

@@ -58,7 +58,9 @@ class EngineImpl : public Engine {
   }
   Status CheckPolicy(const PolicyOptions& policy) const override {
     const bool fetches = core_->plan.host_layers > 0;
-    return PolicyFor(policy, core_->config, context(), fetches).status();
+    OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> prepared,
+                         PolicyFor(policy, core_->config, context(), fetches));
+    return CheckLayout(*core_, policy.name, *prepared);
   }
 
   int64_t context() const override { return core_->bank->config().max_tokens; }

@@ -55,12 +55,6 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs));
-  if (group->policy().Kept().rows > 0 && core.bank->HasHostLayers()) {
-    return Unsupported(fmt::format(
-        "policy {} forgets rows, and cannot run where K or V of layers are on the host, as the "
-        "policy of the engine has them: open the engine with {}",
-        group->policy_name(), group->policy_name()));
-  }
   const DeclaredReads reads = group->policy().Reads();
   const auto least = static_cast<int32_t>(reads.max_tokens);
   OKV_ASSIGN_OR_RETURN(group->residency_,

@@ -292,6 +292,7 @@ TEST_P(ValuesAway, OtherPoliciesRunBesideIt) {
     const Status refused = away_engine->NewSession({.name = name}).status();
     EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
     EXPECT_THAT(refused.message(), HasSubstr(std::string("open the engine with ") + name));
+    EXPECT_EQ(away_engine->CheckPolicy({.name = name}).message(), refused.message());
   }
 }
 

@@ -592,7 +592,7 @@ void RandomCase::RunScoreAndTopK(int64_t turn) {
         std::all_of(first, first + candidates_[s], [](float v) { return std::isfinite(v); }))
         << "a token has no score; " << Name();
   }
-  const float weight = 1;
+  const std::vector<float> weight = {1};  // a vector, which a card reads too
   const Outputs chosen = Check(
       "TopK, " + Name(),
       [&](const Execute& run) {
@@ -600,7 +600,7 @@ void RandomCase::RunScoreAndTopK(int64_t turn) {
         std::vector<int32_t> count = count_[0];
         TopKArgs args = top_k_;
         args.scores = scores.data();
-        args.weights = &weight;
+        args.weights = weight.data();
         args.seqs = seqs_.data();
         args.n_candidates = candidates_.data();
         args.n_pick = picks_.data();

@@ -129,6 +129,7 @@ void CpuEvict(const EvictArgs& a, ThreadPool& pool) {
       const int64_t from = a.kv.RowIndex(seq.table_off, newest);
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
+        if (slice.bytes == 0) continue;  // no scales
         const auto bytes = static_cast<size_t>(slice.bytes);
         std::byte* saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
         std::memcpy(saved, slice.Of(to), bytes);
@@ -150,6 +151,7 @@ void CpuUndoEvict(const UndoEvictArgs& a) {
       const int64_t row = a.kv.RowIndex(a.table_off, victim);
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
+        if (slice.bytes == 0) continue;  // no scales
         std::memcpy(slice.Of(row), a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at,
                     static_cast<size_t>(slice.bytes));
       }

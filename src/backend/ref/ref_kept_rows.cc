@@ -12,6 +12,7 @@ namespace {
 void Pack(const KvView& kv, int32_t lists, int32_t l, int64_t row, std::byte* packed) {
   for (int32_t i = 0; i < kRowSlices; ++i) {
     const RowSlice slice = SliceOf(kv, lists, l, i);
+    if (slice.bytes == 0) continue;  // no scales
     std::memcpy(packed + slice.packed_at, slice.Of(row), static_cast<size_t>(slice.bytes));
   }
 }
@@ -19,6 +20,7 @@ void Pack(const KvView& kv, int32_t lists, int32_t l, int64_t row, std::byte* pa
 void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed, int64_t row) {
   for (int32_t i = 0; i < kRowSlices; ++i) {
     const RowSlice slice = SliceOf(kv, lists, l, i);
+    if (slice.bytes == 0) continue;  // no scales
     std::memcpy(slice.Of(row), packed + slice.packed_at, static_cast<size_t>(slice.bytes));
   }
 }

@@ -18,26 +18,24 @@ Status CheckPolicyRoom(const EngineCore& core, const std::string& name, size_t b
       name, HumanBytes(bytes), core.bank->config().max_tokens, core.plan.limit, HumanBytes(left)));
 }
 
-// Whether all that a policy reads is kept: of the heads of a later class than 0, the bank keeps
-// what a policy reads that has them in that class too.
-Status CheckHeadClasses(const EngineCore& core, const std::string& name, const Policy& policy) {
+// Whether all that a policy reads in a layer is kept: of the heads of a later class than 0, the
+// bank keeps what a policy reads that has them in that class too.
+Status CheckHeadClasses(const EngineCore& core, const std::string& name, const Policy& policy,
+                        int32_t layer, int32_t global) {
   const BankConfig& bank = core.bank->config();
-  for (int32_t layer = 0, global = 0; layer < core.config.n_layers; ++layer) {
-    if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
-    for (const StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
-      const int32_t head_class = bank.tables[static_cast<size_t>(stream.table)].head_class;
-      if (head_class == 0) continue;
-      const std::vector<int32_t> heads = policy.HeadsOf(global, head_class);
-      for (int32_t i = 0; i < bank.layers[static_cast<size_t>(layer)].HeadsOf(stream); ++i) {
-        const int32_t h = stream.heads.empty() ? i : stream.heads[static_cast<size_t>(i)];
-        if (std::find(heads.begin(), heads.end(), h) != heads.end()) continue;
-        return Unsupported(fmt::format(
-            "policy {} reads what policy {}, with which the engine was opened, gives back of KV "
-            "head {} in layer {}",
-            name, core.options.policy.name, h, layer));
-      }
+  const LayerSpec& spec = bank.layers[static_cast<size_t>(layer)];
+  for (const StreamSpec& stream : spec.streams) {
+    const int32_t head_class = bank.tables[static_cast<size_t>(stream.table)].head_class;
+    if (head_class == 0) continue;
+    const std::vector<int32_t> heads = policy.HeadsOf(global, head_class);
+    for (int32_t i = 0; i < spec.HeadsOf(stream); ++i) {
+      const int32_t h = stream.heads.empty() ? i : stream.heads[static_cast<size_t>(i)];
+      if (std::find(heads.begin(), heads.end(), h) != heads.end()) continue;
+      return Unsupported(fmt::format(
+          "policy {} reads what policy {}, with which the engine was opened, gives back of KV "
+          "head {} in layer {}",
+          name, core.options.policy.name, h, layer));
     }
-    ++global;
   }
   return {};
 }
@@ -64,16 +62,13 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   context.fetches = core.plan.host_layers > 0;
   context.selection_tokens =
       static_cast<int64_t>(core.backend->SelectionBytes() / core.bank->config().RowBytes(0));
-  size_t global = 0;
-  for (const LayerConfig& layer : core.config.layers) {
-    if (layer.window > 0) continue;
-    if (layer.rope >= 0) {
-      const RopeState::Set& set = ropes.sets()[static_cast<size_t>(layer.rope)];
-      context.inv_freq[global] = set.inv_freq.as<float>();
-      context.n_freq = set.n_freq;
-    }
-    ++global;
-  }
+  ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
+    const int32_t rope = core.config.layers[static_cast<size_t>(layer)].rope;
+    if (rope < 0) return;
+    const RopeState::Set& set = ropes.sets()[static_cast<size_t>(rope)];
+    context.inv_freq[static_cast<size_t>(global)] = set.inv_freq.as<float>();
+    context.n_freq = set.n_freq;
+  });
   prepared.policy = info.make();
   Policy& policy = *prepared.policy;
   OKV_RETURN_IF_ERROR(policy.Prepare(context, prepared.settings));
@@ -170,39 +165,39 @@ double AttendedTokens(const ModelConfig& config, const Policy& policy, const Seq
 double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at) {
   uint64_t read = 0;
   uint64_t all = 0;
-  int32_t global = 0;
-  for (int32_t layer = 0; layer < core.config.n_layers; ++layer) {
-    if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
+  ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
     KvView kv = core.bank->View(layer);
     kv.n_kv_heads = core.config.n_kv_heads;  // of all classes
-    read += KvBytesRead(policy, global++, at, kv);
+    read += KvBytesRead(policy, global, at, kv);
     all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
-  }
+  });
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
 }
 
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
-  if (policy.Kept().rows == 0 || !core.bank->HasHostLayers()) {
-    return CheckHeadClasses(core, name, policy);
+  if (policy.Kept().rows > 0 && core.bank->HasHostLayers()) {
+    return Unsupported(fmt::format(
+        "policy {} forgets rows, and cannot run where K or V of layers are on the host, as the "
+        "policy of the engine has them: open the engine with {}",
+        name, name));
   }
-  return Unsupported(fmt::format(
-      "policy {} forgets rows, and cannot run where K or V of layers are on the host, as the "
-      "policy of the engine has them: open the engine with {}",
-      name, name));
+  Status status;
+  ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
+    if (status.ok()) status = CheckHeadClasses(core, name, policy, layer, global);
+  });
+  return status;
 }
 
 uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at) {
+  const std::vector<bool>& away = core.plan.values_away;
+  if (away.empty()) return 0;
   uint64_t bytes = 0;
-  int32_t global = 0;
-  for (int32_t layer = 0; layer < core.config.n_layers; ++layer) {
-    if (core.config.layers[static_cast<size_t>(layer)].window > 0) continue;
-    const int64_t tokens = policy.TokensRead(global++, at);
-    const auto& away = core.plan.values_away;
-    if (away.empty() || !away[static_cast<size_t>(layer)]) continue;
+  ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
+    if (!away[static_cast<size_t>(layer)]) return;
     const KvView kv = core.bank->View(layer);
-    bytes += KvBytes(kv, tokens * kv.n_kv_heads, /*values=*/true) -
-             KvBytes(kv, tokens * kv.n_kv_heads, /*values=*/false);
-  }
+    const int64_t rows = policy.TokensRead(global, at) * kv.n_kv_heads;
+    bytes += KvBytes(kv, rows, /*values=*/true) - KvBytes(kv, rows, /*values=*/false);
+  });
   return bytes;
 }
 

@@ -355,30 +355,27 @@ int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_session
 
 DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads) {
   std::vector<int32_t> by_layer(config.layers.size(), -1);
-  size_t n = 0;
-  for (size_t layer = 0; layer < by_layer.size() && n < reads.selection_of.size(); ++layer) {
-    if (config.layers[layer].window == 0) by_layer[layer] = reads.selection_of[n++];
-  }
+  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
+    const auto n = static_cast<size_t>(global);
+    if (n < reads.selection_of.size()) by_layer[static_cast<size_t>(layer)] = reads.selection_of[n];
+  });
   reads.selection_of = std::move(by_layer);
   if (std::count(reads.few_values.begin(), reads.few_values.end(), true) == 0) {
     reads.few_values.clear();
     return reads;
   }
   std::vector<bool> few_values(config.layers.size());
-  n = 0;
-  for (size_t layer = 0; layer < few_values.size(); ++layer) {
-    if (config.layers[layer].window == 0) few_values[layer] = reads.few_values[n++];
-  }
+  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
+    few_values[static_cast<size_t>(layer)] = reads.few_values[static_cast<size_t>(global)];
+  });
   reads.few_values = std::move(few_values);
   return reads;
 }
 
 std::vector<StateSpec> StatesByLayer(const ModelConfig& config, std::vector<StateSpec> states) {
-  std::vector<int32_t> global;  // layers
-  for (int32_t layer = 0; layer < config.n_layers; ++layer) {
-    if (config.layers[static_cast<size_t>(layer)].window == 0) global.push_back(layer);
-  }
-  for (StateSpec& spec : states) spec.layer = global[static_cast<size_t>(spec.layer)];
+  std::vector<int32_t> layers;  // of the model, by their numbers among the global ones
+  ForGlobalLayers(config, [&](int32_t layer, int32_t) { layers.push_back(layer); });
+  for (StateSpec& spec : states) spec.layer = layers[static_cast<size_t>(spec.layer)];
   return states;
 }
 
@@ -405,21 +402,18 @@ void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig&
     bank.tables.push_back(
         {.max_held = plan.head_classes[c].max_held, .head_class = static_cast<int32_t>(c)});
   }
-  size_t global = 0;
-  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    if (config.layers[layer].window > 0) continue;
-    LayerSpec& spec = bank.layers[layer];
+  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
+    LayerSpec& spec = bank.layers[static_cast<size_t>(layer)];
     const StreamSpec whole = spec.streams.front();
     spec.streams.clear();
     for (size_t c = 0; c < plan.head_classes.size(); ++c) {
-      const std::vector<int32_t>& heads = plan.head_classes[c].heads[global];
+      const std::vector<int32_t>& heads = plan.head_classes[c].heads[static_cast<size_t>(global)];
       if (heads.empty()) continue;
       StreamSpec& stream = spec.streams.emplace_back(whole);
       if (static_cast<int32_t>(heads.size()) < spec.n_kv_heads) stream.heads = heads;
       if (c > 0) stream.table = first_table + static_cast<int32_t>(c) - 1;
     }
-    ++global;
-  }
+  });
 }
 
 }  // namespace

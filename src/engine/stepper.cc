@@ -286,16 +286,14 @@ Status Stepper::MakeStates(RowGroup& group, int32_t slot) {
     core_.backend->Upload(work.rows.as(), rows_.data(), rows_.size() * sizeof(RowMeta));
     core_.backend->Upload(work.seqs.as(), seqs.data(), seqs.size() * sizeof(SeqMeta));
     group.residency().MakeStates(work.rows.as<RowMeta>(), n, work.seqs.as<SeqMeta>());
-    int32_t global = 0;
-    for (int32_t layer = 0; layer < core_.config.n_layers; ++layer) {
-      if (core_.config.layers[static_cast<size_t>(layer)].window > 0) continue;
-      group.policy().MakeStates(global++, {.kv = core_.bank->View(layer),
-                                           .rows = work.rows.as<RowMeta>(),
-                                           .seqs = work.seqs.as<SeqMeta>(),
-                                           .n_rows = n,
-                                           .n_seqs = group.max_seqs(),
-                                           .n_heads = core_.config.n_heads});
-    }
+    ForGlobalLayers(core_.config, [&](int32_t layer, int32_t global) {
+      group.policy().MakeStates(global, {.kv = core_.bank->View(layer),
+                                         .rows = work.rows.as<RowMeta>(),
+                                         .seqs = work.seqs.as<SeqMeta>(),
+                                         .n_rows = n,
+                                         .n_seqs = group.max_seqs(),
+                                         .n_heads = core_.config.n_heads});
+    });
     at += n;
   }
   return core_.backend->TakeFailure();

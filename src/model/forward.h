@@ -98,6 +98,14 @@ struct StepGroup {
 
 // Layers that policies number: the global-attention ones.
 int32_t GlobalLayers(const ModelConfig& config);
+// Calls visit(layer, global) for each of them: its number in the model, and among them.
+template <typename Visit>
+void ForGlobalLayers(const ModelConfig& config, const Visit& visit) {
+  int32_t global = 0;
+  for (int32_t layer = 0; layer < config.n_layers; ++layer) {
+    if (config.layers[static_cast<size_t>(layer)].window == 0) visit(layer, global++);
+  }
+}
 
 // Enqueues a step: embedding, layers, logits; of a OneLayer, what belongs to its layer. Its inputs
 // stand in the workspace, those of the groups one after the other: tokens, rows, and `n_seqs`

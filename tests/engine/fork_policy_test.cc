@@ -12,56 +12,15 @@
 #include "omnikv/engine.h"
 #include "on_device.h"
 #include "policy/policy.h"
+#include "sessions.h"
 
 namespace omnikv {
 namespace {
 
 using ::testing::HasSubstr;
-using Logits = std::vector<std::vector<float>>;
 
 const std::string kRandom = TestData("tests/golden/policy_model");  // vocabulary 128
 const std::string kWindows = TestData("tests/golden/models/gemma3");
-
-std::unique_ptr<Engine> Load(EngineOptions options) {
-  options.threads = 2;
-  auto engine = Engine::Load(options);
-  EXPECT_TRUE(engine.ok()) << engine.status().message();
-  return std::move(*engine);
-}
-
-std::unique_ptr<Session> Open(Engine& engine, const PolicyOptions& policy) {
-  auto session = engine.NewSession(policy);
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return std::move(*session);
-}
-
-std::unique_ptr<Session> Fork(Session& session, const PolicyOptions& policy) {
-  auto fork = session.Fork(policy);
-  EXPECT_TRUE(fork.ok()) << fork.status().message();
-  return std::move(*fork);
-}
-
-std::vector<int32_t> Numbers(size_t n, int32_t seed) {
-  std::vector<int32_t> tokens(n);
-  for (size_t i = 0; i < n; ++i) {
-    tokens[i] = static_cast<int32_t>((i * 37 + static_cast<size_t>(seed)) % 125) + 3;
-  }
-  return tokens;
-}
-
-// The logits now, and after each of some steps.
-Logits Decode(const Engine& engine, Session& session, int steps, int32_t seed = 0) {
-  Logits logits;
-  const auto add = [&] {
-    logits.emplace_back(session.logits(), session.logits() + engine.vocab());
-  };
-  add();
-  for (int32_t i = 0; i < steps; ++i) {
-    EXPECT_TRUE(session.Step(3 + (i * 7 + seed) % 120).ok());
-    add();
-  }
-  return logits;
-}
 
 // What a file says of it.
 std::string Saved(Session& session) {
@@ -108,15 +67,15 @@ TEST_P(ForkPolicyOn, IsASessionOfThatPolicy) {
   const std::vector<int32_t> prompt = Numbers(203, 1);
   const auto total = static_cast<int64_t>(prompt.size());
   for (const PolicyOptions& policy : Policies()) {
-    const auto fresh = Open(*engine, policy);
+    const auto fresh = Take(engine->NewSession(policy));
     ASSERT_TRUE(fresh->Prompt(prompt).ok());
     const std::string saved = Saved(*fresh);
     const Logits expected = Decode(*engine, *fresh, 40);
     for (const PolicyOptions& parent_policy : Policies()) {
       SCOPED_TRACE(parent_policy.name + " to " + policy.name);
-      const auto parent = Open(*engine, parent_policy);
+      const auto parent = Take(engine->NewSession(parent_policy));
       ASSERT_TRUE(parent->Prompt(prompt).ok());
-      const auto fork = Fork(*parent, policy);
+      const auto fork = Take(parent->Fork(policy));
       EXPECT_EQ(fork->tokens(), prompt);
       EXPECT_TRUE(GetParam() != "ref" || Saved(*fork) == saved);  // states and all
       ExpectSame(Decode(*engine, *fork, 40), expected);
@@ -134,7 +93,7 @@ TEST_P(ForkPolicyOn, IsASessionOfThatPolicy) {
       }
       // The parent goes on as if there were no fork.
       const Logits after = Decode(*engine, *parent, 40);
-      const auto alone = Open(*engine, parent_policy);
+      const auto alone = Take(engine->NewSession(parent_policy));
       ASSERT_TRUE(alone->Prompt(prompt).ok());
       EXPECT_EQ(after, Decode(*engine, *alone, 40));
     }
@@ -152,8 +111,8 @@ TEST_P(ForkPolicyOn, TakesAnAnswerForAPrompt) {
                                              {"budget", "24"},
                                              {"tail", "4"},
                                              {"selector", "exp"}}};
-  const auto full = Open(*engine, {.name = "full"});
-  const auto sparse = Open(*engine, window);
+  const auto full = Take(engine->NewSession({.name = "full"}));
+  const auto sparse = Take(engine->NewSession(window));
   for (Session* parent : {full.get(), sparse.get()}) {
     ASSERT_TRUE(parent->Prompt(Numbers(120, 1)).ok());
     Decode(*engine, *parent, 30);
@@ -164,11 +123,11 @@ TEST_P(ForkPolicyOn, TakesAnAnswerForAPrompt) {
       SCOPED_TRACE(policy.name);
       Logits expected;
       {
-        const auto fresh = Open(*engine, policy);
+        const auto fresh = Take(engine->NewSession(policy));
         ASSERT_TRUE(fresh->Prompt(parent->tokens()).ok());
         expected = Decode(*engine, *fresh, 20);
       }
-      const auto fork = Fork(*parent, policy);
+      const auto fork = Take(parent->Fork(policy));
       if (parent == full.get()) {
         EXPECT_LE(fork->stats().recomputed_tokens, policy.name == "quest" ? 63 : 0);
       } else {
@@ -187,15 +146,15 @@ TEST_P(ForkPolicyOn, TakesAnAnswerForAPrompt) {
 TEST_P(ForkPolicyOn, APolicyThatDropsSharesUntilItDoes) {
   const auto engine =
       Load({.model = kRandom, .device = GetParam(), .prefill_chunk = 48, .max_sessions = 3});
-  const auto parent = Open(*engine, {.name = "tova", .settings = {{"budget", "190"}}});
+  const auto parent = Take(engine->NewSession({.name = "tova", .settings = {{"budget", "190"}}}));
   ASSERT_TRUE(parent->Prompt(Numbers(185, 1)).ok());
   for (const bool dropped : {false, true}) {
     Decode(*engine, *parent, dropped ? 7 : 3);
-    const auto fork = Fork(*parent, {.name = "full"});
+    const auto fork = Take(parent->Fork({.name = "full"}));
     // Its steps have a budget, so rows of the answer are computed anew.
     EXPECT_EQ(fork->stats().prefill_tokens, dropped ? 195 : 3);
     EXPECT_EQ(fork->stats().recomputed_tokens, dropped ? 194 : 2);
-    const auto fresh = Open(*engine, {.name = "full"});
+    const auto fresh = Take(engine->NewSession({.name = "full"}));
     ASSERT_TRUE(fresh->Prompt(parent->tokens()).ok());
     ExpectSame(Decode(*engine, *fork, 20), Decode(*engine, *fresh, 20));
   }
@@ -212,11 +171,11 @@ TEST_P(ForkPolicyOn, WindowsAreSharedWhereTheyReach) {
   const PolicyOptions quest = {
       .name = "quest", .settings = {{"budget", "128"}, {"page", "128"}, {"dense_layers", "0"}}};
   for (const int64_t length : {300, 382}) {
-    const auto parent = Open(*engine, {.name = "full"});
+    const auto parent = Take(engine->NewSession({.name = "full"}));
     ASSERT_TRUE(parent->Prompt(Numbers(static_cast<size_t>(length), 1)).ok());
-    const auto fork = Fork(*parent, quest);
+    const auto fork = Take(parent->Fork(quest));
     EXPECT_EQ(fork->stats().prefill_tokens, length == 300 ? 300 - 256 : length);
-    const auto fresh = Open(*engine, quest);
+    const auto fresh = Take(engine->NewSession(quest));
     ASSERT_TRUE(fresh->Prompt(parent->tokens()).ok());
     ExpectSame(Decode(*engine, *fork, 20), Decode(*engine, *fresh, 20));
   }
@@ -225,8 +184,8 @@ TEST_P(ForkPolicyOn, WindowsAreSharedWhereTheyReach) {
 TEST_P(ForkPolicyOn, RefusesWhatASessionCannotHave) {
   const auto engine =
       Load({.model = kRandom, .device = GetParam(), .context = 256, .max_sessions = 2});
-  const auto parent = Open(*engine, {.name = "full"});
-  const auto early = Fork(*parent, {.name = "quest"});
+  const auto parent = Take(engine->NewSession({.name = "full"}));
+  const auto early = Take(parent->Fork({.name = "quest"}));
   EXPECT_TRUE(early->tokens().empty());
   ASSERT_TRUE(early->Prompt({3, 4}).ok());
   ASSERT_TRUE(parent->Prompt(Numbers(60, 1)).ok());
@@ -242,7 +201,7 @@ TEST_P(ForkPolicyOn, RefusesWhatASessionCannotHave) {
 // A later prompt that needs rows which are gone starts over, and says so.
 TEST_P(ForkPolicyOn, CountsWhatALaterPromptComputesAgain) {
   const auto engine = Load({.model = kRandom, .device = GetParam(), .prefill_chunk = 48});
-  const auto session = Open(*engine, {.name = "tova", .settings = {{"budget", "24"}}});
+  const auto session = Take(engine->NewSession({.name = "tova", .settings = {{"budget", "24"}}}));
   std::vector<int32_t> prompt = Numbers(100, 1);
   ASSERT_TRUE(session->Prompt(prompt).ok());
   EXPECT_EQ(session->stats().recomputed_tokens, 0);

@@ -13,12 +13,12 @@
 #include "golden_data.h"
 #include "omnikv/engine.h"
 #include "on_device.h"
+#include "sessions.h"
 
 namespace omnikv {
 namespace {
 
 using ::testing::HasSubstr;
-using Logits = std::vector<std::vector<float>>;
 
 const std::string kRandom = TestData("tests/golden/policy_model");  // 8 layers, 2 KV heads of 16
 const std::string kShipped = TestData("models/omnikv-tiny-q8_0.gguf");  // 16 layers, 2 of 64
@@ -29,40 +29,6 @@ PolicyOptions Duo(const std::string& sinks, const std::string& recent,
   return {
       .name = "duo",
       .settings = {{"gates", gates}, {"sinks", sinks}, {"recent", recent}, {"sparsity", sparsity}}};
-}
-
-std::unique_ptr<Engine> Load(EngineOptions options) {
-  options.threads = 2;
-  auto engine = Engine::Load(options);
-  EXPECT_TRUE(engine.ok()) << engine.status().message();
-  return std::move(*engine);
-}
-
-std::unique_ptr<Session> Take(Result<std::unique_ptr<Session>> session) {
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return std::move(*session);
-}
-
-std::vector<int32_t> Numbers(size_t n, int32_t seed) {
-  std::vector<int32_t> tokens(n);
-  for (size_t i = 0; i < n; ++i) {
-    tokens[i] = static_cast<int32_t>((i * 37 + static_cast<size_t>(seed)) % 125) + 3;
-  }
-  return tokens;
-}
-
-// The logits now, and after each of some steps.
-Logits Decode(const Engine& engine, Session& session, int steps) {
-  Logits logits;
-  const auto add = [&] {
-    logits.emplace_back(session.logits(), session.logits() + engine.vocab());
-  };
-  add();
-  for (int32_t i = 0; i < steps; ++i) {
-    EXPECT_TRUE(session.Step(3 + i * 7 % 120).ok());
-    add();
-  }
-  return logits;
 }
 
 class HeadClassesOn : public OnDevice {

@@ -7,6 +7,7 @@
 #include "golden_data.h"
 #include "omnikv/engine.h"
 #include "on_device.h"
+#include "sessions.h"
 
 namespace omnikv {
 namespace {
@@ -16,38 +17,6 @@ using ::testing::HasSubstr;
 const std::string kShipped = TestData("models/omnikv-tiny-q8_0.gguf");
 const std::string kRandom = TestData("tests/golden/policy_model");        // vocabulary 128
 const std::string kAllSliding = TestData("tests/golden/models/mistral");  // windows of 8 tokens
-
-// On the CPU unless another device is asked for.
-std::unique_ptr<Engine> Load(EngineOptions options) {
-  if (options.device == "auto") options.device = "cpu";
-  options.threads = 2;
-  auto engine = Engine::Load(options);
-  EXPECT_TRUE(engine.ok()) << engine.status().message();
-  return std::move(*engine);
-}
-
-std::unique_ptr<Session> Open(Engine& engine, const PolicyOptions& policy) {
-  auto session = engine.NewSession(policy);
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return std::move(*session);
-}
-
-std::vector<int32_t> Numbers(size_t n, int32_t seed) {
-  std::vector<int32_t> tokens(n);
-  for (size_t i = 0; i < n; ++i) {
-    tokens[i] = static_cast<int32_t>((i * 37 + static_cast<size_t>(seed)) % 125) + 3;
-  }
-  return tokens;
-}
-
-std::vector<std::vector<float>> Decode(const Engine& engine, Session& session, int steps) {
-  std::vector<std::vector<float>> logits;
-  for (int32_t i = 0; i < steps; ++i) {
-    EXPECT_TRUE(session.Step(3 + i * 7 % 120).ok());
-    logits.emplace_back(session.logits(), session.logits() + engine.vocab());
-  }
-  return logits;
-}
 
 class PolicySessionOn : public OnDevice {};
 
@@ -63,12 +32,12 @@ TEST_P(PolicySessionOn, WindowsOfALaterPromptAreThoseOfAFreshOne) {
                                             {"budget", "24"},
                                             {"tail", "4"},
                                             {"selector", selector}}};
-    const auto session = Open(*engine, policy);
+    const auto session = Take(engine->NewSession(policy));
     ASSERT_TRUE(session->Prompt(Numbers(120, 1)).ok());
     Decode(*engine, *session, 9);
     ASSERT_TRUE(session->Prompt(second).ok());
     EXPECT_LE(session->stats().prefill_tokens, 16);
-    const auto fresh = Open(*engine, policy);
+    const auto fresh = Take(engine->NewSession(policy));
     ASSERT_TRUE(fresh->Prompt(second).ok());
     const auto got = Decode(*engine, *session, 9);
     const auto expected = Decode(*engine, *fresh, 9);
@@ -103,7 +72,7 @@ TEST_P(PolicySessionOn, BoundsOfPagesAreThoseOfAFreshSession) {
     };
     const std::vector<int32_t> prompt = Numbers(470, 1);
     const std::vector<int32_t> shorter = Numbers(450, 1);
-    const auto session = Open(*engine, policy);
+    const auto session = Take(engine->NewSession(policy));
     ASSERT_TRUE(session->Prompt(prompt).ok());
     const auto fork = session->Fork();
     ASSERT_TRUE(fork.ok());
@@ -114,7 +83,7 @@ TEST_P(PolicySessionOn, BoundsOfPagesAreThoseOfAFreshSession) {
     later.insert(later.end(), {9, 8, 7});
     ASSERT_TRUE((*fork)->Prompt(later).ok());
     EXPECT_EQ((*fork)->stats().prefill_tokens, 3);
-    const auto fresh = Open(*engine, policy);
+    const auto fresh = Take(engine->NewSession(policy));
     ASSERT_TRUE(fresh->Prompt(prompt).ok());
     step(*fresh, 20, 1);
     ASSERT_TRUE(fresh->Prompt(later).ok());
@@ -150,7 +119,7 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
        14 * (63 * 4 + 9) / 16.0},
   };
   for (const auto& c : kCases) {
-    const auto session = Open(*engine, c.policy);
+    const auto session = Take(engine->NewSession(c.policy));
     ASSERT_TRUE(session->FillContext(1000).ok());
     ASSERT_TRUE(session->Step(5).ok());
     const SessionStats stats = session->stats();
@@ -162,9 +131,8 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
 // A fraction holds for the whole answer, however short the prompt was; the tail comes on top.
 TEST_P(PolicySessionOn, MemHoldsAsTheContextGrows) {
   const auto engine = Load({.model = kShipped, .device = GetParam()});
-  const auto session =
-      Open(*engine,
-           {.name = "omnikv", .settings = {{"dense_below", "0"}, {"mem", "0.4"}, {"tail", "1"}}});
+  const auto session = Take(engine->NewSession(
+      {.name = "omnikv", .settings = {{"dense_below", "0"}, {"mem", "0.4"}, {"tail", "1"}}}));
   ASSERT_TRUE(session->Prompt(Numbers(5, 1)).ok());
   for (int i = 0; i < 60; ++i) {
     ASSERT_TRUE(session->Step(100 + i).ok());
@@ -182,7 +150,7 @@ TEST_P(PolicySessionOn, ModelsOfSlidingWindowsOnly) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
   EXPECT_THAT(refused.status().message(), HasSubstr("policy omnikv: every layer of this model"));
-  const auto session = Open(*engine, {});
+  const auto session = Take(engine->NewSession({}));
   ASSERT_TRUE(session->Prompt(Numbers(40, 1)).ok());
   EXPECT_EQ(session->stats().policy, "full");
   EXPECT_EQ(session->stats().attended_tokens, 8);
@@ -193,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, PolicySessionOn, testing::Values("ref", "cpu",
 
 TEST(PolicySession, HeldBytesAreBlocksAndWhatPoliciesKeep) {
   const auto engine = Load({.model = kShipped, .context = 1000, .max_sessions = 2});
-  const auto full = Open(*engine, {.name = "full"});
+  const auto full = Take(engine->NewSession({.name = "full"}));
   EXPECT_EQ(full->stats().held_bytes.host, 0u);
   ASSERT_TRUE(full->Prompt({7}).ok());
   const size_t block = full->stats().held_bytes.host;
@@ -209,8 +177,8 @@ TEST(PolicySession, HeldBytesAreBlocksAndWhatPoliciesKeep) {
   }
   const size_t window_bytes = 2 * 16 * 1008 * sizeof(float);  // of two filters, 16 queries each
   {
-    const auto omnikv =
-        Open(*engine, {.name = "omnikv", .settings = {{"dense_below", "0"}, {"selector", "exp"}}});
+    const auto omnikv = Take(engine->NewSession(
+        {.name = "omnikv", .settings = {{"dense_below", "0"}, {"selector", "exp"}}}));
     EXPECT_GT(full->stats().held_bytes.host, 2 * block + window_bytes);
     EXPECT_LT(full->stats().held_bytes.host, 2 * block + 2 * window_bytes);
   }
@@ -220,11 +188,12 @@ TEST(PolicySession, HeldBytesAreBlocksAndWhatPoliciesKeep) {
 // Of one session what it keeps, over the K/V of its tokens; blocks round up.
 TEST(PolicySession, ReportsTheFractionOfAllKvThatIsHeld) {
   const auto engine = Load({.model = kShipped, .context = 8192, .max_sessions = 2});
-  const auto full = Open(*engine, {.name = "full"});
+  const auto full = Take(engine->NewSession({.name = "full"}));
   ASSERT_TRUE(full->FillContext(6000).ok());
   const auto held = static_cast<double>(full->stats().held_bytes.host);
   EXPECT_DOUBLE_EQ(full->stats().held_fraction, 6016 / 6000.0);  // 94 blocks
-  const auto streaming = Open(*engine, {.name = "streaming", .settings = {{"budget", "64"}}});
+  const auto streaming =
+      Take(engine->NewSession({.name = "streaming", .settings = {{"budget", "64"}}}));
   ASSERT_TRUE(streaming->FillContext(6000).ok());
   ASSERT_TRUE(streaming->Step(5).ok());
   EXPECT_DOUBLE_EQ(streaming->stats().held_fraction, 3 * 64 / 6001.0);
@@ -240,12 +209,13 @@ TEST(PolicySession, StatesAreSharedAndCounted) {
   const PolicyOptions quest{.name = "quest"};
   EXPECT_EQ(bank.StateBytes(), 0u);
   {
-    const auto one = Open(*engine, quest);
+    const auto one = Take(engine->NewSession(quest));
     const size_t bytes = bank.StateBytes();
     EXPECT_GT(bytes, 0u);
-    const auto two = Open(*engine, quest);
+    const auto two = Take(engine->NewSession(quest));
     EXPECT_EQ(bank.StateBytes(), bytes);
-    const auto more = Open(*engine, {.name = "quest", .settings = {{"dense_layers", "0"}}});
+    const auto more =
+        Take(engine->NewSession({.name = "quest", .settings = {{"dense_layers", "0"}}}));
     EXPECT_EQ(bank.StateBytes(), bytes / 14 * 16);  // of 16 layers
     ASSERT_TRUE(one->Prompt(Numbers(640, 1)).ok());
     // A page's bounds in f32 are as large as K of four of its 16 tokens in f16.
@@ -278,9 +248,9 @@ TEST(PolicySession, StatesCountAgainstHostMemory) {
 // What the settings leave nothing to select of is refused when the prompt is in.
 TEST(PolicySession, RefusesAPromptOfWhichNothingIsSelected) {
   const auto engine = Load({.model = kShipped, .context = 4096});
-  const auto session =
-      Open(*engine, {.name = "omnikv",
-                     .settings = {{"dense_below", "0"}, {"mem", "0.26"}, {"selector", "uniform"}}});
+  const auto session = Take(engine->NewSession(
+      {.name = "omnikv",
+       .settings = {{"dense_below", "0"}, {"mem", "0.26"}, {"selector", "uniform"}}}));
   const Status refused = session->Prompt(Numbers(500, 1));
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.message(),

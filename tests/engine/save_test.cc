@@ -16,6 +16,7 @@
 #include "omnikv/engine.h"
 #include "on_device.h"
 #include "policy/policy.h"
+#include "sessions.h"
 
 namespace omnikv {
 namespace {
@@ -27,40 +28,6 @@ const std::string kRandom = TestData("tests/golden/policy_model");  // vocabular
 const std::string kSmall = TestData("tests/golden/models/llama_f32");
 const std::string kWindows = TestData("tests/golden/models/gemma3");
 const std::string kRotates = TestData("tests/golden/models/llama_dynamic");  // by the length
-
-std::unique_ptr<Engine> Load(EngineOptions options) {
-  options.threads = 2;
-  auto engine = Engine::Load(options);
-  EXPECT_TRUE(engine.ok()) << engine.status().message();
-  return std::move(*engine);
-}
-
-std::unique_ptr<Session> Take(Result<std::unique_ptr<Session>> session) {
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return std::move(*session);
-}
-
-std::vector<int32_t> Numbers(size_t n, int32_t seed) {
-  std::vector<int32_t> tokens(n);
-  for (size_t i = 0; i < n; ++i) {
-    tokens[i] = static_cast<int32_t>((i * 37 + static_cast<size_t>(seed)) % 125) + 3;
-  }
-  return tokens;
-}
-
-// The logits now, and after each of some steps.
-std::vector<std::vector<float>> Decode(const Engine& engine, Session& session, int steps) {
-  std::vector<std::vector<float>> logits;
-  const auto add = [&] {
-    logits.emplace_back(session.logits(), session.logits() + engine.vocab());
-  };
-  add();
-  for (int32_t i = 0; i < steps; ++i) {
-    EXPECT_TRUE(session.Step(3 + i * 7 % 120).ok());
-    add();
-  }
-  return logits;
-}
 
 // Every policy with all settings that its house tests run with.
 std::vector<PolicyOptions> Policies() {

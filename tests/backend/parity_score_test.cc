@@ -138,6 +138,9 @@ TEST_F(ParityTest, ScoreUnitsAndWindows) {
       }
     }
   }
+  // So many tokens that blocks are larger than the least, and several for each CTA.
+  const Attention many({8, 8, 8, 8, DType::kF16}, {1, 1}, {150001, 40000}, random, 64);
+  for (const int32_t unit : {1, 48}) CheckScore(many, {.softmax = true, .unit = unit}, random);
   for (const bool softmax : {false, true}) {
     CheckScore(prompt, {.softmax = softmax, .softcap = 1.5f}, random);
     CheckScore(long_one, {.softmax = softmax, .unit = 16, .softcap = 1.5f}, random);
@@ -163,9 +166,9 @@ TEST_F(ParityTest, ScoreWindows) {
   Random random(37);
   const Attention some({32, 8, 128, 128, DType::kBF16}, {16, 1, 0, 33}, {700, 321, 9, 33}, random,
                        64);
-  // Room for many tokens makes blocks large.
+  // Many tokens make blocks large.
   const Attention large({4, 2, 8, 8, DType::kF16}, {33, 0, 0, 0, 0, 0, 0, 0},
-                        {20000, 0, 0, 0, 0, 0, 0, 0}, random, 64);
+                        {45000, 0, 0, 0, 0, 0, 0, 0}, random, 64);
   for (const HeadReduce heads : kHeadReduces) {
     for (const bool per_head : {false, true}) {
       Scoring how{.heads = heads, .queries = QueryReduce::kSum, .per_head = per_head};

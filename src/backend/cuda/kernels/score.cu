@@ -22,6 +22,7 @@ constexpr int kTile = 16;        // tokens of a product
 constexpr int kColumns = 16;     // queries that a warp multiplies at once, two octets
 constexpr int kStagePitch = 20;  // of a query's scores of a tile, in floats: against bank conflicts
 constexpr int kBlockTokens = 256;  // at most, where units are smaller
+constexpr int kStepTokens = 64;    // blocks differ by at most so many
 // Where several query rows score: queries of a KV head that a pass takes, for which K is read once,
 // and tokens of a block.
 constexpr int kWindowColumns = 64;
@@ -29,8 +30,10 @@ constexpr int kWindowTokens = 512;
 
 // How a launch divides its work.
 struct Shape {
-  int32_t block_tokens;  // whole units
-  int32_t pitch;         // the same in whole tiles
+  int32_t least_tokens;  // of a block
+  int32_t most_tokens;   // whole units
+  int32_t step_tokens;   // with which all warps have as much to do
+  int32_t pitch;         // most_tokens in whole tiles
   int32_t pass_rows;     // query rows that are taken through a block together
   int32_t pass_heads;    // and KV heads: all, or one after the other
 };
@@ -58,7 +61,7 @@ struct Shared {
     part = floats(int64_t{shape.pass_heads} * shape.pass_rows * shape.pitch);
     f = floats(int64_t{a.lists} * shape.pitch);
     stage = floats(kBlocks == 0 ? 0 : kWarps * kColumns * kStagePitch);
-    n_blocks = reinterpret_cast<int32_t*>(take(4 * int64_t{a.n_seqs}));
+    counts = reinterpret_cast<int32_t*>(take(4 * int64_t{a.n_seqs}));
     bytes = memory - first;
   }
 
@@ -67,23 +70,24 @@ struct Shared {
   float* scale;        // [columns]: of products
   float* lse;          // [columns]
   float* weight;       // [pass_rows]: of a row's scores among those of all rows
-  float* part;        // [pass_heads, pass_rows, pitch]: one score for the heads of a KV head; where
-                      // a pass takes one, and there is one list, for those of all so far
-  float* f;           // [lists, pitch]: one score for all rows
-  float* stage;       // [kWarps, kColumns, kStagePitch]
-  int32_t* n_blocks;  // [n_seqs]
+  float* part;      // [pass_heads, pass_rows, pitch]: one score for the heads of a KV head; where
+                    // a pass takes one, and there is one list, for those of all so far
+  float* f;         // [lists, pitch]: one score for all rows
+  float* stage;     // [kWarps, kColumns, kStagePitch]
+  int32_t* counts;  // [n_seqs]: of tokens, then of blocks
   int64_t bytes;
 };
 
 // What a CTA works at.
 struct Block {
   SeqMeta seq;
-  int32_t s;           // the sequence
-  int32_t first;       // token
-  int32_t n_tokens;    // of the block
-  int32_t n_rows;      // of the sequence that score
-  int32_t first_row;   // of this pass, among those
-  int32_t pass_rows;   // of this pass
+  int32_t s;          // the sequence
+  int32_t most;       // tokens of a block of this launch; its last one of a sequence may have fewer
+  int32_t first;      // token
+  int32_t n_tokens;   // of the block
+  int32_t n_rows;     // of the sequence that score
+  int32_t first_row;  // of this pass, among those
+  int32_t pass_rows;  // of this pass
   int32_t first_head;  // KV head of this pass
 };
 
@@ -374,7 +378,7 @@ __device__ __forceinline__ void ScoreBlock(const ScoreArgs& a, const Shape& shap
     at.first_head = 0;
     if (b.first_row + shape.pass_rows >= b.n_rows && following >= 0) {
       at.first = following;
-      at.n_tokens = min(shape.block_tokens, b.seq.kv_len - following);
+      at.n_tokens = min(b.most, b.seq.kv_len - following);
     }
     return at;
   };
@@ -413,6 +417,22 @@ __device__ __forceinline__ void ScoreBlock(const ScoreArgs& a, const Shape& shap
   StoreUnits(a, shape, b, s);
 }
 
+// Tokens of a block where all sequences have `all`, in whole units: few enough that every CTA gets
+// a block, as many as fit where CTAs get several, and the same number of blocks for each.
+__device__ __forceinline__ int BlockTokens(const Shape& shape, int unit, int64_t all) {
+  const int64_t share = max(int64_t{1}, CeilDiv(all, gridDim.x));
+  const int64_t tokens = CeilDiv(share, CeilDiv(share, shape.most_tokens));
+  const auto even = static_cast<int>(CeilDiv(tokens, shape.step_tokens)) * shape.step_tokens;
+  const auto units = static_cast<int>(CeilDiv(max(even, shape.least_tokens), unit));
+  return min(units * unit, shape.most_tokens);
+}
+
+__device__ __forceinline__ int64_t Sum(const int32_t* v, int n) {
+  int64_t sum = 0;
+  for (int i = 0; i < n; ++i) sum += v[i];
+  return sum;
+}
+
 // Grid: CTAs that share the blocks of all sequences, consecutive ones each.
 template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kCtasAnSm)
@@ -422,27 +442,30 @@ __global__ void __launch_bounds__(kThreads, kCtasAnSm)
   GridTrigger();
   GridWait();
   for (int i = static_cast<int>(threadIdx.x); i < a.n_seqs; i += kThreads) {
-    const SeqMeta seq = a.seqs[i];
-    s.n_blocks[i] =
-        seq.q_len > 0 ? static_cast<int32_t>(CeilDiv(seq.kv_len, shape.block_tokens)) : 0;
+    s.counts[i] = a.seqs[i].q_len > 0 ? a.seqs[i].kv_len : 0;
   }
   __syncthreads();
-  int64_t total = 0;
-  for (int i = 0; i < a.n_seqs; ++i) total += s.n_blocks[i];
+  const int most = BlockTokens(shape, a.unit, Sum(s.counts, a.n_seqs));
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < a.n_seqs; i += kThreads) {
+    s.counts[i] = static_cast<int32_t>(CeilDiv(s.counts[i], most));
+  }
+  __syncthreads();
+  const int64_t total = Sum(s.counts, a.n_seqs);
   const auto begin = static_cast<int>(total * blockIdx.x / gridDim.x);
   const auto end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
   int before = 0;  // blocks of earlier sequences
-  for (int i = 0; i < a.n_seqs; before += s.n_blocks[i], ++i) {
+  for (int i = 0; i < a.n_seqs; before += s.counts[i], ++i) {
     const int first = max(begin - before, 0);
-    const int last = min(end - before, s.n_blocks[i]);
+    const int last = min(end - before, s.counts[i]);
     if (first >= last) continue;
-    Block b{.seq = a.seqs[i], .s = i};
+    Block b{.seq = a.seqs[i], .s = i, .most = most};
     b.n_rows = ScoringRows(a, b.seq.q_len);
     Keys<std::max(kBlocks, 1)> next;
     for (int block = first; block < last; ++block) {
-      b.first = block * shape.block_tokens;
-      b.n_tokens = min(shape.block_tokens, b.seq.kv_len - b.first);
-      const int32_t following = block + 1 < last ? b.first + shape.block_tokens : -1;
+      b.first = block * most;
+      b.n_tokens = min(most, b.seq.kv_len - b.first);
+      const int32_t following = block + 1 < last ? b.first + most : -1;
       ScoreBlock<T>(a, shape, b, s, block == first, following, next);
     }
   }
@@ -473,8 +496,9 @@ size_t SharedBytes(const ScoreArgs& a, const Shape& shape) {
 }
 
 // Queries of a pass fill the two octets of a warp's product. A block is as small as its warps have
-// work, for short contexts; with several passes larger, since each pass loads its queries anew.
-// Where rows fill more than that, a pass takes one KV head, so that K is read once for more rows.
+// work, for short contexts; with several passes as large as possible, since each pass loads its
+// queries anew. Where rows fill more than that, a pass takes one KV head, so that K is read once
+// for more rows.
 Shape ShapeOf(const ScoreArgs& a, const Device& device) {
   const int32_t rows = std::max(1, ScoringRows(a, a.n_rows));
   const int32_t group = a.n_heads / a.kv.n_kv_heads;
@@ -486,21 +510,19 @@ Shape ShapeOf(const ScoreArgs& a, const Device& device) {
     shape.pass_rows = std::min(rows, kWindowColumns / group);
     shape.pass_heads = 1;
   }
-  const auto set_tokens = [&](int32_t tokens) {
-    shape.block_tokens = std::max(1, tokens / a.unit) * a.unit;
-    shape.pitch = static_cast<int32_t>(CeilDiv(shape.block_tokens, kTile)) * kTile;
+  const bool several = !by_head && rows > shape.pass_rows;
+  shape.step_tokens = std::min(kStepTokens, kTile * std::max(1, kWarps / shape.pass_heads));
+  shape.least_tokens = by_head   ? kStepTokens
+                       : several ? kBlockTokens
+                                 : std::clamp(64 * kWarps / a.kv.n_kv_heads, 64, kBlockTokens);
+  const auto set_most = [&](int32_t tokens) {
+    shape.most_tokens = std::max(1, tokens / a.unit) * a.unit;
+    shape.pitch = static_cast<int32_t>(CeilDiv(shape.most_tokens, kTile)) * kTile;
   };
-  int32_t tokens = rows > shape.pass_rows
-                       ? kBlockTokens
-                       : std::clamp(64 * kWarps / a.kv.n_kv_heads, 64, kBlockTokens);
-  if (by_head) {  // a block for every CTA, if there are as many
-    const int64_t all = a.n_seqs * a.stride * a.unit;
-    const int64_t share = CeilDiv(CeilDiv(all, kCtasAnSm * device.sm_count), 64) * 64;
-    tokens = static_cast<int32_t>(std::clamp<int64_t>(share, 64, kWindowTokens));
-  }
-  set_tokens(tokens);
+  int32_t tokens = by_head ? kWindowTokens : kBlockTokens;
+  set_most(tokens);
   const size_t room = device.shared_per_block / kCtasAnSm - kBesideDynamic;
-  for (; SharedBytes(a, shape) > room && tokens > kTile; tokens /= 2) set_tokens(tokens / 2);
+  for (; SharedBytes(a, shape) > room && tokens > kTile; tokens /= 2) set_most(tokens / 2);
   while (SharedBytes(a, shape) > room && shape.pass_rows > 1) shape.pass_rows /= 2;
   return shape;
 }
@@ -509,7 +531,8 @@ template <typename T, int kBlocks>
 void LaunchScore(const ScoreArgs& args, const Shape& shape, const Launch& launch) {
   const size_t shared = SharedBytes(args, shape);
   AllowShared(ScoreKernel<T, kBlocks>, shared);
-  const int64_t blocks = args.n_seqs * CeilDiv(args.stride * args.unit, shape.block_tokens);
+  const int64_t blocks = args.n_seqs * CeilDiv(args.stride * args.unit,
+                                               std::min(shape.least_tokens, shape.most_tokens));
   const auto grid = std::min<int64_t>(blocks, int64_t{kCtasAnSm} * launch.device->sm_count);
   LaunchKernel(ScoreKernel<T, kBlocks>, launch, static_cast<uint32_t>(grid), kThreads, shared, args,
                shape);

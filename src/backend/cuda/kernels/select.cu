@@ -101,12 +101,10 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
 constexpr int kDigits = 3;
-constexpr int kQuads = 4;                    // fours of keys a lane holds at once
-constexpr int kChunk = 32 * 4 * kQuads;      // keys that a warp takes at once: consecutive tokens
-constexpr int kTile = kWarps * kChunk;       // keys that a block takes at once; below 2^16
-constexpr uint32_t kNoKey = 0;               // of no token: lower than any score's
-constexpr int64_t kOneBlockTokens = 16384;   // room for at most so many: a cluster of one block
-constexpr int64_t kWideTokens = 256 * 1024;  // room for more: a cluster of 16 where the card can
+constexpr uint32_t kNoKey = 0;              // of no token: lower than any score's
+constexpr int64_t kOneBlockTokens = 16384;  // room for at most so many: a cluster of one block
+constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
+constexpr int64_t kFewKeys = 8192;  // of a block: its lanes then hold two fours of keys, else four
 
 __device__ __forceinline__ int DigitShift(int digit) {
   return digit == 0 ? 21 : digit == 1 ? 10 : 0;
@@ -171,15 +169,24 @@ __device__ __forceinline__ uint32_t ToKey(const Keys& in, uint32_t raw) {
   return in.scores ? KeyOf(__fmul_rn(in.weight, __uint_as_float(raw))) : raw;
 }
 
+// Keys that a warp takes at once, of consecutive tokens, and that a block takes at once (below
+// 2^16), where a lane holds kQuads fours.
+template <int kQuads>
+constexpr int kChunk = 32 * 4 * kQuads;
+template <int kQuads>
+constexpr int kTile = kWarps* kChunk<kQuads>;
+
 // A warp's chunk: keys at + 128 i + 4 lane .. + 3 of the block, kNoKey past the end.
+template <int kQuads>
 struct Chunk {
   uint32_t key[kQuads][4];
 };
 
-__device__ __forceinline__ Chunk LoadChunk(const Keys& in, int at) {
-  Chunk c;
+template <int kQuads>
+__device__ __forceinline__ Chunk<kQuads> LoadChunk(const Keys& in, int at) {
+  Chunk<kQuads> c;
   const int mine = at + static_cast<int>(threadIdx.x) % 32 * 4;
-  if (in.aligned && at + kChunk <= in.n) {
+  if (in.aligned && at + kChunk<kQuads> <= in.n) {
     uint4 raw[kQuads];
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
@@ -209,7 +216,8 @@ __device__ __forceinline__ uint4* KeptAt(const Keys& in, int at, int i) {
   return reinterpret_cast<uint4*>(in.kept + at + 128 * i) + threadIdx.x % 32;
 }
 
-__device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk& c) {
+template <int kQuads>
+__device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk<kQuads>& c) {
   if (at >= in.n_kept) return;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
@@ -218,9 +226,10 @@ __device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk& c
 }
 
 // As LoadChunk, after KeepChunk has seen every chunk. Each warp reads what it kept itself.
-__device__ __forceinline__ Chunk ReadChunk(const Keys& in, int at) {
-  if (at >= in.n_kept) return LoadChunk(in, at);
-  Chunk c;
+template <int kQuads>
+__device__ __forceinline__ Chunk<kQuads> ReadChunk(const Keys& in, int at) {
+  if (at >= in.n_kept) return LoadChunk<kQuads>(in, at);
+  Chunk<kQuads> c;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const uint4 four = *KeptAt(in, at, i);
@@ -267,15 +276,16 @@ __device__ __forceinline__ Found FindBin(Shared& s, uint32_t high, uint32_t low,
 }
 
 // Counts the keys by their first digit and keeps what keys it can.
+template <int kQuads>
 __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s) {
   // Bins below `bound` cannot hold the key of rank k, so they need not be counted. Bin 0 holds no
   // score; later bounds come from the tiles counted so far. That leaves few atomics to a long part.
   uint32_t bound = 1;
   int tiles = 0;
-  for (int tile = 0; tile < in.n; tile += kTile) {
-    const int at = tile + static_cast<int>(threadIdx.x) / 32 * kChunk;
+  for (int tile = 0; tile < in.n; tile += kTile<kQuads>) {
+    const int at = tile + static_cast<int>(threadIdx.x) / 32 * kChunk<kQuads>;
     if (at < in.n) {
-      const Chunk c = LoadChunk(in, at);
+      const Chunk<kQuads> c = LoadChunk<kQuads>(in, at);
       KeepChunk(in, at, c);
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -287,7 +297,7 @@ __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s
       }
     }
     ++tiles;
-    if ((tiles & (tiles - 1)) == 0 && tile + kTile < in.n) {
+    if ((tiles & (tiles - 1)) == 0 && tile + kTile<kQuads> < in.n) {
       __syncthreads();
       bound = FindBin(s, s.bins[HighBin()], s.bins[HighBin() - 1], k).bin;
     }
@@ -295,11 +305,13 @@ __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s
 }
 
 // Counts the keys that share the digits found, by the next one.
+template <int kQuads>
 __device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t found, Shared& s) {
   const int above = DigitShift(digit - 1);
   const int shift = DigitShift(digit);
-  for (int at = static_cast<int>(threadIdx.x) / 32 * kChunk; at < in.n; at += kTile) {
-    const Chunk c = ReadChunk(in, at);
+  for (int at = static_cast<int>(threadIdx.x) / 32 * kChunk<kQuads>; at < in.n;
+       at += kTile<kQuads>) {
+    const Chunk<kQuads> c = ReadChunk<kQuads>(in, at);
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
@@ -315,16 +327,17 @@ __device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t fo
 
 // Writes the tokens with keys above `threshold` and the first `ties` of those equal to it, of which
 // `above` and `equal` lie before this block. `first` is the block's first token.
+template <int kQuads>
 __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint32_t ties,
                                         uint32_t above, uint32_t equal, int first, int32_t* index,
                                         Shared& s) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int turn = 0;
-  for (int tile = 0; tile < in.n; tile += kTile, turn ^= 1) {
-    const int at = tile + warp * kChunk;
-    Chunk c{};
-    if (at < in.n) c = ReadChunk(in, at);
+  for (int tile = 0; tile < in.n; tile += kTile<kQuads>, turn ^= 1) {
+    const int at = tile + warp * kChunk<kQuads>;
+    Chunk<kQuads> c{};
+    if (at < in.n) c = ReadChunk<kQuads>(in, at);
     // Counts of keys above (low half) and equal (high half).
     uint32_t here[kQuads];
     uint32_t mine = 0;
@@ -347,6 +360,7 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
       uint32_t before = __shfl_sync(kAllLanes, prefix - sum, warp);
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
+        if (__all_sync(kAllLanes, here[i] == 0)) continue;
         const uint32_t end = WarpPrefix(here[i]);
         uint32_t at_key = before + end - here[i];
         before += __shfl_sync(kAllLanes, end, 31);
@@ -371,6 +385,7 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
 
 // Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
 // null when the window is one query. Shared memory: Shared, then room for n_kept keys.
+template <int kQuads>
 __global__ void __launch_bounds__(kThreads, 1)
     SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {
   extern __shared__ uint4 memory[];
@@ -420,9 +435,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint32_t above = 0;
   for (int digit = 0; digit < kDigits; ++digit) {
     if (digit == 0) {
-      CountFirst(in, static_cast<uint32_t>(k), s);
+      CountFirst<kQuads>(in, static_cast<uint32_t>(k), s);
     } else {
-      CountNext(in, digit, threshold, s);
+      CountNext<kQuads>(in, digit, threshold, s);
     }
     __syncthreads();
     // The blocks add up their bins, each block a share of them.
@@ -451,7 +466,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     atomicAdd(InBlock(&s.equal_before, tid), s.equal);
   }
   ClusterSync();  // the last use of another block's memory lies before
-  Collect(in, threshold, found.rank, s.above_before, s.equal_before, first, index, s);
+  Collect<kQuads>(in, threshold, found.rank, s.above_before, s.equal_before, first, index, s);
 }
 
 int64_t KeyStride(const TopKArgs& args) {
@@ -467,35 +482,36 @@ dim3 GridOf(const TopKArgs& args, int64_t blocks) {
 class SelectLaunch {
  public:
   SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
-      : n_kept_(KeptKeys(args, n_blocks, *launch.device)),
+      : n_keys_(CeilDiv(args.stride, 4 * n_blocks) * 4),
+        n_kept_(KeptKeys(*launch.device)),
         launch_(launch, GridOf(args, n_blocks), kThreads,
                 sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_), n_blocks) {
-    AllowShared(SelectKernel, launch.device->shared_per_block);
+    AllowShared(kernel_, launch.device->shared_per_block);
   }
 
   bool CanRun() const {
     const bool allowed =
-        cudaFuncSetAttribute(SelectKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+        cudaFuncSetAttribute(kernel_, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
         cudaSuccess;
     if (!allowed) cudaGetLastError();  // an answer, not a failure
-    return allowed && launch_.MaxClusters(SelectKernel) > 0;
+    return allowed && launch_.MaxClusters(kernel_) > 0;
   }
 
   void Run(const TopKArgs& args, const uint32_t* keys) const {
-    launch_.Run(SelectKernel, args, keys, KeyStride(args), n_kept_);
+    launch_.Run(kernel_, args, keys, KeyStride(args), n_kept_);
   }
 
  private:
-  // Keys that a block can keep in shared memory, and has use for.
-  static int KeptKeys(const TopKArgs& args, int n_blocks, const Device& device) {
+  // Keys that a block can keep in shared memory, and has use for, in whole chunks of any size.
+  int KeptKeys(const Device& device) const {
     const auto fits = static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) /
-                                           sizeof(uint32_t) / kChunk);
-    // A block's part is at most CeilDiv(stride, 4 * n_blocks) fours of tokens.
-    const int64_t wanted = CeilDiv(CeilDiv(args.stride, 4 * n_blocks) * 4, kChunk);
-    return static_cast<int>(std::min(wanted, fits)) * kChunk;
+                                           sizeof(uint32_t) / kChunk<4>);
+    return static_cast<int>(std::min(CeilDiv(n_keys_, kChunk<4>), fits)) * kChunk<4>;
   }
 
+  int64_t n_keys_;  // of a block, at most
   int n_kept_;
+  decltype(&SelectKernel<4>) kernel_ = n_keys_ <= kFewKeys ? SelectKernel<2> : SelectKernel<4>;
   KernelLaunch launch_;
 };
 

@@ -489,12 +489,13 @@ class SelectLaunch {
     AllowShared(kernel_, launch.device->shared_per_block);
   }
 
-  bool CanRun() const {
+  // Whether the card can run such clusters, and as many of them at a time.
+  bool CanRun(int64_t clusters) const {
     const bool allowed =
         cudaFuncSetAttribute(kernel_, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
         cudaSuccess;
     if (!allowed) cudaGetLastError();  // an answer, not a failure
-    return allowed && launch_.MaxClusters(kernel_) > 0;
+    return allowed && launch_.MaxClusters(kernel_) >= clusters;
   }
 
   void Run(const TopKArgs& args, const uint32_t* keys) const {
@@ -559,7 +560,7 @@ void TopK(const TopKArgs& args, const Launch& launch) {
   }
   if (launch.device->arch >= 90 && args.stride > kWideTokens) {
     const SelectLaunch wide(args, 16, launch);
-    if (wide.CanRun()) return wide.Run(args, keys);
+    if (wide.CanRun(int64_t{args.n_seqs} * args.lists)) return wide.Run(args, keys);
   }
   const bool one = launch.device->arch < 90 || args.stride <= kOneBlockTokens;
   SelectLaunch(args, one ? 1 : 8, launch).Run(args, keys);

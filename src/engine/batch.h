@@ -21,18 +21,18 @@ class Batch {
   static Result<std::unique_ptr<Batch>> Open(EngineCore& core, const PolicyOptions& policy,
                                              int32_t max_seqs);
 
-  // Takes a free slot for `prompt`, computes it, and returns the slot, whose logits are then those
-  // after the prompt. On failure nothing has changed. kResourceExhausted when no slot, or no
-  // sequence of the bank, is free.
+  // Computes `prompt` as a new sequence, and returns its member's number, whose logits are then
+  // those after the prompt. On failure nothing has changed. kResourceExhausted when all numbers, or
+  // all sequences of the bank, are taken.
   Result<int32_t> Join(const std::vector<int32_t>& prompt);
   // The same over made-up K/V of `tokens` tokens, without logits: for benchmarks.
   Result<int32_t> JoinMadeUp(int64_t tokens);
-  // Frees the slot and its sequence. REQUIRES a taken slot, as all below.
-  void Leave(int32_t slot) { group_->Leave(slot); }
+  // Frees the sequence and its number. REQUIRES the number of a member, as all below.
+  void Leave(int32_t member) { group_->Leave(member); }
 
   // A token that comes next in a sequence.
   struct Next {
-    int32_t slot = 0;
+    int32_t member = 0;
     int32_t token = 0;
     Sampler* sampler = nullptr;  // draws what follows (Generate); null: the highest logit
   };
@@ -47,12 +47,12 @@ class Batch {
   Result<std::vector<std::vector<int32_t>>> Generate(std::span<const Next> next, int64_t steps);
 
   // [vocab]: after the sequence's last token. Valid until the next call.
-  const float* logits(int32_t slot) const { return logits_[static_cast<size_t>(slot)].data(); }
-  int64_t length(int32_t slot) const { return group_->length(slot); }
+  const float* logits(int32_t member) const { return logits_[static_cast<size_t>(member)].data(); }
+  int64_t length(int32_t member) const { return group_->length(member); }
   int32_t max_seqs() const { return group_->max_seqs(); }
   // Tokens that a layer reads in a step of the sequence as it is now, mean over layers.
-  double attended_tokens(int32_t slot) const;
-  // As Residency::Count, of all slots that were not freed.
+  double attended_tokens(int32_t member) const;
+  // As Residency::Count, of all members.
   std::optional<WorkingSets::Counters> Count() const { return group_->residency().Count(); }
   const std::string& policy() const { return group_->policy_name(); }
   std::string settings() const { return group_->settings().ToString(); }
@@ -60,10 +60,10 @@ class Batch {
  private:
   explicit Batch(EngineCore& core) : core_(core), stepper_(core) {}
   std::vector<DecodeRow> RowsOf(std::span<const Next> next) const;
-  // The slot if `status` is ok; else frees it.
-  Result<int32_t> Taken(int32_t slot, const Status& status);
-  Status Prefill(int32_t slot, const std::vector<int32_t>& prompt);
-  Status FillWithNoise(int32_t slot, int64_t tokens);
+  // The member's number if `status` is ok; else frees it.
+  Result<int32_t> Taken(int32_t member, const Status& status);
+  Status Prefill(int32_t member, const std::vector<int32_t>& prompt);
+  Status FillWithNoise(int32_t member, int64_t tokens);
 
   EngineCore& core_;
   Stepper stepper_;

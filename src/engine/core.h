@@ -88,7 +88,7 @@ Status NeedTokenizer(const EngineCore& core);
 
 // A session on `core`.
 Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
-// The group of a session: its sequence is in slot 0.
+// The group of a session: its sequence is member 0.
 const RowGroup& GroupOf(const Session& session);
 // One that Session::Save wrote to `path`.
 Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path);

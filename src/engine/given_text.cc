@@ -50,20 +50,20 @@ Result<int64_t> Together(Batch& batch, std::span<const GivenText> texts,
   size_t waiting = 0;  // the next text to join
   int64_t steps = 0;
   // Hands out a text's last logits, and names the token that comes next: -1 at the text's end,
-  // where its slot is free again.
+  // where its member is free again.
   const auto hand_out = [&](Running& row) -> Status {
-    const int64_t length = batch.length(row.next.slot);
-    OKV_RETURN_IF_ERROR(sink(row.text, length - 1, batch.logits(row.next.slot)));
+    const int64_t length = batch.length(row.next.member);
+    OKV_RETURN_IF_ERROR(sink(row.text, length - 1, batch.logits(row.next.member)));
     const std::vector<int32_t>& tokens = texts[row.text].tokens;
     const bool ends = length == static_cast<int64_t>(tokens.size());
-    if (ends) batch.Leave(row.next.slot);
+    if (ends) batch.Leave(row.next.member);
     row.next.token = ends ? -1 : tokens[static_cast<size_t>(length)];
     return {};
   };
   while (true) {
     while (waiting < texts.size() && running.size() < static_cast<size_t>(batch.max_seqs())) {
       Running row{.text = waiting, .next = {}};
-      OKV_ASSIGN_OR_RETURN(row.next.slot, batch.Join(PromptOf(texts[waiting++])));
+      OKV_ASSIGN_OR_RETURN(row.next.member, batch.Join(PromptOf(texts[waiting++])));
       OKV_RETURN_IF_ERROR(hand_out(row));
       if (row.next.token >= 0) running.push_back(row);
     }

@@ -70,37 +70,37 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
         "{} sequences",
         group->policy_name(), max_seqs));
   }
-  group->slots_.resize(static_cast<size_t>(max_seqs));
+  group->members_.resize(static_cast<size_t>(max_seqs));
   return group;
 }
 
 RowGroup::~RowGroup() {
   core_.mixed_steps.Forget(id_);
-  for (const Slot& slot : slots_) {
-    if (slot.seq >= 0) core_.bank->Free(slot.seq);
+  for (const Member& member : members_) {
+    if (member.seq >= 0) core_.bank->Free(member.seq);
   }
   if (policy_.policy != nullptr) core_.policy_bytes -= policy().Bytes();
   if (residency_ != nullptr) core_.set_bytes -= residency().Bytes();
 }
 
-const RowGroup::Slot& RowGroup::At(int32_t slot) const {
-  OKV_CHECK(slot >= 0 && slot < max_seqs() && slots_[static_cast<size_t>(slot)].seq >= 0,
-            "slot {} of {}", slot, max_seqs());
-  return slots_[static_cast<size_t>(slot)];
+const RowGroup::Member& RowGroup::At(int32_t member) const {
+  OKV_CHECK(member >= 0 && member < max_seqs() && members_[static_cast<size_t>(member)].seq >= 0,
+            "member {} of {}", member, max_seqs());
+  return members_[static_cast<size_t>(member)];
 }
 
 template <typename NewSequence>
 Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
   const auto free =
-      std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.seq < 0; });
-  if (free == slots_.end()) {
+      std::find_if(members_.begin(), members_.end(), [](const Member& s) { return s.seq < 0; });
+  if (free == members_.end()) {
     return ResourceExhausted(fmt::format("all {} sequences of the batch are taken", max_seqs()));
   }
   OKV_ASSIGN_OR_RETURN(free->seq, new_sequence());
   free->prompt_length = 0;
-  const auto slot = static_cast<int32_t>(free - slots_.begin());
-  residency().Begin(slot, free->seq);
-  return slot;
+  const auto member = static_cast<int32_t>(free - members_.begin());
+  residency().Begin(member, free->seq);
+  return member;
 }
 
 Result<int32_t> RowGroup::Join() {
@@ -109,59 +109,59 @@ Result<int32_t> RowGroup::Join() {
 
 Result<int32_t> RowGroup::JoinFork(const RowGroup& from) {
   OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1);
-  OKV_ASSIGN_OR_RETURN(const int32_t slot, Take([&] { return core_.bank->Fork(from.seq(0)); }));
-  set_prompt_length(slot, from.prompt_length(0));
-  residency().Begin(slot, seq(slot), &from.residency(), 0);
+  OKV_ASSIGN_OR_RETURN(const int32_t member, Take([&] { return core_.bank->Fork(from.seq(0)); }));
+  set_prompt_length(member, from.prompt_length(0));
+  residency().Begin(member, seq(member), &from.residency(), 0);
   policy().CopyState(from.policy());
-  return slot;
+  return member;
 }
 
 Result<int32_t> RowGroup::JoinPrefix(const RowGroup& from, int64_t length) {
   OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1 && from.least_length(0) == 0);
   Bank& bank = *core_.bank;
-  OKV_ASSIGN_OR_RETURN(const int32_t slot, Take([&] { return bank.Fork(from.seq(0)); }));
-  bank.Lose(seq(slot), 0, Bank::LoseRows::kNone);  // as `from` would in its next step
-  CutTo(slot, length);
-  return slot;
+  OKV_ASSIGN_OR_RETURN(const int32_t member, Take([&] { return bank.Fork(from.seq(0)); }));
+  bank.Lose(seq(member), 0, Bank::LoseRows::kNone);  // as `from` would in its next step
+  CutTo(member, length);
+  return member;
 }
 
-void RowGroup::Leave(int32_t slot) {
-  core_.bank->Free(At(slot).seq);
-  residency().Reset(slot);  // for the next sequence in it
-  slots_[static_cast<size_t>(slot)].seq = -1;
+void RowGroup::Leave(int32_t member) {
+  core_.bank->Free(At(member).seq);
+  residency().Reset(member);  // for the next sequence in it
+  members_[static_cast<size_t>(member)].seq = -1;
 }
 
-bool RowGroup::ChoosesAfter(int32_t slot, int64_t position, int64_t prompt_end) const {
-  return position == prompt_end && residency().ChoosesAfterPrompt(slot);
+bool RowGroup::ChoosesAfter(int32_t member, int64_t position, int64_t prompt_end) const {
+  return position == prompt_end && residency().ChoosesAfterPrompt(member);
 }
 
-Status RowGroup::Append(int32_t slot, int64_t n) {
-  return residency().Append(slot, seq(slot), n, /*prefill=*/false);
+Status RowGroup::Append(int32_t member, int64_t n) {
+  return residency().Append(member, seq(member), n, /*prefill=*/false);
 }
 
-Status RowGroup::AppendPrompt(int32_t slot, int64_t n, int64_t prompt_end) {
-  return residency().Append(slot, seq(slot), n, /*prefill=*/true,
-                            ChoosesAfter(slot, length(slot) + n, prompt_end));
+Status RowGroup::AppendPrompt(int32_t member, int64_t n, int64_t prompt_end) {
+  return residency().Append(member, seq(member), n, /*prefill=*/true,
+                            ChoosesAfter(member, length(member) + n, prompt_end));
 }
 
-bool RowGroup::PassesByLayer(int32_t slot) const {
-  const bool planned = core_.plan.by_layer && residency().AwaitsChoice(slot);
-  return length(slot) == 0 && (planned || core_.all_by_layer);
+bool RowGroup::PassesByLayer(int32_t member) const {
+  const bool planned = core_.plan.by_layer && residency().AwaitsChoice(member);
+  return length(member) == 0 && (planned || core_.all_by_layer);
 }
 
-void RowGroup::EndPromptRows(int32_t slot, int64_t prompt_end) {
-  set_prompt_length(slot, length(slot));
-  Drop(slot, length(slot));
-  if (length(slot) < prompt_end) return;
-  residency().EndPrompt(slot, seq(slot), ChoosesAfter(slot, length(slot), prompt_end));
+void RowGroup::EndPromptRows(int32_t member, int64_t prompt_end) {
+  set_prompt_length(member, length(member));
+  Drop(member, length(member));
+  if (length(member) < prompt_end) return;
+  residency().EndPrompt(member, seq(member), ChoosesAfter(member, length(member), prompt_end));
 }
 
-void RowGroup::Forget(int32_t slot, int64_t length) {
-  residency().Truncate(slot, seq(slot), length);
+void RowGroup::Forget(int32_t member, int64_t length) {
+  residency().Truncate(member, seq(member), length);
 }
 
-int64_t RowGroup::WarmRows(int32_t slot) const {
-  const int64_t last = residency().AwaitsChoice(slot) ? policy().LastRows() : 1;
+int64_t RowGroup::WarmRows(int32_t member) const {
+  const int64_t last = residency().AwaitsChoice(member) ? policy().LastRows() : 1;
   return std::max(policy().WarmRows(), last);
 }
 
@@ -171,10 +171,10 @@ int32_t RowGroup::ChunkRows(int64_t left, int32_t most) const {
       left <= most ? left : std::min<int64_t>(most, std::max<int64_t>(1, left - last)));
 }
 
-void RowGroup::CutTo(int32_t slot, int64_t length) {
-  Forget(slot, length);
-  residency().Reset(slot);
-  set_prompt_length(slot, length);
+void RowGroup::CutTo(int32_t member, int64_t length) {
+  Forget(member, length);
+  residency().Reset(member);
+  set_prompt_length(member, length);
 }
 
 }  // namespace omnikv

@@ -16,9 +16,9 @@ namespace omnikv {
 // How a decode step ends: with logits, or with the token that follows, the highest or drawn.
 enum class StepEnd { kLogits, kArgmax, kSample };
 
-// Up to `max_seqs` sequences, each in a slot, of any lengths; they come and go between steps. Slots
-// are numbers below max_seqs, and the index of a sequence in all that the policy keeps. One thread
-// drives it and whatever else its engine has; it must not outlive the engine.
+// Up to `max_seqs` sequences of any lengths, its members; they come and go between steps. A
+// member's number is below max_seqs, and is the index of the sequence in all that the policy keeps.
+// One thread drives it and whatever else its engine has; it must not outlive the engine.
 class RowGroup {
  public:
   // kInvalidArgument unless 1 <= max_seqs <= kMaxBatch; for more than one sequence kUnsupported for
@@ -33,59 +33,59 @@ class RowGroup {
                                                        int32_t max_seqs);
   ~RowGroup();
 
-  // Takes a free slot for a new, empty sequence. kResourceExhausted when no slot, or no sequence of
-  // the bank, is free.
+  // A new, empty sequence: its member's number. kResourceExhausted when all numbers, or all
+  // sequences of the bank, are taken.
   Result<int32_t> Join();
   // The same for a copy of the one sequence of `from`, with what its policy knows. REQUIRES that
-  // both have one slot, and the same policy.
+  // both groups have room for one sequence, and the same policy.
   Result<int32_t> JoinFork(const RowGroup& from);
   // The same for its first `length` tokens, as rows of a prompt whose states of this group's policy
-  // are still to be made (Stepper::MakeStates). REQUIRES a group of one slot, and of `from` too,
-  // whose sequence lost no rows by choice.
+  // are still to be made (Stepper::MakeStates). REQUIRES room for one sequence in both
+  // groups; that of `from` lost no rows by choice.
   Result<int32_t> JoinPrefix(const RowGroup& from, int64_t length);
-  // Frees the slot and its sequence. REQUIRES a taken slot, as all below.
-  void Leave(int32_t slot);
+  // Frees the sequence and its number. REQUIRES the number of a member, as all below.
+  void Leave(int32_t member);
 
-  int64_t length(int32_t slot) const { return core_.bank->Length(At(slot).seq); }  // tokens
+  int64_t length(int32_t member) const { return core_.bank->Length(At(member).seq); }  // tokens
   // Of them, the tokens that came as prompts.
-  int64_t prompt_length(int32_t slot) const { return At(slot).prompt_length; }
-  void set_prompt_length(int32_t slot, int64_t tokens) {
-    slots_[static_cast<size_t>(slot)].prompt_length = tokens;
+  int64_t prompt_length(int32_t member) const { return At(member).prompt_length; }
+  void set_prompt_length(int32_t member, int64_t tokens) {
+    members_[static_cast<size_t>(member)].prompt_length = tokens;
   }
-  SeqLength lengths(int32_t slot) const {
-    return {.tokens = length(slot),
-            .prompt = prompt_length(slot),
-            .gone = core_.bank->Gone(seq(slot), 0)};
+  SeqLength lengths(int32_t member) const {
+    return {.tokens = length(member),
+            .prompt = prompt_length(member),
+            .gone = core_.bank->Gone(seq(member), 0)};
   }
-  int32_t seq(int32_t slot) const { return At(slot).seq; }  // of the bank
+  int32_t seq(int32_t member) const { return At(member).seq; }  // of the bank
   // Below which the sequence cannot be cut back, but to nothing.
-  int64_t least_length(int32_t slot) const { return core_.bank->LeastLength(At(slot).seq); }
+  int64_t least_length(int32_t member) const { return core_.bank->LeastLength(At(member).seq); }
 
   // Room for a decode step's token, and for the next `n` rows of a prompt that ends at prompt_end.
   // As Bank::Append.
-  Status Append(int32_t slot, int64_t n);
-  Status AppendPrompt(int32_t slot, int64_t n, int64_t prompt_end);
+  Status Append(int32_t member, int64_t n);
+  Status AppendPrompt(int32_t member, int64_t n, int64_t prompt_end);
   // Whether a prompt of the sequence passes layer by layer (docs/decisions/046), and room for all
   // of its rows then.
-  bool PassesByLayer(int32_t slot) const;
-  Status AppendWhole(int32_t slot, int64_t n) { return residency().AppendWhole(seq(slot), n); }
+  bool PassesByLayer(int32_t member) const;
+  Status AppendWhole(int32_t member, int64_t n) { return residency().AppendWhole(seq(member), n); }
   // The rows of AppendPrompt or AppendWhole are computed.
-  void EndPromptRows(int32_t slot, int64_t prompt_end);
+  void EndPromptRows(int32_t member, int64_t prompt_end);
   // Whether rows up to `position` of such a prompt end in a choice of the rows that stay.
-  bool ChoosesAfter(int32_t slot, int64_t position, int64_t prompt_end) const;
+  bool ChoosesAfter(int32_t member, int64_t position, int64_t prompt_end) const;
   // Rows of the next step of a prompt of which `left` are to come, at most `most`: the last step
   // has the rows that the policy must see in one.
   int32_t ChunkRows(int64_t left, int32_t most) const;
   // Rows at the end of a prompt, of tokens that are in context already, that must be computed anew
   // for the logits and for the policy's state.
-  int64_t WarmRows(int32_t slot) const;
+  int64_t WarmRows(int32_t member) const;
   // Forgets the tokens from `length` on of steps that nobody read.
-  void Forget(int32_t slot, int64_t length);
+  void Forget(int32_t member, int64_t length);
   // Forgets the tokens from `length` on, and what is near of the others, which count as a prompt.
-  void CutTo(int32_t slot, int64_t length);
+  void CutTo(int32_t member, int64_t length);
   // Gives back the rows of the first `length` tokens that no later row reads.
-  void Drop(int32_t slot, int64_t length) { DropTokens(core_, policy(), At(slot).seq, length); }
-  int32_t max_seqs() const { return static_cast<int32_t>(slots_.size()); }
+  void Drop(int32_t member, int64_t length) { DropTokens(core_, policy(), At(member).seq, length); }
+  int32_t max_seqs() const { return static_cast<int32_t>(members_.size()); }
   Policy& policy() const { return *policy_.policy; }
   const PolicyInfo& policy_info() const { return *policy_.info; }
   const StateStreams& states() const { return policy_.states; }
@@ -98,7 +98,7 @@ class RowGroup {
  private:
   friend class Stepper;
 
-  struct Slot {
+  struct Member {
     int32_t seq = -1;  // of the bank; -1: free
     int64_t prompt_length = 0;
   };
@@ -107,8 +107,8 @@ class RowGroup {
   using StepKey = std::tuple<int32_t, int32_t, int32_t, StepEnd>;
 
   explicit RowGroup(EngineCore& core) : core_(core) {}
-  const Slot& At(int32_t slot) const;
-  // A free slot, with the sequence that `new_sequence` gives.
+  const Member& At(int32_t member) const;
+  // A free number, for the sequence that `new_sequence` gives.
   template <typename NewSequence>
   Result<int32_t> Take(const NewSequence& new_sequence);
 
@@ -117,7 +117,7 @@ class RowGroup {
   RopeState ropes_;
   PreparedPolicy policy_;
   std::unique_ptr<Residency> residency_;
-  std::vector<Slot> slots_;
+  std::vector<Member> members_;
   std::map<StepKey, std::unique_ptr<Recording>> steps_;
 };
 

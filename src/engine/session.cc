@@ -94,7 +94,7 @@ class SessionImpl : public Session {
   EngineCore& core_;
   PolicyOptions options_;
   Stepper stepper_;
-  std::unique_ptr<RowGroup> group_;  // of one sequence, in slot 0
+  std::unique_ptr<RowGroup> group_;  // of one sequence, member 0
   std::vector<int32_t> tokens_;      // in the bank
   std::vector<float> logits_;        // [vocab], after the last token
   int64_t steps_since_reset_ = 0;    // decode steps whose transfers the group has counted
@@ -532,8 +532,8 @@ void SessionImpl::AddHeld(SessionStats& stats) const {
   (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
   const size_t kv = static_cast<size_t>(group_->length(0)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
-  const size_t own = bank.DeviceBytes(group_->seq(0), group_->states()) + stages + policy().Bytes() +
-                     group_->residency().Bytes();
+  const size_t own = bank.DeviceBytes(group_->seq(0), group_->states()) + stages +
+                     policy().Bytes() + group_->residency().Bytes();
   stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }
 

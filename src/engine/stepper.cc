@@ -49,7 +49,7 @@ Status Stepper::Check(std::span<const DecodeRow> rows, const PromptChunk* chunk)
 
 Status Stepper::Append(std::span<const DecodeRow> rows) {
   for (size_t i = 0; i < rows.size(); ++i) {
-    const Status room = rows[i].group->Append(rows[i].slot, 1);
+    const Status room = rows[i].group->Append(rows[i].member, 1);
     if (!room.ok()) return GiveUp(rows.first(i), room);
   }
   return {};
@@ -57,26 +57,26 @@ Status Stepper::Append(std::span<const DecodeRow> rows) {
 
 Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
   if (!rows.empty()) core_.backend->Synchronize();
-  for (const auto& [group, slot, token] : rows) {
-    group->Forget(slot, group->length(slot) - 1);
+  for (const auto& [group, member, token] : rows) {
+    group->Forget(member, group->length(member) - 1);
   }
   return failure;
 }
 
 int64_t Stepper::FirstPos(const PromptChunk& chunk) {
   if (chunk.one_layer) return chunk.first_pos;
-  return chunk.group->length(chunk.slot) - static_cast<int64_t>(chunk.tokens.size());
+  return chunk.group->length(chunk.member) - static_cast<int64_t>(chunk.tokens.size());
 }
 
 void Stepper::AddSeqs(const RowGroup& group) {
   seqs_.resize(seqs_.size() + static_cast<size_t>(group.max_seqs()));
 }
 
-void Stepper::AddRow(int32_t slot, int64_t pos, int32_t token, size_t first_seq) {
+void Stepper::AddRow(int32_t member, int64_t pos, int32_t token, size_t first_seq) {
   tokens_.push_back(token);
-  group_rows_.push_back({.seq = slot, .pos = static_cast<int32_t>(pos)});
+  group_rows_.push_back({.seq = member, .pos = static_cast<int32_t>(pos)});
   rows_.push_back(
-      {.seq = static_cast<int32_t>(first_seq) + slot, .pos = static_cast<int32_t>(pos)});
+      {.seq = static_cast<int32_t>(first_seq) + member, .pos = static_cast<int32_t>(pos)});
 }
 
 void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) {
@@ -85,14 +85,14 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
   group_rows_.clear();
   seqs_.clear();
   out_rows_.clear();
-  const auto add_seq = [&](const RowGroup& group, int32_t slot, size_t first_seq, int32_t begin,
+  const auto add_seq = [&](const RowGroup& group, int32_t member, size_t first_seq, int32_t begin,
                            int32_t n, int64_t length, int64_t prompt_length) {
-    SeqMeta& seq = seqs_[first_seq + static_cast<size_t>(slot)];
-    OKV_CHECK(seq.q_len == 0, "slot {} is named twice", slot);
+    SeqMeta& seq = seqs_[first_seq + static_cast<size_t>(member)];
+    OKV_CHECK(seq.q_len == 0, "member {} is named twice", member);
     seq = {.q_begin = begin,
            .q_len = n,
            .kv_len = static_cast<int32_t>(length),
-           .table_off = core_.bank->TableOffset(group.seq(slot)),
+           .table_off = core_.bank->TableOffset(group.seq(member)),
            .prompt_len = static_cast<int32_t>(prompt_length)};
   };
   const std::span<const Rows> groups = ByGroup(rows);
@@ -100,10 +100,11 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
     const size_t first_seq = seqs_.size();
     AddSeqs(*of.group);
     int32_t begin = 0;
-    for (const auto& [group, slot, token] : of.rows) {
-      add_seq(*group, slot, first_seq, begin++, 1, group->length(slot), group->prompt_length(slot));
+    for (const auto& [group, member, token] : of.rows) {
+      add_seq(*group, member, first_seq, begin++, 1, group->length(member),
+              group->prompt_length(member));
       out_rows_.push_back(static_cast<int32_t>(tokens_.size()));
-      AddRow(slot, group->length(slot) - 1, token, first_seq);
+      AddRow(member, group->length(member) - 1, token, first_seq);
     }
   }
   if (chunk != nullptr) {
@@ -111,8 +112,8 @@ void Stepper::Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk) 
     AddSeqs(*chunk->group);
     const auto n = static_cast<int32_t>(chunk->tokens.size());
     int64_t pos = FirstPos(*chunk);
-    add_seq(*chunk->group, chunk->slot, first_seq, 0, n, pos + n, chunk->prompt_end);
-    for (const int32_t token : chunk->tokens) AddRow(chunk->slot, pos++, token, first_seq);
+    add_seq(*chunk->group, chunk->member, first_seq, 0, n, pos + n, chunk->prompt_end);
+    for (const int32_t token : chunk->tokens) AddRow(chunk->member, pos++, token, first_seq);
     for (int32_t r = n - chunk->n_out; r < n; ++r) out_rows_.push_back(r);
   }
   OKV_CHECK(seqs_.size() <= static_cast<size_t>(core_.work.max_rows));
@@ -161,7 +162,7 @@ void Stepper::SetGroups(std::span<const DecodeRow> rows) {
     const auto n_rows = static_cast<int32_t>(of.rows.size());
     int32_t variant = 0;
     for (const DecodeRow& row : of.rows) {
-      variant = std::max(variant, group.policy().Variant(group.lengths(row.slot)));
+      variant = std::max(variant, group.policy().Variant(group.lengths(row.member)));
     }
     groups_.push_back({.policy = group.policy(),
                        .residency = group.residency(),
@@ -169,8 +170,8 @@ void Stepper::SetGroups(std::span<const DecodeRow> rows) {
                        .n_rows = n_rows,
                        .n_out = n_rows,
                        .n_seqs = group.max_seqs(),
-                       .seq = group.seq(of.rows.front().slot),
-                       .first_pos = group.length(of.rows.front().slot) - 1,
+                       .seq = group.seq(of.rows.front().member),
+                       .first_pos = group.length(of.rows.front().member) - 1,
                        .variant = variant});
   }
 }
@@ -220,12 +221,12 @@ Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptCh
        .n_rows = n_rows,
        .n_out = chunk.n_out,
        .n_seqs = group.max_seqs(),
-       .seq = group.seq(chunk.slot),
+       .seq = group.seq(chunk.member),
        .prefill = true,
        .first_pos = FirstPos(chunk),
        .prompt_end = chunk.prompt_end,
-       .slot = chunk.slot,
-       .chooses = group.ChoosesAfter(chunk.slot, FirstPos(chunk) + n_rows, chunk.prompt_end),
+       .member = chunk.member,
+       .chooses = group.ChoosesAfter(chunk.member, FirstPos(chunk) + n_rows, chunk.prompt_end),
        .one_layer = chunk.one_layer});
   Enqueue(0, StepEnd::kLogits);
   return core_.backend->TakeFailure();
@@ -242,46 +243,46 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
                      const PromptChunk* chunk) {
   OKV_RETURN_IF_ERROR(Check(rows, chunk));
   OKV_RETURN_IF_ERROR(Append(rows));
-  const int64_t chunk_pos = chunk != nullptr ? chunk->group->length(chunk->slot) : 0;
+  const int64_t chunk_pos = chunk != nullptr ? chunk->group->length(chunk->member) : 0;
   if (chunk != nullptr) {
     const auto n = static_cast<int64_t>(chunk->tokens.size());
-    const Status room = chunk->group->AppendPrompt(chunk->slot, n, chunk->prompt_end);
+    const Status room = chunk->group->AppendPrompt(chunk->member, n, chunk->prompt_end);
     if (!room.ok()) return GiveUp(rows, room);
   }
   Upload(rows, chunk);
   Status status =
       chunk != nullptr ? EnqueueWithChunk(rows, *chunk) : EnqueueDecode(rows, 0, StepEnd::kLogits);
   for (size_t r = 0; r < rows.size() && status.ok(); ++r) {
-    status = Logits(static_cast<int32_t>(r), rows[r].group->length(rows[r].slot), logits[r]);
+    status = Logits(static_cast<int32_t>(r), rows[r].group->length(rows[r].member), logits[r]);
   }
   if (!status.ok() && chunk != nullptr) {
     core_.backend->Synchronize();
     // Rows that a choice has moved in some layers are of no use.
-    const bool chose = chunk->group->ChoosesAfter(chunk->slot, chunk->group->length(chunk->slot),
-                                                  chunk->prompt_end);
-    chunk->group->CutTo(chunk->slot, chose ? 0 : chunk_pos);
+    const bool chose = chunk->group->ChoosesAfter(
+        chunk->member, chunk->group->length(chunk->member), chunk->prompt_end);
+    chunk->group->CutTo(chunk->member, chose ? 0 : chunk_pos);
   }
   if (!status.ok()) return GiveUp(rows, status);
-  for (const auto& [group, slot, token] : rows) group->Drop(slot, group->length(slot));
+  for (const auto& [group, member, token] : rows) group->Drop(member, group->length(member));
   if (chunk != nullptr) {
-    chunk->group->EndPromptRows(chunk->slot, chunk->prompt_end);
+    chunk->group->EndPromptRows(chunk->member, chunk->prompt_end);
   }
   return {};
 }
 
-Status Stepper::MakeStates(RowGroup& group, int32_t slot) {
-  const int64_t length = group.length(slot);
+Status Stepper::MakeStates(RowGroup& group, int32_t member) {
+  const int64_t length = group.length(member);
   const Workspace& work = core_.work;
   std::vector<SeqMeta> seqs(static_cast<size_t>(group.max_seqs()));
   for (int64_t at = 0; at < length;) {
     const auto n = static_cast<int32_t>(std::min<int64_t>(work.max_rows, length - at));
-    seqs[static_cast<size_t>(slot)] = {.q_len = n,
-                                       .kv_len = static_cast<int32_t>(at) + n,
-                                       .table_off = core_.bank->TableOffset(group.seq(slot)),
-                                       .prompt_len = static_cast<int32_t>(length)};
+    seqs[static_cast<size_t>(member)] = {.q_len = n,
+                                         .kv_len = static_cast<int32_t>(at) + n,
+                                         .table_off = core_.bank->TableOffset(group.seq(member)),
+                                         .prompt_len = static_cast<int32_t>(length)};
     rows_.clear();
     for (int32_t r = 0; r < n; ++r) {
-      rows_.push_back({.seq = slot, .pos = static_cast<int32_t>(at) + r});
+      rows_.push_back({.seq = member, .pos = static_cast<int32_t>(at) + r});
     }
     core_.backend->Upload(work.rows.as(), rows_.data(), rows_.size() * sizeof(RowMeta));
     core_.backend->Upload(work.seqs.as(), seqs.data(), seqs.size() * sizeof(SeqMeta));
@@ -305,39 +306,39 @@ Status Stepper::OneLayerOf(const PromptChunk& chunk) {
   return EnqueueWithChunk({}, chunk);
 }
 
-Status Stepper::MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens) {
-  if (group.PassesByLayer(slot)) {
-    OKV_RETURN_IF_ERROR(group.AppendWhole(slot, tokens));
-    group.EndPromptRows(slot, tokens);
-    core_.bank->FillWithNoise(group.seq(slot));
+Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
+  if (group.PassesByLayer(member)) {
+    OKV_RETURN_IF_ERROR(group.AppendWhole(member, tokens));
+    group.EndPromptRows(member, tokens);
+    core_.bank->FillWithNoise(group.seq(member));
     return {};
   }
   for (int64_t at = 0; at < tokens;) {
     const int64_t chunk = std::min<int64_t>(core_.work.max_rows, tokens - at);
-    OKV_RETURN_IF_ERROR(group.AppendPrompt(slot, chunk, tokens));
+    OKV_RETURN_IF_ERROR(group.AppendPrompt(member, chunk, tokens));
     at += chunk;
-    group.EndPromptRows(slot, tokens);
+    group.EndPromptRows(member, tokens);
   }
-  core_.bank->FillWithNoise(group.seq(slot));
+  core_.bank->FillWithNoise(group.seq(member));
   return {};
 }
 
-Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_t slot,
+Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_t member,
                                        std::span<const int32_t> tokens, bool all_logits) {
   EngineCore& core = stepper.core_;
-  PromptSteps steps(stepper, group, slot, tokens);
+  PromptSteps steps(stepper, group, member, tokens);
   steps.all_logits_ = all_logits;
-  steps.pos_ = group.length(slot);
-  if (!group.PassesByLayer(slot)) {
-    OKV_RETURN_IF_ERROR(group.residency().CheckRoom(group.seq(slot), steps.total() - steps.pos_));
+  steps.pos_ = group.length(member);
+  if (!group.PassesByLayer(member)) {
+    OKV_RETURN_IF_ERROR(group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_));
     return steps;
   }
   OKV_ASSIGN_OR_RETURN(PromptStage stage, PromptStage::Create(*core.backend, *core.bank,
-                                                              group.seq(slot), steps.total()));
+                                                              group.seq(member), steps.total()));
   OKV_ASSIGN_OR_RETURN(
       Buffer x, core.backend->Allocate(tokens.size() * static_cast<size_t>(core.config.d_model) * 4,
                                        "the residual of the prompt"));
-  OKV_RETURN_IF_ERROR(group.AppendWhole(slot, steps.total()));
+  OKV_RETURN_IF_ERROR(group.AppendWhole(member, steps.total()));
   steps.by_layer_ = std::make_unique<ByLayer>(ByLayer{std::move(stage), std::move(x)});
   steps.last_layer_ = core.config.n_layers - 1;
   return steps;
@@ -351,7 +352,7 @@ void PromptSteps::End() {
   stepper_->core_.backend->Synchronize();
   by_layer_.reset();
   if (done()) return;
-  group_->CutTo(slot_, 0);
+  group_->CutTo(member_, 0);
 }
 
 Status PromptSteps::Run(const PromptChunk& chunk) {
@@ -372,7 +373,7 @@ Status PromptSteps::Advance() {
   n_out_ = layer_ < last_layer_ ? 0 : all_logits_ ? n : last ? 1 : 0;
   const Status ran =
       Run({.group = group_,
-           .slot = slot_,
+           .member = member_,
            .tokens = tokens_.subspan(static_cast<size_t>(pos_), static_cast<size_t>(n)),
            .prompt_end = total(),
            .n_out = n_out_});
@@ -380,7 +381,7 @@ Status PromptSteps::Advance() {
   OKV_RETURN_IF_ERROR(ran);
   pos_ += n;
   if (done() && by_layer_ != nullptr) {
-    group_->EndPromptRows(slot_, total());
+    group_->EndPromptRows(member_, total());
     End();
   } else if (last && layer_ < last_layer_) {
     pos_ = 0;
@@ -454,12 +455,12 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
   const auto unread = static_cast<int64_t>(launched_ - read_) - 1;  // after this one
   for (size_t r = 0; r < rows_.size(); ++r) {
     if (chosen[r] >= 0) continue;
-    return LogitsNotFinite(stepper_.core_, rows_[r].group->length(rows_[r].slot) - unread);
+    return LogitsNotFinite(stepper_.core_, rows_[r].group->length(rows_[r].member) - unread);
   }
   ++read_;
   for (size_t r = 0; r < rows_.size(); ++r) {
-    auto& [group, slot, token] = rows_[r];
-    group->Drop(slot, group->length(slot) - unread);
+    auto& [group, member, token] = rows_[r];
+    group->Drop(member, group->length(member) - unread);
     token = chosen[r];
     if (samplers_[r] != nullptr) samplers_[r]->Take(token);
   }
@@ -468,8 +469,8 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
 
 void StepsAhead::End() {
   const auto unread = static_cast<int64_t>(launched_ - read_);
-  for (const auto& [group, slot, token] : rows_) {
-    group->Forget(slot, group->length(slot) - unread);
+  for (const auto& [group, member, token] : rows_) {
+    group->Forget(member, group->length(member) - unread);
   }
   launched_ = read_;
 }

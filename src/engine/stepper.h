@@ -16,7 +16,7 @@ namespace omnikv {
 // A decode row: the token that comes next in a sequence.
 struct DecodeRow {
   RowGroup* group = nullptr;
-  int32_t slot = 0;
+  int32_t member = 0;
   int32_t token = 0;
 };
 
@@ -24,7 +24,7 @@ struct DecodeRow {
 // `prompt_end`. The last n_out of them have logits. `one_layer` is PromptSteps' affair.
 struct PromptChunk {
   RowGroup* group = nullptr;
-  int32_t slot = 0;
+  int32_t member = 0;
   std::span<const int32_t> tokens;
   int64_t prompt_end = 0;
   int32_t n_out = 0;
@@ -48,11 +48,11 @@ class Stepper {
               const PromptChunk* chunk = nullptr);
   // A step of a chunk alone. Its logits are in the rows from 0 on.
   Status Chunk(const PromptChunk& chunk) { return Step({}, {}, &chunk); }
-  // Makes the states that the group's policy keeps of all tokens in `slot`, which steps of another
-  // policy computed: RowGroup::JoinPrefix.
-  Status MakeStates(RowGroup& group, int32_t slot);
+  // Makes the states that the group's policy keeps of all tokens of the member, which steps of
+  // another policy computed: RowGroup::JoinPrefix.
+  Status MakeStates(RowGroup& group, int32_t member);
   // The same without computing them: made-up K/V, no logits. To an empty sequence.
-  Status MadeUpChunks(RowGroup& group, int32_t slot, int64_t tokens);
+  Status MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens);
 
   // A step of a chunk in one layer, whose rows are appended.
   Status OneLayerOf(const PromptChunk& chunk);
@@ -79,7 +79,7 @@ class Stepper {
   void Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk);
   static int64_t FirstPos(const PromptChunk& chunk);  // once its rows are appended
   void AddSeqs(const RowGroup& group);
-  void AddRow(int32_t slot, int64_t pos, int32_t token, size_t first_seq);
+  void AddRow(int32_t member, int64_t pos, int32_t token, size_t first_seq);
   // Enqueues it. Its logits go to the rows from `logits_row` on.
   Status EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end);
   Status EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk);
@@ -104,7 +104,7 @@ class PromptSteps {
   // `tokens` are those of the whole context; the sequence has the first of them already.
   // `all_logits`: every row has logits, else the last one. kResourceExhausted where there is no
   // room for them.
-  static Result<PromptSteps> Begin(Stepper& stepper, RowGroup& group, int32_t slot,
+  static Result<PromptSteps> Begin(Stepper& stepper, RowGroup& group, int32_t member,
                                    std::span<const int32_t> tokens, bool all_logits);
   PromptSteps(PromptSteps&& from) = default;
   ~PromptSteps();
@@ -116,7 +116,7 @@ class PromptSteps {
   int32_t n_out() const { return n_out_; }
   int64_t pos() const { return pos_; }
   // Tokens that stay if no more steps come.
-  int64_t computed() const { return by_layer_ != nullptr ? 0 : group_->length(slot_); }
+  int64_t computed() const { return by_layer_ != nullptr ? 0 : group_->length(member_); }
   // How far it is, in tokens of the context.
   int64_t progress() const { return (layer_ * total() + pos_) / (last_layer_ + 1); }
 
@@ -127,8 +127,8 @@ class PromptSteps {
     Buffer x;  // f32 [total, d_model]
   };
 
-  PromptSteps(Stepper& stepper, RowGroup& group, int32_t slot, std::span<const int32_t> tokens)
-      : stepper_(&stepper), group_(&group), slot_(slot), tokens_(tokens) {}
+  PromptSteps(Stepper& stepper, RowGroup& group, int32_t member, std::span<const int32_t> tokens)
+      : stepper_(&stepper), group_(&group), member_(member), tokens_(tokens) {}
   int64_t total() const { return static_cast<int64_t>(tokens_.size()); }
   Status Run(const PromptChunk& chunk);
   // Gives back what it takes; forgets what cannot stay.
@@ -136,7 +136,7 @@ class PromptSteps {
 
   Stepper* stepper_;
   RowGroup* group_;
-  int32_t slot_;
+  int32_t member_;
   std::span<const int32_t> tokens_;
   bool all_logits_ = false;
   int64_t pos_ = 0;                     // of the next chunk

@@ -70,24 +70,24 @@ Status EnqueueSteps(EngineCore& core, RowGroup& group) {
       .backend = *core.backend, .config = core.config, .weights = core.weights, .work = core.work};
   const int64_t most = core.bank->config().max_tokens;
   const auto n = static_cast<int32_t>(std::clamp<int64_t>(most - 1, 1, core.work.max_rows));
-  OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());
-  OKV_RETURN_IF_ERROR(group.AppendPrompt(slot, n, n));
+  OKV_ASSIGN_OR_RETURN(const int32_t member, group.Join());
+  OKV_RETURN_IF_ERROR(group.AppendPrompt(member, n, n));
   StepGroup step{.policy = group.policy(),
                  .residency = group.residency(),
                  .ropes = group.ropes(),
                  .n_rows = n,
                  .n_out = 1,
                  .n_seqs = group.max_seqs(),
-                 .seq = group.seq(slot),
+                 .seq = group.seq(member),
                  .prefill = true,
                  .prompt_end = n,
-                 .slot = slot,
-                 .chooses = group.ChoosesAfter(slot, n, n)};
+                 .member = member,
+                 .chooses = group.ChoosesAfter(member, n, n)};
   EnqueueStep(context, {&step, 1});
-  group.EndPromptRows(slot, n);
-  if (group.length(slot) == most) return {};
-  OKV_RETURN_IF_ERROR(group.Append(slot, 1));
-  const SeqLength now = group.lengths(slot);
+  group.EndPromptRows(member, n);
+  if (group.length(member) == most) return {};
+  OKV_RETURN_IF_ERROR(group.Append(member, 1));
+  const SeqLength now = group.lengths(member);
   const SeqLength full{.tokens = most, .prompt = most - 1, .gone = now.gone};
   for (const int32_t variant :
        std::set{group.policy().Variant(now), group.policy().Variant(full)}) {

@@ -299,7 +299,7 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
                    .prompt_end = rows.prompt_end,
                    .wants_selection = group.residency->WantsSelection(),
                    .chooses = rows.chooses,
-                   .seq = rows.slot};
+                   .seq = rows.member};
     const int32_t classes = rows.policy.HeadClasses();
     for (; step.head_class < classes; ++step.head_class) {
       const std::vector<int32_t> heads = rows.policy.HeadsOf(global, step.head_class);

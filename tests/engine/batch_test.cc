@@ -37,7 +37,7 @@ int32_t Best(const float* logits, int32_t vocab) {
 // One sequence alone, and where it sits in the batch.
 struct Alone {
   std::unique_ptr<Session> session;
-  int32_t slot = -1;
+  int32_t member = -1;
   int32_t token = 3;  // that comes next
 };
 
@@ -77,26 +77,26 @@ class BatchTest : public OnDevice {
       const std::vector<int32_t> prompt = Numbers(length, ++seed);
       Alone one{.session = *engine.NewSession(policy)};
       EXPECT_TRUE(one.session->Prompt(prompt).ok());
-      const auto slot = batch.Join(prompt);
-      EXPECT_TRUE(slot.ok()) << slot.status().message();
-      one.slot = *slot;
-      ExpectSame(one.session->logits(), batch.logits(*slot), vocab);
+      const auto member = batch.Join(prompt);
+      EXPECT_TRUE(member.ok()) << member.status().message();
+      one.member = *member;
+      ExpectSame(one.session->logits(), batch.logits(*member), vocab);
       return one;
     };
     const auto step = [&](std::vector<Alone*> rows, int n) {
       for (int i = 0; i < n; ++i) {
         std::vector<Batch::Next> next;
         for (Alone* row : rows) {
-          next.push_back({row->slot, row->token});
+          next.push_back({row->member, row->token});
           ASSERT_TRUE(row->session->Step(row->token).ok());
           row->token = (row->token * 7 + 5) % vocab;
         }
         const Status status = batch.Step(next);
         ASSERT_TRUE(status.ok()) << status.message();
         for (Alone* row : rows) {
-          SCOPED_TRACE(batch.length(row->slot));
-          EXPECT_EQ(batch.length(row->slot), static_cast<int64_t>(row->session->tokens().size()));
-          ExpectSame(row->session->logits(), batch.logits(row->slot), vocab);
+          SCOPED_TRACE(batch.length(row->member));
+          EXPECT_EQ(batch.length(row->member), static_cast<int64_t>(row->session->tokens().size()));
+          ExpectSame(row->session->logits(), batch.logits(row->member), vocab);
         }
       }
     };
@@ -104,15 +104,15 @@ class BatchTest : public OnDevice {
     Alone b = join(1);
     Alone c = join(47);
     step({&a, &b, &c}, 4);
-    batch.Leave(b.slot);
+    batch.Leave(b.member);
     step({&c, &a}, 3);  // in another order
     Alone d = join(90);
-    EXPECT_EQ(d.slot, b.slot);
+    EXPECT_EQ(d.member, b.member);
     Alone e = join(5);
     step({&e, &a, &d}, 3);  // c waits
     step({&a, &c, &d, &e}, 25);
-    batch.Leave(a.slot);
-    batch.Leave(e.slot);
+    batch.Leave(a.member);
+    batch.Leave(e.member);
     step({&d, &c}, 2);
     step({&d}, 2);
   }
@@ -185,11 +185,11 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
       const auto answer = (*session)->Generate({.max_tokens = kTokens, .ignore_eos = true});
       ASSERT_TRUE(answer.ok());
       want.push_back(answer->tokens);
-      const auto slot = batch.Join(prompt);
-      ASSERT_TRUE(slot.ok());
-      const int32_t first = Best(batch.logits(*slot), engine->vocab());
+      const auto member = batch.Join(prompt);
+      ASSERT_TRUE(member.ok());
+      const int32_t first = Best(batch.logits(*member), engine->vocab());
       got.push_back({first});
-      next.push_back({*slot, first});
+      next.push_back({*member, first});
     }
     for (const int64_t n : {1, 2, 9, 17}) {  // in pieces
       const auto more = batch.Generate(next, n);
@@ -198,7 +198,7 @@ TEST_P(BatchTest, GreedyTokensAreThoseOfSessions) {
         ASSERT_EQ((*more)[r].size(), static_cast<size_t>(n));
         got[r].insert(got[r].end(), (*more)[r].begin(), (*more)[r].end());
         next[r].token = got[r].back();
-        EXPECT_EQ(Best(batch.logits(next[r].slot), engine->vocab()), got[r].back());
+        EXPECT_EQ(Best(batch.logits(next[r].member), engine->vocab()), got[r].back());
       }
     }
     EXPECT_EQ(got, want);
@@ -231,12 +231,12 @@ TEST_P(BatchTest, DrawsWhatSessionsDraw) {
         (*session)->Generate({.max_tokens = 30, .sampling = settings[i], .ignore_eos = true});
     ASSERT_TRUE(answer.ok());
     want.push_back(answer->tokens);
-    const auto slot = batch.Join(prompt);
-    ASSERT_TRUE(slot.ok());
+    const auto member = batch.Join(prompt);
+    ASSERT_TRUE(member.ok());
     Sampler& sampler = samplers.emplace_back(settings[i], engine->vocab());
     for (const int32_t t : prompt) sampler.See(t);
-    got.push_back({sampler.Sample(batch.logits(*slot))});
-    next.push_back({*slot, got.back().front(), &sampler});
+    got.push_back({sampler.Sample(batch.logits(*member))});
+    next.push_back({*member, got.back().front(), &sampler});
   }
   for (const int64_t n : {1, 10, 18}) {  // in pieces
     const auto more = batch.Generate(next, n);
@@ -260,25 +260,25 @@ TEST_P(BatchTest, ManySequences) {
     std::vector<std::vector<int32_t>> texts;
     for (size_t s = 0; s < 64; ++s) {
       texts.push_back(Numbers(5 + s % 70, s));
-      const auto slot = batch->Join(texts.back());
-      ASSERT_TRUE(slot.ok()) << slot.status().message();
-      next.push_back({*slot, static_cast<int32_t>(s)});
+      const auto member = batch->Join(texts.back());
+      ASSERT_TRUE(member.ok()) << member.status().message();
+      next.push_back({*member, static_cast<int32_t>(s)});
     }
     for (const size_t rows : {64, 33, 17, 64}) {
       const std::span<Batch::Next> some(next.data() + (64 - rows) / 2, rows);
       ASSERT_TRUE(batch->Step(some).ok());
       for (Batch::Next& row : some) {
-        std::vector<int32_t>& text = texts[static_cast<size_t>(row.slot)];
+        std::vector<int32_t>& text = texts[static_cast<size_t>(row.member)];
         text.push_back(row.token);
-        row.token = Best(batch->logits(row.slot), engine->vocab());
+        row.token = Best(batch->logits(row.member), engine->vocab());
       }
     }
     const auto ahead = batch->Generate(next, 3);
     ASSERT_TRUE(ahead.ok()) << ahead.status().message();
     for (size_t r = 0; r < next.size(); r += 7) {
-      const std::vector<int32_t>& text = texts[static_cast<size_t>(next[r].slot)];
+      const std::vector<int32_t>& text = texts[static_cast<size_t>(next[r].member)];
       const auto session = *engine->NewSession(policy);
-      const size_t prompt = 5 + static_cast<size_t>(next[r].slot) % 70;
+      const size_t prompt = 5 + static_cast<size_t>(next[r].member) % 70;
       ASSERT_TRUE(
           session->Prompt({text.begin(), text.begin() + static_cast<ptrdiff_t>(prompt)}).ok());
       for (size_t t = prompt; t < text.size(); ++t) ASSERT_TRUE(session->Step(text[t]).ok());
@@ -288,7 +288,7 @@ TEST_P(BatchTest, ManySequences) {
         ASSERT_TRUE(session->Step(tokens[t]).ok());
         EXPECT_EQ(Best(session->logits(), engine->vocab()), tokens[t + 1]) << "row " << r;
       }
-      ExpectSame(session->logits(), batch->logits(next[r].slot), engine->vocab());
+      ExpectSame(session->logits(), batch->logits(next[r].member), engine->vocab());
     }
   }
 }

@@ -124,7 +124,7 @@ TEST_P(HeadClassesOn, BatchesAreSessions) {
     ASSERT_TRUE(batch->Step(next).ok());
     for (size_t i = 0; i < alone.size(); ++i) {
       ASSERT_TRUE(alone[i]->Step(next[i].token).ok());
-      const float* got = batch->logits(next[i].slot);
+      const float* got = batch->logits(next[i].member);
       ExpectSame({{got, got + engine->vocab()}},
                  {{alone[i]->logits(), alone[i]->logits() + engine->vocab()}});
       next[i].token = (next[i].token * 7 + 5) % engine->vocab();

@@ -221,12 +221,12 @@ TEST_P(HostTier, BatchesGiveTheSameTokens) {
     SCOPED_TRACE(near->settings());
     std::vector<Batch::Next> next;
     const auto join = [&](size_t tokens) {
-      const auto slot = near->Join(Numbers(tokens, tokens));
-      ASSERT_TRUE(slot.ok()) << slot.status().message();
+      const auto member = near->Join(Numbers(tokens, tokens));
+      ASSERT_TRUE(member.ok()) << member.status().message();
       const auto on_host = host->Join(Numbers(tokens, tokens));
       ASSERT_TRUE(on_host.ok()) << on_host.status().message();
-      ASSERT_EQ(*slot, *on_host);
-      next.push_back({.slot = *slot, .token = static_cast<int32_t>(tokens % 100)});
+      ASSERT_EQ(*member, *on_host);
+      next.push_back({.member = *member, .token = static_cast<int32_t>(tokens % 100)});
     };
     const auto go_on = [&](std::span<Batch::Next> rows, int64_t steps) {
       const auto want = near->Generate(rows, steps);
@@ -235,18 +235,19 @@ TEST_P(HostTier, BatchesGiveTheSameTokens) {
       ASSERT_TRUE(got.ok()) << got.status().message();
       ASSERT_EQ(*want, *got);
       for (size_t r = 0; r < rows.size(); ++r) {
-        const int32_t slot = rows[r].slot;
-        ASSERT_EQ(std::vector<float>(near->logits(slot), near->logits(slot) + near_engine->vocab()),
-                  std::vector<float>(host->logits(slot), host->logits(slot) + near_engine->vocab()))
-            << "slot " << slot;
+        const int32_t member = rows[r].member;
+        ASSERT_EQ(
+            std::vector<float>(near->logits(member), near->logits(member) + near_engine->vocab()),
+            std::vector<float>(host->logits(member), host->logits(member) + near_engine->vocab()))
+            << "member " << member;
         rows[r].token = (*got)[r].back();
       }
     };
     for (size_t i = 0; i < 8; ++i) join(60 + 19 * i);
     go_on(next, 7);
     go_on(std::span(next).subspan(2, 3), 5);
-    near->Leave(next[3].slot);
-    host->Leave(next[3].slot);
+    near->Leave(next[3].member);
+    host->Leave(next[3].member);
     next.erase(next.begin() + 3);
     go_on(next, 3);
     join(120);
@@ -270,7 +271,7 @@ TEST_P(HostTierOnRef, BatchesGiveWhatSessionsGive) {
   std::vector<std::vector<int32_t>> alone;
   for (size_t i = 0; i < 8; ++i) {
     const std::vector<int32_t> prompt = Numbers(60 + 19 * i, i);
-    next.push_back({.slot = *batch->Join(prompt), .token = 7});
+    next.push_back({.member = *batch->Join(prompt), .token = 7});
     const auto session = Open(*engine, policy);
     ASSERT_TRUE(session->Prompt(prompt).ok());
     ASSERT_TRUE(session->Step(7).ok());
@@ -293,14 +294,15 @@ TEST_P(HostTier, StepsOfSeveralGroupsGiveTheSameLogits) {
     std::vector<DecodeRow> rows;
     for (size_t i = 0; i < 5; ++i) {
       RowGroup& group = i < 2 ? *a : *b;
-      rows.push_back({.group = &group, .slot = *group.Join(), .token = 5});
+      rows.push_back({.group = &group, .member = *group.Join(), .token = 5});
       const std::vector<int32_t> prompt = Numbers(40, i);
       for (int turn = 0; turn < 2; ++turn) {
-        ASSERT_TRUE(
-            stepper
-                .Chunk(
-                    {.group = &group, .slot = rows.back().slot, .tokens = prompt, .prompt_end = 80})
-                .ok());
+        ASSERT_TRUE(stepper
+                        .Chunk({.group = &group,
+                                .member = rows.back().member,
+                                .tokens = prompt,
+                                .prompt_end = 80})
+                        .ok());
       }
     }
     const auto step = [&](const PromptChunk* chunk) {
@@ -314,13 +316,14 @@ TEST_P(HostTier, StepsOfSeveralGroupsGiveTheSameLogits) {
       for (DecodeRow& row : rows) row.token = (row.token * 7 + 3) % 160;
     };
     for (int i = 0; i < 6; ++i) step(nullptr);
-    const int32_t slot = *a->Join();
+    const int32_t member = *a->Join();
     const std::vector<int32_t> tokens = Numbers(33, 50);
     for (int i = 0; i < 4; ++i) {
-      const PromptChunk chunk{.group = a.get(), .slot = slot, .tokens = tokens, .prompt_end = 132};
+      const PromptChunk chunk{
+          .group = a.get(), .member = member, .tokens = tokens, .prompt_end = 132};
       step(&chunk);
     }
-    rows.insert(rows.begin() + 2, {.group = a.get(), .slot = slot, .token = 9});
+    rows.insert(rows.begin() + 2, {.group = a.get(), .member = member, .token = 9});
     for (int i = 0; i < 12; ++i) step(nullptr);
   }
   ASSERT_EQ(told[0].size(), told[1].size());

@@ -292,20 +292,20 @@ TEST_P(PromptsByLayer, OtherSequencesDecodeMeanwhile) {
     const auto group = *RowGroup::Open(CoreOf(*engine), kTova, 2);
     std::vector<std::vector<float>> said(2, std::vector<float>(kVocab));
     const auto prompt = [&](const std::vector<int32_t>& tokens, const auto& between) {
-      const int32_t slot = *group->Join();
-      auto steps = PromptSteps::Begin(stepper, *group, slot, tokens, false);
+      const int32_t member = *group->Join();
+      auto steps = PromptSteps::Begin(stepper, *group, member, tokens, false);
       EXPECT_TRUE(steps.ok()) << steps.status().message();
       int32_t count = 0;
       while (!steps->done()) {
         EXPECT_TRUE(steps->Advance().ok());
         if (!steps->done()) between(count++);
       }
-      EXPECT_TRUE(stepper.Logits(0, group->length(slot), said[1].data()).ok());
-      return slot;
+      EXPECT_TRUE(stepper.Logits(0, group->length(member), said[1].data()).ok());
+      return member;
     };
     const int32_t first = prompt(Tokens(200), [](int32_t) {});
-    const auto step = [&](int32_t slot, int32_t token, std::vector<float>& to) {
-      const DecodeRow row{.group = group.get(), .slot = slot, .token = token};
+    const auto step = [&](int32_t member, int32_t token, std::vector<float>& to) {
+      const DecodeRow row{.group = group.get(), .member = member, .token = token};
       float* logits = to.data();
       EXPECT_TRUE(stepper.Step({&row, 1}, {&logits, 1}).ok());
     };

@@ -71,27 +71,27 @@ class StepperTest : public OnDevice {
     EXPECT_TRUE(group.ok()) << group.status().message();
     return std::move(*group);
   }
-  // A sequence with a prompt in a slot of the group, and its first token.
+  // A member of the group with a prompt, and its first token.
   DecodeRow Join(RowGroup& group, const std::vector<int32_t>& prompt) {
-    const auto slot = group.Join();
-    EXPECT_TRUE(slot.ok()) << slot.status().message();
+    const auto member = group.Join();
+    EXPECT_TRUE(member.ok()) << member.status().message();
     for (size_t at = 0; at < prompt.size(); at += 80) {
-      Feed(group, *slot, prompt, at);
+      Feed(group, *member, prompt, at);
     }
-    return {.group = &group, .slot = *slot, .token = 5 + *slot};
+    return {.group = &group, .member = *member, .token = 5 + *member};
   }
   // The chunk of a prompt that begins at `at`.
-  static PromptChunk ChunkAt(RowGroup& group, int32_t slot, const std::vector<int32_t>& prompt,
+  static PromptChunk ChunkAt(RowGroup& group, int32_t member, const std::vector<int32_t>& prompt,
                              size_t at, size_t most = 80) {
     const size_t n = std::min(most, prompt.size() - at);
     return {.group = &group,
-            .slot = slot,
+            .member = member,
             .tokens = {prompt.data() + at, n},
             .prompt_end = static_cast<int64_t>(prompt.size()),
             .n_out = at + n == prompt.size() ? 1 : 0};
   }
-  void Feed(RowGroup& group, int32_t slot, const std::vector<int32_t>& prompt, size_t at) {
-    const Status fed = stepper_->Chunk(ChunkAt(group, slot, prompt, at));
+  void Feed(RowGroup& group, int32_t member, const std::vector<int32_t>& prompt, size_t at) {
+    const Status fed = stepper_->Chunk(ChunkAt(group, member, prompt, at));
     EXPECT_TRUE(fed.ok()) << fed.message();
   }
   // The logits after a step of these rows.
@@ -165,10 +165,10 @@ void StepperTest::ChunkBesideRows(bool shared) {
   std::vector<DecodeRow> want_rows = {Join(*alone, Numbers(90, 1)), Join(*alone, Numbers(33, 2)),
                                       Join(*other_alone, Numbers(60, 3))};
   const std::vector<int32_t> prompt = Numbers(140, 4);
-  const auto slot = decoding->Join();  // of the group that decodes
-  ASSERT_TRUE(slot.ok());
+  const auto member = decoding->Join();  // of the group that decodes
+  ASSERT_TRUE(member.ok());
   for (size_t at = 0; at < prompt.size(); at += 50) {
-    const PromptChunk chunk = ChunkAt(*decoding, *slot, prompt, at, 50);
+    const PromptChunk chunk = ChunkAt(*decoding, *member, prompt, at, 50);
     const auto got = Step(rows, &chunk);
     const auto first = Step({want_rows[0], want_rows[1]});
     const auto second = Step({want_rows[2]});
@@ -176,9 +176,9 @@ void StepperTest::ChunkBesideRows(bool shared) {
     ExpectSame(got[1], first[1]);
     ExpectSame(got[2], second[0]);
   }
-  EXPECT_EQ(decoding->length(*slot), 140);
+  EXPECT_EQ(decoding->length(*member), 140);
   // It goes on as one that was fed alone.
-  DecodeRow joined{.group = decoding.get(), .slot = *slot, .token = 9};
+  DecodeRow joined{.group = decoding.get(), .member = *member, .token = 9};
   DecodeRow fed = Join(*alone, prompt);
   fed.token = 9;
   for (int step = 0; step < 5; ++step) {
@@ -244,10 +244,10 @@ TEST_P(StepperTest, AChunkReadsTheSameWeights) {
   const auto group = Open(kSelecting, 5);
   std::vector<DecodeRow> rows;
   for (size_t i = 0; i < 4; ++i) rows.push_back(Join(*group, Numbers(40, i)));
-  const auto slot = group->Join();
-  ASSERT_TRUE(slot.ok());
+  const auto member = group->Join();
+  ASSERT_TRUE(member.ok());
   const std::vector<int32_t> prompt = Numbers(70, 9);
-  const PromptChunk chunk = ChunkAt(*group, *slot, prompt, 0, 30);
+  const PromptChunk chunk = ChunkAt(*group, *member, prompt, 0, 30);
   CoreOf(*engine_).options.shared_products = true;
   ReadWeights();
   Step(rows, &chunk);

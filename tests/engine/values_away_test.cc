@@ -225,14 +225,15 @@ TEST_P(ValuesAway, StepsOfSeveralGroupsGiveTheSameLogits) {
     std::vector<DecodeRow> rows;
     for (size_t i = 0; i < 5; ++i) {
       RowGroup& group = i < 2 ? *a : *b;
-      rows.push_back({.group = &group, .slot = *group.Join(), .token = 5});
+      rows.push_back({.group = &group, .member = *group.Join(), .token = 5});
       const std::vector<int32_t> prompt = Numbers(40, i);
       for (int turn = 0; turn < 2; ++turn) {
-        ASSERT_TRUE(
-            stepper
-                .Chunk(
-                    {.group = &group, .slot = rows.back().slot, .tokens = prompt, .prompt_end = 80})
-                .ok());
+        ASSERT_TRUE(stepper
+                        .Chunk({.group = &group,
+                                .member = rows.back().member,
+                                .tokens = prompt,
+                                .prompt_end = 80})
+                        .ok());
       }
     }
     const auto step = [&](const PromptChunk* chunk) {
@@ -246,13 +247,14 @@ TEST_P(ValuesAway, StepsOfSeveralGroupsGiveTheSameLogits) {
       for (DecodeRow& row : rows) row.token = (row.token * 7 + 3) % 160;
     };
     for (int i = 0; i < 6; ++i) step(nullptr);
-    const int32_t slot = *a->Join();
+    const int32_t member = *a->Join();
     const std::vector<int32_t> tokens = Numbers(33, 50);
     for (int i = 0; i < 4; ++i) {
-      const PromptChunk chunk{.group = a.get(), .slot = slot, .tokens = tokens, .prompt_end = 132};
+      const PromptChunk chunk{
+          .group = a.get(), .member = member, .tokens = tokens, .prompt_end = 132};
       step(&chunk);
     }
-    rows.insert(rows.begin() + 2, {.group = a.get(), .slot = slot, .token = 9});
+    rows.insert(rows.begin() + 2, {.group = a.get(), .member = member, .token = 9});
     for (int i = 0; i < 8; ++i) step(nullptr);
   }
   ASSERT_EQ(told[0].size(), told[1].size());
@@ -306,7 +308,7 @@ TEST_P(ValuesAwayOfBatches, GiveWhatSessionsGive) {
   std::vector<std::vector<int32_t>> alone;
   for (size_t i = 0; i < 5; ++i) {
     const std::vector<int32_t> prompt = Numbers(60 + 31 * i, i);
-    next.push_back({.slot = *batch->Join(prompt), .token = 7});
+    next.push_back({.member = *batch->Join(prompt), .token = 7});
     const auto session = Take(engine->NewSession(KCache()));
     ASSERT_TRUE(session->Prompt(prompt).ok());
     ASSERT_TRUE(session->Step(7).ok());

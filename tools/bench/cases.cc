@@ -245,8 +245,8 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
   OKV_ASSIGN_OR_RETURN(const auto sequences, Batch::Open(CoreOf(*bench.engine), policy, batch));
   std::vector<Batch::Next> next;
   for (const int32_t token : RandomTokens(batch, bench.vocab)) {
-    OKV_ASSIGN_OR_RETURN(const int32_t slot, sequences->JoinMadeUp(context));
-    next.push_back({slot, token});
+    OKV_ASSIGN_OR_RETURN(const int32_t member, sequences->JoinMadeUp(context));
+    next.push_back({member, token});
   }
   OKV_RETURN_IF_ERROR(sequences->Generate(next, 4).status());  // records, warms up
   const auto counted = sequences->Count();
@@ -265,7 +265,7 @@ Result<DecodeCase> MeasureBatch(BenchEngine& bench, const PolicyOptions& policy,
   }
   OKV_RETURN_IF_ERROR(TraceStep(
       bench, [&](int) { return sequences->Step(next); }, result));
-  result.attended_tokens = sequences->attended_tokens(next[0].slot);
+  result.attended_tokens = sequences->attended_tokens(next[0].member);
   return result;
 }
 
@@ -275,9 +275,9 @@ namespace {
 Status JoinMadeUp(const BenchEngine& bench, Stepper& stepper, RowGroup& group, int64_t context,
                   int32_t batch, std::vector<DecodeRow>& rows) {
   for (const int32_t token : RandomTokens(batch, bench.vocab)) {
-    OKV_ASSIGN_OR_RETURN(const int32_t slot, group.Join());
-    OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(group, slot, context));
-    rows.push_back({.group = &group, .slot = slot, .token = token});
+    OKV_ASSIGN_OR_RETURN(const int32_t member, group.Join());
+    OKV_RETURN_IF_ERROR(stepper.MadeUpChunks(group, member, context));
+    rows.push_back({.group = &group, .member = member, .token = token});
   }
   return {};
 }
@@ -343,13 +343,13 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
   std::vector<double> ms;  // of the steps
   const auto compute = [&](std::span<const DecodeRow> decoding, auto&& rows_of,
                            ChunkPacer& pacer) -> Result<double> {
-    OKV_ASSIGN_OR_RETURN(const int32_t slot, group->Join());
+    OKV_ASSIGN_OR_RETURN(const int32_t member, group->Join());
     ms.clear();
     const auto start = Clock::now();
     for (int64_t pos = 0; pos < prompt;) {
       const auto length = static_cast<size_t>(std::min<int64_t>(rows_of(pacer), prompt - pos));
       const PromptChunk part{.group = group.get(),
-                             .slot = slot,
+                             .member = member,
                              .tokens = {tokens.data() + pos, length},
                              .prompt_end = prompt};
       const auto step = Clock::now();
@@ -360,7 +360,7 @@ Result<BesideCase> MeasureBeside(BenchEngine& bench, const PolicyOptions& policy
       pos += static_cast<int64_t>(length);
     }
     const double seconds = Seconds(start);
-    group->Leave(slot);
+    group->Leave(member);
     return seconds;
   };
   const auto p95 = [](std::vector<double> times) {

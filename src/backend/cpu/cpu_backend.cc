@@ -198,14 +198,14 @@ struct CpuBackend::Impl {
                      });
   }
 
-  void Run(const EmbedArgs& a) {
+  void Execute(const EmbedArgs& a) {
     pool.ParallelFor(a.n_rows, std::max<int64_t>(1, 2 * kRowGrain / a.table.n_in),
                      [&](int64_t begin, int64_t end, int) {
                        for (int64_t r = begin; r < end; ++r) rows.embed(a, static_cast<int32_t>(r));
                      });
   }
 
-  void Run(const RopeTableArgs& a) {
+  void Execute(const RopeTableArgs& a) {
     const int64_t grain = std::max<int64_t>(1, 256 / std::max(a.n_freq, 1));
     pool.ParallelFor(a.n_rows, grain, [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r) {
@@ -219,7 +219,7 @@ struct CpuBackend::Impl {
     });
   }
 
-  void Run(const NormQkvRopeAppendArgs& a) {
+  void Execute(const NormQkvRopeAppendArgs& a) {
     Carver carver(Scratch());
     const QkvScratch s(a, carver);
     Prologue(a.in, a.n_rows, s.h);
@@ -266,7 +266,7 @@ struct CpuBackend::Impl {
     });
   }
 
-  void Run(const AttendArgs& a) {
+  void Execute(const AttendArgs& a) {
     if (a.n_rows >= kPrefillRows && PrefillAttendSupports(a)) {
       for (int32_t r = 0; r < a.n_rows;) {  // rows of a sequence follow one another
         const SeqMeta& seq = a.seqs[a.rows[r].seq];
@@ -294,7 +294,7 @@ struct CpuBackend::Impl {
     }
   }
 
-  void Run(const LinearArgs& a) {
+  void Execute(const LinearArgs& a) {
     if (a.n_rows >= kPrefillRows) {
       return For(a.n_rows).gemm.Linear(a.x, a.n_rows, a.w.n_in, a.w, a.bias, a.y, a.w.n_out);
     }
@@ -307,7 +307,7 @@ struct CpuBackend::Impl {
     });
   }
 
-  void Run(const NormGatedFfnArgs& a) {
+  void Execute(const NormGatedFfnArgs& a) {
     Carver carver(Scratch());
     const InputScratch s(a.n_rows, a.in.d, carver);
     Prologue(a.in, a.n_rows, s.h);
@@ -323,7 +323,7 @@ struct CpuBackend::Impl {
                [&](int64_t begin, int64_t end) { matvec.gated(a, gate, up, begin, end); });
   }
 
-  void Run(const NormLogitsArgs& a) {
+  void Execute(const NormLogitsArgs& a) {
     Carver carver(Scratch());
     const LogitsScratch s(a, pool.size(), carver);
     float* padded = carver.Take(a.n_out * Padded(a.in.d));
@@ -367,26 +367,26 @@ struct CpuBackend::Impl {
     });
   }
 
-  void Run(const ScoreReduceArgs& a) { select.Run(a); }
-  void Run(const ScoreArgs& a) { score.Run(a, Scratch()); }
-  void Run(const BlockSummaryArgs& a) { score.Run(a); }
-  void Run(const BlockScoreArgs& a) { score.Run(a); }
-  void Run(const PoolArgs& a) { score.Run(a); }
-  void Run(const PlanRangeArgs& a) { CpuPlanRange(a); }
-  void Run(const NextTokenArgs& a) {
+  void Execute(const ScoreReduceArgs& a) { select.Run(a); }
+  void Execute(const ScoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const BlockSummaryArgs& a) { score.Run(a); }
+  void Execute(const BlockScoreArgs& a) { score.Run(a); }
+  void Execute(const PoolArgs& a) { score.Run(a); }
+  void Execute(const PlanRangeArgs& a) { CpuPlanRange(a); }
+  void Execute(const NextTokenArgs& a) {
     const auto n = static_cast<size_t>(a.sample != nullptr ? a.vocab : 0);
     CpuNextToken(a, {reinterpret_cast<SampleCandidate*>(Scratch()), n});
   }
-  void Run(const WorkingSetArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
-  void Run(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
-  void Run(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
-  void Run(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
-  void Run(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
-  void Run(const LocateRowsArgs& a) { CpuLocateRows(a); }
-  void Run(const CompactArgs& a) { CpuCompact(a, pool); }
-  void Run(const EvictArgs& a) { CpuEvict(a, pool); }
-  void Run(const UndoEvictArgs& a) { CpuUndoEvict(a); }
-  void Run(const CustomArgs& a) { a.kernels->cpu(a.args.data(), pool); }
+  void Execute(const WorkingSetArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
+  void Execute(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
+  void Execute(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
+  void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
+  void Execute(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
+  void Execute(const LocateRowsArgs& a) { CpuLocateRows(a); }
+  void Execute(const CompactArgs& a) { CpuCompact(a, pool); }
+  void Execute(const EvictArgs& a) { CpuEvict(a, pool); }
+  void Execute(const UndoEvictArgs& a) { CpuUndoEvict(a); }
+  void Execute(const CustomArgs& a) { a.kernels->cpu(a.args.data(), pool); }
 
   // Weights that a product of so many rows needs memory for.
   void ReserveGemm(int32_t n_rows, std::initializer_list<const WeightRef*> weights) {
@@ -482,7 +482,7 @@ ThreadPool& CpuBackend::pool() {
 }
 
 void CpuBackend::Run(const Op& op) {
-  std::visit([this](const auto& args) { impl_->Run(args); }, op);
+  std::visit([this](const auto& args) { impl_->Execute(args); }, op);
 }
 
 Status CpuBackend::Reserve(const Op& op) {

@@ -111,30 +111,30 @@ class CudaBackend : public Backend {
   // The test's delay of a side lane, before what comes next on it.
   void HoldUp(Lane lane);
 
-  void Run(const EmbedArgs& a) { Embed(a, Here()); }
-  void Run(const RopeTableArgs& a) { RopeTable(a, Here()); }
-  void Run(const NormQkvRopeAppendArgs& a);
-  void Run(const AttendArgs& a, bool rounded = false);
-  void Run(const LinearArgs& a) { RunLinear(a, nullptr, 1); }
-  void Run(const NormGatedFfnArgs& a, bool rounded = false);
-  void Run(const NormLogitsArgs& a);
-  void Run(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
-  void Run(const ScoreArgs& a) { Score(a, Here()); }
-  void Run(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
-  void Run(const BlockScoreArgs& a) { BlockScore(a, Here()); }
-  void Run(const PoolArgs& a) { Pool(a, Here()); }
-  void Run(const PlanRangeArgs& a) { PlanRange(a, Here()); }
-  void Run(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
-  void Run(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
-  void Run(const FetchRowsArgs& a) { FetchRows(a, Here()); }
-  void Run(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
-  void Run(const MergeStatesArgs& a) { MergeStates(a, Here()); }
-  void Run(const StoreRowsArgs& a) { StoreRows(a, Here()); }
-  void Run(const LocateRowsArgs& a) { LocateRows(a, Here()); }
-  void Run(const CompactArgs& a) { Compact(a, Here()); }
-  void Run(const EvictArgs& a) { Evict(a, Here()); }
-  void Run(const UndoEvictArgs& a) { UndoEvict(a, Here()); }
-  void Run(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
+  void Execute(const EmbedArgs& a) { Embed(a, Here()); }
+  void Execute(const RopeTableArgs& a) { RopeTable(a, Here()); }
+  void Execute(const NormQkvRopeAppendArgs& a);
+  void Execute(const AttendArgs& a, bool rounded = false);
+  void Execute(const LinearArgs& a) { RunLinear(a, nullptr, 1); }
+  void Execute(const NormGatedFfnArgs& a, bool rounded = false);
+  void Execute(const NormLogitsArgs& a);
+  void Execute(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
+  void Execute(const ScoreArgs& a) { Score(a, Here()); }
+  void Execute(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
+  void Execute(const BlockScoreArgs& a) { BlockScore(a, Here()); }
+  void Execute(const PoolArgs& a) { Pool(a, Here()); }
+  void Execute(const PlanRangeArgs& a) { PlanRange(a, Here()); }
+  void Execute(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
+  void Execute(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
+  void Execute(const FetchRowsArgs& a) { FetchRows(a, Here()); }
+  void Execute(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
+  void Execute(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Execute(const StoreRowsArgs& a) { StoreRows(a, Here()); }
+  void Execute(const LocateRowsArgs& a) { LocateRows(a, Here()); }
+  void Execute(const CompactArgs& a) { Compact(a, Here()); }
+  void Execute(const EvictArgs& a) { Evict(a, Here()); }
+  void Execute(const UndoEvictArgs& a) { UndoEvict(a, Here()); }
+  void Execute(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
   // y = W x + b or, with `residual`, residual += scale * (W x + b).
   void RunLinear(const LinearArgs& a, float* residual, float scale);
 
@@ -463,11 +463,11 @@ void CudaBackend::RunFused(FusedOp fused) {
   if (const auto* linear = std::get_if<LinearArgs>(&fused.op)) {
     RunLinear(*linear, fused.residual, fused.scale);
   } else if (const auto* attend = std::get_if<AttendArgs>(&fused.op)) {
-    Run(*attend, fused.to_bf16);
+    Execute(*attend, fused.to_bf16);
   } else if (const auto* ffn = std::get_if<NormGatedFfnArgs>(&fused.op)) {
-    Run(*ffn, fused.to_bf16);
+    Execute(*ffn, fused.to_bf16);
   } else {
-    std::visit([this](const auto& args) { Run(args); }, fused.op);
+    std::visit([this](const auto& args) { Execute(args); }, fused.op);
   }
 }
 
@@ -616,7 +616,7 @@ void CudaBackend::MultiplyNormed(const Residual& in, int32_t n_rows,
   }
 }
 
-void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
+void CudaBackend::Execute(const NormQkvRopeAppendArgs& a) {
   if (a.n_rows <= kMaxDecodeRows && CanMultiplyRope(a)) {
     Product product{.x = a.in.x,
                     .norm = a.in.norm,
@@ -640,7 +640,7 @@ void CudaBackend::Run(const NormQkvRopeAppendArgs& a) {
   if (a.k_out != nullptr) KeepKeys(a, Here());
 }
 
-void CudaBackend::Run(const AttendArgs& a, bool rounded) {
+void CudaBackend::Execute(const AttendArgs& a, bool rounded) {
   const bool many = ManyOfASequence(a);
   if (many && CanAttendHopper(a, device_)) {
     void* o = rounded ? rows_.Get(2 * U(a.n_rows) * U(a.n_heads) * U(a.kv.dv)) : nullptr;
@@ -653,7 +653,7 @@ void CudaBackend::Run(const AttendArgs& a, bool rounded) {
   }
 }
 
-void CudaBackend::Run(const NormGatedFfnArgs& a, bool rounded) {
+void CudaBackend::Execute(const NormGatedFfnArgs& a, bool rounded) {
   if (a.n_rows > kMaxDecodeRows || a.gate.format != a.up.format) {
     const int64_t n = int64_t{a.n_rows} * a.gate.n_out;
     // The library adds biases in f32 only, and is sure to write bf16 only in aligned rows.
@@ -684,7 +684,7 @@ void CudaBackend::Run(const NormGatedFfnArgs& a, bool rounded) {
   Multiply(product, Here());
 }
 
-void CudaBackend::Run(const NormLogitsArgs& a) {
+void CudaBackend::Execute(const NormLogitsArgs& a) {
   if (Many(a.n_out) && !options_.full_precision && CanMultiplyLogits(a)) {
     return MultiplyLogits(a, *gemm_, rows_, products_, Here());
   }

@@ -262,7 +262,7 @@ struct PolicyInfo {
   std::string exempt;
   // Other settings whose steps differ, for the house tests: valid on a model of six layers or more,
   // each with a budget far below a context of 100 tokens.
-  std::vector<SettingList> variants;
+  std::vector<SettingList> test_settings;
   // Whether it is what a user wants by default on this model, of `n_layers` global-attention
   // layers; null: never.
   std::function<bool(std::string_view model_name, int32_t n_layers)> recommended;

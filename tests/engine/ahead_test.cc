@@ -182,18 +182,18 @@ struct Placed {
   std::string place;
 };
 
-// Every policy's variants and, chosen among more tokens than it reads, its defaults.
+// Every policy's settings for tests and, chosen among more tokens than it reads, its defaults.
 std::vector<Placed> EveryPolicy() {
   std::vector<Placed> all;
   const auto files = OpenModel(kRandom);
   EXPECT_TRUE(files.ok()) << files.status().message();
   if (!files.ok()) return all;
   for (const PolicyInfo& info : AllPolicies()) {
-    std::vector<SettingList> variants = info.variants;
-    variants.push_back(SmallDefaults(info));
-    for (const SettingList& variant : variants) {
+    std::vector<SettingList> all_settings = info.test_settings;
+    all_settings.push_back(SmallDefaults(info));
+    for (const SettingList& settings : all_settings) {
       const PolicyOptions policy{
-          .name = info.name, .settings = WithFiles(info, variant, 8, 2), .force_indices = true};
+          .name = info.name, .settings = WithFiles(info, settings, 8, 2), .force_indices = true};
       all.push_back({policy, "device"});
       const auto prepared = PolicyFor(policy, files->config, 256, /*fetches=*/false);
       EXPECT_TRUE(prepared.ok()) << prepared.status().message();

@@ -134,8 +134,8 @@ std::vector<PolicyOptions> Policies() {
   };
   for (const PolicyInfo& info : AllPolicies()) {
     if (!info.batches) continue;
-    for (const SettingList& variant : info.variants) {
-      all.push_back({.name = info.name, .settings = WithFiles(info, variant, 8, 2)});
+    for (const SettingList& settings : info.test_settings) {
+      all.push_back({.name = info.name, .settings = WithFiles(info, settings, 8, 2)});
     }
   }
   return all;

@@ -34,7 +34,7 @@ std::vector<PolicyOptions> Policies() {
   std::vector<PolicyOptions> policies;
   for (const PolicyInfo& info : AllPolicies()) {
     policies.push_back({info.name, WithFiles(info, {}, 8, 2)});
-    for (const SettingList& settings : info.variants) {
+    for (const SettingList& settings : info.test_settings) {
       policies.push_back({info.name, WithFiles(info, settings, 8, 2)});
     }
   }

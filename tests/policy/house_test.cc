@@ -59,9 +59,10 @@ double MaxRelativeError(const std::vector<float>& a, const std::vector<float>& b
   return error / size;
 }
 
-// The policy's defaults, with a budget far below the context where it has one, and its variants.
-std::vector<SettingList> Variants(const PolicyInfo& info) {
-  std::vector<SettingList> all = info.variants;
+// The policy's defaults, with a budget far below the context where it has one, and those it gives
+// for tests.
+std::vector<SettingList> TestSettings(const PolicyInfo& info) {
+  std::vector<SettingList> all = info.test_settings;
   all.push_back(SmallDefaults(info));
   return all;
 }
@@ -141,9 +142,9 @@ TEST_P(EveryPolicy, CoveringSettingsEqualFull) {
 TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
   const auto full_backend = backend();
   const std::vector<float> expected = StepFixture(*full_backend, "full", {}).Prompt(kPrompt);
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
-    StepFixture fixture(*own_backend, info().name, variant);
+    StepFixture fixture(*own_backend, info().name, settings);
     const double error = MaxRelativeError(fixture.Prompt(kPrompt), expected);
     if (info().dense_prompts) {
       EXPECT_EQ(error, 0) << fixture.settings.ToString();
@@ -158,16 +159,16 @@ TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
 // bit.)
 TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
   if (!has_tiers()) GTEST_SKIP() << "a host backend has no tier beside its own";
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
-    StepFixture own(*own_backend, info().name, variant);
+    StepFixture own(*own_backend, info().name, settings);
     SCOPED_TRACE(own.settings.ToString());
     const auto expected = RunSteps(own);
     uint64_t last_missed = 0;
     std::vector<std::vector<float>> of_slots;
     for (int32_t more_slots : {0, 7, 200}) {
       const auto tiered_backend = backend();
-      StepFixture tiered(*tiered_backend, info().name, variant, true, more_slots);
+      StepFixture tiered(*tiered_backend, info().name, settings, true, more_slots);
       SCOPED_TRACE(more_slots);
       const auto logits = RunSteps(tiered);
       ExpectSame(logits, expected);
@@ -194,10 +195,10 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
   if (!has_tiers()) GTEST_SKIP() << "a host backend has no tier beside its own";
   bool any = false;
   const auto reference = MakeRefBackend();
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     for (int32_t more_slots : {0, 7, 200}) {
       const auto tiered_backend = backend();
-      StepFixture tiered(*tiered_backend, info().name, variant, true, more_slots);
+      StepFixture tiered(*tiered_backend, info().name, settings, true, more_slots);
       if (!tiered.residency->Count()) continue;
       any = true;
       const DeclaredReads reads = tiered.policy->Reads();
@@ -237,9 +238,9 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
 // The prompt's last query selected for the first step: what both want is there.
 TEST_P(EveryPolicy, TheFirstStepAfterAPromptFindsItsRows) {
   if (!has_tiers()) GTEST_SKIP() << "a host backend has no tier beside its own";
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
-    StepFixture fixture(*own_backend, info().name, variant, true, /*more_slots=*/0);
+    StepFixture fixture(*own_backend, info().name, settings, true, /*more_slots=*/0);
     if (!fixture.residency->Count()) continue;
     SCOPED_TRACE(fixture.settings.ToString());
     fixture.Prompt(kPrompt);
@@ -257,9 +258,9 @@ TEST_P(EveryPolicy, TheFirstStepAfterAPromptFindsItsRows) {
 // The tokens and the bytes that each layer really reads, by the cost of its ops, passes for scores
 // alone included, against the budget and what the policy says.
 TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
-    StepFixture fixture(*own_backend, info().name, variant);
+    StepFixture fixture(*own_backend, info().name, settings);
     SCOPED_TRACE(fixture.settings.ToString());
     fixture.Prompt(kPrompt);
     for (int step = 1; step <= kSteps; ++step) {
@@ -288,11 +289,11 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
 // Memory of tokens that are dropped goes to others at once: what is written there changes nothing.
 TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
   bool any = false;
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
     const auto other_backend = backend();
-    StepFixture kept(*own_backend, info().name, variant);
-    StepFixture dropped(*other_backend, info().name, variant);
+    StepFixture kept(*own_backend, info().name, settings);
+    StepFixture dropped(*other_backend, info().name, settings);
     SCOPED_TRACE(kept.settings.ToString());
     ASSERT_EQ(kept.Prompt(kPrompt), dropped.Prompt(kPrompt));
     for (int step = 0; step < kSteps; ++step) {
@@ -325,13 +326,13 @@ TEST_P(EveryPolicy, DroppedTokensAreNeverRead) {
 // Nor does it matter which rows lie together.
 TEST_P(EveryPolicy, HeadsInTablesOfTheirOwnChangeNothing) {
   bool any = false;
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
     const auto other_backend = backend();
-    StepFixture whole(*own_backend, info().name, variant);
+    StepFixture whole(*own_backend, info().name, settings);
     if (whole.policy->HeadClasses() == 1) continue;
     any = true;
-    StepFixture split(*other_backend, info().name, variant, true, -1, /*split=*/true);
+    StepFixture split(*other_backend, info().name, settings, true, -1, /*split=*/true);
     SCOPED_TRACE(whole.settings.ToString());
     ExpectSame(RunSteps(split), RunSteps(whole));
   }
@@ -339,20 +340,20 @@ TEST_P(EveryPolicy, HeadsInTablesOfTheirOwnChangeNothing) {
 }
 
 TEST_P(EveryPolicy, StepsAreDeterministic) {
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto first_backend = backend();
     const auto second_backend = backend();
-    StepFixture first(*first_backend, info().name, variant);
-    StepFixture second(*second_backend, info().name, variant);
+    StepFixture first(*first_backend, info().name, settings);
+    StepFixture second(*second_backend, info().name, settings);
     EXPECT_EQ(RunSteps(first), RunSteps(second)) << first.settings.ToString();
   }
 }
 
 // Recording the same variant at another token gives the same ops with the same arguments.
 TEST_P(EveryPolicy, StepsArePure) {
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto own_backend = backend();
-    StepFixture fixture(*own_backend, info().name, variant);
+    StepFixture fixture(*own_backend, info().name, settings);
     SCOPED_TRACE(fixture.settings.ToString());
     RunSteps(fixture);
     const auto& recordings = fixture.trace.recordings();
@@ -368,13 +369,13 @@ TEST_P(EveryPolicy, StepsArePure) {
 // look at. OMNIKV_PRINT_OPS=1 prints them all, on the reference too.
 TEST_P(EveryPolicy, OpsGiveWhatTheReferenceGives) {
   const bool print = std::getenv("OMNIKV_PRINT_OPS") != nullptr;
-  for (const SettingList& variant : Variants(info())) {
+  for (const SettingList& settings : TestSettings(info())) {
     const auto reference = MakeRefBackend();
     const auto own_backend = backend();
     OpOutputs expected(*reference);
     OpOutputs got(*own_backend);
-    StepFixture of_reference(expected, info().name, variant);
-    StepFixture fixture(got, info().name, variant);
+    StepFixture of_reference(expected, info().name, settings);
+    StepFixture fixture(got, info().name, settings);
     SCOPED_TRACE(fixture.settings.ToString());
     for (StepFixture* f : {&of_reference, &fixture}) {
       f->Prompt(kPrompt);

@@ -94,8 +94,8 @@ TEST(PolicyRegistry, EveryPolicyIsWellFormed) {
     for (const SettingList& covering : info.covering(100)) {
       EXPECT_TRUE(PolicySettings::Parse(info.name, info.settings, covering).ok()) << info.name;
     }
-    for (const SettingList& variant : info.variants) {
-      EXPECT_TRUE(PolicySettings::Parse(info.name, info.settings, variant).ok()) << info.name;
+    for (const SettingList& settings : info.test_settings) {
+      EXPECT_TRUE(PolicySettings::Parse(info.name, info.settings, settings).ok()) << info.name;
     }
   }
 }

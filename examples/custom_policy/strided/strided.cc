@@ -79,7 +79,7 @@ PolicyInfo StridedPolicy() {
               [](int64_t length) {
                 return std::vector<SettingList>{{{"budget", std::to_string(length)}}};
               },
-          .variants = {{{"budget", "40"}}, {{"budget", "2"}}}};
+          .test_settings = {{{"budget", "40"}}, {{"budget", "2"}}}};
 }
 
 }  // namespace omnikv

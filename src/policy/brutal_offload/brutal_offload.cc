@@ -65,7 +65,7 @@ PolicyInfo BrutalOffloadPolicy() {
                 return std::vector<SettingList>{{}, {{"layers", "3"}}};
               },
           .exempt = "",
-          .variants = {{{"ahead", "1"}}, {{"layers", "3"}, {"ahead", "2"}}},
+          .test_settings = {{{"ahead", "1"}}, {{"layers", "3"}, {"ahead", "2"}}},
           .recommended = nullptr};
 }
 

@@ -170,10 +170,10 @@ PolicyInfo DuoPolicy() {
                     {{"recent", all}}, {{"sinks", all}, {"recent", "1"}}, {{"sparsity", "0"}}};
               },
           .exempt = "",
-          .variants = {{{"sinks", "4"}, {"recent", "16"}},
-                       {{"sinks", "0"}, {"recent", "24"}, {"sparsity", "0.25"}},
-                       {{"sinks", "3"}, {"recent", "10"}, {"threshold", "0.8"}},
-                       {{"sinks", "4"}, {"recent", "20"}, {"sparsity", "1"}}},
+          .test_settings = {{{"sinks", "4"}, {"recent", "16"}},
+                            {{"sinks", "0"}, {"recent", "24"}, {"sparsity", "0.25"}},
+                            {{"sinks", "3"}, {"recent", "10"}, {"threshold", "0.8"}},
+                            {{"sinks", "4"}, {"recent", "20"}, {"sparsity", "1"}}},
           .recommended = nullptr};
 }
 

@@ -22,7 +22,7 @@ PolicyInfo FullPolicy() {
           .batches = true,
           .covering = [](int64_t) { return std::vector<SettingList>{{}}; },
           .exempt = "",
-          .variants = {},
+          .test_settings = {},
           .recommended = nullptr};
 }
 

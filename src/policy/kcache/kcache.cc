@@ -118,8 +118,8 @@ PolicyInfo KcachePolicy() {
                     {{"budget", std::to_string(length)}, {"renormalise", "on"}}};
               },
           .exempt = "",
-          .variants = {{{"budget", "24"}, {"renormalise", "on"}},
-                       {{"budget", "1"}, {"first_layers", "0"}}},
+          .test_settings = {{{"budget", "24"}, {"renormalise", "on"}},
+                            {{"budget", "1"}, {"first_layers", "0"}}},
           .recommended = nullptr};
 }
 

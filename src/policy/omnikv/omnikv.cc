@@ -287,7 +287,7 @@ PolicyInfo OmnikvPolicy() {
           .batches = true,
           .covering = OmnikvCovering,
           .exempt = "",
-          .variants = OmnikvVariants(),
+          .test_settings = OmnikvTestSettings(),
           .recommended =
               [](std::string_view model_name, int32_t n_layers) {
                 return OmnikvPresetFor(model_name, n_layers).measured;

@@ -86,8 +86,8 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
           {{"budget", budget}, {"select_every_layer", "1"}}};
 }
 
-std::vector<SettingList> OmnikvVariants() {
-  std::vector<SettingList> variants = {
+std::vector<SettingList> OmnikvTestSettings() {
+  std::vector<SettingList> all = {
       {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
       {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
       {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
@@ -95,8 +95,8 @@ std::vector<SettingList> OmnikvVariants() {
       {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
       {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
       {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}}};
-  for (SettingList& variant : variants) variant.push_back({"dense_below", "0"});
-  return variants;
+  for (SettingList& settings : all) settings.push_back({"dense_below", "0"});
+  return all;
 }
 
 void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySettings& settings) {

@@ -11,9 +11,9 @@ namespace omnikv {
 
 std::vector<SettingSpec> OmnikvSettings();
 
-// PolicyInfo::covering and PolicyInfo::variants.
+// PolicyInfo::covering and PolicyInfo::test_settings.
 std::vector<SettingList> OmnikvCovering(int64_t length);
-std::vector<SettingList> OmnikvVariants();
+std::vector<SettingList> OmnikvTestSettings();
 
 // Fills in what was left to `auto`, from the model's preset.
 void ResolveOmnikvAuto(std::string_view model_name, int32_t n_layers, PolicySettings& settings);

@@ -167,10 +167,10 @@ PolicyInfo QuestPolicy() {
       .make = [] { return std::make_unique<Quest>(); },
       .batches = true,
       .covering = Covering,
-      .variants = {{{"budget", "24"}, {"page", "4"}, {"dense_layers", "0"}},
-                   {{"budget", "50"}, {"heads", "sum"}},
-                   {{"budget", "33"}, {"page", "8"}, {"heads", "mean"}, {"dense_layers", "1"}},
-                   {{"budget", "64"}, {"page", "64"}}}};
+      .test_settings = {{{"budget", "24"}, {"page", "4"}, {"dense_layers", "0"}},
+                        {{"budget", "50"}, {"heads", "sum"}},
+                        {{"budget", "33"}, {"page", "8"}, {"heads", "mean"}, {"dense_layers", "1"}},
+                        {{"budget", "64"}, {"page", "64"}}}};
 }
 
 }  // namespace omnikv

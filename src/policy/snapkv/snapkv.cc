@@ -162,9 +162,9 @@ PolicyInfo SnapkvPolicy() {
                     {{"budget", std::to_string(std::max<int64_t>(length, 8))}, {"window", "4"}}};
               },
           .exempt = "",
-          .variants = {{{"budget", "24"}, {"window", "8"}},
-                       {{"budget", "24"}, {"window", "20"}, {"kernel", "7"}, {"pool", "max"}},
-                       {{"budget", "2"}, {"window", "1"}, {"kernel", "1"}}},
+          .test_settings = {{{"budget", "24"}, {"window", "8"}},
+                            {{"budget", "24"}, {"window", "20"}, {"kernel", "7"}, {"pool", "max"}},
+                            {{"budget", "2"}, {"window", "1"}, {"kernel", "1"}}},
           .recommended = nullptr};
 }
 

@@ -144,9 +144,9 @@ PolicyInfo StreamingPolicy() {
                                                 {{"budget", budget}, {"positions", "cache"}}};
               },
           .exempt = "",
-          .variants = {{{"budget", "24"}, {"positions", "cache"}},
-                       {{"budget", "24"}, {"sinks", "0"}, {"positions", "cache"}},
-                       {{"budget", "1"}, {"sinks", "0"}}},
+          .test_settings = {{{"budget", "24"}, {"positions", "cache"}},
+                            {{"budget", "24"}, {"sinks", "0"}, {"positions", "cache"}},
+                            {{"budget", "1"}, {"sinks", "0"}}},
           .recommended = nullptr};
 }
 

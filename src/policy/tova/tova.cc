@@ -115,7 +115,7 @@ PolicyInfo TovaPolicy() {
                 return std::vector<SettingList>{{{"budget", std::to_string(length)}}};
               },
           .exempt = "",
-          .variants = {{{"budget", "1"}}},
+          .test_settings = {{{"budget", "1"}}},
           .recommended = nullptr};
 }
 

@@ -14,6 +14,7 @@
 #include "engine/devices.h"
 #include "model/generated.h"
 #include "on_device.h"
+#include "two_groups.h"
 
 namespace omnikv {
 namespace {
@@ -285,49 +286,10 @@ TEST_P(HostTierOnRef, BatchesGiveWhatSessionsGive) {
 // Decode rows of two groups, and beside them chunks of a prompt that joins one of them.
 TEST_P(HostTier, StepsOfSeveralGroupsGiveTheSameLogits) {
   const PolicyOptions policy = Policy({});
-  std::vector<std::vector<float>> told[2];  // by each engine
-  for (const bool on_host : {false, true}) {
-    const auto engine = Make(on_host ? Room::kFew : Near(), policy);
-    Stepper stepper(CoreOf(*engine));
-    const auto a = *RowGroup::Open(CoreOf(*engine), policy, 4);
-    const auto b = *RowGroup::Open(CoreOf(*engine), policy, 3);
-    std::vector<DecodeRow> rows;
-    for (size_t i = 0; i < 5; ++i) {
-      RowGroup& group = i < 2 ? *a : *b;
-      rows.push_back({.group = &group, .member = *group.Join(), .token = 5});
-      const std::vector<int32_t> prompt = Numbers(40, i);
-      for (int turn = 0; turn < 2; ++turn) {
-        ASSERT_TRUE(stepper
-                        .Chunk({.group = &group,
-                                .member = rows.back().member,
-                                .tokens = prompt,
-                                .prompt_end = 80})
-                        .ok());
-      }
-    }
-    const auto step = [&](const PromptChunk* chunk) {
-      std::vector<float*> logits;
-      std::vector<std::vector<float>>& all = told[on_host ? 1 : 0];
-      const size_t first = all.size();
-      all.resize(first + rows.size(), std::vector<float>(static_cast<size_t>(engine->vocab())));
-      for (size_t r = 0; r < rows.size(); ++r) logits.push_back(all[first + r].data());
-      const Status status = stepper.Step(rows, logits, chunk);
-      ASSERT_TRUE(status.ok()) << status.message();
-      for (DecodeRow& row : rows) row.token = (row.token * 7 + 3) % 160;
-    };
-    for (int i = 0; i < 6; ++i) step(nullptr);
-    const int32_t member = *a->Join();
-    const std::vector<int32_t> tokens = Numbers(33, 50);
-    for (int i = 0; i < 4; ++i) {
-      const PromptChunk chunk{
-          .group = a.get(), .member = member, .tokens = tokens, .prompt_end = 132};
-      step(&chunk);
-    }
-    rows.insert(rows.begin() + 2, {.group = a.get(), .member = member, .token = 9});
-    for (int i = 0; i < 12; ++i) step(nullptr);
-  }
-  ASSERT_EQ(told[0].size(), told[1].size());
-  for (size_t i = 0; i < told[0].size(); ++i) ASSERT_EQ(told[0][i], told[1][i]) << "logits " << i;
+  const auto near = LogitsOfTwoGroups(*Make(Near(), policy), policy, policy);
+  const auto host = LogitsOfTwoGroups(*Make(Room::kFew, policy), policy, policy);
+  ASSERT_EQ(near.size(), host.size());
+  for (size_t i = 0; i < near.size(); ++i) ASSERT_EQ(near[i], host[i]) << "logits " << i;
 }
 
 TEST_P(HostTier, LayersThatPassThroughTheCardShareNoStep) {

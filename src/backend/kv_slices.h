@@ -33,6 +33,15 @@ OMNIKV_HOST_DEVICE inline RowSlice SliceOf(const KvView& kv, int32_t lists, int3
           .packed_at = kv.n_kv_heads * before + first};
 }
 
+// Calls visit(slice, bytes) for each slice of list l that has any: rows without scales have two.
+template <typename Visit>
+void ForSlices(const KvView& kv, int32_t lists, int32_t l, const Visit& visit) {
+  for (int32_t i = 0; i < kRowSlices; ++i) {
+    const RowSlice slice = SliceOf(kv, lists, l, i);
+    if (slice.bytes > 0) visit(slice, static_cast<size_t>(slice.bytes));
+  }
+}
+
 // Where head `head` of slice i lies, in a row whose K and V of head 0 begin at `row`.
 OMNIKV_HOST_DEVICE inline std::byte* HeadOfSlice(const KvView& kv, const KvTarget& row, int32_t i,
                                                  int32_t head) {

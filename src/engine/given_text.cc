@@ -50,7 +50,7 @@ Result<int64_t> Together(Batch& batch, std::span<const GivenText> texts,
   size_t waiting = 0;  // the next text to join
   int64_t steps = 0;
   // Hands out a text's last logits, and names the token that comes next: -1 at the text's end,
-  // where its member is free again.
+  // where its number is free again.
   const auto hand_out = [&](Running& row) -> Status {
     const int64_t length = batch.length(row.next.member);
     OKV_RETURN_IF_ERROR(sink(row.text, length - 1, batch.logits(row.next.member)));

@@ -92,7 +92,7 @@ const RowGroup::Member& RowGroup::At(int32_t member) const {
 template <typename NewSequence>
 Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
   const auto free =
-      std::find_if(members_.begin(), members_.end(), [](const Member& s) { return s.seq < 0; });
+      std::find_if(members_.begin(), members_.end(), [](const Member& m) { return m.seq < 0; });
   if (free == members_.end()) {
     return ResourceExhausted(fmt::format("all {} sequences of the batch are taken", max_seqs()));
   }
@@ -127,7 +127,7 @@ Result<int32_t> RowGroup::JoinPrefix(const RowGroup& from, int64_t length) {
 
 void RowGroup::Leave(int32_t member) {
   core_.bank->Free(At(member).seq);
-  residency().Reset(member);  // for the next sequence in it
+  residency().Reset(member);  // for the next sequence of that number
   members_[static_cast<size_t>(member)].seq = -1;
 }
 

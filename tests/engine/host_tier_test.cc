@@ -89,12 +89,6 @@ std::unique_ptr<Session> Open(Engine& engine, const PolicyOptions& policy) {
   return std::move(*session);
 }
 
-std::vector<int32_t> Numbers(size_t n, size_t first) {
-  std::vector<int32_t> tokens(n);
-  for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((first + i) * 37 % 160);
-  return tokens;
-}
-
 std::vector<int32_t> Generate(Session& session, int64_t n) {
   const auto result = session.Generate({.max_tokens = n, .ignore_eos = true});
   EXPECT_TRUE(result.ok()) << result.status().message();

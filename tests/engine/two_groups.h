@@ -12,15 +12,17 @@
 
 namespace omnikv {
 
+// Of a vocabulary of 160.
+inline std::vector<int32_t> Numbers(size_t n, size_t first) {
+  std::vector<int32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((first + i) * 37 % 160);
+  return tokens;
+}
+
 // Logits of decode rows of two groups, and beside some of them chunks of a prompt that joins the
-// first group. The vocabulary has 160 tokens, the context room for 160.
+// first group. The context has room for 160 tokens.
 inline std::vector<std::vector<float>> LogitsOfTwoGroups(Engine& engine, const PolicyOptions& first,
                                                          const PolicyOptions& second) {
-  const auto numbers = [](size_t n, size_t from) {
-    std::vector<int32_t> tokens(n);
-    for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((from + i) * 37 % 160);
-    return tokens;
-  };
   Stepper stepper(CoreOf(engine));
   const auto a = *RowGroup::Open(CoreOf(engine), first, 4);
   const auto b = *RowGroup::Open(CoreOf(engine), second, 3);
@@ -28,7 +30,7 @@ inline std::vector<std::vector<float>> LogitsOfTwoGroups(Engine& engine, const P
   for (size_t i = 0; i < 5; ++i) {
     RowGroup& group = i < 2 ? *a : *b;
     rows.push_back({.group = &group, .member = *group.Join(), .token = 5});
-    const std::vector<int32_t> prompt = numbers(40, i);
+    const std::vector<int32_t> prompt = Numbers(40, i);
     for (int turn = 0; turn < 2; ++turn) {
       const PromptChunk chunk{
           .group = &group, .member = rows.back().member, .tokens = prompt, .prompt_end = 80};
@@ -47,7 +49,7 @@ inline std::vector<std::vector<float>> LogitsOfTwoGroups(Engine& engine, const P
   };
   for (int i = 0; i < 6; ++i) step(nullptr);
   const int32_t member = *a->Join();
-  const std::vector<int32_t> tokens = numbers(33, 50);
+  const std::vector<int32_t> tokens = Numbers(33, 50);
   for (int i = 0; i < 4; ++i) {
     const PromptChunk chunk{
         .group = a.get(), .member = member, .tokens = tokens, .prompt_end = 132};

@@ -127,14 +127,11 @@ void CpuEvict(const EvictArgs& a, ThreadPool& pool) {
       scores[victim] = scores[newest];
       const int64_t to = a.kv.RowIndex(seq.table_off, victim);
       const int64_t from = a.kv.RowIndex(seq.table_off, newest);
-      for (int32_t i = 0; i < kRowSlices; ++i) {
-        const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
-        if (slice.bytes == 0) continue;  // no scales
-        const auto bytes = static_cast<size_t>(slice.bytes);
+      ForSlices(a.kv, a.lists, l, [&](const RowSlice& slice, size_t bytes) {
         std::byte* saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
         std::memcpy(saved, slice.Of(to), bytes);
         if (from != to) std::memcpy(slice.Of(to), slice.Of(from), bytes);
-      }
+      });
       if (a.pos == nullptr) continue;
       a.log.pos[entry * a.lists + l] = a.pos[to * a.lists + l];
       a.pos[to * a.lists + l] = a.pos[from * a.lists + l];
@@ -149,12 +146,10 @@ void CpuUndoEvict(const UndoEvictArgs& a) {
       const int32_t victim = a.log.victim[entry * a.lists + l];
       if (victim < 0 || a.log.length[entry * a.lists + l] != n) continue;
       const int64_t row = a.kv.RowIndex(a.table_off, victim);
-      for (int32_t i = 0; i < kRowSlices; ++i) {
-        const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
-        if (slice.bytes == 0) continue;  // no scales
+      ForSlices(a.kv, a.lists, l, [&](const RowSlice& slice, size_t bytes) {
         std::memcpy(slice.Of(row), a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at,
-                    static_cast<size_t>(slice.bytes));
-      }
+                    bytes);
+      });
       if (a.pos != nullptr) a.pos[row * a.lists + l] = a.log.pos[entry * a.lists + l];
     }
   }

@@ -10,19 +10,15 @@ namespace {
 
 // The bytes of list l in a row, as a row that has all slices one after the other has them.
 void Pack(const KvView& kv, int32_t lists, int32_t l, int64_t row, std::byte* packed) {
-  for (int32_t i = 0; i < kRowSlices; ++i) {
-    const RowSlice slice = SliceOf(kv, lists, l, i);
-    if (slice.bytes == 0) continue;  // no scales
-    std::memcpy(packed + slice.packed_at, slice.Of(row), static_cast<size_t>(slice.bytes));
-  }
+  ForSlices(kv, lists, l, [&](const RowSlice& slice, size_t bytes) {
+    std::memcpy(packed + slice.packed_at, slice.Of(row), bytes);
+  });
 }
 
 void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed, int64_t row) {
-  for (int32_t i = 0; i < kRowSlices; ++i) {
-    const RowSlice slice = SliceOf(kv, lists, l, i);
-    if (slice.bytes == 0) continue;  // no scales
-    std::memcpy(slice.Of(row), packed + slice.packed_at, static_cast<size_t>(slice.bytes));
-  }
+  ForSlices(kv, lists, l, [&](const RowSlice& slice, size_t bytes) {
+    std::memcpy(slice.Of(row), packed + slice.packed_at, bytes);
+  });
 }
 
 }  // namespace

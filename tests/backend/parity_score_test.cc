@@ -243,6 +243,10 @@ TEST_F(ParityTest, BlockScore) {
                                                {6, 6, 80},
                                                {12, 2, 256},
                                                {10, 5, 64},
+                                               {14, 2, 64},
+                                               {16, 1, 128},
+                                               {20, 1, 32},
+                                               {40, 1, 64},
                                                {5, 1, 37},
                                                {4, 2, 320}}) {
     const auto q = random.Floats(static_cast<size_t>(5 * heads.n_heads * heads.dk));

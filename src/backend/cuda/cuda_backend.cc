@@ -355,11 +355,6 @@ Support CudaBackend::Supports(const Op& op) const {
     return {false, fmt::format("scores of {} heads of {} values exceed a block's shared memory",
                                score->n_heads, score->kv.dk)};
   }
-  if (const auto* score = std::get_if<BlockScoreArgs>(&op);
-      score != nullptr && !CanBlockScore(*score, device_)) {
-    return {false, fmt::format("scores of {} heads of {} values exceed a block's shared memory",
-                               score->n_heads, score->dk)};
-  }
   return {};
 }
 

@@ -171,8 +171,6 @@ void Score(const ScoreArgs& args, const Launch& launch);
 // --- kernels/summary.cu: summaries of units of tokens, and scores by them.
 
 void BlockSummary(const BlockSummaryArgs& args, const Launch& launch);
-// Whether it takes these arguments.
-bool CanBlockScore(const BlockScoreArgs& args, const Device& device);
 void BlockScore(const BlockScoreArgs& args, const Launch& launch);
 
 // --- kernels/select.cu: from scores to chosen tokens.

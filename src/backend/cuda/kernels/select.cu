@@ -7,17 +7,27 @@
 namespace omnikv::cuda {
 namespace {
 
-// --- ScoreReduce: bound by memory, n_heads floats in and one out a token.
+// --- ScoreReduce: bound by memory, n_heads floats in and one out a token. A block takes a tile of
+// tokens, and its warps share the heads, so that all loads of a tile are under way at once.
 
-constexpr int kReduceThreads = 128;
-constexpr int kReduceWide = 4;  // tokens a thread reduces at once, where alignment allows
+constexpr int kReduceWarps = 8;
+constexpr int kReduceWide = 4;  // tokens a lane reduces at once, where alignment allows
 
-// Grid: x walks tokens, y rows.
 template <int N>
-__global__ void __launch_bounds__(kReduceThreads) ScoreReduceKernel(const ScoreReduceArgs a) {
+__device__ __forceinline__ void TakeMax(Pack<float, N>& best, const Pack<float, N>& v) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) best.v[j] = fmaxf(best.v[j], v.v[j]);
+}
+
+// Grid: x walks tiles, y rows.
+template <int N>
+__global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const ScoreReduceArgs a) {
+  __shared__ Pack<float, N> parts[kReduceWarps][32];
   GridTrigger();
   GridWait();
   const int row = static_cast<int>(blockIdx.y);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const RowMeta meta = a.rows[row];
   const int slot = meta.pos % a.ring;
   // Of the rows that share a slot, the last one to cover a token gives its score.
@@ -29,32 +39,41 @@ __global__ void __launch_bounds__(kReduceThreads) ScoreReduceKernel(const ScoreR
   const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
   const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
   float* out = a.out + (int64_t{meta.seq} * a.ring + slot) * a.stride;
-  const int64_t begin = first / N * N;
-  const int64_t step = int64_t{gridDim.x} * kReduceThreads * N;
-  for (int64_t t = begin + (int64_t{blockIdx.x} * kReduceThreads + threadIdx.x) * N; t <= meta.pos;
-       t += step) {
+  for (int64_t tile = int64_t{first} / (32 * N) + blockIdx.x; tile * 32 * N <= meta.pos;
+       tile += gridDim.x) {
+    const int64_t t = (tile * 32 + lane) * N;
     Pack<float, N> best;
 #pragma unroll
     for (int j = 0; j < N; ++j) best.v[j] = -INFINITY;
-#pragma unroll 8
-    for (int h = 0; h < a.n_heads; ++h) {
-      const Pack<float, N> v = LoadPack<N>(logits + h * a.stride + t);
-      const float base = lse != nullptr ? lse[h] : 0.0f;
+    if (t <= meta.pos) {
+#pragma unroll 4
+      for (int h = warp; h < a.n_heads; h += kReduceWarps) {
+        Pack<float, N> v = LoadPack<N>(logits + h * a.stride + t);
+        const float base = lse != nullptr ? lse[h] : 0.0f;
 #pragma unroll
-      for (int j = 0; j < N; ++j) best.v[j] = fmaxf(best.v[j], v.v[j] - base);
-    }
-    if (lse != nullptr) {  // the exponential is monotone: one of the maximum is the maximum of them
-#pragma unroll
-      for (int j = 0; j < N; ++j) best.v[j] = expf(best.v[j]);
-    }
-    if (t >= first && t + N <= int64_t{meta.pos} + 1) {
-      StorePack(out + t, best);
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (t + j >= first && t + j <= meta.pos) out[t + j] = best.v[j];
+        for (int j = 0; j < N; ++j) v.v[j] -= base;
+        TakeMax(best, v);
       }
     }
+    parts[warp][lane] = best;
+    __syncthreads();
+    if (warp == 0 && t <= meta.pos) {
+#pragma unroll
+      for (int w = 1; w < kReduceWarps; ++w) TakeMax(best, parts[w][lane]);
+      if (lse != nullptr) {  // the exponential is monotone: one of the maximum is theirs
+#pragma unroll
+        for (int j = 0; j < N; ++j) best.v[j] = expf(best.v[j]);
+      }
+      if (t >= first && t + N <= int64_t{meta.pos} + 1) {
+        StorePack(out + t, best);
+      } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (t + j >= first && t + j <= meta.pos) out[t + j] = best.v[j];
+        }
+      }
+    }
+    __syncthreads();
   }
 }
 
@@ -522,12 +541,12 @@ void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
   if (args.n_rows == 0) return;
   const bool wide = args.stride % kReduceWide == 0 &&
                     AreMultiples(kReduceWide * sizeof(float), args.logits, args.out);
-  const int64_t tokens = kReduceThreads * (wide ? kReduceWide : 1);
+  const int64_t tile = 32 * (wide ? kReduceWide : 1);
   const int64_t walkers = std::max<int64_t>(
-      1, std::min(CeilDiv(args.stride, tokens), 8 * int64_t{launch.device->sm_count}));
+      1, std::min(CeilDiv(args.stride, tile), 8 * int64_t{launch.device->sm_count}));
   const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows));
   LaunchKernel(wide ? ScoreReduceKernel<kReduceWide> : ScoreReduceKernel<1>, launch, grid,
-               kReduceThreads, 0, args);
+               32 * kReduceWarps, 0, args);
 }
 
 void Pool(const PoolArgs& args, const Launch& launch) {

@@ -93,169 +93,263 @@ void LaunchSummary(const BlockSummaryArgs& args, const Launch& launch) {
   LaunchKernel(SummaryKernel<T, N>, launch, grid, kThreads, 0, args);
 }
 
-// --- BlockScore: bound by memory. A warp takes a unit, KV head after KV head; a lane takes runs of
-// four neighbouring values, and the queries come from shared memory.
+// --- BlockScore: bound by memory. A warp takes a KV head of several units at a time, with the KV
+// head's queries in registers: a lane has a run of four of its values (of large heads two). The
+// sums of all units and query heads are then added up over the lanes together.
 
 constexpr int kScoreWarps = 8;
-constexpr int kScoreCtasAnSm = 4;
 
-__device__ __forceinline__ float Product(bool bound, float q, float low, float high) {
-  return bound ? fmaxf(q * low, q * high) : q * low;
+template <bool kBound>
+__device__ __forceinline__ float Product(float q, float low, float high) {
+  return kBound ? fmaxf(q * low, q * high) : q * low;
 }
 
-// What a lane has of the summary of a KV head: runs 128 i + 4 lane of its arrays.
-template <int kRuns>
-struct Summary {
-  float4 low[kRuns], high[kRuns];
+// kRuns: of 128 values that a head has. kHeads: query heads that a warp takes at a time.
+template <int kRuns, int kHeads, bool kBound>
+struct ScoreShape {
+  static constexpr int kRows = kRuns * (kBound ? 2 : 1);           // loads of a unit
+  static constexpr int kUnits = std::min(8 / kRows, 32 / kHeads);  // of a warp at a time
+  static constexpr int kSums = kUnits * kHeads;
+  static constexpr int kBlocksAnSm = kRuns * kHeads > 4 ? 2 : 3;  // as registers allow
 };
 
-template <int kRuns>
-__device__ __forceinline__ Summary<kRuns> LoadSummary(const float* from, int dk, int64_t to_high) {
-  Summary<kRuns> s;
+// How the warps of a block divide the KV heads of a tile of units among them.
+struct Tiling {
+  int parts;  // of a KV head's query heads
+  int items;  // parts of all KV heads
+  int sides;  // warps with the same item: each has units of its own
+};
+template <int kHeads>
+__host__ __device__ Tiling TilingOf(const BlockScoreArgs& a) {
+  const int parts = (a.n_heads / a.n_kv_heads + kHeads - 1) / kHeads;
+  const int items = a.n_kv_heads * parts;
+  return {parts, items, items < kScoreWarps ? kScoreWarps / items : 1};
+}
+
+// The sums of v[i] over all lanes: lane j gets that of i = j / (32 / N). Steps first halve the
+// numbers of a lane and then add up lanes: far fewer than a sum of each takes.
+template <int N, int kStep = 16>
+__device__ __forceinline__ float SumsOfLanes(const float (&v)[N]) {
+  if constexpr (N == 1) {
+    float sum = v[0];
 #pragma unroll
-  for (int i = 0; i < kRuns; ++i) {
-    const int value = 128 * i + static_cast<int>(threadIdx.x) % 32 * 4;
-    s.low[i] = s.high[i] = make_float4(0, 0, 0, 0);
-    if (value >= dk) continue;
-    s.low[i] = __ldcs(reinterpret_cast<const float4*>(from + value));
-    if (to_high != 0) s.high[i] = __ldcs(reinterpret_cast<const float4*>(from + to_high + value));
+    for (int step = kStep; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    return sum;
+  } else {
+    const bool upper = (threadIdx.x & kStep) != 0;
+    float half[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const float given = upper ? v[i] : v[i + N / 2];
+      half[i] = (upper ? v[i + N / 2] : v[i]) + __shfl_xor_sync(kAllLanes, given, kStep);
+    }
+    return SumsOfLanes<N / 2, kStep / 2>(half);
   }
-  return s;
 }
 
-// WarpSum of four numbers at once, by as many steps as two of them would take: lanes 8 i to 8 i + 7
-// get that of v[i].
-__device__ __forceinline__ float WarpSums(const float (&v)[4]) {
-  const bool upper = (threadIdx.x & 16) != 0;
-  const bool odd = (threadIdx.x & 8) != 0;
-  const float even_sum =
-      (upper ? v[2] : v[0]) + __shfl_xor_sync(kAllLanes, upper ? v[0] : v[2], 16);
-  const float odd_sum = (upper ? v[3] : v[1]) + __shfl_xor_sync(kAllLanes, upper ? v[1] : v[3], 16);
-  float sum = (odd ? odd_sum : even_sum) + __shfl_xor_sync(kAllLanes, odd ? even_sum : odd_sum, 8);
-#pragma unroll
-  for (int lane = 4; lane > 0; lane /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lane);
-  return sum;
+__device__ __forceinline__ float Combine(bool max_heads, float a, float b) {
+  return max_heads ? fmaxf(a, b) : a + b;
 }
 
-// kRuns: runs of a lane; 0: heads of any size, one value after another. Grid: x walks units, y
-// sequences.
-template <int kRuns>
-__global__ void __launch_bounds__(32 * kScoreWarps, kScoreCtasAnSm)
+__device__ __forceinline__ float ShareOfHead(const BlockScoreArgs& a) {
+  return a.heads == HeadReduce::kMean ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
+                                      : 1.0f;
+}
+
+// Grid: x walks tiles of units, y sequences.
+template <int kRuns, int kHeads, bool kBound>
+__global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kBound>::kBlocksAnSm)
     BlockScoreKernel(const __grid_constant__ BlockScoreArgs a) {
-  extern __shared__ float4 memory[];
-  float* const queries = reinterpret_cast<float*>(memory);  // [n_heads, dk]
+  using S = ScoreShape<kRuns, kHeads, kBound>;
+  constexpr int kSpread = 32 / S::kSums;  // lanes with the same sum
+  extern __shared__ float shared[];       // of two tiles, in turn: [items, units of a tile]
   GridTrigger();
   GridWait();
   const SeqMeta seq = a.seqs[blockIdx.y];
+  if (seq.q_len == 0) return;
+  const Tiling tiling = TilingOf<kHeads>(a);
+  const int tile_units = tiling.sides * S::kUnits;
   const int n_units = static_cast<int>(CeilDiv(seq.kv_len, a.unit));
-  const int warps = static_cast<int>(gridDim.x) * kScoreWarps;
+  const int n_tiles = static_cast<int>(CeilDiv(n_units, tile_units));
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  int unit = static_cast<int>(blockIdx.x * kScoreWarps + threadIdx.x / 32);
-  if (seq.q_len == 0 || static_cast<int>(blockIdx.x) * kScoreWarps >= n_units) return;
-
-  const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
-  for (int i = static_cast<int>(threadIdx.x); i < a.n_heads * a.dk; i += 32 * kScoreWarps) {
-    queries[i] = q[i];
-  }
-  __syncthreads();
-  if (unit >= n_units) return;
-
+  const int side = tiling.items < kScoreWarps ? warp / tiling.items : 0;
+  const int own_item = tiling.items < kScoreWarps ? warp % tiling.items : warp;
   const int group = a.n_heads / a.n_kv_heads;
-  const bool bound = a.kind == SummaryKind::kMinMax;
   const bool max_heads = a.heads == HeadReduce::kMax;
-  const float mean = a.heads == HeadReduce::kMean
-                         ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
-                         : 1.0f;
-  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
-  const int64_t to_high = bound ? width : 0;
-  const auto summary = [&](int u) { return a.summaries.Row<const float>(seq.table_off, u); };
-  // The summaries of the next KV heads, and of the next unit's: as many as registers allow, since a
-  // load takes far longer than the products of one.
-  constexpr int kAhead = kRuns == 1 ? 3 : 1;
-  [[maybe_unused]] Summary<kRuns == 0 ? 1 : kRuns> ahead[kAhead] = {};
-  [[maybe_unused]] int next_unit = unit;
-  [[maybe_unused]] int next_head = 0;
-  [[maybe_unused]] const float* next_row = summary(unit);
-  [[maybe_unused]] const auto load_next = [&] {
-    Summary<kRuns == 0 ? 1 : kRuns> s{};
-    if constexpr (kRuns > 0) {
-      if (next_unit < n_units) s = LoadSummary<kRuns>(next_row + next_head * a.dk, a.dk, to_high);
-    }
-    if (++next_head == a.n_kv_heads) {
-      next_head = 0;
-      next_unit += warps;
-      if (next_unit < n_units) next_row = summary(next_unit);
-    }
-    return s;
-  };
-  if constexpr (kRuns > 0) {
+  const float none = max_heads ? -INFINITY : 0.0f;
+  const float share = ShareOfHead(a);
+  const int64_t to_high = int64_t{a.n_kv_heads} * a.dk;
+  const float* const q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
+
+  float4 query[kHeads][kRuns];
+  const auto load_query = [&](int item) {
+    const int first = item % tiling.parts * kHeads;
 #pragma unroll
-    for (auto& s : ahead) s = load_next();
-  }
-  for (; unit < n_units; unit += warps) {
-    float* out = a.out + int64_t{blockIdx.y} * a.lists * a.stride + unit;
-    float score = max_heads ? -INFINITY : 0.0f;
-    for (int kv_head = 0; kv_head < a.n_kv_heads; ++kv_head) {
-      const auto s = ahead[0];
-      if constexpr (kRuns > 0) {
+    for (int h = 0; h < kHeads; ++h) {
+      const int head = item / tiling.parts * group + first + h;
 #pragma unroll
-        for (int i = 1; i < kAhead; ++i) ahead[i - 1] = ahead[i];
-        ahead[kAhead - 1] = load_next();
+      for (int r = 0; r < kRuns; ++r) {
+        const int value = 128 * r + 4 * lane;
+        query[h][r] = make_float4(0, 0, 0, 0);
+        if (first + h >= group || value >= a.dk) continue;
+        query[h][r] = __ldg(reinterpret_cast<const float4*>(q + head * a.dk + value));
       }
-      const auto product = [&](int h) {  // this lane's part
-        const float* query = queries + (kv_head * group + h) * a.dk;
-        float sum = 0;
-        if constexpr (kRuns > 0) {
+    }
+  };
+  // The summary of lane i's unit of the warp, of those that a tile has.
+  const auto locate = [&](int tile) {
+    const int unit = tile * tile_units + side * S::kUnits + min(lane, S::kUnits - 1);
+    return a.summaries.Row<const float>(seq.table_off, min(unit, n_units - 1));
+  };
+
+  auto tile = static_cast<int>(blockIdx.x);
+  const float* row = tile < n_tiles ? locate(tile) : nullptr;
+  if (side < tiling.sides && own_item < tiling.items) load_query(own_item);
+  int turn = 0;
+  for (; tile < n_tiles; tile += static_cast<int>(gridDim.x)) {
+    float* const found = shared + turn * tiling.items * tile_units;
+    turn = 1 - turn;
+    const float* const rows = row;
+    for (int item = own_item; item < tiling.items && side < tiling.sides; item += kScoreWarps) {
+      if (tiling.items > kScoreWarps) load_query(item);
+      float4 low[S::kUnits][kRuns];
+      float4 high[kBound ? S::kUnits : 1][kRuns];
 #pragma unroll
-          for (int i = 0; i < kRuns; ++i) {
-            const int value = 128 * i + 4 * lane;
-            if (value >= a.dk) continue;
-            const float4 v = *reinterpret_cast<const float4*>(query + value);
-            sum += Product(bound, v.x, s.low[i].x, s.high[i].x);
-            sum += Product(bound, v.y, s.low[i].y, s.high[i].y);
-            sum += Product(bound, v.z, s.low[i].z, s.high[i].z);
-            sum += Product(bound, v.w, s.low[i].w, s.high[i].w);
-          }
-        } else {
-          const float* from = summary(unit) + kv_head * a.dk;
-          for (int i = lane; i < a.dk; i += 32) {
-            sum += Product(bound, query[i], from[i], from[to_high + i]);
+      for (int u = 0; u < S::kUnits; ++u) {
+        const auto address = reinterpret_cast<uintptr_t>(rows);
+        const float* from = reinterpret_cast<const float*>(__shfl_sync(kAllLanes, address, u)) +
+                            item / tiling.parts * a.dk + 4 * lane;
+#pragma unroll
+        for (int r = 0; r < kRuns; ++r) {
+          const bool valid = 128 * r + 4 * lane < a.dk;
+          const auto load = [&](const float* at) {
+            return valid ? __ldcs(reinterpret_cast<const float4*>(at)) : make_float4(0, 0, 0, 0);
+          };
+          low[u][r] = load(from + 128 * r);
+          if constexpr (kBound) high[u][r] = load(from + to_high + 128 * r);
+        }
+      }
+      const int next = tile + static_cast<int>(gridDim.x);
+      if (item == own_item && next < n_tiles) row = locate(next);
+      float sums[S::kSums] = {};
+#pragma unroll
+      for (int u = 0; u < S::kUnits; ++u) {
+#pragma unroll
+        for (int r = 0; r < kRuns; ++r) {
+          const float4 l = low[u][r];
+          const float4 h = kBound ? high[u][r] : l;
+#pragma unroll
+          for (int head = 0; head < kHeads; ++head) {
+            float& sum = sums[u * kHeads + head];
+            const float4 v = query[head][r];
+            sum += Product<kBound>(v.x, l.x, h.x);
+            sum += Product<kBound>(v.y, l.y, h.y);
+            sum += Product<kBound>(v.z, l.z, h.z);
+            sum += Product<kBound>(v.w, l.w, h.w);
           }
         }
-        return sum;
-      };
-      const auto take = [&](float sum) {
-        sum *= a.scale;
-        score = max_heads ? fmaxf(score, sum) : score + sum;
-      };
-      int h = 0;
-      for (; h + 4 <= group; h += 4) {
-        const float parts[4] = {product(h), product(h + 1), product(h + 2), product(h + 3)};
-        const float sums = WarpSums(parts);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) take(__shfl_sync(kAllLanes, sums, 8 * i));
       }
-      for (; h < group; ++h) take(WarpSum(product(h)));
-      if (a.lists > 1 || kv_head + 1 == a.n_kv_heads) {
-        if (lane == 0) out[a.lists > 1 ? kv_head * a.stride : 0] = score * mean;
-        score = max_heads ? -INFINITY : 0.0f;
+      const int head = lane / kSpread % kHeads;
+      const bool is_head = item % tiling.parts * kHeads + head < group;
+      float score = SumsOfLanes(sums);
+      score = is_head ? score * a.scale : none;
+#pragma unroll
+      for (int step = kSpread; step < kSpread * kHeads; step *= 2) {
+        score = Combine(max_heads, score, __shfl_xor_sync(kAllLanes, score, step));
+      }
+      if (lane % (kSpread * kHeads) == 0) {
+        found[item * tile_units + side * S::kUnits + lane / (kSpread * kHeads)] = score;
+      }
+    }
+    __syncthreads();
+    const int items = tiling.items / a.lists;  // of a list
+    for (int i = static_cast<int>(threadIdx.x); i < a.lists * tile_units; i += 32 * kScoreWarps) {
+      const int list = i / tile_units;
+      const int unit = tile * tile_units + i % tile_units;
+      float score = none;
+      for (int item = list * items; item < (list + 1) * items; ++item) {
+        score = Combine(max_heads, score, found[item * tile_units + i % tile_units]);
+      }
+      if (unit < n_units) {
+        a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] = score * share;
       }
     }
   }
 }
 
-size_t BlockScoreShared(const BlockScoreArgs& args) {
-  return sizeof(float) * static_cast<size_t>(args.n_heads) * static_cast<size_t>(args.dk);
+// Heads of any size: one value after another, from memory. The same grid.
+__global__ void __launch_bounds__(32 * kScoreWarps, 4)
+    BlockScoreAny(const __grid_constant__ BlockScoreArgs a) {
+  GridTrigger();
+  GridWait();
+  const SeqMeta seq = a.seqs[blockIdx.y];
+  if (seq.q_len == 0) return;
+  const int n_units = static_cast<int>(CeilDiv(seq.kv_len, a.unit));
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = a.n_heads / a.n_kv_heads;
+  const bool bound = a.kind == SummaryKind::kMinMax;
+  const float share = ShareOfHead(a);
+  const bool max_heads = a.heads == HeadReduce::kMax;
+  const int64_t to_high = bound ? int64_t{a.n_kv_heads} * a.dk : 0;
+  const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
+  for (int unit = static_cast<int>(blockIdx.x * kScoreWarps + threadIdx.x / 32); unit < n_units;
+       unit += static_cast<int>(gridDim.x) * kScoreWarps) {
+    float score = max_heads ? -INFINITY : 0.0f;
+    for (int h = 0; h < a.n_heads; ++h) {
+      const int kv_head = h / group;
+      const float* from = a.summaries.Row<const float>(seq.table_off, unit) + kv_head * a.dk;
+      float sum = 0;
+      for (int i = lane; i < a.dk; i += 32) {
+        const float v = q[int64_t{h} * a.dk + i];
+        sum += bound ? Product<true>(v, from[i], from[to_high + i]) : v * from[i];
+      }
+      sum = WarpSum(sum) * a.scale;
+      score = max_heads ? fmaxf(score, sum) : score + sum;
+      const bool ends = a.lists > 1 ? (h + 1) % group == 0 : h + 1 == a.n_heads;
+      if (!ends) continue;
+      if (lane == 0) {
+        const int list = a.lists > 1 ? kv_head : 0;
+        a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] = score * share;
+      }
+      score = max_heads ? -INFINITY : 0.0f;
+    }
+  }
 }
 
-template <int kRuns>
+// Blocks that take `units` at a time.
+dim3 BlockScoreGrid(const BlockScoreArgs& args, int64_t units, int blocks_an_sm,
+                    const Device& device) {
+  const int64_t walkers =
+      std::min(CeilDiv(args.stride, units), int64_t{blocks_an_sm} * device.sm_count);
+  return {static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_seqs)};
+}
+
+template <int kRuns, int kHeads, bool kBound>
 void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
-  const int64_t walkers = std::min(CeilDiv(args.stride, kScoreWarps),
-                                   int64_t{kScoreCtasAnSm} * launch.device->sm_count);
-  const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_seqs));
-  AllowShared(BlockScoreKernel<kRuns>, BlockScoreShared(args));
-  LaunchKernel(BlockScoreKernel<kRuns>, launch, grid, 32 * kScoreWarps, BlockScoreShared(args),
-               args);
+  using S = ScoreShape<kRuns, kHeads, kBound>;
+  constexpr auto kKernel = BlockScoreKernel<kRuns, kHeads, kBound>;
+  const Tiling tiling = TilingOf<kHeads>(args);
+  const int units = tiling.sides * S::kUnits;
+  const auto shared = sizeof(float) * static_cast<size_t>(2 * tiling.items * units);
+  AllowShared(kKernel, shared);
+  LaunchKernel(kKernel, launch, BlockScoreGrid(args, units, S::kBlocksAnSm, *launch.device),
+               32 * kScoreWarps, shared, args);
+}
+
+template <int kRuns, bool kBound>
+void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
+  const int group = args.n_heads / args.n_kv_heads;
+  if (group == 1) return LaunchBlockScore<kRuns, 1, kBound>(args, launch);
+  if (group == 2) return LaunchBlockScore<kRuns, 2, kBound>(args, launch);
+  if (group <= 4 || kRuns > 1) return LaunchBlockScore<kRuns, 4, kBound>(args, launch);
+  if constexpr (kRuns == 1) LaunchBlockScore<1, 8, kBound>(args, launch);
+}
+
+template <bool kBound>
+void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
+  return args.dk <= 128 ? LaunchBlockScore<1, kBound>(args, launch)
+                        : LaunchBlockScore<2, kBound>(args, launch);
 }
 
 }  // namespace
@@ -274,17 +368,18 @@ void BlockSummary(const BlockSummaryArgs& args, const Launch& launch) {
   });
 }
 
-bool CanBlockScore(const BlockScoreArgs& args, const Device& device) {
-  return BlockScoreShared(args) + kBesideDynamic <= device.shared_per_block;
-}
-
 void BlockScore(const BlockScoreArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.stride == 0) return;
-  const bool wide =
-      args.dk % 4 == 0 && AreMultiples(16, args.summaries.base, args.summaries.row_bytes);
-  if (wide && args.dk <= 128) return LaunchBlockScore<1>(args, launch);
-  if (wide && args.dk <= 256) return LaunchBlockScore<2>(args, launch);
-  LaunchBlockScore<0>(args, launch);
+  const bool wide = args.dk % 4 == 0 && args.dk <= 256 &&
+                    AreMultiples(16, args.q, args.summaries.base, args.summaries.row_bytes);
+  if (!wide) {
+    LaunchKernel(BlockScoreAny, launch, BlockScoreGrid(args, kScoreWarps, 4, *launch.device),
+                 32 * kScoreWarps, 0, args);
+  } else if (args.kind == SummaryKind::kMinMax) {
+    LaunchBlockScore<true>(args, launch);
+  } else {
+    LaunchBlockScore<false>(args, launch);
+  }
 }
 
 }  // namespace omnikv::cuda

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
   }
 }
 
-// Heads of any size: one value after another, from memory. The same grid.
+// Heads of any size: one value after another, from memory. Grid: x walks units, y sequences.
 __global__ void __launch_bounds__(32 * kScoreWarps, 4)
     BlockScoreAny(const __grid_constant__ BlockScoreArgs a) {
   GridTrigger();
@@ -291,11 +291,12 @@ __global__ void __launch_bounds__(32 * kScoreWarps, 4)
   const bool bound = a.kind == SummaryKind::kMinMax;
   const float share = ShareOfHead(a);
   const bool max_heads = a.heads == HeadReduce::kMax;
+  const float none = max_heads ? -INFINITY : 0.0f;
   const int64_t to_high = bound ? int64_t{a.n_kv_heads} * a.dk : 0;
   const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
   for (int unit = static_cast<int>(blockIdx.x * kScoreWarps + threadIdx.x / 32); unit < n_units;
        unit += static_cast<int>(gridDim.x) * kScoreWarps) {
-    float score = max_heads ? -INFINITY : 0.0f;
+    float score = none;
     for (int h = 0; h < a.n_heads; ++h) {
       const int kv_head = h / group;
       const float* from = a.summaries.Row<const float>(seq.table_off, unit) + kv_head * a.dk;
@@ -305,14 +306,14 @@ __global__ void __launch_bounds__(32 * kScoreWarps, 4)
         sum += bound ? Product<true>(v, from[i], from[to_high + i]) : v * from[i];
       }
       sum = WarpSum(sum) * a.scale;
-      score = max_heads ? fmaxf(score, sum) : score + sum;
+      score = Combine(max_heads, score, sum);
       const bool ends = a.lists > 1 ? (h + 1) % group == 0 : h + 1 == a.n_heads;
       if (!ends) continue;
       if (lane == 0) {
         const int list = a.lists > 1 ? kv_head : 0;
         a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] = score * share;
       }
-      score = max_heads ? -INFINITY : 0.0f;
+      score = none;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -449,6 +450,51 @@ TEST_F(CudaBackendTest, RecordingsHoldLanes) {
     std::vector<uint8_t> got(kBytes);
     backend->Download(got.data(), a + 2 * kBytes, kBytes);
     EXPECT_EQ(std::count(got.begin(), got.end(), turn), static_cast<ptrdiff_t>(kBytes));
+  }
+}
+
+// Fetches of one lane run into one another; who waits for the last waits for all. The last brings
+// nothing, and so could end at once.
+TEST_F(CudaBackendTest, AFetchEndsAfterTheFetchBeforeIt) {
+  constexpr int32_t kRows = 2048;
+  constexpr int64_t kRowBytes = 4096;
+  constexpr size_t kBytes = kRows * kRowBytes;
+  const auto backend = Make();
+  const auto host = backend->AllocateShared(kBytes, "test");
+  const auto arrays = backend->AllocateShared((kRows + 2) * sizeof(int32_t), "test");
+  const auto device = backend->Allocate(4 * kBytes, "test");
+  ASSERT_TRUE(host.ok() && arrays.ok() && device.ok());
+  auto* rows = arrays->as<int32_t>();
+  auto* counts = rows + kRows;  // of a fetch of all rows, and of one of none
+  std::iota(rows, rows + kRows, 0);
+  counts[0] = kRows;
+  counts[1] = 0;
+  const auto fetch = [&](size_t to, const int32_t* n) {
+    backend->Enqueue(FetchRowsArgs{.from = host->as<std::byte>(),
+                                   .to = device->as<std::byte>() + to * kBytes,
+                                   .row_bytes = kRowBytes,
+                                   .from_row = rows,
+                                   .to_row = rows,
+                                   .n = n,
+                                   .capacity = kRows},
+                     Lane::kIn);
+  };
+  const CopyOp copy(*backend, kBytes);
+  const auto fetches = backend->Record([&] {
+    backend->Join(Lane::kIn, Lane::kMain);
+    for (size_t to : {0, 1, 2}) fetch(to, &counts[0]);
+    fetch(3, &counts[1]);
+    backend->Join(Lane::kMain, Lane::kIn);
+    backend->Enqueue(
+        copy(device->as<std::byte>() + 2 * kBytes, device->as<std::byte>() + 3 * kBytes));
+  });
+  ASSERT_NE(fetches, nullptr);
+  for (int turn = 1; turn <= 20; ++turn) {
+    std::memset(host->as<void>(), turn, kBytes);
+    backend->Replay(*fetches);
+    std::vector<uint8_t> bytes(4 * kBytes);
+    backend->Download(bytes.data(), device->as<void>(), bytes.size());
+    ASSERT_EQ(std::count(bytes.begin(), bytes.end(), turn), std::ssize(bytes)) << "turn " << turn;
   }
 }
 

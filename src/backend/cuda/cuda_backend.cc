@@ -182,6 +182,7 @@ class CudaBackend : public Backend {
   std::vector<cudaEvent_t> signals_;
   bool recording_ = false;
   std::array<bool, kLanes> branched_{};  // has work that the main lane has not joined
+  std::array<bool, kLanes> fetched_{};   // a side lane's last work is a fetch
   std::array<cudaEvent_t, kMarks> marks_{};
   Mark last_mark_ = 0;
   std::unique_ptr<CublasLt> gemm_;
@@ -376,12 +377,14 @@ Status CudaBackend::TakeFailure() {
 
 void CudaBackend::HoldUp(Lane lane) {
   if (delays_.size() == 0 || lane == Lane::kMain) return;
+  fetched_[static_cast<size_t>(lane)] = false;
   Delay(delays_.as<uint64_t>() + static_cast<size_t>(lane), options_.lane_delay_us,
         {.device = &device_, .stream = Stream(lane)});
 }
 
 void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
   HoldUp(lane);
+  fetched_[static_cast<size_t>(lane)] = false;
   CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Stream(lane)), "copy");
 }
 
@@ -397,6 +400,7 @@ void CudaBackend::Join(Lane waits, Lane for_) {
     CheckLaunch(recorded, "join");
     CheckLaunch(waiting, "join");
   }
+  fetched_[static_cast<size_t>(waits)] = false;
   if (waits != Lane::kMain) branched_[static_cast<size_t>(waits)] = true;
   if (waits == Lane::kMain) branched_[static_cast<size_t>(for_)] = false;
 }
@@ -412,6 +416,7 @@ void CudaBackend::Signal(size_t number, Lane lane) {
 void CudaBackend::WaitFor(size_t number, Lane lane) {
   const cudaStream_t stream = Stream(lane);
   if (number >= signals_.size()) return;  // none yet
+  fetched_[static_cast<size_t>(lane)] = false;
   CheckLaunch(cudaStreamWaitEvent(stream, signals_[number], 0), "signal");
 }
 
@@ -420,7 +425,9 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
     if (lane == Lane::kMain) return EnqueueMain(op);
     HoldUp(lane);
     const auto& fetch = std::get<FetchRowsArgs>(op);  // the only one that runs beside others
-    FetchRows(fetch, {.device = &device_, .stream = Stream(lane)});
+    bool& fetched = fetched_[static_cast<size_t>(lane)];
+    FetchRows(fetch, {.device = &device_, .stream = Stream(lane)}, fetched);
+    fetched = true;
     branched_[static_cast<size_t>(lane)] = true;
   });
 }
@@ -475,6 +482,7 @@ void CudaBackend::Flush() {
 cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   const cudaStream_t main = Main();
   branched_.fill(false);
+  fetched_.fill(false);
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
   CheckLaunch(cudaStreamBeginCapture(main, cudaStreamCaptureModeRelaxed), "recording");
   recording_ = true;
@@ -484,6 +492,7 @@ cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
     if (branched_[static_cast<size_t>(lane)]) Join(Lane::kMain, lane);
   }
   recording_ = false;
+  fetched_.fill(false);
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(main, &graph);
   Attempt([&] { CheckLaunch(ended, "recording"); });  // what failed in `body` may have ended it too

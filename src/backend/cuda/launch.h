@@ -190,7 +190,9 @@ void NextToken(const NextTokenArgs& args, const Launch& launch);
 
 size_t WorkingSetScratch(const WorkingSetArgs& args);
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
-void FetchRows(const FetchRowsArgs& args, const Launch& launch);
+// `behind_fetch`: the launch before it in the stream is a fetch, and nothing else was waited for in
+// between: it may start before that one has ended.
+void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch = false);
 
 // --- kernels/kept_rows.cu
 

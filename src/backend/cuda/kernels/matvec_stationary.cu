@@ -420,18 +420,28 @@ __global__ void __maxnreg__(kRegisters)
   }
 }
 
+template <int kSteps, bool kChunked>
+constexpr size_t SharedBytes() {
+  using S = Shape<kSteps>;
+  constexpr size_t kStage = kChunked && S::kHasStage ? S::kStageFloats * sizeof(float) : 0;
+  return kWarps * (S::kRingBytes + kStage) + sizeof(Exchange);
+}
+// Of the largest shape. Blocks of all shapes take as much: beside a smaller one more blocks of a
+// fetch would come in, and keep the largest from starting until the fetch has ended (some 60 us).
+constexpr size_t kMostShared = std::max({SharedBytes<2, false>(), SharedBytes<3, true>(),
+                                         SharedBytes<4, true>(), SharedBytes<5, true>()});
+
 // False where the card lacks the shared memory.
 template <int kSteps, bool kChunked>
 bool LaunchStationary(const Work& work, int32_t n_chunks, const Launch& launch) {
-  using S = Shape<kSteps>;
   constexpr auto kKernel = StationaryKernel<kSteps, kChunked>;
-  constexpr size_t kStage = kChunked && S::kHasStage ? S::kStageFloats * sizeof(float) : 0;
-  constexpr size_t kBytes = kWarps * (S::kRingBytes + kStage) + sizeof(Exchange);
-  if (kBytes > launch.device->shared_per_block) return false;
-  AllowShared(kKernel, kBytes);
+  const bool fits_most = kMostShared <= launch.device->shared_per_block;
+  const size_t bytes = fits_most ? kMostShared : SharedBytes<kSteps, kChunked>();
+  if (bytes > launch.device->shared_per_block) return false;
+  AllowShared(kKernel, bytes);
   const auto n_tiles = static_cast<int32_t>(CeilDiv(work.n_items, 16 / work.rows_per_item));
   const int32_t n_clusters = std::min(n_tiles, launch.device->sm_count / kBlocks);
-  KernelLaunch(launch, dim3(static_cast<unsigned>(n_clusters * kBlocks)), dim3(kThreads), kBytes,
+  KernelLaunch(launch, dim3(static_cast<unsigned>(n_clusters * kBlocks)), dim3(kThreads), bytes,
                kBlocks)
       .Run(kKernel, work, n_tiles, n_chunks);
   return true;

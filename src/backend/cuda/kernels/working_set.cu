@@ -159,6 +159,8 @@ constexpr int32_t kQuietSharedBlocks = 96;
 constexpr int64_t kLeastBlockBytes = 32 * 1024;
 constexpr int64_t kLeastBlockBytesASequence = 4 * 1024;
 constexpr int kInFlight = 4;  // pieces of a lane
+// Units that each block of a fetch still has when the next fetch may start.
+constexpr int kLastUnits = 4;
 // Blocks that the card places together, where it can: the step is then a little faster (measured).
 constexpr int kFetchCluster = 8;
 // Of a lane. A quarter of the registers of a multiprocessor has room for two such warps beside four
@@ -186,11 +188,13 @@ struct FetchLists {
 
 // A warp's unit is up to 32 * kInFlight pieces of one row, all asked for before the first is there;
 // where the next unit lies is asked for meanwhile. Host memory is read past the caches: once.
+//
+// `behind_fetch`: the kernel launched before is a fetch, and reads nothing that this one waits for.
+// This one then starts at the last units of that one, so that the bus never idles between the two,
+// and ends after it.
 template <typename Word>
-__global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
-  // No GridTrigger: the next fetch would start, and the one after it, and all of them would wait on
-  // multiprocessors that the step needs.
-  GridWait();
+__global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a, bool behind_fetch) {
+  if (!behind_fetch) GridWait();
   constexpr int32_t kUnit = 32 * kInFlight;
   const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Word)));
   const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
@@ -206,11 +210,20 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
   const auto all = static_cast<int32_t>(gridDim.x);
   const int32_t n_blocks = quiet ? min(all, max(kFetchCluster, min(wanted, most))) : all;
   auto unit = static_cast<int32_t>(blockIdx.x);
-  if (unit >= n_blocks || unit >= n_units) return;
-  int64_t place = lists.Place(unit / parts);
-  int32_t from = a.from_row[place];
-  int32_t to = a.to_row[place];
+  if (unit > 0 && (unit >= n_blocks || unit >= n_units)) return;
+  int64_t place = 0;
+  int32_t from = 0;
+  int32_t to = 0;
+  const auto find_rows = [&] {
+    if (unit >= n_units) return;
+    place = lists.Place(unit / parts);
+    from = a.from_row[place];
+    to = a.to_row[place];
+  };
+  find_rows();
   while (unit < n_units) {
+    // Not earlier: all fetches of a selection would wait on multiprocessors that the step needs.
+    if (unit + kLastUnits * n_blocks >= n_units) GridTrigger();
     const int32_t first = unit % parts * kUnit + lane;
     const auto* in = reinterpret_cast<const Word*>(a.from + from * a.row_bytes) + first;
     auto* out = reinterpret_cast<Word*>(a.to + to * a.row_bytes) + first;
@@ -220,16 +233,15 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a) {
       if (first + 32 * u < pieces) piece[u] = __ldcv(in + 32 * u);
     }
     unit += n_blocks;
-    if (unit < n_units) {
-      place = lists.Place(unit / parts);
-      from = a.from_row[place];
-      to = a.to_row[place];
-    }
+    find_rows();
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       if (first + 32 * u < pieces) out[32 * u] = piece[u];
     }
   }
+  if (blockIdx.x > 0) return;
+  GridTrigger();  // where it had no unit
+  GridWait();
 }
 
 }  // namespace
@@ -243,7 +255,7 @@ void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
                0, args, reinterpret_cast<int32_t*>(launch.scratch));
 }
 
-void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
+void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch) {
   const auto fetch = args.row_bytes % 16 == 0  ? Fetch<uint4>
                      : args.row_bytes % 4 == 0 ? Fetch<uint32_t>
                                                : Fetch<uint16_t>;
@@ -256,7 +268,8 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch) {
       CeilDiv(int64_t{args.lists} * args.capacity * args.row_bytes, 32 * kInFlight * 16);
   const auto clusters =
       static_cast<unsigned>(CeilDiv(std::min(kFetchBlocks, blocks), kFetchCluster));
-  KernelLaunch(launch, dim3(clusters * kFetchCluster), dim3(32), 0, kFetchCluster).Run(fetch, args);
+  KernelLaunch(launch, dim3(clusters * kFetchCluster), dim3(32), 0, kFetchCluster)
+      .Run(fetch, args, behind_fetch);
 }
 
 }  // namespace omnikv::cuda

@@ -81,10 +81,13 @@ def main(path):
         gather = case["ceiling"]["pcie_gb_s"]["gather"]
         per_layer = case["transfer_bytes"] / case["host_layers"]
         model = step_ms(dense, sparse, head, filters, dense_layers, per_layer / gather / 1e6)
+        # If all that the step takes longer than the model were the bus's delay.
+        fetching = case["transfer_bytes"] / gather / 1e6
+        rate = fetching / (fetching + max(0.0, case["ms_per_token"] - model))
         print(f"{name}: {case['transfer_bytes'] / 1e6:.1f} MB a step, {100 * case['hit_rate']:.1f} % "
               f"hits; model {model:.3f} ms, measured {case['ms_per_token']:.3f} ms, "
               f"{case['ms_per_token'] / model:.3f} x; {case['ms_per_token'] / near['ms_per_token']:.3f} "
-              f"x of all on the card")
+              f"x of all on the card; fetches at {100 * rate:.0f} % of the gather's rate or more")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 
 #include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
+#include "engine/batch.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "lanes_backend.h"
@@ -166,6 +167,47 @@ TEST_P(HostLayers, StepsBringTheWholePast) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, HostLayers, testing::Values("lanes", "cuda"), NameOf);
+
+// The shape of Llama-3-8B with 24 layers on the host: eight sequences of other lengths in one batch
+// get the tokens that each gets alone.
+class HostLayersOf8B : public OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, HostLayersOf8B, testing::Values("cuda"), NameOf);
+
+TEST_P(HostLayersOf8B, ABatchGivesWhatSessionsGive) {
+  constexpr int64_t kSteps = 40;
+  const PolicyOptions policy{.name = "omnikv",
+                             .settings = {{"filters", "2,8,18"}, {"budget", "512"}}};
+  auto core = std::make_unique<EngineCore>();
+  core->options = {.context = 4096, .place = "host", .max_sessions = 9};
+  core->options.policy = policy;
+  core->config = *GeometryConfig("llama3-8b");
+  core->backend = *MakeBackend({.device = "cuda"});
+  const size_t bytes = GeneratedWeightBytes(core->config, DType::kBF16);
+  if (core->backend->AvailableMemory() < bytes + (size_t{8} << 30)) {
+    GTEST_SKIP() << "the card has no room for the weights";
+  }
+  const auto plan = PlanMemory(core->options, core->config, bytes, false, *core->backend);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  ASSERT_EQ(plan->host_layers, 24);
+  core->weights = *GenerateWeights(*core->backend, core->config, DType::kBF16);
+  const auto engine = MakeEngine(std::move(core), *plan, 0);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+
+  const auto batch = *Batch::Open(CoreOf(**engine), policy, 8);
+  std::vector<Batch::Next> next;
+  std::vector<std::vector<int32_t>> alone;
+  for (size_t i = 0; i < 8; ++i) {
+    const std::vector<int32_t> prompt = Tokens(1000 + 399 * i, i);
+    next.push_back({.member = *batch->Join(prompt), .token = 7});
+    const auto session = *(*engine)->NewSession(policy);
+    ASSERT_TRUE(session->Prompt(prompt).ok());
+    ASSERT_TRUE(session->Step(7).ok());
+    alone.push_back(session->Generate({.max_tokens = kSteps, .ignore_eos = true})->tokens);
+  }
+  const auto together = batch->Generate(next, kSteps);
+  ASSERT_TRUE(together.ok()) << together.status().message();
+  EXPECT_EQ(*together, alone);
+}
 
 }  // namespace
 }  // namespace omnikv

@@ -75,7 +75,9 @@ FAULTS = {
     "tova_keeps_one_more_of_a_prompt": (TOVA, "memory_, {.budget = budget_}",
                                         "memory_, {.budget = budget_ - 1}"),
     "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
-    "snapkv_window_off_by_one": (SNAPKV, ".min_recent = window_", ".min_recent = window_ + 1"),
+    "snapkv_window_off_by_one": (
+        SNAPKV, "Recent() const override { return window_; }",
+        "Recent() const override { return window_ + 1; }"),
     "snapkv_queries_off_by_one": (SNAPKV, ".window = window_,", ".window = window_ - 1,"),
     "snapkv_maximum_of_the_group": (
         SNAPKV, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
@@ -83,6 +85,17 @@ FAULTS = {
     "snapkv_does_not_pool": (SNAPKV, ".kernel = kernel_,", ".kernel = 1,"),
     "snapkv_last_query_alone": (
         SNAPKV, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "knorm_keeps_one_fewer": (  # and so do keydiff and snapkv
+        "src/policy/prompt_choice.cc", "memory_, {.budget = budget_,", "memory_, {.budget = budget_ - 1,"),
+    "knorm_of_the_next_sequence": (
+        "src/policy/prompt_choice.cc", "attend.seqs + step.seq;", "attend.seqs;"),
+    "knorm_is_keydiff": (
+        "src/policy/knorm/knorm.cc", "KeyScoreKind::kNorm", "KeyScoreKind::kUnlike"),
+    "keydiff_is_knorm": (
+        "src/policy/keydiff/keydiff.cc", "KeyScoreKind::kUnlike", "KeyScoreKind::kNorm"),
+    "keys_of_the_largest_norm": (KERNELS + "key_score.cu", "out[t] = -score;", "out[t] = score;"),
+    "keys_have_another_anchor": (
+        KERNELS + "key_score.cu", "own[at + j] += k.v[j] * inverse;", "own[at + j] += k.v[j];"),
     "quest_other_reduction": (
         QUEST, "HeadReduce heads_ = HeadReduce::kMax", "HeadReduce heads_ = HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".min_recent = 1,", ".min_recent = 0,"),

@@ -47,8 +47,10 @@ const std::map<std::string, std::string>& Examples() {
   omnikv tokenize -p "Hello, world" | omnikv logits -f - --out /tmp/logits.npy)"},
                                                               {"info", R"(
   omnikv info
-  omnikv info -m models/omnikv-tiny-q8_0.gguf --ctx 32k --policy omnikv --set budget=512
-  omnikv info --policies)"},
+  omnikv info -m models/omnikv-tiny-q8_0.gguf --ctx 32k --policy omnikv --set budget=512)"},
+                                                              {"policies", R"(
+  omnikv policies
+  omnikv policies --policy omnikv --json)"},
                                                               {"bench", R"(
   omnikv bench --geometry tiny --context 4k --steps 8
   omnikv bench -m models/omnikv-tiny-q8_0.gguf --policies full,omnikv --context 2k --prefill 256)"},

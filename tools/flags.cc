@@ -108,10 +108,10 @@ void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::stri
 void AddPolicyFlags(CLI::App& app, PolicyFlags& f) {
   app.add_option("--policy", f.policy,
                  "which tokens layers read; auto: omnikv where the model's filter layers are "
-                 "known, else full (omnikv info --policies lists them)")
+                 "known, else full (omnikv policies lists them)")
       ->capture_default_str();
   AddRepeatable(app, "--set", f.set,
-                "a setting of the policy, key=value; may be repeated (omnikv info --policies "
+                "a setting of the policy, key=value; may be repeated (omnikv policies "
                 "explains them)");
 }
 

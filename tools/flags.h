@@ -94,6 +94,7 @@ void AddChat(CLI::App& app, Command& command);
 void AddTokenize(CLI::App& app, Command& command);
 void AddLogits(CLI::App& app, Command& command);
 void AddInfo(CLI::App& app, Command& command);
+void AddPolicies(CLI::App& app, Command& command);
 void AddBench(CLI::App& app, Command& command);
 void AddEval(CLI::App& app, Command& command);
 

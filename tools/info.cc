@@ -13,7 +13,6 @@
 #include "flags.h"
 #include "model/loader.h"
 #include "option_names.h"
-#include "policies.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -22,7 +21,6 @@ namespace {
 struct InfoFlags {
   EngineFlags engine;
   PolicyFlags policy;
-  bool policies = false;
   bool json = false;
 };
 
@@ -138,7 +136,6 @@ void PrintText(const nlohmann::ordered_json& json, const MemoryPlan& plan,
 }
 
 Status Info(const InfoFlags& f) {
-  if (f.policies) return ShowPolicies(f.policy, f.json);
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const PolicyOptions policy, ToPolicyOptions(f.policy));
   options.policy = policy;
@@ -195,8 +192,6 @@ Status Info(const InfoFlags& f) {
 void AddInfo(CLI::App& app, Command& command) {
   auto f = std::make_shared<InfoFlags>();
   CLI::App* sub = app.add_subcommand("info", "what a model is and what it takes; loads nothing");
-  sub->add_flag("--policies", f->policies,
-                "explain every policy (or --policy) and its settings instead; reads no model");
   sub->add_flag("--json", f->json, "print one JSON object");
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);

@@ -32,6 +32,7 @@ Status RunCommandLine(int argc, char** argv) {
   AddTokenize(app, command);
   AddLogits(app, command);
   AddInfo(app, command);
+  AddPolicies(app, command);
   AddBench(app, command);
   AddEval(app, command);
   OKV_ASSIGN_OR_RETURN(const bool parsed, ParseCommandLine(app, argc, argv));

@@ -6,6 +6,7 @@ import numpy as np
 
 from oracle.duo import Duo
 from oracle.kcache import KCache
+from oracle.keys import KeyDiff, Knorm
 from oracle.omnikv import OmniKv
 from oracle.policy import Full
 from oracle.quest import Quest
@@ -18,7 +19,7 @@ LENGTHS = (40, 80, N_PROMPT)  # of prompts
 GATES = "full_attention_heads.tsv"  # beside the model
 
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
-         "quest": Quest, "duo": Duo, "kcache": KCache}
+         "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff}
 
 
 def gates():
@@ -79,6 +80,11 @@ OTHERS = {
          for pool, kernel, window in (("mean", 1, 8), ("max", 5, 8), ("max", 7, 8),
                                       ("mean", 15, 12), ("max", 15, 12))} |
         {"defaults": {"budget": 48, "pool": "mean"}}),
+    # knorm has lengths and budgets that do not cut through equal tokens of the first layer, whose keys
+    # differ by their rotation alone.
+    "knorm": ((40, 104, 112),
+              {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)}, {}),
+    "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)}, {}),
     "quest": (
         LENGTHS,
         {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)},

@@ -16,7 +16,8 @@ MIN_GAP = 1e-6  # relative; float32 must not decide what is chosen
 # Gaps from here on excuse no device: ten times the largest of the tolerances in
 # policy_oracle_test.cc.
 CLEAR_GAP = 1e-3
-COVERED = {"full", "omnikv_covering", "snapkv_56_of_40"}  # cases that read everything
+# Cases that read everything.
+COVERED = {"full", "omnikv_covering", "snapkv_56_of_40", "knorm_56_of_40", "keydiff_56_of_40"}
 
 
 class OneLayerNear(Full):
@@ -170,11 +171,6 @@ def check_model(bench, full):
         print(f"layer {layer}: attention over {tokens:.0f} tokens in effect, "
               f"without the far ones the logits move by {moved:.2f} of the largest")
         assert moved > 0.05 and 4 < tokens < N_PROMPT / 2
-
-
-def bits(tokens):
-    """A hexadecimal number whose bit t is set where t is among `tokens`."""
-    return f"{sum(1 << int(t) for t in tokens):x}"
 
 
 def bits(tokens):

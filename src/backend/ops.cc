@@ -161,6 +161,19 @@ struct CostVisitor {
     c.bytes_read += c.kv_bytes;
     return c;
   }
+  Cost operator()(const KeyScoreArgs& a) const {
+    Cost c;
+    const bool twice = a.kind == KeyScoreKind::kUnlike;  // the mean must be there before a score
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      const uint64_t keys = U(a.seqs[s].kv_len) * U(a.kv.n_kv_heads);
+      c.kv_bytes += KvBytes(a.kv, static_cast<int64_t>(keys), /*values=*/false) * (twice ? 2 : 1);
+      c.bytes_written += 4 * keys;
+      c.flops += 2 * keys * U(a.kv.dk) * (twice ? 4 : 1);
+    }
+    c.bytes_read = c.kv_bytes;
+    return c;
+  }
   Cost operator()(const PoolArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
@@ -263,6 +276,7 @@ struct NameVisitor {
   std::string_view operator()(const ScoreArgs&) const { return "Score"; }
   std::string_view operator()(const BlockSummaryArgs&) const { return "BlockSummary"; }
   std::string_view operator()(const BlockScoreArgs&) const { return "BlockScore"; }
+  std::string_view operator()(const KeyScoreArgs&) const { return "KeyScore"; }
   std::string_view operator()(const PoolArgs&) const { return "Pool"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }

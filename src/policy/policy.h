@@ -245,9 +245,21 @@ inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength
          static_cast<uint64_t>(policy.StateBytesRead(layer, at));
 }
 
+// What a reader wants to know of a policy before it runs, a phrase each: of a context of N tokens,
+// a budget of b tokens, and rows (K and V of a token in a layer). Empty: not said.
+struct PolicyFacts {
+  std::string source;   // the paper, and the published code that it follows
+  std::string chooses;  // when it chooses, and by what
+  std::string keeps;    // which rows, and in which memory
+  std::string reads;    // in a decode step, per layer
+  std::string holds;    // after the prompt, per layer
+  std::string loses;    // what it is known to lose
+};
+
 struct PolicyInfo {
   std::string name;
   std::string summary;  // one line: what it keeps, what it reads, where it is from
+  PolicyFacts facts = {};
   std::vector<SettingSpec> settings;
   std::function<std::unique_ptr<Policy>()> make;
   bool batches = false;  // whether it keeps the state of more than one sequence

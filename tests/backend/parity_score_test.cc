@@ -329,6 +329,49 @@ TEST_F(ParityTest, BlockScoreOfManyUnits) {
   }
 }
 
+// Lengths beside the edges of the parts whose directions are added up, keys of zeros among them.
+TEST_F(ParityTest, KeyScore) {
+  Random random(39);
+  struct Case {
+    Shape shape;
+    std::vector<int32_t> q_len, kv_len;
+    Planes planes = Planes::kTogether;
+  };
+  for (const Case& c :
+       std::vector<Case>{{{8, 2, 64, 64, DType::kF16}, {1, 0, 9, 1}, {700, 40, 9, 1}},
+                         {{4, 2, 128, 128, DType::kBF16}, {1, 1, 1}, {1025, 1024, 513}},
+                         {{4, 4, 32, 32, DType::kF32}, {17}, {300}},
+                         {{6, 3, 96, 64, DType::kQ8_0}, {1, 40}, {130, 177}},
+                         {{2, 1, 256, 256, DType::kF16}, {1, 1}, {511, 65}},
+                         {{3, 3, 37, 11, DType::kBF16}, {1, 1}, {512, 65}, Planes::kApart},
+                         {{2, 2, 300, 20, DType::kF16}, {1}, {90}},
+                         {{2, 1, 16, 16, DType::kF16}, {1}, {70001}}}) {
+    Attention data(c.shape, c.q_len, c.kv_len, random, 16, c.planes);
+    const KvView kv = data.bank.View();
+    const std::vector<float> zeros(static_cast<size_t>(kv.dk));
+    StoreKvHead(kv.k, 0, kv.dk, zeros.data(),
+                kv.k.base + kv.RowIndex(data.bank.TableOff(0), 5) * kv.k.row_bytes);
+    const int64_t stride = *std::max_element(c.kv_len.begin(), c.kv_len.end()) + 7;
+    for (const KeyScoreKind kind : {KeyScoreKind::kNorm, KeyScoreKind::kUnlike}) {
+      Check(fmt::format("KeyScore {} heads of {} {} kind {} of {} tokens", c.shape.n_kv_heads,
+                        c.shape.dk, DTypeName(c.shape.dtype), static_cast<int>(kind),
+                        fmt::join(c.kv_len, "+")),
+            [&](const Execute& run) {
+              std::vector<float> out(c.kv_len.size() * static_cast<size_t>(c.shape.n_kv_heads) *
+                                         static_cast<size_t>(stride),
+                                     kPoison);
+              run(KeyScoreArgs{.kv = kv,
+                               .seqs = data.step.seqs.data(),
+                               .out = out.data(),
+                               .stride = stride,
+                               .n_seqs = data.step.n_seqs(),
+                               .kind = kind});
+              return Outputs{{"out", out, 1e-5}};
+            });
+    }
+  }
+}
+
 TEST_F(ParityTest, Pool) {
   Random random(34);
   const std::vector<int32_t> n = {0, 1, 3, 40, 20011};

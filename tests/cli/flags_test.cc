@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
+#include "../test_data.h"
 #include "program.h"
 
 namespace omnikv::cli {
@@ -35,7 +39,7 @@ class Flags : public ProgramTest {
 };
 
 TEST_F(Flags, AnUnknownSubcommandIsNamed) {
-  const std::string all = "run, chat, tokenize, logits, info, bench, eval";
+  const std::string all = "run, chat, tokenize, logits, info, policies, bench, eval";
   Refused("serve", "there is no subcommand 'serve'; there are: " + all);
   Refused("tokenise -p x",
           "there is no subcommand 'tokenise': did you mean tokenize? There are: " + all);
@@ -134,7 +138,7 @@ TEST_F(Flags, HelpIsOfTheSubcommand) {
   EXPECT_EQ(Run("help").out, Run("--help").out);
   EXPECT_THAT(run, HasSubstr("Usage: omnikv run [OPTIONS]"));
   EXPECT_THAT(run, HasSubstr("\nExamples:\n  omnikv run -p "));
-  EXPECT_THAT(run, HasSubstr("omnikv info --policies"));
+  EXPECT_THAT(run, HasSubstr("omnikv policies"));
   const std::string help = Run("--help").out;
   for (const char* code : {"0 for success", "1 for a failure", "2 for a", "130 after Ctrl-C"}) {
     EXPECT_THAT(help, HasSubstr(code));
@@ -143,16 +147,19 @@ TEST_F(Flags, HelpIsOfTheSubcommand) {
 }
 
 TEST_F(Flags, PoliciesAndTheirSettingsAreExplained) {
-  const Outcome o = Run("info --policies");
+  const Outcome o = Run("policies");
   ASSERT_EQ(o.exit_code, 0) << o.err;
   EXPECT_THAT(o.out, HasSubstr("--policy full: "));
   EXPECT_THAT(o.out, HasSubstr("  --set selector=last\n"));
   EXPECT_THAT(o.out, HasSubstr("(last, uniform, exp)"));
-  const json all = json::parse(Run("info --policies --json").out).at("policies");
+  const json all = json::parse(Run("policies --json").out).at("policies");
   ASSERT_GE(all.size(), 4u);
   for (const json& policy : all) {
     EXPECT_FALSE(policy.at("summary").get<std::string>().empty()) << policy;
-    const Outcome one = Run("info --policies --policy " + policy.at("name").get<std::string>());
+    for (const char* fact : {"source", "chooses", "keeps", "reads", "holds", "loses"}) {
+      EXPECT_NE(policy.contains(fact), policy.at("name") == "strided") << fact << " of " << policy;
+    }
+    const Outcome one = Run("policies --policy " + policy.at("name").get<std::string>());
     EXPECT_THAT(one.out, StartsWith("--policy " + policy.at("name").get<std::string>() + ": "));
     EXPECT_THAT(o.out, HasSubstr(one.out));
     for (const json& setting : policy.at("settings")) {
@@ -164,10 +171,20 @@ TEST_F(Flags, PoliciesAndTheirSettingsAreExplained) {
       EXPECT_THAT(one.out, HasSubstr(setting.at("key").get<std::string>() + "=" + given));
     }
   }
-  Refused("info --policies --policy lru",
+  Refused("policies --policy lru",
           Run("info --policy lru").err.substr(8, Run("info --policy lru").err.size() - 9));
-  // No model is needed.
-  EXPECT_EQ(Run("info --policies -m /nonexistent").exit_code, 0);
+}
+
+TEST_F(Flags, TheTableOfPoliciesIsTheReadmes) {
+  std::ifstream file(TestData("src/policy/README.md"));
+  const std::string readme((std::istreambuf_iterator<char>(file)), {});
+  std::istringstream table(Run("policies --markdown").out);
+  std::string rows;
+  for (std::string row; std::getline(table, row);) {
+    if (!row.starts_with("| `strided`")) rows += row + "\n";  // the example, of another folder
+  }
+  EXPECT_THAT(rows, StartsWith("| policy | source |"));
+  EXPECT_THAT(readme, HasSubstr(rows));
 }
 
 }  // namespace

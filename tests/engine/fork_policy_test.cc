@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <string_view>
 
 #include "../policy_settings.h"
 #include "../test_data.h"
@@ -81,7 +83,8 @@ TEST_P(ForkPolicyOn, IsASessionOfThatPolicy) {
       EXPECT_TRUE(GetParam() != "ref" || Saved(*fork) == saved);  // states and all
       ExpectSame(Decode(*engine, *fork, 40), expected);
       // Rows of prompts that read everything are the same, unless they are gone.
-      const bool drops = parent_policy.name == "snapkv" || parent_policy.name == "tova";
+      constexpr std::string_view kDrop[] = {"keydiff", "knorm", "snapkv", "tova"};
+      const bool drops = std::ranges::count(kDrop, parent_policy.name) > 0;
       const bool shares = DensePrompts(policy.name) && DensePrompts(parent_policy.name) && !drops;
       const SessionStats stats = fork->stats();
       EXPECT_EQ(stats.policy, policy.name);

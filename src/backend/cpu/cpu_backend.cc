@@ -371,6 +371,7 @@ struct CpuBackend::Impl {
   void Execute(const ScoreArgs& a) { score.Run(a, Scratch()); }
   void Execute(const BlockSummaryArgs& a) { score.Run(a); }
   void Execute(const BlockScoreArgs& a) { score.Run(a); }
+  void Execute(const KeyScoreArgs& a) { score.Run(a, Scratch()); }
   void Execute(const PoolArgs& a) { score.Run(a); }
   void Execute(const PlanRangeArgs& a) { CpuPlanRange(a); }
   void Execute(const NextTokenArgs& a) {
@@ -429,6 +430,7 @@ struct CpuBackend::Impl {
   int64_t Need(const ScoreArgs& a) { return score.ScratchFloats(a); }
   int64_t Need(const BlockSummaryArgs&) { return 0; }
   int64_t Need(const BlockScoreArgs&) { return 0; }
+  int64_t Need(const KeyScoreArgs& a) { return score.ScratchFloats(a); }
   int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
   int64_t Need(const NextTokenArgs& a) {

@@ -11,11 +11,8 @@ constexpr int64_t kBlockBytes = 128 << 10;  // of K: what stays in a core's cach
 
 constexpr int32_t kSummaryTokens = 256;        // worth a thread's start
 constexpr int64_t kSummaryValues = 256 << 10;  // products that are
+constexpr int64_t kKeyTokens = 1024;           // whose directions are added up together
 constexpr int64_t kPoolGrain = 16 << 10;       // scores
-
-int64_t QueryFloats(const ScoreArgs& a) {
-  return (a.kv.dk + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
-}
 
 // Tokens that are scored at a time: whole units.
 int64_t BlockTokens(const ScoreArgs& a) {
@@ -29,7 +26,8 @@ CpuScore::CpuScore(ThreadPool& pool, const Isa& isa)
     : pool_(pool), kernels_(GetScoreKernels(isa)) {}
 
 int64_t CpuScore::ScratchFloats(const ScoreArgs& a) const {
-  return ScoringRows(a, a.n_rows) * a.n_heads * QueryFloats(a) + pool_.size() * ScoreBlockFloats(a);
+  return ScoringRows(a, a.n_rows) * a.n_heads * KeyFloats(a.kv.dk) +
+         pool_.size() * ScoreBlockFloats(a);
 }
 
 void CpuScore::Run(const ScoreArgs& a, float* scratch) {
@@ -41,7 +39,7 @@ void CpuScore::Run(const ScoreArgs& a, float* scratch) {
                        .seq = s,
                        .n_rows = ScoringRows(a, seq.q_len),
                        .q = q,
-                       .q_stride = QueryFloats(a)};
+                       .q_stride = KeyFloats(a.kv.dk)};
     const int64_t first = int64_t{seq.q_begin} + seq.q_len - job.n_rows;
     for (int64_t i = 0; i < int64_t{job.n_rows} * a.n_heads; ++i) {
       kernels_.pack_query(a.kv.k.dtype, a.q + (first * a.n_heads + i) * a.kv.dk, a.kv.dk,
@@ -76,6 +74,38 @@ void CpuScore::Run(const BlockScoreArgs& a) {
     pool_.ParallelFor(
         (int64_t{a.seqs[s].kv_len} + a.unit - 1) / a.unit, grain,
         [&](int64_t begin, int64_t end, int) { kernels_.block_score(a, s, begin, end); });
+  }
+}
+
+int64_t CpuScore::ScratchFloats(const KeyScoreArgs& a) const {
+  if (a.kind != KeyScoreKind::kUnlike) return 0;
+  return (a.stride + kKeyTokens - 1) / kKeyTokens * a.kv.n_kv_heads * KeyFloats(a.kv.dk);
+}
+
+void CpuScore::Run(const KeyScoreArgs& a, float* scratch) {
+  const int64_t floats = a.kv.n_kv_heads * KeyFloats(a.kv.dk);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const int64_t n = a.seqs[s].kv_len;
+    if (a.seqs[s].q_len == 0) continue;
+    const int64_t parts = (n + kKeyTokens - 1) / kKeyTokens;
+    const auto for_parts = [&](const auto& body) {
+      pool_.ParallelFor(parts, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t p = begin; p < end; ++p) {
+          body(p, p * kKeyTokens, std::min<int64_t>((p + 1) * kKeyTokens, n));
+        }
+      });
+    };
+    if (a.kind == KeyScoreKind::kUnlike) {
+      for_parts([&](int64_t p, int64_t begin, int64_t end) {
+        kernels_.key_directions(a, s, begin, end, scratch + p * floats);
+      });
+      for (int64_t p = 1; p < parts; ++p) {  // in order, whatever the threads
+        for (int64_t i = 0; i < floats; ++i) scratch[i] += scratch[p * floats + i];
+      }
+    }
+    for_parts([&](int64_t, int64_t begin, int64_t end) {
+      kernels_.key_score(a, s, begin, end, scratch);
+    });
   }
 }
 

@@ -15,6 +15,8 @@ class CpuScore {
   void Run(const ScoreArgs& a, float* scratch);
   void Run(const BlockSummaryArgs& a);
   void Run(const BlockScoreArgs& a);
+  int64_t ScratchFloats(const KeyScoreArgs& a) const;
+  void Run(const KeyScoreArgs& a, float* scratch);
   void Run(const PoolArgs& a);
 
  private:

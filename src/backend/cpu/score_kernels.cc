@@ -285,6 +285,100 @@ void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end
   }
 }
 
+// For each KV head of token t: takes(head, its key, |key|²).
+template <DType kType, typename Take>
+HWY_INLINE void ForKeys(const KeyScoreArgs& a, const SeqMeta& seq, int64_t t, const Take& take) {
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  const int64_t row = a.kv.RowIndex(seq.table_off, t);
+  for (int32_t g = 0; g < a.kv.n_kv_heads; ++g) {
+    const std::byte* key = a.kv.k.Head(row, g);
+    VF sum[2] = {hn::Zero(DF()), hn::Zero(DF())};
+    for (size_t at = 0; at < dk; at += kStep) {
+      VF v[2];
+      LoadHeadStep<kType>(key, a.kv.k.ToScales(g), at, dk, v[0], v[1]);
+      for (int i = 0; i < 2; ++i) sum[i] = hn::MulAdd(v[i], v[i], sum[i]);
+    }
+    take(g, key, Sum(hn::Add(sum[0], sum[1])));
+  }
+}
+
+template <DType kType>
+void KeyDirectionsOf(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end, float* sums) {
+  const DF d;
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  const int64_t floats = KeyFloats(a.kv.dk);
+  std::fill_n(sums, a.kv.n_kv_heads * floats, 0.0f);
+  for (int64_t t = begin; t < end; ++t) {
+    ForKeys<kType>(a, a.seqs[seq], t, [&](int32_t g, const std::byte* key, float square) {
+      if (square == 0) return;
+      const VF inverse = hn::Set(d, 1.0f / std::sqrt(square));
+      for (size_t at = 0; at < dk; at += kStep) {
+        VF v[2];
+        LoadHeadStep<kType>(key, a.kv.k.ToScales(g), at, dk, v[0], v[1]);
+        float* to = sums + g * floats + at;
+        for (size_t i = 0; i < 2; ++i) {
+          hn::StoreU(hn::MulAdd(v[i], inverse, hn::LoadU(d, to + i * kLanes)), d, to + i * kLanes);
+        }
+      }
+    });
+  }
+}
+
+void KeyDirections(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end, float* sums) {
+  switch (a.kv.k.dtype) {
+    case DType::kF32:
+      return KeyDirectionsOf<DType::kF32>(a, seq, begin, end, sums);
+    case DType::kF16:
+      return KeyDirectionsOf<DType::kF16>(a, seq, begin, end, sums);
+    case DType::kBF16:
+      return KeyDirectionsOf<DType::kBF16>(a, seq, begin, end, sums);
+    case DType::kQ8_0:
+      return KeyDirectionsOf<DType::kQ8_0>(a, seq, begin, end, sums);
+  }
+}
+
+template <DType kType>
+void KeyScoreOf(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
+                const float* means) {
+  const DF d;
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  const int64_t floats = KeyFloats(a.kv.dk);
+  for (int64_t t = begin; t < end; ++t) {
+    ForKeys<kType>(a, a.seqs[seq], t, [&](int32_t g, const std::byte* key, float square) {
+      float score = std::sqrt(square);
+      if (a.kind == KeyScoreKind::kUnlike) {
+        VF dot[2] = {hn::Zero(d), hn::Zero(d)};
+        VF norm[2] = {hn::Zero(d), hn::Zero(d)};
+        for (size_t at = 0; at < dk; at += kStep) {
+          VF v[2];
+          LoadHeadStep<kType>(key, a.kv.k.ToScales(g), at, dk, v[0], v[1]);
+          for (size_t i = 0; i < 2; ++i) {
+            const VF mean = hn::LoadU(d, means + g * floats + at + i * kLanes);
+            dot[i] = hn::MulAdd(v[i], mean, dot[i]);
+            norm[i] = hn::MulAdd(mean, mean, norm[i]);
+          }
+        }
+        const float norms = score * std::sqrt(Sum(hn::Add(norm[0], norm[1])));
+        score = norms > 0 ? Sum(hn::Add(dot[0], dot[1])) / norms : 0.0f;
+      }
+      a.out[(int64_t{seq} * a.kv.n_kv_heads + g) * a.stride + t] = -score;
+    });
+  }
+}
+
+void KeyScore(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end, const float* means) {
+  switch (a.kv.k.dtype) {
+    case DType::kF32:
+      return KeyScoreOf<DType::kF32>(a, seq, begin, end, means);
+    case DType::kF16:
+      return KeyScoreOf<DType::kF16>(a, seq, begin, end, means);
+    case DType::kBF16:
+      return KeyScoreOf<DType::kBF16>(a, seq, begin, end, means);
+    case DType::kQ8_0:
+      return KeyScoreOf<DType::kQ8_0>(a, seq, begin, end, means);
+  }
+}
+
 void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end) {
   const DF d;
   const int64_t n = a.n[seq];
@@ -315,7 +409,8 @@ void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t e
 }
 
 const ScoreKernels* ScoreTable() {
-  static constexpr ScoreKernels kTable = {PackQuery, Block, Summary, BlockScore, Pool};
+  static constexpr ScoreKernels kTable = {PackQuery,     Block,    Summary, BlockScore,
+                                          KeyDirections, KeyScore, Pool};
   return &kTable;
 }
 

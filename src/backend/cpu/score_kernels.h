@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/cpu/isa.h"
+#include "backend/cpu/matvec.h"
 #include "backend/ops.h"
 
 namespace omnikv {
@@ -27,6 +28,11 @@ inline int64_t ScoreBlockFloats(const ScoreArgs& a) {
   return (2 * int64_t{a.lists} + kScoreHeads) * kScoreBlock;
 }
 
+// Floats that a key takes in the order in which it is loaded.
+inline int64_t KeyFloats(int32_t dk) {
+  return (int64_t{dk} + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
+}
+
 struct ScoreKernels {
   // out[0, padded) = q[0, dk) in the order that `block` reads, for a K of `dtype`.
   void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
@@ -36,6 +42,14 @@ struct ScoreKernels {
   void (*summary)(const BlockSummaryArgs& a, int32_t seq, int64_t unit);
   // The scores of units [begin, end) of sequence `seq`.
   void (*block_score)(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end);
+  // sums [n_kv_heads, KeyFloats] = the sums of k / |k| of tokens [begin, end), values in the order
+  // in which keys of this type are loaded.
+  void (*key_directions)(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
+                         float* sums);
+  // The scores of tokens [begin, end), by `means`, some multiples of what key_directions gives, of
+  // kUnlike.
+  void (*key_score)(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
+                    const float* means);
   // out[i] of list `list` of sequence `seq`, i in [begin, end).
   void (*pool)(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end);
 };

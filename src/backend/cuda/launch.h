@@ -174,6 +174,11 @@ void Score(const ScoreArgs& args, const Launch& launch);
 void BlockSummary(const BlockSummaryArgs& args, const Launch& launch);
 void BlockScore(const BlockScoreArgs& args, const Launch& launch);
 
+// --- kernels/key_score.cu
+
+size_t KeyScoreScratch(const KeyScoreArgs& args);
+void KeyScore(const KeyScoreArgs& args, const Launch& launch);
+
 // --- kernels/select.cu: from scores to chosen tokens.
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);

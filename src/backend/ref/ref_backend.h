@@ -27,6 +27,7 @@ void RefNextToken(const NextTokenArgs& a);
 void RefScore(const ScoreArgs& a);
 void RefBlockSummary(const BlockSummaryArgs& a);
 void RefBlockScore(const BlockScoreArgs& a);
+void RefKeyScore(const KeyScoreArgs& a);
 void RefPool(const PoolArgs& a);
 
 }  // namespace omnikv

@@ -33,6 +33,12 @@ double Reduced(HeadReduce reduce, const std::vector<double>& heads) {
   return reduce == HeadReduce::kMean ? sum / static_cast<double>(heads.size()) : sum;
 }
 
+double Norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double v : values) sum += v * v;
+  return std::sqrt(sum);
+}
+
 }  // namespace
 
 void RefScore(const ScoreArgs& a) {
@@ -129,6 +135,40 @@ void RefBlockScore(const BlockScoreArgs& a) {
           w.push_back(sum * a.scale);
         }
         a.out[(int64_t{s} * a.lists + l) * a.stride + u] = static_cast<float>(Reduced(a.heads, w));
+      }
+    }
+  }
+}
+
+void RefKeyScore(const KeyScoreArgs& a) {
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    if (seq.q_len == 0) continue;
+    for (int32_t g = 0; g < a.kv.n_kv_heads; ++g) {
+      const auto key = [&](int64_t t) {
+        const std::byte* k = a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), g);
+        std::vector<double> values;
+        for (size_t i = 0; i < dk; ++i) values.push_back(LoadKvValue(a.kv.k, g, k, i));
+        return values;
+      };
+      std::vector<double> mean(dk);
+      for (int64_t t = 0; a.kind == KeyScoreKind::kUnlike && t < seq.kv_len; ++t) {
+        const std::vector<double> k = key(t);
+        const double norm = Norm(k);
+        for (size_t i = 0; i < dk && norm > 0; ++i) mean[i] += k[i] / norm / seq.kv_len;
+      }
+      float* out = a.out + (int64_t{s} * a.kv.n_kv_heads + g) * a.stride;
+      for (int64_t t = 0; t < seq.kv_len; ++t) {
+        const std::vector<double> k = key(t);
+        double score = Norm(k);
+        if (a.kind == KeyScoreKind::kUnlike) {
+          const double norms = Norm(k) * Norm(mean);
+          double dot = 0;
+          for (size_t i = 0; i < dk; ++i) dot += k[i] * mean[i];
+          score = norms > 0 ? dot / norms : 0;
+        }
+        out[t] = static_cast<float>(-score);
       }
     }
   }

@@ -44,6 +44,12 @@ class BrutalOffload : public Policy {
 PolicyInfo BrutalOffloadPolicy() {
   return {.name = "brutal_offload",
           .summary = "every layer reads every token; the last layers' K/V come from the host whole",
+          .facts = {.source = "the baseline of OmniKV, Hao et al. 2025",
+                    .chooses = "never",
+                    .keeps = "all rows, of the last layers on the host",
+                    .reads = "N rows, which cross the bus in the last layers",
+                    .holds = "N rows; on the device those of the first layers and a few stages",
+                    .loses = "nothing: it equals full attention"},
           .settings = {{.key = "layers",
                         .default_value = "auto",
                         .help = "last layers on the host beside a GPU (the paper: 20 of 32); auto: "

@@ -128,6 +128,12 @@ PolicyInfo DuoPolicy() {
           .summary =
               "everything for some KV heads, the first and the last tokens for the others, "
               "by trained gates (DuoAttention)",
+          .facts = {.source = "DuoAttention, Xiao et al. 2024; gates from its published files",
+                    .chooses = "never: gates say which KV heads read everything",
+                    .keeps = "all rows of retrieval heads, the first and last of the others",
+                    .reads = "N rows of retrieval heads, sinks and recent rows of the others",
+                    .holds = "as it reads",
+                    .loses = "not measured: the shipped model has no gates"},
           .settings = {{.key = "gates",
                         .type = SettingType::kFile,
                         .default_value = "",

@@ -17,6 +17,12 @@ class Full : public Policy {
 PolicyInfo FullPolicy() {
   return {.name = "full",
           .summary = "every layer reads every token",
+          .facts = {.source = "attention as trained",
+                    .chooses = "never",
+                    .keeps = "all rows, on the device",
+                    .reads = "N rows",
+                    .holds = "N rows",
+                    .loses = "nothing"},
           .settings = {},
           .make = [] { return std::make_unique<Full>(); },
           .batches = true,

@@ -91,36 +91,45 @@ class KCache : public Policy {
 }  // namespace
 
 PolicyInfo KcachePolicy() {
-  return {.name = "kcache",
-          .summary = "K of all tokens, V of those of the highest probability (KCache)",
-          .settings = {{.key = "budget",
-                        .type = SettingType::kInt,
-                        .default_value = "128",
-                        .help = "tokens whose V a KV head reads",
-                        .min = 1,
-                        .max = 1e9},
-                       {.key = "first_layers",
-                        .type = SettingType::kInt,
-                        .default_value = "1",
-                        .help = "layers that read V of everything",
-                        .min = 0,
-                        .max = 1e4},
-                       {.key = "renormalise",
-                        .type = SettingType::kChoice,
-                        .default_value = "off",
-                        .help = "whether the probabilities of what is read sum to 1",
-                        .choices = {"off", "on"}}},
-          .make = [] { return std::make_unique<KCache>(); },
-          .batches = true,
-          .covering =
-              [](int64_t length) {  // not to the bit without `renormalise`: a sum is rounded then
-                return std::vector<SettingList>{
-                    {{"budget", std::to_string(length)}, {"renormalise", "on"}}};
-              },
-          .exempt = "",
-          .test_settings = {{{"budget", "24"}, {"renormalise", "on"}},
-                            {{"budget", "1"}, {"first_layers", "0"}}},
-          .recommended = nullptr};
+  return {
+      .name = "kcache",
+      .summary = "K of all tokens, V of those of the highest probability (KCache)",
+      .facts =
+          {.source = "KCache, He et al. 2024",
+           .chooses = "at every step per KV head, by the weights of the step's query",
+           .keeps =
+               "K of all tokens on the device, V on the host where the engine may place them there",
+           .reads = "K of N tokens, V of b; the first layers N rows",
+           .holds = "K of N tokens on the device, V of N tokens on the host",
+           .loses = "nothing (0 of 8 facts)"},
+      .settings = {{.key = "budget",
+                    .type = SettingType::kInt,
+                    .default_value = "128",
+                    .help = "tokens whose V a KV head reads",
+                    .min = 1,
+                    .max = 1e9},
+                   {.key = "first_layers",
+                    .type = SettingType::kInt,
+                    .default_value = "1",
+                    .help = "layers that read V of everything",
+                    .min = 0,
+                    .max = 1e4},
+                   {.key = "renormalise",
+                    .type = SettingType::kChoice,
+                    .default_value = "off",
+                    .help = "whether the probabilities of what is read sum to 1",
+                    .choices = {"off", "on"}}},
+      .make = [] { return std::make_unique<KCache>(); },
+      .batches = true,
+      .covering =
+          [](int64_t length) {  // not to the bit without `renormalise`: a sum is rounded then
+            return std::vector<SettingList>{
+                {{"budget", std::to_string(length)}, {"renormalise", "on"}}};
+          },
+      .exempt = "",
+      .test_settings = {{{"budget", "24"}, {"renormalise", "on"}},
+                        {{"budget", "1"}, {"first_layers", "0"}}},
+      .recommended = nullptr};
 }
 
 }  // namespace omnikv

@@ -282,6 +282,7 @@ bool Omnikv::LoadState(int64_t length, std::string_view state) {
 PolicyInfo OmnikvPolicy() {
   return {.name = "omnikv",
           .summary = "filter layers read everything and choose what the others read (OmniKV)",
+          .facts = OmnikvFacts(),
           .settings = OmnikvSettings(),
           .make = [] { return std::make_unique<Omnikv>(); },
           .batches = true,

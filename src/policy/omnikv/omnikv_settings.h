@@ -5,10 +5,11 @@
 #include <string_view>
 #include <vector>
 
-#include "policy/settings.h"
+#include "policy/policy.h"
 
 namespace omnikv {
 
+PolicyFacts OmnikvFacts();
 std::vector<SettingSpec> OmnikvSettings();
 
 // PolicyInfo::covering and PolicyInfo::test_settings.

@@ -156,6 +156,12 @@ PolicyInfo QuestPolicy() {
   return {
       .name = "quest",
       .summary = "each KV head reads the pages whose bounds of K promise most (Quest)",
+      .facts = {.source = "Quest, Tang et al. 2024",
+                .chooses = "at every step per KV head, by bounds of K of pages of 16 tokens",
+                .keeps = "all rows and the bounds of each page, on the device",
+                .reads = "b rows and N / 16 bounds; the first layers N rows",
+                .holds = "N rows and N / 16 bounds",
+                .loses = "nothing (0 of 8 facts)"},
       .settings = {{.key = "budget", .default_value = "1024", .help = budget, .min = 1, .max = 1e9},
                    {.key = "page", .default_value = "16", .help = "tokens", .min = 1, .max = 512},
                    {.key = "dense_layers", .default_value = "2", .help = dense, .max = 1e6},

@@ -117,6 +117,12 @@ class Streaming : public Policy {
 PolicyInfo StreamingPolicy() {
   return {.name = "streaming",
           .summary = "the first tokens and a window of the last, nothing between (StreamingLLM)",
+          .facts = {.source = "StreamingLLM, Xiao et al. 2024",
+                    .chooses = "never",
+                    .keeps = "the first rows and the last ones, on the device",
+                    .reads = "b rows",
+                    .holds = "b + 64 rows",
+                    .loses = "what lies between the first rows and the last (6 of 8 facts)"},
           .settings = {{.key = "sinks",
                         .type = SettingType::kInt,
                         .default_value = "4",

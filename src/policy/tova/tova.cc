@@ -101,6 +101,13 @@ class Tova : public Policy {
 PolicyInfo TovaPolicy() {
   return {.name = "tova",
           .summary = "the tokens of the most weight, one given up at each step (TOVA)",
+          .facts = {.source = "TOVA, Oren et al. 2024",
+                    .chooses = "after the prompt and at every step, by the weights of the last "
+                               "query, mean of all heads",
+                    .keeps = "b rows of each layer, on the device",
+                    .reads = "b + 1 rows",
+                    .holds = "b rows",
+                    .loses = "facts of the prompt (8 of 8)"},
           .settings = {{.key = "budget",
                         .type = SettingType::kInt,
                         .default_value = "1024",

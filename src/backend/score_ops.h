@@ -1,0 +1,276 @@
+// The ops that score tokens or units of tokens, and choose among them. ops.h says what all ops have
+// in common.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "backend/attn_plan.h"
+
+namespace omnikv {
+
+// Per-token scores from per-head logits, for a row at position p, tokens 0..p:
+//   out[slot][t] = max over heads of exp(logit - lse)          (from kLogits; OmniKV eq. 3-4)
+//   out[slot][t] = logits[t]                                   (lse null, one head: kHeadMax)
+// slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores.
+struct ScoreReduceArgs {
+  const float* logits = nullptr;  // [n_rows, n_heads, stride]
+  const float* lse = nullptr;     // [n_rows, n_heads]
+  float* out = nullptr;           // [n_seqs, ring, stride]
+  const RowMeta* rows = nullptr;
+  int64_t stride = 0;  // tokens
+  int32_t ring = 1;
+  int32_t n_heads = 0;
+  int32_t n_rows = 0;
+
+  bool operator==(const ScoreReduceArgs&) const = default;
+};
+
+// How the scores of the query heads of a list become one score, and those of several query rows.
+enum class HeadReduce : int32_t { kMax, kMean, kSum };
+enum class QueryReduce : int32_t {
+  kLast,   // the last row's alone
+  kSum,    // of all rows
+  kMax,    // over all rows
+  kDecay,  // the sum, in which a row counts `decay` times as much as the row after it
+};
+
+// The most tokens that a unit of ScoreArgs has.
+inline constexpr int32_t kMaxScoreUnit = 512;
+
+// Scores of a sequence's tokens, or of units of them, by its last `window` rows of the step. They
+// are reduced as they are made, so nothing is held per row or per head. For tokens t < kv_len and
+// rows r at positions >= t:
+//   w[r][h][t]   = softcap(scale * q[r][h]·k[t]), or exp(that - lse[r][h]) where lse is not null
+//   g[r][l][t]   = max, mean or sum of w[r][h][t] over the query heads h of list l
+//   f[l][t]      = g of the last row, or sum, max or decayed sum of g[r][l][t] over rows r
+//   out[s][l][u] = max of f[l][t] over the tokens t of unit u
+// List l is all heads (lists = 1), or the query heads of KV head l. With `accumulate` a unit that
+// began before this step keeps what it holds:
+//   out = held + new, or max(held, new) of kMax, or decay^q_len * held + new of kDecay
+// Sequences without rows keep their scores.
+struct ScoreArgs {
+  const float* q = nullptr;    // [n_rows, n_heads, dk]
+  const float* lse = nullptr;  // [n_rows, n_heads]; null: scores are logits
+  KvView kv;
+  const SeqMeta* seqs = nullptr;
+  float* out = nullptr;  // [n_seqs, lists, stride]
+  int64_t stride = 0;    // units
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+  int32_t n_heads = 0;
+  int32_t lists = 1;   // 1, or n_kv_heads
+  int32_t unit = 1;    // tokens, up to kMaxScoreUnit
+  int32_t window = 0;  // rows of a sequence, the last ones; 0: all
+  HeadReduce heads = HeadReduce::kMax;
+  QueryReduce queries = QueryReduce::kLast;
+  float scale = 1;
+  float softcap = 0;  // c > 0: c * tanh(logit / c)
+  float decay = 1;    // of kDecay
+  bool accumulate = false;
+
+  bool operator==(const ScoreArgs&) const = default;
+};
+
+// How many of a sequence's `q_len` rows score.
+OMNIKV_HOST_DEVICE inline int32_t ScoringRows(const ScoreArgs& a, int32_t q_len) {
+  const int32_t most = a.queries == QueryReduce::kLast ? 1 : a.window;
+  return most > 0 && most < q_len ? most : q_len;
+}
+
+// What stands for the K of a unit of tokens, value by value.
+enum class SummaryKind : int32_t { kMean, kMax, kMinMax };
+
+// Arrays of values of a summary; of kMinMax the minima, then the maxima.
+OMNIKV_HOST_DEVICE inline int32_t SummaryArrays(SummaryKind kind) {
+  return kind == SummaryKind::kMinMax ? 2 : 1;
+}
+
+// The units that a sequence's rows of the step are in: the first, and past the last. None without
+// rows.
+struct UnitRange {
+  int32_t begin, end;
+};
+OMNIKV_HOST_DEVICE inline UnitRange TouchedUnits(const SeqMeta& seq, int32_t unit) {
+  if (seq.q_len == 0) return {0, 0};
+  return {(seq.kv_len - seq.q_len) / unit, (seq.kv_len - 1) / unit + 1};
+}
+
+// Summaries of units over their tokens t < kv_len, made for the units that the step's rows are in.
+// The others keep theirs, so that summaries stay current as rows are appended.
+struct BlockSummaryArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;
+  StateView out;  // rows of f32 [arrays, n_kv_heads, dk]
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+  int32_t unit = 1;  // tokens
+  SummaryKind kind = SummaryKind::kMean;
+
+  bool operator==(const BlockSummaryArgs&) const = default;
+};
+
+// Scores of a sequence's units u < ceil(kv_len / unit) by its last row, from summaries s of them:
+//   w[h][u]      = scale * q[h]·s[u], or scale * sum over i of max(q_i * min_i, q_i * max_i) of
+//                  kMinMax: no token of the unit can have a higher logit (Quest)
+//   out[s][l][u] = max, mean or sum of w[h][u] over the query heads h of list l, as in ScoreArgs
+// Sequences without rows keep their scores.
+struct BlockScoreArgs {
+  const float* q = nullptr;  // [n_rows, n_heads, dk]
+  StateView summaries;       // rows of f32 [arrays, n_kv_heads, dk]
+  const SeqMeta* seqs = nullptr;
+  float* out = nullptr;  // [n_seqs, lists, stride]
+  int64_t stride = 0;    // units
+  int32_t n_seqs = 0;
+  int32_t n_heads = 0;
+  int32_t n_kv_heads = 0;
+  int32_t dk = 0;
+  int32_t lists = 1;  // 1, or n_kv_heads
+  int32_t unit = 1;   // tokens
+  SummaryKind kind = SummaryKind::kMean;
+  HeadReduce heads = HeadReduce::kMax;
+  float scale = 1;
+
+  bool operator==(const BlockScoreArgs&) const = default;
+};
+
+enum class KeyScoreKind : int32_t {
+  kNorm,    // -|k|: Knorm (Devoto et al. 2024)
+  kUnlike,  // -cos(k, a), a the mean of k / |k| over the sequence: KeyDiff (Park et al. 2025)
+};
+
+// Scores of a sequence's tokens t < kv_len by their keys alone, list l of KV head l, out[s][l][t].
+// The cosine of what has no direction (zeros) is 0. Sequences without rows keep their scores.
+struct KeyScoreArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;
+  float* out = nullptr;  // [n_seqs, n_kv_heads, stride]
+  int64_t stride = 0;    // tokens
+  int32_t n_seqs = 0;
+  KeyScoreKind kind = KeyScoreKind::kNorm;
+
+  bool operator==(const KeyScoreArgs&) const = default;
+};
+
+enum class PoolKind : int32_t { kMean, kMax };
+
+// Scores smoothed over their neighbours, for i < n[s] and an odd kernel k:
+//   out[s][l][i] = the sum of in[s][l][j] over k, or the maximum, over |j - i| <= k / 2, 0 <= j < n
+// So a mean takes what lies outside for zeros, as SnapKV's does.
+struct PoolArgs {
+  const float* in = nullptr;   // [n_seqs, lists, stride]
+  float* out = nullptr;        // [n_seqs, lists, stride], not `in`
+  const int32_t* n = nullptr;  // [n_seqs]: scores of a list
+  int64_t stride = 0;          // scores
+  int32_t lists = 1;
+  int32_t n_seqs = 0;
+  int32_t kernel = 1;  // scores
+  PoolKind kind = PoolKind::kMean;
+
+  bool operator==(const PoolArgs&) const = default;
+};
+
+// Tokens that a budget allows at `n` tokens of context: `budget` of them or, where `share` is not
+// 0, that share of the context, rounded up, from 1 to `budget`.
+OMNIKV_HOST_DEVICE inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
+  if (share == 0) return budget;
+  const double tokens = ceil(share * static_cast<double>(n));
+  return tokens < 1 ? 1 : tokens < budget ? static_cast<int32_t>(tokens) : budget;
+}
+
+// Whether chosen row i of a step is a hit where hits are simulated.
+OMNIKV_HOST_DEVICE inline bool IsSimulatedHit(float share, uint32_t step, int32_t i) {
+  uint32_t h = (static_cast<uint32_t>(i) + step * 0x9e3779b9u) * 0x85ebca6bu;
+  h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+  return static_cast<float>(h >> 8) < share * 16777216.0f;
+}
+
+// RangeRule::tail: every generated token.
+inline constexpr int32_t kWholeAnswer = std::numeric_limits<int32_t>::max();
+
+// How a sparse layer's reading of n tokens is split, the same for every sequence.
+struct RangeRule {
+  double share = 0;         // of the context, 0 to 1: BudgetAt
+  int32_t budget = 0;       // units
+  int32_t tail = 0;         // units with generated tokens, the last ones, read besides the budget
+  int32_t min_recent = 0;   // last units that are always read, in the budget past the tail
+  int32_t dense_below = 0;  // tokens up to which everything is read
+  int32_t unit = 1;         // tokens
+
+  bool operator==(const RangeRule&) const = default;
+};
+
+// Units that n tokens begin.
+OMNIKV_HOST_DEVICE inline int32_t UnitsOf(int32_t n, int32_t unit) {
+  return n / unit + (n % unit != 0 ? 1 : 0);
+}
+
+// Of the units of n tokens, `recent` are read as the last ones and `n_pick` are chosen among the
+// others; `besides` of the recent ones are not counted in the budget.
+struct RangeSplit {
+  int32_t recent, n_pick, besides;
+};
+OMNIKV_HOST_DEVICE inline RangeSplit SplitRange(const RangeRule& rule, int32_t n,
+                                                int32_t prompt_len) {
+  const int32_t units = UnitsOf(n, rule.unit);
+  const int32_t n_gen = n > prompt_len ? units - prompt_len / rule.unit : 0;
+  const int32_t besides = n_gen < rule.tail ? n_gen : rule.tail;
+  if (n <= rule.dense_below) return {units, 0, besides};
+  const int32_t budget = BudgetAt(rule.budget, rule.share, units);
+  const int32_t others = units - besides;
+  const int32_t allowed = budget < others ? budget : others;
+  const int32_t wanted = rule.min_recent > besides ? rule.min_recent - besides : 0;
+  const int32_t forced = wanted < allowed ? wanted : allowed;
+  return {besides + forced, allowed - forced, besides};
+}
+
+// That split of each sequence, on the device: its length changes from step to step.
+//   n_candidates = units - recent;  bounds = tokens [min(n, n_candidates * unit), n): always read.
+// A sequence without tokens gets empty bounds, no candidates.
+struct PlanRangeArgs {
+  const SeqMeta* seqs = nullptr;
+  int32_t n_seqs = 0;
+  RangeRule rule;
+  int32_t* bounds = nullptr;        // [n_seqs, 2]
+  int32_t* n_candidates = nullptr;  // [n_seqs]
+  int32_t* n_pick = nullptr;        // [n_seqs]
+
+  bool operator==(const PlanRangeArgs&) const = default;
+};
+
+// That of one sequence.
+OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
+  const int32_t n = a.seqs[s].kv_len;
+  const RangeSplit split = SplitRange(a.rule, n, a.seqs[s].prompt_len);
+  const int32_t others = UnitsOf(n, a.rule.unit) - split.recent;
+  a.bounds[2 * s] = others < UnitsOf(n, a.rule.unit) ? others * a.rule.unit : n;
+  a.bounds[2 * s + 1] = n;
+  a.n_candidates[s] = others;
+  a.n_pick[s] = split.n_pick;
+}
+
+// The n_pick highest of each list's S[t], t < n_candidates, ascending; equal scores: the lower t
+// first.
+//   S[t] = sum over age a < window of weights[a] * scores[(p - a) % window][t], t <= p - a
+// where p = kv_len - 1, and queries before position 0 do not exist. With a window of 1 a candidate
+// may be a token or a unit of tokens.
+struct TopKArgs {
+  const float* scores = nullptr;   // [n_seqs, lists, window, stride]
+  const float* weights = nullptr;  // [window], newest first
+  const SeqMeta* seqs = nullptr;
+  const int32_t* n_candidates = nullptr;  // [n_seqs]
+  const int32_t* n_pick = nullptr;        // [n_seqs]: of each list
+  const int32_t* keep = nullptr;  // [n_seqs]: not 0 leaves index and count as they are; null: none
+  int32_t* index = nullptr;       // [n_seqs, lists, capacity]
+  int32_t* count = nullptr;       // [n_seqs, lists]
+  int64_t stride = 0;             // candidates
+  int32_t window = 1;
+  int32_t lists = 1;  // of a sequence
+  int32_t capacity = 0;
+  int32_t n_seqs = 0;
+
+  bool operator==(const TopKArgs&) const = default;
+};
+
+}  // namespace omnikv

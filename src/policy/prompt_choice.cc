@@ -1,0 +1,52 @@
+#include "policy/prompt_choice.h"
+
+#include <iterator>
+
+namespace omnikv {
+
+Status PromptChoice::Prepare(const PolicyContext& context, PolicySettings& settings) {
+  context_ = context;
+  budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
+  room_ = settings.Int("room");
+  recompress_ = settings.Text("turn") == "recompress";
+  OKV_RETURN_IF_ERROR(ReadSettings(settings));
+  if (context.backend == nullptr) return {};
+  OKV_ASSIGN_OR_RETURN(scores_, TakeScores());
+  OKV_RETURN_IF_ERROR(Allocate());
+  return choice_.Prepare(backend(), memory_, {.budget = budget_, .min_recent = Recent()},
+                         /*n_seqs=*/1, context.n_kv_heads, budget_, "kept tokens");
+}
+
+void PromptChoice::Observe(const LayerStep& step, const AttendArgs& attend) {
+  if (!step.chooses) return;
+  const SeqMeta* seq = attend.seqs + step.seq;
+  choice_.EnqueueRange(seq, 1);
+  choice_.EnqueueBest(Score(attend, seq), context_.max_context, seq, 1);
+}
+
+std::optional<Retained> PromptChoice::Retains(const LayerStep& step) const {
+  if (!step.chooses) return std::nullopt;
+  Retained kept{.first_seq = step.seq, .n_seqs = 1};
+  kept.rows.Add(choice_.List());
+  kept.rows.Add(choice_.Range());
+  return kept;
+}
+
+std::vector<SettingSpec> PromptChoiceSettings(std::vector<SettingSpec> own, double least_budget) {
+  std::vector<SettingSpec> settings = {{.key = "budget",
+                                        .type = SettingType::kInt,
+                                        .default_value = "1024",
+                                        .help = "tokens of the prompt that each KV head keeps",
+                                        .min = least_budget,
+                                        .max = 1e9}};
+  std::move(own.begin(), own.end(), std::back_inserter(settings));
+  settings.push_back({.key = "turn",
+                      .type = SettingType::kChoice,
+                      .default_value = "append",
+                      .help = "later turns: keep all of their tokens, or choose anew after each",
+                      .choices = {"append", "recompress"}});
+  settings.push_back(RoomSetting());
+  return settings;
+}
+
+}  // namespace omnikv

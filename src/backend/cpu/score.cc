@@ -1,6 +1,8 @@
 #include "backend/cpu/score.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "backend/cpu/matvec.h"
 
@@ -101,6 +103,11 @@ void CpuScore::Run(const KeyScoreArgs& a, float* scratch) {
       });
       for (int64_t p = 1; p < parts; ++p) {  // in order, whatever the threads
         for (int64_t i = 0; i < floats; ++i) scratch[i] += scratch[p * floats + i];
+      }
+      const int64_t values = KeyFloats(a.kv.dk);
+      for (float* mean = scratch; mean != scratch + floats; mean += values) {
+        const float norm = std::sqrt(std::inner_product(mean, mean + values, mean, 0.0f));
+        for (int64_t i = 0; i < values && norm > 0; ++i) mean[i] /= norm;
       }
     }
     for_parts([&](int64_t, int64_t begin, int64_t end) {

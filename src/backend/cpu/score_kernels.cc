@@ -348,18 +348,15 @@ void KeyScoreOf(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
       float score = std::sqrt(square);
       if (a.kind == KeyScoreKind::kUnlike) {
         VF dot[2] = {hn::Zero(d), hn::Zero(d)};
-        VF norm[2] = {hn::Zero(d), hn::Zero(d)};
         for (size_t at = 0; at < dk; at += kStep) {
           VF v[2];
           LoadHeadStep<kType>(key, a.kv.k.ToScales(g), at, dk, v[0], v[1]);
           for (size_t i = 0; i < 2; ++i) {
             const VF mean = hn::LoadU(d, means + g * floats + at + i * kLanes);
             dot[i] = hn::MulAdd(v[i], mean, dot[i]);
-            norm[i] = hn::MulAdd(mean, mean, norm[i]);
           }
         }
-        const float norms = score * std::sqrt(Sum(hn::Add(norm[0], norm[1])));
-        score = norms > 0 ? Sum(hn::Add(dot[0], dot[1])) / norms : 0.0f;
+        score = score > 0 ? Sum(hn::Add(dot[0], dot[1])) / score : 0.0f;
       }
       a.out[(int64_t{seq} * a.kv.n_kv_heads + g) * a.stride + t] = -score;
     });

@@ -46,8 +46,8 @@ struct ScoreKernels {
   // in which keys of this type are loaded.
   void (*key_directions)(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
                          float* sums);
-  // The scores of tokens [begin, end), by `means`, some multiples of what key_directions gives, of
-  // kUnlike.
+  // The scores of tokens [begin, end); of kUnlike by `means`, what key_directions gives for all
+  // tokens, of length 1 (or 0).
   void (*key_score)(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
                     const float* means);
   // out[i] of list `list` of sequence `seq`, i in [begin, end).

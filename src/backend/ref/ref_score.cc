@@ -158,12 +158,13 @@ void RefKeyScore(const KeyScoreArgs& a) {
         const double norm = Norm(k);
         for (size_t i = 0; i < dk && norm > 0; ++i) mean[i] += k[i] / norm / seq.kv_len;
       }
+      const double mean_norm = Norm(mean);
       float* out = a.out + (int64_t{s} * a.kv.n_kv_heads + g) * a.stride;
       for (int64_t t = 0; t < seq.kv_len; ++t) {
         const std::vector<double> k = key(t);
         double score = Norm(k);
         if (a.kind == KeyScoreKind::kUnlike) {
-          const double norms = Norm(k) * Norm(mean);
+          const double norms = score * mean_norm;
           double dot = 0;
           for (size_t i = 0; i < dk; ++i) dot += k[i] * mean[i];
           score = norms > 0 ? dot / norms : 0;

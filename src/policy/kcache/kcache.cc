@@ -99,9 +99,9 @@ PolicyInfo KcachePolicy() {
            .chooses = "at every step per KV head, by the weights of the step's query",
            .keeps =
                "K of all tokens on the device, V on the host where the engine may place them there",
-           .reads = "K of N tokens, V of b; the first layers N rows",
+           .reads = "K of N tokens twice, K and V of b; the first layers N rows",
            .holds = "K of N tokens on the device, V of N tokens on the host",
-           .loses = "nothing (0 of 8 facts)"},
+           .loses = "nothing (0 of 8 answers)"},
       .settings = {{.key = "budget",
                     .type = SettingType::kInt,
                     .default_value = "128",

@@ -10,7 +10,7 @@ PolicyInfo KeydiffPolicy() {
       "keydiff", "the keys least like their mean direction, chosen once per KV head (KeyDiff)",
       {.source = "KeyDiff, Park et al. 2025, as in kvpress",
        .chooses = "once after the prompt, by the directions of its keys",
-       .loses = "few facts of the prompt (1 of 8)"},
+       .loses = "little of the prompt (1 of 8 answers)"},
       KeyScoreKind::kUnlike);
 }
 

@@ -1,4 +1,4 @@
-// Filter layers for published models, and for any other until `analyze filters` has measured its.
+// Filter layers for published models, and a guess for any other.
 #pragma once
 
 #include <cstdint>

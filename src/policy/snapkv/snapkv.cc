@@ -91,7 +91,8 @@ PolicyInfo SnapkvPolicy() {
                     .keeps = "b rows of each KV head and all later ones, on the device",
                     .reads = "b rows and the later ones",
                     .holds = "b rows and the later ones",
-                    .loses = "facts of the prompt (8 of 8 with kernel=5, 1 of 8 with kernel=31)"},
+                    .loses = "much of the prompt (8 of 8 answers with kernel=5, 1 of 8 with "
+                             "kernel=31)"},
           .settings = PromptChoiceSettings(
               {{.key = "window",
                 .type = SettingType::kInt,

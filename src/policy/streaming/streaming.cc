@@ -122,7 +122,7 @@ PolicyInfo StreamingPolicy() {
                     .keeps = "the first rows and the last ones, on the device",
                     .reads = "b rows",
                     .holds = "b + 64 rows",
-                    .loses = "what lies between the first rows and the last (6 of 8 facts)"},
+                    .loses = "what lies between the first rows and the last (6 of 8 answers)"},
           .settings = {{.key = "sinks",
                         .type = SettingType::kInt,
                         .default_value = "4",

@@ -105,9 +105,9 @@ PolicyInfo TovaPolicy() {
                     .chooses = "after the prompt and at every step, by the weights of the last "
                                "query, mean of all heads",
                     .keeps = "b rows of each layer, on the device",
-                    .reads = "b + 1 rows",
+                    .reads = "b + 1 rows, and their K once more",
                     .holds = "b rows",
-                    .loses = "facts of the prompt (8 of 8)"},
+                    .loses = "most of the prompt (8 of 8 answers)"},
           .settings = {{.key = "budget",
                         .type = SettingType::kInt,
                         .default_value = "1024",

@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from kvpress import KeyDiffPress, KnormPress, SnapKVPress
+from kvpress import KeyDiffPress, KnormPress, ObservedAttentionPress, SnapKVPress
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from oracle.fixtures import CLEAR_GAP, bits, stored
@@ -33,6 +33,7 @@ METHODS = {
     "snapkv": (lambda r: SnapKVPress(r, window_size=WINDOW, kernel_size=KERNEL), None, (40, 80, 120)),
     "knorm": (KnormPress, None, (40, 104, 112)),
     "keydiff": (KeyDiffPress, 1.0, (40, 80, 120)),
+    "h2o": (ObservedAttentionPress, None, (40, 80, 120)),
 }
 BUDGETS = (16, 28, 32)
 
@@ -82,6 +83,8 @@ def make_case(model, name, policy, budget, prompt, decode):
     settings = {"budget": budget}
     if policy == "snapkv":
         settings |= {"window": WINDOW, "kernel": KERNEL, "pool": "mean"}
+    if policy == "h2o":
+        settings |= {"mode": "observed"}
     moved = np.abs(logits - full).max() / np.abs(full).max()
     print(f"{name:24s} against full {moved:.3f}  near ties {gaps}")
     return logits, {"name": name, "policy": policy, "prompt_tokens": len(prompt),
@@ -97,12 +100,15 @@ def main():
     torch.set_num_threads(1)
     texts = json.loads((out / "policies.json").read_text())
     model = AutoModelForCausalLM.from_pretrained(out / texts["model"], dtype=torch.float32).eval()
+    gives_weights = AutoModelForCausalLM.from_pretrained(
+        out / texts["model"], dtype=torch.float32, attn_implementation="eager").eval()
     cases, logits = [], {}
     for policy, (_, _, lengths) in METHODS.items():
         for budget in BUDGETS:
             for n in lengths:
                 name = f"{policy}_{budget}_of_{n}"
-                logits[name], case = make_case(model, name, policy, budget, texts["prompt"][:n],
+                logits[name], case = make_case(gives_weights if policy == "h2o" else model, name,
+                                               policy, budget, texts["prompt"][:n],
                                                texts["decode"])
                 cases.append(case)
     write_cases(out / "policies_kvpress.json", {}, cases)

@@ -34,8 +34,8 @@ import time
 from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
-TOVA, SNAPKV, QUEST, DUO, KCACHE = (f"src/policy/{p}/{p}.cc" for p in
-                                    ("tova", "snapkv", "quest", "duo", "kcache"))
+TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O = (f"src/policy/{p}/{p}.cc" for p in
+                                         ("tova", "snapkv", "quest", "duo", "kcache", "h2o"))
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -96,6 +96,19 @@ FAULTS = {
     "keys_of_the_largest_norm": (KERNELS + "key_score.cu", "out[t] = -score;", "out[t] = score;"),
     "keys_have_another_anchor": (
         KERNELS + "key_score.cu", "own[at + j] += k.v[j] * inverse;", "own[at + j] += k.v[j];"),
+    "h2o_forgets_what_earlier_queries_gave": (H2O, ".accumulate = true", ".accumulate = false"),
+    "h2o_last_query_alone": (H2O, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "h2o_gives_up_recent_tokens": (H2O, ".recent = recent_}", ".recent = recent_ - 1}"),
+    "h2o_chooses_recent_tokens_by_weight": (H2O, ".recent = recent_,", ".recent = 0,"),
+    "h2o_sums_stay_behind": (H2O, "    kept.scores = Sums(step);\n", ""),
+    "h2o_observed_is_a_plain_sum": (H2O, ".per_query = observed_", ".per_query = false"),
+    "h2o_maximum_of_the_group": (H2O, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "sums_of_the_wrong_step": (
+        KERNELS + "score.cu", "ScoresOf(a, b.s, list, /*held=*/true)[at]",
+        "ScoresOf(a, b.s, list, /*held=*/false)[at]"),
+    "compact_leaves_scores": (
+        KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to_scores[i] = score[u];", ""),
+    "evicts_recent_rows": (KERNELS + "kept_rows.cu", "    if (IsRecent(a, s, l, i)) continue;\n", ""),
     "quest_other_reduction": (
         QUEST, "HeadReduce heads_ = HeadReduce::kMax", "HeadReduce heads_ = HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".min_recent = 1,", ".min_recent = 0,"),

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 from oracle.duo import Duo
+from oracle.h2o import H2o
 from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
 from oracle.omnikv import OmniKv
@@ -19,7 +20,8 @@ LENGTHS = (40, 80, N_PROMPT)  # of prompts
 GATES = "full_attention_heads.tsv"  # beside the model
 
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
-         "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff}
+         "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
+         "h2o": H2o}
 
 
 def gates():
@@ -85,6 +87,12 @@ OTHERS = {
     "knorm": ((40, 104, 112),
               {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)}, {}),
     "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)}, {}),
+    "h2o": (
+        LENGTHS,
+        {budget: {"budget": budget} for budget in (16, 32, 56)},
+        {"recent_4": {"budget": 32, "recent": 4}, "recent_0": {"budget": 24, "recent": 0},
+         "recent_23": {"budget": 24, "recent": 23}, "one": {"budget": 1, "recent": 0}} |
+        {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)}),
     "quest": (
         LENGTHS,
         {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)},

@@ -134,8 +134,13 @@ struct KvView {
     const int64_t block = block_table[table_off + t / block_tokens];
     return block * block_tokens + t % block_tokens;
   }
-  // The same rows as part of a layer of `n` KV heads: its head h + `by` is where head h was, and who
-  // reads others reads anything.
+  // The position of the token in row t of that sequence, for KV head `list` (pos_lists > 1).
+  OMNIKV_HOST_DEVICE int32_t PosOf(int32_t table_off, int64_t t, int32_t list) const {
+    if (pos == nullptr) return static_cast<int32_t>(t);
+    return pos[RowIndex(table_off, t) * pos_lists + (pos_lists > 1 ? list : 0)];
+  }
+  // The same rows as part of a layer of `n` KV heads: its head h + `by` is where head h was, and
+  // who reads others reads anything.
   KvView Renumbered(int32_t by, int32_t n) const {
     KvView view = *this;
     view.k = k.Renumbered(by);

@@ -113,8 +113,8 @@ class Backend {
   virtual Mark SetMark() = 0;
   virtual void Await(Mark mark) = 0;
 
-  // Whether Enqueue takes `op`. The engine asks it of the ops of all steps before it opens a group of
-  // sequences (engine/supported.h). Only the plain arguments count, not what they point at.
+  // Whether Enqueue takes `op`. The engine asks it of the ops of all steps before it opens a group
+  // of sequences (engine/supported.h). Only the plain arguments count, not what they point at.
   virtual Support Supports(const Op& op) const = 0;
 
   // Runs `op` after everything enqueued before it on its lane; while recording, keeps it instead.

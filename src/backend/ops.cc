@@ -174,6 +174,15 @@ struct CostVisitor {
     c.bytes_read = c.kv_bytes;
     return c;
   }
+  Cost operator()(const AgedScoresArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      c.bytes_read += 8 * U(a.lists) * U(a.seqs[s].kv_len);
+      c.bytes_written += 4 * U(a.lists) * U(a.seqs[s].kv_len);
+    }
+    return c;
+  }
   Cost operator()(const PoolArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
@@ -230,7 +239,8 @@ struct CostVisitor {
   Cost operator()(const CompactArgs& a) const {
     Cost c;
     const uint64_t row_bytes =  // of a list
-        U(a.kv.TokenBytes()) / U(a.lists) + (a.pos != nullptr ? 4 : 0);
+        U(a.kv.TokenBytes()) / U(a.lists) + (a.pos != nullptr ? 4 : 0) +
+        (a.scores.scores != nullptr ? 4 : 0);
     for (int32_t l = 0; l < a.n_seqs * a.lists; ++l) {
       const int32_t s = l / a.lists;
       if (a.seqs[s].q_len == 0) continue;
@@ -277,6 +287,7 @@ struct NameVisitor {
   std::string_view operator()(const BlockSummaryArgs&) const { return "BlockSummary"; }
   std::string_view operator()(const BlockScoreArgs&) const { return "BlockScore"; }
   std::string_view operator()(const KeyScoreArgs&) const { return "KeyScore"; }
+  std::string_view operator()(const AgedScoresArgs&) const { return "AgedScores"; }
   std::string_view operator()(const PoolArgs&) const { return "Pool"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }

@@ -385,16 +385,21 @@ struct LocateRowsArgs {
 //   row i = row index[s][l][i],
 // the heads of list l alone: all KV heads (lists = 1), or KV head l. Sequences without rows in the
 // step keep theirs. Where `from` has a base, row index[i] is one of it, at position index[i].
+// Scores of the rows go along, from and to the slot of the step.
 // REQUIRES that each list ascends strictly and ends before its bounds, hence index[i] >= i, and
-// rows that no other sequence reads.
+// rows that no other sequence reads; scores that lie apart, or in the same ring.
 struct CompactArgs {
   KvView kv;
   KvView from;                      // in other memory; without a base: kv itself
   const SeqMeta* seqs = nullptr;    // [n_seqs]
+  const SeqMeta* steps = nullptr;   // [n_seqs], with `scores`: of the step, whose kv_len counts all
+                                    // tokens
   const int32_t* index = nullptr;   // [n_seqs, lists, capacity]
   const int32_t* count = nullptr;   // [n_seqs, lists]
   const int32_t* bounds = nullptr;  // [n_seqs, 2]; null: none
   int32_t* pos = nullptr;           // [rows of kv, lists]: what else moves; null: nothing
+  ScoreRing scores;                 // the same: no scores
+  ScoreRing to_scores;
   int32_t capacity = 0;
   int32_t lists = 1;  // 1, or n_kv_heads
   int32_t n_seqs = 0;
@@ -420,23 +425,31 @@ struct EvictionLog {
 };
 
 // Each sequence that has a row in the step and more than `most` rows gives one up, for each list
-// that of the lowest score (of equals the last): the step's own row, which is the last, moves into
-// its place, with its score. Lists are those of CompactArgs.
+// that of the lowest score (of equals the last) but for the rows of the last `recent` tokens: the
+// step's own row, which is the last, moves into its place, with its score. Lists are those of
+// CompactArgs.
 // REQUIRES one row per sequence, and rows that no other sequence reads.
 struct EvictArgs {
   KvView kv;
   const SeqMeta* seqs = nullptr;   // [n_seqs]: of the table
   const SeqMeta* steps = nullptr;  // [n_seqs]: of the step, whose kv_len counts all tokens
-  float* scores = nullptr;         // [n_seqs, lists, stride]
-  int32_t* pos = nullptr;          // [rows of kv, lists]; null: nothing
+  ScoreRing scores;                // of rows, the slot of the step
+  int32_t* pos = nullptr;          // [rows of kv, lists]; null: nothing, and no `recent`
   EvictionLog log;
-  int64_t stride = 0;  // rows
   int32_t most = 0;    // rows
+  int32_t recent = 0;  // tokens, below `most`
   int32_t lists = 1;   // 1, or n_kv_heads
   int32_t n_seqs = 0;
 
   bool operator==(const EvictArgs&) const = default;
 };
+
+// Whether row i of a sequence is of its last `recent` tokens.
+OMNIKV_HOST_DEVICE inline bool IsRecent(const EvictArgs& a, int32_t s, int32_t l, int32_t i) {
+  if (a.recent == 0) return false;
+  const int64_t row = a.kv.RowIndex(a.seqs[s].table_off, i);
+  return a.pos[row * a.lists + l] >= a.steps[s].kv_len - a.recent;
+}
 
 // Undoes the evictions of sequence `seq` in steps after which its context had more than `from`
 // tokens, and at most `to`, as far as they ran. REQUIRES to - from <= kEvictionLog, and that they
@@ -528,9 +541,10 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
                         LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
-                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, PoolArgs, PlanRangeArgs,
-                        TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs,
-                        LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
+                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, AgedScoresArgs, PoolArgs,
+                        PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs,
+                        MergeStatesArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs,
+                        CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

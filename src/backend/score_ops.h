@@ -36,6 +36,21 @@ enum class QueryReduce : int32_t {
   kDecay,  // the sum, in which a row counts `decay` times as much as the row after it
 };
 
+// Scores that grow from step to step, of which the last `size` steps are kept, so that steps which
+// ran ahead may be forgotten: f32 [n_seqs, size, lists, stride]. A step that leaves a sequence with
+// n tokens writes slot n % size.
+struct ScoreRing {
+  float* scores = nullptr;
+  int64_t stride = 0;
+  int32_t size = 1;
+
+  bool operator==(const ScoreRing&) const = default;
+  // Of list l of `lists`, sequence s, after the step that left n tokens.
+  OMNIKV_HOST_DEVICE float* At(int32_t s, int32_t l, int32_t lists, int32_t n) const {
+    return scores + ((int64_t{s} * size + n % size) * lists + l) * stride;
+  }
+};
+
 // The most tokens that a unit of ScoreArgs has.
 inline constexpr int32_t kMaxScoreUnit = 512;
 
@@ -49,14 +64,17 @@ inline constexpr int32_t kMaxScoreUnit = 512;
 // List l is all heads (lists = 1), or the query heads of KV head l. With `accumulate` a unit that
 // began before this step keeps what it holds:
 //   out = held + new, or max(held, new) of kMax, or decay^q_len * held + new of kDecay
-// Sequences without rows keep their scores.
+// With a ring of several slots, what it holds is in the slot of the step before. Sequences without
+// rows keep their scores.
 struct ScoreArgs {
   const float* q = nullptr;    // [n_rows, n_heads, dk]
   const float* lse = nullptr;  // [n_rows, n_heads]; null: scores are logits
   KvView kv;
   const SeqMeta* seqs = nullptr;
-  float* out = nullptr;  // [n_seqs, lists, stride]
-  int64_t stride = 0;    // units
+  const SeqMeta* steps = nullptr;  // of `ring`: kv_len counts all tokens; null: seqs
+  float* out = nullptr;            // [n_seqs, ring, lists, stride]
+  int64_t stride = 0;              // units
+  int32_t ring = 1;                // ScoreRing::size
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
   int32_t n_heads = 0;
@@ -72,6 +90,13 @@ struct ScoreArgs {
 
   bool operator==(const ScoreArgs&) const = default;
 };
+
+// Where the scores of list l of sequence s go, and where those are that `accumulate` adds to.
+OMNIKV_HOST_DEVICE inline float* ScoresOf(const ScoreArgs& a, int32_t s, int32_t l, bool held) {
+  const SeqMeta& step = (a.steps != nullptr ? a.steps : a.seqs)[s];
+  return ScoreRing{a.out, a.stride, a.ring}.At(s, l, a.lists,
+                                               step.kv_len - (held ? step.q_len : 0));
+}
 
 // How many of a sequence's `q_len` rows score.
 OMNIKV_HOST_DEVICE inline int32_t ScoringRows(const ScoreArgs& a, int32_t q_len) {
@@ -152,6 +177,37 @@ struct KeyScoreArgs {
 
   bool operator==(const KeyScoreArgs&) const = default;
 };
+
+// Scores of the rows i < seqs[s].kv_len that a sequence holds, as the age of their tokens makes
+// them. With n = steps[s].kv_len and p the position of row i (of list l, KvView::pos; else i):
+//   out[s][l][i] = the highest number there is where p >= n - recent: such rows are chosen first
+//                  in[s][l][i] / (n - p) with `per_query`: by each query that saw the token
+//                  in[s][l][i] else
+// Sequences without rows keep their scores.
+struct AgedScoresArgs {
+  ScoreRing in;
+  KvView kv;                       // for the positions
+  const SeqMeta* seqs = nullptr;   // [n_seqs]: of the table
+  const SeqMeta* steps = nullptr;  // [n_seqs]: of the step, whose kv_len counts all tokens
+  float* out = nullptr;            // [n_seqs, lists, stride], not `in`
+  int64_t stride = 0;              // rows
+  int32_t lists = 1;               // 1, or n_kv_heads
+  int32_t n_seqs = 0;
+  int32_t recent = 0;  // tokens
+  bool per_query = false;
+
+  bool operator==(const AgedScoresArgs&) const = default;
+};
+
+// That of row i.
+OMNIKV_HOST_DEVICE inline float AgedScore(const AgedScoresArgs& a, int32_t s, int32_t l,
+                                          int32_t i) {
+  const int32_t n = a.steps[s].kv_len;
+  const int32_t p = a.kv.PosOf(a.seqs[s].table_off, i, l);
+  if (p >= n - a.recent) return 3.402823466e38f;
+  const float score = a.in.At(s, l, a.lists, n)[i];
+  return a.per_query ? score / static_cast<float>(n - p) : score;
+}
 
 enum class PoolKind : int32_t { kMean, kMax };
 

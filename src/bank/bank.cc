@@ -304,7 +304,9 @@ void Bank::Truncate(int32_t seq, int64_t length) {
   Unstage(seq, length);
   for (size_t i = 0; i < tables_.size(); ++i) {
     tables_[i].blocks.Shrink(seq, BlocksFor(RowsOf(i, seq, length)));
-    if (length == 0) tables_[i].lost[static_cast<size_t>(seq)] = {};
+    Lost& lost = tables_[i].lost[static_cast<size_t>(seq)];
+    lost.least = std::min(lost.least, length);
+    if (length == 0) lost = {};
   }
   lengths_[static_cast<size_t>(seq)] = length;
 }

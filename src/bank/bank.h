@@ -89,6 +89,11 @@ class Bank {
   // The first `n` rows stay, where the last step moved those that do; the memory of the others is
   // given back.
   void Keep(int32_t seq, int32_t table, int64_t n);
+  // From now on the sequence cannot be cut back from its length, but to nothing or by steps that
+  // nobody read.
+  void Settle(int32_t seq, int32_t table) {
+    tables_[static_cast<size_t>(table)].lost[static_cast<size_t>(seq)].least = Length(seq);
+  }
   // Rows that are held, the last step's own included, and tokens lost before them. With kToMost the
   // row of a token at position p is min(p - gone, most).
   int64_t Rows(int32_t seq, int32_t table) const {
@@ -179,7 +184,7 @@ class Bank {
   // What a sequence has lost in a table.
   struct Lost {
     int64_t gone = 0;    // tokens
-    int64_t least = 0;   // Length when it last lost some
+    int64_t least = 0;   // Length when it last lost some, or Settle
     int64_t most = 0;    // rows that stay in each step; 0: all
     bool moves = false;  // rows move in the steps that follow
   };

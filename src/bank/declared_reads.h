@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/attn_plan.h"
+#include "backend/score_ops.h"
 
 namespace omnikv {
 
@@ -46,6 +46,10 @@ struct Keeps {
   bool every_step = false;    // and after each decode step
   int64_t room = 0;           // rows that come after those, of turns and answers, at most
   int32_t lists = 1;          // 1, or n_kv_heads: which heads keep the same rows
+  // What it chooses by is summed over all rows of a sequence up to the choice. So a sequence cannot
+  // be cut back but to nothing, steps that nobody read apart, and no rows that other policies'
+  // steps computed can be taken over.
+  bool sums = false;
 };
 
 // The rows that a layer keeps, as one step chose them.
@@ -55,9 +59,12 @@ struct Retained {
   AttnPlan rows;
   int32_t first_seq = 0;
   int32_t n_seqs = 0;
-  // In a decode step: of more than Keeps::rows, all but that of the lowest score.
-  float* scores = nullptr;  // [n_seqs, lists, stride]
-  int64_t stride = 0;       // rows, at least Keeps::rows + 1
+  // In a decode step, of a score for each of up to Keeps::rows + 1 rows: all but that of the lowest
+  // one. Rows of the last `recent` tokens stay, too. After a prompt: scores that go along with the
+  // rows, to `to_scores`; sequence 0 is `first_seq`.
+  ScoreRing scores;
+  ScoreRing to_scores;
+  int32_t recent = 0;
 };
 
 }  // namespace omnikv

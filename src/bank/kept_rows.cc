@@ -74,7 +74,9 @@ Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool ch
                         : LoseRows::kNone,
              keeps_.rows);
   if (bank_.Gone(seq, 0) != gone) UploadGone(q, seq);
-  return bank_.Append(seq, n);
+  OKV_RETURN_IF_ERROR(bank_.Append(seq, n));
+  if (keeps_.sums && (keeps_.every_step || ChoosesAfterPrompt(q))) bank_.Settle(seq, 0);
+  return {};
 }
 
 Status KeptRows::CheckRoom(int32_t seq, int64_t n) const {
@@ -118,6 +120,7 @@ void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
 void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose) {
   prompted_[static_cast<size_t>(q)] = true;
   if (!chose) return;
+  if (keeps_.sums) bank_.Settle(seq, 0);
   bank_.Keep(seq, 0, std::min(bank_.Rows(seq, 0), keeps_.rows));
   UploadGone(q, seq);
 }
@@ -169,8 +172,8 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
                                .scores = retained.scores,
                                .pos = PositionsOf(layer),
                                .log = LogOf(layer),
-                               .stride = retained.stride,
                                .most = static_cast<int32_t>(keeps_.rows),
+                               .recent = retained.recent,
                                .lists = keeps_.lists,
                                .n_seqs = n_seqs_});
     return;
@@ -181,10 +184,13 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
   backend_.Enqueue(CompactArgs{.kv = bank_.View(layer),
                                .from = stage != nullptr ? stage->View(layer) : KvView{},
                                .seqs = located + retained.first_seq,
+                               .steps = seqs + retained.first_seq,
                                .index = list.index,
                                .count = list.count,
                                .bounds = retained.rows.segments[1].bounds,
                                .pos = PositionsOf(layer),
+                               .scores = retained.scores,
+                               .to_scores = retained.to_scores,
                                .capacity = list.capacity,
                                .lists = keeps_.lists,
                                .n_seqs = retained.n_seqs});

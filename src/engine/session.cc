@@ -138,7 +138,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
 int64_t SessionImpl::Shares(const SessionImpl& from) const {
   const bool dense =
       from.group_->policy_info().dense_prompts && group_->policy_info().dense_prompts;
-  if (!dense || from.group_->least_length(0) > 0) return 0;
+  if (!dense || from.group_->least_length(0) > 0 || policy().Kept().sums) return 0;
   const auto total = static_cast<int64_t>(from.tokens_.size());
   int64_t shared = std::min(from.dense_rows_,
                             total - std::max<int64_t>(policy().WarmRows(), policy().LastRows()));

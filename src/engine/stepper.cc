@@ -257,10 +257,12 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   }
   if (!status.ok() && chunk != nullptr) {
     core_.backend->Synchronize();
-    // Rows that a choice has moved in some layers are of no use.
-    const bool chose = chunk->group->ChoosesAfter(
-        chunk->member, chunk->group->length(chunk->member), chunk->prompt_end);
-    chunk->group->CutTo(chunk->member, chose ? 0 : chunk_pos);
+    // Rows that a choice has moved in some layers are of no use, nor are sums that some layers have
+    // added to.
+    const bool lost = chunk->group->policy().Kept().sums ||
+                      chunk->group->ChoosesAfter(
+                          chunk->member, chunk->group->length(chunk->member), chunk->prompt_end);
+    chunk->group->CutTo(chunk->member, lost ? 0 : chunk_pos);
   }
   if (!status.ok()) return GiveUp(rows, status);
   for (const auto& [group, member, token] : rows) group->Drop(member, group->length(member));

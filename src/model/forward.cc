@@ -298,7 +298,10 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
                    .first_pos = rows.first_pos,
                    .prompt_end = rows.prompt_end,
                    .wants_selection = group.residency->WantsSelection(),
+                   .chooses_after = rows.prefill && rows.residency.ChoosesAfterPrompt(rows.member),
                    .chooses = rows.chooses,
+                   .by_layer = rows.one_layer.has_value(),
+                   .steps = SeqsOf(c, group),
                    .seq = rows.member};
     const int32_t classes = rows.policy.HeadClasses();
     for (; step.head_class < classes; ++step.head_class) {

@@ -37,6 +37,8 @@ struct PolicyContext {
   std::vector<const float*>
       inv_freq;  // [n_layers] device [n_freq]; null: the layer has no rotation
   int32_t n_freq = 0;
+  // First prompts pass layer by layer: what it keeps for the length of a prompt is of one layer.
+  bool by_layer = false;
   bool force_indices = false;  // tests: no dense shortcut, whatever the length
   // Some layers' K/V are fetched before they are read: a selection of all tokens is cheaper than
   // none.
@@ -54,10 +56,13 @@ struct LayerStep {
   // prefill: the prompt's last rows are here, and the selection that the last row would make is
   // wanted.
   bool wants_selection = false;
-  // prefill: the prompt's last rows are here, and the layer's rows are chosen after it.
+  bool chooses_after = false;  // prefill: the prompt ends in a choice of the layer's rows
+  // prefill: the prompt's last rows are here, and that choice is made.
   bool chooses = false;
-  int32_t head_class = 0;  // of Policy::HeadClasses: the heads that take part
-  int32_t seq = 0;         // prefill: the rows' sequence, of SeqMeta
+  bool by_layer = false;           // prefill: the prompt passes layer by layer
+  const SeqMeta* steps = nullptr;  // AttendArgs::seqs with all tokens, where that has held rows
+  int32_t head_class = 0;          // of Policy::HeadClasses: the heads that take part
+  int32_t seq = 0;                 // prefill: the rows' sequence, of SeqMeta
 };
 
 // A sequence as a decode step finds it, in tokens, the step's own included.

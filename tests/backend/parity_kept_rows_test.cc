@@ -157,19 +157,34 @@ TEST_F(ParityTest, Compact) {
                 const Bank from = stage;
                 std::vector<int32_t> pos(with_pos ? copy.n_rows() * static_cast<size_t>(lists) : 0);
                 for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(7 * i);
+                // Scores go along with positions: to another ring, or within one.
+                constexpr int64_t kStride = 640;
+                const auto n_lists = lens.size() * static_cast<size_t>(lists);
+                std::vector<float> scores(with_pos ? 3 * n_lists * kStride : 0);
+                for (size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(i % 9973);
+                std::vector<float> to_scores(moves ? 2 * n_lists * kStride : 0, kPoison);
+                const ScoreRing ring{with_pos ? scores.data() : nullptr, kStride, 3};
+                std::vector<SeqMeta> steps = step.seqs;
+                for (SeqMeta& meta : steps) meta.kv_len += 100;
                 run(CompactArgs{.kv = copy.View(),
                                 .from = moves ? from.View() : KvView{},
                                 .seqs = step.seqs.data(),
+                                .steps = steps.data(),
                                 .index = index.data(),
                                 .count = count.data(),
                                 .bounds = with_bounds ? bounds.data() : nullptr,
                                 .pos = with_pos ? pos.data() : nullptr,
+                                .scores = ring,
+                                .to_scores = moves ? ScoreRing{to_scores.data(), kStride, 2} : ring,
                                 .capacity = capacity,
                                 .lists = lists,
                                 .n_seqs = step.n_seqs()});
                 Array rows = copy.Values();
                 rows.tolerance = 0;
-                return Outputs{rows, {"pos", AsFloats(pos), 0}};
+                return Outputs{rows,
+                               {"pos", AsFloats(pos), 0},
+                               {"scores", scores, 0},
+                               {"scores elsewhere", to_scores, 0}};
               });
         }
       }
@@ -187,14 +202,17 @@ TEST_F(ParityTest, EvictAndUndo) {
     const Step table({1, 1, 0, 1, 1}, lens, [&](int32_t s) { return bank.TableOff(s); });
     for (const int32_t lists : {1, l.n_kv_heads}) {
       for (const bool ties : {false, true}) {
+        // Few rows of the shorter sequences are old, none of the longer ones is recent.
+        const int32_t recent = ties ? 0 : 30;
+        const int32_t ring = ties ? 1 : kEvictionLog + 1;
         Check(fmt::format("Evict of {} {}, {} lists{}", bank.View().TokenBytes(),
-                          DTypeName(l.dtype), lists, ties ? ", ties" : ""),
+                          DTypeName(l.dtype), lists, ties ? ", ties" : ", not the recent"),
               [&](const Execute& run) {
                 Bank copy = bank;
                 constexpr int32_t kStride = 104;
                 const size_t n_lists = lens.size() * static_cast<size_t>(lists);
                 std::vector<int32_t> pos(copy.n_rows() * static_cast<size_t>(lists));
-                for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(7 * i);
+                for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(i * 37 % 800);
                 std::vector<std::byte> saved(lens.size() * kEvictionLog *
                                              static_cast<size_t>(PackedRowBytes(copy.View())));
                 std::vector<int32_t> length(n_lists * kEvictionLog, -7);
@@ -213,18 +231,19 @@ TEST_F(ParityTest, EvictAndUndo) {
                 std::vector<SeqMeta> steps = table.seqs;
                 for (int32_t step = 0; step < 2; ++step) {
                   for (size_t s = 0; s < steps.size(); ++s) steps[s].kv_len = all[s] + step;
-                  std::vector<float> scores = scores_of.Floats(n_lists * kStride);
+                  std::vector<float> scores =
+                      scores_of.Floats(n_lists * static_cast<size_t>(ring) * kStride);
                   if (ties) {
                     for (float& v : scores) v = v < 0.5f ? -0.0f : v < 1 ? 0.0f : 1.0f;
                   }
                   run(EvictArgs{.kv = copy.View(),
                                 .seqs = table.seqs.data(),
                                 .steps = steps.data(),
-                                .scores = scores.data(),
+                                .scores = {scores.data(), kStride, ring},
                                 .pos = pos.data(),
                                 .log = log,
-                                .stride = kStride,
                                 .most = 100,
+                                .recent = recent,
                                 .lists = lists,
                                 .n_seqs = static_cast<int32_t>(lens.size())});
                   keep(fmt::format(" after {}", step));

@@ -19,6 +19,7 @@ struct Scoring {
   bool per_head = false, softmax = false, accumulate = false;
   int32_t unit = 1, window = 0;
   float softcap = 0;
+  int32_t ring = 1;
 };
 
 // Scores of a step's sequences; what no unit's score is keeps its poison.
@@ -29,11 +30,14 @@ void CheckScore(const Attention& data, const Scoring& how, Random& random) {
   std::vector<float> lse =
       random.Floats(static_cast<size_t>(data.step.n_rows() * data.shape.n_heads), 0.3f);
   for (float& v : lse) v += 4;
-  std::vector<float> held(n_seqs * static_cast<size_t>(lists * stride), kPoison);
+  std::vector<float> held(n_seqs * static_cast<size_t>(how.ring * lists * stride), kPoison);
+  std::vector<SeqMeta> steps = data.step.seqs;  // of contexts that lost rows
+  for (size_t s = 0; s < n_seqs; ++s) steps[s].kv_len += how.ring > 1 ? static_cast<int>(s) : 0;
   for (size_t s = 0; s < n_seqs && how.accumulate; ++s) {
     const SeqMeta& seq = data.step.seqs[s];
     for (int32_t l = 0; l < lists; ++l) {
-      float* out = held.data() + (static_cast<int64_t>(s) * lists + l) * stride;
+      float* out = ScoreRing{held.data(), stride, how.ring}.At(static_cast<int32_t>(s), l, lists,
+                                                               steps[s].kv_len - seq.q_len);
       const int64_t old = (int64_t{seq.kv_len} - seq.q_len + how.unit - 1) / how.unit;
       const std::vector<float> values = random.Floats(static_cast<size_t>(old));
       std::copy(values.begin(), values.end(), out);
@@ -44,15 +48,18 @@ void CheckScore(const Attention& data, const Scoring& how, Random& random) {
                     shape.n_heads, shape.n_kv_heads, shape.dk, DTypeName(shape.dtype),
                     data.step.n_rows(), static_cast<int>(how.heads), static_cast<int>(how.queries),
                     how.per_head ? " per head" : "", how.softmax ? " softmax" : "",
-                    how.accumulate ? " accumulated" : "", how.unit, how.window, how.softcap),
+                    how.accumulate ? how.ring > 1 ? " in a ring" : " accumulated" : "", how.unit,
+                    how.window, how.softcap),
         [&](const Execute& run) {
           std::vector<float> out = held;
           run(ScoreArgs{.q = data.q.data(),
                         .lse = how.softmax ? lse.data() : nullptr,
                         .kv = data.bank.View(),
                         .seqs = data.step.seqs.data(),
+                        .steps = how.ring > 1 ? steps.data() : nullptr,
                         .out = out.data(),
                         .stride = stride,
+                        .ring = how.ring,
                         .n_rows = data.step.n_rows(),
                         .n_seqs = data.step.n_seqs(),
                         .n_heads = shape.n_heads,
@@ -83,6 +90,25 @@ TEST_F(ParityTest, ScoreReductions) {
               CheckScore(data, {heads, queries, per_head, softmax, accumulate, 16, 4}, random);
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// Sums of which the last steps are kept: of a decode step and of chunks, some of whose lengths are
+// multiples of the ring.
+TEST_F(ParityTest, ScoreRings) {
+  Random random(39);
+  for (const DType dtype : kKvFormats) {
+    const Attention data({8, 2, 64, 64, dtype}, {1, 0, 10, 7}, {130, 40, 77, 7}, random);
+    for (const int32_t ring : {3, 5}) {
+      for (const bool per_head : {false, true}) {
+        for (const QueryReduce queries : kQueryReduces) {
+          Scoring how{.queries = queries, .per_head = per_head, .softmax = true};
+          how.accumulate = true;
+          how.ring = ring;
+          CheckScore(data, how, random);
         }
       }
     }
@@ -368,6 +394,47 @@ TEST_F(ParityTest, KeyScore) {
                                .kind = kind});
               return Outputs{{"out", out, 1e-5}};
             });
+    }
+  }
+}
+
+TEST_F(ParityTest, AgedScores) {
+  Random random(40);
+  const std::vector<int32_t> lens = {600, 40, 0, 257};
+  const Bank bank(DType::kF16, 2, 8, 8, 16, lens, 600, random);
+  const Step table({1, 9, 0, 30}, lens, [&](int32_t s) { return bank.TableOff(s); });
+  std::vector<SeqMeta> steps = table.seqs;
+  for (SeqMeta& step : steps) step.kv_len += 300;
+  constexpr int64_t kStride = 610;
+  for (const int32_t lists : {1, 2}) {
+    const auto n_lists = lens.size() * static_cast<size_t>(lists);
+    std::vector<int32_t> pos(bank.n_rows() * static_cast<size_t>(lists));
+    for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(i * 37 % 340);
+    for (const int32_t ring : {1, 5}) {
+      std::vector<float> in = random.Floats(n_lists * static_cast<size_t>(ring) * kStride);
+      for (const int32_t recent : {0, 50}) {
+        for (const bool with_pos : {false, true}) {
+          Check(fmt::format("AgedScores {} lists ring {} recent {}{}", lists, ring, recent,
+                            with_pos ? " positions" : ""),
+                [&](const Execute& run) {
+                  KvView kv = bank.View();
+                  kv.pos = with_pos ? pos.data() : nullptr;
+                  kv.pos_lists = lists;
+                  std::vector<float> out(n_lists * kStride, kPoison);
+                  run(AgedScoresArgs{.in = {in.data(), kStride, ring},
+                                     .kv = kv,
+                                     .seqs = table.seqs.data(),
+                                     .steps = steps.data(),
+                                     .out = out.data(),
+                                     .stride = kStride,
+                                     .lists = lists,
+                                     .n_seqs = table.n_seqs(),
+                                     .recent = recent,
+                                     .per_query = ring > 1});
+                  return Outputs{{"out", out, 0}};
+                });
+        }
+      }
     }
   }
 }

@@ -292,7 +292,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
                        ::testing::Values("policies", "policies_tova", "policies_snapkv",
                                          "policies_quest", "policies_duo", "policies_kcache",
-                                         "policies_knorm", "policies_keydiff", "policies_kvpress")),
+                                         "policies_knorm", "policies_keydiff", "policies_h2o",
+                                         "policies_kvpress")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
                          ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),

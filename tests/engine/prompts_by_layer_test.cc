@@ -31,6 +31,11 @@ const PolicyOptions kSnapKvAnew = {
     .name = "snapkv",
     .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}, {"room", "40"}}};
 
+const PolicyOptions kH2o = {.name = "h2o",
+                            .settings = {{"budget", "24"}, {"recent", "8"}, {"room", "40"}}};
+const PolicyOptions kObserved = {
+    .name = "h2o", .settings = {{"budget", "24"}, {"mode", "observed"}, {"room", "40"}}};
+
 std::vector<int32_t> Tokens(int64_t n, int64_t seed = 1) {
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < n; ++i) {
@@ -160,7 +165,8 @@ std::vector<std::vector<float>> Talk(Engine& engine, const PolicyOptions& policy
 }
 
 TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
-  for (const PolicyOptions& policy : {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew}) {
+  for (const PolicyOptions& policy :
+       {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kH2o, kObserved}) {
     for (const bool windows : {false, true}) {
       SCOPED_TRACE(fmt::format("{}, windows {}", policy.name, windows));
       Made setup{.policy = policy, .windows = windows, .sessions = 2};
@@ -199,7 +205,7 @@ TEST_P(PromptsByLayer, FourTimesTheContextThatFitsWhole) {
   const auto full = omnikv::Make(GetParam(), setup, none);
   ASSERT_FALSE(full.ok());
   EXPECT_THAT(full.status().message(), HasSubstr("a context of 2048 tokens does not fit"));
-  for (const PolicyOptions& policy : {kTova, kSnapKv}) {
+  for (const PolicyOptions& policy : {kTova, kSnapKv, kH2o, kObserved}) {
     SCOPED_TRACE(policy.name);
     setup.policy = policy;
     setup.by_layer = false;
@@ -249,18 +255,25 @@ TEST_P(PromptsByLayer, ACancelReturnsToTheBeginning) {
 
 // Memory and ops refused at each place of a prompt in turn. Chunk by chunk, the chunks before stay.
 TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
-  for (const auto& [windows, by_layer] :
-       {std::pair{false, true}, std::pair{true, true}, std::pair{false, false}}) {
+  struct Setup {
+    PolicyOptions policy;
+    bool windows, by_layer;
+  };
+  for (const auto& [policy, windows, by_layer] : {Setup{kSnapKv, false, true},
+                                                  {kSnapKv, true, true},
+                                                  {kSnapKv, false, false},
+                                                  {kH2o, false, false}}) {
+    SCOPED_TRACE(policy.name);
     Fault fault;
     auto engine = omnikv::Make(
-        GetParam(), {.policy = kSnapKv, .windows = windows, .by_layer = by_layer, .sessions = 2},
+        GetParam(), {.policy = policy, .windows = windows, .by_layer = by_layer, .sessions = 2},
         [&](std::unique_ptr<Backend> inner) {
           auto counting = std::make_unique<CountingBackend>(std::move(inner), kNoCap);
           backend_ = counting.get();
           return std::make_unique<RefusingBackend>(std::move(counting), fault, /*card=*/false);
         });
     ASSERT_TRUE(engine.ok()) << engine.status().message();
-    const auto session = *(*engine)->NewSession(kSnapKv);
+    const auto session = *(*engine)->NewSession(policy);
     const size_t held = backend_->held();
     const size_t in_use = CoreOf(**engine).bank->DeviceBytes();
     fault = {};
@@ -326,7 +339,8 @@ TEST_P(PromptsByLayer, OtherSequencesDecodeMeanwhile) {
 }
 
 TEST_P(PromptsByLayer, TurnsAndAnswersHaveTheirRoom) {
-  for (const PolicyOptions& policy : {kTova, kSnapKv}) {
+  for (const auto& [policy, evicts] :
+       {std::pair{kTova, true}, {kSnapKv, false}, {kH2o, true}, {kObserved, false}}) {
     SCOPED_TRACE(policy.name);
     const auto engine = Make({.policy = policy});
     const auto session = *engine->NewSession(policy);
@@ -340,7 +354,7 @@ TEST_P(PromptsByLayer, TurnsAndAnswersHaveTheirRoom) {
     tokens.resize(340);
     ASSERT_TRUE(session->Prompt(tokens).ok());
     const Status answer = session->Step(1);
-    EXPECT_EQ(answer.ok(), policy.name == "tova") << answer.message();
+    EXPECT_EQ(answer.ok(), evicts) << answer.message();
     if (!answer.ok()) {
       EXPECT_THAT(answer.message(), HasSubstr("setting room"));
     }

@@ -92,8 +92,15 @@ void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
       const int64_t at = item % parts * kPart;
       if (at >= slice.bytes) continue;
       const auto bytes = static_cast<size_t>(std::min(kPart, slice.bytes - at));
-      const bool moves_pos = a.pos != nullptr && item % (kRowSlices * parts) == 0;
+      const bool first_part = item % (kRowSlices * parts) == 0;  // moves what else moves
+      const bool moves_pos = a.pos != nullptr && first_part;
       const Kept kept(a, list);
+      if (a.scores.scores != nullptr && first_part) {
+        const int32_t s = list / a.lists;
+        const float* scores = a.scores.At(s, l, a.lists, a.steps[s].kv_len);
+        float* to = a.to_scores.At(s, l, a.lists, a.steps[s].kv_len);
+        for (int32_t i = 0; i < kept.n; ++i) to[i] = scores[kept(i)];
+      }
       for (int32_t i = 0; i < kept.n; ++i) {
         if (a.InPlace() && kept(i) == i) continue;
         const int64_t from = a.Source().RowIndex(seq.table_off, kept(i));
@@ -118,11 +125,12 @@ void CpuEvict(const EvictArgs& a, ThreadPool& pool) {
       a.log.length[entry * a.lists + l] = a.steps[s].kv_len;
       victim = -1;
       if (seq.kv_len <= a.most) continue;
-      float* scores = a.scores + list * a.stride;
+      const auto seq_index = static_cast<int32_t>(s);
+      float* scores = a.scores.At(seq_index, l, a.lists, a.steps[s].kv_len);
       const int32_t newest = seq.kv_len - 1;
-      victim = 0;
-      for (int32_t i = 1; i <= newest; ++i) {
-        if (scores[i] <= scores[victim]) victim = i;
+      for (int32_t i = 0; i <= newest; ++i) {
+        if (IsRecent(a, seq_index, l, i)) continue;
+        if (victim < 0 || scores[i] <= scores[victim]) victim = i;
       }
       scores[victim] = scores[newest];
       const int64_t to = a.kv.RowIndex(seq.table_off, victim);

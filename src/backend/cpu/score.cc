@@ -116,6 +116,18 @@ void CpuScore::Run(const KeyScoreArgs& a, float* scratch) {
   }
 }
 
+void CpuScore::Run(const AgedScoresArgs& a) {
+  for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+    const int32_t s = list / a.lists;
+    if (a.seqs[s].q_len == 0) continue;
+    pool_.ParallelFor(a.seqs[s].kv_len, kPoolGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        a.out[list * a.stride + i] = AgedScore(a, s, list % a.lists, static_cast<int32_t>(i));
+      }
+    });
+  }
+}
+
 void CpuScore::Run(const PoolArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     for (int32_t l = 0; l < a.lists; ++l) {

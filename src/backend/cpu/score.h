@@ -17,6 +17,7 @@ class CpuScore {
   void Run(const BlockScoreArgs& a);
   int64_t ScratchFloats(const KeyScoreArgs& a) const;
   void Run(const KeyScoreArgs& a, float* scratch);
+  void Run(const AgedScoresArgs& a);
   void Run(const PoolArgs& a);
 
  private:

@@ -147,15 +147,16 @@ void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
                          ? static_cast<float>(std::pow(double{a.decay}, seq.q_len))
                          : 1.0f;
   for (int32_t l = 0; l < a.lists; ++l) {
-    float* out = a.out + (int64_t{job.seq} * a.lists + l) * a.stride;
+    float* out = ScoresOf(a, job.seq, l, /*held=*/false);
+    const float* held = ScoresOf(a, job.seq, l, /*held=*/true);
     for (int64_t t = begin; t < end; t += a.unit) {
       const float* of = f + l * kScoreBlock + (t - begin);
       float best = *std::max_element(of, of + std::min<int64_t>(a.unit, end - t));
-      float& to = out[t / a.unit];
       if (a.accumulate && t < seq.kv_len - seq.q_len) {
-        best = a.queries == QueryReduce::kMax ? std::max(best, to) : best + faded * to;
+        const float before = held[t / a.unit];
+        best = a.queries == QueryReduce::kMax ? std::max(best, before) : best + faded * before;
       }
-      to = best;
+      out[t / a.unit] = best;
     }
   }
 }

@@ -182,6 +182,7 @@ void KeyScore(const KeyScoreArgs& args, const Launch& launch);
 // --- kernels/select.cu: from scores to chosen tokens.
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);
+void AgedScores(const AgedScoresArgs& args, const Launch& launch);
 void Pool(const PoolArgs& args, const Launch& launch);
 void PlanRange(const PlanRangeArgs& args, const Launch& launch);
 size_t TopKScratch(const TopKArgs& args, const Device& device);

@@ -28,6 +28,7 @@ void RefScore(const ScoreArgs& a);
 void RefBlockSummary(const BlockSummaryArgs& a);
 void RefBlockScore(const BlockScoreArgs& a);
 void RefKeyScore(const KeyScoreArgs& a);
+void RefAgedScores(const AgedScoresArgs& a);
 void RefPool(const PoolArgs& a);
 
 }  // namespace omnikv

@@ -73,6 +73,11 @@ void RefCompact(const CompactArgs& a) {
     }
     std::vector<std::byte> rows(from.size() * packed);
     std::vector<int32_t> pos(from.size());
+    std::vector<float> scores;
+    for (size_t i = 0; a.scores.scores != nullptr && i < from.size(); ++i) {
+      scores.push_back(
+          a.scores.At(list / a.lists, l, a.lists, a.steps[list / a.lists].kv_len)[from[i]]);
+    }
     for (size_t i = 0; i < from.size(); ++i) {
       const int64_t row = a.Source().RowIndex(seq.table_off, from[i]);
       Pack(a.Source(), a.lists, l, row, &rows[i * packed]);
@@ -83,6 +88,9 @@ void RefCompact(const CompactArgs& a) {
       Unpack(a.kv, a.lists, l, &rows[i * packed], row);
       if (a.pos != nullptr) a.pos[row * a.lists + l] = pos[i];
     }
+    if (scores.empty()) continue;
+    std::copy(scores.begin(), scores.end(),
+              a.to_scores.At(list / a.lists, l, a.lists, a.steps[list / a.lists].kv_len));
   }
 }
 
@@ -98,10 +106,11 @@ void RefEvict(const EvictArgs& a) {
     a.log.length[entry * a.lists + l] = a.steps[s].kv_len;
     victim = -1;
     if (seq.kv_len <= a.most) continue;
-    float* scores = a.scores + list * a.stride;
-    int32_t lowest = 0;
-    for (int32_t i = 1; i < seq.kv_len; ++i) {
-      if (scores[i] <= scores[lowest]) lowest = i;
+    float* scores = a.scores.At(s, l, a.lists, a.steps[s].kv_len);
+    int32_t lowest = -1;
+    for (int32_t i = 0; i < seq.kv_len; ++i) {
+      if (IsRecent(a, s, l, i)) continue;
+      if (lowest < 0 || scores[i] <= scores[lowest]) lowest = i;
     }
     const int64_t to = a.kv.RowIndex(seq.table_off, lowest);
     const int64_t from = a.kv.RowIndex(seq.table_off, seq.kv_len - 1);

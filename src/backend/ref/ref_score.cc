@@ -48,7 +48,8 @@ void RefScore(const ScoreArgs& a) {
     if (seq.q_len == 0) continue;
     const int32_t first_age = ScoringRows(a, seq.q_len) - 1;
     for (int32_t l = 0; l < a.lists; ++l) {
-      float* out = a.out + (int64_t{s} * a.lists + l) * a.stride;
+      float* out = ScoresOf(a, s, l, /*held=*/false);
+      const float* before = ScoresOf(a, s, l, /*held=*/true);
       for (int64_t u = 0; u * a.unit < seq.kv_len; ++u) {
         double best = kNegInf;
         for (int64_t t = u * a.unit; t < std::min<int64_t>((u + 1) * a.unit, seq.kv_len); ++t) {
@@ -68,7 +69,7 @@ void RefScore(const ScoreArgs& a) {
           best = std::max(best, f);
         }
         if (a.accumulate && u * a.unit < seq.kv_len - seq.q_len) {
-          const double held = out[u];
+          const double held = before[u];
           if (a.queries == QueryReduce::kMax) {
             best = std::max(best, held);
           } else {
@@ -171,6 +172,16 @@ void RefKeyScore(const KeyScoreArgs& a) {
         }
         out[t] = static_cast<float>(-score);
       }
+    }
+  }
+}
+
+void RefAgedScores(const AgedScoresArgs& a) {
+  for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+    const int32_t s = list / a.lists;
+    if (a.seqs[s].q_len == 0) continue;
+    for (int32_t i = 0; i < a.seqs[s].kv_len; ++i) {
+      a.out[list * a.stride + i] = AgedScore(a, s, list % a.lists, i);
     }
   }
 }

@@ -53,6 +53,7 @@ struct Localise {
   void operator()(BlockSummaryArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(KeyScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(AgedScoresArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(PoolArgs& a) const { a.n = host.Of(a.n, a.n_seqs); }
   void operator()(TopKArgs& a) const {
     a.n_candidates = host.Of(a.n_candidates, a.n_seqs);

@@ -53,7 +53,7 @@ class Tova : public Policy {
   Keeps Kept() const override { return {.rows = budget_, .every_step = true, .room = room_}; }
   std::optional<Retained> Retains(const LayerStep& step) const override {
     if (!step.prefill) {
-      return Retained{.scores = step_scores_.as<float>(), .stride = step_stride_};
+      return Retained{.scores = {step_scores_.as<float>(), step_stride_}};
     }
     if (!step.chooses) return std::nullopt;
     Retained kept{.first_seq = step.seq, .n_seqs = 1};

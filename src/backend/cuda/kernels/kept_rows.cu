@@ -97,17 +97,25 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t piece = static_cast<int32_t>(blockIdx.x) * kLanes + thread % kLanes;
   const bool any = piece < slice.bytes / int64_t{sizeof(Word)};
-  const bool moves_pos = a.pos != nullptr && blockIdx.y == 0 && piece == 0;
+  const bool first_piece = blockIdx.y == 0 && piece == 0;  // moves what else moves
+  const bool moves_pos = a.pos != nullptr && first_piece;
+  const bool moves_scores = a.scores.scores != nullptr && first_piece;
+  const float* const scores =
+      moves_scores ? a.scores.At(s, l, a.lists, a.steps[s].kv_len) : nullptr;
+  float* const to_scores =
+      moves_scores ? a.to_scores.At(s, l, a.lists, a.steps[s].kv_len) : nullptr;
 
   for (int32_t first = thread / kLanes; first - thread / kLanes < count; first += kBatch) {
     Word values[kTogether];
     int32_t pos[kTogether];
+    float score[kTogether];
     int64_t to[kTogether];  // -1: the row is where it belongs
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int32_t i = first + u * kGroups;
       const int32_t from = i < listed ? index[i] : i < count ? begin + i - listed : i;
       to[u] = -1;
+      if (moves_scores && i < count) score[u] = scores[from];
       if (i >= count || (in_place && from == i) || !any) continue;
       const int64_t row = source.RowIndex(table_off, from);
       to[u] = a.kv.RowIndex(table_off, i);
@@ -117,6 +125,8 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
     __syncthreads();
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
+      const int32_t i = first + u * kGroups;
+      if (moves_scores && i < count) to_scores[i] = score[u];
       if (to[u] < 0) continue;
       reinterpret_cast<Word*>(slice.Of(to[u]))[piece] = values[u];
       if (moves_pos) a.pos[to[u] * a.lists + l] = pos[u];
@@ -128,13 +138,15 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
 
 constexpr int kEvictThreads = 512;
 
-// The index of the lowest score, of equals the last.
-__device__ int32_t Lowest(const float* scores, int32_t n) {
+// The row of the lowest score of n, of equals the last.
+__device__ int32_t Lowest(const EvictArgs& a, int32_t s, int32_t l, const float* scores,
+                          int32_t n) {
   __shared__ unsigned long long best;
   if (threadIdx.x == 0) best = ~0ull;
   __syncthreads();
   unsigned long long mine = ~0ull;
   for (auto i = static_cast<int32_t>(threadIdx.x); i < n; i += kEvictThreads) {
+    if (IsRecent(a, s, l, i)) continue;
     // Scores become keys, unsigned numbers of the same order; then the last index first.
     const uint32_t bits = __float_as_uint(scores[i] + 0.0f);  // -0 as 0
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -155,9 +167,9 @@ __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_consta
   if (seq.q_len == 0) return;
   const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
   const bool evicts = seq.kv_len > a.most;
-  float* const scores = a.scores + list * a.stride;
+  float* const scores = a.scores.At(s, l, a.lists, a.steps[s].kv_len);
   const int32_t newest = seq.kv_len - 1;
-  const int32_t victim = evicts ? Lowest(scores, seq.kv_len) : -1;
+  const int32_t victim = evicts ? Lowest(a, s, l, scores, seq.kv_len) : -1;
   const int64_t to = evicts ? a.kv.RowIndex(seq.table_off, victim) : 0;
   const int64_t from = evicts ? a.kv.RowIndex(seq.table_off, newest) : 0;
   if (threadIdx.x == 0) {

@@ -320,17 +320,18 @@ __device__ __forceinline__ void TakeRows(const ScoreArgs& a, const Shape& shape,
 __device__ __forceinline__ void StoreScore(const ScoreArgs& a, const Block& b, int list, int unit,
                                            float v) {
   const int64_t first = int64_t{b.first} + int64_t{unit} * a.unit;
-  float* out = a.out + (int64_t{b.s} * a.lists + list) * a.stride + first / a.unit;
+  const int64_t at = first / a.unit;
   if (a.accumulate && first < b.seq.kv_len - b.seq.q_len) {
+    const float held = ScoresOf(a, b.s, list, /*held=*/true)[at];
     if (a.queries == QueryReduce::kMax) {
-      v = fmaxf(v, *out);
+      v = fmaxf(v, held);
     } else {
       const float faded =
           a.queries == QueryReduce::kDecay ? powf(a.decay, static_cast<float>(b.seq.q_len)) : 1.0f;
-      v += faded * *out;
+      v += faded * held;
     }
   }
-  *out = v;
+  ScoresOf(a, b.s, list, /*held=*/false)[at] = v;
 }
 
 // The scores of the block's units: small ones by a thread each, others by a warp.

@@ -101,6 +101,23 @@ __global__ void __launch_bounds__(kPoolThreads) PoolKernel(const PoolArgs a) {
   }
 }
 
+// --- AgedScores: a thread a score. Grid: as PoolKernel.
+
+__global__ void __launch_bounds__(kPoolThreads)
+    AgedScoresKernel(const __grid_constant__ AgedScoresArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto s = static_cast<int32_t>(blockIdx.z);
+  const auto l = static_cast<int32_t>(blockIdx.y);
+  if (a.seqs[s].q_len == 0) return;
+  float* const out = a.out + (int64_t{s} * a.lists + l) * a.stride;
+  const int step = static_cast<int>(gridDim.x) * kPoolThreads;
+  for (int i = static_cast<int>(blockIdx.x * kPoolThreads + threadIdx.x); i < a.seqs[s].kv_len;
+       i += step) {
+    out[i] = AgedScore(a, s, l, i);
+  }
+}
+
 // --- PlanRange: a thread a sequence.
 
 __global__ void PlanRangeKernel(const PlanRangeArgs a) {
@@ -555,6 +572,14 @@ void Pool(const PoolArgs& args, const Launch& launch) {
       std::min(CeilDiv(args.stride, kPoolThreads), 8 * int64_t{launch.device->sm_count}));
   const dim3 grid(walkers, static_cast<uint32_t>(args.lists), static_cast<uint32_t>(args.n_seqs));
   LaunchKernel(PoolKernel, launch, grid, kPoolThreads, 0, args);
+}
+
+void AgedScores(const AgedScoresArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0 || args.stride == 0) return;
+  const auto walkers = static_cast<uint32_t>(
+      std::min(CeilDiv(args.stride, kPoolThreads), 8 * int64_t{launch.device->sm_count}));
+  const dim3 grid(walkers, static_cast<uint32_t>(args.lists), static_cast<uint32_t>(args.n_seqs));
+  LaunchKernel(AgedScoresKernel, launch, grid, kPoolThreads, 0, args);
 }
 
 void PlanRange(const PlanRangeArgs& args, const Launch& launch) {

@@ -1,0 +1,66 @@
+"""h2o         budget=C, recent=R (default C / 2), mode=full|observed. Prompt rows read everything.
+            A prompt of at most C tokens is kept whole. Positions stay those of the text.
+  sums      Of a KV head and token t: the softmax weights that queries gave it so far, each over what
+            it read, their mean over the query heads of the group, summed over the queries.
+  full      After the prompt of N tokens a KV head keeps the last R and the C - R of the highest sums
+            of the others. A decode row reads what is kept and itself, and its weights join the sums;
+            its own weight begins that of its token. When more than C are then held, the one of the
+            lowest sum goes, but for the last R tokens of the context. Equal sums: the lower token
+            stays.
+  observed  (R = 0) Once after the prompt: the C tokens with the highest sums / (N - t), the mean
+            over the queries that saw token t. Generated tokens stay.
+"""
+
+import numpy as np
+
+from oracle.model import softmax
+from oracle.policy import PerHead, best
+
+
+class H2o(PerHead):
+    def __init__(self, budget, recent=None, mode="full"):
+        super().__init__()
+        self.budget, self.observed = budget, mode == "observed"
+        self.recent = (0 if self.observed else budget // 2) if recent is None else recent
+        self.held, self.sums = {}, {}  # key -> tokens, ascending, and their sums
+
+    def tokens_of(self, context, layer, p, head):
+        key = self.key_of(layer, head)
+        n = context.n_prompt
+        if p == n:
+            self.held[key] = np.arange(n)
+            self.sums[key] = self.of_prompt(context, layer, head)
+            self.keep_best(key, n)
+        elif self.observed:
+            return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
+        else:  # what the query before this one read, and what that leaves
+            read = np.append(self.held[key], p - 1)
+            weights = self.probabilities(context, layer, p - 1, read, head).mean(axis=0)
+            self.held[key] = read
+            self.sums[key] = np.append(self.sums[key], 0) + weights
+            self.keep_best(key, p)
+        tokens = np.append(self.held[key], p)
+        self.note(key, tokens, self.gap)
+        return tokens
+
+    def of_prompt(self, context, layer, head):
+        n = context.n_prompt
+        sums = np.zeros(n, context.model.dtype)
+        for i in range(n):
+            seen = np.arange(i + 1)
+            sums[:i + 1] += self.probabilities(context, layer, i, seen, head).mean(axis=0)
+        return sums / (n - np.arange(n)) if self.observed else sums
+
+    def keep_best(self, key, n):
+        """Of what is held of n tokens in context."""
+        held, sums = self.held[key], self.sums[key]
+        self.gap = 0.0
+        if len(held) <= self.budget:
+            return
+        old = np.flatnonzero(held < n - self.recent)
+        kept, self.gap = best(sums[old], self.budget - (len(held) - len(old)))
+        rows = np.append(old[kept], np.flatnonzero(held >= n - self.recent))
+        self.held[key], self.sums[key] = held[rows], sums[rows]
+
+    def key_of(self, layer, head):
+        return f"{layer}.{head}"

@@ -71,8 +71,10 @@ class Bench {
       if (per_head || n_rows > n) continue;  // the same in both
       const BlockSummaryArgs args{
           .kv = kv_, .out = summaries, .n_rows = n_rows, .n_seqs = 1, .unit = unit, .kind = kind};
-      Run("BlockSummary", args, n, n_rows, unit, per_head, &cuda::BlockSummary);
+      Run(kind == SummaryKind::kMeanStd ? "BlockSummary mean std" : "BlockSummary", args, n, n_rows,
+          unit, per_head, &cuda::BlockSummary);
     }
+    if (kind == SummaryKind::kMeanStd) return;  // scores as kMinMax
     const BlockScoreArgs args{.q = As<float>(q_),
                               .summaries = summaries,
                               .out = As<float>(out_),
@@ -198,6 +200,7 @@ void RunAll() {
         for (const int32_t unit : {16, 128}) {
           bench.Summaries(n, unit, SummaryKind::kMean, per_head);
           bench.Summaries(n, unit, SummaryKind::kMinMax, per_head);
+          bench.Summaries(n, unit, SummaryKind::kMeanStd, per_head);
         }
       }
       bench.Pool(n);

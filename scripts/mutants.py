@@ -115,6 +115,18 @@ FAULTS = {
     "quest_prompts_make_no_bounds": (
         QUEST, "  MakeStates(step.layer, attend);\n",
         "  if (!step.prefill) MakeStates(step.layer, attend);\n"),
+    "quest_mean_std_has_lists_of_kv_heads": (
+        QUEST, "lists_ = mean_std ? 1 : context.n_kv_heads;", "lists_ = context.n_kv_heads;"),
+    "quest_mean_std_is_min_max": (
+        QUEST, "kind_ = mean_std ? SummaryKind::kMeanStd : SummaryKind::kMinMax;",
+        "kind_ = SummaryKind::kMinMax;"),
+    "quest_variance_for_deviation": (
+        KERNELS + "summary.cu", "sqrtf(sum / static_cast<float>(n))", "sum / static_cast<float>(n)"),
+    "quest_deviation_of_a_sample": (
+        KERNELS + "summary.cu", "sqrtf(sum / static_cast<float>(n))",
+        "sqrtf(sum / static_cast<float>(max(n - 1, 1)))"),
+    "quest_threads_without_tokens_deviate": (
+        KERNELS + "summary.cu", "tokens_of(turn) * away * away", "away * away"),
     "another_head_is_stored": (
         KERNELS + "kept_rows.cu", "HeadOfSlice(a.from, from, i, head)",
         "HeadOfSlice(a.from, from, i, to_head)"),

@@ -95,10 +95,15 @@ OTHERS = {
         {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)}),
     "quest": (
         LENGTHS,
-        {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)},
+        {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)} |
+        {f"mean_std_{budget}": {"budget": budget, "heads": "max", "score": "mean_std"}
+         for budget in (32, 48, 64)},
         {"sum": {"budget": 48, "heads": "sum"}, "mean": {"budget": 64, "heads": "mean"},
          "dense_0": {"budget": 48, "heads": "max", "dense_layers": 0},
-         "dense_5": {"budget": 32, "heads": "sum", "dense_layers": 5}}),
+         "dense_5": {"budget": 32, "heads": "sum", "dense_layers": 5},
+         "mean_std_sum": {"budget": 48, "heads": "sum", "score": "mean_std"},
+         "mean_std_dense_0": {"budget": 48, "heads": "max", "dense_layers": 0,
+                              "score": "mean_std"}}),
     "duo": (
         LENGTHS,
         {sinks + recent: {"gates": GATES, "sinks": sinks, "recent": recent, "sparsity": 0.5}

@@ -104,12 +104,18 @@ OMNIKV_HOST_DEVICE inline int32_t ScoringRows(const ScoreArgs& a, int32_t q_len)
   return most > 0 && most < q_len ? most : q_len;
 }
 
-// What stands for the K of a unit of tokens, value by value.
-enum class SummaryKind : int32_t { kMean, kMax, kMinMax };
+// What stands for the K of a unit of tokens, value by value: one number, or two bounds.
+enum class SummaryKind : int32_t {
+  kMean,
+  kMax,
+  kMinMax,   // the minimum, then the maximum (Quest)
+  kMeanStd,  // the mean less the standard deviation, then the mean plus that (UNIQUE, arXiv
+             // 2605.27740). Of n tokens std² is the sum of (k - mean)² over n, so 0 where n = 1
+};
 
-// Arrays of values of a summary; of kMinMax the minima, then the maxima.
+// Arrays of values of a summary: the lower bounds lie before the upper ones.
 OMNIKV_HOST_DEVICE inline int32_t SummaryArrays(SummaryKind kind) {
-  return kind == SummaryKind::kMinMax ? 2 : 1;
+  return kind == SummaryKind::kMinMax || kind == SummaryKind::kMeanStd ? 2 : 1;
 }
 
 // The units that a sequence's rows of the step are in: the first, and past the last. None without
@@ -137,8 +143,9 @@ struct BlockSummaryArgs {
 };
 
 // Scores of a sequence's units u < ceil(kv_len / unit) by its last row, from summaries s of them:
-//   w[h][u]      = scale * q[h]·s[u], or scale * sum over i of max(q_i * min_i, q_i * max_i) of
-//                  kMinMax: no token of the unit can have a higher logit (Quest)
+//   w[h][u]      = scale * q[h]·s[u], or of bounds scale * sum over i of max(q_i * low_i,
+//                  q_i * high_i): the highest logit of any key between them. kMinMax: no token of
+//                  the unit can have a higher one. kMeanStd: it is q_i * mean_i + |q_i| * std_i
 //   out[s][l][u] = max, mean or sum of w[h][u] over the query heads h of list l, as in ScoreArgs
 // Sequences without rows keep their scores.
 struct BlockScoreArgs {

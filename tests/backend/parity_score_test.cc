@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "parity_data.h"
 
@@ -210,26 +211,28 @@ TEST_F(ParityTest, ScoreWindows) {
 }
 
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
-                                         SummaryKind::kMinMax};
+                                         SummaryKind::kMinMax, SummaryKind::kMeanStd};
 
 // Summaries of a step's units, where those of other units are poison that must stay.
-void CheckSummary(const Attention& data, SummaryKind kind, int32_t unit) {
+std::vector<float> CheckSummary(const Attention& data, SummaryKind kind, int32_t unit) {
   const Shape& shape = data.shape;
   const int64_t values = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
-  Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} kind {}", shape.n_kv_heads,
-                    shape.dk, DTypeName(shape.dtype), data.step.n_rows(), unit,
-                    static_cast<int>(kind)),
-        [&](const Execute& run) {
-          std::vector<float> out;
-          run(BlockSummaryArgs{.kv = data.bank.View(),
-                               .seqs = data.step.seqs.data(),
-                               .out = data.bank.States(unit, values, out),
-                               .n_rows = data.step.n_rows(),
-                               .n_seqs = data.step.n_seqs(),
-                               .unit = unit,
-                               .kind = kind});
-          return Outputs{{"out", out, kind == SummaryKind::kMean ? 1e-5 : 0}};
-        });
+  const bool exact = kind == SummaryKind::kMax || kind == SummaryKind::kMinMax;
+  const Outputs want = Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} kind {}",
+                                         shape.n_kv_heads, shape.dk, DTypeName(shape.dtype),
+                                         data.step.n_rows(), unit, static_cast<int>(kind)),
+                             [&](const Execute& run) {
+                               std::vector<float> out;
+                               run(BlockSummaryArgs{.kv = data.bank.View(),
+                                                    .seqs = data.step.seqs.data(),
+                                                    .out = data.bank.States(unit, values, out),
+                                                    .n_rows = data.step.n_rows(),
+                                                    .n_seqs = data.step.n_seqs(),
+                                                    .unit = unit,
+                                                    .kind = kind});
+                               return Outputs{{"out", out, exact ? 0 : 1e-5}};
+                             });
+  return want[0].values;
 }
 
 TEST_F(ParityTest, BlockSummary) {
@@ -251,6 +254,100 @@ TEST_F(ParityTest, BlockSummary) {
         CheckSummary(prompt, kind, unit);
         CheckSummary(apart, kind, unit);
       }
+    }
+  }
+}
+
+// Units of so many tokens that a thread of a card takes several.
+TEST_F(ParityTest, BlockSummaryOfLargeUnits) {
+  Random random(40);
+  for (const Shape& shape : std::vector<Shape>{{2, 2, 128, 16, DType::kF16},
+                                               {2, 1, 300, 20, DType::kBF16},
+                                               {4, 2, 64, 64, DType::kQ8_0}}) {
+    const Attention data(shape, {1, 600, 1}, {1300, 1100, 513}, random);
+    for (const SummaryKind kind : kSummaryKinds) CheckSummary(data, kind, kMaxScoreUnit);
+  }
+}
+
+// Deviations of a ten-thousandth of the mean: sums of squared values in f32 would lose them.
+TEST_F(ParityTest, DeviationsBesideALargeMean) {
+  Random random(41);
+  const Shape shape{2, 1, 64, 64, DType::kF32};
+  Attention data(shape, {130}, {130}, random);
+  const KvView kv = data.bank.View();
+  for (int64_t t = 0; t < 130; ++t) {
+    std::vector<float> k = random.Floats(64, 0.01f);
+    for (float& v : k) v += 100;
+    StoreKvHead(kv.k, 0, kv.dk, k.data(),
+                kv.k.base + kv.RowIndex(data.bank.TableOff(0), t) * kv.k.row_bytes);
+  }
+  for (const int32_t unit : {16, 128}) {
+    Check(fmt::format("BlockSummary of large means, unit {}", unit), [&](const Execute& run) {
+      std::vector<float> out;
+      run(BlockSummaryArgs{.kv = kv,
+                           .seqs = data.step.seqs.data(),
+                           .out = data.bank.States(unit, 2 * 64, out),
+                           .n_rows = 130,
+                           .n_seqs = 1,
+                           .unit = unit,
+                           .kind = SummaryKind::kMeanStd});
+      std::vector<float> twice;  // the deviation
+      for (size_t row = 0; row < out.size(); row += 128) {
+        for (size_t i = row; i < row + 64; ++i) twice.push_back(out[i + 64] - out[i]);
+      }
+      return Outputs{{"out", out}, {"twice", twice, 2e-3}};  // 100 has steps of 8e-6
+    });
+  }
+}
+
+// One token is its own mean, without a deviation, so that its score is its highest logit. Of two
+// the mean lies in the middle and the deviation is half of their distance, which is Quest's bound.
+TEST_F(ParityTest, MeanAndDeviationOfFewTokensAreTheirBounds) {
+  Random random(42);
+  constexpr int32_t kTokens = 130;
+  for (const DType dtype : kKvFormats) {
+    const Attention data({8, 2, 64, 64, dtype}, {kTokens, 7}, {kTokens, 7}, random);
+    // Of the first sequence, by its last row.
+    const auto scores = [&](auto args) {
+      const Outputs want = Check("scores of few tokens", [&](const Execute& run) {
+        std::vector<float> out(2 * kTokens, kPoison);
+        args.q = data.q.data();
+        args.seqs = data.step.seqs.data();
+        args.out = out.data();
+        args.stride = kTokens;
+        args.n_seqs = 2;
+        args.n_heads = 8;
+        run(args);
+        return Outputs{{"out", out}};
+      });
+      const std::vector<float>& all = want[0].values;
+      return std::vector<float>(all.begin(), all.begin() + kTokens / args.unit);
+    };
+    const auto scores_of = [&](const std::vector<float>& summaries, SummaryKind kind,
+                               int32_t unit) {
+      std::vector<float> memory;
+      const StateView view = data.bank.States(unit, 2 * 2 * 64, memory);
+      std::copy(summaries.begin(), summaries.end(), memory.begin());
+      return scores(
+          BlockScoreArgs{.summaries = view, .n_kv_heads = 2, .dk = 64, .unit = unit, .kind = kind});
+    };
+    for (const int32_t unit : {1, 2}) {
+      const std::vector<float> means = CheckSummary(data, SummaryKind::kMeanStd, unit);
+      const std::vector<float> bounds = CheckSummary(data, SummaryKind::kMinMax, unit);
+      ASSERT_EQ(means.size(), bounds.size());
+      size_t same = 0;  // poison, of no token, is not
+      for (size_t i = 0; i < means.size(); ++i) {
+        same += std::fabs(means[i] - bounds[i]) <= (unit == 1 ? 0 : 1e-6f) ? 1 : 0;
+      }
+      const int32_t units = UnitsOf(kTokens, unit) + UnitsOf(7, unit);
+      EXPECT_EQ(same, static_cast<size_t>(units) * 2 * 2 * 64);
+      const auto by_means = scores_of(means, SummaryKind::kMeanStd, unit);
+      const auto by_bounds = scores_of(bounds, SummaryKind::kMinMax, unit);
+      for (size_t u = 0; u < by_means.size(); ++u) {
+        EXPECT_NEAR(by_means[u], by_bounds[u], unit == 1 ? 0 : 1e-5) << u;
+      }
+      if (unit > 1) continue;
+      EXPECT_EQ(by_means, scores(ScoreArgs{.kv = data.bank.View(), .n_rows = data.step.n_rows()}));
     }
   }
 }

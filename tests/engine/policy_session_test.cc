@@ -1,6 +1,9 @@
 // Policies as sessions run them: what later prompts keep, the measures that are reported, memory.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <tuple>
 
 #include "../test_data.h"
 #include "engine/core.h"
@@ -55,10 +58,12 @@ TEST_P(PolicySessionOn, WindowsOfALaterPromptAreThoseOfAFreshOne) {
 // of either. Pages of 128 tokens have two blocks each.
 TEST_P(PolicySessionOn, BoundsOfPagesAreThoseOfAFreshSession) {
   const auto engine = Load({.model = kRandom, .device = GetParam(), .max_sessions = 3});
-  for (const auto& [page, budget] : {std::pair{"16", "48"}, {"128", "256"}}) {
+  for (const auto& [page, budget, score] :
+       {std::tuple{"16", "48", "min_max"}, {"128", "256", "min_max"}, {"16", "48", "mean_std"}}) {
     const PolicyOptions policy{
-        .name = "quest", .settings = {{"budget", budget}, {"page", page}, {"dense_layers", "0"}}};
-    SCOPED_TRACE(page);
+        .name = "quest",
+        .settings = {{"budget", budget}, {"page", page}, {"dense_layers", "0"}, {"score", score}}};
+    SCOPED_TRACE(fmt::format("pages of {}, {}", page, score));
     const auto step = [](Session& session, int32_t n, int32_t seed) {
       for (int32_t i = 0; i < n; ++i) ASSERT_TRUE(session.Step(3 + (i * 7 + seed) % 120).ok());
     };
@@ -115,6 +120,9 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
       // 62 pages of 16 tokens and one of 9: 64 of these tokens' pages at most, so 57; the bounds of
       // a page are twice the K of a token in f32, and the last page's are made anew.
       {{.name = "quest", .settings = {{"budget", "64"}}},
+       (2 * 1001 + 14 * 57) / 16.0,
+       14 * (63 * 4 + 9) / 16.0},
+      {{.name = "quest", .settings = {{"budget", "64"}, {"score", "mean_std"}}},
        (2 * 1001 + 14 * 57) / 16.0,
        14 * (63 * 4 + 9) / 16.0},
   };
@@ -202,9 +210,10 @@ TEST(PolicySession, ReportsTheFractionOfAllKvThatIsHeld) {
   EXPECT_DOUBLE_EQ(static_cast<double>(full->stats().held_bytes.host), held * 97 / 94);
 }
 
-// Sessions of one policy share the memory of its states, which counts as what it keeps.
+// Sessions of one policy share the memory of its states, which counts as what it keeps. Two scores
+// of quest keep different things of the same size.
 TEST(PolicySession, StatesAreSharedAndCounted) {
-  const auto engine = Load({.model = kShipped, .context = 1000, .max_sessions = 3});
+  const auto engine = Load({.model = kShipped, .context = 1000, .max_sessions = 4});
   const Bank& bank = *CoreOf(*engine).bank;
   const PolicyOptions quest{.name = "quest"};
   EXPECT_EQ(bank.StateBytes(), 0u);
@@ -217,6 +226,11 @@ TEST(PolicySession, StatesAreSharedAndCounted) {
     const auto more =
         Take(engine->NewSession({.name = "quest", .settings = {{"dense_layers", "0"}}}));
     EXPECT_EQ(bank.StateBytes(), bytes / 14 * 16);  // of 16 layers
+    {
+      const auto other =
+          Take(engine->NewSession({.name = "quest", .settings = {{"score", "mean_std"}}}));
+      EXPECT_EQ(bank.StateBytes(), bytes / 14 * 16 + bytes);
+    }
     ASSERT_TRUE(one->Prompt(Numbers(640, 1)).ok());
     // A page's bounds in f32 are as large as K of four of its 16 tokens in f16.
     const auto full = 640.0 * static_cast<double>(Bank::BytesPerToken(bank.config()));

@@ -197,14 +197,35 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
       VF sum[2] = {hn::Zero(d), hn::Zero(d)};
       VF low[2] = {hn::Set(d, -kNegInf), hn::Set(d, -kNegInf)};
       VF high[2] = {hn::Set(d, kNegInf), hn::Set(d, kNegInf)};
-      for (int64_t t = 0; t < n; ++t) {
+      const auto load = [&](int64_t t, VF(&v)[2]) {
         const std::byte* k = a.kv.k.Head(a.kv.RowIndex(meta.table_off, first + t), kv_head);
-        VF v[2];
         LoadHeadStep<kType>(k, a.kv.k.ToScales(kv_head), at, dk, v[0], v[1]);
+      };
+      for (int64_t t = 0; t < n; ++t) {
+        VF v[2];
+        load(t, v);
         for (int i = 0; i < 2; ++i) {
           sum[i] = hn::Add(sum[i], v[i]);
           low[i] = hn::Min(low[i], v[i]);
           high[i] = hn::Max(high[i], v[i]);
+        }
+      }
+      if (a.kind == SummaryKind::kMeanStd) {
+        // By distances from the mean: beside a large mean, squares of values say nothing of them.
+        VF squares[2] = {hn::Zero(d), hn::Zero(d)};
+        for (VF& v : sum) v = hn::Mul(v, share);
+        for (int64_t t = 0; t < n; ++t) {
+          VF v[2];
+          load(t, v);
+          for (int i = 0; i < 2; ++i) {
+            const VF away = hn::Sub(v[i], sum[i]);
+            squares[i] = hn::MulAdd(away, away, squares[i]);
+          }
+        }
+        for (int i = 0; i < 2; ++i) {
+          const VF deviation = hn::Sqrt(hn::Mul(squares[i], share));
+          low[i] = hn::Sub(sum[i], deviation);
+          high[i] = hn::Add(sum[i], deviation);
         }
       }
       float* to = out + kv_head * a.kv.dk + at;
@@ -233,7 +254,7 @@ void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   }
 }
 
-// w[g] = q[g]·s, or Quest's bound with s the minima and `high` the maxima, of n query heads.
+// w[g] = q[g]·s, or the highest of any key between the bounds s and `high`, of n query heads.
 HWY_INLINE void SummaryDots(const float* s, const float* high, size_t dk, const float* q, int n,
                             float (&w)[kScoreHeads]) {
   const DF d;

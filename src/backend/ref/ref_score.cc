@@ -85,6 +85,7 @@ void RefScore(const ScoreArgs& a) {
 
 void RefBlockSummary(const BlockSummaryArgs& a) {
   const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
+  const int32_t arrays = SummaryArrays(a.kind);
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const SeqMeta seq = a.seqs[s];
     const auto [begin, end] = TouchedUnits(seq, a.unit);
@@ -95,19 +96,28 @@ void RefBlockSummary(const BlockSummaryArgs& a) {
         double low = -kNegInf;
         double high = kNegInf;
         const int64_t last = std::min<int64_t>((u + 1) * a.unit, seq.kv_len);
+        std::vector<double> values;
         for (int64_t t = u * a.unit; t < last; ++t) {
           const auto kv_head = static_cast<int32_t>(i / a.kv.dk);
           const std::byte* k = a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), kv_head);
           const double v = LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(i % a.kv.dk));
+          values.push_back(v);
           sum += v;
           low = std::min(low, v);
           high = std::max(high, v);
         }
-        const double mean = sum / static_cast<double>(last - u * a.unit);
+        const auto n = static_cast<double>(values.size());
+        const double mean = sum / n;
+        if (a.kind == SummaryKind::kMeanStd) {
+          for (double& v : values) v -= mean;
+          const double deviation = Norm(values) / std::sqrt(n);
+          low = mean - deviation;
+          high = mean + deviation;
+        }
         out[i] = static_cast<float>(a.kind == SummaryKind::kMean  ? mean
                                     : a.kind == SummaryKind::kMax ? high
                                                                   : low);
-        if (a.kind == SummaryKind::kMinMax) out[width + i] = static_cast<float>(high);
+        if (arrays == 2) out[width + i] = static_cast<float>(high);
       }
     }
   }

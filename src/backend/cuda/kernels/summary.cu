@@ -12,12 +12,36 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Grid: x walks KV heads of units, y sequences.
-template <typename T, int N>
+// low, high = the mean less and plus the standard deviation of n tokens that went around by
+// `turns`, from each turn's mean and its sum of squared distances from that, `stride` numbers
+// apart. The unit's sum is that of the turns, and for each token the square of its turn's distance
+// from the unit's mean.
+__device__ __forceinline__ void MeanStdBounds(const float* means, const float* squares, int stride,
+                                              int turns, int n, float& low, float& high) {
+  const auto tokens_of = [whole = n / turns, more = n % turns](int turn) {
+    return static_cast<float>(whole + (turn < more ? 1 : 0));
+  };
+  float sum = 0;
+  for (int turn = 0; turn < turns; ++turn) sum += tokens_of(turn) * means[turn * stride];
+  const float mean = sum / static_cast<float>(n);
+  sum = 0;
+  for (int turn = 0; turn < turns; ++turn) {
+    const float away = means[turn * stride] - mean;
+    sum += squares[turn * stride] + tokens_of(turn) * away * away;
+  }
+  const float deviation = sqrtf(sum / static_cast<float>(n));
+  low = mean - deviation;
+  high = mean + deviation;
+}
+
+// kSpread: of kMeanStd. Grid: x walks KV heads of units, y sequences.
+template <typename T, int N, bool kSpread>
 __global__ void __launch_bounds__(kThreads)
     SummaryKernel(const __grid_constant__ BlockSummaryArgs a) {
   constexpr bool kQ8 = std::is_same_v<T, int8_t>;
-  __shared__ float found[2][kThreads * N];  // by [token's turn, value]: sums or minima, and maxima
+  // By [token's turn, value]: sums or minima, and maxima; of kMeanStd means, and sums of squared
+  // distances from them.
+  __shared__ float found[2][kThreads * N];
   GridTrigger();
   GridWait();
   const SeqMeta seq = a.seqs[blockIdx.y];
@@ -42,9 +66,10 @@ __global__ void __launch_bounds__(kThreads)
       float low[N], high[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        low[j] = mean ? 0.0f : INFINITY;
-        high[j] = -INFINITY;
+        low[j] = kSpread || mean ? 0.0f : INFINITY;
+        high[j] = kSpread ? 0.0f : -INFINITY;
       }
+      [[maybe_unused]] float seen = 0;  // tokens
       if (turn < turns && value < dk) {
 #pragma unroll 4
         for (int t = first + turn; t < first + n; t += turns) {
@@ -53,12 +78,19 @@ __global__ void __launch_bounds__(kThreads)
           const std::byte* head = base + row * a.kv.k.row_bytes;
           Pack<T, N> k{};
           if constexpr (!kQ8) k = LoadPack<N>(reinterpret_cast<const T*>(head) + value);
+          const float share = kSpread ? 1.0f / (seen += 1) : 0.0f;
 #pragma unroll
           for (int j = 0; j < N; ++j) {
             float v = ToF32(k.v[j]);
             if constexpr (kQ8) v = HeadValue<T>(head, a.kv.k.ToScales(kv_head), value + j);
-            low[j] = mean ? low[j] + v : fminf(low[j], v);
-            high[j] = fmaxf(high[j], v);
+            if constexpr (kSpread) {  // Welford: a large mean does not swallow small deviations
+              const float away = v - low[j];
+              low[j] += away * share;
+              high[j] += away * (v - low[j]);
+            } else {
+              low[j] = mean ? low[j] + v : fminf(low[j], v);
+              high[j] = fmaxf(high[j], v);
+            }
           }
         }
 #pragma unroll
@@ -71,26 +103,27 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = static_cast<int>(threadIdx.x); i < min(lanes * N, dk - from); i += kThreads) {
         float l = found[0][i];
         float h = found[1][i];
-        for (int other = 1; other < turns; ++other) {
+        if constexpr (kSpread) MeanStdBounds(found[0] + i, found[1] + i, lanes * N, turns, n, l, h);
+        for (int other = 1; !kSpread && other < turns; ++other) {
           const float v = found[0][other * lanes * N + i];
           l = mean ? l + v : fminf(l, v);
           h = fmaxf(h, found[1][other * lanes * N + i]);
         }
         out[from + i] = mean ? l / static_cast<float>(n) : a.kind == SummaryKind::kMax ? h : l;
-        if (a.kind == SummaryKind::kMinMax) out[width + from + i] = h;
+        if (kSpread || a.kind == SummaryKind::kMinMax) out[width + from + i] = h;
       }
       __syncthreads();
     }
   }
 }
 
-template <typename T, int N>
+template <typename T, int N, bool kSpread>
 void LaunchSummary(const BlockSummaryArgs& args, const Launch& launch) {
   // Rows of a sequence are in at most so many units.
   const int64_t items = (CeilDiv(args.n_rows, args.unit) + 1) * args.kv.n_kv_heads;
   const dim3 grid(static_cast<uint32_t>(std::min(items, 8 * int64_t{launch.device->sm_count})),
                   static_cast<uint32_t>(args.n_seqs));
-  LaunchKernel(SummaryKernel<T, N>, launch, grid, kThreads, 0, args);
+  LaunchKernel(SummaryKernel<T, N, kSpread>, launch, grid, kThreads, 0, args);
 }
 
 // --- BlockScore: bound by memory. A warp takes a KV head of several units at a time, with the KV
@@ -288,7 +321,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps, 4)
   const int n_units = static_cast<int>(CeilDiv(seq.kv_len, a.unit));
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = a.n_heads / a.n_kv_heads;
-  const bool bound = a.kind == SummaryKind::kMinMax;
+  const bool bound = SummaryArrays(a.kind) == 2;
   const float share = ShareOfHead(a);
   const bool max_heads = a.heads == HeadReduce::kMax;
   const float none = max_heads ? -INFINITY : 0.0f;
@@ -364,8 +397,12 @@ void BlockSummary(const BlockSummaryArgs& args, const Launch& launch) {
     constexpr int kWide = sizeof(T) == 1 ? 4 : 16 / sizeof(T);
     const bool wide =
         kv.dk % kWide == 0 && AreMultiples(16, kv.k.base, kv.k.row_bytes, kv.k.head_bytes);
-    if (wide) return LaunchSummary<T, kWide>(args, launch);
-    LaunchSummary<T, 1>(args, launch);
+    if (args.kind == SummaryKind::kMeanStd) {
+      return wide ? LaunchSummary<T, kWide, true>(args, launch)
+                  : LaunchSummary<T, 1, true>(args, launch);
+    }
+    if (wide) return LaunchSummary<T, kWide, false>(args, launch);
+    LaunchSummary<T, 1, false>(args, launch);
   });
 }
 
@@ -376,7 +413,7 @@ void BlockScore(const BlockScoreArgs& args, const Launch& launch) {
   if (!wide) {
     LaunchKernel(BlockScoreAny, launch, BlockScoreGrid(args, kScoreWarps, 4, *launch.device),
                  32 * kScoreWarps, 0, args);
-  } else if (args.kind == SummaryKind::kMinMax) {
+  } else if (SummaryArrays(args.kind) == 2) {
     LaunchBlockScore<true>(args, launch);
   } else {
     LaunchBlockScore<false>(args, launch);

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "backend/cpu/simd-inl.h"
 
@@ -19,6 +20,21 @@ namespace HWY_NAMESPACE {
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr int kTogether = 2;  // tokens that share the loads of q
 constexpr int kAhead = 16;    // tokens between the one that is fetched and those at work
+
+// Calls run(format) with a constant of the format of K: format() is a DType.
+template <typename Run>
+void WithFormat(DType dtype, const Run& run) {
+  switch (dtype) {
+    case DType::kF32:
+      return run(std::integral_constant<DType, DType::kF32>());
+    case DType::kF16:
+      return run(std::integral_constant<DType, DType::kF16>());
+    case DType::kBF16:
+      return run(std::integral_constant<DType, DType::kBF16>());
+    case DType::kQ8_0:
+      return run(std::integral_constant<DType, DType::kQ8_0>());
+  }
+}
 
 // A block's tokens: where their rows begin.
 struct Rows {
@@ -162,16 +178,8 @@ void BlockOf(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
 }
 
 void Block(const ScoreJob& job, int64_t begin, int64_t end, float* scratch) {
-  switch (job.args->kv.k.dtype) {
-    case DType::kF32:
-      return BlockOf<DType::kF32>(job, begin, end, scratch);
-    case DType::kF16:
-      return BlockOf<DType::kF16>(job, begin, end, scratch);
-    case DType::kBF16:
-      return BlockOf<DType::kBF16>(job, begin, end, scratch);
-    case DType::kQ8_0:
-      return BlockOf<DType::kQ8_0>(job, begin, end, scratch);
-  }
+  WithFormat(job.args->kv.k.dtype,
+             [&](auto format) { BlockOf<format()>(job, begin, end, scratch); });
 }
 
 void PackQuery(DType dtype, const float* q, int64_t dk, int64_t padded, float* out) {
@@ -242,16 +250,7 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
 }
 
 void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
-  switch (a.kv.k.dtype) {
-    case DType::kF32:
-      return SummaryOf<DType::kF32>(a, seq, unit);
-    case DType::kF16:
-      return SummaryOf<DType::kF16>(a, seq, unit);
-    case DType::kBF16:
-      return SummaryOf<DType::kBF16>(a, seq, unit);
-    case DType::kQ8_0:
-      return SummaryOf<DType::kQ8_0>(a, seq, unit);
-  }
+  WithFormat(a.kv.k.dtype, [&](auto format) { SummaryOf<format()>(a, seq, unit); });
 }
 
 // w[g] = q[g]·s, or the highest of any key between the bounds s and `high`, of n query heads.
@@ -347,16 +346,8 @@ void KeyDirectionsOf(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t 
 }
 
 void KeyDirections(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end, float* sums) {
-  switch (a.kv.k.dtype) {
-    case DType::kF32:
-      return KeyDirectionsOf<DType::kF32>(a, seq, begin, end, sums);
-    case DType::kF16:
-      return KeyDirectionsOf<DType::kF16>(a, seq, begin, end, sums);
-    case DType::kBF16:
-      return KeyDirectionsOf<DType::kBF16>(a, seq, begin, end, sums);
-    case DType::kQ8_0:
-      return KeyDirectionsOf<DType::kQ8_0>(a, seq, begin, end, sums);
-  }
+  WithFormat(a.kv.k.dtype,
+             [&](auto format) { KeyDirectionsOf<format()>(a, seq, begin, end, sums); });
 }
 
 template <DType kType>
@@ -386,16 +377,7 @@ void KeyScoreOf(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
 }
 
 void KeyScore(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end, const float* means) {
-  switch (a.kv.k.dtype) {
-    case DType::kF32:
-      return KeyScoreOf<DType::kF32>(a, seq, begin, end, means);
-    case DType::kF16:
-      return KeyScoreOf<DType::kF16>(a, seq, begin, end, means);
-    case DType::kBF16:
-      return KeyScoreOf<DType::kBF16>(a, seq, begin, end, means);
-    case DType::kQ8_0:
-      return KeyScoreOf<DType::kQ8_0>(a, seq, begin, end, means);
-  }
+  WithFormat(a.kv.k.dtype, [&](auto format) { KeyScoreOf<format()>(a, seq, begin, end, means); });
 }
 
 void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end) {

@@ -29,9 +29,9 @@ const HeadGatesOptions kOptions{.near = {.sinks = 4, .recent = 30}, .window = kW
 
 using Texts = std::vector<std::vector<int32_t>>;
 
-// Two that begin alike, and a third.
+// Two that begin alike, and a third, whose last chunk has more rows than are measured.
 Texts SomeTexts() {
-  Texts texts{Numbers(203, 1), Numbers(160, 1), Numbers(111, 9)};
+  Texts texts{Numbers(203, 1), Numbers(160, 1), Numbers(126, 9)};
   texts[1].insert(texts[1].end(), {9, 8, 7, 6, 5, 4});
   return texts;
 }

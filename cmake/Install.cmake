@@ -15,7 +15,8 @@ add_library(omnikv::omnikv ALIAS omnikv_lib)
 install(TARGETS omnikv_lib EXPORT omnikvTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS omnikv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/omnikv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES models/omnikv-tiny-q8_0.gguf DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/models)
+install(FILES models/omnikv-tiny-q8_0.gguf models/omnikv-tiny-q8_0.duo.tsv
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/models)
 install(DIRECTORY examples/quickstart DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/examples)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT omnikvTargets NAMESPACE omnikv:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/omnikv

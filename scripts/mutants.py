@@ -131,9 +131,11 @@ FAULTS = {
         KERNELS + "kept_rows.cu", "HeadOfSlice(a.from, from, i, head)",
         "HeadOfSlice(a.from, from, i, to_head)"),
     "duo_window_off_by_one": (
-        DUO, "static_cast<int32_t>(recent_);", "static_cast<int32_t>(recent_) + 1;"),
+        "src/policy/sinks_and_recent.h", "static_cast<int32_t>(recent);",
+        "static_cast<int32_t>(recent) + 1;"),
     "duo_drops_one_too_many": (
-        DUO, "std::max(sinks_, length + 1 - recent_)", "std::max(sinks_, length + 2 - recent_)"),
+        DUO, "std::max(near_.sinks, length + 1 - near_.recent)",
+        "std::max(near_.sinks, length + 2 - near_.recent)"),
     "kcache_scale_missing": (KCACHE, ".scale = attend.scale", ".scale = 1"),
     "kcache_mean_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kMean"),
     "kcache_renormalises_always": (

@@ -57,6 +57,13 @@ const std::map<std::string, std::string>& Examples() {
                                                               {"eval", R"(
   omnikv eval needles --docs 1 --lengths 2k --policies full,omnikv
   omnikv eval document --tokens 2k --out /tmp/doc)"},
+                                                              {"analyze", R"(
+  omnikv analyze heads --docs 1 --tokens 2k
+  omnikv analyze heads --docs 1 --tokens 2k -o /tmp/gates.tsv)"},
+                                                              {"heads", R"(
+  omnikv analyze heads --docs 1 --tokens 2k
+  omnikv analyze heads --docs 1 --tokens 2k --sinks 4 --recent 64 -o /tmp/gates.tsv
+  omnikv analyze heads -f examples/quickstart/document.txt --json)"},
                                                               {"quickstart", R"(
   omnikv eval quickstart --policies streaming
   omnikv eval document --tokens 2k --out /tmp/doc && omnikv eval quickstart --document /tmp/doc)"},

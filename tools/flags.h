@@ -97,5 +97,6 @@ void AddInfo(CLI::App& app, Command& command);
 void AddPolicies(CLI::App& app, Command& command);
 void AddBench(CLI::App& app, Command& command);
 void AddEval(CLI::App& app, Command& command);
+void AddAnalyze(CLI::App& app, Command& command);
 
 }  // namespace omnikv::tools

@@ -35,6 +35,7 @@ Status RunCommandLine(int argc, char** argv) {
   AddPolicies(app, command);
   AddBench(app, command);
   AddEval(app, command);
+  AddAnalyze(app, command);
   OKV_ASSIGN_OR_RETURN(const bool parsed, ParseCommandLine(app, argc, argv));
   return parsed ? command() : Status();
 }

@@ -43,10 +43,13 @@ Status CheckHeadClasses(const EngineCore& core, const std::string& name, const P
 }  // namespace
 
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
-                                     const RopeState& ropes, int32_t max_seqs) {
-  PreparedPolicy prepared;
-  OKV_ASSIGN_OR_RETURN(prepared.info,
-                       ResolvePolicy(options.name, core.config.name, GlobalLayers(core.config)));
+                                     const RopeState& ropes, int32_t max_seqs,
+                                     const PolicyInfo* own) {
+  PreparedPolicy prepared{.info = own};
+  if (own == nullptr) {
+    OKV_ASSIGN_OR_RETURN(prepared.info,
+                         ResolvePolicy(options.name, core.config.name, GlobalLayers(core.config)));
+  }
   const PolicyInfo& info = *prepared.info;
   if (max_seqs > 1 && !info.batches) {
     return Unsupported(

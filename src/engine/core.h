@@ -86,8 +86,10 @@ Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string
 // Ok when there is a tokenizer, else why there is none.
 Status NeedTokenizer(const EngineCore& core);
 
-// A session on `core`.
-Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy);
+// A session on `core`. `own`, here and below: a policy of the engine's own that no registry has, in
+// place of the one that `policy` names; it outlives the session.
+Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy,
+                                             const PolicyInfo* own = nullptr);
 // The group of a session: its sequence is member 0.
 const RowGroup& GroupOf(const Session& session);
 // One that Session::Save wrote to `path`.
@@ -95,6 +97,7 @@ Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::str
 
 // What an engine of MakeEngine stands on. Lives as long as the engine.
 EngineCore& CoreOf(Engine& engine);
+const EngineCore& CoreOf(const Engine& engine);
 
 // --- What groups of sequences (row_group.h) and steps (stepper.h) stand on.
 
@@ -109,7 +112,8 @@ struct PreparedPolicy {
 // plan.policies, streams of states that it shares with others once: kResourceExhausted where that
 // is not enough. The owner takes policy->Bytes() off core.policy_bytes when it goes.
 Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& options,
-                                     const RopeState& ropes, int32_t max_seqs);
+                                     const RopeState& ropes, int32_t max_seqs,
+                                     const PolicyInfo* own = nullptr);
 
 // kUnsupported where the bank, which is laid out for the engine's policy, cannot serve `policy`.
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy);

@@ -69,6 +69,7 @@ class EngineImpl : public Engine {
   double load_seconds() const override { return load_seconds_; }
   size_t weight_bytes() const override { return core_->weights.bytes; }
   EngineCore& core() { return *core_; }
+  const EngineCore& core() const { return *core_; }
   void set_load_seconds(double seconds) { load_seconds_ = seconds; }
 
  private:
@@ -117,6 +118,9 @@ Status NeedTokenizer(const EngineCore& core) {
 
 EngineCore& CoreOf(Engine& engine) {
   return static_cast<EngineImpl&>(engine).core();
+}
+const EngineCore& CoreOf(const Engine& engine) {
+  return static_cast<const EngineImpl&>(engine).core();
 }
 
 namespace {

@@ -77,6 +77,7 @@ Status CheckOptions(const EngineOptions& o) {
 PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
   const int32_t n_layers = GlobalLayers(config);
   return {.model_name = config.name,
+          .model_path = config.path,
           .n_layers = n_layers,
           .n_heads = config.n_heads,
           .n_kv_heads = config.n_kv_heads,

@@ -42,19 +42,19 @@ Status CheckSize(const EngineCore& core, int32_t max_seqs) {
 }  // namespace
 
 Result<std::unique_ptr<RowGroup>> RowGroup::Open(EngineCore& core, const PolicyOptions& policy,
-                                                 int32_t max_seqs) {
-  OKV_RETURN_IF_ERROR(CheckSupported(core, policy, max_seqs));
-  return OpenUnasked(core, policy, max_seqs);
+                                                 int32_t max_seqs, const PolicyInfo* own) {
+  OKV_RETURN_IF_ERROR(CheckSupported(core, policy, max_seqs, own));
+  return OpenUnasked(core, policy, max_seqs, own);
 }
 
 Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
                                                         const PolicyOptions& policy,
-                                                        int32_t max_seqs) {
+                                                        int32_t max_seqs, const PolicyInfo* own) {
   OKV_RETURN_IF_ERROR(CheckSize(core, max_seqs));
   std::unique_ptr<RowGroup> group(new RowGroup(core));
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
-  OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs));
+  OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
   const DeclaredReads reads = group->policy().Reads();
   const auto least = static_cast<int32_t>(reads.max_tokens);
   OKV_ASSIGN_OR_RETURN(group->residency_,

@@ -26,11 +26,12 @@ class RowGroup {
   // whose rotations depend on a prompt's length. kUnsupported where the backend cannot run a step
   // of it (CheckSupported).
   static Result<std::unique_ptr<RowGroup>> Open(EngineCore& core, const PolicyOptions& policy,
-                                                int32_t max_seqs);
+                                                int32_t max_seqs, const PolicyInfo* own = nullptr);
   // The same without that question.
   static Result<std::unique_ptr<RowGroup>> OpenUnasked(EngineCore& core,
                                                        const PolicyOptions& policy,
-                                                       int32_t max_seqs);
+                                                       int32_t max_seqs,
+                                                       const PolicyInfo* own = nullptr);
   ~RowGroup();
 
   // A new, empty sequence: its member's number. kResourceExhausted when all numbers, or all

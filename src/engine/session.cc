@@ -37,8 +37,8 @@ bool LongropeParts(const ModelConfig& config, int64_t a, int64_t b) {
 
 class SessionImpl : public Session {
  public:
-  SessionImpl(EngineCore& core, PolicyOptions options)
-      : core_(core), options_(std::move(options)), stepper_(core) {}
+  SessionImpl(EngineCore& core, PolicyOptions options, const PolicyInfo* own = nullptr)
+      : core_(core), options_(std::move(options)), own_(own), stepper_(core) {}
 
   const RowGroup& group() const { return *group_; }
 
@@ -93,6 +93,7 @@ class SessionImpl : public Session {
 
   EngineCore& core_;
   PolicyOptions options_;
+  const PolicyInfo* own_;
   Stepper stepper_;
   std::unique_ptr<RowGroup> group_;  // of one sequence, member 0
   std::vector<int32_t> tokens_;      // in the bank
@@ -110,7 +111,7 @@ class SessionImpl : public Session {
 };
 
 Status SessionImpl::OpenGroup() {
-  OKV_ASSIGN_OR_RETURN(group_, RowGroup::Open(core_, options_, 1));
+  OKV_ASSIGN_OR_RETURN(group_, RowGroup::Open(core_, options_, 1, own_));
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
   stats_.policy = group_->policy_name();
@@ -387,7 +388,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
 }
 
 Result<std::unique_ptr<Session>> SessionImpl::Fork() {
-  auto fork = std::make_unique<SessionImpl>(core_, options_);
+  auto fork = std::make_unique<SessionImpl>(core_, options_, own_);
   OKV_RETURN_IF_ERROR(fork->Open(this));
   return std::unique_ptr<Session>(std::move(fork));
 }
@@ -560,8 +561,9 @@ SessionStats SessionImpl::stats() const {
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy) {
-  auto session = std::make_unique<SessionImpl>(core, policy);
+Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptions& policy,
+                                             const PolicyInfo* own) {
+  auto session = std::make_unique<SessionImpl>(core, policy, own);
   OKV_RETURN_IF_ERROR(session->Open(nullptr));
   return std::unique_ptr<Session>(std::move(session));
 }

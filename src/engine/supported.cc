@@ -102,7 +102,8 @@ Status EnqueueSteps(EngineCore& core, RowGroup& group) {
 
 }  // namespace
 
-Status CheckSupported(const EngineCore& core, const PolicyOptions& policy, int32_t max_seqs) {
+Status CheckSupported(const EngineCore& core, const PolicyOptions& policy, int32_t max_seqs,
+                      const PolicyInfo* own) {
   EngineCore dry;
   auto asking = std::make_unique<AskingBackend>(*core.backend);
   const AskingBackend& answers = *asking;
@@ -116,7 +117,7 @@ Status CheckSupported(const EngineCore& core, const PolicyOptions& policy, int32
                                                    MaxOutRows(dry.config, dry.plan.chunk,
                                                               dry.options.max_sessions)));
   {
-    OKV_ASSIGN_OR_RETURN(const auto group, RowGroup::OpenUnasked(dry, policy, max_seqs));
+    OKV_ASSIGN_OR_RETURN(const auto group, RowGroup::OpenUnasked(dry, policy, max_seqs, own));
     OKV_RETURN_IF_ERROR(EnqueueSteps(dry, *group));
     if (answers.answer().ok) return {};
     return Unsupported(fmt::format("{} under `policy` {} needs {}, which {} does not run: {}",

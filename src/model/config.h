@@ -41,6 +41,7 @@ struct LayerConfig {
 struct ModelConfig {
   std::string family;  // arch name: "llama", "qwen2", ...
   std::string name;    // the model's own name, where the files give one
+  std::string path;    // of the files, as it was given; empty: there are none
   int32_t n_layers = 0;
   // Of the files, past the last, for multi-token prediction: nobody runs them.
   int32_t extra_layers = 0;

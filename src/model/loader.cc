@@ -146,6 +146,7 @@ Result<ModelFiles> OpenModel(const std::string& path) {
     files.tensors = std::move(*tensors);
     OKV_ASSIGN_OR_RETURN(files.config, ReadHfConfig(path, *files.tensors));
   }
+  files.config.path = path;
   Derive(files.config);
   OKV_RETURN_IF_ERROR(WeightBytes(files).status());  // the directory has what the family needs
   return files;

@@ -56,4 +56,19 @@ Result<std::vector<double>> ReadHeadNumbers(const std::string& path, int32_t n_l
                   path, n_lines, n_layers));
 }
 
+std::string HeadNumbersText(const std::vector<double>& numbers, int32_t n_kv_heads) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const bool ends = (i + 1) % static_cast<size_t>(n_kv_heads) == 0;
+    text += fmt::format("{:.6f}{}", numbers[i], ends ? '\n' : '\t');
+  }
+  return text;
+}
+
+std::string PathBesideModel(const std::string& model_path, const std::string& name) {
+  constexpr std::string_view kGguf = ".gguf";
+  if (!model_path.ends_with(kGguf)) return model_path + "/" + name;
+  return model_path.substr(0, model_path.size() - kGguf.size()) + "." + name;
+}
+
 }  // namespace omnikv

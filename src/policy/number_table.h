@@ -1,4 +1,5 @@
-// Files of numbers that policies read: one for each KV head of each layer.
+// Files of numbers that policies read: one for each KV head of each layer, a line per layer, a
+// column per KV head, between tabs.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,15 @@
 
 namespace omnikv {
 
-// A table of text: a line a layer, a column a KV head, between tabs. kInvalidArgument, with the
-// file and the line that is wrong, unless all are numbers from `min` to `max`.
+// kInvalidArgument, with the file and the line that is wrong, unless all are numbers from `min` to
+// `max`.
 Result<std::vector<double>> ReadHeadNumbers(const std::string& path, int32_t n_layers,
                                             int32_t n_kv_heads, double min, double max);
+// The text of such a file, with six digits behind the point. `numbers` [n_layers * n_kv_heads].
+std::string HeadNumbersText(const std::vector<double>& numbers, int32_t n_kv_heads);
+
+// Where a file of a model's numbers is looked for when none is named: model.NAME beside model.gguf,
+// NAME in a model's folder.
+std::string PathBesideModel(const std::string& model_path, const std::string& name);
 
 }  // namespace omnikv

@@ -27,6 +27,7 @@ namespace omnikv {
 struct PolicyContext {
   Backend* backend = nullptr;  // null: Prepare only resolves the settings, and takes no memory
   std::string model_name;      // for presets
+  std::string model_path;      // for files that stand beside the model's; empty: it has none
   int32_t n_layers = 0;        // global-attention layers
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;

@@ -40,7 +40,7 @@ class Flags : public ProgramTest {
 };
 
 TEST_F(Flags, AnUnknownSubcommandIsNamed) {
-  const std::string all = "run, chat, tokenize, logits, info, policies, bench, eval";
+  const std::string all = "run, chat, tokenize, logits, info, policies, bench, eval, analyze";
   Refused("serve", "there is no subcommand 'serve'; there are: " + all);
   Refused("tokenise -p x",
           "there is no subcommand 'tokenise': did you mean tokenize? There are: " + all);
@@ -78,6 +78,36 @@ TEST_F(Flags, AnUnknownFlagIsNamed) {
           "run --help lists the flags)");
   Refused("info tiny.gguf", "'tiny.gguf' belongs to no flag (omnikv info --help lists the flags)");
   EXPECT_THAT(Run("run -p x -q -v").err, HasSubstr("--quiet"));
+}
+
+TEST_F(Flags, AnalyzeHeadsRefusesWhatItCannotMeasure) {
+  Refused("analyze",
+          "omnikv analyze needs a subcommand: heads (omnikv analyze --help says what they do)");
+  Refused("analyze head", "there is no subcommand 'head': did you mean heads? There are: heads");
+  Refused("analyze heads --file x --docs 2", "--file excludes --docs");
+  Refused("analyze heads -o ''", "-o is empty, expected a text");
+  Refused("analyze heads -f " + (dir_ / "none.txt").string(),
+          "-f is '" + (dir_ / "none.txt").string() +
+              "', which cannot be read (No such file or directory)");
+  Refused("analyze heads -f -", "-f - is empty, expected a text");
+  Refused("analyze heads -o " + (dir_ / "none/gates.tsv").string(),
+          "-o is '" + (dir_ / "none/gates.tsv").string() +
+              "', which cannot be written (no file can be made beside it: No such file or "
+              "directory)");
+  for (const char* flag : {"--window 0", "--sinks -1", "--recent 0", "--docs 0", "--tokens 0"}) {
+    const Outcome o = Run("analyze heads " + std::string(flag));
+    EXPECT_EQ(o.exit_code, 2) << flag;
+    EXPECT_THAT(o.err, HasSubstr(std::string(flag).substr(0, std::string(flag).find(' '))));
+  }
+  Refused("analyze heads --quiet --window 600",
+          "the last 600 rows of a text are to be measured, expected at most the 512 rows of a step "
+          "(--chunk)");
+  Refused("analyze heads --quiet -f -",
+          "text 1: has 5 tokens, expected more than the 320 that a streaming head reads",
+          "a b c d e");
+  Refused("analyze heads --quiet --docs 1 --tokens 300",
+          "a document of 300 tokens is asked for, expected at least 327: 256 of prose and 71 of "
+          "facts");
 }
 
 TEST_F(Flags, EmptyValuesAreRefused) {
@@ -144,6 +174,8 @@ TEST_F(Flags, HelpIsOfTheSubcommand) {
   for (const char* code : {"0 for success", "1 for a failure", "2 for a", "130 after Ctrl-C"}) {
     EXPECT_THAT(help, HasSubstr(code));
   }
+  EXPECT_EQ(Run("help analyze heads").out, Run("analyze heads --help").out);
+  EXPECT_THAT(Run("analyze heads --help").out, HasSubstr("duo finds MODEL.duo.tsv"));
   EXPECT_THAT(Run("bench --help").out, HasSubstr("a prompt of 512, decode at 16 and 16384"));
 }
 

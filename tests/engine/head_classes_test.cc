@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "../test_data.h"
@@ -200,6 +201,43 @@ TEST(HeadClasses, StreamingHeadsTakeTheSameAtAnyLength) {
             (16384 + 128) * kRetrieving * kHeadRow + 4096 * kStreaming * kHeadRow);
 }
 
+// Without a name, gates are those beside the model, wherever the model is.
+TEST(HeadClasses, GatesAreFoundBesideTheModel) {
+  namespace fs = std::filesystem;
+  const fs::path folder = testing::TempDir() + "omnikv_beside_" + std::to_string(::getpid());
+  for (const char* place : {"a", "b"}) {
+    fs::create_directories(folder / place);
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      fs::copy_file(fs::path(kRandom) / name, folder / place / name);
+    }
+    fs::copy_file(kGates, folder / place / "duo.tsv");
+  }
+  const auto load = [&](const char* place) {
+    return Load({.model = folder / place, .device = "cpu", .context = 256, .max_sessions = 2});
+  };
+  const auto engine = load("a");
+  const PolicyOptions unnamed{.name = "duo", .settings = {{"sinks", "4"}, {"recent", "16"}}};
+  const auto session = Take(engine->NewSession(unnamed));
+  EXPECT_THAT(session->stats().settings, testing::StartsWith("gates=duo.tsv "));
+  const auto named = Take(engine->NewSession(Duo("4", "16")));
+  ASSERT_TRUE(session->Prompt(Numbers(120, 1)).ok());
+  ASSERT_TRUE(named->Prompt(Numbers(120, 1)).ok());
+  EXPECT_EQ(Decode(*engine, *session, 5), Decode(*engine, *named, 5));
+  const std::string saved = folder / "context";
+  ASSERT_TRUE(session->Save(saved).ok());
+  const auto moved = load("b");
+  EXPECT_EQ(Take(moved->Restore(saved))->tokens(), session->tokens());
+  // Not other gates: sessions of these read otherwise.
+  std::string reversed;
+  for (int layer = 0; layer < 8; ++layer) reversed += layer < 4 ? "0.9\t0.9\n" : "0.1\t0.1\n";
+  std::ofstream(folder / "b" / "duo.tsv", std::ios::trunc) << reversed;
+  EXPECT_EQ(moved->Restore(saved).status().code(), StatusCode::kCorrupt);
+  std::ofstream(folder / "b" / "duo.tsv", std::ios::trunc) << "0.5\t2\n";
+  EXPECT_THAT(moved->NewSession(unnamed).status().message(),
+              HasSubstr("b/duo.tsv: line 1 has '2', expected numbers from 0 to 1"));
+  fs::remove_all(folder);
+}
+
 TEST(HeadClasses, MistakesInAFileOfGatesAreSentences) {
   const auto engine = Load({.model = kRandom, .device = "cpu", .context = 256});
   const std::string path = testing::TempDir() + "omnikv_gates_" + std::to_string(::getpid());
@@ -220,8 +258,8 @@ TEST(HeadClasses, MistakesInAFileOfGatesAreSentences) {
   };
   const std::string of_file = "policy duo: gates: " + path + ": ";
   expect_refused({.name = "duo"},
-                 "policy duo: gates is not set, expected the path of a file of gates, a line for "
-                 "each layer");
+                 "policy duo: gates is not set and there is no " + kRandom +
+                     "/duo.tsv, expected the path of a file of gates, a line for each layer");
   expect_refused(Duo("4", "16", "0.5", path + ".none"),
                  "policy duo: gates: " + path + ".none: no such file");
   expect_refused(with_file(lines(7, "0.5\t1\n")),

@@ -248,6 +248,7 @@ TEST(HfConfig, BothSpellingsAreOne) {
                      "original_max_position_embeddings": 32}})")
           .Config();
   new_keys.name = old_keys.name;
+  new_keys.path = old_keys.path;
   EXPECT_EQ(old_keys, new_keys);
   EXPECT_EQ(old_keys.ropes[0].theta, 5e5);
   EXPECT_EQ(old_keys.max_context, 128);
@@ -306,6 +307,7 @@ TEST(HfConfig, GemmaTextPartOfAMultimodalModel) {
   ASSERT_TRUE(files.ok()) << files.status().message();
   ModelConfig expected = GoldenConfig("gemma3");
   expected.name = files->config.name;
+  expected.path = folder.path();
   expected.eos_ids = {1, 106};
   EXPECT_EQ(files->config, expected);
 }
@@ -320,6 +322,7 @@ TEST(HfConfig, SharedTinyModel) {
   ASSERT_TRUE(hf.ok() && gguf.ok()) << hf.status().message() << gguf.status().message();
   ModelConfig named = hf->config;
   named.name = gguf->config.name;
+  named.path = gguf->config.path;
   EXPECT_EQ(named, gguf->config);
 }
 

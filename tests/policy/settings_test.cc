@@ -2,7 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <fstream>
+
+#include "policy/number_table.h"
 #include "policy/policy.h"
 
 namespace omnikv {
@@ -37,6 +42,23 @@ TEST(PolicySettings, CountsMayHaveAUnit) {
   ASSERT_TRUE(s.ok()) << s.status().message();
   EXPECT_EQ(s->Int("n"), 2048);
   EXPECT_FALSE(PolicySettings::Parse("p", specs, {{"n", "8k"}}).ok());
+}
+
+TEST(HeadNumbers, AreReadAsTheyAreWritten) {
+  const std::vector<double> numbers = {0, 1, 0.25, 0.123456, 1e-6, 0.999999};
+  const std::string text = HeadNumbersText(numbers, 2);
+  EXPECT_EQ(text, "0.000000\t1.000000\n0.250000\t0.123456\n0.000001\t0.999999\n");
+  const std::string path = testing::TempDir() + "omnikv_numbers_" + std::to_string(::getpid());
+  std::ofstream(path, std::ios::binary) << text;
+  const auto read = ReadHeadNumbers(path, 3, 2, 0, 1);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(*read, numbers);
+  std::remove(path.c_str());
+}
+
+TEST(HeadNumbers, StandBesideTheModel) {
+  EXPECT_EQ(PathBesideModel("models/a-q8_0.gguf", "duo.tsv"), "models/a-q8_0.duo.tsv");
+  EXPECT_EQ(PathBesideModel("/models/llama", "duo.tsv"), "/models/llama/duo.tsv");
 }
 
 TEST(PolicySettings, WrongValuesAreNamed) {

@@ -46,11 +46,10 @@ Result<PolicyOptions> OptionsFor(const std::string& policy, const std::vector<st
   return ToPolicyOptions(flags);
 }
 
-DocumentSpec Spec(const EvalFlags& f, uint64_t seed, int64_t tokens,
-                  std::function<int64_t(std::string_view)> count) {
+DocumentSpec Spec(const EvalFlags& f, uint64_t seed, int64_t tokens) {
   return {.seed = seed,
           .target_tokens = tokens,
-          .count_tokens = std::move(count),
+          .count_tokens = nullptr,
           .depths = f.depths,
           .kinds = f.kinds};
 }
@@ -170,11 +169,7 @@ Status Needles(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
   OKV_ASSIGN_OR_RETURN(const std::vector<PolicyOptions> policies, PoliciesOf(f));
   const auto make = [&](const Engine& engine, int64_t length, int d) {
-    const auto count = [&](std::string_view text) {
-      const auto ids = engine.Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
-      return ids.ok() ? static_cast<int64_t>(ids->size()) : int64_t{0};
-    };
-    return MakeDocument(Spec(f, f.seed + static_cast<uint64_t>(d), length, count));
+    return MakeDocumentFor(engine, Spec(f, f.seed + static_cast<uint64_t>(d), length));
   };
   options.check = [&](const Engine& engine) -> Status {
     OKV_RETURN_IF_ERROR(CheckPolicies(engine, policies));
@@ -245,7 +240,9 @@ Status MakeDocumentFiles(const EvalFlags& f) {
     if (!ids.ok()) counted = ids.status();
     return ids.ok() ? static_cast<int64_t>(ids->size()) : f.tokens;
   };
-  OKV_ASSIGN_OR_RETURN(const Document document, MakeDocument(Spec(f, f.seed, f.tokens, count)));
+  DocumentSpec spec = Spec(f, f.seed, f.tokens);
+  spec.count_tokens = count;
+  OKV_ASSIGN_OR_RETURN(const Document document, MakeDocument(spec));
   OKV_RETURN_IF_ERROR(counted);
   return SaveDocument(document, f.out);
 }

@@ -10,6 +10,35 @@
 
 namespace omnikv::tools {
 
+Result<Document> MakeDocumentFor(const Engine& engine, DocumentSpec spec) {
+  Status counted;  // not ok: a text that could not be encoded
+  spec.count_tokens = [&](std::string_view text) {
+    const auto ids = engine.Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
+    if (!ids.ok()) counted = ids.status();
+    return ids.ok() ? static_cast<int64_t>(ids->size()) : spec.target_tokens;
+  };
+  auto document = MakeDocument(spec);
+  return counted.ok() ? std::move(document) : counted;
+}
+
+Result<std::vector<std::vector<int32_t>>> AnsweredQuestions(const Engine& engine,
+                                                            const Document& document) {
+  std::vector<std::vector<int32_t>> texts;
+  for (size_t i = 0; i < document.needles.size(); ++i) {
+    const std::string question = UserMessage(document, i);
+    const bool chat = engine.has_chat_template();
+    OKV_ASSIGN_OR_RETURN(texts.emplace_back(),
+                         chat ? engine.ChatPrompt({{"user", question}})
+                              : engine.Tokenize(question + "\n\n", /*add_special=*/true,
+                                                /*parse_special=*/false));
+    OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> answer,
+                         engine.Tokenize(document.needles[i].answer, /*add_special=*/false,
+                                         /*parse_special=*/false));
+    texts.back().insert(texts.back().end(), answer.begin(), answer.end());
+  }
+  return texts;
+}
+
 Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
                                    const Document& document, const Session::Progress& progress) {
   DocumentResult result;

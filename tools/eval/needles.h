@@ -1,4 +1,4 @@
-// Asks a model about the facts in a document, under a policy.
+// Documents with facts for a model, and what it answers under a policy when it is asked about them.
 #pragma once
 
 #include <functional>
@@ -21,6 +21,14 @@ struct DocumentResult {
   SessionStats stats;           // prefill of the whole document, decode of the last answer
   double decode_ms = 0;         // a token, over all answers
 };
+
+// A document of spec.target_tokens, counted by the tokenizer of the engine's model.
+Result<Document> MakeDocumentFor(const Engine& engine, DocumentSpec spec);
+
+// For each fact of a document the tokens of the message that asks about it, and of its answer after
+// that. Without a chat template both are plain text.
+Result<std::vector<std::vector<int32_t>>> AnsweredQuestions(const Engine& engine,
+                                                            const Document& document);
 
 // Reads the document once and asks every question: what later messages share with the first stays
 // in the context.

@@ -1,20 +1,24 @@
 // DuoAttention (Xiao et al. 2024): heads that retrieve read everything, streaming heads read the
-// first tokens and the last ones, in every layer and for every row, prompt rows included. Trained
-// gates say which heads are which. The rows of streaming heads that nobody reads again are given
-// back.
+// first tokens and the last ones, in every layer and for every row, prompt rows included. Gates,
+// trained or measured, say which heads are which. The rows of streaming heads that nobody reads
+// again are given back.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "policy/number_table.h"
 #include "policy/policy.h"
+#include "policy/sinks_and_recent.h"
 
 namespace omnikv {
 namespace {
 
 constexpr int32_t kStreaming = 1;  // the head class; 0: the heads that retrieve
+
+constexpr const char* kGatesName = "duo.tsv";  // PathBesideModel
 
 // The quantile `q` of some numbers, linear between two of them as NumPy's.
 double Quantile(std::vector<double> numbers, double q) {
@@ -31,13 +35,7 @@ class Duo : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
     n_kv_heads_ = context.n_kv_heads;
-    sinks_ = settings.Int("sinks");
-    recent_ = settings.Int("recent");
-    if (settings.Text("gates").empty()) {
-      return InvalidArgument(
-          "policy duo: gates is not set, expected the path of a file of gates, a line for each "
-          "layer");
-    }
+    near_ = {.sinks = settings.Int("sinks"), .recent = settings.Int("recent")};
     if (n_kv_heads_ > kMaxMaskedHeads) {
       return InvalidArgument(
           fmt::format("policy duo: the model has {} KV heads, expected at most {}", n_kv_heads_,
@@ -46,7 +44,8 @@ class Duo : public Policy {
     if (!settings.IsAuto("threshold") && !settings.IsAuto("sparsity")) {
       return InvalidArgument("policy duo: threshold and sparsity are both set, expected one");
     }
-    const auto read = ReadHeadNumbers(settings.Text("gates"), context.n_layers, n_kv_heads_, 0, 1);
+    OKV_ASSIGN_OR_RETURN(const std::string path, FindGates(context.model_path, settings));
+    const auto read = ReadHeadNumbers(path, context.n_layers, n_kv_heads_, 0, 1);
     if (!read.ok()) return InvalidArgument("policy duo: gates: " + read.status().message());
     const std::vector<double>& gates = *read;
     double threshold = 0;
@@ -76,24 +75,17 @@ class Duo : public Policy {
   }
 
   void Plan(const LayerStep& step, AttendArgs& attend) override {
-    if (step.head_class != kStreaming) return;
-    PlanSegment sinks;
-    sinks.end = static_cast<int32_t>(sinks_);
-    PlanSegment recent;
-    recent.begin = static_cast<int32_t>(sinks_);
-    recent.window = static_cast<int32_t>(recent_);
-    attend.plan = AttnPlan{};
-    if (sinks_ > 0) attend.plan.Add(sinks);
-    attend.plan.Add(recent);
+    if (step.head_class == kStreaming) attend.plan = near_.Plan();
   }
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
     return HeadTokensRead(layer, at, n_kv_heads_) / n_kv_heads_;
   }
   int64_t HeadTokensRead(int32_t layer, const SeqLength& at, int32_t n_kv_heads) const override {
+    const int64_t near = std::min(at.tokens, near_.sinks + near_.recent);
     int64_t tokens = 0;
     for (int32_t h = 0; h < n_kv_heads; ++h) {
-      tokens += ClassOf(layer, h) == kStreaming ? std::min(at.tokens, sinks_ + recent_) : at.tokens;
+      tokens += ClassOf(layer, h) == kStreaming ? near : at.tokens;
     }
     return tokens;
   }
@@ -101,7 +93,7 @@ class Duo : public Policy {
   TokenRange Dropped(int64_t length, int32_t head_class) const override {
     const bool all_stream = std::find(classes_.begin(), classes_.end(), 0) == classes_.end();
     if (head_class != kStreaming && !all_stream) return {};
-    return {sinks_, std::max(sinks_, length + 1 - recent_)};
+    return {near_.sinks, std::max(near_.sinks, length + 1 - near_.recent)};
   }
 
   // Which heads kept everything: another file of gates cannot go on from there.
@@ -111,13 +103,27 @@ class Duo : public Policy {
   }
 
  private:
+  // The file that is named, or the one that stands beside the model.
+  static Result<std::string> FindGates(const std::string& model_path, PolicySettings& settings) {
+    if (!settings.IsAuto("gates")) return settings.Text("gates");
+    std::string beside = PathBesideModel(model_path, kGatesName);
+    std::error_code error;
+    if (model_path.empty() || !std::filesystem::exists(beside, error)) {
+      return InvalidArgument(fmt::format(
+          "policy duo: gates is not set{}, expected the path of a file of gates, a line for each "
+          "layer",
+          model_path.empty() ? "" : " and there is no " + beside));
+    }
+    // The name alone: a saved context goes on where the model is reached by another path.
+    settings.Resolve("gates", std::filesystem::path(beside).filename());
+    return beside;
+  }
   int32_t ClassOf(int32_t layer, int32_t head) const {
     return classes_[static_cast<size_t>(layer * n_kv_heads_ + head)];
   }
 
   int32_t n_kv_heads_ = 0;
-  int64_t sinks_ = 0;          // tokens
-  int64_t recent_ = 0;         // tokens
+  SinksAndRecent near_;        // what streaming heads read
   std::vector<char> classes_;  // [layers, KV heads]
 };
 
@@ -127,27 +133,31 @@ PolicyInfo DuoPolicy() {
   return {.name = "duo",
           .summary =
               "everything for some KV heads, the first and the last tokens for the others, "
-              "by trained gates (DuoAttention)",
-          .facts = {.source = "DuoAttention, Xiao et al. 2024; gates from its published files",
+              "by a file of gates (DuoAttention)",
+          .facts = {.source = "DuoAttention, Xiao et al. 2024; gates from its published files, or "
+                              "measured (omnikv analyze heads)",
                     .chooses = "never: gates say which KV heads read everything",
                     .keeps = "all rows of retrieval heads, the first and last of the others",
                     .reads = "N rows of retrieval heads, sinks and recent rows of the others",
                     .holds = "as it reads",
-                    .loses = "not measured: the shipped model has no gates"},
+                    .loses = "nothing (0 of 8 facts); facts far back where gates name other "
+                             "heads (8 of 8 with the gates reversed)"},
           .settings = {{.key = "gates",
                         .type = SettingType::kFile,
-                        .default_value = "",
-                        .help = "numbers from 0 to 1, a line a layer, a column a KV head, between "
-                                "tabs: the pattern of DuoAttention for the model"},
+                        .default_value = "auto",
+                        .help = "numbers from 0 to 1, a line per layer, a column per KV head, "
+                                "between tabs; auto: MODEL.duo.tsv beside MODEL.gguf, or duo.tsv "
+                                "in the model's folder",
+                        .allow_auto = true},
                        {.key = "sinks",
                         .type = SettingType::kInt,
-                        .default_value = "64",
+                        .default_value = std::to_string(SinksAndRecent{}.sinks),
                         .help = "first tokens that streaming heads read",
                         .min = 0,
                         .max = 1e6},
                        {.key = "recent",
                         .type = SettingType::kInt,
-                        .default_value = "256",
+                        .default_value = std::to_string(SinksAndRecent{}.recent),
                         .help = "last tokens that streaming heads read",
                         .min = 1,
                         .max = 1e9},

@@ -140,8 +140,8 @@ PolicyInfo DuoPolicy() {
                     .keeps = "all rows of retrieval heads, the first and last of the others",
                     .reads = "N rows of retrieval heads, sinks and recent rows of the others",
                     .holds = "as it reads",
-                    .loses = "nothing (0 of 8 facts); facts far back where gates name other "
-                             "heads (8 of 8 with the gates reversed)"},
+                    .loses = "nothing (0 of 8 answers); tokens far back where gates name other "
+                             "heads (8 of 8 answers with the gates reversed)"},
           .settings = {{.key = "gates",
                         .type = SettingType::kFile,
                         .default_value = "auto",

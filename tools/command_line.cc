@@ -63,7 +63,7 @@ const std::map<std::string, std::string>& Examples() {
                                                               {"heads", R"(
   omnikv analyze heads --docs 1 --tokens 2k
   omnikv analyze heads --docs 1 --tokens 2k --sinks 4 --recent 64 -o /tmp/gates.tsv
-  omnikv analyze heads -f examples/quickstart/document.txt --json)"},
+  omnikv analyze heads -f README.md --json)"},
                                                               {"quickstart", R"(
   omnikv eval quickstart --policies streaming
   omnikv eval document --tokens 2k --out /tmp/doc && omnikv eval quickstart --document /tmp/doc)"},

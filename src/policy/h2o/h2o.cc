@@ -220,7 +220,7 @@ PolicyInfo H2oPolicy() {
                     .keeps = "b rows of each KV head, on the device",
                     .reads = "b + 1 rows, and their K once more",
                     .holds = "b rows, and their sums for five steps",
-                    .loses = "not measured"},
+                    .loses = "most of the prompt (8 of 8 answers)"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens that each KV head keeps, the recent ones included",

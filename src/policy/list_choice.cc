@@ -57,4 +57,11 @@ PlanSegment ListChoice::Range() const {
   return {.bounds = bounds_.as<int32_t>()};
 }
 
+Retained ListChoice::Kept(int32_t seq) const {
+  Retained kept{.first_seq = seq, .n_seqs = 1};
+  kept.rows.Add(List());
+  kept.rows.Add(Range());
+  return kept;
+}
+
 }  // namespace omnikv

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "bank/declared_reads.h"
 #include "policy/policy_memory.h"
 
 namespace omnikv {
@@ -26,6 +27,8 @@ class ListChoice {
   // What was chosen, ascending; and the last tokens.
   PlanSegment List() const;
   PlanSegment Range() const;
+  // Both, as the rows that sequence `seq` keeps after a prompt.
+  Retained Kept(int32_t seq) const;
 
  private:
   Backend* backend_ = nullptr;

@@ -26,10 +26,7 @@ void PromptChoice::Observe(const LayerStep& step, const AttendArgs& attend) {
 
 std::optional<Retained> PromptChoice::Retains(const LayerStep& step) const {
   if (!step.chooses) return std::nullopt;
-  Retained kept{.first_seq = step.seq, .n_seqs = 1};
-  kept.rows.Add(choice_.List());
-  kept.rows.Add(choice_.Range());
-  return kept;
+  return choice_.Kept(step.seq);
 }
 
 std::vector<SettingSpec> PromptChoiceSettings(std::vector<SettingSpec> own, double least_budget) {

@@ -234,16 +234,10 @@ Status Needles(const EvalFlags& f) {
 Status MakeDocumentFiles(const EvalFlags& f) {
   OKV_ASSIGN_OR_RETURN(const std::string path, ModelPath(f.engine.model));
   OKV_ASSIGN_OR_RETURN(const ModelText model, LoadTextAlone(path));
-  Status counted;  // not ok: a text that could not be encoded
-  const auto count = [&](std::string_view text) {
-    const auto ids = model.tokenizer->Encode(text, {.add_special = false, .parse_special = false});
-    if (!ids.ok()) counted = ids.status();
-    return ids.ok() ? static_cast<int64_t>(ids->size()) : f.tokens;
+  const auto encode = [&](std::string_view text) {
+    return model.tokenizer->Encode(text, {.add_special = false, .parse_special = false});
   };
-  DocumentSpec spec = Spec(f, f.seed, f.tokens);
-  spec.count_tokens = count;
-  OKV_ASSIGN_OR_RETURN(const Document document, MakeDocument(spec));
-  OKV_RETURN_IF_ERROR(counted);
+  OKV_ASSIGN_OR_RETURN(const Document document, MakeDocumentFor(encode, Spec(f, f.seed, f.tokens)));
   return SaveDocument(document, f.out);
 }
 

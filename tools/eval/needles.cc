@@ -10,15 +10,22 @@
 
 namespace omnikv::tools {
 
-Result<Document> MakeDocumentFor(const Engine& engine, DocumentSpec spec) {
+Result<Document> MakeDocumentFor(const Encode& encode, DocumentSpec spec) {
   Status counted;  // not ok: a text that could not be encoded
   spec.count_tokens = [&](std::string_view text) {
-    const auto ids = engine.Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
+    const auto ids = encode(text);
     if (!ids.ok()) counted = ids.status();
     return ids.ok() ? static_cast<int64_t>(ids->size()) : spec.target_tokens;
   };
   auto document = MakeDocument(spec);
   return counted.ok() ? std::move(document) : counted;
+}
+
+Result<Document> MakeDocumentFor(const Engine& engine, const DocumentSpec& spec) {
+  const auto encode = [&](std::string_view text) {
+    return engine.Tokenize(text, /*add_special=*/false, /*parse_special=*/false);
+  };
+  return MakeDocumentFor(encode, spec);
 }
 
 Result<std::vector<std::vector<int32_t>>> AnsweredQuestions(const Engine& engine,

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "eval/document.h"
@@ -22,8 +23,11 @@ struct DocumentResult {
   double decode_ms = 0;         // a token, over all answers
 };
 
-// A document of spec.target_tokens, counted by the tokenizer of the engine's model.
-Result<Document> MakeDocumentFor(const Engine& engine, DocumentSpec spec);
+// A document of spec.target_tokens, counted by what `encode` makes of a text, or by the tokenizer
+// of the engine's model. As `encode`.
+using Encode = std::function<Result<std::vector<int32_t>>(std::string_view text)>;
+Result<Document> MakeDocumentFor(const Encode& encode, DocumentSpec spec);
+Result<Document> MakeDocumentFor(const Engine& engine, const DocumentSpec& spec);
 
 // For each fact of a document the tokens of the message that asks about it, and of its answer after
 // that. Without a chat template both are plain text.

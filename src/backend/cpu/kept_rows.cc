@@ -116,20 +116,19 @@ void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
 void CpuEvict(const EvictArgs& a, ThreadPool& pool) {
   pool.ParallelFor(int64_t{a.n_seqs} * a.lists, 1, [&](int64_t first, int64_t last, int) {
     for (int64_t list = first; list < last; ++list) {
-      const int64_t s = list / a.lists;
+      const auto s = static_cast<int32_t>(list / a.lists);
       const auto l = static_cast<int32_t>(list % a.lists);
       const SeqMeta& seq = a.seqs[s];
       if (seq.q_len == 0) continue;
-      const int64_t entry = s * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
+      const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
       int32_t& victim = a.log.victim[entry * a.lists + l];
       a.log.length[entry * a.lists + l] = a.steps[s].kv_len;
       victim = -1;
       if (seq.kv_len <= a.most) continue;
-      const auto seq_index = static_cast<int32_t>(s);
-      float* scores = a.scores.At(seq_index, l, a.lists, a.steps[s].kv_len);
+      float* scores = a.scores.At(s, l, a.lists, a.steps[s].kv_len);
       const int32_t newest = seq.kv_len - 1;
       for (int32_t i = 0; i <= newest; ++i) {
-        if (IsRecent(a, seq_index, l, i)) continue;
+        if (IsRecent(a, s, l, i)) continue;
         if (victim < 0 || scores[i] <= scores[victim]) victim = i;
       }
       scores[victim] = scores[newest];

@@ -92,9 +92,7 @@ class H2o : public Policy {
   std::optional<Retained> Retains(const LayerStep& step) const override {
     if (!step.prefill && !observed_) return Retained{.scores = Sums(step), .recent = recent_};
     if (!step.chooses) return std::nullopt;
-    Retained kept{.first_seq = step.seq, .n_seqs = 1};
-    kept.rows.Add(choice_.List());
-    kept.rows.Add(choice_.Range());
+    Retained kept = choice_.Kept(step.seq);
     if (observed_) return kept;
     kept.scores = Sums(step);
     kept.to_scores = Ring(step.layer, step.seq);

@@ -56,10 +56,7 @@ class Tova : public Policy {
       return Retained{.scores = {step_scores_.as<float>(), step_stride_}};
     }
     if (!step.chooses) return std::nullopt;
-    Retained kept{.first_seq = step.seq, .n_seqs = 1};
-    kept.rows.Add(choice_.List());
-    kept.rows.Add(choice_.Range());
-    return kept;
+    return choice_.Kept(step.seq);
   }
 
   int64_t TokensRead(int32_t, const SeqLength& at) const override {

@@ -16,7 +16,8 @@ namespace {
 constexpr int kLaunches = 20;  // in a graph
 constexpr int32_t kBlock = 64;
 constexpr int32_t kHeads = 32, kDim = 128;
-constexpr int32_t kMaxRows = 64;
+constexpr int32_t kWindowRows = 64;
+constexpr int32_t kMaxRows = 2048;
 
 // Everything over one bank of random K and V.
 class Bench {
@@ -175,10 +176,11 @@ class Bench {
              bool per_head) const {
     const double gb_s = 1e-3 * static_cast<double>(cost.bytes_read) / us;
     std::printf(
-        "%-16s %2d KV heads n %7d rows %3d unit %3d %s  %8.2f us  %8.2f MB  %6.0f GB/s %5.1f %%\n",
+        "%-16s %2d KV heads n %7d rows %4d unit %3d %s  %8.2f us  %8.2f MB  %6.0f GB/s %5.1f %%  "
+        "%6.1f TFLOP/s\n",
         name, n_kv_heads_, n, n_rows, unit, per_head ? "lists a head" : "one list    ", us,
         1e-6 * static_cast<double>(cost.bytes_read), gb_s,
-        1e11 * gb_s / device_.memory_bytes_per_second);
+        1e11 * gb_s / device_.memory_bytes_per_second, 1e-6 * static_cast<double>(cost.flops) / us);
   }
 
   const Device device_ = BenchCard().device;
@@ -196,7 +198,7 @@ void RunAll() {
       for (const bool per_head : {false, true}) {
         for (const int32_t unit : {1, 16, 128}) bench.Score(n, 1, unit, per_head);
         bench.Score(n, 16, 1, per_head);
-        bench.Score(n, kMaxRows, 1, per_head);
+        for (const int32_t n_rows : {kWindowRows, kMaxRows}) bench.Score(n, n_rows, 1, per_head);
         for (const int32_t unit : {16, 128}) {
           bench.Summaries(n, unit, SummaryKind::kMean, per_head);
           bench.Summaries(n, unit, SummaryKind::kMinMax, per_head);

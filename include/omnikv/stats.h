@@ -19,6 +19,8 @@ struct SessionStats {
   std::string device;    // what ran: "cpu", ...
   std::string policy;    // name
   std::string settings;  // "key=value ...", every setting, as resolved
+  // Whether rows of a prompt read everything before them, as full attention does.
+  bool dense_prompts = true;
 
   int64_t context_tokens = 0;  // in the bank now
   int64_t prefill_tokens = 0;  // of the last Prompt(), those that were not there before

@@ -50,10 +50,17 @@ struct PlanSegment {
   int32_t capacity = 0;            // indices a list has room for
   const int32_t* index = nullptr;  // [n_seqs, lists, capacity], ascending, in bounds
   const int32_t* count = nullptr;  // [n_seqs, lists]
+  // [n_kv_heads]: which of several lists a KV head reads; null: its own. Never changes.
+  const int32_t* list_of = nullptr;
 
   const float* q = nullptr;  // [n_rows, n_heads, dk]: queries for this segment; null: AttendArgs::q
 
   bool operator==(const PlanSegment&) const = default;
+  // The list of a sequence that a KV head reads, in `index` and `count`.
+  OMNIKV_HOST_DEVICE int64_t ListOf(int32_t seq, int32_t kv_head) const {
+    const int32_t list = lists == 1 ? 0 : list_of != nullptr ? list_of[kv_head] : kv_head;
+    return int64_t{seq} * lists + list;
+  }
 };
 
 inline constexpr int kMaxSegments = 4;

@@ -12,7 +12,7 @@ uint64_t U(int64_t v) {
 }
 
 // Tokens that a row at `pos` of sequence `seq` reads of segment `s` for list `list`.
-int64_t SegmentTokens(const PlanSegment& s, int32_t seq, int32_t pos, int32_t list) {
+int64_t SegmentTokens(const PlanSegment& s, int32_t seq, int32_t pos, int32_t kv_head) {
   const int64_t low = s.window > 0 ? std::max(0, pos + 1 - s.window) : 0;
   const int64_t high = static_cast<int64_t>(pos) + 1;
   if (s.kind == SegmentKind::kRange) {
@@ -20,10 +20,10 @@ int64_t SegmentTokens(const PlanSegment& s, int32_t seq, int32_t pos, int32_t li
     const int64_t end = s.bounds != nullptr ? s.bounds[2 * seq + 1] : s.end;
     return std::max<int64_t>(0, std::min(end, high) - std::max(begin, low));
   }
-  const int32_t l = s.lists == 1 ? 0 : list;
-  const int32_t* index = s.index + (static_cast<int64_t>(seq) * s.lists + l) * s.capacity;
+  const int64_t list = s.ListOf(seq, kv_head);
+  const int32_t* index = s.index + list * s.capacity;
   int64_t tokens = 0;
-  for (int32_t i = 0; i < s.count[seq * s.lists + l]; ++i) {
+  for (int32_t i = 0; i < s.count[list]; ++i) {
     const int64_t begin = static_cast<int64_t>(index[i]) * s.unit;
     tokens += std::max<int64_t>(0, std::min(begin + s.unit, high) - std::max(begin, low));
   }
@@ -112,7 +112,7 @@ struct CostVisitor {
     for (int32_t r = 0; r < a.n_rows; ++r) {
       const uint64_t n = U(a.rows[r].pos) + 1;
       c.bytes_read += 4 * n * U(a.n_heads);
-      c.bytes_written += 4 * n;
+      c.bytes_written += 4 * n * U(a.lists);
       c.flops += 2 * n * U(a.n_heads);
     }
     return c;
@@ -139,7 +139,10 @@ struct CostVisitor {
       const auto [begin, end] = TouchedUnits(a.seqs[s], a.unit);
       if (begin == end) continue;
       const uint64_t values = U(a.kv.n_kv_heads) * U(a.kv.dk);
-      const int64_t tokens = a.seqs[s].kv_len - int64_t{begin} * a.unit;
+      const int64_t last = a.seqs[s].kv_len - int64_t{end - 1} * a.unit;  // tokens of that unit
+      const int64_t tokens =
+          int64_t{end - 1 - begin} * UnitsOf(a.unit, a.every) +
+          UnitsOf(static_cast<int32_t>(std::min<int64_t>(last, a.unit)), a.every);
       c.kv_bytes += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
       c.bytes_written += 4 * U(SummaryArrays(a.kind)) * U(end - begin) * values;
       c.flops += U(SummaryArrays(a.kind)) * U(tokens) * values;
@@ -178,7 +181,8 @@ struct CostVisitor {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
       if (a.seqs[s].q_len == 0) continue;
-      c.bytes_read += 8 * U(a.lists) * U(a.seqs[s].kv_len);
+      const uint64_t values = a.rule == AgeRule::kStrided ? 1 : 2;  // a position, a score
+      c.bytes_read += 4 * values * U(a.lists) * U(a.seqs[s].kv_len);
       c.bytes_written += 4 * U(a.lists) * U(a.seqs[s].kv_len);
     }
     return c;

@@ -31,8 +31,8 @@ void ToPositions(Backend& backend, const AttendArgs& attend, const std::vector<R
     const auto list = static_cast<int64_t>(kv.pos_lists > 1 ? at % kv_heads : 0);
     for (int32_t& token : resolved[at]) {
       const int32_t* entry = kv.block_table + seqs[seq].table_off + token / kv.block_tokens;
-      const int64_t row = int64_t{Fetched(backend, entry, 1)[0]} * kv.block_tokens +
-                          token % kv.block_tokens;
+      const int64_t row =
+          int64_t{Fetched(backend, entry, 1)[0]} * kv.block_tokens + token % kv.block_tokens;
       token = Fetched(backend, kv.pos + row * kv.pos_lists + list, 1)[0];
     }
   }
@@ -45,11 +45,13 @@ std::vector<std::vector<int32_t>> ResolvePlan(Backend& backend, const AttendArgs
   const std::vector<RowMeta> rows = Fetched(backend, attend.rows, attend.n_rows);
   std::vector<std::vector<int32_t>> resolved(rows.size() * kv_heads);
   for (int32_t i = 0; i < attend.plan.n_segments; ++i) {
-    const PlanSegment& s = attend.plan.segments[static_cast<size_t>(i)];
+    PlanSegment s = attend.plan.segments[static_cast<size_t>(i)];
     const int64_t n_lists = int64_t{attend.n_seqs} * s.lists;
     const std::vector<int32_t> bounds = Fetched(backend, s.bounds, 2 * int64_t{attend.n_seqs});
     const std::vector<int32_t> count = Fetched(backend, s.count, n_lists);
     const std::vector<int32_t> index = Fetched(backend, s.index, n_lists * s.capacity);
+    const std::vector<int32_t> list_of = Fetched(backend, s.list_of, attend.kv.n_kv_heads);
+    s.list_of = list_of.empty() ? nullptr : list_of.data();
     for (size_t at = 0; at < resolved.size(); ++at) {
       const RowMeta row = rows[at / kv_heads];
       const auto seq = static_cast<size_t>(row.seq);
@@ -60,7 +62,7 @@ std::vector<std::vector<int32_t>> ResolvePlan(Backend& backend, const AttendArgs
                   bounds.empty() ? s.end : bounds[2 * seq + 1], resolved[at]);
         continue;
       }
-      const size_t list = seq * static_cast<size_t>(s.lists) + (s.lists > 1 ? at % kv_heads : 0);
+      const auto list = static_cast<size_t>(s.ListOf(row.seq, static_cast<int32_t>(at % kv_heads)));
       for (size_t k = 0; k < static_cast<size_t>(count[list]); ++k) {
         const int64_t unit = index[list * static_cast<size_t>(s.capacity) + k];
         AddTokens(s, row.pos, unit * s.unit, (unit + 1) * s.unit, resolved[at]);

@@ -10,25 +10,35 @@
 
 namespace omnikv {
 
+// The score of what is chosen whatever the others have: the highest number there is.
+inline constexpr float kChosenFirst = std::numeric_limits<float>::max();
+
+// How the scores of the query heads of a list become one score.
+enum class HeadReduce : int32_t { kMax, kMean, kSum };
+
 // Per-token scores from per-head logits, for a row at position p, tokens 0..p:
-//   out[slot][t] = max over heads of exp(logit - lse)          (from kLogits; OmniKV eq. 3-4)
-//   out[slot][t] = logits[t]                                   (lse null, one head: kHeadMax)
-// slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores.
+//   out[l][slot][t] = max or sum of exp(logit - lse) over the heads of list l    (OmniKV eq. 3-4)
+//                     max or sum of their logits where lse is null
+//                     kChosenFirst where t < sinks
+// slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores. List l is
+// all heads (lists = 1), or n_heads / lists of them in a row.
 struct ScoreReduceArgs {
   const float* logits = nullptr;  // [n_rows, n_heads, stride]
   const float* lse = nullptr;     // [n_rows, n_heads]
-  float* out = nullptr;           // [n_seqs, ring, stride]
+  float* out = nullptr;           // [n_seqs, lists, ring, stride]
   const RowMeta* rows = nullptr;
   int64_t stride = 0;  // tokens
   int32_t ring = 1;
   int32_t n_heads = 0;
+  int32_t lists = 1;
+  int32_t sinks = 0;  // tokens
   int32_t n_rows = 0;
+  HeadReduce heads = HeadReduce::kMax;  // or kSum
 
   bool operator==(const ScoreReduceArgs&) const = default;
 };
 
-// How the scores of the query heads of a list become one score, and those of several query rows.
-enum class HeadReduce : int32_t { kMax, kMean, kSum };
+// How those of several query rows do.
 enum class QueryReduce : int32_t {
   kLast,   // the last row's alone
   kSum,    // of all rows
@@ -129,14 +139,16 @@ OMNIKV_HOST_DEVICE inline UnitRange TouchedUnits(const SeqMeta& seq, int32_t uni
 }
 
 // Summaries of units over their tokens t < kv_len, made for the units that the step's rows are in.
-// The others keep theirs, so that summaries stay current as rows are appended.
+// The others keep theirs, so that summaries stay current as rows are appended. With `every` = e
+// they are over the first of each e tokens of a unit alone.
 struct BlockSummaryArgs {
   KvView kv;
   const SeqMeta* seqs = nullptr;
   StateView out;  // rows of f32 [arrays, n_kv_heads, dk]
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
-  int32_t unit = 1;  // tokens
+  int32_t unit = 1;   // tokens
+  int32_t every = 1;  // tokens, up to unit
   SummaryKind kind = SummaryKind::kMean;
 
   bool operator==(const BlockSummaryArgs&) const = default;
@@ -146,7 +158,8 @@ struct BlockSummaryArgs {
 //   w[h][u]      = scale * q[h]·s[u], or of bounds scale * sum over i of max(q_i * low_i,
 //                  q_i * high_i): the highest logit of any key between them. kMinMax: no token of
 //                  the unit can have a higher one. kMeanStd: it is q_i * mean_i + |q_i| * std_i
-//   out[s][l][u] = max, mean or sum of w[h][u] over the query heads h of list l, as in ScoreArgs
+//   out[s][l][u] = max, mean or sum of w[h][u] over the query heads h of list l, as in ScoreArgs;
+//                  kChosenFirst where u < sinks
 // Sequences without rows keep their scores.
 struct BlockScoreArgs {
   const float* q = nullptr;  // [n_rows, n_heads, dk]
@@ -160,6 +173,7 @@ struct BlockScoreArgs {
   int32_t dk = 0;
   int32_t lists = 1;  // 1, or n_kv_heads
   int32_t unit = 1;   // tokens
+  int32_t sinks = 0;  // units
   SummaryKind kind = SummaryKind::kMean;
   HeadReduce heads = HeadReduce::kMax;
   float scale = 1;
@@ -185,11 +199,20 @@ struct KeyScoreArgs {
   bool operator==(const KeyScoreArgs&) const = default;
 };
 
+// What age makes of a score.
+enum class AgeRule : int32_t {
+  kNothing,
+  kPerQuery,  // its mean over the queries that saw the token
+  kStrided,   // the age alone, over the largest power of two that divides the position: so tokens
+              // twice as old on a grid twice as coarse score alike, though no two are equal
+};
+
 // Scores of the rows i < seqs[s].kv_len that a sequence holds, as the age of their tokens makes
 // them. With n = steps[s].kv_len and p the position of row i (of list l, KvView::pos; else i):
-//   out[s][l][i] = the highest number there is where p >= n - recent: such rows are chosen first
-//                  in[s][l][i] / (n - p) with `per_query`: by each query that saw the token
-//                  in[s][l][i] else
+//   out[s][l][i] = kChosenFirst where p < sinks or p >= n - recent, else
+//                  in[s][l][i]                of kNothing
+//                  in[s][l][i] / (n - p)      of kPerQuery
+//                  -(n - p - 1/2) / gcd(p, 2^30)  of kStrided, which has no `in`
 // Sequences without rows keep their scores.
 struct AgedScoresArgs {
   ScoreRing in;
@@ -200,8 +223,9 @@ struct AgedScoresArgs {
   int64_t stride = 0;              // rows
   int32_t lists = 1;               // 1, or n_kv_heads
   int32_t n_seqs = 0;
+  int32_t sinks = 0;   // tokens
   int32_t recent = 0;  // tokens
-  bool per_query = false;
+  AgeRule rule = AgeRule::kNothing;
 
   bool operator==(const AgedScoresArgs&) const = default;
 };
@@ -211,9 +235,13 @@ OMNIKV_HOST_DEVICE inline float AgedScore(const AgedScoresArgs& a, int32_t s, in
                                           int32_t i) {
   const int32_t n = a.steps[s].kv_len;
   const int32_t p = a.kv.PosOf(a.seqs[s].table_off, i, l);
-  if (p >= n - a.recent) return 3.402823466e38f;
+  if (p < a.sinks || p >= n - a.recent) return kChosenFirst;
+  if (a.rule == AgeRule::kStrided) {
+    const int32_t stride = p == 0 ? 1 << 30 : p & -p;
+    return (static_cast<float>(p - n) + 0.5f) / static_cast<float>(stride);
+  }
   const float score = a.in.At(s, l, a.lists, n)[i];
-  return a.per_query ? score / static_cast<float>(n - p) : score;
+  return a.rule == AgeRule::kPerQuery ? score / static_cast<float>(n - p) : score;
 }
 
 enum class PoolKind : int32_t { kMean, kMax };
@@ -235,11 +263,16 @@ struct PoolArgs {
 };
 
 // Tokens that a budget allows at `n` tokens of context: `budget` of them or, where `share` is not
-// 0, that share of the context, rounded up, from 1 to `budget`.
-OMNIKV_HOST_DEVICE inline int32_t BudgetAt(int32_t budget, double share, int64_t n) {
+// 0, that share of the context, from 1 to `budget`: rounded up or, with `least`, down to no fewer
+// than those.
+OMNIKV_HOST_DEVICE inline int32_t BudgetAt(int32_t budget, double share, int64_t n,
+                                           int32_t least = 0) {
   if (share == 0) return budget;
-  const double tokens = ceil(share * static_cast<double>(n));
-  return tokens < 1 ? 1 : tokens < budget ? static_cast<int32_t>(tokens) : budget;
+  const double part = share * static_cast<double>(n);
+  const double tokens = least > 0 ? floor(part) : ceil(part);
+  const int32_t low = least > 0 ? least : 1;
+  const int32_t most = tokens < budget ? static_cast<int32_t>(tokens) : budget;
+  return most > low ? most : low < budget ? low : budget;
 }
 
 // Whether chosen row i of a step is a hit where hits are simulated.
@@ -255,6 +288,7 @@ inline constexpr int32_t kWholeAnswer = std::numeric_limits<int32_t>::max();
 // How a sparse layer's reading of n tokens is split, the same for every sequence.
 struct RangeRule {
   double share = 0;         // of the context, 0 to 1: BudgetAt
+  int32_t least = 0;        // units of such a share
   int32_t budget = 0;       // units
   int32_t tail = 0;         // units with generated tokens, the last ones, read besides the budget
   int32_t min_recent = 0;   // last units that are always read, in the budget past the tail
@@ -280,7 +314,7 @@ OMNIKV_HOST_DEVICE inline RangeSplit SplitRange(const RangeRule& rule, int32_t n
   const int32_t n_gen = n > prompt_len ? units - prompt_len / rule.unit : 0;
   const int32_t besides = n_gen < rule.tail ? n_gen : rule.tail;
   if (n <= rule.dense_below) return {units, 0, besides};
-  const int32_t budget = BudgetAt(rule.budget, rule.share, units);
+  const int32_t budget = BudgetAt(rule.budget, rule.share, units, rule.least);
   const int32_t others = units - besides;
   const int32_t allowed = budget < others ? budget : others;
   const int32_t wanted = rule.min_recent > besides ? rule.min_recent - besides : 0;

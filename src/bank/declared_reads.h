@@ -45,7 +45,10 @@ struct Keeps {
   bool first_prompt = false;  // after the first prompt of a sequence alone, not after later ones
   bool every_step = false;    // and after each decode step
   int64_t room = 0;           // rows that come after those, of turns and answers, at most
-  int32_t lists = 1;          // 1, or n_kv_heads: which heads keep the same rows
+  // Tokens: a prompt comes in chunks that end at multiples of it, each of which ends in a choice,
+  // so that no more rows are held. 0: it ends in one choice.
+  int64_t chunk = 0;
+  int32_t lists = 1;  // 1, or n_kv_heads: which heads keep the same rows
   // What it chooses by is summed over all rows of a sequence up to the choice. So a sequence cannot
   // be cut back but to nothing, steps that nobody read apart, and no rows that other policies'
   // steps computed can be taken over.

@@ -82,6 +82,7 @@ Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool ch
 Status KeptRows::CheckRoom(int32_t seq, int64_t n) const {
   const int64_t most = bank_.config().tables[0].max_held;
   int64_t rows = bank_.Rows(seq, 0);
+  if (keeps_.chunk > 0) n = std::min(n, keeps_.chunk);
   if (keeps_.every_step) rows = std::min(rows, keeps_.rows);
   if (most == 0 || rows + n <= most) return {};
   return ResourceExhausted(fmt::format(

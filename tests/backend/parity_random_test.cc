@@ -99,6 +99,7 @@ class RandomCase {
 
   AttnPlan plan_;
   std::vector<int32_t> bounds_[kMaxSegments], index_[kMaxSegments], count_[kMaxSegments];
+  std::vector<int32_t> list_of_[kMaxSegments];
   std::vector<float> own_q_[kMaxSegments];
   AttendArgs asked_;  // what an attention asks besides its plan
   bool with_o_ = true, with_lse_ = true;
@@ -350,6 +351,11 @@ PlanSegment RandomCase::DrawList(std::vector<int32_t>& from, size_t i, bool last
   }
   segment.index = index_[i].data();
   segment.count = count_[i].data();
+  if (segment.lists == 1 || Chance(60)) return segment;
+  for (int32_t h = 0; h < shape_.n_kv_heads; ++h) {
+    list_of_[i].push_back(random_.Int(0, segment.lists - 1));
+  }
+  segment.list_of = list_of_[i].data();
   return segment;
 }
 
@@ -390,7 +396,8 @@ bool RandomCase::Reads(const PlanSegment& s, RowMeta row, int32_t kv_head, int32
     const int32_t end = s.bounds != nullptr ? bounds[1] : s.end;
     return t >= bounds[0] && t < end;
   }
-  const int64_t list = s.lists == 1 ? row.seq : int64_t{row.seq} * s.lists + kv_head;
+  const int32_t its = s.list_of != nullptr ? s.list_of[kv_head] : kv_head;
+  const int64_t list = s.lists == 1 ? row.seq : int64_t{row.seq} * s.lists + its;
   const int32_t* units = s.index + list * s.capacity;
   return std::binary_search(units, units + s.count[list], t / s.unit);
 }
@@ -494,6 +501,7 @@ void RandomCase::FindFeatures(const PlanSegment& s) {
   had(kWindow, !list && s.window > 0);
   had(kList, list);
   had(kHeadLists, list && s.lists > 1);
+  had(kListsByMap, s.list_of != nullptr);
   had(kUnits, list && s.unit > 1);
   had(kListWindow, list && s.window > 0);
   had(kOwnQueries, s.q != nullptr);

@@ -210,28 +210,70 @@ TEST_F(ParityTest, ScoreWindows) {
   }
 }
 
+// Chunks of prompts: so many rows that they pass in tiles, the first of them in the middle of a
+// block of tokens; one chunk is the whole sequence, one a single row.
+TEST_F(ParityTest, ScoreOfManyRows) {
+  Random random(42);
+  constexpr QueryReduce kReduces[] = {QueryReduce::kSum, QueryReduce::kMax, QueryReduce::kDecay};
+  const Attention some({8, 2, 64, 64, DType::kBF16}, {129, 0, 1, 75}, {700, 40, 300, 75}, random);
+  for (const HeadReduce heads : kHeadReduces) {
+    for (const QueryReduce queries : kReduces) {
+      for (const bool per_head : {false, true}) {
+        for (const bool softmax : {false, true}) {
+          CheckScore(some, {heads, queries, per_head, softmax, /*accumulate=*/softmax}, random);
+        }
+      }
+    }
+  }
+  for (const Shape& shape : std::vector<Shape>{{3, 1, 40, 24, DType::kF16},
+                                               {6, 2, 80, 80, DType::kBF16},
+                                               {2, 2, 96, 64, DType::kF16},
+                                               {14, 2, 128, 128, DType::kBF16},
+                                               {4, 2, 256, 256, DType::kF16},
+                                               {4, 4, 32, 32, DType::kQ8_0},
+                                               {4, 2, 48, 16, DType::kF32}}) {
+    const Attention chunk(shape, {1, 140}, {300, 333}, random, 16, Planes::kApart);
+    for (const bool per_head : {false, true}) {
+      CheckScore(chunk, {HeadReduce::kMax, QueryReduce::kSum, per_head, true}, random);
+      CheckScore(chunk, {HeadReduce::kMean, QueryReduce::kSum, per_head, true, true}, random);
+    }
+  }
+  for (const int32_t unit : {7, 16, 48, 256, kMaxScoreUnit}) {
+    for (const bool per_head : {false, true}) {
+      Scoring how{HeadReduce::kMax, QueryReduce::kSum, per_head, true, true, unit};
+      how.window = unit == 7 ? 128 : 0;
+      how.ring = unit == 48 ? 5 : 1;
+      how.softcap = unit == 256 ? 1.5f : 0;
+      CheckScore(some, how, random);
+    }
+  }
+}
+
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
                                          SummaryKind::kMinMax, SummaryKind::kMeanStd};
 
 // Summaries of a step's units, where those of other units are poison that must stay.
-std::vector<float> CheckSummary(const Attention& data, SummaryKind kind, int32_t unit) {
+std::vector<float> CheckSummary(const Attention& data, SummaryKind kind, int32_t unit,
+                                int32_t every = 1) {
   const Shape& shape = data.shape;
   const int64_t values = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
   const bool exact = kind == SummaryKind::kMax || kind == SummaryKind::kMinMax;
-  const Outputs want = Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} kind {}",
-                                         shape.n_kv_heads, shape.dk, DTypeName(shape.dtype),
-                                         data.step.n_rows(), unit, static_cast<int>(kind)),
-                             [&](const Execute& run) {
-                               std::vector<float> out;
-                               run(BlockSummaryArgs{.kv = data.bank.View(),
-                                                    .seqs = data.step.seqs.data(),
-                                                    .out = data.bank.States(unit, values, out),
-                                                    .n_rows = data.step.n_rows(),
-                                                    .n_seqs = data.step.n_seqs(),
-                                                    .unit = unit,
-                                                    .kind = kind});
-                               return Outputs{{"out", out, exact ? 0 : 1e-5}};
-                             });
+  const Outputs want =
+      Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} of {} kind {}",
+                        shape.n_kv_heads, shape.dk, DTypeName(shape.dtype), data.step.n_rows(),
+                        unit, every, static_cast<int>(kind)),
+            [&](const Execute& run) {
+              std::vector<float> out;
+              run(BlockSummaryArgs{.kv = data.bank.View(),
+                                   .seqs = data.step.seqs.data(),
+                                   .out = data.bank.States(unit, values, out),
+                                   .n_rows = data.step.n_rows(),
+                                   .n_seqs = data.step.n_seqs(),
+                                   .unit = unit,
+                                   .every = every,
+                                   .kind = kind});
+              return Outputs{{"out", out, exact ? 0 : 1e-5}};
+            });
   return want[0].values;
 }
 
@@ -254,6 +296,7 @@ TEST_F(ParityTest, BlockSummary) {
         CheckSummary(prompt, kind, unit);
         CheckSummary(apart, kind, unit);
       }
+      for (const int32_t every : {3, 16, 128}) CheckSummary(prompt, kind, 128, every);
     }
   }
 }
@@ -388,6 +431,8 @@ TEST_F(ParityTest, BlockScore) {
                               unit, static_cast<int>(reduce), lists),
                   [&](const Execute& run) {
                     std::vector<float> out(units * static_cast<size_t>(lists), kPoison);
+                    // None, one, and more than some sequences have units.
+                    const int32_t sinks = unit == 16 ? 0 : unit == 64 ? 1 : 5;
                     run(BlockScoreArgs{.q = q.data(),
                                        .summaries = summaries,
                                        .seqs = seqs.data(),
@@ -399,6 +444,7 @@ TEST_F(ParityTest, BlockScore) {
                                        .dk = heads.dk,
                                        .lists = lists,
                                        .unit = unit,
+                                       .sinks = sinks,
                                        .kind = kind,
                                        .heads = reduce,
                                        .scale = 0.125f});
@@ -509,9 +555,13 @@ TEST_F(ParityTest, AgedScores) {
     for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(i * 37 % 340);
     for (const int32_t ring : {1, 5}) {
       std::vector<float> in = random.Floats(n_lists * static_cast<size_t>(ring) * kStride);
-      for (const int32_t recent : {0, 50}) {
+      for (const auto& [rule, recent, sinks] :
+           {std::tuple{ring > 1 ? AgeRule::kPerQuery : AgeRule::kNothing, 0, 0},
+            std::tuple{ring > 1 ? AgeRule::kPerQuery : AgeRule::kNothing, 50, 0},
+            std::tuple{AgeRule::kStrided, 0, 0}, std::tuple{AgeRule::kStrided, 9, 7}}) {
         for (const bool with_pos : {false, true}) {
-          Check(fmt::format("AgedScores {} lists ring {} recent {}{}", lists, ring, recent,
+          Check(fmt::format("AgedScores rule {} {} lists ring {} sinks {} recent {}{}",
+                            static_cast<int>(rule), lists, ring, sinks, recent,
                             with_pos ? " positions" : ""),
                 [&](const Execute& run) {
                   KvView kv = bank.View();
@@ -526,8 +576,9 @@ TEST_F(ParityTest, AgedScores) {
                                      .stride = kStride,
                                      .lists = lists,
                                      .n_seqs = table.n_seqs(),
+                                     .sinks = sinks,
                                      .recent = recent,
-                                     .per_query = ring > 1});
+                                     .rule = rule});
                   return Outputs{{"out", out, 0}};
                 });
         }

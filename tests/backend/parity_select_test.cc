@@ -10,7 +10,19 @@ namespace {
 
 TEST_F(ParityTest, ScoreReduce) {
   Random random(21);
-  for (int32_t n_heads : {1, 4, 7}) {
+  struct Heads {
+    int32_t n_heads, lists;
+    HeadReduce reduce;
+    int32_t sinks;
+  };
+  for (const auto& [n_heads, lists, reduce, sinks] :
+       std::vector<Heads>{{1, 1, HeadReduce::kMax, 0},
+                          {4, 1, HeadReduce::kMax, 0},
+                          {7, 1, HeadReduce::kMax, 3},
+                          {8, 2, HeadReduce::kSum, 0},
+                          {12, 12, HeadReduce::kSum, 1},
+                          {24, 2, HeadReduce::kMax, 70},  // more than some rows have tokens
+                          {32, 8, HeadReduce::kSum, 70}}) {
     for (const auto& rows :
          {std::vector<RowMeta>{{0, 0}}, std::vector<RowMeta>{{0, 100}, {1, 37}, {1, 38}},
           std::vector<RowMeta>{{1, 40000}}}) {
@@ -20,10 +32,10 @@ TEST_F(ParityTest, ScoreReduce) {
       const auto lse = random.Floats(static_cast<size_t>(n_rows * n_heads), 3.0f);
       for (int32_t ring : {1, 4}) {
         for (bool softmax : {true, false}) {
-          Check(fmt::format("ScoreReduce heads {} rows {} ring {} softmax {}", n_heads, n_rows,
-                            ring, softmax),
+          Check(fmt::format("ScoreReduce heads {} lists {} rows {} ring {} softmax {}", n_heads,
+                            lists, n_rows, ring, softmax),
                 [&](const Execute& run) {
-                  std::vector<float> out(static_cast<size_t>(2 * ring * stride), kPoison);
+                  std::vector<float> out(static_cast<size_t>(2 * lists * ring * stride), kPoison);
                   run(ScoreReduceArgs{.logits = logits.data(),
                                       .lse = softmax ? lse.data() : nullptr,
                                       .out = out.data(),
@@ -31,8 +43,12 @@ TEST_F(ParityTest, ScoreReduce) {
                                       .stride = stride,
                                       .ring = ring,
                                       .n_heads = n_heads,
-                                      .n_rows = n_rows});
-                  return Outputs{{"out", out, softmax ? 1e-5 : 0}};
+                                      .lists = lists,
+                                      .sinks = sinks,
+                                      .n_rows = n_rows,
+                                      .heads = reduce});
+                  const bool exact = !softmax && reduce == HeadReduce::kMax;
+                  return Outputs{{"out", out, exact ? 0 : 1e-5}};
                 });
         }
       }
@@ -175,6 +191,9 @@ TEST_F(ParityTest, BudgetsByShare) {
   EXPECT_EQ(BudgetAt(10000, 1e-6, 5), 1);
   EXPECT_EQ(BudgetAt(10000, 1, 777), 777);
   EXPECT_EQ(BudgetAt(100, 0.5, 777), 100);
+  EXPECT_EQ(BudgetAt(10000, 0.25, 47, 8), 11);  // rounded down
+  EXPECT_EQ(BudgetAt(10000, 0.25, 30, 8), 8);
+  EXPECT_EQ(BudgetAt(5, 0.25, 30, 8), 5);
 }
 
 TEST_F(ParityTest, TopK) {

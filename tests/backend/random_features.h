@@ -32,6 +32,7 @@ enum Feature : size_t {
   kWindow,
   kList,
   kHeadLists,
+  kListsByMap,  // KV heads read those of others
   kUnits,
   kListWindow,
   kSegments,  // two and more
@@ -84,6 +85,7 @@ inline constexpr std::string_view kFeatureNames[] = {"bf16",
                                                      "window",
                                                      "list",
                                                      "lists of heads",
+                                                     "lists of other heads",
                                                      "units",
                                                      "window of a list",
                                                      "several segments",

@@ -45,7 +45,7 @@ AttendAxis MakeAttendAxis(const AttendArgs& a, const AttendGroup& group, int32_t
       axis.first[i] = std::max(begin, low);
       axis.tokens[i] = std::max<int64_t>(0, std::min(end, last_pos + 1) - axis.first[i]);
     } else {
-      const int32_t list = group.seq * s.lists + (s.lists == 1 ? 0 : kv_head);
+      const int64_t list = s.ListOf(group.seq, kv_head);
       axis.tokens[i] = int64_t{s.count[list]} * s.unit;
     }
     axis.total += axis.tokens[i];

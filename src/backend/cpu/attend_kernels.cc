@@ -107,7 +107,7 @@ class TokenWalker {
 
   // Gives the axis positions consumed, all that are left when the rest is past the last row.
   int64_t FillList(const PlanSegment& s, int64_t from, int64_t to, Chunk& chunk) const {
-    const int64_t list = int64_t{seq_} * s.lists + (s.lists == 1 ? 0 : kv_head_);
+    const int64_t list = s.ListOf(seq_, kv_head_);
     const int32_t* index = s.index + list * s.capacity;
     const auto n = static_cast<int>(std::min<int64_t>(kListChunk, to - from));
     for (int i = 0; i < n; ++i) {

@@ -197,7 +197,8 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   const auto dk = static_cast<size_t>(a.kv.dk);
   const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
   const int64_t first = unit * a.unit;
-  const auto n = std::min<int64_t>(a.unit, meta.kv_len - first);
+  const auto n = UnitsOf(static_cast<int32_t>(std::min<int64_t>(a.unit, meta.kv_len - first)),
+                         a.every);  // tokens that count
   auto* out = a.out.Row<float>(meta.table_off, static_cast<int32_t>(unit));
   const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
   for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
@@ -206,7 +207,8 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
       VF low[2] = {hn::Set(d, -kNegInf), hn::Set(d, -kNegInf)};
       VF high[2] = {hn::Set(d, kNegInf), hn::Set(d, kNegInf)};
       const auto load = [&](int64_t t, VF(&v)[2]) {
-        const std::byte* k = a.kv.k.Head(a.kv.RowIndex(meta.table_off, first + t), kv_head);
+        const std::byte* k =
+            a.kv.k.Head(a.kv.RowIndex(meta.table_off, first + t * a.every), kv_head);
         LoadHeadStep<kType>(k, a.kv.k.ToScales(kv_head), at, dk, v[0], v[1]);
       };
       for (int64_t t = 0; t < n; ++t) {
@@ -281,6 +283,9 @@ void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end
   const float mean = a.heads == HeadReduce::kMean
                          ? static_cast<float>(a.lists) / static_cast<float>(a.n_heads)
                          : 1.0f;
+  const auto take = [&](float* out, int64_t u, float score) {
+    *out = u < a.sinks ? kChosenFirst : score * mean;
+  };
   for (int64_t u = begin; u < end; ++u) {
     const auto* s = a.summaries.Row<const float>(meta.table_off, static_cast<int32_t>(u));
     float* out = a.out + int64_t{seq} * a.lists * a.stride + u;
@@ -298,9 +303,9 @@ void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end
       }
       h += together;
       if (a.lists == 1) {
-        if (h == a.n_heads) *out = score * mean;
+        if (h == a.n_heads) take(out, u, score);
       } else if (h % group == 0) {
-        out[kv_head * a.stride] = score * mean;
+        take(out + kv_head * a.stride, u, score);
       }
     }
   }

@@ -23,17 +23,25 @@ void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t e
   const RowMeta meta = a.rows[row];
   const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
   const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
-  float* out = a.out + (int64_t{meta.seq} * a.ring + meta.pos % a.ring) * a.stride;
-  for (int64_t t = begin; t < end; t += static_cast<int64_t>(kLanes)) {
-    const auto left = static_cast<size_t>(end - t);
-    VF best = hn::Set(d, kNegInf);
-    for (int32_t h = 0; h < a.n_heads; ++h) {
-      VF v = LoadFloats(logits + h * a.stride + t, left);
-      if (lse != nullptr) v = hn::Sub(v, hn::Set(d, lse[h]));
-      best = hn::Max(best, v);
+  const int32_t list_heads = a.n_heads / a.lists;
+  const bool sum = a.heads == HeadReduce::kSum;
+  for (int32_t l = 0; l < a.lists; ++l) {
+    const int64_t list = int64_t{meta.seq} * a.lists + l;
+    float* out = a.out + (list * a.ring + meta.pos % a.ring) * a.stride;
+    for (int64_t t = begin; t < end; t += static_cast<int64_t>(kLanes)) {
+      const auto left = static_cast<size_t>(end - t);
+      VF score = hn::Set(d, sum ? 0.0f : kNegInf);
+      for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+        VF v = LoadFloats(logits + h * a.stride + t, left);
+        if (lse != nullptr) v = hn::Sub(v, hn::Set(d, lse[h]));
+        if (sum && lse != nullptr) v = Exp(v);
+        score = sum ? hn::Add(score, v) : hn::Max(score, v);
+      }
+      // The exponential is monotone: one of the maximum is the maximum of them.
+      StoreFloats(!sum && lse != nullptr ? Exp(score) : score, out + t, left);
     }
-    // The exponential is monotone: one of the maximum is the maximum of them.
-    StoreFloats(lse != nullptr ? Exp(best) : best, out + t, left);
+    const auto sinks = std::min<int64_t>(a.sinks, end);
+    if (begin < sinks) std::fill(out + begin, out + sinks, kChosenFirst);
   }
 }
 

@@ -33,7 +33,7 @@ std::vector<PlannedToken> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_
           s.bounds != nullptr ? s.bounds[2 * row.seq + 1] : s.end);
       continue;
     }
-    const int64_t list = int64_t{row.seq} * s.lists + (s.lists == 1 ? 0 : kv_head);
+    const int64_t list = s.ListOf(row.seq, kv_head);
     for (int32_t i = 0; i < s.count[list]; ++i) {
       const int64_t unit = s.index[list * s.capacity + i];
       add(unit * s.unit, (unit + 1) * s.unit);
@@ -132,15 +132,23 @@ void RefMergeStates(const MergeStatesArgs& a) {
 void RefScoreReduce(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const RowMeta row = a.rows[r];
-    float* out = a.out + (int64_t{row.seq} * a.ring + row.pos % a.ring) * a.stride;
-    for (int64_t t = 0; t <= row.pos; ++t) {
-      double best = kNegInf;
-      for (int32_t h = 0; h < a.n_heads; ++h) {
-        const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
-        const double logit = a.logits[row_head * a.stride + t];
-        best = std::max(best, a.lse != nullptr ? std::exp(logit - a.lse[row_head]) : logit);
+    const int32_t list_heads = a.n_heads / a.lists;
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int64_t list = int64_t{row.seq} * a.lists + l;
+      float* out = a.out + (list * a.ring + row.pos % a.ring) * a.stride;
+      for (int64_t t = 0; t <= row.pos; ++t) {
+        double best = kNegInf;
+        double sum = 0;
+        for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+          const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
+          const double logit = a.logits[row_head * a.stride + t];
+          const double v = a.lse != nullptr ? std::exp(logit - a.lse[row_head]) : logit;
+          best = std::max(best, v);
+          sum += v;
+        }
+        out[t] = t < a.sinks ? kChosenFirst
+                             : static_cast<float>(a.heads == HeadReduce::kSum ? sum : best);
       }
-      out[t] = static_cast<float>(best);
     }
   }
 }
@@ -150,7 +158,7 @@ void RefPlanRange(const PlanRangeArgs& a) {
     const int32_t n = a.seqs[s].kv_len;
     const int32_t units = (n + a.rule.unit - 1) / a.rule.unit;
     const bool all = n <= a.rule.dense_below;
-    int32_t left = all ? 0 : BudgetAt(a.rule.budget, a.rule.share, units);
+    int32_t left = all ? 0 : BudgetAt(a.rule.budget, a.rule.share, units, a.rule.least);
     int32_t recent = 0;
     for (int32_t u = units - 1; u >= 0; --u) {  // from the last unit back
       const int32_t last = std::min((u + 1) * a.rule.unit, n) - 1;

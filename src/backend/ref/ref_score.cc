@@ -97,7 +97,7 @@ void RefBlockSummary(const BlockSummaryArgs& a) {
         double high = kNegInf;
         const int64_t last = std::min<int64_t>((u + 1) * a.unit, seq.kv_len);
         std::vector<double> values;
-        for (int64_t t = u * a.unit; t < last; ++t) {
+        for (int64_t t = u * a.unit; t < last; t += a.every) {
           const auto kv_head = static_cast<int32_t>(i / a.kv.dk);
           const std::byte* k = a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), kv_head);
           const double v = LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(i % a.kv.dk));
@@ -145,7 +145,8 @@ void RefBlockScore(const BlockScoreArgs& a) {
           }
           w.push_back(sum * a.scale);
         }
-        a.out[(int64_t{s} * a.lists + l) * a.stride + u] = static_cast<float>(Reduced(a.heads, w));
+        a.out[(int64_t{s} * a.lists + l) * a.stride + u] =
+            u < a.sinks ? kChosenFirst : static_cast<float>(Reduced(a.heads, w));
       }
     }
   }

@@ -46,6 +46,7 @@ struct Localise {
       s.bounds = host.Of(s.bounds, 2 * int64_t{a.n_seqs});
       s.index = host.Of(s.index, lists * s.capacity);
       s.count = host.Of(s.count, lists);
+      s.list_of = host.Of(s.list_of, a.kv.n_kv_heads);
     }
   }
   void operator()(ScoreReduceArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }

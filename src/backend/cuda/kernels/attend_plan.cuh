@@ -130,7 +130,7 @@ __device__ __forceinline__ SegmentTokens SegmentTokensOf(const AttendArgs& args,
   SegmentTokens tokens{};
   tokens.low = s.window > 0 ? max(row.pos + 1 - s.window, 0) : 0;
   if (s.kind == SegmentKind::kList) {
-    const int64_t list = int64_t{row.seq} * s.lists + (s.lists == 1 ? 0 : kv_head);
+    const int64_t list = s.ListOf(row.seq, kv_head);
     tokens.list = s.index + list * s.capacity;
     tokens.unit = s.unit;
     tokens.n = LoadMeta<kBeforeWait>(s.count + list) * s.unit;

@@ -9,8 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backend/cuda/kernels/mma.cuh"
-#include "backend/cuda/kernels/pack.cuh"
+#include "backend/cuda/kernels/score.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -18,7 +17,6 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kCtasAnSm = 2;
-constexpr int kTile = 16;        // tokens of a product
 constexpr int kColumns = 16;     // queries that a warp multiplies at once, two octets
 constexpr int kStagePitch = 20;  // of a query's scores of a tile, in floats: against bank conflicts
 constexpr int kBlockTokens = 256;  // at most, where units are smaller
@@ -42,9 +40,6 @@ struct Shape {
 // value after another.
 template <int kBlocks>
 struct Shared {
-  // Of a query's high or low halves, in bytes: neighbouring queries lie in different banks.
-  static constexpr int kQueryPitch = kBlocks * 64 + 64;
-
   __host__ __device__ Shared(const ScoreArgs& a, const Shape& shape, std::byte* memory)
       : columns(shape.pass_rows * shape.pass_heads * (a.n_heads / a.kv.n_kv_heads)) {
     std::byte* const first = memory;
@@ -54,7 +49,7 @@ struct Shared {
       return p;
     };
     const auto floats = [&take](int64_t n) { return reinterpret_cast<float*>(take(4 * n)); };
-    queries = take(kBlocks == 0 ? 0 : int64_t{2} * columns * kQueryPitch);
+    queries = take(kBlocks == 0 ? 0 : int64_t{2} * columns * kQueryPitch<kBlocks>);
     scale = floats(columns);
     lse = floats(columns);
     weight = floats(shape.pass_rows);
@@ -91,23 +86,13 @@ struct Block {
   int32_t first_head;  // KV head of this pass
 };
 
-__device__ __forceinline__ float ReduceHeads(HeadReduce how, float a, float b) {
-  return how == HeadReduce::kMax ? fmaxf(a, b) : a + b;
-}
-
 __device__ __forceinline__ const float* QueryOf(const ScoreArgs& a, const Block& b, int row,
                                                 int head) {
   const int64_t r = int64_t{b.seq.q_begin} + b.seq.q_len - b.n_rows + b.first_row + row;
   return a.q + (r * a.n_heads + head) * a.kv.dk;
 }
 
-__device__ __forceinline__ const std::byte* KeyRow(const KvView& kv, int32_t table_off, int t) {
-  const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
-  return kv.k.Head(block * kv.block_tokens + t % kv.block_tokens, 0);
-}
-
-// A pass's queries into shared memory, a warp a query. Each is scaled by a power of two that brings
-// its largest value to 2^14, for f16's sake.
+// A pass's queries into shared memory, a warp a query.
 template <typename T, int kBlocks>
 __device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& shape, const Block& b,
                                             const Shared<kBlocks>& s) {
@@ -121,28 +106,9 @@ __device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& sha
     const int column = (i % heads / group * shape.pass_rows + row) * group + i % group;
     float back = 1;
     if constexpr (kBlocks > 0) {
-      const float* q = QueryOf(a, b, row, head);
-      float v[kBlocks];
-      float top = 0;
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        v[j] = 32 * j + lane < a.kv.dk ? __ldg(q + 32 * j + lane) : 0.0f;
-        top = fmaxf(top, fabsf(v[j]));
-      }
-      top = WarpMax(top);
-      const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
-      const float factor = __int_as_float((127 + up) << 23);
-      back = __int_as_float((127 - up) << 23);
-      T* high = reinterpret_cast<T*>(s.queries + column * Shared<kBlocks>::kQueryPitch);
-      T* low =
-          reinterpret_cast<T*>(s.queries + (s.columns + column) * Shared<kBlocks>::kQueryPitch);
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const float scaled = v[j] * factor;
-        const T rounded = FromF32<T>(scaled);
-        high[32 * j + lane] = rounded;
-        low[32 * j + lane] = FromF32<T>(scaled - ToF32(rounded));
-      }
+      back = SplitQuery<T, kBlocks>(LoadQuery<kBlocks>(QueryOf(a, b, row, head), a.kv.dk),
+                                    s.queries + column * kQueryPitch<kBlocks>,
+                                    s.queries + (s.columns + column) * kQueryPitch<kBlocks>);
     }
     if (lane == 0) {
       s.scale[column] = a.scale * back;
@@ -158,13 +124,6 @@ __device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& sha
   }
 }
 
-// A lane's part of a tile of K: values 32 i + 8 t .. + 7 of tokens g and g + 8, g = lane / 4,
-// t = lane % 4.
-template <int kBlocks>
-struct Keys {
-  uint4 v[2][kBlocks];
-};
-
 // Where a tile of K lies: in the block of `n_tokens` tokens from `first` on, task `task` of the
 // pass from KV head `first_head` on.
 struct TileAt {
@@ -174,23 +133,10 @@ struct TileAt {
 template <int kBlocks>
 __device__ __forceinline__ Keys<kBlocks> LoadKeys(const ScoreArgs& a, const Shape& shape,
                                                   int32_t table_off, const TileAt& at) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int kv_head = at.first_head + at.task % shape.pass_heads;
   const int tile = at.task / shape.pass_heads;
-  Keys<kBlocks> keys;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int t = min(tile * kTile + half * 8 + lane / 4, at.n_tokens - 1);
-    const std::byte* row =
-        KeyRow(a.kv, table_off, at.first + t) + kv_head * a.kv.k.head_bytes + lane % 4 * 16;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      keys.v[half][i] = 32 * i + lane % 4 * 8 < a.kv.dk
-                            ? __ldcg(reinterpret_cast<const uint4*>(row + 64 * i))
-                            : make_uint4(0, 0, 0, 0);
-    }
-  }
-  return keys;
+  return LoadTile<kBlocks>(a.kv, table_off, kv_head, at.first + tile * kTile,
+                           at.first + at.n_tokens - 1);
 }
 
 // part of one tile and KV head, by tensor cores.
@@ -214,29 +160,13 @@ __device__ __forceinline__ void ScoreTile(const ScoreArgs& a, const Shape& shape
       const int first = from + 8 * octet;
       if (first >= n_columns) break;
       const int mine = first_column + min(first + g, n_columns - 1);
-      const std::byte* high = s.queries + mine * Shared<kBlocks>::kQueryPitch + t * 16;
-      const std::byte* low = high + s.columns * Shared<kBlocks>::kQueryPitch;
+      const std::byte* high = s.queries + mine * kQueryPitch<kBlocks>;
       float c[4] = {0, 0, 0, 0};
-      float c_low[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        const uint4 x = keys.v[0][i];
-        const uint4 y = keys.v[1][i];
-        const uint32_t k0[4] = {x.x, y.x, x.y, y.y};
-        const uint32_t k1[4] = {x.z, y.z, x.w, y.w};
-        const uint4 q = *reinterpret_cast<const uint4*>(high + 64 * i);
-        const uint4 r = *reinterpret_cast<const uint4*>(low + 64 * i);
-        const uint32_t q0[2] = {q.x, q.y}, q1[2] = {q.z, q.w};
-        const uint32_t r0[2] = {r.x, r.y}, r1[2] = {r.z, r.w};
-        MultiplyAdd<T>(c, k0, q0);
-        MultiplyAdd<T>(c_low, k0, r0);
-        MultiplyAdd<T>(c, k1, q1);
-        MultiplyAdd<T>(c_low, k1, r1);
-      }
+      Multiply<T, kBlocks>(c, keys, high, high + s.columns * kQueryPitch<kBlocks>);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int column = first_column + min(first + 2 * t + e % 2, n_columns - 1);
-        float v = Softcap((c[e] + c_low[e]) * s.scale[column], a.softcap);
+        float v = Softcap(c[e] * s.scale[column], a.softcap);
         if (a.lse != nullptr) v = expf(v - s.lse[column]);
         stage[(8 * octet + 2 * t + e % 2) * kStagePitch + g + e / 2 * 8] = v;
       }
@@ -317,44 +247,6 @@ __device__ __forceinline__ void TakeRows(const ScoreArgs& a, const Shape& shape,
   }
 }
 
-__device__ __forceinline__ void StoreScore(const ScoreArgs& a, const Block& b, int list, int unit,
-                                           float v) {
-  const int64_t first = int64_t{b.first} + int64_t{unit} * a.unit;
-  const int64_t at = first / a.unit;
-  if (a.accumulate && first < b.seq.kv_len - b.seq.q_len) {
-    const float held = ScoresOf(a, b.s, list, /*held=*/true)[at];
-    if (a.queries == QueryReduce::kMax) {
-      v = fmaxf(v, held);
-    } else {
-      const float faded =
-          a.queries == QueryReduce::kDecay ? powf(a.decay, static_cast<float>(b.seq.q_len)) : 1.0f;
-      v += faded * held;
-    }
-  }
-  ScoresOf(a, b.s, list, /*held=*/false)[at] = v;
-}
-
-// The scores of the block's units: small ones by a thread each, others by a warp.
-template <int kBlocks>
-__device__ __forceinline__ void StoreUnits(const ScoreArgs& a, const Shape& shape, const Block& b,
-                                           const Shared<kBlocks>& s) {
-  const int n_units = static_cast<int>(CeilDiv(b.n_tokens, a.unit));
-  const int lanes = a.unit < 32 ? 1 : 32;
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  for (int i = static_cast<int>(threadIdx.x) / lanes; i < a.lists * n_units;
-       i += kThreads / lanes) {
-    const int list = i / n_units;
-    const int unit = i % n_units;
-    const int end = min((unit + 1) * a.unit, b.n_tokens);
-    float best = -INFINITY;
-    for (int t = unit * a.unit + lane; t < end; t += lanes) {
-      best = fmaxf(best, s.f[list * shape.pitch + t]);
-    }
-    if (lanes > 1) best = WarpMax(best);
-    if (lane == 0) StoreScore(a, b, list, unit, best);
-  }
-}
-
 // Whether the keys of a warp's next tile come while it works at one: where registers allow.
 template <int kBlocks>
 constexpr bool kAhead = kBlocks > 0 && kBlocks <= 4;
@@ -415,7 +307,7 @@ __device__ __forceinline__ void ScoreBlock(const ScoreArgs& a, const Shape& shap
       __syncthreads();
     }
   }
-  StoreUnits(a, shape, b, s);
+  StoreUnits(a, b.s, {b.first, b.n_tokens}, {0, a.lists}, s.f, shape.pitch);
 }
 
 // Tokens of a block where all sequences have `all`, in whole units: few enough that every CTA gets
@@ -472,17 +364,9 @@ __global__ void __launch_bounds__(kThreads, kCtasAnSm)
   }
 }
 
-// 2, 4 or 8 where tensor cores take the K of `a`, else 0.
-int BlocksOf(const ScoreArgs& a) {
-  const bool fast = (a.kv.k.dtype == DType::kF16 || a.kv.k.dtype == DType::kBF16) &&
-                    a.kv.dk % 8 == 0 && a.kv.dk <= 256 &&
-                    AreMultiples(16, a.kv.k.base, a.kv.k.row_bytes, a.kv.k.head_bytes);
-  return !fast ? 0 : a.kv.dk <= 64 ? 2 : a.kv.dk <= 128 ? 4 : 8;
-}
-
 size_t SharedBytes(const ScoreArgs& a, const Shape& shape) {
   const auto bytes = [&] {
-    switch (BlocksOf(a)) {
+    switch (BlocksOf(a.kv)) {
       case 2:
         return Shared<2>(a, shape, nullptr).bytes;
       case 4:
@@ -506,7 +390,7 @@ Shape ShapeOf(const ScoreArgs& a, const Device& device) {
   Shape shape{};
   shape.pass_rows = std::min(rows, std::max(1, kColumns / group));
   shape.pass_heads = a.kv.n_kv_heads;
-  const bool by_head = rows > shape.pass_rows && kColumns % group == 0 && BlocksOf(a) > 0;
+  const bool by_head = rows > shape.pass_rows && kColumns % group == 0 && BlocksOf(a.kv) > 0;
   if (by_head) {
     shape.pass_rows = std::min(rows, kWindowColumns / group);
     shape.pass_heads = 1;
@@ -547,8 +431,9 @@ bool CanScore(const ScoreArgs& args, const Device& device) {
 
 void Score(const ScoreArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.n_rows == 0 || args.stride == 0) return;
+  if (CanScoreTiles(args)) return ScoreTiles(args, launch);
   const Shape shape = ShapeOf(args, *launch.device);
-  const int blocks = BlocksOf(args);
+  const int blocks = BlocksOf(args.kv);
   WithKvType(args.kv.k.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {

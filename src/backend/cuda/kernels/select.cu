@@ -13,14 +13,20 @@ namespace {
 constexpr int kReduceWarps = 8;
 constexpr int kReduceWide = 4;  // tokens a lane reduces at once, where alignment allows
 
-template <int N>
-__device__ __forceinline__ void TakeMax(Pack<float, N>& best, const Pack<float, N>& v) {
+template <int N, bool kSum>
+__device__ __forceinline__ void TakeHead(Pack<float, N>& score, const Pack<float, N>& v) {
 #pragma unroll
-  for (int j = 0; j < N; ++j) best.v[j] = fmaxf(best.v[j], v.v[j]);
+  for (int j = 0; j < N; ++j) score.v[j] = kSum ? score.v[j] + v.v[j] : fmaxf(score.v[j], v.v[j]);
 }
 
-// Grid: x walks tiles, y rows.
 template <int N>
+__device__ __forceinline__ void Exponentiate(Pack<float, N>& v) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) v.v[j] = expf(v.v[j]);
+}
+
+// Grid: x walks tiles, y rows, z lists.
+template <int N, bool kSum>
 __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const ScoreReduceArgs a) {
   __shared__ Pack<float, N> parts[kReduceWarps][32];
   GridTrigger();
@@ -38,38 +44,43 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
   }
   const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
   const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
-  float* out = a.out + (int64_t{meta.seq} * a.ring + slot) * a.stride;
+  const int list_heads = a.n_heads / a.lists;
+  const int list = static_cast<int>(blockIdx.z);
+  float* out = a.out + ((int64_t{meta.seq} * a.lists + list) * a.ring + slot) * a.stride;
   for (int64_t tile = int64_t{first} / (32 * N) + blockIdx.x; tile * 32 * N <= meta.pos;
        tile += gridDim.x) {
     const int64_t t = (tile * 32 + lane) * N;
-    Pack<float, N> best;
+    Pack<float, N> score;
 #pragma unroll
-    for (int j = 0; j < N; ++j) best.v[j] = -INFINITY;
+    for (int j = 0; j < N; ++j) score.v[j] = kSum ? 0.0f : -INFINITY;
     if (t <= meta.pos) {
 #pragma unroll 4
-      for (int h = warp; h < a.n_heads; h += kReduceWarps) {
+      for (int h = list * list_heads + warp; h < (list + 1) * list_heads; h += kReduceWarps) {
         Pack<float, N> v = LoadPack<N>(logits + h * a.stride + t);
         const float base = lse != nullptr ? lse[h] : 0.0f;
 #pragma unroll
         for (int j = 0; j < N; ++j) v.v[j] -= base;
-        TakeMax(best, v);
+        if (kSum && lse != nullptr) Exponentiate(v);
+        TakeHead<N, kSum>(score, v);
       }
     }
-    parts[warp][lane] = best;
+    parts[warp][lane] = score;
     __syncthreads();
     if (warp == 0 && t <= meta.pos) {
 #pragma unroll
-      for (int w = 1; w < kReduceWarps; ++w) TakeMax(best, parts[w][lane]);
-      if (lse != nullptr) {  // the exponential is monotone: one of the maximum is theirs
+      for (int w = 1; w < kReduceWarps; ++w) TakeHead<N, kSum>(score, parts[w][lane]);
+      // The exponential is monotone: one of the maximum is the maximum of them.
+      if (!kSum && lse != nullptr) Exponentiate(score);
 #pragma unroll
-        for (int j = 0; j < N; ++j) best.v[j] = expf(best.v[j]);
+      for (int j = 0; j < N; ++j) {
+        if (t + j < a.sinks) score.v[j] = kChosenFirst;
       }
       if (t >= first && t + N <= int64_t{meta.pos} + 1) {
-        StorePack(out + t, best);
+        StorePack(out + t, score);
       } else {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          if (t + j >= first && t + j <= meta.pos) out[t + j] = best.v[j];
+          if (t + j >= first && t + j <= meta.pos) out[t + j] = score.v[j];
         }
       }
     }
@@ -561,9 +572,16 @@ void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
   const int64_t tile = 32 * (wide ? kReduceWide : 1);
   const int64_t walkers = std::max<int64_t>(
       1, std::min(CeilDiv(args.stride, tile), 8 * int64_t{launch.device->sm_count}));
-  const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows));
-  LaunchKernel(wide ? ScoreReduceKernel<kReduceWide> : ScoreReduceKernel<1>, launch, grid,
-               32 * kReduceWarps, 0, args);
+  const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows),
+                  static_cast<uint32_t>(args.lists));
+  const auto launch_of = [&](auto kernel) {
+    LaunchKernel(kernel, launch, grid, 32 * kReduceWarps, 0, args);
+  };
+  if (args.heads == HeadReduce::kSum) {
+    launch_of(wide ? ScoreReduceKernel<kReduceWide, true> : ScoreReduceKernel<1, true>);
+  } else {
+    launch_of(wide ? ScoreReduceKernel<kReduceWide, false> : ScoreReduceKernel<1, false>);
+  }
 }
 
 void Pool(const PoolArgs& args, const Launch& launch) {

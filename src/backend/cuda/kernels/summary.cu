@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kThreads)
     const int unit = units.begin + item / a.kv.n_kv_heads;
     const int kv_head = item % a.kv.n_kv_heads;
     const int first = unit * a.unit;
-    const int n = min(a.unit, seq.kv_len - first);
+    const int n = min(a.unit, seq.kv_len - first);  // tokens; of them, so many count
+    const int counted = UnitsOf(n, a.every);
     const std::byte* base = a.kv.k.Head(0, kv_head);
     float* out = a.out.Row<float>(seq.table_off, unit) + int64_t{kv_head} * dk;
     for (int from = 0; from < dk; from += lanes * N) {  // once, but for heads of many values
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
       [[maybe_unused]] float seen = 0;  // tokens
       if (turn < turns && value < dk) {
 #pragma unroll 4
-        for (int t = first + turn; t < first + n; t += turns) {
+        for (int t = first + turn * a.every; t < first + n; t += turns * a.every) {
           const int64_t block = a.kv.block_table[seq.table_off + t / a.kv.block_tokens];
           const int64_t row = block * a.kv.block_tokens + t % a.kv.block_tokens;
           const std::byte* head = base + row * a.kv.k.row_bytes;
@@ -103,13 +104,16 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = static_cast<int>(threadIdx.x); i < min(lanes * N, dk - from); i += kThreads) {
         float l = found[0][i];
         float h = found[1][i];
-        if constexpr (kSpread) MeanStdBounds(found[0] + i, found[1] + i, lanes * N, turns, n, l, h);
+        if constexpr (kSpread)
+          MeanStdBounds(found[0] + i, found[1] + i, lanes * N, turns, counted, l, h);
         for (int other = 1; !kSpread && other < turns; ++other) {
           const float v = found[0][other * lanes * N + i];
           l = mean ? l + v : fminf(l, v);
           h = fmaxf(h, found[1][other * lanes * N + i]);
         }
-        out[from + i] = mean ? l / static_cast<float>(n) : a.kind == SummaryKind::kMax ? h : l;
+        out[from + i] = mean                          ? l / static_cast<float>(counted)
+                        : a.kind == SummaryKind::kMax ? h
+                                                      : l;
         if (kSpread || a.kind == SummaryKind::kMinMax) out[width + from + i] = h;
       }
       __syncthreads();
@@ -305,7 +309,8 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
         score = Combine(max_heads, score, found[item * tile_units + i % tile_units]);
       }
       if (unit < n_units) {
-        a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] = score * share;
+        a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] =
+            unit < a.sinks ? kChosenFirst : score * share;
       }
     }
   }
@@ -344,7 +349,8 @@ __global__ void __launch_bounds__(32 * kScoreWarps, 4)
       if (!ends) continue;
       if (lane == 0) {
         const int list = a.lists > 1 ? kv_head : 0;
-        a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] = score * share;
+        a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] =
+            unit < a.sinks ? kChosenFirst : score * share;
       }
       score = none;
     }

@@ -34,8 +34,10 @@ import time
 from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
-TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O = (f"src/policy/{p}/{p}.cc" for p in
-                                         ("tova", "snapkv", "quest", "duo", "kcache", "h2o"))
+TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
+    f"src/policy/{p}/{p}.cc"
+    for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
+BLOCK_CHOICE = "src/policy/block_choice.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -65,8 +67,8 @@ FAULTS = {
         "src/backend/fusion.cc", "in->y == linear->y && in->post_norm == nullptr &&",
         "in->y == linear->y &&"),
     "window_of_queries_starts_late": (  # the first of them the next step displaces
-        "src/policy/omnikv/omnikv.cc", "step.prompt_end - window_ - step.first_pos",
-        "step.prompt_end - window_ + 2 - step.first_pos"),
+        "src/policy/omnikv/omnikv.cc", "step.prompt_end - scores_.window() - step.first_pos",
+        "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
     "tova_maximum_of_heads": (
@@ -101,25 +103,35 @@ FAULTS = {
     "h2o_gives_up_recent_tokens": (H2O, ".recent = recent_}", ".recent = recent_ - 1}"),
     "h2o_chooses_recent_tokens_by_weight": (H2O, ".recent = recent_,", ".recent = 0,"),
     "h2o_sums_stay_behind": (H2O, "    kept.scores = Sums(step);\n", ""),
-    "h2o_observed_is_a_plain_sum": (H2O, ".per_query = observed_", ".per_query = false"),
+    "h2o_observed_is_a_plain_sum": (
+        H2O, ".rule = observed_ ? AgeRule::kPerQuery : AgeRule::kNothing", ""),
     "h2o_maximum_of_the_group": (H2O, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "sums_of_the_wrong_step": (
-        KERNELS + "score.cu", "ScoresOf(a, b.s, list, /*held=*/true)[at]",
-        "ScoresOf(a, b.s, list, /*held=*/false)[at]"),
+        KERNELS + "score.cuh", "ScoresOf(a, seq, list, /*held=*/true)[unit]",
+        "ScoresOf(a, seq, list, /*held=*/false)[unit]"),
+    "tiles_start_one_row_late": (
+        KERNELS + "score_tiles.cu", "max(0, w.first - w.first_pos)",
+        "max(0, w.first - w.first_pos + 1)"),
+    "tiles_see_the_next_token": (
+        KERNELS + "score_tiles.cu", "e / 2 * 8 > w.first_pos + r) continue",
+        "e / 2 * 8 > w.first_pos + r + 1) continue"),
+    "tiles_forget_the_last_head": (
+        KERNELS + "score_tiles.cu", "step % list_heads == 0, queries",
+        "step % list_heads <= 1, queries"),
     "compact_leaves_scores": (
         KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to_scores[i] = score[u];", ""),
     "evicts_recent_rows": (KERNELS + "kept_rows.cu", "    if (IsRecent(a, s, l, i)) continue;\n", ""),
     "quest_other_reduction": (
-        QUEST, "HeadReduce heads_ = HeadReduce::kMax", "HeadReduce heads_ = HeadReduce::kSum"),
-    "quest_last_page_competes": (QUEST, ".min_recent = 1,", ".min_recent = 0,"),
+        QUEST, ": HeadReduce::kMax", ": HeadReduce::kSum"),
+    "quest_last_page_competes": (QUEST, ".recent = 1,", ".recent = 0,"),
     "quest_prompts_make_no_bounds": (
-        QUEST, "  MakeStates(step.layer, attend);\n",
+        BLOCK_CHOICE, "  MakeStates(step.layer, attend);\n",
         "  if (!step.prefill) MakeStates(step.layer, attend);\n"),
     "quest_mean_std_has_lists_of_kv_heads": (
-        QUEST, "lists_ = mean_std ? 1 : context.n_kv_heads;", "lists_ = context.n_kv_heads;"),
+        QUEST, ".per_kv_head = !mean_std", ".per_kv_head = true"),
     "quest_mean_std_is_min_max": (
-        QUEST, "kind_ = mean_std ? SummaryKind::kMeanStd : SummaryKind::kMinMax;",
-        "kind_ = SummaryKind::kMinMax;"),
+        QUEST, ".kind = mean_std ? SummaryKind::kMeanStd : SummaryKind::kMinMax,",
+        ".kind = SummaryKind::kMinMax,"),
     "quest_variance_for_deviation": (
         KERNELS + "summary.cu", "sqrtf(sum / static_cast<float>(n))", "sum / static_cast<float>(n)"),
     "quest_deviation_of_a_sample": (
@@ -127,6 +139,43 @@ FAULTS = {
         "sqrtf(sum / static_cast<float>(max(n - 1, 1)))"),
     "quest_threads_without_tokens_deviate": (
         KERNELS + "summary.cu", "tokens_of(turn) * away * away", "away * away"),
+    "omnikv_heads_read_the_first_list": (
+        "src/policy/omnikv/omnikv.cc", "  chosen.lists = scores_.lists();\n", ""),
+    "omnikv_best_of_the_group": (
+        "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
+        "HeadReduce::kMax"),
+    "omnikv_sinks_compete": (
+        "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
+    "lists_share_a_ring": (
+        KERNELS + "select.cu", "((int64_t{meta.seq} * a.lists + list) * a.ring + slot)",
+        "(int64_t{meta.seq} * a.lists * a.ring + list + slot * a.lists)"),
+    "kascade_best_of_the_group": (KASCADE, "HeadReduce::kSum", "HeadReduce::kMax"),
+    "kascade_anchors_read_everything": (
+        KASCADE, "    Choose(weights);\n  }\n", "    Choose(weights);\n    return;\n  }\n"),
+    "kascade_no_map": (
+        KASCADE, "  list.list_of = list_of_.as<int32_t>() + int64_t{step.layer} * context_.n_kv_heads;\n",
+        ""),
+    "kascade_rounds_up": (
+        "src/backend/score_ops.h", "least > 0 ? floor(part) : ceil(part)", "ceil(part)"),
+    "kascade_weights_without_sums": (KASCADE, ".lse = attend.lse,", ""),
+    "strided_on_one_grid": ("src/backend/score_ops.h", "p == 0 ? 1 << 30 : p & -p", "1"),
+    "strided_sinks_compete": (STRIDED, ".sinks = sinks_,", ".sinks = 0,"),
+    "strided_age_of_held_rows": (
+        STRIDED, "step.steps != nullptr ? step.steps : attend.seqs", "attend.seqs"),
+    "blocks_of_the_window_compete": (
+        BLOCKS, "settings.Int(\"recent\") / block + 1", "settings.Int(\"recent\") / block"),
+    "blocks_drop_the_last_sink": (
+        BLOCKS, "(settings.Int(\"sinks\") + block - 1) / block", "settings.Int(\"sinks\") / block"),
+    "blocks_mean_over_every_token": (BLOCKS, "rule.every = block / representatives;", "rule.every = 1;"),
+    "blocks_each_layer_chooses": (
+        BLOCKS, ".layer_step = static_cast<int32_t>(settings.Int(\"layer_step\")),", ""),
+    "blocks_best_head_of_the_group": (
+        "src/policy/block_choice.h", "heads = HeadReduce::kSum", "heads = HeadReduce::kMax"),
+    "sinks_one_unit_short": (
+        KERNELS + "summary.cu", "unit < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }",
+        "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
+    "summary_skips_nothing": (
+        KERNELS + "summary.cu", "t += turns * a.every", "t += turns"),
     "another_head_is_stored": (
         KERNELS + "kept_rows.cu", "HeadOfSlice(a.from, from, i, head)",
         "HeadOfSlice(a.from, from, i, to_head)"),

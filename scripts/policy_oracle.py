@@ -9,8 +9,8 @@ after the prompt. It shares nothing with the engine. Before this writes anything
 reproduce the transformers logits of llama_f32 and qwen3_f32 in DIR (made by make_model_goldens.py;
 default OUT/models).
 
-    OUT/policy_model/          an 8-layer random llama in float32 where every layer matters, and a
-                               table of gates for duo
+    OUT/policy_model/          an 8-layer random llama in float32 where every layer matters, a table
+                               of gates for duo, and a head map for kascade
     OUT/policies.json          prompt, teacher-forced tokens, and the cases of full, streaming and
                                omnikv
     OUT/policies_NAME.json     the cases of another policy
@@ -36,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oracle.cases import GATES, N_PROMPT, cases, first_cases, gates
+from oracle.cases import GATES, HEAD_MAP, N_PROMPT, cases, first_cases, gates, head_map
 from oracle.fixtures import (Bench, check_against_goldens, check_cases, check_model, draw,
                              draw_text, find_seed, make_case, policy_config, relative, stored)
 from oracle.model import Model, write_safetensors
@@ -74,6 +74,7 @@ def main():
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     write_safetensors(folder / "model.safetensors", tensors)
     np.savetxt(folder / GATES, gates(), delimiter="\t")
+    np.savetxt(folder / HEAD_MAP, head_map(), fmt="%d", delimiter="\t")
     head = {"model": folder.name, "seed": seed, "prompt": prompt, "decode": decode}
     made, logits = [], {}
     for file, of_file in cases().items():

@@ -17,21 +17,27 @@ inline bool HasSetting(const PolicyInfo& info, std::string_view key) {
 
 // The policy's defaults, with what they read far below 100 tokens where a setting says it.
 inline SettingList SmallDefaults(const PolicyInfo& info) {
+  if (HasSetting(info, "block")) {
+    return {{"budget", "40"}, {"block", "8"}, {"sinks", "8"}, {"recent", "8"}};
+  }
   if (HasSetting(info, "budget")) return {{"budget", "40"}};
+  if (HasSetting(info, "least")) return {{"least", "40"}};
   if (HasSetting(info, "recent")) return {{"sinks", "8"}, {"recent", "32"}};
   return {};
 }
 
 // `given`, and for each file that the policy wants and that is not given one for a model of so many
-// layers and KV heads. REQUIRES one of that shape in tests/golden/gates.
+// layers and KV heads. REQUIRES one of that shape in the folder of tests/golden with the setting's
+// name.
 inline SettingList WithFiles(const PolicyInfo& info, SettingList given, int32_t n_layers,
                              int32_t n_kv_heads) {
   for (const SettingSpec& spec : info.settings) {
     const bool has = std::any_of(given.begin(), given.end(),
                                  [&](const auto& setting) { return setting.first == spec.key; });
     if (spec.type != SettingType::kFile || has) continue;
-    given.emplace_back(spec.key, TestData("tests/golden/gates/" + std::to_string(n_layers) + "x" +
-                                          std::to_string(n_kv_heads) + ".tsv"));
+    given.emplace_back(spec.key,
+                       TestData("tests/golden/" + spec.key + "/" + std::to_string(n_layers) + "x" +
+                                std::to_string(n_kv_heads) + ".tsv"));
   }
   return given;
 }

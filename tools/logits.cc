@@ -239,7 +239,7 @@ Status Logits(const LogitsFlags& f) {
   OKV_ASSIGN_OR_RETURN(auto session, engine->NewSession(policy));
   const SessionStats stats = session->stats();
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, FindPolicy(stats.policy));
-  const bool dense = !f.decode && info->dense_prompts;
+  const bool dense = !f.decode && stats.dense_prompts;
   if (dense && info->name != "full" && !f.json) {
     LogInfo(
         "rows of a prompt read everything under policy {}: these are full attention's logits, "

@@ -4,8 +4,10 @@ import itertools
 
 import numpy as np
 
+from oracle.blocks import Blocks
 from oracle.duo import Duo
 from oracle.h2o import H2o
+from oracle.kascade import Kascade
 from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
 from oracle.omnikv import OmniKv
@@ -13,20 +15,28 @@ from oracle.policy import Full
 from oracle.quest import Quest
 from oracle.snapkv import SnapKv
 from oracle.streaming import Streaming
+from oracle.strided import Strided
 from oracle.tova import Tova
 
 LAYERS, KV_HEADS, N_PROMPT = 8, 2, 120
 LENGTHS = (40, 80, N_PROMPT)  # of prompts
 GATES = "full_attention_heads.tsv"  # beside the model
+HEAD_MAP = "head_map.tsv"
 
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
-         "h2o": H2o}
+         "h2o": H2o, "blocks": Blocks, "strided": Strided,
+         "kascade": Kascade}
 
 
 def gates():
     """Of duo, with layers whose heads all stream, none do, and some do."""
     return np.random.default_rng(5).uniform(size=(LAYERS, KV_HEADS)).round(3)
+
+
+def head_map():
+    """Of kascade, with layers whose heads read the same one, each its own, and each the other's."""
+    return np.random.default_rng(3).integers(0, KV_HEADS, size=(LAYERS, KV_HEADS))
 
 
 def make_policy(policy, settings):
@@ -35,6 +45,10 @@ def make_policy(policy, settings):
         settings["filters"] = [int(f) for f in settings["filters"].split(",")]
     if "gates" in settings:
         settings["gates"] = gates()
+    if settings.get("head_map", "identity") != "identity":
+        settings["head_map"] = head_map()
+    if "anchors" in settings:
+        settings["anchors"] = [int(a) for a in settings["anchors"].split(",")]
     return KINDS[policy](**settings)
 
 
@@ -73,6 +87,9 @@ def first_cases():
 # is, with the last of the lengths. kcache has lengths at which rounding moves its logits least: its
 # weights have no sum of their own to be divided by, which would take a common error out.
 OTHERS = {
+    "strided": (LENGTHS, {budget: {"budget": budget} for budget in (24, 32, 56)},
+                {"no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 12, "sinks": 12},
+                 "one": {"budget": 1}}),
     "tova": (LENGTHS, {budget: {"budget": budget} for budget in (16, 32, 56)}, {}),
     "snapkv": (
         LENGTHS,
@@ -92,7 +109,10 @@ OTHERS = {
         {budget: {"budget": budget} for budget in (16, 32, 56)},
         {"recent_4": {"budget": 32, "recent": 4}, "recent_0": {"budget": 24, "recent": 0},
          "recent_23": {"budget": 24, "recent": 23}, "one": {"budget": 1, "recent": 0}} |
-        {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)}),
+        {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)} |
+        {f"chunked_{chunk}": {"budget": 32, "mode": "chunked", "chunk": chunk}
+         for chunk in (16, 40, 100)} |
+        {"chunked_recent_4": {"budget": 40, "recent": 4, "mode": "chunked", "chunk": 24}}),
     "quest": (
         LENGTHS,
         {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)} |
@@ -104,13 +124,53 @@ OTHERS = {
          "mean_std_sum": {"budget": 48, "heads": "sum", "score": "mean_std"},
          "mean_std_dense_0": {"budget": 48, "heads": "max", "dense_layers": 0,
                               "score": "mean_std"}}),
+    # What came after the cases of first_cases.
+    "omnikv": (
+        LENGTHS,
+        {budget: {"filters": "1,4", "dense_after_filter": 0, "budget": budget, "tail": 4,
+                  "lists": "per_kv_head"} for budget in (12, 24, 48)},
+        {name: {"filters": "1,4", "dense_after_filter": 1, "budget": 24, "tail": 4, **which}
+         for name, which in {
+             "uniform_by_head": {"lists": "per_kv_head", "selector": "uniform", "window": 4},
+             "exp_by_head": {"lists": "per_kv_head", "selector": "exp", "window": 4, "sinks": 3},
+             "raw_by_head": {"lists": "per_kv_head", "score": "raw"},
+             "every_layer_by_head": {"lists": "per_kv_head", "select_every_layer": 1},
+             "sinks": {"sinks": 4},
+             "sinks_raw": {"sinks": 4, "score": "raw"},
+             "sinks_uniform": {"sinks": 4, "selector": "uniform", "window": 4}}.items()}),
+    "blocks": (
+        LENGTHS,
+        {budget: {"budget": budget, "block": 8, "sinks": 8, "recent": 8} for budget in (40, 56, 72)},
+        {name: {"budget": 56, "block": 8, "sinks": 8, "recent": 8, **which}
+         for name, which in {
+             "max": {"representative": "max"},
+             "quest": {"representative": "quest"},
+             "fixed_1": {"representative": "fixed"},
+             "fixed_4": {"representative": "fixed", "representatives": 4},
+             "per_kv_head": {"lists": "per_kv_head"},
+             "quest_per_kv_head": {"representative": "quest", "lists": "per_kv_head"},
+             "layers_2": {"layer_step": 2, "dense_layers": 1},
+             "layers_3": {"layer_step": 3, "dense_layers": 0, "lists": "per_kv_head"},
+             "no_sinks": {"sinks": 0, "recent": 0},
+             "sinks_in_part": {"sinks": 3, "recent": 21},
+             "small": {"block": 2, "budget": 24, "sinks": 4, "recent": 6},
+             "large": {"block": 32, "budget": 96, "sinks": 32, "recent": 0}}.items()}),
+    "kascade": (
+        LENGTHS,
+        {share: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": share, "least": 8}
+         for share in (0.1, 0.25, 0.5)},
+        {name: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2, "least": 8, **which}
+         for name, which in {"identity": {"head_map": "identity"}, "one": {"lists": "one"},
+                             "least": {"least": 40}, "first": {"anchors": "0"},
+                             "all": {"anchors": "0,1,2,3,4,5,6,7"}}.items()}),
     "duo": (
         LENGTHS,
         {sinks + recent: {"gates": GATES, "sinks": sinks, "recent": recent, "sparsity": 0.5}
          for sinks, recent in ((2, 10), (4, 16), (4, 40))},
         {name: {"gates": GATES, "sinks": 4, "recent": 16, **which}
          for name, which in {"quarter": {"sparsity": 0.25}, "most": {"sparsity": 0.75},
-                             "all": {"sparsity": 1}, "threshold": {"threshold": 0.4}}.items()} |
+                             "all": {"sparsity": 1}, "by_layer": {"sparsity": 0.4, "by_layer": 1},
+                             "threshold": {"threshold": 0.4}}.items()} |
         {"no_sinks": {"gates": GATES, "sinks": 0, "recent": 24, "sparsity": 0.5}}),
     "kcache": (
         (56, 72, 48),

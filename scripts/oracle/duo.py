@@ -3,7 +3,8 @@
             threshold reads everything; any other one is a streaming head, whose every row, prompt
             rows too, reads t < sinks and t > p - recent. Positions stay those of the text.
   threshold Given itself, or as sparsity=S: the quantile S of all gates, linear between two of them,
-            as NumPy's. Where S is 1, every head is a streaming head.
+            as NumPy's. Where S is 1, every head is a streaming head. by_layer=1: of the gates of each
+            layer.
 """
 
 import numpy as np
@@ -14,11 +15,12 @@ from oracle.policy import PerHead
 class Duo(PerHead):
     dense_prompts = False
 
-    def __init__(self, gates, sinks, recent, threshold=None, sparsity=None):
+    def __init__(self, gates, sinks, recent, threshold=None, sparsity=None, by_layer=0):
         super().__init__()
         self.sinks, self.recent = sinks, recent
         if sparsity is not None:
-            threshold = np.inf if sparsity >= 1 else np.quantile(gates, sparsity)
+            threshold = np.inf if sparsity >= 1 else np.quantile(
+                gates, sparsity, axis=1 if by_layer else None, keepdims=True)
         self.streams = gates < threshold  # [layers, KV heads]
 
     def tokens_of(self, context, layer, p, head):

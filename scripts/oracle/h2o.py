@@ -1,5 +1,5 @@
-"""h2o         budget=C, recent=R (default C / 2), mode=full|observed. Prompt rows read everything.
-            A prompt of at most C tokens is kept whole. Positions stay those of the text.
+"""h2o         budget=C, recent=R (default C / 2), mode=full|observed|chunked, chunk=T. Prompt rows read
+            everything. A prompt of at most C tokens is kept whole. Positions stay those of the text.
   sums      Of a KV head and token t: the softmax weights that queries gave it so far, each over what
             it read, their mean over the query heads of the group, summed over the queries.
   full      After the prompt of N tokens a KV head keeps the last R and the C - R of the highest sums
@@ -7,6 +7,9 @@
             its own weight begins that of its token. When more than C are then held, the one of the
             lowest sum goes, but for the last R tokens of the context. Equal sums: the lower token
             stays.
+  chunked   As full, but a prompt comes in chunks that end at multiples of T. A row of a chunk reads
+            what is kept of those before it, and the chunk up to itself. After each chunk, whose
+            weights join the sums, a head keeps C tokens as full does after the prompt.
   observed  (R = 0) Once after the prompt: the C tokens with the highest sums / (N - t), the mean
             over the queries that saw token t. Generated tokens stay.
 """
@@ -18,16 +21,27 @@ from oracle.policy import PerHead, best
 
 
 class H2o(PerHead):
-    def __init__(self, budget, recent=None, mode="full"):
+    def __init__(self, budget, recent=None, mode="full", chunk=2048):
         super().__init__()
         self.budget, self.observed = budget, mode == "observed"
+        self.chunk = chunk if mode == "chunked" else 0
+        self.dense_prompts = self.chunk == 0
         self.recent = (0 if self.observed else budget // 2) if recent is None else recent
         self.held, self.sums = {}, {}  # key -> tokens, ascending, and their sums
 
     def tokens_of(self, context, layer, p, head):
         key = self.key_of(layer, head)
         n = context.n_prompt
-        if p == n:
+        if self.chunk and p <= n:
+            first = (p - 1) // self.chunk * self.chunk  # of the chunk before this row, if it is over
+            if p == 0:
+                self.held[key], self.sums[key] = np.arange(0), np.zeros(0, context.model.dtype)
+            elif p == n or p % self.chunk == 0:
+                self.take_chunk(context, layer, head, np.arange(first, p))
+                self.keep_best(key, p)
+            if p < n:
+                return np.append(self.held[key], np.arange(p // self.chunk * self.chunk, p + 1))
+        elif p == n:
             self.held[key] = np.arange(n)
             self.sums[key] = self.of_prompt(context, layer, head)
             self.keep_best(key, n)
@@ -42,6 +56,16 @@ class H2o(PerHead):
         tokens = np.append(self.held[key], p)
         self.note(key, tokens, self.gap)
         return tokens
+
+    def take_chunk(self, context, layer, head, rows):
+        key = self.key_of(layer, head)
+        before = self.held[key]
+        self.held[key] = np.append(before, rows)
+        self.sums[key] = np.append(self.sums[key], np.zeros(len(rows), context.model.dtype))
+        for i, p in enumerate(rows):
+            seen = np.append(before, rows[:i + 1])
+            weights = self.probabilities(context, layer, p, seen, head).mean(axis=0)
+            self.sums[key][:len(seen)] += weights
 
     def of_prompt(self, context, layer, head):
         n = context.n_prompt

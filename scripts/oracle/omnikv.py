@@ -6,11 +6,14 @@
   scores    A query at position i gives token t <= i the maximum over query heads of its softmax
             over all t' <= i (score=softmax) or of its scaled logits (score=raw); 0 for t > i.
             They are summed over the last `window` queries, prompt queries among them, with
-            weight 1 (uniform) or 2^-age (exp); selector=last is a window of 1.
+            weight 1 (uniform) or 2^-age (exp); selector=last is a window of 1. With
+            lists=per_kv_head each KV head has scores of its own, and reads its own choice: the sum
+            over its group's query heads takes the place of the maximum.
   choice    The last g = min(tail, n_gen) tokens are read besides the budget; tail=all: g = n_gen.
             Of the budget the last queries' own tokens come first, unless selector=last: those of
             the last `window` tokens that are not among the g. The rest of it goes to the best of
-            the other tokens, prompt or generated, the lower t where equal.
+            the other tokens, prompt or generated, the lower t where equal; but the first `sinks`
+            tokens are taken before all others.
   budget    A number of tokens, or what mem=M makes of it: M is the share of all K/V that is read
             if the dense layers read n tokens and the others budget of them, so budget =
             (M layers - dense) / (layers - dense) * n, rounded up.
@@ -22,17 +25,18 @@ from fractions import Fraction
 import numpy as np
 
 from oracle.model import softmax
-from oracle.policy import Full, best
+from oracle.policy import PerHead, best
 
 
-class OmniKv(Full):
+class OmniKv(PerHead):
     def __init__(self, filters, budget=0, mem=0.0, tail=256, dense_after_filter=0, selector="last",
-                 window=1, score="softmax", select_every_layer=0):
+                 window=1, score="softmax", select_every_layer=0, lists="one", sinks=0):
         super().__init__()
         self.filters, self.budget, self.mem, self.tail = filters, budget, float(mem), tail
         self.dense_after_filter, self.selector = dense_after_filter, selector
         self.window, self.score = window, score
         self.select_every_layer = select_every_layer
+        self.per_kv_head, self.sinks = lists == "per_kv_head", sinks
 
     def is_dense(self, layer):
         if layer < self.filters[0]:
@@ -43,24 +47,23 @@ class OmniKv(Full):
     def selects(self, layer):
         return layer in self.filters or (self.select_every_layer and layer >= self.filters[0])
 
-    def reads(self, context, layer, p):
-        everything = np.arange(p + 1)
-        if p < context.n_prompt:
-            return everything, everything, p
-        if self.selects(layer):
-            self.choose(context, layer, p)
-        if not self.key_of(layer, 0):
-            return everything, everything, p
-        chosen = self.chosen[self.key_of(layer, 0)][-1]
-        return chosen, chosen, p
+    def tokens_of(self, context, layer, p, head):
+        if p >= context.n_prompt and self.selects(layer) and (self.per_kv_head or head == 0):
+            self.choose(context, layer, p, head)
+        if p < context.n_prompt or not self.key_of(layer, head):
+            return np.arange(p + 1)
+        return self.chosen[self.key_of(layer, head)][-1]
 
     def key_of(self, layer, head):  # the filter by whose choice it reads
         if self.is_dense(layer):
             return ""
-        return str(layer if self.select_every_layer else
-                   max(f for f in self.filters if f <= layer))
+        return self.list_of(layer if self.select_every_layer else
+                            max(f for f in self.filters if f <= layer), head)
 
-    def scores(self, context, layer, p):
+    def list_of(self, filter_layer, head):
+        return f"{filter_layer}.{head}" if self.per_kv_head else str(filter_layer)
+
+    def scores(self, context, layer, p, head):
         """[p + 1]"""
         total = np.zeros(p + 1, context.model.dtype)
         for i in range(max(0, p - self.window + 1), p + 1):
@@ -68,7 +71,9 @@ class OmniKv(Full):
             logits = context.logits_of(layer, i, seen, i, seen)
             s = softmax(logits) if self.score == "softmax" else logits
             weight = 2.0 ** (i - p) if self.selector == "exp" else 1.0
-            total[:i + 1] += weight * s.max(axis=0)
+            of_list = s[context.model.group(head)].sum(axis=0) if self.per_kv_head else s.max(axis=0)
+            total[:i + 1] += weight * of_list
+        total[:self.sinks] = np.inf
         return total
 
     def budget_at(self, context, n):
@@ -79,7 +84,7 @@ class OmniKv(Full):
         tokens = (Fraction(str(self.mem)) * layers - dense) / (layers - dense) * n
         return max(1, math.ceil(tokens))
 
-    def choose(self, context, layer, p):
+    def choose(self, context, layer, p, head):
         n = p + 1
         n_gen = n - context.n_prompt
         besides = n_gen if self.tail == "all" else min(self.tail, n_gen)
@@ -87,6 +92,7 @@ class OmniKv(Full):
         recent = besides
         while self.selector != "last" and recent < min(self.window, n) and left:
             recent, left = recent + 1, left - 1
-        scores = self.scores(context, layer, p)[:n - recent]
+        scores = self.scores(context, layer, p, head)[:n - recent]
         chosen, gap = best(scores, left)
-        self.note(str(layer), np.concatenate([chosen, np.arange(n - recent, n)]), gap)
+        self.note(self.list_of(layer, head), np.concatenate([chosen, np.arange(n - recent, n)]),
+                  gap)

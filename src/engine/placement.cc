@@ -317,10 +317,11 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
     const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kDevice);
     const size_t prompt = PromptBytes(config, bank(), plan.context);
-    plan.max_held = keeps.rows + keeps.room;
-    plan.by_layer = Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
+    plan.max_held = keeps.rows + std::max(keeps.room, keeps.chunk);
+    plan.by_layer =
+        keeps.chunk == 0 && Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
-    if (!plan.by_layer) plan.max_held = 0;
+    if (!plan.by_layer && keeps.chunk == 0) plan.max_held = 0;
   }
   plan.states = StateBytes(config, bank(), policy);
 }

@@ -146,7 +146,8 @@ Status RowGroup::AppendPrompt(int32_t member, int64_t n, int64_t prompt_end) {
 
 bool RowGroup::PassesByLayer(int32_t member) const {
   const bool planned = core_.plan.by_layer && residency().AwaitsChoice(member);
-  return length(member) == 0 && (planned || core_.all_by_layer);
+  const bool may = length(member) == 0 && policy().Kept().chunk == 0;
+  return may && (planned || core_.all_by_layer);
 }
 
 void RowGroup::EndPromptRows(int32_t member, int64_t prompt_end) {

@@ -115,6 +115,7 @@ Status SessionImpl::OpenGroup() {
   logits_.resize(static_cast<size_t>(core_.config.vocab));
   stats_.device = core_.backend->Name();
   stats_.policy = group_->policy_name();
+  stats_.dense_prompts = group_->DensePrompts();
   for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
     reads_all_ = reads_all_ && !policy().Budgeted(layer);
   }
@@ -137,8 +138,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
 }
 
 int64_t SessionImpl::Shares(const SessionImpl& from) const {
-  const bool dense =
-      from.group_->policy_info().dense_prompts && group_->policy_info().dense_prompts;
+  const bool dense = from.group_->DensePrompts() && group_->DensePrompts();
   if (!dense || from.group_->least_length(0) > 0 || policy().Kept().sums) return 0;
   const auto total = static_cast<int64_t>(from.tokens_.size());
   int64_t shared = std::min(from.dense_rows_,
@@ -214,7 +214,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   OKV_ASSIGN_OR_RETURN(PromptSteps steps, PromptSteps::Begin(stepper_, *group_, 0, tokens,
                                                              /*all_logits=*/sink != nullptr));
   while (!steps.done()) {
-    const bool dense = group_->policy_info().dense_prompts && dense_rows_ == steps.computed();
+    const bool dense = group_->DensePrompts() && dense_rows_ == steps.computed();
     if (const Status done = steps.Advance(); !done.ok()) {
       StartOver(steps.computed());
       return done;

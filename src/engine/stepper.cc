@@ -260,8 +260,8 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
     // Rows that a choice has moved in some layers are of no use, nor are sums that some layers have
     // added to.
     const bool lost = chunk->group->policy().Kept().sums ||
-                      chunk->group->ChoosesAfter(
-                          chunk->member, chunk->group->length(chunk->member), chunk->prompt_end);
+                      chunk->group->ChoosesAfter(chunk->member, chunk->group->length(chunk->member),
+                                                 chunk->prompt_end);
     chunk->group->CutTo(chunk->member, lost ? 0 : chunk_pos);
   }
   if (!status.ok()) return GiveUp(rows, status);
@@ -370,14 +370,16 @@ Status PromptSteps::Run(const PromptChunk& chunk) {
 Status PromptSteps::Advance() {
   const Workspace& work = stepper_->core_.work;
   const int32_t most = all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows;
-  const int32_t n = group_->ChunkRows(total() - pos_, most);
+  const int64_t chunk = group_->policy().Kept().chunk;
+  const int64_t end = chunk > 0 ? std::min(total(), (pos_ / chunk + 1) * chunk) : total();
+  const int32_t n = group_->ChunkRows(end - pos_, most);
   const bool last = pos_ + n == total();
   n_out_ = layer_ < last_layer_ ? 0 : all_logits_ ? n : last ? 1 : 0;
   const Status ran =
       Run({.group = group_,
            .member = member_,
            .tokens = tokens_.subspan(static_cast<size_t>(pos_), static_cast<size_t>(n)),
-           .prompt_end = total(),
+           .prompt_end = end,
            .n_out = n_out_});
   if (!ran.ok() && by_layer_ != nullptr) End();
   OKV_RETURN_IF_ERROR(ran);

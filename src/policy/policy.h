@@ -270,7 +270,7 @@ struct PolicyInfo {
   std::function<std::unique_ptr<Policy>()> make;
   bool batches = false;  // whether it keeps the state of more than one sequence
   // Whether rows of a prompt read everything, so that their logits are full attention's. Else a row
-  // reads what a decode step at its position would.
+  // reads what a decode step at its position would. With Keeps::chunk it reads what is held.
   bool dense_prompts = true;
   // Settings under which it reads everything a context of `length` holds, so that it must equal
   // `full`; empty where it cannot, and then `exempt` says why.

@@ -207,7 +207,9 @@ PolicyOptions PolicyOracle::PolicyOf(const Json& c) const {
   PolicyOptions policy{.name = c.at("policy"), .settings = {}, .force_indices = true};
   for (const auto& [key, value] : c.at("settings").items()) {
     const auto text = value.get<std::string>();
-    policy.settings.emplace_back(key, key == "gates" ? ModelFolder() + "/" + text : text);
+    policy.settings.emplace_back(key, key == "gates" || (key == "head_map" && text != "identity")
+                                          ? ModelFolder() + "/" + text
+                                          : text);
   }
   return policy;
 }
@@ -293,7 +295,8 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values("policies", "policies_tova", "policies_snapkv",
                                          "policies_quest", "policies_duo", "policies_kcache",
                                          "policies_knorm", "policies_keydiff", "policies_h2o",
-                                         "policies_kvpress")),
+                                         "policies_blocks", "policies_strided", "policies_kascade",
+                                         "policies_omnikv", "policies_kvpress")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
                          ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),

@@ -210,6 +210,28 @@ TEST(PolicySession, ReportsTheFractionOfAllKvThatIsHeld) {
   EXPECT_DOUBLE_EQ(static_cast<double>(full->stats().held_bytes.host), held * 97 / 94);
 }
 
+// Blocks that bounds of their keys stand for, with a choice per KV head, are pages of Quest: to the
+// bit, and in the same memory.
+TEST_P(PolicySessionOn, BlocksByBoundsAreThePagesOfQuest) {
+  const auto engine = Load({.model = kRandom, .device = GetParam(), .max_sessions = 2});
+  for (const char* size : {"4", "16"}) {
+    const auto quest = Take(engine->NewSession(
+        {.name = "quest", .settings = {{"budget", "48"}, {"page", size}, {"heads", "sum"}}}));
+    ASSERT_TRUE(quest->Prompt(Numbers(150, 1)).ok());
+    const size_t bytes = CoreOf(*engine).bank->StateBytes();
+    const auto blocks = Take(engine->NewSession({.name = "blocks",
+                                                 .settings = {{"budget", "48"},
+                                                              {"block", size},
+                                                              {"sinks", "0"},
+                                                              {"recent", "0"},
+                                                              {"representative", "quest"},
+                                                              {"lists", "per_kv_head"}}}));
+    EXPECT_EQ(CoreOf(*engine).bank->StateBytes(), bytes);
+    ASSERT_TRUE(blocks->Prompt(Numbers(150, 1)).ok());
+    EXPECT_EQ(Decode(*engine, *blocks, 20), Decode(*engine, *quest, 20)) << size;
+  }
+}
+
 // Sessions of one policy share the memory of its states, which counts as what it keeps. Two scores
 // of quest keep different things of the same size.
 TEST(PolicySession, StatesAreSharedAndCounted) {

@@ -107,6 +107,21 @@ TEST(PolicyRegistry, RecommendsWhatWasMeasured) {
   EXPECT_EQ(RecommendedPolicy("Mistral-7B-v0.1", 0).name, "full");
 }
 
+TEST(Streaming, SinksMayBeAShareOfTheBudget) {
+  const PolicyInfo& info = **FindPolicy("streaming");
+  const auto sinks = [&](const char* share, const char* budget) {
+    auto settings = *PolicySettings::Parse(info.name, info.settings,
+                                           {{"sink_share", share}, {"budget", budget}});
+    const auto policy = info.make();
+    const Status prepared = policy->Prepare({.n_layers = 2, .max_context = 4096}, settings);
+    return prepared.ok() ? settings.Text("sinks") : prepared.message();
+  };
+  EXPECT_EQ(sinks("0.01", "1024"), "10");
+  EXPECT_EQ(sinks("0.01", "24"), "1");
+  EXPECT_EQ(sinks("0", "24"), "4");
+  EXPECT_THAT(sinks("1", "24"), HasSubstr("expected fewer than the budget of 24"));
+}
+
 // What registers must be usable: defaults parse, and covering settings are given or excused.
 TEST(PolicyRegistry, EveryPolicyIsWellFormed) {
   for (const PolicyInfo& info : AllPolicies()) {

@@ -48,20 +48,18 @@ class Duo : public Policy {
     const auto read = ReadHeadNumbers(path, context.n_layers, n_kv_heads_, 0, 1);
     if (!read.ok()) return InvalidArgument("policy duo: gates: " + read.status().message());
     const std::vector<double>& gates = *read;
-    double threshold = 0;
-    if (!settings.IsAuto("threshold")) {
-      threshold = settings.Float("threshold");
-    } else {
-      // The published ones: models whose query heads share K/V have fewer heads to spare.
-      const bool shared = context.n_heads > n_kv_heads_;
-      if (settings.IsAuto("sparsity")) settings.Resolve("sparsity", shared ? "0.5" : "0.75");
-      const double sparsity = settings.Float("sparsity");
-      threshold =
-          sparsity < 1 ? Quantile(gates, sparsity) : std::numeric_limits<double>::infinity();
+    // The published ones: models whose query heads share K/V have fewer heads to spare.
+    if (settings.IsAuto("threshold") && settings.IsAuto("sparsity")) {
+      settings.Resolve("sparsity", context.n_heads > n_kv_heads_ ? "0.5" : "0.75");
     }
-    classes_.resize(gates.size());
-    std::transform(gates.begin(), gates.end(), classes_.begin(),
-                   [&](double gate) { return gate < threshold ? kStreaming : 0; });
+    const size_t together = settings.Bool("by_layer") ? static_cast<size_t>(n_kv_heads_)
+                                                      : gates.size();  // under one threshold
+    for (size_t first = 0; first < gates.size(); first += together) {
+      const auto begin = gates.begin() + static_cast<ptrdiff_t>(first);
+      const std::vector<double> some(begin, begin + static_cast<ptrdiff_t>(together));
+      const double threshold = ThresholdOf(some, settings);
+      for (const double gate : some) classes_.push_back(gate < threshold ? kStreaming : 0);
+    }
     return {};
   }
 
@@ -103,6 +101,12 @@ class Duo : public Policy {
   }
 
  private:
+  // The gate below which a head streams, of these gates.
+  static double ThresholdOf(const std::vector<double>& gates, const PolicySettings& settings) {
+    if (!settings.IsAuto("threshold")) return settings.Float("threshold");
+    const double sparsity = settings.Float("sparsity");
+    return sparsity < 1 ? Quantile(gates, sparsity) : std::numeric_limits<double>::infinity();
+  }
   // The file that is named, or the one that stands beside the model.
   static Result<std::string> FindGates(const std::string& model_path, PolicySettings& settings) {
     if (!settings.IsAuto("gates")) return settings.Text("gates");
@@ -169,6 +173,10 @@ PolicyInfo DuoPolicy() {
                         .min = 0,
                         .max = 1,
                         .allow_auto = true},
+                       {.key = "by_layer",
+                        .type = SettingType::kBool,
+                        .default_value = "0",
+                        .help = "whether sparsity is that of each layer, instead of all together"},
                        {.key = "threshold",
                         .type = SettingType::kFloat,
                         .default_value = "auto",
@@ -189,7 +197,8 @@ PolicyInfo DuoPolicy() {
           .test_settings = {{{"sinks", "4"}, {"recent", "16"}},
                             {{"sinks", "0"}, {"recent", "24"}, {"sparsity", "0.25"}},
                             {{"sinks", "3"}, {"recent", "10"}, {"threshold", "0.8"}},
-                            {{"sinks", "4"}, {"recent", "20"}, {"sparsity", "1"}}},
+                            {{"sinks", "4"}, {"recent", "20"}, {"sparsity", "1"}},
+                            {{"sinks", "4"}, {"recent", "20"}, {"by_layer", "1"}}},
           .recommended = nullptr};
 }
 

@@ -1,8 +1,9 @@
 // H2O (Zhang et al. 2023, the published h2o_hf/utils_real_drop): each KV head keeps the last
 // `recent` tokens and, of those before them, the ones with the highest sums of weights that all
 // queries so far gave them. mode=full: after a prompt, then every step gives up the token of the
-// lowest sum. mode=observed (kvpress, ObservedAttentionPress): once after the prompt, by the mean
-// weight from the queries that saw a token.
+// lowest sum. mode=chunked: after each chunk of a prompt too, so that no more is ever held (H2O+ of
+// OmniKV's comparison). mode=observed (kvpress, ObservedAttentionPress): once after the prompt, by
+// the mean weight from the queries that saw a token.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,6 +34,7 @@ class H2o : public Policy {
     budget_ = static_cast<int32_t>(std::min(budget, context.max_context));
     recent_ = static_cast<int32_t>(std::min(recent, context.max_context));
     room_ = settings.Int("room");
+    chunk_ = settings.Text("mode") == "chunked" ? settings.Int("chunk") : 0;
     return context.backend != nullptr ? Allocate() : Status();
   }
 
@@ -67,16 +69,17 @@ class H2o : public Policy {
     }
     context_.backend->Enqueue(score);
     if (!step.chooses) return;
-    context_.backend->Enqueue(AgedScoresArgs{.in = sums,
-                                             .kv = attend.kv,
-                                             .seqs = score.seqs,
-                                             .steps = score.steps,
-                                             .out = aged_.as<float>(),
-                                             .stride = AgedStride(),
-                                             .lists = context_.n_kv_heads,
-                                             .n_seqs = 1,
-                                             .recent = recent_,
-                                             .per_query = observed_});
+    context_.backend->Enqueue(
+        AgedScoresArgs{.in = sums,
+                       .kv = attend.kv,
+                       .seqs = score.seqs,
+                       .steps = score.steps,
+                       .out = aged_.as<float>(),
+                       .stride = AgedStride(),
+                       .lists = context_.n_kv_heads,
+                       .n_seqs = 1,
+                       .recent = recent_,
+                       .rule = observed_ ? AgeRule::kPerQuery : AgeRule::kNothing});
     choice_.EnqueueRange(score.seqs, 1);
     choice_.EnqueueBest(aged_.as<float>(), AgedStride(), score.seqs, 1);
   }
@@ -86,6 +89,7 @@ class H2o : public Policy {
             .first_prompt = observed_,
             .every_step = !observed_,
             .room = room_,
+            .chunk = chunk_,
             .lists = context_.n_kv_heads,
             .sums = true};
   }
@@ -145,7 +149,9 @@ class H2o : public Policy {
 
  private:
   size_t Lists() const { return static_cast<size_t>(context_.n_kv_heads); }
-  int64_t AgedStride() const { return std::max(stride_, context_.max_context); }
+  int64_t AgedStride() const {
+    return chunk_ > 0 ? stride_ : std::max(stride_, context_.max_context);
+  }
   // Whether the rows of this step count in the sums.
   bool Weighs(const LayerStep& step) const {
     return step.prefill ? step.chooses_after : !observed_;
@@ -175,8 +181,10 @@ class H2o : public Policy {
   Status Allocate() {
     Backend& backend = *context_.backend;
     const int64_t lists = context_.n_kv_heads;
-    // Prompts that do not pass layer by layer need the sums of all their tokens in all layers.
+    // Prompts that do not pass layer by layer need the sums of all tokens that they hold in all
+    // layers.
     stride_ = context_.max_context;
+    if (chunk_ > 0) stride_ = std::min(stride_, budget_ + std::max(room_, chunk_) + 1);
     if (context_.by_layer) {
       stride_ = observed_ ? 0 : std::min(stride_, budget_ + room_ + 1);
       OKV_ASSIGN_OR_RETURN(whole_, memory_.Take(backend, lists * context_.max_context, "sums"));
@@ -197,6 +205,7 @@ class H2o : public Policy {
   int32_t budget_ = 0;  // tokens, the recent ones included
   int32_t recent_ = 0;  // tokens
   int64_t room_ = 0;    // tokens
+  int64_t chunk_ = 0;   // tokens of a prompt after which it chooses; 0: all
   int64_t stride_ = 0;  // rows that a ring has room for
   PolicyMemory memory_;
   Buffer ring_;  // f32 [n_layers, max_seqs, kRing, n_kv_heads, stride]
@@ -217,7 +226,8 @@ PolicyInfo H2oPolicy() {
                                "all queries so far",
                     .keeps = "b rows of each KV head, on the device",
                     .reads = "b + 1 rows, and their K once more",
-                    .holds = "b rows, and their sums for five steps",
+                    .holds = "b rows, and their sums for five steps; of a prompt one layer, or "
+                             "a chunk",
                     .loses = "most of the prompt (8 of 8 answers)"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
@@ -232,9 +242,15 @@ PolicyInfo H2oPolicy() {
                        {.key = "mode",
                         .type = SettingType::kChoice,
                         .default_value = "full",
-                        .help = "full: anew at every step; observed: once, by the mean over the "
-                                "queries that saw a token, and later tokens stay",
-                        .choices = {"full", "observed"}},
+                        .help = "full: after the prompt and anew at every step; chunked: after "
+                                "each chunk of the prompt too; observed: once, by the mean over "
+                                "the queries that saw a token, and later tokens stay",
+                        .choices = {"full", "chunked", "observed"}},
+                       {.key = "chunk",
+                        .default_value = "2048",
+                        .help = "tokens of a chunk, for mode=chunked",
+                        .min = 1,
+                        .max = 1e9},
                        RoomSetting()},
           .make = [] { return std::make_unique<H2o>(); },
           .batches = true,
@@ -245,7 +261,8 @@ PolicyInfo H2oPolicy() {
           .exempt = "",
           .test_settings = {{{"budget", "24"}, {"recent", "8"}},
                             {{"budget", "1"}, {"recent", "0"}},
-                            {{"budget", "30"}, {"mode", "observed"}}},
+                            {{"budget", "30"}, {"mode", "observed"}},
+                            {{"budget", "24"}, {"mode", "chunked"}, {"chunk", "40"}}},
           .recommended = nullptr};
 }
 

@@ -67,6 +67,12 @@ Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const F
   rule.min_recent = settings.Text("selector") == "last" || window == 1 ? 0 : window;
   // The longest context has the largest budget.
   OKV_RETURN_IF_ERROR(budget.CheckPrompt(context.max_context));
+  if (const int64_t sinks = settings.Int("sinks");
+      sinks > 0 && sinks >= budget.At(context.max_context)) {
+    return InvalidArgument(
+        fmt::format("policy omnikv: sinks is {}, expected less than the budget, which is {}", sinks,
+                    budget.At(context.max_context)));
+  }
   if (settings.IsAuto("dense_below")) {
     settings.Resolve("dense_below", std::to_string(DenseIsFasterBelow(context, layers, rule)));
   }

@@ -70,6 +70,18 @@ std::vector<SettingSpec> OmnikvSettings() {
        .default_value = "softmax",
        .help = "softmax: the paper's equations 3-4; raw: its published code's logits",
        .choices = {"softmax", "raw"}},
+      {.key = "lists",
+       .type = SettingType::kChoice,
+       .default_value = "one",
+       .help = "whether all heads read the same tokens, by the highest score of any, or each KV "
+               "head its own, by the sum of its query heads' scores (as Kascade)",
+       .choices = {"one", "per_kv_head"}},
+      {.key = "sinks",
+       .type = SettingType::kInt,
+       .default_value = "0",
+       .help = "first tokens that are selected whatever their scores, in the budget",
+       .min = 0,
+       .max = 1e9},
       {.key = "dense_after_filter",
        .type = SettingType::kBool,
        .default_value = "auto",
@@ -97,7 +109,8 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
           {{"budget", budget}, {"dense_after_filter", "0"}, {"score", "raw"}},
           {{"budget", budget}, {"selector", "exp"}},
           {{"mem", "1"}, {"selector", "uniform"}, {"dense_after_filter", "0"}},
-          {{"budget", budget}, {"select_every_layer", "1"}}};
+          {{"budget", budget}, {"select_every_layer", "1"}},
+          {{"budget", budget}, {"lists", "per_kv_head"}, {"sinks", "2"}}};
 }
 
 std::vector<SettingList> OmnikvTestSettings() {
@@ -108,7 +121,14 @@ std::vector<SettingList> OmnikvTestSettings() {
       {{"budget", "24"}, {"tail", "2"}, {"selector", "uniform"}, {"window", "5"}},
       {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
       {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
-      {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}}};
+      {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}},
+      {{"budget", "24"}, {"tail", "4"}, {"lists", "per_kv_head"}},
+      {{"budget", "24"},
+       {"lists", "per_kv_head"},
+       {"selector", "exp"},
+       {"score", "raw"},
+       {"sinks", "3"}},
+      {{"budget", "24"}, {"sinks", "4"}, {"score", "raw"}}};
   for (SettingList& settings : all) settings.push_back({"dense_below", "0"});
   return all;
 }

@@ -56,8 +56,12 @@ class Streaming : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
     context_ = context;
-    sinks_ = settings.Int("sinks");
     budget_ = settings.Int("budget");
+    if (const double share = settings.Float("sink_share"); share > 0) {
+      const double sinks = std::round(share * static_cast<double>(budget_));
+      settings.Resolve("sinks", fmt::format("{:.0f}", std::max(1.0, sinks)));
+    }
+    sinks_ = settings.Int("sinks");
     if (sinks_ >= budget_) {
       return InvalidArgument(fmt::format(
           "policy streaming: sinks is {}, expected fewer than the budget of {}", sinks_, budget_));
@@ -129,6 +133,12 @@ PolicyInfo StreamingPolicy() {
                         .help = "first tokens that are always read",
                         .min = 0,
                         .max = 1e6},
+                       {.key = "sink_share",
+                        .type = SettingType::kFloat,
+                        .default_value = "0",
+                        .help = "share of the budget that sinks take, one token at least, in place "
+                                "of sinks; 0: none",
+                        .max = 1},
                        {.key = "budget",
                         .type = SettingType::kInt,
                         .default_value = "1024",
@@ -152,7 +162,8 @@ PolicyInfo StreamingPolicy() {
           .exempt = "",
           .test_settings = {{{"budget", "24"}, {"positions", "cache"}},
                             {{"budget", "24"}, {"sinks", "0"}, {"positions", "cache"}},
-                            {{"budget", "1"}, {"sinks", "0"}}},
+                            {{"budget", "1"}, {"sinks", "0"}},
+                            {{"budget", "24"}, {"sink_share", "0.25"}}},
           .recommended = nullptr};
 }
 

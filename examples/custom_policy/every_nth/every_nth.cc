@@ -11,7 +11,7 @@
 namespace omnikv {
 namespace {
 
-class Strided : public Policy {
+class EveryNth : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
     budget_ = settings.Int("budget");
@@ -65,15 +65,15 @@ class Strided : public Policy {
 
 }  // namespace
 
-PolicyInfo StridedPolicy() {
-  return {.name = "strided",
+PolicyInfo EveryNthPolicy() {
+  return {.name = "every_nth",
           .summary = "the first tokens, every n-th token and the last tokens (an example)",
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens a layer reads",
                         .min = 2,
                         .max = 1e9}},
-          .make = [] { return std::make_unique<Strided>(); },
+          .make = [] { return std::make_unique<EveryNth>(); },
           .batches = true,
           .covering =
               [](int64_t length) {

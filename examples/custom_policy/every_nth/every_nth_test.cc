@@ -1,4 +1,4 @@
-// What the house tests cannot know of `strided`: which tokens it reads.
+// What the house tests cannot know of `every_nth`: which tokens it reads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(Strided, ReadsFirstLastAndEveryNthToken) {
+TEST(EveryNth, ReadsFirstLastAndEveryNthToken) {
   const auto backend = MakeRefBackend();
-  StepFixture fixture(*backend, "strided", {{"budget", "28"}});
+  StepFixture fixture(*backend, "every_nth", {{"budget", "28"}});
   fixture.Prompt(100);
   fixture.Decode();
   int layers = 0;

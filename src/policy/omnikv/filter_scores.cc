@@ -1,0 +1,95 @@
+#include "policy/omnikv/filter_scores.h"
+
+#include <cmath>
+#include <vector>
+
+namespace omnikv {
+
+Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
+                             const PolicySettings& settings, PolicyMemory& memory) {
+  context_ = context;
+  n_filters_ = n_filters;
+  softmax_ = settings.Text("score") == "softmax";
+  window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
+  lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
+  sinks_ = static_cast<int32_t>(settings.Int("sinks"));
+  head_max_ = !softmax_ && lists_ == 1;
+  stride_ = (context.max_context + 15) / 16 * 16;
+  if (context.backend == nullptr) return {};
+
+  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
+    OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*context.backend, n, "filter scores"));
+    return {};
+  };
+  const auto seqs = int64_t{context.max_seqs};
+  OKV_RETURN_IF_ERROR(room(logits_, seqs * (head_max_ ? 1 : context.n_heads) * stride_));
+  OKV_RETURN_IF_ERROR(room(lse_, seqs * context.n_heads));
+  OKV_RETURN_IF_ERROR(room(rings_, int64_t{n_filters} * seqs * lists_ * window_ * stride_));
+  OKV_RETURN_IF_ERROR(room(weights_, window_));
+  std::vector<float> weights(static_cast<size_t>(window_), 1.0f);
+  if (settings.Text("selector") == "exp") {
+    for (size_t age = 0; age < weights.size(); ++age) {
+      weights[age] = std::exp2(-static_cast<float>(age));
+    }
+  }
+  context.backend->Upload(weights_.as(), weights.data(), weights.size() * sizeof(float));
+  return {};
+}
+
+void FilterScores::AskFor(int32_t filter, AttendArgs& attend) const {
+  attend.score = head_max_ ? ScoreKind::kHeadMax : ScoreKind::kLogits;
+  attend.scores = Reduces() ? logits_.as<float>() : Ring(filter);
+  attend.score_stride = stride_;
+  attend.lse = lse_.as<float>();
+}
+
+void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
+  if (!Reduces()) return;
+  context_.backend->Enqueue(
+      ScoreReduceArgs{.logits = attend.scores,
+                      .lse = softmax_ ? attend.lse : nullptr,
+                      .out = Ring(filter),
+                      .rows = attend.rows,
+                      .stride = stride_,
+                      .ring = window_,
+                      .n_heads = head_max_ ? 1 : attend.n_heads,
+                      .lists = lists_,
+                      .sinks = sinks_,
+                      .n_rows = attend.n_rows,
+                      .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax});
+}
+
+void FilterScores::Choose(int32_t filter, TopKArgs choice) const {
+  choice.scores = Ring(filter);
+  choice.weights = weights_.as<float>();
+  choice.stride = stride_;
+  choice.window = window_;
+  choice.lists = lists_;
+  context_.backend->Enqueue(choice);
+}
+
+void FilterScores::CopyFrom(const FilterScores& other) {
+  context_.backend->Upload(rings_.as(), other.rings_.as<void>(), rings_.size());
+}
+
+std::string FilterScores::Save(int64_t length) const {
+  const size_t bytes = static_cast<size_t>(length) * sizeof(float);
+  std::string state(static_cast<size_t>(PastRows()) * bytes, '\0');
+  for (int64_t r = 0; r < PastRows(); ++r) {
+    char* to = state.data() + static_cast<size_t>(r) * bytes;
+    context_.backend->Download(to, Ring(0) + r * stride_, bytes);
+  }
+  return state;
+}
+
+bool FilterScores::Load(int64_t length, std::string_view state) {
+  const size_t bytes = static_cast<size_t>(length) * sizeof(float);
+  if (state.size() != static_cast<size_t>(PastRows()) * bytes) return false;
+  for (int64_t r = 0; r < PastRows(); ++r) {
+    const char* from = state.data() + static_cast<size_t>(r) * bytes;
+    context_.backend->Upload(Ring(0) + r * stride_, from, bytes);
+  }
+  return true;
+}
+
+}  // namespace omnikv

@@ -1,0 +1,61 @@
+// The scores of the tokens in the filter layers of policy omnikv (equations 3-4): by the last
+// query, or by a window of past ones.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "policy/policy.h"
+#include "policy/policy_memory.h"
+
+namespace omnikv {
+
+// Enqueues at record time. Filters are named by their number. Thread-compatible.
+class FilterScores {
+ public:
+  // From score, selector, window, lists and sinks. With a backend, takes `memory`.
+  Status Prepare(const PolicyContext& context, int32_t n_filters, const PolicySettings& settings,
+                 PolicyMemory& memory);
+
+  // Past queries whose scores count, the step's included.
+  int32_t window() const { return window_; }
+  // Whether each KV head has scores of its own, and so a choice: else all heads share one.
+  bool per_kv_head() const { return lists_ > 1; }
+  int32_t lists() const { return lists_; }
+
+  // Asks the attention of a filter for what Reduce reads after it.
+  void AskFor(int32_t filter, AttendArgs& attend) const;
+  void Reduce(int32_t filter, const AttendArgs& attend) const;
+  // Chooses by them.
+  void Choose(int32_t filter, TopKArgs choice) const;
+
+  void CopyFrom(const FilterScores& other);
+  // What a later step reads of a sequence of `length` tokens, as bytes and back; false where the
+  // bytes cannot be that.
+  std::string Save(int64_t length) const;
+  bool Load(int64_t length, std::string_view state);
+
+ private:
+  // [max_seqs, lists, window, stride]
+  float* Ring(int32_t filter) const {
+    return rings_.as<float>() + int64_t{filter} * context_.max_seqs * lists_ * window_ * stride_;
+  }
+  // Rows of all rings that a later step reads; a window of 1 has none.
+  int64_t PastRows() const { return window_ == 1 ? 0 : int64_t{n_filters_} * lists_ * window_; }
+  // The head maximum of one query is the reduced score already: it goes where the choice reads it.
+  // Not in a batch, where the choice reads by sequence what attention writes by row.
+  bool Reduces() const { return !head_max_ || sinks_ > 0 || window_ > 1 || context_.max_seqs > 1; }
+
+  PolicyContext context_;
+  bool softmax_ = true;
+  bool head_max_ = false;  // attention itself reduces the logits of all heads
+  int32_t window_ = 1;
+  int32_t lists_ = 1;  // 1, or n_kv_heads
+  int32_t sinks_ = 0;  // first tokens, which are chosen whatever their scores
+  int32_t n_filters_ = 0;
+  int64_t stride_ = 0;  // tokens
+  Buffer logits_, lse_, rings_, weights_;
+};
+
+}  // namespace omnikv

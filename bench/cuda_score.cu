@@ -55,6 +55,9 @@ class Bench {
                          .queries = n_rows > 1 ? QueryReduce::kSum : QueryReduce::kLast,
                          .scale = 0.088f};
     Run("Score", args, n, n_rows, unit, per_head, &cuda::Score);
+    if (!CanScoreHopper(args, device_)) return;
+    scratch_ = Allocate(ScoreHopperScratch(args));
+    Run("Score, rounded", args, n, n_rows, unit, per_head, &cuda::ScoreHopper);
   }
 
   void Summaries(int n, int32_t unit, SummaryKind kind, bool per_head) {
@@ -144,7 +147,9 @@ class Bench {
     return values;
   }
 
-  Launch Here() const { return {.device = &device_, .stream = stream_}; }
+  Launch Here() const {
+    return {.device = &device_, .stream = stream_, .scratch = As<std::byte>(scratch_)};
+  }
   double Time(const std::function<void(int)>& launch) {
     return Microseconds(stream_, kLaunches, launch);
   }
@@ -186,7 +191,7 @@ class Bench {
   const Device device_ = BenchCard().device;
   int32_t n_kv_heads_;
   cudaStream_t stream_ = nullptr;
-  Memory table_, bank_, q_, lse_, out_, pooled_;
+  Memory table_, bank_, q_, lse_, out_, pooled_, scratch_;
   KvView kv_;
 };
 

@@ -249,6 +249,34 @@ TEST_F(ParityTest, ScoreOfManyRows) {
   }
 }
 
+// Chunks of prompts with queries that K's type holds: where a device rounds queries to it, nothing
+// is lost. Sequences end in the middle of tiles of rows and of tokens; one has fewer rows than a
+// tile.
+TEST_F(ParityTest, ScoreOfRoundedQueries) {
+  Random random(43);
+  for (const Shape& shape : std::vector<Shape>{{8, 2, 128, 128, DType::kBF16},
+                                               {8, 2, 64, 64, DType::kF16},
+                                               {6, 6, 64, 32, DType::kBF16},
+                                               {14, 2, 128, 64, DType::kF16}}) {
+    for (const Planes planes : {Planes::kTogether, Planes::kApart}) {
+      Attention chunk(shape, {300, 0, 75}, {300, 40, 1111}, random, 64, planes);
+      for (float& v : chunk.q) {
+        v = shape.dtype == DType::kF16 ? F32FromF16(F16FromF32(v)) : F32FromBf16(Bf16FromF32(v));
+      }
+      for (const HeadReduce heads : kHeadReduces) {
+        for (const bool per_head : {false, true}) {
+          Scoring how{heads, QueryReduce::kSum, per_head, /*softmax=*/true};
+          CheckScore(chunk, how, random);
+          how.accumulate = true;
+          how.unit = 16;
+          how.window = 130;
+          CheckScore(chunk, how, random);
+        }
+      }
+    }
+  }
+}
+
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
                                          SummaryKind::kMinMax, SummaryKind::kMeanStd};
 

@@ -119,7 +119,7 @@ class CudaBackend : public Backend {
   void Execute(const NormGatedFfnArgs& a, bool rounded = false);
   void Execute(const NormLogitsArgs& a);
   void Execute(const ScoreReduceArgs& a) { ScoreReduce(a, Here()); }
-  void Execute(const ScoreArgs& a) { Score(a, Here()); }
+  void Execute(const ScoreArgs& a);
   void Execute(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
   void Execute(const BlockScoreArgs& a) { BlockScore(a, Here()); }
   void Execute(const KeyScoreArgs& a) { KeyScore(a, Here(KeyScoreScratch(a))); }
@@ -656,6 +656,14 @@ void CudaBackend::Execute(const AttendArgs& a, bool rounded) {
     AttendPrefill(a, Here(AttendPrefillScratch(a, device_)));
   } else {
     Attend(a, Here(AttendScratch(a, device_)));
+  }
+}
+
+void CudaBackend::Execute(const ScoreArgs& a) {
+  if (!options_.full_precision && CanScoreHopper(a, device_)) {
+    ScoreHopper(a, Here(ScoreHopperScratch(a)));
+  } else {
+    Score(a, Here());
   }
 }
 

@@ -169,6 +169,12 @@ void AttendHopper(const AttendArgs& args, void* o_bf16, const Launch& launch);
 bool CanScore(const ScoreArgs& args, const Device& device);
 void Score(const ScoreArgs& args, const Launch& launch);
 
+// --- kernels/score_hopper.cu: the same, with queries rounded to the type of K.
+
+bool CanScoreHopper(const ScoreArgs& args, const Device& device);
+size_t ScoreHopperScratch(const ScoreArgs& args);
+void ScoreHopper(const ScoreArgs& args, const Launch& launch);
+
 // --- kernels/summary.cu: summaries of units of tokens, and scores by them.
 
 void BlockSummary(const BlockSummaryArgs& args, const Launch& launch);

@@ -162,10 +162,10 @@ __device__ __forceinline__ void LeaveRegisters() {
 #endif
 }
 
-// --- Products of warp groups, bf16 with sums in f32: d [64, kN] += a [64, 16] b [kN, 16]^T, both
-// in shared memory. Warp w of the group has rows 16 w to 16 w + 15 of d; lane l of it, g = l / 4
-// and t = l % 4, has in d[4 j .. 4 j + 3] columns 8 j + 2 t and 8 j + 2 t + 1, first of row g, then
-// of row g + 8.
+// --- Products of warp groups, bf16 (or f16) with sums in f32: d [64, kN] += a [64, 16] b [kN,
+// 16]^T, both in shared memory. Warp w of the group has rows 16 w to 16 w + 15 of d; lane l of it,
+// g = l / 4 and t = l % 4, has in d[4 j .. 4 j + 3] columns 8 j + 2 t and 8 j + 2 t + 1, first of
+// row g, then of row g + 8.
 
 // Where an operand lies: rows of 128 bytes (64 values), swizzled within 8 of them; each 8 rows lie
 // together at a multiple of 1024 bytes, `stride` bytes from the next 8. Values 16 i to 16 i + 15 of
@@ -209,33 +209,42 @@ __device__ __forceinline__ void ProductsWait(float (&d)[kSums]) {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define OMNIKV_R48 \
   OMNIKV_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define OMNIKV_R64 \
+  OMNIKV_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// `n`, `type`, registers of d, and the operands that follow them: a, b, add.
+#define OMNIKV_PRODUCTS(n, type, registers, a_at, b_at, add_at)                             \
+  "{.reg .pred p;\nsetp.ne.b32 p, %" add_at                                                 \
+  ", 0;\n"                                                                                  \
+  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers "}, %" a_at \
+  ", %" b_at ", p, 1, 1, 0, 0;}"
 
 // `add`: false: d = a b^T.
-template <int kN>
+template <int kN, bool kF16 = false>
 __device__ __forceinline__ void Products(float (&d)[kN / 2], uint64_t a, uint64_t b, bool add) {
 #if OMNIKV_SM90A
-  static_assert(kN == 64 || kN == 96 || kN == 112);
+  static_assert(kN == 128 || (!kF16 && (kN == 64 || kN == 96 || kN == 112)));
   if constexpr (kN == 64) {
-    asm volatile(
-        "{.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" OMNIKV_R32
-        "}, %32, %33, p, 1, 1, 0, 0;}"
-        : OMNIKV_F32
-        : "l"(a), "l"(b), "r"(int{add}));
+    asm volatile(OMNIKV_PRODUCTS("64", "bf16", OMNIKV_R32, "32", "33", "34")
+                 : OMNIKV_F32
+                 : "l"(a), "l"(b), "r"(int{add}));
   } else if constexpr (kN == 96) {
+    asm volatile(OMNIKV_PRODUCTS("96", "bf16", OMNIKV_R48, "48", "49", "50")
+                 : OMNIKV_F32, OMNIKV_F8(32), OMNIKV_F8(40)
+                 : "l"(a), "l"(b), "r"(int{add}));
+  } else if constexpr (kN == 112) {
     asm volatile(
-        "{.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" OMNIKV_R48
-        "}, %48, %49, p, 1, 1, 0, 0;}"
-        : OMNIKV_F32, OMNIKV_F8(32), OMNIKV_F8(40)
-        : "l"(a), "l"(b), "r"(int{add}));
-  } else {
-    asm volatile(
-        "{.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {" OMNIKV_R48
-        ", %48, %49, %50, %51, %52, %53, %54, %55}, %56, %57, p, 1, 1, 0, 0;}"
+        OMNIKV_PRODUCTS("112", "bf16", OMNIKV_R48 ", %48, %49, %50, %51, %52, %53, %54, %55", "56",
+                        "57", "58")
         : OMNIKV_F32, OMNIKV_F8(32), OMNIKV_F8(40), OMNIKV_F8(48)
         : "l"(a), "l"(b), "r"(int{add}));
+  } else if constexpr (kF16) {
+    asm volatile(OMNIKV_PRODUCTS("128", "f16", OMNIKV_R64, "64", "65", "66")
+                 : OMNIKV_F32, OMNIKV_F8(32), OMNIKV_F8(40), OMNIKV_F8(48), OMNIKV_F8(56)
+                 : "l"(a), "l"(b), "r"(int{add}));
+  } else {
+    asm volatile(OMNIKV_PRODUCTS("128", "bf16", OMNIKV_R64, "64", "65", "66")
+                 : OMNIKV_F32, OMNIKV_F8(32), OMNIKV_F8(40), OMNIKV_F8(48), OMNIKV_F8(56)
+                 : "l"(a), "l"(b), "r"(int{add}));
   }
 #endif
 }
@@ -244,5 +253,7 @@ __device__ __forceinline__ void Products(float (&d)[kN / 2], uint64_t a, uint64_
 #undef OMNIKV_F32
 #undef OMNIKV_R32
 #undef OMNIKV_R48
+#undef OMNIKV_R64
+#undef OMNIKV_PRODUCTS
 
 }  // namespace omnikv::cuda

@@ -307,7 +307,7 @@ __device__ __forceinline__ void ScoreBlock(const ScoreArgs& a, const Shape& shap
       __syncthreads();
     }
   }
-  StoreUnits(a, b.s, {b.first, b.n_tokens}, {0, a.lists}, s.f, shape.pitch);
+  StoreUnits(a, b.s, {b.first, b.n_tokens}, {0, a.lists}, s.f, shape.pitch, kThreads);
 }
 
 // Tokens of a block where all sequences have `all`, in whole units: few enough that every CTA gets

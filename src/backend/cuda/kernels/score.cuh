@@ -157,14 +157,15 @@ struct ListSpan {
 };
 
 // The scores of a block's units, whole ones but for the sequence's last, from f [lists, pitch]:
-// small ones by a thread each, others by a warp.
+// small ones by a thread each, others by a warp. By the first `n_threads` of the CTA.
 __device__ __forceinline__ void StoreUnits(const ScoreArgs& a, int seq, TokenSpan tokens,
-                                           ListSpan lists, const float* f, int pitch) {
+                                           ListSpan lists, const float* f, int pitch,
+                                           int n_threads) {
   const int n_units = static_cast<int>(CeilDiv(tokens.n_tokens, a.unit));
   const int lanes = a.unit < 32 ? 1 : 32;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   for (int i = static_cast<int>(threadIdx.x) / lanes; i < lists.n_lists * n_units;
-       i += static_cast<int>(blockDim.x) / lanes) {
+       i += n_threads / lanes) {
     const int list = i / n_units;
     const int unit = i % n_units;
     const int end = min((unit + 1) * a.unit, tokens.n_tokens);

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   __syncthreads();
-  StoreUnits(a, s, {w.first, w.n_tokens}, {list, 1}, scores, 0);
+  StoreUnits(a, s, {w.first, w.n_tokens}, {list, 1}, scores, 0, kThreads);
 }
 
 int MostTokens(int blocks) {

@@ -34,6 +34,7 @@ import time
 from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
+STEP_CHOICE = "src/policy/step_choice.cc"
 TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
     f"src/policy/{p}/{p}.cc"
     for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
@@ -74,8 +75,8 @@ FAULTS = {
     "tova_maximum_of_heads": (
         TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
-    "tova_keeps_one_more_of_a_prompt": (TOVA, "memory_, {.budget = budget_}",
-                                        "memory_, {.budget = budget_ - 1}"),
+    "tova_keeps_one_more_of_a_prompt": (
+        STEP_CHOICE, "memory_, {.budget = budget_}", "memory_, {.budget = budget_ - 1}"),
     "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
     "snapkv_window_off_by_one": (
         SNAPKV, "Recent() const override { return window_; }",
@@ -161,7 +162,7 @@ FAULTS = {
     "strided_on_one_grid": ("src/backend/score_ops.h", "p == 0 ? 1 << 30 : p & -p", "1"),
     "strided_sinks_compete": (STRIDED, ".sinks = sinks_,", ".sinks = 0,"),
     "strided_age_of_held_rows": (
-        STRIDED, "step.steps != nullptr ? step.steps : attend.seqs", "attend.seqs"),
+        STEP_CHOICE, "step.steps != nullptr ? step.steps : attend.seqs", "attend.seqs"),
     "blocks_of_the_window_compete": (
         BLOCKS, "settings.Int(\"recent\") / block + 1", "settings.Int(\"recent\") / block"),
     "blocks_drop_the_last_sink": (

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <string_view>
 
 #include "base/numbers.h"
@@ -69,6 +70,15 @@ std::string PathBesideModel(const std::string& model_path, const std::string& na
   constexpr std::string_view kGguf = ".gguf";
   if (!model_path.ends_with(kGguf)) return model_path + "/" + name;
   return model_path.substr(0, model_path.size() - kGguf.size()) + "." + name;
+}
+
+std::optional<std::string> FindBesideModel(const std::string& model_path, const std::string& name,
+                                           PolicySettings& settings, const std::string& key) {
+  std::string beside = PathBesideModel(model_path, name);
+  std::error_code error;
+  if (model_path.empty() || !std::filesystem::exists(beside, error)) return std::nullopt;
+  settings.Resolve(key, std::filesystem::path(beside).filename());
+  return beside;
 }
 
 }  // namespace omnikv

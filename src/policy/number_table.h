@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "omnikv/status.h"
+#include "policy/settings.h"
 
 namespace omnikv {
 
@@ -20,5 +22,9 @@ std::string HeadNumbersText(const std::vector<double>& numbers, int32_t n_kv_hea
 // Where a file of a model's numbers is looked for when none is named: model.NAME beside model.gguf,
 // NAME in a model's folder.
 std::string PathBesideModel(const std::string& model_path, const std::string& name);
+// That path if there is such a file, and then the setting `key` is its name alone: a saved context
+// goes on where the model is reached by another path.
+std::optional<std::string> FindBesideModel(const std::string& model_path, const std::string& name,
+                                           PolicySettings& settings, const std::string& key);
 
 }  // namespace omnikv

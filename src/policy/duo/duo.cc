@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 
 #include "policy/number_table.h"
@@ -110,17 +109,11 @@ class Duo : public Policy {
   // The file that is named, or the one that stands beside the model.
   static Result<std::string> FindGates(const std::string& model_path, PolicySettings& settings) {
     if (!settings.IsAuto("gates")) return settings.Text("gates");
-    std::string beside = PathBesideModel(model_path, kGatesName);
-    std::error_code error;
-    if (model_path.empty() || !std::filesystem::exists(beside, error)) {
-      return InvalidArgument(fmt::format(
-          "policy duo: gates is not set{}, expected the path of a file of gates, a line for each "
-          "layer",
-          model_path.empty() ? "" : " and there is no " + beside));
-    }
-    // The name alone: a saved context goes on where the model is reached by another path.
-    settings.Resolve("gates", std::filesystem::path(beside).filename());
-    return beside;
+    if (auto found = FindBesideModel(model_path, kGatesName, settings, "gates")) return *found;
+    return InvalidArgument(fmt::format(
+        "policy duo: gates is not set{}, expected the path of a file of gates, a line for each "
+        "layer",
+        model_path.empty() ? "" : " and there is no " + PathBesideModel(model_path, kGatesName)));
   }
   int32_t ClassOf(int32_t layer, int32_t head) const {
     return classes_[static_cast<size_t>(layer * n_kv_heads_ + head)];

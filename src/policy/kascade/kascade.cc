@@ -7,7 +7,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "policy/list_choice.h"
 #include "policy/number_table.h"
@@ -127,13 +126,9 @@ Status Kascade::ReadMap(PolicySettings& settings) {
   const int32_t heads = context_.n_kv_heads;
   std::string path = settings.Text("head_map");
   if (settings.IsAuto("head_map")) {
-    path = PathBesideModel(context_.model_path, kMapName);
-    std::error_code error;
-    const bool there = !context_.model_path.empty() && std::filesystem::exists(path, error);
-    // The name alone: a saved context goes on where the model is reached by another path.
-    settings.Resolve("head_map",
-                     there ? std::filesystem::path(path).filename().string() : "identity");
-    if (!there) path = "identity";
+    const auto beside = FindBesideModel(context_.model_path, kMapName, settings, "head_map");
+    if (!beside) settings.Resolve("head_map", "identity");
+    path = beside.value_or("identity");
   }
   head_map_.resize(static_cast<size_t>(context_.n_layers * heads));
   for (size_t i = 0; i < head_map_.size(); ++i) {

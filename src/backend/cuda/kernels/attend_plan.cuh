@@ -16,7 +16,6 @@ inline constexpr int kTileTokens = 16;
 inline constexpr int32_t kRowsALaunch = 32;  // a lane counts the tiles of a row
 inline constexpr int32_t kMaxStrands = 2048;
 inline constexpr float kInf = __builtin_huge_valf();
-inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kLn2 = 0.693147181f;
 
 // --- Who takes what.

@@ -14,6 +14,14 @@
 namespace omnikv::cuda {
 
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
+inline constexpr float kLog2E = 1.44269504f;
+
+// 2^v, to a few units in the last place; 0 for results below the least normal number.
+__device__ __forceinline__ float Exp2(float v) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+  return out;
+}
 
 // Returns when the kernels launched before have ended and what they wrote can be read. Every kernel
 // calls it, in every thread that touches memory of an op, before it does.

@@ -13,6 +13,15 @@
 
 namespace omnikv::cuda {
 
+// Whether what uses this file does something there.
+inline bool RunsHopperCode([[maybe_unused]] const Device& device) {
+#ifdef OMNIKV_HAVE_SM90A
+  return device.arch == 90;
+#else
+  return false;
+#endif
+}
+
 // --- Barriers in shared memory: `count` arrivals and the bytes of copies complete a phase. Phases
 // are numbered by their parity, 0 first.
 

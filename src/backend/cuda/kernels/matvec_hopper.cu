@@ -630,14 +630,9 @@ bool HasWholeBoxes(const Work& work, int32_t items) {
 }  // namespace
 
 bool MultiplyHopper(const Work& work, const Launch& launch) {
-#ifdef OMNIKV_HAVE_SM90A
-  constexpr bool kHasCode = true;
-#else
-  constexpr bool kHasCode = false;
-#endif
   const Product& p = work.product;
-  if (!kHasCode || launch.device->arch != 90 || p.parts[0].w.format != DType::kBF16 ||
-      p.n_rows > kRows || work.n_in % kBoxValues != 0 || !HasWholeBoxes(work, kTileRows)) {
+  if (!RunsHopperCode(*launch.device) || p.parts[0].w.format != DType::kBF16 || p.n_rows > kRows ||
+      work.n_in % kBoxValues != 0 || !HasWholeBoxes(work, kTileRows)) {
     return false;
   }
   const int64_t n_units = CeilDiv(work.n_items, kTileRows);

@@ -16,7 +16,6 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlocksPerSm = 2;  // so that one block's softmax overlaps another's products
 constexpr float kInf = __builtin_huge_valf();
-constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
 // What a block holds, for heads of kD values. A warp's fragments of K and V serve all of its kM row
@@ -91,12 +90,6 @@ struct Parts {
 __device__ __forceinline__ int PartsOf(int kv_len, int at_most) {
   constexpr int kLeastTokens = 1024;
   return max(1, min(kv_len / kLeastTokens, at_most));
-}
-
-__device__ __forceinline__ float Exp2(float v) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
-  return out;
 }
 
 template <typename T>

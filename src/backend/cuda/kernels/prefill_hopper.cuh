@@ -348,10 +348,7 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   const KvView& kv = a.kv;
   const int64_t head_bytes = kD * sizeof(T);
   const int64_t tail_half = kv.n_kv_heads * head_bytes;
-  // How many rows the bank has is not known here: more than any memory holds, none of which is read
-  // but where the table points.
-  const int64_t bank_rows =
-      std::min<int64_t>(INT32_MAX, (int64_t{1} << 40) / std::max(kv.k.row_bytes, kv.v.row_bytes));
+  const int64_t bank_rows = MostBankRows(std::max(kv.k.row_bytes, kv.v.row_bytes));
   const int64_t tail_rows = int64_t{a.n_seqs} * kTokens;
 
   const int box_rows = std::min(kv.block_tokens, kTokens);

@@ -27,7 +27,6 @@ constexpr int kQuerySlots = 3;
 constexpr int kKeySlots = 2;
 constexpr int kLeastRows = 128;
 constexpr int kSums = kRows / 2;  // of a thread, per product
-constexpr float kLog2E = 1.4426950408889634f;
 
 // kRuns: of kBoxValues values of a head.
 template <int kRuns>
@@ -71,12 +70,6 @@ struct Cursor {
     }
   }
 };
-
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // --- The warp that brings.
 
@@ -299,13 +292,8 @@ void LaunchHopper(const ScoreArgs& a, const Maps& maps, const Launch& launch) {
 }  // namespace
 
 bool CanScoreHopper(const ScoreArgs& a, const Device& device) {
-#ifdef OMNIKV_HAVE_SM90A
-  constexpr bool kHasCode = true;
-#else
-  constexpr bool kHasCode = false;
-#endif
   const KvView& kv = a.kv;
-  return kHasCode && device.arch == 90 && BlocksOf(kv) > 0 && (kv.dk == 64 || kv.dk == 128) &&
+  return RunsHopperCode(device) && BlocksOf(kv) > 0 && (kv.dk == 64 || kv.dk == 128) &&
          kv.block_tokens % kBoxTokens == 0 && kTokens % a.unit == 0 && a.lse != nullptr &&
          a.softcap == 0 && a.scale > 0 && a.queries == QueryReduce::kSum &&
          ScoringRows(a, a.n_rows) >= kLeastRows;
@@ -322,14 +310,10 @@ void ScoreHopper(const ScoreArgs& a, const Launch& launch) {
   ConvertRows(a.q, int64_t{a.n_rows} * a.n_heads * kv.dk, kv.k.dtype, launch.scratch, launch);
   const bool f16 = kv.k.dtype == DType::kF16;
   const auto type = f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  // How many rows the bank has is not known here: more than any memory holds, none of which is read
-  // but where the table points.
-  const int64_t bank_rows =
-      std::min<int64_t>(std::numeric_limits<int32_t>::max(), (int64_t{1} << 40) / kv.k.row_bytes);
   const int64_t head_bytes = int64_t{2} * kv.dk;
   Maps maps;
   CheckLaunch(EncodeTensorMap(&maps.keys, type, kv.k.base,
-                              {.sizes = {kv.dk, bank_rows, kv.n_kv_heads},
+                              {.sizes = {kv.dk, MostBankRows(kv.k.row_bytes), kv.n_kv_heads},
                                .strides = {kv.k.row_bytes, kv.k.head_bytes},
                                .box = {kBoxTokens, 1}}),
               "the map of K");

@@ -16,7 +16,6 @@ constexpr int kRows = 32;  // query rows of a tile
 constexpr int kOctets = kRows / 8;
 constexpr int kWarpRows = kRows / kWarps;  // that a warp brings
 constexpr int kLeastRows = 128;            // fewer are faster in score.cu
-constexpr float kLog2E = 1.4426950408889634f;
 
 // Tiles of tokens of a warp, and the most tokens of a block.
 template <int kBlocks>

@@ -5,7 +5,9 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace omnikv::cuda {
 
@@ -22,6 +24,12 @@ struct TensorShape {
   int box_values = kBoxValues;
   CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 };
+
+// The size of a map of a bank's rows, which does not know how many there are: more than any memory
+// holds, none of which is read but where a block table points.
+inline int64_t MostBankRows(int64_t row_bytes) {
+  return std::min<int64_t>(std::numeric_limits<int32_t>::max(), (int64_t{1} << 40) / row_bytes);
+}
 
 inline cudaError_t EncodeTensorMap(CUtensorMap* map, CUtensorMapDataType type, const void* base,
                                    const TensorShape& shape) {

@@ -137,7 +137,17 @@ OTHERS = {
              "every_layer_by_head": {"lists": "per_kv_head", "select_every_layer": 1},
              "sinks": {"sinks": 4},
              "sinks_raw": {"sinks": 4, "score": "raw"},
-             "sinks_uniform": {"sinks": 4, "selector": "uniform", "window": 4}}.items()}),
+             "sinks_uniform": {"sinks": 4, "selector": "uniform", "window": 4}}.items()} |
+        {f"sparse_prompt_{name}": {"filters": "1,4", "dense_after_filter": 0, "budget": 24,
+                                   "tail": 4, "prefill": "sparse", **which}
+         for name, which in {
+             "1_of_16": {"r": 1, "chunk": 16}, "2_of_16": {"r": 2, "chunk": 16},
+             "1_of_40": {"r": 1, "chunk": 40}, "short_last": {"r": 1, "chunk": 35},
+             "raw": {"r": 2, "chunk": 16, "score": "raw"},
+             "sinks": {"r": 1, "chunk": 20, "sinks": 4},
+             "by_head": {"r": 1, "chunk": 24, "lists": "per_kv_head", "sinks": 2},
+             "window": {"r": 1, "chunk": 16, "selector": "uniform", "window": 4,
+                        "dense_after_filter": 1}}.items()}),
     "blocks": (
         LENGTHS,
         {budget: {"budget": budget, "block": 8, "sinks": 8, "recent": 8} for budget in (40, 56, 72)},

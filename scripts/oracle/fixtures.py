@@ -56,8 +56,9 @@ class Bench:
 
     def prefill(self, policy, n_prompt):
         context = Context(self.model, n_prompt + len(self.decode))
-        for token in self.prompt[:n_prompt]:
-            context.append(token, policy, is_prompt=True)
+        for first in range(0, n_prompt, policy.chunk_rows):
+            last = min(first + policy.chunk_rows, n_prompt)
+            context.append_rows(self.prompt[first:last], policy, is_prompt=True)
         return context
 
     def run(self, policy, n_prompt=N_PROMPT):

@@ -1,4 +1,4 @@
-"""A llama or qwen3 decoder that computes one row at a time, and what it reads and writes of files.
+"""A llama or qwen3 decoder in NumPy, and what it reads and writes of files.
 
 Keys and queries are kept unrotated, so that every policy is a plain rule over logical tokens.
 Positions are rotated by angles that are products in float32, as published implementations make
@@ -114,14 +114,21 @@ class Context:
 
     def append(self, token, policy, is_prompt=False):
         """Computes the next row under a policy; the logits [vocab] it predicts."""
-        m, p = self.model, self.n
-        self.n += 1
-        self.n_prompt += is_prompt
-        x = m.embedding[token]
+        return self.append_rows([token], policy, is_prompt)
+
+    def append_rows(self, tokens, policy, is_prompt=False):
+        """Computes the next rows, all of a layer before the next; the last one's logits."""
+        m, first = self.model, self.n
+        self.n += len(tokens)
+        self.n_prompt += len(tokens) * is_prompt
+        xs = [m.embedding[token] for token in tokens]
         for layer in range(m.n_layers):
-            h = m.norm(x, m.weight(layer, "input_layernorm"))
-            self.q[layer][:, p], self.k[layer][:, p], self.v[layer][:, p] = m.project(layer, h)
-            o = policy.attend(self, layer, p)
-            x = x + m.weight(layer, "self_attn.o_proj") @ o
-            x = x + m.ffn(layer, m.norm(x, m.weight(layer, "post_attention_layernorm")))
-        return m.head @ m.norm(x, m.w["model.norm.weight"])
+            for p, x in enumerate(xs, first):
+                h = m.norm(x, m.weight(layer, "input_layernorm"))
+                self.q[layer][:, p], self.k[layer][:, p], self.v[layer][:, p] = m.project(layer, h)
+            for p, x in enumerate(xs, first):
+                o = policy.attend(self, layer, p)
+                x = x + m.weight(layer, "self_attn.o_proj") @ o
+                xs[p - first] = x + m.ffn(layer, m.norm(
+                    x, m.weight(layer, "post_attention_layernorm")))
+        return m.head @ m.norm(xs[-1], m.w["model.norm.weight"])

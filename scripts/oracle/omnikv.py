@@ -1,4 +1,4 @@
-"""omnikv      Prompt rows read everything. Decode rows: dense layers are those below the first
+"""omnikv      Prompt rows read everything, but with prefill=sparse. Decode rows: dense layers are those below the first
             filter, the filters, and with dense_after_filter=1 the layer after each; any other
             reads what the nearest filter below it chose in the same step. With
             select_every_layer=1 each layer from the first filter on chooses from its own scores
@@ -14,6 +14,10 @@
             the last `window` tokens that are not among the g. The rest of it goes to the best of
             the other tokens, prompt or generated, the lower t where equal; but the first `sinks`
             tokens are taken before all others.
+  prefill   With prefill=sparse a prompt comes in chunks of `chunk` rows. In a filter layer a token t
+            before the chunk has the sum over the chunk's rows of what `scores` says that each gives
+            it. The r * rows highest, the first `sinks` tokens before all others, are read by the
+            rows of the chunk in the layers that read a choice, with the chunk up to themselves.
   budget    A number of tokens, or what mem=M makes of it: M is the share of all K/V that is read
             if the dense layers read n tokens and the others budget of them, so budget =
             (M layers - dense) / (layers - dense) * n, rounded up.
@@ -30,13 +34,18 @@ from oracle.policy import PerHead, best
 
 class OmniKv(PerHead):
     def __init__(self, filters, budget=0, mem=0.0, tail=256, dense_after_filter=0, selector="last",
-                 window=1, score="softmax", select_every_layer=0, lists="one", sinks=0):
+                 window=1, score="softmax", select_every_layer=0, lists="one", sinks=0,
+                 prefill="dense", r=2, chunk=2048):
         super().__init__()
         self.filters, self.budget, self.mem, self.tail = filters, budget, float(mem), tail
         self.dense_after_filter, self.selector = dense_after_filter, selector
         self.window, self.score = window, score
         self.select_every_layer = select_every_layer
         self.per_kv_head, self.sinks = lists == "per_kv_head", sinks
+        self.dense_prompts, self.r = prefill == "dense", r
+        self.chunk_rows = 1 if self.dense_prompts else chunk
+        self.of_chunk = {}  # (list, first row of the chunk) -> tokens
+        self.prompt_gap = np.inf
 
     def is_dense(self, layer):
         if layer < self.filters[0]:
@@ -50,6 +59,10 @@ class OmniKv(PerHead):
     def tokens_of(self, context, layer, p, head):
         if p >= context.n_prompt and self.selects(layer) and (self.per_kv_head or head == 0):
             self.choose(context, layer, p, head)
+        first = p // self.chunk_rows * self.chunk_rows
+        if p < context.n_prompt and not self.dense_prompts and first and self.key_of(layer, head):
+            return np.append(self.choice_of_chunk(context, layer, first, head),
+                             np.arange(first, p + 1))
         if p < context.n_prompt or not self.key_of(layer, head):
             return np.arange(p + 1)
         return self.chosen[self.key_of(layer, head)][-1]
@@ -63,16 +76,33 @@ class OmniKv(PerHead):
     def list_of(self, filter_layer, head):
         return f"{filter_layer}.{head}" if self.per_kv_head else str(filter_layer)
 
+    def choice_of_chunk(self, context, layer, first, head):
+        key = (self.key_of(layer, head), first)
+        if key not in self.of_chunk:
+            filter_layer = max(f for f in self.filters if f <= layer)
+            scores = sum(self.weights(context, filter_layer, i, head)[:first]
+                         for i in range(first, context.n))
+            scores[:self.sinks] = np.inf
+            self.of_chunk[key], gap = best(scores, self.r * (context.n - first))
+            self.prompt_gap = min(self.prompt_gap, gap or np.inf)
+        return self.of_chunk[key]
+
+    def min_gap(self):
+        return min(super().min_gap(), self.prompt_gap)
+
+    def weights(self, context, layer, i, head):
+        """What the query at i gives each token that it sees [i + 1]."""
+        seen = np.arange(i + 1)
+        logits = context.logits_of(layer, i, seen, i, seen)
+        s = softmax(logits) if self.score == "softmax" else logits
+        return s[context.model.group(head)].sum(axis=0) if self.per_kv_head else s.max(axis=0)
+
     def scores(self, context, layer, p, head):
         """[p + 1]"""
         total = np.zeros(p + 1, context.model.dtype)
         for i in range(max(0, p - self.window + 1), p + 1):
-            seen = np.arange(i + 1)
-            logits = context.logits_of(layer, i, seen, i, seen)
-            s = softmax(logits) if self.score == "softmax" else logits
             weight = 2.0 ** (i - p) if self.selector == "exp" else 1.0
-            of_list = s[context.model.group(head)].sum(axis=0) if self.per_kv_head else s.max(axis=0)
-            total[:i + 1] += weight * of_list
+            total[:i + 1] += weight * self.weights(context, layer, i, head)
         total[:self.sinks] = np.inf
         return total
 

@@ -29,6 +29,7 @@ def best(scores, n, size=None):
 class Full:
     """Every row reads everything; the base of the others."""
     dense_prompts = True  # prompt rows do, so that policies may share them
+    chunk_rows = 1  # of a prompt, which pass through the layers together
 
     def __init__(self):
         self.chosen, self.gaps = {}, {}

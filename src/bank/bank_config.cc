@@ -70,6 +70,14 @@ size_t BankConfig::LargestRowBytes() const {
   return largest;
 }
 
+RowLayout BankConfig::Rows() const {
+  const auto seq_blocks = static_cast<int32_t>(BlocksFor(max_tokens));
+  return {.token_bytes = static_cast<int64_t>(LargestRowBytes()),
+          .block_tokens = block_tokens,
+          .seq_blocks = seq_blocks,
+          .table_entries = seq_blocks * max_seqs};
+}
+
 size_t BankConfig::StateBytes(const StateSpec& spec) const {
   OKV_CHECK(spec.unit > 0 && (block_tokens % spec.unit == 0 || spec.unit % block_tokens == 0),
             "states of units of {} tokens, in blocks of {}", spec.unit, block_tokens);

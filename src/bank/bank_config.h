@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bank/declared_reads.h"
 #include "bank/state_stream.h"
 #include "bank/tier.h"
 #include "base/dtype.h"
@@ -90,6 +91,7 @@ struct BankConfig {
   size_t StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const;
   size_t RowBytes(size_t layer) const;
   size_t LargestRowBytes() const;
+  RowLayout Rows() const;  // of table 0
   // Bytes that a stream of states takes.
   size_t StateBytes(const StateSpec& spec) const;
   // Which streams the layers have, as text, of which the tiers are no part; empty where each layer

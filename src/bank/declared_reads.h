@@ -70,4 +70,14 @@ struct Retained {
   int32_t recent = 0;
 };
 
+// How the rows of K/V of a bank lie, for who gathers some of them elsewhere.
+struct RowLayout {
+  int64_t token_bytes = 0;    // of a token in the largest layer: KvView::TokenBytes()
+  int32_t block_tokens = 1;   // KvView's
+  int32_t seq_blocks = 1;     // entries of a sequence in KvView::block_table
+  int32_t table_entries = 0;  // of all sequences
+
+  bool operator==(const RowLayout&) const = default;
+};
+
 }  // namespace omnikv

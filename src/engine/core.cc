@@ -64,6 +64,7 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   context.force_indices = options.force_indices;
   context.fetches = core.plan.host_layers > 0;
   context.by_layer = core.plan.by_layer;
+  context.row_layout = core.bank->config().Rows();
   context.selection_tokens =
       static_cast<int64_t>(core.backend->SelectionBytes() / core.bank->config().RowBytes(0));
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {

@@ -146,7 +146,8 @@ Status RowGroup::AppendPrompt(int32_t member, int64_t n, int64_t prompt_end) {
 
 bool RowGroup::PassesByLayer(int32_t member) const {
   const bool planned = core_.plan.by_layer && residency().AwaitsChoice(member);
-  const bool may = length(member) == 0 && policy().Kept().chunk == 0;
+  const bool may =
+      length(member) == 0 && policy().Kept().chunk == 0 && policy().PromptStepRows() == 0;
   return may && (planned || core_.all_by_layer);
 }
 
@@ -167,6 +168,7 @@ int64_t RowGroup::WarmRows(int32_t member) const {
 }
 
 int32_t RowGroup::ChunkRows(int64_t left, int32_t most) const {
+  if (const int32_t wanted = policy().PromptStepRows(); wanted > 0) most = std::min(most, wanted);
   const int64_t last = std::min<int64_t>({left, policy().LastRows(), most});
   return static_cast<int32_t>(
       left <= most ? left : std::min<int64_t>(most, std::max<int64_t>(1, left - last)));

@@ -89,8 +89,8 @@ class RowGroup {
   int32_t max_seqs() const { return static_cast<int32_t>(members_.size()); }
   Policy& policy() const { return *policy_.policy; }
   const PolicyInfo& policy_info() const { return *policy_.info; }
-  // PolicyInfo::dense_prompts, of this policy with its settings.
-  bool DensePrompts() const { return policy_info().dense_prompts && policy().Kept().chunk == 0; }
+  // Whether logits of a prompt are full attention's.
+  bool DensePrompts() const { return policy().DensePrompts() && policy().Kept().chunk == 0; }
   const StateStreams& states() const { return policy_.states; }
   const std::string& policy_name() const { return policy_.info->name; }
   const PolicySettings& settings() const { return policy_.settings; }

@@ -206,10 +206,11 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   if (keep == 0) ChooseRopes(total);
   const int32_t most = core_.work.max_rows;
   const int32_t chunk = sink ? std::min(core_.work.max_out, most) : most;
-  if (sink && policy().LastRows() > chunk) {
+  if (const int32_t together = std::max(policy().LastRows(), policy().PromptStepRows());
+      sink && together > chunk) {
     return Unsupported(fmt::format(
-        "policy {} chooses from the last {} rows of a prompt together, but logits come of {} rows",
-        group_->policy_name(), policy().LastRows(), chunk));
+        "policy {} chooses from {} rows of a prompt together, but logits come of {} rows",
+        group_->policy_name(), together, chunk));
   }
   OKV_ASSIGN_OR_RETURN(PromptSteps steps, PromptSteps::Begin(stepper_, *group_, 0, tokens,
                                                              /*all_logits=*/sink != nullptr));

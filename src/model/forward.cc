@@ -269,9 +269,11 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
   attend.kv = runs.front().kv;
   group.rows.policy.Plan(step, attend);
   const AttendArgs planned = attend;
+  const bool gathered = planned.kv != runs.front().kv;  // by the policy
+  OKV_CHECK(!gathered || runs.size() == 1);
   for (const HeadRun& run : runs) {
     attend = planned;
-    attend.kv = run.kv;
+    if (!gathered) attend.kv = run.kv;
     attend.kv_head_begin = run.begin;
     attend.kv_head_count = run.count;
     group.residency->BeforeAttend(layer, attend);

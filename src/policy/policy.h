@@ -38,6 +38,7 @@ struct PolicyContext {
   std::vector<const float*>
       inv_freq;  // [n_layers] device [n_freq]; null: the layer has no rotation
   int32_t n_freq = 0;
+  RowLayout row_layout;
   // First prompts pass layer by layer: what it keeps for the length of a prompt is of one layer.
   bool by_layer = false;
   bool force_indices = false;  // tests: no dense shortcut, whatever the length
@@ -77,16 +78,6 @@ struct SeqLength {
 inline SeqLength AtPromptEnd(const Keeps& keeps, int64_t tokens) {
   const int64_t gone = keeps.rows > 0 ? std::max<int64_t>(0, tokens - keeps.rows) : 0;
   return {.tokens = tokens, .prompt = tokens, .gone = gone};
-}
-
-// Keeps::room.
-inline SettingSpec RoomSetting() {
-  return {.key = "room",
-          .type = SettingType::kInt,
-          .default_value = "4096",
-          .help = "tokens of later turns and answers that a layer has room for besides",
-          .min = 0,
-          .max = 1e9};
 }
 
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
@@ -131,7 +122,9 @@ class Policy {
   }
 
   // Before a layer's attention: `attend` comes filled for dense attention (queries, K/V, rows);
-  // sets its plan, and asks for scores, in it. May enqueue ops.
+  // sets its plan, and asks for scores, in it. May enqueue ops. In a prompt, a policy of one head
+  // class may have gathered the rows that are read in memory of its own: then it sets K/V, rows and
+  // sequences too.
   virtual void Plan(const LayerStep& step, AttendArgs& attend) = 0;
 
   // After it: may enqueue ops that read the scores.
@@ -208,6 +201,13 @@ class Policy {
     return {};
   }
 
+  // Whether rows of a prompt read everything that is held, known once prepared: where nothing is
+  // lost before, their logits are full attention's.
+  virtual bool DensePrompts() const { return true; }
+  // Rows of a prompt that pass in one step, from the first new row on; the last step may have
+  // fewer. 0: any number.
+  virtual int32_t PromptStepRows() const { return 0; }
+
   // Methods that choose the rows that a layer keeps, and forget the others. All that such a policy
   // sees of a step (rows, sequences) counts held rows, not tokens.
   virtual Keeps Kept() const { return {}; }
@@ -269,9 +269,6 @@ struct PolicyInfo {
   std::vector<SettingSpec> settings;
   std::function<std::unique_ptr<Policy>()> make;
   bool batches = false;  // whether it keeps the state of more than one sequence
-  // Whether rows of a prompt read everything, so that their logits are full attention's. Else a row
-  // reads what a decode step at its position would. With Keeps::chunk it reads what is held.
-  bool dense_prompts = true;
   // Settings under which it reads everything a context of `length` holds, so that it must equal
   // `full`; empty where it cannot, and then `exempt` says why.
   std::function<std::vector<SettingList>(int64_t length)> covering = [](int64_t) {

@@ -28,6 +28,16 @@ struct SettingSpec {
 // Key-value pairs as a user gave them, in order.
 using SettingList = std::vector<std::pair<std::string, std::string>>;
 
+// Keeps::room.
+inline SettingSpec RoomSetting() {
+  return {.key = "room",
+          .type = SettingType::kInt,
+          .default_value = "4096",
+          .help = "tokens of later turns and answers that a layer has room for besides",
+          .min = 0,
+          .max = 1e9};
+}
+
 // Checked settings of one policy. Every key of the specification has a value.
 class PolicySettings {
  public:

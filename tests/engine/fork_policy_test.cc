@@ -46,7 +46,7 @@ std::vector<PolicyOptions> Policies() {
 }
 
 bool DensePrompts(const std::string& policy) {
-  return (*FindPolicy(policy))->dense_prompts;
+  return (*FindPolicy(policy))->make()->DensePrompts();
 }
 
 class ForkPolicyOn : public OnDevice {

@@ -146,7 +146,7 @@ TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
     const auto own_backend = backend();
     StepFixture fixture(*own_backend, info().name, settings);
     const double error = MaxRelativeError(fixture.Prompt(kPrompt), expected);
-    if (info().dense_prompts) {
+    if (fixture.policy->DensePrompts()) {
       EXPECT_EQ(error, 0) << fixture.settings.ToString();
     } else {
       EXPECT_GT(error, 0.01) << fixture.settings.ToString();

@@ -45,6 +45,10 @@ class StepFixture {
                           .max_rows = kChunk,
                           .max_context = kContext,
                           .n_freq = 8,
+                          .row_layout = {.token_bytes = 2 * (16 + 16) * 4,
+                                         .block_tokens = 8,
+                                         .seq_blocks = kContext / 8,
+                                         .table_entries = 2 * kContext / 8},
                           .force_indices = force_indices,
                           .fetches = more_slots >= 0};
     context.inv_freq.assign(6, ropes.sets()[0].inv_freq.as<float>());
@@ -76,6 +80,7 @@ class StepFixture {
     bank_config.max_seqs = 2;
     bank_config.n_stages = reads.streamed.max_ahead + 1;
     bank = Take(Bank::Create(trace, bank_config));
+    EXPECT_EQ(bank->config().Rows(), context.row_layout);
     EXPECT_TRUE(trace.AwaitShared().ok());
     states = Take(bank->OpenStates(policy->States()));
     policy->SetStates(ViewsOf(states));

@@ -62,6 +62,7 @@ class Duo : public Policy {
     return {};
   }
 
+  bool DensePrompts() const override { return false; }
   int32_t HeadClasses() const override { return 2; }
   std::vector<int32_t> HeadsOf(int32_t layer, int32_t head_class) const override {
     std::vector<int32_t> heads;
@@ -179,7 +180,6 @@ PolicyInfo DuoPolicy() {
                         .allow_auto = true}},
           .make = [] { return std::make_unique<Duo>(); },
           .batches = true,
-          .dense_prompts = false,
           .covering =
               [](int64_t length) {
                 const std::string all = std::to_string(length);

@@ -7,6 +7,7 @@
 #include "policy/omnikv/filter_scores.h"
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
+#include "policy/omnikv/sparse_prompt.h"
 #include "policy/policy.h"
 #include "policy/policy_memory.h"
 
@@ -30,6 +31,8 @@ class Omnikv : public Policy {
   bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
   int64_t Budget(int64_t length) const override { return budget_.At(length); }
   int64_t Besides(const SeqLength& at) const override { return budget_.Split(at).besides; }
+  bool DensePrompts() const override { return !prompt_.on(); }
+  int32_t PromptStepRows() const override { return prompt_.chunk(); }
   int64_t WarmRows() const override { return scores_.window(); }
   size_t Bytes() const override { return memory_.bytes(); }
   void CopyState(const Policy& from) override {
@@ -75,6 +78,7 @@ class Omnikv : public Policy {
   FilterLayers layers_;
   FilterScores scores_;
   OmnikvBudget budget_;
+  SparsePrompt prompt_;
   bool sparse_step_ = false;  // what is being recorded
   PolicyMemory memory_;
 
@@ -86,6 +90,7 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_ASSIGN_OR_RETURN(layers_, FilterLayers::Resolve(context, settings));
   OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_filters(), settings, memory_));
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
+  OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
   return context.backend != nullptr ? Allocate() : Status();
 }
 
@@ -145,6 +150,11 @@ AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
 void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
   attend.plan = AttnPlan::Dense();
   const int32_t filter = layers_.FilterOf(step.layer);
+  if (prompt_.Chooses(step, attend.n_rows) && layers_.IsFilter(step.layer)) {
+    prompt_.AskForWeights(attend);
+  } else if (prompt_.Chooses(step, attend.n_rows) && !layers_.Dense(step.layer)) {
+    prompt_.Gather(step, attend);
+  }
   if (step.prefill || filter < 0) return;
   if (sparse_step_ &&
       layers_.every_layer()) {  // a pass for the scores alone, then the chosen tokens
@@ -171,6 +181,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     if (sparse_step_) Choose(filter, attend);
     return;
   }
+  if (prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
   if (scores_.window() == 1 && !SelectsAtPromptEnd(step)) return;
   // The prompt's last queries are the window's past when decoding starts: their scores, each with
   // its own position and its own causal limit, one row at a time to bound the memory.

@@ -99,6 +99,28 @@ std::vector<SettingSpec> OmnikvSettings() {
        .type = SettingType::kBool,
        .default_value = "0",
        .help = "every layer from the first filter on chooses for itself (the paper's ablation)"},
+      {.key = "prefill",
+       .type = SettingType::kChoice,
+       .default_value = "dense",
+       .help = "what a prompt's rows read in layers that read a choice: dense: everything; sparse: "
+               "their own chunk, and of the tokens before it those of the most weight from its "
+               "queries (the paper's appendix D.10)",
+       .choices = {"dense", "sparse"}},
+      {.key = "r",
+       .type = SettingType::kInt,
+       .default_value = "2",
+       .help = "tokens chosen per token of a chunk, for prefill=sparse",
+       .min = 1,
+       .max = 1e9,
+       .choices = {"all"}},
+      {.key = "chunk",
+       .type = SettingType::kInt,
+       .default_value = "auto",
+       .help = "tokens of a chunk, for prefill=sparse; auto: 2048, or the rows of a prefill step "
+               "where these are fewer",
+       .min = 1,
+       .max = 65536,
+       .allow_auto = true},
   };
 }
 
@@ -110,7 +132,9 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
           {{"budget", budget}, {"selector", "exp"}},
           {{"mem", "1"}, {"selector", "uniform"}, {"dense_after_filter", "0"}},
           {{"budget", budget}, {"select_every_layer", "1"}},
-          {{"budget", budget}, {"lists", "per_kv_head"}, {"sinks", "2"}}};
+          {{"budget", budget}, {"lists", "per_kv_head"}, {"sinks", "2"}},
+          {{"budget", budget}, {"prefill", "sparse"}, {"r", "all"}},
+          {{"budget", budget}, {"prefill", "sparse"}, {"r", "100"}, {"lists", "per_kv_head"}}};
 }
 
 std::vector<SettingList> OmnikvTestSettings() {
@@ -128,7 +152,14 @@ std::vector<SettingList> OmnikvTestSettings() {
        {"selector", "exp"},
        {"score", "raw"},
        {"sinks", "3"}},
-      {{"budget", "24"}, {"sinks", "4"}, {"score", "raw"}}};
+      {{"budget", "24"}, {"sinks", "4"}, {"score", "raw"}},
+      {{"budget", "24"}, {"prefill", "sparse"}, {"r", "1"}},
+      {{"budget", "24"},
+       {"filters", "1,3"},
+       {"prefill", "sparse"},
+       {"r", "1"},
+       {"lists", "per_kv_head"},
+       {"sinks", "3"}}};
   for (SettingList& settings : all) settings.push_back({"dense_below", "0"});
   return all;
 }

@@ -102,6 +102,7 @@ class Streaming : public Policy {
   int64_t TokensRead(int32_t, const SeqLength& at) const override {
     return std::min(at.tokens, budget_);
   }
+  bool DensePrompts() const override { return false; }
   bool Budgeted(int32_t) const override { return true; }
   int64_t Budget(int64_t) const override { return budget_; }
   TokenRange Dropped(int64_t length, int32_t) const override {
@@ -152,7 +153,6 @@ PolicyInfo StreamingPolicy() {
                         .choices = {"original", "cache"}}},
           .make = [] { return std::make_unique<Streaming>(); },
           .batches = true,
-          .dense_prompts = false,
           .covering =
               [](int64_t length) {
                 const std::string budget = std::to_string(length);

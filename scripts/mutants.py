@@ -12,8 +12,8 @@ programs, and puts the file back. The tree must have no changes of its own in th
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
-`host` builds the faults of the policies' own code in DIR, any build folder, one at a time, and runs
-the policies against their oracles on the CPU.
+`host` builds the faults of the policies' own code and of the bank's in DIR, any build folder, one at
+a time, and runs the policies against their oracles on the CPU, or layers on the host.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -39,6 +39,7 @@ TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
     f"src/policy/{p}/{p}.cc"
     for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
+AWAY = "src/bank/away_attention.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -72,6 +73,10 @@ FAULTS = {
         "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
+    "away_keeps_too_few_rows": (AWAY, "BlocksFor(config.reads.max_recent) + 2", "BlocksFor(1)"),
+    "away_rows_of_another_place_go_home": (AWAY, ".by_table = true", ".by_table = false"),
+    "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
+    "away_rows_come_one_block_late": (AWAY, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
     "tova_maximum_of_heads": (
         TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
@@ -200,6 +205,9 @@ CHECKS = {
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
+# Of faults that need no card: the folder of the file -> program in tests/engine, tests.
+HOST_CHECKS = {"src/policy/": ("engine_test", "*PolicyOracle*cpu*"),
+               "src/bank/": ("host_layers_test", "*/lanes")}
 
 
 def place(root, name):
@@ -253,22 +261,23 @@ def build(args, root):
 
 def host(args, root):
     lost = 0
-    own = [name for name, (path, _, _) in FAULTS.items()
-           if path.startswith("src/policy/") and path.endswith(".cc")]
-    for name in args.only or own:
+    checks = {name: check for name, (path, _, _) in FAULTS.items()
+              for folder, check in HOST_CHECKS.items()
+              if path.startswith(folder) and path.endswith(".cc")}
+    for name in args.only or checks:
         file, text, with_fault = place(root, name)
+        program, tests = checks[name]
         try:
             file.write_text(with_fault)
-            subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"], check=True,
+            subprocess.run(["cmake", "--build", args.build, "--target", program], check=True,
                            stdout=subprocess.DEVNULL)
         finally:
             file.write_text(text)
-        red, green = run_check(args.build / "tests/engine/engine_test", "*PolicyOracle*cpu*", 300,
-                               root)
+        red, green = run_check(args.build / "tests/engine" / program, tests, 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
-    subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"],
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", args.build, "--target",
+                    *{program for program, _ in checks.values()}], stdout=subprocess.DEVNULL)
     return 1 if lost else 0
 
 

@@ -136,8 +136,8 @@ OMNIKV_HOST_DEVICE KvTarget TargetOf(const Args& a, const RowMeta& row) {
 inline constexpr int32_t kMaxMaskedHeads = 64;
 
 // Rows of a step that were appended elsewhere go to their places: row r is row r of `from`, without
-// a block table. Bytes are copied, so no bit changes. With a mask of KV heads, `kv` has those heads
-// of `from` alone, in their order.
+// a block table, or with `by_table` the row that `from` has at its position. Bytes are copied, so no
+// bit changes. With a mask of KV heads, `kv` has those heads of `from` alone, in their order.
 // REQUIRES planes of the same formats and head sizes.
 struct StoreRowsArgs {
   KvView from;
@@ -147,8 +147,15 @@ struct StoreRowsArgs {
   const SeqMeta* seqs = nullptr;
   uint64_t heads = 0;  // bit h: head h, below kMaxMaskedHeads; 0: all
   int32_t n_rows = 0;
+  bool by_table = false;
 
   bool operator==(const StoreRowsArgs&) const = default;
+  // K and V of head 0 in `from` of row r of the step.
+  OMNIKV_HOST_DEVICE KvTarget Source(int32_t r) const {
+    const RowMeta row = rows[r];
+    const int64_t at = by_table ? from.RowIndex(seqs[row.seq].table_off, row.pos) : r;
+    return {from.k.Head(at, 0), from.v.Head(at, 0)};
+  }
   // The head of `kv` that gets head h of `from`; -1: none.
   OMNIKV_HOST_DEVICE int32_t To(int32_t h) const {
     if (heads == 0) return h;

@@ -110,6 +110,11 @@ Status Bank::Allocate() {
     OKV_ASSIGN_OR_RETURN(table.entries,
                          backend_.Allocate(entries * sizeof(int32_t), "block tables"));
   }
+  if (!HasHostLayers()) return {};
+  for (Table& table : tables_) {
+    OKV_ASSIGN_OR_RETURN(table.shared_entries,
+                         backend_.AllocateShared(table.entries.size(), "block tables"));
+  }
   return {};
 }
 
@@ -197,6 +202,16 @@ void Bank::CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, cons
   rows += static_cast<size_t>(begin) * streams_[stream].row_bytes;
   ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
     backend_.Upload(home + offset, rows, bytes);
+    rows += bytes;
+  });
+}
+
+void Bank::CopyFromHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, std::byte* rows) {
+  OKV_CHECK(config_.layers[static_cast<size_t>(layer)].OneStream());
+  const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
+  const std::byte* const home = Home(stream);
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
+    backend_.Copy(rows, home + offset, bytes, Lane::kIn);
     rows += bytes;
   });
 }
@@ -451,9 +466,12 @@ void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last)
     int32_t end = first + 1;
     while (end < last && (entries[end] < 0) == hole) ++end;
     const std::vector<int32_t> any(hole ? static_cast<size_t>(end - first) : 0);
-    backend_.Upload(table.entries.as<int32_t>() + table.blocks.Offset(seq) + first,
-                    hole ? any.data() : entries + first,
-                    static_cast<size_t>(end - first) * sizeof(int32_t));
+    for (const Buffer* to : {&table.entries, &table.shared_entries}) {
+      if (to->size() == 0) continue;
+      backend_.Upload(to->as<int32_t>() + table.blocks.Offset(seq) + first,
+                      hole ? any.data() : entries + first,
+                      static_cast<size_t>(end - first) * sizeof(int32_t));
+    }
     first = end;
   }
 }

@@ -66,6 +66,8 @@ class Bank {
   // Rows of the tokens [begin, end) of a layer, which come from `rows`, the row of token 0 first.
   // REQUIRES LayerSpec::OneStream.
   void CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, const std::byte* rows);
+  // The other way, on Lane::kIn: to `rows`, where that of token `begin` comes first.
+  void CopyFromHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, std::byte* rows);
   // Forgets the tokens from `length` on. REQUIRES length <= Length(seq).
   void Truncate(int32_t seq, int64_t length);
 
@@ -136,6 +138,12 @@ class Bank {
   KvView View(int32_t layer, int32_t head_class = 0) const {
     return MakeView(layer, head_class, /*staged=*/false);
   }
+  // That of a layer on the host for Lane::kHost: the block table too is shared memory.
+  KvView HostView(int32_t layer) const {
+    KvView view = View(layer);
+    view.block_table = tables_[TableIndex(layer)].shared_entries.as<int32_t>();
+    return view;
+  }
   int32_t HeadClasses(int32_t layer) const {
     return static_cast<int32_t>(classes_[static_cast<size_t>(layer)].size());
   }
@@ -192,6 +200,7 @@ class Bank {
   struct Table {
     BlockTable blocks;
     Buffer entries;          // int32 [max_seqs, max_blocks], for kernels
+    Buffer shared_entries;   // the same in shared memory; without host layers: none
     std::vector<Lost> lost;  // [max_seqs]
   };
 

@@ -24,6 +24,13 @@ struct DeclaredReads {
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;   // that a layer reads by a selection in one step, at most
+  // Whether a selection is a list of single tokens, the same for all KV heads: else no working set
+  // can hold it.
+  bool by_token = true;
+  // Of a layer with a selection: its plan's ranges are tokens of the last so many, 1 at least, and
+  // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
+  // ranges (bank/away_attention.h). 0: it reads otherwise.
+  int64_t max_recent = 0;
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
   // away from the device, where steps read and write them in place. By layer, or empty: none.

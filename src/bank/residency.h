@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "bank/away_attention.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
 #include "bank/kept_rows.h"
@@ -48,14 +49,12 @@ struct KvPlace {
 // Thread-compatible.
 class Residency {
  public:
-  // `max_rows` of a step.
+  // `max_rows` of a step. Layers of `away` that the host attends to have no working sets.
   static Result<std::unique_ptr<Residency>> Create(Backend& backend, Bank& bank,
-                                                   WorkingSetConfig config, const Keeps& keeps,
-                                                   int32_t max_rows);
+                                                   WorkingSetConfig config, AwayConfig away,
+                                                   const Keeps& keeps, int32_t max_rows);
   // Bytes of the backend's memory that Create took.
-  size_t Bytes() const {
-    return (sets_ != nullptr ? sets_->Bytes() : 0) + (kept_ != nullptr ? kept_->Bytes() : 0);
-  }
+  size_t Bytes() const { return bytes_; }
 
   // Sequence q of SeqMeta, `seq` of the bank, begins anew, or as a fork of the one with number
   // from_q of another group.
@@ -94,11 +93,15 @@ class Residency {
     if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true);
   }
 
+  // Whether the host attends to K/V that live there.
+  bool AttendsAway() const { return away_ != nullptr; }
+
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.
   bool CanRecord() const { return !streams_; }
 
   // One step, while it is enqueued. The hooks are called in this order: for each layer
-  // BeforeAppend, AfterAppend, BeforeAttend and AfterObserve, then AfterLayers and EndStep. Where a
+  // BeforeAppend, AfterAppend, BeforeAttend, AfterAttend and AfterObserve, then AfterLayers and
+  // EndStep. Where a
   // step has decode rows and a chunk of a prompt, each is one such object. A step of one layer of a
   // prompt calls them for that one.
   class Step {
@@ -112,6 +115,8 @@ class Residency {
     void AfterAppend(int32_t layer);
     // `attend` has its plan. Makes what it reads near, and redirects it there.
     void BeforeAttend(int32_t layer, AttendArgs& attend);
+    // What BeforeAttend left of it is enqueued.
+    void AfterAttend();
     // Whether the selection that the last row of this prompt would make is of use: the first decode
     // step would find its rows near.
     bool WantsSelection() const;
@@ -134,10 +139,15 @@ class Residency {
     bool HasSelected(int32_t layer) const;
     // Whether it is read through a working set.
     bool InSet(int32_t layer) const { return !rows_.prefill && HasSelected(layer); }
+    // Whether the host attends to some of its tokens.
+    bool Away(int32_t layer) const {
+      return !rows_.prefill && r_.away_ != nullptr && r_.away_->Has(layer);
+    }
 
     Residency& r_;
     StepRows rows_;
-    std::vector<bool> selected_;  // [n_selections]: made in this step
+    std::optional<MergeStatesArgs> merge_;  // of the attention under way
+    std::vector<bool> selected_;            // [n_selections]: made in this step
     bool primes_ = false;
     size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
   };
@@ -154,8 +164,8 @@ class Residency {
   size_t StreamedBytes() const { return streamed_bytes_; }
 
  private:
-  Residency(Backend& backend, Bank& bank, bool streams)
-      : backend_(backend), bank_(bank), streams_(streams) {}
+  Residency(Backend& backend, Bank& bank, bool streams, int32_t n_seqs)
+      : backend_(backend), bank_(bank), streams_(streams), filled_(static_cast<size_t>(n_seqs)) {}
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
   // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead.
@@ -164,10 +174,13 @@ class Residency {
 
   Backend& backend_;
   Bank& bank_;
-  bool streams_;                       // decode steps read host layers through stages
-  bool decodes_ = false;               // the step under way has decode rows
-  std::unique_ptr<WorkingSets> sets_;  // null: no layer is read through one
-  std::unique_ptr<KeptRows> kept_;     // null: no rows are forgotten by choice
+  bool streams_;                         // decode steps read host layers through stages
+  bool decodes_ = false;                 // the step under way has decode rows
+  std::unique_ptr<WorkingSets> sets_;    // null: no layer is read through one
+  std::unique_ptr<KeptRows> kept_;       // null: no rows are forgotten by choice
+  std::unique_ptr<AwayAttention> away_;  // null: the device attends to everything
+  std::vector<bool> filled_;  // [n_seqs]: AwayAttention::Fill, and nothing but decode steps since
+  size_t bytes_ = 0;
   size_t streamed_bytes_ = 0;
 };
 

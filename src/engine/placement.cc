@@ -63,6 +63,10 @@ Status CheckOptions(const EngineOptions& o) {
   if (o.place != "auto" && o.place != "device" && o.place != "host") {
     return InvalidArgument(fmt::format("`place` is '{}', expected auto, device or host", o.place));
   }
+  if (o.host_reads != "auto" && o.host_reads != "fetch" && o.host_reads != "attend") {
+    return InvalidArgument(
+        fmt::format("`host_reads` is '{}', expected auto, fetch or attend", o.host_reads));
+  }
   if (o.working_set < 0 || o.working_set > ModelLimits::kContext) {
     return InvalidArgument(
         fmt::format("`working_set` is {}, expected tokens, 0 (what there is room for) to {}",
@@ -101,7 +105,20 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 
 namespace {
 
-Status CheckWorkingSet(int64_t tokens, const DeclaredReads& reads) {
+Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) {
+  if (options.host_reads == "attend" && reads.n_selections > 0 && reads.max_recent == 0) {
+    return InvalidArgument(fmt::format(
+        "`host_reads` is attend, but `policy` {} with these settings has no layer that reads a "
+        "selection and a bounded number of last tokens: expected auto or fetch",
+        options.policy.name));
+  }
+  if (options.host_reads == "fetch" && !reads.by_token) {
+    return InvalidArgument(fmt::format(
+        "`host_reads` is fetch, but `policy` {} selects more than single tokens for all heads, "
+        "which only the host can read where they are: expected auto or attend",
+        options.policy.name));
+  }
+  const int64_t tokens = options.working_set;
   if (tokens == 0 || tokens >= reads.max_tokens) return {};
   return InvalidArgument(
       fmt::format("`working_set` is {}, expected at least the {} tokens that a layer reads in a "
@@ -192,13 +209,16 @@ class Placement {
   bool Place(const DeclaredReads& declared, int64_t asked, MemoryPlan& plan) const {
     const DeclaredReads reads = ReadsByLayer(config_, declared);
     const StreamedLayers& streamed = reads.streamed;
+    plan.attends_away =
+        reads.max_recent > 0 &&
+        (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
     std::vector<size_t> can_go;
     int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
       if (global) --after;
-      if (reads.selection_of[layer] >= 0 || (global && after < streamed.layers))
-        can_go.push_back(layer);
+      const bool selects = reads.selection_of[layer] >= 0 && (reads.by_token || plan.attends_away);
+      if (selects || (global && after < streamed.layers)) can_go.push_back(layer);
     }
     if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, plan);
     const bool all = options_.place == "host" || streamed.always;
@@ -253,6 +273,7 @@ class Placement {
     const auto n_host = static_cast<size_t>(plan.host_layers);
     plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
+    if (plan.attends_away) return FitsAway(reads, bank, plan);
     WorkingSetConfig sets{
         .reads = reads,
         .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
@@ -272,6 +293,19 @@ class Placement {
     plan.working_set = reads.n_selections > 0 ? sets.n_slots : 0;
     plan.working_sets = stages + sessions * WorkingSets::Bytes(bank, sets);
     plan.policies = room_ - plan.kv - plan.prompt - plan.working_sets;
+    return true;
+  }
+
+  // Where the host attends to what is there.
+  bool FitsAway(const DeclaredReads& reads, const BankConfig& bank, MemoryPlan& plan) const {
+    const AwayConfig away{.reads = reads,
+                          .n_heads = config_.n_heads,
+                          .n_seqs = std::min(options_.max_sessions, kMaxBatch)};
+    plan.working_set = static_cast<int32_t>(AwayAttention::KeptTokens(bank, away));
+    plan.working_sets = Bank::StageBytes(bank) + AwayAttention::Bytes(bank, away);
+    const size_t fixed = plan.kv + plan.prompt + plan.working_sets;
+    if (fixed + PolicyRoom(plan) > room_) return false;
+    plan.policies = room_ - fixed;
     return true;
   }
 
@@ -326,6 +360,13 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   plan.states = StateBytes(config, bank(), policy);
 }
 
+AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const DeclaredReads& reads,
+                  int32_t n_seqs) {
+  return {.reads = ReadsByLayer(config, reads),
+          .n_heads = plan.attends_away ? config.n_heads : 0,
+          .n_seqs = n_seqs};
+}
+
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
   MemoryNeeds needs{.on_device = backend.OnDevice(),
                     .weights = plan.weights,
@@ -335,6 +376,7 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .prompt = plan.prompt,
                     .working_sets = plan.working_sets,
                     .working_set = plan.working_set,
+                    .attends_away = plan.attends_away,
                     .available = plan.available,
                     .context = plan.context};
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
@@ -482,7 +524,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
     PlanPolicy(config, **policy, options.max_sessions, plan);
-    OKV_RETURN_IF_ERROR(CheckWorkingSet(options.working_set, (*policy)->Reads()));
+    OKV_RETURN_IF_ERROR(CheckHostReads(options, (*policy)->Reads()));
   }
   const char* field = card ? "`gpu_memory`" : "`host_memory`";
   const size_t cap = card ? options.gpu_memory : options.host_memory;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "bank/away_attention.h"
 #include "bank/bank.h"
 #include "model/config.h"
 #include "omnikv/options.h"
@@ -47,6 +48,7 @@ struct MemoryPlan {
   size_t working_sets = 0;        // on the card, for that: working sets, and stages
   int32_t stages = 2;             // BankConfig::n_stages
   int32_t working_set = 0;        // tokens of each of them in a working set
+  bool attends_away = false;      // the host attends to what is there, without working sets
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.
@@ -58,6 +60,11 @@ Status CheckOptions(const EngineOptions& options);
 // streams, go to the host, the last first, and what is left widens their working sets.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
+
+// What a group of `n_seqs` sequences attends to on the host under such a plan, whose policy
+// declares `reads`.
+AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const DeclaredReads& reads,
+                  int32_t n_seqs);
 
 // What the plan says to a caller.
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);

@@ -55,13 +55,15 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
-  const DeclaredReads reads = group->policy().Reads();
+  DeclaredReads reads = group->policy().Reads();
+  if (!reads.by_token) reads.n_selections = 0;  // no working set can hold one
   const auto least = static_cast<int32_t>(reads.max_tokens);
   OKV_ASSIGN_OR_RETURN(group->residency_,
                        Residency::Create(*core.backend, *core.bank,
                                          {.reads = ReadsByLayer(core.config, reads),
                                           .n_slots = std::max(least, core.plan.working_set),
                                           .n_seqs = max_seqs},
+                                         AwayOf(core.config, core.plan, reads, max_seqs),
                                          group->policy().Kept(), core.work.max_rows));
   core.set_bytes += group->residency().Bytes();
   if (max_seqs > 1 && !group->residency().CanRecord()) {

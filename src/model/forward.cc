@@ -278,6 +278,7 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
     attend.kv_head_count = run.count;
     group.residency->BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
+    group.residency->AfterAttend();
   }
   group.rows.policy.Observe(step, attend);
 }

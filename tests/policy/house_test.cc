@@ -108,14 +108,14 @@ class EveryPolicy : public ::testing::TestWithParam<std::tuple<std::string, std:
   std::unique_ptr<Backend> backend() const { return *MakeBackend(device()); }
   bool has_tiers() const { return device() != "cpu"; }
 
-  // Logits of steps that do the same in other pieces.
+  // Logits of steps that do the same in other pieces; `rounded`: and round between the pieces.
   void ExpectSame(const std::vector<std::vector<float>>& got,
-                  const std::vector<std::vector<float>>& expected) {
+                  const std::vector<std::vector<float>>& expected, bool rounded = false) {
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) {
       const double error = MaxRelativeError(got[i], expected[i]);
       worst_ = std::max(worst_, error);
-      ASSERT_LE(error, Tolerance(device())) << "step " << i;
+      ASSERT_LE(error, std::max(Tolerance(device()), rounded ? 1e-6 : 0.0)) << "step " << i;
     }
   }
 
@@ -154,7 +154,8 @@ TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
   }
 }
 
-// Where K/V live never changes a bit, whatever the working sets hold. (A card's kernels cut a
+// Where K/V live never changes a bit, whatever the working sets hold; where the host attends to some
+// of them, the sum of two attentions is rounded. (A card's kernels cut a
 // choice into other pieces than the slots that stand in for it: there slots are the same to the
 // bit.)
 TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
@@ -171,7 +172,7 @@ TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
       StepFixture tiered(*tiered_backend, info().name, settings, true, more_slots);
       SCOPED_TRACE(more_slots);
       const auto logits = RunSteps(tiered);
-      ExpectSame(logits, expected);
+      ExpectSame(logits, expected, tiered.residency->AttendsAway());
       if (of_slots.empty()) of_slots = logits;
       ASSERT_EQ(logits, of_slots);
       if (!tiered.residency->CanRecord()) {

@@ -88,7 +88,7 @@ struct LogitsScratch {
 struct CpuBackend::Impl {
   explicit Impl(const CpuOptions& options)
       : isa(FindIsa(options.isa)),
-        pool(options.threads > 0 ? options.threads : PhysicalCores(), options.pin),
+        pool(options.threads > 0 ? options.threads : PhysicalCores(), options.pin, options.spin),
         rows(GetRowKernels(isa)),
         matvec(GetMatvecKernels(isa)),
         attend(pool, isa),

@@ -14,6 +14,7 @@
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/delay.h"
+#include "backend/cuda/host_lane.h"
 #include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/many_logits.h"
@@ -35,12 +36,14 @@ size_t U(int64_t n) {
 
 class Graph : public Recording {
  public:
-  explicit Graph(cudaGraphExec_t exec) : exec_(exec) {}
+  Graph(cudaGraphExec_t exec, HostLane::Jobs jobs) : exec_(exec), jobs_(std::move(jobs)) {}
   ~Graph() override { cudaGraphExecDestroy(exec_); }
   cudaGraphExec_t exec() const { return exec_; }
+  const HostLane::Jobs& jobs() const { return jobs_; }
 
  private:
   cudaGraphExec_t exec_;
+  HostLane::Jobs jobs_;
 };
 
 class CudaBackend : public Backend {
@@ -108,6 +111,8 @@ class CudaBackend : public Backend {
   // Does `work`, unless something failed before; what finds no memory is left out.
   template <typename Work>
   void Attempt(const Work& work);
+  // Of Lane::kHost.
+  void EnqueueHost(const AttendArgs& attend);
   // The test's delay of a side lane, before what comes next on it.
   void HoldUp(Lane lane);
 
@@ -178,7 +183,7 @@ class CudaBackend : public Backend {
   GrowingBuffer panel_{memory_, "a dequantised matrix"};
   Buffer gemm_workspace_;
   cudaStream_t stream_ = nullptr;
-  std::array<cudaStream_t, kLanes - 1> side_streams_{};
+  std::array<cudaStream_t, 2> side_streams_{};  // of kIn and kOut
   std::array<cudaEvent_t, 64> joins_{};  // in turn; one that is waited for may be recorded anew
   size_t next_join_ = 0;
   std::vector<cudaEvent_t> signals_;
@@ -194,11 +199,14 @@ class CudaBackend : public Backend {
   const void* rounded_ = nullptr;  // x of the linear product that comes next, already as bf16
   Status failure_;
   Buffer delays_;  // uint64 [kLanes], the state of each lane's delays; empty: none
+  std::unique_ptr<HostLane> host_lane_;  // null: there is none
+  HostLane::Jobs recorded_jobs_;         // of the recording under way
 };
 
 CudaBackend::~CudaBackend() {
   if (stream_ == nullptr) return;
   cudaStreamSynchronize(stream_);
+  host_lane_.reset();
   for (cudaEvent_t event : marks_) cudaEventDestroy(event);
   for (cudaEvent_t event : joins_) cudaEventDestroy(event);
   for (cudaEvent_t event : signals_) cudaEventDestroy(event);
@@ -234,13 +242,16 @@ Status CudaBackend::Open() {
         HumanBytes(kGemmWorkspaceBytes)));
   }
   OKV_ASSIGN_OR_RETURN(gemm_workspace_, memory_.Allocate(kGemmWorkspaceBytes, "cuBLASLt"));
+  if (options_.make_host) {
+    OKV_ASSIGN_OR_RETURN(host_lane_, HostLane::Create(options_.make_host, memory_, pinned_));
+  }
   auto gemm = CublasLt::Open(gemm_workspace_.as<void>(), kGemmWorkspaceBytes);
   gemm_reason_ = gemm.status().message();
   if (gemm.ok()) gemm_ = std::move(*gemm);
   if (options_.lane_delay_us != 0) {
     OKV_ASSIGN_OR_RETURN(delays_, memory_.Allocate(kLanes * sizeof(uint64_t), "delays"));
     const std::array<uint64_t, kLanes> seeds = {0, 2 * options_.lane_delay_seed,
-                                                2 * options_.lane_delay_seed + 1};
+                                                2 * options_.lane_delay_seed + 1, 0};
     Upload(delays_.as<void>(), seeds.data(), sizeof(seeds));
   }
   return {};
@@ -288,6 +299,7 @@ void CudaBackend::Synchronize() {
   const cudaStream_t main = Main();
   for (const cudaStream_t side : side_streams_) CheckLaunch(cudaStreamSynchronize(side), "device");
   CheckLaunch(cudaStreamSynchronize(main), "device");
+  if (host_lane_ != nullptr) host_lane_->Drain();
 }
 
 double CudaBackend::TimeAlone(const Op& op) {
@@ -374,6 +386,7 @@ void CudaBackend::Attempt(const Work& work) {
 
 Status CudaBackend::TakeFailure() {
   Flush();
+  if (host_lane_ != nullptr && failure_.ok()) failure_ = host_lane_->TakeFailure();
   return std::exchange(failure_, {});
 }
 
@@ -392,6 +405,12 @@ void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
 
 void CudaBackend::Join(Lane waits, Lane for_) {
   Flush();  // nothing is launched together across a join, not even where none is needed
+  if (waits == Lane::kHost) return;  // what it is given is posted on the main lane
+  if (for_ == Lane::kHost) {
+    return Attempt([&] {
+      if (host_lane_ != nullptr) host_lane_->Await(Here());  // of nothing too: it is cheap
+    });
+  }
   // A recording waits for nothing outside it.
   if (recording_ && for_ != Lane::kMain && !branched_[static_cast<size_t>(for_)]) return;
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
@@ -425,6 +444,7 @@ void CudaBackend::WaitFor(size_t number, Lane lane) {
 void CudaBackend::Enqueue(const Op& op, Lane lane) {
   Attempt([&] {
     if (lane == Lane::kMain) return EnqueueMain(op);
+    if (lane == Lane::kHost) return EnqueueHost(std::get<AttendArgs>(op));
     HoldUp(lane);
     const auto& fetch = std::get<FetchRowsArgs>(op);  // the only one that runs beside others
     bool& fetched = fetched_[static_cast<size_t>(lane)];
@@ -432,6 +452,17 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
     fetched = true;
     branched_[static_cast<size_t>(lane)] = true;
   });
+}
+
+void CudaBackend::EnqueueHost(const AttendArgs& attend) {
+  Flush();
+  OKV_CHECK(host_lane_ != nullptr, "attention on the host without a host");
+  const HostLane::Job job = host_lane_->Post(attend, Here());
+  if (recording_) {
+    recorded_jobs_.push_back(job);
+  } else {
+    host_lane_->Run({job});
+  }
 }
 
 FusionRules CudaBackend::Rules() const {
@@ -485,6 +516,7 @@ cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   const cudaStream_t main = Main();
   branched_.fill(false);
   fetched_.fill(false);
+  recorded_jobs_.clear();
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
   CheckLaunch(cudaStreamBeginCapture(main, cudaStreamCaptureModeRelaxed), "recording");
   recording_ = true;
@@ -508,7 +540,7 @@ std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body
   if (graph != nullptr) cudaGraphDestroy(graph);
   static_cast<void>(cudaGetLastError());
   if (exec == nullptr) return nullptr;
-  return std::make_unique<Graph>(exec);
+  return std::make_unique<Graph>(exec, std::move(recorded_jobs_));
 }
 
 std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
@@ -521,8 +553,10 @@ std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
 
 void CudaBackend::Replay(const Recording& recording) {
   const cudaStream_t main = Main();
+  const auto& graph = static_cast<const Graph&>(recording);
   Attempt([&] {
-    CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), main), "replay");
+    CheckLaunch(cudaGraphLaunch(graph.exec(), main), "replay");
+    if (!graph.jobs().empty()) host_lane_->Run(graph.jobs());
   });
 }
 

@@ -207,6 +207,25 @@ void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 // between: it may start before that one has ended.
 void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch = false);
 
+// --- kernels/host_lane.cu: what the card and the host tell each other (host_lane.h).
+
+// Pieces that go to pinned memory; then *flag = ++*count, for the host.
+struct HostPost {
+  static constexpr int kMaxPieces = 24;
+  struct Piece {
+    const void* from;
+    void* to;      // of 16 bytes
+    size_t bytes;  // of 4
+  };
+  Piece pieces[kMaxPieces];
+  int n_pieces = 0;
+  uint64_t* count = nullptr;
+  uint64_t* flag = nullptr;
+};
+void PostToHost(const HostPost& post, const Launch& launch);
+// Waits until *done, which the host writes, has come up to *count.
+void AwaitHost(const uint64_t* count, const uint64_t* done, const Launch& launch);
+
 // --- kernels/kept_rows.cu
 
 void StoreRows(const StoreRowsArgs& args, const Launch& launch);

@@ -203,10 +203,13 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
 
 DeclaredReads Omnikv::Reads() const {
   DeclaredReads reads;
-  // All of them read everything, for the scores; or what is read by heads has no working set.
-  if (layers_.every_layer() || scores_.per_kv_head()) return reads;
+  if (layers_.every_layer()) return reads;  // all of them read everything, for the scores
   reads.n_selections = layers_.n_filters();
   reads.max_tokens = budget_.max_tokens;
+  reads.by_token = !scores_.per_kv_head();
+  const RangeRule& rule = budget_.rule;
+  reads.max_recent =
+      rule.tail == kWholeAnswer ? 0 : std::max<int64_t>(1, rule.tail + rule.min_recent);
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
   }

@@ -73,7 +73,8 @@ FAULTS = {
         "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
-    "away_keeps_too_few_rows": (AWAY, "BlocksFor(config.reads.max_recent) + 2", "BlocksFor(1)"),
+    "away_keeps_too_few_rows": (AWAY, "BlocksFor(config.reads.max_recent) + 2",
+                                "BlocksFor(config.reads.max_recent)"),
     "away_rows_of_another_place_go_home": (AWAY, ".by_table = true", ".by_table = false"),
     "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
     "away_rows_come_one_block_late": (AWAY, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),

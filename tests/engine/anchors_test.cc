@@ -206,6 +206,19 @@ TEST(Anchors, WhatCannotBeMeasuredIsASentence) {
             "(`prefill_chunk`)");
 }
 
+TEST(Anchors, ATileFitsAStep) {
+  const auto engine = Load(OptionsOf("cpu"));
+  const auto refusal = [&](const std::string& tile) {
+    return engine
+        ->NewSession({.name = "kascade", .settings = {{"prefill", "sparse"}, {"tile", tile}}})
+        .status()
+        .message();
+  };
+  EXPECT_EQ(refusal("48"), "");
+  EXPECT_EQ(refusal("49"),
+            "policy kascade: tile is 49, expected at most the 48 rows of a step (`prefill_chunk`)");
+}
+
 // The file beside the model gives anchors and map; a file of other anchors is not looked at, and is
 // refused where it is named.
 TEST(Anchors, KascadeFindsItsFileBesideTheModel) {

@@ -1,14 +1,16 @@
 // Kascade (Deshmukh et al. 2025, arXiv 2512.16391; microsoft/kascade, src/strategies): anchor
 // layers choose, anew at every step, for each KV head the tokens of the highest weight, and read
 // them; the layers up to the next anchor read the lists of its heads, by a map from head to head.
-// Layer 0 is an anchor that reads everything. This is its decoding (`decode_only`): prompts read
-// everything.
+// Layer 0 is an anchor that reads everything. Prompts read everything too, or choose by tiles of
+// their rows (tile_prompt.h).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "policy/anchor_table.h"
+#include "policy/kascade/kascade_settings.h"
+#include "policy/kascade/tile_prompt.h"
 #include "policy/list_choice.h"
 #include "policy/number_table.h"
 #include "policy/policy.h"
@@ -28,9 +30,11 @@ class Kascade : public Policy {
   }
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override {
-    static_cast<void>(step);
     if (attend.score != ScoreKind::kNone) Choose(attend);
+    if (step.layer == 0 && prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
   }
+  bool DensePrompts() const override { return !prompt_.on(); }
+  int32_t PromptStepRows() const override { return prompt_.step_rows(); }
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
     return layer == 0 || Shortcut(at) ? at.tokens : Chosen(at.tokens);
@@ -64,6 +68,10 @@ class Kascade : public Policy {
     attend.lse = lse_.as<float>();
   }
   void Choose(const AttendArgs& attend) const;
+  void PlanPrompt(const LayerStep& step, AttendArgs& attend) const;
+  const int32_t* ListOf(int32_t layer) const {
+    return list_of_.as<int32_t>() + int64_t{layer} * context_.n_kv_heads;
+  }
 
   PolicyContext context_;
   std::vector<int32_t> anchors_;   // ascending, from 0
@@ -79,6 +87,7 @@ class Kascade : public Policy {
   Buffer scores_;   // f32 [max_seqs, lists, stride]
   Buffer list_of_;  // int32 [layers, KV heads]: head_map_
   ListChoice choice_;
+  TilePrompt prompt_;
 };
 
 // The published anchors of models of 32 and 36 layers, else those of the former at the same depths.
@@ -106,6 +115,7 @@ Status Kascade::Prepare(const PolicyContext& context, PolicySettings& settings) 
            .budget = static_cast<int32_t>(context.max_context)};
   lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
   stride_ = (context.max_context + 15) / 16 * 16;
+  OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, rule_, lists_, memory_));
   return context.backend != nullptr ? Allocate() : Status();
 }
 
@@ -187,7 +197,8 @@ void Kascade::Choose(const AttendArgs& attend) const {
 }
 
 void Kascade::Plan(const LayerStep& step, AttendArgs& attend) {
-  if (step.prefill || !sparse_step_) return;
+  if (step.prefill) return PlanPrompt(step, attend);
+  if (!sparse_step_) return;
   if (step.layer == 0) return AskForWeights(attend);
   if (IsAnchor(step.layer)) {  // a pass for the weights alone, then the chosen tokens
     AttendArgs weights = attend;
@@ -197,9 +208,23 @@ void Kascade::Plan(const LayerStep& step, AttendArgs& attend) {
     Choose(weights);
   }
   PlanSegment list = choice_.List();
-  list.list_of = list_of_.as<int32_t>() + int64_t{step.layer} * context_.n_kv_heads;
+  list.list_of = ListOf(step.layer);
   attend.plan = AttnPlan{};
   attend.plan.Add(list);
+}
+
+void Kascade::PlanPrompt(const LayerStep& step, AttendArgs& attend) const {
+  if (!prompt_.Chooses(step, attend.n_rows)) return;
+  if (step.layer == 0) return prompt_.AskForWeights(attend);
+  const AttendArgs own = attend;
+  const bool anchor = IsAnchor(step.layer);
+  if (anchor) {  // an attention for the sums of the weights alone, then to the chosen tokens
+    AttendArgs everything = attend;
+    prompt_.AskForWeights(everything);
+    context_.backend->Enqueue(everything);
+    prompt_.Choose(step, everything);
+  }
+  prompt_.Gather(own, anchor || lists_ == 1 ? nullptr : ListOf(step.layer), attend);
 }
 
 }  // namespace
@@ -209,59 +234,13 @@ PolicyInfo KascadePolicy() {
           .summary =
               "anchor layers choose for each KV head what the layers up to the next one read "
               "(Kascade)",
-          .facts = {.source = "Kascade, Deshmukh et al. 2025, its decoding",
-                    .chooses =
-                        "at every step in anchor layers per KV head, by the weights of its query "
-                        "heads, their sum",
-                    .keeps = "all rows, on the device",
-                    .reads = "layer 0 N rows, the others a share of them (0.1, 128 rows at least); "
-                             "anchors K of N rows besides",
-                    .holds = "N rows",
-                    .loses = "tokens that no head of an anchor looks for (7 of 8 answers with the "
-                             "published depths; 2 with anchors=0,2,13; 0 of these with lists=one)"},
-          .settings =
-              {{.key = "anchors",
-                .type = SettingType::kIntList,
-                .default_value = "auto",
-                .help = "layers that choose, 0 among them; auto: those of the file of head_map, "
-                        "else the published ones, or theirs at the same depths",
-                .max = 100000,
-                .allow_auto = true},
-               {.key = "head_map",
-                .type = SettingType::kFile,
-                .default_value = "auto",
-                .help = "a file (omnikv analyze anchors): for each KV head the head of its anchor "
-                        "whose tokens it reads; auto: MODEL.kascade.tsv beside MODEL.gguf, or "
-                        "kascade.tsv in the model's folder, if of these anchors, else identity: "
-                        "its own number",
-                .allow_auto = true},
-               {.key = "share",
-                .type = SettingType::kFloat,
-                .default_value = "0.1",
-                .help = "of the tokens in context, which a layer reads",
-                .min = 1e-6,
-                .max = 1},
-               {.key = "least",
-                .default_value = "128",
-                .help = "tokens that a layer reads though the share is less",
-                .min = 1,
-                .max = 1e9},
-               {.key = "lists",
-                .type = SettingType::kChoice,
-                .default_value = "per_kv_head",
-                .help = "whether each KV head has tokens of its own, or all heads share them, "
-                        "by the sum over all",
-                .choices = {"per_kv_head", "one"}}},
+          .facts = KascadeFacts(),
+          .settings = KascadeSettings(),
           .make = [] { return std::make_unique<Kascade>(); },
           .batches = true,
-          .covering =
-              [](int64_t length) {
-                return std::vector<SettingList>{
-                    {{"share", "1"}}, {{"least", std::to_string(length)}, {"lists", "one"}}};
-              },
+          .covering = KascadeCovering,
           .exempt = "",
-          .test_settings = {{{"anchors", "0,2"}, {"share", "0.2"}, {"least", "8"}},
-                            {{"anchors", "0,1,4"}, {"least", "24"}, {"lists", "one"}}},
+          .test_settings = KascadeTestSettings(),
           .recommended = nullptr};
 }
 

@@ -40,6 +40,7 @@ TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
     for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY = "src/bank/away_attention.cc"
+TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -159,9 +160,23 @@ FAULTS = {
     "kascade_best_of_the_group": (KASCADE, "HeadReduce::kSum", "HeadReduce::kMax"),
     "kascade_anchors_read_everything": (
         KASCADE, "    Choose(weights);\n  }\n", "    Choose(weights);\n    return;\n  }\n"),
-    "kascade_no_map": (
-        KASCADE, "  list.list_of = list_of_.as<int32_t>() + int64_t{step.layer} * context_.n_kv_heads;\n",
-        ""),
+    "kascade_no_map": (KASCADE, "  list.list_of = ListOf(step.layer);\n", ""),
+    "kascade_prompts_without_map": (
+        KASCADE, "anchor || lists_ == 1 ? nullptr : ListOf(step.layer)", "nullptr"),
+    "kascade_anchors_of_prompts_read_everything": (
+        KASCADE, "    prompt_.Choose(step, everything);\n  }\n",
+        "    prompt_.Choose(step, everything);\n    return;\n  }\n"),
+    "kascade_tiles_choose_their_own": (
+        TILES, "candidates.push_back(first);", "candidates.push_back(first + n_rows);"),
+    "kascade_tiles_of_the_last_row": (
+        TILES, ".queries = QueryReduce::kSum,", ".queries = QueryReduce::kLast,"),
+    "anchors_without_the_weight_inside": (
+        SIMILARITY, "std::accumulate(of_head + n, of_head + seq.kv_len, 0.0)", "0"),
+    "anchors_by_the_best_tile": (
+        SIMILARITY, "std::min(least, share)", "std::max(least, share)"),
+    "anchors_choose_by_their_followers": (
+        SIMILARITY, "chosen_[static_cast<size_t>(i)][tile * heads + v]", "own[tile * heads + v]"),
+    "anchors_importance_summed": (SIMILARITY, "= sum / n;", "= sum;"),
     "kascade_rounds_up": (
         "src/backend/score_ops.h", "least > 0 ? floor(part) : ceil(part)", "ceil(part)"),
     "kascade_weights_without_sums": (KASCADE, ".lse = attend.lse,", ""),
@@ -275,6 +290,8 @@ def host(args, root):
         finally:
             file.write_text(text)
         red, green = run_check(args.build / "tests/engine" / program, tests, 300, root)
+        red, green = run_check(args.build / "tests/engine/engine_test",
+                               "*PolicyOracle*cpu*:*Anchors*cpu*", 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
     subprocess.run(["cmake", "--build", args.build, "--target",

@@ -172,7 +172,13 @@ OTHERS = {
         {name: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2, "least": 8, **which}
          for name, which in {"identity": {"head_map": "identity"}, "one": {"lists": "one"},
                              "least": {"least": 40}, "first": {"anchors": "0"},
-                             "all": {"anchors": "0,1,2,3,4,5,6,7"}}.items()}),
+                             "all": {"anchors": "0,1,2,3,4,5,6,7"}}.items()} |
+        {f"sparse_prompt_{name}": {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2,
+                                   "least": 8, "prefill": "sparse", "tile": 8, **which}
+         for name, which in {"8": {}, "32": {"tile": 32}, "1": {"tile": 1, "share": 0.3},
+                             "short_last": {"tile": 7}, "most": {"share": 0.6}, "least": {"least": 40},
+                             "identity": {"head_map": "identity"}, "one": {"lists": "one"},
+                             "first": {"anchors": "0"}}.items()}),
     "duo": (
         LENGTHS,
         {sinks + recent: {"gates": GATES, "sinks": sinks, "recent": recent, "sparsity": 0.5}

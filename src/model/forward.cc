@@ -283,8 +283,36 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
   group.rows.policy.Observe(step, attend);
 }
 
-// Attention of one group in a layer, by its policy. `global` is the layer's number among the
-// global-attention layers.
+// A layer of a group's step, `global` among the global-attention layers, as its policy sees it.
+LayerStep StepOf(const StepContext& c, const Group& group, int32_t global) {
+  const StepGroup& rows = group.rows;
+  return {.layer = global,
+          .prefill = rows.prefill,
+          .first_pos = rows.first_pos,
+          .prompt_end = rows.prompt_end,
+          .wants_selection = group.residency->WantsSelection(),
+          .chooses_after = rows.prefill && rows.residency.ChoosesAfterPrompt(rows.member),
+          .chooses = rows.chooses,
+          .by_layer = rows.one_layer.has_value(),
+          .steps = SeqsOf(c, group),
+          .seq = rows.member};
+}
+
+// Shows the policies of prompts the residual of a layer with global attention.
+void ShowResidual(const StepContext& c, const Part& part, int32_t layer, int32_t global,
+                  bool attended) {
+  if (c.config.layers[static_cast<size_t>(layer)].window > 0) return;
+  for (const Group& group : part.groups) {
+    if (!group.rows.prefill) continue;
+    group.rows.policy.ObserveResidual(StepOf(c, group, global),
+                                      {.x = part.x + int64_t{group.row} * c.config.d_model,
+                                       .n_rows = group.rows.n_rows,
+                                       .d = c.config.d_model,
+                                       .attended = attended});
+  }
+}
+
+// Attention of one group in a layer, by its policy.
 void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t global,
                   const Places& places) {
   const StepGroup& rows = group.rows;
@@ -296,16 +324,7 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
     attend.plan = AttnPlan::Dense(window);
     c.backend.Enqueue(attend);
   } else {
-    LayerStep step{.layer = global,
-                   .prefill = rows.prefill,
-                   .first_pos = rows.first_pos,
-                   .prompt_end = rows.prompt_end,
-                   .wants_selection = group.residency->WantsSelection(),
-                   .chooses_after = rows.prefill && rows.residency.ChoosesAfterPrompt(rows.member),
-                   .chooses = rows.chooses,
-                   .by_layer = rows.one_layer.has_value(),
-                   .steps = SeqsOf(c, group),
-                   .seq = rows.member};
+    LayerStep step = StepOf(c, group, global);
     const int32_t classes = rows.policy.HeadClasses();
     for (; step.head_class < classes; ++step.head_class) {
       const std::vector<int32_t> heads = rows.policy.HeadsOf(global, step.head_class);
@@ -323,6 +342,7 @@ void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const std::vector<Places> places = EnqueueAppend(c, part, layer);
   for (Group& group : part.groups) group.residency->AfterAppend(layer);
+  ShowResidual(c, part, layer, global, /*attended=*/false);
   for (size_t i = 0; i < places.size(); ++i) {
     EnqueueGroup(c, part.groups[i], layer, global, places[i]);
   }
@@ -334,7 +354,7 @@ void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int
 }
 
 // The second half.
-void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer) {
+void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer, int32_t global) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   float* const ffn = At(c.work.ffn, part.row, c.config.ffn);
   c.backend.Enqueue(NormGatedFfnArgs{.in = Reader(c, part, true, w.attn_post_norm, w.ffn_norm),
@@ -345,6 +365,7 @@ void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer) {
                                      .act = c.config.act,
                                      .out = ffn,
                                      .n_rows = part.n_rows});
+  ShowResidual(c, part, layer, global, /*attended=*/true);
   c.backend.Enqueue(LinearArgs{.x = ffn,
                                .w = w.down,
                                .bias = w.down_bias,
@@ -485,8 +506,9 @@ void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t 
   const int32_t end = one_layer ? first + 1 : c.config.n_layers;
   for (int32_t layer = first; layer < end; ++layer) {
     for (const Part& part : parts) {
-      EnqueueAttention(c, part, layer, GlobalLayersBefore(c.config, layer));
-      EnqueueFfn(c, part, layer);
+      const int32_t global = GlobalLayersBefore(c.config, layer);
+      EnqueueAttention(c, part, layer, global);
+      EnqueueFfn(c, part, layer, global);
     }
   }
   for (Group& group : groups) group.residency->AfterLayers();

@@ -18,6 +18,7 @@
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
 #include "bank/state_stream.h"
+#include "policy/residual_rows.h"
 #include "policy/settings.h"
 
 namespace omnikv {
@@ -132,6 +133,9 @@ class Policy {
     static_cast<void>(step);
     static_cast<void>(attend);
   }
+  // Of a prompt's rows, before Plan and once the layer's feed-forward part has begun: for measures
+  // of a model. May download, and enqueues nothing.
+  virtual void ObserveResidual(const LayerStep&, const ResidualRows&) {}
 
   // What the layers read, known once prepared.
   virtual DeclaredReads Reads() const { return {}; }

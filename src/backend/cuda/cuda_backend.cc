@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/capabilities.h"
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/delay.h"
 #include "backend/cuda/host_lane.h"
@@ -27,8 +28,6 @@
 namespace omnikv {
 namespace cuda {
 namespace {
-
-constexpr size_t kGraphRoom = size_t{64} << 20;  // bytes that the driver takes for graphs
 
 size_t U(int64_t n) {
   return static_cast<size_t>(n);
@@ -75,7 +74,7 @@ class CudaBackend : public Backend {
   void Await(Mark mark) override;
   void Upload(void* dst, const void* src, size_t bytes) override;
   void Download(void* dst, const void* src, size_t bytes) override;
-  Support Supports(const Op& op) const override;
+  Support Supports(const Op& op) const override { return SupportsOp(op, device_); }
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
   void Copy(void* dst, const void* src, size_t bytes, Lane lane) override;
   void Join(Lane waits, Lane for_) override;
@@ -321,56 +320,6 @@ double CudaBackend::TimeAlone(const Op& op) {
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   return 1e-3 * static_cast<double>(ms);
-}
-
-size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
-  const DType type = options_.full_precision ? DType::kF32 : DType::kBF16;
-  const int32_t few = std::min(limits.max_rows, kMaxDecodeRows);
-  const AttendArgs attend{
-      .kv = {.n_kv_heads = limits.n_kv_heads, .dk = limits.head_dim, .dv = limits.head_dim},
-      .n_rows = few,
-      .n_seqs = few,
-      .n_heads = limits.n_heads};
-  size_t scratch = AttendScratch(attend, device_);
-  size_t bytes = kGraphRoom;
-  if (limits.max_rows > kMaxDecodeRows) {
-    AttendArgs prompt = attend;
-    prompt.n_seqs = 1;
-    for (prompt.n_rows = few; prompt.n_rows <= limits.max_rows; ++prompt.n_rows) {
-      scratch = std::max(
-          {scratch, AttendHopperScratch(prompt, device_), AttendPrefillScratch(prompt, device_)});
-    }
-    const size_t values = U(limits.max_rows) * U(limits.widest);
-    bytes += values * DTypeBytes(type, 1) + std::max(4 * values, kLogitsBytes) +
-             DTypeBytes(type, U(limits.largest));
-  }
-  bytes += scratch;
-  return bytes + bytes / 2;  // as GrowingBuffer grows
-}
-
-size_t CudaBackend::SelectionBytes() const {
-  // Kernels of a chain, bound by latency. Measured on an H200 by where steps that choose and dense
-  // ones take the same: 27 and 29 us (28 layers with 3,072 values, 32 with 4,096; 3 choices each).
-  constexpr double kSeconds = 28e-6;
-  constexpr double kAchieved = 0.9;  // of the bandwidth by the clock
-  return static_cast<size_t>(kSeconds * kAchieved * device_.memory_bytes_per_second);
-}
-
-Support CudaBackend::Supports(const Op& op) const {
-  if (const auto* custom = std::get_if<CustomArgs>(&op);
-      custom != nullptr && custom->kernels->cuda == nullptr) {
-    return {false, fmt::format("{} has no CUDA form", custom->kernels->name)};
-  }
-  const auto differ = [](const auto* a) { return a != nullptr && a->kv.k.dtype != a->kv.v.dtype; };
-  if (differ(std::get_if<AttendArgs>(&op)) || differ(std::get_if<NormQkvRopeAppendArgs>(&op))) {
-    return {false, "K and V in different formats"};
-  }
-  if (const Support kv = SupportsKv(op); !kv.ok) return kv;
-  if (const auto* score = std::get_if<ScoreArgs>(&op); score && !CanScore(*score, device_)) {
-    return {false, fmt::format("scores of {} heads of {} values exceed a block's shared memory",
-                               score->n_heads, score->kv.dk)};
-  }
-  return {};
 }
 
 template <typename Work>

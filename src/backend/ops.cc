@@ -235,6 +235,10 @@ struct CostVisitor {
             .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
             .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
   }
+  Cost operator()(const PickHeadsArgs& a) const {
+    const uint64_t bytes = 4 * U(a.n_rows) * U(a.Named()) * U(a.width);
+    return {.bytes_read = bytes, .bytes_written = bytes};
+  }
   Cost operator()(const LocateRowsArgs& a) const {
     const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
     return {.bytes_read = bytes + 4 * U(a.n_seqs),
@@ -299,6 +303,7 @@ struct NameVisitor {
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
+  std::string_view operator()(const PickHeadsArgs&) const { return "PickHeads"; }
   std::string_view operator()(const LocateRowsArgs&) const { return "LocateRows"; }
   std::string_view operator()(const CompactArgs&) const { return "Compact"; }
   std::string_view operator()(const EvictArgs&) const { return "Evict"; }

@@ -500,10 +500,13 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                               size_t weight_bytes, bool all_f32, const Backend& backend) {
   OKV_RETURN_IF_ERROR(CheckOptions(options));
   const bool card = backend.OnDevice();
-  if (!card && (options.gpu_memory != 0 || options.place != "auto")) {
-    return Unsupported(fmt::format("{} is given, but the model runs on {}",
-                                   options.gpu_memory != 0 ? "`gpu_memory`" : "`place`",
-                                   backend.Name()));
+  const char* of_a_card = options.gpu_memory != 0        ? "`gpu_memory`"
+                          : options.place != "auto"      ? "`place`"
+                          : options.host_reads != "auto" ? "`host_reads`"
+                                                         : nullptr;
+  if (!card && of_a_card != nullptr) {
+    return Unsupported(
+        fmt::format("{} is given, but the model runs on {}", of_a_card, backend.Name()));
   }
   MemoryPlan plan;
   OKV_ASSIGN_OR_RETURN(plan.kv_dtype, KvDType(options.kv_dtype, all_f32));

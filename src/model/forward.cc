@@ -261,9 +261,42 @@ std::vector<HeadRun> RunsOf(const std::vector<int32_t>& heads, const Places& pla
   return runs;
 }
 
+// Attention of the heads of a class that stand in a place of their own, by the group's policy:
+// their queries come together, and one attention over all heads of the place serves them.
+void EnqueueOwnPlace(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
+                     const KvPlace& place) {
+  AttendArgs attend = DenseAttend(c, group, place);
+  PickHeadsArgs pick{.from = attend.q,
+                     .n_heads = c.config.n_kv_heads,
+                     .width = c.config.n_heads / c.config.n_kv_heads * c.config.head_dim,
+                     .n_rows = attend.n_rows};
+  for (const int32_t h : place.heads) pick.heads |= uint64_t{1} << h;
+  float* const o = attend.o;
+  float* const picked = At(c.work.ffn, group.row, 2 * HeadValues(c.config));
+  pick.to = picked;
+  c.backend.Enqueue(pick);
+  attend.q = picked;
+  attend.o = picked + int64_t{attend.n_rows} * HeadValues(c.config);
+  attend.n_heads = attend.kv.n_kv_heads * (c.config.n_heads / c.config.n_kv_heads);
+  group.rows.policy.Plan(step, attend);
+  group.residency->BeforeAttend(layer, attend);
+  c.backend.Enqueue(attend);
+  group.residency->AfterAttend();
+  pick.from = attend.o;
+  pick.to = o;
+  pick.back = true;
+  c.backend.Enqueue(pick);
+  group.rows.policy.Observe(step, attend);
+}
+
 // Attention of the heads of a class, by the group's policy.
 void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
                   const Places& places, const std::vector<int32_t>& heads) {
+  const auto own = std::find_if(places.begin(), places.end(),
+                                [&](const KvPlace& place) { return place.heads == heads; });
+  if (places.size() > 1 && own != places.end()) {
+    return EnqueueOwnPlace(c, group, layer, step, *own);
+  }
   AttendArgs attend = DenseAttend(c, group, places.front());
   const std::vector<HeadRun> runs = RunsOf(heads, places, c.config.n_kv_heads);
   attend.kv = runs.front().kv;
@@ -429,9 +462,8 @@ void ForEachBuffer(Workspace& w, const ModelConfig& config, int64_t rows, int64_
   visit(w.y, size(rows * config.d_model, 4));
   visit(w.q, size(rows * heads, 4));
   visit(w.o, size(rows * heads, 4));
-  // K/V of a row are no larger in any format than in f32.
-  visit(w.ffn,
-        size(rows * std::max<int64_t>(config.ffn, 2 * config.n_kv_heads * config.head_dim), 4));
+  // K/V of a row are no larger in any format than in f32, nor are there more of them than queries.
+  visit(w.ffn, size(rows * std::max<int64_t>(config.ffn, 2 * heads), 4));
   visit(w.made_rows, size(rows, sizeof(RowMeta)));
   visit(w.made_seq, sizeof(SeqMeta));
   visit(w.logits, size(out * config.vocab, 4));

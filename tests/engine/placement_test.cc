@@ -110,6 +110,31 @@ TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   EXPECT_LE(large->working_set, 131072 + 1);
 }
 
+// Selections that no working set can hold are attended to by the host: the card keeps the last
+// tokens alone. What can be fetched is fetched unless that is asked for.
+TEST_F(PlacementTest, WhatCannotBeFetchedIsAttendedToAway) {
+  const PolicyOptions omnikv = options_.policy;
+  options_.policy = {.name = "blocks", .settings = {{"dense_layers", "0"}}};
+  const auto plan = Plan(24 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_TRUE(plan->attends_away);
+  EXPECT_TRUE(NeedsOf(*plan, Card(24 * kGiB)).attends_away);
+  EXPECT_GT(plan->host_layers, 0);
+  // 33 blocks of 128, a block of the bank where they begin and one that ran ahead.
+  EXPECT_EQ(plan->working_set, 33 * 128 + 2 * 64);
+  const size_t rows = plan->working_sets - Bank::StageBytes(MakeBankConfig(config_, *plan, 1));
+  EXPECT_GT(rows, static_cast<size_t>(plan->host_layers * plan->working_set) * 4096);
+  EXPECT_LT(rows, static_cast<size_t>(plan->host_layers * plan->working_set) * 4096 + (1 << 20));
+  options_.host_reads = "fetch";
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("`host_reads` is fetch"));
+  options_.policy = omnikv;
+  EXPECT_FALSE(Plan(24 * kGiB)->attends_away);
+  options_.host_reads = "attend";
+  EXPECT_TRUE(Plan(24 * kGiB)->attends_away);
+  options_.policy.settings.emplace_back("tail", "all");
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("tail is all"));
+}
+
 TEST_F(PlacementTest, AWorkingSetThatIsAskedForIsCounted) {
   options_.place = "host";
   const auto by_itself = Plan(27 * kGiB);
@@ -244,8 +269,9 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
     options_.policy = {.name = name};
     for (const char* place : places) {
       options_.place = place;
-      EXPECT_THAT(Plan(20 * kGiB).status().message(),
-                  HasSubstr("`place` auto `policy` brutal_offload or kcache or omnikv"));
+      EXPECT_THAT(
+          Plan(20 * kGiB).status().message(),
+          HasSubstr("`place` auto `policy` blocks or brutal_offload or kcache or omnikv or quest"));
       EXPECT_THAT(Plan(17 * kGiB).status().message(),
                   EndsWith("`place` auto `policy` brutal_offload"));
       EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("`policy`")));

@@ -383,6 +383,7 @@ struct CpuBackend::Impl {
   void Execute(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Execute(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
+  void Execute(const PickHeadsArgs& a) { CpuPickHeads(a, pool); }
   void Execute(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
   void Execute(const LocateRowsArgs& a) { CpuLocateRows(a); }
   void Execute(const CompactArgs& a) { CpuCompact(a, pool); }
@@ -442,6 +443,7 @@ struct CpuBackend::Impl {
   int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const MergeStatesArgs&) { return 0; }
+  int64_t Need(const PickHeadsArgs&) { return 0; }
   int64_t Need(const StoreRowsArgs&) { return 0; }
   int64_t Need(const LocateRowsArgs&) { return 0; }
   int64_t Need(const CompactArgs&) { return 0; }

@@ -135,6 +135,7 @@ class CudaBackend : public Backend {
   void Execute(const FetchRowsArgs& a) { FetchRows(a, Here()); }
   void Execute(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Execute(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Execute(const PickHeadsArgs& a) { PickHeads(a, Here()); }
   void Execute(const StoreRowsArgs& a) { StoreRows(a, Here()); }
   void Execute(const LocateRowsArgs& a) { LocateRows(a, Here()); }
   void Execute(const CompactArgs& a) { Compact(a, Here()); }

@@ -139,6 +139,7 @@ void Attend(const AttendArgs& args, const Launch& launch);
 // --- kernels/merge_states.cu
 
 void MergeStates(const MergeStatesArgs& args, const Launch& launch);
+void PickHeads(const PickHeadsArgs& args, const Launch& launch);
 
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 

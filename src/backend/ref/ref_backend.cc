@@ -183,6 +183,7 @@ class RefBackend : public HostBackend {
   static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
+  static void Execute(const PickHeadsArgs& a) { RefPickHeads(a); }
   static void Execute(const StoreRowsArgs& a) { RefStoreRows(a); }
   static void Execute(const LocateRowsArgs& a) { RefLocateRows(a); }
   static void Execute(const CompactArgs& a) { RefCompact(a); }

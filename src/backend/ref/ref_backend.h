@@ -12,6 +12,7 @@ std::unique_ptr<Backend> MakeRefBackend();
 // The attention and selection ops (ref_attend.cc), for MakeRefBackend.
 void RefAttend(const AttendArgs& a);
 void RefMergeStates(const MergeStatesArgs& args);
+void RefPickHeads(const PickHeadsArgs& args);
 void RefScoreReduce(const ScoreReduceArgs& a);
 void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);

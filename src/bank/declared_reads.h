@@ -24,6 +24,7 @@ struct DeclaredReads {
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;   // that a layer reads by a selection in one step, at most
+  int64_t max_below = 0;    // tokens of Selection::wider that a step does not read, at most
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
   // away from the device, where steps read and write them in place. By layer, or empty: none.
@@ -35,6 +36,9 @@ struct DeclaredReads {
 struct Selection {
   int32_t number = 0;
   AttnPlan plan;
+  // The list, and those that rank just below it, which a later step may well read: worth having
+  // near where there is room. None where DeclaredReads::max_below is 0.
+  PlanSegment wider;
 };
 
 // How many rows of each layer a policy keeps that chooses some and forgets the others. A row is

@@ -215,7 +215,7 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
           const std::optional<Selection> made = tiered.policy->Selected({.layer = layer});
           if (!made) continue;
           sets[static_cast<size_t>(made->number)].Step(
-              ReadSelection(tiered.trace, made->plan, tiered.work.seqs.as<SeqMeta>()));
+              ReadSelection(tiered.trace, *made, tiered.work.seqs.as<SeqMeta>()));
         }
       }
       uint64_t selected = 0;

@@ -554,8 +554,8 @@ SessionStats SessionImpl::stats() const {
   stats.settings = group_->settings().ToString();
   stats.context_tokens = at.tokens;
   stats.budget_tokens = policy().Budget(at.tokens);
-  stats.attended_tokens = AttendedTokens(core_.config, policy(), at);
-  stats.read_fraction = ReadFraction(core_, policy(), at);
+  stats.attended_tokens = AttendedTokens(core_.config, policy(), /*seq=*/0, at);
+  stats.read_fraction = ReadFraction(core_, policy(), /*seq=*/0, at);
   AddHeld(stats);
   stats.transfer_bytes_per_step = group_->residency().StreamedBytes();
   if (steps_since_reset_ == 0) return stats;

@@ -41,6 +41,8 @@ TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY = "src/bank/away_attention.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
+SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
+TOP_P = "src/policy/omnikv/top_p"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -154,6 +156,41 @@ FAULTS = {
         "HeadReduce::kMax"),
     "omnikv_sinks_compete": (
         "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
+    "omnikv_chunk_of_the_first_sequence": (
+        SPARSE_PROMPT, "const SeqMeta* const seq = attend.seqs + step.seq;",
+        "const SeqMeta* const seq = attend.seqs;"),
+    "omnikv_chunk_by_its_last_query": (
+        SPARSE_PROMPT, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "omnikv_chunk_by_logits": (SPARSE_PROMPT, "softmax_ ? attend.lse : nullptr", "nullptr"),
+    "omnikv_chunk_sinks_compete": (SPARSE_PROMPT, ".sinks = sinks_});", ".sinks = 0});"),
+    "omnikv_chunk_best_of_the_group": (
+        SPARSE_PROMPT, "lists_ > 1 ? HeadReduce::kSum : HeadReduce::kMax", "HeadReduce::kMax"),
+    "omnikv_short_chunk_chooses_as_a_long_one": (
+        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos", "ratio_ * chunk_, step.first_pos"),
+    "session_keeps_half_a_chunk": (
+        "src/engine/session.cc", "const int64_t whole = chunks_.WholeUpTo(held);",
+        "const int64_t whole = held;"),
+    "session_forgets_chunks_in_a_file": (
+        "src/engine/session.cc", "PromptChunks(policy().PromptStepRows(), saved.chunks);",
+        "PromptChunks(policy().PromptStepRows());"),
+    "session_shares_rows_of_sparse_prompts": (
+        "src/engine/session.cc",
+        "const bool dense = from.group_->DensePrompts() && group_->DensePrompts();",
+        "const bool dense = from.group_ != nullptr;"),
+    "omnikv_top_p_of_the_first_block": (
+        TOP_P + ".cu", "for (int b = 0; b < n_blocks; ++b) total +=", "for (int b = 0; b < 1; ++b) total +="),
+    "omnikv_top_p_one_tie_fewer": (
+        TOP_P + ".cu", "(wanted - before + each - 1) / each", "(wanted - before) / each"),
+    "omnikv_top_p_of_a_smaller_share": (
+        TOP_P + ".h", "ceil(share * static_cast<double>(total))",
+        "ceil(share * share * static_cast<double>(total))"),
+    "omnikv_top_p_weighs_sinks": (
+        TOP_P + ".h", "if (!(score > 0) || score >= kChosenFirst) return 0;",
+        "if (!(score > 0)) return 0;"),
+    "omnikv_top_p_of_the_newest_query": (
+        TOP_P + ".h", "age < a.window && t <= p - age", "age < 1 && t <= p - age"),
+    "omnikv_top_p_cuts_nothing": (
+        "src/policy/omnikv/filter_scores.cc", "  if (!cuts()) return;\n", "  if (cuts()) return;\n"),
     "lists_share_a_ring": (
         KERNELS + "select.cu", "((int64_t{meta.seq} * a.lists + list) * a.ring + slot)",
         "(int64_t{meta.seq} * a.lists * a.ring + list + slot * a.lists)"),
@@ -215,14 +252,17 @@ FAULTS = {
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
     "goldens": ("engine_test", "*Family*_cuda:*Heads*_cuda:*PolicyOracle*cuda*", 180),
-    "policies": ("policy_test", "*EveryPolicy*_cuda", 120),
-    "engine": ("engine_test", "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda", 180),
+    "policies": ("policy_test", "*EveryPolicy*_cuda:*TopPOn*/cuda", 120),
+    "engine": (
+        "engine_test",
+        "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda:*SparsePromptsOn*/cuda", 180),
     "parity": ("parity_cuda_test", "*", 180),
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
 # Of faults that need no card: the folder of the file -> program in tests/engine, tests.
-HOST_CHECKS = {"src/policy/": ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*"),
+ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
+HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes")}
 
 

@@ -13,6 +13,7 @@
 #include "flags.h"
 #include "model/loader.h"
 #include "option_names.h"
+#include "policy/kv_bytes_read.h"
 #include "report.h"
 
 namespace omnikv::tools {

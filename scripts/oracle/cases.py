@@ -138,6 +138,17 @@ OTHERS = {
              "sinks": {"sinks": 4},
              "sinks_raw": {"sinks": 4, "score": "raw"},
              "sinks_uniform": {"sinks": 4, "selector": "uniform", "window": 4}}.items()} |
+        {f"top_p_{name}": {"filters": "1,4", "dense_after_filter": 0, "budget": 48, "tail": 4,
+                           **which}
+         for name, which in {
+             "40": {"top_p": 0.4}, "70": {"top_p": 0.7},
+             "90_of_24": {"top_p": 0.9, "budget": 24},  # mostly the budget
+             "by_head": {"top_p": 0.5, "lists": "per_kv_head"},
+             "sinks": {"top_p": 0.3, "sinks": 4, "dense_after_filter": 1},
+             "uniform": {"top_p": 0.5, "selector": "uniform", "window": 4},
+             "exp_by_head": {"top_p": 0.6, "selector": "exp", "window": 4, "sinks": 3,
+                             "lists": "per_kv_head"},
+             "every_layer": {"top_p": 0.5, "select_every_layer": 1}}.items()} |
         {f"sparse_prompt_{name}": {"filters": "1,4", "dense_after_filter": 0, "budget": 24,
                                    "tail": 4, "prefill": "sparse", **which}
          for name, which in {

@@ -31,6 +31,7 @@ struct DeclaredReads {
   // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
   // ranges (bank/away_attention.h). 0: it reads otherwise.
   int64_t max_recent = 0;
+  int64_t max_below = 0;    // tokens of Selection::wider that a step does not read, at most
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
   // away from the device, where steps read and write them in place. By layer, or empty: none.
@@ -42,6 +43,9 @@ struct DeclaredReads {
 struct Selection {
   int32_t number = 0;
   AttnPlan plan;
+  // The list, and those that rank just below it, which a later step may well read: worth having
+  // near where there is room. None where DeclaredReads::max_below is 0.
+  PlanSegment wider;
 };
 
 // How many rows of each layer a policy keeps that chooses some and forgets the others. A row is

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "policy/kv_bytes_read.h"
 
 namespace omnikv {
 namespace {
@@ -157,23 +158,26 @@ bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int6
   return true;
 }
 
-double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at) {
-  int64_t tokens = 0;
+double AttendedTokens(const ModelConfig& config, const Policy& policy, int32_t seq,
+                      const SeqLength& at) {
+  int64_t tokens = 0;  // times KV heads
   int32_t global = 0;  // the layer's number among the global-attention layers
   for (const LayerConfig& layer : config.layers) {
-    tokens += layer.window > 0 ? std::min<int64_t>(layer.window, at.tokens)
-                               : policy.TokensRead(global++, at);
+    tokens += layer.window > 0 ? std::min<int64_t>(layer.window, at.tokens) * config.n_kv_heads
+                               : policy.HeadTokensReadLast(global++, seq, at, config.n_kv_heads);
   }
-  return static_cast<double>(tokens) / config.n_layers;
+  return static_cast<double>(tokens) / config.n_kv_heads / config.n_layers;
 }
 
-double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at) {
+double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq,
+                    const SeqLength& at) {
   uint64_t read = 0;
   uint64_t all = 0;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
     KvView kv = core.bank->View(layer);
     kv.n_kv_heads = core.config.n_kv_heads;  // of all classes
-    read += KvBytesRead(policy, global, at, kv);
+    read += KvBytesRead(policy, global, at, kv,
+                        policy.HeadTokensReadLast(global, seq, at, kv.n_kv_heads));
     all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
   });
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;

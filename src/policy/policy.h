@@ -172,6 +172,15 @@ class Policy {
     static_cast<void>(at);
     return 0;
   }
+  // Whether a decode step reads as many tokens as its scores say: then those of TokensRead and
+  // HeadTokensRead are the most, and the last step of sequence `seq`, at whose end it had `at`,
+  // read these instead. Waits for the backend.
+  virtual bool ReadsByScore() const { return false; }
+  virtual int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                                     int32_t n_kv_heads) const {
+    static_cast<void>(seq);
+    return HeadTokensRead(layer, at, n_kv_heads);
+  }
   // Bytes of its states that `layer` reads in a decode step.
   virtual int64_t StateBytesRead(int32_t layer, const SeqLength& at) const {
     static_cast<void>(layer);
@@ -245,15 +254,6 @@ class Policy {
     return state.empty();
   }
 };
-
-// Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`, with
-// those of states.
-inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,
-                            const KvView& kv) {
-  return KvBytes(kv, policy.HeadTokensRead(layer, at, kv.n_kv_heads), /*values=*/true) +
-         KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false) +
-         static_cast<uint64_t>(policy.StateBytesRead(layer, at));
-}
 
 // What a reader wants to know of a policy before it runs, a phrase each: of a context of N tokens,
 // a budget of b tokens, and rows (K and V of a token in a layer). Empty: not said.

@@ -7,12 +7,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 
 #include "../test_names.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "bank/set_simulation.h"
 #include "op_outputs.h"
+#include "policy/kv_bytes_read.h"
 #include "step_fixture.h"
 #ifdef OMNIKV_HAVE_CUDA
 #include "backend/cuda/cuda_backend.h"
@@ -216,7 +218,7 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
           const std::optional<Selection> made = tiered.policy->Selected({.layer = layer});
           if (!made) continue;
           sets[static_cast<size_t>(made->number)].Step(
-              ReadSelection(tiered.trace, made->plan, tiered.work.seqs.as<SeqMeta>()));
+              ReadSelection(tiered.trace, *made, tiered.work.seqs.as<SeqMeta>()));
         }
       }
       uint64_t selected = 0;
@@ -264,6 +266,8 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
     StepFixture fixture(*own_backend, info().name, settings);
     SCOPED_TRACE(fixture.settings.ToString());
     fixture.Prompt(kPrompt);
+    bool less = false;
+    std::set<int64_t> distinct;  // what was read where it was less than the most
     for (int step = 1; step <= kSteps; ++step) {
       fixture.Decode();
       const std::vector<int64_t> read = fixture.HeadTokensAttended();
@@ -274,16 +278,26 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
       const int64_t budget = fixture.policy->Budget(at.tokens);
       for (int32_t layer = 0; layer < 6; ++layer) {
         SCOPED_TRACE(layer);
-        EXPECT_EQ(read[static_cast<size_t>(layer)], fixture.policy->HeadTokensRead(layer, at, 2));
-        const int64_t tokens = read[static_cast<size_t>(layer)] / 2;
-        EXPECT_EQ(tokens, fixture.policy->TokensRead(layer, at));
+        const int64_t head_tokens = read[static_cast<size_t>(layer)];
+        const int64_t most = fixture.policy->HeadTokensRead(layer, at, 2);
+        EXPECT_EQ(head_tokens, fixture.policy->HeadTokensReadLast(layer, 0, at, 2));
         EXPECT_EQ(bytes[static_cast<size_t>(layer)],
-                  KvBytesRead(*fixture.policy, layer, at, fixture.bank->View(layer)));
+                  KvBytesRead(*fixture.policy, layer, at, fixture.bank->View(layer), head_tokens));
+        const int64_t tokens = head_tokens / 2;
+        EXPECT_EQ(most / 2, fixture.policy->TokensRead(layer, at));
+        EXPECT_LE(head_tokens, most);
+        if (head_tokens < most) {
+          less = true;
+          distinct.insert(head_tokens - 2 * fixture.policy->Besides(at));
+        }
         if (!fixture.policy->Budgeted(layer) || budget == 0) continue;
         EXPECT_LE(tokens, budget + fixture.policy->Besides(at));
         EXPECT_LT(tokens, at.tokens);
       }
     }
+    // Exactly the most, unless the policy says that it goes by scores: then it does.
+    EXPECT_EQ(less, fixture.policy->ReadsByScore());
+    EXPECT_TRUE(!less || distinct.size() > 2) << distinct.size();
   }
 }
 

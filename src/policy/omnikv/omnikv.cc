@@ -1,6 +1,9 @@
 // OmniKV (Hao et al., ICLR 2025), equations 1-4: filter layers attend to everything, and their
 // scores choose, anew at every step, the tokens that the layers up to the next filter read.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "policy/omnikv/budget.h"
 #include "policy/omnikv/filter_layers.h"
@@ -28,6 +31,9 @@ class Omnikv : public Policy {
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
     return layers_.every_layer() && layers_.IsFilter(layer) && !Shortcut(at) ? at.tokens : 0;
   }
+  bool ReadsByScore() const override { return scores_.cuts(); }
+  int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                             int32_t n_kv_heads) const override;
   bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
   int64_t Budget(int64_t length) const override { return budget_.At(length); }
   int64_t Besides(const SeqLength& at) const override { return budget_.Split(at).besides; }
@@ -47,10 +53,11 @@ class Omnikv : public Policy {
 
  private:
   Status Allocate();
-  // While everything fits, attention to everything is as good as choosing, and cheaper.
+  // While everything fits, attention to everything is as good as choosing, and cheaper. Not where
+  // the scores say how many tokens are enough.
   bool Shortcut(const SeqLength& at) const {
     if (context_.force_indices) return false;
-    const bool fits = at.tokens <= Budget(at.tokens) + Besides(at);
+    const bool fits = at.tokens <= Budget(at.tokens) + Besides(at) && !scores_.cuts();
     return fits ? !context_.fetches : at.tokens <= budget_.rule.dense_below;
   }
   int64_t TokensChosen(const SeqLength& at) const {
@@ -64,6 +71,8 @@ class Omnikv : public Policy {
            !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
   }
   void Choose(int32_t filter, const AttendArgs& attend) const;
+  bool has_wider() const { return below_ > 0; }
+  PlanSegment Wider(int32_t filter) const;
   // The lists of a filter: [max_seqs, lists, capacity] tokens, [max_seqs, lists].
   int64_t Lists(int32_t filter) const {
     return int64_t{filter} * context_.max_seqs * scores_.lists();
@@ -83,6 +92,10 @@ class Omnikv : public Policy {
   PolicyMemory memory_;
 
   Buffer index_, count_, bounds_, n_candidates_, n_pick_;
+  // What is worth having near: a choice by a larger budget, and its split of a step.
+  RangeRule wider_rule_;
+  double below_ = 0;  // of the budget
+  Buffer wider_index_, wider_count_, wider_pick_;
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -91,6 +104,11 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_filters(), settings, memory_));
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
+  below_ = settings.Float("below");
+  wider_rule_ = budget_.rule;
+  wider_rule_.budget = static_cast<int32_t>(std::min(
+      static_cast<double>(context.max_context), std::ceil((1 + below_) * budget_.rule.budget)));
+  wider_rule_.share = std::min(1.0, (1 + below_) * budget_.rule.share);
   return context.backend != nullptr ? Allocate() : Status();
 }
 
@@ -105,7 +123,24 @@ Status Omnikv::Allocate() {
   OKV_RETURN_IF_ERROR(room(count_, lists));
   OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs));
   OKV_RETURN_IF_ERROR(room(n_candidates_, seqs));
-  return room(n_pick_, seqs);
+  OKV_RETURN_IF_ERROR(room(n_pick_, seqs));
+  if (!has_wider()) return {};
+  OKV_RETURN_IF_ERROR(room(wider_index_, lists * wider_rule_.budget));
+  OKV_RETURN_IF_ERROR(room(wider_count_, lists));
+  return room(wider_pick_, seqs);
+}
+
+int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                                   int32_t n_kv_heads) const {
+  const bool chose = scores_.cuts() && !layers_.Dense(layer) && !Shortcut(at);
+  if (!chose || at.tokens <= at.prompt) return HeadTokensRead(layer, at, n_kv_heads);
+  std::vector<int32_t> counts(static_cast<size_t>(scores_.lists()));
+  context_.backend->Download(counts.data(),
+                             Count(layers_.FilterOf(layer)) + int64_t{seq} * scores_.lists(),
+                             counts.size() * sizeof(int32_t));
+  const int64_t chosen = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return (chosen + int64_t{budget_.Split(at).recent} * scores_.lists()) *
+         (n_kv_heads / scores_.lists());
 }
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
@@ -114,22 +149,41 @@ void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
 }
 
 void Omnikv::EnqueueRange(const AttendArgs& step) const {
-  context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                          .n_seqs = step.n_seqs,
-                                          .rule = budget_.rule,
-                                          .bounds = bounds_.as<int32_t>(),
-                                          .n_candidates = n_candidates_.as<int32_t>(),
-                                          .n_pick = n_pick_.as<int32_t>()});
+  const auto split = [&](const RangeRule& rule, const Buffer& n_pick) {
+    context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
+                                            .n_seqs = step.n_seqs,
+                                            .rule = rule,
+                                            .bounds = bounds_.as<int32_t>(),
+                                            .n_candidates = n_candidates_.as<int32_t>(),
+                                            .n_pick = n_pick.as<int32_t>()});
+  };
+  if (has_wider()) split(wider_rule_, wider_pick_);  // its bounds give way to the selection's
+  split(budget_.rule, n_pick_);
+}
+
+PlanSegment Omnikv::Wider(int32_t filter) const {
+  if (!has_wider()) return {};
+  return {.kind = SegmentKind::kList,
+          .capacity = wider_rule_.budget,
+          .index = wider_index_.as<int32_t>() + Lists(filter) * wider_rule_.budget,
+          .count = wider_count_.as<int32_t>() + Lists(filter)};
 }
 
 void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
-  scores_.Choose(filter, {.seqs = attend.seqs,
-                          .n_candidates = n_candidates_.as<int32_t>(),
-                          .n_pick = n_pick_.as<int32_t>(),
-                          .index = Index(filter),
-                          .count = Count(filter),
-                          .capacity = budget_.capacity,
-                          .n_seqs = attend.n_seqs});
+  TopKArgs choice{.seqs = attend.seqs,
+                  .n_candidates = n_candidates_.as<int32_t>(),
+                  .n_pick = n_pick_.as<int32_t>(),
+                  .index = Index(filter),
+                  .count = Count(filter),
+                  .capacity = budget_.capacity,
+                  .n_seqs = attend.n_seqs};
+  scores_.Choose(filter, choice);
+  if (!has_wider()) return;
+  choice.n_pick = wider_pick_.as<int32_t>();
+  choice.index = wider_index_.as<int32_t>() + Lists(filter) * wider_rule_.budget;
+  choice.count = wider_count_.as<int32_t>() + Lists(filter);
+  choice.capacity = wider_rule_.budget;
+  scores_.ChooseMost(filter, choice);
 }
 
 AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
@@ -207,9 +261,10 @@ DeclaredReads Omnikv::Reads() const {
   reads.n_selections = layers_.n_filters();
   reads.max_tokens = budget_.max_tokens;
   reads.by_token = !scores_.per_kv_head();
-  const RangeRule& rule = budget_.rule;
-  reads.max_recent =
-      rule.tail == kWholeAnswer ? 0 : std::max<int64_t>(1, rule.tail + rule.min_recent);
+  reads.max_recent = budget_.MaxRecent();
+  const auto context = static_cast<int32_t>(context_.max_context);
+  reads.max_below = std::max<int64_t>(
+      0, BudgetAt(wider_rule_.budget, wider_rule_.share, context) - budget_.At(context));
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
   }
@@ -221,7 +276,7 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   if (!selects || layers_.every_layer() || scores_.per_kv_head()) return std::nullopt;
   if (!layers_.IsFilter(step.layer)) return std::nullopt;
   const int32_t filter = layers_.FilterOf(step.layer);
-  return Selection{.number = filter, .plan = ChosenPlan(filter)};
+  return Selection{.number = filter, .plan = ChosenPlan(filter), .wider = Wider(filter)};
 }
 
 }  // namespace

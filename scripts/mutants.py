@@ -13,7 +13,7 @@ is meant to be unpacked in the folder of a bundle of the same commit, whose libr
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
 `host` builds the faults of the policies' own code in DIR, any build folder, one at a time, and runs
-the policies against their oracles on the CPU.
+the policies against their oracles on the CPU; or, of their costs and combinations, cost_test.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -39,6 +39,9 @@ TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
     f"src/policy/{p}/{p}.cc"
     for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
+COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
+COMPOSITIONS = "src/engine/compositions.cc"
+ON_HOST = (COST, COMBINATIONS, COMPOSITIONS)  # no card would see more
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -72,6 +75,15 @@ FAULTS = {
         "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
+    "states_of_the_whole_context_count": (
+        COST, "StatesHeld(config, *policy, bank, tokens);",
+        "StatesHeld(config, *policy, bank, plan.context);"),
+    "a_share_may_be_exceeded": (COST, "if (cost && of(*cost) > share) {",
+                                "if (cost && of(*cost) > 1.05 * share) {"),
+    "every_knob_rises": (COST, "if (falls_) i = last_ - i;", ""),
+    "first_policy_of_a_pair_is_named_first": (COMBINATIONS, "std::swap(a, b);", ""),
+    "who_forgets_rows_may_lie_beside_the_host": (
+        COMPOSITIONS, "return policy.Kept().rows > 0;", "return policy.Kept().rows > 1000;"),
     "tova_maximum_of_heads": (
         TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
@@ -220,7 +232,7 @@ def build(args, root):
     for stop in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
-        for name in args.only or FAULTS:
+        for name in args.only or [n for n, (path, _, _) in FAULTS.items() if path not in ON_HOST]:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
                 sys.exit(f"mutants.py: {file} has changes that are not committed")
@@ -254,20 +266,21 @@ def build(args, root):
 def host(args, root):
     lost = 0
     own = [name for name, (path, _, _) in FAULTS.items()
-           if path.startswith("src/policy/") and path.endswith(".cc")]
+           if path.startswith(("src/policy/", "src/engine/")) and path.endswith(".cc")]
     for name in args.only or own:
         file, text, with_fault = place(root, name)
+        oracle = ("engine_test", "*PolicyOracle*cpu*")
+        test, tests = ("cost_test", "*") if FAULTS[name][0] in ON_HOST else oracle
         try:
             file.write_text(with_fault)
-            subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"], check=True,
+            subprocess.run(["cmake", "--build", args.build, "--target", test], check=True,
                            stdout=subprocess.DEVNULL)
         finally:
             file.write_text(text)
-        red, green = run_check(args.build / "tests/engine/engine_test", "*PolicyOracle*cpu*", 300,
-                               root)
+        red, green = run_check(args.build / "tests/engine" / test, tests, 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
-    subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"],
+    subprocess.run(["cmake", "--build", args.build, "--target", "engine_test", "cost_test"],
                    stdout=subprocess.DEVNULL)
     return 1 if lost else 0
 

@@ -140,6 +140,8 @@ PolicyInfo DuoPolicy() {
                     .holds = "as it reads",
                     .loses = "nothing (0 of 8 answers); tokens far back where gates name other "
                              "heads (8 of 8 answers with the gates reversed)"},
+          .kind = PolicyKind::kHeads,
+          .knob = {.key = "sparsity", .falls = true},
           .settings = {{.key = "gates",
                         .type = SettingType::kFile,
                         .default_value = "auto",

@@ -229,6 +229,8 @@ PolicyInfo H2oPolicy() {
                     .holds = "b rows, and their sums for five steps; of a prompt one layer, or "
                              "a chunk",
                     .loses = "most of the prompt (8 of 8 answers)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens that each KV head keeps, the recent ones included",

@@ -102,6 +102,8 @@ PolicyInfo KcachePolicy() {
            .reads = "K of N tokens twice, K and V of b; the first layers N rows",
            .holds = "K of N tokens on the device, V of N tokens on the host",
            .loses = "nothing (0 of 8 answers)"},
+      .kind = PolicyKind::kSelects,
+      .knob = {.key = "budget"},
       .settings = {{.key = "budget",
                     .type = SettingType::kInt,
                     .default_value = "128",

@@ -93,6 +93,8 @@ PolicyInfo SnapkvPolicy() {
                     .holds = "b rows and the later ones",
                     .loses = "much of the prompt (8 of 8 answers with kernel=5, 1 of 8 with "
                              "kernel=31)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = PromptChoiceSettings(
               {{.key = "window",
                 .type = SettingType::kInt,

@@ -128,6 +128,8 @@ PolicyInfo StreamingPolicy() {
                     .reads = "b rows",
                     .holds = "b + 64 rows",
                     .loses = "what lies between the first rows and the last (6 of 8 answers)"},
+          .kind = PolicyKind::kWindow,
+          .knob = {.key = "budget"},
           .settings = {{.key = "sinks",
                         .type = SettingType::kInt,
                         .default_value = "4",

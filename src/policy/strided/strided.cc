@@ -38,6 +38,8 @@ PolicyInfo StridedPolicy() {
                     .reads = "b + 1 rows",
                     .holds = "b rows",
                     .loses = "most single tokens of the past (8 of 8 answers)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens that a layer keeps, sinks included",

@@ -53,6 +53,8 @@ PolicyInfo TovaPolicy() {
                     .reads = "b + 1 rows, and their K once more",
                     .holds = "b rows",
                     .loses = "most of the prompt (8 of 8 answers)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .type = SettingType::kInt,
                         .default_value = "1024",

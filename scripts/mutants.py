@@ -81,7 +81,9 @@ FAULTS = {
     "a_share_may_be_exceeded": (COST, "if (cost && of(*cost) > share) {",
                                 "if (cost && of(*cost) > 1.05 * share) {"),
     "every_knob_rises": (COST, "if (falls_) i = last_ - i;", ""),
-    "first_policy_of_a_pair_is_named_first": (COMBINATIONS, "std::swap(a, b);", ""),
+    "policies_of_a_pair_are_exchanged": (
+        COMBINATIONS, "fmt::runtime(pair->why), a->name, b->name",
+        "fmt::runtime(pair->why), b->name, a->name"),
     "who_forgets_rows_may_lie_beside_the_host": (
         COMPOSITIONS, "return policy.Kept().rows > 0;", "return policy.Kept().rows > 1000;"),
     "tova_maximum_of_heads": (

@@ -12,8 +12,9 @@ programs, and puts the file back. The tree must have no changes of its own in th
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
-`host` builds the faults of the policies' own code and of the bank's in DIR, any build folder, one at
-a time, and runs the policies against their oracles on the CPU, or layers on the host.
+`host` builds the faults of the policies' own code, of the bank's and of the engine's in DIR, any build
+folder, one at a time, and runs the policies against their oracles on the CPU, layers on the host, or
+what policies cost and how they combine.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -43,6 +44,8 @@ AWAY = "src/bank/away_attention.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
 SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
 TOP_P = "src/policy/omnikv/top_p"
+COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
+COMPOSITIONS = "src/engine/compositions.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -81,6 +84,17 @@ FAULTS = {
     "away_rows_of_another_place_go_home": (AWAY, ".by_table = true", ".by_table = false"),
     "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
     "away_rows_come_one_block_late": (AWAY, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
+    "states_of_the_whole_context_count": (
+        COST, "StatesHeld(config, *policy, bank, tokens);",
+        "StatesHeld(config, *policy, bank, plan.context);"),
+    "a_share_may_be_exceeded": (COST, "if (cost && of(*cost) > share) {",
+                                "if (cost && of(*cost) > 1.05 * share) {"),
+    "every_knob_rises": (COST, "if (falls_) i = last_ - i;", ""),
+    "policies_of_a_pair_are_exchanged": (
+        COMBINATIONS, "fmt::runtime(pair->why), a->name, b->name",
+        "fmt::runtime(pair->why), b->name, a->name"),
+    "who_forgets_rows_may_lie_beside_the_host": (
+        COMPOSITIONS, "return policy.Kept().rows > 0;", "return policy.Kept().rows > 1000;"),
     "tova_maximum_of_heads": (
         TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
@@ -263,7 +277,8 @@ PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
 # Of faults that need no card: the folder of the file -> program in tests/engine, tests.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
-               "src/bank/": ("host_layers_test", "*/lanes")}
+               "src/bank/": ("host_layers_test", "*/lanes"),
+               **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 
 def place(root, name):
@@ -284,7 +299,7 @@ def build(args, root):
     for stop in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
-        for name in args.only or FAULTS:
+        for name in args.only or [n for n, (path, _, _) in FAULTS.items() if path not in ON_HOST]:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
                 sys.exit(f"mutants.py: {file} has changes that are not committed")

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "engine/compositions.h"
 #include "policy/kv_bytes_read.h"
 
 namespace omnikv {
@@ -32,10 +33,7 @@ Status CheckHeadClasses(const EngineCore& core, const std::string& name, const P
     for (int32_t i = 0; i < spec.HeadsOf(stream); ++i) {
       const int32_t h = stream.heads.empty() ? i : stream.heads[static_cast<size_t>(i)];
       if (std::find(heads.begin(), heads.end(), h) != heads.end()) continue;
-      return Unsupported(fmt::format(
-          "policy {} reads what policy {}, with which the engine was opened, gives back of KV "
-          "head {} in layer {}",
-          name, core.options.policy.name, h, layer));
+      return CheckUse(Use::kOthersHeads, policy, name, core.options.policy.name, h, layer);
     }
   }
   return {};
@@ -184,11 +182,8 @@ double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq,
 }
 
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
-  if (policy.Kept().rows > 0 && core.bank->HasHostLayers()) {
-    return Unsupported(fmt::format(
-        "policy {} forgets rows, and cannot run where K or V of layers are on the host, as the "
-        "policy of the engine has them: open the engine with {}",
-        name, name));
+  if (core.bank->HasHostLayers()) {
+    OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideHostKv, policy, name));
   }
   Status status;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {

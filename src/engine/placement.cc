@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
+#include "engine/compositions.h"
 #include "model/forward.h"
 #include "model/limits.h"
 #include "policy/policy.h"
@@ -591,12 +592,11 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                       placed.host_layers, sizes, placement.Others(plan, host.bytes)));
     }
     if (options.place == "host" && !away) {
+      const std::string others = sizes + placement.Others(plan, host.bytes);
+      OKV_RETURN_IF_ERROR(CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, others));
       return ResourceExhausted(fmt::format(
-          "`place` is host, but {}: {}{}",
-          placed.tiers.empty()
-              ? "the policy reads no layer sparsely"
-              : fmt::format("a context of {} tokens does not fit that way either", asked),
-          sizes, placement.Others(plan, host.bytes)));
+          "`place` is host, but a context of {} tokens does not fit that way either: {}", asked,
+          others));
     }
   }
   if (fits < asked + kBlockTokens) {

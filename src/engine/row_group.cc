@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/compositions.h"
 #include "engine/supported.h"
 
 namespace omnikv {
@@ -67,10 +68,8 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
                                          group->policy().Kept(), core.work.max_rows));
   core.set_bytes += group->residency().Bytes();
   if (max_seqs > 1 && !group->residency().CanRecord()) {
-    return Unsupported(fmt::format(
-        "policy {} passes layers through the card one after another, and cannot serve a batch of "
-        "{} sequences",
-        group->policy_name(), max_seqs));
+    OKV_RETURN_IF_ERROR(
+        CheckUse(Use::kStreamedBatch, group->policy(), group->policy_name(), max_seqs));
   }
   group->members_.resize(static_cast<size_t>(max_seqs));
   return group;

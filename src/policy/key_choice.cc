@@ -35,6 +35,8 @@ PolicyInfo KeyChoicePolicy(std::string name, std::string summary, PolicyFacts fa
   return {.name = std::move(name),
           .summary = std::move(summary),
           .facts = std::move(facts),
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = PromptChoiceSettings({}, 1),
           .make = [kind] { return std::make_unique<KeyChoice>(kind); },
           .batches = true,

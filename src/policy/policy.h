@@ -18,6 +18,7 @@
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
 #include "bank/state_stream.h"
+#include "policy/policy_info.h"
 #include "policy/residual_rows.h"
 #include "policy/settings.h"
 
@@ -255,46 +256,5 @@ class Policy {
   }
 };
 
-// What a reader wants to know of a policy before it runs, a phrase each: of a context of N tokens,
-// a budget of b tokens, and rows (K and V of a token in a layer). Empty: not said.
-struct PolicyFacts {
-  std::string source;   // the paper, and the published code that it follows
-  std::string chooses;  // when it chooses, and by what
-  std::string keeps;    // which rows, and in which memory
-  std::string reads;    // in a decode step, per layer
-  std::string holds;    // after the prompt, per layer
-  std::string loses;    // what it is known to lose
-};
-
-struct PolicyInfo {
-  std::string name;
-  std::string summary;  // one line: what it keeps, what it reads, where it is from
-  PolicyFacts facts = {};
-  std::vector<SettingSpec> settings;
-  std::function<std::unique_ptr<Policy>()> make;
-  bool batches = false;  // whether it keeps the state of more than one sequence
-  // Settings under which it reads everything a context of `length` holds, so that it must equal
-  // `full`; empty where it cannot, and then `exempt` says why.
-  std::function<std::vector<SettingList>(int64_t length)> covering = [](int64_t) {
-    return std::vector<SettingList>{};
-  };
-  std::string exempt;
-  // Other settings whose steps differ, for the house tests: valid on a model of six layers or more,
-  // each with a budget far below a context of 100 tokens.
-  std::vector<SettingList> test_settings;
-  // Whether it is what a user wants by default on this model, of `n_layers` global-attention
-  // layers; null: never.
-  std::function<bool(std::string_view model_name, int32_t n_layers)> recommended;
-};
-
-// Every policy of this build, by name.
-const std::vector<PolicyInfo>& AllPolicies();
-// The first policy that recommends itself for a model, else `full`.
-const PolicyInfo& RecommendedPolicy(std::string_view model_name, int32_t n_layers);
-// kInvalidArgument with the list of names when there is none of that name.
-Result<const PolicyInfo*> FindPolicy(const std::string& name);
-// The same, where "auto" is the recommended one.
-Result<const PolicyInfo*> ResolvePolicy(const std::string& name, std::string_view model_name,
-                                        int32_t n_layers);
 
 }  // namespace omnikv

@@ -235,6 +235,8 @@ PolicyInfo KascadePolicy() {
               "anchor layers choose for each KV head what the layers up to the next one read "
               "(Kascade)",
           .facts = KascadeFacts(),
+          .kind = PolicyKind::kSelects,
+          .knob = {.key = "share", .with = {{"least", "1"}}},
           .settings = KascadeSettings(),
           .make = [] { return std::make_unique<Kascade>(); },
           .batches = true,

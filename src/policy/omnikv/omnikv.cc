@@ -285,6 +285,8 @@ PolicyInfo OmnikvPolicy() {
   return {.name = "omnikv",
           .summary = "filter layers read everything and choose what the others read (OmniKV)",
           .facts = OmnikvFacts(),
+          .kind = PolicyKind::kSelects,
+          .knob = {.key = "budget", .with = {{"dense_below", "0"}}},
           .settings = OmnikvSettings(),
           .make = [] { return std::make_unique<Omnikv>(); },
           .batches = true,

@@ -541,10 +541,10 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
                         LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
-                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, AgedScoresArgs, PoolArgs,
-                        PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs,
-                        MergeStatesArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs,
-                        CustomArgs>;
+                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, QueryMomentsArgs,
+                        ExpectedScoreArgs, AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs,
+                        WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs,
+                        LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -46,6 +46,7 @@ SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
 TOP_P = "src/policy/omnikv/top_p"
 COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
 COMPOSITIONS = "src/engine/compositions.cc"
+EXPECTED = "src/policy/expected_attention/expected_attention.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -122,6 +123,23 @@ FAULTS = {
     "keys_of_the_largest_norm": (KERNELS + "key_score.cu", "out[t] = -score;", "out[t] = score;"),
     "keys_have_another_anchor": (
         KERNELS + "key_score.cu", "own[at + j] += k.v[j] * inverse;", "own[at + j] += k.v[j];"),
+    "expected_queries_of_sinks_count": (EXPECTED, ".skip = sinks_,", ".skip = 0,"),
+    "expected_last_chunk_alone": (
+        EXPECTED, ".accumulate = seen > 0 && seen == step.first_pos", ".accumulate = false"),
+    "expected_next_position_alone": (EXPECTED, ".future = future_,", ".future = 1,"),
+    "expected_scale_missing": (EXPECTED, ".scale = attend.scale,", ".scale = 1,"),
+    "expected_without_values": (EXPECTED, ".values = values_}", ".values = false}"),
+    "expected_sinks_compete": (EXPECTED, ".sinks = sinks_,", ".sinks = 0,"),
+    "expected_epsilon_missing": (EXPECTED, ".epsilon = epsilon_,", ""),
+    "expected_queries_stay_rotated": (
+        EXPECTED, ".inv_freq = InvFreq(step.layer),\n                                     .out", ".out"),
+    "moments_turned_the_other_way": (
+        KERNELS + "expected.cu", "(low ? partner : -partner)", "(low ? -partner : partner)"),
+    "moments_forget_the_distance_of_means": (
+        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x]) * (mean[y] - before[y]))",
+        "*out"),
+    "expected_covariance_counts_twice": (
+        KERNELS + "expected.cu", "scale * scale / 2 * v", "scale * scale * v"),
     "h2o_forgets_what_earlier_queries_gave": (H2O, ".accumulate = true", ".accumulate = false"),
     "h2o_last_query_alone": (H2O, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
     "h2o_gives_up_recent_tokens": (H2O, ".recent = recent_}", ".recent = recent_ - 1}"),
@@ -299,7 +317,9 @@ def build(args, root):
     for stop in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
-        for name in args.only or [n for n, (path, _, _) in FAULTS.items() if path not in ON_HOST]:
+        on_card = [n for n, (path, _, _) in FAULTS.items()
+                   if path not in (AWAY, COST, COMBINATIONS, COMPOSITIONS)]
+        for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
                 sys.exit(f"mutants.py: {file} has changes that are not committed")

@@ -6,6 +6,7 @@ import numpy as np
 
 from oracle.blocks import Blocks
 from oracle.duo import Duo
+from oracle.expected_attention import ExpectedAttention
 from oracle.h2o import H2o
 from oracle.kascade import Kascade
 from oracle.kcache import KCache
@@ -25,7 +26,7 @@ HEAD_MAP = "head_map.tsv"
 
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
-         "h2o": H2o, "blocks": Blocks, "strided": Strided,
+         "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
          "kascade": Kascade}
 
 
@@ -104,6 +105,12 @@ OTHERS = {
     "knorm": ((40, 104, 112),
               {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)}, {}),
     "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)}, {}),
+    "expected_attention": (
+        LENGTHS, {budget: {"budget": budget} for budget in (16, 24, 32, 56)},
+        {"mean": {"budget": 24, "covariance": 0}, "no_vnorm": {"budget": 24, "vnorm": 0},
+         "no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 24, "sinks": 12},
+         "next": {"budget": 24, "future": 1}, "near": {"budget": 24, "future": 16},
+         "epsilon": {"budget": 24, "epsilon": 0.05}}),
     "h2o": (
         LENGTHS,
         {budget: {"budget": budget} for budget in (16, 32, 56)},

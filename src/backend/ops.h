@@ -582,12 +582,13 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
   return op;
 }
 
-using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
-                        LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
-                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, AgedScoresArgs, PoolArgs,
-                        PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs,
-                        MergeStatesArgs, PickHeadsArgs, LocateRowsArgs, CompactArgs, EvictArgs,
-                        UndoEvictArgs, CustomArgs>;
+using Op =
+    std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
+                 LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
+                 BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, QueryMomentsArgs,
+                 ExpectedScoreArgs, AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs,
+                 WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs,
+                 LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

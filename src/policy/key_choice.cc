@@ -12,7 +12,7 @@ class KeyChoice : public PromptChoice {
   explicit KeyChoice(KeyScoreKind kind) : kind_(kind) {}
 
  protected:
-  const float* Score(const AttendArgs& attend, const SeqMeta* seq) override {
+  const float* Score(const LayerStep&, const AttendArgs& attend, const SeqMeta* seq) override {
     backend().Enqueue(KeyScoreArgs{.kv = attend.kv,
                                    .seqs = seq,
                                    .out = scores(),

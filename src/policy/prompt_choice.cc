@@ -18,10 +18,11 @@ Status PromptChoice::Prepare(const PolicyContext& context, PolicySettings& setti
 }
 
 void PromptChoice::Observe(const LayerStep& step, const AttendArgs& attend) {
+  if (step.chooses_after && WeighsAllRows()) Weigh(step, attend);
   if (!step.chooses) return;
   const SeqMeta* seq = attend.seqs + step.seq;
   choice_.EnqueueRange(seq, 1);
-  choice_.EnqueueBest(Score(attend, seq), context_.max_context, seq, 1);
+  choice_.EnqueueBest(Score(step, attend, seq), context_.max_context, seq, 1);
 }
 
 std::optional<Retained> PromptChoice::Retains(const LayerStep& step) const {

@@ -21,8 +21,11 @@ class PromptChoice : public Policy {
   void Observe(const LayerStep& step, const AttendArgs& attend) final;
 
   Keeps Kept() const final {
-    return {
-        .rows = budget_, .first_prompt = !recompress_, .room = room_, .lists = context_.n_kv_heads};
+    return {.rows = budget_,
+            .first_prompt = !recompress_,
+            .room = room_,
+            .lists = context_.n_kv_heads,
+            .sums = WeighsAllRows()};
   }
   std::optional<Retained> Retains(const LayerStep& step) const final;
 
@@ -47,11 +50,20 @@ class PromptChoice : public Policy {
   virtual int32_t Recent() const { return 0; }
   // Enqueues the scores of the tokens before the recent ones, by the prompt's last rows, of one
   // sequence: into scores(), or what is returned, f32 [n_kv_heads, max_context].
-  virtual const float* Score(const AttendArgs& attend, const SeqMeta* seq) = 0;
+  virtual const float* Score(const LayerStep& step, const AttendArgs& attend,
+                             const SeqMeta* seq) = 0;
+  // Whether the scores come from all rows of the prompt (Keeps::sums), each of whose steps then
+  // calls Weigh before the last one chooses.
+  virtual bool WeighsAllRows() const { return false; }
+  virtual void Weigh(const LayerStep& step, const AttendArgs& attend) {
+    static_cast<void>(step);
+    static_cast<void>(attend);
+  }
 
   const PolicyContext& context() const { return context_; }
   Backend& backend() const { return *context_.backend; }
   int64_t budget() const { return budget_; }
+  bool recompress() const { return recompress_; }  // later turns end in a choice too
   float* scores() const { return scores_.as<float>(); }
   const int32_t* n_candidates() const { return choice_.n_candidates(); }  // [1], for Score
   Result<Buffer> TakeScores() {

@@ -30,6 +30,11 @@ const PolicyOptions kSnapKv = {.name = "snapkv",
 const PolicyOptions kSnapKvAnew = {
     .name = "snapkv",
     .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}, {"room", "40"}}};
+const PolicyOptions kExpected = {.name = "expected_attention",
+                                 .settings = {{"budget", "24"}, {"room", "40"}}};
+const PolicyOptions kExpectedAnew = {
+    .name = "expected_attention",
+    .settings = {{"budget", "24"}, {"turn", "recompress"}, {"room", "40"}}};
 
 const PolicyOptions kH2o = {.name = "h2o",
                             .settings = {{"budget", "24"}, {"recent", "8"}, {"room", "40"}}};
@@ -165,8 +170,8 @@ std::vector<std::vector<float>> Talk(Engine& engine, const PolicyOptions& policy
 }
 
 TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
-  for (const PolicyOptions& policy :
-       {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kH2o, kObserved}) {
+  for (const PolicyOptions& policy : {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew,
+                                      kH2o, kObserved, kExpected, kExpectedAnew}) {
     for (const bool windows : {false, true}) {
       SCOPED_TRACE(fmt::format("{}, windows {}", policy.name, windows));
       Made setup{.policy = policy, .windows = windows, .sessions = 2};
@@ -205,7 +210,7 @@ TEST_P(PromptsByLayer, FourTimesTheContextThatFitsWhole) {
   const auto full = omnikv::Make(GetParam(), setup, none);
   ASSERT_FALSE(full.ok());
   EXPECT_THAT(full.status().message(), HasSubstr("a context of 2048 tokens does not fit"));
-  for (const PolicyOptions& policy : {kTova, kSnapKv, kH2o, kObserved}) {
+  for (const PolicyOptions& policy : {kTova, kSnapKv, kH2o, kObserved, kExpected, kExpectedAnew}) {
     SCOPED_TRACE(policy.name);
     setup.policy = policy;
     setup.by_layer = false;

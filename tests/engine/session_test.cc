@@ -393,7 +393,8 @@ TEST_P(SessionTest, StepsGoOnFromACancelledPrompt) {
        .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "5"}}},
       {.name = "tova", .settings = {{"budget", "24"}}},
       {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}},
-      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}}}};
+      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}}},
+      {.name = "expected_attention", .settings = {{"budget", "24"}}}};
   for (const PolicyOptions& policy : kPolicies) {
     const auto session = Open(*engine, policy);
     const auto fresh = Open(*engine, policy);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cpu/attend.h"
+#include "backend/cpu/expected.h"
 #include "backend/cpu/isa.h"
 #include "backend/cpu/kept_rows.h"
 #include "backend/cpu/matvec.h"
@@ -94,6 +95,7 @@ struct CpuBackend::Impl {
         attend(pool, isa),
         select(pool, isa),
         score(pool, isa),
+        expected(pool, isa),
         many{PrefillGemm(pool, options.precision), PrefillAttention(pool, options.precision)},
         few{PrefillGemm(pool, GemmPrecision::kFull), PrefillAttention(pool, GemmPrecision::kFull)} {
   }
@@ -105,6 +107,7 @@ struct CpuBackend::Impl {
   CpuAttend attend;
   CpuSelect select;
   CpuScore score;
+  CpuExpected expected;
   struct Prefill {
     PrefillGemm gemm;
     PrefillAttention attend;
@@ -372,6 +375,8 @@ struct CpuBackend::Impl {
   void Execute(const BlockSummaryArgs& a) { score.Run(a); }
   void Execute(const BlockScoreArgs& a) { score.Run(a); }
   void Execute(const KeyScoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const QueryMomentsArgs& a) { expected.Run(a, Scratch()); }
+  void Execute(const ExpectedScoreArgs& a) { expected.Run(a, Scratch()); }
   void Execute(const AgedScoresArgs& a) { score.Run(a); }
   void Execute(const PoolArgs& a) { score.Run(a); }
   void Execute(const PlanRangeArgs& a) { CpuPlanRange(a); }
@@ -433,6 +438,8 @@ struct CpuBackend::Impl {
   int64_t Need(const BlockSummaryArgs&) { return 0; }
   int64_t Need(const BlockScoreArgs&) { return 0; }
   int64_t Need(const KeyScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const QueryMomentsArgs& a) { return expected.ScratchFloats(a); }
+  int64_t Need(const ExpectedScoreArgs& a) { return expected.ScratchFloats(a); }
   int64_t Need(const AgedScoresArgs&) { return 0; }
   int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }

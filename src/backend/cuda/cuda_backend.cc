@@ -127,6 +127,8 @@ class CudaBackend : public Backend {
   void Execute(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
   void Execute(const BlockScoreArgs& a) { BlockScore(a, Here()); }
   void Execute(const KeyScoreArgs& a) { KeyScore(a, Here(KeyScoreScratch(a))); }
+  void Execute(const QueryMomentsArgs& a) { QueryMomentsOf(a, Here(QueryMomentsScratch(a))); }
+  void Execute(const ExpectedScoreArgs& a) { ExpectedScore(a, Here(ExpectedScoreScratch(a))); }
   void Execute(const AgedScoresArgs& a) { AgedScores(a, Here()); }
   void Execute(const PoolArgs& a) { Pool(a, Here()); }
   void Execute(const PlanRangeArgs& a) { PlanRange(a, Here()); }

@@ -186,6 +186,13 @@ void BlockScore(const BlockScoreArgs& args, const Launch& launch);
 size_t KeyScoreScratch(const KeyScoreArgs& args);
 void KeyScore(const KeyScoreArgs& args, const Launch& launch);
 
+// --- kernels/expected.cu: moments of queries, and scores by them.
+
+size_t QueryMomentsScratch(const QueryMomentsArgs& args);
+void QueryMomentsOf(const QueryMomentsArgs& args, const Launch& launch);
+size_t ExpectedScoreScratch(const ExpectedScoreArgs& args);
+void ExpectedScore(const ExpectedScoreArgs& args, const Launch& launch);
+
 // --- kernels/select.cu: from scores to chosen tokens.
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);

@@ -175,6 +175,8 @@ class RefBackend : public HostBackend {
   static void Execute(const BlockSummaryArgs& a) { RefBlockSummary(a); }
   static void Execute(const BlockScoreArgs& a) { RefBlockScore(a); }
   static void Execute(const KeyScoreArgs& a) { RefKeyScore(a); }
+  static void Execute(const QueryMomentsArgs& a) { RefQueryMoments(a); }
+  static void Execute(const ExpectedScoreArgs& a) { RefExpectedScore(a); }
   static void Execute(const AgedScoresArgs& a) { RefAgedScores(a); }
   static void Execute(const PoolArgs& a) { RefPool(a); }
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }

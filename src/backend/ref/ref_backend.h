@@ -29,6 +29,8 @@ void RefScore(const ScoreArgs& a);
 void RefBlockSummary(const BlockSummaryArgs& a);
 void RefBlockScore(const BlockScoreArgs& a);
 void RefKeyScore(const KeyScoreArgs& a);
+void RefQueryMoments(const QueryMomentsArgs& a);
+void RefExpectedScore(const ExpectedScoreArgs& a);
 void RefAgedScores(const AgedScoresArgs& a);
 void RefPool(const PoolArgs& a);
 

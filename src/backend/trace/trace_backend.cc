@@ -54,6 +54,8 @@ struct Localise {
   void operator()(BlockSummaryArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(KeyScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(QueryMomentsArgs& a) const { a.steps = host.Of(a.steps, 1); }
+  void operator()(ExpectedScoreArgs& a) const { a.seqs = host.Of(a.seqs, 1); }
   void operator()(AgedScoresArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(PoolArgs& a) const { a.n = host.Of(a.n, a.n_seqs); }
   void operator()(TopKArgs& a) const {

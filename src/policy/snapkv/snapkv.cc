@@ -46,7 +46,7 @@ class SnapKv : public PromptChoice {
 
   int32_t Recent() const override { return window_; }
 
-  const float* Score(const AttendArgs& attend, const SeqMeta* seq) override {
+  const float* Score(const LayerStep&, const AttendArgs& attend, const SeqMeta* seq) override {
     backend().Enqueue(ScoreArgs{.q = attend.q,
                                 .lse = attend.lse,
                                 .kv = attend.kv,

@@ -11,6 +11,7 @@
 #include "bank/kept_rows.h"
 #include "base/check.h"
 #include "engine/core.h"
+#include "policy/kv_bytes_read.h"
 
 namespace omnikv {
 namespace {

@@ -61,7 +61,8 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
                   .n_kv_heads = spec.n_kv_heads,
                   .dk = spec.dk,
                   .dv = spec.dv};
-  const SeqLength at = AtPromptEnd(policy->Kept(), plan.context);
+  std::vector<int64_t> layer_gone;
+  const SeqLength at = AtPromptEnd(policy->Kept(), plan.context, layer_gone);
   uint64_t read = 0;
   int32_t global = 0;
   int32_t budgeted = 0;
@@ -76,10 +77,13 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   json["settings"] = settings->ToString();
   json["dense_layers"] = context.n_layers - budgeted;
   size_t held[2] = {};  // by tier
-  for (const LayerSpec& layer : bank.layers) {
+  global = 0;
+  for (size_t i = 0; i < bank.layers.size(); ++i) {
+    const LayerSpec& layer = bank.layers[i];
+    const int32_t number = bank.IsGlobal(i) ? global++ : -1;
     for (const StreamSpec& s : layer.streams) {
       const TableSpec& table = bank.tables[static_cast<size_t>(s.table)];
-      const int64_t tokens = HeldTokens(*policy, table, plan.context, bank.block_tokens);
+      const int64_t tokens = HeldTokens(*policy, number, table, plan.context, bank.block_tokens);
       const bool on_host = s.tier == TierKind::kHost;
       held[on_host] += static_cast<size_t>(tokens) * bank.StreamBytes(layer, s);
     }

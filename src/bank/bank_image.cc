@@ -78,7 +78,7 @@ Status CheckImage(const BankConfig& config, const SequenceImage& image) {
 template <typename Visit>
 void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
   const int64_t bt = config_.block_tokens;
-  // each(block, its rows); what a layer has no rows in is of no one.
+  // each(block, its rows). A layer with fewer rows than its table may have none in the last blocks.
   const auto blocks = [&](size_t number, int32_t layer, const auto& each) {
     const BlockTable& table = tables_[number].blocks;
     const int64_t rows = RowsOf(number, seq, Length(seq)) - fewer_[FewerIndex(seq, layer)];

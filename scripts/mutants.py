@@ -36,9 +36,9 @@ from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
 STEP_CHOICE = "src/policy/step_choice.cc"
-TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
+TOVA, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE, PYRAMIDKV = (
     f"src/policy/{p}/{p}.cc"
-    for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
+    for p in ("tova", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade", "pyramidkv"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY = "src/bank/away_attention.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
@@ -47,6 +47,7 @@ TOP_P = "src/policy/omnikv/top_p"
 COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
 COMPOSITIONS = "src/engine/compositions.cc"
 EXPECTED = "src/policy/expected_attention/expected_attention.cc"
+WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -103,15 +104,24 @@ FAULTS = {
         STEP_CHOICE, "memory_, {.budget = budget_}", "memory_, {.budget = budget_ - 1}"),
     "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
     "snapkv_window_off_by_one": (
-        SNAPKV, "Recent() const override { return window_; }",
-        "Recent() const override { return window_ + 1; }"),
-    "snapkv_queries_off_by_one": (SNAPKV, ".window = window_,", ".window = window_ - 1,"),
+        "src/policy/window_choice.h", "Recent() const final { return window_; }",
+        "Recent() const final { return window_ + 1; }"),
+    "snapkv_queries_off_by_one": (WINDOW_CHOICE, ".window = window_,", ".window = window_ - 1,"),
     "snapkv_maximum_of_the_group": (
-        SNAPKV, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
-    "snapkv_scale_missing": (SNAPKV, ".scale = attend.scale", ".scale = 1"),
-    "snapkv_does_not_pool": (SNAPKV, ".kernel = kernel_,", ".kernel = 1,"),
+        WINDOW_CHOICE, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "snapkv_scale_missing": (WINDOW_CHOICE, ".scale = attend.scale", ".scale = 1"),
+    "snapkv_does_not_pool": (WINDOW_CHOICE, ".kernel = kernel_,", ".kernel = 1,"),
     "snapkv_last_query_alone": (
-        SNAPKV, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+        WINDOW_CHOICE, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "pyramidkv_steps_by_one_layer_more": (PYRAMIDKV, "/ (layers - 1))", "/ layers)"),
+    "pyramidkv_stands_on_its_head": (
+        PYRAMIDKV, "most - layer * ((most", "least + layer * ((most"),
+    "pyramidkv_beta_is_fixed": (PYRAMIDKV, "least = mean / beta;", "least = mean / 20;"),
+    "pyramidkv_short_prompts_are_as_steep": (
+        PYRAMIDKV, "      least = 2 * mean - most;\n", ""),
+    "layers_stand_where_the_largest_does": (
+        "src/bank/kept_rows.cc", "bank_.LayerGone(seq, classes_[c].layers.front())",
+        "bank_.Gone(seq, classes_[c].table)"),
     "knorm_keeps_one_fewer": (  # and so do keydiff and snapkv
         "src/policy/prompt_choice.cc", "memory_, {.budget = budget_,", "memory_, {.budget = budget_ - 1,"),
     "knorm_of_the_next_sequence": (

@@ -13,6 +13,7 @@ from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
 from oracle.omnikv import OmniKv
 from oracle.policy import Full
+from oracle.pyramidkv import PyramidKv
 from oracle.quest import Quest
 from oracle.snapkv import SnapKv
 from oracle.streaming import Streaming
@@ -27,7 +28,7 @@ HEAD_MAP = "head_map.tsv"
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
          "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
-         "kascade": Kascade}
+         "kascade": Kascade, "pyramidkv": PyramidKv}
 
 
 def gates():
@@ -99,6 +100,18 @@ OTHERS = {
         {f"{pool}{kernel}": {"budget": 32, "window": window, "pool": pool, "kernel": kernel}
          for pool, kernel, window in (("mean", 1, 8), ("max", 5, 8), ("max", 7, 8),
                                       ("mean", 15, 12), ("max", 15, 12))} |
+        {"defaults": {"budget": 48, "pool": "mean"}}),
+    # pyramidkv has budgets at which the numbers are those of the formula's first branch and of its
+    # second, and at which rounding moves its logits least.
+    "pyramidkv": (
+        LENGTHS,
+        {budget: {"budget": budget, "window": window, "pool": "mean", "kernel": 5}
+         for budget, window in ((16, 8), (32, 8), (48, 12))},
+        {name: {"budget": 32, "window": 8, "pool": "mean", "kernel": 5, **which}
+         for name, which in {
+             "beta_2": {"beta": 2}, "beta_5": {"beta": 5},
+             "max7": {"budget": 48, "pool": "max", "kernel": 7}, "last_chooses_none": {"budget": 15},
+             "steep": {"budget": 62, "window": 4}}.items()} |
         {"defaults": {"budget": 48, "pool": "mean"}}),
     # knorm has lengths and budgets that do not cut through equal tokens of the first layer, whose keys
     # differ by their rotation alone.

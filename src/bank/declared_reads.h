@@ -2,7 +2,9 @@
 // this the bank decides where K/V lie and how they come near (bank/residency.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "backend/score_ops.h"
@@ -64,6 +66,17 @@ struct Keeps {
   // be cut back but to nothing, steps that nobody read apart, and no rows that other policies'
   // steps computed can be taken over.
   bool sums = false;
+  // Where layers keep different numbers of rows after a prompt (docs/decisions/057): how many each
+  // keeps at most, by the policy's numbers of layers, of which `rows` is the largest; and how many
+  // of a sequence that has so many tokens after the prompt. Empty: as many in each.
+  std::vector<int64_t> layer_rows;
+  std::function<int64_t(int32_t layer, int64_t tokens)> rows_after;
+
+  bool LayersDiffer() const { return !layer_rows.empty(); }
+  // What `layer` keeps of a sequence of `tokens` after a prompt.
+  int64_t RowsAfter(int32_t layer, int64_t tokens) const {
+    return std::min(tokens, LayersDiffer() ? rows_after(layer, tokens) : rows);
+  }
 };
 
 // The rows that a layer keeps, as one step chose them.

@@ -77,7 +77,7 @@ bool Residency::Step::HasSelected(int32_t layer) const {
 
 KvPlace Residency::Step::OfPolicy() const {
   if (r_.kept_ == nullptr) return {};
-  const KeptRows::Located located = r_.kept_->Of(rows_.prefill);
+  const KeptRows::Located located = r_.kept_->OfFirst(rows_.prefill);
   return {.rows = located.rows, .seqs = located.seqs};
 }
 
@@ -97,8 +97,9 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
   if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
   if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
     r_.kept_->SetPositions(layer, place.kv);
-    place.rows = OfPolicy().rows;
-    place.seqs = OfPolicy().seqs;
+    const KeptRows::Located located = r_.kept_->Of(layer, rows_.prefill);
+    place.rows = located.rows;
+    place.seqs = located.seqs;
   }
   return places;
 }
@@ -177,7 +178,7 @@ Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool c
 }
 
 Status Residency::AppendWhole(int32_t seq, int64_t n) {
-  return kept_ != nullptr ? kept_->AppendWhole(seq, n) : bank_.AppendWhole(seq, n, 0);
+  return kept_ != nullptr ? kept_->AppendWhole(seq, n) : bank_.AppendWhole(seq, n, {});
 }
 
 void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -63,6 +64,13 @@ class Residency {
   void Resume(int32_t q, int32_t seq, bool prompted) {
     if (kept_ != nullptr) kept_->Resume(q, seq, prompted);
   }
+  // Tokens of q whose rows are lost by choice, those of evictions apart: in the layer that lost
+  // least, and by the policy's number of the layer where these differ, else empty. The latter stand
+  // until q changes.
+  int64_t Gone(int32_t q) const { return kept_ != nullptr ? kept_->Gone(q) : 0; }
+  std::span<const int64_t> LayerGone(int32_t q) const {
+    return kept_ != nullptr ? kept_->LayerGone(q) : std::span<const int64_t>();
+  }
   // What it keeps per token of a sequence.
   StateStreams states() const { return kept_ != nullptr ? kept_->positions() : StateStreams(); }
   // Bank::Append, for rows of a prompt or of decode steps. `chooses`: StepRows::chooses.
@@ -106,7 +114,7 @@ class Residency {
   // prompt calls them for that one.
   class Step {
    public:
-    // The step's rows and sequences as the policy counts them (KvPlace); no K/V.
+    // The step's rows and sequences as the policy counts them in layer 0 (KvPlace); no K/V.
     KvPlace OfPolicy() const;
     // Where `layer` reads and writes in this step, by head class: one place for all heads, or
     // several with some heads each. What is enqueued after it writes the new rows.

@@ -208,6 +208,7 @@ std::string TextOf(const SavedContext& saved) {
   for (const auto& [begin, end] : saved.chunks) {
     text["chunks"].push_back({{"begin", begin}, {"end", end}});
   }
+  if (!saved.image.fewer.empty()) text["fewer_rows"] = saved.image.fewer;
   if (saved.random) {
     text["seed"] = saved.random->seed;
     text["random"] = saved.random->state;
@@ -253,6 +254,12 @@ Result<SavedContext> ParseSavedContext(std::string_view text) {
       static_cast<int32_t>(fields.Int("pending", -1, std::numeric_limits<int32_t>::max()));
   saved.settled = fields.Bool("settled");
   saved.prompted = fields.Bool("prompted");
+  if (root.is_object() && root.contains("fewer_rows")) {
+    fields.ForArray("fewer_rows", [&](const json& n) {
+      if (!n.is_number_integer()) return fields.Fail("'fewer_rows' has what is no number");
+      saved.image.fewer.push_back(n.get<int64_t>());
+    });
+  }
   saved.has_logits = fields.Bool("has_logits");
   if (fields.Bool("draws")) {
     saved.random = {.seed = fields.Unsigned("seed"), .state = fields.Unsigned("random")};

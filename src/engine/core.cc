@@ -205,11 +205,11 @@ uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLe
   return bytes;
 }
 
-int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
+int64_t HeldTokens(const Policy& policy, int32_t global, const TableSpec& table, int64_t length,
                    int32_t block_tokens) {
   const auto blocks = [&](int64_t n) { return (n + block_tokens - 1) / block_tokens; };
   const Keeps keeps = policy.Kept();
-  if (keeps.rows > 0 && table.window == 0) length = std::min(length, keeps.rows);
+  if (keeps.rows > 0 && table.window == 0) length = keeps.RowsAfter(global, length);
   const Policy::TokenRange dropped = DroppedTokens(policy, table, length);
   const int64_t gone = std::min(dropped.end, length) / block_tokens - blocks(dropped.begin);
   return (blocks(length) - std::max<int64_t>(0, gone)) * block_tokens;

@@ -145,8 +145,10 @@ double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq, c
 // Bytes of V that a decode step reads in place on the host.
 uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at);
 
-// Tokens whose rows a sequence of `length` tokens keeps in the layers of a table, in whole blocks.
-int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
+// Tokens whose rows a sequence of `length` tokens keeps in a stream of a layer after its prompt, in
+// whole blocks: `table` is the stream's, and `global` the policy's number of a layer without a
+// sliding window.
+int64_t HeldTokens(const Policy& policy, int32_t global, const TableSpec& table, int64_t length,
                    int32_t block_tokens);
 
 }  // namespace omnikv

@@ -345,6 +345,7 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   const auto bank = [&] { return MakeBankConfig(config, plan, max_sessions); };
   plan.by_layer = false;
   plan.prompt = 0;
+  plan.layer_held.clear();
   plan.values_away.clear();
   if (plan.may_leave) plan.values_away = ReadsByLayer(config, policy.Reads()).few_values;
   plan.max_held = MaxHeld(policy, plan.context);
@@ -352,11 +353,16 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
     const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kDevice);
     const size_t prompt = PromptBytes(config, bank(), plan.context);
-    plan.max_held = keeps.rows + std::max(keeps.room, keeps.chunk);
+    const int64_t later = std::max(keeps.room, keeps.chunk);
+    plan.max_held = keeps.rows + later;
+    for (const int64_t rows : keeps.layer_rows) plan.layer_held.push_back(rows + later);
     plan.by_layer =
         keeps.chunk == 0 && Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
-    if (!plan.by_layer && keeps.chunk == 0) plan.max_held = 0;
+    if (!plan.by_layer && keeps.chunk == 0) {
+      plan.max_held = 0;
+      std::fill(plan.layer_held.begin(), plan.layer_held.end(), 0);
+    }
   }
   plan.states = StateBytes(config, bank(), policy);
 }
@@ -428,7 +434,7 @@ size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Polic
   size_t bytes = 0;
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (bank.layers[static_cast<size_t>(layer)].table() != 0) continue;
+    if (!bank.IsGlobal(static_cast<size_t>(layer))) continue;
     bytes += bank.StateBytes(PositionsSpec(layer, keeps));
   }
   for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
@@ -461,6 +467,22 @@ void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig&
   });
 }
 
+// Layers that keep different numbers of rows have a table each, the first of them table 0.
+void SplitByLayers(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
+  if (plan.layer_held.empty()) return;
+  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
+    const int64_t held = plan.layer_held[static_cast<size_t>(global)];
+    if (global == 0) {
+      bank.tables[0].max_held = held;
+      return;
+    }
+    for (StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
+      stream.table = static_cast<int32_t>(bank.tables.size());
+    }
+    bank.tables.push_back({.max_held = held});
+  });
+}
+
 }  // namespace
 
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
@@ -486,6 +508,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     for (StreamSpec& stream : bank.layers[layer].streams) stream.table = table->second;
   }
   SplitByHeads(config, plan, bank);
+  SplitByLayers(config, plan, bank);
   bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;

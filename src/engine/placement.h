@@ -29,6 +29,9 @@ struct MemoryPlan {
     int64_t max_held = 0;
   };
   std::vector<HeadClass> head_classes;
+  // Where those layers keep different numbers of rows (Keeps::LayersDiffer), max_held of each: they
+  // have a table each. Empty: they share one.
+  std::vector<int64_t> layer_held;
   size_t kv = 0;          // K/V held of `context` tokens in every session
   bool by_layer = false;  // prompts pass layer by layer (docs/decisions/046)
   size_t prompt = 0;      // what such a prompt of `context` tokens takes meanwhile
@@ -80,8 +83,8 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 // TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens, if its
 // prompts pass chunk by chunk; of the heads of a class.
 int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
-// What a plan for plan.context tokens says of `policy`: max_held, head_classes, by_layer, prompt,
-// states, values_away.
+// What a plan for plan.context tokens says of `policy`: max_held, head_classes, layer_held,
+// by_layer, prompt, states, values_away.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
 
@@ -90,7 +93,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
 inline constexpr int64_t kSpareTokens = 64;
 
 // The bank of a model: one LayerSpec per layer. Table 0 has the global-attention layers, or the
-// heads of class 0 in them; each other table those of one size of window, or of another class.
+// heads of class 0 in them, or the first of them; each other table those of one size of window, or
+// of another class, or another one of them.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
 // Sequences that decode together at most.

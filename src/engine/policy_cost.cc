@@ -16,10 +16,13 @@
 namespace omnikv {
 namespace {
 
-size_t BlocksBytes(const Policy& policy, const BankConfig& bank, int32_t table, int64_t tokens,
-                   size_t block_bytes) {
+// Of a layer's blocks in a table, of so many bytes each.
+size_t BlocksBytes(const Policy& policy, const BankConfig& bank, size_t layer, int32_t table,
+                   int64_t tokens, size_t block_bytes) {
+  int32_t global = 0;  // the policy's number of the layer
+  for (size_t l = 0; l < layer; ++l) global += bank.IsGlobal(l) ? 1 : 0;
   const TableSpec& spec = bank.tables[static_cast<size_t>(table)];
-  const int64_t held = HeldTokens(policy, spec, tokens, bank.block_tokens);
+  const int64_t held = HeldTokens(policy, global, spec, tokens, bank.block_tokens);
   return static_cast<size_t>(held / bank.block_tokens) * block_bytes;
 }
 
@@ -29,16 +32,16 @@ size_t StatesHeld(const ModelConfig& config, const Policy& policy, const BankCon
   std::vector<StateSpec> states = StatesByLayer(config, policy.States());
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (bank.layers[static_cast<size_t>(layer)].table() == 0) {
+    if (bank.IsGlobal(static_cast<size_t>(layer))) {
       states.push_back(PositionsSpec(layer, keeps));
     }
   }
   size_t bytes = 0;
   for (const StateSpec& state : states) {
-    const int32_t table = bank.layers[static_cast<size_t>(state.layer)].table();
+    const auto layer = static_cast<size_t>(state.layer);
     const int64_t units = std::max(1, bank.block_tokens / state.unit);  // of a block
-    bytes +=
-        BlocksBytes(policy, bank, table, tokens, static_cast<size_t>(units * state.bytes_per_unit));
+    bytes += BlocksBytes(policy, bank, layer, bank.layers[layer].table(), tokens,
+                         static_cast<size_t>(units * state.bytes_per_unit));
   }
   return bytes;
 }
@@ -71,7 +74,8 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
                   .n_kv_heads = spec.n_kv_heads,
                   .dk = spec.dk,
                   .dv = spec.dv};
-  const SeqLength at = AtPromptEnd(policy->Kept(), tokens);
+  std::vector<int64_t> layer_gone;
+  const SeqLength at = AtPromptEnd(policy->Kept(), tokens, layer_gone);
   uint64_t read = 0;  // by global-attention layers
   uint64_t all = 0;
   int32_t budgeted = 0;
@@ -89,11 +93,12 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
   }
   cost.settings = settings.ToString();
   cost.dense_layers = context.n_layers - budgeted;
-  for (const LayerSpec& layer : bank.layers) {
+  for (size_t l = 0; l < bank.layers.size(); ++l) {
+    const LayerSpec& layer = bank.layers[l];
     for (const StreamSpec& s : layer.streams) {
       const size_t block = bank.StreamBytes(layer, s) * static_cast<size_t>(bank.block_tokens);
       (s.tier == TierKind::kHost ? cost.held.host : cost.held.own) +=
-          BlocksBytes(*policy, bank, s.table, tokens, block);
+          BlocksBytes(*policy, bank, l, s.table, tokens, block);
     }
   }
   cost.policy_bytes = policy->Bytes() + StatesHeld(config, *policy, bank, tokens);

@@ -121,7 +121,10 @@ Result<int32_t> RowGroup::JoinPrefix(const RowGroup& from, int64_t length) {
   OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1 && from.least_length(0) == 0);
   Bank& bank = *core_.bank;
   OKV_ASSIGN_OR_RETURN(const int32_t member, Take([&] { return bank.Fork(from.seq(0)); }));
-  bank.Lose(seq(member), 0, Bank::LoseRows::kNone);  // as `from` would in its next step
+  for (size_t table = 0; table < bank.config().tables.size(); ++table) {
+    // As `from` would in its next step.
+    bank.Lose(seq(member), static_cast<int32_t>(table), Bank::LoseRows::kNone);
+  }
   CutTo(member, length);
   return member;
 }

@@ -464,12 +464,17 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
   const Keeps keeps = policy().Kept();
   for (size_t i = 0; i < saved.image.tables.size(); ++i) {
     const SequenceImage::Table& table = saved.image.tables[i];
-    const bool may_lose = keeps.rows > 0 && i == 0;
+    const bool may_lose = keeps.rows > 0 && core_.bank->config().tables[i].window == 0;
     const bool may_evict = may_lose && keeps.every_step && table.most == keeps.rows;
     if ((table.gone > 0 && !may_lose) || (table.most > 0 && !may_evict)) {
       return Corrupt(fmt::format("its rows were lost in a way that policy {} never loses any",
                                  saved.policy.name));
     }
+  }
+  if (!saved.image.fewer.empty() && !keeps.LayersDiffer()) {
+    return Corrupt(
+        fmt::format("its layers have different numbers of rows, which policy {} never keeps",
+                    saved.policy.name));
   }
   size_t at = 0;
   const auto read = [&](void* to, size_t bytes) {

@@ -6,7 +6,6 @@
 // CMake finds the folder and registers it; tests/policy runs the house tests on it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +19,7 @@
 #include "bank/state_stream.h"
 #include "policy/policy_info.h"
 #include "policy/residual_rows.h"
+#include "policy/seq_length.h"
 #include "policy/settings.h"
 
 namespace omnikv {
@@ -68,19 +68,6 @@ struct LayerStep {
   int32_t head_class = 0;          // of Policy::HeadClasses: the heads that take part
   int32_t seq = 0;                 // prefill: the rows' sequence, of SeqMeta
 };
-
-// A sequence as a decode step finds it, in tokens, the step's own included.
-struct SeqLength {
-  int64_t tokens = 0;
-  int64_t prompt = 0;  // of them, before the first generated one
-  int64_t gone = 0;    // of them, whose rows are lost by choice, those of evictions apart
-};
-
-// Of a policy that keeps `rows` of a prompt, at its end.
-inline SeqLength AtPromptEnd(const Keeps& keeps, int64_t tokens) {
-  const int64_t gone = keeps.rows > 0 ? std::max<int64_t>(0, tokens - keeps.rows) : 0;
-  return {.tokens = tokens, .prompt = tokens, .gone = gone};
-}
 
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
 // are told apart by RowMeta::seq. Thread-compatible.
@@ -200,6 +187,12 @@ class Policy {
     static_cast<void>(at);
     return 0;
   }
+  // Both together, of one layer: where layers have budgets of their own, of which Budget is the
+  // mean, of a sequence of one prompt.
+  virtual int64_t LayerAllows(int32_t layer, const SeqLength& at) const {
+    static_cast<void>(layer);
+    return Budget(at.tokens) + Besides(at);
+  }
 
   // Tokens that no row after the first `length` ones will read, in any layer, by the heads of
   // `head_class` or of a later one: their memory is given back. `begin` is the same for every
@@ -223,7 +216,7 @@ class Policy {
   virtual int32_t PromptStepRows() const { return 0; }
 
   // Methods that choose the rows that a layer keeps, and forget the others. All that such a policy
-  // sees of a step (rows, sequences) counts held rows, not tokens.
+  // sees of a step (rows, sequences) counts held rows, not tokens; in BeginStep, those of layer 0.
   virtual Keeps Kept() const { return {}; }
   // Rows at the end of a sequence's first prompt that it must see in one step to choose.
   virtual int32_t LastRows() const { return 1; }

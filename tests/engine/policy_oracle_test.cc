@@ -304,13 +304,14 @@ INSTANTIATE_TEST_SUITE_P(
                                          "policies_knorm", "policies_keydiff",
                                          "policies_expected_attention", "policies_h2o",
                                          "policies_blocks", "policies_strided", "policies_kascade",
-                                         "policies_omnikv", "policies_kvpress")),
+                                         "policies_omnikv", "policies_pyramidkv",
+                                         "policies_kvpress")),
     NameOfCase);
-INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
-                         ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),
-                                            ::testing::Values(512, 59),
-                                            ::testing::Values("policies_duo")),
-                         NameOfCase);
+INSTANTIATE_TEST_SUITE_P(
+    Devices, PolicyOracleOnItsEngine,
+    ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
+                       ::testing::Values("policies_duo", "policies_pyramidkv")),
+    NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Away, PolicyOracle,
                          ::testing::Combine(::testing::Values("ref_away", "cpu_away", "cuda_away"),
                                             ::testing::Values(512, 59),

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(g++ cmake make ninja-build pkg-config
-  libfmt-dev nlohmann-json3-dev libcli11-dev libhwy-dev libpcre2-dev libutf8proc-dev libedit-dev
+  libfmt-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libhwy-dev libpcre2-dev libutf8proc-dev libedit-dev
   libxxhash-dev libopenblas-pthread-dev libdnnl-dev)
 [ "${1:-}" = tests ] && packages+=(libgtest-dev libgmock-dev python3)
 

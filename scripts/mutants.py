@@ -36,9 +36,9 @@ from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
 STEP_CHOICE = "src/policy/step_choice.cc"
-TOVA, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE, PYRAMIDKV = (
+TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
     f"src/policy/{p}/{p}.cc"
-    for p in ("tova", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade", "pyramidkv"))
+    for p in ("tova", "quest", "duo", "kcache", "h2o", "strided", "kascade", "pyramidkv"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY = "src/bank/away_attention.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
@@ -48,6 +48,7 @@ COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
 COMPOSITIONS = "src/engine/compositions.cc"
 EXPECTED = "src/policy/expected_attention/expected_attention.cc"
 WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
+KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -177,8 +178,7 @@ FAULTS = {
         QUEST, ": HeadReduce::kMax", ": HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".recent = 1,", ".recent = 0,"),
     "quest_prompts_make_no_bounds": (
-        BLOCK_CHOICE, "  MakeStates(step.layer, attend);\n",
-        "  if (!step.prefill) MakeStates(step.layer, attend);\n"),
+        BLOCK_CHOICE, "if (!step.prefill || !rule_.own_keys) MakeStates", "if (!step.prefill) MakeStates"),
     "quest_mean_std_has_lists_of_kv_heads": (
         QUEST, ".per_kv_head = !mean_std", ".per_kv_head = true"),
     "quest_mean_std_is_min_max": (
@@ -264,12 +264,32 @@ FAULTS = {
     "strided_age_of_held_rows": (
         STEP_CHOICE, "step.steps != nullptr ? step.steps : attend.seqs", "attend.seqs"),
     "blocks_of_the_window_compete": (
-        BLOCKS, "settings.Int(\"recent\") / block + 1", "settings.Int(\"recent\") / block"),
+        KEY_BLOCKS, "settings.Int(\"recent\") / block + 1", "settings.Int(\"recent\") / block"),
     "blocks_drop_the_last_sink": (
-        BLOCKS, "(settings.Int(\"sinks\") + block - 1) / block", "settings.Int(\"sinks\") / block"),
-    "blocks_mean_over_every_token": (BLOCKS, "rule.every = block / representatives;", "rule.every = 1;"),
+        KEY_BLOCKS, "(settings.Int(\"sinks\") + block - 1) / block", "settings.Int(\"sinks\") / block"),
+    "blocks_mean_over_every_token": (
+        KEY_BLOCKS, "rule.every = block / representatives_;", "rule.every = 1;"),
+    "blocks_phase_by_position": (
+        "src/policy/block_rule.h", "prompt + 1 + (n - 1 - prompt) / token_step * token_step",
+        "1 + (n - 1) / token_step * token_step"),
+    "blocks_every_step_chooses": (
+        "src/policy/blocks/block_ops.h", "if (made < n && first == made)", "if (false)"),
+    "blocks_weighed_by_one_query": (KEY_BLOCKS, "QueryReduce::kSum", "QueryReduce::kLast"),
+    "blocks_weights_of_one_head": (KEY_BLOCKS, "HeadReduce::kMean", "HeadReduce::kMax"),
+    "blocks_tokens_of_least_weight": (
+        BLOCK_OPS, "return scores[x] > scores[y];", "return scores[x] < scores[y];"),
+    "blocks_widened_to_one_side": (
+        BLOCK_OPS, "(u + 1) * rule.block + a.widen", "(u + 1) * rule.block"),
+    "blocks_excluded_are_read": (BLOCK_OPS, "a.bias != nullptr && a.bias[at + u] < 0", "false"),
+    "blocks_excluded_count_as_read": (
+        "src/policy/block_rule.h", "block) - Excluded(prompt) <= budget", "block) <= budget"),
+    "blocks_kt_maximum_of_negatives": (
+        BLOCK_OPS, "low[i] = high[i] = std::max(most[i], 0.0f);", "low[i] = high[i] = most[i];"),
+    "blocks_kt_quest_by_group": (
+        BLOCK_OPS, "a.keys == BlockKeys::kBoundsQuest ? head :", "false ? head :"),
+    "blocks_kt_generated_compete": (BLOCK_OPS, "a.prompt_alone != 0 && u", "false && u"),
     "blocks_each_layer_chooses": (
-        BLOCKS, ".layer_step = static_cast<int32_t>(settings.Int(\"layer_step\")),", ""),
+        KEY_BLOCKS, ".layer_step = static_cast<int32_t>(settings.Int(\"layer_step\")),", ""),
     "blocks_best_head_of_the_group": (
         "src/policy/block_choice.h", "heads = HeadReduce::kSum", "heads = HeadReduce::kMax"),
     "sinks_one_unit_short": (

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -50,7 +51,12 @@ Result<std::string> ModelPath(const std::string& model) {
 void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   AddModelFlag(app, f.model);
   app.add_option("--device", f.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--threads", f.threads, "0: the physical cores of the control group");
+  const auto may_stand_in_a_file = [&f](CLI::Option* option) {
+    const std::string name = option->get_name();
+    return option->each([&f, name](const std::string&) { f.given.insert(name); });
+  };
+  may_stand_in_a_file(
+      app.add_option("--threads", f.threads, "0: the physical cores of the control group"));
   app.add_option("--host-memory", f.host_memory,
                  "cap on host memory, as 8GiB; default: what is free");
   app.add_option("--gpu-memory", f.gpu_memory,
@@ -66,12 +72,15 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   app.add_option("--working-set", f.working_set,
                  "tokens that a GPU keeps of each layer on the host, all that a layer reads in a "
                  "step at least; default: as many as there is room for");
-  app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's");
-  app.add_option("--kv-dtype", f.kv_dtype, "auto (f16; f32 for f32 models), f16, bf16, f32 or q8_0")
+  may_stand_in_a_file(
+      app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's"));
+  may_stand_in_a_file(app.add_option("--kv-dtype", f.kv_dtype,
+                                     "auto (f16; f32 for f32 models), f16, bf16, f32 or q8_0"))
       ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
       ->capture_default_str();
-  app.add_option("--chunk", f.chunk, "rows of a prefill step; default: the device's");
+  may_stand_in_a_file(
+      app.add_option("--chunk", f.chunk, "rows of a prefill step; default: the device's"));
   CLI::Option* verbose = app.add_flag("-v,--verbose", f.verbose, "say more on stderr");
   app.add_flag("-q,--quiet", f.quiet, "say nothing on stderr but errors")->excludes(verbose);
 }
@@ -118,6 +127,13 @@ void AddPolicyFlags(CLI::App& app, PolicyFlags& f) {
   AddRepeatable(app, "--set", f.set,
                 "a setting of the policy, key=value; may be repeated (omnikv policies "
                 "explains them)");
+  AddPolicyFileFlag(app, f.file);
+}
+
+void AddPolicyFileFlag(CLI::App& app, std::string& file) {
+  app.add_option("--policy-file", file,
+                 "a config.yaml of KTransformers: its section long_context becomes policy blocks "
+                 "and its settings; flags that are given go before it");
 }
 
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
@@ -129,6 +145,11 @@ Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& f) {
       return InvalidArgument(fmt::format("--set is '{}', expected key=value", pair));
     }
     o.settings.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
+  }
+  for (const auto& of_file : f.of_file) {
+    const auto same = [&](const auto& setting) { return setting.first == of_file.first; };
+    const bool given = std::any_of(o.settings.begin(), o.settings.end(), same);
+    if (o.name == "blocks" && !given) o.settings.push_back(of_file);
   }
   // "auto" means omnikv or full, which has no settings.
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info, FindPolicy(o.name == "auto" ? "omnikv" : o.name));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct EngineFlags {
   int32_t chunk = 0;
   bool verbose = false;
   bool quiet = false;
+  std::set<std::string> given;  // of those that a file may say, too: --ctx and the like
 };
 void AddEngineFlags(CLI::App& app, EngineFlags& flags);
 // The options they mean. Without -m, the shipped model when `shipped` is set, else none. Sets how
@@ -46,11 +48,15 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& flags, bool shipped = t
 void AddRepeatable(CLI::App& app, const std::string& name, std::vector<std::string>& values,
                    const std::string& help);
 
-// --policy, --set key=value.
+// --policy, --set key=value, --policy-file.
 struct PolicyFlags {
   std::string policy = "auto";
   std::vector<std::string> set;
+  std::string file;
+  // Settings of policy blocks that stood there (policy_file.h); those of `set` come before them.
+  std::vector<std::pair<std::string, std::string>> of_file;
 };
+void AddPolicyFileFlag(CLI::App& app, std::string& file);
 void AddPolicyFlags(CLI::App& app, PolicyFlags& flags);
 // The options they mean. What can be wrong whatever the model is found here, before one is loaded.
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& flags);

@@ -16,6 +16,7 @@
 #include "model/loader.h"
 #include "option_names.h"
 #include "policy/kv_bytes_read.h"
+#include "policy_file.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -157,7 +158,12 @@ void AddInfo(CLI::App& app, Command& command) {
   sub->add_flag("--json", f->json, "print one JSON object");
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
-  sub->callback([&command, f] { command = [f] { return Info(*f); }; });
+  sub->callback([&command, f] {
+    command = [f]() -> Status {
+      OKV_RETURN_IF_ERROR(ApplyPolicyFile(f->engine, f->policy));
+      return Info(*f);
+    };
+  });
 }
 
 }  // namespace omnikv::tools

@@ -18,6 +18,7 @@
 #include "omnikv/engine.h"
 #include "output_file.h"
 #include "policy/policy.h"
+#include "policy_file.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -295,7 +296,12 @@ void AddLogits(CLI::App& app, Command& command) {
                 "print one JSON object: mean negative log-likelihood and perplexity of each text");
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
-  sub->callback([&command, f] { command = [f] { return Logits(*f); }; });
+  sub->callback([&command, f] {
+    command = [f]() -> Status {
+      OKV_RETURN_IF_ERROR(ApplyPolicyFile(f->engine, f->policy));
+      return Logits(*f);
+    };
+  });
 }
 
 }  // namespace omnikv::tools

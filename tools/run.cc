@@ -7,6 +7,7 @@
 #include "flags.h"
 #include "interrupt.h"
 #include "omnikv/engine.h"
+#include "policy_file.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -85,7 +86,12 @@ void AddRun(CLI::App& app, Command& command) {
   AddGenerateFlags(*sub, f->generate);
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
-  sub->callback([&command, f] { command = [f] { return Run(*f); }; });
+  sub->callback([&command, f] {
+    command = [f]() -> Status {
+      OKV_RETURN_IF_ERROR(ApplyPolicyFile(f->engine, f->policy));
+      return Run(*f);
+    };
+  });
 }
 
 }  // namespace omnikv::tools

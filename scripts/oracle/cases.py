@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 from oracle.blocks import Blocks
+from oracle.blocks_kt import BlocksKt
 from oracle.duo import Duo
 from oracle.expected_attention import ExpectedAttention
 from oracle.h2o import H2o
@@ -51,6 +52,8 @@ def make_policy(policy, settings):
         settings["head_map"] = head_map()
     if "anchors" in settings:
         settings["anchors"] = [int(a) for a in settings["anchors"].split(",")]
+    if policy == "blocks" and settings.pop("compat", "none") == "kt":
+        return BlocksKt(**settings)
     return KINDS[policy](**settings)
 
 
@@ -195,7 +198,45 @@ OTHERS = {
              "no_sinks": {"sinks": 0, "recent": 0},
              "sinks_in_part": {"sinks": 3, "recent": 21},
              "small": {"block": 2, "budget": 24, "sinks": 4, "recent": 6},
-             "large": {"block": 32, "budget": 96, "sinks": 32, "recent": 0}}.items()}),
+             "large": {"block": 32, "budget": 96, "sinks": 32, "recent": 0},
+             "steps_2": {"token_step": 2},
+             "steps_7": {"token_step": 7, "lists": "per_kv_head"},
+             "steps_and_layers": {"token_step": 5, "layer_step": 2, "representative": "quest"},
+             "steps_100": {"token_step": 100},
+             # Everything until n = 136, in the midst of a phase.
+             "steps_cross": {"token_step": 9, "budget": 136},
+             "dynamic": {"representative": "dynamic", "queries": 16},
+             "dynamic_3": {"representative": "dynamic", "representatives": 3, "queries": 32,
+                           "lists": "per_kv_head"},
+             "dynamic_steps": {"representative": "dynamic", "representatives": 2, "queries": 8,
+                               "token_step": 3, "layer_step": 3},
+             "dynamic_small": {"representative": "dynamic", "queries": 4, "block": 4,
+                               "budget": 32, "sinks": 4, "recent": 4, "dense_layers": 0},
+             "preselect": {"preselect": 6, "queries": 16},
+             "preselect_all_read": {"preselect": 3, "queries": 8, "budget": 96},
+             "preselect_by_head": {"preselect": 6, "queries": 16, "lists": "per_kv_head",
+                                   "representative": "quest", "widen": 3},
+             "preselect_tokens": {"preselect": 20, "queries": 12, "lists": "per_kv_head",
+                                  "block": 1, "sinks": 2, "recent": 6, "budget": 40,
+                                  "dense_layers": 0},
+             "preselect_dynamic": {"preselect": 7, "queries": 16, "representative": "dynamic",
+                                   "token_step": 4, "widen": 2},
+             "preselect_0": {"preselect": 0, "queries": 16, "token_step": 6}}.items()} |
+        {f"kt_{name}": {"budget": 56, "block": 8, "sinks": 8, "recent": 8, "compat": "kt",
+                        **which}
+         for name, which in {
+             "mean": {},
+             "max": {"representative": "max", "lists": "per_kv_head"},
+             "fixed_4": {"representative": "fixed", "representatives": 4},
+             "quest": {"representative": "quest"},
+             "quest_per_kv_head": {"representative": "quest", "lists": "per_kv_head"},
+             "dynamic": {"representative": "dynamic", "queries": 16},
+             "dynamic_3": {"representative": "dynamic", "representatives": 3, "queries": 16,
+                           "lists": "per_kv_head"},
+             "shipped": {"representative": "dynamic", "queries": 32, "preselect": 8,
+                         "token_step": 10},
+             "preselect_by_head": {"representative": "max", "preselect": 6, "queries": 16,
+                                   "lists": "per_kv_head", "widen": 1}}.items()}),
     "kascade": (
         LENGTHS,
         {share: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": share, "least": 8}

@@ -26,19 +26,21 @@ std::string NameOf(SummaryKind kind, int32_t every) {
 
 Status BlockChoice::Prepare(const PolicyContext& context, PolicySettings& settings) {
   context_ = context;
-  OKV_ASSIGN_OR_RETURN(rule_, ReadRule(settings));
+  OKV_ASSIGN_OR_RETURN(rule_, ReadRule(context, settings));
   if (context.backend == nullptr) return {};
+  const BlockRule& blocks = rule_.blocks;
   const int64_t most = Blocks(context.max_context);
   stride_ = (most + 15) / 16 * 16;
-  const int32_t lists = rule_.per_kv_head ? context.n_kv_heads : 1;
   const auto capacity =
-      static_cast<int32_t>(std::clamp<int64_t>(rule_.budget - rule_.recent, 1, most));
-  OKV_ASSIGN_OR_RETURN(
-      scores_,
-      memory_.Take(*context.backend, int64_t{context.max_seqs} * lists * stride_, "block scores"));
-  return choice_.Prepare(*context.backend, memory_,
-                         {.budget = rule_.budget, .min_recent = rule_.recent, .unit = rule_.block},
-                         context.max_seqs, lists, capacity, "chosen blocks");
+      static_cast<int32_t>(std::clamp<int64_t>(blocks.budget - blocks.recent, 1, most));
+  OKV_ASSIGN_OR_RETURN(scores_,
+                       memory_.Take(*context.backend, int64_t{context.max_seqs} * lists() * stride_,
+                                    "block scores"));
+  const RangeRule range{.budget = blocks.budget, .min_recent = blocks.recent, .unit = blocks.block};
+  OKV_RETURN_IF_ERROR(choice_.Prepare(*context.backend, memory_, range, context.max_seqs, lists(),
+                                      capacity, "chosen blocks",
+                                      blocks.token_step > 1 ? 2 * n_choosers() : 1));
+  return Allocate();
 }
 
 Result<int32_t> BlockChoice::WholeBlocks(std::string_view policy, std::string_view key,
@@ -52,18 +54,18 @@ Result<int32_t> BlockChoice::WholeBlocks(std::string_view policy, std::string_vi
 
 std::vector<StateSpec> BlockChoice::States() const {
   std::vector<StateSpec> states;
-  for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
+  for (int32_t layer = 0; layer < context_.n_layers && !rule_.own_keys; ++layer) {
     if (!Chooses(layer)) continue;
-    states.push_back({layer, rule_.block, SummaryBytes(), NameOf(rule_.kind, rule_.every)});
+    states.push_back({layer, Unit(), SummaryBytes(), NameOf(rule_.kind, rule_.every)});
   }
   return states;
 }
 
 DeclaredReads BlockChoice::Reads() const {
   DeclaredReads reads{.n_selections = 1,
-                      .max_tokens = int64_t{rule_.budget} * rule_.block,
+                      .max_tokens = int64_t{rule_.blocks.budget} * Unit(),
                       .by_token = false,
-                      .max_recent = int64_t{rule_.recent} * rule_.block};
+                      .max_recent = int64_t{rule_.blocks.recent} * Unit()};
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(Budgeted(layer) ? 0 : -1);
   }
@@ -71,47 +73,60 @@ DeclaredReads BlockChoice::Reads() const {
 }
 
 void BlockChoice::BeginStep(int32_t variant, const AttendArgs& step) {
-  sparse_step_ = variant == 1;
-  if (sparse_step_) choice_.EnqueueRange(step.seqs, step.n_seqs);
+  variant_ = variant;
+  if (variant == 0) return;
+  choice_.EnqueueRange(step.seqs, step.n_seqs);
+  SplitBlocks(step);
 }
 
 void BlockChoice::MakeStates(int32_t layer, const AttendArgs& attend) {
-  if (!Chooses(layer)) return;
+  if (Chooses(layer)) MakeKeys(ChooserOf(layer), attend);
+}
+
+void BlockChoice::MakeKeys(int32_t chooser, const AttendArgs& attend) {
   context_.backend->Enqueue(BlockSummaryArgs{.kv = attend.kv,
                                              .seqs = attend.seqs,
-                                             .out = Summaries(layer),
+                                             .out = states_[static_cast<size_t>(chooser)],
                                              .n_rows = attend.n_rows,
                                              .n_seqs = attend.n_seqs,
-                                             .unit = rule_.block,
+                                             .unit = Unit(),
                                              .every = rule_.every,
                                              .kind = rule_.kind});
 }
 
 void BlockChoice::Plan(const LayerStep& step, AttendArgs& attend) {
-  MakeStates(step.layer, attend);
-  if (!Budgeted(step.layer) || step.prefill || !sparse_step_) return;
-  if (Chooses(step.layer)) Choose(Summaries(step.layer), attend);
+  // Keys of the policy's own are made of a prompt when it is whole.
+  if (!step.prefill || !rule_.own_keys) MakeStates(step.layer, attend);
+  if (!Budgeted(step.layer) || step.prefill || variant_ == 0) return;
+  const int32_t choice = ChoiceOf(step.layer);
+  if (Chooses(step.layer)) {
+    if (variant_ == 2) Score(ChooserOf(step.layer), attend);
+    choice_.EnqueueBest(scores(), stride_, attend.seqs, attend.n_seqs, choice, Keep());
+  }
   attend.plan = AttnPlan{};
-  attend.plan.Add(choice_.List());
+  attend.plan.Add(choice_.List(choice));
   attend.plan.Add(choice_.Range());
 }
 
-void BlockChoice::Choose(const StateView& summaries, const AttendArgs& attend) const {
-  context_.backend->Enqueue(BlockScoreArgs{.q = attend.q,
-                                           .summaries = summaries,
-                                           .seqs = attend.seqs,
-                                           .out = scores_.as<float>(),
-                                           .stride = stride_,
-                                           .n_seqs = attend.n_seqs,
-                                           .n_heads = attend.n_heads,
-                                           .n_kv_heads = context_.n_kv_heads,
-                                           .dk = context_.dk,
-                                           .lists = rule_.per_kv_head ? context_.n_kv_heads : 1,
-                                           .unit = rule_.block,
-                                           .sinks = rule_.sinks,
-                                           .kind = rule_.kind,
-                                           .heads = rule_.heads});
-  choice_.EnqueueBest(scores_.as<float>(), stride_, attend.seqs, attend.n_seqs);
+BlockScoreArgs BlockChoice::ScoreOf(const StateView& summaries, const AttendArgs& attend) const {
+  return {.q = attend.q,
+          .summaries = summaries,
+          .seqs = attend.seqs,
+          .out = scores(),
+          .stride = stride_,
+          .n_seqs = attend.n_seqs,
+          .n_heads = attend.n_heads,
+          .n_kv_heads = context_.n_kv_heads,
+          .dk = context_.dk,
+          .lists = lists(),
+          .unit = Unit(),
+          .sinks = rule_.blocks.sinks,
+          .kind = rule_.kind,
+          .heads = rule_.heads};
+}
+
+void BlockChoice::Score(int32_t chooser, const AttendArgs& attend) {
+  context_.backend->Enqueue(ScoreOf(states_[static_cast<size_t>(chooser)], attend));
 }
 
 }  // namespace omnikv

@@ -1,5 +1,6 @@
 // What policies share that keep everything and read blocks: for each block of tokens a few numbers
-// stand for its keys, and a layer reads the blocks that these promise most of, anew at every step.
+// stand for its keys, and a layer reads the blocks that these promise most of, anew at every step
+// or every so many steps.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "policy/block_rule.h"
 #include "policy/list_choice.h"
 #include "policy/policy.h"
 
@@ -19,74 +21,114 @@ class BlockChoice : public Policy {
   std::vector<StateSpec> States() const final;
   void MakeStates(int32_t layer, const AttendArgs& attend) final;
   void SetStates(const std::vector<StateView>& states) final { states_ = states; }
-  int32_t Variant(const SeqLength& at) const final { return Shortcut(at) ? 0 : 1; }
+  // 0: everything is read; 1: every sequence keeps the choice that it has; 2: some choose. A step
+  // that keeps has the ops of one that chooses but for the scores, so a sequence that reads
+  // everything may be in it.
+  int32_t Variant(const SeqLength& at) const final { return Shortcut(at) ? 0 : Scores(at) ? 2 : 1; }
   void BeginStep(int32_t variant, const AttendArgs& step) final;
-  void Plan(const LayerStep& step, AttendArgs& attend) final;
+  void Plan(const LayerStep& step, AttendArgs& attend) override;
   DeclaredReads Reads() const final;
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const final {
     if (!Budgeted(layer) || Shortcut(at)) return at.tokens;
-    return (std::min(Blocks(at.tokens), Most()) - 1) * rule_.block + InLastBlock(at);
+    const int64_t blocks = rule_.blocks.BlocksRead(at.tokens, at.prompt);
+    return (blocks - 1) * rule_.blocks.block + InLastBlock(at);
   }
   // Of the block that the step's token is in, whose summary is made anew.
   int64_t TokensScored(int32_t layer, const SeqLength& at) const final {
-    return Chooses(layer) ? (InLastBlock(at) + rule_.every - 1) / rule_.every : 0;
+    return Chooses(layer) && rule_.current ? (InLastBlock(at) + rule_.every - 1) / rule_.every : 0;
   }
   int64_t StateBytesRead(int32_t layer, const SeqLength& at) const final {
-    return Chooses(layer) && !Shortcut(at) ? Blocks(at.tokens) * SummaryBytes() : 0;
+    const bool reads = Chooses(layer) && !Shortcut(at) && Scores(at);
+    return reads ? Blocks(at.tokens) * SummaryBytes() : 0;
   }
   bool Budgeted(int32_t layer) const final { return layer >= rule_.dense_layers; }
-  int64_t Budget(int64_t) const final { return Most() * rule_.block; }
+  int64_t Budget(int64_t) const final { return int64_t{rule_.blocks.budget} * rule_.blocks.block; }
   size_t Bytes() const final { return memory_.bytes(); }
 
  protected:
   struct Rule {
-    int32_t block = 1;         // tokens: WholeBlocks
-    int32_t budget = 1;        // blocks that a layer reads, those included that it always does:
-    int32_t sinks = 0;         // the first blocks
-    int32_t recent = 1;        // and the last ones, 1 at least: the last block may not be full
+    BlockRule blocks;          // of WholeBlocks
     int32_t dense_layers = 0;  // the first layers, which read everything
     int32_t layer_step = 1;    // so many layers read the choice of the first of them
     SummaryKind kind = SummaryKind::kMean;
     int32_t every = 1;  // BlockSummaryArgs::every
     HeadReduce heads = HeadReduce::kSum;
     bool per_kv_head = false;  // lists of their own
+    // The policy keeps what stands for blocks itself: MakeKeys and Score are its own.
+    bool own_keys = false;
+    int32_t key_heads = 0;  // of such keys
+    bool current = true;    // blocks of generated tokens have keys that stand for them, too
   };
   // From the policy's own settings; kInvalidArgument as Prepare.
-  virtual Result<Rule> ReadRule(const PolicySettings& settings) const = 0;
+  virtual Result<Rule> ReadRule(const PolicyContext& context, PolicySettings& settings) = 0;
+  // Where there is a backend, the policy's own memory.
+  virtual Status Allocate() { return {}; }
+  // After the range of a step that chooses or keeps.
+  virtual void SplitBlocks(const AttendArgs& step) { static_cast<void>(step); }
+  // Makes the keys of the blocks that the step's tokens are in, of choosing layer number `chooser`.
+  virtual void MakeKeys(int32_t chooser, const AttendArgs& attend);
+  // Enqueues scores() of all blocks, by the step's queries.
+  virtual void Score(int32_t chooser, const AttendArgs& attend);
+  // ListChoice::EnqueueBest's; null: every step chooses.
+  virtual const int32_t* Keep() const { return nullptr; }
+
   // The setting budget in blocks, whose size in tokens the policy's setting `key` is: the bank's
   // blocks are whole blocks, or these are whole blocks of the bank, where that is a power of two.
   static Result<int32_t> WholeBlocks(std::string_view policy, std::string_view key, int32_t block,
                                      const PolicySettings& settings);
+  // Of the blocks whose keys lie in `summaries`, by the sequences of `seqs`.
+  BlockScoreArgs ScoreOf(const StateView& summaries, const AttendArgs& attend) const;
+
+  const PolicyContext& context() const { return context_; }
+  const Rule& rule() const { return rule_; }
+  PolicyMemory& memory() { return memory_; }
+  const ListChoice& choice() const { return choice_; }
+  float* scores() const { return scores_.as<float>(); }  // [max_seqs, lists, stride()]
+  int64_t stride() const { return stride_; }             // blocks
+  int32_t lists() const { return rule_.per_kv_head ? context_.n_kv_heads : 1; }
+  bool Chooses(int32_t layer) const {
+    return Budgeted(layer) && (layer - rule_.dense_layers) % rule_.layer_step == 0;
+  }
+  // The number of the layer that chooses for this one.
+  int32_t ChooserOf(int32_t layer) const { return (layer - rule_.dense_layers) / rule_.layer_step; }
+  int32_t n_choosers() const {
+    const int32_t sparse = std::max(0, context_.n_layers - rule_.dense_layers);
+    return (sparse + rule_.layer_step - 1) / rule_.layer_step;
+  }
 
  private:
-  int64_t Blocks(int64_t tokens) const { return (tokens + rule_.block - 1) / rule_.block; }
-  int64_t InLastBlock(const SeqLength& at) const { return (at.tokens - 1) % rule_.block + 1; }
-  int64_t Most() const { return rule_.budget; }
+  int64_t Blocks(int64_t tokens) const { return UnitsOf(static_cast<int32_t>(tokens), Unit()); }
+  int32_t Unit() const { return rule_.blocks.block; }
+  int64_t InLastBlock(const SeqLength& at) const { return (at.tokens - 1) % Unit() + 1; }
   int64_t SummaryBytes() const {
-    return int64_t{4} * SummaryArrays(rule_.kind) * context_.n_kv_heads * context_.dk;
+    const int64_t heads = rule_.own_keys ? rule_.key_heads : context_.n_kv_heads;
+    return int64_t{4} * SummaryArrays(rule_.kind) * heads * context_.dk;
   }
   // While everything fits, attention to everything is as good as choosing, and cheaper where all of
   // it is near.
   bool Shortcut(const SeqLength& at) const {
-    return !context_.force_indices && !context_.fetches && Blocks(at.tokens) <= Most();
+    return !context_.force_indices && !context_.fetches &&
+           Blocks(at.tokens) <= rule_.blocks.budget && rule_.blocks.Excluded(at.prompt) == 0;
   }
-  bool Chooses(int32_t layer) const {
-    return Budgeted(layer) && (layer - rule_.dense_layers) % rule_.layer_step == 0;
+  // Whether a step scores blocks; where indices are forced, all do, so that one recording serves.
+  bool Scores(const SeqLength& at) const {
+    return context_.force_indices || rule_.blocks.ChosenAt(at.tokens, at.prompt) == at.tokens;
   }
-  const StateView& Summaries(int32_t layer) const {
-    return states_[static_cast<size_t>((layer - rule_.dense_layers) / rule_.layer_step)];
+  // Which of the choices side by side is a layer's.
+  int32_t ChoiceOf(int32_t layer) const {
+    return rule_.blocks.token_step > 1 ? ChooserOf(layer) : 0;
   }
-  void Choose(const StateView& summaries, const AttendArgs& attend) const;
 
   PolicyContext context_;
   Rule rule_;
-  int64_t stride_ = 0;             // blocks that a row of scores has room for
-  bool sparse_step_ = false;       // what is being recorded
+  int64_t stride_ = 0;
+  int32_t variant_ = 0;            // what is being recorded
   std::vector<StateView> states_;  // of the layers that choose
-  // What a layer chooses stands here until the next one chooses.
+  // What a layer chooses stands here until the next one chooses; where it stands for several steps,
+  // by layer, and twice (HoldChoice of policy blocks).
   PolicyMemory memory_;
-  Buffer scores_;      // f32 [max_seqs, lists, stride]
+  Buffer scores_;
   ListChoice choice_;  // lists of blocks; and the last ones
 };
 

@@ -3,12 +3,14 @@
 namespace omnikv {
 
 Status ListChoice::Prepare(Backend& backend, PolicyMemory& memory, const RangeRule& rule,
-                           int32_t n_seqs, int32_t lists, int32_t capacity, std::string_view what) {
+                           int32_t n_seqs, int32_t lists, int32_t capacity, std::string_view what,
+                           int32_t choices) {
   backend_ = &backend;
   rule_ = rule;
+  n_seqs_ = n_seqs;
   lists_ = lists;
   capacity_ = capacity;
-  const int64_t all_lists = int64_t{n_seqs} * lists;
+  const int64_t all_lists = int64_t{choices} * n_seqs * lists;
   OKV_ASSIGN_OR_RETURN(weight_, memory.Take(backend, 1, what));
   OKV_ASSIGN_OR_RETURN(index_, memory.Take(backend, all_lists * capacity, what));
   OKV_ASSIGN_OR_RETURN(count_, memory.Take(backend, all_lists, what));
@@ -32,27 +34,36 @@ void ListChoice::EnqueueRange(const SeqMeta* seqs, int32_t n_seqs, int32_t budge
 }
 
 void ListChoice::EnqueueBest(const float* scores, int64_t stride, const SeqMeta* seqs,
-                             int32_t n_seqs) const {
+                             int32_t n_seqs, int32_t choice, const int32_t* keep) const {
   backend_->Enqueue(TopKArgs{.scores = scores,
                              .weights = weight_.as<float>(),
                              .seqs = seqs,
                              .n_candidates = n_candidates_.as<int32_t>(),
                              .n_pick = n_pick_.as<int32_t>(),
-                             .index = index_.as<int32_t>(),
-                             .count = count_.as<int32_t>(),
+                             .keep = keep,
+                             .index = index(choice),
+                             .count = count(choice),
                              .stride = stride,
                              .lists = lists_,
                              .capacity = capacity_,
                              .n_seqs = n_seqs});
 }
 
-PlanSegment ListChoice::List() const {
+int32_t* ListChoice::index(int32_t choice) const {
+  return index_.as<int32_t>() + int64_t{choice} * n_seqs_ * lists_ * capacity_;
+}
+
+int32_t* ListChoice::count(int32_t choice) const {
+  return count_.as<int32_t>() + int64_t{choice} * n_seqs_ * lists_;
+}
+
+PlanSegment ListChoice::List(int32_t choice) const {
   return {.kind = SegmentKind::kList,
           .unit = rule_.unit,
           .lists = lists_,
           .capacity = capacity_,
-          .index = index_.as<int32_t>(),
-          .count = count_.as<int32_t>()};
+          .index = index(choice),
+          .count = count(choice)};
 }
 
 PlanSegment ListChoice::Range() const {

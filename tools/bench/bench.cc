@@ -1,7 +1,9 @@
 // omnikv bench: the machine's ceilings first, then each case against them.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -22,6 +24,7 @@
 #include "flags.h"
 #include "model/forward.h"
 #include "model/limits.h"
+#include "policy_file.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -208,7 +211,9 @@ class Bench {
     if (f_.contexts.empty() && f_.prefill.empty() && f_.attend.empty()) {
       f_.contexts = {16, 16384};
       f_.prefill = {512};
-      if (f_.policies.empty()) f_.policies = {"full", "omnikv"};
+      if (f_.policies.empty()) {
+        f_.policies = {"full", f_.policy.file.empty() ? "omnikv" : f_.policy.policy};
+      }
     }
     const MemoryWatch watch(f_.watch);
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
@@ -590,6 +595,18 @@ Status RunHits(const BenchFlags& f) {
   return BenchHits(options);
 }
 
+// Contexts are those of the cases, whatever --policy-file says.
+Status ApplyFile(BenchFlags& f) {
+  const bool has = std::find(f.policies.begin(), f.policies.end(), "blocks") != f.policies.end();
+  if (!f.policy.file.empty() && !f.policies.empty() && !has) {
+    return InvalidArgument(
+        fmt::format("--policies is {}, but --policy-file '{}' is of policy blocks",
+                    fmt::join(f.policies, ","), f.policy.file));
+  }
+  f.engine.given.insert("--ctx");
+  return ApplyPolicyFile(f.engine, f.policy);
+}
+
 }  // namespace
 
 void AddBench(CLI::App& app, Command& command) {
@@ -668,8 +685,12 @@ void AddBench(CLI::App& app, Command& command) {
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
   sub->get_option("--model")->excludes(geometry);
-  sub->callback(
-      [&command, f] { command = [f] { return f->hits ? RunHits(*f) : Bench(*f).Run(); }; });
+  sub->callback([&command, f] {
+    command = [f]() -> Status {
+      OKV_RETURN_IF_ERROR(ApplyFile(*f));
+      return f->hits ? RunHits(*f) : Bench(*f).Run();
+    };
+  });
 }
 
 }  // namespace omnikv::tools

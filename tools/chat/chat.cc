@@ -10,6 +10,7 @@
 #include "flags.h"
 #include "interrupt.h"
 #include "omnikv/engine.h"
+#include "policy_file.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -140,7 +141,12 @@ void AddChat(CLI::App& app, Command& command) {
   AddGenerateFlags(*sub, f->generate);
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);
-  sub->callback([&command, f] { command = [f] { return RunChat(*f); }; });
+  sub->callback([&command, f] {
+    command = [f]() -> Status {
+      OKV_RETURN_IF_ERROR(ApplyPolicyFile(f->engine, f->policy));
+      return RunChat(*f);
+    };
+  });
 }
 
 }  // namespace omnikv::tools

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
@@ -10,6 +11,7 @@
 #include "eval/needles.h"
 #include "flags.h"
 #include "model/loader.h"
+#include "policy_file.h"
 #include "report.h"
 #include "shipped.h"
 
@@ -21,7 +23,9 @@ constexpr int64_t kMaxTokens = int64_t{1} << 24;  // of a document made up
 struct EvalFlags {
   EngineFlags engine;
   std::vector<std::string> policies = {"full", "omnikv", "streaming"};
+  bool policies_given = false;
   std::vector<std::string> set;  // omnikv.budget=512
+  PolicyFlags file;              // what --policy-file says
   std::vector<int64_t> lengths = {8192, 16384, 30000};
   std::vector<std::string> kinds = {"passkey", "magic", "magic", "magic"};
   std::vector<double> depths = {0.1, 0.35, 0.6, 0.9};
@@ -38,10 +42,10 @@ struct EvalFlags {
 };
 
 // The settings of `policy` among "policy.key=value".
-Result<PolicyOptions> OptionsFor(const std::string& policy, const std::vector<std::string>& set) {
-  PolicyFlags flags;
+Result<PolicyOptions> OptionsFor(const std::string& policy, const EvalFlags& f) {
+  PolicyFlags flags = f.file;
   flags.policy = policy;
-  for (const std::string& entry : set) {
+  for (const std::string& entry : f.set) {
     const size_t dot = entry.find('.');
     if (dot == std::string::npos || entry.find('=') == std::string::npos) {
       return InvalidArgument(fmt::format("--set is '{}', expected policy.key=value", entry));
@@ -88,9 +92,21 @@ nlohmann::ordered_json PolicyJson(const std::string& name, const Document& docum
 Result<std::vector<PolicyOptions>> PoliciesOf(const EvalFlags& f) {
   std::vector<PolicyOptions> policies;
   for (const std::string& name : f.policies) {
-    OKV_ASSIGN_OR_RETURN(policies.emplace_back(), OptionsFor(name, f.set));
+    OKV_ASSIGN_OR_RETURN(policies.emplace_back(), OptionsFor(name, f));
   }
   return policies;
+}
+
+// With the policy of --policy-file among the policies.
+Status ApplyFile(EvalFlags& f) {
+  if (f.file.file.empty()) return {};
+  if (!f.policies_given) f.policies = {"full", "blocks"};
+  if (std::find(f.policies.begin(), f.policies.end(), "blocks") == f.policies.end()) {
+    return InvalidArgument(
+        fmt::format("--policies is {}, but --policy-file '{}' is of policy blocks",
+                    fmt::join(f.policies, ","), f.file.file));
+  }
+  return ApplyPolicyFile(f.engine, f.file);
 }
 
 Status CheckPolicies(const Engine& engine, const std::vector<PolicyOptions>& policies) {
@@ -207,9 +223,17 @@ void AddEval(CLI::App& app, Command& command) {
     AddEngineFlags(*child, f->engine);
     child->add_option("--policies", f->policies, "the first is what others are held against")
         ->delimiter(',')
+        ->each([f](const std::string&) { f->policies_given = true; })
         ->capture_default_str();
     AddRepeatable(*child, "--set", f->set, "policy.key=value; may be repeated");
+    AddPolicyFileFlag(*child, f->file.file);
     child->add_flag("--json", f->json, "print one JSON object");
+  };
+  const auto with_file = [f](Status (*run)(const EvalFlags&)) -> Command {
+    return [f, run]() -> Status {
+      OKV_RETURN_IF_ERROR(ApplyFile(*f));
+      return run(*f);
+    };
   };
   const auto spec = [&](CLI::App* child) {
     child->add_option("--seed", f->seed, "of the first document")->capture_default_str();
@@ -221,7 +245,7 @@ void AddEval(CLI::App& app, Command& command) {
   common(quickstart);
   quickstart->add_option("--document", f->document,
                          "a folder that eval document wrote; default: the shipped one");
-  quickstart->callback([&command, f] { command = [f] { return Quickstart(*f); }; });
+  quickstart->callback([&command, with_file] { command = with_file(Quickstart); });
 
   CLI::App* needles = sub->add_subcommand("needles", "facts in unseen documents");
   common(needles);
@@ -252,7 +276,7 @@ void AddEval(CLI::App& app, Command& command) {
   for (const char* other : {"--lengths", "--docs", "--seed", "--kinds", "--depths"}) {
     tasks->excludes(needles->get_option(other));
   }
-  needles->callback([&command, f] { command = [f] { return Needles(*f); }; });
+  needles->callback([&command, with_file] { command = with_file(Needles); });
 
   CLI::App* document = sub->add_subcommand("document", "writes a document and its facts");
   AddModelFlag(*document, f->engine.model);

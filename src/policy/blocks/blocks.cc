@@ -1,59 +1,36 @@
 // Block-wise selection as in KTransformers' long-context framework (v0.1.3; its document
 // "long_context_introduction"): a layer reads the first blocks, the last ones, and those between
-// whose representatives have the highest similarity with the query, anew at every step. The
-// similarity is equation 2 of InfLLM (Xiao et al. 2024): the sum of q·r over a block's
-// representatives r and over query heads. Two differences from the published code: blocks of
-// generated tokens have representatives, and a maximum of negative keys is negative.
-#include <fmt/format.h>
-
-#include "policy/block_choice.h"
+// whose representatives have the highest similarity with the query, anew every `token_step` steps.
+// The similarity is equation 2 of InfLLM (Xiao et al. 2024): the sum of q·r over a block's
+// representatives r and over query heads. A preselection may keep blocks of a prompt from ever
+// being read. Differences from the published code, which compat=kt takes back: blocks of generated
+// tokens have representatives, several representatives are summed and not put together value by
+// value, a maximum of negative keys is negative, and weights are causal.
+#include "policy/blocks/key_blocks.h"
 
 namespace omnikv {
 namespace {
 
-class BlocksOfKeys : public BlockChoice {
- protected:
-  Result<Rule> ReadRule(const PolicySettings& settings) const override {
-    const auto block = static_cast<int32_t>(settings.Int("block"));
-    OKV_ASSIGN_OR_RETURN(const int32_t budget, WholeBlocks("blocks", "block", block, settings));
-    Rule rule{.block = block,
-              .budget = budget,
-              .sinks = static_cast<int32_t>((settings.Int("sinks") + block - 1) / block),
-              .recent = static_cast<int32_t>(settings.Int("recent") / block + 1),
-              .dense_layers = static_cast<int32_t>(settings.Int("dense_layers")),
-              .layer_step = static_cast<int32_t>(settings.Int("layer_step")),
-              .per_kv_head = settings.Text("lists") == "per_kv_head"};
-    if (rule.sinks + rule.recent >= budget) {
-      return InvalidArgument(fmt::format(
-          "policy blocks: budget is {}, or {} blocks, of which sinks take {} and recent takes {} "
-          "with the block in the making, expected at least one more",
-          settings.Int("budget"), budget, rule.sinks, rule.recent));
-    }
-    const std::string kind = settings.Text("representative");
-    const auto representatives = static_cast<int32_t>(settings.Int("representatives"));
-    if (kind == "max") rule.kind = SummaryKind::kMax;
-    if (kind == "quest") rule.kind = SummaryKind::kMinMax;
-    // The mean of a block's representatives chooses as their sum does: each block has as many.
-    if (kind == "fixed" && block % representatives == 0) rule.every = block / representatives;
-    const int32_t expected = kind == "fixed" ? block / rule.every : 1;
-    if (representatives == expected) return rule;
-    return InvalidArgument(
-        fmt::format("policy blocks: representatives is {}, expected {}", representatives,
-                    kind == "fixed" ? fmt::format("a divisor of block, which is {}", block)
-                                    : fmt::format("1 with representative={}", kind)));
-  }
-};
-
 std::vector<SettingList> Covering(int64_t length) {
   const auto all = [&](int64_t block) { return std::to_string((length / block + 2) * block); };
-  return {{{"block", "16"}, {"budget", all(16)}, {"sinks", "0"}, {"recent", "0"}},
+  const auto plain = [&](int64_t block, SettingList more) {
+    SettingList settings = {
+        {"block", std::to_string(block)}, {"budget", all(block)}, {"sinks", "0"}, {"recent", "0"}};
+    settings.insert(settings.end(), more.begin(), more.end());
+    return settings;
+  };
+  return {plain(16, {{"token_step", "3"}}),
           {{"block", "4"},
            {"budget", all(4)},
            {"sinks", "4"},
            {"recent", "0"},
            {"representative", "quest"},
            {"lists", "per_kv_head"},
-           {"layer_step", "3"}}};
+           {"layer_step", "3"}},
+          plain(8, {{"representative", "dynamic"},
+                    {"queries", "4"},
+                    {"preselect", std::to_string(length)}}),
+          plain(8, {{"compat", "kt"}})};
 }
 
 std::vector<SettingSpec> Settings() {
@@ -75,11 +52,12 @@ std::vector<SettingSpec> Settings() {
            .type = SettingType::kChoice,
            .default_value = "mean",
            .help = "what stands for a block: mean or maximum of its keys, minimum and maximum "
-                   "(quest), or tokens at fixed distances",
-           .choices = {"mean", "max", "quest", "fixed"}},
+                   "(quest), tokens at fixed distances, or those that the prompt's last queries "
+                   "weigh most (dynamic)",
+           .choices = {"mean", "max", "quest", "fixed", "dynamic"}},
           {.key = "representatives",
            .default_value = "1",
-           .help = "tokens that stand for a block with representative=fixed",
+           .help = "tokens that stand for a block with representative=fixed or dynamic",
            .min = 1,
            .max = 512},
           {.key = "lists",
@@ -95,7 +73,90 @@ std::vector<SettingSpec> Settings() {
            .default_value = "1",
            .help = "layers that read the choice of the first of them",
            .min = 1,
-           .max = 1e6}};
+           .max = 1e6},
+          {.key = "token_step",
+           .default_value = "1",
+           .help = "steps that read one choice, from the first step after a prompt on",
+           .min = 1,
+           .max = 1e6},
+          {.key = "preselect",
+           .default_value = "off",
+           .help = "blocks of a prompt, beside its first and last ones, that later steps choose "
+                   "among, by the weights of its last queries; off: all",
+           .max = 1e6,
+           .choices = {"off"}},
+          {.key = "widen",
+           .default_value = "auto",
+           .help = "tokens before and after a block whose weights count as the block's in a "
+                   "preselection; auto: 0, and a quarter of a block with compat=kt",
+           .max = 4096,
+           .allow_auto = true},
+          {.key = "queries",
+           .default_value = "128",
+           .help = "last tokens of a prompt whose queries weigh (preselect, dynamic)",
+           .min = 1,
+           .max = 4096},
+          {.key = "compat",
+           .type = SettingType::kChoice,
+           .default_value = "none",
+           .help = "kt: as the published code, where it differs from its document",
+           .choices = {"none", "kt"}}};
+}
+
+std::vector<SettingList> TestSettings() {
+  const auto small = [](SettingList more) {
+    SettingList settings = {{"budget", "40"}, {"block", "8"}, {"sinks", "8"}, {"recent", "8"}};
+    settings.insert(settings.end(), more.begin(), more.end());
+    return settings;
+  };
+  return {small({}),
+          {{"budget", "32"},
+           {"block", "4"},
+           {"sinks", "3"},
+           {"recent", "5"},
+           {"representative", "max"},
+           {"lists", "per_kv_head"},
+           {"dense_layers", "0"},
+           {"layer_step", "2"},
+           {"token_step", "3"}},
+          {{"budget", "48"},
+           {"block", "16"},
+           {"sinks", "0"},
+           {"recent", "0"},
+           {"representative", "fixed"},
+           {"representatives", "4"},
+           {"dense_layers", "1"}},
+          {{"budget", "50"},
+           {"block", "8"},
+           {"sinks", "16"},
+           {"recent", "8"},
+           {"representative", "quest"},
+           {"layer_step", "9"}},
+          small({{"token_step", "2"}}),
+          small({{"representative", "dynamic"}, {"representatives", "2"}, {"queries", "16"}}),
+          {{"budget", "24"},
+           {"block", "2"},
+           {"sinks", "2"},
+           {"recent", "4"},
+           {"representative", "dynamic"},
+           {"queries", "3"},
+           {"preselect", "14"},
+           {"widen", "3"},
+           {"token_step", "5"}},
+          {{"budget", "40"},
+           {"block", "1"},
+           {"sinks", "0"},
+           {"recent", "8"},
+           {"lists", "per_kv_head"},
+           {"preselect", "12"},
+           {"queries", "8"}},
+          small({{"compat", "kt"},
+                 {"representative", "dynamic"},
+                 {"representatives", "2"},
+                 {"queries", "4"},
+                 {"preselect", "5"},
+                 {"token_step", "3"}}),
+          small({{"compat", "kt"}, {"representative", "quest"}, {"lists", "per_kv_head"}})};
 }
 
 }  // namespace
@@ -104,9 +165,10 @@ PolicyInfo BlocksPolicy() {
   return {
       .name = "blocks",
       .summary = "reads the blocks whose representatives are most like the query (KTransformers)",
-      .facts = {.source = "KTransformers v0.1.3; similarity as in InfLLM, Xiao et al. 2024",
-                .chooses = "at every step for all heads, or per KV head, by keys that stand for "
-                           "blocks of 128 tokens",
+      .facts = {.source = "KTransformers v0.1.3, its document, or its code with compat=kt; "
+                          "similarity as in InfLLM, Xiao et al. 2024",
+                .chooses = "every token_step steps for all heads, or per KV head, by keys that "
+                           "stand for blocks of 128 tokens",
                 .keeps = "all rows and what stands for each block, on the device",
                 .reads = "b rows and N / 128 representatives; the first layers N rows",
                 .holds = "N rows and N / 128 representatives",
@@ -116,31 +178,10 @@ PolicyInfo BlocksPolicy() {
       .kind = PolicyKind::kSelects,
       .knob = {.key = "budget", .parts = {{"sinks", 0.05}, {"recent", 0.25}}},
       .settings = Settings(),
-      .make = [] { return std::make_unique<BlocksOfKeys>(); },
+      .make = [] { return std::make_unique<KeyBlocks>(); },
       .batches = true,
       .covering = Covering,
-      .test_settings = {{{"budget", "40"}, {"block", "8"}, {"sinks", "8"}, {"recent", "8"}},
-                        {{"budget", "32"},
-                         {"block", "4"},
-                         {"sinks", "3"},
-                         {"recent", "5"},
-                         {"representative", "max"},
-                         {"lists", "per_kv_head"},
-                         {"dense_layers", "0"},
-                         {"layer_step", "2"}},
-                        {{"budget", "48"},
-                         {"block", "16"},
-                         {"sinks", "0"},
-                         {"recent", "0"},
-                         {"representative", "fixed"},
-                         {"representatives", "4"},
-                         {"dense_layers", "1"}},
-                        {{"budget", "50"},
-                         {"block", "8"},
-                         {"sinks", "16"},
-                         {"recent", "8"},
-                         {"representative", "quest"},
-                         {"layer_step", "9"}}}};
+      .test_settings = TestSettings()};
 }
 
 }  // namespace omnikv

@@ -13,14 +13,17 @@ namespace {
 
 class Quest : public BlockChoice {
  protected:
-  Result<Rule> ReadRule(const PolicySettings& settings) const override {
+  Result<Rule> ReadRule(const PolicyContext&, PolicySettings& settings) override {
     const auto page = static_cast<int32_t>(settings.Int("page"));
     OKV_ASSIGN_OR_RETURN(const int32_t pages, WholeBlocks("quest", "page", page, settings));
     const bool mean_std = settings.Text("score") == "mean_std";
     const std::string heads = settings.Text("heads");
-    return Rule{.block = page,
-                .budget = pages,
-                .recent = 1,
+    return Rule{.blocks =
+                    {
+                        .block = page,
+                        .budget = pages,
+                        .recent = 1,
+                    },
                 .dense_layers = static_cast<int32_t>(settings.Int("dense_layers")),
                 .kind = mean_std ? SummaryKind::kMeanStd : SummaryKind::kMinMax,
                 .heads = heads == "sum"    ? HeadReduce::kSum

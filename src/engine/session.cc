@@ -196,7 +196,9 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                .first -
            tokens.begin();
     held = std::max<int64_t>(0, std::min(held, total - group_->WarmRows(0)));
+    const bool cut = held < static_cast<int64_t>(tokens_.size());
     const bool stays = !LongropeParts(core_.config, rope_length_, total) &&
+                       (!cut || policy().CutsBack()) &&
                        CanGoOnFrom(core_, policy(), group_->seq(0), held);
     keep = stays ? held : 0;
   }

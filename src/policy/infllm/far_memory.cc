@@ -146,6 +146,23 @@ void FarMemory::Choose(const LayerStep& step, const AttendArgs& attend) const {
                            .n_seqs = attend.n_seqs});
 }
 
+void FarMemory::Keep(const LayerStep& step, const AttendArgs& attend) const {
+  context_.backend->Enqueue(KeepBlocks(
+      {.seqs = attend.seqs,
+       .index = index_.as<int32_t>(),
+       .count = count_.as<int32_t>(),
+       .owner = Of(owner_, step.layer, shape_.cache),
+       .stamp = stamp_.as<uint32_t>() + int64_t{step.layer} * context_.max_seqs * shape_.cache,
+       .clock = clock_.as<uint32_t>() + int64_t{step.layer} * context_.max_seqs,
+       .table = Of(table_, step.layer, shape_.Entries()),
+       .miss = miss_.as<int32_t>(),
+       .n_miss = n_miss_.as<int32_t>(),
+       .copied = Of(copied_, step.layer, 1),
+       .range = range_.as<int32_t>(),
+       .shape = shape_,
+       .n_seqs = attend.n_seqs}));
+}
+
 void FarMemory::Attend(const LayerStep& step, const AttendArgs& attend, int32_t skip) {
   Backend& backend = *context_.backend;
   // All rows, since a chunk chooses by their mean.
@@ -160,20 +177,7 @@ void FarMemory::Attend(const LayerStep& step, const AttendArgs& attend, int32_t 
                                .least = shape_.recent,
                                .most = shape_.recent}));
   if (HasBlocks()) Choose(step, attend);
-  backend.Enqueue(KeepBlocks(
-      {.seqs = attend.seqs,
-       .index = index_.as<int32_t>(),
-       .count = count_.as<int32_t>(),
-       .owner = Of(owner_, step.layer, shape_.cache),
-       .stamp = stamp_.as<uint32_t>() + int64_t{step.layer} * context_.max_seqs * shape_.cache,
-       .clock = clock_.as<uint32_t>() + int64_t{step.layer} * context_.max_seqs,
-       .table = Of(table_, step.layer, shape_.Entries()),
-       .miss = miss_.as<int32_t>(),
-       .n_miss = n_miss_.as<int32_t>(),
-       .copied = Of(copied_, step.layer, 1),
-       .range = range_.as<int32_t>(),
-       .shape = shape_,
-       .n_seqs = attend.n_seqs}));
+  Keep(step, attend);
   AttendArgs far = attend;
   far.kv = View(step.layer, attend.kv);
   backend.Enqueue(CopyFar(

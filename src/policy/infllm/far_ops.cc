@@ -86,16 +86,17 @@ void Keep(const void* raw) {
       a.clock[s] = a.copied[s] = 0;
     }
     const uint32_t now = ++a.clock[s];
+    const int32_t count = std::min(a.count[s], shape.Chosen(n));
     int32_t* const table = a.table + int64_t{s} * shape.Entries();
     const int32_t first = s * shape.Slots();
     for (int32_t i = 0; i < shape.SinkBlocks(); ++i) table[i] = first + i;
     int32_t* const chosen_at = table + shape.SinkBlocks();
-    for (int32_t i = 0; i < a.count[s]; ++i) {
+    for (int32_t i = 0; i < count; ++i) {
       const int32_t* const at = std::find(owner, owner + shape.cache, chosen[i]);
       chosen_at[i] = at < owner + shape.cache ? static_cast<int32_t>(at - owner) : -1;
       if (chosen_at[i] >= 0) stamp[chosen_at[i]] = now;
     }
-    for (int32_t i = 0; i < a.count[s]; ++i) {
+    for (int32_t i = 0; i < count; ++i) {
       if (chosen_at[i] < 0) {
         // Free slots are older than any other.
         int32_t oldest = 0;
@@ -114,7 +115,7 @@ void Keep(const void* raw) {
       chosen_at[i] += first + shape.SinkBlocks();
     }
     for (int32_t i = 0; i < shape.rest; ++i) {
-      chosen_at[a.count[s] + i] =
+      chosen_at[count + i] =
           first + shape.SinkBlocks() + shape.cache + (shape.Blocks(n) + i) % shape.rest;
     }
     a.range[2 * s] = a.copied[s];

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(32) KeepKernel(const KeepBlocksArgs a) {
     return;
   }
   const int n = seq.kv_len - seq.q_len;
-  const int count = a.count[s];
+  const int count = min(a.count[s], shape.Chosen(n));
   int32_t* const owner = a.owner + int64_t{s} * shape.cache;
   uint32_t* const stamp = a.stamp + int64_t{s} * shape.cache;
   const int32_t* const chosen = a.index + int64_t{s} * shape.most;

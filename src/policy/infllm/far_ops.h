@@ -75,7 +75,7 @@ CustomArgs MeanRows(const MeanRowsArgs& args);
 struct KeepBlocksArgs {
   const SeqMeta* seqs;   // [n_seqs]
   const int32_t* index;  // [n_seqs, most]: chosen blocks, ascending
-  const int32_t* count;  // [n_seqs]
+  const int32_t* count;  // [n_seqs]; nobody's where there are none to choose among
   int32_t* owner;        // [n_seqs, cache]: block; -1: none
   uint32_t* stamp;       // [n_seqs, cache]: the step of its last choice
   uint32_t* clock;       // [n_seqs]: steps

@@ -91,7 +91,10 @@ class Infllm : public Policy {
   void Plan(const LayerStep& step, AttendArgs& attend) override {
     attend.plan = AttnPlan::Dense(shape_.recent);
     attend.lse = lse_.as<float>();
-    if (!HasFar(step, attend)) return;
+    if (!HasFar(step, attend)) {
+      if (!step.prefill || step.first_pos == 0) far_.Keep(step, attend);
+      return;
+    }
     if (step.prefill) far_.Locate(attend, Skip(step), /*prefill=*/true);
     far_.Attend(step, attend, Skip(step));
   }

@@ -40,6 +40,9 @@ class FarMemory {
 
   // Once per decode step, or per layer of a prompt: `skip` of its rows have no far tokens.
   void Locate(const AttendArgs& step, int32_t skip, bool prefill) const;
+  // What a layer's LRU holds is settled: in every step that may be a sequence's first, since that
+  // finds it empty. Attend does it too.
+  void Keep(const LayerStep& step, const AttendArgs& attend) const;
   // Chooses, copies, and attends: what the rows give each other from far tokens is in state().
   void Attend(const LayerStep& step, const AttendArgs& attend, int32_t skip);
   AttendState state() const { return {far_o_.as<float>(), far_lse_.as<float>()}; }

@@ -92,11 +92,17 @@ class StepFixture {
     residency->Begin(0, seq);
   }
 
+  // Rows of a prompt that pass in one step.
+  int32_t StepRows() const {
+    const int32_t wanted = policy->PromptStepRows();
+    return wanted > 0 ? std::min(kChunk, wanted) : kChunk;
+  }
+
   // Feeds a prompt of n tokens; returns the last row's logits.
   std::vector<float> Prompt(int32_t n) {
     prompt_len = n;
     for (int32_t pos = 0; pos < n;) {
-      const int32_t rows = std::min(kChunk, n - pos);
+      const int32_t rows = std::min(StepRows(), n - pos);
       const bool chooses = pos + rows == n && residency->ChoosesAfterPrompt(0);
       EXPECT_TRUE(residency->Append(0, seq, rows, /*prefill=*/true, chooses).ok());
       Upload(pos, rows);

@@ -12,8 +12,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "base/check.h"
-
 namespace omnikv {
 namespace {
 
@@ -91,7 +89,6 @@ class Infllm : public Policy {
     if (far_step_) far_.Locate(step, /*skip=*/0, /*prefill=*/false);
   }
   void Plan(const LayerStep& step, AttendArgs& attend) override {
-    OKV_CHECK(!step.prefill || attend.n_rows <= chunk_);
     attend.plan = AttnPlan::Dense(shape_.recent);
     attend.lse = lse_.as<float>();
     if (!HasFar(step, attend)) {

@@ -49,6 +49,7 @@ COMPOSITIONS = "src/engine/compositions.cc"
 EXPECTED = "src/policy/expected_attention/expected_attention.cc"
 WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
+INFLLM = "src/policy/infllm/"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -81,7 +82,7 @@ FAULTS = {
         "src/policy/omnikv/omnikv.cc", "step.prompt_end - scores_.window() - step.first_pos",
         "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
-        "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
+        "src/policy/turn_queries.cu", "max(from, a.least), a.most)", "max(from, a.least), a.most + 1)"),
     "away_keeps_too_few_rows": (AWAY, "BlocksFor(config.reads.max_recent) + 2",
                                 "BlocksFor(config.reads.max_recent)"),
     "away_rows_of_another_place_go_home": (AWAY, ".by_table = true", ".by_table = false"),
@@ -174,6 +175,24 @@ FAULTS = {
     "compact_leaves_scores": (
         KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to_scores[i] = score[u];", ""),
     "evicts_recent_rows": (KERNELS + "kept_rows.cu", "    if (IsRecent(a, s, l, i)) continue;\n", ""),
+    "infllm_window_one_wider": (
+        INFLLM + "infllm.cc", "AttnPlan::Dense(shape_.recent)", "AttnPlan::Dense(shape_.recent + 1)"),
+    "infllm_blocks_are_whole_one_step_late": (
+        INFLLM + "far_ops.h", "(n - sinks - recent) / block)", "(n - sinks - recent - 1) / block)"),
+    "infllm_far_keys_turn_the_other_way": (
+        INFLLM + "far_ops.cc", "static_cast<float>(x * c + y * s)", "static_cast<float>(x * c - y * s)"),
+    "infllm_sums_start_anew": (
+        INFLLM + "local_weights.cc", "t < p0 ? held[t % a.stride] : Real{0}", "Real{0 * held[0]}"),
+    "infllm_tokens_of_the_least_weight": (
+        INFLLM + "local_weights.cc", "of_x > of_y :", "of_x < of_y :"),
+    "infllm_maximum_of_heads": (
+        INFLLM + "far_memory.cc", ".heads = HeadReduce::kSum", ".heads = HeadReduce::kMax"),
+    "infllm_chunks_choose_by_their_first_query": (
+        INFLLM + "far_ops.cc", "for (int64_t r = 0; r < a.n_rows; ++r) {", "for (int64_t r = 0; r < 1; ++r) {"),
+    "infllm_sees_weights_of_the_next_token": (
+        INFLLM + "local_weights.cu", "t > at ||", "t > at + 1 ||"),
+    "infllm_evicts_the_newest": (
+        INFLLM + "far_ops.cu", "if (key < oldest) {", "if (key > oldest) {"),
     "quest_other_reduction": (
         QUEST, ": HeadReduce::kMax", ": HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".recent = 1,", ".recent = 0,"),

@@ -9,6 +9,7 @@ from oracle.blocks_kt import BlocksKt
 from oracle.duo import Duo
 from oracle.expected_attention import ExpectedAttention
 from oracle.h2o import H2o
+from oracle.infllm import InfLlm
 from oracle.kascade import Kascade
 from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
@@ -29,7 +30,8 @@ HEAD_MAP = "head_map.tsv"
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
          "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
-         "kascade": Kascade, "pyramidkv": PyramidKv}
+         "kascade": Kascade, "pyramidkv": PyramidKv,
+         "infllm": InfLlm}
 
 
 def gates():
@@ -237,6 +239,21 @@ OTHERS = {
                          "token_step": 10},
              "preselect_by_head": {"representative": "max", "preselect": 6, "queries": 16,
                                    "lists": "per_kv_head", "widen": 1}}.items()}),
+    "infllm": (
+        LENGTHS,
+        {budget: {"budget": budget, "block": 8, "sinks": 8, "recent": 16, "representatives": 2,
+                  "chunk": 12, "cache": 4} for budget in (8, 16, 24)},
+        {name: {"budget": 16, "block": 8, "sinks": 8, "recent": 16, "representatives": 2,
+                "chunk": 12, "cache": 4, **which}
+         for name, which in {
+             "no_sinks": {"sinks": 0}, "sinks_16": {"sinks": 16}, "recent_40": {"recent": 40},
+             "one_representative": {"representatives": 1},
+             "all_representatives": {"representatives": 8},
+             "small": {"block": 2, "budget": 12, "sinks": 4, "cache": 9},
+             "large": {"block": 24, "budget": 24, "sinks": 24, "representatives": 4},
+             "chunk_1": {"chunk": 1, "recent": 17}, "chunk_is_window": {"chunk": 24, "recent": 24},
+             "odd": {"block": 5, "budget": 15, "sinks": 10, "recent": 13, "chunk": 7,
+                     "cache": 3}}.items()}),
     "kascade": (
         LENGTHS,
         {share: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": share, "least": 8}

@@ -201,8 +201,10 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                .first -
            tokens.begin();
     held = std::max<int64_t>(0, std::min(held, total - group_->WarmRows(0)));
+    const bool cut = held < static_cast<int64_t>(tokens_.size());
     const int64_t whole = chunks_.WholeUpTo(held);
     const bool stays = !LongropeParts(core_.config, rope_length_, total) &&
+                       (!cut || policy().CutsBack()) &&
                        CanGoOnFrom(core_, policy(), group_->seq(0), whole);
     keep = stays ? whole : 0;
   }

@@ -230,6 +230,9 @@ class Policy {
   // Memory that Prepare took.
   virtual size_t Bytes() const { return 0; }
 
+  // Whether a sequence may be cut back, other than by the steps that ran ahead of the host. One that
+  // may not starts over then.
+  virtual bool CutsBack() const { return true; }
   // Rows at the end of a prompt that must be fed anew after the sequence was cut back, for the
   // policy's own state to be what it would have been.
   virtual int64_t WarmRows() const { return 1; }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <tuple>
 
 #include "../test_data.h"
@@ -52,6 +53,50 @@ TEST_P(PolicySessionOn, WindowsOfALaterPromptAreThoseOfAFreshOne) {
       EXPECT_LE(Error(got[i].data(), expected[i]), F32Tolerance(GetParam())) << selector << i;
     }
   }
+}
+
+// Sums of weights in the local window go on in a later turn. A cut takes back queries that they
+// hold, so the sequence starts over.
+TEST_P(PolicySessionOn, LocalWeightsGoOnAndStartOverWhereTheyMust) {
+  const auto engine = Load({.model = kRandom, .device = GetParam(), .max_sessions = 2});
+  const PolicyOptions policy{
+      .name = "infllm",
+      .settings = {
+          {"budget", "16"}, {"block", "8"}, {"sinks", "8"}, {"recent", "24"}, {"chunk", "16"}}};
+  const std::vector<int32_t> first = Numbers(96, 1);  // whole chunks
+  std::vector<int32_t> longer = first;
+  for (const int32_t token : Numbers(50, 2)) longer.push_back(token);
+  std::vector<int32_t> other(first.begin(), first.begin() + 90);
+  for (const int32_t token : Numbers(40, 3)) other.push_back(token);
+  const auto session = Take(engine->NewSession(policy));
+  ASSERT_TRUE(session->Prompt(first).ok());
+  for (const auto& [prompt, computed, again] : {std::tuple(longer, int64_t{50}, int64_t{0}),
+                                                std::tuple(other, int64_t{130}, int64_t{90})}) {
+    ASSERT_TRUE(session->Prompt(prompt).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, computed);
+    EXPECT_EQ(session->stats().recomputed_tokens, again);
+    const auto fresh = Take(engine->NewSession(policy));
+    ASSERT_TRUE(fresh->Prompt(prompt).ok());
+    EXPECT_EQ(Decode(*engine, *session, 20), Decode(*engine, *fresh, 20));
+    ASSERT_TRUE(session->Prompt(prompt).ok());  // without the answer
+  }
+}
+
+// No two tokens stand further apart than the window, however long the context is.
+TEST_P(PolicySessionOn, FarTokensAtFourTimesTheTrainedLength) {
+  if (GetParam() == "ref") GTEST_SKIP() << "takes minutes on ref";
+  const auto engine = Load({.model = kRandom, .device = GetParam(), .context = 4 * 1024 + 16});
+  const auto session = Take(engine->NewSession({.name = "infllm",
+                                                .settings = {{"budget", "256"},
+                                                             {"block", "32"},
+                                                             {"sinks", "32"},
+                                                             {"recent", "256"},
+                                                             {"chunk", "128"}}}));
+  ASSERT_TRUE(session->Prompt(Numbers(4 * 1024, 1)).ok());
+  for (const std::vector<float>& logits : Decode(*engine, *session, 8)) {
+    for (const float logit : logits) ASSERT_TRUE(std::isfinite(logit));
+  }
+  EXPECT_LT(session->stats().read_fraction, 0.25);
 }
 
 // Pages of K that a fork or a cut left unfinished: what follows is as in sessions that knew nothing

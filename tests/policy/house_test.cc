@@ -73,8 +73,8 @@ std::vector<SettingList> TestSettings(const PolicyInfo& info) {
 // those that have a stage to themselves; of the first ones at the end of the step before.
 size_t RowsStreamed(const StepFixture& fixture) {
   std::vector<int32_t> steps(kSteps, 1);
-  for (int32_t left = kPrompt; left > 0; left -= StepFixture::kChunk) {
-    steps.insert(steps.begin(), std::min(left, StepFixture::kChunk));
+  for (int32_t left = kPrompt; left > 0; left -= fixture.StepRows()) {
+    steps.insert(steps.begin(), std::min(left, fixture.StepRows()));
   }
   std::sort(steps.rbegin(), steps.rend());
   int32_t n_host = 0;

@@ -8,49 +8,10 @@
 #include <cmath>
 
 #include "policy/policy.h"
-#include "policy/streaming/turn_back.h"
+#include "policy/turn_queries.h"
 
 namespace omnikv {
 namespace {
-
-void TurnBack(const void* raw) {
-  const auto& a = *static_cast<const TurnBackArgs*>(raw);
-  for (int32_t r = 0; r < a.n_rows; ++r) {
-    const int32_t from = a.rows[r].pos;
-    const int32_t to = std::min(from, a.budget - 1);
-    for (int32_t i = 0; i < a.dk; ++i) {
-      const bool rotated = i < 2 * a.n_freq;
-      const int32_t f = i < a.n_freq ? i : i - a.n_freq;
-      // The two angles as RopeTable makes them (f32 products), their difference exactly.
-      const double angle = rotated
-                               ? static_cast<double>(static_cast<float>(to) * a.inv_freq[f]) -
-                                     static_cast<double>(static_cast<float>(from) * a.inv_freq[f])
-                               : 0;
-      const double c = std::cos(angle);
-      const double s = i < a.n_freq ? -std::sin(angle) : std::sin(angle);
-      const int32_t partner = i < a.n_freq ? i + a.n_freq : i - a.n_freq;
-      for (int32_t h = 0; h < a.n_heads; ++h) {
-        const int64_t at = (static_cast<int64_t>(r) * a.n_heads + h) * a.dk;
-        a.out[at + i] =
-            rotated ? static_cast<float>(a.q[at + i] * c + a.q[at + partner] * s) : a.q[at + i];
-      }
-    }
-  }
-}
-
-Cost TurnBackCost(const void* raw) {
-  const auto& a = *static_cast<const TurnBackArgs*>(raw);
-  const auto n = static_cast<uint64_t>(a.n_rows) * static_cast<uint64_t>(a.n_heads * a.dk);
-  return {.bytes_read = 4 * n, .bytes_written = 4 * n, .flops = 4 * n};
-}
-
-constexpr CustomKernels kTurnBack = {.name = "StreamingTurnBack",
-                                     .ref = TurnBack,
-                                     .cpu = [](const void* args, ThreadPool&) { TurnBack(args); },
-#ifdef OMNIKV_HAVE_CUDA
-                                     .cuda = TurnBackCuda,
-#endif
-                                     .cost = TurnBackCost};
 
 class Streaming : public Policy {
  public:
@@ -83,16 +44,18 @@ class Streaming : public Policy {
     const float* inv_freq = context_.inv_freq[static_cast<size_t>(step.layer)];
     if (sink_queries_.size() != 0 && inv_freq != nullptr) {
       sinks.q = sink_queries_.as<float>();
-      const TurnBackArgs args{.q = attend.q,
-                              .out = sink_queries_.as<float>(),
-                              .rows = attend.rows,
-                              .inv_freq = inv_freq,
-                              .n_rows = attend.n_rows,
-                              .n_heads = attend.n_heads,
-                              .dk = attend.kv.dk,
-                              .n_freq = context_.n_freq,
-                              .budget = static_cast<int32_t>(budget_)};
-      context_.backend->Enqueue(MakeCustomArgs(kTurnBack, args));
+      // Moving the window and the query together changes nothing between them: only the queries of
+      // the sinks turn, back to their place in the cache.
+      context_.backend->Enqueue(TurnQueries({.q = attend.q,
+                                             .out = sink_queries_.as<float>(),
+                                             .rows = attend.rows,
+                                             .inv_freq = inv_freq,
+                                             .n_rows = attend.n_rows,
+                                             .n_heads = attend.n_heads,
+                                             .dk = attend.kv.dk,
+                                             .n_freq = context_.n_freq,
+                                             .least = 0,
+                                             .most = static_cast<int32_t>(budget_ - 1)}));
     }
     attend.plan = AttnPlan{};
     if (sinks_ > 0) attend.plan.Add(sinks);

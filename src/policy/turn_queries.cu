@@ -1,6 +1,6 @@
 #include <cuda_runtime.h>
 
-#include "policy/streaming/turn_back.h"
+#include "policy/turn_queries.h"
 
 namespace omnikv {
 namespace {
@@ -9,12 +9,13 @@ constexpr int kThreads = 256;
 constexpr int kValues = 4 * kThreads;  // of a row, a block
 
 // Grid: x rows; y shares the values of a row.
-__global__ void __launch_bounds__(kThreads) TurnBackKernel(const TurnBackArgs a) {
+__global__ void __launch_bounds__(kThreads) TurnKernel(const TurnQueriesArgs a) {
   extern __shared__ double2 turns[];  // [n_freq]: cos, sin
   const int64_t row = blockIdx.x;
   const int from = a.rows[row].pos;
-  const int to = min(from, a.budget - 1);
-  for (int i = static_cast<int>(threadIdx.x); i < a.n_freq; i += kThreads) {
+  const int to = min(max(from, a.least), a.most);
+  const int n_freq = a.inv_freq != nullptr ? a.n_freq : 0;
+  for (int i = static_cast<int>(threadIdx.x); i < n_freq; i += kThreads) {
     // The two angles as RopeTable makes them (f32 products), their difference exactly.
     const double angle = static_cast<double>(__fmul_rn(static_cast<float>(to), a.inv_freq[i])) -
                          static_cast<double>(__fmul_rn(static_cast<float>(from), a.inv_freq[i]));
@@ -32,10 +33,10 @@ __global__ void __launch_bounds__(kThreads) TurnBackKernel(const TurnBackArgs a)
   for (int at = begin + static_cast<int>(threadIdx.x); at < end; at += kThreads) {
     const int i = at % a.dk;
     float v = q[at];
-    if (i < 2 * a.n_freq) {
-      const bool low = i < a.n_freq;
-      const double2 turn = turns[low ? i : i - a.n_freq];
-      const double partner = q[low ? at + a.n_freq : at - a.n_freq];
+    if (i < 2 * n_freq) {
+      const bool low = i < n_freq;
+      const double2 turn = turns[low ? i : i - n_freq];
+      const double partner = q[low ? at + n_freq : at - n_freq];
       v = static_cast<float>(v * turn.x + partner * (low ? -turn.y : turn.y));
     }
     out[at] = v;
@@ -44,13 +45,13 @@ __global__ void __launch_bounds__(kThreads) TurnBackKernel(const TurnBackArgs a)
 
 }  // namespace
 
-void TurnBackCuda(const void* args, void* stream) {
-  const auto& a = *static_cast<const TurnBackArgs*>(args);
+void TurnQueriesCuda(const void* args, void* stream) {
+  const auto& a = *static_cast<const TurnQueriesArgs*>(args);
   if (a.n_rows == 0) return;
   const dim3 grid(static_cast<uint32_t>(a.n_rows),
                   static_cast<uint32_t>((a.n_heads * a.dk + kValues - 1) / kValues));
-  TurnBackKernel<<<grid, kThreads, sizeof(double2) * static_cast<size_t>(a.n_freq),
-                   static_cast<cudaStream_t>(stream)>>>(a);
+  TurnKernel<<<grid, kThreads, sizeof(double2) * static_cast<size_t>(a.n_freq),
+               static_cast<cudaStream_t>(stream)>>>(a);
 }
 
 }  // namespace omnikv

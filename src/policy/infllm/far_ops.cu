@@ -1,0 +1,239 @@
+// The ops of far memory on a card. A warp keeps the LRU of a sequence.
+#include <algorithm>
+
+#include "backend/cuda/kernels/common.cuh"
+#include "backend/kv_format.h"
+#include "policy/infllm/far_ops.h"
+#include "policy/infllm/turned_keys.cuh"
+
+namespace omnikv {
+namespace {
+
+using cuda::CeilDiv;
+using cuda::kAllLanes;
+
+constexpr int kThreads = 256;
+constexpr int kCopyThreads = 128;
+constexpr int kCopyBlocks = 64;  // of a KV head and a sequence
+
+__global__ void __launch_bounds__(kThreads) LocateKernel(const LocateFarArgs a) {
+  const int step = static_cast<int>(gridDim.x) * kThreads;
+  const int first = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  for (int s = first; s < a.n_seqs; s += step) {
+    const SeqMeta seq = a.seqs[s];
+    SeqMeta places{};
+    SeqMeta units{};
+    const int n = seq.kv_len - seq.q_len;
+    const int count = max(0, seq.kv_len - a.shape.recent - a.shape.LeftOut(n));
+    if (seq.q_len > 0) {
+      places = {seq.q_begin, seq.q_len - a.skip, max(1, count), s * a.shape.Entries(), 0};
+      units = {a.prefill != 0 ? 0 : seq.q_begin, 1, a.shape.Blocks(n), s, 0};
+    }
+    a.to_seqs[s] = places;
+    a.units[s] = units;
+    a.bounds[2 * s] = 0;
+    a.bounds[2 * s + 1] = seq.q_len > 0 ? count : 0;
+    a.n_candidates[s] = seq.q_len > 0 ? a.shape.Blocks(n) : 0;
+    a.n_pick[s] = seq.q_len > 0 ? a.shape.Chosen(n) : 0;
+  }
+  for (int r = a.skip + first; r < a.n_rows; r += step) {
+    const RowMeta row = a.rows[r];
+    const SeqMeta seq = a.seqs[row.seq];
+    const int gone = a.shape.recent + a.shape.LeftOut(seq.kv_len - seq.q_len);
+    a.to_rows[r - a.skip] = {row.seq, max(0, row.pos - gone)};
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) MeanKernel(const MeanRowsArgs a) {
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (i >= a.width) return;
+  double sum = 0;
+  for (int64_t r = 0; r < a.n_rows; ++r) sum += a.in[r * a.width + i];
+  a.out[i] = static_cast<float>(sum / a.n_rows);
+}
+
+// Grid: x sequences. One warp.
+__global__ void __launch_bounds__(32) KeepKernel(const KeepBlocksArgs a) {
+  const int s = static_cast<int>(blockIdx.x);
+  const int lane = static_cast<int>(threadIdx.x);
+  const FarShape& shape = a.shape;
+  const SeqMeta seq = a.seqs[s];
+  if (seq.q_len == 0) {
+    if (lane == 0) a.n_miss[s] = a.range[2 * s] = a.range[2 * s + 1] = 0;
+    return;
+  }
+  const int n = seq.kv_len - seq.q_len;
+  const int count = min(a.count[s], shape.Chosen(n));
+  int32_t* const owner = a.owner + int64_t{s} * shape.cache;
+  uint32_t* const stamp = a.stamp + int64_t{s} * shape.cache;
+  const int32_t* const chosen = a.index + int64_t{s} * shape.most;
+  int32_t* const miss = a.miss + int64_t{2} * s * shape.most;
+  int32_t* const table = a.table + int64_t{s} * shape.Entries();
+  int32_t* const chosen_at = table + shape.SinkBlocks();
+  const int first = s * shape.Slots();
+  if (n == 0) {
+    for (int slot = lane; slot < shape.cache; slot += 32) {
+      owner[slot] = -1;
+      stamp[slot] = 0;
+    }
+  }
+  const uint32_t now = (n == 0 ? 0 : a.clock[s]) + 1;
+  const int copied = n == 0 ? 0 : a.copied[s];
+  __syncwarp();
+  for (int i = lane; i < shape.SinkBlocks(); i += 32) table[i] = first + i;
+  for (int i = 0; i < count; ++i) {
+    int found = -1;
+    for (int slot = lane; slot < shape.cache; slot += 32) {
+      if (owner[slot] == chosen[i]) found = slot;
+    }
+    for (int other = 16; other > 0; other /= 2) {
+      found = max(found, __shfl_xor_sync(kAllLanes, found, other));
+    }
+    if (lane == 0) {
+      chosen_at[i] = found;
+      if (found >= 0) stamp[found] = now;
+    }
+  }
+  __syncwarp();
+  int n_miss = 0;
+  for (int i = 0; i < count; ++i) {
+    int at = chosen_at[i];
+    if (at < 0) {
+      // The oldest choice, then the lowest block (a free slot is older than any), then slot.
+      unsigned long long oldest = ~0ull;
+      int oldest_slot = 0;
+      for (int slot = lane; slot < shape.cache; slot += 32) {
+        const unsigned long long key = static_cast<unsigned long long>(stamp[slot]) << 32 |
+                                       static_cast<uint32_t>(owner[slot] + 1);
+        if (key < oldest) {
+          oldest = key;
+          oldest_slot = slot;
+        }
+      }
+      for (int other = 16; other > 0; other /= 2) {
+        const unsigned long long key = __shfl_xor_sync(kAllLanes, oldest, other);
+        const int slot = __shfl_xor_sync(kAllLanes, oldest_slot, other);
+        if (key < oldest || (key == oldest && slot < oldest_slot)) {
+          oldest = key;
+          oldest_slot = slot;
+        }
+      }
+      at = oldest_slot;
+      if (lane == 0) {
+        owner[at] = chosen[i];
+        stamp[at] = now;
+        miss[2 * n_miss] = chosen[i];
+        miss[2 * n_miss + 1] = at;
+      }
+      ++n_miss;
+    }
+    __syncwarp();
+    if (lane == 0) chosen_at[i] = first + shape.SinkBlocks() + at;
+  }
+  for (int i = lane; i < shape.rest; i += 32) {
+    chosen_at[count + i] =
+        first + shape.SinkBlocks() + shape.cache + (shape.Blocks(n) + i) % shape.rest;
+  }
+  if (lane != 0) return;
+  const int end = max(copied, seq.kv_len - shape.recent);
+  a.n_miss[s] = n_miss;
+  a.clock[s] = now;
+  a.range[2 * s] = copied;
+  a.range[2 * s + 1] = end;
+  a.copied[s] = end;
+}
+
+// Grid: x shares the tokens, y KV heads, z sequences. What is copied is in the order of ForCopies.
+__global__ void __launch_bounds__(kCopyThreads) CopyKernel(const __grid_constant__ CopyFarArgs a) {
+  extern __shared__ float k[];  // [dk]
+  const int s = static_cast<int>(blockIdx.z);
+  const int head = static_cast<int>(blockIdx.y);
+  const FarShape& shape = a.shape;
+  const SeqMeta seq = a.seqs[s];
+  if (seq.q_len == 0) return;
+  const int64_t slots = int64_t{s} * shape.Slots();
+  const int64_t lru = slots + shape.SinkBlocks();
+  const int begin = a.range[2 * s];
+  const int end = a.range[2 * s + 1];
+  const int of_misses = a.n_miss[s] * shape.block;
+  const int of_sinks = max(0, min(end, shape.sinks) - begin);
+  const int rest = max(begin, FirstSummed(shape, seq.kv_len - seq.q_len));
+  const int n = of_misses + of_sinks + max(0, end - rest);
+  for (int item = static_cast<int>(blockIdx.x); item < n; item += static_cast<int>(gridDim.x)) {
+    int t;
+    int64_t to;
+    if (item < of_misses) {
+      const int32_t* const miss =
+          a.miss + int64_t{2} * (int64_t{s} * shape.most + item / shape.block);
+      t = shape.sinks + miss[0] * shape.block + item % shape.block;
+      to = (lru + miss[1]) * shape.block + item % shape.block;
+    } else if (item < of_misses + of_sinks) {
+      t = begin + item - of_misses;
+      to = slots * shape.block + t;
+    } else {
+      t = rest + item - of_misses - of_sinks;
+      const int block = (t - shape.sinks) / shape.block;
+      to = (lru + shape.cache + block % shape.rest) * shape.block + (t - shape.sinks) % shape.block;
+    }
+    const int64_t row = a.from.RowIndex(seq.table_off, t);
+    const std::byte* const from_k = a.from.k.Head(row, head);
+    for (int i = static_cast<int>(threadIdx.x); i < a.from.dk; i += kCopyThreads) {
+      k[i] = TurnedKey(a.from, from_k, head, i, t, a.inv_freq, a.n_freq);
+    }
+    __syncthreads();
+    std::byte* const to_k = a.to.k.Head(to, head);
+    if (a.to.k.dtype == DType::kQ8_0) {
+      StoreQ8Head(k, a.from.dk, to_k, to_k + a.to.k.ToScales(head));
+    } else {
+      for (int i = static_cast<int>(threadIdx.x); i < a.from.dk; i += kCopyThreads) {
+        cuda::StoreValue(a.to.k.dtype, to_k, i, k[i]);
+      }
+    }
+    const std::byte* const from_v = a.from.v.Head(row, head);
+    std::byte* const to_v = a.to.v.Head(to, head);
+    const auto copy = [&](int64_t from_at, int64_t to_at, int64_t bytes) {
+      for (int64_t i = 2 * static_cast<int64_t>(threadIdx.x); i < bytes; i += 2 * kCopyThreads) {
+        *reinterpret_cast<uint16_t*>(to_v + to_at + i) =
+            *reinterpret_cast<const uint16_t*>(from_v + from_at + i);
+      }
+    };
+    const bool q8 = a.from.v.dtype == DType::kQ8_0;
+    const int value_bytes = q8 ? 1 : a.from.v.dtype == DType::kF32 ? 4 : 2;
+    copy(0, 0, int64_t{a.from.dv} * value_bytes);
+    if (q8) {
+      copy(a.from.v.ToScales(head), a.to.v.ToScales(head),
+           a.from.dv / static_cast<int64_t>(kQ8Block) * 2);
+    }
+    if (head == 0 && threadIdx.x == 0) a.pos[to] = t;
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void LocateFarCuda(const void* args, void* stream) {
+  const auto& a = *static_cast<const LocateFarArgs*>(args);
+  const auto blocks = static_cast<uint32_t>(CeilDiv(std::max(a.n_rows, a.n_seqs), kThreads));
+  LocateKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+}
+
+void MeanRowsCuda(const void* args, void* stream) {
+  const auto& a = *static_cast<const MeanRowsArgs*>(args);
+  const auto blocks = static_cast<uint32_t>(CeilDiv(a.width, kThreads));
+  MeanKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+}
+
+void KeepBlocksCuda(const void* args, void* stream) {
+  const auto& a = *static_cast<const KeepBlocksArgs*>(args);
+  KeepKernel<<<static_cast<uint32_t>(a.n_seqs), 32, 0, static_cast<cudaStream_t>(stream)>>>(a);
+}
+
+void CopyFarCuda(const void* args, void* stream) {
+  const CopyFarArgs& a = **static_cast<const CopyFarArgs* const*>(args);
+  const dim3 grid(kCopyBlocks, static_cast<uint32_t>(a.from.n_kv_heads),
+                  static_cast<uint32_t>(a.n_seqs));
+  CopyKernel<<<grid, kCopyThreads, sizeof(float) * static_cast<size_t>(a.from.dk),
+               static_cast<cudaStream_t>(stream)>>>(a);
+}
+
+}  // namespace omnikv

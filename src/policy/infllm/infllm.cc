@@ -1,0 +1,258 @@
+// InfLLM (Xiao et al. 2024, equations 1-3; its published context_manager.py): each row attends to
+// the last `recent` tokens where they stand, and to far ones, all as if `recent` tokens away: the
+// first tokens, the blocks whose keys are most like the query, and those of no whole block yet. A
+// prompt comes in chunks, which choose once by the mean of their queries; decode steps choose anew.
+// Four differences from the published code: its far distance is one token less than the paper's; in
+// prompts its far part also sees tokens that are still in the window; the last token of a prompt
+// passes alone there; and equal scores may fall either way.
+#include "policy/infllm/infllm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+namespace omnikv {
+namespace {
+
+constexpr int64_t kChunk = 512;  // rows of a chunk by default, where steps have as many
+
+class Infllm : public Policy {
+ public:
+  Status Prepare(const PolicyContext& context, PolicySettings& settings) override {
+    context_ = context;
+    const int64_t block = settings.Int("block");
+    const int64_t budget = settings.Int("budget");
+    const int64_t sinks = settings.Int("sinks");
+    const int64_t most = budget / block;
+    if (most < 1) {
+      return InvalidArgument(fmt::format(
+          "policy infllm: budget is {}, expected a block of {} tokens at least", budget, block));
+    }
+    if (sinks % block != 0) {
+      return InvalidArgument(fmt::format(
+          "policy infllm: sinks is {}, expected whole blocks of {} tokens", sinks, block));
+    }
+    for (const auto& [key, low, high, of] :
+         {std::tuple("cache", most, int64_t{1} << 30, "the blocks of the budget"),
+          std::tuple("representatives", int64_t{1}, block, "the tokens of a block")}) {
+      if (const int64_t n = settings.Int(key); n < low || n > high) {
+        return InvalidArgument(fmt::format("policy infllm: {} is {}, expected {} {}, {}", key, n,
+                                           n < low ? "at least" : "at most", n < low ? low : high,
+                                           of));
+      }
+    }
+    const int64_t recent = settings.Int("recent");
+    if (context.backend != nullptr && settings.IsAuto("chunk")) {
+      settings.Resolve("chunk",
+                       std::to_string(std::min<int64_t>({kChunk, context.max_rows, recent})));
+    }
+    if (!settings.IsAuto("chunk")) {
+      chunk_ = static_cast<int32_t>(settings.Int("chunk"));
+      if (chunk_ > recent) {
+        return InvalidArgument(fmt::format(
+            "policy infllm: chunk is {}, expected at most the {} of recent", chunk_, recent));
+      }
+      if (context.backend != nullptr && chunk_ > context.max_rows) {
+        return InvalidArgument(fmt::format(
+            "policy infllm: chunk is {}, expected at most the {} rows of a step (`prefill_chunk`)",
+            chunk_, context.max_rows));
+      }
+    }
+    // More than a context has is as good as a context.
+    const auto fit = [&](int64_t n) {
+      return static_cast<int32_t>(std::min(n, (context.max_context / block + 1) * block));
+    };
+    shape_.block = static_cast<int32_t>(block);
+    shape_.sinks = fit(sinks);
+    shape_.recent = static_cast<int32_t>(std::min(recent, context.max_context));
+    const int64_t blocks = std::max(1, shape_.Blocks(context.max_context));
+    shape_.most = static_cast<int32_t>(std::min(most, blocks));
+    shape_.cache = static_cast<int32_t>(std::min(settings.Int("cache"), blocks));
+    shape_.rest = (2 * (shape_.block - 1) + std::max(chunk_, 1)) / shape_.block;
+    OKV_RETURN_IF_ERROR(far_.Prepare(
+        context, shape_, static_cast<int32_t>(settings.Int("representatives")), chunk_));
+    if (context.backend == nullptr) return {};
+    OKV_ASSIGN_OR_RETURN(
+        lse_,
+        memory_.Take(*context.backend, int64_t{context.max_rows} * context.n_heads, "weights"));
+    return {};
+  }
+
+  // 0: nothing is far.
+  int32_t Variant(const SeqLength& at) const override {
+    if (context_.max_context <= shape_.recent) return 0;
+    return context_.force_indices || at.tokens > shape_.recent ? 1 : 0;
+  }
+  void BeginStep(int32_t variant, const AttendArgs& step) override {
+    far_step_ = variant == 1;
+    if (far_step_) far_.Locate(step, /*skip=*/0, /*prefill=*/false);
+  }
+  void Plan(const LayerStep& step, AttendArgs& attend) override {
+    attend.plan = AttnPlan::Dense(shape_.recent);
+    attend.lse = lse_.as<float>();
+    if (!HasFar(step, attend)) {
+      if (!step.prefill || step.first_pos == 0) far_.Keep(step, attend);
+      return;
+    }
+    if (step.prefill) far_.Locate(attend, Skip(step), /*prefill=*/true);
+    far_.Attend(step, attend, Skip(step));
+  }
+  void Observe(const LayerStep& step, const AttendArgs& attend) override {
+    if (HasFar(step, attend)) {
+      const int64_t skip = Skip(step);
+      float* const o = attend.o + skip * attend.n_heads * attend.kv.dv;
+      float* const lse = attend.lse + skip * attend.n_heads;
+      context_.backend->Enqueue(MergeStatesArgs{.parts = {AttendState{o, lse}, far_.state()},
+                                                .n_parts = 2,
+                                                .o = o,
+                                                .lse = lse,
+                                                .n_rows = attend.n_rows - Skip(step),
+                                                .n_heads = attend.n_heads,
+                                                .dv = attend.kv.dv});
+    }
+    far_.Weigh(step, attend);
+  }
+
+  int64_t TokensRead(int32_t, const SeqLength& at) const override {
+    return at.tokens - shape_.LeftOut(at.tokens - 1);
+  }
+  // K of the window once more, for the weights.
+  int64_t TokensScored(int32_t, const SeqLength& at) const override {
+    if (!far_.HasBlocks()) return 0;
+    const int64_t p = at.tokens - 1;
+    const int64_t first = std::min<int64_t>(FirstSummed(shape_, static_cast<int32_t>(p)), p);
+    return at.tokens - std::max(first, p - shape_.recent + 1);
+  }
+  int64_t StateBytesRead(int32_t, const SeqLength& at) const override {
+    const int64_t values = int64_t{context_.n_heads} * context_.dk;
+    return shape_.Blocks(at.tokens - 1) * values * static_cast<int64_t>(sizeof(float));
+  }
+  bool Budgeted(int32_t) const override { return true; }
+  int64_t Budget(int64_t) const override { return int64_t{shape_.most} * shape_.block; }
+  int64_t Besides(const SeqLength& at) const override {
+    return TokensRead(0, at) - int64_t{shape_.Chosen(at.tokens - 1)} * shape_.block;
+  }
+  bool DensePrompts() const override { return false; }
+  int32_t PromptStepRows() const override { return chunk_; }
+  bool CutsBack() const override { return false; }
+  size_t Bytes() const override { return memory_.bytes() + far_.Bytes(); }
+  void CopyState(const Policy& from) override {
+    far_.CopyFrom(static_cast<const Infllm&>(from).far_);
+  }
+  std::string SaveState(int64_t length) const override { return far_.Save(length); }
+  bool LoadState(int64_t length, std::string_view state) override {
+    return far_.Load(length, state);
+  }
+
+ private:
+  // Whether any row of the step has left a token behind its window.
+  bool HasFar(const LayerStep& step, const AttendArgs& attend) const {
+    return step.prefill ? step.first_pos + attend.n_rows > shape_.recent : far_step_;
+  }
+  // Rows of a prompt that have none.
+  int32_t Skip(const LayerStep& step) const {
+    return step.prefill ? static_cast<int32_t>(std::max<int64_t>(0, shape_.recent - step.first_pos))
+                        : 0;
+  }
+
+  PolicyContext context_;
+  FarShape shape_;
+  int32_t chunk_ = 0;      // rows of a chunk; 0: not known yet
+  bool far_step_ = false;  // what is being recorded
+  PolicyMemory memory_;
+  Buffer lse_;  // f32 [max_rows, n_heads]
+  FarMemory far_;
+};
+
+std::vector<SettingSpec> Settings() {
+  return {{.key = "budget",
+           .default_value = "2048",
+           .help = "tokens of the blocks that a layer chooses, in whole blocks",
+           .min = 1,
+           .max = 1e9},
+          {.key = "block", .default_value = "128", .help = "tokens", .min = 1, .max = 4096},
+          {.key = "sinks",
+           .default_value = "128",
+           .help = "first tokens that are read besides, in whole blocks",
+           .max = 1e9},
+          {.key = "recent",
+           .default_value = "4096",
+           .help = "last tokens that are read besides, where they stand; the others stand so far "
+                   "away",
+           .min = 1,
+           .max = 1e9},
+          {.key = "representatives",
+           .default_value = "4",
+           .help = "tokens of a block whose mean is its key, for each query head those of the most "
+                   "weight",
+           .min = 1,
+           .max = 4096},
+          {.key = "chunk",
+           .default_value = "auto",
+           .help = "rows of a prompt that choose together; auto: 512, or what a step and recent "
+                   "allow",
+           .min = 1,
+           .max = 65536,
+           .allow_auto = true},
+          {.key = "cache",
+           .default_value = "32",
+           .help = "blocks of a layer whose copies, with K at position 0, are kept: those that "
+                   "were chosen last",
+           .min = 1,
+           .max = 1e6}};
+}
+
+}  // namespace
+
+PolicyInfo InfllmPolicy() {
+  return {.name = "infllm",
+          .summary =
+              "a local window, and blocks that are most like the query, all equally far "
+              "(InfLLM)",
+          .facts = {.source = "InfLLM, Xiao et al. 2024",
+                    .chooses = "at every step, and every chunk of a prompt, for all heads, by the "
+                               "tokens of each block that had the most weight in the window",
+                    .keeps = "all rows, copies of the first rows and of the blocks chosen last, "
+                             "and a key of each block for each query head, on the device",
+                    .reads = "b rows, the first and the last ones, K of the last once more, and "
+                             "N / 128 keys",
+                    .holds = "N rows, the copies (4,992 rows), N / 128 keys",
+                    .loses = "not measured"},
+          .kind = PolicyKind::kSelects,
+          .knob = {.key = "budget"},
+          .settings = Settings(),
+          .make = [] { return std::make_unique<Infllm>(); },
+          .batches = true,
+          .covering =
+              [](int64_t length) {
+                const std::string all = std::to_string(length);
+                return std::vector<SettingList>{
+                    {{"recent", all}},
+                    {{"recent", all}, {"budget", "8"}, {"block", "8"}, {"sinks", "0"}}};
+              },
+          .exempt = "",
+          .test_settings = {{{"budget", "16"},
+                             {"block", "8"},
+                             {"sinks", "8"},
+                             {"recent", "24"},
+                             {"representatives", "2"},
+                             {"chunk", "16"},
+                             {"cache", "3"}},
+                            {{"budget", "12"},
+                             {"block", "4"},
+                             {"sinks", "0"},
+                             {"recent", "40"},
+                             {"chunk", "40"},
+                             {"cache", "40"}},
+                            {{"budget", "6"},
+                             {"block", "6"},
+                             {"sinks", "12"},
+                             {"recent", "7"},
+                             {"representatives", "1"},
+                             {"chunk", "7"},
+                             {"cache", "1"}}},
+          .recommended = nullptr};
+}
+
+}  // namespace omnikv

@@ -9,6 +9,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "backend/resolve_plan.h"
+#include "policy/kv_bytes_read.h"
 #include "step_fixture.h"
 
 namespace omnikv {

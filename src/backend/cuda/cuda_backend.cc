@@ -88,9 +88,11 @@ class CudaBackend : public Backend {
   std::vector<std::string> KernelsOf(const Op& op) override;
   size_t AvailableMemory() const override { return memory_.Available(); }
   bool OnDevice() const override { return true; }
-  size_t WorkBytes(const StepLimits& limits) const override;
+  size_t WorkBytes(const StepLimits& limits) const override {
+    return BytesToWork(limits, device_, options_.full_precision);
+  }
   int32_t PrefillRows() const override { return 4096; }
-  size_t SelectionBytes() const override;
+  size_t SelectionBytes() const override { return BytesOfSelection(device_); }
 
  private:
   // fusion.h decides which ops are launched together: a product adds itself to the residual of the

@@ -39,6 +39,7 @@ TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
     f"src/policy/{p}/{p}.cc"
     for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
+KEY_INDEX = "src/policy/omnikv/key_index.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -145,6 +146,23 @@ FAULTS = {
     "omnikv_best_of_the_group": (
         "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
         "HeadReduce::kMax"),
+    "indexed_scores_stay_those_of_the_index": (
+        KEY_INDEX, "  scores.Reduce(choice, attend);\n}\n", "}\n"),
+    "indexed_last_tokens_not_rescored": (
+        KEY_INDEX, ".bounds = bounds_.as<int32_t>(),\n                                        .logits",
+        ".bounds = n_candidates_.as<int32_t>(),\n                                        .logits"),
+    "indexed_rescores_the_budget_alone": (
+        "src/policy/omnikv/budget.cc", "static_cast<double>(settings.Int(\"rescore\"))", "1.0"),
+    "indexed_sparse_layers_read_the_dense_layer_below": (
+        "src/policy/omnikv/filter_layers.cc", "static_cast<size_t>(filter)])]",
+        "static_cast<size_t>(filter)] + layers.Chooses(layer - 1))]"),
+    "index_codes_of_the_upper_half_not_shifted": (
+        KERNELS + "index.cu", "codes.v[1][e] >> (4 * upper)", "codes.v[1][e]"),
+    "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
+    "index_zero_of_a_key_left_out": (
+        KERNELS + "index.cu", "ranges[i / 2].scale * dot + ranges[i / 2].zero", "ranges[i / 2].scale * dot + 0 * ranges[i / 2].zero"),
+    "rescored_tokens_count_twice": (
+        KERNELS + "index.cu", "fmaxf(0.0f, 1 - before) + after", "1 + after"),
     "omnikv_sinks_compete": (
         "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
     "lists_share_a_ring": (

@@ -17,6 +17,7 @@
 #include <variant>
 
 #include "backend/attn_plan.h"
+#include "backend/index_ops.h"
 #include "backend/sampling.h"
 #include "backend/score_ops.h"
 #include "base/dtype.h"
@@ -541,10 +542,10 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
                         LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
-                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, AgedScoresArgs, PoolArgs,
-                        PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs,
-                        MergeStatesArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs,
-                        CustomArgs>;
+                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs,
+                        IndexScoreArgs, RescoreArgs, AgedScoresArgs, PoolArgs, PlanRangeArgs,
+                        TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs,
+                        LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

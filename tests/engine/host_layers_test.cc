@@ -69,6 +69,22 @@ class HostLayers : public OnDevice {
           .settings = {{"filters", "1,3"}, {"budget", "40"}, {"dense_after_filter", "0"}},
           .force_indices = true},
          "host"},
+        {"few rows in place",
+         {.name = "omnikv",
+          .settings = {{"filters", "1,3"},
+                       {"budget", "40"},
+                       {"dense", "indexed"},
+                       {"dense_after_filter", "0"}},
+          .force_indices = true},
+         "host"},
+        {"few rows of each head in place",
+         {.name = "omnikv",
+          .settings = {{"filters", "1,3"},
+                       {"budget", "40"},
+                       {"dense", "indexed"},
+                       {"lists", "per_kv_head"}},
+          .force_indices = true},
+         "host"},
         {"V in place", {.name = "kcache", .settings = {{"budget", "24"}}}}};
   }
 };

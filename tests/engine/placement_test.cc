@@ -99,6 +99,33 @@ TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
   }
 }
 
+// Dense layers that read few rows go after all others, and have no working set.
+TEST_F(PlacementTest, LayersThatReadInPlaceGoLast) {
+  options_.policy.settings.push_back({"dense", "indexed"});
+  bool dense = false;
+  for (const size_t gib : {30, 26, 24, 22, 20, 19}) {
+    const auto plan = Plan(gib * kGiB);
+    ASSERT_TRUE(plan.ok()) << gib << ": " << plan.status().message();
+    EXPECT_LE(OnCard(*plan), gib * kGiB);
+    for (const size_t layer : {0, 1, 2, 3, 8, 9, 18, 19}) {
+      if (plan->tiers[layer] == TierKind::kDevice) continue;
+      dense = true;
+      EXPECT_GE(plan->host_layers, 25) << "before a layer with a working set";
+    }
+  }
+  EXPECT_TRUE(dense);
+  options_.place = "host";
+  const auto all = Plan(27 * kGiB);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_EQ(all->host_layers, 32);
+  // The room that their K/V leave widens the working sets of the other 24.
+  options_.policy.settings.pop_back();
+  const auto sparse = Plan(27 * kGiB);
+  ASSERT_TRUE(sparse.ok()) << sparse.status().message();
+  EXPECT_EQ(sparse->host_layers, 24);
+  EXPECT_GT(all->working_set, sparse->working_set);
+}
+
 TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   options_.place = "host";
   const auto small = Plan(24 * kGiB);

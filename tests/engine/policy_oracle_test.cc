@@ -296,7 +296,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "policies_quest", "policies_duo", "policies_kcache",
                                          "policies_knorm", "policies_keydiff", "policies_h2o",
                                          "policies_blocks", "policies_strided", "policies_kascade",
-                                         "policies_omnikv", "policies_kvpress")),
+                                         "policies_omnikv", "policies_omnikv_indexed",
+                                         "policies_kvpress")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
                          ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),

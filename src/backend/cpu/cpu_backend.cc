@@ -372,6 +372,9 @@ struct CpuBackend::Impl {
   void Execute(const BlockSummaryArgs& a) { score.Run(a); }
   void Execute(const BlockScoreArgs& a) { score.Run(a); }
   void Execute(const KeyScoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const IndexKeysArgs& a) { score.Run(a); }
+  void Execute(const IndexScoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const RescoreArgs& a) { score.Run(a, Scratch()); }
   void Execute(const AgedScoresArgs& a) { score.Run(a); }
   void Execute(const PoolArgs& a) { score.Run(a); }
   void Execute(const PlanRangeArgs& a) { CpuPlanRange(a); }
@@ -432,6 +435,9 @@ struct CpuBackend::Impl {
   int64_t Need(const BlockSummaryArgs&) { return 0; }
   int64_t Need(const BlockScoreArgs&) { return 0; }
   int64_t Need(const KeyScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const IndexKeysArgs&) { return 0; }
+  int64_t Need(const IndexScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const RescoreArgs& a) { return score.ScratchFloats(a); }
   int64_t Need(const AgedScoresArgs&) { return 0; }
   int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }

@@ -123,6 +123,9 @@ class CudaBackend : public Backend {
   void Execute(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
   void Execute(const BlockScoreArgs& a) { BlockScore(a, Here()); }
   void Execute(const KeyScoreArgs& a) { KeyScore(a, Here(KeyScoreScratch(a))); }
+  void Execute(const IndexKeysArgs& a) { IndexKeys(a, Here()); }
+  void Execute(const IndexScoreArgs& a) { IndexScore(a, Here(IndexScoreScratch(a, device_))); }
+  void Execute(const RescoreArgs& a) { Rescore(a, Here(RescoreScratch(a, device_))); }
   void Execute(const AgedScoresArgs& a) { AgedScores(a, Here()); }
   void Execute(const PoolArgs& a) { Pool(a, Here()); }
   void Execute(const PlanRangeArgs& a) { PlanRange(a, Here()); }

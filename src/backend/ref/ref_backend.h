@@ -30,5 +30,9 @@ void RefBlockScore(const BlockScoreArgs& a);
 void RefKeyScore(const KeyScoreArgs& a);
 void RefAgedScores(const AgedScoresArgs& a);
 void RefPool(const PoolArgs& a);
+// The ops of an index of K (ref_index.cc).
+void RefIndexKeys(const IndexKeysArgs& a);
+void RefIndexScore(const IndexScoreArgs& a);
+void RefRescore(const RescoreArgs& a);
 
 }  // namespace omnikv

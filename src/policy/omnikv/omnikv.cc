@@ -1,10 +1,12 @@
 // OmniKV (Hao et al., ICLR 2025), equations 1-4: filter layers attend to everything, and their
-// scores choose, anew at every step, the tokens that the layers up to the next filter read.
+// scores choose, anew at every step, the tokens that the layers up to the next filter read. With
+// dense=indexed, filters score everything by an index, and read their own choice.
 #include <algorithm>
 
 #include "policy/omnikv/budget.h"
 #include "policy/omnikv/filter_layers.h"
 #include "policy/omnikv/filter_scores.h"
+#include "policy/omnikv/key_index.h"
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
 #include "policy/omnikv/sparse_prompt.h"
@@ -23,12 +25,21 @@ class Omnikv : public Policy {
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override;
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
-    return layers_.Dense(layer) || Shortcut(at) ? at.tokens : TokensChosen(at);
+    return layers_.ReadsAll(layer) || Shortcut(at) ? at.tokens : TokensChosen(at);
   }
-  int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
-    return layers_.every_layer() && layers_.IsFilter(layer) && !Shortcut(at) ? at.tokens : 0;
+  int64_t TokensScored(int32_t layer, const SeqLength& at) const override;
+  int64_t StateBytesRead(int32_t layer, const SeqLength& at) const override {
+    const bool reads = layers_.indexed() && layers_.Chooses(layer) && !Shortcut(at);
+    return reads ? at.tokens * index_.RowBytes() : 0;
   }
-  bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
+  bool Budgeted(int32_t layer) const override { return !layers_.ReadsAll(layer); }
+  std::vector<StateSpec> States() const override { return index_.States(layers_); }
+  void SetStates(const std::vector<StateView>& states) override { index_.SetStates(states); }
+  void MakeStates(int32_t layer, const AttendArgs& attend) override {
+    if (layers_.indexed() && layers_.Chooses(layer)) {
+      index_.Append(layers_.ChoiceOf(layer), attend);
+    }
+  }
   int64_t Budget(int64_t length) const override { return budget_.At(length); }
   int64_t Besides(const SeqLength& at) const override { return budget_.Split(at).besides; }
   bool DensePrompts() const override { return !prompt_.on(); }
@@ -63,33 +74,37 @@ class Omnikv : public Policy {
     return step.wants_selection &&
            !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
   }
-  void Choose(int32_t filter, const AttendArgs& attend) const;
-  // The lists of a filter: [max_seqs, lists, capacity] tokens, [max_seqs, lists].
-  int64_t Lists(int32_t filter) const {
-    return int64_t{filter} * context_.max_seqs * scores_.lists();
+  // Before the layer's attention, by a pass for the scores alone; then it reads what it chose.
+  void ChooseFirst(int32_t choice, AttendArgs& attend) const;
+  void Choose(int32_t choice, const AttendArgs& attend) const;
+  // The lists of a choice: [max_seqs, lists, capacity] tokens, [max_seqs, lists].
+  int64_t Lists(int32_t choice) const {
+    return int64_t{choice} * context_.max_seqs * scores_.lists();
   }
-  int32_t* Index(int32_t filter) const {
-    return index_.as<int32_t>() + Lists(filter) * budget_.capacity;
+  int32_t* List(int32_t choice) const {
+    return list_.as<int32_t>() + Lists(choice) * budget_.capacity;
   }
-  int32_t* Count(int32_t filter) const { return count_.as<int32_t>() + Lists(filter); }
-  AttnPlan ChosenPlan(int32_t filter) const;
+  int32_t* Count(int32_t choice) const { return count_.as<int32_t>() + Lists(choice); }
+  AttnPlan ChosenPlan(int32_t choice) const;
 
   PolicyContext context_;
   FilterLayers layers_;
   FilterScores scores_;
   OmnikvBudget budget_;
+  KeyIndex index_;
   SparsePrompt prompt_;
   bool sparse_step_ = false;  // what is being recorded
   PolicyMemory memory_;
 
-  Buffer index_, count_, bounds_, n_candidates_, n_pick_;
+  Buffer list_, count_, bounds_, n_candidates_, n_pick_;
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   context_ = context;
   OKV_ASSIGN_OR_RETURN(layers_, FilterLayers::Resolve(context, settings));
-  OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_filters(), settings, memory_));
+  OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_choices(), settings, memory_));
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
+  OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_.lists(), memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
   return context.backend != nullptr ? Allocate() : Status();
 }
@@ -100,8 +115,8 @@ Status Omnikv::Allocate() {
     return {};
   };
   const auto seqs = int64_t{context_.max_seqs};
-  const int64_t lists = Lists(layers_.n_filters());
-  OKV_RETURN_IF_ERROR(room(index_, lists * budget_.capacity));
+  const int64_t lists = Lists(layers_.n_choices());
+  OKV_RETURN_IF_ERROR(room(list_, lists * budget_.capacity));
   OKV_RETURN_IF_ERROR(room(count_, lists));
   OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs));
   OKV_RETURN_IF_ERROR(room(n_candidates_, seqs));
@@ -110,7 +125,15 @@ Status Omnikv::Allocate() {
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = variant == 1;
-  if (sparse_step_) EnqueueRange(step);
+  if (!sparse_step_) return;
+  EnqueueRange(step);
+  if (layers_.indexed()) index_.EnqueueRange(step);
+}
+
+int64_t Omnikv::TokensScored(int32_t layer, const SeqLength& at) const {
+  if (!layers_.ChoosesFirst(layer)) return 0;
+  if (!layers_.indexed()) return Shortcut(at) ? 0 : at.tokens;
+  return 1 + (Shortcut(at) ? 0 : budget_.Rescored(at));  // the step's own, for the index
 }
 
 void Omnikv::EnqueueRange(const AttendArgs& step) const {
@@ -122,22 +145,22 @@ void Omnikv::EnqueueRange(const AttendArgs& step) const {
                                           .n_pick = n_pick_.as<int32_t>()});
 }
 
-void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
-  scores_.Choose(filter, {.seqs = attend.seqs,
+void Omnikv::Choose(int32_t choice, const AttendArgs& attend) const {
+  scores_.Choose(choice, {.seqs = attend.seqs,
                           .n_candidates = n_candidates_.as<int32_t>(),
                           .n_pick = n_pick_.as<int32_t>(),
-                          .index = Index(filter),
-                          .count = Count(filter),
+                          .index = List(choice),
+                          .count = Count(choice),
                           .capacity = budget_.capacity,
                           .n_seqs = attend.n_seqs});
 }
 
-AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
+AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
   PlanSegment chosen;
   chosen.kind = SegmentKind::kList;
   chosen.lists = scores_.lists();
-  chosen.index = Index(filter);
-  chosen.count = Count(filter);
+  chosen.index = List(choice);
+  chosen.count = Count(choice);
   chosen.capacity = budget_.capacity;
   PlanSegment recent;
   recent.bounds = bounds_.as<int32_t>();
@@ -147,42 +170,52 @@ AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
   return plan;
 }
 
+void Omnikv::ChooseFirst(int32_t choice, AttendArgs& attend) const {
+  AttendArgs scores = attend;
+  scores.o = nullptr;
+  if (layers_.indexed()) {
+    index_.Score(choice, scores_, scores);
+  } else {
+    scores_.AskFor(choice, scores);
+    context_.backend->Enqueue(scores);
+    scores_.Reduce(choice, scores);
+  }
+  Choose(choice, scores);
+  attend.plan = ChosenPlan(choice);
+}
+
 void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
   attend.plan = AttnPlan::Dense();
-  const int32_t filter = layers_.FilterOf(step.layer);
+  MakeStates(step.layer, attend);
+  const int32_t choice = layers_.ChoiceOf(step.layer);
   if (prompt_.Chooses(step, attend.n_rows) && layers_.IsFilter(step.layer)) {
     prompt_.AskForWeights(attend);
   } else if (prompt_.Chooses(step, attend.n_rows) && !layers_.Dense(step.layer)) {
     prompt_.Gather(step, attend);
   }
-  if (step.prefill || filter < 0) return;
-  if (sparse_step_ &&
-      layers_.every_layer()) {  // a pass for the scores alone, then the chosen tokens
-    AttendArgs scores = attend;
-    scores.o = nullptr;
-    scores_.AskFor(filter, scores);
-    context_.backend->Enqueue(scores);
-    scores_.Reduce(filter, scores);
-    Choose(filter, scores);
-    attend.plan = ChosenPlan(filter);
-  } else if (layers_.IsFilter(step.layer) && (sparse_step_ || scores_.window() > 1)) {
-    scores_.AskFor(filter, attend);  // a dense step too, for the window of past queries
+  if (step.prefill || choice < 0) return;
+  if (sparse_step_ && layers_.ChoosesFirst(step.layer)) {
+    ChooseFirst(choice, attend);
+  } else if (layers_.Chooses(step.layer) && (sparse_step_ || scores_.window() > 1)) {
+    scores_.AskFor(choice, attend);  // a dense step too, for the window of past queries
   } else if (sparse_step_ && !layers_.Dense(step.layer)) {
-    attend.plan = ChosenPlan(filter);
+    attend.plan = ChosenPlan(choice);
   }
 }
 
 void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
-  if (!layers_.IsFilter(step.layer)) return;
-  const int32_t filter = layers_.FilterOf(step.layer);
+  if (!layers_.Chooses(step.layer)) return;
+  const int32_t choice = layers_.ChoiceOf(step.layer);
   if (!step.prefill) {
     if (attend.score == ScoreKind::kNone) return;
-    scores_.Reduce(filter, attend);
-    if (sparse_step_) Choose(filter, attend);
+    scores_.Reduce(choice, attend);
+    if (sparse_step_) Choose(choice, attend);
     return;
   }
-  if (prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
-  if (scores_.window() == 1 && !SelectsAtPromptEnd(step)) return;
+  const bool filters = layers_.IsFilter(step.layer);
+  if (filters && prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
+  const bool selects = filters && SelectsAtPromptEnd(step);
+  if (scores_.window() == 1 && !selects) return;
   // The prompt's last queries are the window's past when decoding starts: their scores, each with
   // its own position and its own causal limit, one row at a time to bound the memory.
   const int64_t first = std::max<int64_t>(0, step.prompt_end - scores_.window() - step.first_pos);
@@ -192,23 +225,26 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     row.rows += r;
     row.n_rows = 1;
     row.o = nullptr;
-    scores_.AskFor(filter, row);
+    scores_.AskFor(choice, row);
     context_.backend->Enqueue(row);
-    scores_.Reduce(filter, row);
+    scores_.Reduce(choice, row);
   }
-  if (!SelectsAtPromptEnd(step)) return;
-  if (filter == 0) EnqueueRange(attend);
-  Choose(filter, attend);
+  if (!selects) return;
+  if (layers_.FilterOf(step.layer) == 0) EnqueueRange(attend);
+  Choose(choice, attend);
 }
 
 DeclaredReads Omnikv::Reads() const {
   DeclaredReads reads;
   // All of them read everything, for the scores; or what is read by heads has no working set.
-  if (layers_.every_layer() || scores_.per_kv_head()) return reads;
-  reads.n_selections = layers_.n_filters();
+  const bool sets = !layers_.every_layer() && !scores_.per_kv_head();
+  if (!sets && !layers_.indexed()) return reads;
+  reads.n_selections = sets ? layers_.n_filters() : 0;
   reads.max_tokens = budget_.max_tokens;
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    reads.selection_of.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
+    reads.selection_of.push_back(layers_.ReadsAll(layer)         ? -1
+                                 : sets && !layers_.Dense(layer) ? layers_.FilterOf(layer)
+                                                                 : kFewRows);
   }
   return reads;
 }
@@ -217,8 +253,8 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   const bool selects = step.prefill ? SelectsAtPromptEnd(step) : sparse_step_;
   if (!selects || layers_.every_layer() || scores_.per_kv_head()) return std::nullopt;
   if (!layers_.IsFilter(step.layer)) return std::nullopt;
-  const int32_t filter = layers_.FilterOf(step.layer);
-  return Selection{.number = filter, .plan = ChosenPlan(filter)};
+  return Selection{.number = layers_.FilterOf(step.layer),
+                   .plan = ChosenPlan(layers_.ChoiceOf(step.layer))};
 }
 
 }  // namespace

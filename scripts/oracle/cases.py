@@ -171,7 +171,7 @@ OTHERS = {
     INDEXED: (
         LENGTHS,
         {budget: {"filters": "1,4", "dense_after_filter": 0, "budget": budget, "tail": 4,
-                  "dense": "indexed"} for budget in (8, 16, 24)},
+                  "dense": "indexed"} for budget in (8, 16, 28)},
         {name: {"filters": "1,4", "dense_after_filter": 0, "budget": 16, "tail": 4,
                 "dense": "indexed", **which}
          for name, which in {

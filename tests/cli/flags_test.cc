@@ -82,8 +82,10 @@ TEST_F(Flags, AnUnknownFlagIsNamed) {
 
 TEST_F(Flags, AnalyzeHeadsRefusesWhatItCannotMeasure) {
   Refused("analyze",
-          "omnikv analyze needs a subcommand: heads (omnikv analyze --help says what they do)");
-  Refused("analyze head", "there is no subcommand 'head': did you mean heads? There are: heads");
+          "omnikv analyze needs a subcommand: heads, index (omnikv analyze --help says what they "
+          "do)");
+  Refused("analyze head",
+          "there is no subcommand 'head': did you mean heads? There are: heads, index");
   Refused("analyze heads --file x --docs 2", "--file excludes --docs");
   Refused("analyze heads -o ''", "-o is empty, expected a text");
   Refused("analyze heads -f " + (dir_ / "none.txt").string(),

@@ -66,7 +66,7 @@ TEST(IndexRecall, RefusesWhatItCannotMeasure) {
               status.message());
     return status.message();
   };
-  EXPECT_THAT(message({Numbers(100, 1)}, {}),
+  EXPECT_THAT(message({Numbers(100, 1)}, {.rows = 4}),
               HasSubstr("text 1: has 100 tokens, expected at least "));
   EXPECT_THAT(message({Numbers(200, 1)}, {.wanted = {{8, 16}}, .rows = 49, .step = 1}),
               HasSubstr("the last 49 rows of a text are to be measured, expected at most the 48"));

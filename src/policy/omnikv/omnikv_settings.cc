@@ -157,6 +157,8 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
 
 std::vector<SettingList> OmnikvTestSettings() {
   std::vector<SettingList> all = {
+      // First, for forks: what they make of K is an index.
+      {{"budget", "24"}, {"tail", "4"}, {"dense", "indexed"}},
       {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
       {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
       {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
@@ -171,7 +173,6 @@ std::vector<SettingList> OmnikvTestSettings() {
        {"score", "raw"},
        {"sinks", "3"}},
       {{"budget", "24"}, {"sinks", "4"}, {"score", "raw"}},
-      {{"budget", "24"}, {"tail", "4"}, {"dense", "indexed"}},
       {{"budget", "12"}, {"dense", "indexed"}, {"rescore", "1"}, {"lists", "per_kv_head"}},
       {{"budget", "24"},
        {"filters", "1,3"},

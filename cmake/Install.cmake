@@ -16,6 +16,7 @@ install(TARGETS omnikv_lib EXPORT omnikvTargets LIBRARY DESTINATION ${CMAKE_INST
 install(TARGETS omnikv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/omnikv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES models/omnikv-tiny-q8_0.gguf models/omnikv-tiny-q8_0.duo.tsv
+              models/omnikv-tiny-q8_0.kascade.tsv
         DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/models)
 install(DIRECTORY examples/quickstart DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/examples)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -74,7 +74,7 @@ ln -s ../share/omnikv/models ../share/omnikv/examples "$top/test_data/"
 cp "$root/LICENSE" "$root/NOTICE" "$root/README.md" "$top/"
 if [ $with_model -eq 1 ]; then
   mkdir "$top/share/omnikv/models"
-  cp "$root"/models/omnikv-tiny-q8_0.{gguf,duo.tsv} "$top/share/omnikv/models/"
+  cp "$root"/models/omnikv-tiny-q8_0.{gguf,duo.tsv,kascade.tsv} "$top/share/omnikv/models/"
 fi
 
 # The licence that Debian installs with the package of a file.

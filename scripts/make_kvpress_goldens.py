@@ -19,7 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from kvpress import KeyDiffPress, KnormPress, ObservedAttentionPress, SnapKVPress
+from kvpress import (ExpectedAttentionPress, KeyDiffPress, KnormPress, ObservedAttentionPress,
+                     SnapKVPress)
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from oracle.fixtures import CLEAR_GAP, bits, stored
@@ -34,6 +35,7 @@ METHODS = {
     "knorm": (KnormPress, None, (40, 104, 112)),
     "keydiff": (KeyDiffPress, 1.0, (40, 80, 120)),
     "h2o": (ObservedAttentionPress, None, (40, 80, 120)),
+    "expected_attention": (ExpectedAttentionPress, None, (40, 80, 120)),
 }
 BUDGETS = (16, 28, 32)
 

@@ -12,8 +12,9 @@ programs, and puts the file back. The tree must have no changes of its own in th
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
-`host` builds the faults of the policies' own code in DIR, any build folder, one at a time, and runs
-the policies against their oracles on the CPU.
+`host` builds the faults of the policies' own code, of the bank's and of the engine's in DIR, any build
+folder, one at a time, and runs the policies against their oracles on the CPU, layers on the host, or
+what policies cost and how they combine.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -35,11 +36,19 @@ from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
 STEP_CHOICE = "src/policy/step_choice.cc"
-TOVA, SNAPKV, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE = (
+TOVA, QUEST, DUO, KCACHE, H2O, BLOCKS, STRIDED, KASCADE, PYRAMIDKV = (
     f"src/policy/{p}/{p}.cc"
-    for p in ("tova", "snapkv", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade"))
+    for p in ("tova", "quest", "duo", "kcache", "h2o", "blocks", "strided", "kascade", "pyramidkv"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
+AWAY = "src/bank/away_attention.cc"
+TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
+SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
+TOP_P = "src/policy/omnikv/top_p"
+COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
+COMPOSITIONS = "src/engine/compositions.cc"
+EXPECTED = "src/policy/expected_attention/expected_attention.cc"
 KEY_INDEX = "src/policy/omnikv/key_index.cc"
+WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -73,6 +82,22 @@ FAULTS = {
         "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/streaming/turn_back.cu", "min(from, a.budget - 1)", "min(from, a.budget)"),
+    "away_keeps_too_few_rows": (AWAY, "BlocksFor(config.reads.max_recent) + 2",
+                                "BlocksFor(config.reads.max_recent)"),
+    "away_rows_of_another_place_go_home": (AWAY, ".by_table = true", ".by_table = false"),
+    "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
+    "away_rows_come_one_block_late": (AWAY, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
+    "states_of_the_whole_context_count": (
+        COST, "StatesHeld(config, *policy, bank, tokens);",
+        "StatesHeld(config, *policy, bank, plan.context);"),
+    "a_share_may_be_exceeded": (COST, "if (cost && of(*cost) > share) {",
+                                "if (cost && of(*cost) > 1.05 * share) {"),
+    "every_knob_rises": (COST, "if (falls_) i = last_ - i;", ""),
+    "policies_of_a_pair_are_exchanged": (
+        COMBINATIONS, "fmt::runtime(pair->why), a->name, b->name",
+        "fmt::runtime(pair->why), b->name, a->name"),
+    "who_forgets_rows_may_lie_beside_the_host": (
+        COMPOSITIONS, "return policy.Kept().rows > 0;", "return policy.Kept().rows > 1000;"),
     "tova_maximum_of_heads": (
         TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
     "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
@@ -80,15 +105,24 @@ FAULTS = {
         STEP_CHOICE, "memory_, {.budget = budget_}", "memory_, {.budget = budget_ - 1}"),
     "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
     "snapkv_window_off_by_one": (
-        SNAPKV, "Recent() const override { return window_; }",
-        "Recent() const override { return window_ + 1; }"),
-    "snapkv_queries_off_by_one": (SNAPKV, ".window = window_,", ".window = window_ - 1,"),
+        "src/policy/window_choice.h", "Recent() const final { return window_; }",
+        "Recent() const final { return window_ + 1; }"),
+    "snapkv_queries_off_by_one": (WINDOW_CHOICE, ".window = window_,", ".window = window_ - 1,"),
     "snapkv_maximum_of_the_group": (
-        SNAPKV, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
-    "snapkv_scale_missing": (SNAPKV, ".scale = attend.scale", ".scale = 1"),
-    "snapkv_does_not_pool": (SNAPKV, ".kernel = kernel_,", ".kernel = 1,"),
+        WINDOW_CHOICE, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "snapkv_scale_missing": (WINDOW_CHOICE, ".scale = attend.scale", ".scale = 1"),
+    "snapkv_does_not_pool": (WINDOW_CHOICE, ".kernel = kernel_,", ".kernel = 1,"),
     "snapkv_last_query_alone": (
-        SNAPKV, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+        WINDOW_CHOICE, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "pyramidkv_steps_by_one_layer_more": (PYRAMIDKV, "/ (layers - 1))", "/ layers)"),
+    "pyramidkv_stands_on_its_head": (
+        PYRAMIDKV, "most - layer * ((most", "least + layer * ((most"),
+    "pyramidkv_beta_is_fixed": (PYRAMIDKV, "least = mean / beta;", "least = mean / 20;"),
+    "pyramidkv_short_prompts_are_as_steep": (
+        PYRAMIDKV, "      least = 2 * mean - most;\n", ""),
+    "layers_stand_where_the_largest_does": (
+        "src/bank/kept_rows.cc", "bank_.LayerGone(seq, classes_[c].layers.front())",
+        "bank_.Gone(seq, classes_[c].table)"),
     "knorm_keeps_one_fewer": (  # and so do keydiff and snapkv
         "src/policy/prompt_choice.cc", "memory_, {.budget = budget_,", "memory_, {.budget = budget_ - 1,"),
     "knorm_of_the_next_sequence": (
@@ -100,6 +134,23 @@ FAULTS = {
     "keys_of_the_largest_norm": (KERNELS + "key_score.cu", "out[t] = -score;", "out[t] = score;"),
     "keys_have_another_anchor": (
         KERNELS + "key_score.cu", "own[at + j] += k.v[j] * inverse;", "own[at + j] += k.v[j];"),
+    "expected_queries_of_sinks_count": (EXPECTED, ".skip = sinks_,", ".skip = 0,"),
+    "expected_last_chunk_alone": (
+        EXPECTED, ".accumulate = seen > 0 && seen == step.first_pos", ".accumulate = false"),
+    "expected_next_position_alone": (EXPECTED, ".future = future_,", ".future = 1,"),
+    "expected_scale_missing": (EXPECTED, ".scale = attend.scale,", ".scale = 1,"),
+    "expected_without_values": (EXPECTED, ".values = values_}", ".values = false}"),
+    "expected_sinks_compete": (EXPECTED, ".sinks = sinks_,", ".sinks = 0,"),
+    "expected_epsilon_missing": (EXPECTED, ".epsilon = epsilon_,", ""),
+    "expected_queries_stay_rotated": (
+        EXPECTED, ".inv_freq = InvFreq(step.layer),\n                                     .out", ".out"),
+    "moments_turned_the_other_way": (
+        KERNELS + "expected.cu", "(low ? partner : -partner)", "(low ? -partner : partner)"),
+    "moments_forget_the_distance_of_means": (
+        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x]) * (mean[y] - before[y]))",
+        "*out"),
+    "expected_covariance_counts_twice": (
+        KERNELS + "expected.cu", "scale * scale / 2 * v", "scale * scale * v"),
     "h2o_forgets_what_earlier_queries_gave": (H2O, ".accumulate = true", ".accumulate = false"),
     "h2o_last_query_alone": (H2O, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
     "h2o_gives_up_recent_tokens": (H2O, ".recent = recent_}", ".recent = recent_ - 1}"),
@@ -142,15 +193,14 @@ FAULTS = {
     "quest_threads_without_tokens_deviate": (
         KERNELS + "summary.cu", "tokens_of(turn) * away * away", "away * away"),
     "omnikv_heads_read_the_first_list": (
-        "src/policy/omnikv/omnikv.cc", "  chosen.lists = scores_.lists();\n", ""),
+        "src/policy/omnikv/token_lists.cc", "          .lists = lists_,\n", ""),
     "omnikv_best_of_the_group": (
         "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
         "HeadReduce::kMax"),
     "indexed_scores_stay_those_of_the_index": (
         KEY_INDEX, "  scores.Reduce(choice, attend);\n}\n", "}\n"),
     "indexed_last_tokens_not_rescored": (
-        KEY_INDEX, ".bounds = bounds_.as<int32_t>(),\n                                        .logits",
-        ".bounds = n_candidates_.as<int32_t>(),\n                                        .logits"),
+        KEY_INDEX, ".bounds = candidates_.Recent(),", ".bounds = list.n_candidates,"),
     "indexed_rescores_the_budget_alone": (
         "src/policy/omnikv/budget.cc", "static_cast<double>(settings.Int(\"rescore\"))", "1.0"),
     "indexed_sparse_layers_read_the_dense_layer_below": (
@@ -165,15 +215,64 @@ FAULTS = {
         KERNELS + "index.cu", "fmaxf(0.0f, 1 - before) + after", "1 + after"),
     "omnikv_sinks_compete": (
         "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
+    "omnikv_chunk_of_the_first_sequence": (
+        SPARSE_PROMPT, "const SeqMeta* const seq = attend.seqs + step.seq;",
+        "const SeqMeta* const seq = attend.seqs;"),
+    "omnikv_chunk_by_its_last_query": (
+        SPARSE_PROMPT, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "omnikv_chunk_by_logits": (SPARSE_PROMPT, "softmax_ ? attend.lse : nullptr", "nullptr"),
+    "omnikv_chunk_sinks_compete": (SPARSE_PROMPT, ".sinks = sinks_});", ".sinks = 0});"),
+    "omnikv_chunk_best_of_the_group": (
+        SPARSE_PROMPT, "lists_ > 1 ? HeadReduce::kSum : HeadReduce::kMax", "HeadReduce::kMax"),
+    "omnikv_short_chunk_chooses_as_a_long_one": (
+        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos", "ratio_ * chunk_, step.first_pos"),
+    "session_keeps_half_a_chunk": (
+        "src/engine/session.cc", "const int64_t whole = chunks_.WholeUpTo(held);",
+        "const int64_t whole = held;"),
+    "session_forgets_chunks_in_a_file": (
+        "src/engine/session.cc", "PromptChunks(policy().PromptStepRows(), saved.chunks);",
+        "PromptChunks(policy().PromptStepRows());"),
+    "session_shares_rows_of_sparse_prompts": (
+        "src/engine/session.cc",
+        "const bool dense = from.group_->DensePrompts() && group_->DensePrompts();",
+        "const bool dense = from.group_ != nullptr;"),
+    "omnikv_top_p_of_the_first_block": (
+        TOP_P + ".cu", "for (int b = 0; b < n_blocks; ++b) total +=", "for (int b = 0; b < 1; ++b) total +="),
+    "omnikv_top_p_one_tie_fewer": (
+        TOP_P + ".cu", "(wanted - before + each - 1) / each", "(wanted - before) / each"),
+    "omnikv_top_p_of_a_smaller_share": (
+        TOP_P + ".h", "ceil(share * static_cast<double>(total))",
+        "ceil(share * share * static_cast<double>(total))"),
+    "omnikv_top_p_weighs_sinks": (
+        TOP_P + ".h", "if (!(score > 0) || score >= kChosenFirst) return 0;",
+        "if (!(score > 0)) return 0;"),
+    "omnikv_top_p_of_the_newest_query": (
+        TOP_P + ".h", "age < a.window && t <= p - age", "age < 1 && t <= p - age"),
+    "omnikv_top_p_cuts_nothing": (
+        "src/policy/omnikv/filter_scores.cc", "  if (!cuts()) return;\n", "  if (cuts()) return;\n"),
     "lists_share_a_ring": (
         KERNELS + "select.cu", "((int64_t{meta.seq} * a.lists + list) * a.ring + slot)",
         "(int64_t{meta.seq} * a.lists * a.ring + list + slot * a.lists)"),
     "kascade_best_of_the_group": (KASCADE, "HeadReduce::kSum", "HeadReduce::kMax"),
     "kascade_anchors_read_everything": (
         KASCADE, "    Choose(weights);\n  }\n", "    Choose(weights);\n    return;\n  }\n"),
-    "kascade_no_map": (
-        KASCADE, "  list.list_of = list_of_.as<int32_t>() + int64_t{step.layer} * context_.n_kv_heads;\n",
-        ""),
+    "kascade_no_map": (KASCADE, "  list.list_of = ListOf(step.layer);\n", ""),
+    "kascade_prompts_without_map": (
+        KASCADE, "anchor || lists_ == 1 ? nullptr : ListOf(step.layer)", "nullptr"),
+    "kascade_anchors_of_prompts_read_everything": (
+        KASCADE, "    prompt_.Choose(step, everything);\n  }\n",
+        "    prompt_.Choose(step, everything);\n    return;\n  }\n"),
+    "kascade_tiles_choose_their_own": (
+        TILES, "candidates.push_back(first);", "candidates.push_back(first + n_rows);"),
+    "kascade_tiles_of_the_last_row": (
+        TILES, ".queries = QueryReduce::kSum,", ".queries = QueryReduce::kLast,"),
+    "anchors_without_the_weight_inside": (
+        SIMILARITY, "std::accumulate(of_head + n, of_head + seq.kv_len, 0.0)", "0"),
+    "anchors_by_the_best_tile": (
+        SIMILARITY, "std::min(least, share)", "std::max(least, share)"),
+    "anchors_choose_by_their_followers": (
+        SIMILARITY, "chosen_[static_cast<size_t>(i)][tile * heads + v]", "own[tile * heads + v]"),
+    "anchors_importance_summed": (SIMILARITY, "= sum / n;", "= sum;"),
     "kascade_rounds_up": (
         "src/backend/score_ops.h", "least > 0 ? floor(part) : ceil(part)", "ceil(part)"),
     "kascade_weights_without_sums": (KASCADE, ".lse = attend.lse,", ""),
@@ -212,12 +311,19 @@ FAULTS = {
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
     "goldens": ("engine_test", "*Family*_cuda:*Heads*_cuda:*PolicyOracle*cuda*", 180),
-    "policies": ("policy_test", "*EveryPolicy*_cuda", 120),
-    "engine": ("engine_test", "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda", 180),
+    "policies": ("policy_test", "*EveryPolicy*_cuda:*TopPOn*/cuda", 120),
+    "engine": (
+        "engine_test",
+        "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda:*SparsePromptsOn*/cuda", 180),
     "parity": ("parity_cuda_test", "*", 180),
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
+# Of faults that need no card: the folder of the file -> program in tests/engine, tests.
+ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
+HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
+               "src/bank/": ("host_layers_test", "*/lanes"),
+               **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 
 def place(root, name):
@@ -238,7 +344,9 @@ def build(args, root):
     for stop in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
-        for name in args.only or FAULTS:
+        on_card = [n for n, (path, _, _) in FAULTS.items()
+                   if path not in (AWAY, COST, COMBINATIONS, COMPOSITIONS)]
+        for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
                 sys.exit(f"mutants.py: {file} has changes that are not committed")
@@ -271,22 +379,23 @@ def build(args, root):
 
 def host(args, root):
     lost = 0
-    own = [name for name, (path, _, _) in FAULTS.items()
-           if path.startswith("src/policy/") and path.endswith(".cc")]
-    for name in args.only or own:
+    checks = {name: check for name, (path, _, _) in FAULTS.items()
+              for folder, check in HOST_CHECKS.items()
+              if path.startswith(folder) and path.endswith(".cc")}
+    for name in args.only or checks:
         file, text, with_fault = place(root, name)
+        program, tests = checks[name]
         try:
             file.write_text(with_fault)
-            subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"], check=True,
+            subprocess.run(["cmake", "--build", args.build, "--target", program], check=True,
                            stdout=subprocess.DEVNULL)
         finally:
             file.write_text(text)
-        red, green = run_check(args.build / "tests/engine/engine_test", "*PolicyOracle*cpu*", 300,
-                               root)
+        red, green = run_check(args.build / "tests/engine" / program, tests, 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
-    subprocess.run(["cmake", "--build", args.build, "--target", "engine_test"],
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", args.build, "--target",
+                    *{program for program, _ in checks.values()}], stdout=subprocess.DEVNULL)
     return 1 if lost else 0
 
 

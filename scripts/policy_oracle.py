@@ -14,6 +14,7 @@ default OUT/models).
     OUT/policies.json          prompt, teacher-forced tokens, and the cases of full, streaming and
                                omnikv
     OUT/policies_NAME.json     the cases of another policy
+    OUT/similarity.json        what oracle/similarity.py measures of the last tokens of that text
     OUT/*.safetensors          beside each, per case f32 [n_decode, 33]: row i is what the model
                                answers to decode token i, which stands at position n_prompt + i: the
                                logits of the tokens 0, 4, 8, ... and the largest absolute value of
@@ -41,6 +42,7 @@ from oracle.fixtures import (Bench, check_against_goldens, check_cases, check_mo
                              draw_text, find_seed, make_case, policy_config, relative, stored)
 from oracle.model import Model, write_safetensors
 from oracle.policy import Full
+from oracle.similarity import cases as similarity_cases
 from oracle.streaming import Streaming
 
 
@@ -76,6 +78,8 @@ def main():
     np.savetxt(folder / GATES, gates(), delimiter="\t")
     np.savetxt(folder / HEAD_MAP, head_map(), fmt="%d", delimiter="\t")
     head = {"model": folder.name, "seed": seed, "prompt": prompt, "decode": decode}
+    (args.out / "similarity.json").write_text(
+        json.dumps(similarity_cases(bench.model, prompt + decode), separators=(",", ":")) + "\n")
     made, logits = [], {}
     for file, of_file in cases().items():
         own = []

@@ -59,6 +59,10 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
          "--place", f.place,
          "where K/V live beside a GPU: auto, device, or host (layers read sparsely or streamed)")
       ->capture_default_str();
+  app.add_option("--host-reads", f.host_reads,
+                 "how steps read layers on the host: fetch what is missing, attend (the host does, "
+                 "where they are), or auto (fetch where the policy's selections can be fetched)")
+      ->capture_default_str();
   app.add_option("--working-set", f.working_set,
                  "tokens that a GPU keeps of each layer on the host, all that a layer reads in a "
                  "step at least; default: as many as there is room for");
@@ -85,6 +89,7 @@ Result<EngineOptions> ToEngineOptions(const EngineFlags& f, bool shipped) {
   o.precision = f.precision;
   o.prefill_chunk = f.chunk;
   o.place = f.place;
+  o.host_reads = f.host_reads;
   o.working_set = f.working_set;
   if (!f.host_memory.empty()) {
     OKV_ASSIGN_OR_RETURN(o.host_memory, ParseSize("--host-memory", f.host_memory));

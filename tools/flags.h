@@ -27,6 +27,7 @@ struct EngineFlags {
   std::string host_memory;
   std::string gpu_memory;
   std::string place = "auto";
+  std::string host_reads = "auto";
   int64_t working_set = 0;
   std::string kv_dtype = "auto";
   std::string precision = "fast";

@@ -8,11 +8,14 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/printable.h"
-#include "engine/core.h"
 #include "engine/devices.h"
+#include "engine/placement.h"
+#include "engine/policy_cost.h"
 #include "flags.h"
+#include "model/forward.h"
 #include "model/loader.h"
 #include "option_names.h"
+#include "policy/kv_bytes_read.h"
 #include "report.h"
 
 namespace omnikv::tools {
@@ -40,59 +43,18 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
                                   const ModelConfig& config, Backend& backend,
                                   const MemoryPlan& plan, bool placed) {
   nlohmann::ordered_json json = {{"name", info.name}, {"summary", info.summary}};
-  const std::unique_ptr<Policy> policy = info.make();
-  PolicyContext context = ContextOf(config, plan.context);
-  context.backend = &backend;
-  context.max_rows = plan.chunk;
-  const Status status = policy->Prepare(context, *settings);
-  if (!status.ok()) {
-    json["cannot_run"] = WithFlags(status.message());
+  const Result<PolicyCost> cost =
+      CostOf(info, std::move(*settings), config, backend, plan, placed, plan.context);
+  if (!cost.ok()) {
+    json["cannot_run"] = WithFlags(cost.status().message());
     return json;
   }
-  MemoryPlan own = plan;  // the policy's
-  if (!placed) own.tiers.clear();
-  PlanPolicy(config, *policy, /*max_sessions=*/1, own);
-  BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
-  bank.pool_tokens = plan.context;
-  if (!placed) own.working_sets = Bank::StageBytes(bank);
-  const LayerSpec& spec = bank.layers.front();
-  const KvView kv{.k = {.dtype = bank.dtype},
-                  .v = {.dtype = bank.dtype},
-                  .n_kv_heads = spec.n_kv_heads,
-                  .dk = spec.dk,
-                  .dv = spec.dv};
-  const SeqLength at = AtPromptEnd(policy->Kept(), plan.context);
-  uint64_t read = 0;
-  int32_t global = 0;
-  int32_t budgeted = 0;
-  for (const LayerConfig& layer : config.layers) {
-    if (layer.window > 0) {
-      read += KvBytes(kv, std::min<int64_t>(layer.window, plan.context) * kv.n_kv_heads, true);
-      continue;
-    }
-    budgeted += policy->Budgeted(global) ? 1 : 0;
-    read += KvBytesRead(*policy, global++, at, kv);
-  }
-  json["settings"] = settings->ToString();
-  json["dense_layers"] = context.n_layers - budgeted;
-  size_t held[2] = {};  // by tier
-  for (const LayerSpec& layer : bank.layers) {
-    for (const StreamSpec& s : layer.streams) {
-      const TableSpec& table = bank.tables[static_cast<size_t>(s.table)];
-      const int64_t tokens = HeldTokens(*policy, table, plan.context, bank.block_tokens);
-      const bool on_host = s.tier == TierKind::kHost;
-      held[on_host] += static_cast<size_t>(tokens) * bank.StreamBytes(layer, s);
-    }
-  }
-  const size_t kept = policy->Bytes() + StateBytes(config, bank, *policy);
-  const auto bytes = [&](size_t here, size_t host) {
-    return ByTier(backend, here + own.working_sets + kept, host);
-  };
-  json["held_bytes"] = bytes(held[0], held[1]);
-  json["reserved_bytes"] = bytes(Bank::ReservedBytes(bank, TierKind::kDevice) + own.prompt,
-                                 Bank::ReservedBytes(bank, TierKind::kHost));
-  json["policy_bytes"] = kept;
-  json["read_bytes_per_step"] = read;
+  json["settings"] = cost->settings;
+  json["dense_layers"] = cost->dense_layers;
+  json["held_bytes"] = ByTier(backend, cost->held.own, cost->held.host);
+  json["reserved_bytes"] = ByTier(backend, cost->reserved.own, cost->reserved.host);
+  json["policy_bytes"] = cost->policy_bytes;
+  json["read_bytes_per_step"] = cost->read_bytes;
   return json;
 }
 

@@ -7,12 +7,13 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 20> kFlags = {{
       {"context", "--ctx"},
       {"device", "--device"},
       {"geometry", "--geometry"},
       {"gpu_memory", "--gpu-memory"},
       {"host_memory", "--host-memory"},
+      {"host_reads", "--host-reads"},
       {"kv_dtype", "--kv-dtype"},
       {"max_tokens", "-n"},
       {"min_p", "--min-p"},

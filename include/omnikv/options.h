@@ -28,6 +28,7 @@ struct MemoryNeeds {
   std::vector<int32_t> host_layers;  // whose K/V those are
   std::vector<int32_t> host_values;  // layers of which V alone are there
   int64_t working_set = 0;           // tokens of each of them, that the device holds
+  bool attends_away = false;         // the last ones, and the host attends to the others
   size_t available = 0;              // the cap given, or what there is
   int64_t context = 0;               // tokens a session can hold
 };
@@ -51,8 +52,12 @@ struct EngineOptions {
   // Where K/V live, on a card: auto (the card, and where that is too small the host for layers that
   // the policy reads sparsely or streams), device, or host (all of those layers).
   std::string place = "auto";
+  // How decode steps read layers on the host: fetch (what is missing of a selection comes to the
+  // card), attend (the host attends to what was selected, where it is, and the card to the last
+  // tokens), or auto (fetch, where the policy selects single tokens for all heads, else attend).
+  std::string host_reads = "auto";
   // Tokens that the card keeps of each layer on the host, all that a layer reads in a step at
-  // least; 0: as many as there is room for.
+  // least; 0: as many as there is room for. Of fetch.
   int64_t working_set = 0;
   PolicyOptions policy;           // that sessions will have, for `place`
   std::string kv_dtype = "auto";  // auto, f16, bf16, f32, q8_0; auto: f32 for f32 models, else f16
@@ -63,7 +68,7 @@ struct EngineOptions {
   // Whether rows that decode are multiplied together with rows of a prompt in the same step: that
   // reads each weight matrix once, but the bits of a decoding row then depend on the prompt.
   bool shared_products = false;
-  int32_t max_sessions = 1;   // open at once; they share the memory for K/V
+  int32_t max_sessions = 1;  // open at once; they share the memory for K/V
   // Called once before any weight is read.
   std::function<void(const MemoryNeeds&)> on_plan;
   // Called after it, and still before any weight is read: the place to find a mistake while it is

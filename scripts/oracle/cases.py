@@ -6,6 +6,7 @@ import numpy as np
 
 from oracle.blocks import Blocks
 from oracle.duo import Duo
+from oracle.expected_attention import ExpectedAttention
 from oracle.h2o import H2o
 from oracle.kascade import Kascade
 from oracle.kcache import KCache
@@ -13,6 +14,7 @@ from oracle.keys import KeyDiff, Knorm
 from oracle.omnikv import OmniKv
 from oracle.omnikv_indexed import OmniKvIndexed
 from oracle.policy import Full
+from oracle.pyramidkv import PyramidKv
 from oracle.quest import Quest
 from oracle.snapkv import SnapKv
 from oracle.streaming import Streaming
@@ -26,8 +28,8 @@ HEAD_MAP = "head_map.tsv"
 
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
-         "h2o": H2o, "blocks": Blocks, "strided": Strided,
-         "kascade": Kascade}
+         "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
+         "kascade": Kascade, "pyramidkv": PyramidKv}
 INDEXED = "omnikv_indexed"  # cases of omnikv that have a file of their own
 
 
@@ -102,11 +104,29 @@ OTHERS = {
          for pool, kernel, window in (("mean", 1, 8), ("max", 5, 8), ("max", 7, 8),
                                       ("mean", 15, 12), ("max", 15, 12))} |
         {"defaults": {"budget": 48, "pool": "mean"}}),
+    # pyramidkv has budgets at which the numbers are those of the formula's first branch and of its
+    # second, and at which rounding moves its logits least.
+    "pyramidkv": (
+        LENGTHS,
+        {budget: {"budget": budget, "window": window, "pool": "mean", "kernel": 5}
+         for budget, window in ((16, 8), (32, 8), (48, 12))},
+        {name: {"budget": 32, "window": 8, "pool": "mean", "kernel": 5, **which}
+         for name, which in {
+             "beta_2": {"beta": 2}, "beta_5": {"beta": 5},
+             "max7": {"budget": 48, "pool": "max", "kernel": 7}, "last_chooses_none": {"budget": 15},
+             "steep": {"budget": 62, "window": 4}}.items()} |
+        {"defaults": {"budget": 48, "pool": "mean"}}),
     # knorm has lengths and budgets that do not cut through equal tokens of the first layer, whose keys
     # differ by their rotation alone.
     "knorm": ((40, 104, 112),
               {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)}, {}),
     "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)}, {}),
+    "expected_attention": (
+        LENGTHS, {budget: {"budget": budget} for budget in (16, 24, 32, 56)},
+        {"mean": {"budget": 24, "covariance": 0}, "no_vnorm": {"budget": 24, "vnorm": 0},
+         "no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 24, "sinks": 12},
+         "next": {"budget": 24, "future": 1}, "near": {"budget": 24, "future": 16},
+         "epsilon": {"budget": 24, "epsilon": 0.05}}),
     "h2o": (
         LENGTHS,
         {budget: {"budget": budget} for budget in (16, 32, 56)},
@@ -141,6 +161,17 @@ OTHERS = {
              "sinks": {"sinks": 4},
              "sinks_raw": {"sinks": 4, "score": "raw"},
              "sinks_uniform": {"sinks": 4, "selector": "uniform", "window": 4}}.items()} |
+        {f"top_p_{name}": {"filters": "1,4", "dense_after_filter": 0, "budget": 48, "tail": 4,
+                           **which}
+         for name, which in {
+             "40": {"top_p": 0.4}, "70": {"top_p": 0.7},
+             "90_of_24": {"top_p": 0.9, "budget": 24},  # mostly the budget
+             "by_head": {"top_p": 0.5, "lists": "per_kv_head"},
+             "sinks": {"top_p": 0.3, "sinks": 4, "dense_after_filter": 1},
+             "uniform": {"top_p": 0.5, "selector": "uniform", "window": 4},
+             "exp_by_head": {"top_p": 0.6, "selector": "exp", "window": 4, "sinks": 3,
+                             "lists": "per_kv_head"},
+             "every_layer": {"top_p": 0.5, "select_every_layer": 1}}.items()} |
         {f"sparse_prompt_{name}": {"filters": "1,4", "dense_after_filter": 0, "budget": 24,
                                    "tail": 4, "prefill": "sparse", **which}
          for name, which in {
@@ -193,7 +224,13 @@ OTHERS = {
         {name: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2, "least": 8, **which}
          for name, which in {"identity": {"head_map": "identity"}, "one": {"lists": "one"},
                              "least": {"least": 40}, "first": {"anchors": "0"},
-                             "all": {"anchors": "0,1,2,3,4,5,6,7"}}.items()}),
+                             "all": {"anchors": "0,1,2,3,4,5,6,7"}}.items()} |
+        {f"sparse_prompt_{name}": {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2,
+                                   "least": 8, "prefill": "sparse", "tile": 8, **which}
+         for name, which in {"8": {}, "32": {"tile": 32}, "1": {"tile": 1, "share": 0.3},
+                             "short_last": {"tile": 7}, "most": {"share": 0.6}, "least": {"least": 40},
+                             "identity": {"head_map": "identity"}, "one": {"lists": "one"},
+                             "first": {"anchors": "0"}}.items()}),
     "duo": (
         LENGTHS,
         {sinks + recent: {"gates": GATES, "sinks": sinks, "recent": recent, "sparsity": 0.5}

@@ -17,7 +17,8 @@ MIN_GAP = 1e-6  # relative; float32 must not decide what is chosen
 # policy_oracle_test.cc.
 CLEAR_GAP = 1e-3
 # Cases that read everything.
-COVERED = {"full", "omnikv_covering", "snapkv_56_of_40", "knorm_56_of_40", "keydiff_56_of_40"}
+COVERED = {"full", "omnikv_covering", "snapkv_56_of_40", "pyramidkv_48_of_40", "knorm_56_of_40", "keydiff_56_of_40",
+           "expected_attention_56_of_40"}
 
 
 class OneLayerNear(Full):

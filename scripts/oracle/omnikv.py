@@ -14,6 +14,9 @@
             the last `window` tokens that are not among the g. The rest of it goes to the best of
             the other tokens, prompt or generated, the lower t where equal; but the first `sinks`
             tokens are taken before all others.
+  top_p     Of the weight that the candidates (the tokens of `choice` that the budget is spent on)
+            have together, the first `sinks` apart, the fewest of the best that have a share p stay,
+            of those that the budget takes; the first `sinks` in any case.
   prefill   With prefill=sparse a prompt comes in chunks of `chunk` rows. In a filter layer a token t
             before the chunk has the sum over the chunk's rows of what `scores` says that each gives
             it. The r * rows highest, the first `sinks` tokens before all others, are read by the
@@ -35,13 +38,13 @@ from oracle.policy import PerHead, best
 class OmniKv(PerHead):
     def __init__(self, filters, budget=0, mem=0.0, tail=256, dense_after_filter=0, selector="last",
                  window=1, score="softmax", select_every_layer=0, lists="one", sinks=0,
-                 prefill="dense", r=2, chunk=2048):
+                 top_p=1.0, prefill="dense", r=2, chunk=2048):
         super().__init__()
         self.filters, self.budget, self.mem, self.tail = filters, budget, float(mem), tail
         self.dense_after_filter, self.selector = dense_after_filter, selector
         self.window, self.score = window, score
         self.select_every_layer = select_every_layer
-        self.per_kv_head, self.sinks = lists == "per_kv_head", sinks
+        self.per_kv_head, self.sinks, self.top_p = lists == "per_kv_head", sinks, float(top_p)
         self.dense_prompts, self.r = prefill == "dense", r
         self.chunk_rows = 1 if self.dense_prompts else chunk
         self.of_chunk = {}  # (list, first row of the chunk) -> tokens
@@ -122,10 +125,27 @@ class OmniKv(PerHead):
             recent, budget = recent + 1, budget - 1
         return recent, budget
 
+    def enough(self, scores, most):
+        """How many of the best stay, at most so many; and by how much of all weights those may move
+        before another number does (None: whatever they are)."""
+        order = np.sort(scores)[::-1][:most]
+        forced = int(np.isinf(order).sum())
+        total = scores[np.isfinite(scores)].sum()
+        if self.top_p == 1:
+            return most, None
+        sums = np.cumsum(np.where(np.isinf(order), 0.0, order))
+        wanted = self.top_p * total
+        reach = np.flatnonzero(sums >= wanted)
+        stay = max(forced, int(reach[0]) + 1) if len(reach) else len(order)
+        return stay, float(np.abs(sums[forced:] - wanted).min(initial=np.inf) / total)
+
     def choose(self, context, layer, p, head):
         n = p + 1
         recent, left = self.split(context, self.budget_at(context, n))
         scores = self.scores(context, layer, p, head)[:n - recent]
-        chosen, gap = best(scores, left)
+        stay, slack = self.enough(scores, left)
+        chosen, gap = best(scores, stay)
+        if slack is not None:
+            gap = min(gap, slack) if gap else slack
         self.note(self.list_of(layer, head), np.concatenate([chosen, np.arange(n - recent, n)]),
                   gap)

@@ -53,9 +53,6 @@ OMNIKV_HOST_DEVICE inline int64_t HeadBytesOfSlice(const KvView& kv, int32_t i) 
   const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
   return i < 2 ? plane.head_bytes : plane.scale_head_bytes;
 }
-OMNIKV_HOST_DEVICE inline KvTarget RowOf(const KvView& kv, int64_t row) {
-  return {kv.k.Head(row, 0), kv.v.Head(row, 0)};
-}
 
 // Bytes of all slices of a row.
 OMNIKV_HOST_DEVICE inline int64_t PackedRowBytes(const KvView& kv) {

@@ -214,6 +214,30 @@ struct CostVisitor {
     c.bytes_read += c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * (U(a.kv.dk) + 1);
     return c;
   }
+  Cost operator()(const QueryMomentsArgs& a) const {
+    Cost c;
+    if (a.steps->q_len == 0) return c;
+    const uint64_t order = a.out.covariance != nullptr ? U(a.dk) : 0;
+    const uint64_t moments = 4 * U(a.n_heads) * U(a.dk) * (1 + order);
+    c.bytes_read = 4 * U(a.steps->q_len) * U(a.n_heads) * U(a.dk);
+    c.bytes_read += a.accumulate ? moments : 0;
+    c.bytes_written = moments;
+    c.flops = U(a.steps->q_len) * U(a.n_heads) * U(a.dk) * (8 + 2 * order);
+    return c;
+  }
+  Cost operator()(const ExpectedScoreArgs& a) const {
+    Cost c;
+    if (a.seqs->q_len == 0) return c;
+    const uint64_t order = a.queries.covariance != nullptr ? U(a.kv.dk) : 0;
+    const uint64_t rows = U(a.seqs->kv_len);
+    const int64_t head_rows = int64_t{a.seqs->kv_len} * a.kv.n_kv_heads;
+    c.kv_bytes = KvBytes(a.kv, head_rows, a.values);
+    c.bytes_read = c.kv_bytes + 4 * U(a.n_heads) * U(a.kv.dk) * (1 + order);
+    c.bytes_written = 4 * rows * (U(a.n_heads) + U(a.kv.n_kv_heads));
+    c.flops = 2 * rows * U(a.n_heads) * U(a.kv.dk) * (1 + order);
+    if (a.values) c.flops += 2 * rows * U(a.kv.n_kv_heads) * U(a.kv.dv);
+    return c;
+  }
   Cost operator()(const AgedScoresArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
@@ -271,6 +295,10 @@ struct CostVisitor {
     return {.bytes_read = U(a.n_parts) * bytes,
             .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
             .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
+  }
+  Cost operator()(const PickHeadsArgs& a) const {
+    const uint64_t bytes = 4 * U(a.n_rows) * U(a.Named()) * U(a.width);
+    return {.bytes_read = bytes, .bytes_written = bytes};
   }
   Cost operator()(const LocateRowsArgs& a) const {
     const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
@@ -331,6 +359,8 @@ struct NameVisitor {
   std::string_view operator()(const IndexKeysArgs&) const { return "IndexKeys"; }
   std::string_view operator()(const IndexScoreArgs&) const { return "IndexScore"; }
   std::string_view operator()(const RescoreArgs&) const { return "Rescore"; }
+  std::string_view operator()(const QueryMomentsArgs&) const { return "QueryMoments"; }
+  std::string_view operator()(const ExpectedScoreArgs&) const { return "ExpectedScore"; }
   std::string_view operator()(const AgedScoresArgs&) const { return "AgedScores"; }
   std::string_view operator()(const PoolArgs&) const { return "Pool"; }
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
@@ -339,6 +369,7 @@ struct NameVisitor {
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
+  std::string_view operator()(const PickHeadsArgs&) const { return "PickHeads"; }
   std::string_view operator()(const LocateRowsArgs&) const { return "LocateRows"; }
   std::string_view operator()(const CompactArgs&) const { return "Compact"; }
   std::string_view operator()(const EvictArgs&) const { return "Evict"; }

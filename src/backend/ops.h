@@ -137,8 +137,8 @@ OMNIKV_HOST_DEVICE KvTarget TargetOf(const Args& a, const RowMeta& row) {
 inline constexpr int32_t kMaxMaskedHeads = 64;
 
 // Rows of a step that were appended elsewhere go to their places: row r is row r of `from`, without
-// a block table. Bytes are copied, so no bit changes. With a mask of KV heads, `kv` has those heads
-// of `from` alone, in their order.
+// a block table, or with `by_table` the row that `from` has at its position. Bytes are copied, so
+// no bit changes. With a mask of KV heads, `kv` has those heads of `from` alone, in their order.
 // REQUIRES planes of the same formats and head sizes.
 struct StoreRowsArgs {
   KvView from;
@@ -148,8 +148,15 @@ struct StoreRowsArgs {
   const SeqMeta* seqs = nullptr;
   uint64_t heads = 0;  // bit h: head h, below kMaxMaskedHeads; 0: all
   int32_t n_rows = 0;
+  bool by_table = false;
 
   bool operator==(const StoreRowsArgs&) const = default;
+  // K and V of head 0 in `from` of row r of the step.
+  OMNIKV_HOST_DEVICE KvTarget Source(int32_t r) const {
+    const RowMeta row = rows[r];
+    const int64_t at = by_table ? from.RowIndex(seqs[row.seq].table_off, row.pos) : r;
+    return {from.k.Head(at, 0), from.v.Head(at, 0)};
+  }
   // The head of `kv` that gets head h of `from`; -1: none.
   OMNIKV_HOST_DEVICE int32_t To(int32_t h) const {
     if (heads == 0) return h;
@@ -157,6 +164,42 @@ struct StoreRowsArgs {
     int32_t before = 0;
     for (uint64_t m = heads & ((uint64_t{1} << h) - 1); m != 0; m &= m - 1) ++before;
     return before;
+  }
+};
+
+// What a mask of KV heads names of each row, `width` values a head, side by side; or `back` from
+// there. With n heads of the mask before head h:
+//   to[r][n] = from[r][h], or to[r][h] = from[r][n]
+// Of what the mask does not name, `to` keeps what it holds.
+struct PickHeadsArgs {
+  const float* from = nullptr;  // [n_rows, n_heads, width], or `back` [n_rows, heads named, width]
+  float* to = nullptr;          // the other
+  uint64_t heads = 0;           // bit h: head h, below n_heads
+  int32_t n_heads = 0;          // at most kMaxMaskedHeads
+  int32_t width = 0;
+  int32_t n_rows = 0;
+  bool back = false;
+
+  bool operator==(const PickHeadsArgs&) const = default;
+  OMNIKV_HOST_DEVICE int32_t Named() const {
+    int32_t n = 0;
+    for (uint64_t m = heads; m != 0; m &= m - 1) ++n;
+    return n;
+  }
+  // The n-th head that is named.
+  OMNIKV_HOST_DEVICE int32_t Head(int32_t n) const {
+    uint64_t m = heads;
+    for (; n > 0; --n) m &= m - 1;
+    int32_t h = 0;
+    while ((m >> h & 1) == 0) ++h;
+    return h;
+  }
+  // Where the n-th of them begins in row r of `from`, and of `to`.
+  OMNIKV_HOST_DEVICE int64_t From(int32_t r, int32_t n, int32_t named) const {
+    return back ? (int64_t{r} * named + n) * width : (int64_t{r} * n_heads + Head(n)) * width;
+  }
+  OMNIKV_HOST_DEVICE int64_t To(int32_t r, int32_t n, int32_t named) const {
+    return back ? (int64_t{r} * n_heads + Head(n)) * width : (int64_t{r} * named + n) * width;
   }
 };
 
@@ -543,8 +586,9 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
 using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
                         LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
                         BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs,
-                        IndexScoreArgs, RescoreArgs, AgedScoresArgs, PoolArgs, PlanRangeArgs,
-                        TopKArgs, WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs,
+                        IndexScoreArgs, RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs,
+                        AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs, WorkingSetArgs,
+                        FetchRowsArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs,
                         LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);

@@ -199,6 +199,65 @@ struct KeyScoreArgs {
   bool operator==(const KeyScoreArgs&) const = default;
 };
 
+// Mean and covariance of the queries of each head, as they were before their rotation.
+struct QueryMoments {
+  float* mean = nullptr;        // [n_heads, dk]
+  float* covariance = nullptr;  // [n_heads, dk, dk]: sums over the queries, by their number; null:
+                                // not wanted
+  int32_t* count = nullptr;     // [1]: queries
+
+  bool operator==(const QueryMoments&) const = default;
+};
+
+// Moments of the queries of a sequence's rows of the step, but for those at positions below `skip`;
+// with `accumulate`, of these and the queries that `out` counts already. Row i is at position
+// kv_len - q_len + i, and its rotation by that is undone: value j with value j + n_freq, by the
+// angle position * inv_freq[j] in f32. So a query in `q` is one before its rotation times the
+// magnitude of RopeTableArgs. A sequence without rows keeps its moments.
+struct QueryMomentsArgs {
+  const float* q = nullptr;         // [n_rows, n_heads, dk], rotated
+  const SeqMeta* steps = nullptr;   // [1]: kv_len counts all tokens
+  const float* inv_freq = nullptr;  // [n_freq]; null: no rotation
+  QueryMoments out;
+  int32_t n_rows = 0;
+  int32_t n_heads = 0;
+  int32_t dk = 0;
+  int32_t n_freq = 0;
+  int32_t skip = 0;  // tokens
+  bool accumulate = false;
+
+  bool operator==(const QueryMomentsArgs&) const = default;
+};
+
+// Scores of a sequence's rows i < seqs->kv_len by the weights that queries yet to come are expected
+// to give them (Expected Attention, Devoto et al. 2025, as in kvpress). A is the mean of the
+// rotations at the `future` positions from steps->kv_len on; m and C are the mean and the
+// covariance of the queries of head h, g is the KV head of its group:
+//   logits[h][i] = scale * (A m)·k[i] + scale² / 2 * k[i]·(A C A')k[i]   (no second term without C)
+//   e[h][i]      = exp(logits[h][i]) / sum of exp(logits[h][j]) over sinks <= j < kv_len
+//   out[g][i]    = kChosenFirst where i < sinks, else (the mean of e over the heads of the group +
+//                  epsilon) * |v[i]| with `values`, or that mean alone without
+// The logits of sinks are not written. A sequence without rows keeps its scores.
+struct ExpectedScoreArgs {
+  QueryMoments queries;
+  KvView kv;
+  const SeqMeta* seqs = nullptr;    // [1]: of the table
+  const SeqMeta* steps = nullptr;   // [1]: of the step, whose kv_len counts all tokens
+  const float* inv_freq = nullptr;  // [n_freq]; null: no rotation
+  float* logits = nullptr;          // [n_heads, stride]
+  float* out = nullptr;             // [n_kv_heads, stride]
+  int64_t stride = 0;               // rows
+  int32_t n_heads = 0;
+  int32_t n_freq = 0;
+  int32_t future = 1;  // positions
+  int32_t sinks = 0;   // rows
+  float scale = 1;
+  float epsilon = 0;
+  bool values = true;
+
+  bool operator==(const ExpectedScoreArgs&) const = default;
+};
+
 // What age makes of a score.
 enum class AgeRule : int32_t {
   kNothing,

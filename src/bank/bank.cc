@@ -56,7 +56,8 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
 Bank::Bank(Backend& backend, BankConfig config)
     : backend_(backend),
       config_(std::move(config)),
-      lengths_(static_cast<size_t>(config_.max_seqs), 0) {
+      lengths_(static_cast<size_t>(config_.max_seqs), 0),
+      fewer_(static_cast<size_t>(config_.max_seqs) * config_.layers.size(), 0) {
   for (const TableSpec& spec : config_.tables) {
     const auto n_blocks = static_cast<int32_t>(config_.TableBlocks(spec));
     tables_.push_back(
@@ -110,6 +111,11 @@ Status Bank::Allocate() {
     OKV_ASSIGN_OR_RETURN(table.entries,
                          backend_.Allocate(entries * sizeof(int32_t), "block tables"));
   }
+  if (!HasHostLayers()) return {};
+  for (Table& table : tables_) {
+    OKV_ASSIGN_OR_RETURN(table.shared_entries,
+                         backend_.AllocateShared(table.entries.size(), "block tables"));
+  }
   return {};
 }
 
@@ -129,6 +135,9 @@ Result<int32_t> Bank::Fork(int32_t seq) {
     table.lost[static_cast<size_t>(fork)] = table.lost[static_cast<size_t>(seq)];
   }
   lengths_[static_cast<size_t>(fork)] = Length(seq);
+  for (int32_t layer = 0; layer < n_layers(); ++layer) {
+    fewer_[FewerIndex(fork, layer)] = fewer_[FewerIndex(seq, layer)];
+  }
   for (Table& table : tables_) Publish(table, fork, 0, table.blocks.n_blocks(fork));
   return fork;
 }
@@ -171,12 +180,12 @@ int64_t Bank::FirstKept(int32_t table, int64_t n) const {
   return std::max<int64_t>(0, n - spec.max_held) / config_.block_tokens * config_.block_tokens;
 }
 
-Status Bank::AppendWhole(int32_t seq, int64_t n, int64_t kept) {
+Status Bank::AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> kept) {
   OKV_CHECK(Length(seq) == 0 && !HasHostLayers());
   OKV_RETURN_IF_ERROR(CheckLength(seq, n));
   for (size_t i = 0; i < tables_.size(); ++i) {
     Table& t = tables_[i];
-    const int64_t rows = i == 0 && kept > 0 ? std::min(n, kept) : n;
+    const int64_t rows = i < kept.size() && kept[i] > 0 ? std::min(n, kept[i]) : n;
     std::vector<bool> held(static_cast<size_t>(BlocksFor(rows)), true);
     std::fill_n(held.begin(), BlocksFor(FirstKept(static_cast<int32_t>(i), n)), false);
     if (!t.blocks.Place(seq, held)) {
@@ -197,6 +206,16 @@ void Bank::CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, cons
   rows += static_cast<size_t>(begin) * streams_[stream].row_bytes;
   ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
     backend_.Upload(home + offset, rows, bytes);
+    rows += bytes;
+  });
+}
+
+void Bank::CopyFromHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, std::byte* rows) {
+  OKV_CHECK(config_.layers[static_cast<size_t>(layer)].OneStream());
+  const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
+  const std::byte* const home = Home(stream);
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
+    backend_.Copy(rows, home + offset, bytes, Lane::kIn);
     rows += bytes;
   });
 }
@@ -309,6 +328,7 @@ void Bank::Truncate(int32_t seq, int64_t length) {
     if (length == 0) lost = {};
   }
   lengths_[static_cast<size_t>(seq)] = length;
+  if (length == 0) std::fill_n(&fewer_[FewerIndex(seq, 0)], config_.layers.size(), 0);
 }
 
 void Bank::Lose(int32_t seq, int32_t table, LoseRows when, int64_t most) {
@@ -329,6 +349,23 @@ void Bank::Keep(int32_t seq, int32_t table, int64_t n) {
   if (gone > lost.gone) lost.least = Length(seq);
   lost.gone = gone;
   t.blocks.Shrink(seq, BlocksFor(n));
+}
+
+void Bank::Keep(int32_t seq, int32_t table, std::span<const int64_t> rows) {
+  int64_t most = 0;
+  bool loses = false;
+  const auto for_layers = [&](const auto& visit) {
+    for (int32_t layer = 0; layer < n_layers(); ++layer) {
+      if (TableNumber(layer) == table) visit(layer, rows[static_cast<size_t>(layer)]);
+    }
+  };
+  for_layers([&](int32_t layer, int64_t n) {
+    most = std::max(most, n);
+    loses = loses || n < LayerRows(seq, layer);
+  });
+  for_layers([&](int32_t layer, int64_t n) { fewer_[FewerIndex(seq, layer)] = most - n; });
+  if (loses) Settle(seq, table);  // also where the table itself has all rows still
+  Keep(seq, table, most);
 }
 
 int64_t Bank::LeastLength(int32_t seq) const {
@@ -422,7 +459,7 @@ void Bank::FillWithNoise(int32_t seq) {
     const int32_t dk = s.spec.planes != Planes::kV ? spec.dk : 0;
     const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
     fill(TableOf(s), Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
-         Rows(seq, s.spec.table), [&](std::byte* row) {
+         Rows(seq, s.spec.table) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
            const KvView at = MakeKvView(row, nullptr, config_.block_tokens, config_.dtype,
                                         spec.HeadsOf(s.spec), dk, dv);
            for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
@@ -451,9 +488,12 @@ void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last)
     int32_t end = first + 1;
     while (end < last && (entries[end] < 0) == hole) ++end;
     const std::vector<int32_t> any(hole ? static_cast<size_t>(end - first) : 0);
-    backend_.Upload(table.entries.as<int32_t>() + table.blocks.Offset(seq) + first,
-                    hole ? any.data() : entries + first,
-                    static_cast<size_t>(end - first) * sizeof(int32_t));
+    for (const Buffer* to : {&table.entries, &table.shared_entries}) {
+      if (to->size() == 0) continue;
+      backend_.Upload(to->as<int32_t>() + table.blocks.Offset(seq) + first,
+                      hole ? any.data() : entries + first,
+                      static_cast<size_t>(end - first) * sizeof(int32_t));
+    }
     first = end;
   }
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ struct SequenceImage {
   };
   int64_t length = 0;
   std::vector<Table> tables;
+  // By layer, rows that it has fewer than its table (Bank::Rows); empty: none in all.
+  std::vector<int64_t> fewer;
   std::string layout;  // BankConfig::Layout
 
   bool operator==(const SequenceImage&) const = default;
@@ -59,13 +62,15 @@ class Bank {
   // in tables that lose rows in this step (LoseRows) all. On failure nothing has changed.
   Status Append(int32_t seq, int64_t n);
   // The same for a whole prompt that passes layer by layer (bank/prompt_stage.h), with room for
-  // what stays of it alone: table 0 has its first `kept` rows (0: all), tables with a window those
-  // of the tokens from FirstKept on. REQUIRES an empty sequence.
-  Status AppendWhole(int32_t seq, int64_t n, int64_t kept);
+  // what stays of it alone: a table has its first `kept[table]` rows (empty or 0: all), those with
+  // a window the rows of the tokens from FirstKept on. REQUIRES an empty sequence.
+  Status AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> kept);
   int64_t FirstKept(int32_t table, int64_t n) const;
   // Rows of the tokens [begin, end) of a layer, which come from `rows`, the row of token 0 first.
   // REQUIRES LayerSpec::OneStream.
   void CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, const std::byte* rows);
+  // The other way, on Lane::kIn: to `rows`, where that of token `begin` comes first.
+  void CopyFromHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, std::byte* rows);
   // Forgets the tokens from `length` on. REQUIRES length <= Length(seq).
   void Truncate(int32_t seq, int64_t length);
 
@@ -89,6 +94,9 @@ class Bank {
   // The first `n` rows stay, where the last step moved those that do; the memory of the others is
   // given back.
   void Keep(int32_t seq, int32_t table, int64_t n);
+  // The same where layers of the table keep different numbers: the first `rows[layer]` of each. The
+  // table has room for the most of them.
+  void Keep(int32_t seq, int32_t table, std::span<const int64_t> rows);
   // From now on the sequence cannot be cut back from its length, but to nothing or by steps that
   // nobody read.
   void Settle(int32_t seq, int32_t table) {
@@ -101,6 +109,13 @@ class Bank {
   }
   int64_t Gone(int32_t seq, int32_t table) const {
     return tables_[static_cast<size_t>(table)].lost[static_cast<size_t>(seq)].gone;
+  }
+  // The same of one layer, which may have lost more than its table.
+  int64_t LayerRows(int32_t seq, int32_t layer) const {
+    return Rows(seq, TableNumber(layer)) - fewer_[FewerIndex(seq, layer)];
+  }
+  int64_t LayerGone(int32_t seq, int32_t layer) const {
+    return Gone(seq, TableNumber(layer)) + fewer_[FewerIndex(seq, layer)];
   }
   // The length below which `seq` cannot be cut back, but to nothing: rows of those tokens are gone.
   int64_t LeastLength(int32_t seq) const;
@@ -135,6 +150,12 @@ class Bank {
   // Of the heads of one class of the layer.
   KvView View(int32_t layer, int32_t head_class = 0) const {
     return MakeView(layer, head_class, /*staged=*/false);
+  }
+  // That of a layer on the host for Lane::kHost: the block table too is shared memory.
+  KvView HostView(int32_t layer) const {
+    KvView view = View(layer);
+    view.block_table = tables_[TableIndex(layer)].shared_entries.as<int32_t>();
+    return view;
   }
   int32_t HeadClasses(int32_t layer) const {
     return static_cast<int32_t>(classes_[static_cast<size_t>(layer)].size());
@@ -192,6 +213,7 @@ class Bank {
   struct Table {
     BlockTable blocks;
     Buffer entries;          // int32 [max_seqs, max_blocks], for kernels
+    Buffer shared_entries;   // the same in shared memory; without host layers: none
     std::vector<Lost> lost;  // [max_seqs]
   };
 
@@ -217,8 +239,12 @@ class Bank {
   }
   const Table& TableOf(const Stream& s) const { return tables_[static_cast<size_t>(s.spec.table)]; }
   // Of the states of a layer.
-  size_t TableIndex(int32_t layer) const {
-    return static_cast<size_t>(config_.layers[static_cast<size_t>(layer)].table());
+  int32_t TableNumber(int32_t layer) const {
+    return config_.layers[static_cast<size_t>(layer)].table();
+  }
+  size_t TableIndex(int32_t layer) const { return static_cast<size_t>(TableNumber(layer)); }
+  size_t FewerIndex(int32_t seq, int32_t layer) const {
+    return static_cast<size_t>(seq) * config_.layers.size() + static_cast<size_t>(layer);
   }
   const Table& TableOf(const StateSpec& spec) const { return tables_[TableIndex(spec.layer)]; }
   size_t BlockBytes(const Stream& s) const {
@@ -278,6 +304,7 @@ class Bank {
   std::vector<std::weak_ptr<const StateStream>> states_;
   std::vector<Table> tables_;
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]
+  std::vector<int64_t> fewer_;    // SequenceImage::fewer, [max_seqs, layers]
 };
 
 }  // namespace omnikv

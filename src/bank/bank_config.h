@@ -66,8 +66,8 @@ struct TableSpec {
   int32_t window = 0;  // tokens that a row reads, its own included; 0: no sliding window
   // At most so many tokens per sequence, besides those of a step under way; 0: all of them.
   int64_t max_held = 0;
-  int32_t head_class =
-      0;  // of the policy's: whose heads its streams have, where it tells them apart
+  // Of the policy's: whose heads its streams have, where it tells them apart.
+  int32_t head_class = 0;
 
   bool operator==(const TableSpec&) const = default;
 };
@@ -91,6 +91,10 @@ struct BankConfig {
   size_t StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const;
   size_t RowBytes(size_t layer) const;
   size_t LargestRowBytes() const;
+  // Whether the layer has no sliding window: policies govern it.
+  bool IsGlobal(size_t layer) const {
+    return tables[static_cast<size_t>(layers[layer].table())].window == 0;
+  }
   RowLayout Rows() const;  // of table 0
   // Bytes that a stream of states takes.
   size_t StateBytes(const StateSpec& spec) const;

@@ -59,29 +59,43 @@ Status CheckImage(const BankConfig& config, const SequenceImage& image) {
   for (const SequenceImage::Table& table : image.tables) {
     OKV_RETURN_IF_ERROR(CheckTable(config, table, image.length));
   }
+  if (!image.fewer.empty() && image.fewer.size() != config.layers.size()) {
+    return Corrupt(fmt::format("rows of {} layers are lost, expected {}", image.fewer.size(),
+                               config.layers.size()));
+  }
+  for (size_t layer = 0; layer < image.fewer.size(); ++layer) {
+    const int64_t fewer = image.fewer[layer];
+    const auto table = static_cast<size_t>(config.layers[layer].table());
+    const int64_t rows = RowsOf(image.tables[table], image.length);
+    if (fewer < 0 || fewer > rows || (fewer > 0 && !config.IsGlobal(layer))) {
+      return Corrupt(
+          fmt::format("layer {} has {} rows fewer than the {} of others", layer, fewer, rows));
+    }
+  }
   return {};
 }
 
 template <typename Visit>
 void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
   const int64_t bt = config_.block_tokens;
-  const auto blocks = [&](size_t number, const auto& each) {  // each(block, its rows)
+  // each(block, its rows). A layer with fewer rows than its table may have none in the last blocks.
+  const auto blocks = [&](size_t number, int32_t layer, const auto& each) {
     const BlockTable& table = tables_[number].blocks;
-    const int64_t rows = RowsOf(number, seq, Length(seq));
-    for (int32_t i = 0; i < table.n_blocks(seq); ++i) {
+    const int64_t rows = RowsOf(number, seq, Length(seq)) - fewer_[FewerIndex(seq, layer)];
+    for (int32_t i = 0; i < table.n_blocks(seq) && i * bt < rows; ++i) {
       const int32_t block = table.entries(seq)[i];
       if (block >= 0) each(block, std::min(bt, rows - i * bt));
     }
   };
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& s = streams_[stream];
-    blocks(static_cast<size_t>(s.spec.table), [&](int32_t block, int64_t rows) {
+    blocks(static_cast<size_t>(s.spec.table), s.layer, [&](int32_t block, int64_t rows) {
       visit(Home(stream) + static_cast<size_t>(block) * BlockBytes(s),
             static_cast<size_t>(rows) * s.row_bytes);
     });
   }
   for (const auto& s : states) {
-    blocks(TableIndex(s->spec.layer), [&](int32_t block, int64_t rows) {
+    blocks(TableIndex(s->spec.layer), s->spec.layer, [&](int32_t block, int64_t rows) {
       const int64_t units = (rows + s->spec.unit - 1) / s->spec.unit;
       visit(s->Block(block), static_cast<size_t>(units * s->view.row_bytes));
     });
@@ -89,7 +103,11 @@ void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) 
 }
 
 SequenceImage Bank::Image(int32_t seq) const {
-  SequenceImage image{.length = Length(seq), .tables = {}, .layout = config_.Layout()};
+  SequenceImage image{.length = Length(seq), .tables = {}, .fewer = {}, .layout = config_.Layout()};
+  const int64_t* const fewer = &fewer_[FewerIndex(seq, 0)];
+  if (std::any_of(fewer, fewer + n_layers(), [](int64_t n) { return n != 0; })) {
+    image.fewer.assign(fewer, fewer + n_layers());
+  }
   for (const Table& table : tables_) {
     const Lost& lost = table.lost[static_cast<size_t>(seq)];
     SequenceImage::Table& to = image.tables.emplace_back(
@@ -135,6 +153,7 @@ Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams&
     Publish(table, seq, 0, table.blocks.n_blocks(seq));
   }
   lengths_[static_cast<size_t>(seq)] = image.length;
+  std::copy(image.fewer.begin(), image.fewer.end(), &fewer_[FewerIndex(seq, 0)]);
   size_t expected = 0;
   ForRows(seq, states, [&](const std::byte*, size_t n) { expected += n; });
   if (expected != bytes) {

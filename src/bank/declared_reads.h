@@ -2,7 +2,9 @@
 // this the bank decides where K/V lie and how they come near (bank/residency.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "backend/score_ops.h"
@@ -29,6 +31,14 @@ struct DeclaredReads {
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;   // that a layer reads by a selection in one step, at most
+  // Whether a selection is a list of single tokens, the same for all KV heads: else no working set
+  // can hold it.
+  bool by_token = true;
+  // Of a layer with a selection: its plan's ranges are tokens of the last so many, 1 at least, and
+  // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
+  // ranges (bank/away_attention.h). 0: it reads otherwise.
+  int64_t max_recent = 0;
+  int64_t max_below = 0;    // tokens of Selection::wider that a step does not read, at most
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
   // away from the device, where steps read and write them in place. By layer, or empty: none.
@@ -40,6 +50,9 @@ struct DeclaredReads {
 struct Selection {
   int32_t number = 0;
   AttnPlan plan;
+  // The list, and those that rank just below it, which a later step may well read: worth having
+  // near where there is room. None where DeclaredReads::max_below is 0.
+  PlanSegment wider;
 };
 
 // How many rows of each layer a policy keeps that chooses some and forgets the others. A row is
@@ -58,6 +71,17 @@ struct Keeps {
   // be cut back but to nothing, steps that nobody read apart, and no rows that other policies'
   // steps computed can be taken over.
   bool sums = false;
+  // Where layers keep different numbers of rows after a prompt (docs/decisions/057): how many each
+  // keeps at most, by the policy's numbers of layers, of which `rows` is the largest; and how many
+  // of a sequence that has so many tokens after the prompt. Empty: as many in each.
+  std::vector<int64_t> layer_rows;
+  std::function<int64_t(int32_t layer, int64_t tokens)> rows_after;
+
+  bool LayersDiffer() const { return !layer_rows.empty(); }
+  // What `layer` keeps of a sequence of `tokens` after a prompt.
+  int64_t RowsAfter(int32_t layer, int64_t tokens) const {
+    return std::min(tokens, LayersDiffer() ? rows_after(layer, tokens) : rows);
+  }
 };
 
 // The rows that a layer keeps, as one step chose them.

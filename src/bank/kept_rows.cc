@@ -14,11 +14,44 @@ StateSpec PositionsSpec(int32_t layer, const Keeps& keeps) {
       .layer = layer, .unit = 1, .bytes_per_unit = int64_t{4} * keeps.lists, .name = "positions"};
 }
 
+void KeptRows::MakeClasses() {
+  const BankConfig& bank = bank_.config();
+  int32_t number = 0;
+  for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
+    const auto l = static_cast<size_t>(layer);
+    class_of_.push_back(-1);
+    if (!bank.IsGlobal(l)) continue;
+    const int32_t table = bank.layers[l].table();
+    auto same = classes_.end();
+    if (!keeps_.LayersDiffer()) {
+      same = std::find_if(classes_.begin(), classes_.end(),
+                          [&](const Class& c) { return c.table == table; });
+    }
+    class_of_.back() = static_cast<int32_t>(same - classes_.begin());
+    if (same == classes_.end()) {
+      classes_.push_back({.table = table, .number = number, .layers = {}});
+      if (std::find(tables_.begin(), tables_.end(), table) == tables_.end()) {
+        tables_.push_back(table);
+      }
+    }
+    classes_[ClassOf(layer)].layers.push_back(layer);
+    ++number;
+  }
+  OKV_CHECK(!keeps_.LayersDiffer() || keeps_.layer_rows.size() == classes_.size());
+  OKV_CHECK(!keeps_.LayersDiffer() || !keeps_.every_step);
+  if (!keeps_.LayersDiffer()) return;
+  for (GoneOf& gone : gone_of_) gone.by_layer.assign(classes_.size(), 0);
+}
+
 Status KeptRows::OpenPositions() {
   std::vector<StateSpec> specs;
-  for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
-    plane_of_layer_.push_back(Governs(layer) ? static_cast<int32_t>(specs.size()) : -1);
-    if (Governs(layer)) specs.push_back(PositionsSpec(layer, keeps_));
+  plane_of_layer_.assign(static_cast<size_t>(bank_.n_layers()), -1);
+  for (Class& c : classes_) {
+    c.first_plane = static_cast<int32_t>(specs.size());
+    for (const int32_t layer : c.layers) {
+      plane_of_layer_[static_cast<size_t>(layer)] = static_cast<int32_t>(specs.size());
+      specs.push_back(PositionsSpec(layer, keeps_));
+    }
   }
   OKV_ASSIGN_OR_RETURN(positions_, bank_.OpenStates(specs));
   std::vector<std::byte*> planes;
@@ -35,15 +68,18 @@ Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank,
     OKV_CHECK(bank.HeadClasses(layer) == 1);
   }
   std::unique_ptr<KeptRows> kept(new KeptRows(backend, bank, keeps, n_seqs));
+  kept->max_rows_ = max_rows;
+  kept->MakeClasses();
   const auto take = [&](Buffer& buffer, size_t n, size_t bytes) -> Status {
     OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(n * bytes, "rows that are kept"));
     return {};
   };
   const auto seqs = static_cast<size_t>(n_seqs);
-  OKV_RETURN_IF_ERROR(take(kept->gone_, seqs, sizeof(int32_t)));
+  const size_t classes = kept->classes_.size();
+  OKV_RETURN_IF_ERROR(take(kept->gone_, classes * seqs, sizeof(int32_t)));
   for (Place& place : kept->places_) {
-    OKV_RETURN_IF_ERROR(take(place.rows, static_cast<size_t>(max_rows), sizeof(RowMeta)));
-    OKV_RETURN_IF_ERROR(take(place.seqs, seqs, sizeof(SeqMeta)));
+    OKV_RETURN_IF_ERROR(take(place.rows, classes * static_cast<size_t>(max_rows), sizeof(RowMeta)));
+    OKV_RETURN_IF_ERROR(take(place.seqs, classes * seqs, sizeof(SeqMeta)));
   }
   OKV_RETURN_IF_ERROR(kept->OpenPositions());
   if (!keeps.every_step) return kept;
@@ -67,32 +103,50 @@ Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool ch
   using LoseRows = Bank::LoseRows;
   const bool every_step = keeps_.every_step && !prefill;
   if (!every_step && !prefill) OKV_RETURN_IF_ERROR(CheckRoom(seq, n));
-  const int64_t gone = bank_.Gone(seq, 0);
-  bank_.Lose(seq, 0,
-             every_step ? LoseRows::kToMost
-             : chooses  ? LoseRows::kInStep
-                        : LoseRows::kNone,
-             keeps_.rows);
-  if (bank_.Gone(seq, 0) != gone) UploadGone(q, seq);
+  bool changed = false;
+  for (const int32_t table : tables_) {
+    const int64_t gone = bank_.Gone(seq, table);
+    bank_.Lose(seq, table,
+               every_step ? LoseRows::kToMost
+               : chooses  ? LoseRows::kInStep
+                          : LoseRows::kNone,
+               keeps_.rows);
+    changed = changed || bank_.Gone(seq, table) != gone;
+  }
+  if (changed) UploadGone(q, seq);
   OKV_RETURN_IF_ERROR(bank_.Append(seq, n));
-  if (keeps_.sums && (keeps_.every_step || ChoosesAfterPrompt(q))) bank_.Settle(seq, 0);
+  if (!keeps_.sums || !(keeps_.every_step || ChoosesAfterPrompt(q))) return {};
+  for (const int32_t table : tables_) bank_.Settle(seq, table);
   return {};
 }
 
 Status KeptRows::CheckRoom(int32_t seq, int64_t n) const {
-  const int64_t most = bank_.config().tables[0].max_held;
-  int64_t rows = bank_.Rows(seq, 0);
   if (keeps_.chunk > 0) n = std::min(n, keeps_.chunk);
-  if (keeps_.every_step) rows = std::min(rows, keeps_.rows);
-  if (most == 0 || rows + n <= most) return {};
-  return ResourceExhausted(fmt::format(
-      "{} more tokens do not fit beside the {} that a layer holds, expected at most {} in all: the "
-      "policy's setting room is for later turns and answers",
-      n, rows, most));
+  for (const int32_t table : tables_) {
+    const int64_t most = bank_.config().tables[static_cast<size_t>(table)].max_held;
+    int64_t rows = bank_.Rows(seq, table);
+    if (keeps_.every_step) rows = std::min(rows, keeps_.rows);
+    if (most == 0 || rows + n <= most) continue;
+    return ResourceExhausted(fmt::format(
+        "{} more tokens do not fit beside the {} that a layer holds, expected at most {} in all: "
+        "the policy's setting room is for later turns and answers",
+        n, rows, most));
+  }
+  return {};
+}
+
+int64_t KeptRows::RowsAfter(int32_t table, int64_t tokens) const {
+  int64_t rows = 0;
+  for (const Class& c : classes_) {
+    if (c.table == table) rows = std::max(rows, keeps_.RowsAfter(c.number, tokens));
+  }
+  return rows;
 }
 
 Status KeptRows::AppendWhole(int32_t seq, int64_t n) {
-  return bank_.AppendWhole(seq, n, keeps_.rows);
+  std::vector<int64_t> kept(bank_.config().tables.size(), 0);
+  for (const int32_t table : tables_) kept[static_cast<size_t>(table)] = RowsAfter(table, n);
+  return bank_.AppendWhole(seq, n, kept);
 }
 
 void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
@@ -121,8 +175,17 @@ void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
 void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose) {
   prompted_[static_cast<size_t>(q)] = true;
   if (!chose) return;
-  if (keeps_.sums) bank_.Settle(seq, 0);
-  bank_.Keep(seq, 0, std::min(bank_.Rows(seq, 0), keeps_.rows));
+  std::vector<int64_t> rows(static_cast<size_t>(bank_.n_layers()), 0);
+  for (const Class& c : classes_) {
+    const int64_t kept = keeps_.RowsAfter(c.number, bank_.Length(seq));
+    for (const int32_t layer : c.layers) {
+      rows[static_cast<size_t>(layer)] = std::min(bank_.LayerRows(seq, layer), kept);
+    }
+  }
+  for (const int32_t table : tables_) {
+    if (keeps_.sums) bank_.Settle(seq, table);
+    bank_.Keep(seq, table, rows);
+  }
   UploadGone(q, seq);
 }
 
@@ -133,26 +196,36 @@ void KeptRows::Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_
 }
 
 void KeptRows::UploadGone(int32_t q, int32_t seq) {
-  const auto gone = static_cast<int32_t>(bank_.Gone(seq, 0));
-  backend_.Upload(gone_.as<int32_t>() + q, &gone, sizeof(gone));
+  GoneOf& of = gone_of_[static_cast<size_t>(q)];
+  for (size_t c = 0; c < classes_.size(); ++c) {
+    const int64_t gone = bank_.LayerGone(seq, classes_[c].layers.front());
+    of.least = c == 0 ? gone : std::min(of.least, gone);
+    if (!of.by_layer.empty()) of.by_layer[c] = gone;
+    const auto value = static_cast<int32_t>(gone);
+    backend_.Upload(gone_.as<int32_t>() + c * static_cast<size_t>(n_seqs_) + q, &value,
+                    sizeof(value));
+  }
 }
 
 void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill) {
-  const Place& place = places_[prefill ? 1 : 0];
   const bool every_step = keeps_.every_step && !prefill;
-  backend_.Enqueue(LocateRowsArgs{.rows = rows,
-                                  .seqs = seqs,
-                                  .gone = gone_.as<int32_t>(),
-                                  .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
-                                  .to_rows = place.rows.as<RowMeta>(),
-                                  .to_seqs = place.seqs.as<SeqMeta>(),
-                                  .pos = position_planes_.as<int32_t*>(),
-                                  .block_table = positions_.front()->view.block_table,
-                                  .block_tokens = bank_.config().block_tokens,
-                                  .n_pos = static_cast<int32_t>(positions_.size()),
-                                  .lists = keeps_.lists,
-                                  .n_rows = n_rows,
-                                  .n_seqs = n_seqs_});
+  for (size_t c = 0; c < classes_.size(); ++c) {
+    const Located to = At(c, prefill);
+    const auto first = static_cast<size_t>(classes_[c].first_plane);
+    backend_.Enqueue(LocateRowsArgs{.rows = rows,
+                                    .seqs = seqs,
+                                    .gone = gone_.as<int32_t>() + c * static_cast<size_t>(n_seqs_),
+                                    .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
+                                    .to_rows = to.rows,
+                                    .to_seqs = to.seqs,
+                                    .pos = position_planes_.as<int32_t*>() + first,
+                                    .block_table = positions_[first]->view.block_table,
+                                    .block_tokens = bank_.config().block_tokens,
+                                    .n_pos = static_cast<int32_t>(classes_[c].layers.size()),
+                                    .lists = keeps_.lists,
+                                    .n_rows = n_rows,
+                                    .n_seqs = n_seqs_});
+  }
 }
 
 EvictionLog KeptRows::LogOf(int32_t layer) const {
@@ -165,7 +238,7 @@ EvictionLog KeptRows::LogOf(int32_t layer) const {
 
 void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill,
                       const PromptStage* stage) {
-  const SeqMeta* located = stage != nullptr ? seqs : Of(prefill).seqs;
+  const SeqMeta* located = stage != nullptr ? seqs : Of(layer, prefill).seqs;
   if (!prefill) {
     backend_.Enqueue(EvictArgs{.kv = bank_.View(layer),
                                .seqs = located,

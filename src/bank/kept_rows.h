@@ -1,10 +1,11 @@
 // What the layers of a group of sequences keep where its policy chooses some rows and forgets the
-// others: where the rows of a step stand, and which of them move (docs/decisions/045).
+// others: where the rows of a step stand, and which of them move (docs/decisions/045, 057).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -15,9 +16,14 @@
 
 namespace omnikv {
 
-// The positions that go with the rows of `layer`, of all layers of the table.
+// The positions that go with the rows of `layer`, of all layers that policies govern.
 StateSpec PositionsSpec(int32_t layer, const Keeps& keeps);
 
+// The layers that policies govern fall into kept classes. Layers of one class keep as many rows and
+// lie in one table of the bank, so a token has the same row in each. Where all layers keep as many,
+// there is a class for each table; else each layer is a class. Classes may share a table: it then
+// has room for the one that keeps most.
+//
 // Enqueues at record time, like a policy. Sequences are named by their number `q` in SeqMeta and by
 // their number `seq` in the bank. Thread-compatible.
 class KeptRows {
@@ -50,24 +56,27 @@ class KeptRows {
     prompted_[static_cast<size_t>(q)] = prompted;
     UploadGone(q, seq);
   }
+  // Tokens lost by choice in a governed layer, evictions apart: the fewest, and by layer where
+  // these differ, else empty.
+  int64_t Gone(int32_t q) const { return gone_of_[static_cast<size_t>(q)].least; }
+  std::span<const int64_t> LayerGone(int32_t q) const {
+    return gone_of_[static_cast<size_t>(q)].by_layer;
+  }
   const StateStreams& positions() const { return positions_; }
 
-  // The rows and sequences of a step, in the coordinates of the table; `prefill` and decode rows of
+  // The rows and sequences of a step, in the coordinates of a class; `prefill` and decode rows of
   // one step have their own.
   struct Located {
-    const RowMeta* rows;
-    const SeqMeta* seqs;
+    RowMeta* rows;
+    SeqMeta* seqs;
   };
   // Enqueues it. Before anything of the step that reads K/V.
   void Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill);
-  Located Of(bool prefill) const {
-    const Place& place = places_[prefill ? 1 : 0];
-    return {place.rows.as<RowMeta>(), place.seqs.as<SeqMeta>()};
-  }
-  // Whether `layer` is in the table that loses rows: that of the global-attention layers.
-  bool Governs(int32_t layer) const {
-    return bank_.config().layers[static_cast<size_t>(layer)].table() == 0;
-  }
+  // REQUIRES that it governs the layer; and, of the first layer that it governs, that there is one.
+  Located Of(int32_t layer, bool prefill) const { return At(ClassOf(layer), prefill); }
+  Located OfFirst(bool prefill) const { return At(0, prefill); }
+  // Whether `layer` loses rows: whether it is one of the global-attention layers.
+  bool Governs(int32_t layer) const { return class_of_[static_cast<size_t>(layer)] >= 0; }
   // Tells a view of a governed layer where the positions are.
   void SetPositions(int32_t layer, KvView& view) const {
     view.pos = PositionsOf(layer);
@@ -79,8 +88,16 @@ class KeptRows {
               const PromptStage* stage);
 
  private:
+  struct Class {
+    int32_t table = 0;
+    int32_t number = 0;           // of its first layer, as the policy counts
+    std::vector<int32_t> layers;  // of the bank, ascending
+    int32_t first_plane = 0;      // of its positions; those of its layers follow one another
+  };
+  // By class, one after another.
   struct Place {
-    Buffer rows, seqs;
+    Buffer rows;  // RowMeta [classes, max_rows]
+    Buffer seqs;  // SeqMeta [classes, n_seqs]
   };
 
   KeptRows(Backend& backend, Bank& bank, const Keeps& keeps, int32_t n_seqs)
@@ -88,8 +105,20 @@ class KeptRows {
         bank_(bank),
         keeps_(keeps),
         n_seqs_(n_seqs),
-        prompted_(static_cast<size_t>(n_seqs)) {}
+        prompted_(static_cast<size_t>(n_seqs)),
+        gone_of_(static_cast<size_t>(n_seqs)) {}
+  void MakeClasses();
   Status OpenPositions();
+  size_t ClassOf(int32_t layer) const {
+    return static_cast<size_t>(class_of_[static_cast<size_t>(layer)]);
+  }
+  Located At(size_t of_class, bool prefill) const {
+    const Place& place = places_[prefill ? 1 : 0];
+    return {place.rows.as<RowMeta>() + of_class * static_cast<size_t>(max_rows_),
+            place.seqs.as<SeqMeta>() + of_class * static_cast<size_t>(n_seqs_)};
+  }
+  // Rows of a table that the classes in it keep of a sequence of so many tokens.
+  int64_t RowsAfter(int32_t table, int64_t tokens) const;
   int32_t* PositionsOf(int32_t layer) const {
     const auto plane = static_cast<size_t>(plane_of_layer_[static_cast<size_t>(layer)]);
     return reinterpret_cast<int32_t*>(positions_[plane]->view.base);
@@ -101,8 +130,17 @@ class KeptRows {
   Bank& bank_;
   Keeps keeps_;
   int32_t n_seqs_;
-  std::vector<bool> prompted_;  // [n_seqs]: a prompt came to its end
-  Buffer gone_;                 // int32 [n_seqs]
+  int32_t max_rows_ = 0;
+  std::vector<Class> classes_;
+  std::vector<int32_t> class_of_;  // by layer of the bank; -1: not governed
+  std::vector<int32_t> tables_;    // that classes lie in
+  std::vector<bool> prompted_;     // [n_seqs]: a prompt came to its end
+  struct GoneOf {
+    int64_t least = 0;
+    std::vector<int64_t> by_layer;  // as the policy counts them; empty: the same in all
+  };
+  std::vector<GoneOf> gone_of_;  // [n_seqs]
+  Buffer gone_;                  // int32 [classes, n_seqs]
   // Positions of the tokens that are held, [rows, lists] of each governed layer; where these lie,
   // in the backend's memory; the number of the layer among them.
   StateStreams positions_;

@@ -6,17 +6,22 @@
 namespace omnikv {
 
 Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& bank,
-                                                     WorkingSetConfig config, const Keeps& keeps,
-                                                     int32_t max_rows) {
-  const bool away = bank.HasHostLayers();
-  const bool streams = away && config.reads.streamed.layers > 0;
-  std::unique_ptr<Residency> residency(new Residency(backend, bank, streams));
+                                                     WorkingSetConfig config, AwayConfig away,
+                                                     const Keeps& keeps, int32_t max_rows) {
+  const bool on_host = bank.HasHostLayers();
+  const bool streams = on_host && config.reads.streamed.layers > 0;
+  std::unique_ptr<Residency> residency(new Residency(backend, bank, streams, config.n_seqs));
   if (keeps.rows > 0) {
     OKV_ASSIGN_OR_RETURN(residency->kept_,
                          KeptRows::Create(backend, bank, keeps, config.n_seqs, max_rows));
+    residency->bytes_ += residency->kept_->Bytes();
   }
-  if (away && WorkingSets::AnyHeld(bank.config(), config)) {
+  if (on_host && AwayAttention::Any(bank.config(), away)) {
+    OKV_ASSIGN_OR_RETURN(residency->away_, AwayAttention::Create(backend, bank, away));
+    residency->bytes_ += AwayAttention::Bytes(bank.config(), away);
+  } else if (on_host && WorkingSets::AnyHeld(bank.config(), config)) {
     OKV_ASSIGN_OR_RETURN(residency->sets_, WorkingSets::Create(backend, bank, std::move(config)));
+    residency->bytes_ += residency->sets_->Bytes();
   }
   return residency;
 }
@@ -72,7 +77,7 @@ bool Residency::Step::HasSelected(int32_t layer) const {
 
 KvPlace Residency::Step::OfPolicy() const {
   if (r_.kept_ == nullptr) return {};
-  const KeptRows::Located located = r_.kept_->Of(rows_.prefill);
+  const KeptRows::Located located = r_.kept_->OfFirst(rows_.prefill);
   return {.rows = located.rows, .seqs = located.seqs};
 }
 
@@ -88,16 +93,19 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
   }
   if (Staged(layer)) return places;
   KvPlace& place = places.front();
+  if (Away(layer)) place.kv = r_.away_->View(layer);
   if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
   if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
     r_.kept_->SetPositions(layer, place.kv);
-    place.rows = OfPolicy().rows;
-    place.seqs = OfPolicy().seqs;
+    const KeptRows::Located located = r_.kept_->Of(layer, rows_.prefill);
+    place.rows = located.rows;
+    place.seqs = located.seqs;
   }
   return places;
 }
 
 void Residency::Step::AfterAppend(int32_t layer) {
+  if (Away(layer)) r_.away_->StoreHome(layer, rows_.rows, rows_.seqs, rows_.n_rows);
   if (!Staged(layer)) return;
   // The layer's past is on its way already; here that of a later one sets out, into the stage that
   // the layer before this has left.
@@ -113,6 +121,14 @@ void Residency::Step::AfterAppend(int32_t layer) {
 
 void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
   if (InSet(layer)) r_.sets_->Resolve(layer, attend);
+  if (Away(layer)) merge_ = r_.away_->Split(layer, attend);
+}
+
+void Residency::Step::AfterAttend() {
+  if (!merge_) return;
+  r_.away_->Await();
+  r_.backend_.Enqueue(*merge_);
+  merge_.reset();
 }
 
 bool Residency::Step::WantsSelection() const {
@@ -148,18 +164,21 @@ void Residency::Step::EndStep() {
 }
 
 void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t from_q) {
+  filled_[static_cast<size_t>(q)] = false;
   if (kept_ != nullptr) {
     kept_->Begin(q, seq, from != nullptr ? from->kept_.get() : nullptr, from_q);
   }
 }
 
 Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
+  if (away_ != nullptr && !prefill && !filled_[static_cast<size_t>(q)]) away_->Fill(seq);
+  filled_[static_cast<size_t>(q)] = !prefill;
   if (kept_ != nullptr) return kept_->Append(q, seq, n, prefill, chooses);
   return bank_.Append(seq, n);
 }
 
 Status Residency::AppendWhole(int32_t seq, int64_t n) {
-  return kept_ != nullptr ? kept_->AppendWhole(seq, n) : bank_.AppendWhole(seq, n, 0);
+  return kept_ != nullptr ? kept_->AppendWhole(seq, n) : bank_.AppendWhole(seq, n, {});
 }
 
 void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {
@@ -168,6 +187,7 @@ void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {
 }
 
 void Residency::Reset(int32_t seq) {
+  filled_[static_cast<size_t>(seq)] = false;
   if (sets_ != nullptr) sets_->Reset(seq);
   streamed_bytes_ = 0;
 }

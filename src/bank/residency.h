@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
+#include "bank/away_attention.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
 #include "bank/kept_rows.h"
@@ -48,14 +50,12 @@ struct KvPlace {
 // Thread-compatible.
 class Residency {
  public:
-  // `max_rows` of a step.
+  // `max_rows` of a step. Layers of `away` that the host attends to have no working sets.
   static Result<std::unique_ptr<Residency>> Create(Backend& backend, Bank& bank,
-                                                   WorkingSetConfig config, const Keeps& keeps,
-                                                   int32_t max_rows);
+                                                   WorkingSetConfig config, AwayConfig away,
+                                                   const Keeps& keeps, int32_t max_rows);
   // Bytes of the backend's memory that Create took.
-  size_t Bytes() const {
-    return (sets_ != nullptr ? sets_->Bytes() : 0) + (kept_ != nullptr ? kept_->Bytes() : 0);
-  }
+  size_t Bytes() const { return bytes_; }
 
   // Sequence q of SeqMeta, `seq` of the bank, begins anew, or as a fork of the one with number
   // from_q of another group.
@@ -63,6 +63,13 @@ class Residency {
   // Sequence q of SeqMeta is `seq` of the bank as a file had it; `prompted`: not AwaitsChoice.
   void Resume(int32_t q, int32_t seq, bool prompted) {
     if (kept_ != nullptr) kept_->Resume(q, seq, prompted);
+  }
+  // Tokens of q whose rows are lost by choice, those of evictions apart: in the layer that lost
+  // least, and by the policy's number of the layer where these differ, else empty. The latter stand
+  // until q changes.
+  int64_t Gone(int32_t q) const { return kept_ != nullptr ? kept_->Gone(q) : 0; }
+  std::span<const int64_t> LayerGone(int32_t q) const {
+    return kept_ != nullptr ? kept_->LayerGone(q) : std::span<const int64_t>();
   }
   // What it keeps per token of a sequence.
   StateStreams states() const { return kept_ != nullptr ? kept_->positions() : StateStreams(); }
@@ -94,16 +101,20 @@ class Residency {
     if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true);
   }
 
+  // Whether the host attends to K/V that live there.
+  bool AttendsAway() const { return away_ != nullptr; }
+
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.
   bool CanRecord() const { return !streams_; }
 
   // One step, while it is enqueued. The hooks are called in this order: for each layer
-  // BeforeAppend, AfterAppend, BeforeAttend and AfterObserve, then AfterLayers and EndStep. Where a
+  // BeforeAppend, AfterAppend, BeforeAttend, AfterAttend and AfterObserve, then AfterLayers and
+  // EndStep. Where a
   // step has decode rows and a chunk of a prompt, each is one such object. A step of one layer of a
   // prompt calls them for that one.
   class Step {
    public:
-    // The step's rows and sequences as the policy counts them (KvPlace); no K/V.
+    // The step's rows and sequences as the policy counts them in layer 0 (KvPlace); no K/V.
     KvPlace OfPolicy() const;
     // Where `layer` reads and writes in this step, by head class: one place for all heads, or
     // several with some heads each. What is enqueued after it writes the new rows.
@@ -112,6 +123,8 @@ class Residency {
     void AfterAppend(int32_t layer);
     // `attend` has its plan. Makes what it reads near, and redirects it there.
     void BeforeAttend(int32_t layer, AttendArgs& attend);
+    // What BeforeAttend left of it is enqueued.
+    void AfterAttend();
     // Whether the selection that the last row of this prompt would make is of use: the first decode
     // step would find its rows near.
     bool WantsSelection() const;
@@ -134,10 +147,15 @@ class Residency {
     bool HasSelected(int32_t layer) const;
     // Whether it is read through a working set.
     bool InSet(int32_t layer) const { return !rows_.prefill && HasSelected(layer); }
+    // Whether the host attends to some of its tokens.
+    bool Away(int32_t layer) const {
+      return !rows_.prefill && r_.away_ != nullptr && r_.away_->Has(layer);
+    }
 
     Residency& r_;
     StepRows rows_;
-    std::vector<bool> selected_;  // [n_selections]: made in this step
+    std::optional<MergeStatesArgs> merge_;  // of the attention under way
+    std::vector<bool> selected_;            // [n_selections]: made in this step
     bool primes_ = false;
     size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
   };
@@ -154,8 +172,8 @@ class Residency {
   size_t StreamedBytes() const { return streamed_bytes_; }
 
  private:
-  Residency(Backend& backend, Bank& bank, bool streams)
-      : backend_(backend), bank_(bank), streams_(streams) {}
+  Residency(Backend& backend, Bank& bank, bool streams, int32_t n_seqs)
+      : backend_(backend), bank_(bank), streams_(streams), filled_(static_cast<size_t>(n_seqs)) {}
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
   // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead.
@@ -164,10 +182,13 @@ class Residency {
 
   Backend& backend_;
   Bank& bank_;
-  bool streams_;                       // decode steps read host layers through stages
-  bool decodes_ = false;               // the step under way has decode rows
-  std::unique_ptr<WorkingSets> sets_;  // null: no layer is read through one
-  std::unique_ptr<KeptRows> kept_;     // null: no rows are forgotten by choice
+  bool streams_;                         // decode steps read host layers through stages
+  bool decodes_ = false;                 // the step under way has decode rows
+  std::unique_ptr<WorkingSets> sets_;    // null: no layer is read through one
+  std::unique_ptr<KeptRows> kept_;       // null: no rows are forgotten by choice
+  std::unique_ptr<AwayAttention> away_;  // null: the device attends to everything
+  std::vector<bool> filled_;  // [n_seqs]: AwayAttention::Fill, and nothing but decode steps since
+  size_t bytes_ = 0;
   size_t streamed_bytes_ = 0;
 };
 

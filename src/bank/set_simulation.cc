@@ -4,22 +4,24 @@
 
 namespace omnikv {
 
-SelectionOnHost ReadSelection(Backend& backend, const AttnPlan& plan, const SeqMeta* seq) {
+SelectionOnHost ReadSelection(Backend& backend, const Selection& selection, const SeqMeta* seq) {
+  const AttnPlan& plan = selection.plan;
   OKV_CHECK(plan.n_segments == 2);
-  const PlanSegment& listed = plan.segments[0];
-  SelectionOnHost selection;
-  int32_t count = 0;
-  backend.Download(&count, listed.count, sizeof(count));
-  selection.index.resize(static_cast<size_t>(count));
-  if (count > 0) {
-    backend.Download(selection.index.data(), listed.index,
-                     selection.index.size() * sizeof(int32_t));
-  }
-  backend.Download(selection.bounds, plan.segments[1].bounds, sizeof(selection.bounds));
+  const auto read = [&](const PlanSegment& list, std::vector<int32_t>& index) {
+    int32_t count = 0;
+    backend.Download(&count, list.count, sizeof(count));
+    index.resize(static_cast<size_t>(count));
+    if (count == 0) return;
+    backend.Download(index.data(), list.index, index.size() * sizeof(int32_t));
+  };
+  SelectionOnHost on_host;
+  read(plan.segments[0], on_host.index);
+  if (selection.wider.count != nullptr) read(selection.wider, on_host.wider);
+  backend.Download(on_host.bounds, plan.segments[1].bounds, sizeof(on_host.bounds));
   SeqMeta meta;
   backend.Download(&meta, seq, sizeof(meta));
-  selection.kv_len = meta.kv_len;
-  return selection;
+  on_host.kv_len = meta.kv_len;
+  return on_host;
 }
 
 SetSimulation::SetSimulation(Backend& reference, int64_t max_tokens, int32_t capacity,
@@ -37,7 +39,18 @@ SetSimulation::SetSimulation(Backend& reference, int64_t max_tokens, int32_t cap
 }
 
 void SetSimulation::Step(const SelectionOnHost& selection) {
-  const auto count = static_cast<int32_t>(selection.index.size());
+  Run(selection, selection.index, counters_);
+}
+
+void SetSimulation::Ahead(const SelectionOnHost& selection) {
+  const auto range = static_cast<size_t>(selection.bounds[1] - selection.bounds[0]);
+  if (selection.wider.empty() || selection.wider.size() + range > slots_.size()) return;
+  Run(selection, selection.wider, ahead_);
+}
+
+void SetSimulation::Run(const SelectionOnHost& selection, const std::vector<int32_t>& index,
+                        uint64_t* counters) {
+  const auto count = static_cast<int32_t>(index.size());
   OKV_CHECK(static_cast<size_t>(count + selection.bounds[1] - selection.bounds[0]) <=
                 slots_.size() &&
             selection.kv_len <= max_tokens_);
@@ -50,7 +63,7 @@ void SetSimulation::Step(const SelectionOnHost& selection) {
   int32_t span[2];
   SeqMeta slot_seq;
   reference_.Enqueue(WorkingSetArgs{.seqs = &seq,
-                                    .index = selection.index.data(),
+                                    .index = index.data(),
                                     .count = &count,
                                     .bounds = selection.bounds,
                                     .block_table = &block_table,
@@ -72,7 +85,7 @@ void SetSimulation::Step(const SelectionOnHost& selection) {
                                     .n_own = &n_own,
                                     .span = span,
                                     .slot_seqs = &slot_seq,
-                                    .counters = counters_});
+                                    .counters = counters});
 }
 
 }  // namespace omnikv

@@ -18,9 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a worker looks for the next job before it parks: longer than the gaps between the ops of
-// a step and between most steps, short enough to leave an idle process idle.
-constexpr auto kSpin = std::chrono::microseconds(60);
 // How long the caller looks for its workers to finish before it sleeps. Waking it takes some ten
 // microseconds, so the ends of uneven jobs are better watched.
 constexpr auto kSpinForPeers = std::chrono::microseconds(200);
@@ -101,6 +98,7 @@ struct ThreadPool::Impl {
   int n_threads = 1;
   Status status;
   bool spin = true;  // false where threads outnumber CPUs: a spinning thread would hold up the rest
+  Clock::duration spin_time = kSpin;
   FunctionRef<void(int)>* job = nullptr;
   bool stop = false;
 
@@ -132,7 +130,7 @@ struct ThreadPool::Impl {
     if (cpu >= 0) PinSelf(cpu);
     uint64_t seen = 0;  // generations
     for (;;) {
-      uint64_t now = Await(kSpin, [&](uint64_t g) { return Generation(g) != seen; });
+      uint64_t now = Await(spin_time, [&](uint64_t g) { return Generation(g) != seen; });
       while ((now & kClosed) == 0 &&
              !gate.compare_exchange_weak(now, now + kEntered, std::memory_order_acq_rel)) {
       }
@@ -160,10 +158,12 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int n_threads, bool pin) : impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(int n_threads, bool pin, std::chrono::microseconds spin)
+    : impl_(std::make_unique<Impl>()) {
   static_assert(kMaxThreads <= Impl::kCount);
   OKV_CHECK(n_threads >= 1 && n_threads <= kMaxThreads, "{} threads", n_threads);
   const std::vector<int> cpus = CpusByCore();
+  impl_->spin_time = spin;
   impl_->spin = static_cast<size_t>(n_threads) <= std::max<size_t>(cpus.size(), 1);
   // The caller keeps its affinity: what it starts later would inherit a single CPU. The workers
   // leave the first one to it. A pool of part of the machine is not pinned: others have such pools.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,9 +39,12 @@ class FunctionRef<R(Args...)> {
 class ThreadPool {
  public:
   static constexpr int kMaxThreads = 1024;
+  // How long a worker looks for the next job before it parks: longer than the gaps between the ops
+  // of a step and between most steps, short enough to leave an idle process idle.
+  static constexpr std::chrono::microseconds kSpin{60};
 
   // Starts the threads, or as many as the system gives. REQUIRES 1 <= n_threads <= kMaxThreads.
-  explicit ThreadPool(int n_threads, bool pin = true);
+  explicit ThreadPool(int n_threads, bool pin = true, std::chrono::microseconds spin = kSpin);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

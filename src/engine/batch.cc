@@ -85,7 +85,7 @@ Result<std::vector<std::vector<int32_t>>> Batch::Generate(std::span<const Next> 
 }
 
 double Batch::attended_tokens(int32_t member) const {
-  return AttendedTokens(core_.config, group_->policy(), group_->lengths(member));
+  return AttendedTokens(core_.config, group_->policy(), member, group_->lengths(member));
 }
 
 }  // namespace omnikv

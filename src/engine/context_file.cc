@@ -205,6 +205,10 @@ std::string TextOf(const SavedContext& saved) {
                {"has_logits", saved.has_logits},
                {"draws", saved.random.has_value()}};
   if (!saved.image.layout.empty()) text["layout"] = saved.image.layout;
+  for (const auto& [begin, end] : saved.chunks) {
+    text["chunks"].push_back({{"begin", begin}, {"end", end}});
+  }
+  if (!saved.image.fewer.empty()) text["fewer_rows"] = saved.image.fewer;
   if (saved.random) {
     text["seed"] = saved.random->seed;
     text["random"] = saved.random->state;
@@ -236,10 +240,26 @@ Result<SavedContext> ParseSavedContext(std::string_view text) {
   // Of a prompt that was cancelled or cut, all of whose tokens may be gone.
   saved.rope_length = fields.Int("rope_length", 0, std::numeric_limits<int32_t>::max());
   saved.dense_rows = fields.Int("dense_rows", 0, length);
+  if (root.is_object() && root.contains("chunks")) {
+    int64_t last = 0;
+    fields.ForArray("chunks", [&](const json& run) {
+      Fields rows(run);
+      const int64_t begin = rows.Int("begin", last, length);
+      last = rows.Int("end", begin, length);
+      saved.chunks.emplace_back(begin, last);
+      if (!rows.status().ok()) fields.Fail(rows.status().message());
+    });
+  }
   saved.pending =
       static_cast<int32_t>(fields.Int("pending", -1, std::numeric_limits<int32_t>::max()));
   saved.settled = fields.Bool("settled");
   saved.prompted = fields.Bool("prompted");
+  if (root.is_object() && root.contains("fewer_rows")) {
+    fields.ForArray("fewer_rows", [&](const json& n) {
+      if (!n.is_number_integer()) return fields.Fail("'fewer_rows' has what is no number");
+      saved.image.fewer.push_back(n.get<int64_t>());
+    });
+  }
   saved.has_logits = fields.Bool("has_logits");
   if (fields.Bool("draws")) {
     saved.random = {.seed = fields.Unsigned("seed"), .state = fields.Unsigned("random")};

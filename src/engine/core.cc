@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "engine/compositions.h"
+#include "policy/kv_bytes_read.h"
 
 namespace omnikv {
 namespace {
@@ -31,10 +33,7 @@ Status CheckHeadClasses(const EngineCore& core, const std::string& name, const P
     for (int32_t i = 0; i < spec.HeadsOf(stream); ++i) {
       const int32_t h = stream.heads.empty() ? i : stream.heads[static_cast<size_t>(i)];
       if (std::find(heads.begin(), heads.end(), h) != heads.end()) continue;
-      return Unsupported(fmt::format(
-          "policy {} reads what policy {}, with which the engine was opened, gives back of KV "
-          "head {} in layer {}",
-          name, core.options.policy.name, h, layer));
+      return CheckUse(Use::kOthersHeads, policy, name, core.options.policy.name, h, layer);
     }
   }
   return {};
@@ -157,34 +156,34 @@ bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int6
   return true;
 }
 
-double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at) {
-  int64_t tokens = 0;
+double AttendedTokens(const ModelConfig& config, const Policy& policy, int32_t seq,
+                      const SeqLength& at) {
+  int64_t tokens = 0;  // times KV heads
   int32_t global = 0;  // the layer's number among the global-attention layers
   for (const LayerConfig& layer : config.layers) {
-    tokens += layer.window > 0 ? std::min<int64_t>(layer.window, at.tokens)
-                               : policy.TokensRead(global++, at);
+    tokens += layer.window > 0 ? std::min<int64_t>(layer.window, at.tokens) * config.n_kv_heads
+                               : policy.HeadTokensReadLast(global++, seq, at, config.n_kv_heads);
   }
-  return static_cast<double>(tokens) / config.n_layers;
+  return static_cast<double>(tokens) / config.n_kv_heads / config.n_layers;
 }
 
-double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at) {
+double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq,
+                    const SeqLength& at) {
   uint64_t read = 0;
   uint64_t all = 0;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
     KvView kv = core.bank->View(layer);
     kv.n_kv_heads = core.config.n_kv_heads;  // of all classes
-    read += KvBytesRead(policy, global, at, kv);
+    read += KvBytesRead(policy, global, at, kv,
+                        policy.HeadTokensReadLast(global, seq, at, kv.n_kv_heads));
     all += KvBytes(kv, at.tokens * kv.n_kv_heads, /*values=*/true);
   });
   return all > 0 ? static_cast<double>(read) / static_cast<double>(all) : 1;
 }
 
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
-  if (policy.Kept().rows > 0 && core.bank->HasHostLayers()) {
-    return Unsupported(fmt::format(
-        "policy {} forgets rows, and cannot run where K or V of layers are on the host, as the "
-        "policy of the engine has them: open the engine with {}",
-        name, name));
+  if (core.bank->HasHostLayers()) {
+    OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideHostKv, policy, name));
   }
   Status status;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
@@ -206,11 +205,11 @@ uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLe
   return bytes;
 }
 
-int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
+int64_t HeldTokens(const Policy& policy, int32_t global, const TableSpec& table, int64_t length,
                    int32_t block_tokens) {
   const auto blocks = [&](int64_t n) { return (n + block_tokens - 1) / block_tokens; };
   const Keeps keeps = policy.Kept();
-  if (keeps.rows > 0 && table.window == 0) length = std::min(length, keeps.rows);
+  if (keeps.rows > 0 && table.window == 0) length = keeps.RowsAfter(global, length);
   const Policy::TokenRange dropped = DroppedTokens(policy, table, length);
   const int64_t gone = std::min(dropped.end, length) / block_tokens - blocks(dropped.begin);
   return (blocks(length) - std::max<int64_t>(0, gone)) * block_tokens;

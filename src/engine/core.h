@@ -134,17 +134,21 @@ void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t len
 // Whether `seq` holds all rows that the rows from position `length` on read.
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
 
-// Tokens whose K/V a layer attends to in a step, mean over all layers.
-double AttendedTokens(const ModelConfig& config, const Policy& policy, const SeqLength& at);
+// Tokens whose K/V a layer attended to in the last step of sequence `seq` of the policy, mean over
+// all layers and KV heads.
+double AttendedTokens(const ModelConfig& config, const Policy& policy, int32_t seq,
+                      const SeqLength& at);
 
-// Bytes of K/V that a step reads in the layers that the policy governs, passes for scores alone
+// Bytes of K/V that it read in the layers that the policy governs, passes for scores alone
 // included, as a fraction of what full attention reads there; 1 without such layers.
-double ReadFraction(const EngineCore& core, const Policy& policy, const SeqLength& at);
+double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq, const SeqLength& at);
 // Bytes of V that a decode step reads in place on the host.
 uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at);
 
-// Tokens whose rows a sequence of `length` tokens keeps in the layers of a table, in whole blocks.
-int64_t HeldTokens(const Policy& policy, const TableSpec& table, int64_t length,
+// Tokens whose rows a sequence of `length` tokens keeps in a stream of a layer after its prompt, in
+// whole blocks: `table` is the stream's, and `global` the policy's number of a layer without a
+// sliding window.
+int64_t HeldTokens(const Policy& policy, int32_t global, const TableSpec& table, int64_t length,
                    int32_t block_tokens);
 
 }  // namespace omnikv

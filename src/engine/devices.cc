@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <optional>
 #include <string_view>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "engine/placement.h"
 #ifdef OMNIKV_HAVE_CUDA
 #include "backend/cuda/cuda_backend.h"
@@ -20,9 +23,19 @@ namespace {
 
 Result<std::unique_ptr<Backend>> MakeCuda(const EngineOptions& options, int device) {
 #ifdef OMNIKV_HAVE_CUDA
+  // One core is left to the thread that drives the card. Between two layers the card works for less
+  // time than workers look for their next op.
+  const int threads = options.threads > 0 ? options.threads : std::max(1, PhysicalCores() - 1);
+  const auto make_host = [threads]() -> Result<std::unique_ptr<Backend>> {
+    auto cpu = std::make_unique<CpuBackend>(
+        CpuOptions{.threads = threads, .spin = std::chrono::milliseconds(2)});
+    OKV_RETURN_IF_ERROR(cpu->pool().status());
+    return std::unique_ptr<Backend>(std::move(cpu));
+  };
   return MakeCudaBackend({.device = device,
                           .memory = options.gpu_memory,
-                          .full_precision = options.precision == "full"});
+                          .full_precision = options.precision == "full",
+                          .make_host = make_host});
 #else
   static_cast<void>(options);
   static_cast<void>(device);

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/measured_texts.h"
 #include "policy/sinks_and_recent.h"
 
 namespace omnikv {
@@ -27,10 +26,9 @@ Status CheckHeadGates(const EngineCore& core, std::span<const std::vector<int32_
 // heads that share the KV head, the mean of the texts (docs/decisions/052). Texts that begin as the
 // one before are computed from where they part. As CheckHeadGates. REQUIRES a text; needs a free
 // session.
-using HeadGatesProgress = std::function<void(double done)>;  // 0 to 1
 Result<std::vector<double>> MeasureHeadGates(EngineCore& core,
                                              std::span<const std::vector<int32_t>> texts,
                                              const HeadGatesOptions& options,
-                                             const HeadGatesProgress& progress = {});
+                                             const MeasureProgress& progress = {});
 
 }  // namespace omnikv

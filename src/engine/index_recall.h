@@ -3,11 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/measured_texts.h"
 #include "policy/index_recall.h"
 
 namespace omnikv {
@@ -27,10 +26,9 @@ Status CheckIndexRecall(const EngineCore& core, std::span<const std::vector<int3
 // The share of the best tokens that the index finds, [n_layers * wanted] of the global-attention
 // layers, the mean of all rows and texts. As CheckIndexRecall. REQUIRES a text; needs a free
 // session.
-using IndexRecallProgress = std::function<void(double done)>;  // 0 to 1
 Result<std::vector<double>> MeasureIndexRecall(EngineCore& core,
                                                std::span<const std::vector<int32_t>> texts,
                                                const IndexRecallOptions& options,
-                                               const IndexRecallProgress& progress = {});
+                                               const MeasureProgress& progress = {});
 
 }  // namespace omnikv

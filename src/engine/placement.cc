@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
+#include "engine/compositions.h"
 #include "model/forward.h"
 #include "model/limits.h"
 #include "policy/policy.h"
@@ -63,6 +64,10 @@ Status CheckOptions(const EngineOptions& o) {
   if (o.place != "auto" && o.place != "device" && o.place != "host") {
     return InvalidArgument(fmt::format("`place` is '{}', expected auto, device or host", o.place));
   }
+  if (o.host_reads != "auto" && o.host_reads != "fetch" && o.host_reads != "attend") {
+    return InvalidArgument(
+        fmt::format("`host_reads` is '{}', expected auto, fetch or attend", o.host_reads));
+  }
   if (o.working_set < 0 || o.working_set > ModelLimits::kContext) {
     return InvalidArgument(
         fmt::format("`working_set` is {}, expected tokens, 0 (what there is room for) to {}",
@@ -101,7 +106,20 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 
 namespace {
 
-Status CheckWorkingSet(int64_t tokens, const DeclaredReads& reads) {
+Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) {
+  if (options.host_reads == "attend" && reads.n_selections > 0 && reads.max_recent == 0) {
+    return InvalidArgument(fmt::format(
+        "`host_reads` is attend, but `policy` {} with these settings has no layer that reads a "
+        "selection and a bounded number of last tokens: expected auto or fetch",
+        options.policy.name));
+  }
+  if (options.host_reads == "fetch" && !reads.by_token) {
+    return InvalidArgument(fmt::format(
+        "`host_reads` is fetch, but `policy` {} selects more than single tokens for all heads, "
+        "which only the host can read where they are: expected auto or attend",
+        options.policy.name));
+  }
+  const int64_t tokens = options.working_set;
   if (tokens == 0 || tokens >= reads.max_tokens) return {};
   return InvalidArgument(
       fmt::format("`working_set` is {}, expected at least the {} tokens that a layer reads in a "
@@ -192,13 +210,17 @@ class Placement {
   bool Place(const DeclaredReads& declared, int64_t asked, MemoryPlan& plan) const {
     const DeclaredReads reads = ReadsByLayer(config_, declared);
     const StreamedLayers& streamed = reads.streamed;
-    std::vector<size_t> can_go;             // by working sets or stages: these go first
-    std::vector<size_t> in_place;           // is how they would be read
+    plan.attends_away =
+        reads.max_recent > 0 &&
+        (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
+    std::vector<size_t> can_go;    // by working sets or stages, or attended to away: these go first
+    std::vector<size_t> in_place;  // is how they would be read
     int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
       if (global) --after;
-      if (reads.selection_of[layer] >= 0 || (global && after < streamed.layers)) {
+      if ((reads.selection_of[layer] >= 0 && (reads.by_token || plan.attends_away)) ||
+          (global && after < streamed.layers)) {
         can_go.push_back(layer);
       } else if (reads.selection_of[layer] == kFewRows) {
         in_place.push_back(layer);
@@ -261,6 +283,7 @@ class Placement {
     }
     plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
+    if (plan.attends_away) return FitsAway(reads, bank, plan);
     WorkingSetConfig sets{
         .reads = reads,
         .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
@@ -280,6 +303,19 @@ class Placement {
     plan.working_set = reads.n_selections > 0 ? sets.n_slots : 0;
     plan.working_sets = stages + sessions * WorkingSets::Bytes(bank, sets);
     plan.policies = room_ - plan.kv - plan.prompt - plan.working_sets;
+    return true;
+  }
+
+  // Where the host attends to what is there.
+  bool FitsAway(const DeclaredReads& reads, const BankConfig& bank, MemoryPlan& plan) const {
+    const AwayConfig away{.reads = reads,
+                          .n_heads = config_.n_heads,
+                          .n_seqs = std::min(options_.max_sessions, kMaxBatch)};
+    plan.working_set = static_cast<int32_t>(AwayAttention::KeptTokens(bank, away));
+    plan.working_sets = Bank::StageBytes(bank) + AwayAttention::Bytes(bank, away);
+    const size_t fixed = plan.kv + plan.prompt + plan.working_sets;
+    if (fixed + PolicyRoom(plan) > room_) return false;
+    plan.policies = room_ - fixed;
     return true;
   }
 
@@ -318,6 +354,7 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   const auto bank = [&] { return MakeBankConfig(config, plan, max_sessions); };
   plan.by_layer = false;
   plan.prompt = 0;
+  plan.layer_held.clear();
   plan.values_away.clear();
   if (plan.may_leave) plan.values_away = ReadsByLayer(config, policy.Reads()).few_values;
   plan.max_held = MaxHeld(policy, plan.context);
@@ -325,13 +362,25 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
     const size_t by_chunk = Bank::ReservedBytes(bank(), TierKind::kDevice);
     const size_t prompt = PromptBytes(config, bank(), plan.context);
-    plan.max_held = keeps.rows + std::max(keeps.room, keeps.chunk);
+    const int64_t later = std::max(keeps.room, keeps.chunk);
+    plan.max_held = keeps.rows + later;
+    for (const int64_t rows : keeps.layer_rows) plan.layer_held.push_back(rows + later);
     plan.by_layer =
         keeps.chunk == 0 && Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
-    if (!plan.by_layer && keeps.chunk == 0) plan.max_held = 0;
+    if (!plan.by_layer && keeps.chunk == 0) {
+      plan.max_held = 0;
+      std::fill(plan.layer_held.begin(), plan.layer_held.end(), 0);
+    }
   }
   plan.states = StateBytes(config, bank(), policy);
+}
+
+AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const DeclaredReads& reads,
+                  int32_t n_seqs) {
+  return {.reads = ReadsByLayer(config, reads),
+          .n_heads = plan.attends_away ? config.n_heads : 0,
+          .n_seqs = n_seqs};
 }
 
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
@@ -343,6 +392,7 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .prompt = plan.prompt,
                     .working_sets = plan.working_sets,
                     .working_set = plan.working_set,
+                    .attends_away = plan.attends_away,
                     .available = plan.available,
                     .context = plan.context};
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
@@ -393,7 +443,7 @@ size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Polic
   size_t bytes = 0;
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (bank.layers[static_cast<size_t>(layer)].table() != 0) continue;
+    if (!bank.IsGlobal(static_cast<size_t>(layer))) continue;
     bytes += bank.StateBytes(PositionsSpec(layer, keeps));
   }
   for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
@@ -426,6 +476,22 @@ void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig&
   });
 }
 
+// Layers that keep different numbers of rows have a table each, the first of them table 0.
+void SplitByLayers(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
+  if (plan.layer_held.empty()) return;
+  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
+    const int64_t held = plan.layer_held[static_cast<size_t>(global)];
+    if (global == 0) {
+      bank.tables[0].max_held = held;
+      return;
+    }
+    for (StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
+      stream.table = static_cast<int32_t>(bank.tables.size());
+    }
+    bank.tables.push_back({.max_held = held});
+  });
+}
+
 }  // namespace
 
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
@@ -451,6 +517,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     for (StreamSpec& stream : bank.layers[layer].streams) stream.table = table->second;
   }
   SplitByHeads(config, plan, bank);
+  SplitByLayers(config, plan, bank);
   bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;
@@ -466,10 +533,13 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                               size_t weight_bytes, bool all_f32, const Backend& backend) {
   OKV_RETURN_IF_ERROR(CheckOptions(options));
   const bool card = backend.OnDevice();
-  if (!card && (options.gpu_memory != 0 || options.place != "auto")) {
-    return Unsupported(fmt::format("{} is given, but the model runs on {}",
-                                   options.gpu_memory != 0 ? "`gpu_memory`" : "`place`",
-                                   backend.Name()));
+  const char* of_a_card = options.gpu_memory != 0        ? "`gpu_memory`"
+                          : options.place != "auto"      ? "`place`"
+                          : options.host_reads != "auto" ? "`host_reads`"
+                                                         : nullptr;
+  if (!card && of_a_card != nullptr) {
+    return Unsupported(
+        fmt::format("{} is given, but the model runs on {}", of_a_card, backend.Name()));
   }
   MemoryPlan plan;
   OKV_ASSIGN_OR_RETURN(plan.kv_dtype, KvDType(options.kv_dtype, all_f32));
@@ -490,7 +560,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
     PlanPolicy(config, **policy, options.max_sessions, plan);
-    OKV_RETURN_IF_ERROR(CheckWorkingSet(options.working_set, (*policy)->Reads()));
+    OKV_RETURN_IF_ERROR(CheckHostReads(options, (*policy)->Reads()));
   }
   const char* field = card ? "`gpu_memory`" : "`host_memory`";
   const size_t cap = card ? options.gpu_memory : options.host_memory;
@@ -554,12 +624,11 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                       placed.host_layers, sizes, placement.Others(plan, host.bytes)));
     }
     if (options.place == "host" && !away) {
+      const std::string others = sizes + placement.Others(plan, host.bytes);
+      OKV_RETURN_IF_ERROR(CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, others));
       return ResourceExhausted(fmt::format(
-          "`place` is host, but {}: {}{}",
-          placed.tiers.empty()
-              ? "the policy reads no layer sparsely"
-              : fmt::format("a context of {} tokens does not fit that way either", asked),
-          sizes, placement.Others(plan, host.bytes)));
+          "`place` is host, but a context of {} tokens does not fit that way either: {}", asked,
+          others));
     }
   }
   if (fits < asked + kBlockTokens) {

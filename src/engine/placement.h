@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "bank/away_attention.h"
 #include "bank/bank.h"
 #include "model/config.h"
 #include "omnikv/options.h"
@@ -28,6 +29,9 @@ struct MemoryPlan {
     int64_t max_held = 0;
   };
   std::vector<HeadClass> head_classes;
+  // Where those layers keep different numbers of rows (Keeps::LayersDiffer), max_held of each: they
+  // have a table each. Empty: they share one.
+  std::vector<int64_t> layer_held;
   size_t kv = 0;          // K/V held of `context` tokens in every session
   bool by_layer = false;  // prompts pass layer by layer (docs/decisions/046)
   size_t prompt = 0;      // what such a prompt of `context` tokens takes meanwhile
@@ -47,6 +51,7 @@ struct MemoryPlan {
   size_t working_sets = 0;        // on the card, for that: working sets, and stages
   int32_t stages = 2;             // BankConfig::n_stages
   int32_t working_set = 0;        // tokens of each of them in a working set
+  bool attends_away = false;      // the host attends to what is there, without working sets
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.
@@ -58,6 +63,11 @@ Status CheckOptions(const EngineOptions& options);
 // streams, go to the host, the last first, and what is left widens their working sets.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
+
+// What a group of `n_seqs` sequences attends to on the host under such a plan, whose policy
+// declares `reads`.
+AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const DeclaredReads& reads,
+                  int32_t n_seqs);
 
 // What the plan says to a caller.
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
@@ -73,8 +83,8 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 // TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens, if its
 // prompts pass chunk by chunk; of the heads of a class.
 int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
-// What a plan for plan.context tokens says of `policy`: max_held, head_classes, by_layer, prompt,
-// states, values_away.
+// What a plan for plan.context tokens says of `policy`: max_held, head_classes, layer_held,
+// by_layer, prompt, states, values_away.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
 
@@ -83,7 +93,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
 inline constexpr int64_t kSpareTokens = 64;
 
 // The bank of a model: one LayerSpec per layer. Table 0 has the global-attention layers, or the
-// heads of class 0 in them; each other table those of one size of window, or of another class.
+// heads of class 0 in them, or the first of them; each other table those of one size of window, or
+// of another class, or another one of them.
 BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions);
 
 // Sequences that decode together at most.

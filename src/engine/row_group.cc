@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/compositions.h"
 #include "engine/supported.h"
 
 namespace omnikv {
@@ -55,20 +56,20 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
-  const DeclaredReads reads = group->policy().Reads();
+  DeclaredReads reads = group->policy().Reads();
+  if (!reads.by_token) reads.n_selections = 0;  // no working set can hold one
   const auto least = static_cast<int32_t>(reads.max_tokens);
   OKV_ASSIGN_OR_RETURN(group->residency_,
                        Residency::Create(*core.backend, *core.bank,
                                          {.reads = ReadsByLayer(core.config, reads),
                                           .n_slots = std::max(least, core.plan.working_set),
                                           .n_seqs = max_seqs},
+                                         AwayOf(core.config, core.plan, reads, max_seqs),
                                          group->policy().Kept(), core.work.max_rows));
   core.set_bytes += group->residency().Bytes();
   if (max_seqs > 1 && !group->residency().CanRecord()) {
-    return Unsupported(fmt::format(
-        "policy {} passes layers through the card one after another, and cannot serve a batch of "
-        "{} sequences",
-        group->policy_name(), max_seqs));
+    OKV_RETURN_IF_ERROR(
+        CheckUse(Use::kStreamedBatch, group->policy(), group->policy_name(), max_seqs));
   }
   group->members_.resize(static_cast<size_t>(max_seqs));
   return group;
@@ -120,7 +121,10 @@ Result<int32_t> RowGroup::JoinPrefix(const RowGroup& from, int64_t length) {
   OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1 && from.least_length(0) == 0);
   Bank& bank = *core_.bank;
   OKV_ASSIGN_OR_RETURN(const int32_t member, Take([&] { return bank.Fork(from.seq(0)); }));
-  bank.Lose(seq(member), 0, Bank::LoseRows::kNone);  // as `from` would in its next step
+  for (size_t table = 0; table < bank.config().tables.size(); ++table) {
+    // As `from` would in its next step.
+    bank.Lose(seq(member), static_cast<int32_t>(table), Bank::LoseRows::kNone);
+  }
   CutTo(member, length);
   return member;
 }

@@ -53,10 +53,12 @@ class RowGroup {
   void set_prompt_length(int32_t member, int64_t tokens) {
     members_[static_cast<size_t>(member)].prompt_length = tokens;
   }
+  // `layer_gone` stands until the sequence changes.
   SeqLength lengths(int32_t member) const {
     return {.tokens = length(member),
             .prompt = prompt_length(member),
-            .gone = core_.bank->Gone(seq(member), 0)};
+            .gone = residency().Gone(member),
+            .layer_gone = residency().LayerGone(member)};
   }
   int32_t seq(int32_t member) const { return At(member).seq; }  // of the bank
   // Below which the sequence cannot be cut back, but to nothing.

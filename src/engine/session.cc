@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "engine/context_file.h"
+#include "engine/prompt_chunks.h"
 #include "engine/sampler.h"
 #include "engine/stepper.h"
 #include "engine/stop_text.h"
@@ -102,6 +103,7 @@ class SessionImpl : public Session {
   bool reads_all_ = true;            // decode steps too, in all layers
   bool settled_ = false;     // the policy knows all prompts' tokens: the last came to its end
   int64_t dense_rows_ = 0;   // the first ones, each computed from all before it, in all layers
+  PromptChunks chunks_;
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank
   bool has_logits_ = false;
@@ -116,6 +118,7 @@ Status SessionImpl::OpenGroup() {
   stats_.device = core_.backend->Name();
   stats_.policy = group_->policy_name();
   stats_.dense_prompts = group_->DensePrompts();
+  chunks_ = PromptChunks(policy().PromptStepRows());
   for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
     reads_all_ = reads_all_ && !policy().Budgeted(layer);
   }
@@ -131,6 +134,7 @@ Status SessionImpl::Open(const SessionImpl* from) {
   logits_ = from->logits_;
   settled_ = from->settled_;
   dense_rows_ = from->dense_rows_;
+  chunks_ = from->chunks_;
   pending_ = from->pending_;
   has_logits_ = from->has_logits_;
   random_ = from->random_;
@@ -174,6 +178,7 @@ void SessionImpl::StartOver(int64_t keep) {
   tokens_.resize(static_cast<size_t>(keep));
   settled_ = false;
   dense_rows_ = std::min(dense_rows_, keep);
+  chunks_.Cut(keep);
   pending_ = -1;
   has_logits_ = false;
   random_.reset();
@@ -196,9 +201,10 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
                .first -
            tokens.begin();
     held = std::max<int64_t>(0, std::min(held, total - group_->WarmRows(0)));
+    const int64_t whole = chunks_.WholeUpTo(held);
     const bool stays = !LongropeParts(core_.config, rope_length_, total) &&
-                       CanGoOnFrom(core_, policy(), group_->seq(0), held);
-    keep = stays ? held : 0;
+                       CanGoOnFrom(core_, policy(), group_->seq(0), whole);
+    keep = stays ? whole : 0;
   }
   // A choice that is still to come is made layer by layer, of all rows.
   if (core_.plan.by_layer && group_->residency().AwaitsChoice(0)) keep = 0;
@@ -229,6 +235,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
       if (sink) sink(row, logits_.data());
     }
     if (dense) dense_rows_ = steps.computed();
+    chunks_.Add(static_cast<int64_t>(tokens_.size()), steps.computed());
     tokens_.assign(tokens.begin(), tokens.begin() + steps.computed());
     if (progress) progress(steps.progress() - keep, total - keep);
     if (TakeCancelled()) {
@@ -420,6 +427,7 @@ Status SessionImpl::Save(const std::string& path) {
                      .prompt_length = group_->prompt_length(0),
                      .rope_length = rope_length_,
                      .dense_rows = dense_rows_,
+                     .chunks = chunks_.runs(),
                      .pending = pending_,
                      .settled = settled_,
                      .prompted = !group_->residency().AwaitsChoice(0),
@@ -456,12 +464,17 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
   const Keeps keeps = policy().Kept();
   for (size_t i = 0; i < saved.image.tables.size(); ++i) {
     const SequenceImage::Table& table = saved.image.tables[i];
-    const bool may_lose = keeps.rows > 0 && i == 0;
+    const bool may_lose = keeps.rows > 0 && core_.bank->config().tables[i].window == 0;
     const bool may_evict = may_lose && keeps.every_step && table.most == keeps.rows;
     if ((table.gone > 0 && !may_lose) || (table.most > 0 && !may_evict)) {
       return Corrupt(fmt::format("its rows were lost in a way that policy {} never loses any",
                                  saved.policy.name));
     }
+  }
+  if (!saved.image.fewer.empty() && !keeps.LayersDiffer()) {
+    return Corrupt(
+        fmt::format("its layers have different numbers of rows, which policy {} never keeps",
+                    saved.policy.name));
   }
   size_t at = 0;
   const auto read = [&](void* to, size_t bytes) {
@@ -502,6 +515,7 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
   group_->residency().Resume(0, seq, saved.prompted);
   if (length > 0) ChooseRopes(saved.rope_length);
   dense_rows_ = saved.dense_rows;
+  chunks_ = PromptChunks(policy().PromptStepRows(), saved.chunks);
   settled_ = saved.settled;
   pending_ = saved.pending;
   has_logits_ = saved.has_logits;
@@ -534,8 +548,8 @@ void SessionImpl::AddHeld(SessionStats& stats) const {
   (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
   const size_t kv = static_cast<size_t>(group_->length(0)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
-  const size_t own = bank.DeviceBytes(group_->seq(0), group_->states()) + stages +
-                     policy().Bytes() + group_->residency().Bytes();
+  const size_t own = bank.DeviceBytes(group_->seq(0), AllStates()) + stages + policy().Bytes() +
+                     group_->residency().Bytes();
   stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }
 
@@ -545,8 +559,8 @@ SessionStats SessionImpl::stats() const {
   stats.settings = group_->settings().ToString();
   stats.context_tokens = at.tokens;
   stats.budget_tokens = policy().Budget(at.tokens);
-  stats.attended_tokens = AttendedTokens(core_.config, policy(), at);
-  stats.read_fraction = ReadFraction(core_, policy(), at);
+  stats.attended_tokens = AttendedTokens(core_.config, policy(), /*seq=*/0, at);
+  stats.read_fraction = ReadFraction(core_, policy(), /*seq=*/0, at);
   AddHeld(stats);
   stats.transfer_bytes_per_step = group_->residency().StreamedBytes();
   if (steps_since_reset_ == 0) return stats;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/compositions.h"
 
 namespace omnikv {
 
@@ -31,9 +32,8 @@ Status Stepper::Check(std::span<const DecodeRow> rows, const PromptChunk* chunk)
   for (const DecodeRow& row : rows) {
     OKV_RETURN_IF_ERROR(CheckTokens(core_, {&row.token, 1}));
     if (row.group->residency().CanRecord() || (rows.size() == 1 && chunk == nullptr)) continue;
-    return Unsupported(fmt::format(
-        "policy {} passes layers through the card one after another, and cannot share a step",
-        row.group->policy_name()));
+    OKV_RETURN_IF_ERROR(
+        CheckUse(Use::kStreamedStep, row.group->policy(), row.group->policy_name()));
   }
   const auto n_rows = static_cast<int32_t>(rows.size() + (chunk ? chunk->tokens.size() : 0));
   const auto n_out = static_cast<int32_t>(rows.size()) + (chunk ? chunk->n_out : 0);

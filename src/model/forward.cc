@@ -261,9 +261,42 @@ std::vector<HeadRun> RunsOf(const std::vector<int32_t>& heads, const Places& pla
   return runs;
 }
 
+// Attention of the heads of a class that stand in a place of their own, by the group's policy:
+// their queries come together, and one attention over all heads of the place serves them.
+void EnqueueOwnPlace(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
+                     const KvPlace& place) {
+  AttendArgs attend = DenseAttend(c, group, place);
+  PickHeadsArgs pick{.from = attend.q,
+                     .n_heads = c.config.n_kv_heads,
+                     .width = c.config.n_heads / c.config.n_kv_heads * c.config.head_dim,
+                     .n_rows = attend.n_rows};
+  for (const int32_t h : place.heads) pick.heads |= uint64_t{1} << h;
+  float* const o = attend.o;
+  float* const picked = At(c.work.ffn, group.row, 2 * HeadValues(c.config));
+  pick.to = picked;
+  c.backend.Enqueue(pick);
+  attend.q = picked;
+  attend.o = picked + int64_t{attend.n_rows} * HeadValues(c.config);
+  attend.n_heads = attend.kv.n_kv_heads * (c.config.n_heads / c.config.n_kv_heads);
+  group.rows.policy.Plan(step, attend);
+  group.residency->BeforeAttend(layer, attend);
+  c.backend.Enqueue(attend);
+  group.residency->AfterAttend();
+  pick.from = attend.o;
+  pick.to = o;
+  pick.back = true;
+  c.backend.Enqueue(pick);
+  group.rows.policy.Observe(step, attend);
+}
+
 // Attention of the heads of a class, by the group's policy.
 void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
                   const Places& places, const std::vector<int32_t>& heads) {
+  const auto own = std::find_if(places.begin(), places.end(),
+                                [&](const KvPlace& place) { return place.heads == heads; });
+  if (places.size() > 1 && own != places.end()) {
+    return EnqueueOwnPlace(c, group, layer, step, *own);
+  }
   AttendArgs attend = DenseAttend(c, group, places.front());
   const std::vector<HeadRun> runs = RunsOf(heads, places, c.config.n_kv_heads);
   attend.kv = runs.front().kv;
@@ -278,12 +311,41 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
     attend.kv_head_count = run.count;
     group.residency->BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
+    group.residency->AfterAttend();
   }
   group.rows.policy.Observe(step, attend);
 }
 
-// Attention of one group in a layer, by its policy. `global` is the layer's number among the
-// global-attention layers.
+// A layer of a group's step, `global` among the global-attention layers, as its policy sees it.
+LayerStep StepOf(const StepContext& c, const Group& group, int32_t global) {
+  const StepGroup& rows = group.rows;
+  return {.layer = global,
+          .prefill = rows.prefill,
+          .first_pos = rows.first_pos,
+          .prompt_end = rows.prompt_end,
+          .wants_selection = group.residency->WantsSelection(),
+          .chooses_after = rows.prefill && rows.residency.ChoosesAfterPrompt(rows.member),
+          .chooses = rows.chooses,
+          .by_layer = rows.one_layer.has_value(),
+          .steps = SeqsOf(c, group),
+          .seq = rows.member};
+}
+
+// Shows the policies of prompts the residual of a layer with global attention.
+void ShowResidual(const StepContext& c, const Part& part, int32_t layer, int32_t global,
+                  bool attended) {
+  if (c.config.layers[static_cast<size_t>(layer)].window > 0) return;
+  for (const Group& group : part.groups) {
+    if (!group.rows.prefill) continue;
+    group.rows.policy.ObserveResidual(StepOf(c, group, global),
+                                      {.x = part.x + int64_t{group.row} * c.config.d_model,
+                                       .n_rows = group.rows.n_rows,
+                                       .d = c.config.d_model,
+                                       .attended = attended});
+  }
+}
+
+// Attention of one group in a layer, by its policy.
 void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t global,
                   const Places& places) {
   const StepGroup& rows = group.rows;
@@ -295,16 +357,7 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
     attend.plan = AttnPlan::Dense(window);
     c.backend.Enqueue(attend);
   } else {
-    LayerStep step{.layer = global,
-                   .prefill = rows.prefill,
-                   .first_pos = rows.first_pos,
-                   .prompt_end = rows.prompt_end,
-                   .wants_selection = group.residency->WantsSelection(),
-                   .chooses_after = rows.prefill && rows.residency.ChoosesAfterPrompt(rows.member),
-                   .chooses = rows.chooses,
-                   .by_layer = rows.one_layer.has_value(),
-                   .steps = SeqsOf(c, group),
-                   .seq = rows.member};
+    LayerStep step = StepOf(c, group, global);
     const int32_t classes = rows.policy.HeadClasses();
     for (; step.head_class < classes; ++step.head_class) {
       const std::vector<int32_t> heads = rows.policy.HeadsOf(global, step.head_class);
@@ -322,6 +375,7 @@ void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   const std::vector<Places> places = EnqueueAppend(c, part, layer);
   for (Group& group : part.groups) group.residency->AfterAppend(layer);
+  ShowResidual(c, part, layer, global, /*attended=*/false);
   for (size_t i = 0; i < places.size(); ++i) {
     EnqueueGroup(c, part.groups[i], layer, global, places[i]);
   }
@@ -333,7 +387,7 @@ void EnqueueAttention(const StepContext& c, const Part& part, int32_t layer, int
 }
 
 // The second half.
-void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer) {
+void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer, int32_t global) {
   const LayerWeights& w = c.weights.layers[static_cast<size_t>(layer)];
   float* const ffn = At(c.work.ffn, part.row, c.config.ffn);
   c.backend.Enqueue(NormGatedFfnArgs{.in = Reader(c, part, true, w.attn_post_norm, w.ffn_norm),
@@ -344,6 +398,7 @@ void EnqueueFfn(const StepContext& c, const Part& part, int32_t layer) {
                                      .act = c.config.act,
                                      .out = ffn,
                                      .n_rows = part.n_rows});
+  ShowResidual(c, part, layer, global, /*attended=*/true);
   c.backend.Enqueue(LinearArgs{.x = ffn,
                                .w = w.down,
                                .bias = w.down_bias,
@@ -407,9 +462,8 @@ void ForEachBuffer(Workspace& w, const ModelConfig& config, int64_t rows, int64_
   visit(w.y, size(rows * config.d_model, 4));
   visit(w.q, size(rows * heads, 4));
   visit(w.o, size(rows * heads, 4));
-  // K/V of a row are no larger in any format than in f32.
-  visit(w.ffn,
-        size(rows * std::max<int64_t>(config.ffn, 2 * config.n_kv_heads * config.head_dim), 4));
+  // K/V of a row are no larger in any format than in f32, nor are there more of them than queries.
+  visit(w.ffn, size(rows * std::max<int64_t>(config.ffn, 2 * heads), 4));
   visit(w.made_rows, size(rows, sizeof(RowMeta)));
   visit(w.made_seq, sizeof(SeqMeta));
   visit(w.logits, size(out * config.vocab, 4));
@@ -484,8 +538,9 @@ void EnqueueStep(const StepContext& c, std::span<const StepGroup> step, int32_t 
   const int32_t end = one_layer ? first + 1 : c.config.n_layers;
   for (int32_t layer = first; layer < end; ++layer) {
     for (const Part& part : parts) {
-      EnqueueAttention(c, part, layer, GlobalLayersBefore(c.config, layer));
-      EnqueueFfn(c, part, layer);
+      const int32_t global = GlobalLayersBefore(c.config, layer);
+      EnqueueAttention(c, part, layer, global);
+      EnqueueFfn(c, part, layer, global);
     }
   }
   for (Group& group : groups) group.residency->AfterLayers();

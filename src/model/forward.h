@@ -44,7 +44,8 @@ struct Workspace {
   Buffer x, y;  // f32 [R, d_model]
   Buffer q, o;  // f32 [R, n_heads, head_dim]
   // f32 [R, ffn]. In the first half of a layer, a step whose K/V rows go to different places has
-  // them here: row r of a part is row r of block 0 of one sequence.
+  // them here: row r of a part is row r of block 0 of one sequence. Then queries of some heads, and
+  // what attention makes of them, [R, 2, n_heads, head_dim] at most.
   Buffer ffn;
   Buffer made_rows;             // RowMeta [R]: those rows
   Buffer made_seq;              // SeqMeta [1] of zeros: the sequence, and its block table

@@ -59,6 +59,17 @@ std::vector<StateSpec> BlockChoice::States() const {
   return states;
 }
 
+DeclaredReads BlockChoice::Reads() const {
+  DeclaredReads reads{.n_selections = 1,
+                      .max_tokens = int64_t{rule_.budget} * rule_.block,
+                      .by_token = false,
+                      .max_recent = int64_t{rule_.recent} * rule_.block};
+  for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
+    reads.selection_of.push_back(Budgeted(layer) ? 0 : -1);
+  }
+  return reads;
+}
+
 void BlockChoice::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = variant == 1;
   if (sparse_step_) choice_.EnqueueRange(step.seqs, step.n_seqs);

@@ -22,6 +22,7 @@ class BlockChoice : public Policy {
   int32_t Variant(const SeqLength& at) const final { return Shortcut(at) ? 0 : 1; }
   void BeginStep(int32_t variant, const AttendArgs& step) final;
   void Plan(const LayerStep& step, AttendArgs& attend) final;
+  DeclaredReads Reads() const final;
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const final {
     if (!Budgeted(layer) || Shortcut(at)) return at.tokens;
@@ -65,9 +66,10 @@ class BlockChoice : public Policy {
   int64_t SummaryBytes() const {
     return int64_t{4} * SummaryArrays(rule_.kind) * context_.n_kv_heads * context_.dk;
   }
-  // While everything fits, attention to everything is as good as choosing, and cheaper.
+  // While everything fits, attention to everything is as good as choosing, and cheaper where all of
+  // it is near.
   bool Shortcut(const SeqLength& at) const {
-    return !context_.force_indices && Blocks(at.tokens) <= Most();
+    return !context_.force_indices && !context_.fetches && Blocks(at.tokens) <= Most();
   }
   bool Chooses(int32_t layer) const {
     return Budgeted(layer) && (layer - rule_.dense_layers) % rule_.layer_step == 0;

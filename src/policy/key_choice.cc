@@ -12,7 +12,7 @@ class KeyChoice : public PromptChoice {
   explicit KeyChoice(KeyScoreKind kind) : kind_(kind) {}
 
  protected:
-  const float* Score(const AttendArgs& attend, const SeqMeta* seq) override {
+  const float* Score(const LayerStep&, const AttendArgs& attend, const SeqMeta* seq) override {
     backend().Enqueue(KeyScoreArgs{.kv = attend.kv,
                                    .seqs = seq,
                                    .out = scores(),
@@ -35,6 +35,8 @@ PolicyInfo KeyChoicePolicy(std::string name, std::string summary, PolicyFacts fa
   return {.name = std::move(name),
           .summary = std::move(summary),
           .facts = std::move(facts),
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = PromptChoiceSettings({}, 1),
           .make = [kind] { return std::make_unique<KeyChoice>(kind); },
           .batches = true,

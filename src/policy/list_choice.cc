@@ -20,10 +20,12 @@ Status ListChoice::Prepare(Backend& backend, PolicyMemory& memory, const RangeRu
   return {};
 }
 
-void ListChoice::EnqueueRange(const SeqMeta* seqs, int32_t n_seqs) const {
+void ListChoice::EnqueueRange(const SeqMeta* seqs, int32_t n_seqs, int32_t budget) const {
+  RangeRule rule = rule_;
+  rule.budget = budget;
   backend_->Enqueue(PlanRangeArgs{.seqs = seqs,
                                   .n_seqs = n_seqs,
-                                  .rule = rule_,
+                                  .rule = rule,
                                   .bounds = bounds_.as<int32_t>(),
                                   .n_candidates = n_candidates_.as<int32_t>(),
                                   .n_pick = n_pick_.as<int32_t>()});

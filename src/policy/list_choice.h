@@ -19,7 +19,11 @@ class ListChoice {
                  int32_t lists, int32_t capacity, std::string_view what);
 
   // Splits the tokens of the sequences: once per step, before the rest.
-  void EnqueueRange(const SeqMeta* seqs, int32_t n_seqs) const;
+  void EnqueueRange(const SeqMeta* seqs, int32_t n_seqs) const {
+    EnqueueRange(seqs, n_seqs, rule_.budget);
+  }
+  // The same with another budget, in a step that is not recorded. REQUIRES that the choices fit.
+  void EnqueueRange(const SeqMeta* seqs, int32_t n_seqs, int32_t budget) const;
   // Chooses by scores [n_seqs, lists, stride], the lower index where equal.
   void EnqueueBest(const float* scores, int64_t stride, const SeqMeta* seqs, int32_t n_seqs) const;
 

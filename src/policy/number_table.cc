@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <string_view>
+#include <utility>
 
 #include "base/numbers.h"
 #include "base/printable.h"
@@ -24,37 +24,54 @@ std::string_view Next(std::string_view& text, char separator) {
 
 }  // namespace
 
-Result<std::vector<double>> ReadHeadNumbers(const std::string& path, int32_t n_layers,
-                                            int32_t n_kv_heads, double min, double max) {
-  const auto bytes = ReadWholeFile(path, kMaxBytes);
+Result<std::string> ReadNumberTable(const std::string& path) {
+  auto bytes = ReadWholeFile(path, kMaxBytes);
   if (!bytes.ok()) return InvalidArgument(bytes.status().message());
+  return std::move(*bytes);
+}
+
+Result<std::vector<double>> ParseNumberLine(std::string_view line, const std::string& where,
+                                            double min, double max) {
+  std::vector<double> numbers;
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  while (!line.empty()) {
+    const std::string_view field = Next(line, '\t');
+    const auto number = ParseReal(field);
+    if (!number || *number < min || *number > max) {
+      return InvalidArgument(fmt::format("{} has {}, expected numbers from {} to {}", where,
+                                         Printable(field), min, max));
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+Result<std::vector<double>> ParseHeadNumbers(const std::string& path, std::string_view text,
+                                             int32_t n_layers, int32_t n_kv_heads, double min,
+                                             double max, int32_t first_line) {
   std::vector<double> numbers;
   int32_t n_lines = 0;
-  for (std::string_view text = *bytes; !text.empty();) {
-    std::string_view line = Next(text, '\n');
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    ++n_lines;
-    int32_t columns = 0;
-    for (; !line.empty(); ++columns) {
-      const std::string_view field = Next(line, '\t');
-      const auto number = ParseReal(field);
-      if (!number || *number < min || *number > max) {
-        return InvalidArgument(fmt::format("{}: line {} has {}, expected numbers from {} to {}",
-                                           path, n_lines, Printable(field), min, max));
-      }
-      numbers.push_back(*number);
-    }
-    if (columns != n_kv_heads) {
-      return InvalidArgument(
-          fmt::format("{}: line {} has {} numbers, expected {}, one for each KV head of the model",
-                      path, n_lines, columns, n_kv_heads));
-    }
+  while (!text.empty()) {
+    const std::string where = fmt::format("{}: line {}", path, first_line + n_lines++);
+    OKV_ASSIGN_OR_RETURN(const auto line, ParseNumberLine(Next(text, '\n'), where, min, max));
+    numbers.insert(numbers.end(), line.begin(), line.end());
+    if (line.size() == static_cast<size_t>(n_kv_heads)) continue;
+    return InvalidArgument(
+        fmt::format("{} has {} numbers, expected {}, one for each KV head of the model", where,
+                    line.size(), n_kv_heads));
   }
   if (n_lines == n_layers) return numbers;
   return InvalidArgument(
       fmt::format("{}: has {} lines, expected {}, one for each layer of the "
                   "model that attends to all tokens",
                   path, n_lines, n_layers));
+}
+
+Result<std::vector<double>> ReadHeadNumbers(const std::string& path, int32_t n_layers,
+                                            int32_t n_kv_heads, double min, double max) {
+  const auto text = ReadNumberTable(path);
+  if (!text.ok()) return text.status();
+  return ParseHeadNumbers(path, *text, n_layers, n_kv_heads, min, max, 1);
 }
 
 std::string HeadNumbersText(const std::vector<double>& numbers, int32_t n_kv_heads) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "omnikv/status.h"
@@ -16,6 +17,15 @@ namespace omnikv {
 // `max`.
 Result<std::vector<double>> ReadHeadNumbers(const std::string& path, int32_t n_layers,
                                             int32_t n_kv_heads, double min, double max);
+// The same in two parts: the text of the file, and what it says from line `first_line` of the file
+// on, for tables that begin otherwise.
+Result<std::string> ReadNumberTable(const std::string& path);
+Result<std::vector<double>> ParseHeadNumbers(const std::string& path, std::string_view text,
+                                             int32_t n_layers, int32_t n_kv_heads, double min,
+                                             double max, int32_t first_line);
+// The numbers of one line, between tabs. `where` names it in messages.
+Result<std::vector<double>> ParseNumberLine(std::string_view line, const std::string& where,
+                                            double min, double max);
 // The text of such a file, with six digits behind the point. `numbers` [n_layers * n_kv_heads].
 std::string HeadNumbersText(const std::vector<double>& numbers, int32_t n_kv_heads);
 

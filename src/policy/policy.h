@@ -6,7 +6,6 @@
 // CMake finds the folder and registers it; tests/policy runs the house tests on it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +17,9 @@
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
 #include "bank/state_stream.h"
+#include "policy/policy_info.h"
+#include "policy/residual_rows.h"
+#include "policy/seq_length.h"
 #include "policy/settings.h"
 
 namespace omnikv {
@@ -66,19 +68,6 @@ struct LayerStep {
   int32_t head_class = 0;          // of Policy::HeadClasses: the heads that take part
   int32_t seq = 0;                 // prefill: the rows' sequence, of SeqMeta
 };
-
-// A sequence as a decode step finds it, in tokens, the step's own included.
-struct SeqLength {
-  int64_t tokens = 0;
-  int64_t prompt = 0;  // of them, before the first generated one
-  int64_t gone = 0;    // of them, whose rows are lost by choice, those of evictions apart
-};
-
-// Of a policy that keeps `rows` of a prompt, at its end.
-inline SeqLength AtPromptEnd(const Keeps& keeps, int64_t tokens) {
-  const int64_t gone = keeps.rows > 0 ? std::max<int64_t>(0, tokens - keeps.rows) : 0;
-  return {.tokens = tokens, .prompt = tokens, .gone = gone};
-}
 
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
 // are told apart by RowMeta::seq. Thread-compatible.
@@ -132,6 +121,9 @@ class Policy {
     static_cast<void>(step);
     static_cast<void>(attend);
   }
+  // Of a prompt's rows, before Plan and once the layer's feed-forward part has begun: for measures
+  // of a model. May download, and enqueues nothing.
+  virtual void ObserveResidual(const LayerStep&, const ResidualRows&) {}
 
   // What the layers read, known once prepared.
   virtual DeclaredReads Reads() const { return {}; }
@@ -168,6 +160,15 @@ class Policy {
     static_cast<void>(at);
     return 0;
   }
+  // Whether a decode step reads as many tokens as its scores say: then those of TokensRead and
+  // HeadTokensRead are the most, and the last step of sequence `seq`, at whose end it had `at`,
+  // read these instead. Waits for the backend.
+  virtual bool ReadsByScore() const { return false; }
+  virtual int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                                     int32_t n_kv_heads) const {
+    static_cast<void>(seq);
+    return HeadTokensRead(layer, at, n_kv_heads);
+  }
   // Bytes of its states that `layer` reads in a decode step.
   virtual int64_t StateBytesRead(int32_t layer, const SeqLength& at) const {
     static_cast<void>(layer);
@@ -185,6 +186,12 @@ class Policy {
   virtual int64_t Besides(const SeqLength& at) const {
     static_cast<void>(at);
     return 0;
+  }
+  // Both together, of one layer: where layers have budgets of their own, of which Budget is the
+  // mean, of a sequence of one prompt.
+  virtual int64_t LayerAllows(int32_t layer, const SeqLength& at) const {
+    static_cast<void>(layer);
+    return Budget(at.tokens) + Besides(at);
   }
 
   // Tokens that no row after the first `length` ones will read, in any layer, by the heads of
@@ -209,7 +216,7 @@ class Policy {
   virtual int32_t PromptStepRows() const { return 0; }
 
   // Methods that choose the rows that a layer keeps, and forget the others. All that such a policy
-  // sees of a step (rows, sequences) counts held rows, not tokens.
+  // sees of a step (rows, sequences) counts held rows, not tokens; in BeginStep, those of layer 0.
   virtual Keeps Kept() const { return {}; }
   // Rows at the end of a sequence's first prompt that it must see in one step to choose.
   virtual int32_t LastRows() const { return 1; }
@@ -242,55 +249,5 @@ class Policy {
   }
 };
 
-// Bytes of K/V that `layer`, whose rows lie in `kv`, reads in a decode step under `policy`, with
-// those of states.
-inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,
-                            const KvView& kv) {
-  return KvBytes(kv, policy.HeadTokensRead(layer, at, kv.n_kv_heads), /*values=*/true) +
-         KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false) +
-         static_cast<uint64_t>(policy.StateBytesRead(layer, at));
-}
-
-// What a reader wants to know of a policy before it runs, a phrase each: of a context of N tokens,
-// a budget of b tokens, and rows (K and V of a token in a layer). Empty: not said.
-struct PolicyFacts {
-  std::string source;   // the paper, and the published code that it follows
-  std::string chooses;  // when it chooses, and by what
-  std::string keeps;    // which rows, and in which memory
-  std::string reads;    // in a decode step, per layer
-  std::string holds;    // after the prompt, per layer
-  std::string loses;    // what it is known to lose
-};
-
-struct PolicyInfo {
-  std::string name;
-  std::string summary;  // one line: what it keeps, what it reads, where it is from
-  PolicyFacts facts = {};
-  std::vector<SettingSpec> settings;
-  std::function<std::unique_ptr<Policy>()> make;
-  bool batches = false;  // whether it keeps the state of more than one sequence
-  // Settings under which it reads everything a context of `length` holds, so that it must equal
-  // `full`; empty where it cannot, and then `exempt` says why.
-  std::function<std::vector<SettingList>(int64_t length)> covering = [](int64_t) {
-    return std::vector<SettingList>{};
-  };
-  std::string exempt;
-  // Other settings whose steps differ, for the house tests: valid on a model of six layers or more,
-  // each with a budget far below a context of 100 tokens.
-  std::vector<SettingList> test_settings;
-  // Whether it is what a user wants by default on this model, of `n_layers` global-attention
-  // layers; null: never.
-  std::function<bool(std::string_view model_name, int32_t n_layers)> recommended;
-};
-
-// Every policy of this build, by name.
-const std::vector<PolicyInfo>& AllPolicies();
-// The first policy that recommends itself for a model, else `full`.
-const PolicyInfo& RecommendedPolicy(std::string_view model_name, int32_t n_layers);
-// kInvalidArgument with the list of names when there is none of that name.
-Result<const PolicyInfo*> FindPolicy(const std::string& name);
-// The same, where "auto" is the recommended one.
-Result<const PolicyInfo*> ResolvePolicy(const std::string& name, std::string_view model_name,
-                                        int32_t n_layers);
 
 }  // namespace omnikv

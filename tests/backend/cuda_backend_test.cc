@@ -14,6 +14,7 @@
 
 #include "backend/cuda/kernel_names.h"
 #include "backend/kv_format.h"
+#include "backend/ref/ref_backend.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "cuda_fixture.h"
@@ -496,6 +497,75 @@ TEST_F(CudaBackendTest, AFetchEndsAfterTheFetchBeforeIt) {
     backend->Download(bytes.data(), device->as<void>(), bytes.size());
     ASSERT_EQ(std::count(bytes.begin(), bytes.end(), turn), std::ssize(bytes)) << "turn " << turn;
   }
+}
+
+// The host attends with the queries and lists that the card had when it came to them, in recorded
+// steps that are queued one behind the other, too: here each step's query is what the step before
+// gave, and two attentions follow each other.
+TEST_F(CudaBackendTest, TheHostAttendsInRecordedSteps) {
+  const auto backend = Make({.make_host = [] { return Result(MakeRefBackend()); }});
+  const auto reference = MakeRefBackend();
+  constexpr int32_t kTokens = 48, kHead = 32, kHeads = 2, kSteps = 60;
+  constexpr size_t kRow = kHeads * kHead;
+  const auto shared = [&](size_t n) {
+    auto buffer = backend->AllocateShared(n * 4, "test");
+    EXPECT_TRUE(buffer.ok());
+    return std::move(*buffer);
+  };
+  const Buffer kv = shared(kTokens * 2 * kHead);
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (int32_t i = 0; i < kTokens * 2 * kHead; ++i) kv.as<float>()[i] = normal(random);
+  const Buffer table = shared(3);
+  std::iota(table.as<int32_t>(), table.as<int32_t>() + 3, 0);
+  const Buffer o = shared(kRow);
+  const Buffer lse = shared(kHeads);
+  const std::vector<int32_t> numbers = {0, kTokens - 1, 0, 1, kTokens, 0, kTokens - 1,
+                                        4, 1,           7, 9, 40};  // row, sequence, count, list
+  std::vector<float> q(kRow);
+  for (float& v : q) v = normal(random);
+  const auto device = backend->Allocate(numbers.size() * 4 + kRow * 4, "test");
+  ASSERT_TRUE(device.ok());
+  auto* const ints = device->as<int32_t>();
+  auto* const q_there = reinterpret_cast<float*>(ints + numbers.size());
+  const auto attend_of = [&](const int32_t* at, const float* query) {
+    AttendArgs attend{
+        .q = query,
+        .o = o.as<float>(),
+        .lse = lse.as<float>(),
+        .kv = MakeKvView(kv.as<std::byte>(), table.as<int32_t>(), 16, DType::kF32, 1, kHead, kHead),
+        .rows = reinterpret_cast<const RowMeta*>(at),
+        .seqs = reinterpret_cast<const SeqMeta*>(at + 2),
+        .n_rows = 1,
+        .n_seqs = 1,
+        .n_heads = kHeads,
+        .scale = 2};
+    attend.plan.Add({.kind = SegmentKind::kList, .capacity = 4, .index = at + 8, .count = at + 7});
+    return attend;
+  };
+  backend->Upload(ints, numbers.data(), numbers.size() * 4);
+  backend->Upload(q_there, q.data(), kRow * 4);
+  const CopyOp copy(*backend, kRow * 4);
+  const auto step = [&] {
+    for (int layer = 0; layer < 2; ++layer) {
+      backend->Join(Lane::kHost, Lane::kMain);
+      backend->Enqueue(attend_of(ints, q_there), Lane::kHost);
+      backend->Join(Lane::kMain, Lane::kHost);
+      backend->Enqueue(copy(o.as<void>(), q_there));
+    }
+  };
+  step();  // eager
+  const auto recorded = backend->Record(step);
+  ASSERT_NE(recorded, nullptr);
+  for (int i = 1; i < kSteps; ++i) backend->Replay(*recorded);
+  std::vector<float> got(kRow);
+  backend->Download(got.data(), q_there, kRow * 4);
+  for (int i = 0; i < 2 * kSteps; ++i) {
+    reference->Enqueue(attend_of(numbers.data(), q.data()));
+    std::memcpy(q.data(), o.as<void>(), kRow * 4);
+  }
+  EXPECT_EQ(got, q);
+  EXPECT_TRUE(backend->TakeFailure().ok());
 }
 
 // A product waits for the op after it, but not where it is timed.

@@ -38,6 +38,8 @@ TEST_F(ParityTest, StoreRows) {
                     l.planes);
     KvView made_rows = made.View();
     made_rows.block_table = nullptr;  // never to be read
+    const Bank elsewhere(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 100, random,
+                         l.planes);
     const std::vector<int32_t> slots = {3, -1, 0, 7, -1};
     const uint64_t every = (uint64_t{1} << l.n_kv_heads) - 1;
     for (const uint64_t heads : {uint64_t{0}, every, every & 0xau, every & 5u}) {
@@ -45,9 +47,13 @@ TEST_F(ParityTest, StoreRows) {
       if (n_heads == 0) continue;
       const Bank bank(l.dtype, n_heads, l.dk, l.dv, l.block_tokens, lens, 100, random, l.planes);
       const Bank other(l.dtype, n_heads, l.dk, l.dv, l.block_tokens, {8}, 16, random, l.planes);
-      for (const bool to_slots : {false, true}) {
+      for (const auto& [to_slots, by_table] :
+           {std::pair{false, false}, {true, false}, {false, true}}) {
         Check(fmt::format("StoreRows of {} heads of {} {} of {}{}", n_heads, l.n_kv_heads,
-                          DTypeName(l.dtype), l.dk, to_slots ? ", some to slots" : ""),
+                          DTypeName(l.dtype), l.dk,
+                          to_slots   ? ", some to slots"
+                          : by_table ? ", from another table"
+                                     : ""),
               [&](const Execute& run) {
                 Bank home = bank;
                 Bank near = other;
@@ -55,13 +61,14 @@ TEST_F(ParityTest, StoreRows) {
                 if (to_slots) {
                   slot = {.k = near.View().k.base, .v = near.View().v.base, .row = slots.data()};
                 }
-                run(StoreRowsArgs{.from = made_rows,
+                run(StoreRowsArgs{.from = by_table ? elsewhere.View() : made_rows,
                                   .kv = home.View(),
                                   .slot = slot,
                                   .rows = step.rows.data(),
                                   .seqs = step.seqs.data(),
                                   .heads = heads,
-                                  .n_rows = step.n_rows()});
+                                  .n_rows = step.n_rows(),
+                                  .by_table = by_table});
                 Array rows = home.Values();
                 Array near_rows = near.Values();
                 rows.tolerance = near_rows.tolerance = 0;

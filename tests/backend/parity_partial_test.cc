@@ -62,6 +62,39 @@ TEST_F(ParityTest, MergeStates) {
   }
 }
 
+TEST_F(ParityTest, PickHeads) {
+  Random random(33);
+  for (const auto& [n_rows, n_heads, width] :
+       {std::tuple{1, 8, 512}, {3, 5, 7}, {40, 8, 128}, {2, 64, 4}}) {
+    for (const uint64_t mask : {uint64_t{1}, uint64_t{0x16}, ~uint64_t{0}}) {
+      const uint64_t heads = n_heads == 64 ? mask : mask & ((uint64_t{1} << n_heads) - 1);
+      for (const bool back : {false, true}) {
+        Check(fmt::format("PickHeads {:#x} of {} in {} rows of {}{}", heads, n_heads, n_rows, width,
+                          back ? ", back" : ""),
+              [&, n_rows = n_rows, n_heads = n_heads, width = width](const Execute& run) {
+                PickHeadsArgs args{.heads = heads,
+                                   .n_heads = n_heads,
+                                   .width = width,
+                                   .n_rows = n_rows,
+                                   .back = back};
+                const auto all = static_cast<size_t>(n_rows) * static_cast<size_t>(n_heads * width);
+                const auto some =
+                    static_cast<size_t>(n_rows) * static_cast<size_t>(args.Named() * width);
+                Random own(34);
+                const std::vector<float> from = own.Floats(back ? some : all);
+                std::vector<float> to(back ? all : some, kPoison);
+                args.from = from.data();
+                args.to = to.data();
+                run(args);
+                Array out{"to", to};
+                out.tolerance = 0;
+                return Outputs{out};
+              });
+      }
+    }
+  }
+}
+
 // Attentions over parts of the tokens, merged, are the attention over all of them.
 TEST_F(ParityTest, MergeStatesOfAnAttention) {
   Random random(32);

@@ -433,6 +433,26 @@ TEST(SetSimulation, MissesWhatItHadNoRoomFor) {
   }
 }
 
+// Rows that rank below a choice come in the places of others, never of what the step reads.
+TEST(SetSimulation, BringsWhatRanksBelowAheadOfItsTurn) {
+  const auto reference = MakeRefBackend();
+  SetSimulation set(*reference, 100, 9, 10);
+  set.Step({.index = {1, 5, 9, 40}, .bounds = {60, 61}, .kv_len = 61});
+  EXPECT_EQ(set.missed(), 4u);
+  set.Ahead({.index = {1, 5, 9, 40},
+             .bounds = {60, 61},
+             .kv_len = 61,
+             .wider = {1, 2, 5, 6, 8, 9, 40, 41}});
+  EXPECT_EQ(set.ahead(), 4u);
+  set.Step({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62});  // all are there
+  EXPECT_EQ(set.missed(), 4u);
+  EXPECT_EQ(set.selected(), 8u);
+  set.Ahead({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62});  // nothing to bring
+  const std::vector<int32_t> too_many = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  set.Ahead({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62, .wider = too_many});
+  EXPECT_EQ(set.ahead(), 4u);
+}
+
 TEST_F(BankTest, RefusesWhatItCannotNumber) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   for (const int64_t tokens : {int64_t{3} << 30, kMost}) {

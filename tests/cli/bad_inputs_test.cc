@@ -140,6 +140,8 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --device cpu --gpu-memory 24GiB", 2, {"--gpu-memory is given", "runs on cpu"});
   Expect("run -p x --device cpu --place host", 2, {"--place is given", "runs on cpu"});
   Expect("run -p x --place moon", 2, {"--place is 'moon'", "auto, device or host"});
+  Expect("run -p x --device cpu --host-reads attend", 2, {"--host-reads is given", "runs on cpu"});
+  Expect("run -p x --host-reads moon", 2, {"--host-reads is 'moon'", "auto, fetch or attend"});
   Expect("run -p x --gpu-memory 0", 2, {"--gpu-memory is 0"});
   Expect("run -p x --policy lru", 2, {"'lru'", "omnikv"});
   Expect("run -p x --policy omnikv --set budget=-5", 2, {"budget is '-5'"});

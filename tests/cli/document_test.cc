@@ -11,6 +11,8 @@
 #include <limits>
 #include <set>
 
+#include "eval/questions.h"
+
 namespace omnikv {
 namespace {
 
@@ -272,6 +274,77 @@ TEST(Document, RefusesBadSpecs) {
   spec.target_tokens = -1;
   EXPECT_THAT(Refusal(spec),
               HasSubstr("a document of -1 tokens is asked for, expected at least 3"));
+}
+
+TEST(Questions, OfADocumentAreItsNeedles) {
+  const Document doc = Make(Spec(1, 4000));
+  const std::vector<Question> questions = QuestionsOf(doc);
+  ASSERT_EQ(questions.size(), doc.needles.size());
+  for (size_t i = 0; i < questions.size(); ++i) {
+    EXPECT_EQ(questions[i].message, UserMessage(doc, i));
+    EXPECT_EQ(questions[i].kind, doc.needles[i].kind);
+    EXPECT_EQ(questions[i].depth, doc.needles[i].depth);
+    EXPECT_EQ(questions[i].value, doc.needles[i].value);
+  }
+}
+
+TEST(Questions, TasksOfAFile) {
+  const auto tasks =
+      ParseTasks("tasks.jsonl",
+                 "{\"prompt\": \"a\\n\\nWhich?\", \"answer\": \"The value is \\\"x\\\".\"}\n"
+                 "\n"
+                 "{\"prompt\": \"b\", \"answer\": \"It is 12.\", \"value\": \"12\", \"kind\": "
+                 "\"sum\", \"depth\": 0.25}");
+  ASSERT_TRUE(tasks.ok()) << tasks.status().message();
+  ASSERT_EQ(tasks->size(), 2u);
+  const Question& first = tasks->front();
+  EXPECT_EQ(first.message, "a\n\nWhich?");
+  EXPECT_EQ(first.question, "Which?");
+  EXPECT_EQ(first.kind, "task");
+  EXPECT_LT(first.depth, 0);
+  EXPECT_TRUE(IsAnswered(first.value, "The value is \"x\"."));
+  EXPECT_FALSE(IsAnswered(first.value, "The value is \"xy\"."));
+  const Question& second = tasks->back();
+  EXPECT_EQ(second.kind, "sum");
+  EXPECT_EQ(second.depth, 0.25);
+  EXPECT_TRUE(IsAnswered(second.value, "12, I think"));
+  EXPECT_FALSE(IsAnswered(second.value, "It is 123."));
+}
+
+TEST(Questions, WhatIsNoTaskIsNamedByItsLine) {
+  const auto refusal = [](SV lines) {
+    const auto tasks = ParseTasks("t", lines);
+    EXPECT_FALSE(tasks.ok());
+    return tasks.ok() ? std::string() : tasks.status().message();
+  };
+  EXPECT_EQ(refusal(""), "t has no tasks, expected a JSON object with prompt and answer a line");
+  const std::string good = "{\"prompt\": \"a\", \"answer\": \"b\"}\n";
+  EXPECT_THAT(refusal(good + "{"), HasSubstr("t: line 2 is not JSON"));
+  for (const char* const line : {"[]", "{\"prompt\": \"a\"}", "{\"prompt\": 1, \"answer\": \"b\"}",
+                                 "{\"prompt\": \"\", \"answer\": \"b\"}"}) {
+    EXPECT_EQ(refusal(good + line),
+              "t: line 2 is no task, expected an object with the texts `prompt` and `answer`");
+  }
+  EXPECT_EQ(refusal("{\"prompt\": \"a\", \"answer\": \"b\", \"depth\": 2}"),
+            "t: line 1 has the depth '2', expected a number from 0 to 1");
+}
+
+TEST(Questions, LossesAreCountedWhereTheFirstPolicyIsRight) {
+  Losses losses;
+  const Question magic{.kind = "magic", .depth = 0.1};
+  const Question key{.kind = "passkey", .depth = 0.9};
+  losses.Add(magic, true, true);
+  losses.Add(magic, true, false);
+  losses.Add(magic, false, false);
+  losses.Add(key, true, true);
+  losses.Add(key, false, true);
+  EXPECT_EQ(losses.asked(), 5);
+  EXPECT_EQ(losses.right(), 3);
+  EXPECT_EQ(losses.all().asked, 3);
+  EXPECT_EQ(losses.all().lost, 1);
+  EXPECT_EQ(losses.by_kind().at("magic").asked, 2);
+  EXPECT_EQ(losses.by_depth().at(0.9).lost, 0);
+  EXPECT_EQ(losses.Where(), "magic 1 of 2, at 10 % 1 of 2");
 }
 
 }  // namespace

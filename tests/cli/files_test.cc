@@ -384,5 +384,23 @@ TEST_F(Files, LengthsOfDocumentsAreNamed) {
   ExpectSentence(Run("eval needles --lengths 5000 --ctx 2048"), 2, {"--lengths", "2048"});
 }
 
+// What a comparison cannot be asked for is said before a weight is read.
+TEST_F(Files, ComparisonsAreCheckedFirst) {
+  ExpectSentence(Run("eval needles --equal size"), 2, {"--equal", "size"});
+  ExpectSentence(Run("eval needles --share 0.1"), 2, {"--share", "--equal"});
+  ExpectSentence(Run("eval needles --lengths 600 --equal read --set streaming.budget=64"), 2,
+                 {"policy streaming: budget is given"});
+  ExpectSentence(Run("eval needles --lengths 600 --policies full,tova+snapkv"), 2,
+                 {"a session has one policy, not 'tova+snapkv': tova and snapkv both give tokens"});
+  ExpectSentence(Run("eval needles --tasks /nonexistent"), 2, {"/nonexistent"});
+  const fs::path tasks = dir_ / "tasks.jsonl";
+  Spill(tasks, "{\"prompt\": \"Hello\"}\n");
+  ExpectSentence(Run("eval needles --tasks " + tasks.string()), 1,
+                 {"tasks.jsonl: line 1 is no task", "`prompt` and `answer`"});
+  Spill(tasks, "{\"prompt\": \"Hello\", \"answer\": \"x\"}\n");
+  ExpectSentence(Run("eval needles --ctx 4 --tasks " + tasks.string()), 2,
+                 {"the context holds 4: raise --ctx"});
+}
+
 }  // namespace
 }  // namespace omnikv::cli

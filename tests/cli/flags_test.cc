@@ -81,11 +81,12 @@ TEST_F(Flags, AnUnknownFlagIsNamed) {
 }
 
 TEST_F(Flags, AnalyzeHeadsRefusesWhatItCannotMeasure) {
-  Refused("analyze",
-          "omnikv analyze needs a subcommand: heads, index (omnikv analyze --help says what they "
-          "do)");
+  Refused(
+      "analyze",
+      "omnikv analyze needs a subcommand: anchors, heads, index (omnikv analyze --help says what "
+      "they do)");
   Refused("analyze head",
-          "there is no subcommand 'head': did you mean heads? There are: heads, index");
+          "there is no subcommand 'head': did you mean heads? There are: anchors, heads, index");
   Refused("analyze heads --file x --docs 2", "--file excludes --docs");
   Refused("analyze heads -o ''", "-o is empty, expected a text");
   Refused("analyze heads -f " + (dir_ / "none.txt").string(),
@@ -110,6 +111,20 @@ TEST_F(Flags, AnalyzeHeadsRefusesWhatItCannotMeasure) {
   Refused("analyze heads --quiet --docs 1 --tokens 300",
           "a document of 300 tokens is asked for, expected at least 327: 256 of prose and 71 of "
           "facts");
+}
+
+TEST_F(Flags, AnalyzeAnchorsRefusesWhatItCannotMeasure) {
+  for (const char* flag : {"--anchors 0", "--tile 0", "--share 0", "--share 1.5", "--least 0"}) {
+    const Outcome o = Run("analyze anchors " + std::string(flag));
+    EXPECT_EQ(o.exit_code, 2) << flag;
+    EXPECT_THAT(o.err, HasSubstr(std::string(flag).substr(0, std::string(flag).find(' '))));
+  }
+  Refused("analyze anchors --quiet --docs 1 --tokens 1k --anchors 17",
+          "--anchors is 17, expected at most the 16 layers of the model that attend to all tokens");
+  Refused("analyze anchors --quiet --docs 1 --tokens 1k --tile 33",
+          "--tile is 33, expected at most the 32 tokens of --window");
+  Refused("analyze anchors --quiet -f -",
+          "text 1: has 5 tokens, expected more than the 32 rows that are measured", "a b c d e");
 }
 
 TEST_F(Flags, EmptyValuesAreRefused) {
@@ -178,6 +193,7 @@ TEST_F(Flags, HelpIsOfTheSubcommand) {
   }
   EXPECT_EQ(Run("help analyze heads").out, Run("analyze heads --help").out);
   EXPECT_THAT(Run("analyze heads --help").out, HasSubstr("duo finds MODEL.duo.tsv"));
+  EXPECT_THAT(Run("analyze anchors --help").out, HasSubstr("kascade finds MODEL.kascade.tsv"));
   EXPECT_THAT(Run("bench --help").out, HasSubstr("a prompt of 512, decode at 16 and 16384"));
 }
 

@@ -36,12 +36,14 @@ class HostLayers : public OnDevice {
  protected:
   static bool on_card() { return GetParam() == "cuda"; }
   std::unique_ptr<Engine> Open(const PolicyOptions& policy, const std::string& place,
-                               uint32_t seed = 0) const {
+                               uint32_t seed = 0, const std::string& host_reads = "auto") const {
     auto core = std::make_unique<EngineCore>();
     core->options.context = kContext;
     core->options.prefill_chunk = 48;
     core->options.max_sessions = 3;
     core->options.place = place;
+    core->options.host_reads = host_reads;
+    if (host_reads == "attend") core->options.kv_dtype = "f32";
     core->options.policy = policy;
     core->config = SmallLlama(
         {.head_dim = 64, .ffn = 128, .vocab = 256, .max_context = kContext, .attn_scale = 0.5f});
@@ -75,14 +77,6 @@ class HostLayers : public OnDevice {
                        {"budget", "40"},
                        {"dense", "indexed"},
                        {"dense_after_filter", "0"}},
-          .force_indices = true},
-         "host"},
-        {"few rows of each head in place",
-         {.name = "omnikv",
-          .settings = {{"filters", "1,3"},
-                       {"budget", "40"},
-                       {"dense", "indexed"},
-                       {"lists", "per_kv_head"}},
           .force_indices = true},
          "host"},
         {"V in place", {.name = "kcache", .settings = {{"budget", "24"}}}}};
@@ -142,6 +136,50 @@ TEST_P(HostLayers, ChangeNothing) {
     for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
       const auto host = Open(c.policy, c.place, seed);
       EXPECT_EQ(Play(*host, c.policy), expected) << c.name << ", seed " << seed;
+    }
+  }
+}
+
+// The host attends to what was selected, the device to the last tokens: as attention in one piece
+// but for the rounding of a sum of two.
+TEST_P(HostLayers, AttentionOnTheHostIsAttention) {
+  const std::vector<PolicyOptions> policies = {
+      {.name = "blocks",
+       .settings = {{"block", "8"},
+                    {"budget", "64"},
+                    {"sinks", "8"},
+                    {"recent", "24"},
+                    {"lists", "per_kv_head"},
+                    {"layer_step", "2"}},
+       .force_indices = true},
+      {.name = "blocks",
+       .settings = {{"block", "128"},
+                    {"budget", "384"},
+                    {"sinks", "0"},
+                    {"recent", "128"},
+                    {"dense_layers", "0"}}},
+      {.name = "quest", .settings = {{"budget", "64"}}, .force_indices = true},
+      {.name = "omnikv",
+       .settings = {{"filters", "1,3"}, {"budget", "40"}, {"tail", "4"}, {"dense_below", "160"}}},
+      // Beside layers that the device reads in place.
+      {.name = "omnikv",
+       .settings = {{"filters", "1,3"},
+                    {"budget", "40"},
+                    {"tail", "4"},
+                    {"dense", "indexed"},
+                    {"lists", "per_kv_head"}},
+       .force_indices = true}};
+  for (const PolicyOptions& policy : policies) {
+    const auto expected = Play(*Open(policy, "device", 0, "attend"), policy);
+    for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
+      const auto host = Open(policy, "host", seed, "attend");
+      const auto got = Play(*host, policy);
+      ASSERT_EQ(got.size(), expected.size());
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_THAT(got[i],
+                    testing::Pointwise(testing::FloatNear(on_card() ? 1e-3f : 1e-5f), expected[i]))
+            << policy.name << ", seed " << seed << ", part " << i;
+      }
     }
   }
 }

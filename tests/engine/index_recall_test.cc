@@ -67,7 +67,7 @@ TEST(IndexRecall, RefusesWhatItCannotMeasure) {
     return status.message();
   };
   EXPECT_THAT(message({Numbers(100, 1)}, {.rows = 4}),
-              HasSubstr("text 1: has 100 tokens, expected at least "));
+              HasSubstr("text 1: has 100 tokens, expected more than the "));
   EXPECT_THAT(message({Numbers(200, 1)}, {.wanted = {{8, 16}}, .rows = 49, .step = 1}),
               HasSubstr("the last 49 rows of a text are to be measured, expected at most the 48"));
   EXPECT_THAT(message({Numbers(300, 1)}, {.wanted = {{8, 16}}, .rows = 2, .step = 1}),

@@ -98,9 +98,9 @@ class LanesBackend : public Backend {
   }
   // Side lanes of a recording are not those beside it: they begin and end with it.
   void Replay(const Recording& recording) override {
-    const Lanes lanes = {kMainLane, kLanes, kLanes + 1};
+    const Lanes lanes = {kMainLane, kLanes, kLanes + 1, kLanes + 2};
     for (const auto& call : static_cast<const Recorded&>(recording).calls) call(lanes);
-    for (const size_t side : {kLanes, kLanes + 1}) Wait(kMainLane, Point(side));
+    for (size_t side = kLanes; side < kLanes + 3; ++side) Wait(kMainLane, Point(side));
   }
   void Synchronize() override {
     for (size_t lane = 0; lane < lanes_.size(); ++lane) Drain(lane);
@@ -144,7 +144,7 @@ class LanesBackend : public Backend {
     if (recording_ != nullptr) {
       recording_->push_back([call, lane](const Lanes& lanes) { call(lanes, lane); });
     } else {
-      call({0, 1, 2}, lane);
+      call({0, 1, 2, 3}, lane);
     }
   }
   void Push(size_t lane, std::function<void()> run) {
@@ -188,7 +188,7 @@ class LanesBackend : public Backend {
   size_t memory_;
   std::mt19937 random_;
   std::map<const void*, Owned> owned_;
-  std::array<std::deque<Task>, kLanes + 2> lanes_;
+  std::array<std::deque<Task>, 2 * kLanes - 1> lanes_;
   size_t last_ = 0;
   std::vector<Reached> marks_;
   std::map<size_t, Reached> signals_;

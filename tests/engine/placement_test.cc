@@ -126,6 +126,32 @@ TEST_F(PlacementTest, LayersThatReadInPlaceGoLast) {
   EXPECT_GT(all->working_set, sparse->working_set);
 }
 
+// The host attends for layers that read a selection, and leaves those that read in place alone.
+TEST_F(PlacementTest, LayersThatReadInPlaceAreNotAttendedToAway) {
+  options_.place = "host";
+  options_.host_reads = "attend";
+  const auto sparse = Plan(27 * kGiB);
+  ASSERT_TRUE(sparse.ok()) << sparse.status().message();
+  ASSERT_EQ(sparse->host_layers, 24);
+  options_.policy.settings.push_back({"dense", "indexed"});
+  const auto all = Plan(27 * kGiB);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_TRUE(all->attends_away);
+  EXPECT_EQ(all->host_layers, 32);
+  const auto rows = [&](const MemoryPlan& plan) {
+    return plan.working_sets - Bank::StageBytes(MakeBankConfig(config_, plan, 1));
+  };
+  EXPECT_EQ(rows(*all), rows(*sparse)) << "the card keeps last tokens of 24 layers";
+  // Where no layer reads a selection, the others still go.
+  options_.host_reads = "auto";
+  options_.policy.settings.push_back({"select_every_layer", "1"});
+  const auto none = Plan(27 * kGiB);
+  ASSERT_TRUE(none.ok()) << none.status().message();
+  EXPECT_FALSE(none->attends_away);
+  EXPECT_EQ(none->host_layers, 32);
+  EXPECT_EQ(none->working_set, 0);
+}
+
 TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   options_.place = "host";
   const auto small = Plan(24 * kGiB);
@@ -135,6 +161,31 @@ TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   EXPECT_EQ(large->host_layers, 24);
   EXPECT_GT(large->working_set, small->working_set);
   EXPECT_LE(large->working_set, 131072 + 1);
+}
+
+// Selections that no working set can hold are attended to by the host: the card keeps the last
+// tokens alone. What can be fetched is fetched unless that is asked for.
+TEST_F(PlacementTest, WhatCannotBeFetchedIsAttendedToAway) {
+  const PolicyOptions omnikv = options_.policy;
+  options_.policy = {.name = "blocks", .settings = {{"dense_layers", "0"}}};
+  const auto plan = Plan(24 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_TRUE(plan->attends_away);
+  EXPECT_TRUE(NeedsOf(*plan, Card(24 * kGiB)).attends_away);
+  EXPECT_GT(plan->host_layers, 0);
+  // 33 blocks of 128, a block of the bank where they begin and one that ran ahead.
+  EXPECT_EQ(plan->working_set, 33 * 128 + 2 * 64);
+  const size_t rows = plan->working_sets - Bank::StageBytes(MakeBankConfig(config_, *plan, 1));
+  EXPECT_GT(rows, static_cast<size_t>(plan->host_layers * plan->working_set) * 4096);
+  EXPECT_LT(rows, static_cast<size_t>(plan->host_layers * plan->working_set) * 4096 + (1 << 20));
+  options_.host_reads = "fetch";
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("`host_reads` is fetch"));
+  options_.policy = omnikv;
+  EXPECT_FALSE(Plan(24 * kGiB)->attends_away);
+  options_.host_reads = "attend";
+  EXPECT_TRUE(Plan(24 * kGiB)->attends_away);
+  options_.policy.settings.emplace_back("tail", "all");
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("tail is all"));
 }
 
 TEST_F(PlacementTest, AWorkingSetThatIsAskedForIsCounted) {

@@ -35,13 +35,19 @@ class Probe : public ForwardingBackend {
 
   double TimeAlone(const Op& op) override {
     if (std::holds_alternative<NormQkvRopeAppendArgs>(op)) layers.emplace_back();
+    if (const auto* pick = std::get_if<PickHeadsArgs>(&op)) {
+      picked_ = pick->back ? PickHeadsArgs{} : *pick;
+    }
     const auto* attend = std::get_if<AttendArgs>(&op);
     if (attend != nullptr && attend->o != nullptr) {
       // A layer may take several, of other heads or other tokens.
       const auto read = ResolvePlan(inner(), *attend);
-      layers.back().resize(read.size());
+      const bool some = picked_.heads != 0;  // of the KV heads, side by side
+      layers.back().resize(some ? kKvHeads : read.size());
       for (size_t h = 0; h < read.size(); ++h) {
-        std::vector<int32_t>& tokens = layers.back()[h];
+        const auto n = static_cast<int32_t>(h);
+        std::vector<int32_t>& tokens =
+            layers.back()[static_cast<size_t>(some ? picked_.Head(n) : n)];
         tokens.insert(tokens.end(), read[h].begin(), read[h].end());
         std::sort(tokens.begin(), tokens.end());
       }
@@ -53,6 +59,7 @@ class Probe : public ForwardingBackend {
 
  private:
   std::unique_ptr<Backend> own_;
+  PickHeadsArgs picked_;  // whose heads the next attention is of
 };
 
 struct Inner {
@@ -294,16 +301,17 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
                        ::testing::Values("policies", "policies_tova", "policies_snapkv",
                                          "policies_quest", "policies_duo", "policies_kcache",
-                                         "policies_knorm", "policies_keydiff", "policies_h2o",
+                                         "policies_knorm", "policies_keydiff",
+                                         "policies_expected_attention", "policies_h2o",
                                          "policies_blocks", "policies_strided", "policies_kascade",
                                          "policies_omnikv", "policies_omnikv_indexed",
-                                         "policies_kvpress")),
+                                         "policies_pyramidkv", "policies_kvpress")),
     NameOfCase);
-INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
-                         ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),
-                                            ::testing::Values(512, 59),
-                                            ::testing::Values("policies_duo")),
-                         NameOfCase);
+INSTANTIATE_TEST_SUITE_P(
+    Devices, PolicyOracleOnItsEngine,
+    ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
+                       ::testing::Values("policies_duo", "policies_pyramidkv")),
+    NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Away, PolicyOracle,
                          ::testing::Combine(::testing::Values("ref_away", "cpu_away", "cuda_away"),
                                             ::testing::Values(512, 59),

@@ -30,7 +30,17 @@ const PolicyOptions kSnapKv = {.name = "snapkv",
 const PolicyOptions kSnapKvAnew = {
     .name = "snapkv",
     .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}, {"room", "40"}}};
+const PolicyOptions kExpected = {.name = "expected_attention",
+                                 .settings = {{"budget", "24"}, {"room", "40"}}};
+const PolicyOptions kExpectedAnew = {
+    .name = "expected_attention",
+    .settings = {{"budget", "24"}, {"turn", "recompress"}, {"room", "40"}}};
 
+const PolicyOptions kPyramid = {.name = "pyramidkv",
+                                .settings = {{"budget", "24"}, {"window", "8"}, {"room", "40"}}};
+const PolicyOptions kPyramidAnew = {
+    .name = "pyramidkv",
+    .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}, {"room", "40"}}};
 const PolicyOptions kH2o = {.name = "h2o",
                             .settings = {{"budget", "24"}, {"recent", "8"}, {"room", "40"}}};
 const PolicyOptions kObserved = {
@@ -91,6 +101,7 @@ Result<std::unique_ptr<Engine>> Make(const std::string& device, const Made& setu
   if (!setup.by_layer) {
     plan.by_layer = false;
     plan.max_held = 0;
+    std::fill(plan.layer_held.begin(), plan.layer_held.end(), 0);
   }
   core->all_by_layer = setup.by_layer && !keeps;
   return MakeEngine(std::move(core), plan, 0);
@@ -166,7 +177,8 @@ std::vector<std::vector<float>> Talk(Engine& engine, const PolicyOptions& policy
 
 TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
   for (const PolicyOptions& policy :
-       {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kH2o, kObserved}) {
+       {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kPyramid, kPyramidAnew, kH2o,
+        kObserved, kExpected, kExpectedAnew}) {
     for (const bool windows : {false, true}) {
       SCOPED_TRACE(fmt::format("{}, windows {}", policy.name, windows));
       Made setup{.policy = policy, .windows = windows, .sessions = 2};
@@ -205,7 +217,8 @@ TEST_P(PromptsByLayer, FourTimesTheContextThatFitsWhole) {
   const auto full = omnikv::Make(GetParam(), setup, none);
   ASSERT_FALSE(full.ok());
   EXPECT_THAT(full.status().message(), HasSubstr("a context of 2048 tokens does not fit"));
-  for (const PolicyOptions& policy : {kTova, kSnapKv, kH2o, kObserved}) {
+  for (const PolicyOptions& policy :
+       {kTova, kSnapKv, kPyramid, kH2o, kObserved, kExpected, kExpectedAnew}) {
     SCOPED_TRACE(policy.name);
     setup.policy = policy;
     setup.by_layer = false;
@@ -262,6 +275,7 @@ TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
   for (const auto& [policy, windows, by_layer] : {Setup{kSnapKv, false, true},
                                                   {kSnapKv, true, true},
                                                   {kSnapKv, false, false},
+                                                  {kPyramid, true, true},
                                                   {kH2o, false, false}}) {
     SCOPED_TRACE(policy.name);
     Fault fault;
@@ -339,8 +353,11 @@ TEST_P(PromptsByLayer, OtherSequencesDecodeMeanwhile) {
 }
 
 TEST_P(PromptsByLayer, TurnsAndAnswersHaveTheirRoom) {
-  for (const auto& [policy, evicts] :
-       {std::pair{kTova, true}, {kSnapKv, false}, {kH2o, true}, {kObserved, false}}) {
+  for (const auto& [policy, evicts] : {std::pair{kTova, true},
+                                       {kSnapKv, false},
+                                       {kPyramid, false},
+                                       {kH2o, true},
+                                       {kObserved, false}}) {
     SCOPED_TRACE(policy.name);
     const auto engine = Make({.policy = policy});
     const auto session = *engine->NewSession(policy);

@@ -205,6 +205,7 @@ TEST_P(SessionTest, ForksShareAndPart) {
        .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "8"}}},
       {.name = "tova", .settings = {{"budget", "24"}}},
       {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}},
+      {.name = "pyramidkv", .settings = {{"budget", "24"}, {"window", "8"}}},
       {.name = "quest", .settings = {{"budget", "32"}}},
       {.name = "quest", .settings = {{"budget", "128"}, {"page", "64"}}}};
   for (const PolicyOptions& policy : policies) {
@@ -393,7 +394,10 @@ TEST_P(SessionTest, StepsGoOnFromACancelledPrompt) {
        .settings = {{"dense_below", "0"}, {"budget", "24"}, {"selector", "exp"}, {"window", "5"}}},
       {.name = "tova", .settings = {{"budget", "24"}}},
       {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}},
-      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}}}};
+      {.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}}},
+      {.name = "expected_attention", .settings = {{"budget", "24"}}},
+      {.name = "pyramidkv",
+       .settings = {{"budget", "24"}, {"window", "8"}, {"turn", "recompress"}}}};
   for (const PolicyOptions& policy : kPolicies) {
     const auto session = Open(*engine, policy);
     const auto fresh = Open(*engine, policy);

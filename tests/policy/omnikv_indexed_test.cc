@@ -30,6 +30,7 @@ TEST(OmnikvIndexed, EqualsExactScoresWhereAllTokensAreRescored) {
                                 {{"lists", "per_kv_head"}},
                                 {{"score", "raw"}},
                                 {{"sinks", "3"}},
+                                {{"top_p", "0.5"}},
                                 {{"selector", "exp"}, {"window", "5"}}}) {
     SettingList exact = {{"filters", "0"},
                          {"select_every_layer", "1"},
@@ -44,6 +45,8 @@ TEST(OmnikvIndexed, EqualsExactScoresWhereAllTokensAreRescored) {
     SCOPED_TRACE(::testing::PrintToString(which));
     const auto expected = LogitsOf(exact);
     EXPECT_EQ(LogitsOf(indexed), expected);
+    // Half of the weight lies on tokens that the index ranks among its best, too.
+    if (which == SettingList{{"top_p", "0.5"}}) continue;
     EXPECT_NE(LogitsOf(rough), expected) << "the index alone is as good: the test sees nothing";
   }
 }

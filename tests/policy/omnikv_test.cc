@@ -235,6 +235,49 @@ TEST_F(OmnikvTest, RefusesWhatCannotBe) {
   EXPECT_THAT(no_layers.message(), HasSubstr("sliding window"));
 }
 
+TEST_F(OmnikvTest, RefusesAShareOfLogits) {
+  const Status raw = Prepare({{"top_p", "0.85"}, {"score", "raw"}});
+  EXPECT_EQ(raw.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(raw.message(),
+            "policy omnikv: top_p is 0.85 and score is raw, expected score=softmax: logits have no "
+            "sum to take a share of");
+  EXPECT_TRUE(Prepare({{"top_p", "1"}, {"score", "raw"}}).ok());
+  const auto parsed =
+      PolicySettings::Parse("omnikv", (*FindPolicy("omnikv"))->settings, {{"top_p", "0"}});
+  EXPECT_THAT(parsed.status().message(), HasSubstr("top_p is '0', expected"));
+}
+
+// The weight says how much is read, at most the budget; also of a context that fits in it.
+TEST_F(OmnikvTest, AShareOfTheWeightIsEnough) {
+  const auto settings = [](const char* budget, const char* top_p) {
+    return SettingList{{"filters", "1,3"}, {"dense_after_filter", "0"}, {"budget", budget},
+                       {"tail", "2"},      {"dense_below", "0"},        {"top_p", top_p}};
+  };
+  std::vector<int64_t> last;  // of a smaller share, at every step
+  for (const char* top_p : {"0.3", "0.6", "0.9"}) {
+    StepFixture fixture = Make(settings("200", top_p), /*force_indices=*/false);
+    fixture.Prompt(60);
+    std::vector<int64_t> read;
+    for (int64_t step = 1; step <= 20; ++step) {
+      EXPECT_EQ(fixture.policy->Variant({60 + step, 60}), 1);
+      fixture.Decode();
+      read.push_back(fixture.TokensAttended()[2]);
+      EXPECT_LT(read.back(), 60 + step);
+      EXPECT_GT(read.back(), std::min<int64_t>(2, step));
+    }
+    EXPECT_GE(std::set<int64_t>(read.begin(), read.end()).size(), 3u) << "as many at every step";
+    // The first filter's scores come from layers that read everything: the same for every share.
+    for (size_t i = 0; i < last.size(); ++i) EXPECT_GT(read[i], last[i]) << top_p << ", " << i;
+    last = std::move(read);
+  }
+  StepFixture capped = Make(settings("5", "0.9"), /*force_indices=*/false);
+  capped.Prompt(60);
+  for (int64_t step = 1; step <= 20; ++step) {
+    capped.Decode();
+    EXPECT_EQ(capped.TokensAttended()[2], 5 + std::min<int64_t>(2, step));
+  }
+}
+
 // Settings that would leave nothing to select: at once where no prompt can change that, else when a
 // prompt shows it.
 TEST_F(OmnikvTest, RefusesWhatSelectsNothing) {

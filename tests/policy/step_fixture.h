@@ -24,7 +24,7 @@ class StepFixture {
   // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
   // with so many slots more than a selection can have, where the policy's layers read selections;
   // or all those that the policy streams do. `split`: heads of each class have a table of their
-  // own.
+  // own, and so have layers that keep different numbers of rows.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
               bool force_indices = true, int32_t more_slots = -1, bool split = false)
       : trace(backend) {
@@ -65,7 +65,8 @@ class StepFixture {
         streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = TierKind::kHost}};
       }
     }
-    for (int32_t c = 0; split && c < policy->HeadClasses(); ++c) {
+    const bool heads_apart = split && policy->HeadClasses() > 1;
+    for (int32_t c = 0; heads_apart && c < policy->HeadClasses(); ++c) {
       if (c > 0) bank_config.tables.push_back({.head_class = c});
       for (int32_t layer = 0; layer < 6; ++layer) {
         std::vector<StreamSpec>& streams = bank_config.layers[static_cast<size_t>(layer)].streams;
@@ -73,6 +74,10 @@ class StepFixture {
         StreamSpec stream{.heads = policy->HeadsOf(layer, c), .table = c};
         if (!stream.heads.empty()) streams.push_back(std::move(stream));
       }
+    }
+    for (int32_t layer = 1; split && policy->Kept().LayersDiffer() && layer < 6; ++layer) {
+      bank_config.layers[static_cast<size_t>(layer)].streams[0].table = layer;
+      bank_config.tables.emplace_back();
     }
     bank_config.dtype = DType::kF32;
     bank_config.block_tokens = 8;
@@ -88,7 +93,8 @@ class StepFixture {
     residency = Take(Residency::Create(
         trace, *bank,
         {.reads = reads, .n_slots = static_cast<int32_t>(reads.max_tokens) + more_slots},
-        policy->Kept(), kChunk));
+        {.reads = reads, .n_heads = reads.by_token ? 0 : config.n_heads}, policy->Kept(),
+        kChunk));
     residency->Begin(0, seq);
   }
 
@@ -135,11 +141,14 @@ class StepFixture {
   }
 
   SeqLength Lengths() const {
-    return {.tokens = bank->Length(seq), .prompt = prompt_len, .gone = bank->Gone(seq, 0)};
+    return {.tokens = bank->Length(seq),
+            .prompt = prompt_len,
+            .gone = residency->Gone(0),
+            .layer_gone = residency->LayerGone(0)};
   }
 
-  // Writes NaN over a token's K/V in one layer, of the heads of a class. REQUIRES a bank that is
-  // not split.
+  // Writes NaN over a token's K/V in one layer, of the heads of a class. REQUIRES a bank whose
+  // heads are not split.
   void Overwrite(int32_t layer, int64_t t, int32_t head_class = 0) {
     const KvView view = bank->View(layer);
     int32_t block = 0;

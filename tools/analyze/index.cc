@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "analyze/analyze.h"
-#include "analyze/texts.h"
-#include "base/log.h"
+#include "analyze/measure.h"
 #include "engine/index_recall.h"
 #include "report.h"
 
@@ -14,14 +12,12 @@ namespace omnikv::tools {
 namespace {
 
 struct IndexFlags {
-  EngineFlags engine;
-  IndexRecallOptions measure;
-  TextFlags texts;
-  bool json = false;
+  MeasureFlags measure;
+  IndexRecallOptions options;
 };
 
 std::string Table(const IndexFlags& f, const std::vector<double>& recalls) {
-  const std::vector<RecallOf>& wanted = f.measure.wanted;
+  const std::vector<RecallOf>& wanted = f.options.wanted;
   std::string table = "layer";
   for (const RecallOf& of : wanted) {
     table += fmt::format("  best {:4} of {:5}", of.best, of.rescored);
@@ -41,63 +37,61 @@ std::string Table(const IndexFlags& f, const std::vector<double>& recalls) {
   return table + "\n";
 }
 
-nlohmann::ordered_json Json(const IndexFlags& f, const Engine& engine, const Texts& texts,
-                            const std::vector<double>& recalls) {
+nlohmann::ordered_json Json(const IndexFlags& f, const Engine& engine, size_t n_texts,
+                            size_t longest, const std::vector<double>& recalls) {
   auto of = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < f.measure.wanted.size(); ++i) {
+  for (size_t i = 0; i < f.options.wanted.size(); ++i) {
     auto by_layer = nlohmann::ordered_json::array();
-    for (size_t at = i; at < recalls.size(); at += f.measure.wanted.size()) {
+    for (size_t at = i; at < recalls.size(); at += f.options.wanted.size()) {
       by_layer.push_back(recalls[at]);
     }
-    of.push_back({{"best", f.measure.wanted[i].best},
-                  {"rescored", f.measure.wanted[i].rescored},
+    of.push_back({{"best", f.options.wanted[i].best},
+                  {"rescored", f.options.wanted[i].rescored},
                   {"recall", by_layer}});
   }
-  size_t longest = 0;
-  for (const auto& text : texts) longest = std::max(longest, text.size());
-  return {{"device", engine.device()}, {"texts", texts.size()},  {"longest", longest},
-          {"rows", f.measure.rows},    {"step", f.measure.step}, {"recalls", of}};
+  return {{"device", engine.device()}, {"texts", n_texts},       {"longest", longest},
+          {"rows", f.options.rows},    {"step", f.options.step}, {"recalls", of}};
 }
 
-Status Index(IndexFlags& f) {
-  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
-  options.policy.name = "full";
-  OKV_ASSIGN_OR_RETURN(const std::vector<std::string> given, ReadTexts(f.texts));
-  Texts texts;
-  options.check = [&](const Engine& engine) -> Status {
-    OKV_ASSIGN_OR_RETURN(texts, TextsOf(f.texts, given, engine));
-    return CheckIndexRecall(CoreOf(engine), texts, f.measure);
-  };
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
-  SetActivity("measuring an index");
+Status Index(const IndexFlags& f) {
   std::vector<double> recalls;
-  {
-    ProgressBar bar("measuring an index");
-    OKV_ASSIGN_OR_RETURN(recalls, MeasureIndexRecall(CoreOf(*engine), texts, f.measure,
-                                                     [&](double done) { bar.Update(done, 1); }));
-  }
-  fmt::print("{}", f.json ? Dump(Json(f, *engine, texts, recalls)) + "\n" : Table(f, recalls));
-  return {};
+  size_t longest = 0;  // tokens
+  return RunMeasure(
+      f.measure,
+      {.activity = "measuring an index",
+       .check = [&](const EngineCore& core,
+                    const auto& texts) { return CheckIndexRecall(core, texts, f.options); },
+       .run = [&](EngineCore& core, const auto& texts, const MeasureProgress& progress) -> Status {
+         for (const auto& text : texts) longest = std::max(longest, text.size());
+         OKV_ASSIGN_OR_RETURN(recalls, MeasureIndexRecall(core, texts, f.options, progress));
+         return {};
+       },
+       .file = nullptr,  // it has no --out
+       .printed =
+           [&](const Engine& engine, size_t n_texts) {
+             return f.measure.json ? Dump(Json(f, engine, n_texts, longest, recalls)) + "\n"
+                                   : Table(f, recalls);
+           }});
 }
 
 }  // namespace
 
-void AddIndex(CLI::App& analyze, Command& command) {
+void AddAnalyzeIndex(CLI::App& analyze, Command& command) {
   auto f = std::make_shared<IndexFlags>();
   CLI::App* sub = analyze.add_subcommand(
       "index",
       "how many of the tokens of the highest scores the int4 index of omnikv dense=indexed finds, "
       "by layer: of the best 64 with exact scores for 256 tokens, and of the best 256 with 1024. "
       "Without -f, on questions about facts in documents made up, with their answers");
-  AddTextFlags(*sub, f->texts);
-  sub->add_option("--rows", f->measure.rows, "of the last tokens of a text, those that score")
+  AddTextFlags(*sub, f->measure, "of a document");
+  sub->add_option("--rows", f->options.rows, "of the last tokens of a text, those that score")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  sub->add_option("--step", f->measure.step, "tokens from one of those to the next")
+  sub->add_option("--step", f->options.step, "tokens from one of those to the next")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  sub->add_flag("--json", f->json, "print one JSON object");
-  AddEngineFlags(*sub, f->engine);
+  sub->add_flag("--json", f->measure.json, "print one JSON object");
+  AddEngineFlags(*sub, f->measure.engine);
   sub->callback([&command, f] { command = [f] { return Index(*f); }; });
 }
 

@@ -18,7 +18,9 @@
 #include "bench/cases.h"
 #include "bench/ceiling.h"
 #include "bench/hits.h"
+#include "engine/kcache_model.h"
 #include "flags.h"
+#include "model/forward.h"
 #include "model/limits.h"
 #include "report.h"
 
@@ -50,6 +52,7 @@ struct BenchFlags {
   bool watch = false;
   bool ops = false;
   bool hits = false;
+  std::string predict;  // of kcache; empty: nothing
   bool json = false;
 };
 
@@ -190,6 +193,8 @@ void PrintOps(const std::vector<OpShare>& ops, double read_gb_s, bool on_device)
              on_device ? ", without dependent launch, nothing beside it" : "");
 }
 
+nlohmann::ordered_json PredictPaper(bool print);
+
 // Other programs and other guests of the host take their part of a machine, now more, now less. So
 // the ceilings are measured between all cases, and each case is held against the higher of those
 // before and after it.
@@ -228,6 +233,7 @@ class Bench {
     json_ = {{"machine", {{"cpu", MakeCpuBackend({})->Describe()}, {"cores", PhysicalCores()}}},
              {"ceiling", nullptr},
              {"cases", nlohmann::ordered_json::array()}};
+    if (!f_.predict.empty()) json_["kcache_paper"] = PredictPaper(!f_.json);
     for (const int threads : f_.threads.empty() ? std::vector<int>{options_.threads} : f_.threads) {
       OKV_RETURN_IF_ERROR(RunThreads(threads));
     }
@@ -250,6 +256,8 @@ class Bench {
   Status RunDecode(const PolicyOptions& policy, int64_t context);
   Status RunMix(int64_t context);
   Status ReportDecode(const DecodeCase& c);
+  // The model of kcache beside the case that was measured last.
+  Status PredictKcache(const DecodeCase& c, const PolicyOptions& policy);
   Status RunBeside(const PolicyOptions& policy, int64_t context);
   Status RunPrefill(const PolicyOptions& policy, int64_t tokens);
   bool Capped() const { return options_.gpu_memory != 0; }
@@ -399,7 +407,93 @@ Status Bench::RunDecode(const PolicyOptions& policy, int64_t context) {
                        f_.batch > 1
                            ? MeasureBatch(bench_, policy, context, f_.batch, f_.steps)
                            : MeasureDecode(bench_, policy, context, f_.steps, f_.computed));
-  return ReportDecode(c);
+  OKV_RETURN_IF_ERROR(ReportDecode(c));
+  return f_.predict.empty() ? Status() : PredictKcache(c, policy);
+}
+
+nlohmann::ordered_json StepJson(const KcacheStep& step) {
+  return {{"weight_bytes", step.weights}, {"k_bytes", step.k},
+          {"v_bytes", step.v_card},       {"v_bytes_over_bus", step.v_bus},
+          {"ms", 1e3 * step.seconds},     {"tokens_per_s", step.tokens_s}};
+}
+
+void PrintStep(const std::string& what, const KcacheStep& step) {
+  fmt::print(
+      "      {:<24} weights {:>8.1f} MB, K {:>8.1f}, V {:>8.1f}, V over the bus {:>7.1f}: "
+      "{:>8.3f} ms, {:>7.1f} tok/s\n",
+      what, step.weights / 1e6, step.k / 1e6, step.v_card / 1e6, step.v_bus / 1e6,
+      1e3 * step.seconds, step.tokens_s);
+}
+
+// What the bytes of a step say of the paper's card, which nobody here has.
+nlohmann::ordered_json PredictPaper(bool print) {
+  constexpr int64_t kContext = 15 * 1024;
+  const CardRates card = PaperCard();
+  auto cases = nlohmann::ordered_json::array();
+  if (print) {
+    fmt::print(
+        "kcache by bytes, the paper's card (64 GB, 1 TB/s; bus of 32 GB/s assumed), Llama-2-7B "
+        "f16, {} tokens; s/N above {:.1f} pays off\n",
+        kContext, BreakEven(card));
+  }
+  const auto add = [&](const std::string& what, int32_t batch, int64_t top,
+                       const KcacheStep& step) {
+    auto json = StepJson(step);
+    json.update({{"policy", what}, {"batch", batch}});
+    if (top > 0) json["budget"] = top;
+    cases.push_back(json);
+    const std::string name = top > 0 ? fmt::format("{} N={} x {}", what, top, batch)
+                                     : fmt::format("{} x {}", what, batch);
+    if (print) PrintStep(name, step);
+  };
+  for (const int32_t batch : {1, 3}) {
+    add("full", batch, 0, FullStep(card, PaperLoad(batch, kContext, 0)));
+  }
+  for (const int32_t batch : {1, 5}) {
+    for (const int64_t top : {32, 64, 128}) {
+      add("kcache", batch, top, KcacheStepOf(card, PaperLoad(batch, kContext, top)));
+    }
+  }
+  return {{"context", kContext}, {"break_even", BreakEven(card)}, {"cases", cases}};
+}
+
+Status Bench::PredictKcache(const DecodeCase& c, const PolicyOptions& policy) {
+  OKV_ASSIGN_OR_RETURN(const PolicyInfo* kcache, FindPolicy("kcache"));
+  const bool is_kcache = policy.name == kcache->name;
+  OKV_ASSIGN_OR_RETURN(
+      const PolicySettings settings,
+      PolicySettings::Parse(kcache->name, kcache->settings,
+                            is_kcache ? policy.settings : decltype(policy.settings){}));
+  const CardRates card{.read_bytes_s = 1e9 * last_.memory.read_gb_s,
+                       .from_host_bytes_s = 1e9 * HostToDevice(last_),
+                       .flops = last_.gemm_bf16.flops};
+  const ModelConfig& config = bench_.config;
+  const KcacheLoad load{
+      .weight_bytes = static_cast<double>(bench_.weight_bytes),
+      .layers = GlobalLayers(config),
+      .kv_heads = config.n_kv_heads,
+      .head_dim = config.head_dim,
+      .value_bytes =
+          static_cast<double>(bench_.kv_row_bytes) / (2.0 * config.n_kv_heads * config.head_dim),
+      .batch = c.batch,
+      .context = c.context,
+      .top = settings.Int("budget"),
+      .first_layers = static_cast<int32_t>(settings.Int("first_layers")),
+      .passes_over_k = 2};  // ours: one for the choice, one for the weights of what is chosen
+  const KcacheStep step = is_kcache ? KcacheStepOf(card, load) : FullStep(card, load);
+  auto json = StepJson(step);
+  json["break_even"] = BreakEven(card);
+  json["measured_over_predicted"] = c.ms_per_token / (1e3 * step.seconds);
+  json_["cases"].back()["kcache_model"] = json;
+  if (f_.json) return {};
+  PrintStep("by bytes", step);
+  fmt::print("      measured: {:.2f} times that; {}\n", c.ms_per_token / (1e3 * step.seconds),
+             BreakEven(card) > 0
+                 ? fmt::format("s/N is {:.1f}, above {:.1f} it pays off",
+                               static_cast<double>(load.context) / static_cast<double>(load.top),
+                               BreakEven(card))
+                 : "no bus here, V are read where K lie");
+  return {};
 }
 
 Status Bench::RunMix(int64_t context) {
@@ -564,6 +658,10 @@ void AddBench(CLI::App& app, Command& command) {
       ->needs(hits)
       ->delimiter(',')
       ->check(CLI::Range(1.0, 1e6));
+  sub->add_option("--predict", f->predict,
+                  "kcache: what the bytes of each decode step say of its time, here and on the "
+                  "card of KCache's paper; with --policies full,kcache")
+      ->check(CLI::IsMember({"kcache"}));
   sub->add_flag("--watch-memory", f->watch, "tell the most memory in use on the card meanwhile");
   sub->add_flag("--ops", f->ops, "time by op, each alone");
   sub->add_flag("--json", f->json, "print one JSON object");

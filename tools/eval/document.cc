@@ -333,14 +333,18 @@ std::string UserMessage(const Document& doc, size_t needle) {
   return doc.preface + doc.text + "\n\n" + doc.needles[needle].question;
 }
 
-bool IsAnswered(const Needle& needle, std::string_view reply) {
-  const SV value = needle.value;
+bool IsAnswered(std::string_view value, std::string_view reply) {
   for (size_t at = reply.find(value); at != SV::npos; at = reply.find(value, at + 1)) {
     const size_t end = at + value.size();
-    const bool starts = at == 0 || !IsWordChar(reply[at - 1]);
-    if (starts && (end == reply.size() || !IsWordChar(reply[end]))) return true;
+    const bool starts = at == 0 || !IsWordChar(reply[at - 1]) || !IsWordChar(value.front());
+    const bool ends = end == reply.size() || !IsWordChar(reply[end]) || !IsWordChar(value.back());
+    if (starts && ends) return true;
   }
   return false;
+}
+
+bool IsAnswered(const Needle& needle, std::string_view reply) {
+  return IsAnswered(needle.value, reply);
 }
 
 }  // namespace omnikv

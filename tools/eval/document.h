@@ -64,5 +64,7 @@ std::string UserMessage(const Document& doc, size_t needle);
 // Whether `reply` tells the needle's value, as a word or words of its own ("7130451" does not tell
 // 713045). Lenient about the sentence around it, so that it can judge any model.
 bool IsAnswered(const Needle& needle, std::string_view reply);
+// The same of a value. REQUIRES one that is not empty.
+bool IsAnswered(std::string_view value, std::string_view reply);
 
 }  // namespace omnikv

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "eval/compare.h"
 #include "eval/needles.h"
 #include "flags.h"
 #include "model/loader.h"
@@ -27,6 +28,10 @@ struct EvalFlags {
   int64_t tokens = 24576;
   uint64_t seed = 1;
   int docs = 20;
+  std::vector<std::string> equal;
+  std::vector<double> shares = {0.1};
+  std::string tasks;
+  bool share_prompts = false;
   std::string document;  // a folder; empty: the shipped one
   std::string out;
   bool json = false;
@@ -113,6 +118,7 @@ Status Quickstart(const EvalFlags& f) {
   if (!f.json) {
     fmt::print("model loaded in {:.2f} s: {}\n", engine->load_seconds(), engine->device());
   }
+  const std::vector<Question> questions = QuestionsOf(document);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   std::vector<std::string> table;
   for (const PolicyOptions& policy : policies) {
@@ -121,7 +127,7 @@ Status Quickstart(const EvalFlags& f) {
     {
       ProgressBar bar("reading with " + name);
       OKV_ASSIGN_OR_RETURN(result,
-                           AskDocument(*engine, policy, document, [&](int64_t done, int64_t total) {
+                           AskAll(*engine, policy, questions, [&](int64_t done, int64_t total) {
                              bar.Update(static_cast<double>(done), static_cast<double>(total),
                                         fmt::format("{} of {} tokens", done, total));
                            }));
@@ -164,71 +170,21 @@ Status Quickstart(const EvalFlags& f) {
   return {};
 }
 
-// Documents nobody has seen: right answers by policy and length, and where they differ from full's.
+// Documents nobody has seen, or tasks of a file: right answers by policy and length.
 Status Needles(const EvalFlags& f) {
-  OKV_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(f.engine));
-  OKV_ASSIGN_OR_RETURN(const std::vector<PolicyOptions> policies, PoliciesOf(f));
-  const auto make = [&](const Engine& engine, int64_t length, int d) {
-    return MakeDocumentFor(engine, Spec(f, f.seed + static_cast<uint64_t>(d), length));
-  };
-  options.check = [&](const Engine& engine) -> Status {
-    OKV_RETURN_IF_ERROR(CheckPolicies(engine, policies));
-    OKV_RETURN_IF_ERROR(engine.ChatPrompt({{"user", "x"}}).status());
-    for (const int64_t length : f.lengths) {
-      if (length > engine.context()) {
-        return InvalidArgument(
-            fmt::format("--lengths has {} tokens, but the context holds {}: raise --ctx", length,
-                        engine.context()));
-      }
-      OKV_RETURN_IF_ERROR(make(engine, length, 0).status());
-    }
-    return {};
-  };
-  OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options), f.json));
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const int64_t length : f.lengths) {
-    std::vector<int> right(f.policies.size(), 0);
-    std::vector<int> lost(f.policies.size(), 0);  // where the first policy was right
-    int asked = 0;
-    for (int d = 0; d < f.docs; ++d) {
-      OKV_ASSIGN_OR_RETURN(const Document document, make(*engine, length, d));
-      std::vector<Answer> first;
-      for (size_t p = 0; p < f.policies.size(); ++p) {
-        OKV_ASSIGN_OR_RETURN(const DocumentResult result,
-                             AskDocument(*engine, policies[p], document));
-        if (p == 0) first = result.answers;
-        for (size_t i = 0; i < result.answers.size(); ++i) {
-          right[p] += result.answers[i].right ? 1 : 0;
-          if (first[i].right && !result.answers[i].right) {
-            ++lost[p];
-            LogVerbose("{} tokens, document {}, {}: {} -> {}", length, d, f.policies[p],
-                       document.needles[i].question, result.answers[i].text);
-          }
-        }
-      }
-      asked += static_cast<int>(first.size());
-      if (!f.json) LogInfo("{} tokens: {} of {} documents", length, d + 1, f.docs);
-    }
-    for (size_t p = 0; p < f.policies.size(); ++p) {
-      rows.push_back({{"tokens", length},
-                      {"policy", f.policies[p]},
-                      {"asked", asked},
-                      {"right", right[p]},
-                      {"lost_against_" + f.policies[0], lost[p]}});
-    }
+  CompareOptions options{.share_prompts = f.share_prompts,
+                         .document = Spec(f, f.seed, 0),
+                         .lengths = f.lengths,
+                         .docs = f.docs,
+                         .tasks = f.tasks,
+                         .json = f.json};
+  OKV_ASSIGN_OR_RETURN(options.engine, ToEngineOptions(f.engine));
+  OKV_ASSIGN_OR_RETURN(options.policies, PoliciesOf(f));
+  for (const std::string& equal : f.equal) {
+    options.equal.push_back(equal == "held" ? CostMeasure::kHeld : CostMeasure::kRead);
   }
-  if (f.json) {
-    fmt::print("{}\n", Dump({{"cases", rows}}));
-    return {};
-  }
-  fmt::print("{:>7}  {:<14} {:>6} {:>6}  wrong where {} is right\n", "tokens", "policy", "asked",
-             "right", f.policies[0]);
-  for (const auto& row : rows) {
-    fmt::print("{:>7}  {:<14} {:>6} {:>6}  {:>6}\n", row["tokens"].get<int64_t>(),
-               row["policy"].get<std::string>(), row["asked"].get<int>(), row["right"].get<int>(),
-               row["lost_against_" + f.policies[0]].get<int>());
-  }
-  return {};
+  options.shares = f.shares;
+  return Compare(options);
 }
 
 Status MakeDocumentFiles(const EvalFlags& f) {
@@ -274,6 +230,28 @@ void AddEval(CLI::App& app, Command& command) {
       ->delimiter(',')
       ->check(CLI::Range(kMaxTokens));
   needles->add_option("--docs", f->docs, "documents a length")->check(CLI::Range(1, 100000));
+  CLI::Option* equal =
+      needles
+          ->add_option("--equal", f->equal,
+                       "solve a setting of each policy but the first, so that all hold (memory) or "
+                       "read (in a decode step) the same share of what full attention does")
+          ->delimiter(',')
+          ->check(CLI::IsMember({"held", "read"}));
+  needles->add_option("--share", f->shares, "that share; no policy exceeds it")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->needs(equal)
+      ->check(CLI::Range(1e-6, 1e3));
+  needles->add_flag("--share-prompts", f->share_prompts,
+                    "read each text once, under full attention, and fork every policy's session "
+                    "from there: the same answers sooner");
+  CLI::Option* tasks = needles->add_option(
+      "--tasks", f->tasks,
+      "questions of a file instead of documents: on each line a JSON object with prompt, answer "
+      "and if wanted kind, depth, value (the part that counts); - is stdin");
+  for (const char* other : {"--lengths", "--docs", "--seed", "--kinds", "--depths"}) {
+    tasks->excludes(needles->get_option(other));
+  }
   needles->callback([&command, f] { command = [f] { return Needles(*f); }; });
 
   CLI::App* document = sub->add_subcommand("document", "writes a document and its facts");

@@ -33,11 +33,7 @@ Result<std::vector<std::vector<int32_t>>> AnsweredQuestions(const Engine& engine
   std::vector<std::vector<int32_t>> texts;
   for (size_t i = 0; i < document.needles.size(); ++i) {
     const std::string question = UserMessage(document, i);
-    const bool chat = engine.has_chat_template();
-    OKV_ASSIGN_OR_RETURN(texts.emplace_back(),
-                         chat ? engine.ChatPrompt({{"user", question}})
-                              : engine.Tokenize(question + "\n\n", /*add_special=*/true,
-                                                /*parse_special=*/false));
+    OKV_ASSIGN_OR_RETURN(texts.emplace_back(), PromptOf(engine, question));
     OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> answer,
                          engine.Tokenize(document.needles[i].answer, /*add_special=*/false,
                                          /*parse_special=*/false));
@@ -46,22 +42,30 @@ Result<std::vector<std::vector<int32_t>>> AnsweredQuestions(const Engine& engine
   return texts;
 }
 
-Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
-                                   const Document& document, const Session::Progress& progress) {
+Result<std::vector<int32_t>> PromptOf(const Engine& engine, const std::string& message) {
+  if (engine.has_chat_template()) return engine.ChatPrompt({{"user", message}});
+  return engine.Tokenize(message + "\n\n", /*add_special=*/true, /*parse_special=*/false);
+}
+
+Result<DocumentResult> AskAll(Engine& engine, const PolicyOptions& policy,
+                              const std::vector<Question>& questions,
+                              const Session::Progress& progress) {
   DocumentResult result;
   OKV_ASSIGN_OR_RETURN(const auto session, engine.NewSession(policy));
   double decode_seconds = 0;
   int64_t decode_tokens = 0;
-  for (size_t i = 0; i < document.needles.size(); ++i) {
-    OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
-                         engine.ChatPrompt({{"user", UserMessage(document, i)}}));
+  for (size_t i = 0; i < questions.size(); ++i) {
+    OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(engine, questions[i].message));
     OKV_RETURN_IF_ERROR(session->Prompt(prompt, i == 0 ? progress : Session::Progress{}));
     if (i == 0) {
       result.prompt_tokens = static_cast<int64_t>(prompt.size());
       result.stats = session->stats();
+      result.held_fraction = result.stats.held_fraction;
+      result.read_fraction = result.stats.read_fraction;
     }
-    OKV_ASSIGN_OR_RETURN(const GenerateResult answer, session->Generate({.max_tokens = 64}));
-    result.answers.push_back({answer.text, IsAnswered(document.needles[i], answer.text)});
+    OKV_ASSIGN_OR_RETURN(const GenerateResult answer,
+                         session->Generate({.max_tokens = kMostAnswer}));
+    result.answers.push_back({answer.text, IsAnswered(questions[i].value, answer.text)});
     const SessionStats stats = session->stats();
     decode_seconds += stats.decode_seconds;
     decode_tokens += stats.decode_tokens;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "eval/document.h"
+#include "eval/questions.h"
 #include "omnikv/engine.h"
 
 namespace omnikv::tools {
@@ -17,10 +18,12 @@ struct Answer {
 };
 
 struct DocumentResult {
-  std::vector<Answer> answers;  // as Document::needles
+  std::vector<Answer> answers;  // as the questions
   int64_t prompt_tokens = 0;    // of the first question's message
   SessionStats stats;           // prefill of the whole document, decode of the last answer
-  double decode_ms = 0;         // a token, over all answers
+  double held_fraction = 0;     // at the end of that prefill, as read_fraction
+  double read_fraction = 0;
+  double decode_ms = 0;  // a token, over all answers
 };
 
 // A document of spec.target_tokens, counted by what `encode` makes of a text, or by the tokenizer
@@ -30,15 +33,20 @@ Result<Document> MakeDocumentFor(const Encode& encode, DocumentSpec spec);
 Result<Document> MakeDocumentFor(const Engine& engine, const DocumentSpec& spec);
 
 // For each fact of a document the tokens of the message that asks about it, and of its answer after
-// that. Without a chat template both are plain text.
+// that.
 Result<std::vector<std::vector<int32_t>>> AnsweredQuestions(const Engine& engine,
                                                             const Document& document);
 
-// Reads the document once and asks every question: what later messages share with the first stays
-// in the context.
-Result<DocumentResult> AskDocument(Engine& engine, const PolicyOptions& policy,
-                                   const Document& document,
-                                   const Session::Progress& progress = {});
+// A message of the user as a prompt: in the model's chat format, or as plain text where it has
+// none.
+Result<std::vector<int32_t>> PromptOf(const Engine& engine, const std::string& message);
+inline constexpr int64_t kMostAnswer = 64;  // tokens
+
+// Asks every question in one session: what its message shares with the one before stays in the
+// context, so a document that all are about is read once, unless the policy gave up some of it.
+Result<DocumentResult> AskAll(Engine& engine, const PolicyOptions& policy,
+                              const std::vector<Question>& questions,
+                              const Session::Progress& progress = {});
 
 // Writes and reads a document and its facts: `<folder>/document.txt` and `<folder>/facts.json`.
 Status SaveDocument(const Document& document, const std::string& folder);

@@ -68,6 +68,8 @@ class EveryNth : public Policy {
 PolicyInfo EveryNthPolicy() {
   return {.name = "every_nth",
           .summary = "the first tokens, every n-th token and the last tokens (an example)",
+          .kind = PolicyKind::kSelects,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens a layer reads",

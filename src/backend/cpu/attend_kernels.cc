@@ -4,7 +4,6 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/attend_kernels.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cmath>
@@ -87,7 +86,12 @@ class TokenWalker {
 
   int64_t FillRange(int64_t from, int64_t to, Chunk& chunk) const {
     const auto n = static_cast<int>(std::min(chunk_, to - from));
-    const int64_t first = axis_.first[chunk.segment] + from;
+    FillRun(axis_.first[chunk.segment] + from, n, chunk);
+    return n;
+  }
+
+  // Adds `n` consecutive tokens.
+  void FillRun(int64_t first, int n, Chunk& chunk) const {
     for (int i = 0; i < n;) {
       const int64_t token = first + i;
       const auto run = static_cast<int>(
@@ -95,25 +99,23 @@ class TokenWalker {
       const int64_t row = Row(token);
       const std::byte* k = a_.kv.k.Head(row, 0);
       const std::byte* v = a_.kv.v.Head(row, 0);
-      for (int j = 0; j < run; ++j, ++i) {
-        chunk.k[i] = k + j * a_.kv.k.row_bytes;
-        chunk.v[i] = v + j * a_.kv.v.row_bytes;
-        chunk.token[i] = static_cast<int32_t>(token + j);
+      for (int j = 0; j < run; ++j, ++i, ++chunk.n) {
+        chunk.k[chunk.n] = k + j * a_.kv.k.row_bytes;
+        chunk.v[chunk.n] = v + j * a_.kv.v.row_bytes;
+        chunk.token[chunk.n] = static_cast<int32_t>(token + j);
       }
     }
-    chunk.n = n;
-    return n;
   }
 
   // Gives the axis positions consumed, all that are left when the rest is past the last row.
   int64_t FillList(const PlanSegment& s, int64_t from, int64_t to, Chunk& chunk) const {
     const int64_t list = s.ListOf(seq_, kv_head_);
     const int32_t* index = s.index + list * s.capacity;
+    if (s.unit > 1) return FillUnits(s.unit, index, from, to, chunk);
     const auto n = static_cast<int>(std::min<int64_t>(kListChunk, to - from));
     for (int i = 0; i < n; ++i) {
       const int64_t at = from + i;
-      const int64_t token =
-          s.unit == 1 ? index[at] : int64_t{index[at / s.unit]} * s.unit + at % s.unit;
+      const int64_t token = index[at];
       if (token > last_) {
         chunk.n = i;
         return to - from;
@@ -125,6 +127,21 @@ class TokenWalker {
     }
     chunk.n = n;
     return n;
+  }
+
+  // The same of a list of units, which are runs of tokens as ranges are.
+  int64_t FillUnits(int32_t unit, const int32_t* index, int64_t from, int64_t to,
+                    Chunk& chunk) const {
+    const int64_t end = from + std::min(chunk_, to - from);
+    for (int64_t at = from; at < end;) {
+      const int64_t token = int64_t{index[at / unit]} * unit + at % unit;
+      const int64_t run = std::min(end - at, unit - at % unit);
+      const int64_t seen = std::clamp<int64_t>(last_ + 1 - token, 0, run);
+      FillRun(token, static_cast<int>(seen), chunk);
+      if (seen < run) return to - from;
+      at += run;
+    }
+    return end - from;
   }
 
   const AttendArgs& a_;
@@ -144,7 +161,11 @@ class TokenWalker {
 // memory where they are neighbours, a unit of a few lines with every step of the work. Bursts would
 // stall on the misses a core can have in flight, and a head's part of each row in turn would keep
 // the prefetchers from seeing a stream.
+//
+// They come to the second level of the cache. Rows lie 2 or 4 KB apart, so a head's part of all of
+// them falls into a few sets of the first level, which hold some of them and lose the others again.
 struct Ahead {
+  static constexpr int kSecondLevel = 2;  // __builtin_prefetch's locality
   const std::byte* const* row = nullptr;
   const std::byte* const* end = nullptr;
   int64_t offset = 0;   // of the row's first unit
@@ -157,7 +178,7 @@ struct Ahead {
   HWY_INLINE void Advance() {
     if (row == end) return;
     const std::byte* p = row[unit * apart] + offset + unit * stride;
-    for (int32_t i = 0; i < lines; ++i) hwy::Prefetch(p + i * 64);
+    for (int32_t i = 0; i < lines; ++i) __builtin_prefetch(p + i * 64, 0, kSecondLevel);
     if (++unit == units) {
       unit = 0;
       ++row;

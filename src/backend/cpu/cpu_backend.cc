@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cpu/attend.h"
+#include "backend/cpu/expected.h"
 #include "backend/cpu/isa.h"
 #include "backend/cpu/kept_rows.h"
 #include "backend/cpu/matvec.h"
@@ -88,12 +89,13 @@ struct LogitsScratch {
 struct CpuBackend::Impl {
   explicit Impl(const CpuOptions& options)
       : isa(FindIsa(options.isa)),
-        pool(options.threads > 0 ? options.threads : PhysicalCores(), options.pin),
+        pool(options.threads > 0 ? options.threads : PhysicalCores(), options.pin, options.spin),
         rows(GetRowKernels(isa)),
         matvec(GetMatvecKernels(isa)),
         attend(pool, isa),
         select(pool, isa),
         score(pool, isa),
+        expected(pool, isa),
         many{PrefillGemm(pool, options.precision), PrefillAttention(pool, options.precision)},
         few{PrefillGemm(pool, GemmPrecision::kFull), PrefillAttention(pool, GemmPrecision::kFull)} {
   }
@@ -105,6 +107,7 @@ struct CpuBackend::Impl {
   CpuAttend attend;
   CpuSelect select;
   CpuScore score;
+  CpuExpected expected;
   struct Prefill {
     PrefillGemm gemm;
     PrefillAttention attend;
@@ -375,6 +378,8 @@ struct CpuBackend::Impl {
   void Execute(const IndexKeysArgs& a) { score.Run(a); }
   void Execute(const IndexScoreArgs& a) { score.Run(a, Scratch()); }
   void Execute(const RescoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const QueryMomentsArgs& a) { expected.Run(a, Scratch()); }
+  void Execute(const ExpectedScoreArgs& a) { expected.Run(a, Scratch()); }
   void Execute(const AgedScoresArgs& a) { score.Run(a); }
   void Execute(const PoolArgs& a) { score.Run(a); }
   void Execute(const PlanRangeArgs& a) { CpuPlanRange(a); }
@@ -386,6 +391,7 @@ struct CpuBackend::Impl {
   void Execute(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Execute(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
+  void Execute(const PickHeadsArgs& a) { CpuPickHeads(a, pool); }
   void Execute(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
   void Execute(const LocateRowsArgs& a) { CpuLocateRows(a); }
   void Execute(const CompactArgs& a) { CpuCompact(a, pool); }
@@ -438,6 +444,8 @@ struct CpuBackend::Impl {
   int64_t Need(const IndexKeysArgs&) { return 0; }
   int64_t Need(const IndexScoreArgs& a) { return score.ScratchFloats(a); }
   int64_t Need(const RescoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const QueryMomentsArgs& a) { return expected.ScratchFloats(a); }
+  int64_t Need(const ExpectedScoreArgs& a) { return expected.ScratchFloats(a); }
   int64_t Need(const AgedScoresArgs&) { return 0; }
   int64_t Need(const PoolArgs&) { return 0; }
   int64_t Need(const PlanRangeArgs&) { return 0; }
@@ -448,6 +456,7 @@ struct CpuBackend::Impl {
   int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const MergeStatesArgs&) { return 0; }
+  int64_t Need(const PickHeadsArgs&) { return 0; }
   int64_t Need(const StoreRowsArgs&) { return 0; }
   int64_t Need(const LocateRowsArgs&) { return 0; }
   int64_t Need(const CompactArgs&) { return 0; }

@@ -3,6 +3,7 @@
 // recorded once; results depend on the number of threads, never on their timing.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,8 @@ namespace omnikv {
 struct CpuOptions {
   int threads = 0;  // 0: one a physical core (PhysicalCores())
   bool pin = true;  // each worker to a core of its own
+  // How long workers look for the next op before they park.
+  std::chrono::microseconds spin = ThreadPool::kSpin;
   std::string isa;  // the instruction set to use, one of CpuIsas(); "": the best
   // Of steps of many rows; decode rounds nothing.
   GemmPrecision precision = GemmPrecision::kFast;

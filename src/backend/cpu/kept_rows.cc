@@ -33,7 +33,7 @@ struct Kept {
 void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool) {
   pool.ParallelFor(a.n_rows, kRows, [&](int64_t first, int64_t last, int) {
     for (int64_t r = first; r < last; ++r) {
-      const KvTarget from = RowOf(a.from, r);
+      const KvTarget from = a.Source(static_cast<int32_t>(r));
       const KvTarget to = TargetOf(a, a.rows[r]);
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));

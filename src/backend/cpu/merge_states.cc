@@ -51,4 +51,18 @@ void CpuMergeStates(const MergeStatesArgs& a, ThreadPool& pool) {
                    });
 }
 
+void CpuPickHeads(const PickHeadsArgs& a, ThreadPool& pool) {
+  const int32_t named = a.Named();
+  const int64_t row = int64_t{named} * a.width;
+  pool.ParallelFor(a.n_rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(row, 1)),
+                   [&](int64_t begin, int64_t end, int) {
+                     for (auto r = static_cast<int32_t>(begin); r < end; ++r) {
+                       for (int32_t n = 0; n < named; ++n) {
+                         std::copy_n(a.from + a.From(r, n, named), a.width,
+                                     a.to + a.To(r, n, named));
+                       }
+                     }
+                   });
+}
+
 }  // namespace omnikv

@@ -6,5 +6,6 @@
 namespace omnikv {
 
 void CpuMergeStates(const MergeStatesArgs& a, ThreadPool& pool);
+void CpuPickHeads(const PickHeadsArgs& a, ThreadPool& pool);
 
 }  // namespace omnikv

@@ -4,7 +4,6 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/score_kernels.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cmath>
@@ -56,7 +55,8 @@ HWY_NOINLINE void Dots(const Rows& rows, int n, const KvView& kv, int32_t kv_hea
     for (int i = 0; i < kTogether; ++i) k[i] = rows.at[std::min(t + i, n - 1)] + offset;
     for (int i = 0; i < kTogether; ++i) {
       const std::byte* next = rows.at[std::min(t + i + kAhead, n - 1)] + offset;
-      for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(next + b);
+      // To the second level, for the reason that attention has (attend_kernels.cc, Ahead).
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
     }
     VF sum[kTogether][kScoreHeads];
     for (auto& of : sum) std::fill_n(of, kScoreHeads, hn::Zero(d));

@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/capabilities.h"
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/delay.h"
+#include "backend/cuda/host_lane.h"
 #include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/many_logits.h"
@@ -27,20 +29,20 @@ namespace omnikv {
 namespace cuda {
 namespace {
 
-constexpr size_t kGraphRoom = size_t{64} << 20;  // bytes that the driver takes for graphs
-
 size_t U(int64_t n) {
   return static_cast<size_t>(n);
 }
 
 class Graph : public Recording {
  public:
-  explicit Graph(cudaGraphExec_t exec) : exec_(exec) {}
+  Graph(cudaGraphExec_t exec, HostLane::Jobs jobs) : exec_(exec), jobs_(std::move(jobs)) {}
   ~Graph() override { cudaGraphExecDestroy(exec_); }
   cudaGraphExec_t exec() const { return exec_; }
+  const HostLane::Jobs& jobs() const { return jobs_; }
 
  private:
   cudaGraphExec_t exec_;
+  HostLane::Jobs jobs_;
 };
 
 class CudaBackend : public Backend {
@@ -72,7 +74,7 @@ class CudaBackend : public Backend {
   void Await(Mark mark) override;
   void Upload(void* dst, const void* src, size_t bytes) override;
   void Download(void* dst, const void* src, size_t bytes) override;
-  Support Supports(const Op& op) const override;
+  Support Supports(const Op& op) const override { return SupportsOp(op, device_); }
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
   void Copy(void* dst, const void* src, size_t bytes, Lane lane) override;
   void Join(Lane waits, Lane for_) override;
@@ -108,6 +110,8 @@ class CudaBackend : public Backend {
   // Does `work`, unless something failed before; what finds no memory is left out.
   template <typename Work>
   void Attempt(const Work& work);
+  // Of Lane::kHost.
+  void EnqueueHost(const AttendArgs& attend);
   // The test's delay of a side lane, before what comes next on it.
   void HoldUp(Lane lane);
 
@@ -126,6 +130,8 @@ class CudaBackend : public Backend {
   void Execute(const IndexKeysArgs& a) { IndexKeys(a, Here()); }
   void Execute(const IndexScoreArgs& a) { IndexScore(a, Here(IndexScoreScratch(a, device_))); }
   void Execute(const RescoreArgs& a) { Rescore(a, Here(RescoreScratch(a, device_))); }
+  void Execute(const QueryMomentsArgs& a) { QueryMomentsOf(a, Here(QueryMomentsScratch(a))); }
+  void Execute(const ExpectedScoreArgs& a) { ExpectedScore(a, Here(ExpectedScoreScratch(a))); }
   void Execute(const AgedScoresArgs& a) { AgedScores(a, Here()); }
   void Execute(const PoolArgs& a) { Pool(a, Here()); }
   void Execute(const PlanRangeArgs& a) { PlanRange(a, Here()); }
@@ -134,6 +140,7 @@ class CudaBackend : public Backend {
   void Execute(const FetchRowsArgs& a) { FetchRows(a, Here()); }
   void Execute(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Execute(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Execute(const PickHeadsArgs& a) { PickHeads(a, Here()); }
   void Execute(const StoreRowsArgs& a) { StoreRows(a, Here()); }
   void Execute(const LocateRowsArgs& a) { LocateRows(a, Here()); }
   void Execute(const CompactArgs& a) { Compact(a, Here()); }
@@ -181,7 +188,7 @@ class CudaBackend : public Backend {
   GrowingBuffer panel_{memory_, "a dequantised matrix"};
   Buffer gemm_workspace_;
   cudaStream_t stream_ = nullptr;
-  std::array<cudaStream_t, kLanes - 1> side_streams_{};
+  std::array<cudaStream_t, 2> side_streams_{};  // of kIn and kOut
   std::array<cudaEvent_t, 64> joins_{};  // in turn; one that is waited for may be recorded anew
   size_t next_join_ = 0;
   std::vector<cudaEvent_t> signals_;
@@ -197,11 +204,14 @@ class CudaBackend : public Backend {
   const void* rounded_ = nullptr;  // x of the linear product that comes next, already as bf16
   Status failure_;
   Buffer delays_;  // uint64 [kLanes], the state of each lane's delays; empty: none
+  std::unique_ptr<HostLane> host_lane_;  // null: there is none
+  HostLane::Jobs recorded_jobs_;         // of the recording under way
 };
 
 CudaBackend::~CudaBackend() {
   if (stream_ == nullptr) return;
   cudaStreamSynchronize(stream_);
+  host_lane_.reset();
   for (cudaEvent_t event : marks_) cudaEventDestroy(event);
   for (cudaEvent_t event : joins_) cudaEventDestroy(event);
   for (cudaEvent_t event : signals_) cudaEventDestroy(event);
@@ -237,13 +247,16 @@ Status CudaBackend::Open() {
         HumanBytes(kGemmWorkspaceBytes)));
   }
   OKV_ASSIGN_OR_RETURN(gemm_workspace_, memory_.Allocate(kGemmWorkspaceBytes, "cuBLASLt"));
+  if (options_.make_host) {
+    OKV_ASSIGN_OR_RETURN(host_lane_, HostLane::Create(options_.make_host, memory_, pinned_));
+  }
   auto gemm = CublasLt::Open(gemm_workspace_.as<void>(), kGemmWorkspaceBytes);
   gemm_reason_ = gemm.status().message();
   if (gemm.ok()) gemm_ = std::move(*gemm);
   if (options_.lane_delay_us != 0) {
     OKV_ASSIGN_OR_RETURN(delays_, memory_.Allocate(kLanes * sizeof(uint64_t), "delays"));
     const std::array<uint64_t, kLanes> seeds = {0, 2 * options_.lane_delay_seed,
-                                                2 * options_.lane_delay_seed + 1};
+                                                2 * options_.lane_delay_seed + 1, 0};
     Upload(delays_.as<void>(), seeds.data(), sizeof(seeds));
   }
   return {};
@@ -291,6 +304,7 @@ void CudaBackend::Synchronize() {
   const cudaStream_t main = Main();
   for (const cudaStream_t side : side_streams_) CheckLaunch(cudaStreamSynchronize(side), "device");
   CheckLaunch(cudaStreamSynchronize(main), "device");
+  if (host_lane_ != nullptr) host_lane_->Drain();
 }
 
 double CudaBackend::TimeAlone(const Op& op) {
@@ -314,56 +328,6 @@ double CudaBackend::TimeAlone(const Op& op) {
   return 1e-3 * static_cast<double>(ms);
 }
 
-size_t CudaBackend::WorkBytes(const StepLimits& limits) const {
-  const DType type = options_.full_precision ? DType::kF32 : DType::kBF16;
-  const int32_t few = std::min(limits.max_rows, kMaxDecodeRows);
-  const AttendArgs attend{
-      .kv = {.n_kv_heads = limits.n_kv_heads, .dk = limits.head_dim, .dv = limits.head_dim},
-      .n_rows = few,
-      .n_seqs = few,
-      .n_heads = limits.n_heads};
-  size_t scratch = AttendScratch(attend, device_);
-  size_t bytes = kGraphRoom;
-  if (limits.max_rows > kMaxDecodeRows) {
-    AttendArgs prompt = attend;
-    prompt.n_seqs = 1;
-    for (prompt.n_rows = few; prompt.n_rows <= limits.max_rows; ++prompt.n_rows) {
-      scratch = std::max(
-          {scratch, AttendHopperScratch(prompt, device_), AttendPrefillScratch(prompt, device_)});
-    }
-    const size_t values = U(limits.max_rows) * U(limits.widest);
-    bytes += values * DTypeBytes(type, 1) + std::max(4 * values, kLogitsBytes) +
-             DTypeBytes(type, U(limits.largest));
-  }
-  bytes += scratch;
-  return bytes + bytes / 2;  // as GrowingBuffer grows
-}
-
-size_t CudaBackend::SelectionBytes() const {
-  // Kernels of a chain, bound by latency. Measured on an H200 by where steps that choose and dense
-  // ones take the same: 27 and 29 us (28 layers with 3,072 values, 32 with 4,096; 3 choices each).
-  constexpr double kSeconds = 28e-6;
-  constexpr double kAchieved = 0.9;  // of the bandwidth by the clock
-  return static_cast<size_t>(kSeconds * kAchieved * device_.memory_bytes_per_second);
-}
-
-Support CudaBackend::Supports(const Op& op) const {
-  if (const auto* custom = std::get_if<CustomArgs>(&op);
-      custom != nullptr && custom->kernels->cuda == nullptr) {
-    return {false, fmt::format("{} has no CUDA form", custom->kernels->name)};
-  }
-  const auto differ = [](const auto* a) { return a != nullptr && a->kv.k.dtype != a->kv.v.dtype; };
-  if (differ(std::get_if<AttendArgs>(&op)) || differ(std::get_if<NormQkvRopeAppendArgs>(&op))) {
-    return {false, "K and V in different formats"};
-  }
-  if (const Support kv = SupportsKv(op); !kv.ok) return kv;
-  if (const auto* score = std::get_if<ScoreArgs>(&op); score && !CanScore(*score, device_)) {
-    return {false, fmt::format("scores of {} heads of {} values exceed a block's shared memory",
-                               score->n_heads, score->kv.dk)};
-  }
-  return {};
-}
-
 template <typename Work>
 void CudaBackend::Attempt(const Work& work) {
   if (!failure_.ok()) return;
@@ -377,6 +341,7 @@ void CudaBackend::Attempt(const Work& work) {
 
 Status CudaBackend::TakeFailure() {
   Flush();
+  if (host_lane_ != nullptr && failure_.ok()) failure_ = host_lane_->TakeFailure();
   return std::exchange(failure_, {});
 }
 
@@ -395,6 +360,12 @@ void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
 
 void CudaBackend::Join(Lane waits, Lane for_) {
   Flush();  // nothing is launched together across a join, not even where none is needed
+  if (waits == Lane::kHost) return;  // what it is given is posted on the main lane
+  if (for_ == Lane::kHost) {
+    return Attempt([&] {
+      if (host_lane_ != nullptr) host_lane_->Await(Here());  // of nothing too: it is cheap
+    });
+  }
   // A recording waits for nothing outside it.
   if (recording_ && for_ != Lane::kMain && !branched_[static_cast<size_t>(for_)]) return;
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
@@ -428,6 +399,7 @@ void CudaBackend::WaitFor(size_t number, Lane lane) {
 void CudaBackend::Enqueue(const Op& op, Lane lane) {
   Attempt([&] {
     if (lane == Lane::kMain) return EnqueueMain(op);
+    if (lane == Lane::kHost) return EnqueueHost(std::get<AttendArgs>(op));
     HoldUp(lane);
     const auto& fetch = std::get<FetchRowsArgs>(op);  // the only one that runs beside others
     bool& fetched = fetched_[static_cast<size_t>(lane)];
@@ -435,6 +407,17 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
     fetched = true;
     branched_[static_cast<size_t>(lane)] = true;
   });
+}
+
+void CudaBackend::EnqueueHost(const AttendArgs& attend) {
+  Flush();
+  OKV_CHECK(host_lane_ != nullptr, "attention on the host without a host");
+  const HostLane::Job job = host_lane_->Post(attend, Here());
+  if (recording_) {
+    recorded_jobs_.push_back(job);
+  } else {
+    host_lane_->Run({job});
+  }
 }
 
 FusionRules CudaBackend::Rules() const {
@@ -488,6 +471,7 @@ cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   const cudaStream_t main = Main();
   branched_.fill(false);
   fetched_.fill(false);
+  recorded_jobs_.clear();
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
   CheckLaunch(cudaStreamBeginCapture(main, cudaStreamCaptureModeRelaxed), "recording");
   recording_ = true;
@@ -511,7 +495,7 @@ std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body
   if (graph != nullptr) cudaGraphDestroy(graph);
   static_cast<void>(cudaGetLastError());
   if (exec == nullptr) return nullptr;
-  return std::make_unique<Graph>(exec);
+  return std::make_unique<Graph>(exec, std::move(recorded_jobs_));
 }
 
 std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
@@ -524,8 +508,10 @@ std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
 
 void CudaBackend::Replay(const Recording& recording) {
   const cudaStream_t main = Main();
+  const auto& graph = static_cast<const Graph&>(recording);
   Attempt([&] {
-    CheckLaunch(cudaGraphLaunch(static_cast<const Graph&>(recording).exec(), main), "replay");
+    CheckLaunch(cudaGraphLaunch(graph.exec(), main), "replay");
+    if (!graph.jobs().empty()) host_lane_->Run(graph.jobs());
   });
 }
 

@@ -19,6 +19,8 @@ struct CudaOptions {
   int device = 0;               // ordinal of the card
   size_t memory = 0;            // bytes of device memory this process may take; 0: all that is free
   bool full_precision = false;  // of prefill: f32 throughout
+  // Makes what runs the attention of Lane::kHost, before the first; null: there is none.
+  std::function<Result<std::unique_ptr<Backend>>()> make_host;
   // Tests: all that the side lanes do is held up, each time anew, by a pseudo-random time of less
   // than so many microseconds, at most 4 seconds; 0: by none.
   uint32_t lane_delay_us = 0;

@@ -139,6 +139,7 @@ void Attend(const AttendArgs& args, const Launch& launch);
 // --- kernels/merge_states.cu
 
 void MergeStates(const MergeStatesArgs& args, const Launch& launch);
+void PickHeads(const PickHeadsArgs& args, const Launch& launch);
 
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 
@@ -193,6 +194,13 @@ void IndexScore(const IndexScoreArgs& args, const Launch& launch);
 size_t RescoreScratch(const RescoreArgs& args, const Device& device);
 void Rescore(const RescoreArgs& args, const Launch& launch);
 
+// --- kernels/expected.cu: moments of queries, and scores by them.
+
+size_t QueryMomentsScratch(const QueryMomentsArgs& args);
+void QueryMomentsOf(const QueryMomentsArgs& args, const Launch& launch);
+size_t ExpectedScoreScratch(const ExpectedScoreArgs& args);
+void ExpectedScore(const ExpectedScoreArgs& args, const Launch& launch);
+
 // --- kernels/select.cu: from scores to chosen tokens.
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);
@@ -214,6 +222,25 @@ void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 // `behind_fetch`: the launch before it in the stream is a fetch, and nothing else was waited for in
 // between: it may start before that one has ended.
 void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch = false);
+
+// --- kernels/host_lane.cu: what the card and the host tell each other (host_lane.h).
+
+// Pieces that go to pinned memory; then *flag = ++*count, for the host.
+struct HostPost {
+  static constexpr int kMaxPieces = 24;
+  struct Piece {
+    const void* from;
+    void* to;      // of 16 bytes
+    size_t bytes;  // of 4
+  };
+  Piece pieces[kMaxPieces];
+  int n_pieces = 0;
+  uint64_t* count = nullptr;
+  uint64_t* flag = nullptr;
+};
+void PostToHost(const HostPost& post, const Launch& launch);
+// Waits until *done, which the host writes, has come up to *count.
+void AwaitHost(const uint64_t* count, const uint64_t* done, const Launch& launch);
 
 // --- kernels/kept_rows.cu
 

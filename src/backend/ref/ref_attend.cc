@@ -129,6 +129,15 @@ void RefMergeStates(const MergeStatesArgs& a) {
   }
 }
 
+void RefPickHeads(const PickHeadsArgs& a) {
+  const int32_t named = a.Named();
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    for (int32_t n = 0; n < named; ++n) {
+      std::copy_n(a.from + a.From(r, n, named), a.width, a.to + a.To(r, n, named));
+    }
+  }
+}
+
 void RefScoreReduce(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const RowMeta row = a.rows[r];

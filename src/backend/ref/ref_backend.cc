@@ -178,6 +178,8 @@ class RefBackend : public HostBackend {
   static void Execute(const IndexKeysArgs& a) { RefIndexKeys(a); }
   static void Execute(const IndexScoreArgs& a) { RefIndexScore(a); }
   static void Execute(const RescoreArgs& a) { RefRescore(a); }
+  static void Execute(const QueryMomentsArgs& a) { RefQueryMoments(a); }
+  static void Execute(const ExpectedScoreArgs& a) { RefExpectedScore(a); }
   static void Execute(const AgedScoresArgs& a) { RefAgedScores(a); }
   static void Execute(const PoolArgs& a) { RefPool(a); }
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }
@@ -186,6 +188,7 @@ class RefBackend : public HostBackend {
   static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
+  static void Execute(const PickHeadsArgs& a) { RefPickHeads(a); }
   static void Execute(const StoreRowsArgs& a) { RefStoreRows(a); }
   static void Execute(const LocateRowsArgs& a) { RefLocateRows(a); }
   static void Execute(const CompactArgs& a) { RefCompact(a); }

@@ -12,6 +12,7 @@ std::unique_ptr<Backend> MakeRefBackend();
 // The attention and selection ops (ref_attend.cc), for MakeRefBackend.
 void RefAttend(const AttendArgs& a);
 void RefMergeStates(const MergeStatesArgs& args);
+void RefPickHeads(const PickHeadsArgs& args);
 void RefScoreReduce(const ScoreReduceArgs& a);
 void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
@@ -28,6 +29,8 @@ void RefScore(const ScoreArgs& a);
 void RefBlockSummary(const BlockSummaryArgs& a);
 void RefBlockScore(const BlockScoreArgs& a);
 void RefKeyScore(const KeyScoreArgs& a);
+void RefQueryMoments(const QueryMomentsArgs& a);
+void RefExpectedScore(const ExpectedScoreArgs& a);
 void RefAgedScores(const AgedScoresArgs& a);
 void RefPool(const PoolArgs& a);
 // The ops of an index of K (ref_index.cc).

@@ -25,7 +25,7 @@ void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed,
 
 void RefStoreRows(const StoreRowsArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    const KvTarget from = RowOf(a.from, r);
+    const KvTarget from = a.Source(r);
     const KvTarget to = TargetOf(a, a.rows[r]);
     for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
       const int32_t to_head = a.To(h);

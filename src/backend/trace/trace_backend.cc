@@ -61,6 +61,8 @@ struct Localise {
     a.count = host.Of(a.count, int64_t{a.n_seqs} * a.lists);
     a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
   }
+  void operator()(QueryMomentsArgs& a) const { a.steps = host.Of(a.steps, 1); }
+  void operator()(ExpectedScoreArgs& a) const { a.seqs = host.Of(a.seqs, 1); }
   void operator()(AgedScoresArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(PoolArgs& a) const { a.n = host.Of(a.n, a.n_seqs); }
   void operator()(TopKArgs& a) const {

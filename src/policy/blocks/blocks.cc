@@ -111,7 +111,10 @@ PolicyInfo BlocksPolicy() {
                 .reads = "b rows and N / 128 representatives; the first layers N rows",
                 .holds = "N rows and N / 128 representatives",
                 .loses = "tokens whose block hides them in its mean (8 of 8 answers in blocks of "
-                         "16; 0 with representative=quest and lists=per_kv_head)"},
+                         "16, and in blocks of 128 at a quarter of what full reads; 0 with "
+                         "representative=quest and lists=per_kv_head)"},
+      .kind = PolicyKind::kSelects,
+      .knob = {.key = "budget", .parts = {{"sinks", 0.05}, {"recent", 0.25}}},
       .settings = Settings(),
       .make = [] { return std::make_unique<BlocksOfKeys>(); },
       .batches = true,

@@ -50,6 +50,7 @@ PolicyInfo BrutalOffloadPolicy() {
                     .reads = "N rows, which cross the bus in the last layers",
                     .holds = "N rows; on the device those of the first layers and a few stages",
                     .loses = "nothing: it equals full attention"},
+          .kind = PolicyKind::kStreams,
           .settings = {{.key = "layers",
                         .default_value = "auto",
                         .help = "last layers on the host beside a GPU (the paper: 20 of 32); auto: "

@@ -228,7 +228,10 @@ PolicyInfo H2oPolicy() {
                     .reads = "b + 1 rows, and their K once more",
                     .holds = "b rows, and their sums for five steps; of a prompt one layer, or "
                              "a chunk",
-                    .loses = "most of the prompt (8 of 8 answers)"},
+                    .loses = "most of the prompt (8 of 8 answers; 2 of 2 at a quarter of what "
+                             "full reads)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens that each KV head keeps, the recent ones included",

@@ -1,13 +1,16 @@
 // Kascade (Deshmukh et al. 2025, arXiv 2512.16391; microsoft/kascade, src/strategies): anchor
 // layers choose, anew at every step, for each KV head the tokens of the highest weight, and read
 // them; the layers up to the next anchor read the lists of its heads, by a map from head to head.
-// Layer 0 is an anchor that reads everything. This is its decoding (`decode_only`): prompts read
-// everything.
+// Layer 0 is an anchor that reads everything. Prompts read everything too, or choose by tiles of
+// their rows (tile_prompt.h).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "policy/anchor_table.h"
+#include "policy/kascade/kascade_settings.h"
+#include "policy/kascade/tile_prompt.h"
 #include "policy/list_choice.h"
 #include "policy/number_table.h"
 #include "policy/policy.h"
@@ -15,7 +18,7 @@
 namespace omnikv {
 namespace {
 
-constexpr const char* kMapName = "kascade.tsv";  // PathBesideModel
+constexpr const char* kTableName = "kascade.tsv";  // PathBesideModel
 
 class Kascade : public Policy {
  public:
@@ -27,9 +30,11 @@ class Kascade : public Policy {
   }
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override {
-    static_cast<void>(step);
     if (attend.score != ScoreKind::kNone) Choose(attend);
+    if (step.layer == 0 && prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
   }
+  bool DensePrompts() const override { return !prompt_.on(); }
+  int32_t PromptStepRows() const override { return prompt_.step_rows(); }
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
     return layer == 0 || Shortcut(at) ? at.tokens : Chosen(at.tokens);
@@ -42,8 +47,8 @@ class Kascade : public Policy {
   size_t Bytes() const override { return memory_.bytes(); }
 
  private:
-  Status ReadAnchors(PolicySettings& settings);
-  Status ReadMap(PolicySettings& settings);
+  Status ReadTable(PolicySettings& settings);
+  Status SetAnchors(PolicySettings& settings, const AnchorTable& table);
   Status Allocate();
   int64_t Chosen(int64_t tokens) const {
     return std::min<int64_t>(BudgetAt(rule_.budget, rule_.share, tokens, rule_.least), tokens);
@@ -63,6 +68,10 @@ class Kascade : public Policy {
     attend.lse = lse_.as<float>();
   }
   void Choose(const AttendArgs& attend) const;
+  void PlanPrompt(const LayerStep& step, AttendArgs& attend) const;
+  const int32_t* ListOf(int32_t layer) const {
+    return list_of_.as<int32_t>() + int64_t{layer} * context_.n_kv_heads;
+  }
 
   PolicyContext context_;
   std::vector<int32_t> anchors_;   // ascending, from 0
@@ -78,6 +87,7 @@ class Kascade : public Policy {
   Buffer scores_;   // f32 [max_seqs, lists, stride]
   Buffer list_of_;  // int32 [layers, KV heads]: head_map_
   ListChoice choice_;
+  TilePrompt prompt_;
 };
 
 // The published anchors of models of 32 and 36 layers, else those of the former at the same depths.
@@ -93,26 +103,61 @@ std::vector<int32_t> PublishedAnchors(int32_t n_layers) {
 
 Status Kascade::Prepare(const PolicyContext& context, PolicySettings& settings) {
   context_ = context;
-  OKV_RETURN_IF_ERROR(ReadAnchors(settings));
-  OKV_RETURN_IF_ERROR(ReadMap(settings));
+  if (context_.n_layers == 0) {
+    return Unsupported(
+        "policy kascade: every layer of this model attends to a sliding window, expected "
+        "global-attention layers to be anchors");
+  }
+  OKV_RETURN_IF_ERROR(ReadTable(settings));
   // More than what rounding may have taken, which would make a whole number one less.
   rule_ = {.share = std::min(1.0, settings.Float("share") * (1 + 1e-12)),
            .least = static_cast<int32_t>(settings.Int("least")),
            .budget = static_cast<int32_t>(context.max_context)};
   lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
   stride_ = (context.max_context + 15) / 16 * 16;
+  OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, rule_, lists_, memory_));
   return context.backend != nullptr ? Allocate() : Status();
 }
 
-Status Kascade::ReadAnchors(PolicySettings& settings) {
-  if (context_.n_layers == 0) {
-    return Unsupported(
-        "policy kascade: every layer of this model attends to a sliding window, expected "
-        "global-attention layers to be anchors");
+// Anchors and map as they are set, else of the file beside the model, or of the file that is named.
+Status Kascade::ReadTable(PolicySettings& settings) {
+  const std::string map = settings.Text("head_map");
+  const bool finds = settings.IsAuto("head_map");
+  const bool names = !finds && map != "identity";
+  std::optional<std::string> path;
+  if (names) path = map;
+  if (finds || (!names && settings.IsAuto("anchors"))) {
+    path = FindBesideModel(context_.model_path, kTableName, settings, "head_map");
   }
+  const int32_t heads = context_.n_kv_heads;
+  AnchorTable table;
+  if (path) {
+    auto read = ReadAnchorTable(*path, context_.n_layers, heads);
+    if (!read.ok()) return InvalidArgument("policy kascade: head_map: " + read.status().message());
+    table = std::move(*read);
+  }
+  OKV_RETURN_IF_ERROR(SetAnchors(settings, table));
+  const bool fits = table.anchors.empty() || table.anchors == anchors_;
+  if (names && !fits) {
+    return InvalidArgument(
+        fmt::format("policy kascade: anchors is {}, expected those of head_map, {} of {}",
+                    settings.Text("anchors"), fmt::join(table.anchors, ","), *path));
+  }
+  const bool mapped = path && fits && (finds || names);
+  if (!mapped) settings.Resolve("head_map", "identity");
+  head_map_.clear();
+  for (int32_t i = 0; i < context_.n_layers * heads; ++i) {
+    const bool own = !mapped || IsAnchor(i / heads);
+    head_map_.push_back(own ? i % heads : table.head_map[static_cast<size_t>(i)]);
+  }
+  return {};
+}
+
+Status Kascade::SetAnchors(PolicySettings& settings, const AnchorTable& table) {
   if (settings.IsAuto("anchors")) {
-    settings.Resolve("anchors",
-                     fmt::format("{}", fmt::join(PublishedAnchors(context_.n_layers), ",")));
+    const std::vector<int32_t> found =
+        table.anchors.empty() ? PublishedAnchors(context_.n_layers) : table.anchors;
+    settings.Resolve("anchors", fmt::format("{}", fmt::join(found, ",")));
   }
   anchors_ = settings.IntList("anchors");
   if (anchors_.front() == 0 && anchors_.back() < context_.n_layers) return {};
@@ -120,33 +165,6 @@ Status Kascade::ReadAnchors(PolicySettings& settings) {
       fmt::format("policy kascade: anchors is {}, expected layers of the model's {} "
                   "global-attention layers, 0 among them",
                   settings.Text("anchors"), context_.n_layers));
-}
-
-Status Kascade::ReadMap(PolicySettings& settings) {
-  const int32_t heads = context_.n_kv_heads;
-  std::string path = settings.Text("head_map");
-  if (settings.IsAuto("head_map")) {
-    const auto beside = FindBesideModel(context_.model_path, kMapName, settings, "head_map");
-    if (!beside) settings.Resolve("head_map", "identity");
-    path = beside.value_or("identity");
-  }
-  head_map_.resize(static_cast<size_t>(context_.n_layers * heads));
-  for (size_t i = 0; i < head_map_.size(); ++i) {
-    head_map_[i] = static_cast<int32_t>(i) % heads;
-  }
-  if (path == "identity") return {};
-  const auto read = ReadHeadNumbers(path, context_.n_layers, heads, 0, heads - 1);
-  if (!read.ok()) return InvalidArgument("policy kascade: head_map: " + read.status().message());
-  for (size_t i = 0; i < head_map_.size(); ++i) {
-    if (IsAnchor(static_cast<int32_t>(i) / heads)) continue;
-    head_map_[i] = static_cast<int32_t>((*read)[i]);
-    if (head_map_[i] == (*read)[i]) continue;
-    return InvalidArgument(
-        fmt::format("policy kascade: head_map: {}: line {} has {}, expected "
-                    "whole numbers",
-                    path, static_cast<int32_t>(i) / heads + 1, (*read)[i]));
-  }
-  return {};
 }
 
 Status Kascade::Allocate() {
@@ -179,7 +197,8 @@ void Kascade::Choose(const AttendArgs& attend) const {
 }
 
 void Kascade::Plan(const LayerStep& step, AttendArgs& attend) {
-  if (step.prefill || !sparse_step_) return;
+  if (step.prefill) return PlanPrompt(step, attend);
+  if (!sparse_step_) return;
   if (step.layer == 0) return AskForWeights(attend);
   if (IsAnchor(step.layer)) {  // a pass for the weights alone, then the chosen tokens
     AttendArgs weights = attend;
@@ -189,72 +208,42 @@ void Kascade::Plan(const LayerStep& step, AttendArgs& attend) {
     Choose(weights);
   }
   PlanSegment list = choice_.List();
-  list.list_of = list_of_.as<int32_t>() + int64_t{step.layer} * context_.n_kv_heads;
+  list.list_of = ListOf(step.layer);
   attend.plan = AttnPlan{};
   attend.plan.Add(list);
+}
+
+void Kascade::PlanPrompt(const LayerStep& step, AttendArgs& attend) const {
+  if (!prompt_.Chooses(step, attend.n_rows)) return;
+  if (step.layer == 0) return prompt_.AskForWeights(attend);
+  const AttendArgs own = attend;
+  const bool anchor = IsAnchor(step.layer);
+  if (anchor) {  // an attention for the sums of the weights alone, then to the chosen tokens
+    AttendArgs everything = attend;
+    prompt_.AskForWeights(everything);
+    context_.backend->Enqueue(everything);
+    prompt_.Choose(step, everything);
+  }
+  prompt_.Gather(own, anchor || lists_ == 1 ? nullptr : ListOf(step.layer), attend);
 }
 
 }  // namespace
 
 PolicyInfo KascadePolicy() {
-  return {
-      .name = "kascade",
-      .summary =
-          "anchor layers choose for each KV head what the layers up to the next one read "
-          "(Kascade)",
-      .facts = {.source = "Kascade, Deshmukh et al. 2025, its decoding",
-                .chooses =
-                    "at every step in anchor layers per KV head, by the weights of its query "
-                    "heads, their sum",
-                .keeps = "all rows, on the device",
-                .reads = "layer 0 N rows, the others a share of them (0.1, 128 rows at least); "
-                         "anchors K of N rows besides",
-                .holds = "N rows",
-                .loses = "tokens that no head of an anchor looks for (7 of 8 answers with the "
-                         "published depths; 2 with anchors=0,2,13; 0 of these with lists=one)"},
-      .settings = {{.key = "anchors",
-                    .type = SettingType::kIntList,
-                    .default_value = "auto",
-                    .help = "layers that choose, 0 among them; auto: the published ones, or theirs "
-                            "at the same depths",
-                    .max = 100000,
-                    .allow_auto = true},
-                   {.key = "head_map",
-                    .type = SettingType::kFile,
-                    .default_value = "auto",
-                    .help =
-                        "for each KV head the head of its anchor whose tokens it reads, a line "
-                        "per layer, between tabs; auto: MODEL.kascade.tsv beside MODEL.gguf, or "
-                        "kascade.tsv in the model's folder, else identity: its own number",
-                    .allow_auto = true},
-                   {.key = "share",
-                    .type = SettingType::kFloat,
-                    .default_value = "0.1",
-                    .help = "of the tokens in context, which a layer reads",
-                    .min = 1e-6,
-                    .max = 1},
-                   {.key = "least",
-                    .default_value = "128",
-                    .help = "tokens that a layer reads though the share is less",
-                    .min = 1,
-                    .max = 1e9},
-                   {.key = "lists",
-                    .type = SettingType::kChoice,
-                    .default_value = "per_kv_head",
-                    .help = "whether each KV head has tokens of its own, or all heads share them, "
-                            "by the sum over all",
-                    .choices = {"per_kv_head", "one"}}},
-      .make = [] { return std::make_unique<Kascade>(); },
-      .batches = true,
-      .covering =
-          [](int64_t length) {
-            return std::vector<SettingList>{{{"share", "1"}},
-                                            {{"least", std::to_string(length)}, {"lists", "one"}}};
-          },
-      .exempt = "",
-      .test_settings = {{{"anchors", "0,2"}, {"share", "0.2"}, {"least", "8"}},
-                        {{"anchors", "0,1,4"}, {"least", "24"}, {"lists", "one"}}},
-      .recommended = nullptr};
+  return {.name = "kascade",
+          .summary =
+              "anchor layers choose for each KV head what the layers up to the next one read "
+              "(Kascade)",
+          .facts = KascadeFacts(),
+          .kind = PolicyKind::kSelects,
+          .knob = {.key = "share", .with = {{"least", "1"}}},
+          .settings = KascadeSettings(),
+          .make = [] { return std::make_unique<Kascade>(); },
+          .batches = true,
+          .covering = KascadeCovering,
+          .exempt = "",
+          .test_settings = KascadeTestSettings(),
+          .recommended = nullptr};
 }
 
 }  // namespace omnikv

@@ -9,7 +9,8 @@ PolicyInfo KnormPolicy() {
   return KeyChoicePolicy("knorm", "the keys of the smallest norm, chosen once per KV head (Knorm)",
                          {.source = "Devoto et al. 2024, as in kvpress",
                           .chooses = "once after the prompt, by the norms of its keys",
-                          .loses = "most of the prompt (8 of 8 answers)"},
+                          .loses = "most of the prompt (8 of 8 answers, also at a quarter of "
+                                   "what full reads)"},
                          KeyScoreKind::kNorm);
 }
 

@@ -2,6 +2,7 @@
 // selected ones, and the last `tail` generated ones besides.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/ops.h"
@@ -25,6 +26,10 @@ struct OmnikvBudget {
   // kInvalidArgument where that is so of a prompt of `prompt` tokens.
   Status CheckPrompt(int64_t prompt) const;
   int64_t At(int64_t length) const { return BudgetAt(rule.budget, rule.share, length); }
+  // DeclaredReads::max_recent.
+  int64_t MaxRecent() const {
+    return rule.tail == kWholeAnswer ? 0 : std::max<int64_t>(1, rule.tail + rule.min_recent);
+  }
   RangeSplit Split(const SeqLength& at) const { return SplitBy(rule, at); }
   // Tokens that get exact scores, the last ones included.
   int64_t Rescored(const SeqLength& at) const {

@@ -1,7 +1,12 @@
 #include "policy/omnikv/filter_scores.h"
 
+#include <fmt/format.h>
+
+#include <bit>
 #include <cmath>
 #include <vector>
+
+#include "policy/omnikv/top_p.h"
 
 namespace omnikv {
 
@@ -15,6 +20,13 @@ Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
   sinks_ = static_cast<int32_t>(settings.Int("sinks"));
   // An index gives the logits of each head.
   head_max_ = !softmax_ && lists_ == 1 && settings.Text("dense") == "exact";
+  top_p_ = settings.Float("top_p");
+  if (cuts() && !softmax_) {
+    return InvalidArgument(
+        fmt::format("policy omnikv: top_p is {} and score is raw, expected score=softmax: logits "
+                    "have no sum to take a share of",
+                    settings.Text("top_p")));
+  }
   stride_ = (context.max_context + 15) / 16 * 16;
   if (context.backend == nullptr) return {};
 
@@ -60,7 +72,24 @@ void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
                       .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax});
 }
 
-void FilterScores::Choose(int32_t filter, TopKArgs choice) const {
+void FilterScores::Choose(int32_t filter, const TopKArgs& choice) const {
+  ChooseMost(filter, choice);
+  if (!cuts()) return;
+  context_.backend->Enqueue(MakeCustomArgs(kTopP, TopPArgs{.scores = Ring(filter),
+                                                           .weights = weights_.as<float>(),
+                                                           .seqs = choice.seqs,
+                                                           .n_candidates = choice.n_candidates,
+                                                           .index = choice.index,
+                                                           .count = choice.count,
+                                                           .stride = stride_,
+                                                           .share = std::bit_cast<uint64_t>(top_p_),
+                                                           .window = window_,
+                                                           .lists = lists_,
+                                                           .capacity = choice.capacity,
+                                                           .n_seqs = choice.n_seqs}));
+}
+
+void FilterScores::ChooseMost(int32_t filter, TopKArgs choice) const {
   choice.scores = Ring(filter);
   choice.weights = weights_.as<float>();
   choice.stride = stride_;

@@ -15,7 +15,7 @@ namespace omnikv {
 // Thread-compatible.
 class FilterScores {
  public:
-  // From score, selector, window, lists, sinks and dense. With a backend, takes `memory`.
+  // From score, selector, window, lists, sinks, top_p and dense. With a backend, takes `memory`.
   Status Prepare(const PolicyContext& context, int32_t n_filters, const PolicySettings& settings,
                  PolicyMemory& memory);
 
@@ -28,8 +28,13 @@ class FilterScores {
   // Asks the attention of a filter for what Reduce reads after it.
   void AskFor(int32_t filter, AttendArgs& attend) const;
   void Reduce(int32_t filter, const AttendArgs& attend) const;
-  // Chooses by them.
-  void Choose(int32_t filter, TopKArgs choice) const;
+  // Chooses by them: as many as `choice` says, or of these the fewest that hold `top_p` of what all
+  // candidates have.
+  void Choose(int32_t filter, const TopKArgs& choice) const;
+  // As many as `choice` says.
+  void ChooseMost(int32_t filter, TopKArgs choice) const;
+  // Whether choices depend on more than lengths.
+  bool cuts() const { return top_p_ < 1; }
 
   void CopyFrom(const FilterScores& other);
   // What a later step reads of a sequence of `length` tokens, as bytes and back; false where the
@@ -54,6 +59,7 @@ class FilterScores {
   int32_t window_ = 1;
   int32_t lists_ = 1;  // 1, or n_kv_heads
   int32_t sinks_ = 0;  // first tokens, which are chosen whatever their scores
+  double top_p_ = 1;
   int32_t n_filters_ = 0;
   int64_t stride_ = 0;  // tokens
   Buffer logits_, lse_, rings_, weights_;

@@ -7,9 +7,7 @@ namespace omnikv {
 Status KeyIndex::Prepare(const PolicyContext& context, const FilterLayers& layers,
                          const OmnikvBudget& budget, int32_t lists, PolicyMemory& memory) {
   context_ = context;
-  rule_ = budget.rescored;
   lists_ = lists;
-  capacity_ = budget.rescored_capacity;
   if (!layers.indexed()) return {};
   if (context.dk % 2 != 0) {
     return Unsupported(fmt::format(
@@ -18,16 +16,8 @@ Status KeyIndex::Prepare(const PolicyContext& context, const FilterLayers& layer
         context.dk));
   }
   if (context.backend == nullptr) return {};
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*context.backend, n, "rescored tokens"));
-    return {};
-  };
-  const int64_t seqs = context.max_seqs;
-  OKV_RETURN_IF_ERROR(room(index_, seqs * lists * capacity_));
-  OKV_RETURN_IF_ERROR(room(count_, seqs * lists));
-  OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs));
-  OKV_RETURN_IF_ERROR(room(n_candidates_, seqs));
-  return room(n_pick_, seqs);
+  return candidates_.Prepare(context, budget.rescored, budget.rescored_capacity, /*n_choices=*/1,
+                             lists, memory);
 }
 
 int64_t KeyIndex::RowBytes() const {
@@ -50,15 +40,6 @@ void KeyIndex::Append(int32_t choice, const AttendArgs& attend) const {
                                           .n_seqs = attend.n_seqs});
 }
 
-void KeyIndex::EnqueueRange(const AttendArgs& step) const {
-  context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                          .n_seqs = step.n_seqs,
-                                          .rule = rule_,
-                                          .bounds = bounds_.as<int32_t>(),
-                                          .n_candidates = n_candidates_.as<int32_t>(),
-                                          .n_pick = n_pick_.as<int32_t>()});
-}
-
 void KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const {
   scores.AskFor(choice, attend);
   context_.backend->Enqueue(IndexScoreArgs{.q = attend.q,
@@ -75,24 +56,19 @@ void KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArgs& att
                                            .scale = attend.scale,
                                            .softcap = attend.softcap});
   scores.Reduce(choice, attend);
-  scores.Choose(choice, {.seqs = attend.seqs,
-                         .n_candidates = n_candidates_.as<int32_t>(),
-                         .n_pick = n_pick_.as<int32_t>(),
-                         .index = index_.as<int32_t>(),
-                         .count = count_.as<int32_t>(),
-                         .capacity = capacity_,
-                         .n_seqs = attend.n_seqs});
+  const TopKArgs list = candidates_.Choice(0, attend);
+  scores.ChooseMost(choice, list);  // top_p is of the scores that come of it
   context_.backend->Enqueue(RescoreArgs{.q = attend.q,
                                         .kv = attend.kv,
                                         .rows = attend.rows,
                                         .seqs = attend.seqs,
-                                        .index = index_.as<int32_t>(),
-                                        .count = count_.as<int32_t>(),
-                                        .bounds = bounds_.as<int32_t>(),
+                                        .index = list.index,
+                                        .count = list.count,
+                                        .bounds = candidates_.Recent(),
                                         .logits = attend.scores,
                                         .lse = attend.lse,
                                         .stride = attend.score_stride,
-                                        .capacity = capacity_,
+                                        .capacity = list.capacity,
                                         .lists = lists_,
                                         .n_rows = attend.n_rows,
                                         .n_seqs = attend.n_seqs,

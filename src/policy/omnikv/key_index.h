@@ -8,6 +8,7 @@
 #include "policy/omnikv/budget.h"
 #include "policy/omnikv/filter_layers.h"
 #include "policy/omnikv/filter_scores.h"
+#include "policy/omnikv/token_lists.h"
 #include "policy/policy.h"
 #include "policy/policy_memory.h"
 
@@ -29,20 +30,16 @@ class KeyIndex {
   // The rows of the step's tokens.
   void Append(int32_t choice, const AttendArgs& attend) const;
   // How many tokens get exact scores: once per step, before the rest.
-  void EnqueueRange(const AttendArgs& step) const;
+  void EnqueueRange(const AttendArgs& step) const { candidates_.EnqueueRange(step); }
   // What scores.AskFor asks for, without attention: approximate, but exact for the tokens that the
   // approximate scores choose and for the last ones. Reduces them.
   void Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const;
 
  private:
   PolicyContext context_;
-  RangeRule rule_;
   int32_t lists_ = 1;
-  int32_t capacity_ = 0;
   std::vector<StateView> states_;
-  // Of the layer that scores.
-  Buffer index_, count_;                   // int32 [max_seqs, lists, capacity], [max_seqs, lists]
-  Buffer bounds_, n_candidates_, n_pick_;  // int32 [max_seqs, 2], [max_seqs], [max_seqs]
+  TokenLists candidates_;  // one choice: of the layer that scores
 };
 
 }  // namespace omnikv

@@ -2,6 +2,9 @@
 // scores choose, anew at every step, the tokens that the layers up to the next filter read. With
 // dense=indexed, filters score everything by an index, and read their own choice.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "policy/omnikv/budget.h"
 #include "policy/omnikv/filter_layers.h"
@@ -10,6 +13,7 @@
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
 #include "policy/omnikv/sparse_prompt.h"
+#include "policy/omnikv/token_lists.h"
 #include "policy/policy.h"
 #include "policy/policy_memory.h"
 
@@ -32,6 +36,9 @@ class Omnikv : public Policy {
     const bool reads = layers_.indexed() && layers_.Chooses(layer) && !Shortcut(at);
     return reads ? at.tokens * index_.RowBytes() : 0;
   }
+  bool ReadsByScore() const override { return scores_.cuts(); }
+  int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                             int32_t n_kv_heads) const override;
   bool Budgeted(int32_t layer) const override { return !layers_.ReadsAll(layer); }
   std::vector<StateSpec> States() const override { return index_.States(layers_); }
   void SetStates(const std::vector<StateView>& states) override { index_.SetStates(states); }
@@ -57,11 +64,11 @@ class Omnikv : public Policy {
   std::optional<Selection> Selected(const LayerStep& step) const override;
 
  private:
-  Status Allocate();
-  // While everything fits, attention to everything is as good as choosing, and cheaper.
+  // While everything fits, attention to everything is as good as choosing, and cheaper. Not where
+  // the scores say how many tokens are enough.
   bool Shortcut(const SeqLength& at) const {
     if (context_.force_indices) return false;
-    const bool fits = at.tokens <= Budget(at.tokens) + Besides(at);
+    const bool fits = at.tokens <= Budget(at.tokens) + Besides(at) && !scores_.cuts();
     return fits ? !context_.fetches : at.tokens <= budget_.rule.dense_below;
   }
   int64_t TokensChosen(const SeqLength& at) const {
@@ -77,14 +84,7 @@ class Omnikv : public Policy {
   // Before the layer's attention, by a pass for the scores alone; then it reads what it chose.
   void ChooseFirst(int32_t choice, AttendArgs& attend) const;
   void Choose(int32_t choice, const AttendArgs& attend) const;
-  // The lists of a choice: [max_seqs, lists, capacity] tokens, [max_seqs, lists].
-  int64_t Lists(int32_t choice) const {
-    return int64_t{choice} * context_.max_seqs * scores_.lists();
-  }
-  int32_t* List(int32_t choice) const {
-    return list_.as<int32_t>() + Lists(choice) * budget_.capacity;
-  }
-  int32_t* Count(int32_t choice) const { return count_.as<int32_t>() + Lists(choice); }
+  bool has_wider() const { return below_ > 0; }
   AttnPlan ChosenPlan(int32_t choice) const;
 
   PolicyContext context_;
@@ -95,8 +95,12 @@ class Omnikv : public Policy {
   SparsePrompt prompt_;
   bool sparse_step_ = false;  // what is being recorded
   PolicyMemory memory_;
+  TokenLists chosen_;
 
-  Buffer list_, count_, bounds_, n_candidates_, n_pick_;
+  // What is worth having near: a choice by a larger budget.
+  RangeRule wider_rule_;
+  double below_ = 0;  // of the budget
+  TokenLists wider_;
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -106,21 +110,30 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
   OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_.lists(), memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
-  return context.backend != nullptr ? Allocate() : Status();
+  below_ = settings.Float("below");
+  wider_rule_ = budget_.rule;
+  wider_rule_.budget = static_cast<int32_t>(std::min(
+      static_cast<double>(context.max_context), std::ceil((1 + below_) * budget_.rule.budget)));
+  wider_rule_.share = std::min(1.0, (1 + below_) * budget_.rule.share);
+  if (context.backend == nullptr) return {};
+  OKV_RETURN_IF_ERROR(chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
+                                      scores_.lists(), memory_));
+  if (!has_wider()) return {};
+  return wider_.Prepare(context, wider_rule_, wider_rule_.budget, layers_.n_choices(),
+                        scores_.lists(), memory_);
 }
 
-Status Omnikv::Allocate() {
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(*context_.backend, n, "chosen tokens"));
-    return {};
-  };
-  const auto seqs = int64_t{context_.max_seqs};
-  const int64_t lists = Lists(layers_.n_choices());
-  OKV_RETURN_IF_ERROR(room(list_, lists * budget_.capacity));
-  OKV_RETURN_IF_ERROR(room(count_, lists));
-  OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs));
-  OKV_RETURN_IF_ERROR(room(n_candidates_, seqs));
-  return room(n_pick_, seqs);
+int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                                   int32_t n_kv_heads) const {
+  const bool chose = scores_.cuts() && !layers_.ReadsAll(layer) && !Shortcut(at);
+  if (!chose || at.tokens <= at.prompt) return HeadTokensRead(layer, at, n_kv_heads);
+  std::vector<int32_t> counts(static_cast<size_t>(scores_.lists()));
+  context_.backend->Download(
+      counts.data(), chosen_.Counts(layers_.ChoiceOf(layer)) + int64_t{seq} * scores_.lists(),
+      counts.size() * sizeof(int32_t));
+  const int64_t chosen = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return (chosen + int64_t{budget_.Split(at).recent} * scores_.lists()) *
+         (n_kv_heads / scores_.lists());
 }
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
@@ -137,35 +150,20 @@ int64_t Omnikv::TokensScored(int32_t layer, const SeqLength& at) const {
 }
 
 void Omnikv::EnqueueRange(const AttendArgs& step) const {
-  context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                          .n_seqs = step.n_seqs,
-                                          .rule = budget_.rule,
-                                          .bounds = bounds_.as<int32_t>(),
-                                          .n_candidates = n_candidates_.as<int32_t>(),
-                                          .n_pick = n_pick_.as<int32_t>()});
+  chosen_.EnqueueRange(step);
+  if (has_wider()) wider_.EnqueueRange(step);
 }
 
 void Omnikv::Choose(int32_t choice, const AttendArgs& attend) const {
-  scores_.Choose(choice, {.seqs = attend.seqs,
-                          .n_candidates = n_candidates_.as<int32_t>(),
-                          .n_pick = n_pick_.as<int32_t>(),
-                          .index = List(choice),
-                          .count = Count(choice),
-                          .capacity = budget_.capacity,
-                          .n_seqs = attend.n_seqs});
+  scores_.Choose(choice, chosen_.Choice(choice, attend));
+  if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend));
 }
 
 AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
-  PlanSegment chosen;
-  chosen.kind = SegmentKind::kList;
-  chosen.lists = scores_.lists();
-  chosen.index = List(choice);
-  chosen.count = Count(choice);
-  chosen.capacity = budget_.capacity;
   PlanSegment recent;
-  recent.bounds = bounds_.as<int32_t>();
+  recent.bounds = chosen_.Recent();
   AttnPlan plan;
-  plan.Add(chosen);
+  plan.Add(chosen_.Segment(choice));
   plan.Add(recent);
   return plan;
 }
@@ -236,15 +234,21 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
 
 DeclaredReads Omnikv::Reads() const {
   DeclaredReads reads;
-  // All of them read everything, for the scores; or what is read by heads has no working set.
-  const bool sets = !layers_.every_layer() && !scores_.per_kv_head();
-  if (!sets && !layers_.indexed()) return reads;
-  reads.n_selections = sets ? layers_.n_filters() : 0;
+  const bool selections = !layers_.every_layer();
+  if (!selections && !layers_.indexed()) return reads;  // all read everything, for the scores
   reads.max_tokens = budget_.max_tokens;
+  if (selections) {
+    reads.n_selections = layers_.n_filters();
+    reads.by_token = !scores_.per_kv_head();
+    reads.max_recent = budget_.MaxRecent();
+    const auto context = static_cast<int32_t>(context_.max_context);
+    reads.max_below = std::max<int64_t>(
+        0, BudgetAt(wider_rule_.budget, wider_rule_.share, context) - budget_.At(context));
+  }
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    reads.selection_of.push_back(layers_.ReadsAll(layer)         ? -1
-                                 : sets && !layers_.Dense(layer) ? layers_.FilterOf(layer)
-                                                                 : kFewRows);
+    reads.selection_of.push_back(layers_.ReadsAll(layer)               ? -1
+                                 : selections && !layers_.Dense(layer) ? layers_.FilterOf(layer)
+                                                                       : kFewRows);
   }
   return reads;
 }
@@ -253,8 +257,10 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   const bool selects = step.prefill ? SelectsAtPromptEnd(step) : sparse_step_;
   if (!selects || layers_.every_layer() || scores_.per_kv_head()) return std::nullopt;
   if (!layers_.IsFilter(step.layer)) return std::nullopt;
+  const int32_t choice = layers_.ChoiceOf(step.layer);
   return Selection{.number = layers_.FilterOf(step.layer),
-                   .plan = ChosenPlan(layers_.ChoiceOf(step.layer))};
+                   .plan = ChosenPlan(choice),
+                   .wider = has_wider() ? wider_.Segment(choice) : PlanSegment{}};
 }
 
 }  // namespace
@@ -263,6 +269,8 @@ PolicyInfo OmnikvPolicy() {
   return {.name = "omnikv",
           .summary = "filter layers read everything and choose what the others read (OmniKV)",
           .facts = OmnikvFacts(),
+          .kind = PolicyKind::kSelects,
+          .knob = {.key = "budget", .with = {{"dense_below", "0"}}},
           .settings = OmnikvSettings(),
           .make = [] { return std::make_unique<Omnikv>(); },
           .batches = true,

@@ -10,20 +10,21 @@
 namespace omnikv {
 
 PolicyFacts OmnikvFacts() {
-  return {
-      .source = "OmniKV, Hao et al. 2025",
-      .chooses =
-          "at every step in filter layers, by the weights of the last query, highest of "
-          "all heads; dense=indexed: in dense layers too, by an int4 copy of K and then by K",
-      .keeps =
-          "all rows; those of layers that read a choice may live on the host, with a "
-          "working set on the device",
-      .reads =
-          "filter and dense layers N rows, the others b and the last generated ones; "
-          "dense=indexed: all layers those, filter and dense layers besides the int4 K of N "
-          "tokens and K of 4 b",
-      .holds = "N rows; dense=indexed: and the int4 K of N tokens in filter and dense layers",
-      .loses = "nothing (0 of 8 answers); tokens far back where no filter layer looks for them"};
+  return {.source = "OmniKV, Hao et al. 2025",
+          .chooses =
+              "at every step in filter layers, by the weights of the last query, highest of "
+              "all heads; dense=indexed: in dense layers too, by an int4 copy of K and then by K",
+          .keeps =
+              "all rows; those of layers that read a choice may live on the host, with a "
+              "working set on the device",
+          .reads =
+              "filter and dense layers N rows, the others b and the last generated ones; "
+              "dense=indexed: all layers those, filter and dense layers besides the int4 K of N "
+              "tokens and K of 4 b",
+          .holds = "N rows; dense=indexed: and the int4 K of N tokens in filter and dense layers",
+          .loses =
+              "nothing (0 of 8 answers; its dense layers alone read a quarter of what full "
+              "reads); tokens far back where no filter layer looks for them"};
 }
 
 std::vector<SettingSpec> OmnikvSettings() {
@@ -85,6 +86,13 @@ std::vector<SettingSpec> OmnikvSettings() {
        .help = "first tokens that are selected whatever their scores, in the budget",
        .min = 0,
        .max = 1e9},
+      {.key = "top_p",
+       .type = SettingType::kFloat,
+       .default_value = "1",
+       .help = "share of the weight of all candidates that the selected tokens hold together: the "
+               "fewest that do, at most budget; 1: as many as budget says",
+       .min = 0.01,
+       .max = 1},
       {.key = "dense_after_filter",
        .type = SettingType::kBool,
        .default_value = "auto",
@@ -98,6 +106,13 @@ std::vector<SettingSpec> OmnikvSettings() {
        .min = 0,
        .max = 1e9,
        .allow_auto = true},
+      {.key = "below",
+       .type = SettingType::kFloat,
+       .default_value = "0",
+       .help = "tokens that rank just below the selected ones, as a share of the budget, for a "
+               "measurement of hits where these come ahead of their turn; 0: none",
+       .min = 0,
+       .max = 16},
       {.key = "select_every_layer",
        .type = SettingType::kBool,
        .default_value = "0",
@@ -183,6 +198,15 @@ std::vector<SettingList> OmnikvTestSettings() {
       {{"mem", "0.3"}, {"dense", "indexed"}},
       {{"budget", "24"}, {"dense", "indexed"}, {"selector", "exp"}, {"window", "5"}},
       {{"budget", "16"}, {"dense", "indexed"}, {"select_every_layer", "1"}, {"rescore", "2"}},
+      {{"budget", "40"}, {"dense", "indexed"}, {"top_p", "0.5"}, {"tail", "3"}},
+      {{"budget", "40"}, {"tail", "3"}, {"top_p", "0.6"}, {"selector", "uniform"}, {"window", "5"}},
+      {{"budget", "40"},
+       {"tail", "2"},
+       {"top_p", "0.4"},
+       {"lists", "per_kv_head"},
+       {"selector", "exp"},
+       {"window", "4"},
+       {"sinks", "3"}},
       {{"budget", "24"}, {"prefill", "sparse"}, {"r", "1"}},
       {{"budget", "24"},
        {"filters", "1,3"},

@@ -127,7 +127,10 @@ PolicyInfo StreamingPolicy() {
                     .keeps = "the first rows and the last ones, on the device",
                     .reads = "b rows",
                     .holds = "b + 64 rows",
-                    .loses = "what lies between the first rows and the last (6 of 8 answers)"},
+                    .loses = "what lies between the first rows and the last (6 of 8 answers; 2 "
+                             "of 2 at a quarter of what full reads)"},
+          .kind = PolicyKind::kWindow,
+          .knob = {.key = "budget"},
           .settings = {{.key = "sinks",
                         .type = SettingType::kInt,
                         .default_value = "4",

@@ -37,7 +37,10 @@ PolicyInfo StridedPolicy() {
                     .keeps = "b rows of each layer, on the device",
                     .reads = "b + 1 rows",
                     .holds = "b rows",
-                    .loses = "most single tokens of the past (8 of 8 answers)"},
+                    .loses = "most single tokens of the past (8 of 8 answers, also at a quarter "
+                             "of what full reads)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .default_value = "1024",
                         .help = "tokens that a layer keeps, sinks included",

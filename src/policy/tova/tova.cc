@@ -52,7 +52,10 @@ PolicyInfo TovaPolicy() {
                     .keeps = "b rows of each layer, on the device",
                     .reads = "b + 1 rows, and their K once more",
                     .holds = "b rows",
-                    .loses = "most of the prompt (8 of 8 answers)"},
+                    .loses = "most of the prompt (8 of 8 answers, also at a quarter of what full "
+                             "reads)"},
+          .kind = PolicyKind::kForgets,
+          .knob = {.key = "budget"},
           .settings = {{.key = "budget",
                         .type = SettingType::kInt,
                         .default_value = "1024",

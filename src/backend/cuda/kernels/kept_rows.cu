@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kStoreThreads)
   const int32_t head = at / pieces;
   const int32_t to_head = a.To(head);
   if (to_head < 0) return;
-  const KvTarget from = RowOf(a.from, blockIdx.x);
+  const KvTarget from = a.Source(static_cast<int32_t>(blockIdx.x));
   const KvTarget to = TargetOf(a, a.rows[blockIdx.x]);
   reinterpret_cast<Word*>(HeadOfSlice(a.kv, to, i, to_head))[at % pieces] =
       reinterpret_cast<const Word*>(HeadOfSlice(a.from, from, i, head))[at % pieces];

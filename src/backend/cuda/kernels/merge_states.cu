@@ -1,4 +1,5 @@
-// Partial results of attentions become one, by the logarithms of their sums.
+// Partial results of attentions become one, by the logarithms of their sums. Heads that are
+// attended to together come together.
 #include <type_traits>
 
 #include "backend/cuda/kernels/pack.cuh"
@@ -58,6 +59,20 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (a.lse != nullptr && lane == 0) a.lse[at] = sum > 0 ? top + logf(sum) : -kInf;
 }
 
+// Grid: (rows, heads named).
+template <typename Word>
+__global__ void __launch_bounds__(32 * kWarps)
+    PickHeadsKernel(const __grid_constant__ PickHeadsArgs a, int32_t named) {
+  GridTrigger();
+  GridWait();
+  const auto r = static_cast<int32_t>(blockIdx.x);
+  const auto n = static_cast<int32_t>(blockIdx.y);
+  const auto* const from = reinterpret_cast<const Word*>(a.from + a.From(r, n, named));
+  auto* const to = reinterpret_cast<Word*>(a.to + a.To(r, n, named));
+  const auto words = static_cast<int32_t>(a.width * sizeof(float) / sizeof(Word));
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < words; i += 32 * kWarps) to[i] = from[i];
+}
+
 }  // namespace
 
 void MergeStates(const MergeStatesArgs& args, const Launch& launch) {
@@ -68,6 +83,16 @@ void MergeStates(const MergeStatesArgs& args, const Launch& launch) {
   const bool wide = args.dv % 4 == 0 && addresses % 16 == 0;
   LaunchKernel(wide ? MergeStatesKernel<4> : MergeStatesKernel<1>, launch,
                dim3(static_cast<unsigned>(CeilDiv(row_heads, kWarps))), dim3(32 * kWarps), 0, args);
+}
+
+void PickHeads(const PickHeadsArgs& args, const Launch& launch) {
+  const int32_t named = args.Named();
+  if (args.n_rows == 0 || named == 0) return;
+  const bool wide =
+      args.width % 4 == 0 && (AddressBits(args.from) | AddressBits(args.to)) % 16 == 0;
+  LaunchKernel(wide ? PickHeadsKernel<float4> : PickHeadsKernel<float>, launch,
+               dim3(static_cast<unsigned>(args.n_rows), static_cast<unsigned>(named)),
+               dim3(32 * kWarps), 0, args, named);
 }
 
 }  // namespace omnikv::cuda

@@ -1,0 +1,14 @@
+// What the CUDA backend says of itself before any op: which ops it takes, and what they need.
+#pragma once
+
+#include "backend/backend.h"
+#include "backend/cuda/launch.h"
+
+namespace omnikv::cuda {
+
+// Backend::Supports, WorkBytes and SelectionBytes on a card.
+Support SupportsOp(const Op& op, const Device& device);
+size_t BytesToWork(const StepLimits& limits, const Device& device, bool full_precision);
+size_t BytesOfSelection(const Device& device);
+
+}  // namespace omnikv::cuda

@@ -1,0 +1,53 @@
+#include "engine/compositions.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace omnikv {
+namespace {
+
+bool Forgets(const Policy& policy) {
+  return policy.Kept().rows > 0;
+}
+bool NothingForTheHost(const Policy& policy) {
+  const DeclaredReads reads = policy.Reads();
+  const bool values = std::count(reads.few_values.begin(), reads.few_values.end(), true) > 0;
+  const bool few_rows =
+      std::count(reads.selection_of.begin(), reads.selection_of.end(), kFewRows) > 0;
+  return reads.n_selections == 0 && reads.streamed.layers == 0 && !values && !few_rows;
+}
+bool Always(const Policy&) {
+  return true;
+}
+
+constexpr UseRule kRules[] = {
+    {Use::kPlacedOnHost, "place=host", NothingForTheHost,
+     "`place` is host, but policy {0} reads no layer sparsely: {1}"},
+    {Use::kBesideHostKv, "K/V on the host for another policy", Forgets,
+     "policy {0} forgets rows, and cannot run where K or V of layers are on the host, as the "
+     "policy of the engine has them: open the engine with {0}"},
+    {Use::kStreamedBatch, "a batch over streamed layers", Always,
+     "policy {0} passes layers through the card one after another, and cannot serve a batch of "
+     "{1} sequences"},
+    {Use::kStreamedStep, "a shared step over streamed layers", Always,
+     "policy {0} passes layers through the card one after another, and cannot share a step"},
+    {Use::kOthersHeads, "KV heads that another policy gives back", Always,
+     "policy {0} reads what policy {1}, with which the engine was opened, gives back of KV head "
+     "{2} in layer {3}"},
+};
+
+}  // namespace
+
+std::span<const UseRule> UseRules() {
+  return kRules;
+}
+
+const UseRule& RuleOf(Use use) {
+  const auto rule = std::find_if(std::begin(kRules), std::end(kRules),
+                                 [use](const UseRule& r) { return r.use == use; });
+  OKV_CHECK(rule != std::end(kRules));
+  return *rule;
+}
+
+}  // namespace omnikv

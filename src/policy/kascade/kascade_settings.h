@@ -1,0 +1,16 @@
+// What the policy says of itself: facts, settings, and those that tests run.
+#pragma once
+
+#include <vector>
+
+#include "policy/policy.h"
+
+namespace omnikv {
+
+PolicyFacts KascadeFacts();
+std::vector<SettingSpec> KascadeSettings();
+// PolicyInfo::covering, test_settings.
+std::vector<SettingList> KascadeCovering(int64_t length);
+std::vector<SettingList> KascadeTestSettings();
+
+}  // namespace omnikv

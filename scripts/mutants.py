@@ -47,6 +47,7 @@ TOP_P = "src/policy/omnikv/top_p"
 COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
 COMPOSITIONS = "src/engine/compositions.cc"
 EXPECTED = "src/policy/expected_attention/expected_attention.cc"
+KEY_INDEX = "src/policy/omnikv/key_index.cc"
 WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 INFLLM = "src/policy/infllm/"
@@ -211,10 +212,26 @@ FAULTS = {
     "quest_threads_without_tokens_deviate": (
         KERNELS + "summary.cu", "tokens_of(turn) * away * away", "away * away"),
     "omnikv_heads_read_the_first_list": (
-        "src/policy/omnikv/omnikv.cc", "  chosen.lists = scores_.lists();\n", ""),
+        "src/policy/omnikv/token_lists.cc", "          .lists = lists_,\n", ""),
     "omnikv_best_of_the_group": (
         "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
         "HeadReduce::kMax"),
+    "indexed_scores_stay_those_of_the_index": (
+        KEY_INDEX, "  scores.Reduce(choice, attend);\n}\n", "}\n"),
+    "indexed_last_tokens_not_rescored": (
+        KEY_INDEX, ".bounds = candidates_.Recent(),", ".bounds = list.n_candidates,"),
+    "indexed_rescores_the_budget_alone": (
+        "src/policy/omnikv/budget.cc", "static_cast<double>(settings.Int(\"rescore\"))", "1.0"),
+    "indexed_sparse_layers_read_the_dense_layer_below": (
+        "src/policy/omnikv/filter_layers.cc", "static_cast<size_t>(filter)])]",
+        "static_cast<size_t>(filter)] + layers.Chooses(layer - 1))]"),
+    "index_codes_of_the_upper_half_not_shifted": (
+        KERNELS + "index.cu", "codes.v[1][e] >> (4 * upper)", "codes.v[1][e]"),
+    "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
+    "index_zero_of_a_key_left_out": (
+        KERNELS + "index.cu", "ranges[i / 2].scale * dot + ranges[i / 2].zero", "ranges[i / 2].scale * dot + 0 * ranges[i / 2].zero"),
+    "rescored_tokens_count_twice": (
+        KERNELS + "index.cu", "fmaxf(0.0f, 1 - before) + after", "1 + after"),
     "omnikv_sinks_compete": (
         "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
     "omnikv_chunk_of_the_first_sequence": (

@@ -64,6 +64,9 @@ const std::map<std::string, std::string>& Examples() {
   omnikv analyze heads --docs 1 --tokens 2k
   omnikv analyze heads --docs 1 --tokens 2k --sinks 4 --recent 64 -o /tmp/gates.tsv
   omnikv analyze heads -f README.md --json)"},
+                                                              {"index", R"(
+  omnikv analyze index --docs 1 --tokens 2k
+  omnikv analyze index --docs 1 --tokens 4k --rows 4 --step 1 --json)"},
                                                               {"quickstart", R"(
   omnikv eval quickstart --policies streaming
   omnikv eval document --tokens 2k --out /tmp/doc && omnikv eval quickstart --document /tmp/doc)"},

@@ -14,6 +14,7 @@ from oracle.kascade import Kascade
 from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
 from oracle.omnikv import OmniKv
+from oracle.omnikv_indexed import OmniKvIndexed
 from oracle.policy import Full
 from oracle.pyramidkv import PyramidKv
 from oracle.quest import Quest
@@ -32,6 +33,7 @@ KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "
          "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
          "kascade": Kascade, "pyramidkv": PyramidKv,
          "infllm": InfLlm}
+INDEXED = "omnikv_indexed"  # cases of omnikv that have a file of their own
 
 
 def gates():
@@ -56,7 +58,8 @@ def make_policy(policy, settings):
         settings["anchors"] = [int(a) for a in settings["anchors"].split(",")]
     if policy == "blocks" and settings.pop("compat", "none") == "kt":
         return BlocksKt(**settings)
-    return KINDS[policy](**settings)
+    kind = OmniKvIndexed if settings.get("dense") == "indexed" else KINDS[policy]
+    return kind(**settings)
 
 
 def first_cases():
@@ -254,6 +257,24 @@ OTHERS = {
              "chunk_1": {"chunk": 1, "recent": 17}, "chunk_is_window": {"chunk": 24, "recent": 24},
              "odd": {"block": 5, "budget": 15, "sinks": 10, "recent": 13, "chunk": 7,
                      "cache": 3}}.items()}),
+    INDEXED: (
+        LENGTHS,
+        {budget: {"filters": "1,4", "dense_after_filter": 0, "budget": budget, "tail": 4,
+                  "dense": "indexed"} for budget in (8, 16, 28)},
+        {name: {"filters": "1,4", "dense_after_filter": 0, "budget": 16, "tail": 4,
+                "dense": "indexed", **which}
+         for name, which in {
+             "rescore_1": {"rescore": 1, "budget": 12},
+             "rescore_2": {"rescore": 2, "dense_after_filter": 1},
+             "rescore_all": {"rescore": 100, "budget": 20},
+             "raw": {"score": "raw", "rescore": 2},
+             "by_head": {"lists": "per_kv_head"},
+             "raw_by_head": {"lists": "per_kv_head", "score": "raw", "rescore": 1},
+             "uniform": {"selector": "uniform", "window": 4, "rescore": 2},
+             "exp_by_head": {"lists": "per_kv_head", "selector": "exp", "window": 4, "sinks": 3},
+             "every_layer": {"select_every_layer": 1, "rescore": 2}}.items()} |
+        {"mem": {"filters": "1,4", "dense_after_filter": 0, "mem": 0.2, "tail": 4,
+                 "dense": "indexed", "rescore": 2}}),
     "kascade": (
         LENGTHS,
         {share: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": share, "least": 8}
@@ -298,4 +319,6 @@ def cases():
             own[f"{policy}_{budget}_of_{n_prompt}"] = (policy, settings, n_prompt)
         for name, settings in others.items():
             own[f"{policy}_{name}"] = (policy, settings, lengths[-1])
+    own = out[f"policies_{INDEXED}"]
+    own.update({name: ("omnikv", *case) for name, (_, *case) in own.items()})
     return out

@@ -117,6 +117,14 @@ class OmniKv(PerHead):
         tokens = (Fraction(str(self.mem)) * layers - dense) / (layers - dense) * n
         return max(1, math.ceil(tokens))
 
+    def split(self, context, budget):
+        """The last tokens that are read by themselves, and what the budget leaves of others."""
+        n_gen = context.n - context.n_prompt
+        recent = n_gen if self.tail == "all" else min(self.tail, n_gen)
+        while self.selector != "last" and recent < min(self.window, context.n) and budget:
+            recent, budget = recent + 1, budget - 1
+        return recent, budget
+
     def enough(self, scores, most):
         """How many of the best stay, at most so many; and by how much of all weights those may move
         before another number does (None: whatever they are)."""
@@ -133,12 +141,7 @@ class OmniKv(PerHead):
 
     def choose(self, context, layer, p, head):
         n = p + 1
-        n_gen = n - context.n_prompt
-        besides = n_gen if self.tail == "all" else min(self.tail, n_gen)
-        left = self.budget_at(context, n)
-        recent = besides
-        while self.selector != "last" and recent < min(self.window, n) and left:
-            recent, left = recent + 1, left - 1
+        recent, left = self.split(context, self.budget_at(context, n))
         scores = self.scores(context, layer, p, head)[:n - recent]
         stay, slack = self.enough(scores, left)
         chosen, gap = best(scores, stay)

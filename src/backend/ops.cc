@@ -177,6 +177,43 @@ struct CostVisitor {
     c.bytes_read = c.kv_bytes;
     return c;
   }
+  Cost operator()(const IndexKeysArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      const int64_t keys = int64_t{a.seqs[s].q_len} * a.kv.n_kv_heads;
+      c.kv_bytes += KvBytes(a.kv, keys, /*values=*/false);
+      c.bytes_written += U(a.seqs[s].q_len) * U(a.out.row_bytes);
+      c.flops += 2 * U(keys) * U(a.kv.dk);
+    }
+    c.bytes_read = c.kv_bytes;
+    return c;
+  }
+  Cost operator()(const IndexScoreArgs& a) const {
+    Cost c;
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      const uint64_t n = U(a.rows[r].pos) + 1;
+      c.kv_bytes += n * U(a.index.row_bytes);
+      c.bytes_written += 4 * (n + 1) * U(a.n_heads);
+      c.flops += 2 * n * U(a.n_heads) * U(a.dk);
+    }
+    c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * U(a.dk);
+    return c;
+  }
+  Cost operator()(const RescoreArgs& a) const {
+    Cost c;
+    const uint64_t list_heads = U(a.n_heads / a.lists);
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      for (int32_t l = 0; l < a.lists; ++l) {
+        const int64_t n = RescoredOf(a, a.rows[r], l).size();
+        c.kv_bytes += KvBytes(a.kv, n * (a.kv.n_kv_heads / a.lists), /*values=*/false);
+        c.bytes_read += 4 * U(n) * list_heads;
+        c.bytes_written += 4 * (U(n) + 1) * list_heads;
+        c.flops += 2 * U(n) * list_heads * U(a.kv.dk);
+      }
+    }
+    c.bytes_read += c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * (U(a.kv.dk) + 1);
+    return c;
+  }
   Cost operator()(const QueryMomentsArgs& a) const {
     Cost c;
     if (a.steps->q_len == 0) return c;
@@ -319,6 +356,9 @@ struct NameVisitor {
   std::string_view operator()(const BlockSummaryArgs&) const { return "BlockSummary"; }
   std::string_view operator()(const BlockScoreArgs&) const { return "BlockScore"; }
   std::string_view operator()(const KeyScoreArgs&) const { return "KeyScore"; }
+  std::string_view operator()(const IndexKeysArgs&) const { return "IndexKeys"; }
+  std::string_view operator()(const IndexScoreArgs&) const { return "IndexScore"; }
+  std::string_view operator()(const RescoreArgs&) const { return "Rescore"; }
   std::string_view operator()(const QueryMomentsArgs&) const { return "QueryMoments"; }
   std::string_view operator()(const ExpectedScoreArgs&) const { return "ExpectedScore"; }
   std::string_view operator()(const AgedScoresArgs&) const { return "AgedScores"; }

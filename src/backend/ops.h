@@ -17,6 +17,7 @@
 #include <variant>
 
 #include "backend/attn_plan.h"
+#include "backend/index_ops.h"
 #include "backend/sampling.h"
 #include "backend/score_ops.h"
 #include "base/dtype.h"
@@ -582,13 +583,13 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
   return op;
 }
 
-using Op =
-    std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
-                 LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
-                 BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, QueryMomentsArgs,
-                 ExpectedScoreArgs, AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs,
-                 WorkingSetArgs, FetchRowsArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs,
-                 LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
+using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
+                        LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
+                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs,
+                        IndexScoreArgs, RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs,
+                        AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs, WorkingSetArgs,
+                        FetchRowsArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs,
+                        LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -20,9 +20,14 @@ struct StreamedLayers {
   int32_t max_ahead = 1;  // as many of these as there is room for
 };
 
+// DeclaredReads::selection_of a layer whose steps read few rows, but by no selection that was made
+// before its turn: its K/V may live away from the device, where steps read and write them in place.
+inline constexpr int32_t kFewRows = -2;
+
 // Layers that read one selection of tokens can keep what they read together.
 struct DeclaredReads {
-  // The selection that each layer reads, below n_selections; -1: everything, or ranges of tokens.
+  // The selection that each layer reads, below n_selections; kFewRows; -1: everything, or ranges of
+  // tokens.
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;   // that a layer reads by a selection in one step, at most

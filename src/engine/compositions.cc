@@ -13,7 +13,9 @@ bool Forgets(const Policy& policy) {
 bool NothingForTheHost(const Policy& policy) {
   const DeclaredReads reads = policy.Reads();
   const bool values = std::count(reads.few_values.begin(), reads.few_values.end(), true) > 0;
-  return reads.n_selections == 0 && reads.streamed.layers == 0 && !values;
+  const bool few_rows =
+      std::count(reads.selection_of.begin(), reads.selection_of.end(), kFewRows) > 0;
+  return reads.n_selections == 0 && reads.streamed.layers == 0 && !values && !few_rows;
 }
 bool Always(const Policy&) {
   return true;

@@ -10,7 +10,7 @@
 namespace omnikv {
 
 Status CheckMeasuredTexts(const EngineCore& core, std::span<const std::vector<int32_t>> texts,
-                          int32_t window, int64_t least, const std::string& why) {
+                          int64_t window, int64_t least, const std::string& why) {
   if (GlobalLayers(core.config) == 0) {
     return Unsupported(
         fmt::format("{}: every layer has a sliding window, expected some that attend to all tokens",

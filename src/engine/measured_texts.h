@@ -19,7 +19,7 @@ using MeasureProgress = std::function<void(double done)>;
 // `why` says ("that a streaming head reads"), and for a window of more rows than a step has.
 // kUnsupported for a model without global attention.
 Status CheckMeasuredTexts(const EngineCore& core, std::span<const std::vector<int32_t>> texts,
-                          int32_t window, int64_t least, const std::string& why);
+                          int64_t window, int64_t least, const std::string& why);
 
 // Computes each text under the policy that `make` makes, and then calls `visit` with it. Texts that
 // begin as the one before are computed from where they part. REQUIRES a text, and that

@@ -213,14 +213,20 @@ class Placement {
     plan.attends_away =
         reads.max_recent > 0 &&
         (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
-    std::vector<size_t> can_go;
+    std::vector<size_t> can_go;    // by working sets or stages, or attended to away: these go first
+    std::vector<size_t> in_place;  // is how they would be read
     int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
       if (global) --after;
-      const bool selects = reads.selection_of[layer] >= 0 && (reads.by_token || plan.attends_away);
-      if (selects || (global && after < streamed.layers)) can_go.push_back(layer);
+      if ((reads.selection_of[layer] >= 0 && (reads.by_token || plan.attends_away)) ||
+          (global && after < streamed.layers)) {
+        can_go.push_back(layer);
+      } else if (reads.selection_of[layer] == kFewRows) {
+        in_place.push_back(layer);
+      }
     }
+    can_go.insert(can_go.begin(), in_place.begin(), in_place.end());
     if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, plan);
     const bool all = options_.place == "host" || streamed.always;
     for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
@@ -271,7 +277,10 @@ class Placement {
     const auto layer_token = plan.kv_per_token / config_.layers.size();
     plan.host_layers =
         static_cast<int32_t>(std::count(plan.tiers.begin(), plan.tiers.end(), TierKind::kHost));
-    const auto n_host = static_cast<size_t>(plan.host_layers);
+    size_t in_sets = 0;  // layers
+    for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
+      in_sets += plan.tiers[layer] == TierKind::kHost && reads.selection_of[layer] >= 0 ? 1 : 0;
+    }
     plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
     if (plan.attends_away) return FitsAway(reads, bank, plan);
@@ -285,7 +294,7 @@ class Placement {
     if (asked == 0 &&
         reads.n_selections > 0) {  // what is left widens the working sets, up to everything
       const size_t slot =
-          sessions * (n_host * layer_token + 8 * static_cast<size_t>(reads.n_selections));
+          sessions * (in_sets * layer_token + 8 * static_cast<size_t>(reads.n_selections));
       const size_t more = (room_ - least) / slot;
       sets.n_slots = static_cast<int32_t>(std::min<size_t>(
           static_cast<size_t>(reads.max_tokens) + more, static_cast<size_t>(plan.context) + 1));

@@ -81,11 +81,12 @@ TEST_F(Flags, AnUnknownFlagIsNamed) {
 }
 
 TEST_F(Flags, AnalyzeHeadsRefusesWhatItCannotMeasure) {
-  Refused("analyze",
-          "omnikv analyze needs a subcommand: anchors, heads (omnikv analyze --help says what they "
-          "do)");
+  Refused(
+      "analyze",
+      "omnikv analyze needs a subcommand: anchors, heads, index (omnikv analyze --help says what "
+      "they do)");
   Refused("analyze head",
-          "there is no subcommand 'head': did you mean heads? There are: anchors, heads");
+          "there is no subcommand 'head': did you mean heads? There are: anchors, heads, index");
   Refused("analyze heads --file x --docs 2", "--file excludes --docs");
   Refused("analyze heads -o ''", "-o is empty, expected a text");
   Refused("analyze heads -f " + (dir_ / "none.txt").string(),

@@ -458,6 +458,29 @@ TEST_F(Output, AnalyzeHeadsReadsTexts) {
   EXPECT_GT(std::abs(first_gate(other) - first_gate(one)), 1e-3);
 }
 
+// The shipped model's index finds nearly all of the best tokens of a document.
+TEST_F(Output, AnalyzeIndexTellsWhatAnIndexFinds) {
+  const std::string made_up = "analyze index --docs 1 --tokens 2k --rows 2 --step 1";
+  const Outcome o = Good(made_up);
+  EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 1 + 16 + 1);
+  EXPECT_THAT(o.out, HasSubstr("best   64 of   256"));
+  const json object = GoodJson(made_up + " --json");
+  ExpectFields(object, {"device", "texts", "longest", "rows", "step", "recalls"});
+  EXPECT_EQ(object.at("texts"), 4);
+  EXPECT_GT(object.at("longest"), 1900);
+  ASSERT_EQ(object.at("recalls").size(), 2u);
+  EXPECT_EQ(object.at("recalls").at(1).at("best"), 256);
+  EXPECT_EQ(object.at("recalls").at(1).at("rescored"), 1024);
+  for (const json& of : object.at("recalls")) {
+    ASSERT_EQ(of.at("recall").size(), 16u);
+    for (const json& recall : of.at("recall")) {
+      EXPECT_GT(recall, 0.8);
+      EXPECT_LE(recall, 1);
+    }
+  }
+  EXPECT_THAT(Run("analyze index --docs 1 --tokens 500").err, HasSubstr("expected more than the 1144"));
+}
+
 TEST_F(Output, InfoTellsWhatAModelTakes) {
   EXPECT_THAT(Good("info").out, HasSubstr("8192"));
   const json info = GoodJson("info --json --ctx 1000");

@@ -71,6 +71,14 @@ class HostLayers : public OnDevice {
           .settings = {{"filters", "1,3"}, {"budget", "40"}, {"dense_after_filter", "0"}},
           .force_indices = true},
          "host"},
+        {"few rows in place",
+         {.name = "omnikv",
+          .settings = {{"filters", "1,3"},
+                       {"budget", "40"},
+                       {"dense", "indexed"},
+                       {"dense_after_filter", "0"}},
+          .force_indices = true},
+         "host"},
         {"V in place", {.name = "kcache", .settings = {{"budget", "24"}}}}};
   }
 };
@@ -152,7 +160,15 @@ TEST_P(HostLayers, AttentionOnTheHostIsAttention) {
                     {"dense_layers", "0"}}},
       {.name = "quest", .settings = {{"budget", "64"}}, .force_indices = true},
       {.name = "omnikv",
-       .settings = {{"filters", "1,3"}, {"budget", "40"}, {"tail", "4"}, {"dense_below", "160"}}}};
+       .settings = {{"filters", "1,3"}, {"budget", "40"}, {"tail", "4"}, {"dense_below", "160"}}},
+      // Beside layers that the device reads in place.
+      {.name = "omnikv",
+       .settings = {{"filters", "1,3"},
+                    {"budget", "40"},
+                    {"tail", "4"},
+                    {"dense", "indexed"},
+                    {"lists", "per_kv_head"}},
+       .force_indices = true}};
   for (const PolicyOptions& policy : policies) {
     const auto expected = Play(*Open(policy, "device", 0, "attend"), policy);
     for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {

@@ -99,6 +99,59 @@ TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
   }
 }
 
+// Dense layers that read few rows go after all others, and have no working set.
+TEST_F(PlacementTest, LayersThatReadInPlaceGoLast) {
+  options_.policy.settings.push_back({"dense", "indexed"});
+  bool dense = false;
+  for (const size_t gib : {30, 26, 24, 22, 20, 19}) {
+    const auto plan = Plan(gib * kGiB);
+    ASSERT_TRUE(plan.ok()) << gib << ": " << plan.status().message();
+    EXPECT_LE(OnCard(*plan), gib * kGiB);
+    for (const size_t layer : {0, 1, 2, 3, 8, 9, 18, 19}) {
+      if (plan->tiers[layer] == TierKind::kDevice) continue;
+      dense = true;
+      EXPECT_GE(plan->host_layers, 25) << "before a layer with a working set";
+    }
+  }
+  EXPECT_TRUE(dense);
+  options_.place = "host";
+  const auto all = Plan(27 * kGiB);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_EQ(all->host_layers, 32);
+  // The room that their K/V leave widens the working sets of the other 24.
+  options_.policy.settings.pop_back();
+  const auto sparse = Plan(27 * kGiB);
+  ASSERT_TRUE(sparse.ok()) << sparse.status().message();
+  EXPECT_EQ(sparse->host_layers, 24);
+  EXPECT_GT(all->working_set, sparse->working_set);
+}
+
+// The host attends for layers that read a selection, and leaves those that read in place alone.
+TEST_F(PlacementTest, LayersThatReadInPlaceAreNotAttendedToAway) {
+  options_.place = "host";
+  options_.host_reads = "attend";
+  const auto sparse = Plan(27 * kGiB);
+  ASSERT_TRUE(sparse.ok()) << sparse.status().message();
+  ASSERT_EQ(sparse->host_layers, 24);
+  options_.policy.settings.push_back({"dense", "indexed"});
+  const auto all = Plan(27 * kGiB);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_TRUE(all->attends_away);
+  EXPECT_EQ(all->host_layers, 32);
+  const auto rows = [&](const MemoryPlan& plan) {
+    return plan.working_sets - Bank::StageBytes(MakeBankConfig(config_, plan, 1));
+  };
+  EXPECT_EQ(rows(*all), rows(*sparse)) << "the card keeps last tokens of 24 layers";
+  // Where no layer reads a selection, the others still go.
+  options_.host_reads = "auto";
+  options_.policy.settings.push_back({"select_every_layer", "1"});
+  const auto none = Plan(27 * kGiB);
+  ASSERT_TRUE(none.ok()) << none.status().message();
+  EXPECT_FALSE(none->attends_away);
+  EXPECT_EQ(none->host_layers, 32);
+  EXPECT_EQ(none->working_set, 0);
+}
+
 TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   options_.place = "host";
   const auto small = Plan(24 * kGiB);

@@ -304,7 +304,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "policies_knorm", "policies_keydiff",
                                          "policies_expected_attention", "policies_h2o",
                                          "policies_blocks", "policies_strided", "policies_kascade",
-                                         "policies_omnikv", "policies_infllm", "policies_pyramidkv",
+                                         "policies_omnikv", "policies_omnikv_indexed",
+                                         "policies_infllm", "policies_pyramidkv",
                                          "policies_kvpress")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(

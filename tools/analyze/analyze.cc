@@ -8,6 +8,7 @@ void AddAnalyze(CLI::App& app, Command& command) {
   analyze->require_subcommand(1);
   AddAnalyzeAnchors(*analyze, command);
   AddAnalyzeHeads(*analyze, command);
+  AddAnalyzeIndex(*analyze, command);
 }
 
 }  // namespace omnikv::tools

@@ -45,15 +45,11 @@ Result<Texts> TextsOf(const MeasureFlags& f, const std::vector<std::string>& giv
 
 }  // namespace
 
-void AddMeasureFlags(CLI::App& sub, MeasureFlags& f, const std::string& tokens_help,
-                     const std::string& out_help) {
+void AddTextFlags(CLI::App& sub, MeasureFlags& f, const std::string& tokens_help) {
   AddRepeatable(sub, "-f,--file", f.files,
                 "a text to measure on, as it is, without a chat template; - is stdin; may be "
                 "repeated");
   CLI::Option* files = sub.get_option("--file");
-  sub.add_option("--window", f.window, "the last tokens of a text, whose attention counts")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
   sub.add_option("--docs", f.docs, "documents made up, four questions each")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str()
@@ -63,6 +59,14 @@ void AddMeasureFlags(CLI::App& sub, MeasureFlags& f, const std::string& tokens_h
       ->capture_default_str()
       ->excludes(files);
   sub.add_option("--seed", f.seed, "of the first document")->capture_default_str()->excludes(files);
+}
+
+void AddMeasureFlags(CLI::App& sub, MeasureFlags& f, const std::string& tokens_help,
+                     const std::string& out_help) {
+  AddTextFlags(sub, f, tokens_help);
+  sub.add_option("--window", f.window, "the last tokens of a text, whose attention counts")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
   sub.add_option("-o,--out", f.out, out_help);
   sub.add_flag("--json", f.json, "print one JSON object");
   AddEngineFlags(sub, f.engine);

@@ -25,6 +25,8 @@ struct MeasureFlags {
   bool json = false;
 };
 
+// --file, --docs, --tokens and --seed.
+void AddTextFlags(CLI::App& sub, MeasureFlags& f, const std::string& tokens_help);
 // --file, --window, --docs, --tokens, --seed, --out, --json, and those of the engine.
 void AddMeasureFlags(CLI::App& sub, MeasureFlags& f, const std::string& tokens_help,
                      const std::string& out_help);
@@ -36,13 +38,14 @@ struct Measure {
   std::function<Status(EngineCore& core, std::span<const std::vector<int32_t>> texts,
                        const MeasureProgress& progress)>
       run;
-  // The file, and what is printed.
+  // The file, where MeasureFlags::out may name one, and what is printed.
   std::function<std::string(const EngineCore& core)> file;
   std::function<std::string(const Engine& engine, size_t n_texts)> printed;
 };
 
 void AddAnalyzeAnchors(CLI::App& analyze, Command& command);
 void AddAnalyzeHeads(CLI::App& analyze, Command& command);
+void AddAnalyzeIndex(CLI::App& analyze, Command& command);
 
 // Makes the texts, loads the model, measures, writes the file and prints.
 Status RunMeasure(const MeasureFlags& f, const Measure& measure);

@@ -375,6 +375,9 @@ struct CpuBackend::Impl {
   void Execute(const BlockSummaryArgs& a) { score.Run(a); }
   void Execute(const BlockScoreArgs& a) { score.Run(a); }
   void Execute(const KeyScoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const IndexKeysArgs& a) { score.Run(a); }
+  void Execute(const IndexScoreArgs& a) { score.Run(a, Scratch()); }
+  void Execute(const RescoreArgs& a) { score.Run(a, Scratch()); }
   void Execute(const QueryMomentsArgs& a) { expected.Run(a, Scratch()); }
   void Execute(const ExpectedScoreArgs& a) { expected.Run(a, Scratch()); }
   void Execute(const AgedScoresArgs& a) { score.Run(a); }
@@ -438,6 +441,9 @@ struct CpuBackend::Impl {
   int64_t Need(const BlockSummaryArgs&) { return 0; }
   int64_t Need(const BlockScoreArgs&) { return 0; }
   int64_t Need(const KeyScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const IndexKeysArgs&) { return 0; }
+  int64_t Need(const IndexScoreArgs& a) { return score.ScratchFloats(a); }
+  int64_t Need(const RescoreArgs& a) { return score.ScratchFloats(a); }
   int64_t Need(const QueryMomentsArgs& a) { return expected.ScratchFloats(a); }
   int64_t Need(const ExpectedScoreArgs& a) { return expected.ScratchFloats(a); }
   int64_t Need(const AgedScoresArgs&) { return 0; }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "backend/cpu/matvec.h"
+#include "base/check.h"
 
 namespace omnikv {
 namespace {
@@ -14,7 +15,12 @@ constexpr int64_t kBlockBytes = 128 << 10;  // of K: what stays in a core's cach
 constexpr int32_t kSummaryTokens = 256;        // worth a thread's start
 constexpr int64_t kSummaryValues = 256 << 10;  // products that are
 constexpr int64_t kKeyTokens = 1024;           // whose directions are added up together
+constexpr int64_t kIndexTokens = 64;           // whose rows are worth a thread's start
 constexpr int64_t kPoolGrain = 16 << 10;       // scores
+
+int64_t Blocks(int64_t tokens) {
+  return (tokens + kScoreBlock - 1) / kScoreBlock;
+}
 
 // Tokens that are scored at a time: whole units.
 int64_t BlockTokens(const ScoreArgs& a) {
@@ -113,6 +119,85 @@ void CpuScore::Run(const KeyScoreArgs& a, float* scratch) {
     for_parts([&](int64_t, int64_t begin, int64_t end) {
       kernels_.key_score(a, s, begin, end, scratch);
     });
+  }
+}
+
+void CpuScore::Run(const IndexKeysArgs& a) {
+  OKV_CHECK(a.kv.dk <= kIndexDim, "heads of {}", a.kv.dk);
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const int64_t first = int64_t{a.seqs[s].kv_len} - a.seqs[s].q_len;
+    pool_.ParallelFor(a.seqs[s].q_len, kIndexTokens, [&](int64_t begin, int64_t end, int) {
+      kernels_.index_keys(a, s, first + begin, first + end);
+    });
+  }
+}
+
+int64_t CpuScore::ScratchFloats(const IndexScoreArgs& a) const {
+  return a.n_heads * (2 * HalfFloats(a.dk) + 2 * Blocks(a.stride));
+}
+
+void CpuScore::Run(const IndexScoreArgs& a, float* scratch) {
+  const int64_t padded = HalfFloats(a.dk);
+  const int64_t half = a.dk / 2;
+  float* const q = scratch;
+  auto* const sums = reinterpret_cast<ExpSum*>(scratch + a.n_heads * 2 * padded);
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    std::fill_n(q, a.n_heads * 2 * padded, 0.0f);
+    for (int64_t i = 0; i < 2 * int64_t{a.n_heads}; ++i) {
+      std::copy_n(a.q + int64_t{r} * a.n_heads * a.dk + i * half, half, q + i * padded);
+    }
+    const int64_t n = int64_t{a.rows[r].pos} + 1;
+    pool_.ParallelFor(Blocks(n), 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t b = begin; b < end; ++b) {
+        kernels_.index_score(a, r, b * kScoreBlock, std::min((b + 1) * kScoreBlock, n), q,
+                             sums + b * a.n_heads);
+      }
+    });
+    for (int32_t h = 0; h < a.n_heads; ++h) {  // in order, whatever the threads
+      float top = sums[h].top;
+      for (int64_t b = 1; b < Blocks(n); ++b) top = std::max(top, sums[b * a.n_heads + h].top);
+      float sum = 0;
+      for (int64_t b = 0; b < Blocks(n); ++b) {
+        const ExpSum& of = sums[b * a.n_heads + h];
+        sum += of.sum * std::exp(of.top - top);
+      }
+      a.lse[int64_t{r} * a.n_heads + h] = top + std::log(sum);
+    }
+  }
+}
+
+int64_t CpuScore::ScratchFloats(const RescoreArgs& a) const {
+  return a.n_heads * (KeyFloats(a.kv.dk) + 2 * (Blocks(a.stride) + 1));
+}
+
+void CpuScore::Run(const RescoreArgs& a, float* scratch) {
+  const int64_t floats = KeyFloats(a.kv.dk);
+  float* const q = scratch;
+  auto* const sums = reinterpret_cast<ExpChange*>(scratch + a.n_heads * floats);
+  const int32_t list_heads = a.n_heads / a.lists;
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    for (int32_t h = 0; h < a.n_heads; ++h) {
+      kernels_.pack_query(a.kv.k.dtype, a.q + (int64_t{r} * a.n_heads + h) * a.kv.dk, a.kv.dk,
+                          floats, q + h * floats);
+    }
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int32_t n = RescoredOf(a, a.rows[r], l).size();
+      pool_.ParallelFor(Blocks(n), 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t b = begin; b < end; ++b) {
+          const auto first = static_cast<int32_t>(b * kScoreBlock);
+          kernels_.rescore(a, r, l, first, std::min(first + kScoreBlock, n), q,
+                           sums + b * a.n_heads);
+        }
+      });
+      for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+        ExpChange all = {0, 0};
+        for (int64_t b = 0; b < Blocks(n); ++b) {
+          all.before += sums[b * a.n_heads + h].before;
+          all.after += sums[b * a.n_heads + h].after;
+        }
+        a.lse[int64_t{r} * a.n_heads + h] += std::log(std::max(0.0f, 1 - all.before) + all.after);
+      }
+    }
   }
 }
 

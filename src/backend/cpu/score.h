@@ -17,6 +17,11 @@ class CpuScore {
   void Run(const BlockScoreArgs& a);
   int64_t ScratchFloats(const KeyScoreArgs& a) const;
   void Run(const KeyScoreArgs& a, float* scratch);
+  void Run(const IndexKeysArgs& a);
+  int64_t ScratchFloats(const IndexScoreArgs& a) const;
+  void Run(const IndexScoreArgs& a, float* scratch);
+  int64_t ScratchFloats(const RescoreArgs& a) const;
+  void Run(const RescoreArgs& a, float* scratch);
   void Run(const AgedScoresArgs& a);
   void Run(const PoolArgs& a);
 

@@ -385,6 +385,215 @@ void KeyScore(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end, co
   WithFormat(a.kv.k.dtype, [&](auto format) { KeyScoreOf<format()>(a, seq, begin, end, means); });
 }
 
+template <DType kType>
+void IndexKeysOf(const IndexKeysArgs& a, int32_t seq, int64_t begin, int64_t end) {
+  const DF d;
+  const hn::Rebind<uint8_t, DF> d8;
+  const SeqMeta meta = a.seqs[seq];
+  const auto dk = static_cast<size_t>(a.kv.dk);
+  const size_t half = dk / 2;
+  float k[kIndexDim];
+  for (int64_t t = begin; t < end; ++t) {
+    auto* row = a.out.Row<uint8_t>(meta.table_off, static_cast<int32_t>(t));
+    for (int32_t g = 0; g < a.kv.n_kv_heads; ++g) {
+      const std::byte* head = a.kv.k.Head(a.kv.RowIndex(meta.table_off, t), g);
+      for (size_t at = 0; at < dk; at += kStep) {
+        VF v[2];
+        LoadHeadStep<kType>(head, a.kv.k.ToScales(g), at, dk, v[0], v[1]);
+        StoreStep<kType>(v[0], v[1], k + at, dk - at);
+      }
+      const auto [low, high] = std::minmax_element(k, k + dk);
+      const IndexRange range = RangeOf(*low, *high);
+      const VF zero = hn::Set(d, *low);
+      const VF codes = hn::Set(d, CodesAUnit(*low, *high));
+      const VF top = hn::Set(d, static_cast<float>(kIndexTop));
+      const auto code = [&](const float* from, size_t n) {
+        const VF c = hn::Round(hn::Mul(hn::Sub(LoadFloats(from, n), zero), codes));
+        return hn::ConvertTo(DI(), hn::Min(hn::Max(c, hn::Zero(d)), top));
+      };
+      for (size_t at = 0; at < half; at += kLanes) {
+        const size_t n = std::min(kLanes, half - at);
+        const auto both = hn::Or(code(k + at, n), hn::ShiftLeft<4>(code(k + half + at, n)));
+        uint8_t bytes[kLanes];
+        hn::StoreU(hn::DemoteTo(d8, both), d8, bytes);
+        std::memcpy(row + static_cast<size_t>(g) * half + at, bytes, n);
+      }
+      std::memcpy(
+          row + IndexRangesAt(a.kv.n_kv_heads, a.kv.dk) + static_cast<size_t>(g) * sizeof(range),
+          &range, sizeof(range));
+    }
+  }
+}
+
+void IndexKeys(const IndexKeysArgs& a, int32_t seq, int64_t begin, int64_t end) {
+  WithFormat(a.kv.k.dtype, [&](auto format) { IndexKeysOf<format()>(a, seq, begin, end); });
+}
+
+constexpr int kIndexTogether = 4;  // tokens that share the loads of q
+
+// w[g][t] = q[g]·codes of tokens [0, n), for G heads of a KV head, whose codes begin at
+// rows.at[t] + offset. The rows are those of an index.
+template <int G>
+HWY_NOINLINE void CodeDots(const Rows& rows, int n, int64_t offset, size_t half, const float* q,
+                           float (*w)[kScoreBlock]) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<uint8_t, DF> d8;
+  const auto padded = static_cast<size_t>(HalfFloats(static_cast<int32_t>(2 * half)));
+  const auto low_bits = hn::Set(di, 15);
+  for (int t = 0; t < n; t += kIndexTogether) {
+    const uint8_t* from[kIndexTogether];
+    for (int i = 0; i < kIndexTogether; ++i) {
+      from[i] = reinterpret_cast<const uint8_t*>(rows.at[std::min(t + i, n - 1)] + offset);
+    }
+    VF sum[G][kIndexTogether];
+    for (auto& of : sum) std::fill_n(of, kIndexTogether, hn::Zero(d));
+    for (size_t at = 0; at < half; at += kLanes) {
+      VF low[kIndexTogether];
+      VF high[kIndexTogether];
+      for (int i = 0; i < kIndexTogether; ++i) {
+        hn::Vec<decltype(d8)> bytes;
+        if (at + kLanes <= half) {
+          bytes = hn::LoadU(d8, from[i] + at);
+        } else {
+          uint8_t buffer[kLanes] = {};
+          std::memcpy(buffer, from[i] + at, half - at);
+          bytes = hn::LoadU(d8, buffer);
+        }
+        const auto both = hn::PromoteTo(di, bytes);
+        low[i] = hn::ConvertTo(d, hn::And(both, low_bits));
+        high[i] = hn::ConvertTo(d, hn::ShiftRight<4>(both));
+      }
+      for (int g = 0; g < G; ++g) {
+        const VF q0 = hn::LoadU(d, q + static_cast<size_t>(g) * 2 * padded + at);
+        const VF q1 = hn::LoadU(d, q + (static_cast<size_t>(g) * 2 + 1) * padded + at);
+        for (int i = 0; i < kIndexTogether; ++i) {
+          sum[g][i] = hn::MulAdd(high[i], q1, hn::MulAdd(low[i], q0, sum[g][i]));
+        }
+      }
+    }
+    for (int g = 0; g < G; ++g) {  // rows of a block have room for whole turns
+      Sum4(sum[g][0], sum[g][1], sum[g][2], sum[g][3], w[g] + t);
+    }
+  }
+}
+
+void CodeDotsOf(int g, const Rows& rows, int n, int64_t offset, size_t half, const float* q,
+                float (*w)[kScoreBlock]) {
+  if (g == 1) return CodeDots<1>(rows, n, offset, half, q, w);
+  if (g == 2) return CodeDots<2>(rows, n, offset, half, q, w);
+  if (g == 3) return CodeDots<3>(rows, n, offset, half, q, w);
+  return CodeDots<4>(rows, n, offset, half, q, w);
+}
+
+void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end, const float* q,
+                ExpSum* sums) {
+  const DF d;
+  const int32_t group = a.n_heads / a.n_kv_heads;
+  const int32_t table_off = a.seqs[a.rows[row].seq].table_off;
+  const int64_t padded = HalfFloats(a.dk);
+  const int64_t ranges_at = IndexRangesAt(a.n_kv_heads, a.dk);
+  const auto n = static_cast<int>(end - begin);
+  Rows rows;
+  for (int t = 0; t < n; ++t) {
+    rows.at[t] = a.index.Row<const std::byte>(table_off, static_cast<int32_t>(begin + t));
+  }
+  alignas(64) float scales[kScoreBlock];
+  alignas(64) float zeros[kScoreBlock];
+  alignas(64) float w[kScoreHeads][kScoreBlock];
+  for (int32_t h = 0; h < a.n_heads;) {
+    const int32_t kv_head = h / group;
+    if (h % group == 0) {
+      for (int t = 0; t < n; ++t) {
+        IndexRange range;
+        std::memcpy(&range, rows.at[t] + ranges_at + kv_head * static_cast<int64_t>(sizeof(range)),
+                    sizeof(range));
+        scales[t] = range.scale * a.scale;
+        zeros[t] = range.zero * a.scale;
+      }
+    }
+    const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
+    const float* of = q + int64_t{h} * 2 * padded;
+    CodeDotsOf(together, rows, n, kv_head * IndexCodeBytes(a.dk), static_cast<size_t>(a.dk / 2), of,
+               w);
+    for (int32_t i = 0; i < together; ++i, ++h) {
+      VF total = hn::Zero(d);
+      for (int64_t at = 0; at < 2 * padded; at += static_cast<int64_t>(kLanes)) {
+        total = hn::Add(total, hn::LoadU(d, of + i * 2 * padded + at));
+      }
+      const VF q_sum = hn::Set(d, Sum(total));
+      float* out = a.logits + (int64_t{row} * a.n_heads + h) * a.stride + begin;
+      VF top = hn::Set(d, kNegInf);
+      for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
+        const auto left = static_cast<size_t>(n - t);
+        VF v = hn::MulAdd(hn::Load(d, w[i] + t), hn::Load(d, scales + t),
+                          hn::Mul(q_sum, hn::Load(d, zeros + t)));
+        if (a.softcap > 0) v = Softcap(v, hn::Set(d, a.softcap), hn::Set(d, 1.0f / a.softcap));
+        if (left < kLanes) v = hn::IfThenElse(hn::FirstN(d, left), v, hn::Set(d, kNegInf));
+        hn::Store(v, d, w[i] + t);
+        StoreFloats(v, out + t, left);
+        top = hn::Max(top, v);
+      }
+      const float highest = Max(top);
+      VF sum = hn::Zero(d);
+      for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
+        sum = hn::Add(sum, Exp(hn::Sub(hn::Load(d, w[i] + t), hn::Set(d, highest))));
+      }
+      sums[h] = {highest, Sum(sum)};
+    }
+  }
+}
+
+template <DType kType>
+void RescoreOf(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, int32_t end,
+               const float* q, ExpChange* sums) {
+  const DF d;
+  const RowMeta meta = a.rows[row];
+  const RescoredTokens tokens = RescoredOf(a, meta, list);
+  const int32_t table_off = a.seqs[meta.seq].table_off;
+  const int32_t group = a.n_heads / a.kv.n_kv_heads;
+  const int32_t list_heads = a.n_heads / a.lists;
+  const int64_t q_stride = KeyFloats(a.kv.dk);
+  const int n = end - begin;
+  int32_t token[kScoreBlock];
+  Rows rows;
+  for (int i = 0; i < n; ++i) {
+    token[i] = tokens.At(begin + i);
+    rows.at[i] = a.kv.k.Head(a.kv.RowIndex(table_off, token[i]), 0);
+  }
+  alignas(64) float w[kScoreHeads][kScoreBlock];
+  alignas(64) float held[kScoreBlock];
+  for (int32_t h = list * list_heads; h < (list + 1) * list_heads;) {
+    const int32_t kv_head = h / group;
+    const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
+    DotsOf<kType>(together, rows, n, a.kv, kv_head, q + h * q_stride, q_stride, w);
+    for (int32_t i = 0; i < together; ++i, ++h) {
+      const int64_t row_head = int64_t{row} * a.n_heads + h;
+      float* logits = a.logits + row_head * a.stride;
+      const VF lse = hn::Set(d, a.lse[row_head]);
+      for (int t = 0; t < n; ++t) held[t] = logits[token[t]];
+      VF before = hn::Zero(d);
+      VF after = hn::Zero(d);
+      for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
+        const auto in = hn::FirstN(d, static_cast<size_t>(n - t));
+        VF v = hn::Mul(hn::Load(d, w[i] + t), hn::Set(d, a.scale));
+        if (a.softcap > 0) v = Softcap(v, hn::Set(d, a.softcap), hn::Set(d, 1.0f / a.softcap));
+        hn::Store(v, d, w[i] + t);
+        after = hn::Add(after, hn::IfThenElseZero(in, Exp(hn::Sub(v, lse))));
+        before = hn::Add(before, hn::IfThenElseZero(in, Exp(hn::Sub(hn::Load(d, held + t), lse))));
+      }
+      sums[h] = {Sum(before), Sum(after)};
+      for (int t = 0; t < n; ++t) logits[token[t]] = w[i][t];
+    }
+  }
+}
+
+void Rescore(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, int32_t end,
+             const float* q, ExpChange* sums) {
+  WithFormat(a.kv.k.dtype,
+             [&](auto format) { RescoreOf<format()>(a, row, list, begin, end, q, sums); });
+}
+
 void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end) {
   const DF d;
   const int64_t n = a.n[seq];
@@ -415,8 +624,9 @@ void Pool(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t e
 }
 
 const ScoreKernels* ScoreTable() {
-  static constexpr ScoreKernels kTable = {PackQuery,     Block,    Summary, BlockScore,
-                                          KeyDirections, KeyScore, Pool};
+  static constexpr ScoreKernels kTable = {PackQuery,     Block,    Summary,   BlockScore,
+                                          KeyDirections, KeyScore, IndexKeys, IndexScore,
+                                          Rescore,       Pool};
   return &kTable;
 }
 

@@ -33,6 +33,25 @@ inline int64_t KeyFloats(int32_t dk) {
   return (int64_t{dk} + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
 }
 
+// The most values that a head with an index has.
+inline constexpr int32_t kIndexDim = 1024;
+
+// Values of half a head's query, as `index_score` reads them: zeros behind them.
+inline int64_t HalfFloats(int32_t dk) {
+  return (int64_t{dk} / 2 + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
+}
+
+// What a block of tokens adds to the sum of a head's exponentials.
+struct ExpSum {
+  float top;  // the highest logit
+  float sum;  // of exp(logit - top)
+};
+
+// How the sum of a head's exponentials changes: by what part of it, and to what.
+struct ExpChange {
+  float before, after;  // sums of exp(logit - lse)
+};
+
 struct ScoreKernels {
   // out[0, padded) = q[0, dk) in the order that `block` reads, for a K of `dtype`.
   void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
@@ -50,6 +69,17 @@ struct ScoreKernels {
   // tokens, of length 1 (or 0).
   void (*key_score)(const KeyScoreArgs& a, int32_t seq, int64_t begin, int64_t end,
                     const float* means);
+  // The index rows of tokens [begin, end) of sequence `seq`.
+  void (*index_keys)(const IndexKeysArgs& a, int32_t seq, int64_t begin, int64_t end);
+  // The logits of tokens [begin, end) of row `row`, at most kScoreBlock, and sums [n_heads] of
+  // them. `q` [n_heads, 2, HalfFloats]: the halves of its queries.
+  void (*index_score)(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end,
+                      const float* q, ExpSum* sums);
+  // The logits of tokens [begin, end) of RescoredOf list `list` of row `row`, at most kScoreBlock,
+  // by the queries q [n_heads, KeyFloats] in packed order. sums [n_heads]: those of the list's
+  // heads.
+  void (*rescore)(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, int32_t end,
+                  const float* q, ExpChange* sums);
   // out[i] of list `list` of sequence `seq`, i in [begin, end).
   void (*pool)(const PoolArgs& a, int32_t seq, int32_t list, int64_t begin, int64_t end);
 };

@@ -129,6 +129,9 @@ class CudaBackend : public Backend {
   void Execute(const BlockSummaryArgs& a) { BlockSummary(a, Here()); }
   void Execute(const BlockScoreArgs& a) { BlockScore(a, Here()); }
   void Execute(const KeyScoreArgs& a) { KeyScore(a, Here(KeyScoreScratch(a))); }
+  void Execute(const IndexKeysArgs& a) { IndexKeys(a, Here()); }
+  void Execute(const IndexScoreArgs& a) { IndexScore(a, Here(IndexScoreScratch(a, device_))); }
+  void Execute(const RescoreArgs& a) { Rescore(a, Here(RescoreScratch(a, device_))); }
   void Execute(const QueryMomentsArgs& a) { QueryMomentsOf(a, Here(QueryMomentsScratch(a))); }
   void Execute(const ExpectedScoreArgs& a) { ExpectedScore(a, Here(ExpectedScoreScratch(a))); }
   void Execute(const AgedScoresArgs& a) { AgedScores(a, Here()); }

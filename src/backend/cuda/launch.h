@@ -186,6 +186,14 @@ void BlockScore(const BlockScoreArgs& args, const Launch& launch);
 size_t KeyScoreScratch(const KeyScoreArgs& args);
 void KeyScore(const KeyScoreArgs& args, const Launch& launch);
 
+// --- kernels/index.cu: an index of K, scores of tokens by it, and by K of listed ones.
+
+void IndexKeys(const IndexKeysArgs& args, const Launch& launch);
+size_t IndexScoreScratch(const IndexScoreArgs& args, const Device& device);
+void IndexScore(const IndexScoreArgs& args, const Launch& launch);
+size_t RescoreScratch(const RescoreArgs& args, const Device& device);
+void Rescore(const RescoreArgs& args, const Launch& launch);
+
 // --- kernels/expected.cu: moments of queries, and scores by them.
 
 size_t QueryMomentsScratch(const QueryMomentsArgs& args);

@@ -175,6 +175,9 @@ class RefBackend : public HostBackend {
   static void Execute(const BlockSummaryArgs& a) { RefBlockSummary(a); }
   static void Execute(const BlockScoreArgs& a) { RefBlockScore(a); }
   static void Execute(const KeyScoreArgs& a) { RefKeyScore(a); }
+  static void Execute(const IndexKeysArgs& a) { RefIndexKeys(a); }
+  static void Execute(const IndexScoreArgs& a) { RefIndexScore(a); }
+  static void Execute(const RescoreArgs& a) { RefRescore(a); }
   static void Execute(const QueryMomentsArgs& a) { RefQueryMoments(a); }
   static void Execute(const ExpectedScoreArgs& a) { RefExpectedScore(a); }
   static void Execute(const AgedScoresArgs& a) { RefAgedScores(a); }

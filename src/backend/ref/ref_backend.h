@@ -33,5 +33,9 @@ void RefQueryMoments(const QueryMomentsArgs& a);
 void RefExpectedScore(const ExpectedScoreArgs& a);
 void RefAgedScores(const AgedScoresArgs& a);
 void RefPool(const PoolArgs& a);
+// The ops of an index of K (ref_index.cc).
+void RefIndexKeys(const IndexKeysArgs& a);
+void RefIndexScore(const IndexScoreArgs& a);
+void RefRescore(const RescoreArgs& a);
 
 }  // namespace omnikv

@@ -54,6 +54,13 @@ struct Localise {
   void operator()(BlockSummaryArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(KeyScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(IndexKeysArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
+  void operator()(IndexScoreArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
+  void operator()(RescoreArgs& a) const {
+    a.rows = host.Of(a.rows, a.n_rows);
+    a.count = host.Of(a.count, int64_t{a.n_seqs} * a.lists);
+    a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
+  }
   void operator()(QueryMomentsArgs& a) const { a.steps = host.Of(a.steps, 1); }
   void operator()(ExpectedScoreArgs& a) const { a.seqs = host.Of(a.seqs, 1); }
   void operator()(AgedScoresArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }

@@ -47,9 +47,10 @@ int64_t DenseIsFasterBelow(const PolicyContext& context, const FilterLayers& lay
                            const RangeRule& rule) {
   const double n_sparse = context.n_layers - layers.n_dense();
   if (context.fetches || layers.every_layer() || n_sparse < 1 || rule.share == 1) return 0;
+  // By an index, a layer chooses twice.
+  const double choices = layers.n_choices() * (layers.indexed() ? 2.0 : 1.0);
   if (context.selection_tokens == 0) return 0;
-  const double saved =
-      layers.n_filters() * static_cast<double>(context.selection_tokens) / n_sparse;
+  const double saved = choices * static_cast<double>(context.selection_tokens) / n_sparse;
   const double n = rule.share == 0 ? saved + rule.budget : saved / (1 - rule.share);
   return std::llround(std::min(n, static_cast<double>(context.max_context)));
 }
@@ -79,6 +80,12 @@ Result<OmnikvBudget> OmnikvBudget::Resolve(const PolicyContext& context, const F
   if (!context.force_indices) {
     rule.dense_below = static_cast<int32_t>(settings.Int("dense_below"));
   }
+  const auto factor = static_cast<double>(settings.Int("rescore"));
+  budget.rescored = rule;
+  budget.rescored.share = std::min(1.0, factor * rule.share);
+  budget.rescored.budget = static_cast<int32_t>(
+      std::min(factor * rule.budget, static_cast<double>(context.max_context)));
+  budget.rescored_capacity = budget.rescored.budget;
   const int64_t selected = budget.At(context.max_context);
   // A sequence of a batch is below dense_below in steps that select for others.
   const int64_t whole = context.max_seqs > 1 ? rule.dense_below : 0;

@@ -14,8 +14,10 @@ namespace omnikv {
 
 struct OmnikvBudget {
   RangeRule rule;
-  int32_t capacity = 0;    // tokens that a list of selected ones has room for
-  int64_t max_tokens = 0;  // that a layer reads at most
+  RangeRule rescored;    // of the tokens whose scores an index gives: how many get exact ones
+  int32_t capacity = 0;  // tokens that a list of selected ones has room for
+  int32_t rescored_capacity = 0;  // that a list of rescored ones has room for
+  int64_t max_tokens = 0;         // that a layer reads at most
 
   // From `budget` or `mem`, `tail` and the selector's window. kInvalidArgument names what
   // this model cannot have, and settings that would select nothing.
@@ -28,7 +30,15 @@ struct OmnikvBudget {
   int64_t MaxRecent() const {
     return rule.tail == kWholeAnswer ? 0 : std::max<int64_t>(1, rule.tail + rule.min_recent);
   }
-  RangeSplit Split(const SeqLength& at) const {
+  RangeSplit Split(const SeqLength& at) const { return SplitBy(rule, at); }
+  // Tokens that get exact scores, the last ones included.
+  int64_t Rescored(const SeqLength& at) const {
+    const RangeSplit split = SplitBy(rescored, at);
+    return int64_t{split.recent} + split.n_pick;
+  }
+
+ private:
+  static RangeSplit SplitBy(const RangeRule& rule, const SeqLength& at) {
     return SplitRange(rule, static_cast<int32_t>(at.tokens), static_cast<int32_t>(at.prompt));
   }
 };

@@ -36,6 +36,17 @@ Result<FilterLayers> FilterLayers::Resolve(const PolicyContext& context, PolicyS
         (!layers.every_layer_ && (layers.IsFilter(layer) || (after && layers.IsFilter(layer - 1))));
     if (layers.Dense(layer)) layers.n_dense_ += 1;
   }
+  layers.indexed_ = settings.Text("dense") == "indexed";
+  for (int32_t layer = 0; layer < n_layers; ++layer) {
+    // A sparse layer reads what the filter below it chose, not what a dense layer between them did.
+    const int32_t filter = layers.FilterOf(layer);
+    const bool reads = filter >= 0 && !layers.Chooses(layer);
+    layers.choice_of_.push_back(
+        layers.Chooses(layer) ? layers.n_choices_++
+        : reads
+            ? layers.choice_of_[static_cast<size_t>(layers.filters_[static_cast<size_t>(filter)])]
+            : -1);
+  }
   return layers;
 }
 

@@ -18,7 +18,8 @@ Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
   sinks_ = static_cast<int32_t>(settings.Int("sinks"));
-  head_max_ = !softmax_ && lists_ == 1;
+  // An index gives the logits of each head.
+  head_max_ = !softmax_ && lists_ == 1 && settings.Text("dense") == "exact";
   top_p_ = settings.Float("top_p");
   if (cuts() && !softmax_) {
     return InvalidArgument(

@@ -11,10 +11,11 @@
 
 namespace omnikv {
 
-// Enqueues at record time. Filters are named by their number. Thread-compatible.
+// Enqueues at record time. Layers that choose are named by the number of their choice.
+// Thread-compatible.
 class FilterScores {
  public:
-  // From score, selector, window, lists, sinks and top_p. With a backend, takes `memory`.
+  // From score, selector, window, lists, sinks, top_p and dense. With a backend, takes `memory`.
   Status Prepare(const PolicyContext& context, int32_t n_filters, const PolicySettings& settings,
                  PolicyMemory& memory);
 

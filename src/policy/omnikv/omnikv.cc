@@ -1,5 +1,6 @@
 // OmniKV (Hao et al., ICLR 2025), equations 1-4: filter layers attend to everything, and their
-// scores choose, anew at every step, the tokens that the layers up to the next filter read.
+// scores choose, anew at every step, the tokens that the layers up to the next filter read. With
+// dense=indexed, filters score everything by an index, and read their own choice.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -8,9 +9,11 @@
 #include "policy/omnikv/budget.h"
 #include "policy/omnikv/filter_layers.h"
 #include "policy/omnikv/filter_scores.h"
+#include "policy/omnikv/key_index.h"
 #include "policy/omnikv/omnikv_settings.h"
 #include "policy/omnikv/presets.h"
 #include "policy/omnikv/sparse_prompt.h"
+#include "policy/omnikv/token_lists.h"
 #include "policy/policy.h"
 #include "policy/policy_memory.h"
 
@@ -26,15 +29,24 @@ class Omnikv : public Policy {
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override;
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
-    return layers_.Dense(layer) || Shortcut(at) ? at.tokens : TokensChosen(at);
+    return layers_.ReadsAll(layer) || Shortcut(at) ? at.tokens : TokensChosen(at);
   }
-  int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
-    return layers_.every_layer() && layers_.IsFilter(layer) && !Shortcut(at) ? at.tokens : 0;
+  int64_t TokensScored(int32_t layer, const SeqLength& at) const override;
+  int64_t StateBytesRead(int32_t layer, const SeqLength& at) const override {
+    const bool reads = layers_.indexed() && layers_.Chooses(layer) && !Shortcut(at);
+    return reads ? at.tokens * index_.RowBytes() : 0;
   }
   bool ReadsByScore() const override { return scores_.cuts(); }
   int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
                              int32_t n_kv_heads) const override;
-  bool Budgeted(int32_t layer) const override { return !layers_.Dense(layer); }
+  bool Budgeted(int32_t layer) const override { return !layers_.ReadsAll(layer); }
+  std::vector<StateSpec> States() const override { return index_.States(layers_); }
+  void SetStates(const std::vector<StateView>& states) override { index_.SetStates(states); }
+  void MakeStates(int32_t layer, const AttendArgs& attend) override {
+    if (layers_.indexed() && layers_.Chooses(layer)) {
+      index_.Append(layers_.ChoiceOf(layer), attend);
+    }
+  }
   int64_t Budget(int64_t length) const override { return budget_.At(length); }
   int64_t Besides(const SeqLength& at) const override { return budget_.Split(at).besides; }
   bool DensePrompts() const override { return !prompt_.on(); }
@@ -52,7 +64,6 @@ class Omnikv : public Policy {
   std::optional<Selection> Selected(const LayerStep& step) const override;
 
  private:
-  Status Allocate();
   // While everything fits, attention to everything is as good as choosing, and cheaper. Not where
   // the scores say how many tokens are enough.
   bool Shortcut(const SeqLength& at) const {
@@ -70,74 +81,56 @@ class Omnikv : public Policy {
     return step.wants_selection &&
            !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
   }
-  void Choose(int32_t filter, const AttendArgs& attend) const;
+  // Before the layer's attention, by a pass for the scores alone; then it reads what it chose.
+  void ChooseFirst(int32_t choice, AttendArgs& attend) const;
+  void Choose(int32_t choice, const AttendArgs& attend) const;
   bool has_wider() const { return below_ > 0; }
-  PlanSegment Wider(int32_t filter) const;
-  // The lists of a filter: [max_seqs, lists, capacity] tokens, [max_seqs, lists].
-  int64_t Lists(int32_t filter) const {
-    return int64_t{filter} * context_.max_seqs * scores_.lists();
-  }
-  int32_t* Index(int32_t filter) const {
-    return index_.as<int32_t>() + Lists(filter) * budget_.capacity;
-  }
-  int32_t* Count(int32_t filter) const { return count_.as<int32_t>() + Lists(filter); }
-  AttnPlan ChosenPlan(int32_t filter) const;
+  AttnPlan ChosenPlan(int32_t choice) const;
 
   PolicyContext context_;
   FilterLayers layers_;
   FilterScores scores_;
   OmnikvBudget budget_;
+  KeyIndex index_;
   SparsePrompt prompt_;
   bool sparse_step_ = false;  // what is being recorded
   PolicyMemory memory_;
+  TokenLists chosen_;
 
-  Buffer index_, count_, bounds_, n_candidates_, n_pick_;
-  // What is worth having near: a choice by a larger budget, and its split of a step.
+  // What is worth having near: a choice by a larger budget.
   RangeRule wider_rule_;
   double below_ = 0;  // of the budget
-  Buffer wider_index_, wider_count_, wider_pick_;
+  TokenLists wider_;
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   context_ = context;
   OKV_ASSIGN_OR_RETURN(layers_, FilterLayers::Resolve(context, settings));
-  OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_filters(), settings, memory_));
+  OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_choices(), settings, memory_));
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
+  OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_.lists(), memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
   below_ = settings.Float("below");
   wider_rule_ = budget_.rule;
   wider_rule_.budget = static_cast<int32_t>(std::min(
       static_cast<double>(context.max_context), std::ceil((1 + below_) * budget_.rule.budget)));
   wider_rule_.share = std::min(1.0, (1 + below_) * budget_.rule.share);
-  return context.backend != nullptr ? Allocate() : Status();
-}
-
-Status Omnikv::Allocate() {
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(*context_.backend, n, "chosen tokens"));
-    return {};
-  };
-  const auto seqs = int64_t{context_.max_seqs};
-  const int64_t lists = Lists(layers_.n_filters());
-  OKV_RETURN_IF_ERROR(room(index_, lists * budget_.capacity));
-  OKV_RETURN_IF_ERROR(room(count_, lists));
-  OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs));
-  OKV_RETURN_IF_ERROR(room(n_candidates_, seqs));
-  OKV_RETURN_IF_ERROR(room(n_pick_, seqs));
+  if (context.backend == nullptr) return {};
+  OKV_RETURN_IF_ERROR(chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
+                                      scores_.lists(), memory_));
   if (!has_wider()) return {};
-  OKV_RETURN_IF_ERROR(room(wider_index_, lists * wider_rule_.budget));
-  OKV_RETURN_IF_ERROR(room(wider_count_, lists));
-  return room(wider_pick_, seqs);
+  return wider_.Prepare(context, wider_rule_, wider_rule_.budget, layers_.n_choices(),
+                        scores_.lists(), memory_);
 }
 
 int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
                                    int32_t n_kv_heads) const {
-  const bool chose = scores_.cuts() && !layers_.Dense(layer) && !Shortcut(at);
+  const bool chose = scores_.cuts() && !layers_.ReadsAll(layer) && !Shortcut(at);
   if (!chose || at.tokens <= at.prompt) return HeadTokensRead(layer, at, n_kv_heads);
   std::vector<int32_t> counts(static_cast<size_t>(scores_.lists()));
-  context_.backend->Download(counts.data(),
-                             Count(layers_.FilterOf(layer)) + int64_t{seq} * scores_.lists(),
-                             counts.size() * sizeof(int32_t));
+  context_.backend->Download(
+      counts.data(), chosen_.Counts(layers_.ChoiceOf(layer)) + int64_t{seq} * scores_.lists(),
+      counts.size() * sizeof(int32_t));
   const int64_t chosen = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   return (chosen + int64_t{budget_.Split(at).recent} * scores_.lists()) *
          (n_kv_heads / scores_.lists());
@@ -145,98 +138,82 @@ int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& 
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = variant == 1;
-  if (sparse_step_) EnqueueRange(step);
+  if (!sparse_step_) return;
+  EnqueueRange(step);
+  if (layers_.indexed()) index_.EnqueueRange(step);
+}
+
+int64_t Omnikv::TokensScored(int32_t layer, const SeqLength& at) const {
+  if (!layers_.ChoosesFirst(layer)) return 0;
+  if (!layers_.indexed()) return Shortcut(at) ? 0 : at.tokens;
+  return 1 + (Shortcut(at) ? 0 : budget_.Rescored(at));  // the step's own, for the index
 }
 
 void Omnikv::EnqueueRange(const AttendArgs& step) const {
-  const auto split = [&](const RangeRule& rule, const Buffer& n_pick) {
-    context_.backend->Enqueue(PlanRangeArgs{.seqs = step.seqs,
-                                            .n_seqs = step.n_seqs,
-                                            .rule = rule,
-                                            .bounds = bounds_.as<int32_t>(),
-                                            .n_candidates = n_candidates_.as<int32_t>(),
-                                            .n_pick = n_pick.as<int32_t>()});
-  };
-  if (has_wider()) split(wider_rule_, wider_pick_);  // its bounds give way to the selection's
-  split(budget_.rule, n_pick_);
+  chosen_.EnqueueRange(step);
+  if (has_wider()) wider_.EnqueueRange(step);
 }
 
-PlanSegment Omnikv::Wider(int32_t filter) const {
-  if (!has_wider()) return {};
-  return {.kind = SegmentKind::kList,
-          .capacity = wider_rule_.budget,
-          .index = wider_index_.as<int32_t>() + Lists(filter) * wider_rule_.budget,
-          .count = wider_count_.as<int32_t>() + Lists(filter)};
+void Omnikv::Choose(int32_t choice, const AttendArgs& attend) const {
+  scores_.Choose(choice, chosen_.Choice(choice, attend));
+  if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend));
 }
 
-void Omnikv::Choose(int32_t filter, const AttendArgs& attend) const {
-  TopKArgs choice{.seqs = attend.seqs,
-                  .n_candidates = n_candidates_.as<int32_t>(),
-                  .n_pick = n_pick_.as<int32_t>(),
-                  .index = Index(filter),
-                  .count = Count(filter),
-                  .capacity = budget_.capacity,
-                  .n_seqs = attend.n_seqs};
-  scores_.Choose(filter, choice);
-  if (!has_wider()) return;
-  choice.n_pick = wider_pick_.as<int32_t>();
-  choice.index = wider_index_.as<int32_t>() + Lists(filter) * wider_rule_.budget;
-  choice.count = wider_count_.as<int32_t>() + Lists(filter);
-  choice.capacity = wider_rule_.budget;
-  scores_.ChooseMost(filter, choice);
-}
-
-AttnPlan Omnikv::ChosenPlan(int32_t filter) const {
-  PlanSegment chosen;
-  chosen.kind = SegmentKind::kList;
-  chosen.lists = scores_.lists();
-  chosen.index = Index(filter);
-  chosen.count = Count(filter);
-  chosen.capacity = budget_.capacity;
+AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
   PlanSegment recent;
-  recent.bounds = bounds_.as<int32_t>();
+  recent.bounds = chosen_.Recent();
   AttnPlan plan;
-  plan.Add(chosen);
+  plan.Add(chosen_.Segment(choice));
   plan.Add(recent);
   return plan;
 }
 
+void Omnikv::ChooseFirst(int32_t choice, AttendArgs& attend) const {
+  AttendArgs scores = attend;
+  scores.o = nullptr;
+  if (layers_.indexed()) {
+    index_.Score(choice, scores_, scores);
+  } else {
+    scores_.AskFor(choice, scores);
+    context_.backend->Enqueue(scores);
+    scores_.Reduce(choice, scores);
+  }
+  Choose(choice, scores);
+  attend.plan = ChosenPlan(choice);
+}
+
 void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
   attend.plan = AttnPlan::Dense();
-  const int32_t filter = layers_.FilterOf(step.layer);
+  MakeStates(step.layer, attend);
+  const int32_t choice = layers_.ChoiceOf(step.layer);
   if (prompt_.Chooses(step, attend.n_rows) && layers_.IsFilter(step.layer)) {
     prompt_.AskForWeights(attend);
   } else if (prompt_.Chooses(step, attend.n_rows) && !layers_.Dense(step.layer)) {
     prompt_.Gather(step, attend);
   }
-  if (step.prefill || filter < 0) return;
-  if (sparse_step_ &&
-      layers_.every_layer()) {  // a pass for the scores alone, then the chosen tokens
-    AttendArgs scores = attend;
-    scores.o = nullptr;
-    scores_.AskFor(filter, scores);
-    context_.backend->Enqueue(scores);
-    scores_.Reduce(filter, scores);
-    Choose(filter, scores);
-    attend.plan = ChosenPlan(filter);
-  } else if (layers_.IsFilter(step.layer) && (sparse_step_ || scores_.window() > 1)) {
-    scores_.AskFor(filter, attend);  // a dense step too, for the window of past queries
+  if (step.prefill || choice < 0) return;
+  if (sparse_step_ && layers_.ChoosesFirst(step.layer)) {
+    ChooseFirst(choice, attend);
+  } else if (layers_.Chooses(step.layer) && (sparse_step_ || scores_.window() > 1)) {
+    scores_.AskFor(choice, attend);  // a dense step too, for the window of past queries
   } else if (sparse_step_ && !layers_.Dense(step.layer)) {
-    attend.plan = ChosenPlan(filter);
+    attend.plan = ChosenPlan(choice);
   }
 }
 
 void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
-  if (!layers_.IsFilter(step.layer)) return;
-  const int32_t filter = layers_.FilterOf(step.layer);
+  if (!layers_.Chooses(step.layer)) return;
+  const int32_t choice = layers_.ChoiceOf(step.layer);
   if (!step.prefill) {
     if (attend.score == ScoreKind::kNone) return;
-    scores_.Reduce(filter, attend);
-    if (sparse_step_) Choose(filter, attend);
+    scores_.Reduce(choice, attend);
+    if (sparse_step_) Choose(choice, attend);
     return;
   }
-  if (prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
-  if (scores_.window() == 1 && !SelectsAtPromptEnd(step)) return;
+  const bool filters = layers_.IsFilter(step.layer);
+  if (filters && prompt_.Chooses(step, attend.n_rows)) prompt_.Choose(step, attend);
+  const bool selects = filters && SelectsAtPromptEnd(step);
+  if (scores_.window() == 1 && !selects) return;
   // The prompt's last queries are the window's past when decoding starts: their scores, each with
   // its own position and its own causal limit, one row at a time to bound the memory.
   const int64_t first = std::max<int64_t>(0, step.prompt_end - scores_.window() - step.first_pos);
@@ -246,27 +223,32 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     row.rows += r;
     row.n_rows = 1;
     row.o = nullptr;
-    scores_.AskFor(filter, row);
+    scores_.AskFor(choice, row);
     context_.backend->Enqueue(row);
-    scores_.Reduce(filter, row);
+    scores_.Reduce(choice, row);
   }
-  if (!SelectsAtPromptEnd(step)) return;
-  if (filter == 0) EnqueueRange(attend);
-  Choose(filter, attend);
+  if (!selects) return;
+  if (layers_.FilterOf(step.layer) == 0) EnqueueRange(attend);
+  Choose(choice, attend);
 }
 
 DeclaredReads Omnikv::Reads() const {
   DeclaredReads reads;
-  if (layers_.every_layer()) return reads;  // all of them read everything, for the scores
-  reads.n_selections = layers_.n_filters();
+  const bool selections = !layers_.every_layer();
+  if (!selections && !layers_.indexed()) return reads;  // all read everything, for the scores
   reads.max_tokens = budget_.max_tokens;
-  reads.by_token = !scores_.per_kv_head();
-  reads.max_recent = budget_.MaxRecent();
-  const auto context = static_cast<int32_t>(context_.max_context);
-  reads.max_below = std::max<int64_t>(
-      0, BudgetAt(wider_rule_.budget, wider_rule_.share, context) - budget_.At(context));
+  if (selections) {
+    reads.n_selections = layers_.n_filters();
+    reads.by_token = !scores_.per_kv_head();
+    reads.max_recent = budget_.MaxRecent();
+    const auto context = static_cast<int32_t>(context_.max_context);
+    reads.max_below = std::max<int64_t>(
+        0, BudgetAt(wider_rule_.budget, wider_rule_.share, context) - budget_.At(context));
+  }
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    reads.selection_of.push_back(layers_.Dense(layer) ? -1 : layers_.FilterOf(layer));
+    reads.selection_of.push_back(layers_.ReadsAll(layer)               ? -1
+                                 : selections && !layers_.Dense(layer) ? layers_.FilterOf(layer)
+                                                                       : kFewRows);
   }
   return reads;
 }
@@ -275,8 +257,10 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   const bool selects = step.prefill ? SelectsAtPromptEnd(step) : sparse_step_;
   if (!selects || layers_.every_layer() || scores_.per_kv_head()) return std::nullopt;
   if (!layers_.IsFilter(step.layer)) return std::nullopt;
-  const int32_t filter = layers_.FilterOf(step.layer);
-  return Selection{.number = filter, .plan = ChosenPlan(filter), .wider = Wider(filter)};
+  const int32_t choice = layers_.ChoiceOf(step.layer);
+  return Selection{.number = layers_.FilterOf(step.layer),
+                   .plan = ChosenPlan(choice),
+                   .wider = has_wider() ? wider_.Segment(choice) : PlanSegment{}};
 }
 
 }  // namespace

@@ -13,12 +13,15 @@ PolicyFacts OmnikvFacts() {
   return {.source = "OmniKV, Hao et al. 2025",
           .chooses =
               "at every step in filter layers, by the weights of the last query, highest of "
-              "all heads",
+              "all heads; dense=indexed: in dense layers too, by an int4 copy of K and then by K",
           .keeps =
               "all rows; those of layers that read a choice may live on the host, with a "
               "working set on the device",
-          .reads = "filter and dense layers N rows, the others b and the last generated ones",
-          .holds = "N rows",
+          .reads =
+              "filter and dense layers N rows, the others b and the last generated ones; "
+              "dense=indexed: all layers those, filter and dense layers besides the int4 K of N "
+              "tokens and K of 4 b",
+          .holds = "N rows; dense=indexed: and the int4 K of N tokens in filter and dense layers",
           .loses =
               "nothing (0 of 8 answers; its dense layers alone read a quarter of what full "
               "reads); tokens far back where no filter layer looks for them"};
@@ -114,6 +117,19 @@ std::vector<SettingSpec> OmnikvSettings() {
        .type = SettingType::kBool,
        .default_value = "0",
        .help = "every layer from the first filter on chooses for itself (the paper's ablation)"},
+      {.key = "dense",
+       .type = SettingType::kChoice,
+       .default_value = "exact",
+       .help = "how filters, and the other layers that read everything, score tokens in a decode "
+               "step: exact: they attend to all; indexed: by an int4 copy of their K on the "
+               "device, and then they read a choice of their own too",
+       .choices = {"exact", "indexed"}},
+      {.key = "rescore",
+       .type = SettingType::kInt,
+       .default_value = "4",
+       .help = "for dense=indexed: tokens that get exact scores, per token of the budget",
+       .min = 1,
+       .max = 1e6},
       {.key = "prefill",
        .type = SettingType::kChoice,
        .default_value = "dense",
@@ -142,6 +158,8 @@ std::vector<SettingSpec> OmnikvSettings() {
 std::vector<SettingList> OmnikvCovering(int64_t length) {
   const std::string budget = std::to_string(length);
   return {{{"budget", budget}},
+          {{"budget", budget}, {"dense", "indexed"}},
+          {{"mem", "1"}, {"dense", "indexed"}, {"score", "raw"}, {"dense_after_filter", "0"}},
           {{"mem", "1"}},
           {{"budget", budget}, {"dense_after_filter", "0"}, {"score", "raw"}},
           {{"budget", budget}, {"selector", "exp"}},
@@ -154,6 +172,8 @@ std::vector<SettingList> OmnikvCovering(int64_t length) {
 
 std::vector<SettingList> OmnikvTestSettings() {
   std::vector<SettingList> all = {
+      // First, for forks: what they make of K is an index.
+      {{"budget", "24"}, {"tail", "4"}, {"dense", "indexed"}},
       {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
       {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
       {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
@@ -168,6 +188,17 @@ std::vector<SettingList> OmnikvTestSettings() {
        {"score", "raw"},
        {"sinks", "3"}},
       {{"budget", "24"}, {"sinks", "4"}, {"score", "raw"}},
+      {{"budget", "12"}, {"dense", "indexed"}, {"rescore", "1"}, {"lists", "per_kv_head"}},
+      {{"budget", "24"},
+       {"filters", "1,3"},
+       {"dense_after_filter", "1"},
+       {"dense", "indexed"},
+       {"score", "raw"},
+       {"sinks", "3"}},
+      {{"mem", "0.3"}, {"dense", "indexed"}},
+      {{"budget", "24"}, {"dense", "indexed"}, {"selector", "exp"}, {"window", "5"}},
+      {{"budget", "16"}, {"dense", "indexed"}, {"select_every_layer", "1"}, {"rescore", "2"}},
+      {{"budget", "40"}, {"dense", "indexed"}, {"top_p", "0.5"}, {"tail", "3"}},
       {{"budget", "40"}, {"tail", "3"}, {"top_p", "0.6"}, {"selector", "uniform"}, {"window", "5"}},
       {{"budget", "40"},
        {"tail", "2"},

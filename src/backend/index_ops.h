@@ -1,0 +1,127 @@
+// The ops of an index of K: a copy of a layer's keys in 4 bits, in a state stream with a row per
+// token, by which the tokens are found that a step reads. ops.h says what all ops have in common.
+//
+// The row of a token is [codes: n_kv_heads × dk / 2 bytes | n_kv_heads × IndexRange], and room up
+// to a multiple of 16 bytes. Byte i of a head's codes has the code of value i in its lower half,
+// and that of value i + dk / 2 in its upper half. Code c stands for zero + scale * c.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/attn_plan.h"
+
+namespace omnikv {
+
+// The highest code.
+inline constexpr int32_t kIndexTop = 15;
+
+// What the codes of a key stand for: its lowest value is code 0, and its highest one the top code.
+struct IndexRange {
+  float scale, zero;
+};
+
+OMNIKV_HOST_DEVICE inline IndexRange RangeOf(float low, float high) {
+  return {(high - low) / static_cast<float>(kIndexTop), low};
+}
+
+// What a value's distance from `low` is multiplied by, to become a code once it is rounded to the
+// nearest whole number (of equals the even one). 0 where all values are equal.
+OMNIKV_HOST_DEVICE inline float CodesAUnit(float low, float high) {
+  return high > low ? static_cast<float>(kIndexTop) / (high - low) : 0.0f;
+}
+
+OMNIKV_HOST_DEVICE inline int64_t IndexCodeBytes(int32_t dk) {
+  return dk / 2;
+}
+OMNIKV_HOST_DEVICE inline int64_t IndexRowBytes(int32_t n_kv_heads, int32_t dk) {
+  const int64_t codes = (n_kv_heads * IndexCodeBytes(dk) + 3) / 4 * 4;
+  return (codes + n_kv_heads * int64_t{sizeof(IndexRange)} + 15) / 16 * 16;
+}
+// Where the ranges of a row begin.
+OMNIKV_HOST_DEVICE inline int64_t IndexRangesAt(int32_t n_kv_heads, int32_t dk) {
+  return (n_kv_heads * IndexCodeBytes(dk) + 3) / 4 * 4;
+}
+
+// The rows of the step's tokens, from their K as the bank has it. REQUIRES an even dk.
+struct IndexKeysArgs {
+  KvView kv;
+  const SeqMeta* seqs = nullptr;
+  StateView out;  // unit 1, rows of IndexRowBytes
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+
+  bool operator==(const IndexKeysArgs&) const = default;
+};
+
+// What the index says of the logits of each row, at position p, with tokens t <= p:
+//   logits[r][h][t] = softcap(scale * q[r][h]·k[t]), k what the codes stand for
+//   lse[r][h]       = log of the sum of their exponentials
+// REQUIRES an even dk.
+struct IndexScoreArgs {
+  const float* q = nullptr;  // [n_rows, n_heads, dk]
+  StateView index;           // as IndexKeysArgs::out
+  const RowMeta* rows = nullptr;
+  const SeqMeta* seqs = nullptr;
+  float* logits = nullptr;  // [n_rows, n_heads, stride]
+  float* lse = nullptr;     // [n_rows, n_heads]
+  int64_t stride = 0;       // tokens
+  int32_t n_rows = 0;
+  int32_t n_heads = 0;
+  int32_t n_kv_heads = 0;
+  int32_t dk = 0;
+  float scale = 1;
+  float softcap = 0;  // c > 0: c * tanh(logit / c)
+
+  bool operator==(const IndexScoreArgs&) const = default;
+};
+
+// Exact logits take the place of approximate ones, and the logarithms of the sums follow. Of row r
+// of sequence s, query head h and the tokens t <= p of its list and of [bounds[s][0],
+// bounds[s][1]):
+//   w               = softcap(scale * q[r][h]·k[t]), by K in the bank
+//   lse[r][h]       = log(max(0, exp(lse) - sum of exp(logits)) + sum of exp(w))
+//   logits[r][h][t] = w
+// So where these are all tokens, both are what attention to all of them gives. Lists are those of
+// all heads (lists = 1), or of KV head l. REQUIRES lists that end before the bounds, one row per
+// sequence, and `lse` of `logits`.
+struct RescoreArgs {
+  const float* q = nullptr;  // [n_rows, n_heads, dk]
+  KvView kv;
+  const RowMeta* rows = nullptr;
+  const SeqMeta* seqs = nullptr;
+  const int32_t* index = nullptr;   // [n_seqs, lists, capacity], ascending
+  const int32_t* count = nullptr;   // [n_seqs, lists]
+  const int32_t* bounds = nullptr;  // [n_seqs, 2]
+  float* logits = nullptr;          // [n_rows, n_heads, stride]
+  float* lse = nullptr;             // [n_rows, n_heads]
+  int64_t stride = 0;               // tokens
+  int32_t capacity = 0;
+  int32_t lists = 1;
+  int32_t n_rows = 0;
+  int32_t n_seqs = 0;
+  int32_t n_heads = 0;
+  float scale = 1;
+  float softcap = 0;
+
+  bool operator==(const RescoreArgs&) const = default;
+};
+
+// Tokens that list l of row r has exact logits of: those of the list, and the range's.
+struct RescoredTokens {
+  const int32_t* index;
+  int32_t count, begin, end;
+
+  OMNIKV_HOST_DEVICE int32_t size() const { return count + end - begin; }
+  OMNIKV_HOST_DEVICE int32_t At(int32_t i) const {
+    return i < count ? index[i] : begin + (i - count);
+  }
+};
+OMNIKV_HOST_DEVICE inline RescoredTokens RescoredOf(const RescoreArgs& a, const RowMeta& row,
+                                                    int32_t l) {
+  const int64_t list = int64_t{row.seq} * a.lists + l;
+  const int32_t end = a.bounds[2 * row.seq + 1];
+  return {a.index + list * a.capacity, a.count[list], a.bounds[2 * row.seq],
+          end < row.pos + 1 ? end : row.pos + 1};
+}
+
+}  // namespace omnikv

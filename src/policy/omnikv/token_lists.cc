@@ -1,0 +1,50 @@
+#include "policy/omnikv/token_lists.h"
+
+namespace omnikv {
+
+Status TokenLists::Prepare(const PolicyContext& context, const RangeRule& rule, int32_t capacity,
+                           int32_t n_choices, int32_t lists, PolicyMemory& memory) {
+  backend_ = context.backend;
+  rule_ = rule;
+  capacity_ = capacity;
+  max_seqs_ = context.max_seqs;
+  lists_ = lists;
+  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
+    OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*backend_, n, "chosen tokens"));
+    return {};
+  };
+  OKV_RETURN_IF_ERROR(room(list_, ListsBefore(n_choices) * capacity));
+  OKV_RETURN_IF_ERROR(room(count_, ListsBefore(n_choices)));
+  OKV_RETURN_IF_ERROR(room(bounds_, 2 * int64_t{max_seqs_}));
+  OKV_RETURN_IF_ERROR(room(n_candidates_, max_seqs_));
+  return room(n_pick_, max_seqs_);
+}
+
+void TokenLists::EnqueueRange(const AttendArgs& step) const {
+  backend_->Enqueue(PlanRangeArgs{.seqs = step.seqs,
+                                  .n_seqs = step.n_seqs,
+                                  .rule = rule_,
+                                  .bounds = bounds_.as<int32_t>(),
+                                  .n_candidates = n_candidates_.as<int32_t>(),
+                                  .n_pick = n_pick_.as<int32_t>()});
+}
+
+TopKArgs TokenLists::Choice(int32_t choice, const AttendArgs& attend) const {
+  return {.seqs = attend.seqs,
+          .n_candidates = n_candidates_.as<int32_t>(),
+          .n_pick = n_pick_.as<int32_t>(),
+          .index = List(choice),
+          .count = Count(choice),
+          .capacity = capacity_,
+          .n_seqs = attend.n_seqs};
+}
+
+PlanSegment TokenLists::Segment(int32_t choice) const {
+  return {.kind = SegmentKind::kList,
+          .lists = lists_,
+          .capacity = capacity_,
+          .index = List(choice),
+          .count = Count(choice)};
+}
+
+}  // namespace omnikv

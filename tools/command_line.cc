@@ -64,6 +64,9 @@ const std::map<std::string, std::string>& Examples() {
   omnikv analyze heads --docs 1 --tokens 2k
   omnikv analyze heads --docs 1 --tokens 2k --sinks 4 --recent 64 -o /tmp/gates.tsv
   omnikv analyze heads -f README.md --json)"},
+                                                              {"anchors", R"(
+  omnikv analyze anchors --docs 1 --tokens 2k
+  omnikv analyze anchors --docs 1 --tokens 2k --anchors 3 -o /tmp/anchors.tsv)"},
                                                               {"index", R"(
   omnikv analyze index --docs 1 --tokens 2k
   omnikv analyze index --docs 1 --tokens 4k --rows 4 --step 1 --json)"},

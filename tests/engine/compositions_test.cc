@@ -233,7 +233,16 @@ TEST(Compositions, TheHostTier) {
         continue;
       }
       ASSERT_TRUE(session.ok()) << session.status().message();
-      EXPECT_EQ(RunSession(**engine, policy), RunSession(*near, policy));
+      const auto away = RunSession(**engine, policy);
+      const auto here = RunSession(*near, policy);
+      if (GroupOf(**session).residency().AttendsAway()) {  // a sum of two attentions is rounded
+        ASSERT_EQ(away.size(), here.size());
+        for (size_t i = 0; i < here.size(); ++i) {
+          EXPECT_THAT(away[i], testing::Pointwise(testing::FloatNear(1e-5f), here[i]));
+        }
+      } else {
+        EXPECT_EQ(away, here);
+      }
       const bool streamed = !GroupOf(**session).residency().CanRecord();
       const auto batch = Batch::Open(CoreOf(**engine), policy, 2);
       EXPECT_EQ(batch.ok(), !streamed) << batch.status().message();

@@ -322,10 +322,11 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
     options_.policy = {.name = name};
     for (const char* place : places) {
       options_.place = place;
-      EXPECT_THAT(Plan(20 * kGiB).status().message(),
-                  HasSubstr("`place` auto `policy` brutal_offload or kcache or omnikv"));
+      EXPECT_THAT(
+          Plan(20 * kGiB).status().message(),
+          HasSubstr("`place` auto `policy` blocks or brutal_offload or kcache or omnikv or quest"));
       EXPECT_THAT(Plan(17 * kGiB).status().message(),
-                  EndsWith("`place` auto `policy` brutal_offload"));
+                  EndsWith("`place` auto `policy` blocks or brutal_offload"));
       EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("`policy`")));
     }
   }

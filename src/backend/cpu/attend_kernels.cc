@@ -161,11 +161,7 @@ class TokenWalker {
 // memory where they are neighbours, a unit of a few lines with every step of the work. Bursts would
 // stall on the misses a core can have in flight, and a head's part of each row in turn would keep
 // the prefetchers from seeing a stream.
-//
-// They come to the second level of the cache. Rows lie 2 or 4 KB apart, so a head's part of all of
-// them falls into a few sets of the first level, which hold some of them and lose the others again.
 struct Ahead {
-  static constexpr int kSecondLevel = 2;  // __builtin_prefetch's locality
   const std::byte* const* row = nullptr;
   const std::byte* const* end = nullptr;
   int64_t offset = 0;   // of the row's first unit
@@ -174,11 +170,12 @@ struct Ahead {
   int32_t lines = 0;    // of a unit
   int32_t units = 0;    // of a row
   int32_t unit = 0;
+  bool second_level = false;  // PrefetchesToSecondLevel()
 
   HWY_INLINE void Advance() {
     if (row == end) return;
     const std::byte* p = row[unit * apart] + offset + unit * stride;
-    for (int32_t i = 0; i < lines; ++i) __builtin_prefetch(p + i * 64, 0, kSecondLevel);
+    for (int32_t i = 0; i < lines; ++i) PrefetchRow(p + i * 64, second_level);
     if (++unit == units) {
       unit = 0;
       ++row;
@@ -540,6 +537,7 @@ Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
   const int64_t passes =
       int64_t{n_rows} * item.n_kv_heads * ((heads_per_kv + kMaxHeads - 1) / kMaxHeads);
   Ahead pace;
+  pace.second_level = PrefetchesToSecondLevel();
   pace.offset = item.kv_head * kv.k.head_bytes;
   const int64_t k_bytes = item.n_kv_heads * kv.k.head_bytes;
   const int64_t v_offset = item.kv_head * kv.v.head_bytes;

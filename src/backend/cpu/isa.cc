@@ -1,6 +1,7 @@
 #include "backend/cpu/isa.h"
 
 #include <hwy/highway.h>
+#include <unistd.h>
 
 #include "base/check.h"
 
@@ -21,6 +22,15 @@ std::string_view IsaName(int64_t target) {
 }
 
 }  // namespace
+
+bool PrefetchesToSecondLevel() {
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+  static const int64_t bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  return bytes > 0 && bytes < 48 << 10;
+#else
+  return false;
+#endif
+}
 
 std::vector<Isa> AvailableIsas() {
   std::vector<Isa> isas;

@@ -14,6 +14,11 @@ struct Isa {
   size_t index = 0;       // entry of Highway's dispatch tables
 };
 
+// Whether prefetches of K/V rows had better stop at the second level of the cache. Rows lie 2 or 4
+// KB apart, so a head's part of all of them falls into a few sets of the first level. One of 32 KB
+// holds 8 rows there, and loses those that come before they are read. (One of 48 KB holds 12.)
+bool PrefetchesToSecondLevel();
+
 // What this CPU runs, best first.
 std::vector<Isa> AvailableIsas();
 

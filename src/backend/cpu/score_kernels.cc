@@ -50,13 +50,13 @@ HWY_NOINLINE void Dots(const Rows& rows, int n, const KvView& kv, int32_t kv_hea
   const int64_t bytes = kv.k.head_bytes;
   const int64_t offset = kv_head * bytes;
   const int64_t to_scales = kv.k.ToScales(kv_head);
+  const bool second_level = PrefetchesToSecondLevel();
   for (int t = 0; t < n; t += kTogether) {
     const std::byte* k[kTogether];
     for (int i = 0; i < kTogether; ++i) k[i] = rows.at[std::min(t + i, n - 1)] + offset;
     for (int i = 0; i < kTogether; ++i) {
       const std::byte* next = rows.at[std::min(t + i + kAhead, n - 1)] + offset;
-      // To the second level, for the reason that attention has (attend_kernels.cc, Ahead).
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
+      for (int64_t b = 0; b < bytes; b += 64) PrefetchRow(next + b, second_level);
     }
     VF sum[kTogether][kScoreHeads];
     for (auto& of : sum) std::fill_n(of, kScoreHeads, hn::Zero(d));

@@ -47,6 +47,15 @@ inline constexpr int kRegisterRows = 2;
 // Masked loads that never touch what the mask excludes.
 #define OKV_SAFE_MASKED_LOAD (OKV_AVX512 || OKV_AVX2)
 
+// Fetches a line of a K/V row ahead of its use, to the first or the second level of the cache.
+HWY_INLINE void PrefetchRow(const std::byte* p, bool second_level) {
+  if (second_level) {
+    __builtin_prefetch(p, /*rw=*/0, /*locality=*/2);
+  } else {
+    __builtin_prefetch(p, /*rw=*/0, /*locality=*/3);
+  }
+}
+
 // The first `n` floats at p, zeros after them; n may be anything.
 HWY_INLINE VF LoadFloats(const float* p, size_t n) {
   const DF d;

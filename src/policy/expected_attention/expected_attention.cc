@@ -178,8 +178,7 @@ PolicyInfo ExpectedAttentionPolicy() {
                     .keeps = "b rows of each KV head and all later ones, on the device",
                     .reads = "b rows and the later ones",
                     .holds = "b rows and the later ones",
-                    .loses = "digits of a number in the prompt (a pass key in 952 tokens, a "
-                             "fifth of them kept, by kvpress)"},
+                    .loses = "most of the prompt (8 of 8 answers)"},
           .kind = PolicyKind::kForgets,
           .knob = {.key = "budget"},
           .settings = PromptChoiceSettings(

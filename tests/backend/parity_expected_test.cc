@@ -48,7 +48,7 @@ TEST_F(ParityTest, QueryMoments) {
     const std::vector<float> inv_freq = Frequencies(c.n_freq);
     const int32_t width = c.n_heads * c.dk;
     const std::vector<float> q = Queries(c.n_rows + 3, width, random);
-    const SeqMeta step{.q_begin = 3, .q_len = c.n_rows, .kv_len = c.kv_len};
+    const std::vector<SeqMeta> step = {{.q_begin = 3, .q_len = c.n_rows, .kv_len = c.kv_len}};
     const auto values = static_cast<size_t>(width);
     const std::vector<float> held_mean = random.Floats(values, 3);
     std::vector<float> held(c.covariance ? values * static_cast<size_t>(c.dk) : 0);
@@ -66,7 +66,7 @@ TEST_F(ParityTest, QueryMoments) {
             std::vector<int32_t> count = {-1};
             if (accumulate) mean = held_mean, covariance = held, count = {57};
             run(QueryMomentsArgs{.q = q.data(),
-                                 .steps = &step,
+                                 .steps = step.data(),
                                  .inv_freq = c.n_freq > 0 ? inv_freq.data() : nullptr,
                                  .out = {.mean = mean.data(),
                                          .covariance = c.covariance ? covariance.data() : nullptr,
@@ -110,8 +110,8 @@ TEST_F(ParityTest, ExpectedScore) {
            {{4, 2, 64, 64, DType::kF16}, 3, 32, 8, 4}}) {
     const Attention data(c.shape, {1}, {c.kv_len}, random, 16, c.planes);
     const KvView kv = data.bank.View();
-    SeqMeta steps = data.step.seqs[0];
-    steps.kv_len += 11;  // tokens whose rows are gone
+    std::vector<SeqMeta> steps = {data.step.seqs[0]};
+    steps[0].kv_len += 11;  // tokens whose rows are gone
     const std::vector<float> inv_freq = Frequencies(c.n_freq);
     const auto n_heads = static_cast<size_t>(c.shape.n_heads);
     const auto dk = static_cast<size_t>(c.shape.dk);
@@ -142,7 +142,7 @@ TEST_F(ParityTest, ExpectedScore) {
                             .count = count.data()},
                 .kv = kv,
                 .seqs = data.step.seqs.data(),
-                .steps = &steps,
+                .steps = steps.data(),
                 .inv_freq = c.n_freq > 0 ? inv_freq.data() : nullptr,
                 .logits = logits.data(),
                 .out = out.data(),

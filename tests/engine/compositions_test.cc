@@ -252,7 +252,8 @@ TEST(Compositions, TheHostTier) {
       EXPECT_EQ(SharedStep(**engine, policy).message(), Sentence(Use::kStreamedStep, other.name));
     }
   }
-  EXPECT_EQ(opened, 3);  // omnikv, brutal_offload, and kcache, whose V alone go
+  // omnikv, brutal_offload, kcache, whose V alone go, blocks and quest, which are attended to away.
+  EXPECT_EQ(opened, 5);
 }
 
 // An engine that gives tokens of some KV heads back serves its own policy alone.

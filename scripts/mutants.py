@@ -420,9 +420,11 @@ def host(args, root):
     lost = 0
     checks = {name: check for name, (path, _, _) in FAULTS.items()
               for folder, check in HOST_CHECKS.items()
-              if path.startswith(folder) and path.endswith(".cc")}
+              if path.startswith(folder) and path.endswith((".cc", ".h"))}
     for name in args.only or checks:
         file, text, with_fault = place(root, name)
+        if name not in checks:
+            sys.exit(f"mutants.py: {name}: {FAULTS[name][0]} has no check without a card")
         program, tests = checks[name]
         try:
             file.write_text(with_fault)

@@ -339,7 +339,10 @@ struct CostVisitor {
     const uint64_t bytes = U(a.to - a.from) * U(a.kv.TokenBytes());
     return {.bytes_read = bytes, .bytes_written = bytes};
   }
-  Cost operator()(const CustomArgs& a) const { return a.kernels->cost(a.args.data()); }
+  Cost operator()(const CustomArgs& a) const {
+    HostArrays in_place;
+    return CostOf(a, in_place);
+  }
 };
 
 struct NameVisitor {
@@ -392,6 +395,10 @@ std::string_view OpName(const Op& op) {
 
 Cost CostOf(const Op& op) {
   return std::visit(CostVisitor{}, op);
+}
+
+Cost CostOf(const CustomArgs& op, HostArrays& arrays) {
+  return op.kernels->cost(op.args.data(), arrays);
 }
 
 }  // namespace omnikv

@@ -555,6 +555,23 @@ struct Cost {
 // Bytes of K, and of V where `values`, of one layer's rows for `head_tokens` tokens times KV heads.
 uint64_t KvBytes(const KvView& kv, int64_t head_tokens, bool values);
 
+// Arrays that a cost depends on, as the host reads them: in place here. What `Of` returns lives as
+// long as this.
+class HostArrays {
+ public:
+  virtual ~HostArrays() = default;
+  template <typename T>
+  const T* Of(const T* values, int64_t n) {
+    return static_cast<const T*>(Bytes(values, static_cast<size_t>(n) * sizeof(T)));
+  }
+
+ private:
+  virtual const void* Bytes(const void* values, size_t bytes) {
+    static_cast<void>(bytes);
+    return values;
+  }
+};
+
 // A policy's own op: a table of implementations with static storage, and its argument struct (plain
 // data, at most kCustomBytes) by value.
 struct CustomKernels {
@@ -562,7 +579,8 @@ struct CustomKernels {
   void (*ref)(const void* args);
   void (*cpu)(const void* args, ThreadPool& pool);
   void (*cuda)(const void* args, void* stream);  // a cudaStream_t; null in builds without CUDA
-  Cost (*cost)(const void* args);
+  // Reads arrays of the backend's memory through `arrays` alone.
+  Cost (*cost)(const void* args, HostArrays& arrays);
 };
 
 inline constexpr size_t kCustomBytes = 128;
@@ -594,7 +612,8 @@ using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRo
 std::string_view OpName(const Op& op);
 
 // The cost of running `op` now. Attention and selection depend on lengths and counts that lie in
-// the backend's memory: REQUIRES it to be host-readable.
+// the backend's memory: REQUIRES the host to be able to read it, or for a policy's own op `arrays`.
 Cost CostOf(const Op& op);
+Cost CostOf(const CustomArgs& op, HostArrays& arrays);
 
 }  // namespace omnikv

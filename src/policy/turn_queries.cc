@@ -32,7 +32,7 @@ void Turn(const void* raw) {
   }
 }
 
-Cost TurnCost(const void* raw) {
+Cost TurnCost(const void* raw, HostArrays&) {
   const auto& a = *static_cast<const TurnQueriesArgs*>(raw);
   const auto n = static_cast<uint64_t>(a.n_rows) * static_cast<uint64_t>(a.n_heads * a.dk);
   return {.bytes_read = 4 * n, .bytes_written = 4 * n, .flops = 4 * n};

@@ -28,7 +28,7 @@ const CustomKernels kCount = {
           });
           *static_cast<const CountArgs*>(args)->sum = sum;
         },
-    .cost = [](const void*) { return Cost{}; },
+    .cost = [](const void*, HostArrays&) { return Cost{}; },
 };
 
 TEST(CpuBackendTest, NamesWhatItRunsOn) {

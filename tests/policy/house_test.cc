@@ -26,14 +26,16 @@ namespace {
 constexpr int32_t kPrompt = 100;
 constexpr int32_t kSteps = 12;
 
+Result<std::unique_ptr<Backend>> MakeCpu() {
+  return std::unique_ptr<Backend>(
+      MakeCpuBackend({.threads = 2, .precision = GemmPrecision::kFull}));
+}
+
 Result<std::unique_ptr<Backend>> MakeBackend(const std::string& name) {
   if (name == "ref") return MakeRefBackend();
-  if (name == "cpu") {
-    return std::unique_ptr<Backend>(
-        MakeCpuBackend({.threads = 2, .precision = GemmPrecision::kFull}));
-  }
+  if (name == "cpu") return MakeCpu();
 #ifdef OMNIKV_HAVE_CUDA
-  return MakeCudaBackend({.full_precision = true});
+  return MakeCudaBackend({.full_precision = true, .make_host = MakeCpu});
 #else
   return Unsupported("this build has no CUDA");
 #endif

@@ -16,19 +16,18 @@ class TracedStep : public Recording {
 };
 
 // Copies on the host of what the cost of an op depends on.
-class HostCopies {
+class HostCopies : public HostArrays {
  public:
   explicit HostCopies(Backend& backend) : backend_(backend) {}
 
-  template <typename T>
-  const T* Of(const T* device, int64_t n) {
-    if (device == nullptr || n == 0) return nullptr;
-    std::vector<std::byte>& copy = copies_.emplace_back(static_cast<size_t>(n) * sizeof(T));
-    backend_.Download(copy.data(), device, copy.size());
-    return reinterpret_cast<const T*>(copy.data());
+ private:
+  const void* Bytes(const void* device, size_t bytes) override {
+    if (device == nullptr || bytes == 0) return nullptr;
+    std::vector<std::byte>& copy = copies_.emplace_back(bytes);
+    backend_.Download(copy.data(), device, bytes);
+    return copy.data();
   }
 
- private:
   Backend& backend_;
   std::vector<std::vector<std::byte>> copies_;
 };
@@ -89,11 +88,10 @@ struct Localise {
   void operator()(Args&) const {}
 };
 
-// CostOf an op whose lengths and counts lie in a device's memory. Which arrays the cost of a
-// policy's own op reads is not known: it counts nothing there.
+// CostOf an op whose lengths and counts lie in a device's memory.
 Cost CostOnDevice(Backend& backend, Op op) {
-  if (std::holds_alternative<CustomArgs>(op)) return {};
   HostCopies host(backend);
+  if (const auto* custom = std::get_if<CustomArgs>(&op)) return CostOf(*custom, host);
   std::visit(Localise{host}, op);
   return CostOf(op);
 }

@@ -153,12 +153,12 @@ CustomArgs BlockWeights(const BlockWeightsArgs& args);
 CustomArgs Exclude(const ExcludeArgs& args);
 
 // Of the ops with these arguments, now.
-Cost HoldChoiceCost(const void* args);
-Cost BlockKeysCost(const void* args);
-Cost ListScoresCost(const void* args);
-Cost TokenWeightsCost(const void* args);
-Cost BlockWeightsCost(const void* args);
-Cost ExcludeCost(const void* args);
+Cost HoldChoiceCost(const void* args, HostArrays& arrays);
+Cost BlockKeysCost(const void* args, HostArrays& arrays);
+Cost ListScoresCost(const void* args, HostArrays& arrays);
+Cost TokenWeightsCost(const void* args, HostArrays& arrays);
+Cost BlockWeightsCost(const void* args, HostArrays& arrays);
+Cost ExcludeCost(const void* args, HostArrays& arrays);
 
 // On a cudaStream_t. Defined where CUDA is built (block_ops.cu).
 void HoldChoiceCuda(const void* args, void* stream);

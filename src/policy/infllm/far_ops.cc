@@ -45,7 +45,7 @@ void Locate(const void* raw) {
   }
 }
 
-Cost LocateCost(const void* raw) {
+Cost LocateCost(const void* raw, HostArrays&) {
   const auto& a = *static_cast<const LocateFarArgs*>(raw);
   const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
   return {.bytes_read = bytes, .bytes_written = bytes + U(a.n_seqs) * (sizeof(SeqMeta) + 16)};
@@ -62,7 +62,7 @@ void Mean(const void* raw) {
   }
 }
 
-Cost MeanCost(const void* raw) {
+Cost MeanCost(const void* raw, HostArrays&) {
   const auto& a = *static_cast<const MeanRowsArgs*>(raw);
   const uint64_t values = U(a.n_rows) * U(a.width);
   return {.bytes_read = 4 * values, .bytes_written = 4 * U(a.width), .flops = values};
@@ -124,7 +124,7 @@ void Keep(const void* raw) {
   }
 }
 
-Cost KeepCost(const void* raw) {
+Cost KeepCost(const void* raw, HostArrays&) {
   const auto& a = *static_cast<const KeepBlocksArgs*>(raw);
   const uint64_t slots = U(a.n_seqs) * U(a.shape.cache);
   const uint64_t entries = U(a.n_seqs) * U(a.shape.Entries());
@@ -230,8 +230,12 @@ void CopyShared(const void* raw, ThreadPool& pool) {
 }
 
 // What crosses from where the rows are: no attention reads it there, so it is no kv_bytes.
-Cost CopyCost(const void* raw) {
-  const CopyFarArgs& a = CopyArgs(raw);
+Cost CopyCost(const void* raw, HostArrays& arrays) {
+  CopyFarArgs a = CopyArgs(raw);
+  a.seqs = arrays.Of(a.seqs, a.n_seqs);
+  a.miss = arrays.Of(a.miss, int64_t{2} * a.n_seqs * a.shape.most);
+  a.n_miss = arrays.Of(a.n_miss, a.n_seqs);
+  a.range = arrays.Of(a.range, int64_t{2} * a.n_seqs);
   uint64_t tokens = 0;
   ForCopies(a, [&](int32_t, int32_t, int64_t) { ++tokens; });
   const uint64_t bytes =

@@ -107,11 +107,12 @@ void WeighShared(const void* raw, ThreadPool& pool) {
   }
 }
 
-Cost WeighCost(const void* raw) {
+Cost WeighCost(const void* raw, HostArrays& arrays) {
   const WeighLocalArgs& a = WeighArgs(raw);
+  const SeqMeta* seqs = arrays.Of(a.seqs, a.n_seqs);
   Cost c;
   for (int32_t s = 0; s < a.n_seqs; ++s) {
-    const SeqMeta& seq = a.seqs[s];
+    const SeqMeta& seq = seqs[s];
     if (seq.q_len == 0) continue;
     const int32_t first = TilesOf(a, seq).first;
     const int64_t tokens =
@@ -183,11 +184,12 @@ void RepresentNew(const void* raw) {
   }
 }
 
-Cost RepresentCost(const void* raw) {
+Cost RepresentCost(const void* raw, HostArrays& arrays) {
   const RepresentArgs& a = RepresentArgsOf(raw);
+  const SeqMeta* seqs = arrays.Of(a.seqs, a.n_seqs);
   Cost c;
   for (int32_t s = 0; s < a.n_seqs; ++s) {
-    const SeqMeta& seq = a.seqs[s];
+    const SeqMeta& seq = seqs[s];
     if (seq.q_len == 0) continue;
     const uint64_t blocks = U(a.shape.Blocks(seq.kv_len) - a.shape.Blocks(seq.kv_len - seq.q_len));
     const uint64_t heads = blocks * U(a.n_heads);

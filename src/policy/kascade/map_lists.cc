@@ -14,7 +14,7 @@ void MapListsOnHost(const void* raw) {
 }
 
 // At most: the counts are the device's.
-Cost MapListsCost(const void* raw) {
+Cost MapListsCost(const void* raw, HostArrays&) {
   const auto& a = *static_cast<const MapListsArgs*>(raw);
   const auto bytes = sizeof(int32_t) * static_cast<uint64_t>(a.n_seqs) *
                      static_cast<uint64_t>(a.lists) * static_cast<uint64_t>(a.capacity);

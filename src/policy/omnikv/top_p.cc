@@ -90,7 +90,7 @@ void TopPCpu(const void* args, ThreadPool& pool) {
 }
 
 // Lengths lie on the device: of full rows.
-Cost TopPCost(const void* args) {
+Cost TopPCost(const void* args, HostArrays&) {
   const auto& a = *static_cast<const TopPArgs*>(args);
   const auto lists = static_cast<uint64_t>(a.n_seqs) * static_cast<uint64_t>(a.lists);
   const auto window = static_cast<uint64_t>(a.window);

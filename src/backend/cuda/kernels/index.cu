@@ -366,72 +366,151 @@ void LaunchIndexScore(const IndexScoreArgs& args, Part* parts, const Launch& lau
   LaunchKernel(IndexScoreKernel<kWords>, launch, grid, kThreads, shared, args, parts);
 }
 
-// --- Rescore: a warp takes a KV head of a listed token, with all of its queries.
+// --- Rescore: a warp takes a listed token, with as many KV heads as fit and with all of their
+// queries. Rows may be the host's, which cross the bus at its rate in long pieces alone: so a warp
+// copies all that it needs of a row to shared memory, and one token ahead.
 
 // What the sum of a head's exponentials loses and gains, in parts of it.
 struct Change {
   float before, after;
 };
 
-// Grid: x walks tokens, y KV heads, z rows. changes [rows, gridDim.x, heads]. Shared memory: the
-// queries of the KV head, f32 [group, dk], and Change [warps, group].
+// What a warp has of K of a row: the values of `heads` KV heads, then their scales. Pieces are as
+// long as the addresses allow.
+struct KeyPiece {
+  int heads;
+  int values, scales;              // bytes
+  int values_piece, scales_piece;  // bytes: 16, 4 or 2
+
+  __host__ __device__ int bytes() const { return values + scales; }
+};
+
+// At most, unless one head has more: bytes of a warp's piece, and of the queries of a block.
+constexpr int64_t kMostKeyBytes = 2048;
+constexpr int64_t kMostQueryBytes = 65536;
+
+int PieceOf(uintptr_t bits) {
+  return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
+}
+
+KeyPiece KeyPieceOf(const RescoreArgs& a) {
+  const KvPlane& k = a.kv.k;
+  const int64_t query_bytes = int64_t{4} * a.kv.dk * (a.n_heads / a.kv.n_kv_heads);
+  const int64_t most = std::min(kMostKeyBytes / k.head_bytes, kMostQueryBytes / query_bytes);
+  const int64_t heads = a.lists > 1 ? 1 : std::clamp<int64_t>(most, 1, a.kv.n_kv_heads);
+  const int64_t scale_bytes = k.scales == nullptr ? 0 : k.scale_head_bytes;
+  const auto piece = [&](const std::byte* base, int64_t head_bytes) {
+    return PieceOf(AddressBits(base) | AddressBits(k.row_bytes) | AddressBits(heads * head_bytes));
+  };
+  return {static_cast<int>(heads), static_cast<int>(heads * k.head_bytes),
+          static_cast<int>(heads * scale_bytes), piece(k.base, k.head_bytes),
+          // They lie behind the values in shared memory.
+          std::min(piece(k.scales, scale_bytes), PieceOf(AddressBits(heads * k.head_bytes)))};
+}
+
+// A warp's part of a row.
+__device__ __forceinline__ void CopyPieces(std::byte* to, const std::byte* from, int bytes,
+                                           int piece) {
+  for (int at = Lane() * piece; at < bytes; at += 32 * piece) {
+    if (piece == 16) {
+      CopyAsync16(to + at, from + at);
+    } else if (piece == 4) {
+      CopyAsync4(to + at, from + at, true);
+    } else {
+      *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
+    }
+  }
+}
+
+// Grid: x walks tokens, y groups of piece.heads KV heads, z rows. changes [rows, gridDim.x, heads].
+// Shared memory: the queries of the KV heads, f32 [heads, dk]; Change [warps, heads]; two pieces for
+// each warp.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    RescoreKernel(const __grid_constant__ RescoreArgs a, Change* changes) {
+    RescoreKernel(const __grid_constant__ RescoreArgs a, const KeyPiece piece, Change* changes) {
   extern __shared__ __align__(16) std::byte shared[];
   GridTrigger();
   GridWait();
   const int dk = a.kv.dk;
   const int group = a.n_heads / a.kv.n_kv_heads;
-  const auto kv_head = static_cast<int>(blockIdx.y);
+  const int kv_head = static_cast<int>(blockIdx.y) * piece.heads;
+  const int kv_heads = min(piece.heads, a.kv.n_kv_heads - kv_head);
+  const int heads = group * kv_heads;
   const auto r = static_cast<int>(blockIdx.z);
   const RowMeta row = a.rows[r];
   const int32_t table_off = a.seqs[row.seq].table_off;
   const RescoredTokens tokens = RescoredOf(a, row, a.lists == 1 ? 0 : kv_head);
   const int64_t first_head = int64_t{r} * a.n_heads + kv_head * group;
-  auto* q = reinterpret_cast<float*>(shared);
-  auto* found = reinterpret_cast<Change*>(q + group * dk) + Warp() * group;
-  for (int i = static_cast<int>(threadIdx.x); i < group * dk; i += kThreads) {
-    q[i] = a.q[first_head * dk + i];
-  }
-  for (int h = Lane(); h < group; h += 32) found[h] = {0, 0};
-  __syncthreads();
-  const int64_t to_scales = a.kv.k.ToScales(kv_head);
-  for (int i = static_cast<int>(blockIdx.x) * kWarps + Warp(); i < tokens.size();
-       i += static_cast<int>(gridDim.x) * kWarps) {
-    const int t = tokens.At(i);
-    const std::byte* k = a.kv.k.Head(a.kv.RowIndex(table_off, t), kv_head);
-    for (int first = 0; first < group; first += 4) {
-      float dots[4] = {0, 0, 0, 0};
-#pragma unroll 4
-      for (int d = Lane(); d < dk; d += 32) {
-        const float v = HeadValue<T>(k, to_scales, d);
-#pragma unroll
-        for (int h = 0; h < 4; ++h) dots[h] += v * q[min(first + h, group - 1) * dk + d];
-      }
-      float own = 0;  // of the lane's head
-#pragma unroll
-      for (int h = 0; h < 4; ++h) {
-        const float dot = WarpSum(dots[h]);
-        if (Lane() == h) own = dot;
-      }
-      const int h = first + Lane();
-      if (Lane() >= 4 || h >= group) continue;
-      const float w = Softcap(a.scale * own, a.softcap);
-      const float lse = a.lse[first_head + h];
-      float& logit = a.logits[(first_head + h) * a.stride + t];
-      found[h].before += Exp2((logit - lse) * kLog2E);
-      found[h].after += Exp2((w - lse) * kLog2E);
-      logit = w;
+  const int all_heads = piece.heads * group;
+  const int head_bytes = piece.values / piece.heads;
+  const int scale_bytes = piece.scales / piece.heads;
+  const int pitch = (piece.bytes() + 15) / 16 * 16;
+  std::byte* const pieces = shared + Warp() * 2 * pitch;
+  auto* q = reinterpret_cast<float*>(shared + kWarps * 2 * pitch);
+  auto* found = reinterpret_cast<Change*>(q + all_heads * dk) + Warp() * all_heads;
+  const int step = static_cast<int>(gridDim.x) * kWarps;
+  int i = static_cast<int>(blockIdx.x) * kWarps + Warp();
+  const auto copy = [&](int item, int side) {
+    if (item < tokens.size()) {
+      const std::byte* const from =
+          a.kv.k.Head(a.kv.RowIndex(table_off, tokens.At(item)), kv_head);
+      std::byte* const to = pieces + side * pitch;
+      CopyPieces(to, from, head_bytes * kv_heads, piece.values_piece);
+      CopyPieces(to + piece.values, from + a.kv.k.ToScales(kv_head), scale_bytes * kv_heads,
+                 piece.scales_piece);
     }
+    CopyAsyncCommit();
+  };
+  copy(i, 0);
+  for (int at = static_cast<int>(threadIdx.x); at < heads * dk; at += kThreads) {
+    q[at] = a.q[first_head * dk + at];
   }
+  for (int h = Lane(); h < heads; h += 32) found[h] = {0, 0};
   __syncthreads();
-  for (int h = static_cast<int>(threadIdx.x); h < group; h += kThreads) {
-    const Change* of_warps = reinterpret_cast<const Change*>(q + group * dk) + h;
+  for (int side = 0; i < tokens.size(); i += step, side ^= 1) {
+    copy(i + step, side ^ 1);
+    CopyAsyncWait<1>();
+    __syncwarp();
+    const int t = tokens.At(i);
+    const std::byte* const own_keys = pieces + side * pitch;
+    for (int g = 0; g < kv_heads; ++g) {
+      const int first = g * group;
+      const std::byte* const k = own_keys + g * head_bytes;
+      const int64_t to_scales = piece.values + g * (scale_bytes - head_bytes);
+      for (int four = first; four < first + group; four += 4) {
+        float dots[4] = {0, 0, 0, 0};
+#pragma unroll 4
+        for (int d = Lane(); d < dk; d += 32) {
+          const float v = HeadValue<T>(k, to_scales, d);
+#pragma unroll
+          for (int h = 0; h < 4; ++h) dots[h] += v * q[min(four + h, heads - 1) * dk + d];
+        }
+        float own = 0;  // of the lane's head
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          const float dot = WarpSum(dots[h]);
+          if (Lane() == h) own = dot;
+        }
+        const int h = four + Lane();
+        if (Lane() >= 4 || h >= first + group) continue;
+        const float w = Softcap(a.scale * own, a.softcap);
+        const float lse = a.lse[first_head + h];
+        float& logit = a.logits[(first_head + h) * a.stride + t];
+        found[h].before += Exp2((logit - lse) * kLog2E);
+        found[h].after += Exp2((w - lse) * kLog2E);
+        logit = w;
+      }
+    }
+    __syncwarp();
+  }
+  CopyAsyncWait<0>();
+  __syncthreads();
+  for (int h = static_cast<int>(threadIdx.x); h < heads; h += kThreads) {
+    const Change* of_warps = reinterpret_cast<const Change*>(q + all_heads * dk) + h;
     Change sum = {0, 0};
     for (int w = 0; w < kWarps; ++w) {
-      sum.before += of_warps[w * group].before;
-      sum.after += of_warps[w * group].after;
+      sum.before += of_warps[w * all_heads].before;
+      sum.after += of_warps[w * all_heads].after;
     }
     changes[(int64_t{r} * gridDim.x + blockIdx.x) * a.n_heads + kv_head * group + h] = sum;
   }
@@ -456,11 +535,11 @@ __global__ void ChangeKernel(const Change* changes, int n_parts, float* lse) {
   }
 }
 
-// Blocks of a KV head of a row side by side.
+// Blocks of a row's KV heads side by side.
 int64_t PartsOf(const RescoreArgs& a, const Device& device) {
   const int64_t all = 4 * int64_t{device.sm_count};
-  const int64_t share = std::max<int64_t>(16, all / (int64_t{a.n_rows} * a.kv.n_kv_heads));
-  return std::clamp<int64_t>(CeilDiv(a.capacity, kWarps), 1, share);
+  const int64_t groups = int64_t{a.n_rows} * CeilDiv(a.kv.n_kv_heads, KeyPieceOf(a).heads);
+  return std::clamp<int64_t>(CeilDiv(a.capacity, kWarps), 1, std::max<int64_t>(16, all / groups));
 }
 
 dim3 HeadsOfRows(int32_t n_heads, int32_t n_rows) {
@@ -514,14 +593,17 @@ void Rescore(const RescoreArgs& args, const Launch& launch) {
   if (args.n_rows == 0) return;
   auto* changes = reinterpret_cast<Change*>(launch.scratch);
   const int64_t n_parts = PartsOf(args, *launch.device);
-  const int group = args.n_heads / args.kv.n_kv_heads;
-  const size_t shared = static_cast<size_t>(group) *
-                        (sizeof(float) * static_cast<size_t>(args.kv.dk) + kWarps * sizeof(Change));
-  const dim3 grid(static_cast<uint32_t>(n_parts), static_cast<uint32_t>(args.kv.n_kv_heads),
+  const KeyPiece piece = KeyPieceOf(args);
+  const auto heads = static_cast<size_t>(piece.heads * (args.n_heads / args.kv.n_kv_heads));
+  const size_t shared =
+      heads * (sizeof(float) * static_cast<size_t>(args.kv.dk) + kWarps * sizeof(Change)) +
+      2 * kWarps * static_cast<size_t>(CeilDiv(piece.bytes(), 16) * 16);
+  const dim3 grid(static_cast<uint32_t>(n_parts),
+                  static_cast<uint32_t>(CeilDiv(args.kv.n_kv_heads, piece.heads)),
                   static_cast<uint32_t>(args.n_rows));
   WithKvType(args.kv.k.dtype, [&](auto t) {
     AllowShared(RescoreKernel<decltype(t)>, shared);
-    LaunchKernel(RescoreKernel<decltype(t)>, launch, grid, kThreads, shared, args, changes);
+    LaunchKernel(RescoreKernel<decltype(t)>, launch, grid, kThreads, shared, args, piece, changes);
   });
   LaunchKernel(ChangeKernel, launch, HeadsOfRows(args.n_heads, args.n_rows), 32, 0, changes,
                static_cast<int>(n_parts), args.lse);

@@ -37,7 +37,7 @@ size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
 
 Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
   OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0 &&
-            config.n_stages >= 2 && !config.tables.empty());
+            config.n_stages >= 1 && !config.tables.empty());
   config.pool_tokens = config.PoolTokens();
   const int64_t bt = config.block_tokens;
   // Positions, slots of the pool and entries of the tables are int32.

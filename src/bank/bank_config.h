@@ -81,7 +81,7 @@ struct BankConfig {
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
   int64_t step_tokens = 0;  // appended before tokens are dropped, to one sequence at a time
-  int32_t n_stages = 2;     // Bank::StageIn; at least 2
+  int32_t n_stages = 2;     // Bank::StageIn; with one, nothing comes in while a layer is read
 
   int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
   int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }

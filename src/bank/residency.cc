@@ -37,10 +37,17 @@ void Residency::StageFirst(int32_t seq, int64_t n) {
   backend_.Join(Lane::kIn, Lane::kMain);
   backend_.Join(Lane::kIn, Lane::kOut);
   int32_t layer = NextOnHost(0);
-  for (int32_t i = 0; i < bank_.StagesAhead() && layer >= 0; ++i) {
+  for (int32_t i = 0; i < std::max(1, bank_.StagesAhead()) && layer >= 0; ++i) {
     bank_.StageIn(layer, seq, n);
     layer = NextOnHost(layer + 1);
   }
+}
+
+void Residency::StageNext(int32_t layer, int32_t seq, int64_t n) {
+  for (int32_t i = 0; i < std::max(1, bank_.StagesAhead()) && layer >= 0; ++i) {
+    layer = NextOnHost(layer + 1);
+  }
+  if (layer >= 0) bank_.StageIn(layer, seq, n);
 }
 
 Residency::Step::Step(Residency& residency, const StepRows& rows)
@@ -107,16 +114,14 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
 void Residency::Step::AfterAppend(int32_t layer) {
   if (Away(layer)) r_.away_->StoreHome(layer, rows_.rows, rows_.seqs, rows_.n_rows);
   if (!Staged(layer)) return;
-  // The layer's past is on its way already; here that of a later one sets out, into the stage that
-  // the layer before this has left.
+  // The layer's past is on its way already. That of a later one sets out here, into the stage that
+  // the layer before this has left, or after the layer where there is but one stage.
   Bank& bank = r_.bank_;
   bank.AwaitStage(layer);
   r_.backend_.Join(Lane::kIn, Lane::kMain);
   r_.backend_.Join(Lane::kOut, Lane::kMain);
   bank.StageOut(layer, rows_.seq, rows_.first_pos, rows_.first_pos + rows_.n_rows);
-  int32_t next = layer;
-  for (int32_t i = 0; i < bank.StagesAhead() && next >= 0; ++i) next = r_.NextOnHost(next + 1);
-  if (next >= 0) bank.StageIn(next, rows_.seq, rows_.first_pos);
+  if (bank.StagesAhead() > 0) r_.StageNext(layer, rows_.seq, rows_.first_pos);
 }
 
 void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
@@ -146,6 +151,11 @@ void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>
   if (r_.sets_ != nullptr && selection) {
     r_.sets_->Select(*selection, rows_.seqs, primes_);
     selected_[static_cast<size_t>(selection->number)] = true;
+  }
+  if (Staged(layer) && r_.bank_.StagesAhead() == 0) {
+    r_.backend_.Join(Lane::kIn, Lane::kMain);
+    r_.backend_.Join(Lane::kIn, Lane::kOut);
+    r_.StageNext(layer, rows_.seq, rows_.first_pos);
   }
   // The next step begins with what this one can already send.
   if (Staged(layer) && r_.streams_ && r_.NextOnHost(layer + 1) < 0) {

@@ -176,9 +176,11 @@ class Residency {
       : backend_(backend), bank_(bank), streams_(streams), filled_(static_cast<size_t>(n_seqs)) {}
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
-  // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead.
-  // Every stage is free once what is enqueued has run.
+  // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead,
+  // of one at least. Every stage is free once what is enqueued has run.
   void StageFirst(int32_t seq, int64_t n);
+  // The same of the host layer that is so many after `layer`, if there is one.
+  void StageNext(int32_t layer, int32_t seq, int64_t n);
 
   Backend& backend_;
   Bank& bank_;

@@ -229,17 +229,22 @@ class Placement {
     can_go.insert(can_go.begin(), in_place.begin(), in_place.end());
     if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, plan);
     const bool all = options_.place == "host" || streamed.always;
-    for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
-      plan.tiers.assign(config_.layers.size(), TierKind::kDevice);
-      for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
-        plan.tiers[can_go[i]] = TierKind::kHost;
+    const auto with_stages = [&](int32_t most, int32_t least) {
+      for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
+        plan.tiers.assign(config_.layers.size(), TierKind::kDevice);
+        for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
+          plan.tiers[can_go[i]] = TierKind::kHost;
+        }
+        for (int32_t stages = most; stages >= least; --stages) {
+          plan.stages = std::max(std::min(2, least), std::min(stages, static_cast<int32_t>(n)));
+          if (Fits(reads, asked, plan)) return true;
+        }
       }
-      for (int32_t ahead = streamed.max_ahead; ahead >= streamed.min_ahead; --ahead) {
-        plan.stages = std::max(2, std::min(ahead + 1, static_cast<int32_t>(n)));
-        if (Fits(reads, asked, plan)) return true;
-      }
-    }
-    return false;
+      return false;
+    };
+    // Where prompts alone pass through stages, one will do, though nothing comes in meanwhile.
+    return with_stages(streamed.max_ahead + 1, streamed.min_ahead + 1) ||
+           (streamed.layers == 0 && with_stages(1, 1));
   }
 
   // The end of a message: which policies, as they are by default, make `plan` fit with layers on a

@@ -50,10 +50,12 @@ class HostTier : public OnDevice {
   // pieces than the slots that stand in for it.
   static Room Near() { return on_cuda() ? Room::kAll : Room::kDevice; }
   // The first layers have a sliding window where `windows` > 0.
-  static std::unique_ptr<Engine> Make(Room room, const PolicyOptions& policy, size_t windows = 0);
+  static std::unique_ptr<Engine> Make(Room room, const PolicyOptions& policy, size_t windows = 0,
+                                      int32_t stages = 2);
 };
 
-std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, size_t windows) {
+std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, size_t windows,
+                                       int32_t stages) {
   const std::string place = room == Room::kDevice ? "device" : "host";
   auto core = std::make_unique<EngineCore>();
   core->backend = on_cuda() ? *MakeBackend({.device = "cuda"}) : std::make_unique<Card>();
@@ -78,6 +80,7 @@ std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, s
   EXPECT_EQ(plan->host_layers, place == "host" ? can_go : 0);
   if (room == Room::kFew) plan->working_set = 40;  // some rows must leave
   if (room == Room::kAll) plan->working_set = 500;
+  plan->stages = stages;
   auto engine = MakeEngine(std::move(core), *plan, 0);
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   return std::move(*engine);
@@ -203,6 +206,21 @@ TEST_P(HostTier, AChoiceOfAllLeavesNothingToFetch) {
   const SessionStats stats = session->stats();
   EXPECT_EQ(stats.hit_rate, 1.0);
   EXPECT_EQ(stats.transfer_bytes_per_step, 0u);
+}
+
+// With one stage, a layer's past comes when the layer before it has been read.
+TEST_P(HostTier, OneStageIsEnoughForPrompts) {
+  const PolicyOptions policy = Policy({});
+  const auto own_engine = Make(Near(), policy);
+  const auto host_engine = Make(Room::kFew, policy, /*windows=*/0, /*stages=*/1);
+  const auto own = Open(*own_engine, policy);
+  const auto host = Open(*host_engine, policy);
+  for (const size_t turn : {200, 90}) {
+    ASSERT_TRUE(own->Prompt(Numbers(turn, 0)).ok());
+    ASSERT_TRUE(host->Prompt(Numbers(turn, 0)).ok());
+    ASSERT_EQ(Logits(*host_engine, *host), Logits(*own_engine, *own)) << "turn of " << turn;
+    ASSERT_EQ(Generate(*host, 10), Generate(*own, 10)) << "turn of " << turn;
+  }
 }
 
 // Eight sequences of other lengths, of which some wait, one leaves and another comes.

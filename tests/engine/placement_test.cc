@@ -126,6 +126,26 @@ TEST_F(PlacementTest, LayersThatReadInPlaceGoLast) {
   EXPECT_GT(all->working_set, sparse->working_set);
 }
 
+// A stage has room for a layer: prompts get a second one where it fits.
+TEST_F(PlacementTest, OneStageIsForContextsThatWouldNotFitOtherwise) {
+  config_ = *GeometryConfig("llama-1b");
+  weights_ = GeneratedWeightBytes(config_, DType::kBF16);
+  options_.context = 262144;
+  options_.place = "host";
+  options_.policy.settings = {{"filters", "2,8"}, {"budget", "2048"}, {"dense", "indexed"}};
+  constexpr size_t kStep = size_t{64} << 20;
+  std::vector<int32_t> stages;  // by less and less memory
+  for (size_t memory = 8 * kGiB; true; memory -= kStep) {
+    const auto plan = Plan(memory);
+    if (!plan.ok()) break;
+    EXPECT_LE(OnCard(*plan), memory);
+    EXPECT_EQ(plan->host_layers, 16);
+    EXPECT_GE(plan->working_sets, Bank::StageBytes(MakeBankConfig(config_, *plan, 1)));
+    if (stages.empty() || stages.back() != plan->stages) stages.push_back(plan->stages);
+  }
+  EXPECT_EQ(stages, (std::vector<int32_t>{2, 1}));
+}
+
 // The host attends for layers that read a selection, and leaves those that read in place alone.
 TEST_F(PlacementTest, LayersThatReadInPlaceAreNotAttendedToAway) {
   options_.place = "host";
@@ -326,7 +346,7 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
           Plan(20 * kGiB).status().message(),
           HasSubstr("`place` auto `policy` blocks or brutal_offload or kcache or omnikv or quest"));
       EXPECT_THAT(Plan(17 * kGiB).status().message(),
-                  EndsWith("`place` auto `policy` blocks or brutal_offload"));
+                  EndsWith("`place` auto `policy` blocks or brutal_offload or quest"));
       EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("`policy`")));
     }
   }

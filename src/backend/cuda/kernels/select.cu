@@ -142,14 +142,14 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
 // numbers of the same order. Three passes over the keys count digits of 11, 11 and 10 bits and so
 // find the key of rank k; a fourth writes the tokens above it, and the first few equal to it, in
 // order. The blocks of a cluster take consecutive parts of the tokens and keep what keys they can
-// in shared memory.
+// in shared memory. Few tokens have a kernel of their own, below.
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
 constexpr int kDigits = 3;
 constexpr uint32_t kNoKey = 0;              // of no token: lower than any score's
-constexpr int64_t kOneBlockTokens = 16384;  // room for at most so many: a cluster of one block
+constexpr int64_t kFewTokens = 16384;       // room for more: a cluster of 8, or one block
 constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
 constexpr int64_t kFewKeys = 8192;  // of a block: its lanes then hold two fours of keys, else four
 
@@ -516,6 +516,90 @@ __global__ void __launch_bounds__(kThreads, 1)
   Collect<kQuads>(in, threshold, found.rank, s.above_before, s.equal_before, first, index, s);
 }
 
+// --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The
+// key of rank k is found two bits at a time, by counting the keys that reach each of three numbers.
+
+// Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most kBlock * kHeld
+// tokens.
+template <int kBlock, int kHeld>
+__global__ void __launch_bounds__(kBlock)
+    SelectFewKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride) {
+  constexpr int kBlockWarps = kBlock / 32;
+  __shared__ uint32_t counts[2][3][kBlockWarps];
+  GridTrigger();
+  GridWait();
+  const int tid = static_cast<int>(threadIdx.x);
+  const int warp = tid / 32;
+  const int lane = tid % 32;
+  const int64_t seq = blockIdx.z;
+  const int64_t list = seq * gridDim.y + blockIdx.y;
+  if (a.keep != nullptr && a.keep[seq] != 0) return;
+  const int n = a.n_candidates[seq];
+  const auto k = static_cast<uint32_t>(max(0, min(min(a.n_pick[seq], a.capacity), n)));
+  int32_t* const index = a.index + list * a.capacity;
+  if (tid == 0) a.count[list] = static_cast<int32_t>(k);
+  if (k == 0) return;
+
+  uint32_t key[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int t = tid * kHeld + i;
+    key[i] = kNoKey;
+    if (t >= n) continue;
+    key[i] = window_keys == nullptr
+                 ? KeyOf(__fmul_rn(a.weights[0], __ldcg(a.scores + list * a.stride + t)))
+                 : __ldcg(window_keys + list * key_stride + t);
+  }
+  // The sum over the block of each thread's `mine`, of three at once. One barrier a call.
+  int turn = 0;
+  const auto sum3 = [&](uint32_t (&mine)[3]) {
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+      const uint32_t sum = __reduce_add_sync(kAllLanes, mine[j]);
+      if (lane == 0) counts[turn][j][warp] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+      mine[j] = __reduce_add_sync(kAllLanes, lane < kBlockWarps ? counts[turn][j][lane] : 0u);
+    }
+    turn ^= 1;
+  };
+  uint32_t threshold = 0;  // the highest number of the digits so far that k keys reach
+  for (int shift = 30; shift >= 0; shift -= 2) {
+    uint32_t reach[3] = {0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+      for (uint32_t j = 0; j < 3; ++j) reach[j] += key[i] >= (threshold | (j + 1) << shift);
+    }
+    sum3(reach);
+    const uint32_t digit = (reach[0] >= k) + (reach[1] >= k) + (reach[2] >= k);
+    threshold |= digit << shift;
+  }
+  uint32_t here = 0;  // keys above (low half) and equal (high half)
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    here += key[i] > threshold ? 1u : key[i] == threshold ? 0x10000u : 0u;
+  }
+  const uint32_t end = WarpPrefix(here);
+  if (lane == 31) counts[turn][0][warp] = end;
+  __syncthreads();
+  const uint32_t of_warp = lane < kBlockWarps ? counts[turn][0][lane] : 0u;
+  const uint32_t before = __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0u);
+  const uint32_t ties = k - (__reduce_add_sync(kAllLanes, of_warp) & 0xffff);
+  uint32_t at = before + end - here;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (key[i] < threshold) continue;
+    const uint32_t n_equal = at >> 16;
+    if (key[i] > threshold || n_equal < ties) {
+      index[(at & 0xffff) + min(n_equal, ties)] = tid * kHeld + i;
+    }
+    at += key[i] > threshold ? 1u : 0x10000u;
+  }
+}
+
 int64_t KeyStride(const TopKArgs& args) {
   return CeilDiv(args.stride, 4) * 4;
 }
@@ -620,12 +704,17 @@ void TopK(const TopKArgs& args, const Launch& launch) {
         GridOf(args, std::min(CeilDiv(args.stride, 256), 8 * int64_t{launch.device->sm_count}));
     LaunchKernel(WindowKeysKernel, launch, grid, 256, 0, args, keys, KeyStride(args));
   }
+  const auto few = [&](auto kernel, int threads) {
+    LaunchKernel(kernel, launch, GridOf(args, 1), threads, 0, args, keys, KeyStride(args));
+  };
+  if (args.stride <= 1024) return few(SelectFewKernel<256, 4>, 256);
+  if (args.stride <= 4096) return few(SelectFewKernel<256, 16>, 256);
+  if (args.stride <= kFewTokens) return few(SelectFewKernel<1024, 16>, 1024);
   if (launch.device->arch >= 90 && args.stride > kWideTokens) {
     const SelectLaunch wide(args, 16, launch);
     if (wide.CanRun(int64_t{args.n_seqs} * args.lists)) return wide.Run(args, keys);
   }
-  const bool one = launch.device->arch < 90 || args.stride <= kOneBlockTokens;
-  SelectLaunch(args, one ? 1 : 8, launch).Run(args, keys);
+  SelectLaunch(args, launch.device->arch < 90 ? 1 : 8, launch).Run(args, keys);
 }
 
 }  // namespace omnikv::cuda

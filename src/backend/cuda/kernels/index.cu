@@ -423,8 +423,8 @@ __device__ __forceinline__ void CopyPieces(std::byte* to, const std::byte* from,
 }
 
 // Grid: x walks tokens, y groups of piece.heads KV heads, z rows. changes [rows, gridDim.x, heads].
-// Shared memory: the queries of the KV heads, f32 [heads, dk]; Change [warps, heads]; two pieces for
-// each warp.
+// Shared memory: the queries of the KV heads, f32 [heads, dk]; Change [warps, heads]; two pieces
+// for each warp.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RescoreKernel(const __grid_constant__ RescoreArgs a, const KeyPiece piece, Change* changes) {
@@ -452,8 +452,7 @@ __global__ void __launch_bounds__(kThreads)
   int i = static_cast<int>(blockIdx.x) * kWarps + Warp();
   const auto copy = [&](int item, int side) {
     if (item < tokens.size()) {
-      const std::byte* const from =
-          a.kv.k.Head(a.kv.RowIndex(table_off, tokens.At(item)), kv_head);
+      const std::byte* const from = a.kv.k.Head(a.kv.RowIndex(table_off, tokens.At(item)), kv_head);
       std::byte* const to = pieces + side * pitch;
       CopyPieces(to, from, head_bytes * kv_heads, piece.values_piece);
       CopyPieces(to + piece.values, from + a.kv.k.ToScales(kv_head), scale_bytes * kv_heads,

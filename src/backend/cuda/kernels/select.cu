@@ -149,7 +149,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
 constexpr int kDigits = 3;
 constexpr uint32_t kNoKey = 0;              // of no token: lower than any score's
-constexpr int64_t kFewTokens = 16384;       // room for more: a cluster of 8, or one block
+constexpr int64_t kOneBlockTokens = 16384;  // room for at most so many: a cluster of one block
 constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
 constexpr int64_t kFewKeys = 8192;  // of a block: its lanes then hold two fours of keys, else four
 
@@ -519,13 +519,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 // --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The
 // key of rank k is found two bits at a time, by counting the keys that reach each of three numbers.
 
-// Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most kBlock * kHeld
+constexpr int kFewThreads = 256;
+constexpr int kFewWarps = kFewThreads / 32;
+
+// Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most kFewThreads * kHeld
 // tokens.
-template <int kBlock, int kHeld>
-__global__ void __launch_bounds__(kBlock)
+template <int kHeld>
+__global__ void __launch_bounds__(kFewThreads)
     SelectFewKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride) {
-  constexpr int kBlockWarps = kBlock / 32;
-  __shared__ uint32_t counts[2][3][kBlockWarps];
+  __shared__ uint32_t counts[2][3][kFewWarps];
   GridTrigger();
   GridWait();
   const int tid = static_cast<int>(threadIdx.x);
@@ -552,7 +554,7 @@ __global__ void __launch_bounds__(kBlock)
   }
   // The sum over the block of each thread's `mine`, of three at once. One barrier a call.
   int turn = 0;
-  const auto sum3 = [&](uint32_t (&mine)[3]) {
+  const auto sum3 = [&](uint32_t(&mine)[3]) {
 #pragma unroll
     for (int j = 0; j < 3; ++j) {
       const uint32_t sum = __reduce_add_sync(kAllLanes, mine[j]);
@@ -561,11 +563,12 @@ __global__ void __launch_bounds__(kBlock)
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < 3; ++j) {
-      mine[j] = __reduce_add_sync(kAllLanes, lane < kBlockWarps ? counts[turn][j][lane] : 0u);
+      mine[j] = __reduce_add_sync(kAllLanes, lane < kFewWarps ? counts[turn][j][lane] : 0u);
     }
     turn ^= 1;
   };
   uint32_t threshold = 0;  // the highest number of the digits so far that k keys reach
+#pragma unroll 1  // a step's weights evict code from the caches: a long kernel waits for its own
   for (int shift = 30; shift >= 0; shift -= 2) {
     uint32_t reach[3] = {0, 0, 0};
 #pragma unroll
@@ -585,7 +588,7 @@ __global__ void __launch_bounds__(kBlock)
   const uint32_t end = WarpPrefix(here);
   if (lane == 31) counts[turn][0][warp] = end;
   __syncthreads();
-  const uint32_t of_warp = lane < kBlockWarps ? counts[turn][0][lane] : 0u;
+  const uint32_t of_warp = lane < kFewWarps ? counts[turn][0][lane] : 0u;
   const uint32_t before = __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0u);
   const uint32_t ties = k - (__reduce_add_sync(kAllLanes, of_warp) & 0xffff);
   uint32_t at = before + end - here;
@@ -704,17 +707,17 @@ void TopK(const TopKArgs& args, const Launch& launch) {
         GridOf(args, std::min(CeilDiv(args.stride, 256), 8 * int64_t{launch.device->sm_count}));
     LaunchKernel(WindowKeysKernel, launch, grid, 256, 0, args, keys, KeyStride(args));
   }
-  const auto few = [&](auto kernel, int threads) {
-    LaunchKernel(kernel, launch, GridOf(args, 1), threads, 0, args, keys, KeyStride(args));
-  };
-  if (args.stride <= 1024) return few(SelectFewKernel<256, 4>, 256);
-  if (args.stride <= 4096) return few(SelectFewKernel<256, 16>, 256);
-  if (args.stride <= kFewTokens) return few(SelectFewKernel<1024, 16>, 1024);
+  if (args.stride <= 8 * kFewThreads) {
+    const auto kernel = args.stride <= 4 * kFewThreads ? SelectFewKernel<4> : SelectFewKernel<8>;
+    return LaunchKernel(kernel, launch, GridOf(args, 1), kFewThreads, 0, args, keys,
+                        KeyStride(args));
+  }
   if (launch.device->arch >= 90 && args.stride > kWideTokens) {
     const SelectLaunch wide(args, 16, launch);
     if (wide.CanRun(int64_t{args.n_seqs} * args.lists)) return wide.Run(args, keys);
   }
-  SelectLaunch(args, launch.device->arch < 90 ? 1 : 8, launch).Run(args, keys);
+  const bool one = launch.device->arch < 90 || args.stride <= kOneBlockTokens;
+  SelectLaunch(args, one ? 1 : 8, launch).Run(args, keys);
 }
 
 }  // namespace omnikv::cuda

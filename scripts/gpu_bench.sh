@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host batches capped brutal prefill shapes attention hits)
+all_parts=(full omnikv host batches capped brutal prefill shapes policies attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
 . "$root/scripts/gpu_lib.sh"
@@ -62,7 +62,7 @@ bench() {  # NAME ARGUMENTS..., of $geometry in $format
   local name=$1
   shift
   echo "== $name"
-  if ! timeout "$(left)" "$omnikv" bench --geometry "$geometry" --format "$format" --device cuda --json "$@" \
+  if ! timeout "$(left)" "$omnikv" bench --geometry "$geometry" --format "$format" --device cuda --json "$@" </dev/null \
     >"$logs/$name.json" 2>"$logs/$name.err"; then
     echo "   failed: $(tail -1 "$logs/$name.err")"
     bad+=("$name ($(tail -1 "$logs/$name.err"))")
@@ -84,6 +84,8 @@ for case in report["cases"]:
         batch = f" x {case['batch']}" if case["batch"] > 1 else ""
         line += (f" context {case['context']:>7}{batch} {case['ms_per_token']:8.3f} ms "
                  f"{case['tokens_per_s']:8.1f} tok/s {100 * case['share_of_read']:5.1f} % of read")
+        if "card_peak_bytes" in report:
+            line += f", {report['card_peak_bytes'] / 2**30:.2f} GiB in use on the card"
         if case.get("host_layers"):
             line += (f", {case['host_layers']} layers on the host, "
                      f"{case['transfer_bytes'] / 1e6:.1f} MB a step")
@@ -244,6 +246,45 @@ if measure shapes; then
   format=q8_0
   bench q8_0 --context 4096 --policies full --steps 64
   format=bf16
+  done_measuring
+fi
+# Every policy at two lengths, each in a process of its own, so that the most memory in use on the
+# card is the policy's. What differs between the lengths is what a token holds.
+if measure policies; then
+  gates=$logs/gates.tsv  # half of the heads stream, no two layers alike
+  awk 'BEGIN {for (l = 0; l < 32; ++l) for (h = 0; h < 8; ++h)
+    printf "%s%s", (5 * l + 3 * h) % 8 < 4, h < 7 ? "\t" : "\n"}' >"$gates"
+  while read -r name policy settings; do
+    set_flags=()
+    for setting in $settings; do set_flags+=(--set "$setting"); done
+    for context in 32768 131072; do
+      bench "policy_${name}_$context" --policies "$policy" "${set_flags[@]}" --context "$context" --steps 24 \
+        --watch-memory
+    done
+  done <<POLICIES
+full full
+omnikv omnikv
+omnikv_per_head omnikv lists=per_kv_head
+omnikv_top_p omnikv top_p=0.95
+omnikv_indexed omnikv dense=indexed
+kascade kascade
+quest quest
+quest_mean_std quest score=mean_std
+blocks blocks
+blocks_quest blocks representative=quest
+infllm infllm
+kcache kcache
+duo duo gates=$gates
+streaming streaming
+strided strided
+h2o h2o
+tova tova
+snapkv snapkv
+pyramidkv pyramidkv
+expected_attention expected_attention
+knorm knorm
+keydiff keydiff
+POLICIES
   done_measuring
 fi
 if measure attention; then

@@ -342,8 +342,8 @@ FAULTS = {
     "duo_drops_one_too_many": (
         DUO, "std::max(near_.sinks, length + 1 - near_.recent)",
         "std::max(near_.sinks, length + 2 - near_.recent)"),
-    "kcache_scale_missing": (KCACHE, ".scale = attend.scale", ".scale = 1"),
-    "kcache_mean_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kMean"),
+    "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
+    "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
     "kcache_renormalises_always": (
         KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
 }

@@ -32,7 +32,7 @@ KcacheStep KcacheStepOf(const CardRates& card, const KcacheLoad& load) {
   const double chosen =
       others * BytesOf(load, static_cast<double>(std::min(load.top, load.context)));
   KcacheStep step{.weights = load.weight_bytes,
-                  .k = (first + others * load.passes_over_k) * layer,
+                  .k = load.layers * layer,
                   .v_card = first * layer};
   (card.from_host_bytes_s > 0 ? step.v_bus : step.v_card) += chosen;
   return Timed(card, load, step);

@@ -23,10 +23,9 @@ struct KcacheLoad {
   int32_t head_dim = 0;
   double value_bytes = 2;  // of one number of K or V
   int32_t batch = 1;
-  int64_t context = 0;        // tokens of each sequence
-  int64_t top = 0;            // whose V a KV head reads
-  int32_t first_layers = 1;   // that read V of everything, on the card
-  int32_t passes_over_k = 1;  // of the other layers; a choice that is a pass of its own makes two
+  int64_t context = 0;       // tokens of each sequence
+  int64_t top = 0;           // whose V a KV head reads
+  int32_t first_layers = 1;  // that read V of everything, on the card
 };
 
 // Bytes of one step, and the seconds that they take.

@@ -30,9 +30,6 @@ TEST(KcacheModel, BytesOfAStep) {
   EXPECT_DOUBLE_EQ(step.v_card, layer);
   EXPECT_DOUBLE_EQ(step.v_bus, 3 * layer / 10);
   EXPECT_DOUBLE_EQ(step.seconds, (1000 + 5 * layer) / 1e9 + step.v_bus / 1e8);
-  KcacheLoad twice = load;
-  twice.passes_over_k = 2;
-  EXPECT_DOUBLE_EQ(KcacheStepOf(card, twice).k, 7 * layer);
   // A machine without a bus reads V where K lie.
   const KcacheStep near = KcacheStepOf({.read_bytes_s = 1e9}, load);
   EXPECT_EQ(near.v_bus, 0);

@@ -483,8 +483,7 @@ Status Bench::PredictKcache(const DecodeCase& c, const PolicyOptions& policy) {
       .batch = c.batch,
       .context = c.context,
       .top = settings.Int("budget"),
-      .first_layers = static_cast<int32_t>(settings.Int("first_layers")),
-      .passes_over_k = 2};  // ours: one for the choice, one for the weights of what is chosen
+      .first_layers = static_cast<int32_t>(settings.Int("first_layers"))};
   const KcacheStep step = is_kcache ? KcacheStepOf(card, load) : FullStep(card, load);
   auto json = StepJson(step);
   json["break_even"] = BreakEven(card);

@@ -27,24 +27,23 @@ class KCache : public Policy {
   void Plan(const LayerStep& step, AttendArgs& attend) override {
     if (step.prefill || !Budgeted(step.layer)) return;
     Backend& backend = *context_.backend;
-    AttendArgs weigh = attend;
+    AttendArgs weigh = attend;  // reads no V
     weigh.o = nullptr;
     weigh.lse = lse_.as<float>();
+    weigh.score = ScoreKind::kLogits;
+    weigh.scores = logits_.as<float>();
+    weigh.score_stride = stride_;
     backend.Enqueue(weigh);
-    backend.Enqueue(ScoreArgs{.q = attend.q,
-                              .lse = weigh.lse,
-                              .kv = attend.kv,
-                              .seqs = attend.seqs,
-                              .out = scores_.as<float>(),
-                              .stride = context_.max_context,
-                              .n_rows = attend.n_rows,
-                              .n_seqs = attend.n_seqs,
-                              .n_heads = attend.n_heads,
-                              .lists = context_.n_kv_heads,
-                              .heads = HeadReduce::kMax,
-                              .scale = attend.scale,
-                              .softcap = attend.softcap});
-    choice_.EnqueueBest(scores_.as<float>(), context_.max_context, attend.seqs, attend.n_seqs);
+    backend.Enqueue(ScoreReduceArgs{.logits = weigh.scores,
+                                    .lse = weigh.lse,
+                                    .out = scores_.as<float>(),
+                                    .rows = attend.rows,
+                                    .stride = stride_,
+                                    .n_heads = attend.n_heads,
+                                    .lists = context_.n_kv_heads,
+                                    .n_rows = attend.n_rows,
+                                    .heads = HeadReduce::kMax});
+    choice_.EnqueueBest(scores_.as<float>(), stride_, attend.seqs, attend.n_seqs);
     attend.plan = AttnPlan{};
     attend.plan.Add(choice_.List());
     if (!renormalise_) attend.lse_in = weigh.lse;
@@ -53,9 +52,8 @@ class KCache : public Policy {
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
     return Budgeted(layer) ? std::min<int64_t>(budget_, at.tokens) : at.tokens;
   }
-  // K of all, for the sums and for the scores.
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
-    return Budgeted(layer) ? 2 * at.tokens : 0;
+    return Budgeted(layer) ? at.tokens : 0;
   }
   DeclaredReads Reads() const override {
     DeclaredReads reads;
@@ -69,10 +67,12 @@ class KCache : public Policy {
  private:
   Status Allocate() {
     Backend& backend = *context_.backend;
+    stride_ = (context_.max_context + 15) / 16 * 16;
     const int64_t lists = int64_t{context_.max_seqs} * context_.n_kv_heads;
-    OKV_ASSIGN_OR_RETURN(
-        lse_, memory_.Take(backend, int64_t{context_.max_seqs} * context_.n_heads, "sums"));
-    OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, lists * context_.max_context, "scores"));
+    const int64_t heads = int64_t{context_.max_seqs} * context_.n_heads;
+    OKV_ASSIGN_OR_RETURN(lse_, memory_.Take(backend, heads, "sums"));
+    OKV_ASSIGN_OR_RETURN(logits_, memory_.Take(backend, heads * stride_, "scores"));
+    OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, lists * stride_, "scores"));
     return choice_.Prepare(backend, memory_, {.budget = budget_}, context_.max_seqs,
                            context_.n_kv_heads, budget_, "chosen tokens");
   }
@@ -81,10 +81,12 @@ class KCache : public Policy {
   int32_t budget_ = 0;  // tokens whose V a KV head reads
   int32_t first_layers_ = 0;
   bool renormalise_ = false;
+  int64_t stride_ = 0;  // tokens of a row of scores
   PolicyMemory memory_;
   // S = max_seqs. What a layer chooses stands here until the next one chooses.
   Buffer lse_;         // f32 [S, n_heads]: of all tokens
-  Buffer scores_;      // f32 [S, n_kv_heads, max_context]
+  Buffer logits_;      // f32 [S, n_heads, stride]
+  Buffer scores_;      // f32 [S, n_kv_heads, stride]
   ListChoice choice_;  // a list per KV head
 };
 
@@ -99,9 +101,9 @@ PolicyInfo KcachePolicy() {
            .chooses = "at every step per KV head, by the weights of the step's query",
            .keeps =
                "K of all tokens on the device, V on the host where the engine may place them there",
-           .reads = "K of N tokens twice, K and V of b; the first layers N rows",
+           .reads = "K of N tokens, K and V of b; the first layers N rows",
            .holds = "K of N tokens on the device, V of N tokens on the host",
-           .loses = "nothing (0 of 8 answers); a step reads as many bytes as under full"},
+           .loses = "nothing (0 of 8 answers); a step reads more than half of the bytes that it reads under full"},
       .kind = PolicyKind::kSelects,
       .knob = {.key = "budget"},
       .settings = {{.key = "budget",

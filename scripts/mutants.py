@@ -41,6 +41,7 @@ TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
     for p in ("tova", "quest", "duo", "kcache", "h2o", "strided", "kascade", "pyramidkv"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY = "src/bank/away_attention.cc"
+REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
 SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
 TOP_P = "src/policy/omnikv/top_p"
@@ -69,8 +70,28 @@ FAULTS = {
         KERNELS + "select.cu", "if (key > threshold || n_equal < ties) {",
         "if (key > threshold || n_equal + 1 < ties) {"),
     "hits_may_be_evicted": (
-        KERNELS + "working_set.cu", "if (slot >= 0) a.used[slot] = step;",
-        "if (slot >= 0) a.used[slot] = step - 1;"),
+        KERNELS + "working_set.cu", "if (slot >= 0) a.used[slot] = 2 * step;",
+        "if (slot >= 0) a.used[slot] = 2 * step - 2;"),
+    "slots_of_one_age_count_once_a_warp": (
+        KERNELS + "working_set.cu", "atomicAdd(&ages.slots[age], __popc(alike));",
+        "atomicAdd(&ages.slots[age], 1);"),
+    "age_is_never_refreshed": (
+        REF_SETS, "if (a.slots[i] >= 0) a.used[a.slots[i]] = 2 * step;", ""),
+    "first_tokens_go_first": (
+        REF_SETS, "return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);",
+        "return a.owner[s] < a.owner[t];"),
+    "slots_of_one_age_go_from_the_highest": (
+        REF_SETS, "for (int32_t s = 0; s < a.n_slots; ++s) {",
+        "for (int32_t s = a.n_slots - 1; s >= 0; --s) {"),
+    "below_counts_as_selected_before": (
+        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
+        "if (slot >= 0) a.used[slot] = 2 * step - 2;"),
+    "below_hides_what_is_selected": (
+        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
+        "if (slot >= 0) a.used[slot] = 2 * step;"),
+    "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
+    "working_sets_know_nothing_below": (
+        SETS, "bounds, selection.wider, seqs,", "bounds, PlanSegment{}, seqs,"),
     "rotation_sign": (
         KERNELS + "rows.cu", "high.v[j] = h * c + l * s;", "high.v[j] = h * c - l * s;"),
     "penalty_of_the_wrong_tokens": (
@@ -358,10 +379,12 @@ CHECKS = {
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
-# Of faults that need no card: the folder of the file -> program in tests/engine, tests.
+# Of faults that need no card: the file or its folder -> program, tests. The last of several counts.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
+               REF_SETS: ("bank_test", "WorkingSet*"),
+               SETS: ("policy_test", "*SimulatedSets*omnikv_ref"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 
@@ -432,7 +455,7 @@ def host(args, root):
                            stdout=subprocess.DEVNULL)
         finally:
             file.write_text(text)
-        red, green = run_check(args.build / "tests/engine" / program, tests, 300, root)
+        red, green = run_check(next(args.build.glob(f"tests/*/{program}")), tests, 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
     subprocess.run(["cmake", "--build", args.build, "--target",

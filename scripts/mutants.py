@@ -265,7 +265,8 @@ FAULTS = {
     "omnikv_chunk_best_of_the_group": (
         SPARSE_PROMPT, "lists_ > 1 ? HeadReduce::kSum : HeadReduce::kMax", "HeadReduce::kMax"),
     "omnikv_short_chunk_chooses_as_a_long_one": (
-        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos", "ratio_ * chunk_, step.first_pos"),
+        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos",
+        "ratio_ * std::max<int64_t>(n_rows, chunk_), step.first_pos"),
     "session_keeps_half_a_chunk": (
         "src/engine/session.cc", "const int64_t whole = chunks_.WholeUpTo(held);",
         "const int64_t whole = held;"),
@@ -339,7 +340,8 @@ FAULTS = {
         BLOCK_OPS, "(u + 1) * rule.block + a.widen", "(u + 1) * rule.block"),
     "blocks_excluded_are_read": (BLOCK_OPS, "a.bias != nullptr && a.bias[at + u] < 0", "false"),
     "blocks_excluded_count_as_read": (
-        "src/policy/block_rule.h", "block) - Excluded(prompt) <= budget", "block) <= budget"),
+        "src/policy/block_rule.h", "block) - Excluded(prompt) <= budget",
+        "block) - 0 * Excluded(prompt) <= budget"),
     "blocks_kt_maximum_of_negatives": (
         BLOCK_OPS, "low[i] = high[i] = std::max(most[i], 0.0f);", "low[i] = high[i] = most[i];"),
     "blocks_kt_quest_by_group": (
@@ -384,7 +386,8 @@ ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsO
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
                REF_SETS: ("bank_test", "WorkingSet*"),
-               SETS: ("policy_test", "*SimulatedSets*omnikv_ref"),
+               SETS: ("policy_test", "OmnikvTest.Sets*"),
+               "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

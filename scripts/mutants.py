@@ -388,6 +388,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
+               "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

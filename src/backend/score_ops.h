@@ -341,9 +341,9 @@ OMNIKV_HOST_DEVICE inline bool IsSimulatedHit(float share, uint32_t step, int32_
   return static_cast<float>(h >> 8) < share * 16777216.0f;
 }
 
-// How long ago a slot was read (WorkingSetArgs::used), in half steps: 0: by this step's selection;
-// the most: never, before all that were. Where they count a block of threads finds a few ages
-// faster than all, so slots that were not read for 511 steps are alike.
+// How long ago a slot was read (WorkingSetArgs::used), in half steps. 0: by this step; the most: it
+// has no token. Slots that were not read for 511 steps are alike, so that a block of threads can
+// count the slots of each age.
 inline constexpr uint32_t kSlotAges = 1024;
 OMNIKV_HOST_DEVICE inline uint32_t SlotAge(uint32_t used, uint32_t step) {
   if (used == 0) return kSlotAges - 1;

@@ -37,6 +37,7 @@ __device__ Sums BlockRank(bool flag, int32_t* warps) {
   return BlockSums({__popc(votes & lower), __popc(votes)}, warps);
 }
 
+// The sums of any values.
 __device__ Sums BlockScan(int32_t value, int32_t* warps) {
   int32_t upto = value;
   for (int offset = 1; offset < 32; offset *= 2) {

@@ -12,9 +12,9 @@ programs, and puts the file back. The tree must have no changes of its own in th
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
-`host` builds the faults of the policies' own code, of the bank's and of the engine's in DIR, any build
-folder, one at a time, and runs the policies against their oracles on the CPU, layers on the host, or
-what policies cost and how they combine.
+`host` builds the faults of the policies' own code, of the bank's, of the engine's and of the reference's
+working sets in DIR, any build folder, one at a time, and runs the policies against their oracles on the
+CPU, layers on the host, working sets, or what policies cost and how they combine.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -411,7 +411,7 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path not in (AWAY, COST, COMBINATIONS, COMPOSITIONS)]
+                   if path not in (AWAY, REF_SETS, SETS, COST, COMBINATIONS, COMPOSITIONS)]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:

@@ -381,7 +381,8 @@ CHECKS = {
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
-# Of faults that need no card: the file or its folder -> program, tests. The last of several counts.
+# Of faults that need no card: the file or its folder -> program, tests. The last of several counts,
+# and what names a file is not tried on the card.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
@@ -411,7 +412,7 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path not in (AWAY, REF_SETS, SETS, COST, COMBINATIONS, COMPOSITIONS)]
+                   if path != AWAY and path not in HOST_CHECKS]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:

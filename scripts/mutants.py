@@ -12,9 +12,9 @@ programs, and puts the file back. The tree must have no changes of its own in th
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
-`host` builds the faults of the policies' own code, of the bank's and of the engine's in DIR, any build
-folder, one at a time, and runs the policies against their oracles on the CPU, layers on the host, or
-what policies cost and how they combine.
+`host` builds the faults of the policies' own code, of the bank's, of the engine's and of the reference's
+working sets in DIR, any build folder, one at a time, and runs the policies against their oracles on the
+CPU, layers on the host, working sets, or what policies cost and how they combine.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -41,6 +41,7 @@ TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
     for p in ("tova", "quest", "duo", "kcache", "h2o", "strided", "kascade", "pyramidkv"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY = "src/bank/away_attention.cc"
+REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
 SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
 TOP_P = "src/policy/omnikv/top_p"
@@ -69,8 +70,28 @@ FAULTS = {
         KERNELS + "select.cu", "if (key > threshold || n_equal < ties) {",
         "if (key > threshold || n_equal + 1 < ties) {"),
     "hits_may_be_evicted": (
-        KERNELS + "working_set.cu", "if (slot >= 0) a.used[slot] = step;",
-        "if (slot >= 0) a.used[slot] = step - 1;"),
+        KERNELS + "working_set.cu", "if (slot >= 0) a.used[slot] = 2 * step;",
+        "if (slot >= 0) a.used[slot] = 2 * step - 2;"),
+    "slots_of_one_age_count_once_a_warp": (
+        KERNELS + "working_set.cu", "atomicAdd(&ages.slots[age], __popc(alike));",
+        "atomicAdd(&ages.slots[age], 1);"),
+    "age_is_never_refreshed": (
+        REF_SETS, "if (a.slots[i] >= 0) a.used[a.slots[i]] = 2 * step;", ""),
+    "first_tokens_go_first": (
+        REF_SETS, "return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);",
+        "return a.owner[s] < a.owner[t];"),
+    "slots_of_one_age_go_from_the_highest": (
+        REF_SETS, "for (int32_t s = 0; s < a.n_slots; ++s) {",
+        "for (int32_t s = a.n_slots - 1; s >= 0; --s) {"),
+    "below_counts_as_selected_before": (
+        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
+        "if (slot >= 0) a.used[slot] = 2 * step - 2;"),
+    "below_hides_what_is_selected": (
+        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
+        "if (slot >= 0) a.used[slot] = 2 * step;"),
+    "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
+    "working_sets_know_nothing_below": (
+        SETS, "bounds, selection.wider, seqs,", "bounds, PlanSegment{}, seqs,"),
     "rotation_sign": (
         KERNELS + "rows.cu", "high.v[j] = h * c + l * s;", "high.v[j] = h * c - l * s;"),
     "penalty_of_the_wrong_tokens": (
@@ -244,7 +265,8 @@ FAULTS = {
     "omnikv_chunk_best_of_the_group": (
         SPARSE_PROMPT, "lists_ > 1 ? HeadReduce::kSum : HeadReduce::kMax", "HeadReduce::kMax"),
     "omnikv_short_chunk_chooses_as_a_long_one": (
-        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos", "ratio_ * chunk_, step.first_pos"),
+        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos",
+        "ratio_ * std::max<int64_t>(n_rows, chunk_), step.first_pos"),
     "session_keeps_half_a_chunk": (
         "src/engine/session.cc", "const int64_t whole = chunks_.WholeUpTo(held);",
         "const int64_t whole = held;"),
@@ -318,7 +340,8 @@ FAULTS = {
         BLOCK_OPS, "(u + 1) * rule.block + a.widen", "(u + 1) * rule.block"),
     "blocks_excluded_are_read": (BLOCK_OPS, "a.bias != nullptr && a.bias[at + u] < 0", "false"),
     "blocks_excluded_count_as_read": (
-        "src/policy/block_rule.h", "block) - Excluded(prompt) <= budget", "block) <= budget"),
+        "src/policy/block_rule.h", "block) - Excluded(prompt) <= budget",
+        "block) - 0 * Excluded(prompt) <= budget"),
     "blocks_kt_maximum_of_negatives": (
         BLOCK_OPS, "low[i] = high[i] = std::max(most[i], 0.0f);", "low[i] = high[i] = most[i];"),
     "blocks_kt_quest_by_group": (
@@ -358,10 +381,15 @@ CHECKS = {
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
-# Of faults that need no card: the folder of the file -> program in tests/engine, tests.
+# Of faults that need no card: the file or its folder -> program, tests. The last of several counts,
+# and what names a file is not tried on the card.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
+               REF_SETS: ("bank_test", "WorkingSet*"),
+               SETS: ("policy_test", "OmnikvTest.Sets*"),
+               "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
+               "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 
@@ -384,7 +412,7 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path not in (AWAY, COST, COMBINATIONS, COMPOSITIONS)]
+                   if path != AWAY and path not in HOST_CHECKS]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
@@ -432,7 +460,7 @@ def host(args, root):
                            stdout=subprocess.DEVNULL)
         finally:
             file.write_text(text)
-        red, green = run_check(args.build / "tests/engine" / program, tests, 300, root)
+        red, green = run_check(next(args.build.glob(f"tests/*/{program}")), tests, 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)
     subprocess.run(["cmake", "--build", args.build, "--target",

@@ -275,8 +275,9 @@ struct CostVisitor {
     for (int32_t q = 0; q < a.n_seqs; ++q) {
       const WorkingSetArgs of = a.Of(q);
       const uint64_t n = of.seqs->q_len == 0 ? 0 : U(*of.count) + U(of.bounds[1] - of.bounds[0]);
-      c.bytes_read += 12 * n;
-      c.bytes_written += 8 * n + 20 * U(*of.n_miss);
+      const uint64_t wider = n == 0 || of.wider_count == nullptr ? 0 : U(*of.wider_count);
+      c.bytes_read += 12 * n + 8 * wider + (*of.n_miss > 0 ? 4 * U(a.n_slots) : 0);
+      c.bytes_written += 8 * n + 4 * wider + 20 * U(*of.n_miss);
     }
     return c;
   }

@@ -318,16 +318,20 @@ struct NormLogitsArgs {
 // Working sets: slots that stand in for rows of K/V that live further away, n_slots of them for
 // each sequence. The tokens that a sequence selected, its list and then the range of its last
 // tokens, each get a slot: the one they have (a hit), or that of a token that was not selected (a
-// miss). In `ref`'s words, for each sequence that has rows in the step, with its own part of every
-// array:
+// miss). The slots of no token are given first, and then those that were read longest ago; the
+// tokens of a wider list, which rank below the selection, count as read just before it. In `ref`'s
+// words, for each sequence that has rows in the step, with its own part of every array:
 //   step = ++*clock
-//   for i: t = token i of the selection;  s = slot_of[t];  if s >= 0: used[s] = step
-//   for i without a slot, in order: s = the next slot from *cursor on, around, with used[s] !=
-//   step;
-//     slot_of[owner[s]] = -1;  owner[s] = t;  slot_of[t] = s;  used[s] = step;
+//   for t in the wider list: s = slot_of[t];  if s >= 0: used[s] = 2 * step - 1
+//   for i: t = token i of the selection;  s = slot_of[t];  if s >= 0: used[s] = 2 * step
+//   given = of the slots with SlotAge(used[s], step) > 0 as many as tokens i have no slot: those of
+//   the highest age, and among equals of the lowest number;  ascending
+//   for i without a slot, in order: s = the next of `given`
+//     slot_of[owner[s]] = -1;  owner[s] = t;  slot_of[t] = s;  used[s] = 2 * step;
 //     a miss, unless t is the step's own token, whose row is yet to be made
-//   *cursor = the slot after the last one given;  slots[i] = slot of token i
-//   the step's own token t, where it was not selected: s = slot_of[t];  slot_of[t] = owner[s] = -1
+//   slots[i] = slot of token i
+//   the step's own token t, where it was not selected: s = slot_of[t];  slot_of[t] = owner[s] = -1,
+//   used[s] = 0
 // since its row is about to be made anew at its home. The numbers of slots in `slots`, miss_slot
 // and own count through all sequences: slot s of sequence q is q * n_slots + s. A sequence without
 // rows misses nothing, and what it had stays. REQUIRES as many slots as tokens can be selected.
@@ -339,6 +343,9 @@ struct WorkingSetArgs {
   const int32_t* block_table = nullptr;  // as KvView's
   int32_t block_tokens = 0;
   int32_t index_stride = 0;
+  const int32_t* wider = nullptr;        // [n_seqs, wider_stride], [wider_count]: tokens
+  const int32_t* wider_count = nullptr;  // [n_seqs]; null: no such list
+  int32_t wider_stride = 0;
   int32_t capacity = 0;    // tokens that a sequence selects, at most
   int32_t n_slots = 0;     // of a sequence
   int32_t max_tokens = 0;  // of a sequence
@@ -351,9 +358,8 @@ struct WorkingSetArgs {
 
   int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]: below n_slots; -1: none
   int32_t* owner = nullptr;    // [n_seqs, n_slots]: token; -1: none
-  uint32_t* used = nullptr;    // [n_seqs, n_slots]
-  uint32_t* clock = nullptr;   // [n_seqs]
-  int32_t* cursor = nullptr;   // [n_seqs]
+  uint32_t* used = nullptr;    // [n_seqs, n_slots]: in half steps; 0: by no token
+  uint32_t* clock = nullptr;   // [n_seqs]: steps
 
   int32_t* slots = nullptr;      // [n_seqs, capacity]: of the selected tokens, in logical order
   int32_t* miss_row = nullptr;   // [n_seqs, capacity]: physical rows
@@ -375,8 +381,8 @@ struct WorkingSetArgs {
     const int64_t i = q;
     a.n_seqs = 1;
     a.seqs += i, a.index += i * index_stride, a.count += i, a.bounds += 2 * i;
-    a.slot_of += i * max_tokens, a.owner += i * n_slots, a.used += i * n_slots;
-    a.clock += i, a.cursor += i;
+    if (wider_count != nullptr) a.wider += i * wider_stride, a.wider_count += i;
+    a.slot_of += i * max_tokens, a.owner += i * n_slots, a.used += i * n_slots, a.clock += i;
     a.slots += i * capacity, a.miss_row += i * capacity, a.miss_slot += i * capacity;
     a.n_miss += i, a.own += i, a.own_row += i, a.n_own += i, a.span += 2 * i, a.slot_seqs += i;
     a.counters += 2 * i;

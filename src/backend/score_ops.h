@@ -341,6 +341,16 @@ OMNIKV_HOST_DEVICE inline bool IsSimulatedHit(float share, uint32_t step, int32_
   return static_cast<float>(h >> 8) < share * 16777216.0f;
 }
 
+// How long ago a slot was read (WorkingSetArgs::used), in half steps. 0: by this step; the most: it
+// has no token. Slots that were not read for 511 steps are alike, so that a block of threads can
+// count the slots of each age.
+inline constexpr uint32_t kSlotAges = 1024;
+OMNIKV_HOST_DEVICE inline uint32_t SlotAge(uint32_t used, uint32_t step) {
+  if (used == 0) return kSlotAges - 1;
+  const uint32_t age = 2 * step - used;
+  return age < kSlotAges - 2 ? age : kSlotAges - 2;
+}
+
 // RangeRule::tail: every generated token.
 inline constexpr int32_t kWholeAnswer = std::numeric_limits<int32_t>::max();
 

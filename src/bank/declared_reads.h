@@ -30,7 +30,7 @@ struct DeclaredReads {
   // tokens.
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
-  int64_t max_tokens = 0;   // that a layer reads by a selection in one step, at most
+  int64_t max_tokens = 0;  // that a layer reads by a selection in one step, at most
   // Whether a selection is a list of single tokens, the same for all KV heads: else no working set
   // can hold it.
   bool by_token = true;
@@ -38,7 +38,6 @@ struct DeclaredReads {
   // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
   // ranges (bank/away_attention.h). 0: it reads otherwise.
   int64_t max_recent = 0;
-  int64_t max_below = 0;    // tokens of Selection::wider that a step does not read, at most
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
   // away from the device, where steps read and write them in place. By layer, or empty: none.
@@ -50,8 +49,8 @@ struct DeclaredReads {
 struct Selection {
   int32_t number = 0;
   AttnPlan plan;
-  // The list, and those that rank just below it, which a later step may well read: worth having
-  // near where there is room. None where DeclaredReads::max_below is 0.
+  // A list of the same tokens and those that rank just below them, which a later step may well
+  // read: working sets keep their rows longer. No `count`: none.
   PlanSegment wider;
 };
 

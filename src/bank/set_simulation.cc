@@ -39,18 +39,8 @@ SetSimulation::SetSimulation(Backend& reference, int64_t max_tokens, int32_t cap
 }
 
 void SetSimulation::Step(const SelectionOnHost& selection) {
-  Run(selection, selection.index, counters_);
-}
-
-void SetSimulation::Ahead(const SelectionOnHost& selection) {
-  const auto range = static_cast<size_t>(selection.bounds[1] - selection.bounds[0]);
-  if (selection.wider.empty() || selection.wider.size() + range > slots_.size()) return;
-  Run(selection, selection.wider, ahead_);
-}
-
-void SetSimulation::Run(const SelectionOnHost& selection, const std::vector<int32_t>& index,
-                        uint64_t* counters) {
-  const auto count = static_cast<int32_t>(index.size());
+  const auto count = static_cast<int32_t>(selection.index.size());
+  const auto wider_count = static_cast<int32_t>(selection.wider.size());
   OKV_CHECK(static_cast<size_t>(count + selection.bounds[1] - selection.bounds[0]) <=
                 slots_.size() &&
             selection.kv_len <= max_tokens_);
@@ -63,11 +53,13 @@ void SetSimulation::Run(const SelectionOnHost& selection, const std::vector<int3
   int32_t span[2];
   SeqMeta slot_seq;
   reference_.Enqueue(WorkingSetArgs{.seqs = &seq,
-                                    .index = index.data(),
+                                    .index = selection.index.data(),
                                     .count = &count,
                                     .bounds = selection.bounds,
                                     .block_table = &block_table,
                                     .block_tokens = max_tokens_,
+                                    .wider = selection.wider.data(),
+                                    .wider_count = &wider_count,
                                     .capacity = static_cast<int32_t>(slots_.size()),
                                     .n_slots = n_slots_,
                                     .max_tokens = max_tokens_,
@@ -75,7 +67,6 @@ void SetSimulation::Run(const SelectionOnHost& selection, const std::vector<int3
                                     .owner = owner_.data(),
                                     .used = used_.data(),
                                     .clock = &clock_,
-                                    .cursor = &cursor_,
                                     .slots = slots_.data(),
                                     .miss_row = miss_row_.data(),
                                     .miss_slot = miss_slot_.data(),
@@ -85,7 +76,7 @@ void SetSimulation::Run(const SelectionOnHost& selection, const std::vector<int3
                                     .n_own = &n_own,
                                     .span = span,
                                     .slot_seqs = &slot_seq,
-                                    .counters = counters});
+                                    .counters = counters_});
 }
 
 }  // namespace omnikv

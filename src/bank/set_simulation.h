@@ -25,33 +25,24 @@ SelectionOnHost ReadSelection(Backend& backend, const Selection& selection, cons
 // One group's working set of `n_slots` rows, from nothing on. Thread-compatible.
 class SetSimulation {
  public:
-  // For contexts of at most `max_tokens` tokens and selections of at most `capacity` of them, those
-  // that are brought ahead of their turn included.
+  // For contexts of at most `max_tokens` tokens and selections of at most `capacity` of them.
   // `reference` runs WorkingSetArgs in the host's memory and outlives this.
   // REQUIRES n_slots >= capacity.
   SetSimulation(Backend& reference, int64_t max_tokens, int32_t capacity, int32_t n_slots);
 
   void Step(const SelectionOnHost& selection);
-  // After Step, where there are slots for all of `wider`: brings its rows that are not there, in
-  // the places of rows that are not in it.
-  void Ahead(const SelectionOnHost& selection);
 
   // Tokens selected and missed so far, as WorkingSets counts them for one layer.
   uint64_t selected() const { return counters_[0]; }
   uint64_t missed() const { return counters_[1]; }
-  uint64_t ahead() const { return ahead_[1]; }  // that Ahead brought
 
  private:
-  void Run(const SelectionOnHost& selection, const std::vector<int32_t>& index, uint64_t* counters);
-
   Backend& reference_;
   int32_t max_tokens_, n_slots_;
   std::vector<int32_t> slot_of_, owner_, slots_, miss_row_, miss_slot_;
   std::vector<uint32_t> used_;
   uint32_t clock_ = 0;
-  int32_t cursor_ = 0;
-  uint64_t counters_[2] = {0, 0};  // of steps: selected, missed
-  uint64_t ahead_[2] = {0, 0};
+  uint64_t counters_[2] = {0, 0};  // selected, missed
 };
 
 }  // namespace omnikv

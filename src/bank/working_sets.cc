@@ -65,7 +65,6 @@ Status WorkingSets::Allocate() {
              {&g.owner, slots},
              {&g.used, slots},
              {&g.clock, 1},
-             {&g.cursor, 1},
              {&g.slots, capacity},
              {&g.miss_row, capacity},
              {&g.miss_slot, capacity},
@@ -104,7 +103,7 @@ void WorkingSets::Reset(int32_t seq) {
   };
   for (const Group& g : groups_) {
     for (const Buffer* none : {&g.slot_of, &g.owner}) fill(*none, -1);
-    for (const Buffer* zero : {&g.used, &g.clock, &g.cursor}) fill(*zero, 0);
+    for (const Buffer* zero : {&g.used, &g.clock}) fill(*zero, 0);
     fill(g.counters, 0, 2);
   }
 }
@@ -114,13 +113,13 @@ void WorkingSets::Select(const Selection& selection, const SeqMeta* seqs, bool p
   OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
             plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
             plan.segments[1].bounds != nullptr);
-  Update(selection.number, plan.segments[0], plan.segments[1].bounds, seqs,
+  Update(selection.number, plan.segments[0], plan.segments[1].bounds, selection.wider, seqs,
          primes ? kPrompts : kSteps);
   if (!primes) backend_.Join(Lane::kIn, Lane::kMain);
 }
 
 void WorkingSets::Update(int32_t group, const PlanSegment& list, const int32_t* bounds,
-                         const SeqMeta* seqs, size_t kind) {
+                         const PlanSegment& wider, const SeqMeta* seqs, size_t kind) {
   const Group& g = groups_[static_cast<size_t>(group)];
   backend_.Enqueue(WorkingSetArgs{
       .seqs = seqs,
@@ -130,6 +129,9 @@ void WorkingSets::Update(int32_t group, const PlanSegment& list, const int32_t* 
       .block_table = bank_.View(first_layer_).block_table,
       .block_tokens = bank_.config().block_tokens,
       .index_stride = list.capacity,
+      .wider = wider.index,
+      .wider_count = wider.count,
+      .wider_stride = wider.capacity,
       .capacity = static_cast<int32_t>(config_.reads.max_tokens),
       .n_slots = config_.n_slots,
       .max_tokens = static_cast<int32_t>(bank_.config().max_tokens),
@@ -138,7 +140,6 @@ void WorkingSets::Update(int32_t group, const PlanSegment& list, const int32_t* 
       .owner = g.owner.as<int32_t>(),
       .used = g.used.as<uint32_t>(),
       .clock = g.clock.as<uint32_t>(),
-      .cursor = g.cursor.as<int32_t>(),
       .slots = g.slots.as<int32_t>(),
       .miss_row = g.miss_row.as<int32_t>(),
       .miss_slot = g.miss_slot.as<int32_t>(),
@@ -188,7 +189,8 @@ void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& select
   const auto* zeros = nothing_.as<int32_t>();
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (selected[group]) continue;
-    Update(static_cast<int32_t>(group), {.index = zeros, .count = zeros}, zeros, seqs, kSteps);
+    Update(static_cast<int32_t>(group), {.index = zeros, .count = zeros}, zeros, /*wider=*/{}, seqs,
+           kSteps);
   }
   backend_.Join(Lane::kOut, Lane::kMain);
   for (size_t i = 0; i < rows_.size(); ++i) {

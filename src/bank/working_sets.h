@@ -77,7 +77,7 @@ class WorkingSets {
  private:
   // Of the layers that read one selection.
   struct Group {
-    Buffer slot_of, owner, used, clock, cursor;
+    Buffer slot_of, owner, used, clock;
     Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seqs;
     Buffer counters;  // uint64 [2: steps, prompts' ends][n_seqs][2: selected, missed]
   };
@@ -85,9 +85,10 @@ class WorkingSets {
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
       : backend_(backend), bank_(bank), config_(std::move(config)) {}
   Status Allocate();
-  // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds; `kind` of counters.
-  void Update(int32_t group, const PlanSegment& list, const int32_t* bounds, const SeqMeta* seqs,
-              size_t kind);
+  // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds, and the wider list;
+  // `kind` of counters.
+  void Update(int32_t group, const PlanSegment& list, const int32_t* bounds,
+              const PlanSegment& wider, const SeqMeta* seqs, size_t kind);
   // Enqueues the copy of rows from `from` to the slots of `layer`.
   void Fetch(int32_t layer, const KvView& from, Lane lane);
   // The slots of `layer` as rows. Their numbers stand in no block table of the bank.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "parity_data.h"
@@ -12,10 +13,10 @@ namespace {
 
 using ParityDeviceTest = ParityTest;
 
-// What one step of a sequence chose.
-// A step of one sequence: what it selects, ascending tokens and then the range of its last ones.
+// A step of one sequence: what it selects, ascending tokens and then the range of its last ones,
+// and what ranks below.
 struct Selected {
-  std::vector<int32_t> index, bounds;
+  std::vector<int32_t> index, bounds, wider;
   SeqMeta seq;
 };
 
@@ -31,8 +32,13 @@ std::vector<Selected> Selections(int32_t steps, int32_t first_len, int32_t liste
     const int32_t n = std::min(listed - s % 2, split);
     // Mostly what the step before selected: every third step selects anew.
     std::vector<int32_t> index = s % 3 == 0 ? random.Ascending(n, split) : all.back().index;
+    std::vector<int32_t> wider;
+    const std::vector<int32_t> below = random.Ascending(std::min(n, split), split);
+    std::set_union(index.begin(), index.end(), below.begin(), below.end(),
+                   std::back_inserter(wider));
     all.push_back({.index = index,
                    .bounds = {split, len},
+                   .wider = wider,
                    .seq = {.q_begin = s % 2,
                            .q_len = 1,
                            .kv_len = len,
@@ -41,6 +47,7 @@ std::vector<Selected> Selections(int32_t steps, int32_t first_len, int32_t liste
   }
   Selected nothing = all.back();
   nothing.index.clear();
+  nothing.wider.clear();
   nothing.bounds = {0, 0};
   Selected absent = all.back();
   absent.seq.q_len = 0;
@@ -50,11 +57,35 @@ std::vector<Selected> Selections(int32_t steps, int32_t first_len, int32_t liste
   return all;
 }
 
+// `clock` steps of a sequence have been: its slots have most of the first tokens, read at any time.
+struct Before {
+  std::vector<int32_t> slot_of, owner;
+  std::vector<uint32_t> used;
+
+  Before(int32_t clock, int32_t n_tokens, int32_t n_slots, int32_t max_tokens, Random& random)
+      : slot_of(static_cast<size_t>(max_tokens), -1),
+        owner(static_cast<size_t>(n_slots), -1),
+        used(static_cast<size_t>(n_slots)) {
+    if (clock == 0) return;
+    const int32_t n = std::min(n_slots - n_slots / 8, n_tokens);
+    const std::vector<int32_t> tokens = random.Ascending(n, n_tokens);
+    const std::vector<int32_t> slots = random.Ascending(n, n_slots);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto slot = static_cast<size_t>(slots[slots.size() - 1 - i]);
+      slot_of[static_cast<size_t>(tokens[i])] = static_cast<int32_t>(slot);
+      owner[slot] = tokens[i];
+      used[slot] = static_cast<uint32_t>(random.Int(1, 2 * clock));
+    }
+  }
+};
+
 TEST_F(ParityDeviceTest, WorkingSet) {
   Random random(201);
   struct Size {
     int32_t n_seqs, first_len, listed, recent, n_slots;
     float simulated = -1;
+    int32_t clock = 0;  // steps that were before
+    bool wider = false;
   };
   for (const Size size :
        {Size{1, 1, 4, 2, 8}, Size{1, 90, 24, 8, 32}, Size{1, 90, 24, 8, 50}, Size{1, 90, 24, 0, 24},
@@ -62,12 +93,19 @@ TEST_F(ParityDeviceTest, WorkingSet) {
         Size{1, 5000, 2000, 48, 4000}, Size{4, 5000, 2000, 48, 4000}, Size{16, 700, 300, 64, 400},
         Size{1, 40, 100, 4, 104}, Size{1, 90, 24, 8, 32, 0.0f}, Size{1, 90, 24, 0, 24, 0.5f},
         Size{3, 700, 300, 64, 400, 0.3f}, Size{1, 5000, 2040, 8, 2048, 0.6f},
-        Size{8, 5000, 2000, 48, 4000, 0.9f}, Size{1, 40, 100, 4, 104, 1.0f}}) {
+        Size{8, 5000, 2000, 48, 4000, 0.9f}, Size{1, 40, 100, 4, 104, 1.0f},
+        // Ages of a few steps, of all that are told apart, and mostly beyond.
+        Size{1, 90, 24, 8, 50, -1, 3}, Size{1, 90, 24, 8, 50, -1, 3, true},
+        Size{3, 700, 300, 64, 400, -1, 10, true}, Size{1, 5000, 2000, 48, 4000, -1, 500},
+        Size{3, 5000, 2000, 48, 3000, -1, 500, true}, Size{1, 5000, 2000, 48, 4000, -1, 4000, true},
+        Size{1, 30000, 1200, 48, 20000, -1, 6}, Size{2, 30000, 1200, 48, 20001, -1, 700, true},
+        Size{1, 90, 24, 8, 32, 0.0f, 3, true}}) {
     const int32_t capacity = size.listed + size.recent;
     const int32_t max_tokens = size.first_len + 10;
     const int32_t n_blocks = max_tokens / 16 + 1;
     std::vector<int32_t> table(2, 1 << 20);  // of another sequence
     std::vector<std::vector<Selected>> steps;
+    std::vector<Before> before;
     for (int32_t q = 0; q < size.n_seqs; ++q) {
       // Of lengths that differ, and each absent from another step.
       steps.push_back(Selections(7, size.first_len - std::min(q, size.first_len / 2), size.listed,
@@ -75,25 +113,32 @@ TEST_F(ParityDeviceTest, WorkingSet) {
       std::rotate(steps.back().end() - 3, steps.back().end() - 3 + q % 3, steps.back().end());
       for (int32_t b : random.Ascending(n_blocks, n_blocks + 5)) table.push_back(b);
       std::reverse(table.end() - n_blocks, table.end());
+      before.emplace_back(size.clock, size.first_len / 2, size.n_slots, max_tokens, random);
     }
     Check(
-        fmt::format("WorkingSet {} and {} of {}, {} slots, {} sequences{}", size.listed,
-                    size.recent, size.first_len, size.n_slots, size.n_seqs,
+        fmt::format("WorkingSet {} and {} of {}, {} slots, {} sequences, {} steps before{}{}",
+                    size.listed, size.recent, size.first_len, size.n_slots, size.n_seqs, size.clock,
+                    size.wider ? ", a wider list" : "",
                     size.simulated < 0 ? "" : fmt::format(", {} hits by lot", size.simulated)),
         [&](const Execute& run) {
           const auto filled = [&](int32_t each, auto value) {
             return std::vector(static_cast<size_t>(size.n_seqs * each), value);
           };
-          auto slot_of = filled(max_tokens, -1);
-          auto owner = filled(size.n_slots, -1);
-          auto used = filled(size.n_slots, uint32_t{0});
-          auto clock = filled(1, uint32_t{0});
+          std::vector<int32_t> slot_of, owner;
+          std::vector<uint32_t> used;
+          for (const Before& b : before) {
+            slot_of.insert(slot_of.end(), b.slot_of.begin(), b.slot_of.end());
+            owner.insert(owner.end(), b.owner.begin(), b.owner.end());
+            used.insert(used.end(), b.used.begin(), b.used.end());
+          }
+          auto clock = filled(1, static_cast<uint32_t>(size.clock));
           auto counters = filled(2, uint64_t{0});
-          auto cursor = filled(1, 0);
           Outputs outputs;
           for (size_t step = 0; step < steps[0].size(); ++step) {
             auto index = filled(capacity, 0);
             auto count = filled(1, 0);
+            auto wider = filled(2 * capacity, 0);
+            auto wider_count = filled(1, 0);
             std::vector<int32_t> bounds;
             std::vector<SeqMeta> seqs;
             for (size_t q = 0; q < steps.size(); ++q) {
@@ -101,6 +146,9 @@ TEST_F(ParityDeviceTest, WorkingSet) {
               std::copy(s.index.begin(), s.index.end(),
                         index.begin() + static_cast<ptrdiff_t>(q) * capacity);
               count[q] = static_cast<int32_t>(s.index.size());
+              std::copy(s.wider.begin(), s.wider.end(),
+                        wider.begin() + static_cast<ptrdiff_t>(q) * 2 * capacity);
+              wider_count[q] = static_cast<int32_t>(s.wider.size());
               bounds.insert(bounds.end(), s.bounds.begin(), s.bounds.end());
               seqs.push_back(s.seq);
             }
@@ -120,6 +168,9 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                .block_table = table.data(),
                                .block_tokens = 16,
                                .index_stride = capacity,
+                               .wider = wider.data(),
+                               .wider_count = size.wider ? wider_count.data() : nullptr,
+                               .wider_stride = 2 * capacity,
                                .capacity = capacity,
                                .n_slots = size.n_slots,
                                .max_tokens = max_tokens,
@@ -129,7 +180,6 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                .owner = owner.data(),
                                .used = used.data(),
                                .clock = clock.data(),
-                               .cursor = cursor.data(),
                                .slots = slots.data(),
                                .miss_row = miss_row.data(),
                                .miss_slot = miss_slot.data(),
@@ -141,7 +191,7 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                .slot_seqs = slot_seqs.data(),
                                .counters = counters.data()});
             std::vector<int32_t> rest = span;
-            for (const auto& more : {n_miss, own, own_row, n_own, cursor}) {
+            for (const auto& more : {n_miss, own, own_row, n_own}) {
               rest.insert(rest.end(), more.begin(), more.end());
             }
             for (size_t q = 0; q < steps.size(); ++q) {
@@ -158,6 +208,7 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                            {"miss_slot", AsFloats(miss_slot), 0},
                                            {"slot_of", AsFloats(slot_of), 0},
                                            {"owner", AsFloats(owner), 0},
+                                           {"used", AsFloats({used.begin(), used.end()}), 0},
                                            {"rest", AsFloats(rest), 0}});
           }
           return outputs;

@@ -433,24 +433,20 @@ TEST(SetSimulation, MissesWhatItHadNoRoomFor) {
   }
 }
 
-// Rows that rank below a choice come in the places of others, never of what the step reads.
-TEST(SetSimulation, BringsWhatRanksBelowAheadOfItsTurn) {
+// What goes where two of ten slots must: not the tokens that ranked just below the last choice.
+TEST(SetSimulation, KeepsWhatRanksBelowLonger) {
   const auto reference = MakeRefBackend();
-  SetSimulation set(*reference, 100, 9, 10);
-  set.Step({.index = {1, 5, 9, 40}, .bounds = {60, 61}, .kv_len = 61});
-  EXPECT_EQ(set.missed(), 4u);
-  set.Ahead({.index = {1, 5, 9, 40},
-             .bounds = {60, 61},
-             .kv_len = 61,
-             .wider = {1, 2, 5, 6, 8, 9, 40, 41}});
-  EXPECT_EQ(set.ahead(), 4u);
-  set.Step({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62});  // all are there
-  EXPECT_EQ(set.missed(), 4u);
-  EXPECT_EQ(set.selected(), 8u);
-  set.Ahead({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62});  // nothing to bring
-  const std::vector<int32_t> too_many = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
-  set.Ahead({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62, .wider = too_many});
-  EXPECT_EQ(set.ahead(), 4u);
+  for (const auto& [wider, missed] :
+       {std::pair<std::vector<int32_t>, uint64_t>{{}, 11}, {{1, 2, 5, 6, 8, 41}, 9}}) {
+    SetSimulation set(*reference, 100, 5, 10);
+    set.Step({.index = {1, 5, 9, 40}, .bounds = {60, 61}, .kv_len = 61});
+    set.Step({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62, .wider = wider});
+    set.Step({.index = {2, 3, 6, 9}, .bounds = {62, 63}, .kv_len = 63});
+    EXPECT_EQ(set.missed(), 9u);
+    set.Step({.index = {1, 2, 5, 6}, .bounds = {63, 64}, .kv_len = 64});
+    EXPECT_EQ(set.missed(), missed);
+    EXPECT_EQ(set.selected(), 16u);
+  }
 }
 
 TEST_F(BankTest, RefusesWhatItCannotNumber) {

@@ -227,6 +227,7 @@ TEST(Compositions, TheHostTier) {
       const PolicyOptions policy = Small(other);
       const auto prepared = Prepared(policy);
       const auto session = (*engine)->NewSession(policy);
+      EXPECT_EQ(RuleOf(Use::kBesideHostKv).refuses(*prepared), other.kind == PolicyKind::kForgets);
       if (RuleOf(Use::kBesideHostKv).refuses(*prepared)) {
         EXPECT_EQ(session.status().code(), StatusCode::kUnsupported);
         EXPECT_EQ(session.status().message(), Sentence(Use::kBesideHostKv, other.name));

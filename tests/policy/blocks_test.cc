@@ -181,6 +181,19 @@ TEST(BlocksPreselect, OthersAreNeverRead) {
   EXPECT_EQ(std::count_if(blocks.begin(), blocks.end(), [](int32_t u) { return u >= 13; }), 2);
 }
 
+// As long as a step reads all that the prompt left, it does so at once, in the midst of a phase
+// too.
+TEST(BlocksPreselect, AllTheRestIsReadWithoutWaiting) {
+  const auto backend = MakeRefBackend();
+  const SettingList settings =
+      With(kSmall, {{"budget", "64"}, {"preselect", "3"}, {"queries", "4"}});
+  const Logits expected = RunPolicy(*backend, "blocks", settings);
+  StepFixture fixture(*backend, "blocks", With(settings, {{"token_step", "7"}}),
+                      /*force_indices=*/false);
+  EXPECT_EQ(fixture.Prompt(kPrompt), expected[0]);
+  for (size_t i = 0; i < kSteps; ++i) EXPECT_EQ(fixture.Decode(), expected[i + 1]) << "step " << i;
+}
+
 Status Prepare(const SettingList& given, int32_t max_rows = 512) {
   const PolicyInfo& info = **FindPolicy("blocks");
   auto settings = PolicySettings::Parse(info.name, info.settings, given);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "backend/ref/ref_backend.h"
+#include "bank/set_simulation.h"
 #include "policy/omnikv/presets.h"
 #include "step_fixture.h"
 
@@ -171,6 +172,37 @@ TEST_F(OmnikvTest, APromptPrimesTheWorkingSets) {
     EXPECT_EQ(rows.missed, 2 * static_cast<uint64_t>(missing));
     EXPECT_LT(rows.missed, rows.selected);
   }
+}
+
+// Real sets miss what simulated ones with the wider list do, and others than those without.
+TEST_F(OmnikvTest, SetsKnowWhatRanksBelow) {
+  constexpr int32_t kMoreSlots = 8;
+  StepFixture fixture(*backend_, "omnikv",
+                      {{"filters", "1,3"},
+                       {"dense_after_filter", "0"},
+                       {"dense_below", "0"},
+                       {"budget", "12"},
+                       {"tail", "1"},
+                       {"below", "1"}},
+                      true, kMoreSlots);
+  const auto most = static_cast<int32_t>(fixture.policy->Reads().max_tokens);
+  SetSimulation with(*backend_, StepFixture::kContext, most, most + kMoreSlots);
+  SetSimulation without(*backend_, StepFixture::kContext, most, most + kMoreSlots);
+  fixture.Prompt(100);
+  fixture.residency->Reset(0);  // not primed, as the simulated ones
+  for (int step = 0; step < 100; ++step) {
+    fixture.Decode();
+    SelectionOnHost selection = ReadSelection(
+        fixture.trace, *fixture.policy->Selected({.layer = 3}), fixture.work.seqs.as<SeqMeta>());
+    EXPECT_GT(selection.wider.size(), selection.index.size());
+    EXPECT_TRUE(std::includes(selection.wider.begin(), selection.wider.end(),
+                              selection.index.begin(), selection.index.end()));
+    with.Step(selection);
+    selection.wider.clear();
+    without.Step(selection);
+  }
+  EXPECT_NE(with.missed(), without.missed());
+  EXPECT_EQ(fixture.residency->Count()->missed, 2 * with.missed());  // layers 4 and 5
 }
 
 // A row that is made anew, by a step that does not choose it itself, is not read as it was. Steps

@@ -36,7 +36,6 @@ struct Rows {
   uint64_t missed = 0;
   uint64_t missed_first = 0;  // in the first steps of turns, whose sets are empty
   uint64_t chosen_first = 0;
-  uint64_t ahead = 0;  // brought for later steps
 
   double HitRate() const { return 1 - static_cast<double>(missed) / static_cast<double>(chosen); }
   double HitRateAfterFirst() const {
@@ -58,8 +57,6 @@ class HitsBench {
     std::string settings;
     std::vector<std::vector<Rows>> rows;       // [sizes][selections]
     std::vector<std::vector<Rows>> last_turn;  // its rows alone
-    // The same sets where rows that rank below a choice come ahead of their turn.
-    std::vector<std::vector<Rows>> ahead;
     size_t turns = 0;                          // of the text, as far as steps were left
     std::string policy;
     std::optional<double> on_device;  // hit rate of the real working sets in the last turn
@@ -186,28 +183,20 @@ Result<std::vector<Text>> HitsBench::Texts() const {
 Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
   using Sets = std::vector<std::vector<SetSimulation>>;  // [sizes][selections]
   Sets sets(sizes_.size());
-  Sets sets_ahead(reads_.max_below > 0 ? sizes_.size() : 0);
   for (size_t i = 0; i < sets.size(); ++i) {
-    const int64_t context = bench_.engine->context();
     for (int32_t g = 0; g < reads_.n_selections; ++g) {
-      sets[i].emplace_back(*reference_, context, static_cast<int32_t>(reads_.max_tokens),
+      sets[i].emplace_back(*reference_, bench_.engine->context(),
+                           static_cast<int32_t>(reads_.max_tokens),
                            static_cast<int32_t>(sizes_[i]));
-      if (reads_.max_below == 0) continue;
-      const int64_t most = std::min(reads_.max_tokens + reads_.max_below, sizes_[i]);
-      sets_ahead[i].emplace_back(*reference_, context, static_cast<int32_t>(most),
-                                 static_cast<int32_t>(sizes_[i]));
     }
   }
   const auto step = [&](SetSimulation& set, Rows& rows, const SelectionOnHost& selection,
                         bool first) {
     const uint64_t chosen = set.selected();
     const uint64_t missed = set.missed();
-    const uint64_t ahead = set.ahead();
     set.Step(selection);
-    set.Ahead(selection);
     rows.chosen += set.selected() - chosen;
     rows.missed += set.missed() - missed;
-    rows.ahead += set.ahead() - ahead;
     if (!first) return;
     rows.chosen_first += set.selected();
     rows.missed_first += set.missed();
@@ -228,12 +217,8 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
       const std::optional<Selection> made = GroupOf(session).policy().Selected({.layer = layer});
       if (!made) continue;
       const auto number = static_cast<size_t>(made->number);
-      SelectionOnHost selection =
+      const SelectionOnHost selection =
           ReadSelection(*bench_.backend, *made, CoreOf(*bench_.engine).work.seqs.as<SeqMeta>());
-      for (size_t i = 0; i < sets_ahead.size(); ++i) {
-        step(sets_ahead[i][number], c.ahead[i][number], selection, done == 0);
-      }
-      selection.wider.clear();
       for (size_t i = 0; i < sets.size(); ++i) {
         step(sets[i][number], c.rows[i][number], selection, done == 0);
       }
@@ -245,7 +230,6 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
 Result<HitsBench::Case> HitsBench::Measure(const Text& text) {
   Case c;
   c.rows.assign(sizes_.size(), std::vector<Rows>(layers_.size()));
-  c.ahead = c.rows;
   OKV_ASSIGN_OR_RETURN(const auto session, bench_.engine->NewSession(o_.policy));
   for (const Turn& turn : text.turns) {
     if (c.steps >= o_.steps) break;
@@ -280,8 +264,7 @@ Rows HitsBench::AllLayers(const std::vector<Rows>& groups) const {
   return {.chosen = Sum(groups, [](const Rows& r) { return r.chosen; }),
           .missed = Sum(groups, [](const Rows& r) { return r.missed; }),
           .missed_first = Sum(groups, [](const Rows& r) { return r.missed_first; }),
-          .chosen_first = Sum(groups, [](const Rows& r) { return r.chosen_first; }),
-          .ahead = Sum(groups, [](const Rows& r) { return r.ahead; })};
+          .chosen_first = Sum(groups, [](const Rows& r) { return r.chosen_first; })};
 }
 
 std::optional<size_t> HitsBench::RealSize() const {
@@ -318,13 +301,6 @@ void HitsBench::Report(const Text& text, const Case& c) {
                     {"rows_per_step", rows},
                     {"bytes_per_step", bytes},
                     {"groups", groups}});
-    const Rows ahead = AllLayers(c.ahead[i]);
-    if (reads_.max_below > 0) {
-      sets.back()["ahead"] = {
-          {"hit_rate", ahead.HitRate()},
-          {"rows_per_step", static_cast<double>(ahead.missed) / static_cast<double>(c.steps)},
-          {"rows_ahead_per_step", static_cast<double>(ahead.ahead) / static_cast<double>(c.steps)}};
-    }
     if (o_.json) continue;
     fmt::print("{:>9} {:>8.2f} {:>7.1f} % {:>10.1f} % {:>12.0f} {:>11.3f}", sizes_[i], times,
                100 * all.HitRate(), 100 * all.HitRateAfterFirst(), rows, bytes / 1e6);
@@ -332,11 +308,6 @@ void HitsBench::Report(const Text& text, const Case& c) {
       fmt::print(" {:>12.1f} %", 100 * c.rows[i][g].HitRate());
     }
     fmt::print("\n");
-    if (reads_.max_below == 0) continue;
-    fmt::print("{:>18} {:>7.1f} % {:>10.1f} % {:>12.0f}, and {:.0f} for later steps\n",
-               "with those below", 100 * ahead.HitRate(), 100 * ahead.HitRateAfterFirst(),
-               static_cast<double>(ahead.missed) / static_cast<double>(c.steps),
-               static_cast<double>(ahead.ahead) / static_cast<double>(c.steps));
   }
   nlohmann::ordered_json json = {{"source", text.source},
                                  {"context", c.context},

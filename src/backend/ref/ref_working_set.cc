@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -7,6 +8,20 @@
 namespace omnikv {
 
 namespace {
+
+// The `n` slots to give, ascending.
+std::vector<int32_t> SlotsToGive(const WorkingSetArgs& a, uint32_t step, int64_t n) {
+  std::vector<int32_t> slots;
+  for (int32_t s = 0; s < a.n_slots; ++s) {
+    if (SlotAge(a.used[s], step) > 0) slots.push_back(s);
+  }
+  std::stable_sort(slots.begin(), slots.end(), [&](int32_t s, int32_t t) {
+    return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);
+  });
+  slots.resize(static_cast<size_t>(n));
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
 
 void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
   *a.own = -1;
@@ -25,23 +40,27 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
     return block * a.block_tokens + t % a.block_tokens;
   };
   const int32_t own_token = a.seqs->kv_len - 1;
+  for (int32_t i = 0; a.wider_count != nullptr && i < *a.wider_count; ++i) {
+    const int32_t slot = a.slot_of[a.wider[i]];
+    if (slot >= 0) a.used[slot] = 2 * step - 1;
+  }
   for (int32_t i = 0; i < n; ++i) {
     a.slots[i] = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
-    if (a.slots[i] >= 0) a.used[a.slots[i]] = step;
+    if (a.slots[i] >= 0) a.used[a.slots[i]] = 2 * step;
   }
-  int32_t cursor = *a.cursor;
+  const std::vector<int32_t> given = SlotsToGive(a, step, std::count(a.slots, a.slots + n, -1));
+  auto next = given.begin();
   int32_t misses = 0;
   for (int32_t i = 0; i < n; ++i) {
     const int32_t t = token(i);
     bool missed = a.simulated_hits >= 0 && !IsSimulatedHit(a.simulated_hits, step, i);
     if (a.slots[i] < 0) {
-      while (a.used[cursor] == step) cursor = (cursor + 1) % a.n_slots;
-      if (a.owner[cursor] >= 0) a.slot_of[a.owner[cursor]] = -1;
-      a.owner[cursor] = t;
-      a.slot_of[t] = cursor;
-      a.used[cursor] = step;
-      a.slots[i] = cursor;
-      cursor = (cursor + 1) % a.n_slots;
+      const int32_t slot = *next++;
+      if (a.owner[slot] >= 0) a.slot_of[a.owner[slot]] = -1;
+      a.owner[slot] = t;
+      a.slot_of[t] = slot;
+      a.used[slot] = 2 * step;
+      a.slots[i] = slot;
       missed = true;
     }
     a.slots[i] += first_slot;
@@ -56,9 +75,9 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
   }
   if (int32_t& slot = a.slot_of[own_token]; *a.own < 0 && slot >= 0) {
     a.owner[slot] = -1;
+    a.used[slot] = 0;
     slot = -1;
   }
-  *a.cursor = cursor;
   *a.n_miss = misses;
   a.span[1] = n;
   *a.slot_seqs = {.q_begin = a.seqs->q_begin,

@@ -73,6 +73,7 @@ struct Localise {
     a.seqs = host.Of(a.seqs, a.n_seqs);
     a.count = host.Of(a.count, a.n_seqs);
     a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
+    a.wider_count = host.Of(a.wider_count, a.n_seqs);
     a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, a.n_seqs));
   }
   void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, a.lists); }

@@ -97,10 +97,8 @@ class Omnikv : public Policy {
   PolicyMemory memory_;
   TokenLists chosen_;
 
-  // What is worth having near: a choice by a larger budget.
-  RangeRule wider_rule_;
   double below_ = 0;  // of the budget
-  TokenLists wider_;
+  TokenLists wider_;  // whose rows working sets keep longer: a choice by a larger budget
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -111,16 +109,16 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_.lists(), memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
   below_ = settings.Float("below");
-  wider_rule_ = budget_.rule;
-  wider_rule_.budget = static_cast<int32_t>(std::min(
-      static_cast<double>(context.max_context), std::ceil((1 + below_) * budget_.rule.budget)));
-  wider_rule_.share = std::min(1.0, (1 + below_) * budget_.rule.share);
   if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
                                       scores_.lists(), memory_));
   if (!has_wider()) return {};
-  return wider_.Prepare(context, wider_rule_, wider_rule_.budget, layers_.n_choices(),
-                        scores_.lists(), memory_);
+  RangeRule wider = budget_.rule;
+  wider.budget = static_cast<int32_t>(std::min(static_cast<double>(context.max_context),
+                                               std::ceil((1 + below_) * budget_.rule.budget)));
+  wider.share = std::min(1.0, (1 + below_) * budget_.rule.share);
+  return wider_.Prepare(context, wider, wider.budget, layers_.n_choices(), scores_.lists(),
+                        memory_);
 }
 
 int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
@@ -241,9 +239,6 @@ DeclaredReads Omnikv::Reads() const {
     reads.n_selections = layers_.n_filters();
     reads.by_token = !scores_.per_kv_head();
     reads.max_recent = budget_.MaxRecent();
-    const auto context = static_cast<int32_t>(context_.max_context);
-    reads.max_below = std::max<int64_t>(
-        0, BudgetAt(wider_rule_.budget, wider_rule_.share, context) - budget_.At(context));
   }
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(layers_.ReadsAll(layer)               ? -1

@@ -109,8 +109,9 @@ std::vector<SettingSpec> OmnikvSettings() {
       {.key = "below",
        .type = SettingType::kFloat,
        .default_value = "0",
-       .help = "tokens that rank just below the selected ones, as a share of the budget, for a "
-               "measurement of hits where these come ahead of their turn; 0: none",
+       .help =
+           "tokens that rank just below the selected ones, as a share of the budget, whose rows "
+           "working sets keep longer; 0: none",
        .min = 0,
        .max = 16},
       {.key = "select_every_layer",
@@ -177,6 +178,7 @@ std::vector<SettingList> OmnikvTestSettings() {
       {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
       {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
       {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
+      {{"budget", "24"}, {"tail", "4"}, {"below", "0.5"}},
       {{"budget", "24"}, {"tail", "2"}, {"selector", "uniform"}, {"window", "5"}},
       {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
       {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},

@@ -8,25 +8,106 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
+constexpr int kSlotsAThread = 8;  // whose ages are on their way together
+static_assert(kSlotAges == kThreads, "a thread counts the slots of one age");
 
-// How many threads before this one have the flag, and how many of the block in all.
-struct Rank {
+// The sum of the threads before this one, and of the block.
+struct Sums {
   int32_t before, total;
 };
 
-__device__ Rank BlockRank(bool flag, int32_t* warps) {
-  const uint32_t votes = __ballot_sync(kAllLanes, flag);
+// `in_warp`: the same of this thread's warp.
+__device__ Sums BlockSums(Sums in_warp, int32_t* warps) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const uint32_t lower = (1u << (threadIdx.x % 32)) - 1;
   __syncthreads();  // the last use of `warps` is over
-  if (threadIdx.x % 32 == 0) warps[warp] = __popc(votes);
+  if (threadIdx.x % 32 == 0) warps[warp] = in_warp.total;
   __syncthreads();
-  Rank rank{__popc(votes & lower), 0};
+  Sums sums{in_warp.before, 0};
   for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) rank.before += warps[w];
-    rank.total += warps[w];
+    if (w < warp) sums.before += warps[w];
+    sums.total += warps[w];
   }
-  return rank;
+  return sums;
+}
+
+// How many threads have the flag.
+__device__ Sums BlockRank(bool flag, int32_t* warps) {
+  const uint32_t votes = __ballot_sync(kAllLanes, flag);
+  const uint32_t lower = (1u << (threadIdx.x % 32)) - 1;
+  return BlockSums({__popc(votes & lower), __popc(votes)}, warps);
+}
+
+// The sums of any values.
+__device__ Sums BlockScan(int32_t value, int32_t* warps) {
+  int32_t upto = value;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t lower = __shfl_up_sync(kAllLanes, upto, offset);
+    if (static_cast<int>(threadIdx.x % 32) >= offset) upto += lower;
+  }
+  return BlockSums({upto - value, __shfl_sync(kAllLanes, upto, 31)}, warps);
+}
+
+// What FindSlots shares.
+struct Ages {
+  int32_t slots[kSlotAges];  // [age]
+  int32_t last, of_last;     // the lowest age that is given, and how many slots of it
+};
+
+// The slots that a step gives to `missing` > 0 tokens, in ascending order.
+__device__ void FindSlots(const WorkingSetArgs& a, uint32_t step, int32_t missing,
+                          int32_t* free_slots, Ages& ages, int32_t* warps) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  ages.slots[thread] = 0;
+  __syncthreads();
+  for (int32_t begin = 0; begin < a.n_slots; begin += kThreads) {
+    const int32_t slot = begin + thread;
+    const uint32_t age = slot < a.n_slots ? SlotAge(a.used[slot], step) : 0;
+    // Few ages are frequent: each warp counts its slots of one age at once.
+    const uint32_t alike = __match_any_sync(kAllLanes, age);
+    if (age > 0 && thread % 32 == __ffs(static_cast<int>(alike)) - 1) {
+      atomicAdd(&ages.slots[age], __popc(alike));
+    }
+  }
+  __syncthreads();
+  const int32_t own_age = kThreads - 1 - thread;
+  const int32_t of_age = ages.slots[own_age];
+  const int32_t older = BlockScan(of_age, warps).before;
+  if (older < missing && missing <= older + of_age) {
+    ages.last = own_age;
+    ages.of_last = missing - older;
+  }
+  __syncthreads();
+
+  const auto last = static_cast<uint32_t>(ages.last);
+  const int32_t of_last = ages.of_last;
+  constexpr int32_t kAtOnce = kThreads * kSlotsAThread;
+  static_assert(kAtOnce < 1 << 15, "two counts of slots in one word");
+  int32_t found_older = 0;
+  int32_t found_last = 0;
+  for (int32_t begin = 0; begin < a.n_slots; begin += kAtOnce) {
+    if (found_older + min(found_last, of_last) == missing) break;
+    const int32_t first = begin + thread * kSlotsAThread;
+    uint32_t age[kSlotsAThread];
+    int32_t counts = 0;  // slots that are older than the last age, and 1 << 16 of the last one
+#pragma unroll
+    for (int s = 0; s < kSlotsAThread; ++s) {
+      age[s] = first + s < a.n_slots ? SlotAge(a.used[first + s], step) : 0;
+      counts += age[s] > last ? 1 : age[s] == last ? 1 << 16 : 0;
+    }
+    const Sums sums = BlockScan(counts, warps);
+    int32_t n_older = found_older + (sums.before & 0xffff);
+    int32_t n_last = found_last + (sums.before >> 16);
+#pragma unroll
+    for (int s = 0; s < kSlotsAThread; ++s) {
+      const bool of_last_age = age[s] == last && n_last < of_last;
+      if (age[s] > last || of_last_age) free_slots[n_older + min(n_last, of_last)] = first + s;
+      n_older += age[s] > last ? 1 : 0;
+      n_last += age[s] == last ? 1 : 0;
+    }
+    found_older += sums.total & 0xffff;
+    found_last += sums.total >> 16;
+  }
+  __syncthreads();
 }
 
 // A block per sequence. free_slots [n_seqs, capacity].
@@ -35,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
   GridTrigger();
   GridWait();
   __shared__ int32_t warps[kWarps];
-  __shared__ int32_t next_cursor, own_missed;
+  __shared__ Ages ages;
+  __shared__ int32_t own_missed;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const auto sequence = static_cast<int32_t>(blockIdx.x);
   const int32_t first_slot = sequence * all.n_slots;
@@ -62,10 +144,14 @@ __global__ void __launch_bounds__(kThreads)
   };
   // Tokens ascend: the step's own, whose row is yet to be made, is the last if it is there.
   const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
-  if (thread == 0) {
-    next_cursor = *a.cursor;
-    own_missed = 0;
+  if (thread == 0) own_missed = 0;
+
+  const int32_t wider = a.wider_count != nullptr ? *a.wider_count : 0;
+  for (int32_t i = thread; i < wider; i += kThreads) {
+    const int32_t slot = a.slot_of[a.wider[i]];
+    if (slot >= 0) a.used[slot] = 2 * step - 1;
   }
+  __syncthreads();  // those that are selected too count as such
 
   int32_t missing = 0;
   for (int32_t begin = 0; begin < n; begin += kThreads) {
@@ -74,31 +160,20 @@ __global__ void __launch_bounds__(kThreads)
     if (i < n) {
       slot = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
       a.slots[i] = slot < 0 ? slot : first_slot + slot;
-      if (slot >= 0) a.used[slot] = step;
+      if (slot >= 0) a.used[slot] = 2 * step;
     }
     missing += BlockRank(i < n && slot < 0, warps).total;
   }
   __syncthreads();
 
-  // The first `missing` slots from the cursor on whose tokens were not selected.
-  const int32_t cursor = next_cursor;
-  for (int32_t found = 0, begin = 0; found < missing && begin < a.n_slots; begin += kThreads) {
-    const int32_t slot = (cursor + begin + thread) % a.n_slots;
-    const bool free = begin + thread < a.n_slots && a.used[slot] != step;
-    const Rank rank = BlockRank(free, warps);
-    const int32_t place = found + rank.before;
-    if (free && place < missing) free_slots[place] = slot;
-    if (free && place == missing - 1) next_cursor = (slot + 1) % a.n_slots;
-    found += rank.total;
-  }
-  __syncthreads();
+  if (missing > 0) FindSlots(a, step, missing, free_slots, ages, warps);
 
   const bool simulated = a.simulated_hits >= 0;
   for (int32_t given = 0, begin = 0; begin < n; begin += kThreads) {
     const int32_t i = begin + thread;
     const bool lot = simulated && i != own && !IsSimulatedHit(a.simulated_hits, step, i);
     const bool miss = i < n && (a.slots[i] < 0 || lot);
-    const Rank rank = BlockRank(miss, warps);
+    const Sums rank = BlockRank(miss, warps);
     const int32_t place = given + rank.before;
     if (miss && lot) {
       a.miss_row[place] = row_of(token(i));
@@ -110,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
       if (old >= 0) a.slot_of[old] = -1;
       a.owner[slot] = t;
       a.slot_of[t] = slot;
-      a.used[slot] = step;
+      a.used[slot] = 2 * step;
       a.slots[i] = first_slot + slot;
       if (i == own) {
         own_missed = 1;
@@ -126,6 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0) {
     if (int32_t& slot = a.slot_of[seq.kv_len - 1]; own < 0 && slot >= 0) {
       a.owner[slot] = -1;
+      a.used[slot] = 0;
       slot = -1;
     }
     *a.own = own >= 0 ? a.slots[own] : -1;
@@ -135,7 +211,6 @@ __global__ void __launch_bounds__(kThreads)
     a.counters[0] += static_cast<uint64_t>(own >= 0 ? n - 1 : n);
     a.counters[1] += static_cast<uint64_t>(missing - own_missed);
     *a.clock = step;
-    *a.cursor = next_cursor;
     a.span[0] = 0;
     a.span[1] = n;
     *a.slot_seqs = {.q_begin = seq.q_begin,

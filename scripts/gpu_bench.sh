@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host batches capped brutal prefill shapes policies attention hits)
+all_parts=(full omnikv host batches capped brutal prefill shapes policies kcache attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
 . "$root/scripts/gpu_lib.sh"
@@ -285,6 +285,29 @@ expected_attention expected_attention
 knorm knorm
 keydiff keydiff
 POLICIES
+  done_measuring
+fi
+# The table of KCache's paper: the largest batch, of at most 64, whose K/V fit in 64 GiB with the
+# weights and a tenth of what is left for all else.
+largest_batch() { # CONTEXT BYTES_PER_TOKEN
+  echo $((batch = (64 * 2**30 - 13476831232) * 9 / 10 / ($1 * $2), batch > 64 ? 64 : batch))
+}
+if measure kcache; then
+  geometry=$shapes/llama-2-7b.json
+  for context in 1024 4096 7168 15360; do
+    bench "kcache_full_$context" --context $context --batch "$(largest_batch $context 524288)" --policies full \
+      --gpu-memory 64GiB --steps 16 --kv-dtype f16
+    for first in 0 1 2 3; do
+      for budget in 32 64 128; do
+        bench "kcache_${context}_L${first}_N$budget" --context $context --policies kcache --set budget=$budget \
+          --set first_layers=$first --batch "$(largest_batch $context $((262144 + 8192 * first)))" \
+          --gpu-memory 64GiB --steps 16 --kv-dtype f16
+      done
+    done
+  done
+  geometry=llama3-8b
+  bench kcache_8b_full --context 15360 --batch 16 --policies full --steps 16
+  bench kcache_8b --context 15360 --batch 16 --policies kcache --steps 16
   done_measuring
 fi
 if measure attention; then

@@ -39,9 +39,8 @@ constexpr UseRule kRules[] = {
      "policy {0} reads what policy {1}, with which the engine was opened, gives back of KV head "
      "{2} in layer {3}"},
     {Use::kWindowLayers, "a model with sliding-window layers", RunsPasses,
-     "policy {0} runs passes over a prompt and forgets their rows, but {1} has layers with a "
-     "sliding "
-     "window, which would have lost the prompt's by then"},
+     "policy {0} runs passes over a prompt and forgets their rows, but layers of {1} have a "
+     "sliding window, and would have lost the prompt's rows by then"},
 };
 
 }  // namespace

@@ -122,6 +122,7 @@ std::vector<int32_t> TurnEnd(const ModelText& text) {
   if (!spans.ok()) return {};
   const auto said = std::find_if(spans->rbegin(), spans->rend(),
                                  [](const TextSpan& span) { return span.literal; });
+  if (said == spans->rend()) return {};
   const std::vector<TextSpan> rest(said.base(), spans->end());
   auto tokens = text.tokenizer->EncodeSpans(rest, /*add_special=*/false);
   return tokens.ok() ? *tokens : std::vector<int32_t>{};

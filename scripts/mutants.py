@@ -52,6 +52,7 @@ KEY_INDEX = "src/policy/omnikv/key_index.cc"
 WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 INFLLM = "src/policy/infllm/"
+KVZIP = "src/policy/kvzip/kvzip.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -146,6 +147,22 @@ FAULTS = {
     "layers_stand_where_the_largest_does": (
         "src/bank/kept_rows.cc", "bank_.LayerGone(seq, classes_[c].layers.front())",
         "bank_.Gone(seq, classes_[c].table)"),
+    "kvzip_sees_the_whole_context": (
+        KVZIP, "seen.plan.Add({.begin = begin, .end = end});",
+        "seen.plan.Add({.begin = sinks, .end = end});"),
+    "kvzip_last_row_alone": (
+        KVZIP, ".queries = QueryReduce::kMax", ".queries = QueryReduce::kLast"),
+    "kvzip_last_step_of_a_pass_alone": (
+        KVZIP, ".accumulate = step.first_pos > step.prompt_end", ".accumulate = false"),
+    "kvzip_chooses_one_fewer": (
+        "src/policy/kvzip/share.cc", "int64_t left = Chosen(tokens);",
+        "int64_t left = Chosen(tokens) - 1;"),
+    "kvzip_heads_read_what_the_largest_keeps": (
+        "src/policy/kvzip/head_rows.cc", "const int32_t bounds[] = {static_cast<int32_t>(Rows(seq, layer)), kToEnd};",
+        "const int32_t bounds[] = {counts.empty() ? 0 : counts[layer * n_kv_heads_], kToEnd};"),
+    "passes_leave_their_rows": (
+        "src/engine/stepper.cc", "  group_->CutTo(member_, total());\n  pass_row_ = 0;",
+        "  pass_row_ = 0;"),
     "knorm_keeps_one_fewer": (  # and so do keydiff and snapkv
         "src/policy/prompt_choice.cc", "memory_, {.budget = budget_,", "memory_, {.budget = budget_ - 1,"),
     "knorm_of_the_next_sequence": (

@@ -13,6 +13,7 @@ from oracle.infllm import InfLlm
 from oracle.kascade import Kascade
 from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
+from oracle.kvzip import KvZip
 from oracle.omnikv import OmniKv
 from oracle.omnikv_indexed import OmniKvIndexed
 from oracle.policy import Full
@@ -31,7 +32,7 @@ HEAD_MAP = "head_map.tsv"
 KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "snapkv": SnapKv,
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
          "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
-         "kascade": Kascade, "pyramidkv": PyramidKv,
+         "kascade": Kascade, "pyramidkv": PyramidKv, "kvzip": KvZip,
          "infllm": InfLlm}
 INDEXED = "omnikv_indexed"  # cases of omnikv that have a file of their own
 
@@ -121,6 +122,12 @@ OTHERS = {
              "max7": {"budget": 48, "pool": "max", "kernel": 7}, "last_chooses_none": {"budget": 15},
              "steep": {"budget": 62, "window": 4}}.items()} |
         {"defaults": {"budget": 48, "pool": "mean"}}),
+    "kvzip": (
+        LENGTHS, {ratio: {"ratio": ratio, "chunk": 64} for ratio in (0.125, 0.3, 0.5)},
+        {"no_sinks": {"ratio": 0.4, "chunk": 64, "sinks": 0},
+         "sinks": {"ratio": 0.2, "chunk": 64, "sinks": 16},
+         "one_chunk": {"ratio": 0.3, "chunk": 128},
+         "defaults": {"ratio": 0.2}}),
     # knorm has lengths and budgets that do not cut through equal tokens of the first layer, whose keys
     # differ by their rotation alone.
     "knorm": ((40, 104, 112),

@@ -64,6 +64,7 @@ class Bench:
 
     def run(self, policy, n_prompt=N_PROMPT):
         """Logits [n_decode, vocab] of the teacher-forced tokens."""
+        policy.prompt = self.prompt[:n_prompt]
         if not policy.dense_prompts:
             context = self.prefill(policy, n_prompt)
         else:

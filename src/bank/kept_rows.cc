@@ -172,12 +172,13 @@ void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
   UploadGone(q, seq);
 }
 
-void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose) {
+void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int64_t> rows_of) {
   prompted_[static_cast<size_t>(q)] = true;
   if (!chose) return;
   std::vector<int64_t> rows(static_cast<size_t>(bank_.n_layers()), 0);
   for (const Class& c : classes_) {
-    const int64_t kept = keeps_.RowsAfter(c.number, bank_.Length(seq));
+    const int64_t kept = rows_of.empty() ? keeps_.RowsAfter(c.number, bank_.Length(seq))
+                                         : rows_of[static_cast<size_t>(c.number)];
     for (const int32_t layer : c.layers) {
       rows[static_cast<size_t>(layer)] = std::min(bank_.LayerRows(seq, layer), kept);
     }

@@ -46,8 +46,9 @@ class KeptRows {
   bool Prompted(int32_t q) const { return prompted_[static_cast<size_t>(q)]; }
   // Whether a prompt of it that ends now ends in a choice of rows.
   bool ChoosesAfterPrompt(int32_t q) const { return !keeps_.first_prompt || !Prompted(q); }
-  // The prompt is in; rows were chosen, or not.
-  void EndPrompt(int32_t q, int32_t seq, bool chose);
+  // The prompt is in; rows were chosen, or not. `rows_of`: how many each layer keeps where that is
+  // not for Keeps::RowsAfter to say, by the policy's numbers; else empty.
+  void EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int64_t> rows_of = {});
   // q is a fork of `from_q` of another group, or a new sequence (from null).
   void Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_q);
 

@@ -90,9 +90,15 @@ class Residency {
   }
   // Whether that is still to come for the first time.
   bool AwaitsChoice(int32_t q) const { return kept_ != nullptr && !kept_->Prompted(q); }
-  // A prompt has come to its end, with such a choice or without.
-  void EndPrompt(int32_t q, int32_t seq, bool chose) {
-    if (kept_ != nullptr) kept_->EndPrompt(q, seq, chose);
+  // A prompt has come to its end, with such a choice or without. `rows`: how many each layer keeps
+  // after a choice that says so (Keeps::passes), by the policy's numbers.
+  void EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int64_t> rows = {}) {
+    if (kept_ != nullptr) kept_->EndPrompt(q, seq, chose, rows);
+  }
+  // Enqueues the moves of a layer's rows by a choice after passes. `seqs` are those of the last
+  // MakeStates.
+  void RetainAfterPasses(int32_t layer, const Retained& retained, const SeqMeta* seqs) {
+    kept_->Retain(layer, retained, seqs, /*prefill=*/true, /*stage=*/nullptr);
   }
 
   // Enqueues what makes the positions of rows that another group's steps wrote, of a sequence that

@@ -17,6 +17,9 @@ bool NothingForTheHost(const Policy& policy) {
       std::count(reads.selection_of.begin(), reads.selection_of.end(), kFewRows) > 0;
   return reads.n_selections == 0 && reads.streamed.layers == 0 && !values && !few_rows;
 }
+bool RunsPasses(const Policy& policy) {
+  return policy.Kept().passes;
+}
 bool Always(const Policy&) {
   return true;
 }
@@ -35,6 +38,9 @@ constexpr UseRule kRules[] = {
     {Use::kOthersHeads, "KV heads that another policy gives back", Always,
      "policy {0} reads what policy {1}, with which the engine was opened, gives back of KV head "
      "{2} in layer {3}"},
+    {Use::kWindowLayers, "a model with sliding-window layers", RunsPasses,
+     "policy {0} runs passes over a prompt and forgets their rows, but layers of {1} have a "
+     "sliding window, and would have lost the prompt's rows by then"},
 };
 
 }  // namespace

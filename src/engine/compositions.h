@@ -19,6 +19,7 @@ enum class Use : uint8_t {
   kStreamedBatch,  // in a batch, where its group's layers are streamed
   kStreamedStep,   // in a step that other sequences share, where they are
   kOthersHeads,    // in an engine whose policy gives back tokens of KV heads that it reads
+  kWindowLayers,   // on a model with sliding-window layers
 };
 
 struct UseRule {

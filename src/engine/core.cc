@@ -64,6 +64,12 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   context.fetches = core.plan.host_layers > 0;
   context.by_layer = core.plan.by_layer;
   context.row_layout = core.bank->config().Rows();
+  if (core.text.tokenizer != nullptr) {
+    context.tokenize = [&core](std::string_view text) {
+      return TextTokens(core.text, text, {.add_special = false, .parse_special = false});
+    };
+    context.turn_end = TurnEnd(core.text);
+  }
   context.selection_tokens =
       static_cast<int64_t>(core.backend->SelectionBytes() / core.bank->config().RowBytes(0));
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {

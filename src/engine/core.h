@@ -83,6 +83,10 @@ Result<std::vector<int32_t>> TextTokens(const ModelText& text, std::string_view 
 Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
                                         const std::vector<ChatMessage>& messages);
 
+// What ends a user's turn in the model's chat format, up to where the answer begins. Empty where it
+// has none. REQUIRES a tokenizer.
+std::vector<int32_t> TurnEnd(const ModelText& text);
+
 // Ok when there is a tokenizer, else why there is none.
 Status NeedTokenizer(const EngineCore& core);
 

@@ -111,6 +111,23 @@ Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string
   return text.tokenizer->EncodeSpans(*spans, /*add_special=*/false);
 }
 
+std::vector<int32_t> TurnEnd(const ModelText& text) {
+  if (!text.chat_template) return {};
+  ChatInput input;
+  input.messages = nlohmann::ordered_json::array({{{"role", "user"}, {"content", "a"}}});
+  input.add_generation_prompt = true;
+  input.bos_token = text.bos_token;
+  input.eos_token = text.eos_token;
+  auto spans = text.chat_template->Render(input);
+  if (!spans.ok()) return {};
+  const auto said = std::find_if(spans->rbegin(), spans->rend(),
+                                 [](const TextSpan& span) { return span.literal; });
+  if (said == spans->rend()) return {};
+  const std::vector<TextSpan> rest(said.base(), spans->end());
+  auto tokens = text.tokenizer->EncodeSpans(rest, /*add_special=*/false);
+  return tokens.ok() ? *tokens : std::vector<int32_t>{};
+}
+
 Status NeedTokenizer(const EngineCore& core) {
   if (core.text.tokenizer != nullptr || !core.text_status.ok()) return core.text_status;
   return Unsupported(fmt::format("{} has no tokenizer", core.options.model));

@@ -56,6 +56,10 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
+  if (GlobalLayers(core.config) < core.config.n_layers) {
+    OKV_RETURN_IF_ERROR(
+        CheckUse(Use::kWindowLayers, group->policy(), group->policy_name(), core.config.name));
+  }
   DeclaredReads reads = group->policy().Reads();
   if (!reads.by_token) reads.n_selections = 0;  // no working set can hold one
   const auto least = static_cast<int32_t>(reads.max_tokens);
@@ -101,6 +105,7 @@ Result<int32_t> RowGroup::Take(const NewSequence& new_sequence) {
   free->prompt_length = 0;
   const auto member = static_cast<int32_t>(free - members_.begin());
   residency().Begin(member, free->seq);
+  policy().StartOver(member);
   return member;
 }
 
@@ -136,7 +141,7 @@ void RowGroup::Leave(int32_t member) {
 }
 
 bool RowGroup::ChoosesAfter(int32_t member, int64_t position, int64_t prompt_end) const {
-  return position == prompt_end && residency().ChoosesAfterPrompt(member);
+  return position == prompt_end && residency().ChoosesAfterPrompt(member) && !AwaitsPasses(member);
 }
 
 Status RowGroup::Append(int32_t member, int64_t n) {
@@ -144,21 +149,24 @@ Status RowGroup::Append(int32_t member, int64_t n) {
 }
 
 Status RowGroup::AppendPrompt(int32_t member, int64_t n, int64_t prompt_end) {
-  return residency().Append(member, seq(member), n, /*prefill=*/true,
-                            ChoosesAfter(member, length(member) + n, prompt_end));
+  const int64_t end = length(member) + n;
+  // After passes rows move, so they must be the sequence's own by then.
+  const bool moves = end > prompt_end || ChoosesAfter(member, end, prompt_end);
+  return residency().Append(member, seq(member), n, /*prefill=*/true, moves);
 }
 
 bool RowGroup::PassesByLayer(int32_t member) const {
   const bool planned = core_.plan.by_layer && residency().AwaitsChoice(member);
+  const Keeps keeps = policy().Kept();
   const bool may =
-      length(member) == 0 && policy().Kept().chunk == 0 && policy().PromptStepRows() == 0;
+      length(member) == 0 && keeps.chunk == 0 && !keeps.passes && policy().PromptStepRows() == 0;
   return may && (planned || core_.all_by_layer);
 }
 
 void RowGroup::EndPromptRows(int32_t member, int64_t prompt_end) {
   set_prompt_length(member, length(member));
   Drop(member, length(member));
-  if (length(member) < prompt_end) return;
+  if (length(member) < prompt_end || AwaitsPasses(member)) return;
   residency().EndPrompt(member, seq(member), ChoosesAfter(member, length(member), prompt_end));
 }
 
@@ -182,6 +190,7 @@ void RowGroup::CutTo(int32_t member, int64_t length) {
   Forget(member, length);
   residency().Reset(member);
   set_prompt_length(member, length);
+  if (length == 0) policy().StartOver(member);
 }
 
 }  // namespace omnikv

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -74,6 +75,14 @@ class RowGroup {
   Status AppendWhole(int32_t member, int64_t n) { return residency().AppendWhole(seq(member), n); }
   // The rows of AppendPrompt or AppendWhole are computed.
   void EndPromptRows(int32_t member, int64_t prompt_end);
+  // Whether the next prompt of the sequence ends in passes and a choice after them; and what
+  // follows that choice, which said how many rows each layer keeps.
+  bool AwaitsPasses(int32_t member) const {
+    return residency().AwaitsChoice(member) && policy().Kept().passes;
+  }
+  void EndPasses(int32_t member, std::span<const int64_t> rows) {
+    residency().EndPrompt(member, seq(member), /*chose=*/true, rows);
+  }
   // Whether rows up to `position` of such a prompt end in a choice of the rows that stay.
   bool ChoosesAfter(int32_t member, int64_t position, int64_t prompt_end) const;
   // Rows of the next step of a prompt of which `left` are to come, at most `most`: the last step

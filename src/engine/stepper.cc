@@ -227,6 +227,7 @@ Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptCh
        .prompt_end = chunk.prompt_end,
        .member = chunk.member,
        .chooses = group.ChoosesAfter(chunk.member, FirstPos(chunk) + n_rows, chunk.prompt_end),
+       .pass = chunk.pass,
        .one_layer = chunk.one_layer});
   Enqueue(0, StepEnd::kLogits);
   return core_.backend->TakeFailure();
@@ -308,6 +309,29 @@ Status Stepper::OneLayerOf(const PromptChunk& chunk) {
   return EnqueueWithChunk({}, chunk);
 }
 
+Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member) {
+  const int64_t length = group.length(member);
+  const std::vector<int64_t> rows = group.policy().ChooseAfterPasses(member, length);
+  const Workspace& work = core_.work;
+  const auto last = static_cast<int32_t>(length) - 1;  // stands for the rows of a step
+  std::vector<SeqMeta> seqs(static_cast<size_t>(group.max_seqs()));
+  seqs[static_cast<size_t>(member)] = {.q_len = 1,
+                                       .kv_len = last + 1,
+                                       .table_off = core_.bank->TableOffset(group.seq(member)),
+                                       .prompt_len = last + 1};
+  const RowMeta row{.seq = member, .pos = last};
+  core_.backend->Upload(work.rows.as(), &row, sizeof(row));
+  core_.backend->Upload(work.seqs.as(), seqs.data(), seqs.size() * sizeof(SeqMeta));
+  group.residency().MakeStates(work.rows.as<RowMeta>(), 1, work.seqs.as<SeqMeta>());
+  ForGlobalLayers(core_.config, [&](int32_t layer, int32_t global) {
+    const auto retained = group.policy().Retains(
+        {.layer = global, .prefill = true, .prompt_end = length, .chooses = true, .seq = member});
+    group.residency().RetainAfterPasses(layer, *retained, work.seqs.as<SeqMeta>());
+  });
+  group.EndPasses(member, rows);
+  return core_.backend->TakeFailure();
+}
+
 Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
   if (group.PassesByLayer(member)) {
     OKV_RETURN_IF_ERROR(group.AppendWhole(member, tokens));
@@ -321,6 +345,9 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
     at += chunk;
     group.EndPromptRows(member, tokens);
   }
+  if (group.AwaitsPasses(member)) {
+    group.EndPasses(member, group.policy().ChooseAfterPasses(member, tokens));
+  }
   core_.bank->FillWithNoise(group.seq(member));
   return {};
 }
@@ -333,6 +360,7 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
   steps.pos_ = group.length(member);
   if (!group.PassesByLayer(member)) {
     OKV_RETURN_IF_ERROR(group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_));
+    OKV_RETURN_IF_ERROR(steps.PlanPasses());
     return steps;
   }
   OKV_ASSIGN_OR_RETURN(PromptStage stage, PromptStage::Create(*core.backend, *core.bank,
@@ -348,6 +376,7 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
 
 PromptSteps::~PromptSteps() {
   if (by_layer_ != nullptr) End();
+  if (pass_row_ > 0) group_->CutTo(member_, total());
 }
 
 void PromptSteps::End() {
@@ -367,7 +396,38 @@ Status PromptSteps::Run(const PromptChunk& chunk) {
   return stepper_->OneLayerOf(step);
 }
 
+Status PromptSteps::PlanPasses() {
+  if (!group_->AwaitsPasses(member_)) return {};
+  OKV_ASSIGN_OR_RETURN(passes_, group_->policy().Passes(tokens_));
+  size_t most = 0;  // rows of a pass
+  for (const std::vector<int32_t>& pass : passes_) most = std::max(most, pass.size());
+  const int64_t context = stepper_->core_.bank->config().max_tokens;
+  if (total() + static_cast<int64_t>(most) <= context) return {};
+  return ResourceExhausted(fmt::format(
+      "policy {} runs passes of up to {} tokens behind a prompt of {}, which exceed the context of "
+      "{}: raise `context`",
+      group_->policy_name(), most, total(), context));
+}
+
+Status PromptSteps::AdvancePass() {
+  const std::span<const int32_t> pass = passes_[pass_];
+  const size_t n =
+      std::min(pass.size() - pass_row_, static_cast<size_t>(stepper_->core_.work.max_rows));
+  n_out_ = 0;
+  OKV_RETURN_IF_ERROR(stepper_->Chunk({.group = group_,
+                                       .member = member_,
+                                       .tokens = pass.subspan(pass_row_, n),
+                                       .prompt_end = total(),
+                                       .pass = static_cast<int32_t>(pass_)}));
+  pass_row_ += n;
+  if (pass_row_ < pass.size()) return {};
+  group_->CutTo(member_, total());
+  pass_row_ = 0;
+  return ++pass_ < passes_.size() ? Status() : stepper_->ChooseAfterPasses(*group_, member_);
+}
+
 Status PromptSteps::Advance() {
+  if (InPlace()) return AdvancePass();
   const Workspace& work = stepper_->core_.work;
   const int32_t most = all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows;
   const int64_t chunk = group_->policy().Kept().chunk;
@@ -391,7 +451,9 @@ Status PromptSteps::Advance() {
     pos_ = 0;
     ++layer_;
   }
-  return {};
+  // Where there is nothing to choose by.
+  return done() && group_->AwaitsPasses(member_) ? stepper_->ChooseAfterPasses(*group_, member_)
+                                                 : Status();
 }
 
 StepsAhead::StepsAhead(Stepper& stepper, std::vector<DecodeRow> rows,

@@ -2,6 +2,7 @@
 // Sessions and batches are handles on it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -21,7 +22,7 @@ struct DecodeRow {
 };
 
 // Rows of a prompt: `tokens` from the end of the sequence on, of a prompt that ends at
-// `prompt_end`. The last n_out of them have logits. `one_layer` is PromptSteps' affair.
+// `prompt_end`. The last n_out of them have logits. `one_layer` and `pass` are PromptSteps' affair.
 struct PromptChunk {
   RowGroup* group = nullptr;
   int32_t member = 0;
@@ -30,6 +31,7 @@ struct PromptChunk {
   int32_t n_out = 0;
   std::optional<OneLayer> one_layer;
   int64_t first_pos = 0;  // with it: all rows are appended
+  int32_t pass = -1;      // the rows are those of a pass over the prompt, behind its end
 };
 
 // Enqueues steps into the workspace of an engine. A step may have rows of several groups, which
@@ -56,6 +58,8 @@ class Stepper {
 
   // A step of a chunk in one layer, whose rows are appended.
   Status OneLayerOf(const PromptChunk& chunk);
+  // The choice that follows the passes over a first prompt, of which nothing is left.
+  Status ChooseAfterPasses(RowGroup& group, int32_t member);
 
   // Brings a row of logits [vocab] that follows `length` tokens. kFailed where it is not finite.
   Status Logits(int32_t row, int64_t length, float* to) const;
@@ -97,8 +101,9 @@ class Stepper {
 };
 
 // A prompt on its way in, by the steps of its schedule: chunk by chunk, all layers each, or layer
-// by layer, all chunks each (docs/decisions/046). Other steps may come between them, but none of
-// the same sequence. A prompt that does not come to its end stays up to `computed` tokens.
+// by layer, all chunks each (docs/decisions/046); then the passes over it, if its policy has any
+// (068). Other steps may come between them, but none of the same sequence. A prompt that does not
+// come to its end stays up to `computed` tokens.
 class PromptSteps {
  public:
   // `tokens` are those of the whole context; the sequence has the first of them already.
@@ -109,14 +114,16 @@ class PromptSteps {
   PromptSteps(PromptSteps&& from) = default;
   ~PromptSteps();
 
-  bool done() const { return pos_ == total() && layer_ == last_layer_; }
+  bool done() const { return InPlace() && pass_ == passes_.size(); }
   // Runs the next step. After a failure no more may follow.
   Status Advance();
   // Logits of the last step: rows from 0 on, that follow tokens up to `pos`.
   int32_t n_out() const { return n_out_; }
   int64_t pos() const { return pos_; }
   // Tokens that stay if no more steps come.
-  int64_t computed() const { return by_layer_ != nullptr ? 0 : group_->length(member_); }
+  int64_t computed() const {
+    return by_layer_ != nullptr ? 0 : std::min(group_->length(member_), total());
+  }
   // How far it is, in tokens of the context.
   int64_t progress() const { return (layer_ * total() + pos_) / (last_layer_ + 1); }
 
@@ -130,7 +137,13 @@ class PromptSteps {
   PromptSteps(Stepper& stepper, RowGroup& group, int32_t member, std::span<const int32_t> tokens)
       : stepper_(&stepper), group_(&group), member_(member), tokens_(tokens) {}
   int64_t total() const { return static_cast<int64_t>(tokens_.size()); }
+  // Whether all rows of the prompt itself are.
+  bool InPlace() const { return pos_ == total() && layer_ == last_layer_; }
   Status Run(const PromptChunk& chunk);
+  // Sets passes_. kResourceExhausted where their rows exceed the context.
+  Status PlanPasses();
+  // The next step of a pass; after the last one, the choice.
+  Status AdvancePass();
   // Gives back what it takes; forgets what cannot stay.
   void End();
 
@@ -143,6 +156,9 @@ class PromptSteps {
   int32_t layer_ = 0, last_layer_ = 0;  // 0: all at once
   int32_t n_out_ = 0;
   std::unique_ptr<ByLayer> by_layer_;  // null: chunk by chunk
+  std::vector<std::vector<int32_t>> passes_;
+  size_t pass_ = 0;      // the next step is of
+  size_t pass_row_ = 0;  // and begins with
 };
 
 // Steps of the same decode rows that a device takes one after another by itself, each from the

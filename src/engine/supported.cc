@@ -86,6 +86,17 @@ Status EnqueueSteps(EngineCore& core, RowGroup& group) {
   EnqueueStep(context, {&step, 1});
   group.EndPromptRows(member, n);
   if (group.length(member) == most) return {};
+  if (group.AwaitsPasses(member)) {
+    OKV_RETURN_IF_ERROR(group.AppendPrompt(member, 1, n));
+    step.n_rows = 1;
+    step.n_out = 0;
+    step.first_pos = n;
+    step.pass = 0;
+    EnqueueStep(context, {&step, 1});
+    group.CutTo(member, n);
+    step.n_out = 1;
+    step.pass = -1;
+  }
   OKV_RETURN_IF_ERROR(group.Append(member, 1));
   const SeqLength now = group.lengths(member);
   const SeqLength full{.tokens = most, .prompt = most - 1, .gone = now.gone};

@@ -328,7 +328,8 @@ LayerStep StepOf(const StepContext& c, const Group& group, int32_t global) {
           .chooses = rows.chooses,
           .by_layer = rows.one_layer.has_value(),
           .steps = SeqsOf(c, group),
-          .seq = rows.member};
+          .seq = rows.member,
+          .pass = rows.pass};
 }
 
 // Shows the policies of prompts the residual of a layer with global attention.

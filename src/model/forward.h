@@ -92,6 +92,7 @@ struct StepGroup {
   int64_t prompt_end = 0;  // prefill: position past the prompt's last row
   int32_t member = 0;      // prefill: the sequence, of SeqMeta
   bool chooses = false;    // prefill: Residency::ChoosesAfterPrompt, of the prompt's last rows
+  int32_t pass = -1;       // prefill: LayerStep::pass
   int32_t variant = 0;     // decode: of the policy
   // prefill: the part of the prompt's schedule that this is, alone in its step; none: all layers.
   std::optional<OneLayer> one_layer;

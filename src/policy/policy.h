@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,10 @@ struct PolicyContext {
   bool fetches = false;
   // Tokens whose K/V one layer reads in the time that one selection takes: Backend::SelectionBytes.
   int64_t selection_tokens = 0;
+  // The tokens of a text, and those that end a user's turn in the model's chat format. Null and
+  // empty where the model has none.
+  std::function<Result<std::vector<int32_t>>(std::string_view text)> tokenize;
+  std::vector<int32_t> turn_end;
 };
 
 // One global-attention layer of one step, as the policy sees it.
@@ -67,6 +72,8 @@ struct LayerStep {
   const SeqMeta* steps = nullptr;  // AttendArgs::seqs with all tokens, where that has held rows
   int32_t head_class = 0;          // of Policy::HeadClasses: the heads that take part
   int32_t seq = 0;                 // prefill: the rows' sequence, of SeqMeta
+  // prefill: the pass of Policy::Passes whose rows these are, behind prompt_end; -1: the prompt's.
+  int32_t pass = -1;
 };
 
 // A policy's state belongs to PolicyContext::max_seqs sequences: one, or those of a batch, which
@@ -227,11 +234,28 @@ class Policy {
     return std::nullopt;
   }
 
+  // Methods that choose after passes (Keeps::passes): once the last row of a sequence's first
+  // prompt is in, the rows of each of these lists of tokens run behind it, pass after pass, and are
+  // forgotten at the pass's end. Plan and Observe see them (LayerStep::pass).
+  virtual Result<std::vector<std::vector<int32_t>>> Passes(std::span<const int32_t> prompt) const {
+    static_cast<void>(prompt);
+    return std::vector<std::vector<int32_t>>{};
+  }
+  // Then, on the host: chooses the rows of sequence `seq` of SeqMeta, and returns how many each
+  // layer keeps. Retains says which. Without a pass before it, of a prompt of made-up K/V.
+  virtual std::vector<int64_t> ChooseAfterPasses(int32_t seq, int64_t tokens) {
+    static_cast<void>(seq);
+    static_cast<void>(tokens);
+    return {};
+  }
+  // Sequence `seq` of SeqMeta begins anew, without tokens. On the host.
+  virtual void StartOver(int32_t seq) { static_cast<void>(seq); }
+
   // Memory that Prepare took.
   virtual size_t Bytes() const { return 0; }
 
-  // Whether a sequence may be cut back, other than by the steps that ran ahead of the host. One that
-  // may not starts over then.
+  // Whether a sequence may be cut back, other than by the steps that ran ahead of the host. One
+  // that may not starts over then.
   virtual bool CutsBack() const { return true; }
   // Rows at the end of a prompt that must be fed anew after the sequence was cut back, for the
   // policy's own state to be what it would have been.
@@ -251,6 +275,5 @@ class Policy {
     return state.empty();
   }
 };
-
 
 }  // namespace omnikv

@@ -129,7 +129,7 @@ TEST(Compositions, TheTablesHaveEveryRowOnce) {
   EXPECT_EQ(pairs.size(), kinds.size() * (kinds.size() + 1) / 2);
   std::set<Use> uses;
   for (const UseRule& rule : UseRules()) EXPECT_TRUE(uses.insert(rule.use).second);
-  EXPECT_EQ(uses.size(), 5u);
+  EXPECT_EQ(uses.size(), 6u);
   for (const PolicyInfo& info : AllPolicies()) {
     SCOPED_TRACE(info.name);
     EXPECT_EQ(kinds.count(info.kind), 1u);
@@ -255,6 +255,30 @@ TEST(Compositions, TheHostTier) {
   }
   // omnikv, brutal_offload, kcache, whose V alone go, blocks and quest, which are attended to away.
   EXPECT_EQ(opened, 5);
+}
+
+// Layers with a sliding window lose rows as passes over a prompt go on.
+TEST(Compositions, ModelsWithWindows) {
+  ModelConfig config = Model();
+  for (const size_t layer : {0, 2, 3, 5}) config.layers[layer].window = 32;
+  EngineOptions options;
+  options.context = 300;
+  options.prefill_chunk = 48;
+  options.max_sessions = 2;
+  options.policy = {.name = "full"};
+  const auto engine =
+      *LoadEngine(options, MadeUpModel(config, DType::kF32),
+                  [] { return Result<std::unique_ptr<Backend>>(std::make_unique<Card>()); });
+  int refused = 0;
+  for (const PolicyInfo& info : AllPolicies()) {
+    if (!RuleOf(Use::kWindowLayers).refuses(*Prepared(Small(info)))) continue;
+    SCOPED_TRACE(info.name);
+    ++refused;
+    const Status status = engine->NewSession(Small(info)).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_EQ(status.message(), Sentence(Use::kWindowLayers, info.name, "small"));
+  }
+  EXPECT_EQ(refused, 1);  // kvzip
 }
 
 // An engine that gives tokens of some KV heads back serves its own policy alone.

@@ -91,8 +91,9 @@ TEST_P(ForkPolicyOn, IsASessionOfThatPolicy) {
       EXPECT_TRUE(GetParam() != "ref" || Saved(*fork) == saved);  // states and all
       ExpectSame(Decode(*engine, *fork, 40), expected);
       // Rows of prompts that read everything are the same, unless they are gone.
-      constexpr std::string_view kDrop[] = {"expected_attention", "h2o",    "keydiff", "knorm",
-                                            "pyramidkv",          "snapkv", "strided", "tova"};
+      constexpr std::string_view kDrop[] = {
+          "expected_attention", "h2o",    "keydiff", "knorm", "kvzip",
+          "pyramidkv",          "snapkv", "strided", "tova"};
       const bool drops = std::ranges::count(kDrop, parent_policy.name) > 0;
       const bool shares = DensePrompts(policy.name) && DensePrompts(parent_policy.name) && !drops &&
                           // Those weigh all rows themselves.

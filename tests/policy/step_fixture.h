@@ -93,8 +93,7 @@ class StepFixture {
     residency = Take(Residency::Create(
         trace, *bank,
         {.reads = reads, .n_slots = static_cast<int32_t>(reads.max_tokens) + more_slots},
-        {.reads = reads, .n_heads = reads.by_token ? 0 : config.n_heads}, policy->Kept(),
-        kChunk));
+        {.reads = reads, .n_heads = reads.by_token ? 0 : config.n_heads}, policy->Kept(), kChunk));
     residency->Begin(0, seq);
   }
 
@@ -107,9 +106,10 @@ class StepFixture {
   // Feeds a prompt of n tokens; returns the last row's logits.
   std::vector<float> Prompt(int32_t n) {
     prompt_len = n;
+    const bool passes = policy->Kept().passes;
     for (int32_t pos = 0; pos < n;) {
       const int32_t rows = std::min(StepRows(), n - pos);
-      const bool chooses = pos + rows == n && residency->ChoosesAfterPrompt(0);
+      const bool chooses = pos + rows == n && residency->ChoosesAfterPrompt(0) && !passes;
       EXPECT_TRUE(residency->Append(0, seq, rows, /*prefill=*/true, chooses).ok());
       Upload(pos, rows);
       StepGroup group = Group();
@@ -121,8 +121,9 @@ class StepFixture {
       group.prompt_end = n;
       EnqueueStep(Context(), {&group, 1});
       pos += rows;
-      if (pos == n) residency->EndPrompt(0, seq, chooses);
+      if (pos == n && !passes) residency->EndPrompt(0, seq, chooses);
     }
+    if (passes) RunPasses(n);
     EXPECT_TRUE(policy->AfterPrefill(n).ok());
     return Logits();
   }
@@ -237,13 +238,16 @@ class StepFixture {
   StepGroup Group() const {
     return {.policy = *policy, .residency = *residency, .ropes = ropes, .seq = seq};
   }
+  int32_t TokenAt(int32_t pos) const { return (pos * 37 + 11 + token_shift) % config.vocab; }
   void Upload(int32_t pos, int32_t rows) {
-    std::vector<RowMeta> row_meta;
     std::vector<int32_t> tokens;
-    for (int32_t r = 0; r < rows; ++r) {
-      row_meta.push_back({.seq = 0, .pos = pos + r});
-      tokens.push_back(((pos + r) * 37 + 11 + token_shift) % config.vocab);
-    }
+    for (int32_t r = 0; r < rows; ++r) tokens.push_back(TokenAt(pos + r));
+    Upload(pos, tokens);
+  }
+  void Upload(int32_t pos, std::span<const int32_t> tokens) {
+    const auto rows = static_cast<int32_t>(tokens.size());
+    std::vector<RowMeta> row_meta;
+    for (int32_t r = 0; r < rows; ++r) row_meta.push_back({.seq = 0, .pos = pos + r});
     const SeqMeta seq_meta = {.q_begin = 0,
                               .q_len = rows,
                               .kv_len = pos + rows,
@@ -251,9 +255,44 @@ class StepFixture {
                               .prompt_len = prompt_len};
     const int32_t out_row = rows - 1;
     trace.Upload(work.rows.as(), row_meta.data(), row_meta.size() * sizeof(RowMeta));
-    trace.Upload(work.tokens.as(), tokens.data(), tokens.size() * sizeof(int32_t));
+    trace.Upload(work.tokens.as(), tokens.data(), tokens.size_bytes());
     trace.Upload(work.seqs.as(), &seq_meta, sizeof(seq_meta));
     trace.Upload(work.out_rows.as(), &out_row, sizeof(out_row));
+  }
+  // What PromptSteps does behind a first prompt of n tokens.
+  void RunPasses(int32_t n) {
+    std::vector<int32_t> prompt;
+    for (int32_t pos = 0; pos < n; ++pos) prompt.push_back(TokenAt(pos));
+    const auto passes = Take(policy->Passes(prompt));
+    for (size_t pass = 0; pass < passes.size(); ++pass) {
+      const std::span<const int32_t> tokens = passes[pass];
+      for (size_t at = 0; at < tokens.size();) {
+        const auto rows = tokens.subspan(at, std::min<size_t>(kChunk, tokens.size() - at));
+        const auto n_rows = static_cast<int32_t>(rows.size());
+        const int32_t pos = n + static_cast<int32_t>(at);
+        EXPECT_TRUE(residency->Append(0, seq, n_rows, /*prefill=*/true, /*chooses=*/true).ok());
+        Upload(pos, rows);
+        StepGroup group = Group();
+        group.n_rows = n_rows;
+        group.n_out = 0;
+        group.prefill = true;
+        group.first_pos = pos;
+        group.prompt_end = n;
+        group.pass = static_cast<int32_t>(pass);
+        EnqueueStep(Context(), {&group, 1});
+        at += rows.size();
+      }
+      residency->Truncate(0, seq, n);
+    }
+    const std::vector<int64_t> kept = policy->ChooseAfterPasses(0, n);
+    Upload(n - 1, 1);
+    residency->MakeStates(work.rows.as<RowMeta>(), 1, work.seqs.as<SeqMeta>());
+    for (int32_t layer = 0; layer < 6; ++layer) {
+      const auto retained =
+          policy->Retains({.layer = layer, .prefill = true, .prompt_end = n, .chooses = true});
+      residency->RetainAfterPasses(layer, *retained, work.seqs.as<SeqMeta>());
+    }
+    residency->EndPrompt(0, seq, /*chose=*/true, kept);
   }
   std::vector<float> Logits() {
     std::vector<float> logits(static_cast<size_t>(config.vocab));

@@ -1,0 +1,56 @@
+// Layers whose KV heads keep different numbers of a prompt's rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "policy/policy.h"
+#include "policy/policy_memory.h"
+
+namespace omnikv {
+
+// A layer holds as many rows of the prompt as its largest head keeps, and every head reads its
+// own, which come first. So a head reads a list of the numbers 0, 1, 2 and so on, and all heads the
+// rows that came after the prompt. A sequence without a choice has all its rows in that range.
+// Thread-compatible.
+class HeadRows {
+ public:
+  Status Prepare(const PolicyContext& context, PolicyMemory& memory);
+
+  bool Chosen(int32_t seq) const { return !Of(seq).empty(); }
+  // From now on the KV heads of a sequence keep so many rows [n_layers, n_kv_heads]; empty: no
+  // choice.
+  void Set(int32_t seq, const std::vector<int32_t>& counts);
+  // Rows of the prompt that a layer holds, and tokens times KV heads that it reads.
+  int64_t Rows(int32_t seq, int32_t layer) const;
+  int64_t Read(int32_t seq, int32_t layer, int64_t held) const;
+
+  // What a layer reads, of all sequences.
+  AttnPlan Plan(int32_t layer) const;
+  // The counts of a layer of a sequence, in the backend's memory.
+  const int32_t* Counts(int32_t layer, int32_t seq) const {
+    return counts_.as<int32_t>() + (int64_t{layer} * n_seqs_ + seq) * n_kv_heads_;
+  }
+
+  // Of a sequence, as Policy's.
+  void Copy(const HeadRows& from) { Set(0, from.Of(0)); }
+  std::string Save() const;
+  bool Load(int64_t length, std::string_view state);
+
+ private:
+  const std::vector<int32_t>& Of(int32_t seq) const { return of_[static_cast<size_t>(seq)]; }
+
+  Backend* backend_ = nullptr;
+  int32_t n_layers_ = 0;
+  int32_t n_kv_heads_ = 0;
+  int32_t n_seqs_ = 0;
+  int32_t capacity_ = 0;                  // tokens
+  Buffer rows_;                           // int32 [n_seqs, n_kv_heads, capacity]: 0, 1, 2 ...
+  Buffer counts_;                         // int32 [n_layers, n_seqs, n_kv_heads]
+  Buffer bounds_;                         // int32 [n_layers, n_seqs, 2]
+  std::vector<std::vector<int32_t>> of_;  // [n_seqs]: as Set had them
+};
+
+}  // namespace omnikv

@@ -1,0 +1,245 @@
+// A choice over all layers and KV heads after passes over the prompt (docs/decisions/068): what it
+// holds, and that turns, cuts, forks, files and batches go on with it. Which rows stay, the oracle
+// says (policy_oracle_test.cc).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+
+#include "../made_up_model.h"
+#include "../test_data.h"
+#include "engine/batch.h"
+#include "engine/core.h"
+#include "engine/row_group.h"
+#include "golden_data.h"
+#include "model/generated.h"
+#include "on_device.h"
+#include "sessions.h"
+
+namespace omnikv {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+const std::string kRandom = TestData("tests/golden/policy_model");  // 8 layers of 2 KV heads
+constexpr int64_t kLists = 16;
+constexpr int64_t kBlock = 64;
+
+PolicyOptions Kvzip(SettingList more = {}) {
+  more.insert(more.begin(), {"chunk", "64"});
+  return {.name = "kvzip", .settings = more};
+}
+
+class KvzipTest : public OnDevice {
+ protected:
+  std::unique_ptr<Engine> Open(const PolicyOptions& policy, int32_t chunk = 48,
+                               int64_t context = 1024) const {
+    return Load({.model = kRandom,
+                 .device = GetParam(),
+                 .context = context,
+                 .policy = policy,
+                 .precision = "full",
+                 .prefill_chunk = chunk,
+                 .max_sessions = 3});
+  }
+  static void ExpectNear(const Logits& got, const Logits& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_LE(Error(got[i].data(), expected[i]), F32Tolerance(GetParam())) << i;
+    }
+  }
+};
+
+// By layer: the rows that are held, and those that the KV heads read, together.
+struct Held {
+  std::vector<int64_t> rows, read;
+  bool operator==(const Held&) const = default;
+};
+Held HeldBy(const Engine& engine, const Session& session) {
+  const RowGroup& group = GroupOf(session);
+  Held held;
+  for (int32_t layer = 0; layer < 8; ++layer) {
+    held.rows.push_back(CoreOf(engine).bank->LayerRows(group.seq(0), layer));
+    held.read.push_back(group.policy().HeadTokensReadLast(layer, 0, group.lengths(0), 2));
+  }
+  return held;
+}
+
+int64_t Sum(const std::vector<int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), int64_t{0});
+}
+
+TEST_P(KvzipTest, KeepsTheShareOfAllLayersTogether) {
+  const auto own = Open(Kvzip());
+  const auto shared = Open({.name = "full"});
+  const auto other_steps = Open(Kvzip(), /*chunk=*/130);
+  const auto session = Take(own->NewSession(Kvzip()));
+  const auto in_one_table = Take(shared->NewSession(Kvzip()));
+  const auto in_other_steps = Take(other_steps->NewSession(Kvzip()));
+  const auto whole = Take(shared->NewSession({.name = "full"}));
+  for (Session* s : {session.get(), in_one_table.get(), in_other_steps.get(), whole.get()}) {
+    ASSERT_TRUE(s->Prompt(Numbers(300, 1)).ok());
+  }
+  const Held held = HeldBy(*own, *session);
+  EXPECT_EQ(Sum(held.read), 4 * kLists + static_cast<int64_t>(0.3 * (296 * kLists)));
+  EXPECT_NE(std::ranges::min(held.rows), std::ranges::max(held.rows));
+  size_t blocks = 0;
+  for (size_t layer = 0; layer < 8; ++layer) {
+    EXPECT_LT(held.rows[layer], 300);
+    EXPECT_GE(2 * held.rows[layer], held.read[layer]);
+    blocks += static_cast<size_t>((held.rows[layer] + kBlock - 1) / kBlock);
+  }
+  const Bank& bank = *CoreOf(*own).bank;
+  EXPECT_EQ(bank.DeviceBytes(GroupOf(*session).seq(0)),
+            blocks * static_cast<size_t>(kBlock) * bank.config().RowBytes(0));
+  EXPECT_EQ(HeldBy(*shared, *in_one_table), held);
+  EXPECT_EQ(HeldBy(*other_steps, *in_other_steps), held);
+  // The prompt's own logits are those of full attention.
+  Logits expected = Decode(*own, *session, 0);
+  ExpectNear(Decode(*shared, *whole, 0), expected);
+  expected = Decode(*own, *session, 30);
+  ExpectNear(Decode(*shared, *in_one_table, 30), expected);
+  ExpectNear(Decode(*other_steps, *in_other_steps, 30), expected);
+  EXPECT_EQ(Sum(HeldBy(*own, *session).read), Sum(held.read) + 30 * kLists);
+  EXPECT_EQ(session->stats().attended_tokens, static_cast<double>(Sum(held.read)) / kLists + 30);
+}
+
+// Another question on the same context is read alone, and what the first one left changes nothing.
+TEST_P(KvzipTest, AnotherQuestionNeedsNoPrefill) {
+  const auto engine = Open(Kvzip());
+  const auto ask = [&](Session& session, int32_t seed) {
+    std::vector<int32_t> text = Numbers(300, 1);
+    const auto question = Numbers(70, seed);
+    text.insert(text.end(), question.begin(), question.end());
+    EXPECT_TRUE(session.Prompt(text).ok());
+    EXPECT_EQ(session.stats().prefill_tokens, 70);
+    EXPECT_EQ(session.stats().recomputed_tokens, 0);
+    return Decode(*engine, session, 10);
+  };
+  const auto session = Take(engine->NewSession(Kvzip()));
+  ASSERT_TRUE(session->Prompt(Numbers(300, 1)).ok());
+  const Held held = HeldBy(*engine, *session);
+  const Logits first = ask(*session, 7);
+  const Logits second = ask(*session, 8);
+  for (size_t layer = 0; layer < 8; ++layer) {
+    EXPECT_EQ(HeldBy(*engine, *session).rows[layer], held.rows[layer] + 80);
+  }
+  const auto straight = Take(engine->NewSession(Kvzip()));
+  ASSERT_TRUE(straight->Prompt(Numbers(300, 1)).ok());
+  EXPECT_EQ(ask(*straight, 8), second);
+  EXPECT_NE(first, second);
+  // Below what was chosen of, the sequence starts over.
+  ASSERT_TRUE(session->Prompt(Numbers(299, 1)).ok());
+  EXPECT_EQ(session->stats().prefill_tokens, 299);
+  EXPECT_EQ(Sum(HeldBy(*engine, *session).read),
+            4 * kLists + static_cast<int64_t>(0.3 * (295 * kLists)));
+}
+
+TEST_P(KvzipTest, ForksAndFilesGoOn) {
+  const std::string file =
+      fs::path(testing::TempDir()) / ("omnikv_kvzip_" + std::to_string(::getpid()) + GetParam());
+  for (const PolicyOptions& of_engine : {Kvzip(), PolicyOptions{.name = "full"}}) {
+    const auto engine = Open(of_engine);
+    const auto session = Take(engine->NewSession(Kvzip()));
+    ASSERT_TRUE(session->Prompt(Numbers(300, 1)).ok());
+    ASSERT_TRUE(session->Save(file).ok());
+    const Held held = HeldBy(*engine, *session);
+    const auto fork = Take(session->Fork());
+    EXPECT_EQ(HeldBy(*engine, *fork), held);
+    const Logits other = Decode(*engine, *fork, 20, 5);
+    const Logits expected = Decode(*engine, *session, 20);
+    EXPECT_NE(other, expected);
+    const auto restored = Take(engine->Restore(file));
+    EXPECT_EQ(HeldBy(*engine, *restored), held);
+    EXPECT_EQ(Decode(*engine, *restored, 20), expected);
+  }
+  // Under another policy's prompt: its rows are taken over, and passed over.
+  const auto engine = Open({.name = "full"});
+  const auto full = Take(engine->NewSession({.name = "full"}));
+  ASSERT_TRUE(full->Prompt(Numbers(300, 1)).ok());
+  const Logits unmoved = Decode(*engine, *full, 0);
+  const auto fork = Take(full->Fork(Kvzip()));
+  const auto alone = Take(engine->NewSession(Kvzip()));
+  ASSERT_TRUE(alone->Prompt(Numbers(300, 1)).ok());
+  EXPECT_EQ(HeldBy(*engine, *fork), HeldBy(*engine, *alone));
+  ExpectNear(Decode(*engine, *fork, 20), Decode(*engine, *alone, 20));
+  ASSERT_TRUE(full->Prompt(Numbers(300, 1)).ok());  // whose rows the fork's choice left alone
+  ExpectNear(Decode(*engine, *full, 0), unmoved);
+  fs::remove(file);
+}
+
+TEST_P(KvzipTest, SequencesOfABatchKeepTheirOwn) {
+  const auto engine = Open(Kvzip());
+  const auto batch = *Batch::Open(CoreOf(*engine), Kvzip(), 2);
+  const std::vector<size_t> lengths = {130, 400};
+  std::vector<Batch::Next> next;
+  for (const size_t length : lengths) {
+    next.push_back({.member = *batch->Join(Numbers(length, 1)), .token = 0});
+  }
+  std::vector<Logits> got(2);
+  for (int32_t i = 0; i < 10; ++i) {
+    for (Batch::Next& row : next) row.token = 3 + i * 7 % 120;
+    ASSERT_TRUE(batch->Step(next).ok());
+    for (size_t s = 0; s < 2; ++s) {
+      const float* logits = batch->logits(next[s].member);
+      got[s].emplace_back(logits, logits + engine->vocab());
+    }
+  }
+  for (size_t s = 0; s < 2; ++s) {
+    const auto alone = Take(engine->NewSession(Kvzip()));
+    ASSERT_TRUE(alone->Prompt(Numbers(lengths[s], 1)).ok());
+    Logits expected = Decode(*engine, *alone, 10);
+    expected.erase(expected.begin());
+    ExpectNear(got[s], expected);
+    EXPECT_EQ(batch->attended_tokens(next[s].member), alone->stats().attended_tokens);
+  }
+}
+
+// A prompt that ends within its passes has all its tokens, and none of theirs; the passes begin
+// anew with what comes next.
+TEST_P(KvzipTest, PassesMayBeCutShort) {
+  const auto engine = Open(Kvzip());
+  const auto expected = Take(engine->NewSession(Kvzip()));
+  ASSERT_TRUE(expected->Prompt(Numbers(300, 1)).ok());
+  const auto session = Take(engine->NewSession(Kvzip()));
+  int calls = 0;
+  const Status cut = session->Prompt(Numbers(300, 1), [&](int64_t, int64_t) {
+    if (++calls == 300 / 48 + 1 + 5) session->Cancel();
+  });
+  EXPECT_EQ(cut.code(), StatusCode::kCancelled);
+  EXPECT_EQ(session->tokens().size(), 300u);
+  EXPECT_EQ(GroupOf(*session).length(0), 300);
+  EXPECT_EQ(HeldBy(*engine, *session).rows, std::vector<int64_t>(8, 300));
+  Logits logits = Decode(*engine, *session, 10);
+  EXPECT_EQ(HeldBy(*engine, *session).rows, [&] {
+    std::vector<int64_t> rows = HeldBy(*engine, *expected).rows;
+    for (int64_t& n : rows) n += 10;
+    return rows;
+  }());
+  Logits want = Decode(*engine, *expected, 10);
+  logits.erase(logits.begin());
+  want.erase(want.begin());
+  ExpectNear(logits, want);
+}
+
+TEST_P(KvzipTest, SaysWhatItCannotDo) {
+  const auto engine = Open(Kvzip());
+  const auto session = Take(engine->NewSession(Kvzip({{"chunk", "512"}})));
+  const Status full = session->Prompt(Numbers(600, 1));
+  EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(full.message(),
+            "policy kvzip runs passes of up to 512 tokens behind a prompt of 600, which exceed the "
+            "context of 1024: raise `context`");
+  const Status odd = engine->NewSession(Kvzip({{"chunk", "100"}})).status();
+  EXPECT_EQ(odd.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(odd.message(),
+            "policy kvzip: chunk is 100, expected a multiple of 64 (tokens of a block of K/V)");
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, KvzipTest, testing::Values("ref", "cpu", "cuda"), NameOf);
+
+}  // namespace
+}  // namespace omnikv

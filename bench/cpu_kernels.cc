@@ -410,7 +410,7 @@ int Main(int argc, char** argv) {
     bench.Decode("28M decode", format, 1, 16, 384, 1024, 6, 2, 64, 8192);
     for (int32_t rows : {1, 4, 8, 16, 32}) bench.Matrix(format, 8192, 2048, rows);
   }
-  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kQ8_0, DType::kQ4_0}) {
     for (int32_t tokens : {16384, 30000}) {
       bench.Attend("28M attention", dtype, 16, 6, 2, 64, tokens, 0, ScoreKind::kNone);
     }

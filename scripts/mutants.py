@@ -12,9 +12,10 @@ programs, and puts the file back. The tree must have no changes of its own in th
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
 scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
 
-`host` builds the faults of the policies' own code, of the bank's, of the engine's and of the reference's
-working sets in DIR, any build folder, one at a time, and runs the policies against their oracles on the
-CPU, layers on the host, working sets, or what policies cost and how they combine.
+`host` builds the faults of the policies' own code, of the bank's, of the engine's, of the reference's
+working sets and of the kernels of the CPU in DIR, any build folder, one at a time, and runs the policies
+against their oracles on the CPU, layers on the host, working sets, what policies cost and how they
+combine, or parity.
 
 `run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
 prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
@@ -35,6 +36,7 @@ import time
 from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
+CPU = "src/backend/cpu/"
 STEP_CHOICE = "src/policy/step_choice.cc"
 TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
     f"src/policy/{p}/{p}.cc"
@@ -386,6 +388,20 @@ FAULTS = {
     "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
     "kcache_renormalises_always": (
         KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
+    "q4_offset_of_seven": (
+        CPU + "simd-inl.h", "hn::Sub(code, hn::Set(di, 8))", "hn::Sub(code, hn::Set(di, 7))"),
+    "q4_scale_without_its_sign": (
+        CPU + "rows.cc", "top = from[i + static_cast<size_t>(lane)];", ""),
+    "q4_nibbles_swapped": (
+        CPU + "rows.cc", "hn::Or(codes(from + i), hn::ShiftLeft<4>(codes(from + kHalf + i)))",
+        "hn::Or(codes(from + kHalf + i), hn::ShiftLeft<4>(codes(from + i)))"),
+    "q4_codes_rounded_down": (CPU + "rows.cc", "hn::Set(d, 8.5f)", "hn::Set(d, 8.0f)"),
+    "q4_query_of_the_other_half": (
+        CPU + "attend_kernels.cc", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
+    "q4_offset_of_seven_on_a_card": (
+        KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
+    "q4_v_of_low_nibbles_on_a_card": (
+        KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
@@ -399,10 +415,11 @@ CHECKS = {
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
 # Of faults that need no card: the file or its folder -> program, tests. The last of several counts,
-# and what names a file is not tried on the card.
+# and what names a file, or lies in CPU, is not tried on the card.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
+               CPU: ("parity_test", "*Q4Goldens*:*AttendDenseShapes*"),
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
@@ -429,7 +446,7 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path != AWAY and path not in HOST_CHECKS]
+                   if path != AWAY and path not in HOST_CHECKS and not path.startswith(CPU)]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:

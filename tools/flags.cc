@@ -74,8 +74,9 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
                  "step at least; default: as many as there is room for");
   may_stand_in_a_file(
       app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's"));
-  may_stand_in_a_file(app.add_option("--kv-dtype", f.kv_dtype,
-                                     "auto (f16; f32 for f32 models), f16, bf16, f32 or q8_0"))
+  may_stand_in_a_file(
+      app.add_option("--kv-dtype", f.kv_dtype,
+                     "auto (f16; f32 for f32 models), f16, bf16, f32, q8_0 or q4_0"))
       ->capture_default_str();
   app.add_option("--precision", f.precision, "of prefill: fast (bf16 where faster) or full (f32)")
       ->capture_default_str();

@@ -59,8 +59,9 @@ struct EngineOptions {
   // Tokens that the card keeps of each layer on the host, all that a layer reads in a step at
   // least; 0: as many as there is room for. Of fetch.
   int64_t working_set = 0;
-  PolicyOptions policy;           // that sessions will have, for `place`
-  std::string kv_dtype = "auto";  // auto, f16, bf16, f32, q8_0; auto: f32 for f32 models, else f16
+  PolicyOptions policy;  // that sessions will have, for `place`
+  // auto, f16, bf16, f32, q8_0, q4_0; auto: f32 for f32 models, else f16
+  std::string kv_dtype = "auto";
   // Of prefill, and of steps of more than 16 sequences: fast rounds activations to bf16 where the
   // device multiplies bf16 faster; full does not.
   std::string precision = "fast";

@@ -90,8 +90,8 @@ struct KvPlane {
   int64_t row_bytes = 0;      // from one token to the next
   int64_t head_bytes = 0;     // from one KV head to the next
   DType dtype = DType::kBF16;
-  // kQ8_0: f16, one per kQ8Block values of a head, which are int8 and one after the other. Of head
-  // 0 in row 0, rows row_bytes apart. Other formats have none.
+  // Formats of blocks: f16, one per kBlockValues values of a head. Of head 0 in row 0, rows
+  // row_bytes apart. Other formats have none.
   std::byte* scales = nullptr;
   int64_t scale_head_bytes = 0;  // from one KV head's to the next one's
 

@@ -29,7 +29,7 @@ Support SupportsKv(const Op& op) {
                {std::pair{args.kv.k, args.kv.dk}, {args.kv.v, args.kv.dv}}) {
             if (KvFits(plane.dtype, dim)) continue;
             return {false, fmt::format("K or V in {} have heads of {} values, no multiple of {}",
-                                       DTypeName(plane.dtype), dim, kQ8Block)};
+                                       DTypeName(plane.dtype), dim, kBlockValues)};
           }
         }
         return {};

@@ -1,8 +1,11 @@
 // The row layout of K and V: the only place that knows it.
 // A token's row is [K: n_kv_heads × dk | V: n_kv_heads × dv], so that a reader of chosen tokens
-// touches one piece of memory a token, large enough for PCIe and for the prefetchers. In kQ8_0 the
-// int8 values lie so, and behind them [scales of K: n_kv_heads × dk / 32 | scales of V], and room
-// up to a multiple of 16 bytes. K and V may also lie apart, each in rows of its own (MakeKvPlanes).
+// touches one piece of memory a token, large enough for PCIe and for the prefetchers. In formats of
+// blocks the values lie so without their scales, and behind them
+// [scales of K: n_kv_heads × dk / 32 | scales of V], and room up to a multiple of 16 bytes. Values
+// of kQ8_0 are int8. 32 of kQ4_0 are 16 bytes as in GGUF: byte j has value j in its low nibble and
+// value j + 16 in its high one, each with 8 added.
+// K and V may also lie apart, each in rows of its own (MakeKvPlanes).
 #pragma once
 
 #include <algorithm>
@@ -14,25 +17,24 @@ namespace omnikv {
 
 inline constexpr float kMaxF16 = 65504.0f;
 
-// Whether heads of so many values can have the format: kQ8_0 has whole blocks only.
+// Whether heads of so many values can have the format: blocks are whole.
 inline bool KvFits(DType dtype, int32_t head_dim) {
-  return dtype != DType::kQ8_0 || head_dim % static_cast<int32_t>(kQ8Block) == 0;
+  return !InBlocks(dtype) || head_dim % static_cast<int32_t>(kBlockValues) == 0;
 }
 
-// Bytes of a head's d values, and of their scales.
-inline int64_t KvHeadBytes(DType dtype, int32_t d) {
-  if (dtype == DType::kQ8_0) return d;
-  return static_cast<int64_t>(DTypeBytes(dtype, static_cast<size_t>(d)));
-}
+// Bytes of the scales of a head's d values, and of the values.
 inline int64_t KvScaleBytes(DType dtype, int32_t d) {
-  return dtype == DType::kQ8_0 ? d / static_cast<int64_t>(kQ8Block) * 2 : 0;
+  return InBlocks(dtype) ? d / static_cast<int64_t>(kBlockValues) * 2 : 0;
+}
+inline int64_t KvHeadBytes(DType dtype, int32_t d) {
+  return static_cast<int64_t>(DTypeBytes(dtype, static_cast<size_t>(d))) - KvScaleBytes(dtype, d);
 }
 
 // Bytes of one token's K and V in one layer.
 inline int64_t KvRowBytes(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv) {
   const int64_t bytes = n_kv_heads * (KvHeadBytes(dtype, dk) + KvHeadBytes(dtype, dv) +
                                       KvScaleBytes(dtype, dk) + KvScaleBytes(dtype, dv));
-  return dtype == DType::kQ8_0 ? (bytes + 15) / 16 * 16 : bytes;
+  return InBlocks(dtype) ? (bytes + 15) / 16 * 16 : bytes;
 }
 
 // Heads of `d` values side by side from `base` on, and their scales from `scales` on, in rows
@@ -43,7 +45,7 @@ inline KvPlane MakeKvPlane(std::byte* base, std::byte* scales, int64_t row_bytes
           .row_bytes = row_bytes,
           .head_bytes = KvHeadBytes(dtype, d),
           .dtype = dtype,
-          .scales = dtype == DType::kQ8_0 ? scales : nullptr,
+          .scales = InBlocks(dtype) ? scales : nullptr,
           .scale_head_bytes = KvScaleBytes(dtype, d)};
 }
 
@@ -77,17 +79,25 @@ inline KvView MakeKvPlanes(std::byte* k, std::byte* v, const int32_t* block_tabl
           .dv = dv};
 }
 
+// Value i of a head of kQ4_0, before its scale.
+inline int Q4Value(const std::byte* values, size_t i) {
+  constexpr size_t kHalf = kBlockValues / 2;
+  const auto pair = std::to_integer<int>(values[i / kBlockValues * kHalf + i % kHalf]);
+  return (i % kBlockValues < kHalf ? pair & 15 : pair >> 4) - 8;
+}
+
 // Value i of the head whose values begin at `values` (for references and tests, not for kernels).
 inline float LoadKvValue(const KvPlane& plane, int32_t head, const std::byte* values, size_t i) {
-  if (plane.dtype != DType::kQ8_0) return LoadAsF32(plane.dtype, values, i);
+  if (!InBlocks(plane.dtype)) return LoadAsF32(plane.dtype, values, i);
   F16 scale;
-  std::memcpy(&scale, values + plane.ToScales(head) + i / kQ8Block * 2, sizeof(scale));
-  return F32FromF16(scale) * static_cast<float>(static_cast<int8_t>(values[i]));
+  std::memcpy(&scale, values + plane.ToScales(head) + i / kBlockValues * 2, sizeof(scale));
+  const int v = plane.dtype == DType::kQ8_0 ? static_cast<int8_t>(values[i]) : Q4Value(values, i);
+  return F32FromF16(scale) * static_cast<float>(v);
 }
 
 // Stores value `i` of a row: to nearest even, and what f16 cannot hold as its largest value, so
 // that one outlier does not become an infinity that spoils a whole attention. NaN stays NaN.
-// REQUIRES dtype != kQ8_0.
+// REQUIRES !InBlocks(dtype).
 inline void StoreKvValue(DType dtype, void* row, size_t i, float v) {
   if (dtype == DType::kF16) v = v > kMaxF16 ? kMaxF16 : v < -kMaxF16 ? -kMaxF16 : v;
   StoreFromF32(dtype, row, i, v);
@@ -115,18 +125,59 @@ inline void StoreQ8Block(const float* from, std::byte* values, std::byte* scale_
   }
 }
 
+// By what a block of kQ4_0 is stored.
+struct Q4Scale {
+  F16 stored;
+  float inverse;  // values times this are -8 to 8; 0: all are 0
+};
+
+// `top`: the value of the largest magnitude, the first of several, or NaN. It becomes -8, by the
+// rule of quantize_row_q4_0_ref in ggml (ggml-quants.c), which this and Q4Code are.
+inline Q4Scale MakeQ4Scale(float top) {
+  // Adding 0 makes one zero of both.
+  const float scale = std::clamp(top + 0.0f, -8 * kMaxF16, 8 * kMaxF16) / -8;
+  const F16 stored = F16FromF32(scale);
+  return {stored, F32FromF16(stored) != 0 ? 1 / scale : 0};
+}
+
+// The nibble of v: the nearest, and of two the higher one.
+inline int Q4Code(float v, float inverse) {
+  const float code = v * inverse + 8.5f;
+  return code > 0 ? static_cast<int>(std::min(code, 15.0f)) : 0;  // 0 of NaN
+}
+
+// Stores kBlockValues values as nibbles and their f16 scale; NaN spoils all of them.
+inline void StoreQ4Block(const float* from, std::byte* values, std::byte* scale_to) {
+  constexpr size_t kHalf = kBlockValues / 2;
+  float top = 0;
+  for (size_t i = 0; i < kBlockValues && !std::isnan(top); ++i) {
+    if (std::isnan(from[i]) || std::fabs(from[i]) > std::fabs(top)) top = from[i];
+  }
+  const Q4Scale scale = MakeQ4Scale(top);
+  std::memcpy(scale_to, &scale.stored, sizeof(scale.stored));
+  for (size_t i = 0; i < kHalf; ++i) {
+    values[i] = static_cast<std::byte>(Q4Code(from[i], scale.inverse) |
+                                       Q4Code(from[kHalf + i], scale.inverse) << 4);
+  }
+}
+
 // Stores the d values of one head of K or V, in the row whose head 0 begins at `row`.
 inline void StoreKvHead(const KvPlane& plane, int32_t head, int32_t d, const float* from,
                         std::byte* row) {
   std::byte* const values = row + head * plane.head_bytes;
   const auto n = static_cast<size_t>(d);
-  if (plane.dtype != DType::kQ8_0) {
+  if (!InBlocks(plane.dtype)) {
     for (size_t i = 0; i < n; ++i) StoreKvValue(plane.dtype, values, i, from[i]);
     return;
   }
   std::byte* const scales = values + plane.ToScales(head);
-  for (size_t i = 0; i < n; i += kQ8Block) {
-    StoreQ8Block(from + i, values + i, scales + i / kQ8Block * 2);
+  for (size_t i = 0; i < n; i += kBlockValues) {
+    std::byte* const scale = scales + i / kBlockValues * 2;
+    if (plane.dtype == DType::kQ8_0) {
+      StoreQ8Block(from + i, values + i, scale);
+    } else {
+      StoreQ4Block(from + i, values + i / 2, scale);
+    }
   }
 }
 

@@ -10,11 +10,19 @@
 
 namespace omnikv {
 
-// How numbers are stored. kQ8_0 is GGUF's block format: 32 values, an f16 scale then 32 int8.
-enum class DType : uint8_t { kF32, kF16, kBF16, kQ8_0 };
+// How numbers are stored. kQ8_0 and kQ4_0 are GGUF's block formats: 32 values, an f16 scale then 32
+// int8, or then 32 nibbles. kQ4_0 is of K and V only, whose scales lie apart (kv_format.h): weights
+// of this format become bf16.
+enum class DType : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0 };
 
-inline constexpr size_t kQ8Block = 32;                 // values in a Q8_0 block
+inline constexpr size_t kBlockValues = 32;             // that share a scale, in both formats
+inline constexpr size_t kQ8Block = kBlockValues;       // values in a Q8_0 block
 inline constexpr size_t kQ8BlockBytes = 2 + kQ8Block;  // f16 scale, then int8[32]
+inline constexpr size_t kQ4BlockBytes = 2 + kBlockValues / 2;  // f16 scale, then two values a byte
+
+inline constexpr bool InBlocks(DType t) {
+  return t == DType::kQ8_0 || t == DType::kQ4_0;
+}
 
 inline std::string_view DTypeName(DType t) {
   switch (t) {
@@ -26,11 +34,14 @@ inline std::string_view DTypeName(DType t) {
       return "bf16";
     case DType::kQ8_0:
       return "q8_0";
+    case DType::kQ4_0:
+      return "q4_0";
   }
   return "?";
 }
 
-// Bytes that `n` consecutive values take. For kQ8_0, n is a multiple of kQ8Block.
+// Bytes that `n` consecutive values take, and their scales. Where InBlocks, n is a multiple of
+// kBlockValues.
 inline constexpr size_t DTypeBytes(DType t, size_t n) {
   switch (t) {
     case DType::kF32:
@@ -40,6 +51,8 @@ inline constexpr size_t DTypeBytes(DType t, size_t n) {
       return 2 * n;
     case DType::kQ8_0:
       return n / kQ8Block * kQ8BlockBytes;
+    case DType::kQ4_0:
+      return n / kBlockValues * kQ4BlockBytes;
   }
   return 0;
 }
@@ -85,6 +98,7 @@ inline F16 F16FromF32(float f) {
 }
 
 // Value `i` of an array of type `t` (scalar; for references, loaders and tests, not for kernels).
+// REQUIRES t != kQ4_0.
 inline float LoadAsF32(DType t, const void* data, size_t i) {
   switch (t) {
     case DType::kF32:
@@ -99,11 +113,13 @@ inline float LoadAsF32(DType t, const void* data, size_t i) {
       std::memcpy(&scale, b, 2);
       return F32FromF16(scale) * static_cast<float>(static_cast<int8_t>(b[2 + i % kQ8Block]));
     }
+    case DType::kQ4_0:
+      break;
   }
   return 0;
 }
 
-// Stores f as value `i` of an array of type `t`, rounded to nearest even. REQUIRES t != kQ8_0.
+// Stores f as value `i` of an array of type `t`, rounded to nearest even. REQUIRES !InBlocks(t).
 inline void StoreFromF32(DType t, void* data, size_t i, float f) {
   switch (t) {
     case DType::kF32:
@@ -116,6 +132,7 @@ inline void StoreFromF32(DType t, void* data, size_t i, float f) {
       static_cast<Bf16*>(data)[i] = Bf16FromF32(f);
       break;
     case DType::kQ8_0:
+    case DType::kQ4_0:
       break;
   }
 }

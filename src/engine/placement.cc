@@ -24,11 +24,11 @@ constexpr int32_t kBlockTokens = 64;
 
 Result<DType> KvDType(const std::string& name, bool all_f32) {
   if (name == "auto") return all_f32 ? DType::kF32 : DType::kF16;
-  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32, DType::kQ8_0}) {
+  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32, DType::kQ8_0, DType::kQ4_0}) {
     if (name == DTypeName(t)) return t;
   }
   return InvalidArgument(
-      fmt::format("`kv_dtype` is '{}', expected auto, f16, bf16, f32 or q8_0", name));
+      fmt::format("`kv_dtype` is '{}', expected auto, f16, bf16, f32, q8_0 or q4_0", name));
 }
 
 StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
@@ -552,7 +552,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     return Unsupported(
         fmt::format("`kv_dtype` is {}, but the model's heads have {} values, expected a multiple "
                     "of {}",
-                    options.kv_dtype, config.head_dim, kQ8Block));
+                    options.kv_dtype, config.head_dim, kBlockValues));
   }
   plan.weights = weight_bytes;
   plan.chunk = options.prefill_chunk != 0 ? options.prefill_chunk : backend.PrefillRows();

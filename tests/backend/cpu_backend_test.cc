@@ -65,6 +65,9 @@ TEST(CpuBackendTest, SaysWhatItCannotAttend) {
   a.kv.k.dtype = a.kv.v.dtype = DType::kQ8_0;
   EXPECT_EQ(backend->Supports(a).reason,
             "K or V in q8_0 have heads of 80 values, no multiple of 32");
+  a.kv.k.dtype = a.kv.v.dtype = DType::kQ4_0;
+  EXPECT_EQ(backend->Supports(a).reason,
+            "K or V in q4_0 have heads of 80 values, no multiple of 32");
   a.kv.dk = a.kv.dv = 96;
   EXPECT_TRUE(backend->Supports(a).ok);
 }

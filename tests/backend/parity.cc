@@ -223,7 +223,8 @@ StateView Bank::States(int32_t unit, int64_t values, std::vector<float>& memory,
 
 Array Bank::Values() const {
   const double rounding = dtype_ == DType::kF32 ? 1e-5 : dtype_ == DType::kBF16 ? 8e-3 : 1e-3;
-  Array kv{"kv", {}, rounding, dtype_ == DType::kQ8_0 ? 1.0 / 127 : 0.0};
+  const double step = dtype_ == DType::kQ8_0 ? 1.0 / 127 : dtype_ == DType::kQ4_0 ? 1.0 / 8 : 0.0;
+  Array kv{"kv", {}, rounding, step};
   const KvView view = View();
   for (size_t row = 0; row < n_rows(); ++row) {
     for (const auto& [plane, d] : {std::pair{view.k, dk_}, {view.v, dv_}}) {

@@ -39,7 +39,7 @@ TEST_F(ParityTest, AttendRaggedRows) {
 TEST_F(ParityTest, AttendLongContext) {
   Random random(13);
   Attention({4, 1, 64, 64, DType::kBF16}, {1}, {5000}, random).Run("dense", AttnPlan::Dense());
-  for (DType dtype : {DType::kF16, DType::kQ8_0}) {
+  for (DType dtype : {DType::kF16, DType::kQ8_0, DType::kQ4_0}) {
     Attention({2, 2, 64, 64, dtype}, {2, 1}, {3000, 1500}, random).Run("dense", AttnPlan::Dense());
   }
 }

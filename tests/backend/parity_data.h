@@ -9,8 +9,9 @@
 namespace omnikv::parity {
 
 inline constexpr DType kKvTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
-// All that K and V can have; kQ8_0 where KvFits.
-inline constexpr DType kKvFormats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kQ8_0};
+// All that K and V can have; those of blocks where KvFits.
+inline constexpr DType kKvFormats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kQ8_0,
+                                       DType::kQ4_0};
 inline constexpr DType kFormats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
 
 // Whether rows of n_in values can have the format: Q8_0 has whole blocks only.

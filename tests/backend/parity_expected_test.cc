@@ -101,6 +101,7 @@ TEST_F(ParityTest, ExpectedScore) {
            {{4, 2, 128, 128, DType::kBF16}, 1025, 64, 16, 4},
            {{4, 4, 32, 32, DType::kF32}, 300, 16, 1, 0, Planes::kTogether, 0.01f},
            {{6, 3, 96, 64, DType::kQ8_0}, 177, 32, 512, 7},
+           {{6, 3, 96, 64, DType::kQ4_0}, 177, 32, 512, 7},
            {{2, 1, 256, 256, DType::kF16}, 129, 128, 32, 4, Planes::kTogether, 0, true, false},
            {{3, 3, 37, 11, DType::kBF16}, 65, 11, 7, 3, Planes::kApart},
            {{2, 2, 300, 20, DType::kF16}, 90, 0, 4, 1},

@@ -16,7 +16,8 @@ const std::vector<Shape>& Shapes() {
       {1, 1, 4, 4, DType::kF32},     {6, 2, 64, 64, DType::kF16},   {32, 8, 128, 128, DType::kBF16},
       {6, 6, 80, 80, DType::kF16},   {12, 2, 256, 64, DType::kF32}, {14, 2, 64, 64, DType::kQ8_0},
       {10, 5, 96, 96, DType::kBF16}, {20, 1, 32, 32, DType::kQ8_0}, {10, 1, 64, 32, DType::kBF16},
-      {36, 9, 32, 32, DType::kF16},  {5, 1, 38, 8, DType::kF32},    {4, 2, 320, 320, DType::kF16}};
+      {36, 9, 32, 32, DType::kF16},  {5, 1, 38, 8, DType::kF32},    {4, 2, 320, 320, DType::kF16},
+      {14, 2, 64, 64, DType::kQ4_0}, {20, 1, 32, 32, DType::kQ4_0}};
   return shapes;
 }
 

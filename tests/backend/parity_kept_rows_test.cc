@@ -25,6 +25,8 @@ constexpr Layout kLayouts[] = {{DType::kF16, 1, 64, 64, 64},
                                {DType::kF32, 2, 10, 9, 32},
                                {DType::kQ8_0, 2, 64, 32, 16},
                                {DType::kQ8_0, 3, 32, 96, 16, Planes::kApart},
+                               {DType::kQ4_0, 2, 64, 32, 16},
+                               {DType::kQ4_0, 3, 32, 96, 16, Planes::kApart},
                                {DType::kF16, 4, 128, 128, 64, Planes::kApart}};
 
 // All heads, and some of them to a view that has no others; home, and to slots.

@@ -233,7 +233,7 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
       const bool blocks = KvFits(DType::kQ8_0, c.dk) && KvFits(DType::kQ8_0, c.dv);
       const DType kv_type = (++turn % 3 == 0) ? DType::kF32
                             : (turn % 3 == 1) ? DType::kBF16
-                            : blocks          ? DType::kQ8_0
+                            : blocks          ? (turn % 2 == 0 ? DType::kQ4_0 : DType::kQ8_0)
                                               : DType::kF16;
       const Weights wq(format, c.n_heads * c.dk, d, random);
       const Weights wk(turn % 5 == 0 ? DType::kQ8_0 : format, c.n_kv_heads * c.dk, d, random);

@@ -120,10 +120,10 @@ RandomCase::RandomCase(uint64_t seed) : seed_(seed), random_(seed) {
 
 void RandomCase::DrawShape() {
   const int32_t n_kv_heads = random_.Int(1, 4);
-  const DType dtype = kKvFormats[random_.Int(0, 3)];
+  const DType dtype = kKvFormats[random_.Int(0, static_cast<int32_t>(std::size(kKvFormats)) - 1)];
   const auto width = [&] {
-    return dtype == DType::kQ8_0 ? Pick({32, 64, 64, 96, 128})
-                                 : Pick({64, 64, 32, 128, 80, 40, 24, 13, 7});
+    return InBlocks(dtype) ? Pick({32, 64, 64, 96, 128})
+                           : Pick({64, 64, 32, 128, 80, 40, 24, 13, 7});
   };
   const int32_t dk = width();
   shape_ = {n_kv_heads * Pick({1, 2, 3, 4, 7, 8}), n_kv_heads, dk, Chance(60) ? dk : width(),
@@ -438,6 +438,7 @@ void RandomCase::FindFeatures() {
   had(kF16, view.k.dtype == DType::kF16);
   had(kF32, view.k.dtype == DType::kF32);
   had(kQ8, view.k.dtype == DType::kQ8_0);
+  had(kQ4, view.k.dtype == DType::kQ4_0);
   had(kPlanesApart, !view.Interleaved());
   had(kDkIsNotDv, view.dk != view.dv);
   had(kOneTokenBlocks, view.block_tokens == 1);

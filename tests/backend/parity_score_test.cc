@@ -132,6 +132,7 @@ TEST_F(ParityTest, ScoreShapes) {
                                                {4, 2, 320, 64, DType::kBF16},
                                                {5, 5, 37, 11, DType::kF32},
                                                {6, 3, 96, 32, DType::kQ8_0},
+                                               {6, 3, 96, 32, DType::kQ4_0},
                                                {8, 2, 128, 128, DType::kQ8_0},
                                                {6, 3, 51, 17, DType::kF16}}) {
     const Attention data(shape, {1, 1, 6}, {300, 64, 97}, random);
@@ -180,6 +181,7 @@ TEST_F(ParityTest, ScorePlanesApart) {
                                                {6, 2, 128, 80, DType::kBF16},
                                                {4, 2, 48, 16, DType::kF32},
                                                {6, 2, 32, 64, DType::kQ8_0},
+                                               {6, 2, 32, 64, DType::kQ4_0},
                                                {6, 3, 51, 17, DType::kF16}}) {
     const Attention data(shape, {1, 9}, {300, 97}, random, 16, Planes::kApart);
     CheckScore(data, {.per_head = true, .softmax = true, .unit = 8}, random);
@@ -231,6 +233,7 @@ TEST_F(ParityTest, ScoreOfManyRows) {
                                                {14, 2, 128, 128, DType::kBF16},
                                                {4, 2, 256, 256, DType::kF16},
                                                {4, 4, 32, 32, DType::kQ8_0},
+                                               {4, 2, 64, 32, DType::kQ4_0},
                                                {4, 2, 48, 16, DType::kF32}}) {
     const Attention chunk(shape, {1, 140}, {300, 333}, random, 16, Planes::kApart);
     for (const bool per_head : {false, true}) {
@@ -312,6 +315,7 @@ TEST_F(ParityTest, BlockSummary) {
                                                {4, 2, 64, 64, DType::kF32},
                                                {8, 8, 128, 128, DType::kF16},
                                                {6, 3, 96, 64, DType::kQ8_0},
+                                               {6, 3, 96, 64, DType::kQ4_0},
                                                {2, 1, 256, 256, DType::kBF16},
                                                {3, 3, 37, 11, DType::kBF16},
                                                {2, 2, 300, 20, DType::kF16}}) {
@@ -334,7 +338,8 @@ TEST_F(ParityTest, BlockSummaryOfLargeUnits) {
   Random random(40);
   for (const Shape& shape : std::vector<Shape>{{2, 2, 128, 16, DType::kF16},
                                                {2, 1, 300, 20, DType::kBF16},
-                                               {4, 2, 64, 64, DType::kQ8_0}}) {
+                                               {4, 2, 64, 64, DType::kQ8_0},
+                                               {4, 2, 64, 64, DType::kQ4_0}}) {
     const Attention data(shape, {1, 600, 1}, {1300, 1100, 513}, random);
     for (const SummaryKind kind : kSummaryKinds) CheckSummary(data, kind, kMaxScoreUnit);
   }
@@ -539,6 +544,7 @@ TEST_F(ParityTest, KeyScore) {
                          {{4, 2, 128, 128, DType::kBF16}, {1, 1, 1}, {1025, 1024, 513}},
                          {{4, 4, 32, 32, DType::kF32}, {17}, {300}},
                          {{6, 3, 96, 64, DType::kQ8_0}, {1, 40}, {130, 177}},
+                         {{6, 3, 96, 64, DType::kQ4_0}, {1, 40}, {130, 177}},
                          {{2, 1, 256, 256, DType::kF16}, {1, 1}, {511, 65}},
                          {{3, 3, 37, 11, DType::kBF16}, {1, 1}, {512, 65}, Planes::kApart},
                          {{2, 2, 300, 20, DType::kF16}, {1}, {90}},

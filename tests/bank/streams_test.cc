@@ -297,7 +297,7 @@ TEST_F(StreamsTest, AStageHoldsAllStreamsOfALayer) {
 TEST_F(StreamsTest, NoiseFillsEveryStream) {
   BankConfig config = ConfigOf({Apart()}, {TableSpec{}});
   config.layers[0].dk = config.layers[0].dv = 32;
-  for (const DType dtype : {DType::kF32, DType::kQ8_0}) {
+  for (const DType dtype : {DType::kF32, DType::kQ8_0, DType::kQ4_0}) {
     config.dtype = dtype;
     Open(config);
     const int32_t a = *bank_->NewSequence();

@@ -102,6 +102,7 @@ TEST_F(PolicyFile, TheDocumentsSpelling) {
             "token_step=4 widen=2");
   EXPECT_EQ(info.at("context"), 16000);
   EXPECT_EQ(info.at("kv_dtype"), "q8_0");
+  EXPECT_EQ(Info("kv_type: Q4_0").at("kv_dtype"), "q4_0");
 }
 
 // Keys that are missing, or have no value, are as in the framework's own file.
@@ -138,8 +139,10 @@ TEST_F(PolicyFile, WhatIsWrongIsNamed) {
           ": there is no key 'blocksize', expected one of " + keys);
   Refused("blocksize: 128\n",
           ": there is no key 'blocksize', expected one of " + keys + ", or long_context");
-  Refused("kv_type: Q4_0",
-          ": kv_type is 'Q4_0', expected FP16, BF16 or Q8_0, the formats that omnikv keeps K/V in");
+  Refused(
+      "kv_type: Q4_K",
+      ": kv_type is 'Q4_K', expected FP16, BF16, Q8_0 or Q4_0, the formats that omnikv keeps K/V "
+      "in");
   Refused("block_size: big", ": block_size is 'big', expected a whole number from 1 to 512");
   Refused("block_size: 1.5", ": block_size is '1.5', expected a whole number from 1 to 512");
   Refused("block_size: 96", ": block_size is '96', expected a power of two up to 512");
@@ -167,9 +170,9 @@ TEST_F(PolicyFile, WhatIsWrongIsNamed) {
 TEST_F(PolicyFile, EveryCommandReadsIt) {
   for (const char* command : {"run -p x", "chat", "logits --tokens 1,2 --out x.npy", "bench",
                               "eval needles", "eval quickstart"}) {
-    Refused("kv_type: Q4_0",
-            ": kv_type is 'Q4_0', expected FP16, BF16 or Q8_0, the formats that omnikv keeps K/V "
-            "in",
+    Refused("kv_type: Q4_K",
+            ": kv_type is 'Q4_K', expected FP16, BF16, Q8_0 or Q4_0, the formats that omnikv keeps "
+            "K/V in",
             command);
   }
   const std::string file = File(kShipped);

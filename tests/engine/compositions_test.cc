@@ -167,10 +167,10 @@ TEST(Compositions, TwoPoliciesInOneSession) {
   EXPECT_THAT(FindPolicy("tova+tovo").status().message(), StartsWith("there is no policy 'tovo'"));
 }
 
-// K/V in q8_0, a saved context, a batch, and a fork under every policy.
+// K/V in blocks, a saved context, a batch, and a fork under every policy.
 TEST(Compositions, FormatsSavedContextsBatchesAndForks) {
   const std::string file = testing::TempDir() + "omnikv_pair_" + std::to_string(::getpid());
-  for (const char* const dtype : {"f32", "q8_0"}) {
+  for (const char* const dtype : {"f32", "q8_0", "q4_0"}) {
     const auto engine = *Open({.name = "full"}, "device", dtype);
     std::vector<std::pair<PolicyOptions, Logits>> alone;
     for (const PolicyInfo& info : AllPolicies()) {

@@ -1,4 +1,4 @@
-// K and V in q8_0: logits near those with f16 K/V under every policy, and what is refused.
+// K and V in q8_0 and q4_0: logits near those with f16 K/V under every policy, and what is refused.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,8 +44,14 @@ Tokens Prompt() {
   return best;
 }
 
-// Of a device and a policy.
-class KvFormat : public testing::TestWithParam<std::tuple<std::string, std::string>> {
+// Of a format, how far its logits are from those of f16 at most, and what of the bytes is held.
+struct Format {
+  const char* name;
+  double most, held;
+};
+
+// Of a device, a policy and a format.
+class KvFormat : public testing::TestWithParam<std::tuple<std::string, std::string, Format>> {
  protected:
   void SetUp() override {
     if (const std::string reason = WhyNotOn(device()); !reason.empty()) GTEST_SKIP() << reason;
@@ -68,50 +74,57 @@ SettingList Chosen(const PolicyInfo& info) {
 
 // Logits of the shipped model have a standard deviation of some 2; docs/architecture.md states the
 // bound.
-TEST_P(KvFormat, Q8LogitsAreNearThoseOfF16) {
+TEST_P(KvFormat, LogitsAreNearThoseOfF16) {
   constexpr int kSteps = 24;
-  constexpr double kMost = 0.5;
+  const Format& format = std::get<2>(GetParam());
   const auto f16 = Load(device(), "f16");
-  const auto q8 = Load(device(), "q8_0");
+  const auto blocks = Load(device(), format.name);
   ASSERT_TRUE(f16.ok()) << f16.status().message();
-  ASSERT_TRUE(q8.ok()) << q8.status().message();
+  ASSERT_TRUE(blocks.ok()) << blocks.status().message();
   const Tokens prompt = Prompt();
   const PolicyInfo& info = **FindPolicy(std::get<1>(GetParam()));
   const PolicyOptions policy{.name = info.name, .settings = WithFiles(info, Chosen(info), 16, 2)};
   const auto want = (*f16)->NewSession(policy);
-  const auto got = (*q8)->NewSession(policy);
+  const auto got = (*blocks)->NewSession(policy);
   ASSERT_TRUE(want.ok()) << want.status().message();
   ASSERT_TRUE(got.ok()) << got.status().message();
   const double error = TeacherForcedError(**want, **got, prompt, kSteps, (*f16)->vocab());
-  fmt::print("{}: logits of q8_0 K/V differ from those of f16 by {:.3f} at most, {} tokens\n",
-             info.name, error, prompt.size());
+  fmt::print("{}: logits of {} K/V differ from those of f16 by {:.3f} at most, {} tokens\n",
+             info.name, format.name, error, prompt.size());
   EXPECT_GT(error, 0);
-  EXPECT_LT(error, kMost);
+  EXPECT_LT(error, format.most);
   const auto held = [](const Session& session) {
     const SessionStats stats = session.stats();
     return static_cast<double>(stats.held_bytes.device + stats.held_bytes.host);
   };
-  EXPECT_LT(held(**got), 0.8 * held(**want));  // 34 bytes for 64, and states of the policy
+  EXPECT_LT(held(**got), format.held * held(**want));
 }
+
+// 34 and 18 bytes for 64, and states of the policy.
+constexpr Format kFormats[] = {{"q8_0", 0.5, 0.8}, {"q4_0", 5, 0.6}};
 
 INSTANTIATE_TEST_SUITE_P(Devices, KvFormat,
                          testing::Combine(testing::Values("cpu", "cuda"),
-                                          testing::ValuesIn(PolicyNames())),
+                                          testing::ValuesIn(PolicyNames()),
+                                          testing::ValuesIn(kFormats)),
                          [](const auto& param_info) {
                            return std::get<0>(param_info.param) + "_" +
-                                  std::get<1>(param_info.param);
+                                  std::get<1>(param_info.param) + "_" +
+                                  std::get<2>(param_info.param).name;
                          });
 
 TEST(KvFormatRefusals, AreSentences) {
-  const auto unknown = Load("cpu", "q4_0");
+  const auto unknown = Load("cpu", "q4_k");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.status().message(),
-            "`kv_dtype` is 'q4_0', expected auto, f16, bf16, f32 or q8_0");
-  const auto odd = Load("cpu", "q8_0", kHeadsOf8);
-  ASSERT_FALSE(odd.ok());
-  EXPECT_THAT(odd.status().message(),
-              HasSubstr("`kv_dtype` is q8_0, but the model's heads have 16 values, expected a "
-                        "multiple of 32"));
+            "`kv_dtype` is 'q4_k', expected auto, f16, bf16, f32, q8_0 or q4_0");
+  for (const std::string format : {"q8_0", "q4_0"}) {
+    const auto odd = Load("cpu", format, kHeadsOf8);
+    ASSERT_FALSE(odd.ok());
+    EXPECT_THAT(odd.status().message(), HasSubstr("`kv_dtype` is " + format +
+                                                  ", but the model's heads have 16 values, "
+                                                  "expected a multiple of 32"));
+  }
 }
 
 }  // namespace

@@ -198,14 +198,15 @@ struct HeadPass {
   float* state;    // [G, state_stride]
 };
 
-// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, one f32, or one int8
-// brought to f32.
+// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, one f32, one int8
+// brought to f32, or a pair of nibbles.
 template <DType kType>
 struct Keys {
   static constexpr bool kQ8 = kType == DType::kQ8_0;
+  static constexpr bool kQ4 = kType == DType::kQ4_0;
   static constexpr size_t kParts = kType == DType::kF32 || kQ8 ? 1 : 2;  // values of a lane
   static constexpr size_t kValues = kParts * kLanes;
-  static constexpr size_t kBytes = kQ8 ? kLanes : kLanes * sizeof(float);
+  static constexpr size_t kBytes = kQ8 || kQ4 ? kLanes : kLanes * sizeof(float);
   // Part() of an f16 gives 2^-112 of it, exactly: its exponent where that of an f32 is. PackQuery
   // makes up for 2^96 of that (so that no query overflows), the scale of the logits for the rest.
   // An f16 NaN comes out finite; who stored it has a NaN in its own row's output.
@@ -214,11 +215,16 @@ struct Keys {
   static constexpr float kLogitScale = kShifted ? 0x1p16f : 1.0f;
 
   static HWY_INLINE VF Load(const std::byte* p) {
-    if constexpr (kQ8) return Elements<kType>::Load(p);
-    return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
+    if constexpr (kQ8) {
+      return Elements<kType>::Load(p);
+    } else if constexpr (kQ4) {
+      return hn::BitCast(DF(), Elements<kType>::LoadPairs(p));
+    } else {
+      return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
+    }
   }
   static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
-    if constexpr (kQ8) {
+    if constexpr (kQ8 || kQ4) {
       return Load(p);  // blocks are whole vectors: there is no tail
     } else if constexpr (kType == DType::kF32) {
       return LoadFloats(reinterpret_cast<const float*>(p), n);
@@ -237,6 +243,8 @@ struct Keys {
     const DI di;
     if constexpr (kParts == 1) {
       return v;
+    } else if constexpr (kQ4) {
+      return Elements<kType>::Value(hn::BitCast(di, v), part == 1);
     } else if constexpr (kType == DType::kBF16) {
       VF even;
       VF odd;
@@ -278,7 +286,13 @@ void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
     alignas(64) float values[K::kValues] = {};
     if (at < dk) std::memcpy(values, q + at, std::min(dk - at, K::kValues) * sizeof(float));
     VF part[2];
-    if constexpr (K::kParts == 2) {
+    if constexpr (K::kQ4) {
+      constexpr size_t kHalf = kBlockValues / 2;
+      const size_t first = at / kBlockValues * kBlockValues + at % kBlockValues / 2;
+      for (size_t i = 0; i < 2; ++i) {
+        part[i] = at < dk ? hn::LoadU(d, q + first + i * kHalf) : hn::Zero(d);
+      }
+    } else if constexpr (K::kParts == 2) {
       hn::LoadInterleaved2(d, values, part[0], part[1]);
       if (K::kShifted) {
         for (VF& v : part) v = hn::Mul(v, hn::Set(d, K::kQueryScale));
@@ -300,6 +314,22 @@ void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
 
 constexpr size_t kTogether = kQuads < 2 ? 1 : 2;  // quads that share the loads of q
 
+// The scales at four rows, a lane each in every block of four.
+HWY_INLINE VF LoadScales(const std::byte* const* row, int64_t offset) {
+  uint64_t bits = 0;
+  for (int t = 0; t < 4; ++t) {
+    F16 scale;
+    std::memcpy(&scale, row[t] + offset, sizeof(scale));
+    bits |= uint64_t{scale} << 16 * t;
+  }
+  const hn::FixedTag<float, 4> d4;
+  const hn::Rebind<hwy::float16_t, decltype(d4)> d16;
+  alignas(16) float scales[4];
+  hn::Store(hn::PromoteTo(d4, hn::BitCast(d16, hn::Set(hn::FixedTag<uint64_t, 1>(), bits))), d4,
+            scales);
+  return hn::LoadDup128(DF(), scales);
+}
+
 // half[g]: q[g] · k of kTogether quads of tokens whose rows are `row`. Sums lie in the blocks of
 // one quad each, two blocks a quad where a vector has four.
 template <DType kType, int G, bool kTail>
@@ -312,11 +342,17 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
   const int64_t q_stride = pass.job->q_stride;
   const float* q = pass.q;
   int64_t offset = pass.k_offset;
-  VF scale[kTogether][4];  // kQ8_0: of each token
+  VF scale[kTogether][4];  // kQ8_0: of each token; kQ4_0: the first is of all four, as transposed
   size_t at = 0;
   do {
     VF v[kTogether][4];
     for (size_t u = 0; u < kTogether; ++u) {
+      if constexpr (K::kQ4) {
+        if (at % kBlockValues == 0) {
+          scale[u][0] =
+              LoadScales(row + 4 * u, pass.k_scales + static_cast<int64_t>(at / kBlockValues * 2));
+        }
+      }
       for (size_t t = 0; t < 4; ++t) {
         const std::byte* k = row[4 * u + t] + offset;
         v[u][t] = kTail && at + K::kValues > dk ? K::LoadTail(k, dk - at) : K::Load(k);
@@ -332,7 +368,10 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
     for (size_t j = 0; j < 4; ++j) {
       for (size_t part = 0; part < K::kParts; ++part) {
         VF k[kTogether];
-        for (size_t u = 0; u < kTogether; ++u) k[u] = K::Part(v[u][j], part);
+        for (size_t u = 0; u < kTogether; ++u) {
+          k[u] = K::Part(v[u][j], part);
+          if constexpr (K::kQ4) k[u] = hn::Mul(k[u], scale[u][0]);
+        }
         for (int g = 0; g < G; ++g) {
           const VF qv = hn::LoadU(d, q + g * q_stride + (j * K::kParts + part) * kLanes);
           for (size_t u = 0; u < kTogether; ++u) sum[g][u] = hn::MulAdd(k[u], qv, sum[g][u]);
@@ -409,8 +448,9 @@ HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const 
       sum[g][j][1] = hn::Mul(hn::LoadU(d, from + j * kStep + kLanes), s);
     }
   }
-  constexpr bool kQ8 = kType == DType::kQ8_0;
-  const int64_t offset = pass.v_offset + static_cast<int64_t>(at / kStep * E::kStepBytes);
+  constexpr bool kQ4 = kType == DType::kQ4_0;
+  int64_t offset = pass.v_offset;
+  if constexpr (!kQ4) offset += static_cast<int64_t>(at / kStep * E::kStepBytes);
   for (int t = 0; t < pass.n; ++t) {
     const std::byte* v = pass.v[t] + offset;
     if (at == 0) ahead.Advance();
@@ -419,13 +459,15 @@ HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const 
     for (int j = 0; j < P; ++j) {
       VF a;
       VF b;
-      if (kQ8 || tail == 0) {
+      if constexpr (kQ4) {
+        E::LoadStep(v, at + static_cast<size_t>(j) * kStep, a, b);
+      } else if (InBlocks(kType) || tail == 0) {
         E::LoadStep(v + static_cast<size_t>(j) * E::kStepBytes, a, b);
       } else {
         E::LoadTail(v, tail, a, b);
       }
-      if constexpr (kQ8) {
-        const size_t block = (at + static_cast<size_t>(j) * kStep) / kQ8Block;
+      if constexpr (InBlocks(kType)) {
+        const size_t block = (at + static_cast<size_t>(j) * kStep) / kBlockValues;
         const VF s = LoadScale(pass.v[t] + pass.v_scales + block * 2);
         a = hn::Mul(a, s);
         b = hn::Mul(b, s);
@@ -656,6 +698,8 @@ void Piece(const AttendJob& job, const AttendItem& item) {
       return PieceOf<DType::kBF16>(job, item);
     case DType::kQ8_0:
       return PieceOf<DType::kQ8_0>(job, item);
+    case DType::kQ4_0:
+      return PieceOf<DType::kQ4_0>(job, item);
   }
 }
 
@@ -709,6 +753,7 @@ void PackQ(DType dtype, const float* q, int64_t dk, int64_t padded, float* out) 
   const auto to = static_cast<size_t>(padded);
   if (dtype == DType::kBF16) return PackQuery<DType::kBF16>(q, n, to, out);
   if (dtype == DType::kF16) return PackQuery<DType::kF16>(q, n, to, out);
+  if (dtype == DType::kQ4_0) return PackQuery<DType::kQ4_0>(q, n, to, out);
   return PackQuery<DType::kF32>(q, n, to, out);
 }
 

@@ -124,9 +124,11 @@ auto WithKvFormat(DType dtype, const Run& run) {
     case DType::kBF16:
       return run(std::integral_constant<DType, DType::kBF16>());
     case DType::kQ8_0:
+      return run(std::integral_constant<DType, DType::kQ8_0>());
+    case DType::kQ4_0:
       break;
   }
-  return run(std::integral_constant<DType, DType::kQ8_0>());
+  return run(std::integral_constant<DType, DType::kQ4_0>());
 }
 
 void LoadKeys(const KvView& kv, int32_t table_off, int32_t head, int64_t begin, int64_t end,

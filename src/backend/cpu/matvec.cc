@@ -129,6 +129,8 @@ HWY_NOINLINE void TileOf(DType format, const std::byte* const* w, int64_t n_in, 
       return Dot<DType::kBF16, M>(w, n_in, x, ldx, out);
     case DType::kQ8_0:
       return DotQ8<M>(w, n_in, x, ldx, out);
+    case DType::kQ4_0:
+      return;  // no format of weights
   }
 }
 

@@ -62,6 +62,8 @@ void Embed(const EmbedArgs& a, int32_t row) {
       return EmbedRow<DType::kBF16>(from, n, a.scale, x);
     case DType::kQ8_0:
       return EmbedRowQ8(from, n, a.scale, x);
+    case DType::kQ4_0:
+      return;  // no format of weights
   }
 }
 
@@ -196,40 +198,85 @@ HWY_INLINE void StoreAs(DType dtype, const float* from, int64_t n, std::byte* to
   for (; i < n; ++i) StoreKvValue(dtype, to, static_cast<size_t>(i), from[i]);
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// The largest magnitude of a block, or NaN.
+HWY_INLINE float BlockTop(const float* from) {
+  const DF d;
+  VF top = hn::Zero(d);
+  VF nan = hn::Zero(d);  // Max may lose one
+  for (size_t i = 0; i < kBlockValues; i += kLanes) {
+    const VF v = hn::LoadU(d, from + i);
+    top = hn::Max(top, hn::Abs(v));
+    nan = hn::IfThenElse(hn::IsNaN(v), hn::Set(d, 1.0f), nan);
+  }
+  return Max(nan) > 0 ? std::numeric_limits<float>::quiet_NaN() : Max(top);
+}
+
+// StoreQ8Block, in vectors.
+HWY_INLINE void StoreQ8(const float* from, std::byte* to, std::byte* scale_to) {
+  const DF d;
+  const hn::Rebind<int8_t, DF> d8;
+  const F16 stored = Q8Scale(BlockTop(from));
+  const float scale = F32FromF16(stored);
+  std::memcpy(scale_to, &stored, sizeof(stored));
+  const VF most = hn::Set(d, 127.0f);
+  for (size_t i = 0; i < kBlockValues; i += kLanes) {
+    // A scale of 0 or NaN: all values are 0.
+    VF q = hn::Zero(d);
+    if (scale > 0) q = hn::Div(hn::LoadU(d, from + i), hn::Set(d, scale));
+    q = hn::Max(hn::Min(q, most), hn::Neg(most));
+    hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(q)), d8, reinterpret_cast<int8_t*>(to + i));
+  }
+}
+
+// StoreQ4Block, in vectors.
+HWY_INLINE void StoreQ4(const float* from, std::byte* to, std::byte* scale_to) {
+  constexpr size_t kHalf = kBlockValues / 2;
+  const DF d;
+  const hn::Rebind<uint8_t, DF> d8;
+  float top = BlockTop(from);
+  // With its sign: the first value of this magnitude.
+  for (size_t i = 0; i < kBlockValues; i += kLanes) {
+    const VF v = hn::LoadU(d, from + i);
+    const intptr_t lane = hn::FindFirstTrue(d, hn::Eq(hn::Abs(v), hn::Set(d, top)));
+    if (lane < 0) continue;
+    top = from[i + static_cast<size_t>(lane)];
+    break;
+  }
+  const Q4Scale scale = MakeQ4Scale(top);
+  std::memcpy(scale_to, &scale.stored, sizeof(scale.stored));
+  const auto codes = [&](const float* of) HWY_ATTR {
+    const VF code = hn::Add(hn::Mul(hn::LoadU(d, of), hn::Set(d, scale.inverse)), hn::Set(d, 8.5f));
+    const auto valid = hn::Gt(code, hn::Zero(d));  // and no NaN
+    return hn::ConvertTo(DI(), hn::IfThenElseZero(valid, hn::Min(code, hn::Set(d, 15.0f))));
+  };
+  for (size_t i = 0; i < kHalf; i += kLanes) {
+    const auto pairs = hn::Or(codes(from + i), hn::ShiftLeft<4>(codes(from + kHalf + i)));
+    hn::StoreU(hn::DemoteTo(d8, pairs), d8, reinterpret_cast<uint8_t*>(to + i));
+  }
+}
+#endif
+
 // StoreKvHead, in vectors.
 HWY_INLINE void StoreHead(const KvPlane& plane, int32_t head, int32_t n, const float* from,
                           std::byte* row) {
-  if (plane.dtype != DType::kQ8_0) {
+  if (!InBlocks(plane.dtype)) {
     return StoreAs(plane.dtype, from, n, row + head * plane.head_bytes);
   }
 #if HWY_TARGET == HWY_SCALAR
   StoreKvHead(plane, head, n, from, row);
 #else
-  const DF d;
-  const hn::Rebind<int8_t, DF> d8;
   std::byte* to = row + head * plane.head_bytes;
   std::byte* scale_to = to + plane.ToScales(head);
-  for (int32_t at = 0; at < n; at += static_cast<int32_t>(kQ8Block), scale_to += sizeof(F16)) {
-    VF top = hn::Zero(d);
-    VF nan = hn::Zero(d);  // Max may lose one
-    for (size_t i = 0; i < kQ8Block; i += kLanes) {
-      const VF v = hn::LoadU(d, from + at + i);
-      top = hn::Max(top, hn::Abs(v));
-      nan = hn::IfThenElse(hn::IsNaN(v), hn::Set(d, 1.0f), nan);
+  const int64_t block_bytes = KvHeadBytes(plane.dtype, static_cast<int32_t>(kBlockValues));
+  for (int32_t at = 0; at < n; at += static_cast<int32_t>(kBlockValues)) {
+    if (plane.dtype == DType::kQ8_0) {
+      StoreQ8(from + at, to, scale_to);
+    } else {
+      StoreQ4(from + at, to, scale_to);
     }
-    const bool spoiled = Max(nan) > 0;
-    const F16 stored = Q8Scale(spoiled ? std::numeric_limits<float>::quiet_NaN() : Max(top));
-    const float scale = F32FromF16(stored);
-    std::memcpy(scale_to, &stored, sizeof(stored));
-    const VF most = hn::Set(d, 127.0f);
-    for (size_t i = 0; i < kQ8Block; i += kLanes) {
-      // A scale of 0 or NaN: all values are 0.
-      VF q = hn::Zero(d);
-      if (scale > 0) q = hn::Div(hn::LoadU(d, from + at + i), hn::Set(d, scale));
-      q = hn::Max(hn::Min(q, most), hn::Neg(most));
-      hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(q)), d8,
-                 reinterpret_cast<int8_t*>(to + at + static_cast<int32_t>(i)));
-    }
+    to += block_bytes;
+    scale_to += sizeof(F16);
   }
 #endif
 }

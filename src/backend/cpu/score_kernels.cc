@@ -32,6 +32,8 @@ void WithFormat(DType dtype, const Run& run) {
       return run(std::integral_constant<DType, DType::kBF16>());
     case DType::kQ8_0:
       return run(std::integral_constant<DType, DType::kQ8_0>());
+    case DType::kQ4_0:
+      return run(std::integral_constant<DType, DType::kQ4_0>());
   }
 }
 

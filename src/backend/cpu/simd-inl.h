@@ -156,7 +156,7 @@ struct Elements<DType::kBF16> {
   }
 };
 
-// int8 values, which Q8_0 has beside their scales in rows of K and V.
+// Values without their scales, which lie apart from them in rows of K and V: int8.
 template <>
 struct Elements<DType::kQ8_0> {
   static constexpr size_t kStepBytes = kStep;
@@ -174,6 +174,42 @@ struct Elements<DType::kQ8_0> {
   }
 };
 
+// The same: nibbles. Pairs are kLanes bytes, a lane each: value i of a block in the low nibble and
+// value i + 16 in the high one.
+template <>
+struct Elements<DType::kQ4_0> {
+  static HWY_INLINE hn::Vec<DI> LoadPairs(const std::byte* p) {
+    const hn::Rebind<uint8_t, DF> d8;
+    return hn::PromoteTo(DI(), hn::LoadU(d8, reinterpret_cast<const uint8_t*>(p)));
+  }
+  static HWY_INLINE VF Value(hn::Vec<DI> pairs, bool high) {
+    const DI di;
+    if (high) pairs = hn::ShiftRight<4>(pairs);
+#if OKV_AVX512  // looks at the low four bits alone
+    alignas(64) static constexpr float kValues[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                                      0,  1,  2,  3,  4,  5,  6,  7};
+    return VF{_mm512_permutexvar_ps(pairs.raw, hn::Load(DF(), kValues).raw)};
+#else
+    const auto code = hn::And(pairs, hn::Set(di, 15));
+    return hn::ConvertTo(DF(), hn::Sub(code, hn::Set(di, 8)));
+#endif
+  }
+  // Values [at, at + kStep) of a head.
+  static HWY_INLINE void LoadStep(const std::byte* head, size_t at, VF& a, VF& b) {
+    constexpr size_t kHalf = kBlockValues / 2;
+    const std::byte* p = head + at / kBlockValues * kHalf + at % kHalf;
+    const auto pairs = LoadPairs(p);
+    if constexpr (kStep == kBlockValues) {
+      a = Value(pairs, false);
+      b = Value(pairs, true);
+    } else {
+      const bool high = at % kBlockValues >= kHalf;
+      a = Value(pairs, high);
+      b = Value(LoadPairs(p + kLanes), high);
+    }
+  }
+};
+
 // The f16 at p, in every lane.
 HWY_INLINE VF LoadScale(const std::byte* p) {
   const hn::CappedTag<float, 1> one;
@@ -188,14 +224,18 @@ template <DType kType>
 HWY_INLINE void LoadHeadStep(const std::byte* head, int64_t to_scales, size_t at, size_t n, VF& a,
                              VF& b) {
   using E = Elements<kType>;
-  const std::byte* p = head + at / kStep * E::kStepBytes;
-  if (at + kStep <= n) {
-    E::LoadStep(p, a, b);
+  if constexpr (kType == DType::kQ4_0) {
+    E::LoadStep(head, at, a, b);
   } else {
-    E::LoadTail(p, n - at, a, b);
+    const std::byte* p = head + at / kStep * E::kStepBytes;
+    if (at + kStep <= n) {
+      E::LoadStep(p, a, b);
+    } else {
+      E::LoadTail(p, n - at, a, b);
+    }
   }
-  if constexpr (kType == DType::kQ8_0) {
-    const VF scale = LoadScale(head + to_scales + at / kQ8Block * 2);
+  if constexpr (InBlocks(kType)) {
+    const VF scale = LoadScale(head + to_scales + at / kBlockValues * 2);
     a = hn::Mul(a, scale);
     b = hn::Mul(b, scale);
   }

@@ -20,8 +20,10 @@ void ByType(int32_t dtype, const Launch& launch) {
       return launch(__half{});
     case DType::kBF16:
       return launch(__nv_bfloat16{});
-    default:
+    case DType::kQ8_0:
       return launch(int8_t{});
+    case DType::kQ4_0:
+      return launch(cuda::Q4{});
   }
 }
 

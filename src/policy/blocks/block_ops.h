@@ -15,7 +15,7 @@ namespace omnikv {
 struct KeyRows {
   const std::byte* base;
   int64_t row_bytes, head_bytes;
-  const std::byte* scales;  // kQ8_0; else null
+  const std::byte* scales;  // in blocks; else null
   int64_t scale_head_bytes;
   const int32_t* block_table;
   int32_t dtype, block_tokens;

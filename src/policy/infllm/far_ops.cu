@@ -183,7 +183,9 @@ __global__ void __launch_bounds__(kCopyThreads) CopyKernel(const __grid_constant
     __syncthreads();
     std::byte* const to_k = a.to.k.Head(to, head);
     if (a.to.k.dtype == DType::kQ8_0) {
-      StoreQ8Head(k, a.from.dk, to_k, to_k + a.to.k.ToScales(head));
+      StoreBlocks<int8_t>(k, a.from.dk, to_k, to_k + a.to.k.ToScales(head));
+    } else if (a.to.k.dtype == DType::kQ4_0) {
+      StoreBlocks<cuda::Q4>(k, a.from.dk, to_k, to_k + a.to.k.ToScales(head));
     } else {
       for (int i = static_cast<int>(threadIdx.x); i < a.from.dk; i += kCopyThreads) {
         cuda::StoreValue(a.to.k.dtype, to_k, i, k[i]);
@@ -197,13 +199,8 @@ __global__ void __launch_bounds__(kCopyThreads) CopyKernel(const __grid_constant
             *reinterpret_cast<const uint16_t*>(from_v + from_at + i);
       }
     };
-    const bool q8 = a.from.v.dtype == DType::kQ8_0;
-    const int value_bytes = q8 ? 1 : a.from.v.dtype == DType::kF32 ? 4 : 2;
-    copy(0, 0, int64_t{a.from.dv} * value_bytes);
-    if (q8) {
-      copy(a.from.v.ToScales(head), a.to.v.ToScales(head),
-           a.from.dv / static_cast<int64_t>(kQ8Block) * 2);
-    }
+    copy(0, 0, a.from.v.head_bytes);
+    copy(a.from.v.ToScales(head), a.to.v.ToScales(head), a.from.v.scale_head_bytes);
     if (head == 0 && threadIdx.x == 0) a.pos[to] = t;
     __syncthreads();
   }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) WeighKernel(const __grid_constant__ 
         const std::byte* values =
             in ? a.kv.k.Head(a.kv.RowIndex(seq.table_off, begin + j), g) : nullptr;
         for (int i = lane; i < dk; i += 32) {
-          k[j * (dk + 1) + i] = in ? KeyValue(a.kv.k, values, g, i) : 0.0f;
+          k[j * (dk + 1) + i] = in ? cuda::KvValue(a.kv.k, values, g, i) : 0.0f;
         }
       }
     }

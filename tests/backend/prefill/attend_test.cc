@@ -200,7 +200,7 @@ TEST(PrefillAttention, DenseOnEveryTarget) {
   ForEachTarget([&] {
     SCOPED_TRACE(prefill::BestVectorKernels().name);
     Random random(1);
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
       Case c({.dtype = dtype, .start = 70, .rows = 151}, random);
       Check(pool, c);
     }
@@ -221,14 +221,16 @@ TEST(PrefillAttention, HeadGeometries) {
              random);
       Check(pool, c);
       if (!KvFits(DType::kQ8_0, dk)) continue;
-      Case q8({.dtype = DType::kQ8_0,
-               .n_heads = 2 * group,
-               .dk = dk,
-               .dv = dk == 96 ? 64 : dk,
-               .start = 5,
-               .rows = 61},
-              random);
-      Check(pool, q8);
+      for (const DType dtype : {DType::kQ8_0, DType::kQ4_0}) {
+        Case blocks({.dtype = dtype,
+                     .n_heads = 2 * group,
+                     .dk = dk,
+                     .dv = dk == 96 ? 64 : dk,
+                     .start = 5,
+                     .rows = 61},
+                    random);
+        Check(pool, blocks);
+      }
     }
   }
 }
@@ -425,7 +427,7 @@ void CheckTiles(const prefill::AttendKernels& kernels) {
     for (const int32_t window : {0, 33}) {
       s.dtype = window == 0 ? DType::kBF16 : DType::kF16;
       if (window == 33 && KvFits(DType::kQ8_0, s.dk) && KvFits(DType::kQ8_0, s.dv)) {
-        s.dtype = DType::kQ8_0;
+        s.dtype = s.dk == 128 ? DType::kQ4_0 : DType::kQ8_0;
       }
       SCOPED_TRACE(testing::Message() << kernels.name << " dk " << s.dk << " window " << window);
       Case c(s, random);

@@ -62,7 +62,7 @@ struct PrefillAttention::Layout {
     v = take(kernels.tile_tokens * ld_v);
     logits = take(kernels.scratch > 0 ? kernels.scratch : kernels.tile_tokens * lanes);
     rows = take(lanes * ld_row);
-    if (kernels.pack_rows != nullptr && a.kv.k.dtype == DType::kQ8_0) {
+    if (kernels.pack_rows != nullptr && InBlocks(a.kv.k.dtype)) {
       tokens = take(AttendRows::kMost * (a.kv.dk + a.kv.dv) / 2);
     }
     words = RoundUp(at, 1024);
@@ -206,8 +206,8 @@ class PrefillAttention::Task {
 
   // n values of K or V as f32.
   void ToF32(const KvPlane& plane, const std::byte* from, int64_t n, float* out) const {
-    if (plane.dtype == DType::kQ8_0) {
-      vector_.q8_to_f32(from, from + plane.ToScales(kv_head_), n, out);
+    if (InBlocks(plane.dtype)) {
+      vector_.blocks_to_f32(plane.dtype, from, from + plane.ToScales(kv_head_), n, out);
     } else {
       vector_.to_f32(plane.dtype, from, n, out);
     }
@@ -228,12 +228,12 @@ class PrefillAttention::Task {
     const KvView& kv = a_.kv;
     if (kernels_.pack_rows != nullptr) {
       AttendRows rows;
-      const bool q8 = kv.k.dtype == DType::kQ8_0;
-      rows.dtype = q8 ? DType::kBF16 : kv.k.dtype;
+      const bool blocks = InBlocks(kv.k.dtype);
+      rows.dtype = blocks ? DType::kBF16 : kv.k.dtype;
       rows.dk = kv.dk;
       rows.dv = kv.dv;
       ForEachRow(first, last, low, [&](int64_t j, const std::byte* k, const std::byte* v) {
-        if (q8) {
+        if (blocks) {
           uint32_t* to = Words(at_.tokens + rows.n * (kv.dk + kv.dv) / 2);
           ToBf16(kv.k, k, kv.dk, to);
           ToBf16(kv.v, v, kv.dv, to + kv.dk / 2);

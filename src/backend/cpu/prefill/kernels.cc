@@ -119,9 +119,35 @@ void Q8Block(const std::byte* scale, const std::byte* values, float* out) {
   }
 }
 
-void Q8ToF32(const std::byte* values, const std::byte* scales, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i += static_cast<int64_t>(kQ8Block), scales += sizeof(F16)) {
-    Q8Block(scales, values + i, out + i);
+// The same of nibbles.
+void Q4Block(const std::byte* scale, const std::byte* values, float* out) {
+  constexpr auto kHalf = static_cast<int64_t>(kBlockValues) / 2;
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint8_t, DF> d8;
+  F16 half;
+  std::memcpy(&half, scale, sizeof(half));
+  const VF factor = hn::Set(d, F32FromF16(half));
+  const auto* in = reinterpret_cast<const uint8_t*>(values);
+  const auto store = [&](auto codes, float* to) HWY_ATTR {
+    const VF q = hn::ConvertTo(d, hn::Sub(codes, hn::Set(di, 8)));
+    hn::StoreU(hn::Mul(q, factor), d, to);
+  };
+  for (int64_t j = 0; j < kHalf; j += kVec) {
+    const auto pairs = hn::PromoteTo(di, hn::LoadU(d8, in + j));
+    store(hn::And(pairs, hn::Set(di, 15)), out + j);
+    store(hn::ShiftRight<4>(pairs), out + kHalf + j);
+  }
+}
+
+void BlocksToF32(DType type, const std::byte* values, const std::byte* scales, int64_t n,
+                 float* out) {
+  for (int64_t i = 0; i < n; i += static_cast<int64_t>(kBlockValues), scales += sizeof(F16)) {
+    if (type == DType::kQ8_0) {
+      Q8Block(scales, values + i, out + i);
+    } else {
+      Q4Block(scales, values + i / 2, out + i);
+    }
   }
 }
 
@@ -150,6 +176,8 @@ void ToF32(DType type, const std::byte* src, int64_t n, float* out) {
       for (; i < n; i += static_cast<int64_t>(kQ8Block), src += kQ8BlockBytes) {
         Q8Block(src, src + sizeof(F16), out + i);
       }
+      return;
+    case DType::kQ4_0:
       return;
   }
   for (; i < n; ++i) out[i] = LoadAsF32(type, src, static_cast<size_t>(i));
@@ -295,7 +323,7 @@ const VectorKernels* Table() {
       .gemm = {.name = "f32", .lanes = kLanes, .pack = 1, .multiply = Multiply},
       .attend = {.name = "f32", .lanes = kLanes, .pack = 1, .attend = Attend},
       .to_f32 = ToF32,
-      .q8_to_f32 = Q8ToF32,
+      .blocks_to_f32 = BlocksToF32,
       .to_bf16 = ToBf16,
       .pair = Pair,
       .transpose = Transpose,

@@ -116,10 +116,11 @@ struct VectorKernels {
   GemmKernels gemm;      // f32
   AttendKernels attend;  // f32
 
-  // n values as f32. n is a multiple of kQ8Block for kQ8_0.
+  // n values as f32. n is a multiple of kQ8Block for kQ8_0. REQUIRES type != kQ4_0.
   void (*to_f32)(DType type, const std::byte* src, int64_t n, float* out);
-  // The same of kQ8_0 values whose scales lie apart.
-  void (*q8_to_f32)(const std::byte* values, const std::byte* scales, int64_t n, float* out);
+  // The same of values in blocks whose scales lie apart (kv_format.h).
+  void (*blocks_to_f32)(DType type, const std::byte* values, const std::byte* scales, int64_t n,
+                        float* out);
   // Rounded to nearest even; NaN stays NaN.
   void (*to_bf16)(const float* src, int64_t n, Bf16* out);
   // out[i] = the pair (even[i], odd[i]), even in the low half.

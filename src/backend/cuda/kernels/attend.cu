@@ -6,8 +6,8 @@
 // K or V of its head for one tile, is filled by asynchronous copies. For 16 tokens and 8 queries:
 //   S [16 tokens, 8 queries] = K [16, dk] Q^T [dk, 8]      A: K as it lies,      B: kept
 //   O^T [dv, 8 queries]     += V^T [dv, 16] P^T [16, 8]    A: V read transposed, B: made of S
-// K/V in q8_0 become bf16 on their way from shared memory to a product, exactly; scales of K meet
-// sums over 32 values, scales of V the weights, so that these too are near those of f32.
+// K/V in q8_0 and q4_0 become bf16 on their way from shared memory to a product, exactly; scales of
+// K meet sums over 32 values, scales of V the weights, so that these too are near those of f32.
 // Accumulators of both have queries in columns 2 * (lane % 4) and the next, so that a lane keeps
 // the running maximum and sum of its two queries of an octet throughout.
 #include <algorithm>
@@ -29,20 +29,22 @@ constexpr int32_t kCtasAnSm = 1;
 // they do, nothing that another stream asks for starts: a fetch would wait all through a long row.
 constexpr int32_t kLateTiles = 4;
 
-// What a warp holds for heads of kDim values, of 16 bits or (kQ8) of 8.
-template <int kDim, bool kQ8>
+// What a warp holds for heads of kDim values, of 16 bits or, in blocks, of 8 or 4.
+template <int kDim, int kBits>
 struct Shape {
+  static constexpr bool kInBlocks = kBits < 16;
   static constexpr int kWarps = kDim <= 128 ? 8 : 4;
-  static constexpr int kSteps = kDim / 16;               // of a product's 16
-  static constexpr int kChunks = kDim / (kQ8 ? 16 : 8);  // of 16 bytes, in a head's row
-  static constexpr int kBlocks = kDim / 32;              // that have a scale of their own
+  static constexpr int kSteps = kDim / 16;            // of a product's 16
+  static constexpr int kChunks = kDim * kBits / 128;  // of 16 bytes, in a head's row
+  static constexpr int kBlocks = kDim / 32;           // that have a scale of their own
   // In a row of a stage. Where heads begin in the middle of a line of memory, their rows do so in a
   // stage, too: a line that straddles two lines of shared memory is asked for twice (common.cuh).
-  static constexpr bool kShifted = !kQ8 && kChunks % 8 != 0;
-  static constexpr int kPitch = kQ8 ? 8 : kShifted ? 16 : kChunks;
+  static constexpr bool kShifted = !kInBlocks && kChunks % 8 != 0;
+  static constexpr int kPitch = kInBlocks ? 8 : kShifted ? 16 : kChunks;
   static constexpr int kValueBytes = kTileTokens * kPitch * 16;
-  static constexpr int kStageBytes = kValueBytes + (kQ8 ? 128 : 0);  // scales, [tokens, kBlocks]
-  static_assert(!kQ8 || kTileTokens * kBlocks * 2 <= 128);
+  // Behind the values scales, [tokens, kBlocks].
+  static constexpr int kStageBytes = kValueBytes + (kInBlocks ? 128 : 0);
+  static_assert(!kInBlocks || kTileTokens * kBlocks * 2 <= 128);
   // Of a CTA. Its four warps of 256 values hold 32 KB while they multiply: the others are what is
   // on its way.
   static constexpr int kRingBytes = (kDim <= 128 ? 96 : 160) * 1024;
@@ -55,11 +57,11 @@ struct Shape {
   }
 
   // Chunk c of a stage's row lies at chunk c ^ Swizzle(row): then the same chunk of eight rows, as
-  // ldmatrix reads them, lies in different banks. With kQ8 four rows are read at once, two chunks
-  // of each: rows 0-3, 4-7, and the even and odd ones of eight.
+  // ldmatrix reads them, lies in different banks. In blocks four rows are read at once, two chunks
+  // of each in q8_0: rows 0-3, 4-7, and the even and odd ones of eight.
   static_assert(kPitch % 8 == 0);
   __device__ static uint32_t Swizzle(uint32_t row) {
-    if constexpr (kQ8) return (row & 2) * 2 + ((row ^ row >> 2) & 1) * 2;
+    if constexpr (kInBlocks) return (row & 2) * 2 + ((row ^ row >> 2) & 1) * 2;
     return row & 7;
   }
 
@@ -68,7 +70,7 @@ struct Shape {
   __device__ static uint32_t Token(uint32_t i, uint32_t lane) { return (32 * i + lane) / kPitch; }
   __device__ static uint32_t Chunk(uint32_t i, uint32_t lane) { return (32 * i + lane) % kPitch; }
   __device__ static uint32_t Place(uint32_t i, uint32_t lane) {
-    if constexpr (kQ8) {
+    if constexpr (kInBlocks) {
       const uint32_t row = Token(i, lane);
       return row * kPitch * 16 + (Chunk(i, lane) ^ Swizzle(row)) * 16;
     }
@@ -90,9 +92,9 @@ __device__ __forceinline__ uint32_t Fresh(uint32_t v) {
 // --- One warp: one unit of query heads over one strand.
 
 // kOctets: eights of query heads that a unit has.
-template <typename T, int kDim, int kOctets, bool kQ8>
+template <typename T, int kDim, int kOctets, int kBits>
 class HeadWarp {
-  using S = Shape<kDim, kQ8>;
+  using S = Shape<kDim, kBits>;
   // f16 ends at 65504 and is coarse below 2^-14, so weights are at most 2^kLift instead of 1.
   static constexpr float kLift = std::is_same_v<T, __half> ? 14 : 0;
 
@@ -153,7 +155,7 @@ class HeadWarp {
         if (!is_v || with_v) {
           std::byte* const stage = ring_ + slot * S::kStageBytes;
           Copy(stage, is_v ? v_ : k_, is_v ? v_shift_ : k_shift_, walk.row(), first);
-          if constexpr (kQ8) {
+          if constexpr (S::kInBlocks) {
             CopyScales(stage, is_v ? v_ + to_v_scales_ : k_ + to_k_scales_, walk.row(), first);
           }
         }
@@ -185,8 +187,8 @@ class HeadWarp {
       if (tile == late) GridTrigger();
       const uint32_t valid = valid_[slot];
       float logits[kOctets][4];
-      if constexpr (kQ8) {
-        MultiplyQ8K(ring_ + slot * S::kStageBytes, logits);
+      if constexpr (S::kInBlocks) {
+        MultiplyBlocksK(ring_ + slot * S::kStageBytes, logits);
       } else {
         MultiplyK(ring_ + slot * S::kStageBytes, logits);
       }
@@ -196,9 +198,9 @@ class HeadWarp {
         WriteScores(logits, valid, part.row, tokens_->begin + tile * kTileTokens);
       }
       Weigh(logits, valid);
-      if constexpr (kQ8) {
+      if constexpr (S::kInBlocks) {
         wait();
-        if (with_v) MultiplyQ8V(ring_ + slot * S::kStageBytes, logits);
+        if (with_v) MultiplyBlocksV(ring_ + slot * S::kStageBytes, logits);
       } else {
         uint32_t p_high[kOctets][2], p_low[kOctets][2];
         SplitWeights(logits, 1.0f, 1.0f, p_high, p_low);
@@ -231,14 +233,15 @@ class HeadWarp {
           }
         }
         if (args_.o == nullptr) continue;
-        float* o = (whole ? args_.o : partials.o) + (first + head) * kDim + (kQ8 ? 4 * g : g);
+        float* o =
+            (whole ? args_.o : partials.o) + (first + head) * kDim + (S::kInBlocks ? 4 * g : g);
         const float factor = whole ? OutputFactor(args_, first + head, top_[n][j], sum) : 1.0f;
 #pragma unroll
         for (int m = 0; m < S::kSteps; ++m) {
-          // Rows g and g + 8 of the product (MultiplyQ8V).
-          const int low = kQ8 ? m / 2 * 32 + m % 2 * 2 : 16 * m;
+          // Rows g and g + 8 of the product (MultiplyBlocksV).
+          const int low = S::kInBlocks ? m / 2 * 32 + m % 2 * 2 : 16 * m;
           o[low] = o_[n][m][j] * factor;
-          o[low + (kQ8 ? 1 : 8)] = o_[n][m][2 + j] * factor;
+          o[low + (S::kInBlocks ? 1 : 8)] = o_[n][m][2 + j] * factor;
         }
       }
     }
@@ -270,7 +273,7 @@ class HeadWarp {
         const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(max(row[j], 0))) *
                                 static_cast<uint32_t>(args_.kv.k.row_bytes);  // and of V
         const uint32_t chunk = S::Chunk(i + j, lane) - shift;
-        if ((S::kShifted || kQ8) && chunk >= S::kChunks) continue;
+        if ((S::kShifted || S::kInBlocks) && chunk >= S::kChunks) continue;
         CopyAsync16(stage + S::Place(i + j, lane), head + offset + chunk * 16, row[j] >= 0);
       }
     }
@@ -298,17 +301,18 @@ class HeadWarp {
     CopyAsyncCommit();
   }
 
-  // Queries as B: column g (a query), rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 values. (With kQ8
-  // rows stand for values as they do in MultiplyQ8K.) Each is
-  // scaled by a power of two that brings its largest value to 2^14, for f16's sake.
+  // Queries as B: column g (a query), rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 values. (In
+  // blocks rows stand for values as they do in MultiplyBlocksK.) Each is scaled by a power of two
+  // that brings its largest value to 2^14, for f16's sake.
   __device__ __forceinline__ void LoadQueries() {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
       const bool exists = 8 * n + g < n_heads_;
-      const float* query = queries_ + (exists ? 8 * n + g : 0) * S::kQueryPitch + (kQ8 ? 8 : 2) * t;
+      const float* query =
+          queries_ + (exists ? 8 * n + g : 0) * S::kQueryPitch + (S::kInBlocks ? 8 : 2) * t;
       const auto load = [&](int step, int half) {
-        const int i = kQ8 ? step / 2 * 32 + step % 2 * 4 + 2 * half : 16 * step + 8 * half;
+        const int i = S::kInBlocks ? step / 2 * 32 + step % 2 * 4 + 2 * half : 16 * step + 8 * half;
         return exists ? *reinterpret_cast<const float2*>(query + i) : float2{0, 0};
       };
       float top = 0;
@@ -366,9 +370,10 @@ class HeadWarp {
     }
   }
 
-  // The same of q8_0. A lane takes eight neighbours of each 32 values of tokens g and g + 8: its
+  // The same in blocks. A lane takes eight neighbours of each 32 values of tokens g and g + 8: its
   // columns 2t, 2t + 1, 2t + 8, 2t + 9 of two products.
-  __device__ __forceinline__ void MultiplyQ8K(const std::byte* stage, float (&logits)[kOctets][4]) {
+  __device__ __forceinline__ void MultiplyBlocksK(const std::byte* stage,
+                                                  float (&logits)[kOctets][4]) {
     const uint32_t g = lane_ / 4, t = lane_ % 4;
     const auto* scales = reinterpret_cast<const __half*>(stage + S::kValueBytes);
 #pragma unroll
@@ -383,9 +388,10 @@ class HeadWarp {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t row = g + 8 * half;
-        const uint32_t chunk = (2 * b + t / 2) ^ S::Swizzle(row);
-        const uint2 v =
+        const uint32_t chunk = (kBits == 8 ? 2 * b + t / 2 : b) ^ S::Swizzle(row);
+        uint2 v =
             *reinterpret_cast<const uint2*>(stage + row * S::kPitch * 16 + chunk * 16 + t % 2 * 8);
+        if constexpr (kBits == 4) v = {Q4Bytes(v.x >> t / 2 * 4), Q4Bytes(v.y >> t / 2 * 4)};
         a[0][half] = WidenPair<0, 1>(v.x, v.x);
         a[0][2 + half] = WidenPair<2, 3>(v.x, v.x);
         a[1][half] = WidenPair<0, 1>(v.y, v.y);
@@ -529,10 +535,10 @@ class HeadWarp {
     }
   }
 
-  // The same of q8_0. A lane takes four neighbours of each 32 values of tokens 2t, 2t + 1, 2t + 8
+  // The same in blocks. A lane takes four neighbours of each 32 values of tokens 2t, 2t + 1, 2t + 8
   // and 2t + 9: rows g and g + 8 of two products.
-  __device__ __forceinline__ void MultiplyQ8V(const std::byte* stage,
-                                              const float (&p)[kOctets][4]) {
+  __device__ __forceinline__ void MultiplyBlocksV(const std::byte* stage,
+                                                  const float (&p)[kOctets][4]) {
     const uint32_t g = lane_ / 4, t = lane_ % 4;
     const auto* scales = reinterpret_cast<const __half*>(stage + S::kValueBytes);
 #pragma unroll
@@ -544,9 +550,10 @@ class HeadWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t row = 2 * t + i % 2 + i / 2 * 8;
-        const uint32_t chunk = (2 * b + g / 4) ^ S::Swizzle(row);
+        const uint32_t chunk = (kBits == 8 ? 2 * b + g / 4 : b) ^ S::Swizzle(row);
         v[i] = *reinterpret_cast<const uint32_t*>(stage + row * S::kPitch * 16 + chunk * 16 +
                                                   g % 4 * 4);
+        if constexpr (kBits == 4) v[i] = Q4Bytes(v[i] >> g / 4 * 4);
       }
       const uint32_t a[2][4] = {{WidenPair<0, 0>(v[0], v[1]), WidenPair<1, 1>(v[0], v[1]),
                                  WidenPair<0, 0>(v[2], v[3]), WidenPair<1, 1>(v[2], v[3])},
@@ -567,7 +574,7 @@ class HeadWarp {
   int32_t head_, n_heads_;  // the unit's query heads
   uint32_t lane_;
   const std::byte *k_, *v_;            // of this head, in row 0 of the bank
-  int64_t to_k_scales_, to_v_scales_;  // with kQ8
+  int64_t to_k_scales_, to_v_scales_;  // in blocks
   uint32_t k_shift_, v_shift_;
   std::byte* ring_;
   float* queries_;   // [n_heads_, kQueryPitch]
@@ -600,11 +607,11 @@ __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
   }
 }
 
-template <typename T, int kDim, int kOctets, bool kQ8>
-__global__ void __launch_bounds__(32 * Shape<kDim, kQ8>::kWarps, 1)
+template <typename T, int kDim, int kOctets, int kBits>
+__global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
     AttendKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
                  const __grid_constant__ Partials partials) {
-  using S = Shape<kDim, kQ8>;
+  using S = Shape<kDim, kBits>;
   extern __shared__ __align__(1024) std::byte rings[];
   __shared__ uint32_t valid[S::kWarps][S::kStages];
   __shared__ SegmentTokens segments[S::kWarps];
@@ -620,7 +627,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kQ8>::kWarps, 1)
   const int32_t group = args.n_heads / args.kv.n_kv_heads;
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
   std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
-  HeadWarp<T, kDim, kOctets, kQ8> state(
+  HeadWarp<T, kDim, kOctets, kBits> state(
       args, kv_head, kv_head * group + head, min(division.unit_heads, group - head), ring,
       reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &segments[warp]);
   ForEachRowPart(args, kv_head, strand, division.Strands(), [&](const RowPart& part) {
@@ -645,13 +652,13 @@ bool IsFast(const AttendArgs& args) {
   const int64_t distances = kv.k.row_bytes | kv.k.head_bytes | kv.v.head_bytes;
   const DType dtype = kv.k.dtype;
   const int64_t scales = kv.k.row_bytes | kv.k.scale_head_bytes | kv.v.scale_head_bytes;
-  if (dtype == DType::kQ8_0 &&
+  if (InBlocks(dtype) &&
       ((kv.dk != 64 && kv.dk != 128) ||
        (bits(kv.k.scales) | bits(kv.v.scales) | static_cast<uintptr_t>(scales)) % 4 != 0)) {
     return false;
   }
-  return (dtype == DType::kQ8_0 || dtype == DType::kF16 || dtype == DType::kBF16) &&
-         kv.v.dtype == dtype && kv.dk == kv.dv && kv.k.row_bytes == kv.v.row_bytes &&
+  return dtype != DType::kF32 && kv.v.dtype == dtype && kv.dk == kv.dv &&
+         kv.k.row_bytes == kv.v.row_bytes &&
          (kv.dk == 64 || kv.dk == 80 || kv.dk == 96 || kv.dk == 128 || kv.dk == 256) &&
          (bits(kv.k.base) | bits(kv.v.base) | static_cast<uintptr_t>(distances)) % 16 == 0 &&
          queries % 16 == 0;
@@ -667,11 +674,11 @@ Division DivideFast(const AttendArgs& args, const Device& device) {
   return Divide(args, 8 * Octets(args), args.kv.dk <= 128 ? 8 : 4, kCtasAnSm * device.sm_count);
 }
 
-template <typename T, int kDim, int kOctets, bool kQ8 = false>
+template <typename T, int kDim, int kOctets, int kBits = 16>
 void AttendFast(const AttendArgs& args, const Division& d, const Partials& partials,
                 const Launch& launch) {
-  using S = Shape<kDim, kQ8>;
-  const auto kernel = AttendKernel<T, kDim, kOctets, kQ8>;
+  using S = Shape<kDim, kBits>;
+  const auto kernel = AttendKernel<T, kDim, kOctets, kBits>;
   const size_t shared = static_cast<size_t>(d.Warps() * S::SharedBytes(d.unit_heads));
   AllowShared(kernel, shared);
   LaunchKernel(kernel, launch,
@@ -699,16 +706,17 @@ void AttendFast(const AttendArgs& args, const Division& d, const Partials& parti
   }
 }
 
-void AttendFastQ8(const AttendArgs& args, const Division& d, const Partials& partials,
-                  const Launch& launch) {
+template <int kBits>
+void AttendFastBlocks(const AttendArgs& args, const Division& d, const Partials& partials,
+                      const Launch& launch) {
   using T = __nv_bfloat16;
   const bool two = Octets(args) == 2;
   if (args.kv.dk == 64) {
-    return two ? AttendFast<T, 64, 2, true>(args, d, partials, launch)
-               : AttendFast<T, 64, 1, true>(args, d, partials, launch);
+    return two ? AttendFast<T, 64, 2, kBits>(args, d, partials, launch)
+               : AttendFast<T, 64, 1, kBits>(args, d, partials, launch);
   }
-  return two ? AttendFast<T, 128, 2, true>(args, d, partials, launch)
-             : AttendFast<T, 128, 1, true>(args, d, partials, launch);
+  return two ? AttendFast<T, 128, 2, kBits>(args, d, partials, launch)
+             : AttendFast<T, 128, 1, kBits>(args, d, partials, launch);
 }
 
 // At most kRowsALaunch rows.
@@ -725,7 +733,9 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
   if (!fast) {
     AttendGeneric(args, d, partials, launch);
   } else if (args.kv.k.dtype == DType::kQ8_0) {
-    AttendFastQ8(args, d, partials, launch);
+    AttendFastBlocks<8>(args, d, partials, launch);
+  } else if (args.kv.k.dtype == DType::kQ4_0) {
+    AttendFastBlocks<4>(args, d, partials, launch);
   } else if (args.kv.k.dtype == DType::kF16) {
     AttendFast<__half>(args, d, partials, launch);
   } else {

@@ -164,6 +164,8 @@ __device__ __forceinline__ float LoadValue(DType type, const std::byte* data, in
       return scale *
              static_cast<float>(reinterpret_cast<const int8_t*>(block + 2)[i % int64_t{kQ8Block}]);
     }
+    case DType::kQ4_0:  // of K and V only: KvValue
+      break;
   }
   return 0;
 }
@@ -174,15 +176,43 @@ __device__ __forceinline__ void StoreValue(DType type, std::byte* data, int64_t 
   if (type == DType::kBF16) reinterpret_cast<__nv_bfloat16*>(data)[i] = FromF32<__nv_bfloat16>(v);
 }
 
-// Value i of a head of K or V, whose values begin at `values`. int8_t: kQ8_0, whose scales lie
+// What K and V in kQ4_0 are: two values a byte (kv_format.h). Those in kQ8_0 are int8_t.
+struct Q4 {
+  uint8_t pair;
+};
+template <typename T>
+inline constexpr bool kInBlocks = std::is_same_v<T, int8_t> || std::is_same_v<T, Q4>;
+
+// The low nibbles of four bytes of kQ4_0 as int8.
+__device__ __forceinline__ uint32_t Q4Bytes(uint32_t pairs) {
+  return __vsub4(pairs & 0x0f0f0f0fu, 0x08080808u);
+}
+
+// Value i of a head of K or V, whose values begin at `values`, and with kInBlocks its scales
 // `to_scales` bytes on.
 template <typename T>
 __device__ __forceinline__ float HeadValue(const std::byte* values, int64_t to_scales, int i) {
-  const float v = ToF32(reinterpret_cast<const T*>(values)[i]);
-  if constexpr (std::is_same_v<T, int8_t>) {
-    return v * ToF32(reinterpret_cast<const __half*>(values + to_scales)[i / int{kQ8Block}]);
+  if constexpr (kInBlocks<T>) {
+    constexpr int kBlock = kBlockValues;
+    float v;
+    if constexpr (std::is_same_v<T, Q4>) {
+      const int pair = reinterpret_cast<const Q4*>(values)[i / kBlock * 16 + i % 16].pair;
+      v = static_cast<float>((i % kBlock < 16 ? pair & 15 : pair >> 4) - 8);
+    } else {
+      v = ToF32(reinterpret_cast<const T*>(values)[i]);
+    }
+    return v * ToF32(reinterpret_cast<const __half*>(values + to_scales)[i / kBlock]);
+  } else {
+    return ToF32(reinterpret_cast<const T*>(values)[i]);
   }
-  return v;
+}
+
+// The same of a format known at run time.
+__device__ __forceinline__ float KvValue(const KvPlane& plane, const std::byte* values, int head,
+                                         int i) {
+  if (plane.dtype == DType::kQ8_0) return HeadValue<int8_t>(values, plane.ToScales(head), i);
+  if (plane.dtype == DType::kQ4_0) return HeadValue<Q4>(values, plane.ToScales(head), i);
+  return LoadValue(plane.dtype, values, i);
 }
 
 // --- Reductions. All lanes get the result, which does not depend on timing.
@@ -197,6 +227,39 @@ __device__ __forceinline__ float WarpMax(float v) {
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, lane));
   return v;
+}
+
+// --- Formats of blocks.
+
+// One warp: stores a block of K or V, of which each lane has a value, as StoreQ8Block and
+// StoreQ4Block do. T: int8_t or Q4.
+template <typename T>
+__device__ __forceinline__ void StoreBlock(float v, std::byte* values, std::byte* scale_to) {
+  static_assert(kInBlocks<T> && kBlockValues == 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float most = WarpMax(fabsf(v));
+  const bool spoiled = __any_sync(kAllLanes, isnan(v));  // the maximum loses a NaN
+  __half stored;
+  if constexpr (std::is_same_v<T, int8_t>) {
+    stored = FromF32<__half>(spoiled ? NAN : __fdiv_rn(most, 127.0f));
+    const float scale = ToF32(stored);
+    const float q = scale > 0 ? rintf(__fdiv_rn(v, scale)) : 0.0f;
+    reinterpret_cast<int8_t*>(values)[lane] = static_cast<int8_t>(fminf(fmaxf(q, -127.0f), 127.0f));
+  } else {
+    constexpr float kMost = 8 * 65504.0f;
+    const int first = __ffs(__ballot_sync(kAllLanes, fabsf(v) == most)) - 1;
+    const float signed_top = __shfl_sync(kAllLanes, v, max(first, 0));
+    const float top = most > 0 ? fminf(fmaxf(signed_top, -kMost), kMost) : 0.0f;
+    const float scale = spoiled ? NAN : __fdiv_rn(top, -8.0f);
+    stored = FromF32<__half>(scale);
+    const float inverse = ToF32(stored) != 0 ? __fdiv_rn(1.0f, scale) : 0.0f;
+    const float near = __fadd_rn(__fmul_rn(v, inverse), 8.5f);
+    const int code = near > 0 ? static_cast<int>(fminf(near, 15.0f)) : 0;
+    const int upper = __shfl_down_sync(kAllLanes, code, 16);
+    if (lane < 16)
+      reinterpret_cast<Q4*>(values)[lane].pair = static_cast<uint8_t>(code | upper << 4);
+  }
+  if (lane == 0) *reinterpret_cast<__half*>(scale_to) = stored;
 }
 
 // Sum over the block; `shared` holds 32 floats and may be used again after the next barrier.

@@ -36,7 +36,7 @@ template <typename T, int N>
 __device__ __forceinline__ Pack<float, N> LoadKey(const KvPlane& plane, const std::byte* key,
                                                   int64_t to_scales, int at) {
   Pack<float, N> out;
-  if constexpr (std::is_same_v<T, int8_t>) {
+  if constexpr (kInBlocks<T>) {
 #pragma unroll
     for (int j = 0; j < N; ++j) out.v[j] = HeadValue<T>(key, to_scales, at + j);
   } else {
@@ -217,8 +217,8 @@ void KeyScore(const KeyScoreArgs& args, const Launch& launch) {
   const KvView& kv = args.kv;
   WithKvType(kv.k.dtype, [&](auto t) {
     using T = decltype(t);
-    // int8 with scales: a run of neighbours that the compiler joins.
-    constexpr int kWide = sizeof(T) == 1 ? 4 : 16 / sizeof(T);
+    // In blocks: a run of neighbours that the compiler joins.
+    constexpr int kWide = kInBlocks<T> ? 4 : 16 / sizeof(T);
     const bool wide =
         kv.dk % kWide == 0 && AreMultiples(16, kv.k.base, kv.k.row_bytes, kv.k.head_bytes);
     if (wide) return LaunchKeyScore<T, kWide>(args, launch);

@@ -444,9 +444,9 @@ bool CanMultiplyRope(const NormQkvRopeAppendArgs& args) {
   for (const WeightRef* w : {&args.wk, &args.wv}) {
     if (w->format != args.wq.format || w->n_in != args.wq.n_in) return false;
   }
-  // A scale of kQ8_0 follows from more values than the two that a thread has.
-  return args.kv.k.dtype != DType::kQ8_0 && args.qk_norm == QkNorm::kNone &&
-         args.k_raw_out == nullptr && args.kv.dk % 2 == 0 && args.kv.dv % 2 == 0 &&
+  // A scale of a block follows from more values than the two that a thread has.
+  return !InBlocks(args.kv.k.dtype) && args.qk_norm == QkNorm::kNone && args.k_raw_out == nullptr &&
+         args.kv.dk % 2 == 0 && args.kv.dv % 2 == 0 &&
          (args.cos_sin == nullptr || 2 * args.n_freq == args.kv.dk);
 }
 

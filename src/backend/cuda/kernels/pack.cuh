@@ -99,6 +99,7 @@ void WithType(DType format, const Body& body) {
 template <typename Body>
 void WithKvType(DType format, const Body& body) {
   if (format == DType::kQ8_0) return body(int8_t{});
+  if (format == DType::kQ4_0) return body(Q4{});
   WithType(format, body);
 }
 

@@ -207,9 +207,27 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, c
   }
 }
 
-// The same of q8_0, rounded to f16: there after the next barrier.
+// Eight values of a head in blocks, from value i on, a multiple of 8.
+__device__ __forceinline__ void LoadEight(const KvPlane& plane, const std::byte* head, int kv_head,
+                                          int i, __half (&values)[8]) {
+  uint2 bytes;  // int8
+  if (plane.dtype == DType::kQ8_0) {
+    bytes = *reinterpret_cast<const uint2*>(head + i);
+  } else {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(head + i / 32 * 16 + i % 16);
+    const int shift = i % 32 / 16 * 4;
+    bytes = {Q4Bytes(pairs.x >> shift), Q4Bytes(pairs.y >> shift)};
+  }
+  const auto* const q = reinterpret_cast<const int8_t*>(&bytes);
+  const float scale =
+      ToF32(*reinterpret_cast<const __half*>(head + plane.ToScales(kv_head) + i / 32 * 2));
+#pragma unroll
+  for (int j = 0; j < 8; ++j) values[j] = FromF32<__half>(ToF32(q[j]) * scale);
+}
+
+// FetchTile of values in blocks, rounded to f16: there after the next barrier.
 template <int kD>
-__device__ __forceinline__ void FetchQ8Tile(const KvView& kv, int kv_head, int32_t table_off,
+__device__ __forceinline__ void FetchBlocks(const KvView& kv, int kv_head, int32_t table_off,
                                             int first, int low, int high, std::byte* tile) {
   using S = Shape<kD>;
   constexpr int kRowsAtOnce = kThreads / S::kGroup;  // a multiple of 8
@@ -229,14 +247,7 @@ __device__ __forceinline__ void FetchQ8Tile(const KvView& kv, int kv_head, int32
         const KvPlane& plane = is_v != 0 ? kv.v : kv.k;
         const std::byte* const head = plane.Head(at, kv_head);
         __half values[8] = {};
-        if (valid) {
-          const uint2 bytes = *reinterpret_cast<const uint2*>(head + i);
-          const auto* const q = reinterpret_cast<const int8_t*>(&bytes);
-          const float scale =
-              ToF32(*reinterpret_cast<const __half*>(head + plane.ToScales(kv_head) + i / 32 * 2));
-#pragma unroll
-          for (int j = 0; j < 8; ++j) values[j] = FromF32<__half>(ToF32(q[j]) * scale);
-        }
+        if (valid) LoadEight(plane, head, kv_head, i, values);
         uint4 packed;
         memcpy(&packed, values, sizeof(packed));
         *reinterpret_cast<uint4*>(to + r * S::kRowBytes + c * 16 + is_v * S::kTileBytes) = packed;
@@ -412,8 +423,8 @@ __device__ __forceinline__ void Cap(float factor, float (&s)[kM][kN][4]) {
 
 // Grid: (KV heads in the range, fastest, x tiles of queries; parts). The last tiles of a sequence,
 // which read most, come first.
-// T: what is multiplied; kQ8: K/V are q8_0.
-template <typename T, int kD, bool kQ8>
+// T: what is multiplied; kBlocks: K/V are in blocks.
+template <typename T, int kD, bool kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     AttendTile(const __grid_constant__ AttendArgs a, int n_tiles, const Parts parts) {
   using S = Shape<kD>;
@@ -484,8 +495,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 
     __syncthreads();  // the segment before is done with shared memory
     const auto fetch = [&](int tile, std::byte* to) {
-      if constexpr (kQ8) {
-        FetchQ8Tile<kD>(a.kv, kv_head, meta.table_off, tile * S::kTokens, low, high, to);
+      if constexpr (kBlocks) {
+        FetchBlocks<kD>(a.kv, kv_head, meta.table_off, tile * S::kTokens, low, high, to);
       } else {
         FetchTile<kD>(a.kv, meta.table_off, k, v, tile * S::kTokens, low, high, to);
       }
@@ -683,8 +694,8 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch) {
                    dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(n_parts)), kThreads,
                    S::kSharedBytes, args, static_cast<int>(tiles), parts);
     };
-    if (args.kv.k.dtype == DType::kQ8_0) {
-      if constexpr (kD % int{kQ8Block} == 0) run(AttendTile<__half, kD, true>);
+    if (InBlocks(args.kv.k.dtype)) {
+      if constexpr (kD % int{kBlockValues} == 0) run(AttendTile<__half, kD, true>);
     } else {
       args.kv.k.dtype == DType::kF16 ? run(AttendTile<__half, kD, false>)
                                      : run(AttendTile<__nv_bfloat16, kD, false>);

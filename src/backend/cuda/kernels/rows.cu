@@ -163,13 +163,13 @@ __device__ __forceinline__ void RotateHead(const float* head, const float* norm,
   for (int i = 2 * n_freq + first; i < dk; i += 32 * N) store(i, load(i));
 }
 
-// One warp: the same, each 32 values as int8 with a scale, as StoreQ8Block does. `out` and `scales`
-// are not `head`.
-__device__ __forceinline__ void RotateToQ8(const float* head, const float* norm, float inv,
-                                           const float* cos_sin, int n_freq, int dk, int8_t* out,
-                                           __half* scales) {
-  constexpr int kBlock = kQ8Block;
-  static_assert(kBlock == 32);
+// One warp: the same, in blocks (StoreBlock). `out` and `scales` are not `head`.
+template <typename T>
+__device__ __forceinline__ void RotateToBlocks(const float* head, const float* norm, float inv,
+                                               const float* cos_sin, int n_freq, int dk,
+                                               std::byte* out, std::byte* scales) {
+  constexpr int kBlock = kBlockValues;
+  constexpr int kBytes = std::is_same_v<T, Q4> ? kBlock / 2 : kBlock;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto load = [&](int i) { return norm != nullptr ? head[i] * (inv * norm[i]) : head[i]; };
   for (int first = 0; first < dk; first += kBlock) {
@@ -183,13 +183,7 @@ __device__ __forceinline__ void RotateToQ8(const float* head, const float* norm,
       const float other = load(upper ? at : i + n_freq);
       v = upper ? v * c + other * s : v * c - other * s;
     }
-    const float top = WarpMax(fabsf(v));
-    const bool spoiled = __any_sync(kAllLanes, isnan(v));  // the maximum loses a NaN
-    const __half stored = FromF32<__half>(spoiled ? v * NAN : __fdiv_rn(top, 127.0f));
-    const float scale = ToF32(stored);
-    const float q = scale > 0 ? rintf(__fdiv_rn(v, scale)) : 0.0f;
-    out[i] = static_cast<int8_t>(fminf(fmaxf(q, -127.0f), 127.0f));
-    if (lane == 0) scales[first / kBlock] = stored;
+    StoreBlock<T>(v, out + first / kBlock * kBytes, scales + first / kBlock * 2);
   }
 }
 
@@ -236,8 +230,10 @@ __global__ void __launch_bounds__(kThreads)
                           [[maybe_unused]] std::byte* scales) {
     if (per_head) inv = HeadInverseRms<N>(head, dk, a.qk_norm_eps);
     const float* weights = full ? norm + h * dk : per_head ? norm : nullptr;
-    if constexpr (std::is_same_v<decltype(out), int8_t*>) {
-      RotateToQ8(head, weights, inv, cos_sin, n_freq, dk, out, reinterpret_cast<__half*>(scales));
+    using Out = std::remove_pointer_t<decltype(out)>;
+    if constexpr (kInBlocks<Out>) {
+      RotateToBlocks<Out>(head, weights, inv, cos_sin, n_freq, dk,
+                          reinterpret_cast<std::byte*>(out), scales);
     } else {
       RotateHead<N>(head, weights, inv, cos_sin, n_freq, dk, out);
     }
@@ -256,9 +252,9 @@ __global__ void __launch_bounds__(kThreads)
     } else {
       const int h = item - a.n_heads - n_kv;
       std::byte* out = to.v + h * a.kv.v.head_bytes;
-      if constexpr (std::is_same_v<T, int8_t>) {
-        RotateToQ8(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, reinterpret_cast<T*>(out),
-                   reinterpret_cast<__half*>(out + a.kv.v.ToScales(h)));
+      if constexpr (kInBlocks<T>) {
+        RotateToBlocks<T>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, out,
+                          out + a.kv.v.ToScales(h));
       } else {
         RotateHead<N>(v_row + h * dv, nullptr, 1.0f, nullptr, 0, dv, reinterpret_cast<T*>(out));
       }
@@ -360,9 +356,7 @@ __global__ void __launch_bounds__(kThreads) KeysKernel(const NormQkvRopeAppendAr
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     const int h = i / a.kv.dk;
     const std::byte* head = from + h * plane.head_bytes;
-    a.k_out[int64_t{blockIdx.x} * n + i] =
-        plane.dtype == DType::kQ8_0 ? HeadValue<int8_t>(head, plane.ToScales(h), i - h * a.kv.dk)
-                                    : LoadValue(plane.dtype, head, i - h * a.kv.dk);
+    a.k_out[int64_t{blockIdx.x} * n + i] = KvValue(plane, head, h, i - h * a.kv.dk);
   }
 }
 
@@ -431,7 +425,7 @@ void RopeAppend(const NormQkvRopeAppendArgs& args, float* k, float* v, const Lau
   if (args.n_rows == 0) return;
   WithKvType(args.kv.k.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if constexpr (!std::is_same_v<T, int8_t>) {
+    if constexpr (!kInBlocks<T>) {
       if (CanRotateAppend<T>(args, k, v)) {
         LaunchKernel(RotateAppendKernel<T>, launch, static_cast<uint32_t>(args.n_rows), kThreads, 0,
                      args, k, v);

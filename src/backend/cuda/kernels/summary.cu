@@ -38,7 +38,6 @@ __device__ __forceinline__ void MeanStdBounds(const float* means, const float* s
 template <typename T, int N, bool kSpread>
 __global__ void __launch_bounds__(kThreads)
     SummaryKernel(const __grid_constant__ BlockSummaryArgs a) {
-  constexpr bool kQ8 = std::is_same_v<T, int8_t>;
   // By [token's turn, value]: sums or minima, and maxima; of kMeanStd means, and sums of squared
   // distances from them.
   __shared__ float found[2][kThreads * N];
@@ -77,13 +76,17 @@ __global__ void __launch_bounds__(kThreads)
           const int64_t block = a.kv.block_table[seq.table_off + t / a.kv.block_tokens];
           const int64_t row = block * a.kv.block_tokens + t % a.kv.block_tokens;
           const std::byte* head = base + row * a.kv.k.row_bytes;
-          Pack<T, N> k{};
-          if constexpr (!kQ8) k = LoadPack<N>(reinterpret_cast<const T*>(head) + value);
+          [[maybe_unused]] Pack<T, N> k{};
+          if constexpr (!kInBlocks<T>) k = LoadPack<N>(reinterpret_cast<const T*>(head) + value);
           const float share = kSpread ? 1.0f / (seen += 1) : 0.0f;
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            float v = ToF32(k.v[j]);
-            if constexpr (kQ8) v = HeadValue<T>(head, a.kv.k.ToScales(kv_head), value + j);
+            float v;
+            if constexpr (kInBlocks<T>) {
+              v = HeadValue<T>(head, a.kv.k.ToScales(kv_head), value + j);
+            } else {
+              v = ToF32(k.v[j]);
+            }
             if constexpr (kSpread) {  // Welford: a large mean does not swallow small deviations
               const float away = v - low[j];
               low[j] += away * share;
@@ -399,8 +402,8 @@ void BlockSummary(const BlockSummaryArgs& args, const Launch& launch) {
   const KvView& kv = args.kv;
   WithKvType(kv.k.dtype, [&](auto t) {
     using T = decltype(t);
-    // int8 with scales: a run of neighbours that the compiler joins.
-    constexpr int kWide = sizeof(T) == 1 ? 4 : 16 / sizeof(T);
+    // In blocks: a run of neighbours that the compiler joins.
+    constexpr int kWide = kInBlocks<T> ? 4 : 16 / sizeof(T);
     const bool wide =
         kv.dk % kWide == 0 && AreMultiples(16, kv.k.base, kv.k.row_bytes, kv.k.head_bytes);
     if (args.kind == SummaryKind::kMeanStd) {

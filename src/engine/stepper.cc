@@ -322,6 +322,7 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
     group.EndPromptRows(member, tokens);
   }
   core_.bank->FillWithNoise(group.seq(member));
+  group.residency().Reset(member);
   return {};
 }
 

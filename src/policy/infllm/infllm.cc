@@ -226,7 +226,7 @@ PolicyInfo InfllmPolicy() {
                          "for each query head, on the device",
                 .reads = "b rows, the first and the last ones, K of the last once more, and "
                          "N / 128 keys",
-                .holds = "N rows, the copies (4,992 rows), N / 128 keys; of a layer on the host "
+                .holds = "N rows, the copies (4,864 rows), N / 128 keys; of a layer on the host "
                          "4,736 rows on the device in place of N",
                 .loses =
                     "single facts far back, whose blocks no chunk of the prompt chooses (8 of 8 "

@@ -42,8 +42,10 @@ TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
     f"src/policy/{p}/{p}.cc"
     for p in ("tova", "quest", "duo", "kcache", "h2o", "strided", "kascade", "pyramidkv"))
 BLOCK_CHOICE = "src/policy/block_choice.cc"
-AWAY = "src/bank/away_attention.cc"
+AWAY, LAST_ROWS, RESIDENCY = (
+    f"src/bank/{f}.cc" for f in ("away_attention", "last_rows", "residency"))
 REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
+PLACEMENT = "src/engine/placement.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
 SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
 TOP_P = "src/policy/omnikv/top_p"
@@ -108,11 +110,20 @@ FAULTS = {
         "step.prompt_end - scores_.window() + 2 - step.first_pos"),
     "turned_to_one_past_the_budget": (
         "src/policy/turn_queries.cu", "max(from, a.least), a.most)", "max(from, a.least), a.most + 1)"),
-    "away_keeps_too_few_rows": (AWAY, "BlocksFor(config.reads.max_recent) + 2",
-                                "BlocksFor(config.reads.max_recent)"),
-    "away_rows_of_another_place_go_home": (AWAY, ".by_table = true", ".by_table = false"),
+    "away_keeps_too_few_rows": (LAST_ROWS, "BlocksFor(config.tokens) + 2",
+                                "BlocksFor(config.tokens)"),
+    "away_rows_of_another_place_go_home": (LAST_ROWS, ".by_table = true", ".by_table = false"),
     "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
-    "away_rows_come_one_block_late": (AWAY, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
+    "away_rows_come_one_block_late": (
+        LAST_ROWS, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
+    "last_rows_of_a_prompt_stay_there": (
+        RESIDENCY, "last->StoreHome(layer,", "if (!rows_.prefill) last->StoreHome(layer,"),
+    "last_rows_are_all_there_is": (RESIDENCY, "place.home = place.kv;", ""),
+    "last_rows_of_another_sequence": (
+        LAST_ROWS, "static_cast<int32_t>(q * blocks_ + ", "static_cast<int32_t>("),
+    "last_rows_of_a_file_are_left": (
+        LAST_ROWS, "if (filled_[static_cast<size_t>(q)]) return;", "return;"),
+    "copies_of_a_policy_are_not_counted": (PLACEMENT, "std::max(scores, plan.policy)", "scores"),
     "states_of_the_whole_context_count": (
         COST, "StatesHeld(config, *policy, bank, tokens);",
         "StatesHeld(config, *policy, bank, plan.context);"),
@@ -424,6 +435,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
                "src/policy/block_rule.h": ("policy_test", "Blocks*"),
+               PLACEMENT: ("engine_test", "PlacementTest*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 
@@ -446,7 +458,8 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path != AWAY and path not in HOST_CHECKS and not path.startswith(CPU)]
+                   if path not in (AWAY, LAST_ROWS, RESIDENCY, *HOST_CHECKS)
+                   and not path.startswith(CPU)]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:

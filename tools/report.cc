@@ -87,7 +87,7 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
     lines.push_back(fmt::format(
         "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with {} {} tokens{}",
         Ranges(needs.host_layers, ", "), HumanBytes(needs.kv_host), HumanBytes(needs.working_sets),
-        needs.attends_away ? "the last" : "working sets of", needs.working_set,
+        needs.keeps_last ? "the last" : "working sets of", needs.working_set,
         needs.attends_away ? "; the host attends to the others" : ""));
   }
   return lines;

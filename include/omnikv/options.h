@@ -28,7 +28,8 @@ struct MemoryNeeds {
   std::vector<int32_t> host_layers;  // whose K/V those are
   std::vector<int32_t> host_values;  // layers of which V alone are there
   int64_t working_set = 0;           // tokens of each of them, that the device holds
-  bool attends_away = false;         // the last ones, and the host attends to the others
+  bool keeps_last = false;           // the last ones
+  bool attends_away = false;         // and the host attends to the others
   size_t available = 0;              // the cap given, or what there is
   int64_t context = 0;               // tokens a session can hold
 };

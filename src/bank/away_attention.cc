@@ -2,74 +2,39 @@
 
 #include <algorithm>
 
-#include "base/check.h"
-
 namespace omnikv {
-namespace {
 
-bool IsAway(const BankConfig& bank, const AwayConfig& config, size_t layer) {
-  const LayerSpec& spec = bank.layers[layer];
-  return spec.OneStream() && spec.OnHost() && config.reads.selection_of[layer] >= 0;
-}
-
-// The last tokens may begin anywhere in a block, and steps that ran ahead and are forgotten may
-// have begun one more.
-int64_t BlocksKept(const BankConfig& bank, const AwayConfig& config) {
-  return bank.BlocksFor(config.reads.max_recent) + 2;
-}
-
-}  // namespace
-
-bool AwayAttention::Any(const BankConfig& bank, const AwayConfig& config) {
-  if (config.n_heads == 0 || config.reads.max_recent == 0) return false;
+LastRowsConfig AwayAttention::LastRowsOf(const BankConfig& bank, const AwayConfig& config) {
+  LastRowsConfig last{.layers = std::vector<bool>(bank.layers.size()),
+                      .tokens = config.reads.max_recent,
+                      .n_seqs = config.n_seqs};
+  if (config.n_heads == 0 || config.reads.max_recent == 0) return last;
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    if (IsAway(bank, config, layer)) return true;
+    last.layers[layer] =
+        LastRows::CanKeep(bank.layers[layer]) && config.reads.selection_of[layer] >= 0;
   }
-  return false;
-}
-
-int64_t AwayAttention::KeptTokens(const BankConfig& bank, const AwayConfig& config) {
-  return Any(bank, config) ? BlocksKept(bank, config) * bank.block_tokens : 0;
+  return last;
 }
 
 size_t AwayAttention::Bytes(const BankConfig& bank, const AwayConfig& config) {
-  if (!Any(bank, config)) return 0;
-  size_t row_bytes = 0;
-  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    if (IsAway(bank, config, layer)) row_bytes += bank.RowBytes(layer);
-  }
-  const auto rows = static_cast<size_t>(KeptTokens(bank, config) * bank.max_seqs);
-  return rows * row_bytes + static_cast<size_t>(bank.Rows().table_entries) * sizeof(int32_t) +
+  const LastRowsConfig last = LastRowsOf(bank, config);
+  if (!LastRows::Any(last)) return 0;
+  return LastRows::Bytes(bank, last) +
          static_cast<size_t>(config.n_seqs) * static_cast<size_t>(config.n_heads) * sizeof(float);
 }
 
 Result<std::unique_ptr<AwayAttention>> AwayAttention::Create(Backend& backend, Bank& bank,
                                                              const AwayConfig& config) {
-  std::unique_ptr<AwayAttention> away(
-      new AwayAttention(backend, bank, BlocksKept(bank.config(), config)));
+  std::unique_ptr<AwayAttention> away(new AwayAttention(backend, bank));
+  OKV_ASSIGN_OR_RETURN(away->last_,
+                       LastRows::Create(backend, bank, LastRowsOf(bank.config(), config)));
   OKV_RETURN_IF_ERROR(away->Allocate(config));
   return away;
 }
 
 Status AwayAttention::Allocate(const AwayConfig& config) {
-  const BankConfig& bank = bank_.config();
-  const RowLayout layout = bank.Rows();
-  std::vector<int32_t> entries(static_cast<size_t>(layout.table_entries));
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const auto seq_blocks = static_cast<size_t>(layout.seq_blocks);
-    const auto kept = static_cast<size_t>(blocks_);
-    entries[i] = static_cast<int32_t>(i / seq_blocks * kept + i % seq_blocks % kept);
-  }
-  OKV_ASSIGN_OR_RETURN(entries_, backend_.Allocate(entries.size() * sizeof(int32_t), "last rows"));
-  backend_.Upload(entries_.as(), entries.data(), entries_.size());
-  rows_.resize(bank.layers.size());
-  const auto rows = static_cast<size_t>(KeptTokens(bank, config) * bank.max_seqs);
   int32_t dv = 0;
-  for (size_t layer = 0; layer < rows_.size(); ++layer) {
-    if (!IsAway(bank, config, layer)) continue;
-    OKV_ASSIGN_OR_RETURN(rows_[layer], backend_.Allocate(rows * bank.RowBytes(layer), "last rows"));
-    dv = std::max(dv, bank.layers[layer].dv);
-  }
+  for (const LayerSpec& layer : bank_.config().layers) dv = std::max(dv, layer.dv);
   const size_t heads = static_cast<size_t>(config.n_seqs) * static_cast<size_t>(config.n_heads);
   OKV_ASSIGN_OR_RETURN(lse_, backend_.Allocate(heads * sizeof(float), "last rows"));
   OKV_ASSIGN_OR_RETURN(away_lse_,
@@ -78,42 +43,6 @@ Status AwayAttention::Allocate(const AwayConfig& config) {
                        backend_.AllocateShared(heads * static_cast<size_t>(dv) * sizeof(float),
                                                "attention on the host"));
   return {};
-}
-
-KvView AwayAttention::View(int32_t layer) const {
-  KvView view = bank_.View(layer).MovedTo(rows_[static_cast<size_t>(layer)].as<std::byte>());
-  view.block_table = entries_.as<int32_t>();
-  return view;
-}
-
-void AwayAttention::Fill(int32_t seq) {
-  const int64_t bt = bank_.config().block_tokens;
-  const int64_t length = bank_.Length(seq);
-  const int64_t first = std::max<int64_t>(0, (length + bt - 1) / bt - blocks_);
-  const int64_t before = bank_.TableOffset(seq) / bank_.config().Rows().seq_blocks * blocks_;
-  backend_.Join(Lane::kIn, Lane::kMain);
-  backend_.Join(Lane::kIn, Lane::kOut);
-  for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
-    if (!Has(layer)) continue;
-    const auto row_bytes =
-        static_cast<int64_t>(bank_.config().RowBytes(static_cast<size_t>(layer)));
-    auto* const rows = rows_[static_cast<size_t>(layer)].as<std::byte>();
-    for (int64_t t = first * bt; t < length; t += bt) {
-      bank_.CopyFromHome(layer, seq, t, std::min(t + bt, length),
-                         rows + (before + t / bt % blocks_) * bt * row_bytes);
-    }
-  }
-  backend_.Join(Lane::kMain, Lane::kIn);
-}
-
-void AwayAttention::StoreHome(int32_t layer, const RowMeta* rows, const SeqMeta* seqs,
-                              int32_t n_rows) {
-  backend_.Enqueue(StoreRowsArgs{.from = View(layer),
-                                 .kv = bank_.View(layer),
-                                 .rows = rows,
-                                 .seqs = seqs,
-                                 .n_rows = n_rows,
-                                 .by_table = true});
 }
 
 MergeStatesArgs AwayAttention::Split(int32_t layer, AttendArgs& attend) {

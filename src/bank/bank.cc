@@ -37,7 +37,7 @@ size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
 
 Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
   OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0 &&
-            config.n_stages >= 1 && !config.tables.empty());
+            config.n_stages >= 0 && !config.tables.empty());
   config.pool_tokens = config.PoolTokens();
   const int64_t bt = config.block_tokens;
   // Positions, slots of the pool and entries of the tables are int32.
@@ -98,7 +98,8 @@ Status Bank::Allocate() {
   OKV_ASSIGN_OR_RETURN(device_, tier(TierKind::kDevice));
   OKV_ASSIGN_OR_RETURN(host_, tier(TierKind::kHost));
   const auto n_stages = static_cast<size_t>(config_.n_stages);
-  if (const size_t bytes = StageBytes(config_) / n_stages; bytes > 0) {
+  if (const size_t all = StageBytes(config_); all > 0) {
+    const size_t bytes = all / n_stages;
     staged_.resize(n_stages);
     for (size_t i = 0; i < n_stages; ++i) {
       OKV_ASSIGN_OR_RETURN(Buffer stage, backend_.Allocate(bytes, "K/V on their way"));

@@ -167,7 +167,9 @@ class Bank {
   }
   // Whether some stream of it is on the host.
   bool OnHost(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnHost(); }
-  bool HasHostLayers() const { return !stages_.empty(); }
+  bool HasHostLayers() const { return config_.HasHostLayers(); }
+  // Whether host layers can pass through stages.
+  bool HasStages() const { return !stages_.empty(); }
   // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
   // one once.
   size_t DeviceBytes() const { return BytesInUse(TierKind::kDevice); }
@@ -292,7 +294,7 @@ class Bank {
   std::vector<Stream> streams_;                  // of all layers, layer after layer
   std::vector<std::vector<HeadClass>> classes_;  // [layers]; k and v by number in streams_
   std::unique_ptr<Tier> device_, host_;
-  std::vector<Buffer> stages_;  // [n_stages]; none without host layers
+  std::vector<Buffer> stages_;  // [n_stages]; none without streams on the host
   // What a stage holds, once Lane::kIn gets there: the first `tokens` of a sequence in a layer.
   struct Staged {
     int32_t layer = -1;

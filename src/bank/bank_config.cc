@@ -37,6 +37,11 @@ std::vector<HeadClass> LayerSpec::HeadClasses() const {
   return classes;
 }
 
+bool BankConfig::HasHostLayers() const {
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const LayerSpec& layer) { return layer.OnHost(); });
+}
+
 bool LayerSpec::OnHost() const {
   return std::any_of(streams.begin(), streams.end(),
                      [](const StreamSpec& s) { return s.tier == TierKind::kHost; });

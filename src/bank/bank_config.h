@@ -81,7 +81,8 @@ struct BankConfig {
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
   int64_t step_tokens = 0;  // appended before tokens are dropped, to one sequence at a time
-  int32_t n_stages = 2;     // Bank::StageIn; with one, nothing comes in while a layer is read
+  // Bank::StageIn: with one, nothing comes in while a layer is read; 0: no layer passes through one.
+  int32_t n_stages = 2;
 
   int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
   int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
@@ -95,7 +96,8 @@ struct BankConfig {
   bool IsGlobal(size_t layer) const {
     return tables[static_cast<size_t>(layers[layer].table())].window == 0;
   }
-  RowLayout Rows() const;  // of table 0
+  bool HasHostLayers() const;  // some layer has streams there
+  RowLayout Rows() const;      // of table 0
   // Bytes that a stream of states takes.
   size_t StateBytes(const StateSpec& spec) const;
   // Which streams the layers have, as text, of which the tiers are no part; empty where each layer

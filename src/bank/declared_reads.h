@@ -24,10 +24,15 @@ struct StreamedLayers {
 // before its turn: its K/V may live away from the device, where steps read and write them in place.
 inline constexpr int32_t kFewRows = -2;
 
+// Of a layer whose attention reads the last tokens alone, in prompts too: its K/V may live away
+// from the device, which keeps the rows of the last tokens (bank/last_rows.h). What else the policy
+// needs of it, its own ops read in place (LayerStep::home).
+inline constexpr int32_t kLastRows = -3;
+
 // Layers that read one selection of tokens can keep what they read together.
 struct DeclaredReads {
-  // The selection that each layer reads, below n_selections; kFewRows; -1: everything, or ranges of
-  // tokens.
+  // The selection that each layer reads, below n_selections; kFewRows; kLastRows; -1: everything,
+  // or ranges of tokens.
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;  // that a layer reads by a selection in one step, at most
@@ -37,6 +42,8 @@ struct DeclaredReads {
   // Of a layer with a selection: its plan's ranges are tokens of the last so many, 1 at least, and
   // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
   // ranges (bank/away_attention.h). 0: it reads otherwise.
+  // Of a layer with kLastRows: the attention of a step reads the last so many, back from its last
+  // row. So do the policy's ops, but for those that read in place.
   int64_t max_recent = 0;
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live

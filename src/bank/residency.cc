@@ -10,15 +10,19 @@ Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& ban
                                                      const Keeps& keeps, int32_t max_rows) {
   const bool on_host = bank.HasHostLayers();
   const bool streams = on_host && config.reads.streamed.layers > 0;
-  std::unique_ptr<Residency> residency(new Residency(backend, bank, streams, config.n_seqs));
+  std::unique_ptr<Residency> residency(new Residency(backend, bank, streams));
   if (keeps.rows > 0) {
     OKV_ASSIGN_OR_RETURN(residency->kept_,
                          KeptRows::Create(backend, bank, keeps, config.n_seqs, max_rows));
     residency->bytes_ += residency->kept_->Bytes();
   }
-  if (on_host && AwayAttention::Any(bank.config(), away)) {
+  const LastRowsConfig last = LastRows::ConfigOf(bank.config(), config.reads, config.n_seqs);
+  if (LastRows::Any(AwayAttention::LastRowsOf(bank.config(), away))) {
     OKV_ASSIGN_OR_RETURN(residency->away_, AwayAttention::Create(backend, bank, away));
     residency->bytes_ += AwayAttention::Bytes(bank.config(), away);
+  } else if (LastRows::Any(last)) {
+    OKV_ASSIGN_OR_RETURN(residency->last_, LastRows::Create(backend, bank, last));
+    residency->bytes_ += LastRows::Bytes(bank.config(), last);
   } else if (on_host && WorkingSets::AnyHeld(bank.config(), config)) {
     OKV_ASSIGN_OR_RETURN(residency->sets_, WorkingSets::Create(backend, bank, std::move(config)));
     residency->bytes_ += residency->sets_->Bytes();
@@ -52,7 +56,7 @@ void Residency::StageNext(int32_t layer, int32_t seq, int64_t n) {
 
 Residency::Step::Step(Residency& residency, const StepRows& rows)
     : r_(residency), rows_(rows), staged_before_(residency.bank_.BytesStaged()) {
-  if (r_.bank_.HasHostLayers() && (rows.prefill || r_.streams_)) {
+  if (r_.bank_.HasHostLayers() && r_.last_ == nullptr && (rows.prefill || r_.streams_)) {
     r_.StageFirst(rows.seq, rows.first_pos);
   }
   if (!rows.prefill) r_.decodes_ = true;
@@ -66,7 +70,7 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
 }
 
 bool Residency::Step::Staged(int32_t layer) const {
-  return r_.bank_.OnHost(layer) && (rows_.prefill || r_.streams_);
+  return r_.bank_.OnHost(layer) && r_.last_ == nullptr && (rows_.prefill || r_.streams_);
 }
 
 bool Residency::Step::InPromptStage(int32_t layer) const {
@@ -100,7 +104,10 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
   }
   if (Staged(layer)) return places;
   KvPlace& place = places.front();
-  if (Away(layer)) place.kv = r_.away_->View(layer);
+  if (const LastRows* last = Last(layer); last != nullptr) {
+    place.home = place.kv;
+    place.kv = last->View(layer);
+  }
   if (InSet(layer)) place.slot = r_.sets_->OwnRows(layer);
   if (r_.kept_ != nullptr && r_.kept_->Governs(layer)) {
     r_.kept_->SetPositions(layer, place.kv);
@@ -112,7 +119,9 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
 }
 
 void Residency::Step::AfterAppend(int32_t layer) {
-  if (Away(layer)) r_.away_->StoreHome(layer, rows_.rows, rows_.seqs, rows_.n_rows);
+  if (LastRows* last = Last(layer); last != nullptr) {
+    last->StoreHome(layer, rows_.rows, rows_.seqs, rows_.n_rows);
+  }
   if (!Staged(layer)) return;
   // The layer's past is on its way already. That of a later one sets out here, into the stage that
   // the layer before this has left, or after the layer where there is but one stage.
@@ -174,15 +183,16 @@ void Residency::Step::EndStep() {
 }
 
 void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t from_q) {
-  filled_[static_cast<size_t>(q)] = false;
+  if (last_ != nullptr) last_->Begin(q, seq);
+  if (away_ != nullptr) away_->last().Begin(q, seq);
   if (kept_ != nullptr) {
     kept_->Begin(q, seq, from != nullptr ? from->kept_.get() : nullptr, from_q);
   }
 }
 
 Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
-  if (away_ != nullptr && !prefill && !filled_[static_cast<size_t>(q)]) away_->Fill(seq);
-  filled_[static_cast<size_t>(q)] = !prefill;
+  if (last_ != nullptr) last_->Fill(q, seq);
+  if (away_ != nullptr) prefill ? away_->last().Forget(q) : away_->last().Fill(q, seq);
   if (kept_ != nullptr) return kept_->Append(q, seq, n, prefill, chooses);
   return bank_.Append(seq, n);
 }
@@ -197,7 +207,8 @@ void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {
 }
 
 void Residency::Reset(int32_t seq) {
-  filled_[static_cast<size_t>(seq)] = false;
+  if (last_ != nullptr) last_->Forget(seq);
+  if (away_ != nullptr) away_->last().Forget(seq);
   if (sets_ != nullptr) sets_->Reset(seq);
   streamed_bytes_ = 0;
 }

@@ -14,6 +14,7 @@
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
 #include "bank/kept_rows.h"
+#include "bank/last_rows.h"
 #include "bank/prompt_stage.h"
 #include "bank/working_sets.h"
 
@@ -37,6 +38,8 @@ struct StepRows {
 // Where a layer's new rows go, and where its attention finds all rows.
 struct KvPlace {
   KvView kv;
+  // Where all rows of the layer are, the step's own included, if `kv` has the last ones alone.
+  std::optional<KvView> home;
   KvSlot slot;  // its `row` by number of the sequence in StepRows::seqs
   // The step's rows and sequences as `kv` numbers them; null: StepRows says it.
   const RowMeta* rows = nullptr;
@@ -155,7 +158,12 @@ class Residency {
     bool InSet(int32_t layer) const { return !rows_.prefill && HasSelected(layer); }
     // Whether the host attends to some of its tokens.
     bool Away(int32_t layer) const {
-      return !rows_.prefill && r_.away_ != nullptr && r_.away_->Has(layer);
+      return !rows_.prefill && r_.away_ != nullptr && r_.away_->last().Has(layer);
+    }
+    // The last rows of the layer, where the step has these alone on the device; else null.
+    LastRows* Last(int32_t layer) const {
+      if (Away(layer)) return &r_.away_->last();
+      return r_.last_ != nullptr && r_.last_->Has(layer) ? r_.last_.get() : nullptr;
     }
 
     Residency& r_;
@@ -178,8 +186,8 @@ class Residency {
   size_t StreamedBytes() const { return streamed_bytes_; }
 
  private:
-  Residency(Backend& backend, Bank& bank, bool streams, int32_t n_seqs)
-      : backend_(backend), bank_(bank), streams_(streams), filled_(static_cast<size_t>(n_seqs)) {}
+  Residency(Backend& backend, Bank& bank, bool streams)
+      : backend_(backend), bank_(bank), streams_(streams) {}
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
   // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead,
@@ -195,7 +203,7 @@ class Residency {
   std::unique_ptr<WorkingSets> sets_;    // null: no layer is read through one
   std::unique_ptr<KeptRows> kept_;       // null: no rows are forgotten by choice
   std::unique_ptr<AwayAttention> away_;  // null: the device attends to everything
-  std::vector<bool> filled_;  // [n_seqs]: AwayAttention::Fill, and nothing but decode steps since
+  std::unique_ptr<LastRows> last_;       // of all host layers, if steps read them so; else null
   size_t bytes_ = 0;
   size_t streamed_bytes_ = 0;
 };

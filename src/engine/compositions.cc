@@ -13,9 +13,17 @@ bool Forgets(const Policy& policy) {
 bool NothingForTheHost(const Policy& policy) {
   const DeclaredReads reads = policy.Reads();
   const bool values = std::count(reads.few_values.begin(), reads.few_values.end(), true) > 0;
-  const bool few_rows =
-      std::count(reads.selection_of.begin(), reads.selection_of.end(), kFewRows) > 0;
-  return reads.n_selections == 0 && reads.streamed.layers == 0 && !values && !few_rows;
+  const auto has = [&](int32_t how) {
+    return std::count(reads.selection_of.begin(), reads.selection_of.end(), how) > 0;
+  };
+  return reads.n_selections == 0 && reads.streamed.layers == 0 && !values && !has(kFewRows) &&
+         !has(kLastRows);
+}
+bool ReadsMoreThanTheLast(const Policy& policy) {
+  const DeclaredReads reads = policy.Reads();
+  return reads.selection_of.empty() ||
+         std::any_of(reads.selection_of.begin(), reads.selection_of.end(),
+                     [](int32_t how) { return how != kLastRows; });
 }
 bool RunsPasses(const Policy& policy) {
   return policy.Kept().passes;
@@ -30,6 +38,11 @@ constexpr UseRule kRules[] = {
     {Use::kBesideHostKv, "K/V on the host for another policy", Forgets,
      "policy {0} forgets rows, and cannot run where K or V of layers are on the host, as the "
      "policy of the engine has them: open the engine with {0}"},
+    {Use::kBesideLastRows, "K/V on the host, with the last rows alone on the device",
+     ReadsMoreThanTheLast,
+     "policy {0} reads more than the last tokens of a prompt, and cannot run where the policy of "
+     "the engine, {1}, leaves no room for more of the layers on the host: open the engine with "
+     "{0}"},
     {Use::kStreamedBatch, "a batch over streamed layers", Always,
      "policy {0} passes layers through the card one after another, and cannot serve a batch of "
      "{1} sequences"},

@@ -14,12 +14,13 @@
 namespace omnikv {
 
 enum class Use : uint8_t {
-  kPlacedOnHost,   // opened with `place` host: its own layers live there
-  kBesideHostKv,   // in an engine of another policy, which has K or V of layers on the host
-  kStreamedBatch,  // in a batch, where its group's layers are streamed
-  kStreamedStep,   // in a step that other sequences share, where they are
-  kOthersHeads,    // in an engine whose policy gives back tokens of KV heads that it reads
-  kWindowLayers,   // on a model with sliding-window layers
+  kPlacedOnHost,    // opened with `place` host: its own layers live there
+  kBesideHostKv,    // in an engine of another policy, which has K or V of layers on the host
+  kBesideLastRows,  // the same, which keeps the last rows of them alone on the device
+  kStreamedBatch,   // in a batch, where its group's layers are streamed
+  kStreamedStep,    // in a step that other sequences share, where they are
+  kOthersHeads,     // in an engine whose policy gives back tokens of KV heads that it reads
+  kWindowLayers,    // on a model with sliding-window layers
 };
 
 struct UseRule {

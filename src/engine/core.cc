@@ -190,6 +190,9 @@ double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq,
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
   if (core.bank->HasHostLayers()) {
     OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideHostKv, policy, name));
+    if (!core.bank->HasStages()) {
+      OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideLastRows, policy, name, core.options.policy.name));
+    }
   }
   Status status;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {

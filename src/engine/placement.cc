@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
+#include "engine/asking_backend.h"
 #include "engine/compositions.h"
 #include "model/forward.h"
 #include "model/limits.h"
@@ -89,6 +90,18 @@ PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
           .dk = config.head_dim,
           .max_context = context,
           .inv_freq = std::vector<const float*>(static_cast<size_t>(n_layers), nullptr)};
+}
+
+PolicyContext ContextOn(Backend& backend, const ModelConfig& config, const BankConfig& bank,
+                        const MemoryPlan& plan) {
+  PolicyContext context = ContextOf(config, plan.context);
+  context.backend = &backend;
+  context.max_rows = plan.chunk;
+  context.by_layer = plan.by_layer;
+  context.fetches = plan.host_layers > 0;
+  context.row_layout = bank.Rows();
+  context.selection_tokens = static_cast<int64_t>(backend.SelectionBytes() / bank.RowBytes(0));
+  return context;
 }
 
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
@@ -198,11 +211,26 @@ struct KvSize {
   size_t fixed = 0;
 };
 
+// What a policy keeps of its own in a session of such a plan; 0 where it cannot be prepared.
+size_t PolicyBytes(const PolicyOptions& options, const ModelConfig& config, const MemoryPlan& plan,
+                   const Backend& backend) {
+  const auto info = ResolvePolicy(options.name, config.name, GlobalLayers(config));
+  if (!info.ok()) return 0;
+  auto settings = PolicySettings::Parse((*info)->name, (*info)->settings, options.settings);
+  if (!settings.ok()) return 0;
+  AskingBackend counts(backend);
+  const std::unique_ptr<Policy> policy = (*info)->make();
+  const BankConfig bank = MakeBankConfig(config, plan, /*max_sessions=*/1);
+  return policy->Prepare(ContextOn(counts, config, bank, plan), *settings).ok() ? policy->Bytes()
+                                                                                : 0;
+}
+
 // Where the layers of a card's model go.
 class Placement {
  public:
-  Placement(const EngineOptions& options, const ModelConfig& config, size_t room)
-      : options_(options), config_(config), room_(room) {}
+  Placement(const EngineOptions& options, const ModelConfig& config, const Backend& backend,
+            size_t room)
+      : options_(options), config_(config), backend_(backend), room_(room) {}
 
   // Sends as few layers to the host, of those that the policy's `reads` let go, as make `plan` fit,
   // or all of them, or none where V alone are there; false when that is not enough, with plan.tiers
@@ -211,16 +239,17 @@ class Placement {
     const DeclaredReads reads = ReadsByLayer(config_, declared);
     const StreamedLayers& streamed = reads.streamed;
     plan.attends_away =
-        reads.max_recent > 0 &&
+        reads.n_selections > 0 && reads.max_recent > 0 &&
         (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
-    std::vector<size_t> can_go;    // by working sets or stages, or attended to away: these go first
+    // By working sets, stages or last rows, or attended to away: these go first.
+    std::vector<size_t> can_go;
     std::vector<size_t> in_place;  // is how they would be read
     int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
       if (global) --after;
       if ((reads.selection_of[layer] >= 0 && (reads.by_token || plan.attends_away)) ||
-          (global && after < streamed.layers)) {
+          reads.selection_of[layer] == kLastRows || (global && after < streamed.layers)) {
         can_go.push_back(layer);
       } else if (reads.selection_of[layer] == kFewRows) {
         in_place.push_back(layer);
@@ -235,8 +264,11 @@ class Placement {
         for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
           plan.tiers[can_go[i]] = TierKind::kHost;
         }
+        const BankConfig bank = MakeBankConfig(config_, plan, options_.max_sessions);
+        const bool staged = !LastRows::Any(LastRows::ConfigOf(bank, reads, options_.max_sessions));
         for (int32_t stages = most; stages >= least; --stages) {
-          plan.stages = std::max(std::min(2, least), std::min(stages, static_cast<int32_t>(n)));
+          const int32_t useful = std::min(stages, static_cast<int32_t>(n));
+          plan.stages = staged ? std::max(std::min(2, least), useful) : 0;
           if (Fits(reads, asked, plan)) return true;
         }
       }
@@ -259,7 +291,9 @@ class Placement {
       MemoryPlan placed = plan;
       placed.may_leave = true;
       PlanPolicy(config_, **policy, options_.max_sessions, placed);
-      const bool fits = Placement(other, config_, room_).Place((*policy)->Reads(), 0, placed);
+      placed.policy = PolicyBytes({.name = info.name}, config_, placed, backend_);
+      const Placement placement(other, config_, backend_, room_);
+      const bool fits = placement.Place((*policy)->Reads(), 0, placed);
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
     if (names.empty()) return "";
@@ -267,12 +301,12 @@ class Placement {
                        fmt::join(names, " or "));
   }
 
-  // What policies keep beside the K/V: states, and about scores of all heads for one query and a
-  // few more.
+  // What policies keep beside the K/V: states, and what the engine's policy keeps of its own, but
+  // room for scores of all heads for one query and a few more at least.
   size_t PolicyRoom(const MemoryPlan& plan) const {
-    return plan.states + static_cast<size_t>(plan.context) *
-                             static_cast<size_t>(config_.n_heads + 64) * 4 *
-                             static_cast<size_t>(options_.max_sessions);
+    const size_t scores =
+        static_cast<size_t>(plan.context) * static_cast<size_t>(config_.n_heads + 64) * 4;
+    return plan.states + std::max(scores, plan.policy) * static_cast<size_t>(options_.max_sessions);
   }
 
  private:
@@ -292,7 +326,9 @@ class Placement {
     WorkingSetConfig sets{
         .reads = reads,
         .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
-    const size_t stages = Bank::StageBytes(bank);
+    const LastRowsConfig last = LastRows::ConfigOf(bank, reads, options_.max_sessions);
+    plan.keeps_last = LastRows::Any(last);
+    const size_t stages = Bank::StageBytes(bank) + LastRows::Bytes(bank, last);
     const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
     const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
     if (least > room_) return false;
@@ -305,7 +341,9 @@ class Placement {
           static_cast<size_t>(reads.max_tokens) + more, static_cast<size_t>(plan.context) + 1));
       sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(reads.max_tokens));
     }
-    plan.working_set = reads.n_selections > 0 ? sets.n_slots : 0;
+    plan.working_set = plan.keeps_last ? static_cast<int32_t>(LastRows::KeptTokens(bank, last))
+                       : reads.n_selections > 0 ? sets.n_slots
+                                                : 0;
     plan.working_sets = stages + sessions * WorkingSets::Bytes(bank, sets);
     plan.policies = room_ - plan.kv - plan.prompt - plan.working_sets;
     return true;
@@ -313,10 +351,10 @@ class Placement {
 
   // Where the host attends to what is there.
   bool FitsAway(const DeclaredReads& reads, const BankConfig& bank, MemoryPlan& plan) const {
-    const AwayConfig away{.reads = reads,
-                          .n_heads = config_.n_heads,
-                          .n_seqs = std::min(options_.max_sessions, kMaxBatch)};
-    plan.working_set = static_cast<int32_t>(AwayAttention::KeptTokens(bank, away));
+    const AwayConfig away{
+        .reads = reads, .n_heads = config_.n_heads, .n_seqs = options_.max_sessions};
+    const LastRowsConfig last = AwayAttention::LastRowsOf(bank, away);
+    plan.working_set = static_cast<int32_t>(LastRows::KeptTokens(bank, last));
     plan.working_sets = Bank::StageBytes(bank) + AwayAttention::Bytes(bank, away);
     const size_t fixed = plan.kv + plan.prompt + plan.working_sets;
     if (fixed + PolicyRoom(plan) > room_) return false;
@@ -326,6 +364,7 @@ class Placement {
 
   const EngineOptions& options_;
   const ModelConfig& config_;
+  const Backend& backend_;
   size_t room_;  // bytes for K/V and all that goes with them
 };
 
@@ -397,6 +436,7 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .prompt = plan.prompt,
                     .working_sets = plan.working_sets,
                     .working_set = plan.working_set,
+                    .keeps_last = plan.attends_away || plan.keeps_last,
                     .attends_away = plan.attends_away,
                     .available = plan.available,
                     .context = plan.context};
@@ -565,6 +605,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
     PlanPolicy(config, **policy, options.max_sessions, plan);
+    if (card) plan.policy = PolicyBytes(options.policy, config, plan, backend);
     OKV_RETURN_IF_ERROR(CheckHostReads(options, (*policy)->Reads()));
   }
   const char* field = card ? "`gpu_memory`" : "`host_memory`";
@@ -579,7 +620,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const KvSize kv(config, plan, options.max_sessions);
   const size_t fits = kv.Fits(room, sessions);
   const auto asked = static_cast<size_t>(plan.context);
-  const Placement placement(options, config, room);
+  const Placement placement(options, config, backend, room);
   const bool all_here =
       fits >= asked + kBlockTokens &&
       (!card || room >= kv.Most(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));

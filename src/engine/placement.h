@@ -36,6 +36,7 @@ struct MemoryPlan {
   bool by_layer = false;  // prompts pass layer by layer (docs/decisions/046)
   size_t prompt = 0;      // what such a prompt of `context` tokens takes meanwhile
   size_t states = 0;      // that the policy keeps of `context` tokens in every session
+  size_t policy = 0;      // that the engine's policy keeps in a session, states apart; on a card
   size_t policies = 0;    // left for what policies keep beside the K/V, states included
   size_t available = 0;   // what there is, at most the cap
   std::string limit;      // that, for sentences: "`gpu_memory` 24.00 GiB"
@@ -49,6 +50,7 @@ struct MemoryPlan {
   int32_t host_layers = 0;        // layers whose K and V are there
   size_t kv_host = 0;             // all that is there
   size_t working_sets = 0;        // on the card, for that: working sets, and stages
+  bool keeps_last = false;        // the last rows of host layers (LastRows), and no stages
   int32_t stages = 2;             // BankConfig::n_stages
   int32_t working_set = 0;        // tokens of each of them in a working set
   bool attends_away = false;      // the host attends to what is there, without working sets
@@ -75,6 +77,10 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 // The model as its policies see it, for sessions of `context` tokens: without memory for their
 // state, and without rotations.
 PolicyContext ContextOf(const ModelConfig& config, int64_t context);
+
+// The same with a backend, in an engine of such a plan whose bank is `bank`.
+PolicyContext ContextOn(Backend& backend, const ModelConfig& config, const BankConfig& bank,
+                        const MemoryPlan& plan);
 
 // A policy prepared for a model without memory, for sessions of `context` tokens, with some layers'
 // K/V on the host (`fetches`) or none; kInvalidArgument where the model or a setting is against it.

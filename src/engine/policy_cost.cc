@@ -53,17 +53,16 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
                           bool placed, int64_t tokens) {
   PolicyCost cost;
   const std::unique_ptr<Policy> policy = info.make();
-  PolicyContext context = ContextOf(config, plan.context);
-  context.backend = &backend;
-  context.max_rows = plan.chunk;
-  context.by_layer = placed && plan.by_layer;
-  context.fetches = placed && plan.host_layers > 0;
   const BankConfig planned = MakeBankConfig(config, plan, /*max_sessions=*/1);
-  context.row_layout = planned.Rows();
-  context.selection_tokens = static_cast<int64_t>(backend.SelectionBytes() / planned.RowBytes(0));
+  PolicyContext context = ContextOn(backend, config, planned, plan);
+  context.by_layer = placed && context.by_layer;
+  context.fetches = placed && context.fetches;
   OKV_RETURN_IF_ERROR(policy->Prepare(context, settings));
   MemoryPlan own = plan;  // the policy's
-  if (!placed) own.tiers.clear();
+  if (!placed) {
+    own.tiers.clear();
+    own.stages = MemoryPlan{}.stages;
+  }
   PlanPolicy(config, *policy, /*max_sessions=*/1, own);
   BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
   bank.pool_tokens = plan.context;

@@ -349,6 +349,7 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
     group.EndPasses(member, group.policy().ChooseAfterPasses(member, tokens));
   }
   core_.bank->FillWithNoise(group.seq(member));
+  group.residency().Reset(member);
   return {};
 }
 

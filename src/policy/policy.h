@@ -70,6 +70,9 @@ struct LayerStep {
   bool chooses = false;
   bool by_layer = false;           // prefill: the prompt passes layer by layer
   const SeqMeta* steps = nullptr;  // AttendArgs::seqs with all tokens, where that has held rows
+  // All rows of the layer, which ops may read in place, where AttendArgs::kv has the last ones
+  // alone; null: it has them all.
+  const KvView* home = nullptr;
   int32_t head_class = 0;          // of Policy::HeadClasses: the heads that take part
   int32_t seq = 0;                 // prefill: the rows' sequence, of SeqMeta
   // prefill: the pass of Policy::Passes whose rows these are, behind prompt_end; -1: the prompt's.

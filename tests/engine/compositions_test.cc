@@ -233,6 +233,12 @@ TEST(Compositions, TheHostTier) {
         EXPECT_EQ(session.status().message(), Sentence(Use::kBesideHostKv, other.name));
         continue;
       }
+      if (!CoreOf(**engine).bank->HasStages() && RuleOf(Use::kBesideLastRows).refuses(*prepared)) {
+        EXPECT_EQ(session.status().code(), StatusCode::kUnsupported);
+        EXPECT_EQ(session.status().message(),
+                  Sentence(Use::kBesideLastRows, other.name, info.name));
+        continue;
+      }
       ASSERT_TRUE(session.ok()) << session.status().message();
       const auto away = RunSession(**engine, policy);
       const auto here = RunSession(*near, policy);
@@ -253,8 +259,9 @@ TEST(Compositions, TheHostTier) {
       EXPECT_EQ(SharedStep(**engine, policy).message(), Sentence(Use::kStreamedStep, other.name));
     }
   }
-  // omnikv, brutal_offload, kcache, whose V alone go, blocks and quest, which are attended to away.
-  EXPECT_EQ(opened, 5);
+  // omnikv, brutal_offload, kcache, whose V alone go, blocks and quest, which are attended to away,
+  // and infllm.
+  EXPECT_EQ(opened, 6);
 }
 
 // Layers with a sliding window lose rows as passes over a prompt go on.

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <string>
 
 #include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
@@ -31,6 +33,16 @@ struct Case {
   PolicyOptions policy;
   const char* place = "auto";
 };
+
+// A window of 40 tokens, so that most of a text is far, and copies of three blocks beside it.
+const PolicyOptions kInfllm{.name = "infllm",
+                            .settings = {{"budget", "32"},
+                                         {"block", "16"},
+                                         {"sinks", "16"},
+                                         {"recent", "40"},
+                                         {"representatives", "2"},
+                                         {"chunk", "24"},
+                                         {"cache", "3"}}};
 
 class HostLayers : public OnDevice {
  protected:
@@ -79,7 +91,8 @@ class HostLayers : public OnDevice {
                        {"dense_after_filter", "0"}},
           .force_indices = true},
          "host"},
-        {"V in place", {.name = "kcache", .settings = {{"budget", "24"}}}}};
+        {"V in place", {.name = "kcache", .settings = {{"budget", "24"}}}},
+        {"the last rows", kInfllm, "host"}};
   }
 };
 
@@ -195,6 +208,58 @@ TEST_P(HostLayers, FiveHundredSteps) {
   EXPECT_EQ(expected.size(), 500u);
   EXPECT_EQ(run({.name = "brutal_offload", .settings = {{"layers", "5"}, {"ahead", "1"}}}, "auto"),
             expected);
+  EXPECT_EQ(run(kInfllm, "host"), run(kInfllm, "device"));
+}
+
+// Sequences of other lengths in one batch, each with last rows of its own, and one from a file, of
+// which the device has none at first.
+TEST_P(HostLayers, TheLastRowsOfABatchAndOfAFile) {
+  const auto host = Open(kInfllm, "host", 3);
+  const auto near = Open(kInfllm, "device");
+  const std::string file = testing::TempDir() + "last_rows_" + GetParam() + ".ctx";
+  const auto together = [](Engine& engine) {
+    const auto batch = *Batch::Open(CoreOf(engine), kInfllm, 2);
+    std::vector<Batch::Next> next;
+    for (const size_t n : {150, 260}) {
+      next.push_back({.member = *batch->Join(Tokens(n, n)), .token = 7});
+    }
+    return *batch->Generate(next, 70);
+  };
+  EXPECT_EQ(together(*host), together(*near));
+
+  const auto go_on = [&](Engine& engine) {
+    const auto session = *engine.NewSession(kInfllm);
+    EXPECT_TRUE(session->Prompt(Tokens(230, 5)).ok());
+    EXPECT_TRUE(session->Save(file).ok());
+    const auto again = *engine.Restore(file);
+    std::vector<int32_t> turn = Tokens(230, 5);
+    for (const int32_t t : Tokens(30, 8)) turn.push_back(t);
+    EXPECT_TRUE(again->Prompt(turn).ok());  // goes on
+    EXPECT_EQ(again->stats().recomputed_tokens, 0);
+    return again->Generate({.max_tokens = 20, .ignore_eos = true})->tokens;
+  };
+  EXPECT_EQ(go_on(*host), go_on(*near));
+  std::remove(file.c_str());
+}
+
+// Of layers on the host, the device has the last rows and what the policy keeps, and no stage.
+TEST_P(HostLayers, TheLastRowsAreAllThatTheDeviceHolds) {
+  const auto engine = Open(kInfllm, "host");
+  const EngineCore& core = CoreOf(*engine);
+  const auto session = *engine->NewSession(kInfllm);
+  ASSERT_TRUE(session->Prompt(Tokens(500, 1)).ok());
+  ASSERT_TRUE(session->Generate({.max_tokens = 9, .ignore_eos = true}).ok());
+  const size_t row = core.bank->config().RowBytes(0);
+  // 63 tokens are in the window of a chunk's rows: one block, and two more.
+  EXPECT_EQ(core.plan.working_set, 3 * 64);
+  const auto table = static_cast<size_t>(core.bank->config().Rows().table_entries) * 4;
+  EXPECT_EQ(core.set_bytes, 6 * 3 * 64 * row + table);
+  EXPECT_EQ(core.plan.working_sets, 3 * 6 * 3 * 64 * row + table) << "of three sessions";
+  EXPECT_EQ(core.plan.policy, core.policy_bytes);
+  EXPECT_EQ(core.bank->DeviceBytes(), 0u);
+  const SessionStats stats = session->stats();
+  EXPECT_EQ(stats.held_bytes.device, core.set_bytes + core.policy_bytes);
+  EXPECT_EQ(stats.held_bytes.host, 6 * 8 * 64 * row);  // eight blocks
 }
 
 // A step brings the past of each host layer, whole, once.

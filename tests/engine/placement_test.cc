@@ -208,6 +208,31 @@ TEST_F(PlacementTest, WhatCannotBeFetchedIsAttendedToAway) {
   EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("tail is all"));
 }
 
+// Of layers whose attention reads the last tokens alone, the card keeps these and no stage; what
+// the policy copies is counted before anything is opened.
+TEST_F(PlacementTest, TheLastRowsAndThePolicysCopiesAreCounted) {
+  options_.policy = {.name = "infllm"};
+  EXPECT_EQ(Plan(64 * kGiB)->host_layers, 0);
+  const auto plan = Plan(24 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_GT(plan->host_layers, 0);
+  EXPECT_TRUE(NeedsOf(*plan, Card(24 * kGiB)).keeps_last);
+  EXPECT_FALSE(plan->attends_away);
+  // A window of 4,096 and a chunk of 512, a block where they begin and one that ran ahead.
+  EXPECT_EQ(plan->working_set, 4096 + 512 + 2 * 64);
+  EXPECT_EQ(Bank::StageBytes(MakeBankConfig(config_, *plan, 1)), 0u);
+  const size_t rows = static_cast<size_t>(plan->host_layers * plan->working_set) * 4096;
+  EXPECT_EQ(plan->working_sets, rows + 131072 / 64 * 4);
+  // Copies of 38 blocks in each of 32 layers.
+  EXPECT_GT(plan->policy, size_t{32} * 38 * 128 * 4096);
+  EXPECT_LE(plan->policy, plan->policies);
+  EXPECT_LE(OnCard(*plan), 24 * kGiB);
+  options_.place = "host";
+  EXPECT_EQ(Plan(24 * kGiB)->host_layers, 32);
+  options_.policy.settings = {{"recent", "131072"}};  // nothing is far
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("reads no layer sparsely"));
+}
+
 TEST_F(PlacementTest, AWorkingSetThatIsAskedForIsCounted) {
   options_.place = "host";
   const auto by_itself = Plan(27 * kGiB);
@@ -344,9 +369,10 @@ TEST_F(PlacementTest, NamesThePoliciesUnderWhichItFits) {
       options_.place = place;
       EXPECT_THAT(
           Plan(20 * kGiB).status().message(),
-          HasSubstr("`place` auto `policy` blocks or brutal_offload or kcache or omnikv or quest"));
+          HasSubstr("`place` auto `policy` blocks or brutal_offload or infllm or kcache or omnikv "
+                    "or quest"));
       EXPECT_THAT(Plan(17 * kGiB).status().message(),
-                  EndsWith("`place` auto `policy` blocks or brutal_offload or quest"));
+                  EndsWith("`place` auto `policy` blocks or brutal_offload or infllm or quest"));
       EXPECT_THAT(Plan(15 * kGiB).status().message(), Not(HasSubstr("`policy`")));
     }
   }

@@ -8,6 +8,14 @@
 #include "policy/turn_queries.h"
 
 namespace omnikv {
+namespace {
+
+// Where far tokens are read.
+const KvView& HomeOf(const LayerStep& step, const AttendArgs& attend) {
+  return step.home != nullptr ? *step.home : attend.kv;
+}
+
+}  // namespace
 
 Status FarMemory::Prepare(const PolicyContext& context, const FarShape& shape,
                           int32_t representatives, int32_t rows) {
@@ -181,7 +189,7 @@ void FarMemory::Attend(const LayerStep& step, const AttendArgs& attend, int32_t 
   AttendArgs far = attend;
   far.kv = View(step.layer, attend.kv);
   backend.Enqueue(CopyFar(
-      copies_.At({.from = attend.kv,
+      copies_.At({.from = HomeOf(step, attend),
                   .to = far.kv,
                   .pos = const_cast<int32_t*>(far.kv.pos),  // NOLINT: it is this policy's own
                   .seqs = attend.seqs,
@@ -218,7 +226,7 @@ void FarMemory::Weigh(const LayerStep& step, const AttendArgs& attend) {
                                             .stride = stride_,
                                             .scale = attend.scale,
                                             .softcap = attend.softcap})));
-  backend.Enqueue(Represent(keys_made_.At({.kv = attend.kv,
+  backend.Enqueue(Represent(keys_made_.At({.kv = HomeOf(step, attend),
                                            .seqs = attend.seqs,
                                            .sums = Sums(step.layer),
                                            .keys = Keys(step.layer),

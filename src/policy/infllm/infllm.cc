@@ -114,6 +114,13 @@ class Infllm : public Policy {
     far_.Weigh(step, attend);
   }
 
+  // The window. What is copied of a layer, and the keys of its blocks, come from home.
+  DeclaredReads Reads() const override {
+    if (context_.max_context <= shape_.recent) return {};
+    const int64_t rows = chunk_ > 0 ? chunk_ : std::min<int64_t>(kChunk, shape_.recent);
+    return {.selection_of = std::vector<int32_t>(static_cast<size_t>(context_.n_layers), kLastRows),
+            .max_recent = shape_.recent + rows - 1};
+  }
   int64_t TokensRead(int32_t, const SeqLength& at) const override {
     return at.tokens - shape_.LeftOut(at.tokens - 1);
   }
@@ -214,11 +221,13 @@ PolicyInfo InfllmPolicy() {
       .facts = {.source = "InfLLM, Xiao et al. 2024",
                 .chooses = "at every step, and every chunk of a prompt, for all heads, by the "
                            "tokens of each block that had the most weight in the window",
-                .keeps = "all rows, copies of the first rows and of the blocks chosen last, "
-                         "and a key of each block for each query head, on the device",
+                .keeps = "all rows, which may live on the host but for the last ones; copies of "
+                         "the first rows and of the blocks chosen last, and a key of each block "
+                         "for each query head, on the device",
                 .reads = "b rows, the first and the last ones, K of the last once more, and "
                          "N / 128 keys",
-                .holds = "N rows, the copies (4,992 rows), N / 128 keys",
+                .holds = "N rows, the copies (4,864 rows), N / 128 keys; of a layer on the host "
+                         "4,736 rows on the device in place of N",
                 .loses =
                     "single facts far back, whose blocks no chunk of the prompt chooses (8 of 8 "
                     "answers)"},

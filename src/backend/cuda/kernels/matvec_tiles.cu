@@ -424,6 +424,7 @@ void LaunchRows(const Work& work, const Launch& launch) {
       return Launch16<DType::kF16, kNTiles>(work, launch);
     case DType::kQ8_0:
       return LaunchTiles<DType::kQ8_0, kNTiles, 2>(work, launch);
+    case DType::kQ4_0:  // a format of K/V alone
     case DType::kF32:
       return;
   }

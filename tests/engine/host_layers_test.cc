@@ -16,6 +16,7 @@
 #include "lanes_backend.h"
 #include "model/generated.h"
 #include "on_device.h"
+#include "two_groups.h"
 
 namespace omnikv {
 namespace {
@@ -48,11 +49,12 @@ class HostLayers : public OnDevice {
  protected:
   static bool on_card() { return GetParam() == "cuda"; }
   std::unique_ptr<Engine> Open(const PolicyOptions& policy, const std::string& place,
-                               uint32_t seed = 0, const std::string& host_reads = "auto") const {
+                               uint32_t seed = 0, const std::string& host_reads = "auto",
+                               int32_t max_sessions = 3) const {
     auto core = std::make_unique<EngineCore>();
     core->options.context = kContext;
     core->options.prefill_chunk = 48;
-    core->options.max_sessions = 3;
+    core->options.max_sessions = max_sessions;
     core->options.place = place;
     core->options.host_reads = host_reads;
     if (host_reads == "attend") core->options.kv_dtype = "f32";
@@ -240,6 +242,21 @@ TEST_P(HostLayers, TheLastRowsOfABatchAndOfAFile) {
   };
   EXPECT_EQ(go_on(*host), go_on(*near));
   std::remove(file.c_str());
+}
+
+// New rows of two groups are computed in one place; each group has last rows of its own.
+TEST_P(HostLayers, TheLastRowsInStepsOfTwoGroups) {
+  PolicyOptions policy = kInfllm;
+  for (auto& [key, value] : policy.settings) {
+    if (key == "chunk") value = "40";
+  }
+  PolicyOptions other = policy;
+  other.settings[0] = {"budget", "16"};
+  const auto near =
+      LogitsOfTwoGroups(*Open(policy, "device", 5, "auto", /*max_sessions=*/8), policy, other);
+  const auto away = LogitsOfTwoGroups(*Open(policy, "host", 5, "auto", 8), policy, other);
+  ASSERT_EQ(near.size(), away.size());
+  for (size_t i = 0; i < near.size(); ++i) ASSERT_EQ(near[i], away[i]) << "logits " << i;
 }
 
 // Of layers on the host, the device has the last rows and what the policy keeps, and no stage.

@@ -239,6 +239,39 @@ TEST_P(KvzipTest, SaysWhatItCannotDo) {
             "policy kvzip: chunk is 100, expected a multiple of 64 (tokens of a block of K/V)");
 }
 
+// A pass asks for a part of the context in the model's own format, and from the second one on says
+// where the part begins.
+TEST(KvzipText, IsARequestAndThePart) {
+  const auto engine = Load({.model = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf",
+                            .context = 512,
+                            .prefill_chunk = 48});
+  const auto session = Take(engine->NewSession(Kvzip()));
+  std::vector<int32_t> prompt(150);
+  std::iota(prompt.begin(), prompt.end(), 20);
+  const auto passes = GroupOf(*session).policy().Passes(prompt);
+  ASSERT_TRUE(passes.ok());
+  ASSERT_EQ(passes->size(), 3u);
+  const auto tokens = [&](const char* text, bool special) {
+    return *engine->Tokenize(text, /*add_special=*/false, special);
+  };
+  const std::vector<int32_t> end = tokens("<|end|><|assistant|>", true);
+  ASSERT_EQ(end.size(), 2u);
+  for (size_t pass = 0; pass < 3; ++pass) {
+    std::vector<int32_t> expected =
+        pass == 0
+            ? tokens("\n\nRepeat the previous context exactly.", false)
+            : tokens("\n\nRepeat the part of the previous context exactly, starting with ", false);
+    const auto begin = prompt.begin() + static_cast<ptrdiff_t>(64 * pass);
+    if (pass > 0) expected.insert(expected.end(), begin - 8, begin);
+    expected.insert(expected.end(), end.begin(), end.end());
+    expected.insert(expected.end(), begin, pass < 2 ? begin + 64 : prompt.end());
+    EXPECT_EQ((*passes)[pass], expected) << pass;
+  }
+  ASSERT_TRUE(session->Prompt(prompt).ok());
+  EXPECT_EQ(GroupOf(*session).length(0), 150);
+  EXPECT_LT(session->stats().attended_tokens, 150 * 0.3 + 5);
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, KvzipTest, testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace

@@ -256,8 +256,8 @@ __device__ __forceinline__ void StoreBlock(float v, std::byte* values, std::byte
     const float near = __fadd_rn(__fmul_rn(v, inverse), 8.5f);
     const int code = near > 0 ? static_cast<int>(fminf(near, 15.0f)) : 0;
     const int upper = __shfl_down_sync(kAllLanes, code, 16);
-    if (lane < 16)
-      reinterpret_cast<Q4*>(values)[lane].pair = static_cast<uint8_t>(code | upper << 4);
+    const auto pair = static_cast<uint8_t>(code | upper << 4);
+    if (lane < 16) reinterpret_cast<Q4*>(values)[lane].pair = pair;
   }
   if (lane == 0) *reinterpret_cast<__half*>(scale_to) = stored;
 }

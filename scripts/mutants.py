@@ -170,9 +170,9 @@ FAULTS = {
     "kvzip_chooses_one_fewer": (
         "src/policy/kvzip/share.cc", "int64_t left = Chosen(tokens);",
         "int64_t left = Chosen(tokens) - 1;"),
-    "kvzip_heads_read_what_the_largest_keeps": (
-        "src/policy/kvzip/head_rows.cc", "const int32_t bounds[] = {static_cast<int32_t>(Rows(seq, layer)), kToEnd};",
-        "const int32_t bounds[] = {counts.empty() ? 0 : counts[layer * n_kv_heads_], kToEnd};"),
+    "kvzip_layers_hold_what_the_first_head_keeps": (
+        "src/policy/kvzip/head_rows.cc", "return *std::max_element(first, first + n_kv_heads_);",
+        "return *first;"),
     "passes_leave_their_rows": (
         "src/engine/stepper.cc", "  group_->CutTo(member_, total());\n  pass_row_ = 0;",
         "  pass_row_ = 0;"),

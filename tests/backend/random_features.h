@@ -127,7 +127,7 @@ inline bool GoTogether(size_t a, size_t b) {
     return (within(a, first, last) && within(b, other_first, other_last)) ||
            (within(b, first, last) && within(a, other_first, other_last));
   };
-  return a == b || !(both(kBf16, kQ8) || both(kLogits, kHeadMax) || both(kMeanHeads, kSumHeads) ||
+  return a == b || !(both(kBf16, kQ4) || both(kLogits, kHeadMax) || both(kMeanHeads, kSumHeads) ||
                      both(kSumQueries, kDecayedQueries) || both(kFewRows, kChunk) ||
                      between(kDecode, kDecode, kFewRows, kFewRows) ||
                      between(kLastPlace, kLastPlace, kFewRows, kFewRows) ||  // a place has one row

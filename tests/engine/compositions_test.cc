@@ -129,7 +129,7 @@ TEST(Compositions, TheTablesHaveEveryRowOnce) {
   EXPECT_EQ(pairs.size(), kinds.size() * (kinds.size() + 1) / 2);
   std::set<Use> uses;
   for (const UseRule& rule : UseRules()) EXPECT_TRUE(uses.insert(rule.use).second);
-  EXPECT_EQ(uses.size(), 6u);
+  EXPECT_EQ(uses.size(), 7u);
   for (const PolicyInfo& info : AllPolicies()) {
     SCOPED_TRACE(info.name);
     EXPECT_EQ(kinds.count(info.kind), 1u);

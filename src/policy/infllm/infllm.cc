@@ -70,12 +70,13 @@ class Infllm : public Policy {
     shape_.most = static_cast<int32_t>(std::min(most, blocks));
     shape_.cache = static_cast<int32_t>(std::min(settings.Int("cache"), blocks));
     shape_.rest = (2 * (shape_.block - 1) + std::max(chunk_, 1)) / shape_.block;
+    PolicyContext steps = context;  // as large as this policy's are
+    steps.max_rows = std::min(context.max_rows, std::max(chunk_, context.max_seqs));
     OKV_RETURN_IF_ERROR(far_.Prepare(
-        context, shape_, static_cast<int32_t>(settings.Int("representatives")), chunk_));
+        steps, shape_, static_cast<int32_t>(settings.Int("representatives")), chunk_));
     if (context.backend == nullptr) return {};
     OKV_ASSIGN_OR_RETURN(
-        lse_,
-        memory_.Take(*context.backend, int64_t{context.max_rows} * context.n_heads, "weights"));
+        lse_, memory_.Take(*context.backend, int64_t{steps.max_rows} * context.n_heads, "weights"));
     return {};
   }
 
@@ -168,7 +169,7 @@ class Infllm : public Policy {
   int32_t chunk_ = 0;      // rows of a chunk; 0: not known yet
   bool far_step_ = false;  // what is being recorded
   PolicyMemory memory_;
-  Buffer lse_;  // f32 [max_rows, n_heads]
+  Buffer lse_;  // f32 [rows of a step, n_heads]
   FarMemory far_;
 };
 

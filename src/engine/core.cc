@@ -188,6 +188,9 @@ double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq,
 }
 
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
+  if (GlobalLayers(core.config) < core.config.n_layers) {
+    OKV_RETURN_IF_ERROR(CheckUse(Use::kWindowLayers, policy, name, core.config.name));
+  }
   if (core.bank->HasHostLayers()) {
     OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideHostKv, policy, name));
     if (!core.bank->HasStages()) {

@@ -56,10 +56,6 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
-  if (GlobalLayers(core.config) < core.config.n_layers) {
-    OKV_RETURN_IF_ERROR(
-        CheckUse(Use::kWindowLayers, group->policy(), group->policy_name(), core.config.name));
-  }
   DeclaredReads reads = group->policy().Reads();
   if (!reads.by_token) reads.n_selections = 0;  // no working set can hold one
   const auto least = static_cast<int32_t>(reads.max_tokens);

@@ -26,12 +26,14 @@ const std::string kHeadsOf8 = TestData("tests/golden/policy_model");
 
 Result<std::unique_ptr<Engine>> Load(const std::string& device, const std::string& kv_dtype,
                                      const std::string& model = kShipped) {
-  return Engine::Load({.model = model,
-                       .device = device,
-                       .threads = 2,
-                       .context = 1500,
-                       .kv_dtype = kv_dtype,
-                       .precision = "full"});
+  return Engine::Load(
+      {.model = model,
+       .device = device,
+       .threads = 2,
+       .context = 1500,
+       .kv_dtype = kv_dtype,
+       .precision = "full",
+       .prefill_chunk = 256});  // policies keep numbers of its rows: on any device as many
 }
 
 // The longest text of the goldens that fits.

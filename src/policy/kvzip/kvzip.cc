@@ -230,8 +230,7 @@ PolicyInfo KvzipPolicy() {
                          "on the device",
                 .reads = "the rows that each KV head keeps and the later ones",
                 .holds = "as many rows as the layer's largest KV head keeps, and the later ones",
-                .loses = "some single facts (3 of 8 answers in 1,024 "
-                         "tokens; 4 of 8 with ratio=0.125)"},
+                .loses = "few single facts (1 of 8 answers; 2 of 8 with ratio=0.125)"},
       .kind = PolicyKind::kForgets,
       .knob = {.key = "ratio"},
       .settings = {{.key = "ratio",

@@ -17,6 +17,8 @@
 #              that served; the policies against their oracle in NumPy
 #   policies   what every policy must keep
 #   engine     sessions, batches, steps that run ahead, working sets of other sizes
+#   passes     the policy that reads its prompt again
+#   formats    logits of every policy with K/V in blocks of few bits, beside f16
 #   tiers      sessions with layers on the host answer what others do
 #   robust     late transfers change no bit; every failure ends in a sentence and leaks nothing
 #   answers    prompts to the shipped model, every policy: the same tokens as on the CPU
@@ -30,8 +32,8 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=check
-all_parts=(machine build parity backend goldens policies engine tiers robust answers text memory
-  memcheck racecheck initcheck)
+all_parts=(machine build parity backend goldens policies engine passes formats tiers robust answers
+  text memory memcheck racecheck initcheck)
 out=gpu_check
 # shellcheck source=scripts/gpu_lib.sh
 . "$root/scripts/gpu_lib.sh"
@@ -129,8 +131,8 @@ fi
 
 # --- build
 
-tests=(parity_cuda_test cuda_backend_test engine_test policy_test robustness_test host_layers_test
-  card_text_test)
+tests=(parity_cuda_test cuda_backend_test engine_test policy_test kvzip_test kv_format_test
+  robustness_test host_layers_test card_text_test)
 if [ -x "$root/bin/parity_cuda_test" ]; then
   program() { echo "$root/bin/$1"; }
   export OMNIKV_TEST_DATA=$root/test_data
@@ -219,6 +221,17 @@ if wanted engine; then
   begin engine
   run_tests "$(program engine_test)" '*/cuda'
   finish_tests "" 30
+fi
+
+if wanted passes; then
+  begin passes
+  run_tests "$(program kvzip_test)" '*cuda*'
+  finish_tests
+fi
+if wanted formats; then
+  begin formats
+  run_tests "$(program kv_format_test)" '*cuda_*'
+  finish_tests "" 20
 fi
 
 model=${OMNIKV_MODEL:-}

@@ -81,7 +81,8 @@ struct BankConfig {
   int64_t pool_tokens = 0;  // of all sequences together; 0: max_tokens
   int32_t max_seqs = 1;
   int64_t step_tokens = 0;  // appended before tokens are dropped, to one sequence at a time
-  // Bank::StageIn: with one, nothing comes in while a layer is read; 0: no layer passes through one.
+  // Bank::StageIn: with one, nothing comes in while a layer is read; 0: no layer passes through
+  // one.
   int32_t n_stages = 2;
 
   int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }

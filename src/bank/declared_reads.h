@@ -82,8 +82,9 @@ struct Keeps {
   // of a sequence that has so many tokens after the prompt. Empty: as many in each.
   std::vector<int64_t> layer_rows;
   std::function<int64_t(int32_t layer, int64_t tokens)> rows_after;
-  // Where the choice of a first prompt comes after passes over all of its rows (Policy::Passes), and
-  // says how many of them stay: `layer_rows` are then the most, and `rows_after` is what to expect.
+  // Where the choice of a first prompt comes after passes over all of its rows (Policy::Passes),
+  // and says how many of them stay: `layer_rows` are then the most, and `rows_after` is what to
+  // expect.
   bool passes = false;
 
   bool LayersDiffer() const { return !layer_rows.empty(); }

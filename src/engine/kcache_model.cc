@@ -31,9 +31,7 @@ KcacheStep KcacheStepOf(const CardRates& card, const KcacheLoad& load) {
   const int32_t others = load.layers - first;
   const double chosen =
       others * BytesOf(load, static_cast<double>(std::min(load.top, load.context)));
-  KcacheStep step{.weights = load.weight_bytes,
-                  .k = load.layers * layer,
-                  .v_card = first * layer};
+  KcacheStep step{.weights = load.weight_bytes, .k = load.layers * layer, .v_card = first * layer};
   (card.from_host_bytes_s > 0 ? step.v_bus : step.v_card) += chosen;
   return Timed(card, load, step);
 }

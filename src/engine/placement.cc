@@ -243,7 +243,7 @@ class Placement {
         (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
     // By working sets, stages or last rows, or attended to away: these go first.
     std::vector<size_t> can_go;
-    std::vector<size_t> in_place;  // is how they would be read
+    std::vector<size_t> in_place;           // is how they would be read
     int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;

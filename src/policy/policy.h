@@ -73,8 +73,8 @@ struct LayerStep {
   // All rows of the layer, which ops may read in place, where AttendArgs::kv has the last ones
   // alone; null: it has them all.
   const KvView* home = nullptr;
-  int32_t head_class = 0;          // of Policy::HeadClasses: the heads that take part
-  int32_t seq = 0;                 // prefill: the rows' sequence, of SeqMeta
+  int32_t head_class = 0;  // of Policy::HeadClasses: the heads that take part
+  int32_t seq = 0;         // prefill: the rows' sequence, of SeqMeta
   // prefill: the pass of Policy::Passes whose rows these are, behind prompt_end; -1: the prompt's.
   int32_t pass = -1;
 };

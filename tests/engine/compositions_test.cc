@@ -273,9 +273,9 @@ TEST(Compositions, ModelsWithWindows) {
   options.prefill_chunk = 48;
   options.max_sessions = 2;
   options.policy = {.name = "full"};
-  const auto engine =
-      *LoadEngine(options, MadeUpModel(config, DType::kF32),
-                  [] { return Result<std::unique_ptr<Backend>>(std::make_unique<Card>()); });
+  const auto engine = *LoadEngine(options, MadeUpModel(config, DType::kF32), [] {
+    return Result<std::unique_ptr<Backend>>(std::make_unique<Card>());
+  });
   int refused = 0;
   for (const PolicyInfo& info : AllPolicies()) {
     if (!RuleOf(Use::kWindowLayers).refuses(*Prepared(Small(info)))) continue;

@@ -305,14 +305,13 @@ INSTANTIATE_TEST_SUITE_P(
                                          "policies_expected_attention", "policies_h2o",
                                          "policies_blocks", "policies_strided", "policies_kascade",
                                          "policies_omnikv", "policies_omnikv_indexed",
-                                         "policies_infllm", "policies_pyramidkv",
-                                         "policies_kvzip", "policies_kvpress")),
+                                         "policies_infllm", "policies_pyramidkv", "policies_kvzip",
+                                         "policies_kvpress")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(
     Devices, PolicyOracleOnItsEngine,
     ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
-                       ::testing::Values("policies_duo", "policies_pyramidkv",
-                                         "policies_kvzip")),
+                       ::testing::Values("policies_duo", "policies_pyramidkv", "policies_kvzip")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Away, PolicyOracle,
                          ::testing::Combine(::testing::Values("ref_away", "cpu_away", "cuda_away"),

@@ -158,10 +158,9 @@ TEST_P(EveryPolicy, PromptsAreAsDenseAsItSays) {
   }
 }
 
-// Where K/V live never changes a bit, whatever the working sets hold; where the host attends to some
-// of them, the sum of two attentions is rounded. (A card's kernels cut a
-// choice into other pieces than the slots that stand in for it: there slots are the same to the
-// bit.)
+// Where K/V live never changes a bit, whatever the working sets hold; where the host attends to
+// some of them, the sum of two attentions is rounded. (A card's kernels cut a choice into other
+// pieces than the slots that stand in for it: there slots are the same to the bit.)
 TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
   if (!has_tiers()) GTEST_SKIP() << "a host backend has no tier beside its own";
   for (const SettingList& settings : TestSettings(info())) {

@@ -72,8 +72,8 @@ class Infllm : public Policy {
     shape_.rest = (2 * (shape_.block - 1) + std::max(chunk_, 1)) / shape_.block;
     PolicyContext steps = context;  // as large as this policy's are
     steps.max_rows = std::min(context.max_rows, std::max(chunk_, context.max_seqs));
-    OKV_RETURN_IF_ERROR(far_.Prepare(
-        steps, shape_, static_cast<int32_t>(settings.Int("representatives")), chunk_));
+    OKV_RETURN_IF_ERROR(
+        far_.Prepare(steps, shape_, static_cast<int32_t>(settings.Int("representatives")), chunk_));
     if (context.backend == nullptr) return {};
     OKV_ASSIGN_OR_RETURN(
         lse_, memory_.Take(*context.backend, int64_t{steps.max_rows} * context.n_heads, "weights"));

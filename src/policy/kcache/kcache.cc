@@ -103,7 +103,8 @@ PolicyInfo KcachePolicy() {
                "K of all tokens on the device, V on the host where the engine may place them there",
            .reads = "K of N tokens, K and V of b; the first layers N rows",
            .holds = "K of N tokens on the device, V of N tokens on the host",
-           .loses = "nothing (0 of 8 answers); a step reads more than half of the bytes that it reads under full"},
+           .loses = "nothing (0 of 8 answers); a step reads more than half of the bytes that it "
+                    "reads under full"},
       .kind = PolicyKind::kSelects,
       .knob = {.key = "budget"},
       .settings = {{.key = "budget",

@@ -286,6 +286,26 @@ struct CostVisitor {
     for (int32_t l = 0; l < a.lists; ++l) n += U(a.n[l]);
     return {.bytes_read = n * U(a.row_bytes) + 8 * n, .bytes_written = n * U(a.row_bytes)};
   }
+  Cost operator()(const ListPiecesArgs& a) const {
+    Cost c{.bytes_read = (sizeof(SeqMeta) + 4) * U(a.n_seqs),
+           .bytes_written = (2 * sizeof(SeqMeta) + 4) * U(a.n_seqs)};
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      c.bytes_read += 4 * U(a.count[s]);
+      c.bytes_written += 4 * U(a.count[s]) * U(a.per_unit);
+    }
+    return c;
+  }
+  Cost operator()(const PieceTableArgs& a) const {
+    Cost c{.bytes_read = (sizeof(SeqMeta) + 12) * U(a.n_seqs)};
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      const uint64_t last = U(a.bounds[2 * s + 1] - a.bounds[2 * s]) / U(a.piece_tokens);
+      c.bytes_read += 8 * U(a.count[s]) + 4 * last;
+      c.bytes_written += 4 * (U(a.count[s]) + last);
+    }
+    return c;
+  }
   Cost operator()(const NextTokenArgs& a) const {
     const uint64_t seen = a.sample != nullptr ? 4 * U(SeenWords(a.vocab)) : 0;
     return {.bytes_read = (4 * U(a.vocab) + seen) * U(a.n_rows), .bytes_written = 12 * U(a.n_rows)};
@@ -371,6 +391,8 @@ struct NameVisitor {
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
+  std::string_view operator()(const ListPiecesArgs&) const { return "ListPieces"; }
+  std::string_view operator()(const PieceTableArgs&) const { return "PieceTable"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
   std::string_view operator()(const PickHeadsArgs&) const { return "PickHeads"; }

@@ -404,6 +404,58 @@ struct FetchRowsArgs {
   bool operator==(const FetchRowsArgs&) const = default;
 };
 
+// Selections of units, for slots that each hold a piece of them: a unit, or a block of K/V where
+// units are larger. For each sequence s that has rows in the step, with i < count[s], j < per_unit:
+//   to_index[s][i * per_unit + j] = index[s][i] * per_unit + j;  to_count[s] = count[s] * per_unit
+// Others list nothing. And every sequence as the ops know it that take pieces for tokens, and as a
+// PieceTable numbers it:
+//   by_piece[s] = seqs[s], but kv_len = the pieces that its tokens begin
+//   by_table[s] = seqs[s], but table_off = s * table_stride
+struct ListPiecesArgs {
+  const SeqMeta* seqs = nullptr;   // [n_seqs]
+  const int32_t* index = nullptr;  // [n_seqs, capacity], [count]: ascending units, all of them full
+  const int32_t* count = nullptr;  // [n_seqs]
+  int32_t* to_index = nullptr;     // [n_seqs, to_capacity]
+  int32_t* to_count = nullptr;     // [n_seqs]
+  SeqMeta* by_piece = nullptr;     // [n_seqs]
+  SeqMeta* by_table = nullptr;     // [n_seqs]
+  int32_t capacity = 0;
+  int32_t to_capacity = 0;
+  int32_t per_unit = 1;
+  int32_t piece_tokens = 1;
+  int32_t table_stride = 0;
+  int32_t n_seqs = 1;
+
+  bool operator==(const ListPiecesArgs&) const = default;
+};
+
+// A block table of pieces, of all that a plan reads: listed pieces are in slots, and those of the
+// plan's range of last tokens in rows of their own, whose block table is `last`. For each sequence
+// s that has rows in the step, with i < count[s], and for each piece p that begins in bounds[s]:
+//   table[s][index[s][i]] = slots[s][i]
+//   table[s][p] = first_last + last[seqs[s].table_off + p / per_block] * per_block + p % per_block
+// Other entries stay. REQUIRES a range that begins where a piece does.
+struct PieceTableArgs {
+  const SeqMeta* seqs = nullptr;    // [n_seqs]
+  const int32_t* index = nullptr;   // [n_seqs, capacity], [count]: pieces before the range
+  const int32_t* count = nullptr;   // [n_seqs]
+  const int32_t* slots = nullptr;   // [n_seqs, capacity]
+  const int32_t* bounds = nullptr;  // [n_seqs, 2]: tokens
+  const int32_t* last = nullptr;    // as KvView's
+  int32_t* table = nullptr;         // [n_seqs, table_stride]
+  int32_t capacity = 0;
+  int32_t table_stride = 0;
+  int32_t first_last = 0;  // pieces before those rows
+  int32_t piece_tokens = 1;
+  int32_t per_block = 1;  // pieces of a block of `last`
+  int32_t n_seqs = 1;
+
+  bool operator==(const PieceTableArgs&) const = default;
+  OMNIKV_HOST_DEVICE int32_t OfLast(int32_t s, int32_t p) const {
+    return first_last + last[seqs[s].table_off + p / per_block] * per_block + p % per_block;
+  }
+};
+
 // Where the rows of a step stand in a table whose sequences have lost tokens: row i of a sequence
 // there is the i-th of those that it holds. With place(p) = min(p - gone[s], most):
 //   to_rows[r] = {rows[r].seq, place(rows[r].pos)}
@@ -612,8 +664,8 @@ using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRo
                         BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs,
                         IndexScoreArgs, RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs,
                         AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs, WorkingSetArgs,
-                        FetchRowsArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs,
-                        LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
+                        FetchRowsArgs, ListPiecesArgs, PieceTableArgs, NextTokenArgs, MergeStatesArgs,
+                        PickHeadsArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -36,9 +36,15 @@ struct DeclaredReads {
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;  // that a layer reads by a selection in one step, at most
-  // Whether a selection is a list of single tokens, the same for all KV heads: else no working set
-  // can hold it.
+  // Whether a selection is a list of single tokens, the same for all KV heads, which is made before
+  // the layers that read it (Policy::Selected): a working set holds it.
   bool by_token = true;
+  // Of other selections, which stand in the plans alone: the tokens that an index of their list
+  // stands for, where one list serves all KV heads, and how many tokens a list has at most. Layers
+  // that follow each other read one selection. The list may be held on the device, unit by unit,
+  // and the ranges beside it (bank/fetched_units.h). 0: no working set can hold a selection.
+  int32_t unit = 0;
+  int64_t max_listed = 0;
   // Of a layer with a selection: its plan's ranges are tokens of the last so many, 1 at least, and
   // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
   // ranges (bank/away_attention.h). 0: it reads otherwise.
@@ -49,6 +55,10 @@ struct DeclaredReads {
   // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
   // away from the device, where steps read and write them in place. By layer, or empty: none.
   std::vector<bool> few_values;
+
+  // Whether working sets can hold selections, and the slots that they need at least, in tokens.
+  bool CanFetch() const { return by_token || (unit > 0 && max_recent > 0); }
+  int64_t LeastSlots() const { return by_token ? max_tokens : max_listed; }
 };
 
 // A selection as one step made it: a list of single tokens, then a range by bounds. It is the plan

@@ -41,7 +41,8 @@ size_t LastRows::Bytes(const BankConfig& bank, const LastRowsConfig& config) {
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
     if (config.layers[layer]) row_bytes += bank.RowBytes(layer);
   }
-  return static_cast<size_t>(KeptTokens(bank, config) * config.n_seqs) * row_bytes +
+  const int64_t kept = KeptTokens(bank, config) * config.n_seqs;
+  return static_cast<size_t>(config.rows_before + kept) * row_bytes +
          static_cast<size_t>(bank.Rows().table_entries) * sizeof(int32_t);
 }
 
@@ -49,6 +50,7 @@ LastRows::LastRows(Backend& backend, Bank& bank, const LastRowsConfig& config)
     : backend_(backend),
       bank_(bank),
       blocks_(BlocksKept(bank.config(), config)),
+      rows_before_(config.rows_before),
       rows_(bank.config().layers.size()),
       filled_(static_cast<size_t>(config.n_seqs)) {}
 
@@ -65,7 +67,8 @@ Status LastRows::Allocate(const LastRowsConfig& config) {
   OKV_ASSIGN_OR_RETURN(entries_, backend_.Allocate(entries * sizeof(int32_t), "last rows"));
   const std::vector<int32_t> any(entries);
   backend_.Upload(entries_.as(), any.data(), entries_.size());
-  const auto rows = static_cast<size_t>(KeptTokens(bank, config) * config.n_seqs);
+  const auto rows =
+      static_cast<size_t>(config.rows_before + KeptTokens(bank, config) * config.n_seqs);
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     if (!config.layers[layer]) continue;
     OKV_ASSIGN_OR_RETURN(rows_[layer], backend_.Allocate(rows * bank.RowBytes(layer), "last rows"));
@@ -74,8 +77,8 @@ Status LastRows::Allocate(const LastRowsConfig& config) {
 }
 
 KvView LastRows::View(int32_t layer) const {
-  KvView view = bank_.View(layer).MovedTo(rows_[static_cast<size_t>(layer)].as<std::byte>());
-  view.block_table = entries_.as<int32_t>();
+  KvView view = bank_.View(layer).MovedTo(Blocks(layer));
+  view.block_table = table();
   return view;
 }
 
@@ -101,7 +104,7 @@ void LastRows::Fill(int32_t q, int32_t seq) {
     if (!Has(layer)) continue;
     const auto row_bytes =
         static_cast<int64_t>(bank_.config().RowBytes(static_cast<size_t>(layer)));
-    auto* const rows = rows_[static_cast<size_t>(layer)].as<std::byte>();
+    auto* const rows = Blocks(layer);
     for (int64_t t = first * bt; t < length; t += bt) {
       bank_.CopyFromHome(layer, seq, t, std::min(t + bt, length),
                          rows + (q * blocks_ + t / bt % blocks_) * bt * row_bytes);

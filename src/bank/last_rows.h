@@ -17,6 +17,7 @@ struct LastRowsConfig {
   std::vector<bool> layers;  // of the bank: whose rows. REQUIRES LastRows::CanKeep
   int64_t tokens = 0;        // that a step reads at most, back from its last row
   int32_t n_seqs = 1;        // of a group
+  int64_t rows_before = 0;   // of others, in the memory of each layer
 };
 
 // Enqueues at record time, like a policy. Thread-compatible.
@@ -39,6 +40,11 @@ class LastRows {
   bool Has(int32_t layer) const { return rows_[static_cast<size_t>(layer)].size() != 0; }
   // By position as in Bank::View.
   KvView View(int32_t layer) const;
+  // Its memory: rows_before rows, and then the blocks of table().
+  std::byte* Memory(int32_t layer) const {
+    return rows_[static_cast<size_t>(layer)].as<std::byte>();
+  }
+  const int32_t* table() const { return entries_.as<int32_t>(); }
 
   // Sequence q of SeqMeta is `seq` of the bank from now on.
   void Begin(int32_t q, int32_t seq);
@@ -53,10 +59,16 @@ class LastRows {
  private:
   LastRows(Backend& backend, Bank& bank, const LastRowsConfig& config);
   Status Allocate(const LastRowsConfig& config);
+  // The first row of the layer's blocks.
+  std::byte* Blocks(int32_t layer) const {
+    const size_t row_bytes = bank_.config().RowBytes(static_cast<size_t>(layer));
+    return Memory(layer) + static_cast<size_t>(rows_before_) * row_bytes;
+  }
 
   Backend& backend_;
   Bank& bank_;
   int64_t blocks_;            // of a sequence
+  int64_t rows_before_;
   Buffer entries_;            // int32: a block table as the bank's, of those blocks
   std::vector<Buffer> rows_;  // [layers]: blocks of all sequences; empty: not of this layer
   std::vector<bool> filled_;  // [n_seqs]

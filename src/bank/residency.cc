@@ -23,7 +23,10 @@ Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& ban
   } else if (LastRows::Any(last)) {
     OKV_ASSIGN_OR_RETURN(residency->last_, LastRows::Create(backend, bank, last));
     residency->bytes_ += LastRows::Bytes(bank.config(), last);
-  } else if (on_host && WorkingSets::AnyHeld(bank.config(), config)) {
+  } else if (FetchedUnits::AnyHeld(bank.config(), config)) {
+    OKV_ASSIGN_OR_RETURN(residency->units_, FetchedUnits::Create(backend, bank, config));
+    residency->bytes_ += FetchedUnits::Bytes(bank.config(), config);
+  } else if (on_host && config.reads.by_token && WorkingSets::AnyHeld(bank.config(), config)) {
     OKV_ASSIGN_OR_RETURN(residency->sets_, WorkingSets::Create(backend, bank, std::move(config)));
     residency->bytes_ += residency->sets_->Bytes();
   }
@@ -63,6 +66,7 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
   if (r_.kept_ != nullptr && rows.stage == nullptr) {
     r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill);
   }
+  if (r_.units_ != nullptr) selected_.resize(static_cast<size_t>(r_.units_->n_selections()));
   if (r_.sets_ == nullptr) return;
   selected_.resize(static_cast<size_t>(r_.sets_->n_selections()));
   // Decode rows of the same step would lose what they selected themselves.
@@ -135,7 +139,15 @@ void Residency::Step::AfterAppend(int32_t layer) {
 
 void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
   if (InSet(layer)) r_.sets_->Resolve(layer, attend);
+  if (Listed(layer)) ReadListed(layer, attend);
   if (Away(layer)) merge_ = r_.away_->Split(layer, attend);
+}
+
+void Residency::Step::ReadListed(int32_t layer, AttendArgs& attend) {
+  const auto selection = static_cast<size_t>(r_.units_->SelectionOf(layer));
+  if (!selected_[selection]) r_.units_->Select(layer, attend);
+  selected_[selection] = true;
+  r_.units_->Resolve(layer, attend);
 }
 
 void Residency::Step::AfterAttend() {
@@ -185,6 +197,7 @@ void Residency::Step::EndStep() {
 void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t from_q) {
   if (last_ != nullptr) last_->Begin(q, seq);
   if (away_ != nullptr) away_->last().Begin(q, seq);
+  if (units_ != nullptr) units_->last().Begin(q, seq);
   if (kept_ != nullptr) {
     kept_->Begin(q, seq, from != nullptr ? from->kept_.get() : nullptr, from_q);
   }
@@ -193,6 +206,7 @@ void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t fro
 Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
   if (last_ != nullptr) last_->Fill(q, seq);
   if (away_ != nullptr) prefill ? away_->last().Forget(q) : away_->last().Fill(q, seq);
+  if (units_ != nullptr) prefill ? units_->last().Forget(q) : units_->last().Fill(q, seq);
   if (kept_ != nullptr) return kept_->Append(q, seq, n, prefill, chooses);
   return bank_.Append(seq, n);
 }
@@ -210,10 +224,12 @@ void Residency::Reset(int32_t seq) {
   if (last_ != nullptr) last_->Forget(seq);
   if (away_ != nullptr) away_->last().Forget(seq);
   if (sets_ != nullptr) sets_->Reset(seq);
+  if (units_ != nullptr) units_->Reset(seq);
   streamed_bytes_ = 0;
 }
 
-std::optional<WorkingSets::Counters> Residency::Count() const {
+std::optional<SlotCounters> Residency::Count() const {
+  if (units_ != nullptr) return units_->Count();
   if (sets_ == nullptr) return {};
   return sets_->Count();
 }

@@ -1,5 +1,5 @@
 // Where the K/V that a step reads and writes are: at home in the device's memory, in a stage that a
-// layer passes through whole, or in a working set of selected rows. The layer loop asks, and knows
+// layer passes through whole, or in slots for selected rows. The layer loop asks, and knows
 // nothing of it.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include "bank/away_attention.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
+#include "bank/fetched_units.h"
 #include "bank/kept_rows.h"
 #include "bank/last_rows.h"
 #include "bank/prompt_stage.h"
@@ -160,9 +161,15 @@ class Residency {
     bool Away(int32_t layer) const {
       return !rows_.prefill && r_.away_ != nullptr && r_.away_->last().Has(layer);
     }
+    // Whether what its plan lists comes to slots.
+    bool Listed(int32_t layer) const {
+      return !rows_.prefill && r_.units_ != nullptr && r_.units_->SelectionOf(layer) >= 0;
+    }
+    void ReadListed(int32_t layer, AttendArgs& attend);
     // The last rows of the layer, where the step has these alone on the device; else null.
     LastRows* Last(int32_t layer) const {
       if (Away(layer)) return &r_.away_->last();
+      if (Listed(layer)) return &r_.units_->last();
       return r_.last_ != nullptr && r_.last_->Has(layer) ? r_.last_.get() : nullptr;
     }
 
@@ -180,8 +187,8 @@ class Residency {
   // other than a decode step wrote K/V.
   void Reset(int32_t seq);
 
-  // Since Create or Reset, where layers are read through working sets. Waits for the backend.
-  std::optional<WorkingSets::Counters> Count() const;
+  // Since Create or Reset, where layers are read through slots. Waits for the backend.
+  std::optional<SlotCounters> Count() const;
   // Bytes that the last decode step brought to stages.
   size_t StreamedBytes() const { return streamed_bytes_; }
 
@@ -203,6 +210,7 @@ class Residency {
   std::unique_ptr<WorkingSets> sets_;    // null: no layer is read through one
   std::unique_ptr<KeptRows> kept_;       // null: no rows are forgotten by choice
   std::unique_ptr<AwayAttention> away_;  // null: the device attends to everything
+  std::unique_ptr<FetchedUnits> units_;  // null: no layer reads listed units from slots
   std::unique_ptr<LastRows> last_;       // of all host layers, if steps read them so; else null
   size_t bytes_ = 0;
   size_t streamed_bytes_ = 0;

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
+#include "bank/slots.h"
 
 namespace omnikv {
 
@@ -58,52 +58,33 @@ class WorkingSets {
   // selection into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
 
-  // Rows of a layer each, of all sequences, since Create or Reset. Waits for the backend.
-  struct Counters {
-    uint64_t selected = 0;  // by steps
-    uint64_t missed = 0;    // of them
-    uint64_t missed_bytes = 0;
-    uint64_t primed = 0;  // copied at the end of a prompt
-
-    // Of what was selected since `before`; none where nothing was.
-    std::optional<double> HitRate(const Counters& before) const {
-      if (selected == before.selected) return std::nullopt;
-      return 1 - static_cast<double>(missed - before.missed) /
-                     static_cast<double>(selected - before.selected);
-    }
-  };
+  using Counters = SlotCounters;
+  // Waits for the backend.
   Counters Count() const;
 
  private:
-  // Of the layers that read one selection.
-  struct Group {
-    Buffer slot_of, owner, used, clock;
-    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seqs;
-    Buffer counters;  // uint64 [2: steps, prompts' ends][n_seqs][2: selected, missed]
-  };
-
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)
-      : backend_(backend), bank_(bank), config_(std::move(config)) {}
+      : backend_(backend), bank_(bank), config_(std::move(config)), slots_(backend) {}
+  static SlotsConfig SlotsOf(const BankConfig& bank, const WorkingSetConfig& config);
   Status Allocate();
-  // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds, and the wider list;
-  // `kind` of counters.
-  void Update(int32_t group, const PlanSegment& list, const int32_t* bounds,
-              const PlanSegment& wider, const SeqMeta* seqs, size_t kind);
+  // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds, and the wider list.
+  void Update(size_t group, const PlanSegment& list, const int32_t* bounds,
+              const PlanSegment& wider, const SeqMeta* seqs, bool primes);
   // Enqueues the copy of rows from `from` to the slots of `layer`.
   void Fetch(int32_t layer, const KvView& from, Lane lane);
   // The slots of `layer` as rows. Their numbers stand in no block table of the bank.
   KvView SlotView(int32_t layer) const {
     return bank_.View(layer).MovedTo(rows_[static_cast<size_t>(layer)].as<std::byte>());
   }
-  const Group& GroupOf(int32_t layer) const {
-    return groups_[static_cast<size_t>(config_.reads.selection_of[static_cast<size_t>(layer)])];
+  size_t GroupOf(int32_t layer) const {
+    return static_cast<size_t>(config_.reads.selection_of[static_cast<size_t>(layer)]);
   }
 
   Backend& backend_;
   const Bank& bank_;
   WorkingSetConfig config_;
-  std::vector<Group> groups_;  // by number of the selection
-  Buffer nothing_;             // int32 [n_seqs, 2]: zeros, selections of nothing
+  Slots slots_;     // groups by number of the selection
+  Buffer nothing_;  // int32 [n_seqs, 2]: zeros, selections of nothing
   // [layers]: [n_seqs, n_slots] rows; empty where the layer is not on the host or reads no
   // selection.
   std::vector<Buffer> rows_;

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "backend/kv_format.h"
+#include "bank/fetched_units.h"
 #include "bank/kept_rows.h"
 #include "bank/working_sets.h"
 #include "base/log.h"
@@ -126,18 +127,20 @@ Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) 
         "selection and a bounded number of last tokens: expected auto or fetch",
         options.policy.name));
   }
-  if (options.host_reads == "fetch" && !reads.by_token) {
+  if (options.host_reads == "fetch" && !reads.CanFetch()) {
     return InvalidArgument(fmt::format(
-        "`host_reads` is fetch, but `policy` {} selects more than single tokens for all heads, "
-        "which only the host can read where they are: expected auto or attend",
+        "`host_reads` is fetch, but `policy` {} with these settings selects for each KV head, which "
+        "only the host can read where it is: expected auto or attend",
         options.policy.name));
   }
+  const int64_t least =
+      options.host_reads == "fetch" ? reads.LeastSlots() : reads.max_tokens;
   const int64_t tokens = options.working_set;
-  if (tokens == 0 || tokens >= reads.max_tokens) return {};
+  if (tokens == 0 || tokens >= least) return {};
   return InvalidArgument(
-      fmt::format("`working_set` is {}, expected at least the {} tokens that a layer reads in a "
-                  "step, or auto",
-                  tokens, reads.max_tokens));
+      fmt::format("`working_set` is {}, expected at least the {} tokens that a layer {} in a step, "
+                  "or auto",
+                  tokens, least, reads.by_token ? "reads" : "selects"));
 }
 
 }  // namespace
@@ -241,6 +244,9 @@ class Placement {
     plan.attends_away =
         reads.n_selections > 0 && reads.max_recent > 0 &&
         (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
+    plan.fetches_units = reads.n_selections > 0 && options_.host_reads == "fetch" &&
+                         !reads.by_token && reads.CanFetch();
+    const bool by_selection = reads.by_token || plan.fetches_units || plan.attends_away;
     // By working sets, stages or last rows, or attended to away: these go first.
     std::vector<size_t> can_go;
     std::vector<size_t> in_place;           // is how they would be read
@@ -248,7 +254,7 @@ class Placement {
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
       if (global) --after;
-      if ((reads.selection_of[layer] >= 0 && (reads.by_token || plan.attends_away)) ||
+      if ((reads.selection_of[layer] >= 0 && by_selection) ||
           reads.selection_of[layer] == kLastRows || (global && after < streamed.layers)) {
         can_go.push_back(layer);
       } else if (reads.selection_of[layer] == kFewRows) {
@@ -323,28 +329,33 @@ class Placement {
     plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
     if (plan.attends_away) return FitsAway(reads, bank, plan);
+    const int64_t least_slots = reads.LeastSlots();
     WorkingSetConfig sets{
         .reads = reads,
-        .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
+        .n_slots = static_cast<int32_t>(std::max(least_slots, std::min(asked, plan.context)))};
+    const auto set_bytes = [&] {
+      return sessions * (plan.fetches_units ? FetchedUnits::Bytes(bank, sets)
+                                            : WorkingSets::Bytes(bank, sets));
+    };
     const LastRowsConfig last = LastRows::ConfigOf(bank, reads, options_.max_sessions);
     plan.keeps_last = LastRows::Any(last);
     const size_t stages = Bank::StageBytes(bank) + LastRows::Bytes(bank, last);
     const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
-    const size_t least = fixed + sessions * WorkingSets::Bytes(bank, sets);
+    const size_t least = fixed + set_bytes();
     if (least > room_) return false;
     if (asked == 0 &&
         reads.n_selections > 0) {  // what is left widens the working sets, up to everything
       const size_t slot =
           sessions * (in_sets * layer_token + 8 * static_cast<size_t>(reads.n_selections));
       const size_t more = (room_ - least) / slot;
-      sets.n_slots = static_cast<int32_t>(std::min<size_t>(
-          static_cast<size_t>(reads.max_tokens) + more, static_cast<size_t>(plan.context) + 1));
-      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(reads.max_tokens));
+      sets.n_slots = static_cast<int32_t>(std::min<size_t>(static_cast<size_t>(least_slots) + more,
+                                                           static_cast<size_t>(plan.context) + 1));
+      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(least_slots));
     }
     plan.working_set = plan.keeps_last ? static_cast<int32_t>(LastRows::KeptTokens(bank, last))
                        : reads.n_selections > 0 ? sets.n_slots
                                                 : 0;
-    plan.working_sets = stages + sessions * WorkingSets::Bytes(bank, sets);
+    plan.working_sets = stages + set_bytes();
     plan.policies = room_ - plan.kv - plan.prompt - plan.working_sets;
     return true;
   }

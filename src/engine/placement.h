@@ -54,6 +54,7 @@ struct MemoryPlan {
   int32_t stages = 2;             // BankConfig::n_stages
   int32_t working_set = 0;        // tokens of each of them in a working set
   bool attends_away = false;      // the host attends to what is there, without working sets
+  bool fetches_units = false;     // working sets hold units, with the last rows beside them
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.

@@ -29,16 +29,13 @@ Status BlockChoice::Prepare(const PolicyContext& context, PolicySettings& settin
   OKV_ASSIGN_OR_RETURN(rule_, ReadRule(context, settings));
   if (context.backend == nullptr) return {};
   const BlockRule& blocks = rule_.blocks;
-  const int64_t most = Blocks(context.max_context);
-  stride_ = (most + 15) / 16 * 16;
-  const auto capacity =
-      static_cast<int32_t>(std::clamp<int64_t>(blocks.budget - blocks.recent, 1, most));
+  stride_ = (Blocks(context.max_context) + 15) / 16 * 16;
   OKV_ASSIGN_OR_RETURN(scores_,
                        memory_.Take(*context.backend, int64_t{context.max_seqs} * lists() * stride_,
                                     "block scores"));
   const RangeRule range{.budget = blocks.budget, .min_recent = blocks.recent, .unit = blocks.block};
   OKV_RETURN_IF_ERROR(choice_.Prepare(*context.backend, memory_, range, context.max_seqs, lists(),
-                                      capacity, "chosen blocks",
+                                      Capacity(), "chosen blocks",
                                       blocks.token_step > 1 ? 2 * n_choosers() : 1));
   return Allocate();
 }
@@ -62,12 +59,14 @@ std::vector<StateSpec> BlockChoice::States() const {
 }
 
 DeclaredReads BlockChoice::Reads() const {
-  DeclaredReads reads{.n_selections = 1,
+  DeclaredReads reads{.n_selections = n_choosers(),
                       .max_tokens = int64_t{rule_.blocks.budget} * Unit(),
                       .by_token = false,
+                      .unit = rule_.per_kv_head ? 0 : Unit(),
+                      .max_listed = int64_t{Capacity()} * Unit(),
                       .max_recent = int64_t{rule_.blocks.recent} * Unit()};
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    reads.selection_of.push_back(Budgeted(layer) ? 0 : -1);
+    reads.selection_of.push_back(Budgeted(layer) ? ChooserOf(layer) : -1);
   }
   return reads;
 }

@@ -100,6 +100,11 @@ class BlockChoice : public Policy {
  private:
   int64_t Blocks(int64_t tokens) const { return UnitsOf(static_cast<int32_t>(tokens), Unit()); }
   int32_t Unit() const { return rule_.blocks.block; }
+  int32_t Capacity() const {  // of a list
+    const int64_t most = Blocks(context_.max_context);
+    return static_cast<int32_t>(
+        std::clamp<int64_t>(rule_.blocks.budget - rule_.blocks.recent, 1, most));
+  }
   int64_t InLastBlock(const SeqLength& at) const { return (at.tokens - 1) % Unit() + 1; }
   int64_t SummaryBytes() const {
     const int64_t heads = rule_.own_keys ? rule_.key_heads : context_.n_kv_heads;

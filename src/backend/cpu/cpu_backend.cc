@@ -389,6 +389,8 @@ struct CpuBackend::Impl {
   }
   void Execute(const WorkingSetArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Execute(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
+  void Execute(const ListPiecesArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
+  void Execute(const PieceTableArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
   void Execute(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
   void Execute(const PickHeadsArgs& a) { CpuPickHeads(a, pool); }
@@ -454,6 +456,8 @@ struct CpuBackend::Impl {
   }
   int64_t Need(const WorkingSetArgs&) { return 0; }
   int64_t Need(const FetchRowsArgs&) { return 0; }
+  int64_t Need(const ListPiecesArgs&) { return 0; }
+  int64_t Need(const PieceTableArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const MergeStatesArgs&) { return 0; }
   int64_t Need(const PickHeadsArgs&) { return 0; }
@@ -485,7 +489,8 @@ Support CpuBackend::Supports(const Op& op) const {
       return {false, "scores need a plan of one range without a window"};
     }
   }
-  if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op)) {
+  if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op) ||
+      std::holds_alternative<ListPiecesArgs>(op) || std::holds_alternative<PieceTableArgs>(op)) {
     return {false, "all K/V are on the host"};
   }
   if (const auto* a = std::get_if<CustomArgs>(&op)) {

@@ -140,6 +140,8 @@ class CudaBackend : public Backend {
   void Execute(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
   void Execute(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
   void Execute(const FetchRowsArgs& a) { FetchRows(a, Here()); }
+  void Execute(const ListPiecesArgs& a) { ListPieces(a, Here()); }
+  void Execute(const PieceTableArgs& a) { PieceTable(a, Here()); }
   void Execute(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Execute(const MergeStatesArgs& a) { MergeStates(a, Here()); }
   void Execute(const PickHeadsArgs& a) { PickHeads(a, Here()); }

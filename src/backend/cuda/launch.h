@@ -222,6 +222,8 @@ void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 // `behind_fetch`: the launch before it in the stream is a fetch, and nothing else was waited for in
 // between: it may start before that one has ended.
 void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch = false);
+void ListPieces(const ListPiecesArgs& args, const Launch& launch);
+void PieceTable(const PieceTableArgs& args, const Launch& launch);
 
 // --- kernels/host_lane.cu: what the card and the host tell each other (host_lane.h).
 

@@ -186,6 +186,8 @@ class RefBackend : public HostBackend {
   static void Execute(const TopKArgs& a) { RefTopK(a); }
   static void Execute(const WorkingSetArgs& a) { RefWorkingSet(a); }
   static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
+  static void Execute(const ListPiecesArgs& a) { RefListPieces(a); }
+  static void Execute(const PieceTableArgs& a) { RefPieceTable(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
   static void Execute(const PickHeadsArgs& a) { RefPickHeads(a); }

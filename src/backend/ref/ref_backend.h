@@ -18,6 +18,8 @@ void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
 void RefWorkingSet(const WorkingSetArgs& a);
 void RefFetchRows(const FetchRowsArgs& a);
+void RefListPieces(const ListPiecesArgs& a);
+void RefPieceTable(const PieceTableArgs& a);
 void RefStoreRows(const StoreRowsArgs& a);
 void RefLocateRows(const LocateRowsArgs& a);
 void RefCompact(const CompactArgs& a);

@@ -106,4 +106,38 @@ void RefFetchRows(const FetchRowsArgs& a) {
   }
 }
 
+void RefListPieces(const ListPiecesArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const SeqMeta seq = a.seqs[s];
+    const int32_t n = seq.q_len == 0 ? 0 : a.count[s];
+    OKV_CHECK(n * a.per_unit <= a.to_capacity, "{} units of {} pieces, expected at most {}", n,
+              a.per_unit, a.to_capacity);
+    int32_t* to = a.to_index + int64_t{s} * a.to_capacity;
+    for (int32_t i = 0; i < n; ++i) {
+      const int32_t unit = a.index[int64_t{s} * a.capacity + i];
+      for (int32_t j = 0; j < a.per_unit; ++j) *to++ = unit * a.per_unit + j;
+    }
+    a.to_count[s] = n * a.per_unit;
+    a.by_piece[s] = seq;
+    a.by_piece[s].kv_len = UnitsOf(seq.kv_len, a.piece_tokens);
+    a.by_table[s] = seq;
+    a.by_table[s].table_off = s * a.table_stride;
+  }
+}
+
+void RefPieceTable(const PieceTableArgs& a) {
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    if (a.seqs[s].q_len == 0) continue;
+    const int64_t first = int64_t{s} * a.capacity;
+    int32_t* table = a.table + int64_t{s} * a.table_stride;
+    for (int32_t i = 0; i < a.count[s]; ++i) table[a.index[first + i]] = a.slots[first + i];
+    const int32_t begin = a.bounds[2 * s];
+    const int32_t end = a.bounds[2 * s + 1];
+    OKV_CHECK(begin % a.piece_tokens == 0, "a range from {} on", begin);
+    for (int32_t p = begin / a.piece_tokens; p * a.piece_tokens < end; ++p) {
+      table[p] = a.OfLast(s, p);
+    }
+  }
+}
+
 }  // namespace omnikv

@@ -77,6 +77,15 @@ struct Localise {
     a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, a.n_seqs));
   }
   void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, a.lists); }
+  void operator()(ListPiecesArgs& a) const {
+    a.seqs = host.Of(a.seqs, a.n_seqs);
+    a.count = host.Of(a.count, a.n_seqs);
+  }
+  void operator()(PieceTableArgs& a) const {
+    a.seqs = host.Of(a.seqs, a.n_seqs);
+    a.count = host.Of(a.count, a.n_seqs);
+    a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
+  }
   void operator()(CompactArgs& a) const {
     const int64_t lists = int64_t{a.n_seqs} * a.lists;
     a.seqs = host.Of(a.seqs, a.n_seqs);

@@ -319,6 +319,50 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a, bool behind_
   GridWait();
 }
 
+constexpr int kPieceThreads = 256;
+
+// A block per sequence.
+__global__ void __launch_bounds__(kPieceThreads)
+    ListPiecesKernel(const __grid_constant__ ListPiecesArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto s = static_cast<int32_t>(blockIdx.x);
+  const SeqMeta seq = a.seqs[s];
+  const int32_t n = seq.q_len == 0 ? 0 : a.count[s] * a.per_unit;
+  const int32_t* const index = a.index + int64_t{s} * a.capacity;
+  int32_t* const to = a.to_index + int64_t{s} * a.to_capacity;
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < n; i += kPieceThreads) {
+    to[i] = index[i / a.per_unit] * a.per_unit + i % a.per_unit;
+  }
+  if (threadIdx.x != 0) return;
+  a.to_count[s] = n;
+  SeqMeta by_piece = seq;
+  by_piece.kv_len = UnitsOf(seq.kv_len, a.piece_tokens);
+  a.by_piece[s] = by_piece;
+  SeqMeta by_table = seq;
+  by_table.table_off = s * a.table_stride;
+  a.by_table[s] = by_table;
+}
+
+// A block per sequence.
+__global__ void __launch_bounds__(kPieceThreads)
+    PieceTableKernel(const __grid_constant__ PieceTableArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto s = static_cast<int32_t>(blockIdx.x);
+  if (a.seqs[s].q_len == 0) return;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int64_t first = int64_t{s} * a.capacity;
+  int32_t* const table = a.table + int64_t{s} * a.table_stride;
+  for (int32_t i = thread; i < a.count[s]; i += kPieceThreads) {
+    table[a.index[first + i]] = a.slots[first + i];
+  }
+  const int32_t end = UnitsOf(a.bounds[2 * s + 1], a.piece_tokens);
+  for (int32_t p = a.bounds[2 * s] / a.piece_tokens + thread; p < end; p += kPieceThreads) {
+    table[p] = a.OfLast(s, p);
+  }
+}
+
 }  // namespace
 
 size_t WorkingSetScratch(const WorkingSetArgs& args) {
@@ -345,6 +389,16 @@ void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetc
       static_cast<unsigned>(CeilDiv(std::min(kFetchBlocks, blocks), kFetchCluster));
   KernelLaunch(launch, dim3(clusters * kFetchCluster), dim3(32), 0, kFetchCluster)
       .Run(fetch, args, behind_fetch);
+}
+
+void ListPieces(const ListPiecesArgs& args, const Launch& launch) {
+  LaunchKernel(ListPiecesKernel, launch, dim3(static_cast<unsigned>(args.n_seqs)),
+               dim3(kPieceThreads), 0, args);
+}
+
+void PieceTable(const PieceTableArgs& args, const Launch& launch) {
+  LaunchKernel(PieceTableKernel, launch, dim3(static_cast<unsigned>(args.n_seqs)),
+               dim3(kPieceThreads), 0, args);
 }
 
 }  // namespace omnikv::cuda

@@ -1,0 +1,78 @@
+// Which rows of host layers are in slots of the device, for the layers that read one selection and
+// for each sequence. The slots' memory is their owner's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace omnikv {
+
+// Tokens may be pieces of several tokens each, which slots hold whole.
+struct SlotsConfig {
+  int32_t groups = 0;      // selections
+  int32_t n_slots = 0;     // of a sequence, at least `capacity`
+  int32_t capacity = 0;    // tokens of a selection, at most
+  int32_t max_tokens = 0;  // of a sequence
+  int32_t n_seqs = 1;
+};
+
+// Rows of a layer each, of all sequences, since Create or Reset.
+struct SlotCounters {
+  uint64_t selected = 0;  // by steps
+  uint64_t missed = 0;    // of them
+  uint64_t missed_bytes = 0;
+  uint64_t primed = 0;  // copied at the end of a prompt
+
+  // Of what was selected since `before`; none where nothing was.
+  std::optional<double> HitRate(const SlotCounters& before) const {
+    if (selected == before.selected) return std::nullopt;
+    return 1 - static_cast<double>(missed - before.missed) /
+                   static_cast<double>(selected - before.selected);
+  }
+  // Of a layer whose group has these, with slots of `tokens` rows of `row_bytes`.
+  void Add(const SlotCounters& group, uint64_t tokens, size_t row_bytes) {
+    selected += group.selected * tokens;
+    missed += group.missed * tokens;
+    missed_bytes += group.missed * tokens * row_bytes;
+    primed += group.primed * tokens;
+  }
+};
+
+// Enqueues at record time, like a policy. Thread-compatible.
+class Slots {
+ public:
+  // Of the layers that read one selection.
+  struct Group {
+    Buffer slot_of, owner, used, clock;
+    Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seqs;
+    Buffer counters;  // uint64 [2: steps, prompts' ends][n_seqs][2: selected, missed]
+  };
+
+  explicit Slots(Backend& backend) : backend_(backend) {}
+  Status Allocate(const SlotsConfig& config);
+  // Bytes of the backend's memory that Allocate takes.
+  static size_t Bytes(const SlotsConfig& config);
+
+  const Group& group(size_t i) const { return groups_[i]; }
+  size_t n_groups() const { return groups_.size(); }
+  // Forgets all rows of a sequence.
+  void Reset(int32_t seq);
+  // Enqueues `selection`, of which the caller says what is selected, and of which tokens and block
+  // table. `primes`: at the end of a prompt, for the steps to come.
+  void Update(size_t group, WorkingSetArgs selection, bool primes);
+  // Enqueues the copy of what is missing from `from` to the slots of a layer, tokens of `bytes`.
+  void Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane) const;
+  // Of each group, without bytes. Waits for the backend.
+  std::vector<SlotCounters> Count() const;
+
+ private:
+  Backend& backend_;
+  SlotsConfig config_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace omnikv

@@ -44,6 +44,7 @@ TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY, LAST_ROWS, RESIDENCY = (
     f"src/bank/{f}.cc" for f in ("away_attention", "last_rows", "residency"))
+FETCHED = "src/bank/fetched_units.cc"
 REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
 PLACEMENT = "src/engine/placement.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
@@ -116,6 +117,17 @@ FAULTS = {
     "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
     "away_rows_come_one_block_late": (
         LAST_ROWS, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
+    "units_are_read_before_they_are_there": (
+        FETCHED, "backend_.Join(Lane::kMain, Lane::kIn);", ""),
+    "units_come_before_they_are_chosen": (FETCHED, "backend_.Join(Lane::kIn, Lane::kMain);", ""),
+    "units_outlive_a_turn": (FETCHED, "  slots_.Reset(seq);\n", ""),
+    "last_rows_stand_behind_one_sequence": (
+        FETCHED, ".first_last = slots_of_.n_seqs * slots_of_.n_slots",
+        ".first_last = slots_of_.n_slots"),
+    "a_piece_counts_as_a_row": (FETCHED, "static_cast<uint64_t>(piece_),", "uint64_t{1},"),
+    "layers_that_share_a_choice_list_the_first_ones": (
+        RESIDENCY, "if (!selected_[selection]) r_.units_->Select(layer, attend);",
+        "if (selection == 0 && !selected_[0]) r_.units_->Select(layer, attend);"),
     "last_rows_of_a_prompt_stay_there": (
         RESIDENCY, "last->StoreHome(layer,", "if (!rows_.prefill) last->StoreHome(layer,"),
     "last_rows_are_all_there_is": (RESIDENCY, "place.home = place.kv;", ""),
@@ -458,7 +470,7 @@ def build(args, root):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path not in (AWAY, LAST_ROWS, RESIDENCY, *HOST_CHECKS)
+                   if path not in (AWAY, LAST_ROWS, RESIDENCY, FETCHED, *HOST_CHECKS)
                    and not path.startswith(CPU)]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)

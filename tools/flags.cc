@@ -67,7 +67,7 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
       ->capture_default_str();
   app.add_option("--host-reads", f.host_reads,
                  "how steps read layers on the host: fetch what is missing, attend (the host does, "
-                 "where they are), or auto (fetch where the policy's selections can be fetched)")
+                 "where they are), or auto (fetch selections of single tokens, attend to others)")
       ->capture_default_str();
   app.add_option("--working-set", f.working_set,
                  "tokens that a GPU keeps of each layer on the host, all that a layer reads in a "

@@ -659,13 +659,14 @@ CustomArgs MakeCustomArgs(const CustomKernels& kernels, const Args& args) {
   return op;
 }
 
-using Op = std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
-                        LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
-                        BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs,
-                        IndexScoreArgs, RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs,
-                        AgedScoresArgs, PoolArgs, PlanRangeArgs, TopKArgs, WorkingSetArgs,
-                        FetchRowsArgs, ListPiecesArgs, PieceTableArgs, NextTokenArgs, MergeStatesArgs,
-                        PickHeadsArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
+using Op =
+    std::variant<EmbedArgs, RopeTableArgs, NormQkvRopeAppendArgs, StoreRowsArgs, AttendArgs,
+                 LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
+                 BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs, IndexScoreArgs,
+                 RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs, AgedScoresArgs, PoolArgs,
+                 PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, ListPiecesArgs,
+                 PieceTableArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs, LocateRowsArgs,
+                 CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

@@ -40,11 +40,10 @@ struct DeclaredReads {
   // the layers that read it (Policy::Selected): a working set holds it.
   bool by_token = true;
   // Of other selections, which stand in the plans alone: the tokens that an index of their list
-  // stands for, where one list serves all KV heads, and how many tokens a list has at most. Layers
-  // that follow each other read one selection. The list may be held on the device, unit by unit,
-  // and the ranges beside it (bank/fetched_units.h). 0: no working set can hold a selection.
+  // stands for, a power of two, where one list serves all KV heads and layers that follow each
+  // other read one selection. What is listed may then be held on the device, unit by unit, beside
+  // the ranges (bank/fetched_units.h). 0: no working set can hold a selection.
   int32_t unit = 0;
-  int64_t max_listed = 0;
   // Of a layer with a selection: its plan's ranges are tokens of the last so many, 1 at least, and
   // all else is lists. So the host can attend to the lists where the K/V are, and the device to the
   // ranges (bank/away_attention.h). 0: it reads otherwise.
@@ -56,9 +55,9 @@ struct DeclaredReads {
   // away from the device, where steps read and write them in place. By layer, or empty: none.
   std::vector<bool> few_values;
 
-  // Whether working sets can hold selections, and the slots that they need at least, in tokens.
-  bool CanFetch() const { return by_token || (unit > 0 && max_recent > 0); }
-  int64_t LeastSlots() const { return by_token ? max_tokens : max_listed; }
+  // Whether the listed part of a selection is held by unit, and whether any of it is held.
+  bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }
+  bool CanFetch() const { return by_token || HeldByUnit(); }
 };
 
 // A selection as one step made it: a list of single tokens, then a range by bounds. It is the plan

@@ -8,11 +8,12 @@ namespace omnikv {
 
 SlotsConfig FetchedUnits::SlotsOf(const BankConfig& bank, const WorkingSetConfig& config) {
   const int32_t piece = PieceOf(bank, config.reads);
-  return {.groups = config.reads.n_selections,
-          .n_slots = config.n_slots / piece,
-          .capacity = static_cast<int32_t>(config.reads.max_listed / piece),
-          .max_tokens = bank.Rows().seq_blocks * (bank.block_tokens / piece),
-          .n_seqs = config.n_seqs};
+  return {
+      .groups = config.reads.n_selections,
+      .n_slots = static_cast<int32_t>((config.n_slots - config.reads.max_recent) / piece),
+      .capacity = static_cast<int32_t>((config.reads.max_tokens - config.reads.max_recent) / piece),
+      .max_tokens = bank.Rows().seq_blocks * (bank.block_tokens / piece),
+      .n_seqs = config.n_seqs};
 }
 
 LastRowsConfig FetchedUnits::LastRowsOf(const BankConfig& bank, const WorkingSetConfig& config) {
@@ -20,7 +21,7 @@ LastRowsConfig FetchedUnits::LastRowsOf(const BankConfig& bank, const WorkingSet
   LastRowsConfig last{.layers = std::vector<bool>(bank.layers.size()),
                       .tokens = reads.max_recent,
                       .n_seqs = config.n_seqs};
-  if (reads.n_selections == 0 || reads.by_token || !reads.CanFetch()) return last;
+  if (!reads.HeldByUnit()) return last;
   const int64_t slots = int64_t{config.n_seqs} * SlotsOf(bank, config).n_slots;
   last.rows_before = slots * PieceOf(bank, reads);
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
@@ -101,20 +102,19 @@ void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
                  .block_tokens = per_block,
                  .index_stride = slots_of_.capacity},
                 /*primes=*/false);
-  backend_.Enqueue(PieceTableArgs{
-      .seqs = attend.seqs,
-      .index = index,
-      .count = count,
-      .slots = slots_.group(group).slots.as<int32_t>(),
-      .bounds = plan.segments[1].bounds,
-      .last = last_->table(),
-      .table = table_.as<int32_t>(),
-      .capacity = slots_of_.capacity,
-      .table_stride = slots_of_.max_tokens,
-      .first_last = slots_of_.n_seqs * slots_of_.n_slots,
-      .piece_tokens = piece_,
-      .per_block = per_block,
-      .n_seqs = slots_of_.n_seqs});
+  backend_.Enqueue(PieceTableArgs{.seqs = attend.seqs,
+                                  .index = index,
+                                  .count = count,
+                                  .slots = slots_.group(group).slots.as<int32_t>(),
+                                  .bounds = plan.segments[1].bounds,
+                                  .last = last_->table(),
+                                  .table = table_.as<int32_t>(),
+                                  .capacity = slots_of_.capacity,
+                                  .table_stride = slots_of_.max_tokens,
+                                  .first_last = slots_of_.n_seqs * slots_of_.n_slots,
+                                  .piece_tokens = piece_,
+                                  .per_block = per_block,
+                                  .n_seqs = slots_of_.n_seqs});
   backend_.Join(Lane::kIn, Lane::kMain);
 }
 

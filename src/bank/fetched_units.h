@@ -20,8 +20,8 @@ namespace omnikv {
 // Thread-compatible.
 class FetchedUnits {
  public:
-  // Whether some layer is on the host and reads such a selection; n_slots counts tokens, at least
-  // reads.max_listed.
+  // Whether some layer is on the host and reads such a selection. n_slots counts the last tokens
+  // too.
   static bool AnyHeld(const BankConfig& bank, const WorkingSetConfig& config) {
     return LastRows::Any(LastRowsOf(bank, config));
   }
@@ -75,7 +75,7 @@ class FetchedUnits {
   Slots slots_;                     // groups by number of the selection
   std::unique_ptr<LastRows> last_;  // behind the slots, in the same memory
   // Of the selection that is read: the layers of one follow each other.
-  Buffer index_, count_;       // int32 [n_seqs, pieces of a list], [n_seqs]
+  Buffer index_, count_;        // int32 [n_seqs, pieces of a list], [n_seqs]
   Buffer by_piece_, by_table_;  // SeqMeta [n_seqs]
   Buffer table_;                // int32 [n_seqs, pieces of a context]
   Buffer nothing_;              // int32 [n_seqs, 2]: zeros, ranges of nothing

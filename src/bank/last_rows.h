@@ -67,7 +67,7 @@ class LastRows {
 
   Backend& backend_;
   Bank& bank_;
-  int64_t blocks_;            // of a sequence
+  int64_t blocks_;  // of a sequence
   int64_t rows_before_;
   Buffer entries_;            // int32: a block table as the bank's, of those blocks
   std::vector<Buffer> rows_;  // [layers]: blocks of all sequences; empty: not of this layer

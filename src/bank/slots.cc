@@ -88,8 +88,7 @@ void Slots::Update(size_t group, WorkingSetArgs selection, bool primes) {
   selection.n_own = g.n_own.as<int32_t>();
   selection.span = g.span.as<int32_t>();
   selection.slot_seqs = g.slot_seqs.as<SeqMeta>();
-  selection.counters =
-      g.counters.as<uint64_t>() + 2 * kind * static_cast<size_t>(config_.n_seqs);
+  selection.counters = g.counters.as<uint64_t>() + 2 * kind * static_cast<size_t>(config_.n_seqs);
   backend_.Enqueue(selection);
 }
 

@@ -59,8 +59,8 @@ Status WorkingSets::Allocate() {
     if (!Held(bank_.config(), config_, layer)) continue;
     if (first_layer_ < 0) first_layer_ = static_cast<int32_t>(layer);
     const size_t rows = seqs * static_cast<size_t>(config_.n_slots);
-    OKV_ASSIGN_OR_RETURN(
-        rows_[layer], backend_.Allocate(rows * bank_.config().RowBytes(layer), "working sets"));
+    OKV_ASSIGN_OR_RETURN(rows_[layer],
+                         backend_.Allocate(rows * bank_.config().RowBytes(layer), "working sets"));
   }
   return {};
 }
@@ -117,7 +117,8 @@ void WorkingSets::Prime(int32_t layer, const KvView& kv) {
 
 KvSlot WorkingSets::OwnRows(int32_t layer) const {
   const KvView slots = SlotView(layer);
-  return {.k = slots.k.base, .v = slots.v.base, .row = slots_.group(GroupOf(layer)).own.as<int32_t>()};
+  return {
+      .k = slots.k.base, .v = slots.v.base, .row = slots_.group(GroupOf(layer)).own.as<int32_t>()};
 }
 
 void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& selected) {

@@ -128,19 +128,18 @@ Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) 
         options.policy.name));
   }
   if (options.host_reads == "fetch" && !reads.CanFetch()) {
-    return InvalidArgument(fmt::format(
-        "`host_reads` is fetch, but `policy` {} with these settings selects for each KV head, which "
-        "only the host can read where it is: expected auto or attend",
-        options.policy.name));
+    return InvalidArgument(
+        fmt::format("`host_reads` is fetch, but `policy` {} with these settings selects for each "
+                    "KV head, which "
+                    "only the host can read where it is: expected auto or attend",
+                    options.policy.name));
   }
-  const int64_t least =
-      options.host_reads == "fetch" ? reads.LeastSlots() : reads.max_tokens;
   const int64_t tokens = options.working_set;
-  if (tokens == 0 || tokens >= least) return {};
+  if (tokens == 0 || tokens >= reads.max_tokens) return {};
   return InvalidArgument(
-      fmt::format("`working_set` is {}, expected at least the {} tokens that a layer {} in a step, "
-                  "or auto",
-                  tokens, least, reads.by_token ? "reads" : "selects"));
+      fmt::format("`working_set` is {}, expected at least the {} tokens that a layer reads in a "
+                  "step, or auto",
+                  tokens, reads.max_tokens));
 }
 
 }  // namespace
@@ -244,8 +243,7 @@ class Placement {
     plan.attends_away =
         reads.n_selections > 0 && reads.max_recent > 0 &&
         (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
-    plan.fetches_units = reads.n_selections > 0 && options_.host_reads == "fetch" &&
-                         !reads.by_token && reads.CanFetch();
+    plan.fetches_units = options_.host_reads == "fetch" && reads.HeldByUnit();
     const bool by_selection = reads.by_token || plan.fetches_units || plan.attends_away;
     // By working sets, stages or last rows, or attended to away: these go first.
     std::vector<size_t> can_go;
@@ -329,10 +327,9 @@ class Placement {
     plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
     if (plan.attends_away) return FitsAway(reads, bank, plan);
-    const int64_t least_slots = reads.LeastSlots();
     WorkingSetConfig sets{
         .reads = reads,
-        .n_slots = static_cast<int32_t>(std::max(least_slots, std::min(asked, plan.context)))};
+        .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
     const auto set_bytes = [&] {
       return sessions * (plan.fetches_units ? FetchedUnits::Bytes(bank, sets)
                                             : WorkingSets::Bytes(bank, sets));
@@ -348,9 +345,9 @@ class Placement {
       const size_t slot =
           sessions * (in_sets * layer_token + 8 * static_cast<size_t>(reads.n_selections));
       const size_t more = (room_ - least) / slot;
-      sets.n_slots = static_cast<int32_t>(std::min<size_t>(static_cast<size_t>(least_slots) + more,
-                                                           static_cast<size_t>(plan.context) + 1));
-      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(least_slots));
+      sets.n_slots = static_cast<int32_t>(std::min<size_t>(
+          static_cast<size_t>(reads.max_tokens) + more, static_cast<size_t>(plan.context) + 1));
+      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(reads.max_tokens));
     }
     plan.working_set = plan.keeps_last ? static_cast<int32_t>(LastRows::KeptTokens(bank, last))
                        : reads.n_selections > 0 ? sets.n_slots

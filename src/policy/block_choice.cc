@@ -60,10 +60,9 @@ std::vector<StateSpec> BlockChoice::States() const {
 
 DeclaredReads BlockChoice::Reads() const {
   DeclaredReads reads{.n_selections = n_choosers(),
-                      .max_tokens = int64_t{rule_.blocks.budget} * Unit(),
+                      .max_tokens = (int64_t{Capacity()} + rule_.blocks.recent) * Unit(),
                       .by_token = false,
                       .unit = rule_.per_kv_head ? 0 : Unit(),
-                      .max_listed = int64_t{Capacity()} * Unit(),
                       .max_recent = int64_t{rule_.blocks.recent} * Unit()};
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(Budgeted(layer) ? ChooserOf(layer) : -1);

@@ -216,6 +216,86 @@ TEST_F(ParityDeviceTest, WorkingSet) {
   }
 }
 
+// Sequences of other lengths, one of them without a row in the step.
+TEST_F(ParityDeviceTest, PiecesOfUnits) {
+  Random random(203);
+  struct Size {
+    int32_t unit, piece, units, n_seqs;
+  };
+  for (const Size& size :
+       {Size{128, 64, 97, 3}, {16, 16, 300, 2}, {256, 64, 1, 1}, {1, 1, 40, 4}}) {
+    constexpr int32_t kBlock = 64;
+    const int32_t per_unit = size.unit / size.piece;
+    const int32_t per_block = kBlock / size.piece;
+    const int32_t capacity = size.units * per_unit;
+    const int32_t most_units = 3 * size.units;
+    const int32_t stride = most_units * per_unit;
+    const int32_t seq_blocks = (stride * size.piece + kBlock - 1) / kBlock;
+    std::vector<SeqMeta> seqs;
+    std::vector<int32_t> count, bounds, index, slots, last;
+    for (int32_t s = 0; s < size.n_seqs; ++s) {
+      const int32_t n_units = random.Int(2, most_units);
+      const int32_t recent = random.Int(1, n_units - 1);
+      const int32_t kv_len = n_units * size.unit - random.Int(0, size.unit - 1);
+      const int32_t listed = random.Int(0, std::min(size.units, n_units - recent));
+      seqs.push_back({.q_begin = s,
+                      .q_len = s == 1 ? 0 : 1,
+                      .kv_len = kv_len,
+                      .table_off = (size.n_seqs - 1 - s) * seq_blocks,
+                      .prompt_len = kv_len / 2});
+      count.push_back(listed);
+      bounds.insert(bounds.end(), {(n_units - recent) * size.unit, kv_len});
+      std::vector<int32_t> units = random.Ascending(listed, n_units - recent);
+      units.resize(static_cast<size_t>(size.units), -7);
+      index.insert(index.end(), units.begin(), units.end());
+    }
+    for (int32_t i = 0; i < size.n_seqs * capacity; ++i) slots.push_back(random.Int(0, 9999));
+    for (int32_t i = 0; i < size.n_seqs * seq_blocks; ++i) last.push_back(random.Int(0, 99));
+    Check(
+        fmt::format("pieces of {} in units of {}", size.piece, size.unit), [&](const Execute& run) {
+          std::vector<int32_t> pieces(slots.size(), -7), n_pieces(seqs.size(), -7);
+          std::vector<int32_t> table(static_cast<size_t>(size.n_seqs * stride), -7);
+          std::vector<SeqMeta> by_piece(seqs.size()), by_table(seqs.size());
+          run(ListPiecesArgs{.seqs = seqs.data(),
+                             .index = index.data(),
+                             .count = count.data(),
+                             .to_index = pieces.data(),
+                             .to_count = n_pieces.data(),
+                             .by_piece = by_piece.data(),
+                             .by_table = by_table.data(),
+                             .capacity = size.units,
+                             .to_capacity = capacity,
+                             .per_unit = per_unit,
+                             .piece_tokens = size.piece,
+                             .table_stride = stride,
+                             .n_seqs = size.n_seqs});
+          run(PieceTableArgs{.seqs = seqs.data(),
+                             .index = pieces.data(),
+                             .count = n_pieces.data(),
+                             .slots = slots.data(),
+                             .bounds = bounds.data(),
+                             .last = last.data(),
+                             .table = table.data(),
+                             .capacity = capacity,
+                             .table_stride = stride,
+                             .first_last = 5000,
+                             .piece_tokens = size.piece,
+                             .per_block = per_block,
+                             .n_seqs = size.n_seqs});
+          std::vector<int32_t> metas;
+          for (const auto& all : {by_piece, by_table}) {
+            for (const SeqMeta& s : all) {
+              metas.insert(metas.end(), {s.q_begin, s.q_len, s.kv_len, s.table_off, s.prompt_len});
+            }
+          }
+          return Outputs{{"pieces", AsFloats(pieces), 0},
+                         {"n_pieces", AsFloats(n_pieces), 0},
+                         {"table", AsFloats(table), 0},
+                         {"metas", AsFloats(metas), 0}};
+        });
+  }
+}
+
 TEST_F(ParityDeviceTest, FetchRows) {
   Random random(202);
   constexpr int32_t kFrom = 900;

@@ -45,19 +45,38 @@ const PolicyOptions kInfllm{.name = "infllm",
                                          {"chunk", "24"},
                                          {"cache", "3"}}};
 
+// Units of 16 tokens, so that four are in a block, and choices that three layers share.
+const PolicyOptions kUnits{.name = "blocks",
+                           .settings = {{"block", "16"},
+                                        {"budget", "80"},
+                                        {"sinks", "16"},
+                                        {"recent", "16"},
+                                        {"dense_layers", "1"},
+                                        {"layer_step", "3"}},
+                           .force_indices = true};
+
+// Layers on the host of which the device has the last rows: these alone, or with slots beside them.
+struct LastRowsCase {
+  PolicyOptions policy;
+  const char* host_reads;
+};
+const LastRowsCase kWithLastRows[] = {{kInfllm, "auto"}, {kUnits, "fetch"}};
+
 class HostLayers : public OnDevice {
  protected:
   static bool on_card() { return GetParam() == "cuda"; }
   std::unique_ptr<Engine> Open(const PolicyOptions& policy, const std::string& place,
                                uint32_t seed = 0, const std::string& host_reads = "auto",
-                               int32_t max_sessions = 3) const {
+                               int32_t max_sessions = 3, int64_t working_set = 0,
+                               const std::string& kv_dtype = "auto") const {
     auto core = std::make_unique<EngineCore>();
     core->options.context = kContext;
     core->options.prefill_chunk = 48;
     core->options.max_sessions = max_sessions;
     core->options.place = place;
     core->options.host_reads = host_reads;
-    if (host_reads == "attend") core->options.kv_dtype = "f32";
+    core->options.working_set = working_set;
+    core->options.kv_dtype = host_reads == "attend" ? "f32" : kv_dtype;
     core->options.policy = policy;
     core->config = SmallLlama(
         {.head_dim = 64, .ffn = 128, .vocab = 256, .max_context = kContext, .attn_scale = 0.5f});
@@ -199,9 +218,111 @@ TEST_P(HostLayers, AttentionOnTheHostIsAttention) {
   }
 }
 
+// What a plan lists comes to slots, and the last rows stay: the same rows in the same order, so the
+// same bits. The smallest sets have to give up units that later steps read again.
+TEST_P(HostLayers, ListedUnitsComeToSlots) {
+  const auto blocks = [](SettingList more, bool force_indices = true) {
+    PolicyOptions policy{
+        .name = "blocks",
+        .settings = {{"block", "8"}, {"budget", "64"}, {"sinks", "8"}, {"recent", "24"}},
+        .force_indices = force_indices};
+    policy.settings.insert(policy.settings.end(), more.begin(), more.end());
+    return policy;
+  };
+  struct Sets {
+    PolicyOptions policy;
+    int64_t tokens = 0;  // 0: as many as there is room for
+    const char* kv_dtype = "auto";
+  };
+  const std::vector<Sets> cases = {
+      {blocks({}), 64},
+      {blocks({{"dense_layers", "0"}, {"layer_step", "2"}, {"representative", "quest"}}), 72},
+      {blocks({{"token_step", "3"}}, /*force_indices=*/false), 64},
+      {blocks({{"token_step", "4"}, {"layer_step", "4"}, {"representative", "max"}}, false), 0},
+      {blocks({{"representative", "dynamic"}, {"queries", "16"}, {"preselect", "9"}}), 64},
+      {blocks({{"compat", "kt"}, {"queries", "4"}, {"token_step", "2"}}, false), 64},
+      {kUnits, 80},
+      {kUnits, 80, "q8_0"},
+      {blocks({}), 64, "q4_0"},
+      {{.name = "quest",
+        .settings = {{"budget", "40"}, {"page", "4"}, {"score", "mean_std"}},
+        .force_indices = true},
+       40}};
+  for (const auto& [policy, tokens, kv_dtype] : cases) {
+    const auto expected = Play(*Open(policy, "device", 0, "auto", 3, 0, kv_dtype), policy);
+    for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
+      const auto host = Open(policy, "host", seed, "fetch", 3, tokens, kv_dtype);
+      if (tokens > 0) {
+        EXPECT_EQ(CoreOf(*host).plan.working_set, tokens);
+      }
+      EXPECT_EQ(Play(*host, policy), expected)
+          << policy.name << ", sets of " << tokens << ", " << kv_dtype << ", seed " << seed;
+    }
+  }
+}
+
+// A step that ran ahead and is forgotten may have listed the unit that is then written anew: all
+// are listed as soon as they are whole.
+TEST_P(HostLayers, UnitsThatAreWrittenAnewAreFetchedAnew) {
+  const PolicyOptions policy{
+      .name = "blocks",
+      .settings = {{"block", "4"}, {"budget", "640"}, {"sinks", "0"}, {"recent", "0"}},
+      .force_indices = true};
+  const auto play = [&](const char* place, const char* host_reads, uint32_t seed) {
+    const auto engine = Open(policy, place, seed, host_reads);
+    const auto session = *engine->NewSession(policy);
+    EXPECT_TRUE(session->Prompt(Tokens(90, 3)).ok());
+    std::vector<float> seen;
+    for (int32_t turn = 0; turn < 30; ++turn) {
+      EXPECT_TRUE(session->Generate({.max_tokens = turn % 3 + 1, .ignore_eos = true}).ok());
+      EXPECT_TRUE(session->Step(turn * 11 % 251).ok());
+      seen.insert(seen.end(), session->logits(), session->logits() + engine->vocab());
+    }
+    return seen;
+  };
+  const auto expected = play("device", "auto", 0);
+  for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
+    EXPECT_EQ(play("host", "fetch", seed), expected) << "seed " << seed;
+  }
+}
+
+// A choice that stands is fetched once; the fewer slots, the more crosses the bus.
+TEST_P(HostLayers, WhatUnitsMissIsCounted) {
+  constexpr size_t kSteps = 40;
+  const auto stats = [&](const char* token_step, int64_t working_set) {
+    PolicyOptions policy{.name = "blocks",
+                         .settings = {{"block", "8"},
+                                      {"budget", "64"},
+                                      {"sinks", "8"},
+                                      {"recent", "24"},
+                                      {"token_step", token_step}}};
+    const auto engine = Open(policy, "host", 3, "fetch", 1, working_set);
+    const auto session = *engine->NewSession(policy);
+    EXPECT_TRUE(session->Prompt(Tokens(300, 1)).ok());
+    for (size_t i = 0; i < kSteps; ++i) {
+      EXPECT_TRUE(session->Step(static_cast<int32_t>(i * 53 % 251)).ok());
+    }
+    const EngineCore& core = CoreOf(*engine);
+    EXPECT_EQ(core.set_bytes, core.plan.working_sets - Bank::StageBytes(core.bank->config()));
+    return session->stats();
+  };
+  const size_t row = 2 * 2 * 64 * 2;  // K and V of two heads of 64 in f16
+  // Eight blocks, of which four are the last ones, in each of four layers.
+  const SessionStats once = stats("1000", 64);
+  EXPECT_EQ(once.transfer_bytes_per_step, 4 * 32 * row / kSteps);
+  EXPECT_DOUBLE_EQ(*once.hit_rate, 1 - 1.0 / kSteps);
+  const SessionStats few = stats("1", 64);
+  const SessionStats all = stats("1", kContext);
+  EXPECT_LT(*few.hit_rate, *all.hit_rate);
+  EXPECT_LT(*all.hit_rate, *once.hit_rate);
+  EXPECT_GT(few.transfer_bytes_per_step, all.transfer_bytes_per_step);
+  EXPECT_GT(all.transfer_bytes_per_step, once.transfer_bytes_per_step);
+}
+
 TEST_P(HostLayers, FiveHundredSteps) {
-  const auto run = [&](const PolicyOptions& policy, const char* place) {
-    const auto engine = Open(policy, place, 7);
+  const auto run = [&](const PolicyOptions& policy, const char* place,
+                       const char* host_reads = "auto") {
+    const auto engine = Open(policy, place, 7, host_reads);
     const auto session = std::move(*engine->NewSession(policy));
     EXPECT_TRUE(session->Prompt(Tokens(60, 1)).ok());
     return session->Generate({.max_tokens = 500, .ignore_eos = true})->tokens;
@@ -211,52 +332,66 @@ TEST_P(HostLayers, FiveHundredSteps) {
   EXPECT_EQ(run({.name = "brutal_offload", .settings = {{"layers", "5"}, {"ahead", "1"}}}, "auto"),
             expected);
   EXPECT_EQ(run(kInfllm, "host"), run(kInfllm, "device"));
+  // Units of two blocks each, of which three are read of up to five.
+  const PolicyOptions large{
+      .name = "blocks",
+      .settings = {{"block", "128"}, {"budget", "384"}, {"sinks", "0"}, {"recent", "0"}},
+      .force_indices = true};
+  EXPECT_EQ(run(large, "host", "fetch"), run(large, "device"));
 }
 
-// Sequences of other lengths in one batch, each with last rows of its own, and one from a file, of
-// which the device has none at first.
+// Sequences of other lengths in one batch, each with rows of its own, and one from a file, of which
+// the device has none at first.
 TEST_P(HostLayers, TheLastRowsOfABatchAndOfAFile) {
-  const auto host = Open(kInfllm, "host", 3);
-  const auto near = Open(kInfllm, "device");
-  const std::string file = testing::TempDir() + "last_rows_" + GetParam() + ".ctx";
-  const auto together = [](Engine& engine) {
-    const auto batch = *Batch::Open(CoreOf(engine), kInfllm, 2);
-    std::vector<Batch::Next> next;
-    for (const size_t n : {150, 260}) {
-      next.push_back({.member = *batch->Join(Tokens(n, n)), .token = 7});
-    }
-    return *batch->Generate(next, 70);
-  };
-  EXPECT_EQ(together(*host), together(*near));
+  for (const auto& [policy, host_reads] : kWithLastRows) {
+    const auto host = Open(policy, "host", 3, host_reads);
+    const auto near = Open(policy, "device");
+    const std::string file = testing::TempDir() + "last_rows_" + GetParam() + ".ctx";
+    const auto together = [&](Engine& engine) {
+      const auto batch = *Batch::Open(CoreOf(engine), policy, 2);
+      std::vector<Batch::Next> next;
+      for (const size_t n : {150, 260}) {
+        next.push_back({.member = *batch->Join(Tokens(n, n)), .token = 7});
+      }
+      return *batch->Generate(next, 70);
+    };
+    EXPECT_EQ(together(*host), together(*near)) << policy.name;
 
-  const auto go_on = [&](Engine& engine) {
-    const auto session = *engine.NewSession(kInfllm);
-    EXPECT_TRUE(session->Prompt(Tokens(230, 5)).ok());
-    EXPECT_TRUE(session->Save(file).ok());
-    const auto again = *engine.Restore(file);
-    std::vector<int32_t> turn = Tokens(230, 5);
-    for (const int32_t t : Tokens(30, 8)) turn.push_back(t);
-    EXPECT_TRUE(again->Prompt(turn).ok());  // goes on
-    EXPECT_EQ(again->stats().recomputed_tokens, 0);
-    return again->Generate({.max_tokens = 20, .ignore_eos = true})->tokens;
-  };
-  EXPECT_EQ(go_on(*host), go_on(*near));
-  std::remove(file.c_str());
+    const auto go_on = [&](Engine& engine) {
+      const auto session = *engine.NewSession(policy);
+      EXPECT_TRUE(session->Prompt(Tokens(230, 5)).ok());
+      EXPECT_TRUE(session->Save(file).ok());
+      const auto again = *engine.Restore(file);
+      std::vector<int32_t> turn = Tokens(230, 5);
+      for (const int32_t t : Tokens(30, 8)) turn.push_back(t);
+      EXPECT_TRUE(again->Prompt(turn).ok());  // goes on
+      EXPECT_EQ(again->stats().recomputed_tokens, 0);
+      return again->Generate({.max_tokens = 20, .ignore_eos = true})->tokens;
+    };
+    EXPECT_EQ(go_on(*host), go_on(*near)) << policy.name;
+    std::remove(file.c_str());
+  }
 }
 
 // New rows of two groups are computed in one place; each group has last rows of its own.
 TEST_P(HostLayers, TheLastRowsInStepsOfTwoGroups) {
-  PolicyOptions policy = kInfllm;
-  for (auto& [key, value] : policy.settings) {
-    if (key == "chunk") value = "40";
+  for (const auto& [one, host_reads] : kWithLastRows) {
+    PolicyOptions policy = one;
+    PolicyOptions other = one;
+    for (auto* options : {&policy, &other}) {
+      for (auto& [key, value] : options->settings) {
+        if (key == "chunk") value = "40";
+        if (key == "budget" && options == &other) value = one.name == "blocks" ? "64" : "16";
+      }
+    }
+    const auto near =
+        LogitsOfTwoGroups(*Open(policy, "device", 5, "auto", /*max_sessions=*/8), policy, other);
+    const auto away = LogitsOfTwoGroups(*Open(policy, "host", 5, host_reads, 8), policy, other);
+    ASSERT_EQ(near.size(), away.size());
+    for (size_t i = 0; i < near.size(); ++i) {
+      ASSERT_EQ(near[i], away[i]) << one.name << ", logits " << i;
+    }
   }
-  PolicyOptions other = policy;
-  other.settings[0] = {"budget", "16"};
-  const auto near =
-      LogitsOfTwoGroups(*Open(policy, "device", 5, "auto", /*max_sessions=*/8), policy, other);
-  const auto away = LogitsOfTwoGroups(*Open(policy, "host", 5, "auto", 8), policy, other);
-  ASSERT_EQ(near.size(), away.size());
-  for (size_t i = 0; i < near.size(); ++i) ASSERT_EQ(near[i], away[i]) << "logits " << i;
 }
 
 // Of layers on the host, the device has the last rows and what the policy keeps, and no stage.

@@ -199,6 +199,7 @@ TEST_F(PlacementTest, WhatCannotBeFetchedIsAttendedToAway) {
   EXPECT_GT(rows, static_cast<size_t>(plan->host_layers * plan->working_set) * 4096);
   EXPECT_LT(rows, static_cast<size_t>(plan->host_layers * plan->working_set) * 4096 + (1 << 20));
   options_.host_reads = "fetch";
+  options_.policy.settings.emplace_back("lists", "per_kv_head");
   EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("`host_reads` is fetch"));
   options_.policy = omnikv;
   EXPECT_FALSE(Plan(24 * kGiB)->attends_away);
@@ -206,6 +207,38 @@ TEST_F(PlacementTest, WhatCannotBeFetchedIsAttendedToAway) {
   EXPECT_TRUE(Plan(24 * kGiB)->attends_away);
   options_.policy.settings.emplace_back("tail", "all");
   EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("tail is all"));
+}
+
+// Selections of units may be fetched: the card has slots for what a list holds at least, and the
+// last tokens.
+TEST_F(PlacementTest, SlotsOfUnitsAreCounted) {
+  options_.policy = {.name = "blocks", .settings = {{"dense_layers", "0"}}};
+  options_.host_reads = "fetch";
+  options_.place = "host";
+  const auto rows = [&](const MemoryPlan& plan) {
+    return plan.working_sets - Bank::StageBytes(MakeBankConfig(config_, plan, 1));
+  };
+  constexpr int64_t kRead = 130 * 128;  // of which 33 blocks of 128 are the last ones
+  options_.working_set = kRead;
+  const auto least = Plan(27 * kGiB);
+  ASSERT_TRUE(least.ok()) << least.status().message();
+  EXPECT_TRUE(least->fetches_units);
+  EXPECT_FALSE(least->attends_away);
+  EXPECT_EQ(least->host_layers, 32);
+  EXPECT_EQ(least->working_set, kRead);
+  const size_t held = size_t{32} * (kRead + 2 * 64) * 4096;
+  EXPECT_GT(rows(*least), held);
+  EXPECT_LT(rows(*least), held + (2 << 20));
+  options_.working_set = 0;
+  const auto more = Plan(27 * kGiB);
+  ASSERT_TRUE(more.ok()) << more.status().message();
+  EXPECT_GT(more->working_set, least->working_set);
+  EXPECT_LE(OnCard(*more), 27 * kGiB);
+  options_.working_set = kRead - 1;
+  EXPECT_THAT(Plan(27 * kGiB).status().message(),
+              HasSubstr("expected at least the 16640 tokens that a layer reads in a step"));
+  options_.working_set = 0;
+  EXPECT_FALSE(Plan(least->weights + least->activations + rows(*least)).ok());
 }
 
 // Of layers whose attention reads the last tokens alone, the card keeps these and no stage; what

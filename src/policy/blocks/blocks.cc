@@ -171,7 +171,9 @@ PolicyInfo BlocksPolicy() {
                            "stand for blocks of 128 tokens",
                 .keeps = "all rows and what stands for each block, on the device",
                 .reads = "b rows and N / 128 representatives; the first layers N rows",
-                .holds = "N rows and N / 128 representatives",
+                .holds =
+                    "N rows and N / 128 representatives; of a layer on the host at most b rows "
+                    "on the device in place of N",
                 .loses = "tokens whose block hides them in its mean (8 of 8 answers in blocks of "
                          "16, and in blocks of 128 at a quarter of what full reads; 0 with "
                          "representative=quest and lists=per_kv_head)"},

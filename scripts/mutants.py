@@ -247,6 +247,15 @@ FAULTS = {
         INFLLM + "far_ops.cc", "static_cast<float>(x * c + y * s)", "static_cast<float>(x * c - y * s)"),
     "infllm_sums_start_anew": (
         INFLLM + "local_weights.cc", "t < p0 ? held[t % a.stride] : Real{0}", "Real{0 * held[0]}"),
+    "infllm_steps_start_sums_anew": (
+        INFLLM + "local_weights.cc", "t < n - 1 ? held[at + i] : Real{0}", "Real{0 * held[0]}"),
+    "infllm_steps_weigh_by_the_window_alone": (
+        INFLLM + "infllm.cc",
+        "                                                .lse = lse,\n", ""),
+    "infllm_steps_weigh_one_token_less": (
+        INFLLM + "local_weights.cc", "if (t >= n - a.shape.recent) sum", "if (t > n - a.shape.recent) sum"),
+    "infllm_window_of_a_step_one_narrower": (
+        INFLLM + "infllm.cc", ".min_recent = shape_.recent}", ".min_recent = shape_.recent - 1}"),
     "infllm_tokens_of_the_least_weight": (
         INFLLM + "local_weights.cc", "of_x > of_y :", "of_x < of_y :"),
     "infllm_maximum_of_heads": (

@@ -89,7 +89,7 @@ TEST_F(CudaBackendTest, ARangeOfHeadsTakesTheKernelsOfAll) {
       args.kv_head_begin = count;
       args.kv_head_count = count;
       EXPECT_THAT(backend->KernelsOf(args),
-                  testing::Contains(n_rows == 1 ? "AttendKernel<__half, 128, 1, false>"
+                  testing::Contains(n_rows == 1 ? "AttendKernel<__half, 128, 1, 16>"
                                                 : "AttendTile<__half, 128, false>"));
     }
   }

@@ -208,6 +208,7 @@ void FarMemory::Attend(const LayerStep& step, const AttendArgs& attend, int32_t 
   far.seqs = to_seqs_.as<SeqMeta>();
   far.n_rows = attend.n_rows - skip;
   far.plan = AttnPlan::Dense();
+  far.score = ScoreKind::kNone;
   if (!step.prefill) far.plan.segments[0].bounds = bounds_.as<int32_t>();
   backend.Enqueue(far);
 }
@@ -215,17 +216,29 @@ void FarMemory::Attend(const LayerStep& step, const AttendArgs& attend, int32_t 
 void FarMemory::Weigh(const LayerStep& step, const AttendArgs& attend) {
   if (!HasBlocks()) return;
   Backend& backend = *context_.backend;
-  backend.Enqueue(WeighLocal(weighings_.At({.kv = attend.kv,
-                                            .q = attend.q,
-                                            .lse = attend.lse,
-                                            .seqs = attend.seqs,
-                                            .sums = Sums(step.layer),
-                                            .shape = shape_,
-                                            .n_seqs = attend.n_seqs,
-                                            .n_heads = attend.n_heads,
-                                            .stride = stride_,
-                                            .scale = attend.scale,
-                                            .softcap = attend.softcap})));
+  if (!step.prefill) {
+    backend.Enqueue(AddWeights({.logits = attend.scores,
+                                .lse = attend.lse,
+                                .seqs = attend.seqs,
+                                .sums = Sums(step.layer),
+                                .logit_stride = attend.score_stride,
+                                .shape = shape_,
+                                .n_seqs = attend.n_seqs,
+                                .n_heads = attend.n_heads,
+                                .stride = stride_}));
+  } else {
+    backend.Enqueue(WeighLocal(weighings_.At({.kv = attend.kv,
+                                              .q = attend.q,
+                                              .lse = attend.lse,
+                                              .seqs = attend.seqs,
+                                              .sums = Sums(step.layer),
+                                              .shape = shape_,
+                                              .n_seqs = attend.n_seqs,
+                                              .n_heads = attend.n_heads,
+                                              .stride = stride_,
+                                              .scale = attend.scale,
+                                              .softcap = attend.softcap})));
+  }
   backend.Enqueue(Represent(keys_made_.At({.kv = HomeOf(step, attend),
                                            .seqs = attend.seqs,
                                            .sums = Sums(step.layer),
@@ -239,54 +252,6 @@ void FarMemory::Weigh(const LayerStep& step, const AttendArgs& attend) {
                                            .stride = stride_,
                                            .representatives = representatives_,
                                            .max_blocks = max_blocks_})));
-}
-
-void FarMemory::CopyFrom(const FarMemory& from) {
-  Forget();
-  if (!HasBlocks()) return;
-  context_.backend->Upload(sums_.as(), from.sums_.as(), sums_.size());
-  context_.backend->Upload(keys_.as(), from.keys_.as(), keys_.size());
-}
-
-template <typename Visit>
-void FarMemory::ForState(int64_t length, const Visit& visit) const {
-  if (!HasBlocks()) return;
-  const auto n = static_cast<int32_t>(length);
-  for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    visit(Keys(layer), shape_.Blocks(n) * KeyFloats());
-    for (int32_t h = 0; h < context_.n_heads; ++h) {
-      float* const sums = LocalSums(Sums(layer), 0, n, h, context_.n_heads, stride_);
-      for (int32_t t = std::min(FirstSummed(shape_, n), n); t < n;) {
-        const int32_t at = t % stride_;
-        const int32_t run = std::min(n - t, stride_ - at);
-        visit(sums + at, run);
-        t += run;
-      }
-    }
-  }
-}
-
-std::string FarMemory::Save(int64_t length) const {
-  std::string state;
-  ForState(length, [&](const float* from, int64_t n) {
-    std::string part(static_cast<size_t>(n) * sizeof(float), '\0');
-    context_.backend->Download(part.data(), from, part.size());
-    state += part;
-  });
-  return state;
-}
-
-bool FarMemory::Load(int64_t length, std::string_view state) {
-  size_t bytes = 0;
-  ForState(length, [&](float*, int64_t n) { bytes += static_cast<size_t>(n) * sizeof(float); });
-  if (state.size() != bytes) return false;
-  Forget();
-  ForState(length, [&](float* to, int64_t n) {
-    const size_t part = static_cast<size_t>(n) * sizeof(float);
-    context_.backend->Upload(to, state.data(), part);
-    state.remove_prefix(part);
-  });
-  return true;
 }
 
 }  // namespace omnikv

@@ -137,6 +137,21 @@ struct WeighLocalArgs {
 };
 CustomArgs WeighLocal(const WeighLocalArgs* args);
 
+// The same sums of a decode step, of one row a sequence, whose attention has left its logits: K is
+// not read again.
+struct AddWeightsArgs {
+  const float* logits;   // [n_rows, n_heads, logit_stride]: of the tokens of the window
+  const float* lse;      // [n_rows, n_heads]: over all that the rows read
+  const SeqMeta* seqs;   // [n_seqs]
+  float* sums;           // of WeighLocal
+  int64_t logit_stride;  // tokens
+  FarShape shape;
+  int32_t n_seqs, n_heads;
+  int32_t stride;      // tokens
+  int32_t unused = 0;  // where there would be padding
+};
+CustomArgs AddWeights(const AddWeightsArgs& args);
+
 // Keys of the blocks that are whole once the step's rows are in, of each query head: the mean of K,
 // turned to position 0, of the block's `representatives` tokens with the highest sums of local
 // weights (of equals the first).
@@ -176,6 +191,7 @@ void MeanRowsCuda(const void* args, void* stream);
 void KeepBlocksCuda(const void* args, void* stream);
 void CopyFarCuda(const void* args, void* stream);
 void WeighLocalCuda(const void* args, void* stream);
+void AddWeightsCuda(const void* args, void* stream);
 void RepresentCuda(const void* args, void* stream);
 
 }  // namespace omnikv

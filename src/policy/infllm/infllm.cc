@@ -77,6 +77,12 @@ class Infllm : public Policy {
     if (context.backend == nullptr) return {};
     OKV_ASSIGN_OR_RETURN(
         lse_, memory_.Take(*context.backend, int64_t{steps.max_rows} * context.n_heads, "weights"));
+    OKV_ASSIGN_OR_RETURN(window_,
+                         memory_.Take(*context.backend, 4 * int64_t{context.max_seqs}, "windows"));
+    if (!far_.HasBlocks()) return {};
+    logit_stride_ = (context.max_context + 15) / 16 * 16;
+    const int64_t heads = int64_t{context.max_seqs} * context.n_heads;
+    OKV_ASSIGN_OR_RETURN(logits_, memory_.Take(*context.backend, heads * logit_stride_, "weights"));
     return {};
   }
 
@@ -88,10 +94,26 @@ class Infllm : public Policy {
   void BeginStep(int32_t variant, const AttendArgs& step) override {
     far_step_ = variant == 1;
     if (far_step_) far_.Locate(step, /*skip=*/0, /*prefill=*/false);
+    if (!far_.HasBlocks()) return;
+    // The window as a range of tokens: scores need one.
+    auto* const unused = window_.as<int32_t>() + 2 * int64_t{context_.max_seqs};
+    context_.backend->Enqueue(
+        PlanRangeArgs{.seqs = step.seqs,
+                      .n_seqs = step.n_seqs,
+                      .rule = {.budget = shape_.recent, .min_recent = shape_.recent},
+                      .bounds = window_.as<int32_t>(),
+                      .n_candidates = unused,
+                      .n_pick = unused + context_.max_seqs});
   }
   void Plan(const LayerStep& step, AttendArgs& attend) override {
     attend.plan = AttnPlan::Dense(shape_.recent);
     attend.lse = lse_.as<float>();
+    if (!step.prefill && far_.HasBlocks()) {
+      attend.plan.segments[0] = {.bounds = window_.as<int32_t>()};
+      attend.score = ScoreKind::kLogits;
+      attend.scores = logits_.as<float>();
+      attend.score_stride = logit_stride_;
+    }
     if (!HasFar(step, attend)) {
       if (!step.prefill || step.first_pos == 0) far_.Keep(step, attend);
       return;
@@ -124,13 +146,6 @@ class Infllm : public Policy {
   }
   int64_t TokensRead(int32_t, const SeqLength& at) const override {
     return at.tokens - shape_.LeftOut(at.tokens - 1);
-  }
-  // K of the window once more, for the weights.
-  int64_t TokensScored(int32_t, const SeqLength& at) const override {
-    if (!far_.HasBlocks()) return 0;
-    const int64_t p = at.tokens - 1;
-    const int64_t first = std::min<int64_t>(FirstSummed(shape_, static_cast<int32_t>(p)), p);
-    return at.tokens - std::max(first, p - shape_.recent + 1);
   }
   int64_t StateBytesRead(int32_t, const SeqLength& at) const override {
     const int64_t values = int64_t{context_.n_heads} * context_.dk;
@@ -169,7 +184,10 @@ class Infllm : public Policy {
   int32_t chunk_ = 0;      // rows of a chunk; 0: not known yet
   bool far_step_ = false;  // what is being recorded
   PolicyMemory memory_;
-  Buffer lse_;  // f32 [rows of a step, n_heads]
+  Buffer lse_;                // f32 [rows of a step, n_heads]
+  Buffer window_;             // int32 [max_seqs, 2], and as many that nothing reads
+  Buffer logits_;             // f32 [max_seqs, n_heads, logit_stride]
+  int64_t logit_stride_ = 0;  // tokens
   FarMemory far_;
 };
 
@@ -225,8 +243,7 @@ PolicyInfo InfllmPolicy() {
                 .keeps = "all rows, which may live on the host but for the last ones; copies of "
                          "the first rows and of the blocks chosen last, and a key of each block "
                          "for each query head, on the device",
-                .reads = "b rows, the first and the last ones, K of the last once more, and "
-                         "N / 128 keys",
+                .reads = "b rows, the first and the last ones, and N / 128 keys",
                 .holds = "N rows, the copies (4,864 rows), N / 128 keys; of a layer on the host "
                          "4,736 rows on the device in place of N",
                 .loses =

@@ -46,7 +46,8 @@ class FarMemory {
   // Chooses, copies, and attends: what the rows give each other from far tokens is in state().
   void Attend(const LayerStep& step, const AttendArgs& attend, int32_t skip);
   AttendState state() const { return {far_o_.as<float>(), far_lse_.as<float>()}; }
-  // After the attention, whose log sums are over all that the rows read.
+  // After the attention, whose log sums are over all that the rows read. That of a decode step has
+  // left its logits as scores.
   void Weigh(const LayerStep& step, const AttendArgs& attend);
 
   void CopyFrom(const FarMemory& from);

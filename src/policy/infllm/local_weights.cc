@@ -128,6 +128,56 @@ Cost WeighCost(const void* raw, HostArrays& arrays) {
   return c;
 }
 
+template <typename Real>
+void AddHead(const AddWeightsArgs& a, int32_t s, int32_t h) {
+  const SeqMeta& seq = a.seqs[s];
+  if (seq.q_len == 0) return;
+  const int32_t n = seq.kv_len;
+  const int64_t row_head = int64_t{seq.q_begin} * a.n_heads + h;
+  const float* const logits = a.logits + row_head * a.logit_stride;
+  const Real lse = a.lse[row_head];
+  const float* const held = LocalSums(a.sums, s, n - 1, h, a.n_heads, a.stride);
+  float* const out = LocalSums(a.sums, s, n, h, a.n_heads, a.stride);
+  for (int32_t t = std::min(FirstSummed(a.shape, n - 1), n - 1); t < n;) {
+    const int32_t at = t % a.stride;
+    const int32_t run = std::min(n - t, a.stride - at);
+    for (int32_t i = 0; i < run; ++i, ++t) {
+      Real sum = t < n - 1 ? held[at + i] : Real{0};
+      if (t >= n - a.shape.recent) sum += std::exp(Real{logits[t]} - lse);
+      out[at + i] = static_cast<float>(sum);
+    }
+  }
+}
+
+void Add(const void* raw) {
+  const auto& a = *static_cast<const AddWeightsArgs*>(raw);
+  for (int32_t i = 0; i < a.n_seqs * a.n_heads; ++i)
+    AddHead<double>(a, i / a.n_heads, i % a.n_heads);
+}
+
+void AddShared(const void* raw, ThreadPool& pool) {
+  const auto& a = *static_cast<const AddWeightsArgs*>(raw);
+  pool.ParallelFor(int64_t{a.n_seqs} * a.n_heads, 1, [&](int64_t begin, int64_t end, int) {
+    for (auto i = static_cast<int32_t>(begin); i < end; ++i) {
+      AddHead<float>(a, i / a.n_heads, i % a.n_heads);
+    }
+  });
+}
+
+Cost AddCost(const void* raw, HostArrays& arrays) {
+  const auto& a = *static_cast<const AddWeightsArgs*>(raw);
+  const SeqMeta* seqs = arrays.Of(a.seqs, a.n_seqs);
+  Cost c;
+  for (int32_t s = 0; s < a.n_seqs; ++s) {
+    const int32_t n = seqs[s].kv_len;
+    if (seqs[s].q_len == 0) continue;
+    const uint64_t sums = 4 * U(a.n_heads) * U(n - std::min(FirstSummed(a.shape, n - 1), n - 1));
+    c.bytes_read += 4 * U(a.n_heads) * U(std::min(n, a.shape.recent) + 1) + sums;
+    c.bytes_written += sums;
+  }
+  return c;
+}
+
 const RepresentArgs& RepresentArgsOf(const void* raw) {
   return **static_cast<const RepresentArgs* const*>(raw);
 }
@@ -207,6 +257,13 @@ constexpr CustomKernels kWeigh = {.name = "InfllmWeigh",
                                   .cuda = WeighLocalCuda,
 #endif
                                   .cost = WeighCost};
+constexpr CustomKernels kAdd = {.name = "InfllmAddWeights",
+                                .ref = Add,
+                                .cpu = AddShared,
+#ifdef OMNIKV_HAVE_CUDA
+                                .cuda = AddWeightsCuda,
+#endif
+                                .cost = AddCost};
 constexpr CustomKernels kRepresent = {
     .name = "InfllmRepresent",
     .ref = RepresentNew,
@@ -220,6 +277,9 @@ constexpr CustomKernels kRepresent = {
 
 CustomArgs WeighLocal(const WeighLocalArgs* args) {
   return MakeCustomArgs(kWeigh, args);
+}
+CustomArgs AddWeights(const AddWeightsArgs& args) {
+  return MakeCustomArgs(kAdd, args);
 }
 CustomArgs Represent(const RepresentArgs* args) {
   return MakeCustomArgs(kRepresent, args);

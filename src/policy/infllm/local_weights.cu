@@ -91,6 +91,28 @@ __global__ void __launch_bounds__(kThreads) WeighKernel(const __grid_constant__ 
   }
 }
 
+constexpr int kAddThreads = 256;
+
+// Grid: x tokens, y query heads, z sequences.
+__global__ void __launch_bounds__(kAddThreads)
+    AddWeightsKernel(const __grid_constant__ AddWeightsArgs a) {
+  const int s = static_cast<int>(blockIdx.z);
+  const int h = static_cast<int>(blockIdx.y);
+  const SeqMeta seq = a.seqs[s];
+  if (seq.q_len == 0) return;
+  const int n = seq.kv_len;
+  const int first = min(FirstSummed(a.shape, n - 1), n - 1);
+  const int t = first + static_cast<int>(blockIdx.x * kAddThreads + threadIdx.x);
+  if (t >= n) return;
+  const int64_t row_head = int64_t{seq.q_begin} * a.n_heads + h;
+  const int at = t % a.stride;
+  float sum = t < n - 1 ? LocalSums(a.sums, s, n - 1, h, a.n_heads, a.stride)[at] : 0.0f;
+  if (t >= n - a.shape.recent) {
+    sum += expf(a.logits[row_head * a.logit_stride + t] - a.lse[row_head]);
+  }
+  LocalSums(a.sums, s, n, h, a.n_heads, a.stride)[at] = sum;
+}
+
 constexpr int kKeyThreads = 128;
 
 // The token of the higher sum, of equals the lower; kept in `best` and `at`.
@@ -167,6 +189,13 @@ void WeighLocalCuda(const void* args, void* stream) {
                          static_cast<int>(shared));
   }
   WeighKernel<<<grid, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(a);
+}
+
+void AddWeightsCuda(const void* args, void* stream) {
+  const AddWeightsArgs& a = *static_cast<const AddWeightsArgs*>(args);
+  const dim3 grid(static_cast<uint32_t>((a.stride + kAddThreads - 1) / kAddThreads),
+                  static_cast<uint32_t>(a.n_heads), static_cast<uint32_t>(a.n_seqs));
+  AddWeightsKernel<<<grid, kAddThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
 }
 
 void RepresentCuda(const void* args, void* stream) {

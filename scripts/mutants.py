@@ -97,7 +97,7 @@ FAULTS = {
         "if (slot >= 0) a.used[slot] = 2 * step;"),
     "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
     "working_sets_know_nothing_below": (
-        SETS, "bounds, selection.wider, seqs,", "bounds, PlanSegment{}, seqs,"),
+        SETS, "selection.wider, seqs, primes);", "PlanSegment{}, seqs, primes);"),
     "rotation_sign": (
         KERNELS + "rows.cu", "high.v[j] = h * c + l * s;", "high.v[j] = h * c - l * s;"),
     "penalty_of_the_wrong_tokens": (

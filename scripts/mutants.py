@@ -120,7 +120,7 @@ FAULTS = {
     "units_are_read_before_they_are_there": (
         FETCHED, "backend_.Join(Lane::kMain, Lane::kIn);", ""),
     "units_come_before_they_are_chosen": (FETCHED, "backend_.Join(Lane::kIn, Lane::kMain);", ""),
-    "units_outlive_a_turn": (FETCHED, "  slots_.Reset(seq);\n", ""),
+    "units_outlive_a_turn": (FETCHED, "slots_.Reset(seq);", "static_cast<void>(seq);"),
     "last_rows_stand_behind_one_sequence": (
         FETCHED, ".first_last = slots_of_.n_seqs * slots_of_.n_slots",
         ".first_last = slots_of_.n_slots"),

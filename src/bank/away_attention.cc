@@ -5,15 +5,10 @@
 namespace omnikv {
 
 LastRowsConfig AwayAttention::LastRowsOf(const BankConfig& bank, const AwayConfig& config) {
-  LastRowsConfig last{.layers = std::vector<bool>(bank.layers.size()),
-                      .tokens = config.reads.max_recent,
-                      .n_seqs = config.n_seqs};
-  if (config.n_heads == 0 || config.reads.max_recent == 0) return last;
-  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    last.layers[layer] =
-        LastRows::CanKeep(bank.layers[layer]) && config.reads.selection_of[layer] >= 0;
+  if (config.n_heads == 0 || config.reads.max_recent == 0) {
+    return {.layers = std::vector<bool>(bank.layers.size())};
   }
-  return last;
+  return LastRows::OfSelections(bank, config.reads, config.n_seqs);
 }
 
 size_t AwayAttention::Bytes(const BankConfig& bank, const AwayConfig& config) {

@@ -17,16 +17,10 @@ SlotsConfig FetchedUnits::SlotsOf(const BankConfig& bank, const WorkingSetConfig
 }
 
 LastRowsConfig FetchedUnits::LastRowsOf(const BankConfig& bank, const WorkingSetConfig& config) {
-  const DeclaredReads& reads = config.reads;
-  LastRowsConfig last{.layers = std::vector<bool>(bank.layers.size()),
-                      .tokens = reads.max_recent,
-                      .n_seqs = config.n_seqs};
-  if (!reads.HeldByUnit()) return last;
+  if (!config.reads.HeldByUnit()) return {.layers = std::vector<bool>(bank.layers.size())};
+  LastRowsConfig last = LastRows::OfSelections(bank, config.reads, config.n_seqs);
   const int64_t slots = int64_t{config.n_seqs} * SlotsOf(bank, config).n_slots;
-  last.rows_before = slots * PieceOf(bank, reads);
-  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    last.layers[layer] = LastRows::CanKeep(bank.layers[layer]) && reads.selection_of[layer] >= 0;
-  }
+  last.rows_before = slots * PieceOf(bank, config.reads);
   return last;
 }
 
@@ -66,7 +60,6 @@ Status FetchedUnits::Allocate() {
 }
 
 void FetchedUnits::Reset(int32_t seq) {
-  last_->Forget(seq);
   slots_.Reset(seq);
 }
 
@@ -92,7 +85,7 @@ void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
                                   .piece_tokens = piece_,
                                   .table_stride = slots_of_.max_tokens,
                                   .n_seqs = slots_of_.n_seqs});
-  // A piece of the step's own token is never listed, and leaves its slot if it was before a cut.
+  // A piece of the step's own token is never listed, and has no slot after this.
   slots_.Update(group,
                 {.seqs = by_piece_.as<SeqMeta>(),
                  .index = index,

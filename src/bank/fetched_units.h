@@ -38,7 +38,7 @@ class FetchedUnits {
   }
   // The rows of the last tokens, those of a decode step included. Prompts write others.
   LastRows& last() { return *last_; }
-  // Forgets what is here of a sequence: after something other than a decode step wrote K/V.
+  // Forgets what is in slots of a sequence: after something other than a decode step wrote K/V.
   void Reset(int32_t seq);
   // Enqueues the choice of slots for what `attend` lists, of the first layer of a step that reads
   // its selection from here.

@@ -31,6 +31,17 @@ LastRowsConfig LastRows::ConfigOf(const BankConfig& bank, const DeclaredReads& r
   return config;
 }
 
+LastRowsConfig LastRows::OfSelections(const BankConfig& bank, const DeclaredReads& reads,
+                                      int32_t n_seqs) {
+  LastRowsConfig config{.layers = std::vector<bool>(bank.layers.size()),
+                        .tokens = reads.max_recent,
+                        .n_seqs = n_seqs};
+  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
+    config.layers[layer] = CanKeep(bank.layers[layer]) && reads.selection_of[layer] >= 0;
+  }
+  return config;
+}
+
 int64_t LastRows::KeptTokens(const BankConfig& bank, const LastRowsConfig& config) {
   return Any(config) ? BlocksKept(bank, config) * bank.block_tokens : 0;
 }

@@ -30,6 +30,9 @@ class LastRows {
   // read otherwise: then all pass through stages.
   static LastRowsConfig ConfigOf(const BankConfig& bank, const DeclaredReads& reads,
                                  int32_t n_seqs);
+  // Those of the host layers that read a selection.
+  static LastRowsConfig OfSelections(const BankConfig& bank, const DeclaredReads& reads,
+                                     int32_t n_seqs);
   static Result<std::unique_ptr<LastRows>> Create(Backend& backend, Bank& bank,
                                                   LastRowsConfig config);
   // Bytes of the backend's memory that Create takes.

@@ -196,8 +196,7 @@ void Residency::Step::EndStep() {
 
 void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t from_q) {
   if (last_ != nullptr) last_->Begin(q, seq);
-  if (away_ != nullptr) away_->last().Begin(q, seq);
-  if (units_ != nullptr) units_->last().Begin(q, seq);
+  if (LastRows* last = LastOfSteps(); last != nullptr) last->Begin(q, seq);
   if (kept_ != nullptr) {
     kept_->Begin(q, seq, from != nullptr ? from->kept_.get() : nullptr, from_q);
   }
@@ -205,8 +204,9 @@ void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t fro
 
 Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses) {
   if (last_ != nullptr) last_->Fill(q, seq);
-  if (away_ != nullptr) prefill ? away_->last().Forget(q) : away_->last().Fill(q, seq);
-  if (units_ != nullptr) prefill ? units_->last().Forget(q) : units_->last().Fill(q, seq);
+  if (LastRows* last = LastOfSteps(); last != nullptr) {
+    prefill ? last->Forget(q) : last->Fill(q, seq);
+  }
   if (kept_ != nullptr) return kept_->Append(q, seq, n, prefill, chooses);
   return bank_.Append(seq, n);
 }
@@ -222,7 +222,7 @@ void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {
 
 void Residency::Reset(int32_t seq) {
   if (last_ != nullptr) last_->Forget(seq);
-  if (away_ != nullptr) away_->last().Forget(seq);
+  if (LastRows* last = LastOfSteps(); last != nullptr) last->Forget(seq);
   if (sets_ != nullptr) sets_->Reset(seq);
   if (units_ != nullptr) units_->Reset(seq);
   streamed_bytes_ = 0;

@@ -168,8 +168,8 @@ class Residency {
     void ReadListed(int32_t layer, AttendArgs& attend);
     // The last rows of the layer, where the step has these alone on the device; else null.
     LastRows* Last(int32_t layer) const {
-      if (Away(layer)) return &r_.away_->last();
-      if (Listed(layer)) return &r_.units_->last();
+      LastRows* const last = rows_.prefill ? nullptr : r_.LastOfSteps();
+      if (last != nullptr && last->Has(layer)) return last;
       return r_.last_ != nullptr && r_.last_->Has(layer) ? r_.last_.get() : nullptr;
     }
 
@@ -195,6 +195,11 @@ class Residency {
  private:
   Residency(Backend& backend, Bank& bank, bool streams)
       : backend_(backend), bank_(bank), streams_(streams) {}
+  // The last rows that decode steps alone have on the device, and prompts do not; null: none.
+  LastRows* LastOfSteps() const {
+    if (away_ != nullptr) return &away_->last();
+    return units_ != nullptr ? &units_->last() : nullptr;
+  }
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
   // The first `n` tokens of the first host layers of `seq` set out: of as many layers as are ahead,

@@ -130,8 +130,7 @@ Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) 
   if (options.host_reads == "fetch" && !reads.CanFetch()) {
     return InvalidArgument(
         fmt::format("`host_reads` is fetch, but `policy` {} with these settings selects for each "
-                    "KV head, which "
-                    "only the host can read where it is: expected auto or attend",
+                    "KV head, which only the host can read where it is: expected auto or attend",
                     options.policy.name));
   }
   const int64_t tokens = options.working_set;

@@ -184,6 +184,11 @@ OMNIKV_HOST_DEVICE T* LocalSums(T* sums, int32_t s, int32_t n, int32_t h, int32_
 OMNIKV_HOST_DEVICE inline int32_t FirstSummed(const FarShape& shape, int32_t n) {
   return shape.sinks + shape.Blocks(n) * shape.block;
 }
+// The first token whose sum such a step writes: that one, or the first that the step appends.
+OMNIKV_HOST_DEVICE inline int32_t FirstWritten(const FarShape& shape, int32_t n) {
+  const int32_t first = FirstSummed(shape, n);
+  return first < n ? first : n;
+}
 
 // The same on a cudaStream_t. Defined where CUDA is built (far_ops.cu, local_weights.cu).
 void LocateFarCuda(const void* args, void* stream);

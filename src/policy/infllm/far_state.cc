@@ -21,7 +21,7 @@ void FarMemory::ForState(int64_t length, const Visit& visit) const {
     visit(Keys(layer), shape_.Blocks(n) * KeyFloats());
     for (int32_t h = 0; h < context_.n_heads; ++h) {
       float* const sums = LocalSums(Sums(layer), 0, n, h, context_.n_heads, stride_);
-      for (int32_t t = std::min(FirstSummed(shape_, n), n); t < n;) {
+      for (int32_t t = FirstWritten(shape_, n); t < n;) {
         const int32_t at = t % stride_;
         const int32_t run = std::min(n - t, stride_ - at);
         visit(sums + at, run);

@@ -29,8 +29,7 @@ struct Tiles {
 };
 Tiles TilesOf(const WeighLocalArgs& a, const SeqMeta& seq) {
   if (seq.q_len == 0) return {};
-  const int32_t first =
-      std::min(FirstSummed(a.shape, seq.kv_len - seq.q_len), seq.kv_len - seq.q_len);
+  const int32_t first = FirstWritten(a.shape, seq.kv_len - seq.q_len);
   return {first, (seq.kv_len - first + kTile - 1) / kTile};
 }
 
@@ -138,7 +137,7 @@ void AddHead(const AddWeightsArgs& a, int32_t s, int32_t h) {
   const Real lse = a.lse[row_head];
   const float* const held = LocalSums(a.sums, s, n - 1, h, a.n_heads, a.stride);
   float* const out = LocalSums(a.sums, s, n, h, a.n_heads, a.stride);
-  for (int32_t t = std::min(FirstSummed(a.shape, n - 1), n - 1); t < n;) {
+  for (int32_t t = FirstWritten(a.shape, n - 1); t < n;) {
     const int32_t at = t % a.stride;
     const int32_t run = std::min(n - t, a.stride - at);
     for (int32_t i = 0; i < run; ++i, ++t) {
@@ -171,7 +170,7 @@ Cost AddCost(const void* raw, HostArrays& arrays) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const int32_t n = seqs[s].kv_len;
     if (seqs[s].q_len == 0) continue;
-    const uint64_t sums = 4 * U(a.n_heads) * U(n - std::min(FirstSummed(a.shape, n - 1), n - 1));
+    const uint64_t sums = 4 * U(a.n_heads) * U(n - FirstWritten(a.shape, n - 1));
     c.bytes_read += 4 * U(a.n_heads) * U(std::min(n, a.shape.recent) + 1) + sums;
     c.bytes_written += sums;
   }

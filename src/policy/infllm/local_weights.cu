@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) WeighKernel(const __grid_constant__ 
   const int group = a.n_heads / a.kv.n_kv_heads;
   const int parts = max(1, kWarps / group);
   const int heads = kWarps / parts;  // at a time
-  const int first = min(FirstSummed(a.shape, p0), p0);
+  const int first = FirstWritten(a.shape, p0);
   const int tiles = (seq.kv_len - first + kTile - 1) / kTile;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
     const int begin = first + tile * kTile;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kAddThreads)
   const SeqMeta seq = a.seqs[s];
   if (seq.q_len == 0) return;
   const int n = seq.kv_len;
-  const int first = min(FirstSummed(a.shape, n - 1), n - 1);
+  const int first = FirstWritten(a.shape, n - 1);
   const int t = first + static_cast<int>(blockIdx.x * kAddThreads + threadIdx.x);
   if (t >= n) return;
   const int64_t row_head = int64_t{seq.q_begin} * a.n_heads + h;

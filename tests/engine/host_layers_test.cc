@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <string>
 
 #include "../made_up_model.h"
@@ -261,20 +262,25 @@ TEST_P(HostLayers, ListedUnitsComeToSlots) {
   }
 }
 
-// A step that ran ahead and is forgotten may have listed the unit that is then written anew: all
-// are listed as soon as they are whole.
-TEST_P(HostLayers, UnitsThatAreWrittenAnewAreFetchedAnew) {
+// A step that ran ahead and is forgotten lists every unit that is whole by then, and its row is
+// written anew by another token.
+TEST_P(HostLayers, UnitsOfForgottenStepsChangeNothing) {
   const PolicyOptions policy{
       .name = "blocks",
       .settings = {{"block", "4"}, {"budget", "640"}, {"sinks", "0"}, {"recent", "0"}},
       .force_indices = true};
   const auto play = [&](const char* place, const char* host_reads, uint32_t seed) {
     const auto engine = Open(policy, place, seed, host_reads);
+    std::vector<int32_t>& ends = CoreOf(*engine).config.eos_ids;
+    ends.resize(static_cast<size_t>(engine->vocab()));
+    std::iota(ends.begin(), ends.end(), 0);
     const auto session = *engine->NewSession(policy);
     EXPECT_TRUE(session->Prompt(Tokens(90, 3)).ok());
     std::vector<float> seen;
     for (int32_t turn = 0; turn < 30; ++turn) {
       EXPECT_TRUE(session->Generate({.max_tokens = turn % 3 + 1, .ignore_eos = true}).ok());
+      // Any token ends it, so the step after it, which is under way, is forgotten.
+      EXPECT_EQ(session->Generate({.max_tokens = 8})->tokens.size(), 1u);
       EXPECT_TRUE(session->Step(turn * 11 % 251).ok());
       seen.insert(seen.end(), session->logits(), session->logits() + engine->vocab());
     }

@@ -51,8 +51,10 @@ struct DeclaredReads {
   // row. So do the policy's ops, but for those that read in place.
   int64_t max_recent = 0;
   StreamedLayers streamed;  // where there are no selections
-  // Whether a decode step reads V of few tokens of the layer alone, and K of all: its V may live
-  // away from the device, where steps read and write them in place. By layer, or empty: none.
+  // Whether a decode step reads K of all tokens of the layer, and then attends to one list of at
+  // most max_tokens for each KV head: its V may live away from the device (bank/fetched_values.h),
+  // where steps with other plans read in place.
+  // By layer, or empty: none.
   std::vector<bool> few_values;
 
   // Whether the listed part of a selection is held by unit, and whether any of it is held.

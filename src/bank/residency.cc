@@ -16,6 +16,11 @@ Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& ban
                          KeptRows::Create(backend, bank, keeps, config.n_seqs, max_rows));
     residency->bytes_ += residency->kept_->Bytes();
   }
+  if (FetchedValues::Any(bank.config(), config.reads)) {
+    OKV_ASSIGN_OR_RETURN(residency->values_,
+                         FetchedValues::Create(backend, bank, config.reads, config.n_seqs));
+    residency->bytes_ += FetchedValues::Bytes(bank.config(), config.reads, config.n_seqs);
+  }
   const LastRowsConfig last = LastRows::ConfigOf(bank.config(), config.reads, config.n_seqs);
   if (LastRows::Any(AwayAttention::LastRowsOf(bank.config(), away))) {
     OKV_ASSIGN_OR_RETURN(residency->away_, AwayAttention::Create(backend, bank, away));
@@ -140,6 +145,7 @@ void Residency::Step::AfterAppend(int32_t layer) {
 void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
   if (InSet(layer)) r_.sets_->Resolve(layer, attend);
   if (Listed(layer)) ReadListed(layer, attend);
+  if (CopiesListed(layer)) r_.values_->Fetch(attend);
   if (Away(layer)) merge_ = r_.away_->Split(layer, attend);
 }
 
@@ -195,6 +201,7 @@ void Residency::Step::EndStep() {
 }
 
 void Residency::Begin(int32_t q, int32_t seq, const Residency* from, int32_t from_q) {
+  if (values_ != nullptr) values_->Begin(q, seq);
   if (last_ != nullptr) last_->Begin(q, seq);
   if (LastRows* last = LastOfSteps(); last != nullptr) last->Begin(q, seq);
   if (kept_ != nullptr) {

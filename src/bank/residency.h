@@ -14,6 +14,7 @@
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
 #include "bank/fetched_units.h"
+#include "bank/fetched_values.h"
 #include "bank/kept_rows.h"
 #include "bank/last_rows.h"
 #include "bank/prompt_stage.h"
@@ -166,6 +167,10 @@ class Residency {
       return !rows_.prefill && r_.units_ != nullptr && r_.units_->SelectionOf(layer) >= 0;
     }
     void ReadListed(int32_t layer, AttendArgs& attend);
+    // Whether K and V of what its plan lists are copied together.
+    bool CopiesListed(int32_t layer) const {
+      return !rows_.prefill && r_.values_ != nullptr && r_.values_->Has(layer);
+    }
     // The last rows of the layer, where the step has these alone on the device; else null.
     LastRows* Last(int32_t layer) const {
       LastRows* const last = rows_.prefill ? nullptr : r_.LastOfSteps();
@@ -210,13 +215,14 @@ class Residency {
 
   Backend& backend_;
   Bank& bank_;
-  bool streams_;                         // decode steps read host layers through stages
-  bool decodes_ = false;                 // the step under way has decode rows
-  std::unique_ptr<WorkingSets> sets_;    // null: no layer is read through one
-  std::unique_ptr<KeptRows> kept_;       // null: no rows are forgotten by choice
-  std::unique_ptr<AwayAttention> away_;  // null: the device attends to everything
-  std::unique_ptr<FetchedUnits> units_;  // null: no layer reads listed units from slots
-  std::unique_ptr<LastRows> last_;       // of all host layers, if steps read them so; else null
+  bool streams_;                           // decode steps read host layers through stages
+  bool decodes_ = false;                   // the step under way has decode rows
+  std::unique_ptr<WorkingSets> sets_;      // null: no layer is read through one
+  std::unique_ptr<KeptRows> kept_;         // null: no rows are forgotten by choice
+  std::unique_ptr<AwayAttention> away_;    // null: the device attends to everything
+  std::unique_ptr<FetchedUnits> units_;    // null: no layer reads listed units from slots
+  std::unique_ptr<FetchedValues> values_;  // null: V of no layer is away alone
+  std::unique_ptr<LastRows> last_;         // of all host layers, if steps read them so; else null
   size_t bytes_ = 0;
   size_t streamed_bytes_ = 0;
 };

@@ -8,6 +8,7 @@
 
 #include "backend/kv_format.h"
 #include "bank/fetched_units.h"
+#include "bank/fetched_values.h"
 #include "bank/kept_rows.h"
 #include "bank/working_sets.h"
 #include "base/log.h"
@@ -335,7 +336,8 @@ class Placement {
     };
     const LastRowsConfig last = LastRows::ConfigOf(bank, reads, options_.max_sessions);
     plan.keeps_last = LastRows::Any(last);
-    const size_t stages = Bank::StageBytes(bank) + LastRows::Bytes(bank, last);
+    const size_t stages = Bank::StageBytes(bank) + LastRows::Bytes(bank, last) +
+                          FetchedValues::Bytes(bank, reads, options_.max_sessions);
     const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
     const size_t least = fixed + set_bytes();
     if (least > room_) return false;
@@ -702,9 +704,12 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   if (plan.by_layer) plan.prompt = PromptBytes(config, bank, plan.context);
   plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);
   plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
-  plan.working_sets = Bank::StageBytes(bank);
+  const size_t chosen =
+      FetchedValues::Bytes(bank, ReadsByLayer(config, reads), options.max_sessions);
+  plan.working_sets = Bank::StageBytes(bank) + chosen;
   OKV_RETURN_IF_ERROR(fits_on_host(plan));
-  plan.policies = room - kv.Most(static_cast<size_t>(plan.context + kBlockTokens), sessions);
+  const size_t most = kv.Most(static_cast<size_t>(plan.context + kBlockTokens), sessions);
+  plan.policies = room - std::min(room, most + chosen);
   return plan;
 }
 

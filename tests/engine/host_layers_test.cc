@@ -113,7 +113,7 @@ class HostLayers : public OnDevice {
                        {"dense_after_filter", "0"}},
           .force_indices = true},
          "host"},
-        {"V in place", {.name = "kcache", .settings = {{"budget", "24"}}}},
+        {"V alone", {.name = "kcache", .settings = {{"budget", "24"}}}},
         {"the last rows", kInfllm, "host"}};
   }
 };

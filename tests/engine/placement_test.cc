@@ -425,18 +425,22 @@ TEST_F(PlacementTest, TheCapIsTheCards) {
 }
 
 // V of the layers that read few of them are on the host, whatever room there is; K, V of the first
-// layer and stages for V of one layer are on the card.
+// layer, stages for V of one layer, and room for the rows that a step chose are on the card.
 TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   options_.policy = {.name = "kcache"};
   const size_t plane = size_t{1024} * 2;  // of a token in a layer
   const size_t tokens = 131072 + 64;
+  // 128 rows, their numbers in 8 lists, and an entry for each block of a context.
+  const auto chosen = [](int64_t context) {
+    return 128 * 2 * size_t{2048} + 8 * 128 * 4 + static_cast<size_t>((context + 63) / 64) * 4;
+  };
   for (const char* place : {"auto", "host"}) {
     options_.place = place;
     const auto plan = Plan(80 * kGiB);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_EQ(plan->kv, tokens * 33 * plane);
     EXPECT_EQ(plan->kv_host, tokens * 31 * plane);
-    EXPECT_EQ(plan->working_sets, 2 * tokens * plane);
+    EXPECT_EQ(plan->working_sets, 2 * tokens * plane + chosen(131072));
     EXPECT_EQ(plan->host_layers, 0);
     EXPECT_EQ(plan->kv_per_token, 64 * plane);
     const MemoryNeeds needs = NeedsOf(*plan, Card(80 * kGiB));
@@ -463,7 +467,7 @@ TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   EXPECT_LE(OnCard(*cut), 26 * kGiB);
   const BankConfig bank = MakeBankConfig(config_, *cut, 1);
   EXPECT_EQ(cut->kv_host, Bank::ReservedBytes(bank, TierKind::kHost));
-  EXPECT_EQ(cut->working_sets, Bank::StageBytes(bank));
+  EXPECT_EQ(cut->working_sets, Bank::StageBytes(bank) + chosen(cut->context));
   // Sliding-window layers keep both planes.
   config_.layers[5].window = 1024;
   options_.context = 65536;

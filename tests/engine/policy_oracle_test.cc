@@ -38,10 +38,14 @@ class Probe : public ForwardingBackend {
     if (const auto* pick = std::get_if<PickHeadsArgs>(&op)) {
       picked_ = pick->back ? PickHeadsArgs{} : *pick;
     }
+    if (const auto* copy = std::get_if<CompactArgs>(&op); copy != nullptr && !copy->InPlace()) {
+      copied_ = *copy;
+    }
     const auto* attend = std::get_if<AttendArgs>(&op);
     if (attend != nullptr && attend->o != nullptr) {
       // A layer may take several, of other heads or other tokens.
-      const auto read = ResolvePlan(inner(), *attend);
+      auto read = ResolvePlan(inner(), *attend);
+      if (attend->kv == copied_.kv) FindCopied(read);
       const bool some = picked_.heads != 0;  // of the KV heads, side by side
       layers.back().resize(some ? kKvHeads : read.size());
       for (size_t h = 0; h < read.size(); ++h) {
@@ -58,8 +62,18 @@ class Probe : public ForwardingBackend {
   std::vector<std::vector<std::vector<int32_t>>> layers;  // positions by layer and KV head
 
  private:
+  // What is read of a copy of rows, by KV head, becomes what was copied.
+  void FindCopied(std::vector<std::vector<int32_t>>& read) {
+    std::vector<int32_t> listed(static_cast<size_t>(copied_.capacity));
+    for (size_t h = 0; h < read.size(); ++h) {
+      inner().Download(listed.data(), copied_.index + h * listed.size(), listed.size() * 4);
+      for (int32_t& token : read[h]) token = listed.at(static_cast<size_t>(token));
+    }
+  }
+
   std::unique_ptr<Backend> own_;
   PickHeadsArgs picked_;  // whose heads the next attention is of
+  CompactArgs copied_;    // the last copy of rows to other memory, a list for each KV head
 };
 
 struct Inner {

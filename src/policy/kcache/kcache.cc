@@ -58,6 +58,7 @@ class KCache : public Policy {
   DeclaredReads Reads() const override {
     DeclaredReads reads;
     for (int32_t i = 0; i < context_.n_layers; ++i) reads.few_values.push_back(Budgeted(i));
+    reads.max_tokens = budget_;
     return reads;
   }
   bool Budgeted(int32_t layer) const override { return layer >= first_layers_; }

@@ -8,10 +8,18 @@ namespace omnikv::cuda {
 namespace {
 
 // --- ScoreReduce: bound by memory, n_heads floats in and one out a token. A block takes a tile of
-// tokens, and its warps share the heads, so that all loads of a tile are under way at once.
+// tokens, and its warps share the heads, so that all loads of a tile are under way at once. Lists
+// of few heads leave warps over, which take tiles beside it.
 
 constexpr int kReduceWarps = 8;
 constexpr int kReduceWide = 4;  // tokens a lane reduces at once, where alignment allows
+
+// Warps that share a tile: a power of two.
+__host__ __device__ inline int WarpsOfTile(const ScoreReduceArgs& a) {
+  int warps = 1;
+  while (2 * warps <= kReduceWarps && 2 * warps <= a.n_heads / a.lists) warps *= 2;
+  return warps;
+}
 
 template <int N, bool kSum>
 __device__ __forceinline__ void TakeHead(Pack<float, N>& score, const Pack<float, N>& v) {
@@ -47,15 +55,18 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
   const int list_heads = a.n_heads / a.lists;
   const int list = static_cast<int>(blockIdx.z);
   float* out = a.out + ((int64_t{meta.seq} * a.lists + list) * a.ring + slot) * a.stride;
-  for (int64_t tile = int64_t{first} / (32 * N) + blockIdx.x; tile * 32 * N <= meta.pos;
-       tile += gridDim.x) {
-    const int64_t t = (tile * 32 + lane) * N;
+  const int together = WarpsOfTile(a);
+  const int tiles = kReduceWarps / together;  // of a block at a time
+  const int member = warp % together;
+  for (int64_t tile = int64_t{first} / (32 * N) + int64_t{blockIdx.x} * tiles;
+       tile * 32 * N <= meta.pos; tile += int64_t{gridDim.x} * tiles) {
+    const int64_t t = ((tile + warp / together) * 32 + lane) * N;
     Pack<float, N> score;
 #pragma unroll
     for (int j = 0; j < N; ++j) score.v[j] = kSum ? 0.0f : -INFINITY;
     if (t <= meta.pos) {
 #pragma unroll 4
-      for (int h = list * list_heads + warp; h < (list + 1) * list_heads; h += kReduceWarps) {
+      for (int h = list * list_heads + member; h < (list + 1) * list_heads; h += together) {
         Pack<float, N> v = LoadPack<N>(logits + h * a.stride + t);
         const float base = lse != nullptr ? lse[h] : 0.0f;
 #pragma unroll
@@ -66,9 +77,8 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
     }
     parts[warp][lane] = score;
     __syncthreads();
-    if (warp == 0 && t <= meta.pos) {
-#pragma unroll
-      for (int w = 1; w < kReduceWarps; ++w) TakeHead<N, kSum>(score, parts[w][lane]);
+    if (member == 0 && t <= meta.pos) {
+      for (int w = 1; w < together; ++w) TakeHead<N, kSum>(score, parts[warp + w][lane]);
       // The exponential is monotone: one of the maximum is the maximum of them.
       if (!kSum && lse != nullptr) Exponentiate(score);
 #pragma unroll
@@ -656,9 +666,9 @@ void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
   if (args.n_rows == 0) return;
   const bool wide = args.stride % kReduceWide == 0 &&
                     AreMultiples(kReduceWide * sizeof(float), args.logits, args.out);
-  const int64_t tile = 32 * (wide ? kReduceWide : 1);
+  const int64_t tiles = 32 * (wide ? kReduceWide : 1) * (kReduceWarps / WarpsOfTile(args));
   const int64_t walkers = std::max<int64_t>(
-      1, std::min(CeilDiv(args.stride, tile), 8 * int64_t{launch.device->sm_count}));
+      1, std::min(CeilDiv(args.stride, tiles), 8 * int64_t{launch.device->sm_count}));
   const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows),
                   static_cast<uint32_t>(args.lists));
   const auto launch_of = [&](auto kernel) {

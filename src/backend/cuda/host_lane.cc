@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "backend/attend_inputs.h"
 #include "base/check.h"
 
 namespace omnikv::cuda {
@@ -13,33 +14,6 @@ constexpr size_t kLine = 64;
 // How long the thread looks for a post before it naps: longer than a step's own work between two.
 constexpr auto kLook = std::chrono::milliseconds(5);
 constexpr auto kNap = std::chrono::microseconds(50);
-
-// Visits the arrays that an attention reads, K/V and the block table apart: visit(pointer, bytes),
-// where `pointer` may be moved elsewhere.
-template <typename Visit>
-void ForInputs(AttendArgs& a, const Visit& visit) {
-  const auto rows = static_cast<size_t>(a.n_rows);
-  const auto seqs = static_cast<size_t>(a.n_seqs);
-  const size_t q_bytes = rows * static_cast<size_t>(a.n_heads) * static_cast<size_t>(a.kv.dk) * 4;
-  visit(a.rows, rows * sizeof(RowMeta));
-  visit(a.seqs, seqs * sizeof(SeqMeta));
-  visit(a.q, q_bytes);
-  if (a.lse_in != nullptr) visit(a.lse_in, rows * static_cast<size_t>(a.n_heads) * 4);
-  for (int32_t i = 0; i < a.plan.n_segments; ++i) {
-    PlanSegment& s = a.plan.segments[static_cast<size_t>(i)];
-    if (s.q != nullptr) visit(s.q, q_bytes);
-    if (s.kind == SegmentKind::kRange) {
-      if (s.bounds != nullptr) visit(s.bounds, seqs * 2 * sizeof(int32_t));
-      continue;
-    }
-    const size_t lists = seqs * static_cast<size_t>(s.lists);
-    visit(s.index, lists * static_cast<size_t>(s.capacity) * sizeof(int32_t));
-    visit(s.count, lists * sizeof(int32_t));
-    if (s.list_of != nullptr) {
-      visit(s.list_of, static_cast<size_t>(a.kv.n_kv_heads) * sizeof(int32_t));
-    }
-  }
-}
 
 size_t InLines(size_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
@@ -87,13 +61,18 @@ HostLane::Job HostLane::Post(const AttendArgs& attend, const Launch& launch) {
   if (host_ == nullptr) Start();
   Job job{.attend = attend, .room = nullptr};
   size_t bytes = 0;
-  ForInputs(job.attend, [&](const auto*&, size_t n) { bytes += InLines(n); });
+  const auto bytes_of = [](const auto* array, int64_t n) {
+    return sizeof(*array) * static_cast<size_t>(n);
+  };
+  ForInputs(job.attend,
+            [&](const auto* array, int64_t n) { bytes += InLines(bytes_of(array, n)); });
   job.room = Room(bytes);
   HostPost post;
   post.count = posted_.as<uint64_t>();
   post.flag = reinterpret_cast<uint64_t*>(&counts_.as<Counts>()->posted);
   std::byte* to = job.room->as<std::byte>();
-  ForInputs(job.attend, [&](auto*& from, size_t n) {
+  ForInputs(job.attend, [&](auto*& from, int64_t values) {
+    const size_t n = bytes_of(from, values);
     OKV_CHECK(post.n_pieces < HostPost::kMaxPieces && n % sizeof(uint32_t) == 0);
     post.pieces[post.n_pieces++] = {from, to, n};
     from = reinterpret_cast<std::remove_reference_t<decltype(from)>>(to);

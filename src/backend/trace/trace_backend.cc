@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <type_traits>
+
+#include "backend/attend_inputs.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -37,16 +40,10 @@ struct Localise {
   HostCopies& host;
 
   void operator()(AttendArgs& a) const {
-    a.rows = host.Of(a.rows, a.n_rows);
-    a.seqs = host.Of(a.seqs, a.n_seqs);
-    for (int32_t i = 0; i < a.plan.n_segments; ++i) {
-      PlanSegment& s = a.plan.segments[static_cast<size_t>(i)];
-      const int64_t lists = int64_t{a.n_seqs} * s.lists;
-      s.bounds = host.Of(s.bounds, 2 * int64_t{a.n_seqs});
-      s.index = host.Of(s.index, lists * s.capacity);
-      s.count = host.Of(s.count, lists);
-      s.list_of = host.Of(s.list_of, a.kv.n_kv_heads);
-    }
+    ForInputs(a, [&](auto*& array, int64_t n) {
+      constexpr bool kIsData = std::is_same_v<decltype(array), const float*&>;
+      if constexpr (!kIsData) array = host.Of(array, n);
+    });
   }
   void operator()(ScoreReduceArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
   void operator()(ScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }

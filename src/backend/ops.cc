@@ -300,7 +300,7 @@ struct CostVisitor {
     Cost c{.bytes_read = (sizeof(SeqMeta) + 12) * U(a.n_seqs)};
     for (int32_t s = 0; s < a.n_seqs; ++s) {
       if (a.seqs[s].q_len == 0) continue;
-      const uint64_t last = U(a.bounds[2 * s + 1] - a.bounds[2 * s]) / U(a.piece_tokens);
+      const uint64_t last = U(UnitsOf(a.bounds[2 * s + 1] - a.bounds[2 * s], a.piece_tokens));
       c.bytes_read += 8 * U(a.count[s]) + 4 * last;
       c.bytes_written += 4 * (U(a.count[s]) + last);
     }

@@ -160,9 +160,9 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   attend.plan.Add(slots);
 }
 
-WorkingSets::Counters WorkingSets::Count() const {
-  const std::vector<Counters> by_group = slots_.Count();
-  Counters sum;
+SlotCounters WorkingSets::Count() const {
+  const std::vector<SlotCounters> by_group = slots_.Count();
+  SlotCounters sum;
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     const int32_t selection = SelectionOf(static_cast<int32_t>(layer));
     if (selection < 0) continue;

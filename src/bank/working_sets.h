@@ -58,9 +58,8 @@ class WorkingSets {
   // selection into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
 
-  using Counters = SlotCounters;
   // Waits for the backend.
-  Counters Count() const;
+  SlotCounters Count() const;
 
  private:
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)

@@ -53,7 +53,7 @@ class Batch {
   // Tokens that a layer reads in a step of the sequence as it is now, mean over layers.
   double attended_tokens(int32_t member) const;
   // As Residency::Count, of all members.
-  std::optional<WorkingSets::Counters> Count() const { return group_->residency().Count(); }
+  std::optional<SlotCounters> Count() const { return group_->residency().Count(); }
   const std::string& policy() const { return group_->policy_name(); }
   std::string settings() const { return group_->settings().ToString(); }
 

@@ -230,7 +230,7 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
         selected += set.selected();
         missed += set.missed();
       }
-      const WorkingSets::Counters real = *tiered.residency->Count();
+      const SlotCounters real = *tiered.residency->Count();
       EXPECT_EQ(selected, real.selected) << tiered.settings.ToString();
       EXPECT_EQ(missed, real.missed) << tiered.settings.ToString() << ", " << more_slots;
       EXPECT_GT(missed, 0u);
@@ -248,7 +248,7 @@ TEST_P(EveryPolicy, TheFirstStepAfterAPromptFindsItsRows) {
     if (!fixture.residency->Count()) continue;
     SCOPED_TRACE(fixture.settings.ToString());
     fixture.Prompt(kPrompt);
-    WorkingSets::Counters rows = *fixture.residency->Count();
+    SlotCounters rows = *fixture.residency->Count();
     EXPECT_EQ(rows.selected, 0u);  // by steps
     EXPECT_GT(rows.primed, 0u);
     fixture.Decode();

@@ -165,7 +165,7 @@ TEST_F(OmnikvTest, APromptPrimesTheWorkingSets) {
     fixture.Decode();
     auto wanted = chosen()[1];
     EXPECT_EQ(wanted.erase(130), 1u);  // its own
-    const WorkingSets::Counters rows = *fixture.residency->Count();
+    const SlotCounters rows = *fixture.residency->Count();
     EXPECT_EQ(rows.selected, 2 * wanted.size());
     const auto missing = std::count_if(wanted.begin(), wanted.end(),
                                        [&](int32_t t) { return primed[1].count(t) == 0; });

@@ -68,7 +68,7 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
     context.tokenize = [&core](std::string_view text) {
       return TextTokens(core.text, text, {.add_special = false, .parse_special = false});
     };
-    context.turn_end = TurnEnd(core.text);
+    context.turn_end = [&core] { return TurnEnd(core.text); };
   }
   context.selection_tokens =
       static_cast<int64_t>(core.backend->SelectionBytes() / core.bank->config().RowBytes(0));

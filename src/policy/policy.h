@@ -50,10 +50,10 @@ struct PolicyContext {
   bool fetches = false;
   // Tokens whose K/V one layer reads in the time that one selection takes: Backend::SelectionBytes.
   int64_t selection_tokens = 0;
-  // The tokens of a text, and those that end a user's turn in the model's chat format. Null and
-  // empty where the model has none.
+  // The tokens of a text, and those that end a user's turn in the model's chat format. Both null
+  // where the model has no tokenizer; the latter are none where it has no such format.
   std::function<Result<std::vector<int32_t>>(std::string_view text)> tokenize;
-  std::vector<int32_t> turn_end;
+  std::function<std::vector<int32_t>()> turn_end;
 };
 
 // One global-attention layer of one step, as the policy sees it.

@@ -11,7 +11,7 @@ Result<RepeatText> RepeatText::Of(const PolicyContext& context) {
   OKV_ASSIGN_OR_RETURN(
       text.later_,
       context.tokenize("\n\nRepeat the part of the previous context exactly, starting with "));
-  text.end_ = context.turn_end;
+  text.end_ = context.turn_end();
   return text;
 }
 

@@ -260,7 +260,8 @@ class Placement {
       }
     }
     can_go.insert(can_go.begin(), in_place.begin(), in_place.end());
-    if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, plan);
+    const auto bank_of = [&] { return MakeBankConfig(config_, plan, options_.max_sessions); };
+    if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, bank_of(), plan);
     const bool all = options_.place == "host" || streamed.always;
     const auto with_stages = [&](int32_t most, int32_t least) {
       for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
@@ -268,12 +269,12 @@ class Placement {
         for (size_t i = can_go.size() - n; i < can_go.size(); ++i) {
           plan.tiers[can_go[i]] = TierKind::kHost;
         }
-        const BankConfig bank = MakeBankConfig(config_, plan, options_.max_sessions);
+        BankConfig bank = bank_of();
         const bool staged = !LastRows::Any(LastRows::ConfigOf(bank, reads, options_.max_sessions));
         for (int32_t stages = most; stages >= least; --stages) {
           const int32_t useful = std::min(stages, static_cast<int32_t>(n));
-          plan.stages = staged ? std::max(std::min(2, least), useful) : 0;
-          if (Fits(reads, asked, plan)) return true;
+          bank.n_stages = plan.stages = staged ? std::max(std::min(2, least), useful) : 0;
+          if (Fits(reads, asked, bank, plan)) return true;
         }
       }
       return false;
@@ -314,8 +315,9 @@ class Placement {
   }
 
  private:
-  bool Fits(const DeclaredReads& reads, int64_t asked, MemoryPlan& plan) const {
-    const BankConfig bank = MakeBankConfig(config_, plan, options_.max_sessions);
+  // `bank`: MakeBankConfig of `plan`.
+  bool Fits(const DeclaredReads& reads, int64_t asked, const BankConfig& bank,
+            MemoryPlan& plan) const {
     const auto sessions = static_cast<size_t>(options_.max_sessions);
     const auto layer_token = plan.kv_per_token / config_.layers.size();
     plan.host_layers =

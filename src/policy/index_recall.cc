@@ -17,17 +17,14 @@ Status IndexRecall::Prepare(const PolicyContext& context, PolicySettings& settin
   if (context.backend == nullptr) return {};
   OKV_CHECK(LastRows() <= context.max_rows, "{} rows, of {} in a step", LastRows(),
             context.max_rows);
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(*context.backend, n, "scores of an index"));
-    return {};
-  };
-  OKV_RETURN_IF_ERROR(room(logits_, context.n_heads * stride_));
-  OKV_RETURN_IF_ERROR(room(lse_, context.n_heads));
-  OKV_RETURN_IF_ERROR(room(scores_, stride_));
-  OKV_RETURN_IF_ERROR(room(weight_, 1));
-  OKV_RETURN_IF_ERROR(room(index_, capacity_));
-  OKV_RETURN_IF_ERROR(room(count_, 1));
-  OKV_RETURN_IF_ERROR(room(numbers_, 4));
+  OKV_RETURN_IF_ERROR(memory_.Take(*context.backend, "scores of an index",
+                                   {{logits_, context.n_heads * stride_},
+                                    {lse_, context.n_heads},
+                                    {scores_, stride_},
+                                    {weight_, 1},
+                                    {index_, capacity_},
+                                    {count_, 1},
+                                    {numbers_, 4}}));
   const float one = 1;
   context.backend->Upload(weight_.as(), &one, sizeof(one));
   return {};

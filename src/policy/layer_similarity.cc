@@ -74,13 +74,10 @@ Status MeasureSimilarity::Prepare(const PolicyContext& context, PolicySettings& 
             context.max_rows);
   // Texts of fewer rows than the window have fewer tiles, and those of fewer rows than a tile one.
   const int64_t tiles = options_.Tiles(options_.window);
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(*context.backend, n, "weights of tokens"));
-    return {};
-  };
-  OKV_RETURN_IF_ERROR(room(lse_, int64_t{context.max_rows} * context.n_heads));
-  OKV_RETURN_IF_ERROR(room(weights_, tiles * context.n_kv_heads * stride_));
-  return room(tiles_, tiles * static_cast<int64_t>(sizeof(SeqMeta) / 4));
+  return memory_.Take(*context.backend, "weights of tokens",
+                      {{lse_, int64_t{context.max_rows} * context.n_heads},
+                       {weights_, tiles * context.n_kv_heads * stride_},
+                       {tiles_, tiles * static_cast<int64_t>(sizeof(SeqMeta) / 4)}});
 }
 
 bool MeasureSimilarity::Measures(const LayerStep& step, int32_t n_rows) const {

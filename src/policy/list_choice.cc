@@ -11,12 +11,13 @@ Status ListChoice::Prepare(Backend& backend, PolicyMemory& memory, const RangeRu
   lists_ = lists;
   capacity_ = capacity;
   const int64_t all_lists = int64_t{choices} * n_seqs * lists;
-  OKV_ASSIGN_OR_RETURN(weight_, memory.Take(backend, 1, what));
-  OKV_ASSIGN_OR_RETURN(index_, memory.Take(backend, all_lists * capacity, what));
-  OKV_ASSIGN_OR_RETURN(count_, memory.Take(backend, all_lists, what));
-  OKV_ASSIGN_OR_RETURN(bounds_, memory.Take(backend, int64_t{2} * n_seqs, what));
-  OKV_ASSIGN_OR_RETURN(n_candidates_, memory.Take(backend, n_seqs, what));
-  OKV_ASSIGN_OR_RETURN(n_pick_, memory.Take(backend, n_seqs, what));
+  OKV_RETURN_IF_ERROR(memory.Take(backend, what,
+                                  {{weight_, 1},
+                                   {index_, all_lists * capacity},
+                                   {count_, all_lists},
+                                   {bounds_, int64_t{2} * n_seqs},
+                                   {n_candidates_, n_seqs},
+                                   {n_pick_, n_seqs}}));
   const float one = 1;
   backend.Upload(weight_.as(), &one, sizeof(one));
   return {};

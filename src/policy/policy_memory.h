@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 
 #include "backend/backend.h"
@@ -16,6 +17,17 @@ class PolicyMemory {
     OKV_ASSIGN_OR_RETURN(Buffer buffer, backend.Allocate(static_cast<size_t>(n) * 4, what));
     bytes_ += buffer.size();
     return buffer;
+  }
+  // The same for several buffers, each of so many values.
+  struct Room {
+    Buffer& buffer;
+    int64_t n;
+  };
+  Status Take(Backend& backend, std::string_view what, std::initializer_list<Room> rooms) {
+    for (const Room& room : rooms) {
+      OKV_ASSIGN_OR_RETURN(room.buffer, Take(backend, room.n, what));
+    }
+    return {};
   }
   size_t bytes() const { return bytes_; }
 

@@ -170,14 +170,11 @@ Status Kascade::SetAnchors(PolicySettings& settings, const AnchorTable& table) {
 Status Kascade::Allocate() {
   Backend& backend = *context_.backend;
   const auto seqs = int64_t{context_.max_seqs};
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(backend, n, "weights of tokens"));
-    return {};
-  };
-  OKV_RETURN_IF_ERROR(room(logits_, seqs * context_.n_heads * stride_));
-  OKV_RETURN_IF_ERROR(room(lse_, seqs * context_.n_heads));
-  OKV_RETURN_IF_ERROR(room(scores_, seqs * lists_ * stride_));
-  OKV_RETURN_IF_ERROR(room(list_of_, static_cast<int64_t>(head_map_.size())));
+  OKV_RETURN_IF_ERROR(memory_.Take(backend, "weights of tokens",
+                                   {{logits_, seqs * context_.n_heads * stride_},
+                                    {lse_, seqs * context_.n_heads},
+                                    {scores_, seqs * lists_ * stride_},
+                                    {list_of_, static_cast<int64_t>(head_map_.size())}}));
   backend.Upload(list_of_.as(), head_map_.data(), head_map_.size() * sizeof(int32_t));
   return choice_.Prepare(backend, memory_, rule_, context_.max_seqs, lists_,
                          static_cast<int32_t>(Chosen(context_.max_context)), "chosen tokens");

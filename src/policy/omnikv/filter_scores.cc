@@ -30,15 +30,12 @@ Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
   stride_ = (context.max_context + 15) / 16 * 16;
   if (context.backend == nullptr) return {};
 
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*context.backend, n, "filter scores"));
-    return {};
-  };
   const auto seqs = int64_t{context.max_seqs};
-  OKV_RETURN_IF_ERROR(room(logits_, seqs * (head_max_ ? 1 : context.n_heads) * stride_));
-  OKV_RETURN_IF_ERROR(room(lse_, seqs * context.n_heads));
-  OKV_RETURN_IF_ERROR(room(rings_, int64_t{n_filters} * seqs * lists_ * window_ * stride_));
-  OKV_RETURN_IF_ERROR(room(weights_, window_));
+  OKV_RETURN_IF_ERROR(memory.Take(*context.backend, "filter scores",
+                                  {{logits_, seqs * (head_max_ ? 1 : context.n_heads) * stride_},
+                                   {lse_, seqs * context.n_heads},
+                                   {rings_, int64_t{n_filters} * seqs * lists_ * window_ * stride_},
+                                   {weights_, window_}}));
   std::vector<float> weights(static_cast<size_t>(window_), 1.0f);
   if (settings.Text("selector") == "exp") {
     for (size_t age = 0; age < weights.size(); ++age) {

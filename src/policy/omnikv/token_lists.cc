@@ -9,15 +9,12 @@ Status TokenLists::Prepare(const PolicyContext& context, const RangeRule& rule, 
   capacity_ = capacity;
   max_seqs_ = context.max_seqs;
   lists_ = lists;
-  const auto room = [&](Buffer& buffer, int64_t n) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*backend_, n, "chosen tokens"));
-    return {};
-  };
-  OKV_RETURN_IF_ERROR(room(list_, ListsBefore(n_choices) * capacity));
-  OKV_RETURN_IF_ERROR(room(count_, ListsBefore(n_choices)));
-  OKV_RETURN_IF_ERROR(room(bounds_, 2 * int64_t{max_seqs_}));
-  OKV_RETURN_IF_ERROR(room(n_candidates_, max_seqs_));
-  return room(n_pick_, max_seqs_);
+  return memory.Take(*backend_, "chosen tokens",
+                     {{list_, ListsBefore(n_choices) * capacity},
+                      {count_, ListsBefore(n_choices)},
+                      {bounds_, 2 * int64_t{max_seqs_}},
+                      {n_candidates_, max_seqs_},
+                      {n_pick_, max_seqs_}});
 }
 
 void TokenLists::EnqueueRange(const AttendArgs& step) const {

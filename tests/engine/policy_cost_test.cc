@@ -23,6 +23,7 @@ using ::testing::HasSubstr;
 const std::string kRandom = TestData("tests/golden/policy_model");  // 8 layers of 2 KV heads
 constexpr int64_t kTokens = 1000;
 constexpr int64_t kContext = 1200;
+constexpr double kWithinReach = 4;  // a share that every policy keeps
 
 EngineOptions Options(PolicyOptions policy) {
   return {.model = kRandom,
@@ -110,7 +111,7 @@ TEST(EqualCost, TheDearestSettingWithinTheShare) {
   for (const PolicyInfo& info : AllPolicies()) {
     const PolicyOptions given{.name = info.name, .settings = WithFiles(info, {}, 8, 2)};
     for (const CostMeasure measure : {CostMeasure::kHeld, CostMeasure::kRead}) {
-      for (const double share : {0.15, 0.3, 0.6, 1.5}) {
+      for (const double share : {0.15, 0.3, 0.6, kWithinReach}) {
         SCOPED_TRACE(fmt::format("{} {} {}", info.name, CostMeasureName(measure), share));
         const auto equal = SolveCost(costs.model, given, measure, share, kTokens);
         ASSERT_TRUE(equal.ok()) << equal.status().message();
@@ -120,7 +121,7 @@ TEST(EqualCost, TheDearestSettingWithinTheShare) {
           EXPECT_GT(Of(equal->cost, measure), share);
           EXPECT_THAT(equal->beyond,
                       HasSubstr(fmt::format("{:.1f} % at least", 100 * Of(equal->cost, measure))));
-          EXPECT_LT(share, 1.5);
+          EXPECT_LT(share, kWithinReach);
         } else {
           ++reached;
           EXPECT_LE(Of(equal->cost, measure), share);

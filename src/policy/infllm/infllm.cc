@@ -250,7 +250,7 @@ PolicyInfo InfllmPolicy() {
                     "single facts far back, whose blocks no chunk of the prompt chooses (8 of 8 "
                     "answers)"},
       .kind = PolicyKind::kSelects,
-      .knob = {.key = "budget"},
+      .knob = {.key = "budget", .parts = {{"recent", 2}, {"cache", 1.0 / 64}}},  // as published
       .settings = Settings(),
       .make = [] { return std::make_unique<Infllm>(); },
       .batches = true,

@@ -175,6 +175,11 @@ int64_t RowGroup::WarmRows(int32_t member) const {
   return std::max(policy().WarmRows(), last);
 }
 
+int64_t RowGroup::PartEnd(int64_t position, int64_t total) const {
+  const int64_t chunk = policy().Kept().chunk;
+  return chunk > 0 ? std::min(total, (position / chunk + 1) * chunk) : total;
+}
+
 int32_t RowGroup::ChunkRows(int64_t left, int32_t most) const {
   if (const int32_t wanted = policy().PromptStepRows(); wanted > 0) most = std::min(most, wanted);
   const int64_t last = std::min<int64_t>({left, policy().LastRows(), most});

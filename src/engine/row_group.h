@@ -85,6 +85,9 @@ class RowGroup {
   }
   // Whether rows up to `position` of such a prompt end in a choice of the rows that stay.
   bool ChoosesAfter(int32_t member, int64_t position, int64_t prompt_end) const;
+  // A prompt of `total` tokens passes whole, or in parts that each end in a choice (Keeps::chunk):
+  // the end of the part that `position` is in.
+  int64_t PartEnd(int64_t position, int64_t total) const;
   // Rows of the next step of a prompt of which `left` are to come, at most `most`: the last step
   // has the rows that the policy must see in one.
   int32_t ChunkRows(int64_t left, int32_t most) const;

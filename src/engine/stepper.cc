@@ -340,10 +340,11 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
     return {};
   }
   for (int64_t at = 0; at < tokens;) {
-    const int64_t chunk = std::min<int64_t>(core_.work.max_rows, tokens - at);
-    OKV_RETURN_IF_ERROR(group.AppendPrompt(member, chunk, tokens));
+    const int64_t end = group.PartEnd(at, tokens);
+    const int64_t chunk = std::min<int64_t>(core_.work.max_rows, end - at);
+    OKV_RETURN_IF_ERROR(group.AppendPrompt(member, chunk, end));
     at += chunk;
-    group.EndPromptRows(member, tokens);
+    group.EndPromptRows(member, end);
   }
   if (group.AwaitsPasses(member)) {
     group.EndPasses(member, group.policy().ChooseAfterPasses(member, tokens));
@@ -431,8 +432,7 @@ Status PromptSteps::Advance() {
   if (InPlace()) return AdvancePass();
   const Workspace& work = stepper_->core_.work;
   const int32_t most = all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows;
-  const int64_t chunk = group_->policy().Kept().chunk;
-  const int64_t end = chunk > 0 ? std::min(total(), (pos_ / chunk + 1) * chunk) : total();
+  const int64_t end = group_->PartEnd(pos_, total());
   const int32_t n = group_->ChunkRows(end - pos_, most);
   const bool last = pos_ + n == total();
   n_out_ = layer_ < last_layer_ ? 0 : all_logits_ ? n : last ? 1 : 0;

@@ -47,6 +47,8 @@ AWAY, LAST_ROWS, RESIDENCY = (
 FETCHED = "src/bank/fetched_units.cc"
 REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
 PLACEMENT = "src/engine/placement.cc"
+BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
+STREAMING, MEMORY = "src/policy/streaming/streaming.cc", "src/base/memory.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
 SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
 TOP_P = "src/policy/omnikv/top_p"
@@ -136,6 +138,15 @@ FAULTS = {
     "last_rows_of_a_file_are_left": (
         LAST_ROWS, "if (filled_[static_cast<size_t>(q)]) return;", "return;"),
     "copies_of_a_policy_are_not_counted": (PLACEMENT, "std::max(scores, plan.policy)", "scores"),
+    "tables_have_room_for_the_context": (
+        BANK_CONFIG, "if (table.max_held == 0) return all;", "return all;"),
+    "a_prompts_stage_has_room_for_the_context": (
+        PROMPT_STAGE, "config.BlocksFor(tokens)", "config.BlocksFor(config.max_tokens)"),
+    "streaming_masks_what_it_should_drop": (
+        STREAMING, "return {sinks_, std::max(sinks_, length + 1 - (budget_ - sinks_))};",
+        "static_cast<void>(length);\n    return {};"),
+    "what_is_reserved_is_touched": (
+        MEMORY, "MAP_ANONYMOUS | MAP_NORESERVE", "MAP_ANONYMOUS | MAP_POPULATE"),
     "states_of_the_whole_context_count": (
         COST, "StatesHeld(config, *policy, bank, tokens);",
         "StatesHeld(config, *policy, bank, plan.context);"),
@@ -185,6 +196,8 @@ FAULTS = {
     "kvzip_layers_hold_what_the_first_head_keeps": (
         "src/policy/kvzip/head_rows.cc", "return *std::max_element(first, first + n_kv_heads_);",
         "return *first;"),
+    "parts_of_a_prompt_are_two_chunks": (
+        "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
     "passes_leave_their_rows": (
         "src/engine/stepper.cc", "  group_->CutTo(member_, total());\n  pass_row_ = 0;",
         "  pass_row_ = 0;"),
@@ -457,6 +470,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
                "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                PLACEMENT: ("engine_test", "PlacementTest*"),
+               **{path: ("held_memory_test", "*_cpu")
+                  for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING, MEMORY)},
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

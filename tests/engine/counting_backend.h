@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "backend/forwarding_backend.h"
@@ -22,13 +24,21 @@ class CountingBackend : public ForwardingBackend {
       return ResourceExhausted("memory for " + std::string(what) + " cannot be had: a test");
     }
     OKV_ASSIGN_OR_RETURN(Buffer buffer, inner().Allocate(bytes, what));
+    size_t& of_name = (*by_name_)[std::string(what)];
     *held_ += bytes;
+    of_name += bytes;
     most_ = std::max(most_, *held_);
     void* const data = buffer.as();
     auto inside = std::make_shared<Buffer>(std::move(buffer));
-    return Buffer(data, bytes, [inside, held = held_, bytes](void*) { *held -= bytes; });
+    return Buffer(data, bytes,
+                  [inside, held = held_, by_name = by_name_, &of_name, bytes](void*) {
+                    *held -= bytes;
+                    of_name -= bytes;
+                  });
   }
   size_t held() const { return *held_; }
+  // By what Allocate was told that it is for.
+  const std::map<std::string, size_t>& held_by_name() const { return *by_name_; }
   size_t most() const { return most_; }  // that was held at once
 
  private:
@@ -38,6 +48,8 @@ class CountingBackend : public ForwardingBackend {
   size_t cap_;
   size_t own_work_;
   std::shared_ptr<size_t> held_ = std::make_shared<size_t>(0);
+  std::shared_ptr<std::map<std::string, size_t>> by_name_ =
+      std::make_shared<std::map<std::string, size_t>>();
   size_t most_ = 0;
 };
 

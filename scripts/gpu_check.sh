@@ -18,6 +18,7 @@
 #   policies   what every policy must keep
 #   engine     sessions, batches, steps that run ahead, working sets of other sizes
 #   passes     the policy that reads its prompt again
+#   held       what every policy holds, as the driver counts it, against formulas
 #   formats    logits of every policy with K/V in blocks of few bits, beside f16
 #   tiers      sessions with layers on the host answer what others do
 #   robust     late transfers change no bit; every failure ends in a sentence and leaks nothing
@@ -32,8 +33,8 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=check
-all_parts=(machine build parity backend goldens policies engine passes formats tiers robust answers
-  text memory memcheck racecheck initcheck)
+all_parts=(machine build parity backend goldens policies engine passes held formats tiers robust
+  answers text memory memcheck racecheck initcheck)
 out=gpu_check
 # shellcheck source=scripts/gpu_lib.sh
 . "$root/scripts/gpu_lib.sh"
@@ -132,7 +133,7 @@ fi
 # --- build
 
 tests=(parity_cuda_test cuda_backend_test engine_test policy_test kvzip_test kv_format_test
-  robustness_test host_layers_test card_text_test)
+  held_memory_test robustness_test host_layers_test card_text_test)
 if [ -x "$root/bin/parity_cuda_test" ]; then
   program() { echo "$root/bin/$1"; }
   export OMNIKV_TEST_DATA=$root/test_data
@@ -227,6 +228,12 @@ if wanted passes; then
   begin passes
   run_tests "$(program kvzip_test)" '*cuda*'
   finish_tests
+fi
+if wanted held; then
+  begin held
+  # brutal_offload says why it is left out.
+  run_tests "$(program held_memory_test)" '*_cuda:-*brutal_offload*'
+  finish_tests "" 30
 fi
 if wanted formats; then
   begin formats

@@ -470,8 +470,9 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
                "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                PLACEMENT: ("engine_test", "PlacementTest*"),
-               **{path: ("held_memory_test", "*_cpu")
-                  for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING, MEMORY)},
+               **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")
+                  for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING)},
+               MEMORY: ("held_memory_test", "*OfTheProcess*/full_cpu"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

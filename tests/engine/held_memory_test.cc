@@ -350,7 +350,8 @@ TEST_P(AtThePeak, OneLayerOfThePrompt) {
   EXPECT_NEAR(Peak(1984) - Peak(960), expected, room);
 }
 
-// --- What a process holds on the CPU, by the tokens in context.
+// --- What a process holds on the CPU, by the tokens in context: made-up K/V, so without the passes
+// of kvzip, which also touch what they give back.
 
 class OfTheProcess : public HeldMemory {
  protected:

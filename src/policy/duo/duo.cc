@@ -138,9 +138,9 @@ PolicyInfo DuoPolicy() {
                     .keeps = "all rows of retrieval heads, the first and last of the others",
                     .reads = "N rows of retrieval heads, sinks and recent rows of the others",
                     .holds = "as it reads",
-                    .loses = "nothing (0 of 8 answers; 2 of 2 where every head streams, at a "
-                             "tenth of what full reads); tokens far back where gates name other "
-                             "heads (8 of 8 answers with the gates reversed)"},
+                    .loses = "nothing (0 of 8 answers, at 16K also at a tenth of what full "
+                             "reads), but what is far where every head streams (2 of 2), and where "
+                             "gates name other heads (8 of 8 answers with the gates reversed)"},
           .kind = PolicyKind::kHeads,
           .knob = {.key = "sparsity", .falls = true},
           .settings = {{.key = "gates",

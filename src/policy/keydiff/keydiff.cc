@@ -11,7 +11,7 @@ PolicyInfo KeydiffPolicy() {
       {.source = "KeyDiff, Park et al. 2025, as in kvpress",
        .chooses = "once after the prompt, by the directions of its keys",
        .loses = "little of the prompt (1 of 8 answers; 3 of 8 at a tenth of what full reads, 0 "
-                "at a quarter)"},
+                "at a quarter; 0 of 16 at 16K)"},
       KeyScoreKind::kUnlike);
 }
 

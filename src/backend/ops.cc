@@ -58,7 +58,8 @@ struct CostVisitor {
     return c;
   }
   Cost operator()(const StoreRowsArgs& a) const {
-    const uint64_t bytes = U(a.n_rows) * U(PackedRowBytes(a.kv));
+    const int32_t rows = a.head_step != 0 ? a.n_rows * a.from.n_kv_heads : a.n_rows;
+    const uint64_t bytes = U(rows) * U(PackedRowBytes(a.kv));
     return {.bytes_read = bytes, .bytes_written = bytes};
   }
   Cost operator()(const AttendArgs& a) const {
@@ -323,8 +324,9 @@ struct CostVisitor {
   }
   Cost operator()(const LocateRowsArgs& a) const {
     const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
-    return {.bytes_read = bytes + 4 * U(a.n_seqs),
-            .bytes_written = bytes + 4 * U(a.n_rows) * U(a.n_pos) * U(a.lists)};
+    return {.bytes_read = bytes + 4 * U(a.n_seqs) * U(a.heads),
+            .bytes_written =
+                U(a.heads) * (bytes + 4 * U(a.n_rows) * U(a.n_pos) * U(a.lists))};
   }
   Cost operator()(const CompactArgs& a) const {
     Cost c;

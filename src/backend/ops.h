@@ -139,26 +139,34 @@ inline constexpr int32_t kMaxMaskedHeads = 64;
 // Rows of a step that were appended elsewhere go to their places: row r is row r of `from`, without
 // a block table, or with `by_table` the row that `from` has at its position. Bytes are copied, so
 // no bit changes. With a mask of KV heads, `kv` has those heads of `from` alone, in their order.
-// REQUIRES planes of the same formats and head sizes.
+// With `head_step`, `kv` has one head, and each head of `from` has a row of its own there, as
+// LocateRowsArgs with several heads numbers them. REQUIRES planes of the same formats and head
+// sizes.
 struct StoreRowsArgs {
   KvView from;
   KvView kv;
   KvSlot slot;
-  const RowMeta* rows = nullptr;  // [n_rows]
+  const RowMeta* rows = nullptr;  // [n_rows]; of head h of row r: rows[r * row_step + h * head_step]
   const SeqMeta* seqs = nullptr;
   uint64_t heads = 0;  // bit h: head h, below kMaxMaskedHeads; 0: all
   int32_t n_rows = 0;
-  bool by_table = false;
+  int32_t row_step = 1;
+  int32_t head_step = 0;  // 0: all heads of a row go to one
+  bool by_table = false;  // REQUIRES no head_step
 
   bool operator==(const StoreRowsArgs&) const = default;
+  OMNIKV_HOST_DEVICE const RowMeta& RowOf(int32_t r, int32_t h) const {
+    return rows[int64_t{r} * row_step + int64_t{h} * head_step];
+  }
   // K and V of head 0 in `from` of row r of the step.
   OMNIKV_HOST_DEVICE KvTarget Source(int32_t r) const {
-    const RowMeta row = rows[r];
-    const int64_t at = by_table ? from.RowIndex(seqs[row.seq].table_off, row.pos) : r;
+    int64_t at = r;
+    if (by_table) at = from.RowIndex(seqs[rows[r].seq].table_off, rows[r].pos);
     return {from.k.Head(at, 0), from.v.Head(at, 0)};
   }
   // The head of `kv` that gets head h of `from`; -1: none.
   OMNIKV_HOST_DEVICE int32_t To(int32_t h) const {
+    if (head_step != 0) return 0;
     if (heads == 0) return h;
     if ((heads >> h & 1) == 0) return -1;
     int32_t before = 0;
@@ -463,13 +471,20 @@ struct PieceTableArgs {
 //   pos[i][row of to_rows[r]][l] = rows[r].pos, for all i and l
 // Sequences without rows in the step have kv_len = 0. Ops that are given these instead of the
 // step's own read and write such a table as they do any other.
+//
+// With n heads > 1, each KV head has a table of its own, `table_stride` entries after that of the
+// head before, and has lost tokens of its own. It then is a sequence of its own: head h of sequence
+// s is s * n + h, and its row r is
+//   by_head  h * n_rows + r, so that the rows of a head follow one another
+//   else     r * n + h, as [n_rows, n] lie. REQUIRES sequences of one row
+// What is said of row r and sequence s above then holds of each of them.
 struct LocateRowsArgs {
   const RowMeta* rows = nullptr;  // [n_rows]
   const SeqMeta* seqs = nullptr;  // [n_seqs]
-  const int32_t* gone = nullptr;  // [n_seqs]: tokens
+  const int32_t* gone = nullptr;  // [n_seqs, heads]: tokens
   int32_t most = kToEnd;          // the last place: of each row that would come after it too
-  RowMeta* to_rows = nullptr;     // [n_rows]
-  SeqMeta* to_seqs = nullptr;     // [n_seqs]
+  RowMeta* to_rows = nullptr;     // [n_rows, heads], or [heads, n_rows]
+  SeqMeta* to_seqs = nullptr;     // [n_seqs, heads]
   // Positions of the tokens, [n_pos] layers: [rows of the table, lists].
   int32_t* const* pos = nullptr;
   const int32_t* block_table = nullptr;  // as KvView's
@@ -478,8 +493,33 @@ struct LocateRowsArgs {
   int32_t lists = 1;
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
+  int32_t heads = 1;
+  int32_t table_stride = 0;  // entries
+  bool by_head = false;
 
   bool operator==(const LocateRowsArgs&) const = default;
+  // Of head h: where row r is in to_rows, and what stands there; sequence s in to_seqs.
+  OMNIKV_HOST_DEVICE int32_t RowAt(int32_t r, int32_t h) const {
+    return by_head ? h * n_rows + r : r * heads + h;
+  }
+  OMNIKV_HOST_DEVICE int32_t Place(int32_t seq, int32_t at) const {
+    const int32_t place = at - gone[seq];
+    return place < most ? place : most;
+  }
+  OMNIKV_HOST_DEVICE RowMeta Row(int32_t r, int32_t h) const {
+    const int32_t seq = rows[r].seq * heads + h;
+    return {seq, Place(seq, rows[r].pos)};
+  }
+  OMNIKV_HOST_DEVICE SeqMeta Seq(int32_t s, int32_t h) const {
+    SeqMeta seq = seqs[s];
+    const int32_t of_head = s * heads + h;
+    const int32_t prompt = seq.prompt_len - gone[of_head];
+    seq.q_begin = RowAt(seq.q_begin, h);
+    seq.kv_len = seq.q_len == 0 ? 0 : Place(of_head, seq.kv_len - 1) + 1;
+    seq.table_off += h * table_stride;
+    seq.prompt_len = prompt > 0 ? prompt : 0;
+    return seq;
+  }
 };
 
 // Chosen rows move to the front of their sequence, K and V, as if all were read before any is

@@ -28,8 +28,8 @@ size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
   for (const LayerSpec& layer : config.layers) {
     for (const StreamSpec& s : layer.streams) {
       if (s.tier != tier) continue;
-      const int64_t blocks = config.TableBlocks(config.tables[static_cast<size_t>(s.table)]);
-      bytes += static_cast<size_t>(blocks * config.block_tokens) * config.StreamBytes(layer, s);
+      const int64_t blocks = config.PoolBlocks(s.table);
+      bytes += static_cast<size_t>(blocks * config.block_tokens) * config.StreamRowBytes(layer, s);
     }
   }
   return bytes;
@@ -48,6 +48,13 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
         fmt::format("{} sequences of {} tokens, {} in all, are too many, expected at most {}",
                     config.max_seqs, config.max_tokens, config.pool_tokens, most));
   }
+  for (size_t table = 0; table < config.tables.size(); ++table) {
+    const int64_t rows = config.PoolBlocks(static_cast<int32_t>(table)) * bt;
+    if (rows <= most) continue;
+    return ResourceExhausted(
+        fmt::format("{} rows of the KV heads of a layer are too many, expected at most {}", rows,
+                    most));
+  }
   std::unique_ptr<Bank> bank(new Bank(backend, std::move(config)));
   OKV_RETURN_IF_ERROR(bank->Allocate());
   return bank;
@@ -58,12 +65,15 @@ Bank::Bank(Backend& backend, BankConfig config)
       config_(std::move(config)),
       lengths_(static_cast<size_t>(config_.max_seqs), 0),
       fewer_(static_cast<size_t>(config_.max_seqs) * config_.layers.size(), 0) {
-  for (const TableSpec& spec : config_.tables) {
-    const auto n_blocks = static_cast<int32_t>(config_.TableBlocks(spec));
-    tables_.push_back(
-        {.blocks = BlockTable(n_blocks, config_.max_seqs, BlocksFor(config_.max_tokens)),
-         .entries = {},
-         .lost = std::vector<Lost>(static_cast<size_t>(config_.max_seqs))});
+  for (size_t i = 0; i < config_.tables.size(); ++i) {
+    const auto number = static_cast<int32_t>(i);
+    const auto pool = config_.tables[i].shares
+                          ? tables_.back().blocks.pool()
+                          : std::make_shared<BlockPool>(
+                                static_cast<int32_t>(config_.PoolBlocks(number)));
+    tables_.push_back({.blocks = BlockTable(pool, config_.max_seqs, BlocksFor(config_.max_tokens)),
+                       .first = config_.FirstSharing(number),
+                       .lost = std::vector<Lost>(static_cast<size_t>(config_.max_seqs))});
   }
   const auto stage_rows =
       static_cast<size_t>(config_.BlocksFor(config_.PoolTokens()) * config_.block_tokens);
@@ -78,7 +88,7 @@ Bank::Bank(Backend& backend, BankConfig config)
     for (const StreamSpec& s : spec.streams) {
       streams_.push_back({.layer = static_cast<int32_t>(layer),
                           .spec = s,
-                          .row_bytes = config_.StreamBytes(spec, s),
+                          .row_bytes = config_.StreamRowBytes(spec, s),
                           .stage_at = stage_at});
       if (s.tier == TierKind::kHost) stage_at += stage_rows * streams_.back().row_bytes;
     }
@@ -106,16 +116,16 @@ Status Bank::Allocate() {
       stages_.push_back(std::move(stage));
     }
   }
-  for (Table& table : tables_) {
-    const auto entries =
-        static_cast<size_t>(table.blocks.max_blocks()) * static_cast<size_t>(config_.max_seqs);
-    OKV_ASSIGN_OR_RETURN(table.entries,
-                         backend_.Allocate(entries * sizeof(int32_t), "block tables"));
+  // One after another, so that the tables of a layer's heads are one array.
+  const auto entries = static_cast<size_t>(HeadTableStride());
+  const size_t bytes = tables_.size() * entries * sizeof(int32_t);
+  OKV_ASSIGN_OR_RETURN(entries_, backend_.Allocate(bytes, "block tables"));
+  if (HasHostLayers()) {
+    OKV_ASSIGN_OR_RETURN(shared_entries_, backend_.AllocateShared(bytes, "block tables"));
   }
-  if (!HasHostLayers()) return {};
-  for (Table& table : tables_) {
-    OKV_ASSIGN_OR_RETURN(table.shared_entries,
-                         backend_.AllocateShared(table.entries.size(), "block tables"));
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    tables_[i].entries = entries_.as<int32_t>() + i * entries;
+    if (HasHostLayers()) tables_[i].shared_entries = shared_entries_.as<int32_t>() + i * entries;
   }
   return {};
 }
@@ -236,10 +246,11 @@ Status Bank::Grow(size_t table, int32_t seq, int64_t n) {
   }
   // Only what is written may not be shared: a partly filled last block, and rows that move.
   int64_t first = t.lost[static_cast<size_t>(seq)].moves ? 0 : rows / config_.block_tokens;
-  ForStates([&](const StateStream& s) {  // and the states of a partly filled unit
-    if (TableIndex(s.spec.layer) != table) return;
-    first = std::min(first, rows / s.spec.unit * s.spec.unit / config_.block_tokens);
-  });
+  ForStates(  // and the states of a partly filled unit
+      [&](const StateStream& s) {
+        first = std::min(first, rows / s.spec.unit * s.spec.unit / config_.block_tokens);
+      },
+      t.first);
   if (n > 0) {
     const Status own = MakeOwn(table, seq, static_cast<int32_t>(first), before);
     if (!own.ok()) {
@@ -259,45 +270,48 @@ Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
     if (from == to) continue;
     Unstage(seq, int64_t{i} * config_.block_tokens);  // its place is another
     for (size_t stream = 0; stream < streams_.size(); ++stream) {
-      if (static_cast<size_t>(streams_[stream].spec.table) != table) continue;
+      if (streams_[stream].spec.table != t.first) continue;
       device_->CopyBlock(static_cast<int32_t>(stream), from, to);
       host_->CopyBlock(static_cast<int32_t>(stream), from, to);
     }
-    ForStates([&, from = from, to = to](const StateStream& s) {
-      if (TableIndex(s.spec.layer) != table) return;
-      backend_.Upload(s.Block(to), s.Block(from), s.BlockBytes());
-    });
+    ForStates(
+        [&, from = from, to = to](const StateStream& s) {
+          backend_.Upload(s.Block(to), s.Block(from), s.BlockBytes());
+        },
+        t.first);
     Publish(t, seq, i, i + 1);
   }
   return {};
 }
 
 template <typename Visit>
-void Bank::ForStates(const Visit& visit) const {
-  for (const auto& open : states_) {
-    if (const auto stream = open.lock()) visit(*stream);
+void Bank::ForStates(const Visit& visit, std::optional<int32_t> first_table) const {
+  for (const OpenStream& open : states_) {
+    if (first_table && open.table != *first_table) continue;
+    if (const auto stream = open.stream.lock()) visit(*stream);
   }
 }
 
 Result<StateStreams> Bank::OpenStates(const std::vector<StateSpec>& specs) {
-  std::erase_if(states_, [](const auto& open) { return open.expired(); });
+  std::erase_if(states_, [](const OpenStream& open) { return open.stream.expired(); });
   StateStreams opened;
   for (const StateSpec& spec : specs) {
-    const auto same = std::find_if(states_.begin(), states_.end(),
-                                   [&](const auto& open) { return open.lock()->spec == spec; });
+    const auto same = std::ranges::find_if(
+        states_, [&](const OpenStream& open) { return open.stream.lock()->spec == spec; });
     if (same != states_.end()) {
-      opened.push_back(same->lock());
+      opened.push_back(same->stream.lock());
       continue;
     }
+    const int32_t table = TableNumber(spec.layer);
     StateStream stream{.spec = spec};
     OKV_ASSIGN_OR_RETURN(stream.memory, backend_.Allocate(config_.StateBytes(spec), spec.name));
     stream.view = {.base = stream.memory.as<std::byte>(),
-                   .block_table = TableOf(spec).entries.as<int32_t>(),
+                   .block_table = tables_[static_cast<size_t>(table)].entries,
                    .block_units = std::max(1, config_.block_tokens / spec.unit),
                    .unit_blocks = std::max(1, spec.unit / config_.block_tokens),
                    .row_bytes = spec.bytes_per_unit};
     opened.push_back(std::make_shared<const StateStream>(std::move(stream)));
-    states_.push_back(opened.back());
+    states_.push_back({config_.FirstSharing(table), opened.back()});
   }
   return opened;
 }
@@ -369,6 +383,22 @@ void Bank::Keep(int32_t seq, int32_t table, std::span<const int64_t> rows) {
   Keep(seq, table, most);
 }
 
+int64_t Bank::LayerRows(int32_t seq, int32_t layer) const {
+  int64_t most = 0;
+  for (const Table& table : Sharing(TableNumber(layer))) {
+    most = std::max(most, Rows(seq, static_cast<int32_t>(&table - tables_.data())));
+  }
+  return most - fewer_[FewerIndex(seq, layer)];
+}
+
+int64_t Bank::LayerGone(int32_t seq, int32_t layer) const {
+  int64_t least = Length(seq);
+  for (const Table& table : Sharing(TableNumber(layer))) {
+    least = std::min(least, table.lost[static_cast<size_t>(seq)].gone);
+  }
+  return least + fewer_[FewerIndex(seq, layer)];
+}
+
 int64_t Bank::LeastLength(int32_t seq) const {
   int64_t least = 0;
   for (const Table& table : tables_) {
@@ -388,22 +418,28 @@ size_t Bank::BytesInUse(TierKind tier) const {
     if (s.spec.tier == tier) bytes += BlockBytes(s) * in_use(TableOf(s));
   }
   if (tier != TierKind::kDevice) return bytes;
-  ForStates([&](const StateStream& s) { bytes += s.BlockBytes() * in_use(TableOf(s.spec)); });
+  ForStates([&](const StateStream& s) {
+    bytes += s.BlockBytes() * in_use(tables_[TableIndex(s.spec.layer)]);
+  });
   return bytes;
 }
 
-size_t Bank::BlocksOf(const Table& table, int32_t seq) {
-  const int32_t* blocks = table.blocks.entries(seq);
-  return static_cast<size_t>(std::count_if(blocks, blocks + table.blocks.n_blocks(seq),
-                                           [](int32_t block) { return block >= 0; }));
+size_t Bank::BlocksOf(int32_t table, int32_t seq) const {
+  size_t held = 0;
+  for (const Table& t : Sharing(table)) {
+    const int32_t* blocks = t.blocks.entries(seq);
+    held += static_cast<size_t>(std::count_if(blocks, blocks + t.blocks.n_blocks(seq),
+                                              [](int32_t block) { return block >= 0; }));
+  }
+  return held;
 }
 
 size_t Bank::DeviceBytes(int32_t seq, const StateStreams& states) const {
   size_t bytes = 0;
   for (const Stream& s : streams_) {
-    if (s.spec.tier == TierKind::kDevice) bytes += BlockBytes(s) * BlocksOf(TableOf(s), seq);
+    if (s.spec.tier == TierKind::kDevice) bytes += BlockBytes(s) * BlocksOf(s.spec.table, seq);
   }
-  for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(TableOf(s->spec), seq);
+  for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(TableNumber(s->spec.layer), seq);
   return bytes;
 }
 
@@ -459,24 +495,29 @@ void Bank::FillWithNoise(int32_t seq) {
     const LayerSpec& spec = config_.layers[static_cast<size_t>(s.layer)];
     const int32_t dk = s.spec.planes != Planes::kV ? spec.dk : 0;
     const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
-    fill(TableOf(s), Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
-         Rows(seq, s.spec.table) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
-           const KvView at = MakeKvView(row, nullptr, config_.block_tokens, config_.dtype,
-                                        spec.HeadsOf(s.spec), dk, dv);
-           for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
-             for (int32_t head = 0; d > 0 && head < at.n_kv_heads; ++head) {
-               StoreKvHead(plane, head, d, draw(d), plane.base);
+    const int32_t heads = s.spec.heads_apart ? 1 : spec.HeadsOf(s.spec);
+    for (const Table& table : Sharing(s.spec.table)) {
+      const auto number = static_cast<int32_t>(&table - tables_.data());
+      fill(table, Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
+           Rows(seq, number) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
+             const KvView at = MakeKvView(row, nullptr, config_.block_tokens, config_.dtype, heads,
+                                          dk, dv);
+             for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
+               for (int32_t head = 0; d > 0 && head < at.n_kv_heads; ++head) {
+                 StoreKvHead(plane, head, d, draw(d), plane.base);
+               }
              }
-           }
-         });
+           });
+    }
   }
   ForStates([&](const StateStream& s) {
-    const Table& table = TableOf(s.spec);
-    fill(table, s.view.base, s.view.row_bytes, s.view.block_units,
-         int64_t{s.view.block_units} * table.blocks.n_blocks(seq), [&](std::byte* row) {
-           const auto bytes = static_cast<size_t>(s.view.row_bytes);
-           std::memcpy(row, draw(s.view.row_bytes / int64_t{sizeof(float)}), bytes);
-         });
+    for (const Table& table : Sharing(TableNumber(s.spec.layer))) {
+      fill(table, s.view.base, s.view.row_bytes, s.view.block_units,
+           int64_t{s.view.block_units} * table.blocks.n_blocks(seq), [&](std::byte* row) {
+             const auto bytes = static_cast<size_t>(s.view.row_bytes);
+             std::memcpy(row, draw(s.view.row_bytes / int64_t{sizeof(float)}), bytes);
+           });
+    }
   });
 }
 
@@ -489,9 +530,9 @@ void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last)
     int32_t end = first + 1;
     while (end < last && (entries[end] < 0) == hole) ++end;
     const std::vector<int32_t> any(hole ? static_cast<size_t>(end - first) : 0);
-    for (const Buffer* to : {&table.entries, &table.shared_entries}) {
-      if (to->size() == 0) continue;
-      backend_.Upload(to->as<int32_t>() + table.blocks.Offset(seq) + first,
+    for (int32_t* to : {table.entries, table.shared_entries}) {
+      if (to == nullptr) continue;
+      backend_.Upload(to + table.blocks.Offset(seq) + first,
                       hole ? any.data() : entries + first,
                       static_cast<size_t>(end - first) * sizeof(int32_t));
     }
@@ -506,7 +547,7 @@ KvView Bank::MakeView(int32_t layer, int32_t head_class, bool staged) const {
     const bool away = streams_[stream].spec.tier == TierKind::kHost;
     return staged && away ? InStage(stream) : Home(stream);
   };
-  const auto* entries = TableOf(streams_[heads.k]).entries.as<int32_t>();
+  const int32_t* entries = tables_[static_cast<size_t>(heads.table)].entries;
   return heads.k == heads.v
              ? MakeKvView(base(heads.k), entries, config_.block_tokens, config_.dtype,
                           heads.n_kv_heads, spec.dk, spec.dv)

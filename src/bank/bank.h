@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -95,7 +96,7 @@ class Bank {
   // given back.
   void Keep(int32_t seq, int32_t table, int64_t n);
   // The same where layers of the table keep different numbers: the first `rows[layer]` of each. The
-  // table has room for the most of them.
+  // table has room for the most of them. REQUIRES layers whose heads are not apart.
   void Keep(int32_t seq, int32_t table, std::span<const int64_t> rows);
   // From now on the sequence cannot be cut back from its length, but to nothing or by steps that
   // nobody read.
@@ -110,13 +111,10 @@ class Bank {
   int64_t Gone(int32_t seq, int32_t table) const {
     return tables_[static_cast<size_t>(table)].lost[static_cast<size_t>(seq)].gone;
   }
-  // The same of one layer, which may have lost more than its table.
-  int64_t LayerRows(int32_t seq, int32_t layer) const {
-    return Rows(seq, TableNumber(layer)) - fewer_[FewerIndex(seq, layer)];
-  }
-  int64_t LayerGone(int32_t seq, int32_t layer) const {
-    return Gone(seq, TableNumber(layer)) + fewer_[FewerIndex(seq, layer)];
-  }
+  // The same of one layer, which may have lost more than its table. Where its heads are apart: of
+  // the head that holds most.
+  int64_t LayerRows(int32_t seq, int32_t layer) const;
+  int64_t LayerGone(int32_t seq, int32_t layer) const;
   // The length below which `seq` cannot be cut back, but to nothing: rows of those tokens are gone.
   int64_t LeastLength(int32_t seq) const;
 
@@ -154,7 +152,7 @@ class Bank {
   // That of a layer on the host for Lane::kHost: the block table too is shared memory.
   KvView HostView(int32_t layer) const {
     KvView view = View(layer);
-    view.block_table = tables_[TableIndex(layer)].shared_entries.as<int32_t>();
+    view.block_table = tables_[TableIndex(layer)].shared_entries;
     return view;
   }
   int32_t HeadClasses(int32_t layer) const {
@@ -162,8 +160,16 @@ class Bank {
   }
   // The KV heads of one, ascending; empty: all.
   const std::vector<int32_t>& HeadsOf(int32_t layer, int32_t head_class) const {
-    const auto& classes = classes_[static_cast<size_t>(layer)];
-    return streams_[classes[static_cast<size_t>(head_class)].k].spec.heads;
+    return classes_[static_cast<size_t>(layer)][static_cast<size_t>(head_class)].heads;
+  }
+  // Whether each KV head has rows of its own, and is a head class. Then View(layer) is also that of
+  // head h, for a sequence whose table begins h * HeadTableStride() entries later.
+  bool HeadsApart(int32_t layer) const {
+    return config_.layers[static_cast<size_t>(layer)].HeadsApart();
+  }
+  bool SharesBlocks(int32_t table) const { return config_.Sharing(table) > 1; }
+  int32_t HeadTableStride() const {
+    return tables_.front().blocks.max_blocks() * config_.max_seqs;
   }
   // Whether some stream of it is on the host.
   bool OnHost(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnHost(); }
@@ -214,9 +220,10 @@ class Bank {
   // Which block of the streams holds which rows.
   struct Table {
     BlockTable blocks;
-    Buffer entries;          // int32 [max_seqs, max_blocks], for kernels
-    Buffer shared_entries;   // the same in shared memory; without host layers: none
-    std::vector<Lost> lost;  // [max_seqs]
+    int32_t first = 0;        // number of the first table that draws on the same blocks
+    int32_t* entries = nullptr;         // [max_seqs, max_blocks], for kernels
+    int32_t* shared_entries = nullptr;  // the same in shared memory; without host layers: none
+    std::vector<Lost> lost;             // [max_seqs]
   };
 
   // One of the streams of all layers, which the tiers number in this order.
@@ -239,7 +246,13 @@ class Bank {
     const Stream& s = streams_[stream];
     return stages_[StageOf(s.layer)].as<std::byte>() + s.stage_at;
   }
+  // Of a stream whose heads are not apart; of others that of head 0.
   const Table& TableOf(const Stream& s) const { return tables_[static_cast<size_t>(s.spec.table)]; }
+  // All that draw on the blocks of a table, a stream or states.
+  std::span<const Table> Sharing(int32_t table) const {
+    const auto first = static_cast<size_t>(config_.FirstSharing(table));
+    return std::span(tables_).subspan(first, static_cast<size_t>(config_.Sharing(table)));
+  }
   // Of the states of a layer.
   int32_t TableNumber(int32_t layer) const {
     return config_.layers[static_cast<size_t>(layer)].table();
@@ -248,7 +261,6 @@ class Bank {
   size_t FewerIndex(int32_t seq, int32_t layer) const {
     return static_cast<size_t>(seq) * config_.layers.size() + static_cast<size_t>(layer);
   }
-  const Table& TableOf(const StateSpec& spec) const { return tables_[TableIndex(spec.layer)]; }
   size_t BlockBytes(const Stream& s) const {
     return s.row_bytes * static_cast<size_t>(config_.block_tokens);
   }
@@ -261,15 +273,16 @@ class Bank {
   Status Grow(size_t table, int32_t seq, int64_t n);
   // Makes the blocks [first, last) of `seq` its own, before they are written.
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
-  // Blocks of a table that `seq` has.
-  static size_t BlocksOf(const Table& table, int32_t seq);
+  // Blocks that `seq` has of those that a table shares.
+  size_t BlocksOf(int32_t table, int32_t seq) const;
   // Calls visit(data, bytes) for the rows of `seq` in each block of each stream, then of each of
   // `states`.
   template <typename Visit>
   void ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const;
-  // Calls visit(stream) for each open stream of states.
+  // Calls visit(stream) for each open stream of states, or for each of those in the blocks that a
+  // table draws on.
   template <typename Visit>
-  void ForStates(const Visit& visit) const;
+  void ForStates(const Visit& visit, std::optional<int32_t> first_table = {}) const;
   // Calls visit(number) for each stream of a layer that is on the host.
   template <typename Visit>
   void ForHostStreams(int32_t layer, const Visit& visit) const;
@@ -303,8 +316,14 @@ class Bank {
   };
   std::vector<Staged> staged_;  // [n_stages]
   size_t bytes_staged_ = 0;
-  std::vector<std::weak_ptr<const StateStream>> states_;
+  // Streams of states, with the first table that draws on their blocks.
+  struct OpenStream {
+    int32_t table = 0;
+    std::weak_ptr<const StateStream> stream;
+  };
+  std::vector<OpenStream> states_;
   std::vector<Table> tables_;
+  Buffer entries_, shared_entries_;  // int32 [tables, max_seqs, max_blocks]
   std::vector<int64_t> lengths_;  // tokens, [max_seqs]
   std::vector<int64_t> fewer_;    // SequenceImage::fewer, [max_seqs, layers]
 };

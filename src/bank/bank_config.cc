@@ -22,13 +22,22 @@ std::vector<HeadClass> LayerSpec::HeadClasses() const {
       k_of[head] += s.planes != Planes::kV ? 1 : 0;
       v_of[head] += s.planes != Planes::kK ? 1 : 0;
     }
-    if (s.planes == Planes::kBoth) classes.push_back({HeadsOf(s), i, i});
+    if (s.heads_apart) {
+      OKV_CHECK(s.planes == Planes::kBoth && s.heads.empty() && s.tier == TierKind::kDevice);
+      for (int32_t h = 0; h < n_kv_heads; ++h) {
+        classes.push_back({.heads = {h}, .n_kv_heads = 1, .k = i, .v = i, .table = s.table + h});
+      }
+      continue;
+    }
+    HeadClass of{.heads = s.heads, .n_kv_heads = HeadsOf(s), .k = i, .v = i, .table = s.table};
+    if (s.planes == Planes::kBoth) classes.push_back(of);
     if (s.planes != Planes::kK) continue;
     const auto v = std::find_if(streams.begin(), streams.end(), [&](const StreamSpec& other) {
       return other.planes == Planes::kV && other.heads == s.heads && other.table == s.table;
     });
     OKV_CHECK(v != streams.end(), "stream {} has K alone", i);
-    classes.push_back({HeadsOf(s), i, static_cast<size_t>(v - streams.begin())});
+    of.v = static_cast<size_t>(v - streams.begin());
+    classes.push_back(of);
   }
   const auto once = [](int32_t n) { return n == 1; };
   OKV_CHECK(
@@ -55,10 +64,36 @@ int64_t BankConfig::TableBlocks(const TableSpec& table) const {
   return std::min(all, held * max_seqs + BlocksFor(step_tokens));
 }
 
-size_t BankConfig::StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const {
-  return static_cast<size_t>(KvRowBytes(dtype, layer.HeadsOf(stream),
+int32_t BankConfig::FirstSharing(int32_t table) const {
+  while (tables[static_cast<size_t>(table)].shares) --table;
+  return table;
+}
+
+int32_t BankConfig::Sharing(int32_t table) const {
+  const int32_t first = FirstSharing(table);
+  auto end = static_cast<size_t>(first) + 1;
+  while (end < tables.size() && tables[end].shares) ++end;
+  return static_cast<int32_t>(end) - first;
+}
+
+int64_t BankConfig::PoolBlocks(int32_t table) const {
+  const int32_t first = FirstSharing(table);
+  int64_t blocks = 0;
+  for (int32_t i = 0; i < Sharing(table); ++i) {
+    blocks += TableBlocks(tables[static_cast<size_t>(first + i)]);
+  }
+  return blocks;
+}
+
+size_t BankConfig::StreamRowBytes(const LayerSpec& layer, const StreamSpec& stream) const {
+  return static_cast<size_t>(KvRowBytes(dtype, stream.heads_apart ? 1 : layer.HeadsOf(stream),
                                         stream.planes != Planes::kV ? layer.dk : 0,
                                         stream.planes != Planes::kK ? layer.dv : 0));
+}
+
+size_t BankConfig::StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const {
+  const size_t rows = stream.heads_apart ? static_cast<size_t>(layer.n_kv_heads) : 1;
+  return rows * StreamRowBytes(layer, stream);
 }
 
 size_t BankConfig::RowBytes(size_t layer) const {
@@ -80,15 +115,18 @@ RowLayout BankConfig::Rows() const {
   return {.token_bytes = static_cast<int64_t>(LargestRowBytes()),
           .block_tokens = block_tokens,
           .seq_blocks = seq_blocks,
-          .table_entries = seq_blocks * max_seqs};
+          .table_entries = seq_blocks * max_seqs,
+          .heads_apart = std::any_of(layers.begin(), layers.end(), [](const LayerSpec& layer) {
+            return layer.HeadsApart();
+          })};
 }
 
 size_t BankConfig::StateBytes(const StateSpec& spec) const {
   OKV_CHECK(spec.unit > 0 && (block_tokens % spec.unit == 0 || spec.unit % block_tokens == 0),
             "states of units of {} tokens, in blocks of {}", spec.unit, block_tokens);
-  const auto table = static_cast<size_t>(layers[static_cast<size_t>(spec.layer)].table());
+  const int32_t table = layers[static_cast<size_t>(spec.layer)].table();
   const int64_t units = std::max(1, block_tokens / spec.unit);  // of a block
-  return static_cast<size_t>(TableBlocks(tables[table]) * units * spec.bytes_per_unit);
+  return static_cast<size_t>(PoolBlocks(table) * units * spec.bytes_per_unit);
 }
 
 std::string BankConfig::Layout() const {
@@ -98,7 +136,10 @@ std::string BankConfig::Layout() const {
     if (layers[layer].OneStream() && (table == 0 || tables[table].window > 0)) continue;
     text += fmt::format("{}:", layer);
     for (const StreamSpec& s : layers[layer].streams) {
-      const char* planes = s.planes == Planes::kBoth ? "kv" : s.planes == Planes::kK ? "k" : "v";
+      const char* planes = s.heads_apart               ? "kv of each head "
+                           : s.planes == Planes::kBoth ? "kv"
+                           : s.planes == Planes::kK    ? "k"
+                                                       : "v";
       text += fmt::format(" {}[{}]@{}", planes, fmt::join(s.heads, ","), s.table);
     }
     text += ";";

@@ -26,6 +26,9 @@ struct StreamSpec {
   Planes planes = Planes::kBoth;
   TierKind tier = TierKind::kDevice;
   int32_t table = 0;  // of BankConfig::tables
+  // Each KV head has rows of its own, in a table of its own: that of head h is `table` + h, and
+  // they draw on the same blocks (TableSpec::shares). REQUIRES K and V of all heads on the device.
+  bool heads_apart = false;
 
   bool operator==(const StreamSpec&) const = default;
 };
@@ -33,9 +36,11 @@ struct StreamSpec {
 // KV heads that are read together, as one KvView, and the streams of their layer that have their K
 // and their V: one, or one each.
 struct HeadClass {
+  std::vector<int32_t> heads = {};  // ascending; empty: all
   int32_t n_kv_heads = 0;
   size_t k = 0;
   size_t v = 0;
+  int32_t table = 0;
 };
 
 // What one layer keeps of a token. Hybrid models are not uniform.
@@ -53,8 +58,10 @@ struct LayerSpec {
   }
   // Of the first head class; states go with it.
   int32_t table() const { return streams.front().table; }
+  // Whether each KV head has rows of its own. Then that is a head class, and there is one stream.
+  bool HeadsApart() const { return streams.front().heads_apart; }
   // Whether K and V of all heads lie in one row.
-  bool OneStream() const { return streams.size() == 1; }
+  bool OneStream() const { return streams.size() == 1 && !HeadsApart(); }
   bool OnHost() const;  // some stream is
 
   bool operator==(const LayerSpec&) const = default;
@@ -68,6 +75,8 @@ struct TableSpec {
   int64_t max_held = 0;
   // Of the policy's: whose heads its streams have, where it tells them apart.
   int32_t head_class = 0;
+  // Draws on the blocks of the table before it, which are then as many more.
+  bool shares = false;
 
   bool operator==(const TableSpec&) const = default;
 };
@@ -87,9 +96,16 @@ struct BankConfig {
 
   int64_t PoolTokens() const { return pool_tokens != 0 ? pool_tokens : max_tokens; }
   int64_t BlocksFor(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
-  // Blocks of each stream of a table, of all sequences together.
+  // Blocks that a table has for itself, of all sequences together.
   int64_t TableBlocks(const TableSpec& table) const;
-  // Bytes of one token in a stream of a layer, in all of them, and in the largest of the layers.
+  // Of a table's number: the first of the tables that draw on the same blocks, how many these are,
+  // and the blocks that they have together, which each of their streams has.
+  int32_t FirstSharing(int32_t table) const;
+  int32_t Sharing(int32_t table) const;
+  int64_t PoolBlocks(int32_t table) const;
+  // Bytes of a row of a stream of a layer; of one token in it, in all of them, and in the largest
+  // of the layers.
+  size_t StreamRowBytes(const LayerSpec& layer, const StreamSpec& stream) const;
   size_t StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const;
   size_t RowBytes(size_t layer) const;
   size_t LargestRowBytes() const;

@@ -79,23 +79,25 @@ template <typename Visit>
 void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
   const int64_t bt = config_.block_tokens;
   // each(block, its rows). A layer with fewer rows than its table may have none in the last blocks.
-  const auto blocks = [&](size_t number, int32_t layer, const auto& each) {
-    const BlockTable& table = tables_[number].blocks;
-    const int64_t rows = RowsOf(number, seq, Length(seq)) - fewer_[FewerIndex(seq, layer)];
-    for (int32_t i = 0; i < table.n_blocks(seq) && i * bt < rows; ++i) {
-      const int32_t block = table.entries(seq)[i];
-      if (block >= 0) each(block, std::min(bt, rows - i * bt));
+  const auto blocks = [&](int32_t first, int32_t layer, const auto& each) {
+    for (const Table& t : Sharing(first)) {
+      const auto number = static_cast<size_t>(&t - tables_.data());
+      const int64_t rows = RowsOf(number, seq, Length(seq)) - fewer_[FewerIndex(seq, layer)];
+      for (int32_t i = 0; i < t.blocks.n_blocks(seq) && i * bt < rows; ++i) {
+        const int32_t block = t.blocks.entries(seq)[i];
+        if (block >= 0) each(block, std::min(bt, rows - i * bt));
+      }
     }
   };
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& s = streams_[stream];
-    blocks(static_cast<size_t>(s.spec.table), s.layer, [&](int32_t block, int64_t rows) {
+    blocks(s.spec.table, s.layer, [&](int32_t block, int64_t rows) {
       visit(Home(stream) + static_cast<size_t>(block) * BlockBytes(s),
             static_cast<size_t>(rows) * s.row_bytes);
     });
   }
   for (const auto& s : states) {
-    blocks(TableIndex(s->spec.layer), s->spec.layer, [&](int32_t block, int64_t rows) {
+    blocks(TableNumber(s->spec.layer), s->spec.layer, [&](int32_t block, int64_t rows) {
       const int64_t units = (rows + s->spec.unit - 1) / s->spec.unit;
       visit(s->Block(block), static_cast<size_t>(units * s->view.row_bytes));
     });

@@ -3,17 +3,41 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "omnikv/status.h"
 
 namespace omnikv {
 
+// Physical blocks and how many have a reference to each. Tables may share one.
+class BlockPool {
+ public:
+  explicit BlockPool(int32_t n_blocks);
+
+  // A block that is free, with one reference. REQUIRES that there is one.
+  int32_t Take();
+  void Refer(int32_t block) { ++references_[Index(block)]; }
+  void Drop(int32_t block);
+  bool IsShared(int32_t block) const { return references_[Index(block)] > 1; }
+  int32_t free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t total() const { return static_cast<int32_t>(references_.size()); }
+
+ private:
+  static size_t Index(int32_t i) { return static_cast<size_t>(i); }
+
+  std::vector<int32_t> references_;  // [n_blocks]
+  std::vector<int32_t> free_;        // a heap: the lowest block first, so that runs stay contiguous
+};
+
 // Host-side bookkeeping; no bytes move here. Thread-compatible.
 class BlockTable {
  public:
   // Room for `n_blocks` physical blocks, `max_seqs` sequences of at most `max_blocks` blocks.
-  BlockTable(int32_t n_blocks, int32_t max_seqs, int32_t max_blocks);
+  BlockTable(int32_t n_blocks, int32_t max_seqs, int32_t max_blocks)
+      : BlockTable(std::make_shared<BlockPool>(n_blocks), max_seqs, max_blocks) {}
+  // The same with blocks that other tables draw on, too.
+  BlockTable(std::shared_ptr<BlockPool> pool, int32_t max_seqs, int32_t max_blocks);
 
   // A free sequence slot, or -1.
   int32_t NewSequence();
@@ -45,8 +69,10 @@ class BlockTable {
   const int32_t* entries(int32_t seq) const { return table_.data() + Offset(seq); }
   int32_t Offset(int32_t seq) const { return seq * max_blocks_; }
   int32_t max_blocks() const { return max_blocks_; }
-  int32_t free_blocks() const { return static_cast<int32_t>(free_.size()); }
-  int32_t total_blocks() const { return static_cast<int32_t>(references_.size()); }
+  const std::shared_ptr<BlockPool>& pool() const { return pool_; }
+  // Of the pool.
+  int32_t free_blocks() const { return pool_->free(); }
+  int32_t total_blocks() const { return pool_->total(); }
 
  private:
   struct Sequence {
@@ -54,13 +80,10 @@ class BlockTable {
     int32_t n_blocks = 0;
   };
   static size_t Index(int32_t i) { return static_cast<size_t>(i); }
-  int32_t Take();
-  void Drop(int32_t block);
 
+  std::shared_ptr<BlockPool> pool_;
   int32_t max_blocks_;
   std::vector<int32_t> table_;       // [max_seqs, max_blocks]
-  std::vector<int32_t> references_;  // [n_blocks]
-  std::vector<int32_t> free_;        // a heap: the lowest block first, so that runs stay contiguous
   std::vector<Sequence> sequences_;  // [max_seqs]
 };
 

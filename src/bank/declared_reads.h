@@ -94,10 +94,13 @@ struct Keeps {
   std::vector<int64_t> layer_rows;
   std::function<int64_t(int32_t layer, int64_t tokens)> rows_after;
   // Where the choice of a first prompt comes after passes over all of its rows (Policy::Passes),
-  // and says how many of them stay: `layer_rows` are then the most, and `rows_after` is what to
-  // expect.
+  // and says how many of them each list of each layer keeps: `layer_rows` are then the most, and
+  // `rows_after` is the mean to expect.
   bool passes = false;
 
+  // Whether the KV heads of a layer keep different numbers of rows, too (docs/decisions/075): an
+  // engine that is opened with such a policy has a table for each of them.
+  bool HeadsDiffer() const { return passes && lists > 1; }
   bool LayersDiffer() const { return !layer_rows.empty(); }
   // What `layer` keeps of a sequence of `tokens` after a prompt.
   int64_t RowsAfter(int32_t layer, int64_t tokens) const {
@@ -126,6 +129,9 @@ struct RowLayout {
   int32_t block_tokens = 1;   // KvView's
   int32_t seq_blocks = 1;     // entries of a sequence in KvView::block_table
   int32_t table_entries = 0;  // of all sequences
+  // Each KV head has rows and a block table of its own. So steps show what is one sequence as one
+  // for each KV head, in a layer of one head: head h of sequence s is sequence s * n_kv_heads + h.
+  bool heads_apart = false;
 
   bool operator==(const RowLayout&) const = default;
 };

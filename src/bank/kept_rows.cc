@@ -9,9 +9,12 @@
 
 namespace omnikv {
 
-StateSpec PositionsSpec(int32_t layer, const Keeps& keeps) {
-  return {
-      .layer = layer, .unit = 1, .bytes_per_unit = int64_t{4} * keeps.lists, .name = "positions"};
+StateSpec PositionsSpec(const BankConfig& bank, int32_t layer, const Keeps& keeps) {
+  const bool apart = bank.layers[static_cast<size_t>(layer)].HeadsApart();
+  return {.layer = layer,
+          .unit = 1,
+          .bytes_per_unit = int64_t{4} * (apart ? 1 : keeps.lists),
+          .name = "positions"};
 }
 
 void KeptRows::MakeClasses() {
@@ -29,9 +32,15 @@ void KeptRows::MakeClasses() {
     }
     class_of_.back() = static_cast<int32_t>(same - classes_.begin());
     if (same == classes_.end()) {
-      classes_.push_back({.table = table, .number = number, .layers = {}});
-      if (std::find(tables_.begin(), tables_.end(), table) == tables_.end()) {
-        tables_.push_back(table);
+      const int32_t heads = bank_.HeadsApart(layer) ? bank_.HeadClasses(layer) : 1;
+      classes_.push_back({.table = table,
+                          .number = number,
+                          .layers = {},
+                          .heads = heads,
+                          .first_head = n_heads_});
+      n_heads_ += static_cast<size_t>(heads);
+      for (int32_t of = table; of < table + heads; ++of) {
+        if (std::find(tables_.begin(), tables_.end(), of) == tables_.end()) tables_.push_back(of);
       }
     }
     classes_[ClassOf(layer)].layers.push_back(layer);
@@ -50,7 +59,7 @@ Status KeptRows::OpenPositions() {
     c.first_plane = static_cast<int32_t>(specs.size());
     for (const int32_t layer : c.layers) {
       plane_of_layer_[static_cast<size_t>(layer)] = static_cast<int32_t>(specs.size());
-      specs.push_back(PositionsSpec(layer, keeps_));
+      specs.push_back(PositionsSpec(bank_.config(), layer, keeps_));
     }
   }
   OKV_ASSIGN_OR_RETURN(positions_, bank_.OpenStates(specs));
@@ -65,21 +74,22 @@ Status KeptRows::OpenPositions() {
 Result<std::unique_ptr<KeptRows>> KeptRows::Create(Backend& backend, Bank& bank, const Keeps& keeps,
                                                    int32_t n_seqs, int32_t max_rows) {
   for (int32_t layer = 0; layer < bank.n_layers(); ++layer) {
-    OKV_CHECK(bank.HeadClasses(layer) == 1);
+    OKV_CHECK(bank.HeadClasses(layer) == 1 || (bank.HeadsApart(layer) && keeps.HeadsDiffer()));
   }
   std::unique_ptr<KeptRows> kept(new KeptRows(backend, bank, keeps, n_seqs));
-  kept->max_rows_ = max_rows;
   kept->MakeClasses();
   const auto take = [&](Buffer& buffer, size_t n, size_t bytes) -> Status {
     OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(n * bytes, "rows that are kept"));
     return {};
   };
   const auto seqs = static_cast<size_t>(n_seqs);
-  const size_t classes = kept->classes_.size();
-  OKV_RETURN_IF_ERROR(take(kept->gone_, classes * seqs, sizeof(int32_t)));
-  for (Place& place : kept->places_) {
-    OKV_RETURN_IF_ERROR(take(place.rows, classes * static_cast<size_t>(max_rows), sizeof(RowMeta)));
-    OKV_RETURN_IF_ERROR(take(place.seqs, classes * seqs, sizeof(SeqMeta)));
+  const size_t heads = kept->n_heads_;
+  OKV_RETURN_IF_ERROR(take(kept->gone_, heads * seqs, sizeof(int32_t)));
+  for (const bool prefill : {false, true}) {
+    Place& place = kept->places_[prefill ? 1 : 0];
+    place.max_rows = static_cast<size_t>(prefill ? max_rows : n_seqs);  // a decode row a sequence
+    OKV_RETURN_IF_ERROR(take(place.rows, heads * place.max_rows, sizeof(RowMeta)));
+    OKV_RETURN_IF_ERROR(take(place.seqs, heads * seqs, sizeof(SeqMeta)));
   }
   OKV_RETURN_IF_ERROR(kept->OpenPositions());
   if (!keeps.every_step) return kept;
@@ -175,17 +185,29 @@ void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
 void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int64_t> rows_of) {
   prompted_[static_cast<size_t>(q)] = true;
   if (!chose) return;
+  // Of a list; of the one that keeps most.
+  const auto kept_by = [&](const Class& c, int32_t list) {
+    return rows_of.empty() ? keeps_.RowsAfter(c.number, bank_.Length(seq))
+                           : rows_of[static_cast<size_t>(c.number * keeps_.lists + list)];
+  };
+  const auto most_of = [&](const Class& c) {
+    int64_t most = 0;
+    for (int32_t list = 0; list < keeps_.lists; ++list) most = std::max(most, kept_by(c, list));
+    return most;
+  };
   std::vector<int64_t> rows(static_cast<size_t>(bank_.n_layers()), 0);
   for (const Class& c : classes_) {
-    const int64_t kept = rows_of.empty() ? keeps_.RowsAfter(c.number, bank_.Length(seq))
-                                         : rows_of[static_cast<size_t>(c.number)];
+    for (int32_t head = 0; c.heads > 1 && head < c.heads; ++head) {
+      const int32_t table = c.table + head;
+      bank_.Keep(seq, table, std::min(bank_.Rows(seq, table), kept_by(c, head)));
+    }
     for (const int32_t layer : c.layers) {
-      rows[static_cast<size_t>(layer)] = std::min(bank_.LayerRows(seq, layer), kept);
+      rows[static_cast<size_t>(layer)] = std::min(bank_.LayerRows(seq, layer), most_of(c));
     }
   }
   for (const int32_t table : tables_) {
     if (keeps_.sums) bank_.Settle(seq, table);
-    bank_.Keep(seq, table, rows);
+    if (!bank_.SharesBlocks(table)) bank_.Keep(seq, table, rows);
   }
   UploadGone(q, seq);
 }
@@ -199,12 +221,17 @@ void KeptRows::Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_
 void KeptRows::UploadGone(int32_t q, int32_t seq) {
   GoneOf& of = gone_of_[static_cast<size_t>(q)];
   for (size_t c = 0; c < classes_.size(); ++c) {
-    const int64_t gone = bank_.LayerGone(seq, classes_[c].layers.front());
+    const Class& in = classes_[c];
+    const int64_t gone = bank_.LayerGone(seq, in.layers.front());
     of.least = c == 0 ? gone : std::min(of.least, gone);
     if (!of.by_layer.empty()) of.by_layer[c] = gone;
-    const auto value = static_cast<int32_t>(gone);
-    backend_.Upload(gone_.as<int32_t>() + c * static_cast<size_t>(n_seqs_) + q, &value,
-                    sizeof(value));
+    std::vector<int32_t> by_head = {static_cast<int32_t>(gone)};
+    for (int32_t head = 0; in.heads > 1 && head < in.heads; ++head) {
+      by_head.resize(static_cast<size_t>(in.heads));
+      by_head[static_cast<size_t>(head)] =
+          static_cast<int32_t>(bank_.Gone(seq, in.table + head));
+    }
+    backend_.Upload(GoneOfClass(in) + q * in.heads, by_head.data(), by_head.size() * 4);
   }
 }
 
@@ -215,7 +242,7 @@ void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, 
     const auto first = static_cast<size_t>(classes_[c].first_plane);
     backend_.Enqueue(LocateRowsArgs{.rows = rows,
                                     .seqs = seqs,
-                                    .gone = gone_.as<int32_t>() + c * static_cast<size_t>(n_seqs_),
+                                    .gone = GoneOfClass(classes_[c]),
                                     .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
                                     .to_rows = to.rows,
                                     .to_seqs = to.seqs,
@@ -223,9 +250,12 @@ void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, 
                                     .block_table = positions_[first]->view.block_table,
                                     .block_tokens = bank_.config().block_tokens,
                                     .n_pos = static_cast<int32_t>(classes_[c].layers.size()),
-                                    .lists = keeps_.lists,
+                                    .lists = ListsOf(classes_[c]),
                                     .n_rows = n_rows,
-                                    .n_seqs = n_seqs_});
+                                    .n_seqs = n_seqs_,
+                                    .heads = classes_[c].heads,
+                                    .table_stride = bank_.HeadTableStride(),
+                                    .by_head = prefill});
   }
 }
 
@@ -256,9 +286,12 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
   const PlanSegment& list = retained.rows.segments[0];
   OKV_CHECK(retained.rows.n_segments == 2 && list.kind == SegmentKind::kList && list.unit == 1 &&
             list.lists == keeps_.lists);
+  // Lists of heads that are apart are those of sequences.
+  const Class& c = classes_[ClassOf(layer)];
+  OKV_CHECK(c.heads == 1 || (stage == nullptr && retained.scores.scores == nullptr));
   backend_.Enqueue(CompactArgs{.kv = bank_.View(layer),
                                .from = stage != nullptr ? stage->View(layer) : KvView{},
-                               .seqs = located + retained.first_seq,
+                               .seqs = located + retained.first_seq * c.heads,
                                .steps = seqs + retained.first_seq,
                                .index = list.index,
                                .count = list.count,
@@ -267,8 +300,8 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
                                .scores = retained.scores,
                                .to_scores = retained.to_scores,
                                .capacity = list.capacity,
-                               .lists = keeps_.lists,
-                               .n_seqs = retained.n_seqs});
+                               .lists = ListsOf(c),
+                               .n_seqs = retained.n_seqs * c.heads});
 }
 
 }  // namespace omnikv

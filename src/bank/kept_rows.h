@@ -1,5 +1,5 @@
 // What the layers of a group of sequences keep where its policy chooses some rows and forgets the
-// others: where the rows of a step stand, and which of them move (docs/decisions/045, 057).
+// others: where the rows of a step stand, and which of them move (docs/decisions/045, 057, 075).
 #pragma once
 
 #include <array>
@@ -16,19 +16,23 @@
 
 namespace omnikv {
 
-// The positions that go with the rows of `layer`, of all layers that policies govern.
-StateSpec PositionsSpec(int32_t layer, const Keeps& keeps);
+// The positions that go with the rows of `layer` of the bank, of all layers that policies govern.
+StateSpec PositionsSpec(const BankConfig& bank, int32_t layer, const Keeps& keeps);
 
 // The layers that policies govern fall into kept classes. Layers of one class keep as many rows and
 // lie in one table of the bank, so a token has the same row in each. Where all layers keep as many,
 // there is a class for each table; else each layer is a class. Classes may share a table: it then
 // has room for the one that keeps most.
 //
+// A layer whose KV heads are apart (StreamSpec::heads_apart) is a class in which each head has lost
+// tokens of its own. What is one sequence, and one row, in the step is one for each head there
+// (LocateRowsArgs).
+//
 // Enqueues at record time, like a policy. Sequences are named by their number `q` in SeqMeta and by
 // their number `seq` in the bank. Thread-compatible.
 class KeptRows {
  public:
-  // REQUIRES layers of one head class: the moves of a row take all KV heads of a layer.
+  // REQUIRES layers of one head class, or with heads apart: the moves of a row take all KV heads.
   static Result<std::unique_ptr<KeptRows>> Create(Backend& backend, Bank& bank, const Keeps& keeps,
                                                   int32_t n_seqs, int32_t max_rows);
   size_t Bytes() const;
@@ -46,8 +50,8 @@ class KeptRows {
   bool Prompted(int32_t q) const { return prompted_[static_cast<size_t>(q)]; }
   // Whether a prompt of it that ends now ends in a choice of rows.
   bool ChoosesAfterPrompt(int32_t q) const { return !keeps_.first_prompt || !Prompted(q); }
-  // The prompt is in; rows were chosen, or not. `rows_of`: how many each layer keeps where that is
-  // not for Keeps::RowsAfter to say, by the policy's numbers; else empty.
+  // The prompt is in; rows were chosen, or not. `rows_of`: how many each list of each layer keeps
+  // where that is not for Keeps::RowsAfter to say, by the policy's numbers; else empty.
   void EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int64_t> rows_of = {});
   // q is a fork of `from_q` of another group, or a new sequence (from null).
   void Begin(int32_t q, int32_t seq, const KeptRows* from, int32_t from_q);
@@ -57,8 +61,8 @@ class KeptRows {
     prompted_[static_cast<size_t>(q)] = prompted;
     UploadGone(q, seq);
   }
-  // Tokens lost by choice in a governed layer, evictions apart: the fewest, and by layer where
-  // these differ, else empty.
+  // Tokens lost by choice in a governed layer, evictions apart: the fewest, and by layer (the head
+  // that lost fewest) where these differ, else empty.
   int64_t Gone(int32_t q) const { return gone_of_[static_cast<size_t>(q)].least; }
   std::span<const int64_t> LayerGone(int32_t q) const {
     return gone_of_[static_cast<size_t>(q)].by_layer;
@@ -81,7 +85,7 @@ class KeptRows {
   // Tells a view of a governed layer where the positions are.
   void SetPositions(int32_t layer, KvView& view) const {
     view.pos = PositionsOf(layer);
-    view.pos_lists = keeps_.lists;
+    view.pos_lists = ListsOf(classes_[ClassOf(layer)]);
   }
   // Enqueues the moves of a layer's rows, after its attention. `seqs` are the step's own. `stage`:
   // where the rows of a prompt that passes layer by layer are; null: in the bank.
@@ -93,12 +97,15 @@ class KeptRows {
     int32_t table = 0;
     int32_t number = 0;           // of its first layer, as the policy counts
     std::vector<int32_t> layers;  // of the bank, ascending
+    int32_t heads = 1;            // that are apart; their tables follow one another
+    size_t first_head = 0;        // among those of all classes
     int32_t first_plane = 0;      // of its positions; those of its layers follow one another
   };
   // By class, one after another.
   struct Place {
-    Buffer rows;  // RowMeta [classes, max_rows]
-    Buffer seqs;  // SeqMeta [classes, n_seqs]
+    size_t max_rows = 0;
+    Buffer rows;  // RowMeta [heads of all classes, max_rows]
+    Buffer seqs;  // SeqMeta [heads of all classes, n_seqs]
   };
 
   KeptRows(Backend& backend, Bank& bank, const Keeps& keeps, int32_t n_seqs)
@@ -115,8 +122,14 @@ class KeptRows {
   }
   Located At(size_t of_class, bool prefill) const {
     const Place& place = places_[prefill ? 1 : 0];
-    return {place.rows.as<RowMeta>() + of_class * static_cast<size_t>(max_rows_),
-            place.seqs.as<SeqMeta>() + of_class * static_cast<size_t>(n_seqs_)};
+    const size_t head = classes_[of_class].first_head;
+    return {place.rows.as<RowMeta>() + head * place.max_rows,
+            place.seqs.as<SeqMeta>() + head * static_cast<size_t>(n_seqs_)};
+  }
+  // Lists that rows of its layers have positions and choices for.
+  int32_t ListsOf(const Class& c) const { return c.heads > 1 ? 1 : keeps_.lists; }
+  int32_t* GoneOfClass(const Class& c) const {
+    return gone_.as<int32_t>() + c.first_head * static_cast<size_t>(n_seqs_);
   }
   // Rows of a table that the classes in it keep of a sequence of so many tokens.
   int64_t RowsAfter(int32_t table, int64_t tokens) const;
@@ -131,8 +144,8 @@ class KeptRows {
   Bank& bank_;
   Keeps keeps_;
   int32_t n_seqs_;
-  int32_t max_rows_ = 0;
   std::vector<Class> classes_;
+  size_t n_heads_ = 0;             // Class::heads of all
   std::vector<int32_t> class_of_;  // by layer of the bank; -1: not governed
   std::vector<int32_t> tables_;    // that classes lie in
   std::vector<bool> prompted_;     // [n_seqs]: a prompt came to its end
@@ -141,7 +154,7 @@ class KeptRows {
     std::vector<int64_t> by_layer;  // as the policy counts them; empty: the same in all
   };
   std::vector<GoneOf> gone_of_;  // [n_seqs]
-  Buffer gone_;                  // int32 [classes, n_seqs]
+  Buffer gone_;                  // int32, of class after class: [n_seqs, heads]
   // Positions of the tokens that are held, [rows, lists] of each governed layer; where these lie,
   // in the backend's memory; the number of the layer among them.
   StateStreams positions_;

@@ -106,7 +106,9 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
   // What an earlier layer wrote to this stage has left it.
   if (Staged(layer)) r_.backend_.Join(Lane::kMain, Lane::kOut);
   std::vector<KvPlace> places;
-  for (int32_t c = 0; c < r_.bank_.HeadClasses(layer); ++c) {
+  const int32_t apart = r_.bank_.HeadsApart(layer) ? r_.bank_.HeadClasses(layer) : 0;
+  if (apart > 0) places.push_back({.kv = r_.bank_.View(layer), .apart = apart});
+  for (int32_t c = 0; apart == 0 && c < r_.bank_.HeadClasses(layer); ++c) {
     KvPlace& place = places.emplace_back();
     place.kv = Staged(layer) ? r_.bank_.StageView(layer, c) : r_.bank_.View(layer, c);
     place.heads = r_.bank_.HeadsOf(layer, c);

@@ -47,6 +47,10 @@ struct KvPlace {
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
   std::vector<int32_t> heads = {};  // KV heads of the layer that `kv` has, ascending; empty: all
+  // KV heads that are apart (StreamSpec::heads_apart); 0: none. Then `kv` has one head, and `rows`
+  // and `seqs` have one for each KV head where the step has one: as LocateRowsArgs numbers them, in
+  // a prompt's rows by head.
+  int32_t apart = 0;
 
   bool operator==(const KvPlace&) const = default;
 };

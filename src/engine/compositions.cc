@@ -28,6 +28,9 @@ bool ReadsMoreThanTheLast(const Policy& policy) {
 bool RunsPasses(const Policy& policy) {
   return policy.Kept().passes;
 }
+bool ReadsHeadsTogether(const Policy& policy) {
+  return !policy.Kept().HeadsDiffer();
+}
 bool Always(const Policy&) {
   return true;
 }
@@ -51,6 +54,10 @@ constexpr UseRule kRules[] = {
     {Use::kOthersHeads, "KV heads that another policy gives back", Always,
      "policy {0} reads what policy {1}, with which the engine was opened, gives back of KV head "
      "{2} in layer {3}"},
+    {Use::kHeadsApart, "KV heads that have tables of their own for another policy",
+     ReadsHeadsTogether,
+     "policy {0} reads the KV heads of a layer together, and cannot run where policy {1}, with "
+     "which the engine was opened, has rows of their own for them: open the engine with {0}"},
     {Use::kWindowLayers, "a model with sliding-window layers", RunsPasses,
      "policy {0} runs passes over a prompt and forgets their rows, but layers of {1} have a "
      "sliding window, and would have lost the prompt's rows by then"},

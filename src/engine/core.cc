@@ -197,6 +197,9 @@ Status CheckLayout(const EngineCore& core, const std::string& name, const Policy
       OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideLastRows, policy, name, core.options.policy.name));
     }
   }
+  if (core.bank->config().Rows().heads_apart) {
+    OKV_RETURN_IF_ERROR(CheckUse(Use::kHeadsApart, policy, name, core.options.policy.name));
+  }
   Status status;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
     if (status.ok()) status = CheckHeadClasses(core, name, policy, layer, global);

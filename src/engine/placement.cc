@@ -410,6 +410,7 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   plan.by_layer = false;
   plan.prompt = 0;
   plan.layer_held.clear();
+  plan.heads_apart = false;
   plan.values_away.clear();
   if (plan.may_leave) plan.values_away = ReadsByLayer(config, policy.Reads()).few_values;
   plan.max_held = MaxHeld(policy, plan.context);
@@ -420,8 +421,11 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
     const int64_t later = std::max(keeps.room, keeps.chunk);
     plan.max_held = keeps.rows + later;
     for (const int64_t rows : keeps.layer_rows) plan.layer_held.push_back(rows + later);
+    plan.heads_apart = keeps.HeadsDiffer() && config.n_kv_heads <= kMaxMaskedHeads &&
+                       GlobalLayers(config) == config.n_layers;
     plan.by_layer =
-        keeps.chunk == 0 && Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
+        keeps.chunk == 0 && !keeps.passes &&
+        Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
     if (!plan.by_layer && keeps.chunk == 0) {
       plan.max_held = 0;
@@ -500,7 +504,7 @@ size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Polic
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
     if (!bank.IsGlobal(static_cast<size_t>(layer))) continue;
-    bytes += bank.StateBytes(PositionsSpec(layer, keeps));
+    bytes += bank.StateBytes(PositionsSpec(bank, layer, keeps));
   }
   for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
     bytes += bank.StateBytes(spec);
@@ -532,19 +536,22 @@ void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig&
   });
 }
 
-// Layers that keep different numbers of rows have a table each, the first of them table 0.
+// Layers that keep different numbers of rows have a table each, the first of them table 0, or one
+// for each KV head.
 void SplitByLayers(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
   if (plan.layer_held.empty()) return;
   ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
     const int64_t held = plan.layer_held[static_cast<size_t>(global)];
-    if (global == 0) {
-      bank.tables[0].max_held = held;
-      return;
-    }
+    const auto table = static_cast<int32_t>(global == 0 ? 0 : bank.tables.size());
+    if (global > 0) bank.tables.emplace_back();
+    bank.tables[static_cast<size_t>(table)].max_held = held;
     for (StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
-      stream.table = static_cast<int32_t>(bank.tables.size());
+      stream.table = table;
+      stream.heads_apart = plan.heads_apart;
     }
-    bank.tables.push_back({.max_held = held});
+    for (int32_t head = 1; plan.heads_apart && head < config.n_kv_heads; ++head) {
+      bank.tables.push_back({.max_held = held, .shares = true});
+    }
   });
 }
 

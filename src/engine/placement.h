@@ -32,6 +32,8 @@ struct MemoryPlan {
   // Where those layers keep different numbers of rows (Keeps::LayersDiffer), max_held of each: they
   // have a table each. Empty: they share one.
   std::vector<int64_t> layer_held;
+  // Each KV head has rows and a table of its own in those layers (Keeps::HeadsDiffer).
+  bool heads_apart = false;
   size_t kv = 0;          // K/V held of `context` tokens in every session
   bool by_layer = false;  // prompts pass layer by layer (docs/decisions/046)
   size_t prompt = 0;      // what such a prompt of `context` tokens takes meanwhile
@@ -91,7 +93,7 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 // prompts pass chunk by chunk; of the heads of a class.
 int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
 // What a plan for plan.context tokens says of `policy`: max_held, head_classes, layer_held,
-// by_layer, prompt, states, values_away.
+// heads_apart, by_layer, prompt, states, values_away.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
 

@@ -33,15 +33,16 @@ size_t StatesHeld(const ModelConfig& config, const Policy& policy, const BankCon
   const Keeps keeps = policy.Kept();
   for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
     if (bank.IsGlobal(static_cast<size_t>(layer))) {
-      states.push_back(PositionsSpec(layer, keeps));
+      states.push_back(PositionsSpec(bank, layer, keeps));
     }
   }
   size_t bytes = 0;
   for (const StateSpec& state : states) {
     const auto layer = static_cast<size_t>(state.layer);
     const int64_t units = std::max(1, bank.block_tokens / state.unit);  // of a block
-    bytes += BlocksBytes(policy, bank, layer, bank.layers[layer].table(), tokens,
-                         static_cast<size_t>(units * state.bytes_per_unit));
+    const int32_t table = bank.layers[layer].table();
+    bytes += BlocksBytes(policy, bank, layer, table, tokens,
+                         static_cast<size_t>(bank.Sharing(table) * units * state.bytes_per_unit));
   }
   return bytes;
 }
@@ -52,7 +53,7 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
                           const ModelConfig& config, Backend& backend, const MemoryPlan& plan,
                           bool placed, int64_t tokens) {
   PolicyCost cost;
-  const std::unique_ptr<Policy> policy = info.make();
+  std::unique_ptr<Policy> policy = info.make();
   const BankConfig planned = MakeBankConfig(config, plan, /*max_sessions=*/1);
   PolicyContext context = ContextOn(backend, config, planned, plan);
   context.by_layer = placed && context.by_layer;
@@ -66,6 +67,11 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
   PlanPolicy(config, *policy, /*max_sessions=*/1, own);
   BankConfig bank = MakeBankConfig(config, own, /*max_sessions=*/1);
   bank.pool_tokens = plan.context;
+  if (bank.Rows().heads_apart != context.row_layout.heads_apart) {  // of which it keeps less
+    context.row_layout = bank.Rows();
+    policy = info.make();
+    OKV_RETURN_IF_ERROR(policy->Prepare(context, settings));
+  }
   if (!placed) own.working_sets = Bank::StageBytes(bank);
   const LayerSpec& spec = bank.layers.front();
   const KvView kv{.k = {.dtype = bank.dtype},

@@ -455,6 +455,7 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
     return InvalidArgument(fmt::format("policy {} had {}, but here it would have '{}'",
                                        saved.policy.name, Printable(saved.resolved), here));
   }
+  OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
   const StateStreams states = AllStates();
   const bool same_states =
       std::equal(states.begin(), states.end(), saved.streams.begin(), saved.streams.end(),
@@ -462,7 +463,6 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
   if (!same_states)
     return Corrupt("what its policy keeps is not what policy " + saved.policy.name +
                    " keeps of this model");
-  OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
   const Keeps keeps = policy().Kept();
   for (size_t i = 0; i < saved.image.tables.size(); ++i) {
     const SequenceImage::Table& table = saved.image.tables[i];

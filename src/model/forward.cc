@@ -179,6 +179,11 @@ void EnqueueStores(const StepContext& c, const Part& part, const std::vector<Pla
                           .seqs = seqs,
                           .n_rows = n_rows};
       for (const int32_t h : place.heads) store.heads |= uint64_t{1} << h;
+      if (place.apart > 0) {
+        const bool by_head = first.rows.prefill;
+        store.row_step = by_head ? 1 : place.apart;
+        store.head_step = by_head ? n_rows : 1;
+      }
       c.backend.Enqueue(store);
     }
   }
@@ -195,7 +200,7 @@ std::vector<Places> EnqueueAppend(const StepContext& c, const Part& part, int32_
   const Group& first = part.groups.front();
   const KvPlace& place = places.front().front();
   const bool one_place =
-      places.front().size() == 1 &&
+      places.front().size() == 1 && place.apart == 0 &&
       std::all_of(places.begin(), places.end(), [&](const Places& p) { return p == places[0]; });
   const auto [rows, seqs] = one_place ? RowsAt(c, first, place)
                                       : std::pair{c.work.made_rows.as<const RowMeta>(),
@@ -289,6 +294,44 @@ void EnqueueOwnPlace(const StepContext& c, Group& group, int32_t layer, const La
   group.rows.policy.Observe(step, attend);
 }
 
+// Attention of KV heads that are apart, by the group's policy, as one over sequences of one KV head
+// each. In decode steps queries lie as its rows do. Those of a prompt are brought in order by head.
+void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
+                  const KvPlace& place) {
+  const int32_t heads = place.apart;
+  AttendArgs attend = DenseAttend(c, group, place);
+  PickHeadsArgs pick{.n_heads = heads,
+                     .width = c.config.n_heads / heads * c.config.head_dim,
+                     .n_rows = attend.n_rows};
+  const auto for_heads = [&](const float* from, float* to, bool back) {
+    const int64_t a_head = int64_t{pick.n_rows} * pick.width;
+    pick.back = back;
+    for (int32_t h = 0; step.prefill && h < heads; ++h) {
+      pick.heads = uint64_t{1} << h;
+      pick.from = from + (back ? h * a_head : 0);
+      pick.to = to + (back ? 0 : h * a_head);
+      c.backend.Enqueue(pick);
+    }
+  };
+  float* const o = attend.o;
+  if (step.prefill) {
+    float* const picked = At(c.work.ffn, group.row, 2 * HeadValues(c.config));
+    for_heads(attend.q, picked, /*back=*/false);
+    attend.q = picked;
+    attend.o = picked + int64_t{attend.n_rows} * HeadValues(c.config);
+  }
+  attend.n_rows *= heads;
+  attend.n_seqs *= heads;
+  attend.n_heads /= heads;
+  attend.busy_seqs *= heads;
+  group.rows.policy.Plan(step, attend);
+  group.residency->BeforeAttend(layer, attend);
+  c.backend.Enqueue(attend);
+  group.residency->AfterAttend();
+  for_heads(attend.o, o, /*back=*/true);
+  group.rows.policy.Observe(step, attend);
+}
+
 // Attention of the heads of a class, by the group's policy.
 void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
                   const Places& places, const std::vector<int32_t>& heads) {
@@ -297,6 +340,7 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
   if (places.size() > 1 && own != places.end()) {
     return EnqueueOwnPlace(c, group, layer, step, *own);
   }
+  if (places.front().apart > 0) return EnqueueApart(c, group, layer, step, places.front());
   AttendArgs attend = DenseAttend(c, group, places.front());
   const std::vector<HeadRun> runs = RunsOf(heads, places, c.config.n_kv_heads);
   attend.kv = runs.front().kv;

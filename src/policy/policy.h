@@ -245,7 +245,8 @@ class Policy {
     return std::vector<std::vector<int32_t>>{};
   }
   // Then, on the host: chooses the rows of sequence `seq` of SeqMeta, and returns how many each
-  // layer keeps. Retains says which. Without a pass before it, of a prompt of made-up K/V.
+  // list of each layer keeps, [n_layers, Keeps::lists]. Retains says which. Without a pass before
+  // it, of a prompt of made-up K/V.
   virtual std::vector<int64_t> ChooseAfterPasses(int32_t seq, int64_t tokens) {
     static_cast<void>(seq);
     static_cast<void>(tokens);

@@ -82,6 +82,49 @@ TEST_F(ParityTest, StoreRows) {
   }
 }
 
+// Each head to a row of its own, in the orders in which LocateRows numbers these.
+TEST_F(ParityTest, StoreRowsOfHeadsApart) {
+  Random random(46);
+  for (const Layout& l : kLayouts) {
+    const int32_t heads = l.n_kv_heads;
+    // Sequence s and head h: s * heads + h.
+    std::vector<int32_t> lens;
+    for (int32_t i = 0; i < 3 * heads; ++i) lens.push_back(40 + 7 * i);
+    for (const bool by_head : {false, true}) {
+      const int32_t n_rows = 13;
+      std::vector<RowMeta> rows(static_cast<size_t>(n_rows * heads));
+      for (int32_t r = 0; r < n_rows; ++r) {
+        for (int32_t h = 0; h < heads; ++h) {
+          const int32_t seq = r % 3 * heads + h;
+          rows[static_cast<size_t>(by_head ? h * n_rows + r : r * heads + h)] = {
+              seq, lens[static_cast<size_t>(seq)] - 1 - r};
+        }
+      }
+      const Bank made(l.dtype, heads, l.dk, l.dv, l.block_tokens, {n_rows}, 64, random, l.planes);
+      KvView made_rows = made.View();
+      made_rows.block_table = nullptr;  // never to be read
+      const Bank bank(l.dtype, 1, l.dk, l.dv, l.block_tokens, lens, 400, random, l.planes);
+      std::vector<SeqMeta> seqs;
+      for (int32_t s = 0; s < 3 * heads; ++s) seqs.push_back({.table_off = bank.TableOff(s)});
+      Check(fmt::format("StoreRows of {} heads apart {} of {}{}", heads, DTypeName(l.dtype), l.dk,
+                        by_head ? ", by head" : ""),
+            [&](const Execute& run) {
+              Bank home = bank;
+              run(StoreRowsArgs{.from = made_rows,
+                                .kv = home.View(),
+                                .rows = rows.data(),
+                                .seqs = seqs.data(),
+                                .n_rows = n_rows,
+                                .row_step = by_head ? 1 : heads,
+                                .head_step = by_head ? n_rows : 1});
+              Array values = home.Values();
+              values.tolerance = 0;
+              return Outputs{values};
+            });
+    }
+  }
+}
+
 TEST_F(ParityTest, LocateRows) {
   const std::vector<int32_t> lens = {600, 40, 0, 257, 13};
   const std::vector<int32_t> q_len = {1, 30, 0, 1, 13};
@@ -121,6 +164,71 @@ TEST_F(ParityTest, LocateRows) {
                      {"positions", AsFloats(pos[0]), 0},
                      {"positions of another layer", AsFloats(pos[1]), 0}};
     });
+  }
+}
+
+// A sequence of its own for each head, written out here for the reference, too.
+TEST_F(ParityTest, LocateRowsOfHeadsApart) {
+  constexpr int32_t kHeads = 3, kBlocks = 40, kStride = 5 * kBlocks;
+  const std::vector<int32_t> lens = {600, 40, 0, 257, 13};
+  std::vector<int32_t> gone;
+  for (int32_t i = 0; i < 5 * kHeads; ++i) gone.push_back(i < 3 ? 500 + 7 * i : i * 3 % 11);
+  std::vector<int32_t> table(static_cast<size_t>(kHeads * kStride));
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i * 7 % table.size());
+  for (const bool by_head : {false, true}) {
+    const std::vector<int32_t> q_len = by_head ? std::vector<int32_t>{0, 30, 0, 0, 0}
+                                               : std::vector<int32_t>{1, 1, 0, 1, 1};
+    const Step step(q_len, lens, [](int32_t s) { return kBlocks * s; });
+    const int32_t n_rows = step.n_rows();
+    std::vector<RowMeta> rows(step.rows.size() * kHeads);
+    std::vector<SeqMeta> seqs(step.seqs.size() * kHeads);
+    std::vector<int32_t> pos(table.size() * 16);
+    Check(by_head ? "LocateRows by head" : "LocateRows of heads apart", [&](const Execute& run) {
+      std::fill(pos.begin(), pos.end(), -1);
+      std::vector<int32_t*> planes = {pos.data()};
+      run(LocateRowsArgs{.rows = step.rows.data(),
+                         .seqs = step.seqs.data(),
+                         .gone = gone.data(),
+                         .to_rows = rows.data(),
+                         .to_seqs = seqs.data(),
+                         .pos = planes.data(),
+                         .block_table = table.data(),
+                         .block_tokens = 16,
+                         .n_pos = 1,
+                         .n_rows = n_rows,
+                         .n_seqs = step.n_seqs(),
+                         .heads = kHeads,
+                         .table_stride = kStride,
+                         .by_head = by_head});
+      std::vector<int32_t> values;
+      for (const RowMeta& row : rows) values.insert(values.end(), {row.seq, row.pos});
+      for (const SeqMeta& seq : seqs) {
+        values.insert(values.end(),
+                      {seq.q_begin, seq.q_len, seq.kv_len, seq.table_off, seq.prompt_len});
+      }
+      return Outputs{{"values", AsFloats(values), 0}, {"positions", AsFloats(pos), 0}};
+    });
+    const auto lost = [&](int32_t s, int32_t h) { return gone[static_cast<size_t>(s * kHeads + h)]; };
+    for (int32_t s = 0; s < 5; ++s) {
+      const SeqMeta from = step.seqs[static_cast<size_t>(s)];
+      for (int32_t h = 0; h < kHeads; ++h) {
+        const SeqMeta seq = seqs[static_cast<size_t>(s * kHeads + h)];
+        EXPECT_EQ(seq.kv_len, from.q_len == 0 ? 0 : from.kv_len - lost(s, h));
+        EXPECT_EQ(seq.table_off, kBlocks * s + h * kStride);
+        EXPECT_EQ(seq.q_len, from.q_len);
+        for (int32_t i = 0; i < seq.q_len; ++i) {
+          const int32_t r = from.q_begin + i;
+          const int32_t at = by_head ? h * n_rows + r : r * kHeads + h;
+          const RowMeta row = rows[static_cast<size_t>(at)];
+          const int32_t token = step.rows[static_cast<size_t>(r)].pos;
+          EXPECT_EQ(seq.q_begin + i, at);
+          EXPECT_EQ(row.seq, s * kHeads + h);
+          EXPECT_EQ(row.pos, token - lost(s, h));
+          const int32_t block = table[static_cast<size_t>(seq.table_off + row.pos / 16)];
+          EXPECT_EQ(pos[static_cast<size_t>(block * 16 + row.pos % 16)], token);
+        }
+      }
+    }
   }
 }
 

@@ -181,6 +181,109 @@ TEST_F(StreamsTest, WhatOneTableHasNoRoomForNoneTakes) {
   EXPECT_TRUE(bank_->Append(a, 4).ok());
 }
 
+// Each head has a table; those of a layer draw on the same blocks.
+BankConfig HeadsApart() {
+  return ConfigOf({{.n_kv_heads = 3, .dk = 8, .dv = 8, .streams = {{.heads_apart = true}}},
+                   {.n_kv_heads = 2, .dk = 8, .dv = 4, .streams = {{.table = 3, .heads_apart = true}}}},
+                  {TableSpec{}, {.shares = true}, {.shares = true}, {}, {.shares = true}});
+}
+
+TEST_F(StreamsTest, HeadsApartHaveRowsOfTheirOwn) {
+  const BankConfig config = HeadsApart();
+  Open(config);
+  EXPECT_EQ(config.RowBytes(0), 96u);
+  EXPECT_EQ(Bank::BytesPerToken(config), 96u + 48u);
+  EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kDevice), 64u * (96u + 48u));
+  EXPECT_TRUE(config.Rows().heads_apart);
+  EXPECT_FALSE(TwoClasses().Rows().heads_apart);
+  EXPECT_EQ(config.Layout(), "0: kv of each head []@0;1: kv of each head []@3;");
+  EXPECT_FALSE(config.layers[0].OneStream());
+  ASSERT_EQ(bank_->HeadClasses(0), 3);
+  EXPECT_EQ(bank_->HeadsOf(0, 2), std::vector<int32_t>{2});
+  for (int32_t head = 0; head < 3; ++head) {
+    const KvView view = bank_->View(0, head);
+    EXPECT_EQ(view.n_kv_heads, 1);
+    EXPECT_EQ(view.k.base, bank_->View(0).k.base);
+    EXPECT_EQ(view.block_table, bank_->View(0).block_table + head * bank_->HeadTableStride());
+  }
+  const auto streams = *bank_->OpenStates({{.layer = 0, .bytes_per_unit = 4, .name = "positions"}});
+  EXPECT_EQ(bank_->StateBytes(), 64u * 3u * 4u);
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 14).ok());
+  Write(a, 0, 14);
+  Expect(a, 0, 14);
+  const auto block = static_cast<size_t>(kBlock) * 32;  // bytes of a head's
+  const auto states = static_cast<size_t>(kBlock) * 4;
+  EXPECT_EQ(bank_->DeviceBytes(a), 4 * 3 * block + 4 * 2 * block * 3 / 4);
+  EXPECT_EQ(bank_->DeviceBytes(a, streams), bank_->DeviceBytes());
+
+  // Heads keep different numbers of rows, and give their blocks back.
+  bank_->Lose(a, 1, Bank::LoseRows::kInStep);
+  bank_->Keep(a, 0, 13);
+  bank_->Keep(a, 1, 3);
+  bank_->Keep(a, 2, 6);
+  EXPECT_EQ(bank_->DeviceBytes(a, streams),
+            (4 + 1 + 2) * (block + states) + 4 * 2 * block * 3 / 4);
+  EXPECT_EQ(bank_->DeviceBytes(), bank_->DeviceBytes(a, streams));
+  EXPECT_EQ(bank_->LayerRows(a, 0), 13);
+  EXPECT_EQ(bank_->LayerGone(a, 0), 1);
+  EXPECT_EQ(bank_->Gone(a, 1), 11);
+  EXPECT_EQ(bank_->LayerRows(a, 1), 14);
+  EXPECT_EQ(bank_->LeastLength(a), 14);
+
+  // A fork shares what is there, and parts in the blocks of every head, states and all.
+  const int32_t b = *bank_->Fork(a);
+  std::memset(streams[0]->view.base, 9, bank_->StateBytes());
+  ASSERT_TRUE(bank_->Append(b, 1).ok());
+  EXPECT_EQ(bank_->Rows(b, 1), 4);
+  EXPECT_EQ(bank_->Rows(b, 2), 7);
+  for (int32_t head = 0; head < 3; ++head) {
+    SCOPED_TRACE(head);
+    const KvView view = bank_->View(0, head);
+    const int64_t last = bank_->Rows(a, head) - 1;
+    EXPECT_NE(view.RowIndex(bank_->TableOffset(a), last), view.RowIndex(bank_->TableOffset(b), last));
+    for (int64_t t = 0; t <= last; ++t) {
+      EXPECT_EQ(std::memcmp(At(view, view.k, bank_->TableOffset(a), t, 0),
+                            At(view, view.k, bank_->TableOffset(b), t, 0), 32),
+                0);
+      const auto row = static_cast<size_t>(view.RowIndex(bank_->TableOffset(b), t));
+      EXPECT_EQ(streams[0]->view.base[4 * row], std::byte{9});
+    }
+  }
+  const int32_t copy = Copy(b);
+  EXPECT_EQ(bank_->Image(copy), bank_->Image(b));
+  EXPECT_EQ(bank_->DeviceBytes(copy), bank_->DeviceBytes(b));
+  for (int32_t head = 0; head < 3; ++head) {
+    const KvView view = bank_->View(0, head);
+    for (int64_t t = 0; t < bank_->Rows(b, head); ++t) {
+      EXPECT_EQ(std::memcmp(At(view, view.k, bank_->TableOffset(copy), t, 0),
+                            At(view, view.k, bank_->TableOffset(b), t, 0), 32),
+                0);
+    }
+  }
+  for (const int32_t seq : {a, b, copy}) bank_->Free(seq);
+  EXPECT_EQ(bank_->DeviceBytes(), 0u);
+}
+
+// What a head gives back serves the other heads of its layer.
+TEST_F(StreamsTest, HeadsApartDrawOnTheSameBlocks) {
+  BankConfig config = HeadsApart();
+  config.pool_tokens = 32;
+  config.max_seqs = 2;
+  Open(config);
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 24).ok());
+  const int32_t b = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(b, 8).ok());
+  const size_t before = bank_->DeviceBytes();
+  EXPECT_FALSE(bank_->Append(b, 1).ok());
+  EXPECT_EQ(bank_->DeviceBytes(), before);
+  for (const int32_t table : {0, 3, 4}) bank_->Keep(a, table, 4);
+  ASSERT_TRUE(bank_->Append(b, 4).ok()) << "with blocks of head 0 for heads 1 and 2";
+  Write(b, 0, 12);
+  Expect(b, 0, 12);
+}
+
 // K of a layer in the backend's memory, V in the host's.
 LayerSpec Apart() {
   return {.n_kv_heads = 2,

@@ -129,7 +129,7 @@ TEST(Compositions, TheTablesHaveEveryRowOnce) {
   EXPECT_EQ(pairs.size(), kinds.size() * (kinds.size() + 1) / 2);
   std::set<Use> uses;
   for (const UseRule& rule : UseRules()) EXPECT_TRUE(uses.insert(rule.use).second);
-  EXPECT_EQ(uses.size(), 7u);
+  EXPECT_EQ(uses.size(), 8u);
   for (const PolicyInfo& info : AllPolicies()) {
     SCOPED_TRACE(info.name);
     EXPECT_EQ(kinds.count(info.kind), 1u);
@@ -309,6 +309,26 @@ TEST(Compositions, HeadsThatAnotherPolicyGivesBack) {
     EXPECT_THAT(sentences, testing::Contains(status.message()));
     EXPECT_EQ(engine->CheckPolicy(policy).message(), status.message());
   }
+}
+
+// And so does one that has rows of their own for the KV heads.
+TEST(Compositions, HeadsThatAnotherPolicyHasApart) {
+  const auto engine = *Open(Small(**FindPolicy("kvzip")), "device");
+  int run = 0;
+  for (const PolicyInfo& info : AllPolicies()) {
+    SCOPED_TRACE(info.name);
+    const PolicyOptions policy = Small(info);
+    if (!RuleOf(Use::kHeadsApart).refuses(*Prepared(policy))) {
+      ++run;
+      EXPECT_TRUE(Finite(RunSession(*engine, policy)));
+      continue;
+    }
+    const Status status = engine->NewSession(policy).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_EQ(status.message(), Sentence(Use::kHeadsApart, info.name, "kvzip"));
+    EXPECT_EQ(engine->CheckPolicy(policy).message(), status.message());
+  }
+  EXPECT_EQ(run, 1);  // kvzip
 }
 
 }  // namespace

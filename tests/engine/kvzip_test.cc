@@ -1,6 +1,6 @@
-// A choice over all layers and KV heads after passes over the prompt (docs/decisions/068): what it
-// holds, and that turns, cuts, forks, files and batches go on with it. Which rows stay, the oracle
-// says (policy_oracle_test.cc).
+// A choice over all layers and KV heads after passes over the prompt (docs/decisions/068, 075): what
+// it holds, and that turns, cuts, forks, files and batches go on with it. Which rows stay, the
+// oracle says (policy_oracle_test.cc).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -53,7 +53,7 @@ class KvzipTest : public OnDevice {
   }
 };
 
-// By layer: the rows that are held, and those that the KV heads read, together.
+// By layer: the rows that its largest KV head holds, and those that the heads read, together.
 struct Held {
   std::vector<int64_t> rows, read;
   bool operator==(const Held&) const = default;
@@ -66,6 +66,19 @@ Held HeldBy(const Engine& engine, const Session& session) {
     held.read.push_back(group.policy().HeadTokensReadLast(layer, 0, group.lengths(0), 2));
   }
   return held;
+}
+
+// The rows that each KV head of each layer holds, in an engine where they are apart.
+std::vector<int64_t> RowsByHead(const Engine& engine, const Session& session) {
+  const Bank& bank = *CoreOf(engine).bank;
+  std::vector<int64_t> rows;
+  for (int32_t layer = 0; layer < bank.n_layers(); ++layer) {
+    for (int32_t head = 0; head < bank.HeadClasses(layer); ++head) {
+      const int32_t table = bank.config().layers[static_cast<size_t>(layer)].table() + head;
+      rows.push_back(bank.Rows(GroupOf(session).seq(0), table));
+    }
+  }
+  return rows;
 }
 
 int64_t Sum(const std::vector<int64_t>& numbers) {
@@ -86,15 +99,21 @@ TEST_P(KvzipTest, KeepsTheShareOfAllLayersTogether) {
   const Held held = HeldBy(*own, *session);
   EXPECT_EQ(Sum(held.read), 4 * kLists + static_cast<int64_t>(0.3 * (296 * kLists)));
   EXPECT_NE(std::ranges::min(held.rows), std::ranges::max(held.rows));
-  size_t blocks = 0;
   for (size_t layer = 0; layer < 8; ++layer) {
     EXPECT_LT(held.rows[layer], 300);
     EXPECT_GE(2 * held.rows[layer], held.read[layer]);
-    blocks += static_cast<size_t>((held.rows[layer] + kBlock - 1) / kBlock);
   }
+  // Each head holds the blocks of what it reads, and no others.
+  const std::vector<int64_t> by_head = RowsByHead(*own, *session);
+  EXPECT_EQ(Sum(by_head), Sum(held.read));
+  EXPECT_EQ(by_head.size(), static_cast<size_t>(kLists));
+  const auto bytes = [&](int64_t later) {
+    size_t blocks = 0;
+    for (const int64_t n : by_head) blocks += static_cast<size_t>((n + later + kBlock - 1) / kBlock);
+    return blocks * static_cast<size_t>(kBlock) * CoreOf(*own).bank->config().RowBytes(0) / 2;
+  };
   const Bank& bank = *CoreOf(*own).bank;
-  EXPECT_EQ(bank.DeviceBytes(GroupOf(*session).seq(0)),
-            blocks * static_cast<size_t>(kBlock) * bank.config().RowBytes(0));
+  EXPECT_EQ(bank.DeviceBytes(GroupOf(*session).seq(0)), bytes(0));
   EXPECT_EQ(HeldBy(*shared, *in_one_table), held);
   EXPECT_EQ(HeldBy(*other_steps, *in_other_steps), held);
   // The prompt's own logits are those of full attention.
@@ -104,6 +123,7 @@ TEST_P(KvzipTest, KeepsTheShareOfAllLayersTogether) {
   ExpectNear(Decode(*shared, *in_one_table, 30), expected);
   ExpectNear(Decode(*other_steps, *in_other_steps, 30), expected);
   EXPECT_EQ(Sum(HeldBy(*own, *session).read), Sum(held.read) + 30 * kLists);
+  EXPECT_EQ(bank.DeviceBytes(GroupOf(*session).seq(0)), bytes(30));
   EXPECT_EQ(session->stats().attended_tokens, static_cast<double>(Sum(held.read)) / kLists + 30);
 }
 
@@ -155,6 +175,10 @@ TEST_P(KvzipTest, ForksAndFilesGoOn) {
     const auto restored = Take(engine->Restore(file));
     EXPECT_EQ(HeldBy(*engine, *restored), held);
     EXPECT_EQ(Decode(*engine, *restored, 20), expected);
+    const auto elsewhere = Open(of_engine.name == "full" ? Kvzip() : PolicyOptions{.name = "full"});
+    const Status refused = elsewhere->Restore(file).status();
+    EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(refused.message(), HasSubstr("in other streams than those here"));
   }
   // Under another policy's prompt: its rows are taken over, and passed over.
   const auto engine = Open({.name = "full"});
@@ -239,6 +263,36 @@ TEST_P(KvzipTest, SaysWhatItCannotDo) {
             "policy kvzip: chunk is 100, expected a multiple of 64 (tokens of a block of K/V)");
 }
 
+// What a session holds of two lengths differs by the share of the difference, and by no more where
+// the heads keep very different numbers.
+class KvzipHolds : public OnDevice {};
+TEST_P(KvzipHolds, TheShareOfAnyLength) {
+  const auto engine = Load({.model = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf",
+                            .device = GetParam(),
+                            .context = 4600,
+                            .policy = Kvzip({{"ratio", "0.3"}}),
+                            .kv_dtype = "f16",
+                            .prefill_chunk = 512});
+  const Bank& bank = *CoreOf(*engine).bank;
+  const double a_token = static_cast<double>(Bank::BytesPerToken(bank.config()));
+  const auto session = Take(engine->NewSession(Kvzip({{"ratio", "0.3"}})));
+  const auto held = [&](size_t tokens) {
+    EXPECT_TRUE(session->Prompt(Numbers(tokens, 1)).ok());
+    const std::vector<int64_t> rows = RowsByHead(*engine, *session);
+    EXPECT_GT(std::ranges::max(rows), 2 * std::ranges::min(rows));
+    EXPECT_NEAR(static_cast<double>(Sum(rows)) / static_cast<double>(rows.size()),
+                0.3 * static_cast<double>(tokens - 4) + 4, 1);
+    const TierBytes all = session->stats().held_bytes;
+    return std::pair{static_cast<double>(bank.DeviceBytes(GroupOf(*session).seq(0))),
+                     static_cast<double>(GetParam() == "cuda" ? all.device : all.host)};
+  };
+  const auto [low, low_all] = held(1000);
+  const auto [high, high_all] = held(4500);
+  const double expected = 0.3 * 3500 * a_token;
+  EXPECT_NEAR(high - low, expected, 0.03 * expected);
+  EXPECT_NEAR(high_all - low_all, expected, 0.03 * expected);
+}
+
 // A pass asks for a part of the context in the model's own format, and from the second one on says
 // where the part begins.
 TEST(KvzipText, IsARequestAndThePart) {
@@ -273,6 +327,7 @@ TEST(KvzipText, IsARequestAndThePart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, KvzipTest, testing::Values("ref", "cpu", "cuda"), NameOf);
+INSTANTIATE_TEST_SUITE_P(Devices, KvzipHolds, testing::Values("cpu", "cuda"), NameOf);
 
 }  // namespace
 }  // namespace omnikv

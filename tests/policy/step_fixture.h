@@ -24,7 +24,7 @@ class StepFixture {
   // `more_slots` >= 0: the last three layers live on the host, and are read through working sets
   // with so many slots more than a selection can have, where the policy's layers read selections;
   // or all those that the policy streams do. `split`: heads of each class have a table of their
-  // own, and so have layers that keep different numbers of rows.
+  // own, and so have layers, and KV heads, that keep different numbers of rows.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
               bool force_indices = true, int32_t more_slots = -1, bool split = false)
       : trace(backend) {
@@ -52,7 +52,13 @@ class StepFixture {
                           .force_indices = force_indices,
                           .fetches = more_slots >= 0};
     context.inv_freq.assign(6, ropes.sets()[0].inv_freq.as<float>());
-    const Status prepared = policy->Prepare(context, settings);
+    Status prepared = policy->Prepare(context, settings);
+    const bool kv_heads_apart = split && prepared.ok() && policy->Kept().HeadsDiffer();
+    if (kv_heads_apart) {
+      context.row_layout.heads_apart = true;
+      policy = info->make();
+      prepared = policy->Prepare(context, settings);
+    }
     EXPECT_TRUE(prepared.ok()) << prepared.message();
     const DeclaredReads reads = policy->Reads();
     BankConfig bank_config;
@@ -75,9 +81,14 @@ class StepFixture {
         if (!stream.heads.empty()) streams.push_back(std::move(stream));
       }
     }
-    for (int32_t layer = 1; split && policy->Kept().LayersDiffer() && layer < 6; ++layer) {
-      bank_config.layers[static_cast<size_t>(layer)].streams[0].table = layer;
-      bank_config.tables.emplace_back();
+    for (int32_t layer = 0; split && policy->Kept().LayersDiffer() && layer < 6; ++layer) {
+      StreamSpec& stream = bank_config.layers[static_cast<size_t>(layer)].streams[0];
+      if (layer > 0) {
+        stream.table = static_cast<int32_t>(bank_config.tables.size());
+        bank_config.tables.emplace_back();
+      }
+      stream.heads_apart = kv_heads_apart;
+      if (kv_heads_apart) bank_config.tables.push_back({.shares = true});
     }
     bank_config.dtype = DType::kF32;
     bank_config.block_tokens = 8;

@@ -33,19 +33,21 @@ struct Kept {
 void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool) {
   pool.ParallelFor(a.n_rows, kRows, [&](int64_t first, int64_t last, int) {
     for (int64_t r = first; r < last; ++r) {
-      const KvTarget from = a.Source(static_cast<int32_t>(r));
-      const KvTarget to = TargetOf(a, a.rows[r]);
+      const auto row = static_cast<int32_t>(r);
+      const KvTarget from = a.Source(row);
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));
         if (bytes == 0) continue;
-        if (a.heads == 0) {  // heads lie side by side
-          std::memcpy(HeadOfSlice(a.kv, to, i, 0), HeadOfSlice(a.from, from, i, 0),
+        if (a.heads == 0 && a.head_step == 0) {  // heads lie side by side
+          std::memcpy(HeadOfSlice(a.kv, TargetOf(a, a.rows[r]), i, 0),
+                      HeadOfSlice(a.from, from, i, 0),
                       bytes * static_cast<size_t>(a.kv.n_kv_heads));
           continue;
         }
         for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
           const int32_t to_head = a.To(h);
           if (to_head < 0) continue;
+          const KvTarget to = TargetOf(a, a.RowOf(row, h));
           std::memcpy(HeadOfSlice(a.kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
         }
       }
@@ -54,22 +56,20 @@ void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool) {
 }
 
 void CpuLocateRows(const LocateRowsArgs& a) {
-  const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    const RowMeta row = a.rows[r];
-    const int32_t to = place(row.seq, row.pos);
-    a.to_rows[r] = {.seq = row.seq, .pos = to};
-    for (int32_t i = 0; i < a.n_pos; ++i) {
+    for (int32_t h = 0; h < a.heads; ++h) {
+      const RowMeta row = a.Row(r, h);
+      a.to_rows[a.RowAt(r, h)] = row;
       const KvView table{.block_table = a.block_table, .block_tokens = a.block_tokens};
-      const int64_t at = table.RowIndex(a.seqs[row.seq].table_off, to) * a.lists;
-      std::fill_n(a.pos[i] + at, a.lists, row.pos);
+      const int32_t table_off = a.seqs[a.rows[r].seq].table_off + h * a.table_stride;
+      for (int32_t i = 0; i < a.n_pos; ++i) {
+        std::fill_n(a.pos[i] + table.RowIndex(table_off, row.pos) * a.lists, a.lists,
+                    a.rows[r].pos);
+      }
     }
   }
   for (int32_t s = 0; s < a.n_seqs; ++s) {
-    SeqMeta seq = a.seqs[s];
-    seq.kv_len = seq.q_len == 0 ? 0 : place(s, seq.kv_len - 1) + 1;
-    seq.prompt_len = std::max(0, seq.prompt_len - a.gone[s]);
-    a.to_seqs[s] = seq;
+    for (int32_t h = 0; h < a.heads; ++h) a.to_seqs[s * a.heads + h] = a.Seq(s, h);
   }
 }
 

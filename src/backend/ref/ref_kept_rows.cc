@@ -26,10 +26,10 @@ void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed,
 void RefStoreRows(const StoreRowsArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const KvTarget from = a.Source(r);
-    const KvTarget to = TargetOf(a, a.rows[r]);
     for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
       const int32_t to_head = a.To(h);
       if (to_head < 0) continue;
+      const KvTarget to = TargetOf(a, a.RowOf(r, h));
       for (int32_t i = 0; i < kRowSlices; ++i) {
         const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));
         if (bytes == 0) continue;
@@ -40,22 +40,20 @@ void RefStoreRows(const StoreRowsArgs& a) {
 }
 
 void RefLocateRows(const LocateRowsArgs& a) {
-  const auto place = [&](int32_t s, int32_t pos) { return std::min(pos - a.gone[s], a.most); };
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    const RowMeta row = a.rows[r];
-    const int32_t to = place(row.seq, row.pos);
-    a.to_rows[r] = {.seq = row.seq, .pos = to};
-    for (int32_t i = 0; i < a.n_pos; ++i) {
+    for (int32_t h = 0; h < a.heads; ++h) {
+      const RowMeta row = a.Row(r, h);
+      a.to_rows[a.RowAt(r, h)] = row;
       const KvView table{.block_table = a.block_table, .block_tokens = a.block_tokens};
-      const int64_t at = table.RowIndex(a.seqs[row.seq].table_off, to) * a.lists;
-      std::fill_n(a.pos[i] + at, a.lists, row.pos);
+      const int32_t table_off = a.seqs[a.rows[r].seq].table_off + h * a.table_stride;
+      for (int32_t i = 0; i < a.n_pos; ++i) {
+        std::fill_n(a.pos[i] + table.RowIndex(table_off, row.pos) * a.lists, a.lists,
+                    a.rows[r].pos);
+      }
     }
   }
   for (int32_t s = 0; s < a.n_seqs; ++s) {
-    SeqMeta seq = a.seqs[s];
-    seq.kv_len = seq.q_len == 0 ? 0 : place(s, seq.kv_len - 1) + 1;
-    seq.prompt_len = std::max(0, seq.prompt_len - a.gone[s]);
-    a.to_seqs[s] = seq;
+    for (int32_t h = 0; h < a.heads; ++h) a.to_seqs[s * a.heads + h] = a.Seq(s, h);
   }
 }
 

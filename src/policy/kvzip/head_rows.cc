@@ -11,6 +11,7 @@ Status HeadRows::Prepare(const PolicyContext& context, PolicyMemory& memory) {
   n_layers_ = context.n_layers;
   n_kv_heads_ = context.n_kv_heads;
   n_seqs_ = context.max_seqs;
+  apart_ = context.row_layout.heads_apart;
   capacity_ = static_cast<int32_t>(context.max_context);
   of_.resize(static_cast<size_t>(n_seqs_));
   const int64_t lists = int64_t{n_seqs_} * n_kv_heads_;
@@ -18,14 +19,16 @@ Status HeadRows::Prepare(const PolicyContext& context, PolicyMemory& memory) {
     OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*backend_, n, "kept tokens"));
     return {};
   };
-  OKV_RETURN_IF_ERROR(take(rows_, lists * capacity_));
   OKV_RETURN_IF_ERROR(take(counts_, lists * n_layers_));
-  OKV_RETURN_IF_ERROR(take(bounds_, int64_t{2} * n_layers_ * n_seqs_));
-  std::vector<int32_t> numbers(static_cast<size_t>(capacity_));
-  std::iota(numbers.begin(), numbers.end(), 0);
-  for (int64_t list = 0; list < lists; ++list) {
-    backend_->Upload(rows_.as<int32_t>() + list * capacity_, numbers.data(),
-                     numbers.size() * sizeof(int32_t));
+  if (!apart_) {
+    OKV_RETURN_IF_ERROR(take(rows_, lists * capacity_));
+    OKV_RETURN_IF_ERROR(take(bounds_, int64_t{2} * n_layers_ * n_seqs_));
+    std::vector<int32_t> numbers(static_cast<size_t>(capacity_));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    for (int64_t list = 0; list < lists; ++list) {
+      backend_->Upload(rows_.as<int32_t>() + list * capacity_, numbers.data(),
+                       numbers.size() * sizeof(int32_t));
+    }
   }
   for (int32_t seq = 0; seq < n_seqs_; ++seq) Set(seq, {});
   return {};
@@ -39,6 +42,7 @@ void HeadRows::Set(int32_t seq, const std::vector<int32_t>& counts) {
     backend_->Upload(counts_.as<int32_t>() + at * n_kv_heads_,
                      counts.empty() ? none.data() : counts.data() + layer * n_kv_heads_,
                      none.size() * sizeof(int32_t));
+    if (apart_) continue;
     const int32_t bounds[] = {static_cast<int32_t>(Rows(seq, layer)), kToEnd};
     backend_->Upload(bounds_.as<int32_t>() + 2 * at, bounds, sizeof(bounds));
   }

@@ -11,10 +11,11 @@
 
 namespace omnikv {
 
-// A layer holds as many rows of the prompt as its largest head keeps, and every head reads its
-// own, which come first. So a head reads a list of the numbers 0, 1, 2 and so on, and all heads the
-// rows that came after the prompt. A sequence without a choice has all its rows in that range.
-// Thread-compatible.
+// Where the heads have tables of their own (RowLayout::heads_apart), each holds its own rows and
+// reads all of them. Else a layer holds as many rows of the prompt as its largest head keeps, and
+// every head reads its own, which come first. So a head reads a list of the numbers 0, 1, 2 and so
+// on, and all heads the rows that came after the prompt. A sequence without a choice has all its
+// rows in that range. Thread-compatible.
 class HeadRows {
  public:
   Status Prepare(const PolicyContext& context, PolicyMemory& memory);
@@ -23,11 +24,12 @@ class HeadRows {
   // From now on the KV heads of a sequence keep so many rows [n_layers, n_kv_heads]; empty: no
   // choice.
   void Set(int32_t seq, const std::vector<int32_t>& counts);
-  // Rows of the prompt that a layer holds, and tokens times KV heads that it reads.
+  // Rows of the prompt that the head of a layer keeps that keeps most, and tokens times KV heads
+  // that the layer reads where that head holds `held` rows.
   int64_t Rows(int32_t seq, int32_t layer) const;
   int64_t Read(int32_t seq, int32_t layer, int64_t held) const;
 
-  // What a layer reads, of all sequences.
+  // What a layer reads, of all sequences, in a table that all heads share.
   AttnPlan Plan(int32_t layer) const;
   // The counts of a layer of a sequence, in the backend's memory.
   const int32_t* Counts(int32_t layer, int32_t seq) const {
@@ -46,10 +48,11 @@ class HeadRows {
   int32_t n_layers_ = 0;
   int32_t n_kv_heads_ = 0;
   int32_t n_seqs_ = 0;
+  bool apart_ = false;
   int32_t capacity_ = 0;                  // tokens
-  Buffer rows_;                           // int32 [n_seqs, n_kv_heads, capacity]: 0, 1, 2 ...
+  Buffer rows_;  // int32 [n_seqs, n_kv_heads, capacity]: 0, 1, 2 ...; not where heads are apart
   Buffer counts_;                         // int32 [n_layers, n_seqs, n_kv_heads]
-  Buffer bounds_;                         // int32 [n_layers, n_seqs, 2]
+  Buffer bounds_;                         // int32 [n_layers, n_seqs, 2]; likewise
   std::vector<std::vector<int32_t>> of_;  // [n_seqs]: as Set had them
 };
 

@@ -64,10 +64,10 @@ class KvZip : public Policy {
   Buffer scores_;       // f32 [n_layers, n_kv_heads, max_context], of one prompt at a time
   int64_t scored_ = 0;  // tokens of the prompt whose scores these are
   Buffer o_, lse_;      // f32 [max_rows, n_heads, dk], [max_rows, n_heads]: of a pass
-  Buffer starts_;       // int32 [chunks]: their first tokens
-  Buffer seq_;          // SeqMeta [1]: a pass as the chunk that it repeats sees it
+  Buffer starts_;       // int32 [chunks, n_kv_heads]: their first tokens
+  Buffer seqs_;         // SeqMeta [n_kv_heads]: a pass as the chunk that it repeats sees it
   HeadRows heads_;
-  Buffer none_;  // int32 [2]: an empty range
+  Buffer none_;  // int32 [n_kv_heads, 2]: empty ranges
 };
 
 Status KvZip::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -94,26 +94,29 @@ Status KvZip::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_RETURN_IF_ERROR(take(scores_, share_.lists * context.max_context, "scores"));
   OKV_RETURN_IF_ERROR(take(o_, values * context.dk, "attention of a pass"));
   OKV_RETURN_IF_ERROR(take(lse_, values, "sums"));
-  OKV_RETURN_IF_ERROR(take(starts_, chunks, "chunks"));
-  OKV_RETURN_IF_ERROR(take(seq_, sizeof(SeqMeta) / 4, "chunks"));
-  OKV_RETURN_IF_ERROR(take(none_, 2, "kept tokens"));
+  const int64_t kv_heads = context.n_kv_heads;
+  OKV_RETURN_IF_ERROR(take(starts_, chunks * kv_heads, "chunks"));
+  OKV_RETURN_IF_ERROR(take(seqs_, kv_heads * int64_t{sizeof(SeqMeta)} / 4, "chunks"));
+  OKV_RETURN_IF_ERROR(take(none_, 2 * kv_heads, "kept tokens"));
   std::vector<int32_t> starts;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    starts.push_back(static_cast<int32_t>(chunk * chunk_));
+  for (int64_t i = 0; i < chunks * kv_heads; ++i) {
+    starts.push_back(static_cast<int32_t>(i / kv_heads * chunk_));
   }
   backend.Upload(starts_.as(), starts.data(), starts_.size());
-  const int32_t none[] = {kToEnd, kToEnd};
-  backend.Upload(none_.as(), none, sizeof(none));
+  const std::vector<int32_t> none(static_cast<size_t>(2 * kv_heads), kToEnd);
+  backend.Upload(none_.as(), none.data(), none_.size());
   return heads_.Prepare(context, memory_);
 }
 
 void KvZip::Plan(const LayerStep& step, AttendArgs& attend) {
+  if (context_.row_layout.heads_apart) return;  // all that a head holds
   if (!step.prefill || heads_.Chosen(step.seq)) attend.plan = heads_.Plan(step.layer);
 }
 
 // The weights of a pass are over the sinks, the chunk and the pass's own rows: another attention
 // gives their sums. Score then sees a sequence that begins with the chunk. It goes on to the end of
-// the pass, so it also leaves numbers behind the chunk, which the next pass writes over.
+// the pass, so it also leaves numbers behind the chunk, which the next pass writes over. Where KV
+// heads are apart, each is a sequence of a list of its own.
 void KvZip::Observe(const LayerStep& step, const AttendArgs& attend) {
   if (step.pass < 0) return;
   Backend& backend = *context_.backend;
@@ -122,6 +125,8 @@ void KvZip::Observe(const LayerStep& step, const AttendArgs& attend) {
   const int32_t end = std::min(begin + chunk_, prompt);
   const auto sinks = static_cast<int32_t>(std::min<int64_t>(share_.sinks, begin));
   scored_ = end;
+  const int32_t lists = attend.kv.n_kv_heads;
+  const int32_t n_seqs = context_.n_kv_heads / lists;  // that the step's one sequence is
   AttendArgs seen = attend;
   seen.o = o_.as<float>();
   seen.lse = lse_.as<float>();
@@ -130,22 +135,23 @@ void KvZip::Observe(const LayerStep& step, const AttendArgs& attend) {
   seen.plan.Add({.begin = begin, .end = end});
   seen.plan.Add({.begin = prompt});
   backend.Enqueue(seen);
-  backend.Enqueue(LocateRowsArgs{.seqs = attend.seqs + step.seq,
-                                 .gone = starts_.as<int32_t>() + step.pass,
-                                 .to_seqs = seq_.as<SeqMeta>(),
-                                 .n_seqs = 1});
+  backend.Enqueue(
+      LocateRowsArgs{.seqs = attend.seqs + step.seq * n_seqs,
+                     .gone = starts_.as<int32_t>() + int64_t{step.pass} * context_.n_kv_heads,
+                     .to_seqs = seqs_.as<SeqMeta>(),
+                     .n_seqs = n_seqs});
   KvView from = attend.kv;
   from.block_table += begin / from.block_tokens;
   backend.Enqueue(ScoreArgs{.q = attend.q,
                             .lse = lse_.as<float>(),
                             .kv = from,
-                            .seqs = seq_.as<SeqMeta>(),
+                            .seqs = seqs_.as<SeqMeta>(),
                             .out = Scores(step.layer) + begin,
                             .stride = context_.max_context,
                             .n_rows = attend.n_rows,
-                            .n_seqs = 1,
+                            .n_seqs = n_seqs,
                             .n_heads = attend.n_heads,
-                            .lists = context_.n_kv_heads,
+                            .lists = lists,
                             .heads = HeadReduce::kMax,
                             .queries = QueryReduce::kMax,
                             .scale = attend.scale,
@@ -188,11 +194,7 @@ std::vector<int64_t> KvZip::ChooseAfterPasses(int32_t seq, int64_t tokens) {
   }
   scored_ = 0;
   heads_.Set(seq, counts);
-  std::vector<int64_t> rows;
-  for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
-    rows.push_back(heads_.Rows(seq, layer));
-  }
-  return rows;
+  return {counts.begin(), counts.end()};
 }
 
 Keeps KvZip::Kept() const {

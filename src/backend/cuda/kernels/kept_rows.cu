@@ -26,12 +26,13 @@ __global__ void __launch_bounds__(kStoreThreads)
   const int32_t to_head = a.To(head);
   if (to_head < 0) return;
   const KvTarget from = a.Source(static_cast<int32_t>(blockIdx.x));
-  const KvTarget to = TargetOf(a, a.rows[blockIdx.x]);
+  const KvTarget to = TargetOf(a, a.RowOf(static_cast<int32_t>(blockIdx.x), head));
   reinterpret_cast<Word*>(HeadOfSlice(a.kv, to, i, to_head))[at % pieces] =
       reinterpret_cast<const Word*>(HeadOfSlice(a.from, from, i, head))[at % pieces];
 }
 
-// --- LocateRows: a thread per row and per sequence. Grid: x walks them, y layers' positions.
+// --- LocateRows: a thread per row and per sequence, of each head. Grid: x walks them, y layers'
+// positions.
 
 constexpr int kLocateThreads = 128;
 
@@ -39,23 +40,20 @@ __global__ void __launch_bounds__(kLocateThreads) LocateRowsKernel(const LocateR
   GridTrigger();
   GridWait();
   const auto i = static_cast<int32_t>(blockIdx.x * kLocateThreads + threadIdx.x);
-  const auto place = [&](int32_t s, int32_t pos) { return min(pos - a.gone[s], a.most); };
-  if (i < a.n_rows) {
-    const RowMeta row = a.rows[i];
-    const int32_t to = place(row.seq, row.pos);
-    if (blockIdx.y == 0) a.to_rows[i] = {row.seq, to};
+  const int32_t h = i % a.heads;
+  if (i < a.n_rows * a.heads) {
+    const int32_t r = i / a.heads;
+    const RowMeta row = a.Row(r, h);
+    if (blockIdx.y == 0) a.to_rows[a.RowAt(r, h)] = row;
     if (a.n_pos > 0) {
-      const int64_t block = a.block_table[a.seqs[row.seq].table_off + to / a.block_tokens];
-      int32_t* pos = a.pos[blockIdx.y] + (block * a.block_tokens + to % a.block_tokens) * a.lists;
-      for (int32_t l = 0; l < a.lists; ++l) pos[l] = row.pos;
+      const int32_t table_off = a.seqs[a.rows[r].seq].table_off + h * a.table_stride;
+      const int64_t block = a.block_table[table_off + row.pos / a.block_tokens];
+      const int64_t at = block * a.block_tokens + row.pos % a.block_tokens;
+      int32_t* pos = a.pos[blockIdx.y] + at * a.lists;
+      for (int32_t l = 0; l < a.lists; ++l) pos[l] = a.rows[r].pos;
     }
   }
-  if (blockIdx.y == 0 && i < a.n_seqs) {
-    SeqMeta seq = a.seqs[i];
-    seq.kv_len = seq.q_len == 0 ? 0 : place(i, seq.kv_len - 1) + 1;
-    seq.prompt_len = max(0, seq.prompt_len - a.gone[i]);
-    a.to_seqs[i] = seq;
-  }
+  if (blockIdx.y == 0 && i < a.n_seqs * a.heads) a.to_seqs[i] = a.Seq(i / a.heads, h);
 }
 
 // --- Compact.
@@ -255,7 +253,7 @@ void StoreRows(const StoreRowsArgs& args, const Launch& launch) {
 }
 
 void LocateRows(const LocateRowsArgs& args, const Launch& launch) {
-  const int32_t n = std::max(args.n_rows, args.n_seqs);
+  const int32_t n = std::max(args.n_rows, args.n_seqs) * args.heads;
   if (n == 0) return;
   const dim3 grid(static_cast<unsigned>(CeilDiv(n, kLocateThreads)),
                   static_cast<unsigned>(std::max(args.n_pos, 1)));

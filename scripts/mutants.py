@@ -181,7 +181,7 @@ FAULTS = {
     "pyramidkv_short_prompts_are_as_steep": (
         PYRAMIDKV, "      least = 2 * mean - most;\n", ""),
     "layers_stand_where_the_largest_does": (
-        "src/bank/kept_rows.cc", "bank_.LayerGone(seq, classes_[c].layers.front())",
+        "src/bank/kept_rows.cc", "bank_.LayerGone(seq, in.layers.front())",
         "bank_.Gone(seq, classes_[c].table)"),
     "kvzip_sees_the_whole_context": (
         KVZIP, "seen.plan.Add({.begin = begin, .end = end});",
@@ -198,6 +198,29 @@ FAULTS = {
         "return *first;"),
     "parts_of_a_prompt_are_two_chunks": (
         "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
+    "kvzip_chunk_of_another_head": (
+        KVZIP, ".gone = starts_.as<int32_t>() + int64_t{step.pass} * context_.n_kv_heads",
+        ".gone = starts_.as<int32_t>() + int64_t{step.pass}"),
+    "heads_apart_keep_what_the_first_keeps": (
+        "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
+    "heads_apart_share_a_table": (
+        "src/bank/kept_rows.cc", ".table_stride = bank_.HeadTableStride()", ".table_stride = 0"),
+    "heads_apart_lose_what_the_first_lost": (
+        "src/bank/kept_rows.cc", "bank_.Gone(seq, in.table + head)", "bank_.Gone(seq, in.table)"),
+    "heads_apart_of_a_prompt_row_by_row": (
+        "src/bank/kept_rows.cc", ".by_head = prefill", ".by_head = false"),
+    "heads_apart_stored_in_another_order": (
+        "src/model/forward.cc", "store.head_step = by_head ? n_rows : 1;", "store.head_step = 1;"),
+    "heads_apart_put_back_in_one_place": (
+        "src/model/forward.cc", "pick.from = from + (back ? h * a_head : 0);", "pick.from = from;"),
+    "heads_apart_parted_in_the_first": (
+        "src/bank/bank.cc", "if (streams_[stream].spec.table != t.first) continue;",
+        "if (streams_[stream].spec.table != static_cast<int32_t>(table)) continue;"),
+    "heads_apart_have_the_blocks_of_one": (
+        "src/bank/bank_config.cc", "i < Sharing(table); ++i", "i < 1; ++i"),
+    "heads_apart_saved_without_the_others": (
+        "src/bank/bank_image.cc", "for (const Table& t : Sharing(first)) {",
+        "for (const Table& t : Sharing(first).first(1)) {"),
     "passes_leave_their_rows": (
         "src/engine/stepper.cc", "  group_->CutTo(member_, total());\n  pass_row_ = 0;",
         "  pass_row_ = 0;"),
@@ -467,7 +490,11 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                CPU: ("parity_test", "*Q4Goldens*:*AttendDenseShapes*"),
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
-               "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*"),
+               "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*:HeadsApart.*"),
+               "src/model/forward.cc": ("policy_test", "HeadsApart.*"),
+               **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*")
+                  for f in ("bank", "bank_config", "bank_image")},
+               "src/policy/kvzip/head_rows.cc": ("kvzip_test", "*KvzipTest*/cpu"),
                "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                PLACEMENT: ("engine_test", "PlacementTest*"),
                **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")

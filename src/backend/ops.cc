@@ -325,8 +325,7 @@ struct CostVisitor {
   Cost operator()(const LocateRowsArgs& a) const {
     const uint64_t bytes = U(a.n_rows) * sizeof(RowMeta) + U(a.n_seqs) * sizeof(SeqMeta);
     return {.bytes_read = bytes + 4 * U(a.n_seqs) * U(a.heads),
-            .bytes_written =
-                U(a.heads) * (bytes + 4 * U(a.n_rows) * U(a.n_pos) * U(a.lists))};
+            .bytes_written = U(a.heads) * (bytes + 4 * U(a.n_rows) * U(a.n_pos) * U(a.lists))};
   }
   Cost operator()(const CompactArgs& a) const {
     Cost c;

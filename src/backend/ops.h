@@ -146,7 +146,7 @@ struct StoreRowsArgs {
   KvView from;
   KvView kv;
   KvSlot slot;
-  const RowMeta* rows = nullptr;  // [n_rows]; of head h of row r: rows[r * row_step + h * head_step]
+  const RowMeta* rows = nullptr;  // [n_rows]; with `head_step` those of RowOf
   const SeqMeta* seqs = nullptr;
   uint64_t heads = 0;  // bit h: head h, below kMaxMaskedHeads; 0: all
   int32_t n_rows = 0;

@@ -51,9 +51,8 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
   for (size_t table = 0; table < config.tables.size(); ++table) {
     const int64_t rows = config.PoolBlocks(static_cast<int32_t>(table)) * bt;
     if (rows <= most) continue;
-    return ResourceExhausted(
-        fmt::format("{} rows of the KV heads of a layer are too many, expected at most {}", rows,
-                    most));
+    return ResourceExhausted(fmt::format(
+        "{} rows of the KV heads of a layer are too many, expected at most {}", rows, most));
   }
   std::unique_ptr<Bank> bank(new Bank(backend, std::move(config)));
   OKV_RETURN_IF_ERROR(bank->Allocate());
@@ -67,10 +66,10 @@ Bank::Bank(Backend& backend, BankConfig config)
       fewer_(static_cast<size_t>(config_.max_seqs) * config_.layers.size(), 0) {
   for (size_t i = 0; i < config_.tables.size(); ++i) {
     const auto number = static_cast<int32_t>(i);
-    const auto pool = config_.tables[i].shares
-                          ? tables_.back().blocks.pool()
-                          : std::make_shared<BlockPool>(
-                                static_cast<int32_t>(config_.PoolBlocks(number)));
+    const auto pool =
+        config_.tables[i].shares
+            ? tables_.back().blocks.pool()
+            : std::make_shared<BlockPool>(static_cast<int32_t>(config_.PoolBlocks(number)));
     tables_.push_back({.blocks = BlockTable(pool, config_.max_seqs, BlocksFor(config_.max_tokens)),
                        .first = config_.FirstSharing(number),
                        .lost = std::vector<Lost>(static_cast<size_t>(config_.max_seqs))});
@@ -500,8 +499,8 @@ void Bank::FillWithNoise(int32_t seq) {
       const auto number = static_cast<int32_t>(&table - tables_.data());
       fill(table, Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
            Rows(seq, number) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
-             const KvView at = MakeKvView(row, nullptr, config_.block_tokens, config_.dtype, heads,
-                                          dk, dv);
+             const KvView at =
+                 MakeKvView(row, nullptr, config_.block_tokens, config_.dtype, heads, dk, dv);
              for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
                for (int32_t head = 0; d > 0 && head < at.n_kv_heads; ++head) {
                  StoreKvHead(plane, head, d, draw(d), plane.base);
@@ -532,8 +531,7 @@ void Bank::Publish(const Table& table, int32_t seq, int32_t first, int32_t last)
     const std::vector<int32_t> any(hole ? static_cast<size_t>(end - first) : 0);
     for (int32_t* to : {table.entries, table.shared_entries}) {
       if (to == nullptr) continue;
-      backend_.Upload(to + table.blocks.Offset(seq) + first,
-                      hole ? any.data() : entries + first,
+      backend_.Upload(to + table.blocks.Offset(seq) + first, hole ? any.data() : entries + first,
                       static_cast<size_t>(end - first) * sizeof(int32_t));
     }
     first = end;

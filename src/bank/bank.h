@@ -168,9 +168,9 @@ class Bank {
     return config_.layers[static_cast<size_t>(layer)].HeadsApart();
   }
   bool SharesBlocks(int32_t table) const { return config_.Sharing(table) > 1; }
-  int32_t HeadTableStride() const {
-    return tables_.front().blocks.max_blocks() * config_.max_seqs;
-  }
+  // Entries from a table that kernels read to the next one, which is that of the next head where
+  // heads are apart.
+  int32_t HeadTableStride() const { return tables_.front().blocks.max_blocks() * config_.max_seqs; }
   // Whether some stream of it is on the host.
   bool OnHost(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnHost(); }
   bool HasHostLayers() const { return config_.HasHostLayers(); }
@@ -220,7 +220,7 @@ class Bank {
   // Which block of the streams holds which rows.
   struct Table {
     BlockTable blocks;
-    int32_t first = 0;        // number of the first table that draws on the same blocks
+    int32_t first = 0;                  // number of the first table that draws on the same blocks
     int32_t* entries = nullptr;         // [max_seqs, max_blocks], for kernels
     int32_t* shared_entries = nullptr;  // the same in shared memory; without host layers: none
     std::vector<Lost> lost;             // [max_seqs]
@@ -324,8 +324,8 @@ class Bank {
   std::vector<OpenStream> states_;
   std::vector<Table> tables_;
   Buffer entries_, shared_entries_;  // int32 [tables, max_seqs, max_blocks]
-  std::vector<int64_t> lengths_;  // tokens, [max_seqs]
-  std::vector<int64_t> fewer_;    // SequenceImage::fewer, [max_seqs, layers]
+  std::vector<int64_t> lengths_;     // tokens, [max_seqs]
+  std::vector<int64_t> fewer_;       // SequenceImage::fewer, [max_seqs, layers]
 };
 
 }  // namespace omnikv

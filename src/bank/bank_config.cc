@@ -116,9 +116,8 @@ RowLayout BankConfig::Rows() const {
           .block_tokens = block_tokens,
           .seq_blocks = seq_blocks,
           .table_entries = seq_blocks * max_seqs,
-          .heads_apart = std::any_of(layers.begin(), layers.end(), [](const LayerSpec& layer) {
-            return layer.HeadsApart();
-          })};
+          .heads_apart = std::any_of(layers.begin(), layers.end(),
+                                     [](const LayerSpec& layer) { return layer.HeadsApart(); })};
 }
 
 size_t BankConfig::StateBytes(const StateSpec& spec) const {

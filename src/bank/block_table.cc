@@ -66,7 +66,8 @@ bool BlockTable::Grow(int32_t seq, int32_t n_blocks) {
   OKV_CHECK(in_use(seq));
   Sequence& s = sequences_[Index(seq)];
   if (n_blocks > max_blocks_ || n_blocks - s.n_blocks > free_blocks()) return false;
-  for (; s.n_blocks < n_blocks; ++s.n_blocks) table_[Index(Offset(seq) + s.n_blocks)] = pool_->Take();
+  for (; s.n_blocks < n_blocks; ++s.n_blocks)
+    table_[Index(Offset(seq) + s.n_blocks)] = pool_->Take();
   return true;
 }
 

@@ -33,11 +33,8 @@ void KeptRows::MakeClasses() {
     class_of_.back() = static_cast<int32_t>(same - classes_.begin());
     if (same == classes_.end()) {
       const int32_t heads = bank_.HeadsApart(layer) ? bank_.HeadClasses(layer) : 1;
-      classes_.push_back({.table = table,
-                          .number = number,
-                          .layers = {},
-                          .heads = heads,
-                          .first_head = n_heads_});
+      classes_.push_back(
+          {.table = table, .number = number, .layers = {}, .heads = heads, .first_head = n_heads_});
       n_heads_ += static_cast<size_t>(heads);
       for (int32_t of = table; of < table + heads; ++of) {
         if (std::find(tables_.begin(), tables_.end(), of) == tables_.end()) tables_.push_back(of);
@@ -185,24 +182,21 @@ void KeptRows::Truncate(int32_t q, int32_t seq, int64_t length) {
 void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int64_t> rows_of) {
   prompted_[static_cast<size_t>(q)] = true;
   if (!chose) return;
-  // Of a list; of the one that keeps most.
-  const auto kept_by = [&](const Class& c, int32_t list) {
-    return rows_of.empty() ? keeps_.RowsAfter(c.number, bank_.Length(seq))
-                           : rows_of[static_cast<size_t>(c.number * keeps_.lists + list)];
-  };
-  const auto most_of = [&](const Class& c) {
-    int64_t most = 0;
-    for (int32_t list = 0; list < keeps_.lists; ++list) most = std::max(most, kept_by(c, list));
-    return most;
-  };
   std::vector<int64_t> rows(static_cast<size_t>(bank_.n_layers()), 0);
   for (const Class& c : classes_) {
+    const auto lists = static_cast<size_t>(keeps_.lists);
+    std::vector<int64_t> kept(lists, keeps_.RowsAfter(c.number, bank_.Length(seq)));  // by list
+    if (!rows_of.empty()) {
+      const auto of_class = rows_of.subspan(static_cast<size_t>(c.number) * lists, lists);
+      kept.assign(of_class.begin(), of_class.end());
+    }
     for (int32_t head = 0; c.heads > 1 && head < c.heads; ++head) {
       const int32_t table = c.table + head;
-      bank_.Keep(seq, table, std::min(bank_.Rows(seq, table), kept_by(c, head)));
+      bank_.Keep(seq, table, std::min(bank_.Rows(seq, table), kept[static_cast<size_t>(head)]));
     }
     for (const int32_t layer : c.layers) {
-      rows[static_cast<size_t>(layer)] = std::min(bank_.LayerRows(seq, layer), most_of(c));
+      rows[static_cast<size_t>(layer)] =
+          std::min(bank_.LayerRows(seq, layer), *std::max_element(kept.begin(), kept.end()));
     }
   }
   for (const int32_t table : tables_) {
@@ -225,11 +219,9 @@ void KeptRows::UploadGone(int32_t q, int32_t seq) {
     const int64_t gone = bank_.LayerGone(seq, in.layers.front());
     of.least = c == 0 ? gone : std::min(of.least, gone);
     if (!of.by_layer.empty()) of.by_layer[c] = gone;
-    std::vector<int32_t> by_head = {static_cast<int32_t>(gone)};
+    std::vector<int32_t> by_head(static_cast<size_t>(in.heads), static_cast<int32_t>(gone));
     for (int32_t head = 0; in.heads > 1 && head < in.heads; ++head) {
-      by_head.resize(static_cast<size_t>(in.heads));
-      by_head[static_cast<size_t>(head)] =
-          static_cast<int32_t>(bank_.Gone(seq, in.table + head));
+      by_head[static_cast<size_t>(head)] = static_cast<int32_t>(bank_.Gone(seq, in.table + head));
     }
     backend_.Upload(GoneOfClass(in) + q * in.heads, by_head.data(), by_head.size() * 4);
   }

@@ -423,9 +423,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
     for (const int64_t rows : keeps.layer_rows) plan.layer_held.push_back(rows + later);
     plan.heads_apart = keeps.HeadsDiffer() && config.n_kv_heads <= kMaxMaskedHeads &&
                        GlobalLayers(config) == config.n_layers;
-    plan.by_layer =
-        keeps.chunk == 0 && !keeps.passes &&
-        Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
+    plan.by_layer = keeps.chunk == 0 && !keeps.passes &&
+                    Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
     if (!plan.by_layer && keeps.chunk == 0) {
       plan.max_held = 0;

@@ -101,8 +101,8 @@ class SessionImpl : public Session {
   std::vector<float> logits_;        // [vocab], after the last token
   int64_t steps_since_reset_ = 0;    // decode steps whose transfers the group has counted
   bool reads_all_ = true;            // decode steps too, in all layers
-  bool settled_ = false;     // the policy knows all prompts' tokens: the last came to its end
-  int64_t dense_rows_ = 0;   // the first ones, each computed from all before it, in all layers
+  bool settled_ = false;    // the policy knows all prompts' tokens: the last came to its end
+  int64_t dense_rows_ = 0;  // the first ones, each computed from all before it, in all layers
   PromptChunks chunks_;
   int64_t rope_length_ = 0;  // the context, in tokens, that the keys in the bank are rotated for
   int32_t pending_ = -1;     // sampled, not yet in the bank

@@ -36,6 +36,25 @@ TEST_F(ParityTest, AttendRaggedRows) {
   }
 }
 
+// KV heads with rows of their own are sequences of one KV head: many of a row each, more than a
+// launch takes, some without rows; and three of a prompt's rows each.
+TEST_F(ParityTest, AttendHeadsApart) {
+  Random random(47);
+  std::vector<int32_t> rows, lens;
+  for (int32_t i = 0; i < 48; ++i) {
+    rows.push_back(i / 8 % 3 == 1 ? 0 : 1);
+    lens.push_back(rows.back() == 0 ? 0 : 1 + i * i % 271);
+  }
+  for (DType dtype : kKvFormats) {
+    const Shape s{4, 1, 128, 128, dtype};
+    Attention(s, rows, lens, random).Run("rows of heads apart", AttnPlan::Dense());
+    const std::vector<int32_t> held = {40, 257, 91};
+    Attention prompt(s, {40, 40, 40}, held, random);
+    prompt.busy_seqs = 3;
+    prompt.Run("a prompt's rows by head", AttnPlan::Dense());
+  }
+}
+
 TEST_F(ParityTest, AttendLongContext) {
   Random random(13);
   Attention({4, 1, 64, 64, DType::kBF16}, {1}, {5000}, random).Run("dense", AttnPlan::Dense());

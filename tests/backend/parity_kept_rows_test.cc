@@ -176,8 +176,8 @@ TEST_F(ParityTest, LocateRowsOfHeadsApart) {
   std::vector<int32_t> table(static_cast<size_t>(kHeads * kStride));
   for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i * 7 % table.size());
   for (const bool by_head : {false, true}) {
-    const std::vector<int32_t> q_len = by_head ? std::vector<int32_t>{0, 30, 0, 0, 0}
-                                               : std::vector<int32_t>{1, 1, 0, 1, 1};
+    const std::vector<int32_t> q_len =
+        by_head ? std::vector<int32_t>{0, 30, 0, 0, 0} : std::vector<int32_t>{1, 1, 0, 1, 1};
     const Step step(q_len, lens, [](int32_t s) { return kBlocks * s; });
     const int32_t n_rows = step.n_rows();
     std::vector<RowMeta> rows(step.rows.size() * kHeads);
@@ -208,7 +208,9 @@ TEST_F(ParityTest, LocateRowsOfHeadsApart) {
       }
       return Outputs{{"values", AsFloats(values), 0}, {"positions", AsFloats(pos), 0}};
     });
-    const auto lost = [&](int32_t s, int32_t h) { return gone[static_cast<size_t>(s * kHeads + h)]; };
+    const auto lost = [&](int32_t s, int32_t h) {
+      return gone[static_cast<size_t>(s * kHeads + h)];
+    };
     for (int32_t s = 0; s < 5; ++s) {
       const SeqMeta from = step.seqs[static_cast<size_t>(s)];
       for (int32_t h = 0; h < kHeads; ++h) {

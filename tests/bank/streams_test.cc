@@ -183,9 +183,10 @@ TEST_F(StreamsTest, WhatOneTableHasNoRoomForNoneTakes) {
 
 // Each head has a table; those of a layer draw on the same blocks.
 BankConfig HeadsApart() {
-  return ConfigOf({{.n_kv_heads = 3, .dk = 8, .dv = 8, .streams = {{.heads_apart = true}}},
-                   {.n_kv_heads = 2, .dk = 8, .dv = 4, .streams = {{.table = 3, .heads_apart = true}}}},
-                  {TableSpec{}, {.shares = true}, {.shares = true}, {}, {.shares = true}});
+  return ConfigOf(
+      {{.n_kv_heads = 3, .dk = 8, .dv = 8, .streams = {{.heads_apart = true}}},
+       {.n_kv_heads = 2, .dk = 8, .dv = 4, .streams = {{.table = 3, .heads_apart = true}}}},
+      {TableSpec{}, {.shares = true}, {.shares = true}, {}, {.shares = true}});
 }
 
 TEST_F(StreamsTest, HeadsApartHaveRowsOfTheirOwn) {
@@ -222,8 +223,7 @@ TEST_F(StreamsTest, HeadsApartHaveRowsOfTheirOwn) {
   bank_->Keep(a, 0, 13);
   bank_->Keep(a, 1, 3);
   bank_->Keep(a, 2, 6);
-  EXPECT_EQ(bank_->DeviceBytes(a, streams),
-            (4 + 1 + 2) * (block + states) + 4 * 2 * block * 3 / 4);
+  EXPECT_EQ(bank_->DeviceBytes(a, streams), (4 + 1 + 2) * (block + states) + 4 * 2 * block * 3 / 4);
   EXPECT_EQ(bank_->DeviceBytes(), bank_->DeviceBytes(a, streams));
   EXPECT_EQ(bank_->LayerRows(a, 0), 13);
   EXPECT_EQ(bank_->LayerGone(a, 0), 1);
@@ -241,7 +241,8 @@ TEST_F(StreamsTest, HeadsApartHaveRowsOfTheirOwn) {
     SCOPED_TRACE(head);
     const KvView view = bank_->View(0, head);
     const int64_t last = bank_->Rows(a, head) - 1;
-    EXPECT_NE(view.RowIndex(bank_->TableOffset(a), last), view.RowIndex(bank_->TableOffset(b), last));
+    EXPECT_NE(view.RowIndex(bank_->TableOffset(a), last),
+              view.RowIndex(bank_->TableOffset(b), last));
     for (int64_t t = 0; t <= last; ++t) {
       EXPECT_EQ(std::memcmp(At(view, view.k, bank_->TableOffset(a), t, 0),
                             At(view, view.k, bank_->TableOffset(b), t, 0), 32),

@@ -1,5 +1,5 @@
-// A choice over all layers and KV heads after passes over the prompt (docs/decisions/068, 075): what
-// it holds, and that turns, cuts, forks, files and batches go on with it. Which rows stay, the
+// A choice over all layers and KV heads after passes over the prompt (docs/decisions/068, 075):
+// what it holds, and that turns, cuts, forks, files and batches go on with it. Which rows stay, the
 // oracle says (policy_oracle_test.cc).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -109,7 +109,8 @@ TEST_P(KvzipTest, KeepsTheShareOfAllLayersTogether) {
   EXPECT_EQ(by_head.size(), static_cast<size_t>(kLists));
   const auto bytes = [&](int64_t later) {
     size_t blocks = 0;
-    for (const int64_t n : by_head) blocks += static_cast<size_t>((n + later + kBlock - 1) / kBlock);
+    for (const int64_t n : by_head)
+      blocks += static_cast<size_t>((n + later + kBlock - 1) / kBlock);
     return blocks * static_cast<size_t>(kBlock) * CoreOf(*own).bank->config().RowBytes(0) / 2;
   };
   const Bank& bank = *CoreOf(*own).bank;

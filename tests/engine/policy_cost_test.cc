@@ -80,7 +80,8 @@ TEST(PolicyCost, IsWhatASessionHoldsAndReads) {
     const double held = stats.held_fraction - static_cast<double>(lists) / kv;
     if (passes) {
       EXPECT_NEAR(cost->read_fraction, stats.read_fraction, 1.0 / kTokens);
-      const double positions = 8.0 * keeps.lists * 4 / static_cast<double>(costs.core.plan.kv_per_token);
+      const double positions =
+          8.0 * keeps.lists * 4 / static_cast<double>(costs.core.plan.kv_per_token);
       EXPECT_NEAR(cost->held_fraction, held, (1 + positions) * 64 / kTokens);
       const auto made_up = Take(engine->NewSession(policy));  // of which each head keeps the mean
       ASSERT_TRUE(made_up->FillContext(kTokens).ok());

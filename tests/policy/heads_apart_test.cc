@@ -33,9 +33,30 @@ TEST(HeadsApart, ADecodeStepHasOneOpForAllHeads) {
     EXPECT_EQ(ops[name], 6) << name;
   }
   EXPECT_EQ(ops["PickHeads"], 0);
-  std::set<int64_t> held;  // rows of the heads
-  for (int32_t table = 0; table < 12; ++table) held.insert(steps.bank->Rows(steps.seq, table));
-  EXPECT_GT(held.size(), 3u);
+}
+
+// Rows that are apart are those that lists name of a layer with all heads, and each head holds as
+// many as it reads.
+TEST(HeadsApart, HoldWhatTheyReadAndReadTheSame) {
+  const auto ref = MakeRefBackend();
+  const SettingList settings = {{"ratio", "0.3"}, {"chunk", "64"}};
+  StepFixture apart(*ref, "kvzip", settings, /*force_indices=*/true, /*more_slots=*/-1,
+                    /*split=*/true);
+  StepFixture together(*ref, "kvzip", settings);
+  EXPECT_EQ(apart.Prompt(150), together.Prompt(150));
+  std::set<int64_t> differ;
+  for (int32_t step = 0; step < 40; ++step) {
+    SCOPED_TRACE(step);
+    EXPECT_EQ(apart.Decode(), together.Decode());
+    for (int32_t layer = 0; layer < 6; ++layer) {
+      const int64_t a = apart.bank->Rows(apart.seq, 2 * layer);
+      const int64_t b = apart.bank->Rows(apart.seq, 2 * layer + 1);
+      differ.insert(a - b);
+      EXPECT_EQ(a + b, apart.policy->HeadTokensReadLast(layer, 0, apart.Lengths(), 2));
+      EXPECT_EQ(a + b, together.policy->HeadTokensReadLast(layer, 0, together.Lengths(), 2));
+    }
+  }
+  EXPECT_GT(differ.size(), 3u);
 }
 
 }  // namespace

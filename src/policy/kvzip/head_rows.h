@@ -49,10 +49,10 @@ class HeadRows {
   int32_t n_kv_heads_ = 0;
   int32_t n_seqs_ = 0;
   bool apart_ = false;
-  int32_t capacity_ = 0;                  // tokens
-  Buffer rows_;  // int32 [n_seqs, n_kv_heads, capacity]: 0, 1, 2 ...; not where heads are apart
-  Buffer counts_;                         // int32 [n_layers, n_seqs, n_kv_heads]
-  Buffer bounds_;                         // int32 [n_layers, n_seqs, 2]; likewise
+  int32_t capacity_ = 0;  // tokens
+  Buffer rows_;    // int32 [n_seqs, n_kv_heads, capacity]: 0, 1, 2 ...; not where heads are apart
+  Buffer counts_;  // int32 [n_layers, n_seqs, n_kv_heads]
+  Buffer bounds_;  // int32 [n_layers, n_seqs, 2]; likewise
   std::vector<std::vector<int32_t>> of_;  // [n_seqs]: as Set had them
 };
 

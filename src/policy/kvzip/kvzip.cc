@@ -231,7 +231,8 @@ PolicyInfo KvzipPolicy() {
                 .keeps = "a share r of all rows of all layers and KV heads, and all later ones, "
                          "on the device",
                 .reads = "the rows that each KV head keeps and the later ones",
-                .holds = "as many rows as the layer's largest KV head keeps, and the later ones",
+                .holds = "r * N rows in the mean of all KV heads and the later ones; in an engine "
+                         "of another policy as many as the layer's largest KV head keeps",
                 .loses = "few single facts (1 of 8 answers; 2 of 8 with ratio=0.125)"},
       .kind = PolicyKind::kForgets,
       .knob = {.key = "ratio"},

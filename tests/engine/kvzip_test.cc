@@ -276,8 +276,8 @@ TEST_P(KvzipHolds, TheShareOfAnyLength) {
                             .prefill_chunk = 512});
   const Bank& bank = *CoreOf(*engine).bank;
   const double a_token = static_cast<double>(Bank::BytesPerToken(bank.config()));
-  const auto session = Take(engine->NewSession(Kvzip({{"ratio", "0.3"}})));
   const auto held = [&](size_t tokens) {
+    const auto session = Take(engine->NewSession(Kvzip({{"ratio", "0.3"}})));
     EXPECT_TRUE(session->Prompt(Numbers(tokens, 1)).ok());
     const std::vector<int64_t> rows = RowsByHead(*engine, *session);
     EXPECT_GT(std::ranges::max(rows), 2 * std::ranges::min(rows));

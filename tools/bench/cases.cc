@@ -139,12 +139,19 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   bench.config = model.config;
   bench.vocab = bench.config.vocab;
   bench.all_f32 = model.all_f32;
+  const int64_t context = options.context != 0 ? options.context : bench.config.max_context;
   const auto drops = [&](const PolicyOptions& options_of) {
-    const int64_t context = options.context != 0 ? options.context : bench.config.max_context;
     const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);
     return policy.ok() && ((*policy)->Kept().rows > 0 || MaxHeld(**policy, context) > 0);
   };
+  const auto heads_apart = [&](const PolicyOptions& options_of) {
+    const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);
+    return policy.ok() && (*policy)->Kept().HeadsDiffer();
+  };
   EngineOptions planned = options;
+  // An engine of a policy that has KV heads apart serves no other.
+  const auto together = std::find_if_not(others.begin(), others.end(), heads_apart);
+  if (together != others.end() && heads_apart(options.policy)) planned.policy = *together;
   // Room for every token, unless all policies drop some.
   const auto keeps_all = std::find_if_not(others.begin(), others.end(), drops);
   if (keeps_all != others.end() && drops(options.policy)) planned.policy = *keeps_all;

@@ -83,10 +83,9 @@ TEST(PolicyCost, IsWhatASessionHoldsAndReads) {
       const double positions =
           8.0 * keeps.lists * 4 / static_cast<double>(costs.core.plan.kv_per_token);
       EXPECT_NEAR(cost->held_fraction, held, (1 + positions) * 64 / kTokens);
-      const auto made_up = Take(engine->NewSession(policy));  // of which each head keeps the mean
-      ASSERT_TRUE(made_up->FillContext(kTokens).ok());
+      ASSERT_TRUE(session->FillContext(kTokens).ok());  // of which each head keeps the mean
       EXPECT_NEAR(cost->held_fraction,
-                  made_up->stats().held_fraction - static_cast<double>(lists) / kv, 1e-9);
+                  session->stats().held_fraction - static_cast<double>(lists) / kv, 1e-9);
     } else {
       EXPECT_DOUBLE_EQ(cost->read_fraction, stats.read_fraction);
       EXPECT_NEAR(cost->held_fraction, held, 1e-9);

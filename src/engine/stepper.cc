@@ -328,8 +328,14 @@ Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member) {
         {.layer = global, .prefill = true, .prompt_end = length, .chooses = true, .seq = member});
     group.residency().RetainAfterPasses(layer, *retained, work.seqs.as<SeqMeta>());
   });
-  group.EndPasses(member, rows);
-  return core_.backend->TakeFailure();
+  const Status moved = core_.backend->TakeFailure();
+  if (moved.ok()) {
+    group.EndPasses(member, rows);
+  } else {  // rows that have moved in some layers are of no use
+    core_.backend->Synchronize();
+    group.CutTo(member, 0);
+  }
+  return moved;
 }
 
 Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {

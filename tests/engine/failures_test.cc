@@ -207,6 +207,7 @@ TEST_P(FailuresOn, MemoryRefusedAnywhere) {
 TEST_P(FailuresOn, MemoryRefusedWhereRowsMove) {
   RefuseAnywhere({.name = "tova", .settings = {{"budget", "24"}}}, 1);
   RefuseAnywhere({.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}}, 2);
+  RefuseAnywhere({.name = "kvzip", .settings = {{"chunk", "64"}}}, 3);  // in its passes, too
 }
 
 // Runs `attempt`, which fails with `code` and a sentence that has all of `parts`.

@@ -201,6 +201,8 @@ FAULTS = {
     "kvzip_chunk_of_another_head": (
         KVZIP, ".gone = starts_.as<int32_t>() + int64_t{step.pass} * context_.n_kv_heads",
         ".gone = starts_.as<int32_t>() + int64_t{step.pass}"),
+    "kvzip_scores_of_the_first_head": (
+        KVZIP, "const int32_t n_seqs = context_.n_kv_heads / lists;", "const int32_t n_seqs = 1;"),
     "heads_apart_keep_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
     "heads_apart_share_a_table": (

@@ -110,11 +110,13 @@ struct CostVisitor {
   }
   Cost operator()(const ScoreReduceArgs& a) const {
     Cost c;
+    uint64_t heads = 0;
+    for (int32_t h = 0; h < a.n_heads; ++h) heads += a.Takes(h) ? 1 : 0;
     for (int32_t r = 0; r < a.n_rows; ++r) {
       const uint64_t n = U(a.rows[r].pos) + 1;
-      c.bytes_read += 4 * n * U(a.n_heads);
+      c.bytes_read += 4 * n * heads;
       c.bytes_written += 4 * n * U(a.lists);
-      c.flops += 2 * n * U(a.n_heads);
+      c.flops += 2 * n * heads;
     }
     return c;
   }

@@ -21,7 +21,8 @@ enum class HeadReduce : int32_t { kMax, kMean, kSum };
 //                     max or sum of their logits where lse is null
 //                     kChosenFirst where t < sinks
 // slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores. List l is
-// all heads (lists = 1), or n_heads / lists of them in a row.
+// all heads (lists = 1), or n_heads / lists of them in a row. With a mask of KV heads, only the
+// query heads of their groups take part; each list has some of these.
 struct ScoreReduceArgs {
   const float* logits = nullptr;  // [n_rows, n_heads, stride]
   const float* lse = nullptr;     // [n_rows, n_heads]
@@ -34,8 +35,13 @@ struct ScoreReduceArgs {
   int32_t sinks = 0;  // tokens
   int32_t n_rows = 0;
   HeadReduce heads = HeadReduce::kMax;  // or kSum
+  uint64_t kv_heads = 0;                // bit h: KV head h takes part; 0: all
+  int32_t n_kv_heads = 0;               // at most kMaxMaskedHeads, where there is a mask
 
   bool operator==(const ScoreReduceArgs&) const = default;
+  OMNIKV_HOST_DEVICE bool Takes(int32_t head) const {
+    return kv_heads == 0 || (kv_heads >> (head / (n_heads / n_kv_heads)) & 1) != 0;
+  }
 };
 
 // How those of several query rows do.

@@ -233,13 +233,6 @@ std::vector<Places> EnqueueAppend(const StepContext& c, const Part& part, int32_
   return places;
 }
 
-// KV heads after one another whose rows lie in one view.
-struct HeadRun {
-  int32_t begin = 0;
-  int32_t count = 0;  // 0: all
-  KvView kv;
-};
-
 // Of `heads`, ascending (empty: all), where they lie. The views number heads as the model does.
 std::vector<HeadRun> RunsOf(const std::vector<int32_t>& heads, const Places& places,
                             int32_t n_kv_heads) {
@@ -333,7 +326,7 @@ void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const Layer
 }
 
 // Attention of the heads of a class, by the group's policy.
-void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
+void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, LayerStep step,
                   const Places& places, const std::vector<int32_t>& heads) {
   const auto own = std::find_if(places.begin(), places.end(),
                                 [&](const KvPlace& place) { return place.heads == heads; });
@@ -344,6 +337,7 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
   AttendArgs attend = DenseAttend(c, group, places.front());
   const std::vector<HeadRun> runs = RunsOf(heads, places, c.config.n_kv_heads);
   attend.kv = runs.front().kv;
+  if (!heads.empty()) step.runs = runs;
   group.rows.policy.Plan(step, attend);
   const AttendArgs planned = attend;
   const bool gathered = planned.kv != runs.front().kv;  // by the policy

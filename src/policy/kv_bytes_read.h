@@ -12,7 +12,7 @@ namespace omnikv {
 inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,
                             const KvView& kv, int64_t head_tokens) {
   return KvBytes(kv, head_tokens, /*values=*/true) +
-         KvBytes(kv, policy.TokensScored(layer, at) * kv.n_kv_heads, /*values=*/false) +
+         KvBytes(kv, policy.HeadTokensScored(layer, at, kv.n_kv_heads), /*values=*/false) +
          static_cast<uint64_t>(policy.StateBytesRead(layer, at));
 }
 inline uint64_t KvBytesRead(const Policy& policy, int32_t layer, const SeqLength& at,

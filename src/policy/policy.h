@@ -18,6 +18,7 @@
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
 #include "bank/state_stream.h"
+#include "policy/head_runs.h"
 #include "policy/policy_info.h"
 #include "policy/residual_rows.h"
 #include "policy/seq_length.h"
@@ -35,6 +36,8 @@ struct PolicyContext {
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;
   int32_t dk = 0;
+  // Classes of heads in which layers attend, where the policy is a part of another, which has them.
+  int32_t head_classes = 1;
   int32_t max_rows = 0;     // rows of the largest step
   int32_t max_seqs = 1;     // sequences whose state it keeps: RowMeta::seq is below
   int64_t max_context = 0;  // tokens
@@ -74,7 +77,10 @@ struct LayerStep {
   // alone; null: it has them all.
   const KvView* home = nullptr;
   int32_t head_class = 0;  // of Policy::HeadClasses: the heads that take part
-  int32_t seq = 0;         // prefill: the rows' sequence, of SeqMeta
+  // In Plan and Observe: those heads, by the numbers that AttendArgs::kv has. None: all that it
+  // has. An attention of the policy's own comes in these runs, too.
+  std::span<const HeadRun> runs = {};
+  int32_t seq = 0;  // prefill: the rows' sequence, of SeqMeta
   // prefill: the pass of Policy::Passes whose rows these are, behind prompt_end; -1: the prompt's.
   int32_t pass = -1;
 };
@@ -169,6 +175,10 @@ class Policy {
     static_cast<void>(layer);
     static_cast<void>(at);
     return 0;
+  }
+  // As HeadTokensRead, of those.
+  virtual int64_t HeadTokensScored(int32_t layer, const SeqLength& at, int32_t n_kv_heads) const {
+    return TokensScored(layer, at) * n_kv_heads;
   }
   // Whether a decode step reads as many tokens as its scores say: then those of TokensRead and
   // HeadTokensRead are the most, and the last step of sequence `seq`, at whose end it had `at`,

@@ -14,15 +14,21 @@ TEST_F(ParityTest, ScoreReduce) {
     int32_t n_heads, lists;
     HeadReduce reduce;
     int32_t sinks;
+    uint64_t kv_heads = 0;
+    int32_t n_kv_heads = 0;
   };
-  for (const auto& [n_heads, lists, reduce, sinks] :
+  for (const auto& [n_heads, lists, reduce, sinks, kv_heads, n_kv_heads] :
        std::vector<Heads>{{1, 1, HeadReduce::kMax, 0},
                           {4, 1, HeadReduce::kMax, 0},
                           {7, 1, HeadReduce::kMax, 3},
                           {8, 2, HeadReduce::kSum, 0},
                           {12, 12, HeadReduce::kSum, 1},
                           {24, 2, HeadReduce::kMax, 70},  // more than some rows have tokens
-                          {32, 8, HeadReduce::kSum, 70}}) {
+                          {32, 8, HeadReduce::kSum, 70},
+                          {4, 1, HeadReduce::kMax, 0, 0b10, 2},
+                          {24, 1, HeadReduce::kMax, 3, 0b101001, 6},  // in several runs
+                          {32, 2, HeadReduce::kSum, 0, 0b10010110, 8},
+                          {64, 1, HeadReduce::kMax, 0, uint64_t{1} << 63, 64}}) {
     for (const auto& rows :
          {std::vector<RowMeta>{{0, 0}}, std::vector<RowMeta>{{0, 100}, {1, 37}, {1, 38}},
           std::vector<RowMeta>{{1, 40000}}}) {
@@ -32,8 +38,8 @@ TEST_F(ParityTest, ScoreReduce) {
       const auto lse = random.Floats(static_cast<size_t>(n_rows * n_heads), 3.0f);
       for (int32_t ring : {1, 4}) {
         for (bool softmax : {true, false}) {
-          Check(fmt::format("ScoreReduce heads {} lists {} rows {} ring {} softmax {}", n_heads,
-                            lists, n_rows, ring, softmax),
+          Check(fmt::format("ScoreReduce heads {} of {:#x} lists {} rows {} ring {} softmax {}",
+                            n_heads, kv_heads, lists, n_rows, ring, softmax),
                 [&](const Execute& run) {
                   std::vector<float> out(static_cast<size_t>(2 * lists * ring * stride), kPoison);
                   run(ScoreReduceArgs{.logits = logits.data(),
@@ -46,7 +52,9 @@ TEST_F(ParityTest, ScoreReduce) {
                                       .lists = lists,
                                       .sinks = sinks,
                                       .n_rows = n_rows,
-                                      .heads = reduce});
+                                      .heads = reduce,
+                                      .kv_heads = kv_heads,
+                                      .n_kv_heads = n_kv_heads});
                   const bool exact = !softmax && reduce == HeadReduce::kMax;
                   return Outputs{{"out", out, exact ? 0 : 1e-5}};
                 });

@@ -32,6 +32,7 @@ void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t e
       const auto left = static_cast<size_t>(end - t);
       VF score = hn::Set(d, sum ? 0.0f : kNegInf);
       for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+        if (!a.Takes(h)) continue;
         VF v = LoadFloats(logits + h * a.stride + t, left);
         if (lse != nullptr) v = hn::Sub(v, hn::Set(d, lse[h]));
         if (sum && lse != nullptr) v = Exp(v);

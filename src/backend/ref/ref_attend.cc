@@ -149,6 +149,7 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
         double best = kNegInf;
         double sum = 0;
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+          if (!a.Takes(h)) continue;
           const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
           const double logit = a.logits[row_head * a.stride + t];
           const double v = a.lse != nullptr ? std::exp(logit - a.lse[row_head]) : logit;

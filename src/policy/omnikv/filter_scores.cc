@@ -18,8 +18,9 @@ Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
   sinks_ = static_cast<int32_t>(settings.Int("sinks"));
-  // An index gives the logits of each head.
-  head_max_ = !softmax_ && lists_ == 1 && settings.Text("dense") == "exact";
+  // An index gives the logits of each head, and heads that come in runs cannot share a maximum.
+  head_max_ =
+      !softmax_ && lists_ == 1 && settings.Text("dense") == "exact" && context.head_classes == 1;
   top_p_ = settings.Float("top_p");
   if (cuts() && !softmax_) {
     return InvalidArgument(
@@ -53,7 +54,8 @@ void FilterScores::AskFor(int32_t filter, AttendArgs& attend) const {
   attend.lse = lse_.as<float>();
 }
 
-void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
+void FilterScores::Reduce(int32_t filter, const AttendArgs& attend,
+                          std::span<const HeadRun> runs) const {
   if (!Reduces()) return;
   context_.backend->Enqueue(
       ScoreReduceArgs{.logits = attend.scores,
@@ -66,7 +68,9 @@ void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
                       .lists = lists_,
                       .sinks = sinks_,
                       .n_rows = attend.n_rows,
-                      .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax});
+                      .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax,
+                      .kv_heads = MaskOf(runs),
+                      .n_kv_heads = attend.kv.n_kv_heads});
 }
 
 void FilterScores::Choose(int32_t filter, const TopKArgs& choice) const {

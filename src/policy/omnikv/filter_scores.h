@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -27,7 +28,8 @@ class FilterScores {
 
   // Asks the attention of a filter for what Reduce reads after it.
   void AskFor(int32_t filter, AttendArgs& attend) const;
-  void Reduce(int32_t filter, const AttendArgs& attend) const;
+  // `runs`: LayerStep's, of the heads whose scores count.
+  void Reduce(int32_t filter, const AttendArgs& attend, std::span<const HeadRun> runs = {}) const;
   // Chooses by them: as many as `choice` says, or of these the fewest that hold `top_p` of what all
   // candidates have.
   void Choose(int32_t filter, const TopKArgs& choice) const;

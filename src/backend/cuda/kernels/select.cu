@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
     if (t <= meta.pos) {
 #pragma unroll 4
       for (int h = list * list_heads + member; h < (list + 1) * list_heads; h += together) {
+        if (!a.Takes(h)) continue;
         Pack<float, N> v = LoadPack<N>(logits + h * a.stride + t);
         const float base = lse != nullptr ? lse[h] : 0.0f;
 #pragma unroll

@@ -20,6 +20,9 @@ inline SettingList SmallDefaults(const PolicyInfo& info) {
   if (HasSetting(info, "block")) {
     return {{"budget", "40"}, {"block", "8"}, {"sinks", "8"}, {"recent", "8"}};
   }
+  if (HasSetting(info, "stream_recent")) {
+    return {{"budget", "40"}, {"stream_sinks", "8"}, {"stream_recent", "32"}};
+  }
   if (HasSetting(info, "budget")) return {{"budget", "40"}};
   if (HasSetting(info, "least")) return {{"least", "40"}};
   if (HasSetting(info, "recent")) return {{"sinks", "8"}, {"recent", "32"}};

@@ -24,8 +24,12 @@ std::span<const KindPair> KindPairs();
 // The kind of a prepared policy, by what it does: what PolicyInfo::kind must say.
 PolicyKind KindOf(const Policy& policy, int32_t n_layers);
 
+// The policy that is both of these together (PolicyInfo::combines); null: none is.
+const PolicyInfo* Combining(const PolicyInfo& a, const PolicyInfo& b);
+
 // Ok where `name` is of one policy. "a+b" asks for two in one session, which no session can have:
-// kUnsupported with the sentence of the table, kInvalidArgument where there is no such policy.
+// kUnsupported with the name of the policy that is both, or else the sentence of the table;
+// kInvalidArgument where there is no such policy.
 Status CheckCombination(const std::string& name);
 
 }  // namespace omnikv

@@ -41,12 +41,14 @@ struct CostKnob {
 // What a policy does with the tokens of a layer. Which two of them a layer could have together
 // follows from it (policy/combinations.h).
 enum class PolicyKind : uint8_t {
-  kReadsAll,  // reads every token
-  kStreams,   // reads every token, and its layers come whole from the host
-  kSelects,   // keeps every token, and reads some
-  kWindow,    // gives tokens up by their position alone, as the context grows
-  kForgets,   // chooses the rows that stay, and gives up the others (Keeps)
-  kHeads,     // reads every token in some KV heads, and gives tokens up in the others
+  kReadsAll,     // reads every token
+  kStreams,      // reads every token, and its layers come whole from the host
+  kSelects,      // keeps every token, and reads some
+  kWindow,       // gives tokens up by their position alone, as the context grows
+  kForgets,      // chooses the rows that stay, and gives up the others (Keeps)
+  kHeads,        // reads every token in some KV heads, and gives tokens up in the others
+  kHeadsSelect,  // keeps every token in some KV heads and reads some, and gives tokens up in the
+                 // others
 };
 
 struct PolicyInfo {
@@ -54,6 +56,7 @@ struct PolicyInfo {
   std::string summary;  // one line: what it keeps, what it reads, where it is from
   PolicyFacts facts = {};
   PolicyKind kind = PolicyKind::kReadsAll;
+  std::vector<std::string> combines = {};  // policies that it is together, where it is of several
   CostKnob knob = {};
   std::vector<SettingSpec> settings;
   std::function<std::unique_ptr<Policy>()> make;

@@ -219,7 +219,7 @@ TEST_F(BadInputs, InfoCountsWindowsAndSaysWhatCannotRun) {
     if (policy.at("name") == "omnikv" || policy.at("name") == "kascade") {
       EXPECT_NE(policy.at("cannot_run").get<std::string>().find("sliding window"),
                 std::string::npos);
-    } else if (policy.at("name") == "duo") {
+    } else if (policy.at("name") == "duo" || policy.at("name") == "omnikv_duo") {
       EXPECT_NE(policy.at("cannot_run").get<std::string>().find("gates is not set"),
                 std::string::npos);
     } else {

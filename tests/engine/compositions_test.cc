@@ -79,6 +79,10 @@ std::vector<int32_t> Prompt() {
   return Numbers(100, 1);
 }
 
+bool Contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
 bool Finite(const Logits& logits) {
   return std::ranges::all_of(logits, [](const std::vector<float>& row) {
     return std::ranges::all_of(row, [](float x) { return std::isfinite(x); });
@@ -152,6 +156,12 @@ TEST(Compositions, TwoPoliciesInOneSession) {
           why = fmt::format(fmt::runtime(pair.why), b.name, a.name);
         }
       }
+      for (const PolicyInfo& info : AllPolicies()) {
+        if (a.name != b.name && Contains(info.combines, a.name) &&
+            Contains(info.combines, b.name)) {
+          why = a.name + " and " + b.name + " together are " + info.name;
+        }
+      }
       const std::string expected = "a session has one policy, not '" + name + "': " + why;
       for (const Status& status :
            {engine->NewSession({.name = name}).status(), engine->CheckPolicy({.name = name}),
@@ -161,7 +171,9 @@ TEST(Compositions, TwoPoliciesInOneSession) {
       }
     }
   }
-  EXPECT_THAT(FindPolicy("duo+omnikv").status().message(), HasSubstr("which is not built"));
+  EXPECT_EQ(FindPolicy("duo+omnikv").status().message(),
+            "a session has one policy, not 'duo+omnikv': duo and omnikv together are omnikv_duo");
+  EXPECT_THAT(FindPolicy("duo+quest").status().message(), HasSubstr("which is not built"));
   EXPECT_THAT(FindPolicy("tova+snapkv").status().message(),
               HasSubstr("tova and snapkv both give tokens of a layer up"));
   EXPECT_THAT(FindPolicy("tova+tovo").status().message(), StartsWith("there is no policy 'tovo'"));
@@ -288,27 +300,36 @@ TEST(Compositions, ModelsWithWindows) {
   EXPECT_EQ(refused, 1);  // kvzip
 }
 
-// An engine that gives tokens of some KV heads back serves its own policy alone.
+// An engine that gives tokens of some KV heads back serves policies that divide heads as its own.
 TEST(Compositions, HeadsThatAnotherPolicyGivesBack) {
-  const auto engine = *Open(Small(**FindPolicy("duo")), "device");
-  for (const PolicyInfo& info : AllPolicies()) {
-    SCOPED_TRACE(info.name);
-    const PolicyOptions policy = Small(info);
-    if (info.kind == PolicyKind::kHeads) {
-      EXPECT_TRUE(Finite(RunSession(*engine, policy)));
-      continue;
-    }
-    const Status status = engine->NewSession(policy).status();
-    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-    std::vector<std::string> sentences;  // of any head and layer
-    for (int32_t layer = 0; layer < kLayers; ++layer) {
-      for (const int32_t head : {0, 1}) {
-        sentences.push_back(Sentence(Use::kOthersHeads, info.name, "duo", head, layer));
+  const auto divides = [](PolicyKind kind) {
+    return kind == PolicyKind::kHeads || kind == PolicyKind::kHeadsSelect;
+  };
+  int opened = 0;
+  for (const PolicyInfo& own : AllPolicies()) {
+    if (!divides(own.kind)) continue;
+    ++opened;
+    const auto engine = *Open(Small(own), "device");
+    for (const PolicyInfo& info : AllPolicies()) {
+      SCOPED_TRACE(info.name + " on " + own.name);
+      const PolicyOptions policy = Small(info);
+      if (divides(info.kind)) {
+        EXPECT_TRUE(Finite(RunSession(*engine, policy)));
+        continue;
       }
+      const Status status = engine->NewSession(policy).status();
+      EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+      std::vector<std::string> sentences;  // of any head and layer
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        for (const int32_t head : {0, 1}) {
+          sentences.push_back(Sentence(Use::kOthersHeads, info.name, own.name, head, layer));
+        }
+      }
+      EXPECT_THAT(sentences, testing::Contains(status.message()));
+      EXPECT_EQ(engine->CheckPolicy(policy).message(), status.message());
     }
-    EXPECT_THAT(sentences, testing::Contains(status.message()));
-    EXPECT_EQ(engine->CheckPolicy(policy).message(), status.message());
   }
+  EXPECT_EQ(opened, 2);  // duo and omnikv_duo
 }
 
 // And so does one that has rows of their own for the KV heads.

@@ -8,9 +8,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include "../made_up_model.h"
 #include "../test_data.h"
 #include "engine/batch.h"
 #include "engine/core.h"
+#include "engine/devices.h"
 #include "golden_data.h"
 #include "omnikv/engine.h"
 #include "on_device.h"
@@ -30,6 +32,15 @@ PolicyOptions Duo(const std::string& sinks, const std::string& recent,
   return {
       .name = "duo",
       .settings = {{"gates", gates}, {"sinks", sinks}, {"recent", recent}, {"sparsity", sparsity}}};
+}
+
+// omnikv among the heads that retrieve.
+PolicyOptions OmnikvDuo(SettingList settings, const std::string& sparsity = "0.5") {
+  const SettingList small = {{"gates", kGates},       {"filters", "1,5"},    {"budget", "24"},
+                             {"tail", "4"},           {"dense_below", "0"},  {"stream_sinks", "4"},
+                             {"stream_recent", "16"}, {"sparsity", sparsity}};
+  settings.insert(settings.end(), small.begin(), small.end());
+  return {.name = "omnikv_duo", .settings = std::move(settings)};
 }
 
 class HeadClassesOn : public OnDevice {
@@ -58,10 +69,18 @@ class HeadClassesOn : public OnDevice {
 
 const PolicyOptions kPolicies[] = {Duo("4", "16"), Duo("0", "70", "0.25"), Duo("70", "8", "0.75"),
                                    Duo("4", "16", "1"), Duo("4", "16", "0")};
+const PolicyOptions kSelecting[] = {
+    OmnikvDuo({}), OmnikvDuo({{"score", "raw"}}, "0.25"), OmnikvDuo({{"top_p", "0.5"}}),
+    OmnikvDuo({{"selector", "exp"}, {"window", "4"}}), OmnikvDuo({}, "0")};
+// With state of their own, or without.
+const PolicyOptions kBoth[] = {Duo("4", "16"),
+                               OmnikvDuo({{"selector", "uniform"}, {"window", "4"}})};
 
 TEST_P(HeadClassesOn, OneTableOrTwoAreTheSame) {
   const auto other = LoadFor({.name = "full"});
-  for (const PolicyOptions& policy : kPolicies) {
+  std::vector<PolicyOptions> policies(std::begin(kPolicies), std::end(kPolicies));
+  policies.insert(policies.end(), std::begin(kSelecting), std::end(kSelecting));
+  for (const PolicyOptions& policy : policies) {
     const auto engine = LoadFor(policy);
     Logits logits[2];
     const Engine* engines[] = {engine.get(), other.get()};
@@ -110,48 +129,92 @@ TEST_P(HeadClassesOn, TurnsForksAndCuts) {
   }
 }
 
-TEST_P(HeadClassesOn, BatchesAreSessions) {
-  const PolicyOptions policy = Duo("4", "16");
-  const auto engine = LoadFor(policy);
-  const auto batch = *Batch::Open(CoreOf(*engine), policy, 2);
-  std::vector<std::unique_ptr<Session>> alone;
-  std::vector<Batch::Next> next;
-  for (const size_t length : {150, 40}) {
-    alone.push_back(Take(engine->NewSession(policy)));
-    ASSERT_TRUE(alone.back()->Prompt(Numbers(length, 2)).ok());
-    next.push_back({*batch->Join(Numbers(length, 2)), 5});
+// The same of policies whose decode steps choose, against sessions with the same steps.
+TEST_P(HeadClassesOn, TurnsForksAndCutsOfSelections) {
+  for (const PolicyOptions& policy : kSelecting) {
+    const auto engine = LoadFor(policy);
+    const auto session = Take(engine->NewSession(policy));
+    SCOPED_TRACE(session->stats().settings);
+    ASSERT_TRUE(session->Prompt(Numbers(190, 1)).ok());
+    const auto fork = Take(session->Fork());
+    const Logits steps = Decode(*engine, *session, 30);
+    std::vector<int32_t> turn = session->tokens();
+    for (const int32_t t : Numbers(61, 5)) turn.push_back(t);
+    std::vector<int32_t> cut = fork->tokens();
+    cut.resize(cut.size() - 3);
+    cut.push_back(77);
+    ASSERT_TRUE(fork->Prompt(cut).ok());
+    EXPECT_LT(fork->stats().prefill_tokens, 10);
+    ASSERT_TRUE(session->Prompt(turn).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, 61);
+    {
+      const auto fresh = Take(engine->NewSession(policy));
+      ASSERT_TRUE(fresh->Prompt(cut).ok());
+      ExpectSame(Decode(*engine, *fork, 12), Decode(*engine, *fresh, 12));
+    }
+    const auto again = Take(engine->NewSession(policy));
+    ASSERT_TRUE(again->Prompt(Numbers(190, 1)).ok());
+    ExpectSame(Decode(*engine, *again, 30), steps);
+    ASSERT_TRUE(again->Prompt(turn).ok());
+    ExpectSame(Decode(*engine, *session, 12), Decode(*engine, *again, 12));
+    // To where streaming heads have lost what they would read.
+    ASSERT_TRUE(session->Prompt(Numbers(150, 1)).ok());
+    const bool streams = policy.settings.back().second != "0";
+    EXPECT_EQ(session->stats().prefill_tokens == 150, streams);
+    const auto first = Take(engine->NewSession(policy));
+    ASSERT_TRUE(first->Prompt(Numbers(150, 1)).ok());
+    ExpectSame(Decode(*engine, *session, 12), Decode(*engine, *first, 12));
   }
-  for (int step = 0; step < 60; ++step) {
-    ASSERT_TRUE(batch->Step(next).ok());
-    for (size_t i = 0; i < alone.size(); ++i) {
-      ASSERT_TRUE(alone[i]->Step(next[i].token).ok());
-      const float* got = batch->logits(next[i].member);
-      ExpectSame({{got, got + engine->vocab()}},
-                 {{alone[i]->logits(), alone[i]->logits() + engine->vocab()}});
-      next[i].token = (next[i].token * 7 + 5) % engine->vocab();
+}
+
+TEST_P(HeadClassesOn, BatchesAreSessions) {
+  for (const PolicyOptions& policy : kBoth) {
+    SCOPED_TRACE(policy.name);
+    const auto engine = LoadFor(policy);
+    const auto batch = *Batch::Open(CoreOf(*engine), policy, 2);
+    std::vector<std::unique_ptr<Session>> alone;
+    std::vector<Batch::Next> next;
+    for (const size_t length : {150, 40}) {
+      alone.push_back(Take(engine->NewSession(policy)));
+      ASSERT_TRUE(alone.back()->Prompt(Numbers(length, 2)).ok());
+      next.push_back({*batch->Join(Numbers(length, 2)), 5});
+    }
+    for (int step = 0; step < 60; ++step) {
+      ASSERT_TRUE(batch->Step(next).ok());
+      for (size_t i = 0; i < alone.size(); ++i) {
+        ASSERT_TRUE(alone[i]->Step(next[i].token).ok());
+        const float* got = batch->logits(next[i].member);
+        ExpectSame({{got, got + engine->vocab()}},
+                   {{alone[i]->logits(), alone[i]->logits() + engine->vocab()}});
+        next[i].token = (next[i].token * 7 + 5) % engine->vocab();
+      }
     }
   }
 }
 
 TEST_P(HeadClassesOn, SavedContextsComeBack) {
   const std::string path = testing::TempDir() + "omnikv_duo_" + std::to_string(::getpid());
-  const PolicyOptions policy = Duo("4", "16");
-  const auto engine = LoadFor(policy);
-  const auto stays = Take(engine->NewSession(policy));
-  ASSERT_TRUE(stays->Prompt(Numbers(230, 3)).ok());
-  Decode(*engine, *stays, 9);
-  ASSERT_TRUE(stays->Save(path).ok());
-  {
-    const auto other = LoadFor(policy);
-    const auto goes = Take(other->Restore(path));
-    EXPECT_EQ(goes->stats().held_fraction, stays->stats().held_fraction);
-    EXPECT_EQ(Decode(*other, *goes, 40), Decode(*engine, *stays, 40));
-  }
-  for (const PolicyOptions& policy_of : {PolicyOptions{.name = "full"}, Duo("4", "16", "0.25")}) {
-    const auto other = LoadFor(policy_of);
-    const auto refused = other->Restore(path);
-    ASSERT_FALSE(refused.ok());
-    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << refused.status().message();
+  for (const PolicyOptions& policy : kBoth) {
+    SCOPED_TRACE(policy.name);
+    const auto engine = LoadFor(policy);
+    const auto stays = Take(engine->NewSession(policy));
+    ASSERT_TRUE(stays->Prompt(Numbers(230, 3)).ok());
+    Decode(*engine, *stays, 9);
+    ASSERT_TRUE(stays->Save(path).ok());
+    {
+      const auto other = LoadFor(policy);
+      const auto goes = Take(other->Restore(path));
+      EXPECT_EQ(goes->stats().held_fraction, stays->stats().held_fraction);
+      EXPECT_EQ(Decode(*other, *goes, 40), Decode(*engine, *stays, 40));
+    }
+    for (const PolicyOptions& of_other :
+         {PolicyOptions{.name = "full"}, Duo("4", "16", "0.25"), OmnikvDuo({}, "0.25")}) {
+      const auto other = LoadFor(of_other);
+      const auto refused = other->Restore(path);
+      ASSERT_FALSE(refused.ok());
+      EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument)
+          << refused.status().message();
+    }
   }
   std::remove(path.c_str());
 }
@@ -171,7 +234,9 @@ TEST_P(HeadClassesOn, RefuseWhoWouldReadWhatIsGivenBack) {
     expect_refused(engine->NewSession({.name = name}), name);
   }
   expect_refused(engine->NewSession(Duo("4", "16", "0")), "duo");
+  expect_refused(engine->NewSession(OmnikvDuo({}, "0")), "omnikv_duo");
   EXPECT_TRUE(engine->NewSession(Duo("4", "16", "0.75")).ok());  // has these heads stream too
+  EXPECT_TRUE(engine->NewSession(OmnikvDuo({})).ok());
   const auto session = Take(engine->NewSession(Duo("4", "16")));
   ASSERT_TRUE(session->Prompt(Numbers(30, 1)).ok());
   expect_refused(session->Fork({.name = "full"}), "full");
@@ -199,6 +264,72 @@ TEST(HeadClasses, StreamingHeadsTakeTheSameAtAnyLength) {
   const BankConfig& bank = CoreOf(*engine).bank->config();
   EXPECT_LT(Bank::ReservedBytes(bank, TierKind::kDevice),
             (16384 + 128) * kRetrieving * kHeadRow + 4096 * kStreaming * kHeadRow);
+}
+
+PolicyOptions OnHeads(const std::string& gates, const SettingList& given) {
+  SettingList settings = {{"gates", gates},        {"filters", "1,3"},   {"budget", "24"},
+                          {"tail", "4"},           {"dense_below", "0"}, {"stream_sinks", "4"},
+                          {"stream_recent", "16"}, {"threshold", "0.5"}};
+  settings.insert(settings.end(), given.begin(), given.end());
+  return {.name = "omnikv_duo", .settings = std::move(settings)};
+}
+
+// Heads of a class that do not lie together are attended to in runs where they share a table with
+// others, and choose by the same scores.
+TEST(HeadClasses, RunsOfHeadsChooseTogether) {
+  const std::string gates = testing::TempDir() + "omnikv_runs_" + std::to_string(::getpid());
+  std::ofstream(gates) << "1\t0\t1\t0\t1\t1\n"
+                          "0\t1\t0\t0\t1\t1\n"  // a filter
+                          "1\t1\t0\t1\t0\t0\n"
+                          "1\t0\t1\t1\t0\t1\n"  // a filter
+                          "0\t0\t0\t0\t0\t0\n"
+                          "0\t1\t0\t1\t0\t1\n";
+  ModelConfig config = SmallLlama({.max_context = 300});
+  config.n_heads = 12;
+  config.n_kv_heads = 6;
+  const auto open = [&](const std::string& device, const PolicyOptions& policy) {
+    const EngineOptions options{.device = device,
+                                .threads = 2,
+                                .context = 300,
+                                .policy = policy,
+                                .precision = "full",
+                                .prefill_chunk = 48,
+                                .max_sessions = 2};
+    auto engine =
+        LoadEngine(options, MadeUpModel(config, DType::kF32), [&] { return MakeBackend(options); });
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return std::move(*engine);
+  };
+  for (const std::string device : {"ref", "cpu", "cuda"}) {
+    if (const std::string reason = WhyNotOn(device); !reason.empty()) {
+      std::printf("%s\n", reason.c_str());
+      continue;
+    }
+    Logits last;
+    for (const SettingList& settings :
+         {SettingList{}, SettingList{{"score", "raw"}}, SettingList{{"dense_after_filter", "0"}},
+          SettingList{{"selector", "uniform"}, {"window", "5"}}, SettingList{{"top_p", "0.5"}},
+          SettingList{{"select_every_layer", "1"}, {"filters", "5"}}}) {
+      const PolicyOptions policy = OnHeads(gates, settings);
+      Logits logits[2];
+      const PolicyOptions of_engines[] = {policy, {.name = "full"}};
+      for (int i = 0; i < 2; ++i) {
+        const auto engine = open(device, of_engines[i]);
+        const auto session = Take(engine->NewSession(policy));
+        SCOPED_TRACE(device + " " + session->stats().settings);
+        ASSERT_TRUE(session->Prompt(Numbers(150, 1)).ok());
+        logits[i] = Decode(*engine, *session, 40);
+      }
+      ASSERT_EQ(logits[0].size(), logits[1].size());
+      for (size_t i = 0; i < logits[0].size(); ++i) {
+        const double error = Error(logits[0][i].data(), logits[1][i]);
+        ASSERT_LE(error, device == "ref" ? 0 : F32Tolerance(device)) << i;
+      }
+      EXPECT_NE(logits[0], last);
+      last = logits[0];
+    }
+  }
+  std::remove(gates.c_str());
 }
 
 // Without a name, gates are those beside the model, wherever the model is.
@@ -236,6 +367,32 @@ TEST(HeadClasses, GatesAreFoundBesideTheModel) {
   EXPECT_THAT(moved->NewSession(unnamed).status().message(),
               HasSubstr("b/duo.tsv: line 1 has '2', expected numbers from 0 to 1"));
   fs::remove_all(folder);
+}
+
+TEST(HeadClasses, WhatSelectionsAmongHeadsCannotHave) {
+  const auto engine = Load({.model = kRandom, .device = "cpu", .context = 256});
+  const auto refusal = [&](const SettingList& settings) {
+    return std::string(engine->NewSession(OnHeads(kGates, settings)).status().message());
+  };
+  EXPECT_EQ(refusal({{"filters", "1,3"}}),
+            "policy omnikv_duo: filters is 1,3, but all KV heads of layer 3 stream by its gates, "
+            "expected one that retrieves, to choose by");
+  EXPECT_EQ(refusal({{"filters", "1"}, {"select_every_layer", "1"}}),
+            "policy omnikv_duo: select_every_layer is 1, but all KV heads of layer 3 stream by its "
+            "gates, expected one that retrieves, to choose by");
+  EXPECT_THAT(refusal({{"filters", "1,5"}, {"lists", "per_kv_head"}}),
+              HasSubstr("policy omnikv_duo: lists is per_kv_head, expected one: a KV head"));
+  EXPECT_THAT(refusal({{"filters", "1,5"}, {"dense", "indexed"}}),
+              HasSubstr("policy omnikv_duo: dense is indexed, expected exact: "));
+  EXPECT_THAT(refusal({{"filters", "1,5"}, {"prefill", "sparse"}}),
+              HasSubstr("policy omnikv_duo: prefill is sparse, expected dense: "));
+  // What the parts say is said of the whole.
+  EXPECT_EQ(refusal({{"filters", "1,9"}}),
+            "policy omnikv_duo: filters names layer 9, but the model's 8 global-attention layers "
+            "are 0 to 7");
+  EXPECT_EQ(refusal({{"filters", "1,5"}, {"sparsity", "0.5"}}),
+            "policy omnikv_duo: threshold and sparsity are both set, expected one");
+  EXPECT_EQ(refusal({{"filters", "1,5"}}), "");
 }
 
 TEST(HeadClasses, MistakesInAFileOfGatesAreSentences) {

@@ -82,17 +82,20 @@ def main():
         json.dumps(similarity_cases(bench.model, prompt + decode), separators=(",", ":")) + "\n")
     made, logits = [], {}
     for file, of_file in cases().items():
-        own = []
+        own, own_logits = [], {}
         for name, (policy, settings, *n_prompt) in of_file.items():
-            case, logits[name], rule = make_case(name, policy, settings,
-                                                 *(n_prompt or [N_PROMPT]), bench, bench32)
+            case, own_logits[name], rule = make_case(name, policy, settings,
+                                                     *(n_prompt or [N_PROMPT]), bench, bench32)
             own.append(case)
             print(f"{name:32s} against full {case['moved_against_full']:.3f}  float32 "
                   f"{case['moved_in_float32']:.0e}  smallest gap {rule.min_gap():.0e}")
         write_cases(args.out / f"{file}.json", head if file == "policies" else {}, own)
         write_safetensors(args.out / f"{file}.safetensors",
-                          {case["name"]: stored(logits[case["name"]]) for case in own})
-        made += own
+                          {name: stored(of_case) for name, of_case in own_logits.items()})
+        for case in own:  # whose names may stand in two files
+            name = case["name"] if case["name"] not in logits else f"{file}: {case['name']}"
+            made.append({**case, "name": name})
+            logits[name] = own_logits[case["name"]]
     check_cases(bench, made, logits)
 
 

@@ -15,6 +15,7 @@ from oracle.kcache import KCache
 from oracle.keys import KeyDiff, Knorm
 from oracle.kvzip import KvZip
 from oracle.omnikv import OmniKv
+from oracle.omnikv_duo import OmniKvDuo
 from oracle.omnikv_indexed import OmniKvIndexed
 from oracle.policy import Full
 from oracle.pyramidkv import PyramidKv
@@ -33,7 +34,7 @@ KINDS = {"full": Full, "streaming": Streaming, "omnikv": OmniKv, "tova": Tova, "
          "quest": Quest, "duo": Duo, "kcache": KCache, "knorm": Knorm, "keydiff": KeyDiff,
          "expected_attention": ExpectedAttention, "h2o": H2o, "blocks": Blocks, "strided": Strided,
          "kascade": Kascade, "pyramidkv": PyramidKv, "kvzip": KvZip,
-         "infllm": InfLlm}
+         "infllm": InfLlm, "omnikv_duo": OmniKvDuo}
 INDEXED = "omnikv_indexed"  # cases of omnikv that have a file of their own
 
 
@@ -306,6 +307,23 @@ OTHERS = {
                              "all": {"sparsity": 1}, "by_layer": {"sparsity": 0.4, "by_layer": 1},
                              "threshold": {"threshold": 0.4}}.items()} |
         {"no_sinks": {"gates": GATES, "sinks": 0, "recent": 24, "sparsity": 0.5}}),
+    "omnikv_duo": (
+        LENGTHS,
+        {budget: {"gates": GATES, "sparsity": 0.5, "stream_sinks": sinks, "stream_recent": recent,
+                  "filters": "1,4", "dense_after_filter": 0, "budget": budget, "tail": 4}
+         for budget, sinks, recent in ((12, 2, 10), (24, 4, 16), (48, 4, 24))},
+        {name: {"gates": GATES, "sparsity": 0.5, "stream_sinks": 4, "stream_recent": 16,
+                "filters": "1,4", "dense_after_filter": 1, "budget": 24, "tail": 4, **which}
+         for name, which in {
+             "quarter": {"sparsity": 0.25}, "most": {"sparsity": 0.75, "filters": "4"},
+             "by_layer": {"by_layer": 1}, "no_sinks": {"stream_sinks": 0, "stream_recent": 24},
+             "raw": {"score": "raw", "sparsity": 0.25}, "sinks": {"sinks": 3, "tail": "all"},
+             "uniform": {"selector": "uniform", "window": 4, "dense_after_filter": 0},
+             "exp_raw": {"selector": "exp", "window": 4, "score": "raw"},
+             "top_p": {"top_p": 0.5, "budget": 48},
+             "every_layer": {"select_every_layer": 1, "by_layer": 1}}.items()} |
+        {"mem": {"gates": GATES, "sparsity": 0.4, "stream_sinks": 4, "stream_recent": 16,
+                 "filters": "1,4", "dense_after_filter": 0, "mem": 0.5, "tail": 4}}),
     "kcache": (
         (56, 72, 48),
         {budget: {"budget": budget, "renormalise": "off", "first_layers": 1}

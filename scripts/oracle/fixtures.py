@@ -227,9 +227,9 @@ def check_cases(bench, cases, logits):
             moved = np.abs(logits[a] - logits[b]).max() / largest
             assert moved > 0.02, f"{a} and {b} hardly differ: {moved:.3f}"
     full = bench.run(Full())
-    assert np.array_equal(logits["omnikv_covering"], full)
+    assert relative(logits["omnikv_covering"], full) < 1e-9
     until = 148 - N_PROMPT  # steps while budget and tail cover the context
-    assert np.array_equal(logits["omnikv_crosses_budget"][:until], full[:until])
+    assert relative(logits["omnikv_crosses_budget"][:until], full[:until]) < 1e-9
     # Other rules that come to the same.
     streaming = bench.run(make_policy("streaming", {"sinks": 4, "budget": 20,
                                                     "positions": "original"}))

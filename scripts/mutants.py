@@ -60,6 +60,7 @@ WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 INFLLM = "src/policy/infllm/"
 KVZIP = "src/policy/kvzip/kvzip.cc"
+OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
     "merge_sums_unweighted": (
@@ -454,6 +455,18 @@ FAULTS = {
     "duo_drops_one_too_many": (
         DUO, "std::max(near_.sinks, length + 1 - near_.recent)",
         "std::max(near_.sinks, length + 2 - near_.recent)"),
+    "omnikv_duo_scores_of_streaming_heads": (
+        "src/policy/omnikv/filter_scores.cc", ".kv_heads = MaskOf(runs),",
+        ".kv_heads = MaskOf(runs) & 0,"),
+    "omnikv_duo_past_queries_of_the_first_heads": (
+        "src/policy/head_runs.h", "attend.kv_head_begin = run.begin;", ""),
+    "omnikv_duo_retrieving_heads_read_all": (
+        OMNIKV_DUO, "== kStreaming ? *heads_ : *tokens_", "== kStreaming ? *heads_ : *heads_"),
+    "omnikv_duo_every_head_gives_up": (
+        OMNIKV_DUO, "heads_->Dropped(length, head_class)",
+        "heads_->Dropped(length, std::max(head_class, kStreaming))"),
+    "streaming_heads_score_on_a_card": (
+        KERNELS + "select.cu", "if (!a.Takes(h)) continue;", ""),
     "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
     "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
     "kcache_renormalises_always": (

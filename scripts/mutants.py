@@ -199,9 +199,6 @@ FAULTS = {
         "return *first;"),
     "parts_of_a_prompt_are_two_chunks": (
         "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
-    "kvzip_chunk_of_another_head": (
-        KVZIP, ".gone = starts_.as<int32_t>() + int64_t{step.pass} * context_.n_kv_heads",
-        ".gone = starts_.as<int32_t>() + int64_t{step.pass}"),
     "kvzip_scores_of_the_first_head": (
         KVZIP, "const int32_t n_seqs = context_.n_kv_heads / lists;", "const int32_t n_seqs = 1;"),
     "heads_apart_keep_what_the_first_keeps": (
@@ -467,6 +464,11 @@ FAULTS = {
         "heads_->Dropped(length, std::max(head_class, kStreaming))"),
     "streaming_heads_score_on_a_card": (
         KERNELS + "select.cu", "if (!a.Takes(h)) continue;", ""),
+    "copied_values_of_one_sequence": (
+        "src/bank/fetched_values.cc", "q * static_cast<int32_t>(entries.size())", "0"),
+    "copied_values_of_one_head": ("src/bank/fetched_values.cc", ".lists = list.lists,", ""),
+    "copied_values_read_where_they_were": (
+        "src/bank/fetched_values.cc", "  attend.kv = here;\n", ""),
     "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
     "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
     "kcache_renormalises_always": (
@@ -497,8 +499,8 @@ CHECKS = {
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "parity_cuda_test": "tests/backend"}
-# Of faults that need no card: the file or its folder -> program, tests. The last of several counts,
-# and what names a file, or lies in CPU, is not tried on the card.
+# Of faults that need no card: the file, its folder or the fault -> program, tests. The last of several
+# counts, and what names a file, or lies in CPU, is not tried on the card.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
@@ -515,6 +517,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")
                   for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING)},
                MEMORY: ("held_memory_test", "*OfTheProcess*/full_cpu"),
+               "heads_apart_have_the_blocks_of_one": ("bank_test", "StreamsTest.*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 
@@ -574,7 +577,7 @@ def host(args, root):
     lost = 0
     checks = {name: check for name, (path, _, _) in FAULTS.items()
               for folder, check in HOST_CHECKS.items()
-              if path.startswith(folder) and path.endswith((".cc", ".h"))}
+              if folder == name or (path.startswith(folder) and path.endswith((".cc", ".h")))}
     for name in args.only or checks:
         file, text, with_fault = place(root, name)
         if name not in checks:

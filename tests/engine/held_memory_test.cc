@@ -154,6 +154,17 @@ std::vector<Case> Near(double budget) {
                      {"sinks", "64"},
                      {"recent", fmt::format("{}", budget)}}},
        [=](double n) { return kLayers * kKvHeads / 2 * (n + 64 + budget + 64) * kHeadRow; }},
+      {"omnikv_duo",
+       {.name = "omnikv_duo",
+        .settings = with({{"gates", TestData("tests/golden/gates/32x8.tsv")},
+                          {"sparsity", "0.5"},
+                          {"filters", "2,13"},
+                          {"dense_after_filter", "0"},
+                          {"stream_sinks", "64"},
+                          {"stream_recent", fmt::format("{}", budget)}})},
+       [=](double n) {
+         return kLayers * kKvHeads / 2 * (n + 64 + budget + 64) * kHeadRow + 4 * n * 2;
+       }},
       {"quest",
        {.name = "quest", .settings = with()},
        [](double n) { return All(n) + (kLayers - 2) * n / 16 * 2 * kKey; }},

@@ -25,29 +25,38 @@ class CountingBackend : public ForwardingBackend {
     }
     OKV_ASSIGN_OR_RETURN(Buffer buffer, inner().Allocate(bytes, what));
     size_t& of_name = (*by_name_)[std::string(what)];
+    const size_t padding = bytes < kPage ? 0 : (kPage - bytes % kPage) % kPage;
     *held_ += bytes;
+    *padding_ += padding;
     of_name += bytes;
     most_ = std::max(most_, *held_);
     void* const data = buffer.as();
     auto inside = std::make_shared<Buffer>(std::move(buffer));
     return Buffer(data, bytes,
-                  [inside, held = held_, by_name = by_name_, &of_name, bytes](void*) {
+                  [inside, held = held_, padding_of = padding_, by_name = by_name_, &of_name, bytes,
+                   padding](void*) {
                     *held -= bytes;
+                    *padding_of -= padding;
                     of_name -= bytes;
                   });
   }
   size_t held() const { return *held_; }
+  // What a driver takes besides, which gives pages of 2 MiB, but parts of one to what is smaller.
+  size_t padding() const { return *padding_; }
   // By what Allocate was told that it is for.
   const std::map<std::string, size_t>& held_by_name() const { return *by_name_; }
   size_t most() const { return most_; }  // that was held at once
 
  private:
+  static constexpr size_t kPage = size_t{2} << 20;
+
   size_t Free() const { return cap_ - std::min(cap_, *held_); }
 
   std::unique_ptr<Backend> owned_;
   size_t cap_;
   size_t own_work_;
   std::shared_ptr<size_t> held_ = std::make_shared<size_t>(0);
+  std::shared_ptr<size_t> padding_ = std::make_shared<size_t>(0);
   std::shared_ptr<std::map<std::string, size_t>> by_name_ =
       std::make_shared<std::map<std::string, size_t>>();
   size_t most_ = 0;

@@ -465,7 +465,7 @@ FAULTS = {
     "streaming_heads_score_on_a_card": (
         KERNELS + "select.cu", "if (!a.Takes(h)) continue;", ""),
     "copied_values_of_one_sequence": (
-        "src/bank/fetched_values.cc", "q * static_cast<int32_t>(entries.size())", "0"),
+        "src/bank/fetched_values.cc", "q * static_cast<int32_t>(entries.size())", "0 * q"),
     "copied_values_of_one_head": ("src/bank/fetched_values.cc", ".lists = list.lists,", ""),
     "copied_values_read_where_they_were": (
         "src/bank/fetched_values.cc", "  attend.kv = here;\n", ""),

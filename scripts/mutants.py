@@ -334,10 +334,16 @@ FAULTS = {
         "src/policy/omnikv/filter_layers.cc", "static_cast<size_t>(filter)])]",
         "static_cast<size_t>(filter)] + layers.Chooses(layer - 1))]"),
     "index_codes_of_the_upper_half_not_shifted": (
-        KERNELS + "index.cu", "codes.v[1][e] >> (4 * upper)", "codes.v[1][e]"),
+        KERNELS + "index.cu", "codes.v[1][e] >> 4 & kLower", "codes.v[1][e] & kLower"),
     "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
     "index_zero_of_a_key_left_out": (
-        KERNELS + "index.cu", "ranges[i / 2].scale * dot + ranges[i / 2].zero", "ranges[i / 2].scale * dot + 0 * ranges[i / 2].zero"),
+        KERNELS + "index.cu", "ranges[half].zero * q_sum[i]", "0 * q_sum[i]"),
+    "index_digits_of_another_base": (KERNELS + "index.cu", "dot = dot * 256", "dot = dot * 255"),
+    "index_tiles_of_the_block_before": (
+        KERNELS + "index.cu", "block = block_of(tile + 2 * walkers);",
+        "block = block_of(tile + walkers);"),
+    "rescore_gives_heads_those_of_the_first_four": (
+        KERNELS + "index.cu", "begin + Lane() == four + h", "begin + Lane() % 4 == four + h"),
     "rescored_tokens_count_twice": (
         KERNELS + "index.cu", "fmaxf(0.0f, 1 - before) + after", "1 + after"),
     "omnikv_sinks_compete": (

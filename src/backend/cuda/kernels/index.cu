@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backend/cuda/kernels/mma.cuh"
+#include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/kernels/pack.cuh"
 
 namespace omnikv::cuda {
@@ -93,17 +93,21 @@ __global__ void LseKernel(const Part* parts, int n_parts, float* lse) {
 }
 
 // --- IndexScore: bound by memory. A warp takes a KV head of 16 tokens at a time, with up to eight
-// of its queries: S [16 tokens, 8 queries] = codes [16, dk] Q^T [dk, 8] on tensor cores. Codes are
-// whole numbers, which f16 holds; queries are split into two f16. A lane reads as many neighbouring
-// bytes of a token's codes as three others, in an order of values that makes them operands as they
-// lie. The warps of a block share the KV heads of the tokens among them, so rows are read whole.
+// of its queries: S [16 tokens, 8 queries] = codes [16, dk] Q^T [dk, 8] on tensor cores, in whole
+// numbers, without an error. Queries are whole numbers of 23 bits, in three parts of 8 bits. A lane
+// reads as many neighbouring bytes of a token's codes as three others, in an order of values that
+// makes them operands as they lie. The warps of a block share the KV heads of the tokens among
+// them, so rows are read whole.
 
 constexpr int kTile = 16;    // tokens
 constexpr int kColumns = 8;  // queries
+constexpr int kDigits = 3;   // of a value of a query, in base 256: from -128 to 127
 
-// Bytes of a query's halves in shared memory: columns lie in different banks.
+// Bytes of a query's digits in shared memory: columns lie in different banks.
 template <int kWords>
-inline constexpr int kPitch = 64 * kWords + 8;
+inline constexpr int kPitch = 32 * kWords + (kWords == 4   ? 64
+                                             : kWords == 2 ? 32
+                                                           : 16);
 
 // How the warps of a block divide what is to be done for a tile.
 struct Tiling {
@@ -146,21 +150,42 @@ __device__ __forceinline__ void LoadWords(const uint8_t* from, uint32_t (&to)[kW
   }
 }
 
-// Two of the four codes in the lower halves of the bytes of `word`, as f16. kSecond: the last two.
-template <bool kSecond>
-__device__ __forceinline__ uint32_t HalvesOf(uint32_t word) {
-  // 0x64 before a byte makes it the f16 number 1024 + byte.
-  const uint32_t both = __byte_perm(word & 0x0f0f0f0fu, 0x64646464u, kSecond ? 0x4342 : 0x4140);
-  const uint32_t base = 0x64006400u;
-  const __half2 v =
-      __hsub2(*reinterpret_cast<const __half2*>(&both), *reinterpret_cast<const __half2*>(&base));
-  return *reinterpret_cast<const uint32_t*>(&v);
+// The same from shared memory.
+template <int kWords>
+__device__ __forceinline__ void LoadDigits(const std::byte* from, uint32_t (&to)[kWords]) {
+  if constexpr (kWords % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from + 4 * i);
+      to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+    }
+  } else if constexpr (kWords % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(from + 4 * i);
+      to[i] = v.x, to[i + 1] = v.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) to[i] = *reinterpret_cast<const uint32_t*>(from + 4 * i);
+  }
 }
 
-// A warp's query of dk = 32 kWords values as the sum of two f16, scaled by a power of two. Returns
-// what takes products back; `sum` is that of its values.
+// c [16, 8] += a [16, 32] b [32, 8], codes times digits. Lanes hold c, and as many bytes of a and b
+// as of 16 bits, as in MultiplyAdd.
+__device__ __forceinline__ void MultiplyAddCodes(int32_t (&c)[4], const uint32_t (&a)[4],
+                                                 uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A warp's query of dk = 32 kWords values as whole numbers, digit by digit in rows `pitch` apart,
+// the highest first. Returns what takes products back; `sum` is that of its values.
 template <int kWords>
-__device__ __forceinline__ float SplitQuery(const float* q, __half* high, __half* low, float& sum) {
+__device__ __forceinline__ float SplitQuery(const float* q, std::byte* digits, int pitch,
+                                            float& sum) {
   float v[kWords];
   float top = 0;
   sum = 0;
@@ -172,15 +197,26 @@ __device__ __forceinline__ float SplitQuery(const float* q, __half* high, __half
   }
   top = WarpMax(top);
   sum = WarpSum(sum);
-  const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
+  const int up = 21 - max((__float_as_int(top) >> 23) - 127, -100);  // below 2^22
   const float factor = __int_as_float((127 + up) << 23);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
-    const __half rounded = FromF32<__half>(v[i] * factor);
-    high[32 * i + Lane()] = rounded;
-    low[32 * i + Lane()] = FromF32<__half>(v[i] * factor - ToF32(rounded));
+    int left = __float2int_rn(v[i] * factor);
+#pragma unroll
+    for (int digit = kDigits - 1; digit >= 0; --digit) {
+      const auto low = static_cast<int8_t>(left);
+      digits[digit * pitch + 32 * i + Lane()] = static_cast<std::byte>(low);
+      left = (left - low) >> 8;
+    }
   }
   return __int_as_float((127 - up) << 23);
+}
+
+// The sum with two more values, of which the second may be -infinity.
+__device__ __forceinline__ Part Add(Part part, float v, float w) {
+  const float top = fmaxf(part.top, fmaxf(v, w));
+  return {top, part.sum * Exp2((part.top - top) * kLog2E) + Exp2((v - top) * kLog2E) +
+                   Exp2((w - top) * kLog2E)};
 }
 
 // Grid: x walks tiles, y groups of `per` items, z rows. parts [rows, gridDim.x * sides, heads].
@@ -188,7 +224,7 @@ template <int kWords>
 __global__ void __launch_bounds__(kThreads, 3)
     IndexScoreKernel(const __grid_constant__ IndexScoreArgs a, Part* parts) {
   constexpr int kDim = 32 * kWords;
-  // [items of a block, high and low, columns, pitch]
+  // [items of a block, digits, columns, pitch]
   extern __shared__ __align__(16) std::byte queries[];
   __shared__ float backs[kWarps][kColumns], sums[kWarps][kColumns];
   GridTrigger();
@@ -198,8 +234,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   const auto r = static_cast<int>(blockIdx.z);
   const RowMeta row = a.rows[r];
   const int32_t table_off = a.seqs[row.seq].table_off;
-  const auto query = [&](int slot, int low, int column) {
-    return queries + ((slot * 2 + low) * kColumns + column) * kPitch<kWords>;
+  const auto query = [&](int slot, int digit, int column) {
+    return queries + ((slot * kDigits + digit) * kColumns + column) * kPitch<kWords>;
   };
   for (int i = Warp(); i < tiling.per * kColumns; i += kWarps) {
     const int slot = i / kColumns;
@@ -211,8 +247,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     float sum = 0;
     const float back =
         SplitQuery<kWords>(is_head ? a.q + (int64_t{r} * a.n_heads + head) * kDim : nullptr,
-                           reinterpret_cast<__half*>(query(slot, 0, column)),
-                           reinterpret_cast<__half*>(query(slot, 1, column)), sum);
+                           query(slot, 0, column), kColumns * kPitch<kWords>, sum);
     if (Lane() == 0) backs[slot][column] = back, sums[slot][column] = sum;
   }
   __syncthreads();
@@ -237,57 +272,81 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int of_group = item % tiling.octets * kColumns + 2 * t + i;
-    factor[i] = backs[slot][2 * t + i];
-    q_sum[i] = sums[slot][2 * t + i];
+    factor[i] = a.scale * backs[slot][2 * t + i];
+    q_sum[i] = a.scale * sums[slot][2 * t + i];
     const int head = kv_head * group + of_group;
     out[i] = of_group < group ? a.logits + (int64_t{r} * a.n_heads + head) * a.stride : nullptr;
     part[i] = {-INFINITY, 0};
   }
+  // Where a block of the table has whole tiles, which may end past the last token, its number comes
+  // two tiles ahead of their rows' turn.
+  const int per = a.index.block_units;
+  const bool whole = per % kTile == 0 && (per & (per - 1)) == 0 && a.index.unit_blocks == 1;
+  const int shift = __ffs(per) - 1;
+  const auto block_of = [&](int tile) {
+    return whole && tile < n_tiles
+               ? __ldg(a.index.block_table + table_off + (tile * kTile >> shift))
+               : 0;
+  };
   Codes<kWords> next;
   IndexRange next_ranges[2];
-  const auto load = [&](int tile) {
+  const auto load = [&](int tile, int block) {
+    const int64_t first = (int64_t{block} << shift) + (tile * kTile & (per - 1));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto* from =
-          a.index.Row<const uint8_t>(table_off, min(tile * kTile + 8 * i + g, n - 1));
+      const int of_tile = 8 * i + g;
+      const uint8_t* from =
+          whole ? reinterpret_cast<const uint8_t*>(a.index.base) +
+                      (first + of_tile) * a.index.row_bytes
+                : a.index.Row<const uint8_t>(table_off, min(tile * kTile + of_tile, n - 1));
       LoadWords<kWords>(from + codes_at, next.v[i]);
       const float2 range = __ldcs(reinterpret_cast<const float2*>(from + range_at));
       next_ranges[i] = {range.x, range.y};
     }
   };
   int tile = static_cast<int>(blockIdx.x) * tiling.sides + side;
-  if (tile < n_tiles) load(tile);
+  if (tile < n_tiles) load(tile, block_of(tile));
+  int block = block_of(tile + walkers);
   for (; tile < n_tiles; tile += walkers) {
     const Codes<kWords> codes = next;
     const IndexRange ranges[2] = {next_ranges[0], next_ranges[1]};
-    if (tile + walkers < n_tiles) load(tile + walkers);
-    float c[4] = {0, 0, 0, 0};
-    float c_low[4] = {0, 0, 0, 0};
+    if (tile + walkers < n_tiles) load(tile + walkers, block);
+    block = block_of(tile + 2 * walkers);
+    int32_t c[kDigits][4] = {};
 #pragma unroll
-    for (int e = 0; e < kWords; ++e) {
+    for (int digit = 0; digit < kDigits; ++digit) {
+      const std::byte* const own = query(slot, digit, g) + 4 * kWords * t;
+      uint32_t lower[kWords], upper[kWords];  // as the halves of the codes' bytes
+      LoadDigits<kWords>(own, lower);
+      LoadDigits<kWords>(own + kDim / 2, upper);
 #pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const uint32_t x = codes.v[0][e] >> (4 * upper);
-        const uint32_t y = codes.v[1][e] >> (4 * upper);
-        const uint32_t k[4] = {HalvesOf<false>(x), HalvesOf<false>(y), HalvesOf<true>(x),
-                               HalvesOf<true>(y)};
-        const int at = 2 * (upper * kDim / 2 + 4 * (kWords * t + e));
-        const uint2 high = *reinterpret_cast<const uint2*>(query(slot, 0, g) + at);
-        const uint2 low = *reinterpret_cast<const uint2*>(query(slot, 1, g) + at);
-        const uint32_t q_high[2] = {high.x, high.y}, q_low[2] = {low.x, low.y};
-        MultiplyAdd<__half>(c, k, q_high);
-        MultiplyAdd<__half>(c_low, k, q_low);
+      for (int e = 0; e < kWords; ++e) {
+        constexpr uint32_t kLower = 0x0f0f0f0f;
+        const uint32_t k[4] = {codes.v[0][e] & kLower, codes.v[1][e] & kLower,
+                               codes.v[0][e] >> 4 & kLower, codes.v[1][e] >> 4 & kLower};
+        MultiplyAddCodes(c[digit], k, lower[e], upper[e]);
       }
     }
+    const int token = tile * kTile + g;
+    if (token >= n) continue;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int token = tile * kTile + i / 2 * 8 + g;
-      if (token >= n || out[i % 2] == nullptr) continue;
-      const float dot = (c[i] + c_low[i]) * factor[i % 2];
-      const float v = Softcap(
-          a.scale * (ranges[i / 2].scale * dot + ranges[i / 2].zero * q_sum[i % 2]), a.softcap);
-      out[i % 2][token] = v;
-      part[i % 2] = Join(part[i % 2], {v, 1});
+    for (int i = 0; i < 2; ++i) {
+      if (out[i] == nullptr) continue;
+      float v[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float dot = 0;
+#pragma unroll
+        for (int digit = 0; digit < kDigits; ++digit) {
+          dot = dot * 256 + static_cast<float>(c[digit][2 * half + i]);
+        }
+        v[half] = Softcap(ranges[half].scale * (factor[i] * dot) + ranges[half].zero * q_sum[i],
+                          a.softcap);
+      }
+      out[i][token] = v[0];
+      const bool both = token + 8 < n;
+      if (both) out[i][token + 8] = v[1];
+      part[i] = Add(part[i], v[0], both ? v[1] : -INFINITY);
     }
   }
 #pragma unroll
@@ -358,7 +417,7 @@ int64_t PartsOf(const IndexScoreArgs& a, const Device& device) {
 template <int kWords>
 void LaunchIndexScore(const IndexScoreArgs& args, Part* parts, const Launch& launch) {
   const Tiling tiling = TilingOf(args);
-  const auto shared = static_cast<size_t>(tiling.per * 2 * kColumns * kPitch<kWords>);
+  const auto shared = static_cast<size_t>(tiling.per * kDigits * kColumns * kPitch<kWords>);
   const dim3 grid(static_cast<uint32_t>(WalkersOf(args, *launch.device)),
                   static_cast<uint32_t>(CeilDiv(tiling.items, tiling.per)),
                   static_cast<uint32_t>(args.n_rows));
@@ -470,13 +529,21 @@ __global__ void __launch_bounds__(kThreads)
     copy(i + step, side ^ 1);
     CopyAsyncWait<1>();
     __syncwarp();
-    const int t = tokens.At(i);
     const std::byte* const own_keys = pieces + side * pitch;
+    // A lane has a head of those from `begin` on. What stood in its place comes while the dots are
+    // made, for all of them at once.
+    float* const logits = a.logits + first_head * a.stride + tokens.At(i);
+    int begin = 0;
+    float own = 0;
+    const auto own_logit = [&] { return logits + int64_t{begin + Lane()} * a.stride; };
+    const auto old_logit = [&] { return begin + Lane() < heads ? *own_logit() : 0; };
+    float old = old_logit();
     for (int g = 0; g < kv_heads; ++g) {
       const int first = g * group;
       const std::byte* const k = own_keys + g * head_bytes;
       const int64_t to_scales = piece.values + g * (scale_bytes - head_bytes);
       for (int four = first; four < first + group; four += 4) {
+        const int end = min(four + 4, first + group);
         float dots[4] = {0, 0, 0, 0};
 #pragma unroll 4
         for (int d = Lane(); d < dk; d += 32) {
@@ -484,20 +551,22 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
           for (int h = 0; h < 4; ++h) dots[h] += v * q[min(four + h, heads - 1) * dk + d];
         }
-        float own = 0;  // of the lane's head
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
           const float dot = WarpSum(dots[h]);
-          if (Lane() == h) own = dot;
+          if (begin + Lane() == four + h && four + h < end) own = dot;
         }
-        const int h = four + Lane();
-        if (Lane() >= 4 || h >= first + group) continue;
-        const float w = Softcap(a.scale * own, a.softcap);
-        const float lse = a.lse[first_head + h];
-        float& logit = a.logits[(first_head + h) * a.stride + t];
-        found[h].before += Exp2((logit - lse) * kLog2E);
-        found[h].after += Exp2((w - lse) * kLog2E);
-        logit = w;
+        if (end < heads && end + 4 <= begin + 32) continue;
+        const int h = begin + Lane();
+        if (h < end) {
+          const float w = Softcap(a.scale * own, a.softcap);
+          const float lse = a.lse[first_head + h];
+          found[h].before += Exp2((old - lse) * kLog2E);
+          found[h].after += Exp2((w - lse) * kLog2E);
+          *own_logit() = w;
+        }
+        begin = end;
+        old = old_logit();
       }
     }
     __syncwarp();

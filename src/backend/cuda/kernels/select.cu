@@ -36,7 +36,8 @@ __device__ __forceinline__ void Exponentiate(Pack<float, N>& v) {
 // Grid: x walks tiles, y rows, z lists.
 template <int N, bool kSum>
 __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const ScoreReduceArgs a) {
-  __shared__ Pack<float, N> parts[kReduceWarps][32];
+  // Of a tile, and of the one before, which the first warp may still read.
+  __shared__ Pack<float, N> parts[2][kReduceWarps][32];
   GridTrigger();
   GridWait();
   const int row = static_cast<int>(blockIdx.y);
@@ -58,8 +59,9 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
   const int together = WarpsOfTile(a);
   const int tiles = kReduceWarps / together;  // of a block at a time
   const int member = warp % together;
+  int side = 0;
   for (int64_t tile = int64_t{first} / (32 * N) + int64_t{blockIdx.x} * tiles;
-       tile * 32 * N <= meta.pos; tile += int64_t{gridDim.x} * tiles) {
+       tile * 32 * N <= meta.pos; tile += int64_t{gridDim.x} * tiles, side ^= 1) {
     const int64_t t = ((tile + warp / together) * 32 + lane) * N;
     Pack<float, N> score;
 #pragma unroll
@@ -76,10 +78,10 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
         TakeHead<N, kSum>(score, v);
       }
     }
-    parts[warp][lane] = score;
+    parts[side][warp][lane] = score;
     __syncthreads();
     if (member == 0 && t <= meta.pos) {
-      for (int w = 1; w < together; ++w) TakeHead<N, kSum>(score, parts[warp + w][lane]);
+      for (int w = 1; w < together; ++w) TakeHead<N, kSum>(score, parts[side][warp + w][lane]);
       // The exponential is monotone: one of the maximum is the maximum of them.
       if (!kSum && lse != nullptr) Exponentiate(score);
 #pragma unroll
@@ -95,7 +97,6 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
         }
       }
     }
-    __syncthreads();
   }
 }
 

@@ -141,6 +141,15 @@ FAULTS = {
     "copies_of_a_policy_are_not_counted": (PLACEMENT, "std::max(scores, plan.policy)", "scores"),
     "tables_have_room_for_the_context": (
         BANK_CONFIG, "if (table.max_held == 0) return all;", "return all;"),
+    "a_stage_does_not_await_another_sequence": (
+        "src/bank/bank.cc",
+        "if (s.seq != seq && s.tokens > 0) backend_.Join(Lane::kMain, Lane::kIn);", ""),
+    "rows_stand_in_a_stage_as_in_the_bank": (
+        "src/bank/bank.cc", "InOrder(stream.layer) ? first : row", "row"),
+    "sets_are_primed_from_places_of_the_bank": (
+        "src/bank/working_sets.cc", "primes ? bank_.StageView(first_layer_) : ", ""),
+    "stages_have_room_for_all_sequences": (
+        "src/bank/bank_config.h", "layer.InBothTiers() ? PoolTokens() : max_tokens", "PoolTokens()"),
     "a_prompts_stage_has_room_for_the_context": (
         PROMPT_STAGE, "config.BlocksFor(tokens)", "config.BlocksFor(config.max_tokens)"),
     "streaming_masks_what_it_should_drop": (
@@ -523,6 +532,10 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")
                   for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING)},
                MEMORY: ("held_memory_test", "*OfTheProcess*/full_cpu"),
+               "a_stage_does_not_await_another_sequence": (
+                   "host_layers_test", "*ChangeNothing/lanes"),
+               "rows_stand_in_a_stage_as_in_the_bank": ("bank_test", "BankTest.*"),
+               "stages_have_room_for_all_sequences": ("bank_test", "BankTest.*"),
                "heads_apart_have_the_blocks_of_one": ("bank_test", "StreamsTest.*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 

@@ -74,8 +74,6 @@ Bank::Bank(Backend& backend, BankConfig config)
                        .first = config_.FirstSharing(number),
                        .lost = std::vector<Lost>(static_cast<size_t>(config_.max_seqs))});
   }
-  const auto stage_rows =
-      static_cast<size_t>(config_.BlocksFor(config_.PoolTokens()) * config_.block_tokens);
   for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
     const LayerSpec& spec = config_.layers[layer];
     classes_.push_back(spec.HeadClasses());
@@ -83,6 +81,7 @@ Bank::Bank(Backend& backend, BankConfig config)
       c.k += streams_.size();
       c.v += streams_.size();
     }
+    const auto stage_rows = static_cast<size_t>(config_.StageRows(spec));
     size_t stage_at = 0;
     for (const StreamSpec& s : spec.streams) {
       streams_.push_back({.layer = static_cast<int32_t>(layer),
@@ -119,6 +118,15 @@ Status Bank::Allocate() {
   const auto entries = static_cast<size_t>(HeadTableStride());
   const size_t bytes = tables_.size() * entries * sizeof(int32_t);
   OKV_ASSIGN_OR_RETURN(entries_, backend_.Allocate(bytes, "block tables"));
+  if (HasStages()) {
+    OKV_ASSIGN_OR_RETURN(stage_entries_,
+                         backend_.Allocate(entries * sizeof(int32_t), "block tables"));
+    std::vector<int32_t> in_order(entries);
+    for (size_t i = 0; i < entries; ++i) {
+      in_order[i] = static_cast<int32_t>(i) % tables_.front().blocks.max_blocks();
+    }
+    backend_.Upload(stage_entries_.as(), in_order.data(), stage_entries_.size());
+  }
   if (HasHostLayers()) {
     OKV_ASSIGN_OR_RETURN(shared_entries_, backend_.AllocateShared(bytes, "block tables"));
   }
@@ -214,7 +222,7 @@ void Bank::CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, cons
   const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
   std::byte* const home = Home(stream);
   rows += static_cast<size_t>(begin) * streams_[stream].row_bytes;
-  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, int64_t, size_t bytes) {
     backend_.Upload(home + offset, rows, bytes);
     rows += bytes;
   });
@@ -224,7 +232,7 @@ void Bank::CopyFromHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, 
   OKV_CHECK(config_.layers[static_cast<size_t>(layer)].OneStream());
   const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
   const std::byte* const home = Home(stream);
-  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, int64_t, size_t bytes) {
     backend_.Copy(rows, home + offset, bytes, Lane::kIn);
     rows += bytes;
   });
@@ -545,7 +553,9 @@ KvView Bank::MakeView(int32_t layer, int32_t head_class, bool staged) const {
     const bool away = streams_[stream].spec.tier == TierKind::kHost;
     return staged && away ? InStage(stream) : Home(stream);
   };
-  const int32_t* entries = tables_[static_cast<size_t>(heads.table)].entries;
+  const int32_t* entries = staged && InOrder(layer)
+                               ? stage_entries_.as<int32_t>()
+                               : tables_[static_cast<size_t>(heads.table)].entries;
   return heads.k == heads.v
              ? MakeKvView(base(heads.k), entries, config_.block_tokens, config_.dtype,
                           heads.n_kv_heads, spec.dk, spec.dv)
@@ -589,17 +599,21 @@ void Bank::ForRuns(const Stream& stream, int32_t seq, int64_t begin, int64_t end
     do {
       t = std::min(end, (t / bt + 1) * bt);
     } while (row >= 0 && t < end && blocks[t / bt] == blocks[t / bt - 1] + 1);
-    if (row >= 0) visit(row * row_bytes, static_cast<size_t>((t - first) * row_bytes));
+    if (row < 0) continue;
+    const int64_t stage_row = InOrder(stream.layer) ? first : row;
+    visit(row * row_bytes, stage_row * row_bytes, static_cast<size_t>((t - first) * row_bytes));
   }
 }
 
 void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
   Staged& s = staged_[StageOf(layer)];
+  // Rows of another sequence may be on their way to where the step is going to write.
+  if (s.seq != seq && s.tokens > 0) backend_.Join(Lane::kMain, Lane::kIn);
   if (s.layer != layer || s.seq != seq) s = {.layer = layer, .seq = seq};
   if (s.tokens >= n) return;
   ForHostStreams(layer, [&](size_t stream) {
-    ForRuns(streams_[stream], seq, s.tokens, n, [&](int64_t offset, size_t bytes) {
-      backend_.Copy(InStage(stream) + offset, Home(stream) + offset, bytes, Lane::kIn);
+    ForRuns(streams_[stream], seq, s.tokens, n, [&](int64_t home, int64_t stage, size_t bytes) {
+      backend_.Copy(InStage(stream) + stage, Home(stream) + home, bytes, Lane::kIn);
       bytes_staged_ += bytes;
     });
   });
@@ -609,8 +623,8 @@ void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
 
 void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
   ForHostStreams(layer, [&](size_t stream) {
-    ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, size_t bytes) {
-      backend_.Copy(Home(stream) + offset, InStage(stream) + offset, bytes, Lane::kOut);
+    ForRuns(streams_[stream], seq, begin, end, [&](int64_t home, int64_t stage, size_t bytes) {
+      backend_.Copy(Home(stream) + home, InStage(stream) + stage, bytes, Lane::kOut);
     });
   });
   Staged& s = staged_[StageOf(layer)];  // the step wrote there
@@ -618,17 +632,15 @@ void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
 }
 
 size_t Bank::StageBytes(const BankConfig& config) {
-  size_t largest = 0;  // bytes of a token that are on the host, in a layer
+  size_t largest = 0;  // bytes that a layer takes there
   for (const LayerSpec& layer : config.layers) {
     size_t away = 0;
     for (const StreamSpec& s : layer.streams) {
       if (s.tier == TierKind::kHost) away += config.StreamBytes(layer, s);
     }
-    largest = std::max(largest, away);
+    largest = std::max(largest, away * static_cast<size_t>(config.StageRows(layer)));
   }
-  const int64_t blocks = config.BlocksFor(config.PoolTokens());
-  return static_cast<size_t>(config.n_stages) * largest *
-         static_cast<size_t>(blocks * config.block_tokens);
+  return static_cast<size_t>(config.n_stages) * largest;
 }
 
 }  // namespace omnikv

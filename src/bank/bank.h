@@ -185,8 +185,8 @@ class Bank {
 
   // How a step that reads everything passes through a layer with streams on the host: their past
   // comes to one of the stages in the backend's memory, the step reads and writes there, and what
-  // it wrote goes home. A stage holds the rows at the same places: StageView is View with the
-  // planes that are on the host there instead.
+  // it wrote goes home. A stage has the rows of one sequence, in order, or all rows at their places
+  // (BankConfig::StageRows): StageView is View with the planes that are on the host there instead.
   KvView StageView(int32_t layer, int32_t head_class = 0) const {
     return MakeView(layer, head_class, /*staged=*/true);
   }
@@ -286,11 +286,16 @@ class Bank {
   // Calls visit(number) for each stream of a layer that is on the host.
   template <typename Visit>
   void ForHostStreams(int32_t layer, const Visit& visit) const;
-  // Calls visit(offset, bytes) for each run of those of the tokens [begin, end) that are held, and
-  // that lies in one piece.
+  // Calls visit(home, stage, bytes) for each run of those of the tokens [begin, end) that are held,
+  // and that lies in one piece: where it begins in the stream and in its part of a stage, in bytes.
   template <typename Visit>
   void ForRuns(const Stream& stream, int32_t seq, int64_t begin, int64_t end,
                const Visit& visit) const;
+  // Whether stages have the layer's rows of one sequence, in order.
+  bool InOrder(int32_t layer) const {
+    const LayerSpec& spec = config_.layers[static_cast<size_t>(layer)];
+    return spec.OnHost() && !spec.InBothTiers();
+  }
   // Which stage a layer of the host tier has: they take turns.
   size_t StageOf(int32_t layer) const;
   // The tokens of `seq` from `length` on may be written anew: no stage has them, and nothing that
@@ -308,6 +313,7 @@ class Bank {
   std::vector<std::vector<HeadClass>> classes_;  // [layers]; k and v by number in streams_
   std::unique_ptr<Tier> device_, host_;
   std::vector<Buffer> stages_;  // [n_stages]; none without streams on the host
+  Buffer stage_entries_;        // a table for each sequence: block i of it is the i-th of a stage
   // What a stage holds, once Lane::kIn gets there: the first `tokens` of a sequence in a layer.
   struct Staged {
     int32_t layer = -1;

@@ -56,6 +56,11 @@ bool LayerSpec::OnHost() const {
                      [](const StreamSpec& s) { return s.tier == TierKind::kHost; });
 }
 
+bool LayerSpec::InBothTiers() const {
+  return OnHost() && std::any_of(streams.begin(), streams.end(),
+                                 [](const StreamSpec& s) { return s.tier == TierKind::kDevice; });
+}
+
 int64_t BankConfig::TableBlocks(const TableSpec& table) const {
   const int64_t all = BlocksFor(PoolTokens());
   if (table.max_held == 0) return all;

@@ -63,6 +63,7 @@ struct LayerSpec {
   // Whether K and V of all heads lie in one row.
   bool OneStream() const { return streams.size() == 1 && !HeadsApart(); }
   bool OnHost() const;  // some stream is
+  bool InBothTiers() const;
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -109,6 +110,12 @@ struct BankConfig {
   size_t StreamBytes(const LayerSpec& layer, const StreamSpec& stream) const;
   size_t RowBytes(size_t layer) const;
   size_t LargestRowBytes() const;
+  // Rows of a stream of the layer, which is on the host, that a stage has room for: of one
+  // sequence. Where other streams of the layer are on the device, the rows of all sequences, at
+  // their places, since a KvView has one block table.
+  int64_t StageRows(const LayerSpec& layer) const {
+    return BlocksFor(layer.InBothTiers() ? PoolTokens() : max_tokens) * block_tokens;
+  }
   // Whether the layer has no sliding window: policies govern it.
   bool IsGlobal(size_t layer) const {
     return tables[static_cast<size_t>(layers[layer].table())].window == 0;

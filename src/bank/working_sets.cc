@@ -81,12 +81,13 @@ void WorkingSets::Select(const Selection& selection, const SeqMeta* seqs, bool p
 
 void WorkingSets::Update(size_t group, const PlanSegment& list, const int32_t* bounds,
                          const PlanSegment& wider, const SeqMeta* seqs, bool primes) {
+  const KvView kv = primes ? bank_.StageView(first_layer_) : bank_.View(first_layer_);
   slots_.Update(group,
                 {.seqs = seqs,
                  .index = list.index,
                  .count = list.count,
                  .bounds = bounds,
-                 .block_table = bank_.View(first_layer_).block_table,
+                 .block_table = kv.block_table,
                  .block_tokens = bank_.config().block_tokens,
                  .index_stride = list.capacity,
                  .wider = wider.index,

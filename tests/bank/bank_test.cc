@@ -352,7 +352,7 @@ TEST_F(BankTest, StagesAreBroughtWhatTheyLack) {
   auto made = Bank::Create(*backend_, config);
   ASSERT_TRUE(made.ok()) << made.status().message();
   Bank& bank = **made;
-  EXPECT_EQ(Bank::StageBytes(config), 2u * 64u * 32u);
+  EXPECT_EQ(Bank::StageBytes(config), 2u * 32u * 32u) << "two stages, of one sequence";
   const auto row = [&](const KvView& view, int32_t seq, int64_t t) -> uint8_t& {
     return *reinterpret_cast<uint8_t*>(view.k.Head(view.RowIndex(bank.TableOffset(seq), t), 0));
   };

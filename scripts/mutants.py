@@ -484,6 +484,8 @@ FAULTS = {
     "copied_values_of_one_head": ("src/bank/fetched_values.cc", ".lists = list.lists,", ""),
     "copied_values_read_where_they_were": (
         "src/bank/fetched_values.cc", "  attend.kv = here;\n", ""),
+    "values_stand_behind_their_keys": (
+        PLACEMENT, "plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;", ""),
     "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
     "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
     "kcache_renormalises_always": (

@@ -412,7 +412,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   plan.layer_held.clear();
   plan.heads_apart = false;
   plan.values_away.clear();
-  if (plan.may_leave) plan.values_away = ReadsByLayer(config, policy.Reads()).few_values;
+  plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;
+  if (plan.may_leave) plan.values_away = plan.values_apart;
   plan.max_held = MaxHeld(policy, plan.context);
   plan.head_classes = HeadClassesOf(config, policy, plan.context);
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
@@ -564,10 +565,10 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
     bank.layers[layer].streams.front().tier = plan.tiers[layer];
   }
-  for (size_t layer = 0; layer < plan.values_away.size(); ++layer) {
-    if (!plan.values_away[layer]) continue;
-    bank.layers[layer].streams = {{.planes = Planes::kK},
-                                  {.planes = Planes::kV, .tier = TierKind::kHost}};
+  for (size_t layer = 0; layer < plan.values_apart.size(); ++layer) {
+    if (!plan.values_apart[layer]) continue;
+    const TierKind tier = plan.values_away.empty() ? TierKind::kDevice : TierKind::kHost;
+    bank.layers[layer].streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = tier}};
   }
   bank.tables[0].max_held = plan.max_held;
   std::map<int32_t, int32_t> table_of = {{0, 0}};  // by window

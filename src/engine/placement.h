@@ -45,6 +45,10 @@ struct MemoryPlan {
   int32_t chunk = 0;      // rows of a prefill step
   DType kv_dtype = DType::kF16;
 
+  // [n_layers]: K and V lie in streams of their own, so that passes over K alone read whole lines;
+  // empty: in no layer.
+  std::vector<bool> values_apart;
+
   // K/V in host memory beside a card.
   bool may_leave = false;         // is an option
   std::vector<TierKind> tiers;    // [n_layers]
@@ -93,7 +97,7 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 // prompts pass chunk by chunk; of the heads of a class.
 int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
 // What a plan for plan.context tokens says of `policy`: max_held, head_classes, layer_held,
-// heads_apart, by_layer, prompt, states, values_away.
+// heads_apart, by_layer, prompt, states, values_apart, values_away.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
 

@@ -454,6 +454,11 @@ TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   options_.place = "device";
   EXPECT_EQ(Plan(80 * kGiB)->kv, 131072 * 64 * plane);
   EXPECT_EQ(Plan(80 * kGiB)->kv_host, 0u);
+  const BankConfig here = MakeBankConfig(config_, *Plan(80 * kGiB), 1);
+  EXPECT_EQ(here.layers[0].streams.size(), 1u);
+  EXPECT_EQ(here.layers[1].streams.size(), 2u)
+      << "K apart from V, where a step passes over K alone";
+  EXPECT_FALSE(here.layers[1].OnHost());
   options_.place = "auto";
   options_.host_memory = 4 * kGiB;
   EXPECT_THAT(Plan(80 * kGiB).status().message(),

@@ -161,7 +161,7 @@ TEST_P(ValuesAway, ForksGiveTheSameTokens) {
   EXPECT_EQ(told[0], told[1]);
 }
 
-// Every session goes on as it would have; a bank of other streams says no.
+// Every session goes on as it would have, wherever V are; a bank of other streams says no.
 TEST_P(ValuesAway, SavedContextsGoOn) {
   const std::string file = std::filesystem::path(testing::TempDir()) /
                            ("omnikv_values_away_" + std::to_string(::getpid()) + GetParam());
@@ -177,10 +177,14 @@ TEST_P(ValuesAway, SavedContextsGoOn) {
   ASSERT_TRUE(restored->Prompt(Numbers(220, 0)).ok());
   ASSERT_TRUE(session->Prompt(Numbers(220, 0)).ok());
   EXPECT_EQ(Generate(*restored, 20), Generate(*session, 20));
-  const Status elsewhere = near->Restore(file).status();
+  const auto here = Take(near->Restore(file));
+  EXPECT_EQ(Generate(*here, 20), Generate(*Take(away->Restore(file)), 20));
+  const PolicyOptions full{.name = "full"};
+  const auto whole = Make(full, "device");
+  const Status elsewhere = whole->Restore(file).status();
   EXPECT_EQ(elsewhere.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(elsewhere.message(), HasSubstr("other streams"));
-  ASSERT_TRUE(Take(near->NewSession(KCache()))->Save(file).ok());
+  ASSERT_TRUE(Take(whole->NewSession(full))->Save(file).ok());
   EXPECT_THAT(away->Restore(file).status().message(), HasSubstr("other streams"));
   std::filesystem::remove(file);
 }

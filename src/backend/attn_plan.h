@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "backend/head_mask.h"
 #include "base/dtype.h"
 #include "base/host_device.h"
 
@@ -103,13 +104,6 @@ struct KvPlane {
   OMNIKV_HOST_DEVICE int64_t ToScales(int32_t head) const {
     return scales == nullptr ? 0 : scales - base + head * (scale_head_bytes - head_bytes);
   }
-  // The same rows, with head h + `by` where head h was.
-  KvPlane Renumbered(int32_t by) const {
-    KvPlane plane = *this;
-    plane.base -= by * head_bytes;
-    if (scales != nullptr) plane.scales -= by * scale_head_bytes;
-    return plane;
-  }
   // The same rows with head 0 of row 0 at `to`.
   KvPlane MovedTo(std::byte* to) const {
     KvPlane moved = *this;
@@ -129,6 +123,9 @@ struct KvView {
   int32_t n_kv_heads = 0;
   int32_t dk = 0;  // values of one K head
   int32_t dv = 0;  // values of one V head
+  // The heads that lie in the rows, side by side in their order: other numbers of heads, such as
+  // n_kv_heads, are the layer's. Attend and StoreRows alone take a view of some heads.
+  HeadMask heads = {};
   // Positions of the tokens in the rows, where these are not the numbers of the rows: [rows,
   // pos_lists], one for all KV heads or one each. For who asks which tokens are read.
   const int32_t* pos = nullptr;
@@ -146,12 +143,12 @@ struct KvView {
     if (pos == nullptr) return static_cast<int32_t>(t);
     return pos[RowIndex(table_off, t) * pos_lists + (pos_lists > 1 ? list : 0)];
   }
-  // The same rows as part of a layer of `n` KV heads: its head h + `by` is where head h was, and
-  // who reads others reads anything.
-  KvView Renumbered(int32_t by, int32_t n) const {
+  // Which head of the planes has K and V of KV head `head`.
+  OMNIKV_HOST_DEVICE int32_t Place(int32_t head) const { return heads.Before(head); }
+  // The same rows as those of some heads of a layer that has n.
+  KvView OfHeads(HeadMask some, int32_t n) const {
     KvView view = *this;
-    view.k = k.Renumbered(by);
-    view.v = v.Renumbered(by);
+    view.heads = some;
     view.n_kv_heads = n;
     return view;
   }

@@ -58,8 +58,10 @@ struct CostVisitor {
     return c;
   }
   Cost operator()(const StoreRowsArgs& a) const {
-    const int32_t rows = a.head_step != 0 ? a.n_rows * a.from.n_kv_heads : a.n_rows;
-    const uint64_t bytes = U(rows) * U(PackedRowBytes(a.kv));
+    int32_t heads = a.from.n_kv_heads;  // of a row, in both views
+    if (a.head_step == 0) heads = a.kv.heads.Count(heads);
+    if (a.HasRest()) heads += a.rest.heads.Count(a.from.n_kv_heads);
+    const uint64_t bytes = U(a.n_rows) * U(heads) * U(PackedRowBytes(a.from) / a.from.n_kv_heads);
     return {.bytes_read = bytes, .bytes_written = bytes};
   }
   Cost operator()(const AttendArgs& a) const {
@@ -71,10 +73,10 @@ struct CostVisitor {
       const RowMeta row = a.rows[r];
       const bool last = r + 1 == a.n_rows || a.rows[r + 1].seq != row.seq;
       int64_t tokens_all_heads = 0;
-      for (int32_t h = a.kv_head_begin; h < a.kv_head_begin + a.KvHeads(); ++h) {
+      for (int32_t i = 0; i < a.KvHeads(); ++i) {
         for (int32_t s = 0; s < a.plan.n_segments; ++s) {
           tokens_all_heads +=
-              SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, h);
+              SegmentTokens(a.plan.segments[static_cast<size_t>(s)], row.seq, row.pos, a.KvHead(i));
         }
       }
       if (last) c.kv_bytes += KvBytes(a.kv, tokens_all_heads, a.o != nullptr);

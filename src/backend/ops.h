@@ -121,34 +121,34 @@ struct NormQkvRopeAppendArgs {
   bool operator==(const NormQkvRopeAppendArgs&) const = default;
 };
 
-// K and V of head 0 in the row that is appended.
+// K and V of the planes' head 0 in the row that is appended.
 struct KvTarget {
   std::byte *k, *v;
 };
+OMNIKV_HOST_DEVICE inline KvTarget TargetIn(const KvView& kv, const KvSlot& slot,
+                                            const SeqMeta* seqs, const RowMeta& row) {
+  const int32_t at = slot.k != nullptr ? slot.row[row.seq] : -1;
+  if (at >= 0) return {slot.k + at * kv.k.row_bytes, slot.v + at * kv.v.row_bytes};
+  const int64_t home = kv.RowIndex(seqs[row.seq].table_off, row.pos);
+  return {kv.k.Head(home, 0), kv.v.Head(home, 0)};
+}
 template <typename Args>
 OMNIKV_HOST_DEVICE KvTarget TargetOf(const Args& a, const RowMeta& row) {
-  const int32_t slot = a.slot.k != nullptr ? a.slot.row[row.seq] : -1;
-  if (slot >= 0) return {a.slot.k + slot * a.kv.k.row_bytes, a.slot.v + slot * a.kv.v.row_bytes};
-  const int64_t home = a.kv.RowIndex(a.seqs[row.seq].table_off, row.pos);
-  return {a.kv.k.Head(home, 0), a.kv.v.Head(home, 0)};
+  return TargetIn(a.kv, a.slot, a.seqs, row);
 }
-
-// KV heads that a mask of them can tell apart.
-inline constexpr int32_t kMaxMaskedHeads = 64;
 
 // Rows of a step that were appended elsewhere go to their places: row r is row r of `from`, without
 // a block table, or with `by_table` the row that `from` has at its position. Bytes are copied, so
-// no bit changes. With a mask of KV heads, `kv` has those heads of `from` alone, in their order.
-// With `head_step`, `kv` has one head, and each head of `from` has a row of its own there, as
-// LocateRowsArgs with several heads numbers them. REQUIRES planes of the same formats and head
-// sizes.
+// no bit changes. Each view gets the heads that it has (KvView::heads). With `head_step`, `kv` has
+// one head, and each head of `from` has a row of its own there, as LocateRowsArgs with several
+// heads numbers them. REQUIRES planes of the same formats and head sizes.
 struct StoreRowsArgs {
-  KvView from;
+  KvView from;  // of all heads
   KvView kv;
+  KvView rest = {};  // a second view; without a base: none. REQUIRES neither `slot` nor head_step
   KvSlot slot;
   const RowMeta* rows = nullptr;  // [n_rows]; with `head_step` those of RowOf
   const SeqMeta* seqs = nullptr;
-  uint64_t heads = 0;  // bit h: head h, below kMaxMaskedHeads; 0: all
   int32_t n_rows = 0;
   int32_t row_step = 1;
   int32_t head_step = 0;  // 0: all heads of a row go to one
@@ -164,14 +164,11 @@ struct StoreRowsArgs {
     if (by_table) at = from.RowIndex(seqs[rows[r].seq].table_off, rows[r].pos);
     return {from.k.Head(at, 0), from.v.Head(at, 0)};
   }
-  // The head of `kv` that gets head h of `from`; -1: none.
-  OMNIKV_HOST_DEVICE int32_t To(int32_t h) const {
+  OMNIKV_HOST_DEVICE bool HasRest() const { return rest.k.base != nullptr; }
+  // The head of the planes of `to` that gets head h of `from`; -1: none.
+  OMNIKV_HOST_DEVICE int32_t To(const KvView& to, int32_t h) const {
     if (head_step != 0) return 0;
-    if (heads == 0) return h;
-    if ((heads >> h & 1) == 0) return -1;
-    int32_t before = 0;
-    for (uint64_t m = heads & ((uint64_t{1} << h) - 1); m != 0; m &= m - 1) ++before;
-    return before;
+    return to.heads.Has(h) ? to.Place(h) : -1;
   }
 };
 
@@ -182,32 +179,20 @@ struct StoreRowsArgs {
 struct PickHeadsArgs {
   const float* from = nullptr;  // [n_rows, n_heads, width], or `back` [n_rows, heads named, width]
   float* to = nullptr;          // the other
-  uint64_t heads = 0;           // bit h: head h, below n_heads
-  int32_t n_heads = 0;          // at most kMaxMaskedHeads
+  HeadMask heads = {};          // below n_heads
+  int32_t n_heads = 0;
   int32_t width = 0;
   int32_t n_rows = 0;
   bool back = false;
 
   bool operator==(const PickHeadsArgs&) const = default;
-  OMNIKV_HOST_DEVICE int32_t Named() const {
-    int32_t n = 0;
-    for (uint64_t m = heads; m != 0; m &= m - 1) ++n;
-    return n;
-  }
-  // The n-th head that is named.
-  OMNIKV_HOST_DEVICE int32_t Head(int32_t n) const {
-    uint64_t m = heads;
-    for (; n > 0; --n) m &= m - 1;
-    int32_t h = 0;
-    while ((m >> h & 1) == 0) ++h;
-    return h;
-  }
+  OMNIKV_HOST_DEVICE int32_t Named() const { return heads.Count(n_heads); }
   // Where the n-th of them begins in row r of `from`, and of `to`.
   OMNIKV_HOST_DEVICE int64_t From(int32_t r, int32_t n, int32_t named) const {
-    return back ? (int64_t{r} * named + n) * width : (int64_t{r} * n_heads + Head(n)) * width;
+    return (back ? int64_t{r} * named + n : int64_t{r} * n_heads + heads.Head(n)) * width;
   }
   OMNIKV_HOST_DEVICE int64_t To(int32_t r, int32_t n, int32_t named) const {
-    return back ? (int64_t{r} * n_heads + Head(n)) * width : (int64_t{r} * named + n) * width;
+    return (back ? int64_t{r} * n_heads + heads.Head(n) : int64_t{r} * named + n) * width;
   }
 };
 
@@ -222,8 +207,8 @@ enum class ScoreKind : int32_t {
 // Scores are written at index = token position, and need a plan of one dense range without window.
 // A row that reads no token gives o = 0 and lse = -inf.
 // With lse_in, the sum is that of more tokens than the plan's: o = sum exp(logit - lse_in) v.
-// With a range of KV heads, only those and the query heads of their groups take part: scores are
-// theirs, and outputs of the others stay as they are.
+// Some KV heads may take part, with the query heads of their groups: those that `kv` has, or fewer.
+// Scores are theirs, and outputs of the others stay as they are.
 struct AttendArgs {
   const float* q = nullptr;       // [n_rows, n_heads, dk]
   float* o = nullptr;             // [n_rows, n_heads, dv]; null: scores only
@@ -241,19 +226,25 @@ struct AttendArgs {
   ScoreKind score = ScoreKind::kNone;
   float* scores = nullptr;
   int64_t score_stride = 0;  // tokens of room in a row of scores
-  int32_t kv_head_begin = 0;
-  int32_t kv_head_count = 0;  // 0: all from kv_head_begin on
-  int32_t busy_seqs = 0;  // that have rows, at most; 0: all n_seqs may. Only speed depends on it
+  HeadMask heads = {};       // KV heads that take part, of those that `kv` has; all: all of these
+  int32_t busy_seqs = 0;     // that have rows, at most; 0: all n_seqs may. Only speed depends on it
 
   bool operator==(const AttendArgs&) const = default;
   OMNIKV_HOST_DEVICE int32_t BusySeqs() const { return busy_seqs > 0 ? busy_seqs : n_seqs; }
   OMNIKV_HOST_DEVICE int32_t Group() const { return n_heads / kv.n_kv_heads; }
-  // Of the range: KV heads, query heads, and the first of those.
-  OMNIKV_HOST_DEVICE int32_t KvHeads() const {
-    return kv_head_count > 0 ? kv_head_count : kv.n_kv_heads - kv_head_begin;
-  }
+  // KV heads that take part, how many they are, and their query heads.
+  OMNIKV_HOST_DEVICE const HeadMask& TakePart() const { return heads.All() ? kv.heads : heads; }
+  OMNIKV_HOST_DEVICE int32_t KvHeads() const { return TakePart().Count(kv.n_kv_heads); }
   OMNIKV_HOST_DEVICE int32_t Heads() const { return KvHeads() * Group(); }
-  OMNIKV_HOST_DEVICE int32_t FirstHead() const { return kv_head_begin * Group(); }
+  // The i-th of each.
+  OMNIKV_HOST_DEVICE int32_t KvHead(int32_t i) const { return TakePart().Head(i); }
+  OMNIKV_HOST_DEVICE int32_t Head(int32_t i) const {
+    return KvHead(i / Group()) * Group() + i % Group();
+  }
+  // The other way round, of a query head that takes part.
+  OMNIKV_HOST_DEVICE int32_t Number(int32_t head) const {
+    return TakePart().Before(head / Group()) * Group() + head % Group();
+  }
 };
 
 inline constexpr int32_t kMaxStates = 8;

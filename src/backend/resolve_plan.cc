@@ -55,14 +55,14 @@ std::vector<std::vector<int32_t>> ResolvePlan(Backend& backend, const AttendArgs
     for (size_t at = 0; at < resolved.size(); ++at) {
       const RowMeta row = rows[at / kv_heads];
       const auto seq = static_cast<size_t>(row.seq);
-      const auto kv_head = static_cast<int32_t>(at % kv_heads) - attend.kv_head_begin;
-      if (kv_head < 0 || kv_head >= attend.KvHeads()) continue;
+      const auto kv_head = static_cast<int32_t>(at % kv_heads);
+      if (!attend.TakePart().Has(kv_head)) continue;
       if (s.kind == SegmentKind::kRange) {
         AddTokens(s, row.pos, bounds.empty() ? s.begin : bounds[2 * seq],
                   bounds.empty() ? s.end : bounds[2 * seq + 1], resolved[at]);
         continue;
       }
-      const auto list = static_cast<size_t>(s.ListOf(row.seq, static_cast<int32_t>(at % kv_heads)));
+      const auto list = static_cast<size_t>(s.ListOf(row.seq, kv_head));
       for (size_t k = 0; k < static_cast<size_t>(count[list]); ++k) {
         const int64_t unit = index[list * static_cast<size_t>(s.capacity) + k];
         AddTokens(s, row.pos, unit * s.unit, (unit + 1) * s.unit, resolved[at]);

@@ -35,12 +35,12 @@ struct ScoreReduceArgs {
   int32_t sinks = 0;  // tokens
   int32_t n_rows = 0;
   HeadReduce heads = HeadReduce::kMax;  // or kSum
-  uint64_t kv_heads = 0;                // bit h: KV head h takes part; 0: all
-  int32_t n_kv_heads = 0;               // at most kMaxMaskedHeads, where there is a mask
+  HeadMask kv_heads = {};               // that take part
+  int32_t n_kv_heads = 0;               // REQUIRED where these are not all
 
   bool operator==(const ScoreReduceArgs&) const = default;
   OMNIKV_HOST_DEVICE bool Takes(int32_t head) const {
-    return kv_heads == 0 || (kv_heads >> (head / (n_heads / n_kv_heads)) & 1) != 0;
+    return kv_heads.All() || kv_heads.Has(head / (n_heads / n_kv_heads));
   }
 };
 

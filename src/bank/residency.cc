@@ -109,9 +109,9 @@ std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
   const int32_t apart = r_.bank_.HeadsApart(layer) ? r_.bank_.HeadClasses(layer) : 0;
   if (apart > 0) places.push_back({.kv = r_.bank_.View(layer), .apart = apart});
   for (int32_t c = 0; apart == 0 && c < r_.bank_.HeadClasses(layer); ++c) {
-    KvPlace& place = places.emplace_back();
-    place.kv = Staged(layer) ? r_.bank_.StageView(layer, c) : r_.bank_.View(layer, c);
-    place.heads = r_.bank_.HeadsOf(layer, c);
+    const KvView kv = Staged(layer) ? r_.bank_.StageView(layer, c) : r_.bank_.View(layer, c);
+    const int32_t n_heads = r_.bank_.config().layers[static_cast<size_t>(layer)].n_kv_heads;
+    places.push_back({.kv = kv.OfHeads(HeadMask::Of(r_.bank_.HeadsOf(layer, c)), n_heads)});
   }
   if (Staged(layer)) return places;
   KvPlace& place = places.front();

@@ -46,7 +46,6 @@ struct KvPlace {
   // The step's rows and sequences as `kv` numbers them; null: StepRows says it.
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
-  std::vector<int32_t> heads = {};  // KV heads of the layer that `kv` has, ascending; empty: all
   // KV heads that are apart (StreamSpec::heads_apart); 0: none. Then `kv` has one head, and `rows`
   // and `seqs` have one for each KV head where the step has one: as LocateRowsArgs numbers them, in
   // a prompt's rows by head.
@@ -132,7 +131,7 @@ class Residency {
     // The step's rows and sequences as the policy counts them in layer 0 (KvPlace); no K/V.
     KvPlace OfPolicy() const;
     // Where `layer` reads and writes in this step, by head class: one place for all heads, or
-    // several with some heads each. What is enqueued after it writes the new rows.
+    // several with some heads each (KvView::heads). What is enqueued after it writes the new rows.
     std::vector<KvPlace> BeforeAppend(int32_t layer);
     // The new rows are written: K and V of all tokens are at the place.
     void AfterAppend(int32_t layer);

@@ -169,7 +169,8 @@ void EnqueueStores(const StepContext& c, const Part& part, const std::vector<Pla
     do {
       n_rows += part.groups[i++].rows.n_rows;
     } while (i < places.size() && places[i] == to);
-    for (const KvPlace& place : to) {
+    for (size_t p = 0; p < to.size(); p += 2) {
+      const KvPlace& place = to[p];
       const KvView made = MadeRows(c, place.kv);
       const auto [rows, seqs] = RowsAt(c, first, place);
       StoreRowsArgs store{.from = made.MovedTo(made.k.Head(first.row - part.row, 0)),
@@ -178,7 +179,10 @@ void EnqueueStores(const StepContext& c, const Part& part, const std::vector<Pla
                           .rows = rows,
                           .seqs = seqs,
                           .n_rows = n_rows};
-      for (const int32_t h : place.heads) store.heads |= uint64_t{1} << h;
+      if (p + 1 < to.size()) {
+        OKV_CHECK(RowsAt(c, first, to[p + 1]) == std::pair(rows, seqs));
+        store.rest = to[p + 1].kv;
+      }
       if (place.apart > 0) {
         const bool by_head = first.rows.prefill;
         store.row_step = by_head ? 1 : place.apart;
@@ -233,58 +237,24 @@ std::vector<Places> EnqueueAppend(const StepContext& c, const Part& part, int32_
   return places;
 }
 
-// Of `heads`, ascending (empty: all), where they lie. The views number heads as the model does.
-std::vector<HeadRun> RunsOf(const std::vector<int32_t>& heads, const Places& places,
-                            int32_t n_kv_heads) {
-  if (heads.empty()) {
-    OKV_CHECK(places.size() == 1);
-    return {{.kv = places.front().kv}};
-  }
-  std::vector<HeadRun> runs;
-  const KvPlace* last = nullptr;
-  for (const int32_t h : heads) {
-    for (const KvPlace& place : places) {
-      const auto at = std::find(place.heads.begin(), place.heads.end(), h);
-      if (!place.heads.empty() && at == place.heads.end()) continue;
-      if (&place != last || runs.back().begin + runs.back().count != h) {
-        const auto number = static_cast<int32_t>(at - place.heads.begin());
-        const KvView kv =
-            place.heads.empty() ? place.kv : place.kv.Renumbered(h - number, n_kv_heads);
-        runs.push_back({.begin = h, .kv = kv});
-        last = &place;
-      }
-      ++runs.back().count;
-    }
-  }
-  return runs;
-}
+// Heads of a class whose rows lie in one view.
+struct HeadView {
+  HeadMask heads;  // AttendArgs::heads
+  KvView kv;
+};
 
-// Attention of the heads of a class that stand in a place of their own, by the group's policy:
-// their queries come together, and one attention over all heads of the place serves them.
-void EnqueueOwnPlace(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
-                     const KvPlace& place) {
-  AttendArgs attend = DenseAttend(c, group, place);
-  PickHeadsArgs pick{.from = attend.q,
-                     .n_heads = c.config.n_kv_heads,
-                     .width = c.config.n_heads / c.config.n_kv_heads * c.config.head_dim,
-                     .n_rows = attend.n_rows};
-  for (const int32_t h : place.heads) pick.heads |= uint64_t{1} << h;
-  float* const o = attend.o;
-  float* const picked = At(c.work.ffn, group.row, 2 * HeadValues(c.config));
-  pick.to = picked;
-  c.backend.Enqueue(pick);
-  attend.q = picked;
-  attend.o = picked + int64_t{attend.n_rows} * HeadValues(c.config);
-  attend.n_heads = attend.kv.n_kv_heads * (c.config.n_heads / c.config.n_kv_heads);
-  group.rows.policy.Plan(step, attend);
-  group.residency->BeforeAttend(layer, attend);
-  c.backend.Enqueue(attend);
-  group.residency->AfterAttend();
-  pick.from = attend.o;
-  pick.to = o;
-  pick.back = true;
-  c.backend.Enqueue(pick);
-  group.rows.policy.Observe(step, attend);
+// All heads of a class (empty: of the layer). Those of class 0 lie in one view: who reads
+// everything reads nothing of what another policy gives back.
+std::vector<HeadView> ViewsOf(const std::vector<int32_t>& heads, const Places& places) {
+  const HeadMask of_class = HeadMask::Of(heads);
+  OKV_CHECK(!of_class.All() || places.size() == 1);
+  std::vector<HeadView> views;
+  for (const KvPlace& place : places) {
+    HeadMask here = of_class;
+    if (!place.kv.heads.All()) here.bits &= place.kv.heads.bits;
+    if (here.bits != 0 || of_class.All()) views.push_back({.heads = here, .kv = place.kv});
+  }
+  return views;
 }
 
 // Attention of KV heads that are apart, by the group's policy, as one over sequences of one KV head
@@ -300,7 +270,7 @@ void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const Layer
     const int64_t a_head = int64_t{pick.n_rows} * pick.width;
     pick.back = back;
     for (int32_t h = 0; step.prefill && h < heads; ++h) {
-      pick.heads = uint64_t{1} << h;
+      pick.heads = {uint64_t{1} << h};
       pick.from = from + (back ? h * a_head : 0);
       pick.to = to + (back ? 0 : h * a_head);
       c.backend.Enqueue(pick);
@@ -326,27 +296,22 @@ void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const Layer
 }
 
 // Attention of the heads of a class, by the group's policy.
-void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, LayerStep step,
+void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
                   const Places& places, const std::vector<int32_t>& heads) {
-  const auto own = std::find_if(places.begin(), places.end(),
-                                [&](const KvPlace& place) { return place.heads == heads; });
-  if (places.size() > 1 && own != places.end()) {
-    return EnqueueOwnPlace(c, group, layer, step, *own);
-  }
   if (places.front().apart > 0) return EnqueueApart(c, group, layer, step, places.front());
+  const std::vector<HeadView> views = ViewsOf(heads, places);
   AttendArgs attend = DenseAttend(c, group, places.front());
-  const std::vector<HeadRun> runs = RunsOf(heads, places, c.config.n_kv_heads);
-  attend.kv = runs.front().kv;
-  if (!heads.empty()) step.runs = runs;
+  OKV_CHECK(views.size() == 1 || step.head_class > 0);
+  attend.kv = views.front().kv;
+  attend.heads = views.front().heads;
   group.rows.policy.Plan(step, attend);
   const AttendArgs planned = attend;
-  const bool gathered = planned.kv != runs.front().kv;  // by the policy
-  OKV_CHECK(!gathered || runs.size() == 1);
-  for (const HeadRun& run : runs) {
+  const bool gathered = planned.kv != views.front().kv;  // by the policy
+  OKV_CHECK(!gathered || views.size() == 1);
+  for (const HeadView& view : views) {
     attend = planned;
-    if (!gathered) attend.kv = run.kv;
-    attend.kv_head_begin = run.begin;
-    attend.kv_head_count = run.count;
+    attend.heads = view.heads;
+    if (!gathered) attend.kv = view.kv;
     group.residency->BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
     group.residency->AfterAttend();

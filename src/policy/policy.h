@@ -18,7 +18,6 @@
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
 #include "bank/state_stream.h"
-#include "policy/head_runs.h"
 #include "policy/policy_info.h"
 #include "policy/residual_rows.h"
 #include "policy/seq_length.h"
@@ -36,8 +35,6 @@ struct PolicyContext {
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;
   int32_t dk = 0;
-  // Classes of heads in which layers attend, where the policy is a part of another, which has them.
-  int32_t head_classes = 1;
   int32_t max_rows = 0;     // rows of the largest step
   int32_t max_seqs = 1;     // sequences whose state it keeps: RowMeta::seq is below
   int64_t max_context = 0;  // tokens
@@ -77,10 +74,7 @@ struct LayerStep {
   // alone; null: it has them all.
   const KvView* home = nullptr;
   int32_t head_class = 0;  // of Policy::HeadClasses: the heads that take part
-  // In Plan and Observe: those heads, by the numbers that AttendArgs::kv has. None: all that it
-  // has. An attention of the policy's own comes in these runs, too.
-  std::span<const HeadRun> runs = {};
-  int32_t seq = 0;  // prefill: the rows' sequence, of SeqMeta
+  int32_t seq = 0;         // prefill: the rows' sequence, of SeqMeta
   // prefill: the pass of Policy::Passes whose rows these are, behind prompt_end; -1: the prompt's.
   int32_t pass = -1;
 };
@@ -111,8 +105,9 @@ class Policy {
 
   // Methods whose KV heads read differently: how many classes there are, and the heads of one in a
   // layer, ascending, known once prepared. Every head is in one class; class 0 reads whatever the
-  // others do. Plan and Observe are called for each class that has heads there. With one class, no
-  // one asks for its heads.
+  // others do. Plan and Observe are called for each class that has heads there, and
+  // AttendArgs::TakePart names these: all of class 0, and of a later class on the engine of another
+  // policy perhaps those of one view. With one class, no one asks for its heads.
   virtual int32_t HeadClasses() const { return 1; }
   virtual std::vector<int32_t> HeadsOf(int32_t layer, int32_t head_class) const {
     static_cast<void>(layer);
@@ -126,7 +121,8 @@ class Policy {
     static_cast<void>(step);
   }
 
-  // Before a layer's attention: `attend` comes filled for dense attention (queries, K/V, rows);
+  // Before a layer's attention: `attend` comes filled for dense attention (queries, K/V, rows, the
+  // heads that take part);
   // sets its plan, and asks for scores, in it. May enqueue ops. In a prompt, a policy of one head
   // class may have gathered the rows that are read in memory of its own: then it sets K/V, rows and
   // sequences too.

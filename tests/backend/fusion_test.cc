@@ -116,7 +116,7 @@ TEST(Fusion, WhatAProjectionReadsIsLeftAsBf16) {
   EXPECT_FALSE(leaves(s.Attention(), other)) << "rows of another width";
   AttendArgs some = s.Attention();
   some.kv.n_kv_heads = 2;
-  some.kv_head_count = 1;
+  some.heads = {2};
   EXPECT_FALSE(leaves(some, s.Projection(s.o))) << "some of the heads";
   // Between the two stands what might read it.
   const auto fused = FuseAll({s.Attention(), ScoreReduceArgs{}, s.Projection(s.o)});

@@ -93,16 +93,15 @@ void Attention::Run(const std::string& what, const AttnPlan& plan, ScoreKind sco
 }
 
 void RunAlone(const std::string& what, const Attention& a, const AttnPlan& plan, Random& random) {
-  constexpr int32_t kFirst = 3;
   constexpr int32_t kModelHeads = 6;
   const int32_t group = a.shape.n_heads / a.shape.n_kv_heads;
   const auto n_rows = static_cast<size_t>(a.step.n_rows());
   const auto row_heads = n_rows * static_cast<size_t>(kModelHeads * group);
   const std::vector<float> q = random.Floats(row_heads * static_cast<size_t>(a.shape.dk));
-  for (const auto& [begin, count] : {std::pair{kFirst, 2}, {kFirst + 1, 1}}) {
-    Check(fmt::format("Attend {} rows {} {}, heads {} to {} alone", n_rows, Name(a.shape), what,
-                      begin, begin + count),
-          [&, begin = begin, count = count](const Execute& run) {
+  for (const auto& [held, heads] : {std::pair{0x18, 0}, {0x21, 0}, {0x12, 0x12}, {0x0a, 0x08}}) {
+    Check(fmt::format("Attend {} rows {} {}, heads {:#x} of {:#x} alone", n_rows, Name(a.shape),
+                      what, heads, held),
+          [&, held = held, heads = heads](const Execute& run) {
             std::vector<float> o(row_heads * static_cast<size_t>(a.shape.dv), kPoison);
             std::vector<float> lse(row_heads, kPoison);
             AttendArgs args = a.Args(plan);
@@ -110,10 +109,14 @@ void RunAlone(const std::string& what, const Attention& a, const AttnPlan& plan,
             args.o = o.data();
             args.lse = lse.data();
             args.n_heads = kModelHeads * group;
-            args.kv = args.kv.Renumbered(kFirst, kModelHeads);
-            args.kv_head_begin = begin;
-            args.kv_head_count = count;
+            args.kv = args.kv.OfHeads({static_cast<uint64_t>(held)}, kModelHeads);
+            args.heads = {static_cast<uint64_t>(heads)};
             run(args);
+            for (size_t at = 0; at < row_heads; ++at) {
+              const auto head = static_cast<int32_t>(at % static_cast<size_t>(kModelHeads * group));
+              const bool takes = ((heads != 0 ? heads : held) >> (head / group) & 1) != 0;
+              EXPECT_EQ(std::isnan(lse[at]), !takes) << "head " << head;
+            }
             return Outputs{{"o", o}, {"lse", lse}};
           });
   }

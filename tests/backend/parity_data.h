@@ -46,8 +46,8 @@ struct Attention {
   int32_t busy_seqs = 0;  // as AttendArgs says
 };
 
-// That attention as the heads 3 and 4 of a model with 6 KV heads, of which the bank has no others;
-// and head 4 alone.
+// That attention as two heads of a layer with 6 KV heads, of which the bank has no others: several
+// pairs, and one of a pair.
 void RunAlone(const std::string& what, const Attention& a, const AttnPlan& plan, Random& random);
 
 // The lists of a plan, one or n_kv_heads a sequence, of up to n units each.

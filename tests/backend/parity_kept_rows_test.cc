@@ -49,6 +49,9 @@ TEST_F(ParityTest, StoreRows) {
       if (n_heads == 0) continue;
       const Bank bank(l.dtype, n_heads, l.dk, l.dv, l.block_tokens, lens, 100, random, l.planes);
       const Bank other(l.dtype, n_heads, l.dk, l.dv, l.block_tokens, {8}, 16, random, l.planes);
+      const uint64_t others = heads == 0 ? 0 : every & ~heads;
+      const Bank second(l.dtype, std::max(1, std::popcount(others)), l.dk, l.dv, l.block_tokens,
+                        lens, 100, random, l.planes);
       for (const auto& [to_slots, by_table] :
            {std::pair{false, false}, {true, false}, {false, true}}) {
         Check(fmt::format("StoreRows of {} heads of {} {} of {}{}", n_heads, l.n_kv_heads,
@@ -59,23 +62,30 @@ TEST_F(ParityTest, StoreRows) {
               [&](const Execute& run) {
                 Bank home = bank;
                 Bank near = other;
+                Bank away = second;
+                KvView rest;
+                if (others != 0 && !to_slots && !by_table) {
+                  rest = away.View().OfHeads({others}, l.n_kv_heads);
+                }
                 KvSlot slot;
                 if (to_slots) {
                   slot = {.k = near.View().k.base, .v = near.View().v.base, .row = slots.data()};
                 }
                 run(StoreRowsArgs{.from = by_table ? elsewhere.View() : made_rows,
-                                  .kv = home.View(),
+                                  .kv = home.View().OfHeads({heads}, l.n_kv_heads),
+                                  .rest = rest,
                                   .slot = slot,
                                   .rows = step.rows.data(),
                                   .seqs = step.seqs.data(),
-                                  .heads = heads,
                                   .n_rows = step.n_rows(),
                                   .by_table = by_table});
                 Array rows = home.Values();
                 Array near_rows = near.Values();
-                rows.tolerance = near_rows.tolerance = 0;
+                Array second_rows = away.Values();
+                rows.tolerance = near_rows.tolerance = second_rows.tolerance = 0;
                 near_rows.name = "slots";
-                return Outputs{rows, near_rows};
+                second_rows.name = "second view";
+                return Outputs{rows, near_rows, second_rows};
               });
       }
     }

@@ -72,7 +72,7 @@ TEST_F(ParityTest, PickHeads) {
         Check(fmt::format("PickHeads {:#x} of {} in {} rows of {}{}", heads, n_heads, n_rows, width,
                           back ? ", back" : ""),
               [&, n_rows = n_rows, n_heads = n_heads, width = width](const Execute& run) {
-                PickHeadsArgs args{.heads = heads,
+                PickHeadsArgs args{.heads = {heads},
                                    .n_heads = n_heads,
                                    .width = width,
                                    .n_rows = n_rows,
@@ -132,7 +132,7 @@ TEST_F(ParityTest, MergeStatesOfAnAttention) {
 
 // What is asked of an attention besides its plan.
 struct Asked {
-  int32_t kv_head_begin = 0, kv_head_count = 0;
+  HeadMask heads;
   const float* lse_in = nullptr;
   ScoreKind score = ScoreKind::kNone;
 };
@@ -161,9 +161,9 @@ void CheckAttend(const std::string& name, const Attention& a, const AttnPlan& pl
   const size_t score_rows = asked.score == ScoreKind::kNone      ? 0
                             : asked.score == ScoreKind::kHeadMax ? n_rows
                                                                  : row_heads;
-  Check(fmt::format("Attend {} of {} KV heads from {}, {} of {}/{} {}: {}", asked.kv_head_count,
-                    a.shape.n_kv_heads, asked.kv_head_begin, a.shape.n_heads, a.shape.dk,
-                    a.shape.dv, DTypeName(a.shape.dtype), name),
+  Check(fmt::format("Attend {:#x} of {} KV heads, {} of {}/{} {}: {}", asked.heads.bits,
+                    a.shape.n_kv_heads, a.shape.n_heads, a.shape.dk, a.shape.dv,
+                    DTypeName(a.shape.dtype), name),
         [&](const Execute& run) {
           std::vector<float> o(row_heads * static_cast<size_t>(a.shape.dv), kPoison);
           std::vector<float> lse(row_heads, kPoison);
@@ -175,16 +175,14 @@ void CheckAttend(const std::string& name, const Attention& a, const AttnPlan& pl
           args.score = asked.score;
           args.scores = scores.data();
           args.score_stride = stride;
-          args.kv_head_begin = asked.kv_head_begin;
-          args.kv_head_count = asked.kv_head_count;
+          args.heads = asked.heads;
           run(args);
           return Outputs{{"o", o}, {"lse", lse}, {"scores", scores}};
         });
   AttendArgs args = a.Args(plan);
   std::vector<float> o(1);
   args.o = o.data();
-  args.kv_head_begin = asked.kv_head_begin;
-  args.kv_head_count = asked.kv_head_count;
+  args.heads = asked.heads;
   CheckCost(args);
 }
 
@@ -202,7 +200,7 @@ AttnPlan Sinks(int32_t window) {
   return plan;
 }
 
-TEST_F(ParityTest, AttendHeadRanges) {
+TEST_F(ParityTest, AttendSomeHeads) {
   Random random(33);
   for (DType dtype : kKvTypes) {
     for (const Shape& s : ManyShapes(dtype)) {
@@ -215,21 +213,22 @@ TEST_F(ParityTest, AttendHeadRanges) {
         const Lists lists(kv_len, s.n_kv_heads, 4, 90, random);
         AttnPlan listed;
         listed.Add(lists.Segment());
-        for (const auto& [begin, count] : {std::pair{0, 1}, {1, 1}, {1, 0}, {0, s.n_kv_heads}}) {
-          CheckAttend("dense", a, AttnPlan::Dense(), {begin, count});
-          CheckAttend("sinks and window", a, Sinks(20), {begin, count});
-          CheckAttend("lists", a, listed, {begin, count});
+        const uint64_t all = (uint64_t{1} << s.n_kv_heads) - 1;
+        for (const uint64_t heads : {all & 1, all & 2, all & 0xe, all & 0x5, all}) {
+          CheckAttend("dense", a, AttnPlan::Dense(), {{heads}});
+          CheckAttend("sinks and window", a, Sinks(20), {{heads}});
+          CheckAttend("lists", a, listed, {{heads}});
         }
         if (q_len.size() != 2) continue;
         for (const ScoreKind score : {ScoreKind::kLogits, ScoreKind::kHeadMax}) {
-          CheckAttend("scores", a, AttnPlan::Dense(), {.kv_head_begin = 1, .score = score});
+          CheckAttend("scores", a, AttnPlan::Dense(), {.heads = {all & 0xa}, .score = score});
         }
       }
     }
   }
 }
 
-TEST_F(ParityTest, AttendHeadRangesOfPlanesApart) {
+TEST_F(ParityTest, AttendSomeHeadsOfPlanesApart) {
   Random random(36);
   for (DType dtype : kKvTypes) {
     for (const Shape& s : ManyShapes(dtype)) {
@@ -240,16 +239,17 @@ TEST_F(ParityTest, AttendHeadRangesOfPlanesApart) {
         const Lists lists(kv_len, s.n_kv_heads, 4, 90, random);
         AttnPlan listed;
         listed.Add(lists.Segment());
-        for (const auto& [begin, count] : {std::pair{0, 1}, {1, 0}}) {
-          CheckAttend("dense, planes apart", a, AttnPlan::Dense(), {begin, count});
-          CheckAttend("lists, planes apart", a, listed, {begin, count});
+        const uint64_t all = (uint64_t{1} << s.n_kv_heads) - 1;
+        for (const uint64_t heads : {all & 0x5, all & 0xa}) {
+          CheckAttend("dense, planes apart", a, AttnPlan::Dense(), {{heads}});
+          CheckAttend("lists, planes apart", a, listed, {{heads}});
         }
       }
     }
   }
 }
 
-// The bank has two of a model's KV heads alone.
+// The bank has two of a layer's KV heads alone.
 TEST_F(ParityTest, AttendHeadsThatLieAlone) {
   Random random(37);
   for (DType dtype : kKvFormats) {
@@ -279,7 +279,7 @@ TEST_F(ParityTest, AttendWithAnOutsideNormaliser) {
             random.Floats(static_cast<size_t>(a.step.n_rows() * s.n_heads), 0.5f);
         for (float& lse : lse_in) lse += 6;  // about that of the whole
         CheckAttend("outside normaliser", a, AttnPlan::Dense(), {.lse_in = lse_in.data()});
-        CheckAttend("outside normaliser", a, Sinks(3), {1, 1, lse_in.data()});
+        CheckAttend("outside normaliser", a, Sinks(3), {{2}, lse_in.data()});
         const Lists lists(kv_len, s.n_kv_heads, 1, 3, random);  // some rows read none of theirs
         AttnPlan listed;
         listed.Add(lists.Segment());

@@ -45,6 +45,8 @@ class RandomCase {
   size_t n_seqs() const { return held_.size(); }
   int32_t UnitsHeld(size_t s, int32_t unit) const { return UnitsOf(held_[s], unit); }
   KvView View() const;
+  // Some of these heads, or none: then all are meant.
+  HeadMask DrawHeads(uint64_t of) { return {of & static_cast<uint64_t>(random_.Int(0, 15))}; }
 
   void DrawShape();
   void DrawSequences();
@@ -58,6 +60,10 @@ class RandomCase {
   PlanSegment DrawList(std::vector<int32_t>& from, size_t i, bool last);
   void DrawAttend();
 
+  bool TakesPart(int32_t kv_head) const {
+    const uint64_t heads = asked_.heads.bits != 0 ? asked_.heads.bits : alone_.bits;
+    return heads == 0 || (heads >> kv_head & 1) != 0;
+  }
   bool Reads(const PlanSegment& s, RowMeta row, int32_t kv_head, int32_t t) const;
   void GiveBlocksBack();
 
@@ -75,6 +81,7 @@ class RandomCase {
   Features features_;
 
   Shape shape_{};
+  HeadMask alone_;  // KvView::heads
   int32_t block_tokens_ = 1;
   std::vector<int32_t> q_len_;  // [n_seqs]: rows
   std::vector<int32_t> held_;   // [n_seqs]: tokens in the table, the step's included
@@ -128,6 +135,7 @@ void RandomCase::DrawShape() {
   const int32_t dk = width();
   shape_ = {n_kv_heads * Pick({1, 2, 3, 4, 7, 8}), n_kv_heads, dk, Chance(60) ? dk : width(),
             dtype};
+  if (Chance(40)) alone_ = DrawHeads((uint64_t{1} << n_kv_heads) - 1);
   block_tokens_ = Pick({1, 16, 16, 32, 64});
 }
 
@@ -192,8 +200,9 @@ void RandomCase::DrawRows() {
 }
 
 void RandomCase::DrawTables() {
-  bank_.emplace(shape_.dtype, shape_.n_kv_heads, shape_.dk, shape_.dv, block_tokens_, held_,
-                blocks_ * block_tokens_, random_, Chance(50) ? Planes::kApart : Planes::kTogether);
+  bank_.emplace(shape_.dtype, alone_.Count(shape_.n_kv_heads), shape_.dk, shape_.dv, block_tokens_,
+                held_, blocks_ * block_tokens_, random_,
+                Chance(50) ? Planes::kApart : Planes::kTogether);
   const int32_t* drawn = bank_->View().block_table;
   for (size_t s = 0; s < n_seqs(); ++s) {
     for (int32_t b = 0; b < blocks_; ++b) {
@@ -209,7 +218,7 @@ void RandomCase::DrawTables() {
 
 // Block -1 of the view is the bank's block of no token: who reads a hole reads NaN.
 KvView RandomCase::View() const {
-  KvView view = bank_->View();
+  KvView view = bank_->View().OfHeads(alone_, shape_.n_kv_heads);
   view.k = view.k.MovedTo(view.k.base + block_tokens_ * view.k.row_bytes);
   view.v = view.v.MovedTo(view.v.base + block_tokens_ * view.v.row_bytes);
   view.block_table = table_.data();
@@ -242,7 +251,7 @@ void RandomCase::DrawPositions() {
 }
 
 void RandomCase::DrawScore() {
-  scored_ = Chance(50);
+  scored_ = alone_.All() && Chance(50);
   if (!scored_) return;
   score_ = {.unit = Pick({1, 1, 4, 16, 48}),
             .window = Chance(50) ? random_.Int(1, 20) : 0,
@@ -299,9 +308,8 @@ void RandomCase::DrawAttend() {
     lse_in_ = random_.Floats(rows_.size() * static_cast<size_t>(shape_.n_heads), 0.5f);
     for (float& lse : lse_in_) lse += 4;
   }
-  if (shape_.n_kv_heads > 1 && Chance(40)) {
-    asked_.kv_head_begin = random_.Int(0, shape_.n_kv_heads - 1);
-    asked_.kv_head_count = random_.Int(0, shape_.n_kv_heads - asked_.kv_head_begin);
+  if (shape_.n_kv_heads > 1 && Chance(50)) {
+    asked_.heads = DrawHeads(alone_.All() ? (uint64_t{1} << shape_.n_kv_heads) - 1 : alone_.bits);
   }
   if (Chance(50)) {
     asked_.busy_seqs = static_cast<int32_t>(
@@ -475,7 +483,8 @@ void RandomCase::FindFeatures() {
   had(kFourSegments, plan_.n_segments == 4);
   had(kSoftcap, asked_.softcap > 0);
   had(kLseIn, !lse_in_.empty());
-  had(kHeadRange, Attention().KvHeads() < shape_.n_kv_heads);
+  had(kSomeHeads, Attention().KvHeads() < view.heads.Count(shape_.n_kv_heads));
+  had(kHeadsAlone, view.heads.Count(shape_.n_kv_heads) < shape_.n_kv_heads);
   had(kLogits, asked_.score == ScoreKind::kLogits);
   had(kHeadMax, asked_.score == ScoreKind::kHeadMax);
   had(kScoresOnly, !with_o_);
@@ -634,7 +643,8 @@ void RandomCase::CheckResolved() {
   const AttendArgs a = Attention();
   const std::vector<std::vector<int32_t>> resolved = ResolvePlan(*ref, a);
   for (size_t r = 0; r < rows_.size(); ++r) {
-    for (int32_t h = a.kv_head_begin; h < a.kv_head_begin + a.KvHeads(); ++h) {
+    for (int32_t h = 0; h < shape_.n_kv_heads; ++h) {
+      if (!TakesPart(h)) continue;
       std::vector<int32_t> tokens;
       for (int32_t t = 0; t <= rows_[r].pos; ++t) {
         for (int32_t i = 0; i < plan_.n_segments; ++i) {
@@ -680,8 +690,8 @@ void RandomCase::RunAttend(int64_t turn) {
     const size_t values = i == 0 ? static_cast<size_t>(shape_.dv) : 1;
     for (size_t at = 0; at < whole[i].values.size(); ++at) {
       const auto head = static_cast<int32_t>(at / values % static_cast<size_t>(shape_.n_heads));
-      const bool theirs = head >= a.FirstHead() && head < a.FirstHead() + a.Heads();
-      ASSERT_EQ(std::isnan(whole[i].values[at]), !theirs) << whole[i].name << "; " << Name();
+      ASSERT_EQ(std::isnan(whole[i].values[at]), !TakesPart(head / a.Group()))
+          << whole[i].name << "; " << Name();
     }
   }
   RunMerge(turn, whole);
@@ -689,7 +699,7 @@ void RandomCase::RunAttend(int64_t turn) {
 
 // Attentions over a segment each, merged.
 void RandomCase::RunMerge(int64_t turn, const Outputs& whole) {
-  if (plan_.n_segments < 2 || Chance(30)) return;
+  if (plan_.n_segments < 2 || !alone_.All() || Chance(30)) return;
   features_[kMerged] = true;
   const auto ref = MakeRefBackend();
   const auto n_parts = static_cast<size_t>(plan_.n_segments);
@@ -700,7 +710,7 @@ void RandomCase::RunMerge(int64_t turn, const Outputs& whole) {
   for (size_t i = 0; i < n_parts; ++i) {
     AttendArgs part = Attention();
     part.lse_in = nullptr;
-    part.kv_head_begin = part.kv_head_count = 0;
+    part.heads = {};
     part.plan = {};
     part.plan.Add(plan_.segments[i]);
     part.o = o[i].data();
@@ -723,7 +733,7 @@ void RandomCase::RunMerge(int64_t turn, const Outputs& whole) {
         return Outputs{{"o", to}, {"lse", to_lse}};
       },
       turn);
-  if (features_[kHeadRange] || features_[kLseIn]) return;
+  if (features_[kSomeHeads] || features_[kLseIn]) return;
   for (size_t i = 0; i < merged.size(); ++i) {
     for (size_t at = 0; at < whole[i].values.size(); ++at) {
       const float want = whole[i].values[at];

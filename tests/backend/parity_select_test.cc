@@ -53,7 +53,7 @@ TEST_F(ParityTest, ScoreReduce) {
                                       .sinks = sinks,
                                       .n_rows = n_rows,
                                       .heads = reduce,
-                                      .kv_heads = kv_heads,
+                                      .kv_heads = {kv_heads},
                                       .n_kv_heads = n_kv_heads});
                   const bool exact = !softmax && reduce == HeadReduce::kMax;
                   return Outputs{{"out", out, exact ? 0 : 1e-5}};

@@ -42,7 +42,8 @@ enum Feature : size_t {
   kNothingRead,  // by a row
   kSoftcap,
   kLseIn,
-  kHeadRange,
+  kSomeHeads,   // take part, of those that the view has
+  kHeadsAlone,  // the view has some of a layer's
   kLogits,
   kHeadMax,
   kScoresOnly,
@@ -96,7 +97,8 @@ inline constexpr std::string_view kFeatureNames[] = {"bf16",
                                                      "nothing read",
                                                      "softcap",
                                                      "lse_in",
-                                                     "head range",
+                                                     "some heads",
+                                                     "heads that lie alone",
                                                      "logits",
                                                      "maximum over heads",
                                                      "scores only",
@@ -131,8 +133,9 @@ inline bool GoTogether(size_t a, size_t b) {
                      both(kSumQueries, kDecayedQueries) || both(kFewRows, kChunk) ||
                      between(kDecode, kDecode, kFewRows, kFewRows) ||
                      between(kLastPlace, kLastPlace, kFewRows, kFewRows) ||  // a place has one row
-                     // Score reads all tokens.
+                     // Score reads all tokens, and merges and scores have all heads.
                      between(kRing, kInnerHole, kChosenList, kDecayedQueries) ||
+                     between(kHeadsAlone, kHeadsAlone, kMerged, kDecayedQueries) ||
                      // Attend's scores are of one range without window.
                      between(kLogits, kScoresOnly, kWindow, kOwnQueries) ||
                      between(kLogits, kScoresOnly, kMerged, kChosenList) ||

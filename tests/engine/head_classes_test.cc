@@ -274,16 +274,16 @@ PolicyOptions OnHeads(const std::string& gates, const SettingList& given) {
   return {.name = "omnikv_duo", .settings = std::move(settings)};
 }
 
-// Heads of a class that do not lie together are attended to in runs where they share a table with
-// others, and choose by the same scores.
-TEST(HeadClasses, RunsOfHeadsChooseTogether) {
-  const std::string gates = testing::TempDir() + "omnikv_runs_" + std::to_string(::getpid());
-  std::ofstream(gates) << "1\t0\t1\t0\t1\t1\n"
-                          "0\t1\t0\t0\t1\t1\n"  // a filter
-                          "1\t1\t0\t1\t0\t0\n"
-                          "1\t0\t1\t1\t0\t1\n"  // a filter
-                          "0\t0\t0\t0\t0\t0\n"
-                          "0\t1\t0\t1\t0\t1\n";
+// Heads of a class are the same where they have a table of their own, where they share one with
+// others, and where another policy has some of those that stream among its retrieval heads.
+TEST(HeadClasses, HeadsOfAClassMayLieAnywhere) {
+  const std::string gates = testing::TempDir() + "omnikv_heads_" + std::to_string(::getpid());
+  std::ofstream(gates) << "1\t0\t1\t0.3\t1\t1\n"
+                          "0.3\t1\t0\t0\t1\t1\n"  // a filter
+                          "1\t1\t0\t1\t0.3\t0\n"
+                          "1\t0\t1\t1\t0.3\t1\n"  // a filter
+                          "0\t0\t0.3\t0\t0\t0.3\n"
+                          "0\t1\t0.3\t1\t0\t1\n";
   ModelConfig config = SmallLlama({.max_context = 300});
   config.n_heads = 12;
   config.n_kv_heads = 6;
@@ -311,19 +311,24 @@ TEST(HeadClasses, RunsOfHeadsChooseTogether) {
           SettingList{{"selector", "uniform"}, {"window", "5"}}, SettingList{{"top_p", "0.5"}},
           SettingList{{"select_every_layer", "1"}, {"filters", "5"}}}) {
       const PolicyOptions policy = OnHeads(gates, settings);
-      Logits logits[2];
-      const PolicyOptions of_engines[] = {policy, {.name = "full"}};
-      for (int i = 0; i < 2; ++i) {
+      Logits logits[3];
+      const SettingList fewer = {
+          {"gates", gates}, {"threshold", "0.2"}, {"sinks", "4"}, {"recent", "16"}};
+      const PolicyOptions of_engines[] = {
+          policy, {.name = "full"}, {.name = "duo", .settings = fewer}};
+      for (int i = 0; i < 3; ++i) {
         const auto engine = open(device, of_engines[i]);
         const auto session = Take(engine->NewSession(policy));
         SCOPED_TRACE(device + " " + session->stats().settings);
         ASSERT_TRUE(session->Prompt(Numbers(150, 1)).ok());
         logits[i] = Decode(*engine, *session, 40);
       }
-      ASSERT_EQ(logits[0].size(), logits[1].size());
-      for (size_t i = 0; i < logits[0].size(); ++i) {
-        const double error = Error(logits[0][i].data(), logits[1][i]);
-        ASSERT_LE(error, device == "ref" ? 0 : F32Tolerance(device)) << i;
+      for (const Logits& others : {logits[1], logits[2]}) {
+        ASSERT_EQ(logits[0].size(), others.size());
+        for (size_t i = 0; i < logits[0].size(); ++i) {
+          const double error = Error(logits[0][i].data(), others[i]);
+          ASSERT_LE(error, device == "ref" ? 0 : F32Tolerance(device)) << i;
+        }
       }
       EXPECT_NE(logits[0], last);
       last = logits[0];

@@ -35,9 +35,6 @@ class Probe : public ForwardingBackend {
 
   double TimeAlone(const Op& op) override {
     if (std::holds_alternative<NormQkvRopeAppendArgs>(op)) layers.emplace_back();
-    if (const auto* pick = std::get_if<PickHeadsArgs>(&op)) {
-      picked_ = pick->back ? PickHeadsArgs{} : *pick;
-    }
     if (const auto* copy = std::get_if<CompactArgs>(&op); copy != nullptr && !copy->InPlace()) {
       copied_ = *copy;
     }
@@ -46,12 +43,9 @@ class Probe : public ForwardingBackend {
       // A layer may take several, of other heads or other tokens.
       auto read = ResolvePlan(inner(), *attend);
       if (attend->kv == copied_.kv) FindCopied(read);
-      const bool some = picked_.heads != 0;  // of the KV heads, side by side
-      layers.back().resize(some ? kKvHeads : read.size());
+      layers.back().resize(read.size());
       for (size_t h = 0; h < read.size(); ++h) {
-        const auto n = static_cast<int32_t>(h);
-        std::vector<int32_t>& tokens =
-            layers.back()[static_cast<size_t>(some ? picked_.Head(n) : n)];
+        std::vector<int32_t>& tokens = layers.back()[h];
         tokens.insert(tokens.end(), read[h].begin(), read[h].end());
         std::sort(tokens.begin(), tokens.end());
       }
@@ -72,8 +66,7 @@ class Probe : public ForwardingBackend {
   }
 
   std::unique_ptr<Backend> own_;
-  PickHeadsArgs picked_;  // whose heads the next attention is of
-  CompactArgs copied_;    // the last copy of rows to other memory, a list for each KV head
+  CompactArgs copied_;  // the last copy of rows to other memory, a list for each KV head
 };
 
 struct Inner {

@@ -125,11 +125,11 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
   MakeGroups(a, begin, end);
   const bool per_head = PerHead(a.plan);
   const int32_t lists = per_head ? a.KvHeads() : 1;
-  const int64_t token_bytes = a.kv.TokenBytes() * a.KvHeads() / a.kv.n_kv_heads;
+  const int64_t token_bytes = a.kv.TokenBytes() * a.KvHeads() / a.kv.heads.Count(a.kv.n_kv_heads);
   const auto work_of = [&](const AttendGroup& group) {
     int64_t tokens = 0;
     for (int32_t h = 0; h < lists; ++h) {
-      tokens += MakeAttendAxis(a, group, a.kv_head_begin + h).total;
+      tokens += MakeAttendAxis(a, group, a.KvHead(h)).total;
     }
     return tokens * group.n_rows * (token_bytes / lists);
   };
@@ -147,10 +147,8 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
     scratch += group.pieces * group.n_rows * a.n_heads * job.state_stride;
     for (int32_t p = 0; p < group.pieces; ++p) {
       for (int32_t h = 0; h < lists; ++h) {
-        items_.push_back({.group = &group,
-                          .piece = p,
-                          .kv_head = a.kv_head_begin + h,
-                          .n_kv_heads = per_head ? 1 : a.KvHeads()});
+        items_.push_back(
+            {.group = &group, .piece = p, .first = h, .n_kv_heads = per_head ? 1 : a.KvHeads()});
       }
     }
   }
@@ -158,16 +156,18 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
     for (int64_t i = from; i < to; ++i) kernels_.piece(job, items_[static_cast<size_t>(i)]);
   });
 
-  const int32_t first_head = a.FirstHead();
   const int32_t n_heads = a.Heads();
   for (const AttendGroup& group : groups_) {
     const int64_t merges = int64_t{group.n_rows} * n_heads;
     const auto merge = [&](int64_t from, int64_t to, int) {
       for (int64_t i = from; i < to;) {
         const auto row = static_cast<int32_t>(i / n_heads);
-        const auto head = static_cast<int32_t>(i % n_heads);
-        const auto n = static_cast<int32_t>(std::min<int64_t>(n_heads - head, to - i));
-        kernels_.merge(job, group, row, first_head + head, first_head + head + n);
+        const auto of_row = static_cast<int32_t>(i % n_heads);
+        // Query heads of one KV head are neighbours.
+        const int32_t left = a.Group() - of_row % a.Group();
+        const auto n = static_cast<int32_t>(std::min<int64_t>(left, to - i));
+        const int32_t head = a.Head(of_row);
+        kernels_.merge(job, group, row, head, head + n);
         i += n;
       }
     };

@@ -48,7 +48,7 @@ class TokenWalker {
         table_(a.kv.block_table + a.seqs[group.seq].table_off),
         last_(a.rows[group.row + group.n_rows - 1].pos),
         seq_(group.seq),
-        kv_head_(item.kv_head),
+        kv_head_(a.KvHead(item.first)),
         chunk_(ChunkOf(a.kv, item.n_kv_heads)),
         at_(begin),
         end_(end) {}
@@ -419,13 +419,13 @@ void PackQuery(const float* q, size_t dk, size_t padded, float* out) {
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
   const KvView& kv = pass.job->args->kv;
-  const auto kv_head = static_cast<int32_t>(pass.k_offset / kv.k.head_bytes);
+  const auto place = static_cast<int32_t>(pass.k_offset / kv.k.head_bytes);
   ahead.Advance();
   for (int g = 0; g < G; ++g) {
     float sum = 0;
     for (int32_t at = 0; at < kv.dk; ++at) {
       sum += pass.q[g * pass.job->q_stride + at] *
-             LoadKvValue(kv.k, kv_head, pass.k[i] + pass.k_offset, static_cast<size_t>(at));
+             LoadKvValue(kv.k, place, pass.k[i] + pass.k_offset, static_cast<size_t>(at));
     }
     dot[g] = hn::Set(DF(), sum);
   }
@@ -580,10 +580,13 @@ Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
       int64_t{n_rows} * item.n_kv_heads * ((heads_per_kv + kMaxHeads - 1) / kMaxHeads);
   Ahead pace;
   pace.second_level = PrefetchesToSecondLevel();
-  pace.offset = item.kv_head * kv.k.head_bytes;
-  const int64_t k_bytes = item.n_kv_heads * kv.k.head_bytes;
-  const int64_t v_offset = item.kv_head * kv.v.head_bytes;
-  const int64_t v_bytes = a.o != nullptr ? item.n_kv_heads * kv.v.head_bytes : 0;
+  // From the first of the heads to the last: others may lie between.
+  const int32_t place = kv.Place(a.KvHead(item.first));
+  const int32_t places = kv.Place(a.KvHead(item.first + item.n_kv_heads - 1)) + 1 - place;
+  pace.offset = place * kv.k.head_bytes;
+  const int64_t k_bytes = places * kv.k.head_bytes;
+  const int64_t v_offset = place * kv.v.head_bytes;
+  const int64_t v_bytes = a.o != nullptr ? places * kv.v.head_bytes : 0;
   const bool together =
       kv.v.base + v_offset == kv.k.base + pace.offset + k_bytes && kv.k.row_bytes == kv.v.row_bytes;
   if (v_bytes > 0 && !together) {  // two parts: K's, then V's
@@ -607,14 +610,15 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
   const AttendArgs& a = *job.args;
   const AttendGroup& group = *item.group;
   const int32_t heads_per_kv = a.n_heads / a.kv.n_kv_heads;
-  const int32_t head_begin = item.kv_head * heads_per_kv;
-  const int32_t n_heads = item.n_kv_heads * heads_per_kv;
+  const int32_t end_of_heads = item.first + item.n_kv_heads;
   for (int32_t r = 0; r < group.n_rows; ++r) {
-    float* state = job.State(group, item.piece, r, head_begin);
-    std::fill_n(state, n_heads * job.state_stride, 0.0f);
-    for (int32_t h = 0; h < n_heads; ++h) state[h * job.state_stride] = kNegInf;
+    for (int32_t i = item.first; i < end_of_heads; ++i) {
+      float* state = job.State(group, item.piece, r, a.KvHead(i) * heads_per_kv);
+      std::fill_n(state, heads_per_kv * job.state_stride, 0.0f);
+      for (int32_t h = 0; h < heads_per_kv; ++h) state[h * job.state_stride] = kNegInf;
+    }
   }
-  const AttendAxis axis = MakeAttendAxis(a, group, item.kv_head);
+  const AttendAxis axis = MakeAttendAxis(a, group, a.KvHead(item.first));
   const bool tail = static_cast<size_t>(a.kv.dk) % Keys<kType>::kValues != 0;
   const Ahead pace = PaceOf(a, item, group.n_rows);
   // Pieces begin at multiples of 16 tokens.
@@ -656,11 +660,13 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
                     .state = nullptr};
       alignas(64) float head_max[kChunk];
       if (a.score == ScoreKind::kHeadMax) std::fill_n(head_max, kChunk, kNegInf);
-      for (int32_t kv = item.kv_head; kv < item.kv_head + item.n_kv_heads; ++kv) {
-        pass.k_offset = kv * a.kv.k.head_bytes;
-        pass.v_offset = kv * a.kv.v.head_bytes;
-        pass.k_scales = pass.k_offset + a.kv.k.ToScales(kv);
-        pass.v_scales = pass.v_offset + a.kv.v.ToScales(kv);
+      for (int32_t i = item.first; i < end_of_heads; ++i) {
+        const int32_t kv = a.KvHead(i);
+        const int32_t place = a.kv.Place(kv);
+        pass.k_offset = place * a.kv.k.head_bytes;
+        pass.v_offset = place * a.kv.v.head_bytes;
+        pass.k_scales = pass.k_offset + a.kv.k.ToScales(place);
+        pass.v_scales = pass.v_offset + a.kv.v.ToScales(place);
         for (int32_t h = 0; h < heads_per_kv; h += kMaxHeads) {
           const int32_t head = kv * heads_per_kv + h;
           const int64_t row_head = int64_t{row - job.first_row} * a.n_heads + head;

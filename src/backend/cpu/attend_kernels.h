@@ -31,7 +31,7 @@ AttendAxis MakeAttendAxis(const AttendArgs& a, const AttendGroup& group, int32_t
 struct AttendItem {
   const AttendGroup* group = nullptr;
   int32_t piece = 0;
-  int32_t kv_head = 0;  // first
+  int32_t first = 0;  // of the KV heads that take part
   int32_t n_kv_heads = 0;
 };
 

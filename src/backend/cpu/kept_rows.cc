@@ -28,29 +28,33 @@ struct Kept {
   int32_t begin = 0;
 };
 
+// Row `row` of the step.
+void StoreIn(const KvView& kv, const KvSlot& slot, const StoreRowsArgs& a, int32_t row) {
+  const KvTarget from = a.Source(row);
+  for (int32_t i = 0; i < kRowSlices; ++i) {
+    const auto bytes = static_cast<size_t>(HeadBytesOfSlice(kv, i));
+    if (bytes == 0) continue;
+    if (kv.heads.All() && a.head_step == 0) {  // heads lie side by side
+      std::memcpy(HeadOfSlice(kv, TargetIn(kv, slot, a.seqs, a.rows[row]), i, 0),
+                  HeadOfSlice(a.from, from, i, 0), bytes * static_cast<size_t>(kv.n_kv_heads));
+      continue;
+    }
+    for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
+      const int32_t to_head = a.To(kv, h);
+      if (to_head < 0) continue;
+      const KvTarget to = TargetIn(kv, slot, a.seqs, a.RowOf(row, h));
+      std::memcpy(HeadOfSlice(kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
+    }
+  }
+}
+
 }  // namespace
 
 void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool) {
   pool.ParallelFor(a.n_rows, kRows, [&](int64_t first, int64_t last, int) {
     for (int64_t r = first; r < last; ++r) {
-      const auto row = static_cast<int32_t>(r);
-      const KvTarget from = a.Source(row);
-      for (int32_t i = 0; i < kRowSlices; ++i) {
-        const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));
-        if (bytes == 0) continue;
-        if (a.heads == 0 && a.head_step == 0) {  // heads lie side by side
-          std::memcpy(HeadOfSlice(a.kv, TargetOf(a, a.rows[r]), i, 0),
-                      HeadOfSlice(a.from, from, i, 0),
-                      bytes * static_cast<size_t>(a.kv.n_kv_heads));
-          continue;
-        }
-        for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
-          const int32_t to_head = a.To(h);
-          if (to_head < 0) continue;
-          const KvTarget to = TargetOf(a, a.RowOf(row, h));
-          std::memcpy(HeadOfSlice(a.kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
-        }
-      }
+      StoreIn(a.kv, a.slot, a, static_cast<int32_t>(r));
+      if (a.HasRest()) StoreIn(a.rest, {}, a, static_cast<int32_t>(r));
     }
   });
 }

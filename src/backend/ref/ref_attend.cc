@@ -51,8 +51,10 @@ void RefAttend(const AttendArgs& a) {
       std::fill_n(a.scores + r * a.score_stride, row.pos + 1,
                   -std::numeric_limits<float>::infinity());
     }
-    for (int32_t h = a.FirstHead(); h < a.FirstHead() + a.Heads(); ++h) {
+    for (int32_t n = 0; n < a.Heads(); ++n) {
+      const int32_t h = a.Head(n);
       const int32_t kv_head = h / a.Group();
+      const int32_t place = a.kv.Place(kv_head);
       const std::vector<PlannedToken> tokens = TokensOf(a, row, kv_head);
       std::vector<double> logits(tokens.size());
       for (size_t i = 0; i < tokens.size(); ++i) {
@@ -60,11 +62,10 @@ void RefAttend(const AttendArgs& a) {
         const float* q =
             (s.q != nullptr ? s.q : a.q) + (static_cast<int64_t>(r) * a.n_heads + h) * a.kv.dk;
         const std::byte* k =
-            a.kv.k.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), kv_head);
+            a.kv.k.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), place);
         double dot = 0;
         for (int32_t d = 0; d < a.kv.dk; ++d) {
-          dot +=
-              static_cast<double>(q[d]) * LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(d));
+          dot += static_cast<double>(q[d]) * LoadKvValue(a.kv.k, place, k, static_cast<size_t>(d));
         }
         double logit = dot * a.scale;
         if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
@@ -85,8 +86,8 @@ void RefAttend(const AttendArgs& a) {
         sum += p;
         if (a.o == nullptr) continue;
         const std::byte* v =
-            a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), kv_head);
-        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadKvValue(a.kv.v, kv_head, v, d);
+            a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), place);
+        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadKvValue(a.kv.v, place, v, d);
       }
       const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
       if (a.lse != nullptr) {

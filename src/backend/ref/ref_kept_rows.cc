@@ -21,22 +21,27 @@ void Unpack(const KvView& kv, int32_t lists, int32_t l, const std::byte* packed,
   });
 }
 
-}  // namespace
-
-void RefStoreRows(const StoreRowsArgs& a) {
+void StoreIn(const KvView& kv, const KvSlot& slot, const StoreRowsArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     const KvTarget from = a.Source(r);
     for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
-      const int32_t to_head = a.To(h);
+      const int32_t to_head = a.To(kv, h);
       if (to_head < 0) continue;
-      const KvTarget to = TargetOf(a, a.RowOf(r, h));
+      const KvTarget to = TargetIn(kv, slot, a.seqs, a.RowOf(r, h));
       for (int32_t i = 0; i < kRowSlices; ++i) {
-        const auto bytes = static_cast<size_t>(HeadBytesOfSlice(a.kv, i));
+        const auto bytes = static_cast<size_t>(HeadBytesOfSlice(kv, i));
         if (bytes == 0) continue;
-        std::memcpy(HeadOfSlice(a.kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
+        std::memcpy(HeadOfSlice(kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
       }
     }
   }
+}
+
+}  // namespace
+
+void RefStoreRows(const StoreRowsArgs& a) {
+  StoreIn(a.kv, a.slot, a);
+  if (a.HasRest()) StoreIn(a.rest, {}, a);
 }
 
 void RefLocateRows(const LocateRowsArgs& a) {

@@ -18,9 +18,8 @@ Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
   sinks_ = static_cast<int32_t>(settings.Int("sinks"));
-  // An index gives the logits of each head, and heads that come in runs cannot share a maximum.
-  head_max_ =
-      !softmax_ && lists_ == 1 && settings.Text("dense") == "exact" && context.head_classes == 1;
+  // An index gives the logits of each head.
+  head_max_ = !softmax_ && lists_ == 1 && settings.Text("dense") == "exact";
   top_p_ = settings.Float("top_p");
   if (cuts() && !softmax_) {
     return InvalidArgument(
@@ -54,8 +53,7 @@ void FilterScores::AskFor(int32_t filter, AttendArgs& attend) const {
   attend.lse = lse_.as<float>();
 }
 
-void FilterScores::Reduce(int32_t filter, const AttendArgs& attend,
-                          std::span<const HeadRun> runs) const {
+void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
   if (!Reduces()) return;
   context_.backend->Enqueue(
       ScoreReduceArgs{.logits = attend.scores,
@@ -69,7 +67,7 @@ void FilterScores::Reduce(int32_t filter, const AttendArgs& attend,
                       .sinks = sinks_,
                       .n_rows = attend.n_rows,
                       .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax,
-                      .kv_heads = MaskOf(runs),
+                      .kv_heads = head_max_ ? HeadMask{} : attend.TakePart(),
                       .n_kv_heads = attend.kv.n_kv_heads});
 }
 

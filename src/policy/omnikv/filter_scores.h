@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,8 +27,8 @@ class FilterScores {
 
   // Asks the attention of a filter for what Reduce reads after it.
   void AskFor(int32_t filter, AttendArgs& attend) const;
-  // `runs`: LayerStep's, of the heads whose scores count.
-  void Reduce(int32_t filter, const AttendArgs& attend, std::span<const HeadRun> runs = {}) const;
+  // Of the heads that took part.
+  void Reduce(int32_t filter, const AttendArgs& attend) const;
   // Chooses by them: as many as `choice` says, or of these the fewest that hold `top_p` of what all
   // candidates have.
   void Choose(int32_t filter, const TopKArgs& choice) const;
@@ -57,7 +56,7 @@ class FilterScores {
 
   PolicyContext context_;
   bool softmax_ = true;
-  bool head_max_ = false;  // attention itself reduces the logits of all heads
+  bool head_max_ = false;  // attention itself reduces the logits of the heads that take part
   int32_t window_ = 1;
   int32_t lists_ = 1;  // 1, or n_kv_heads
   int32_t sinks_ = 0;  // first tokens, which are chosen whatever their scores

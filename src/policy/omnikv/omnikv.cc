@@ -82,7 +82,7 @@ class Omnikv : public Policy {
            !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
   }
   // Before the layer's attention, by a pass for the scores alone; then it reads what it chose.
-  void ChooseFirst(const LayerStep& step, int32_t choice, AttendArgs& attend) const;
+  void ChooseFirst(int32_t choice, AttendArgs& attend) const;
   void Choose(int32_t choice, const AttendArgs& attend) const;
   bool has_wider() const { return below_ > 0; }
   AttnPlan ChosenPlan(int32_t choice) const;
@@ -166,15 +166,15 @@ AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
   return plan;
 }
 
-void Omnikv::ChooseFirst(const LayerStep& step, int32_t choice, AttendArgs& attend) const {
+void Omnikv::ChooseFirst(int32_t choice, AttendArgs& attend) const {
   AttendArgs scores = attend;
   scores.o = nullptr;
   if (layers_.indexed()) {
     index_.Score(choice, scores_, scores);
   } else {
     scores_.AskFor(choice, scores);
-    EnqueueRuns(*context_.backend, step.runs, scores);
-    scores_.Reduce(choice, scores, step.runs);
+    context_.backend->Enqueue(scores);
+    scores_.Reduce(choice, scores);
   }
   Choose(choice, scores);
   attend.plan = ChosenPlan(choice);
@@ -191,7 +191,7 @@ void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
   }
   if (step.prefill || choice < 0) return;
   if (sparse_step_ && layers_.ChoosesFirst(step.layer)) {
-    ChooseFirst(step, choice, attend);
+    ChooseFirst(choice, attend);
   } else if (layers_.Chooses(step.layer) && (sparse_step_ || scores_.window() > 1)) {
     scores_.AskFor(choice, attend);  // a dense step too, for the window of past queries
   } else if (sparse_step_ && !layers_.Dense(step.layer)) {
@@ -204,7 +204,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
   const int32_t choice = layers_.ChoiceOf(step.layer);
   if (!step.prefill) {
     if (attend.score == ScoreKind::kNone) return;
-    scores_.Reduce(choice, attend, step.runs);
+    scores_.Reduce(choice, attend);
     if (sparse_step_) Choose(choice, attend);
     return;
   }
@@ -222,8 +222,8 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     row.n_rows = 1;
     row.o = nullptr;
     scores_.AskFor(choice, row);
-    EnqueueRuns(*context_.backend, step.runs, row);
-    scores_.Reduce(choice, row, step.runs);
+    context_.backend->Enqueue(row);
+    scores_.Reduce(choice, row);
   }
   if (!selects) return;
   if (layers_.FilterOf(step.layer) == 0) EnqueueRange(attend);

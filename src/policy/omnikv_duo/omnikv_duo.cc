@@ -180,7 +180,6 @@ Status OmnikvDuo::Prepare(const PolicyContext& context, PolicySettings& settings
     retrieving += retrieving_.back();
   }
   PolicyContext of_tokens = context;
-  of_tokens.head_classes = HeadClasses();
   // Layers on the host come whole, and no selection of theirs is fetched.
   of_tokens.fetches = false;
   // Of the heads that a selection spares, a layer reads more tokens in the same time.

@@ -88,6 +88,7 @@ class PrefillAttention::Task {
     queries_ = n_rows * at_.group;
     panels_ = DivUp(queries_, at_.lanes);
     kv_head_ = kv_head;
+    place_ = a_.kv.Place(kv_head);
     Start();
     if (kernels_.begin != nullptr) kernels_.begin();
     const float* packed = nullptr;
@@ -184,8 +185,8 @@ class PrefillAttention::Task {
       const int64_t stop =
           std::min(last, before ? low : (t / kv.block_tokens + 1) * kv.block_tokens);
       const int64_t row = kv.RowIndex(table, std::max(t, low));
-      const std::byte* k = kv.k.Head(row, kv_head_);
-      const std::byte* v = kv.v.Head(row, kv_head_);
+      const std::byte* k = kv.k.Head(row, place_);
+      const std::byte* v = kv.v.Head(row, place_);
       for (; t < stop; ++t) {
         body(t - first, k, v);
         if (before) continue;
@@ -207,7 +208,7 @@ class PrefillAttention::Task {
   // n values of K or V as f32.
   void ToF32(const KvPlane& plane, const std::byte* from, int64_t n, float* out) const {
     if (InBlocks(plane.dtype)) {
-      vector_.blocks_to_f32(plane.dtype, from, from + plane.ToScales(kv_head_), n, out);
+      vector_.blocks_to_f32(plane.dtype, from, from + plane.ToScales(place_), n, out);
     } else {
       vector_.to_f32(plane.dtype, from, n, out);
     }
@@ -334,6 +335,7 @@ class PrefillAttention::Task {
   float* const scratch_;
   int32_t seq_ = 0;
   int32_t kv_head_ = 0;
+  int32_t place_ = 0;  // where K/V lie
   int64_t first_row_ = 0;
   int64_t queries_ = 0;
   int64_t panels_ = 0;
@@ -401,7 +403,7 @@ void PrefillAttention::Run(const AttendArgs& args, int32_t seq) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = (blocks - 1 - i / n_kv_heads) * block_rows;
       task.Run(seq, meta.q_begin + first, std::min(block_rows, meta.q_len - first),
-               args.kv_head_begin + static_cast<int32_t>(i % n_kv_heads));
+               args.KvHead(static_cast<int32_t>(i % n_kv_heads)));
     }
   });
 }

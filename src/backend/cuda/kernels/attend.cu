@@ -82,13 +82,6 @@ struct Shape {
   }
 };
 
-// The same value, but not one that the compiler knows not to change: what follows from it is then
-// computed where it is used, where it would otherwise be kept in registers all through a loop.
-__device__ __forceinline__ uint32_t Fresh(uint32_t v) {
-  asm volatile("" : "+r"(v));
-  return v;
-}
-
 // --- One warp: one unit of query heads over one strand.
 
 // kOctets: eights of query heads that a unit has.
@@ -99,16 +92,17 @@ class HeadWarp {
   static constexpr float kLift = std::is_same_v<T, __half> ? 14 : 0;
 
  public:
-  __device__ HeadWarp(const AttendArgs& args, int32_t kv_head, int32_t head, int32_t n_heads,
+  // K/V are head `place` of the planes.
+  __device__ HeadWarp(const AttendArgs& args, int32_t place, int32_t head, int32_t n_heads,
                       std::byte* ring, float* queries, uint32_t* valid, SegmentTokens* tokens)
       : args_(args),
         head_(head),
         n_heads_(n_heads),
         lane_(threadIdx.x % 32),
-        k_(args.kv.k.Head(0, kv_head)),
-        v_(args.kv.v.Head(0, kv_head)),
-        to_k_scales_(args.kv.k.ToScales(kv_head)),
-        to_v_scales_(args.kv.v.ToScales(kv_head)),
+        k_(args.kv.k.Head(0, place)),
+        v_(args.kv.v.Head(0, place)),
+        to_k_scales_(args.kv.k.ToScales(place)),
+        to_v_scales_(args.kv.v.ToScales(place)),
         k_shift_(S::kShifted ? ShiftOf(k_) : 0),
         v_shift_(S::kShifted ? ShiftOf(v_) : 0),
         ring_(ring),
@@ -211,11 +205,12 @@ class HeadWarp {
     }
   }
 
-  __device__ __forceinline__ void Write(const RowPart& part, const Partials& partials) {
+  // `partial`: where those of the unit begin.
+  __device__ __forceinline__ void Write(const RowPart& part, const Partials& partials,
+                                        int64_t partial) {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
     const bool whole = part.slot < 0;
-    const int64_t first =
-        whole ? int64_t{part.row} * args_.n_heads + head_ : partials.At(part.slot, head_);
+    const int64_t first = whole ? int64_t{part.row} * args_.n_heads + head_ : partial;
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
@@ -618,24 +613,33 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   PrefetchPlan(args);
   GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int32_t unit =
-      static_cast<int32_t>(blockIdx.y) * division.cta_units + warp % division.cta_units;
+  const auto unit_of = [&](uint32_t thread) {
+    return static_cast<int32_t>(blockIdx.y) * division.cta_units +
+           static_cast<int32_t>(thread) / 32 % division.cta_units;
+  };
+  const int32_t unit = unit_of(threadIdx.x);
   if (unit >= division.units) return;
   const int32_t strand =
       warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
-  const int32_t kv_head = args.kv_head_begin + unit / division.parts;
-  const int32_t group = args.n_heads / args.kv.n_kv_heads;
+  const int32_t kv_head = args.KvHead(unit / division.parts);
+  const int32_t group = args.Group();
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
+  // The unit's first head, of those that take part.
+  const auto part_head = [&] {
+    const int32_t of = unit_of(Fresh(threadIdx.x));
+    return of / division.parts * args.Group() + of % division.parts * division.unit_heads;
+  };
   std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
   HeadWarp<T, kDim, kOctets, kBits> state(
-      args, kv_head, kv_head * group + head, min(division.unit_heads, group - head), ring,
-      reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &segments[warp]);
+      args, args.kv.Place(kv_head), kv_head * group + head, min(division.unit_heads, group - head),
+      ring, reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp],
+      &segments[warp]);
   ForEachRowPart(args, kv_head, strand, division.Strands(), [&](const RowPart& part) {
     state.Clear();
     ForEachSegment(args, part, kv_head,
                    [&](const PlanSegment& segment, const SegmentTokens& tokens, int32_t from,
                        int32_t to) { state.Read(part, segment, tokens, from, to); });
-    state.Write(part, partials);
+    state.Write(part, partials, partials.At(part.slot, part_head()));
   });
 }
 

@@ -12,7 +12,7 @@ constexpr int kWarps = 8;
 constexpr int32_t kCtasAnSm = 4;
 
 template <typename T>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kWarps, kInBlocks<T> ? 3 : kCtasAnSm)
     GenericKernel(const __grid_constant__ AttendArgs args,
                   const __grid_constant__ Division division,
                   const __grid_constant__ Partials partials) {
@@ -24,15 +24,16 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int32_t unit =
       static_cast<int32_t>(blockIdx.y) * division.cta_units + warp % division.cta_units;
   if (unit >= division.units) return;
-  const int32_t head = partials.first_head + unit;
+  const int32_t head = args.Head(unit);
   const int32_t strand =
       warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
   const KvView& kv = args.kv;
   const int32_t kv_head = head / (args.n_heads / kv.n_kv_heads);
-  const std::byte* k_base = kv.k.Head(0, kv_head);
-  const std::byte* v_base = kv.v.Head(0, kv_head);
-  const int64_t to_k_scales = kv.k.ToScales(kv_head);
-  const int64_t to_v_scales = kv.v.ToScales(kv_head);
+  const int32_t place = kv.Place(kv_head);
+  const std::byte* k_base = kv.k.Head(0, place);
+  const std::byte* v_base = kv.v.Head(0, place);
+  const int64_t to_k_scales = kv.k.ToScales(place);
+  const int64_t to_v_scales = kv.v.ToScales(place);
   float* q = shared + warp * (kv.dk + kv.dv);
   float* o = q + kv.dk;
 
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         });
     sum = WarpSum(sum);
     const bool whole = part.slot < 0;
-    const int64_t out = whole ? row_head : partials.At(part.slot, head);
+    const int64_t out = whole ? row_head : partials.At(part.slot, unit);
     if (lane == 0) {
       if (!whole) {
         partials.sums[out] = {top, sum};

@@ -11,7 +11,7 @@ constexpr int kMergeWarps = 4;
 constexpr int kMergeColumns = 32;  // of a head's dv, that a CTA merges
 
 // The partials of the rows that no strand took whole; and rows that read no token. Grid: (query
-// heads in the range, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth
+// heads that take part, rows, columns). A lane takes kWidth columns, so that a warp takes kWidth
 // partials at once, and asks for kEarly of them before it waits for anything.
 template <int kWidth, int kEarly>
 __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   GridTrigger();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t head = partials.first_head + static_cast<int32_t>(blockIdx.x);
+  const auto head = [&] { return args.Head(static_cast<int32_t>(Fresh(blockIdx.x))); };
   const auto row = static_cast<int32_t>(blockIdx.y);
   const int32_t dv = args.kv.dv;
   // AttendKernel has seen all earlier kernels end before this one starts, and writes no metadata.
-  const RowTiles<true> rows(args, head / (args.n_heads / args.kv.n_kv_heads));
+  const RowTiles<true> rows(args, args.KvHead(static_cast<int32_t>(blockIdx.x) / args.Group()));
   const int32_t start = __shfl_sync(kAllLanes, rows.start, row);
   const int32_t tiles = __shfl_sync(kAllLanes, rows.tiles, row);
   const Strands strands(rows.total, division.Strands());
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
 #pragma unroll
   for (int w = 0; w < kMergeWarps; ++w) sum += totals[1][w];
   if (threadIdx.x == 0 && blockIdx.z == 0 && args.lse != nullptr) {
-    args.lse[int64_t{row} * args.n_heads + head] = LogSum(top, sum);
+    args.lse[int64_t{row} * args.n_heads + head()] = LogSum(top, sum);
   }
   if (args.o == nullptr) return;
 
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   float o = 0;
 #pragma unroll
   for (int w = 0; w < kMergeWarps; ++w) o += sums[w][lane];
-  const int64_t row_head = int64_t{row} * args.n_heads + head;
+  const int64_t row_head = int64_t{row} * args.n_heads + head();
   if (args.lse_in != nullptr) {
     o *= OutputFactor(args, row_head, top, sum);
   } else {

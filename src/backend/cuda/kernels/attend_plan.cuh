@@ -23,7 +23,7 @@ inline constexpr float kLn2 = 0.693147181f;
 struct Division {
   int32_t unit_heads;  // query heads of a unit, at most
   int32_t parts;       // units that share a KV head
-  int32_t units;       // of all KV heads in the range
+  int32_t units;       // of all KV heads that take part
   int32_t cta_units;   // units of a CTA
   int32_t share;       // warps of a CTA that take the same unit, each its own strand
   int32_t groups;      // CTAs that the units are dealt to: the grid is (splits, groups)
@@ -49,16 +49,22 @@ inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t max_w
   return d;
 }
 
+// The same value, but not one that the compiler knows not to change: what follows from it is then
+// computed where it is used, where it would otherwise be kept in registers all through a loop.
+__device__ __forceinline__ uint32_t Fresh(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 // Partials, in scratch. A strand has two slots: for a row that it does not begin, which can only be
 // its first, and for one that it begins and does not end, its last.
 struct Partials {
-  float* o;      // [2 * strands, n_heads, dv]: sum of 2^(logit - top) v, logits times log2(e)
-  float2* sums;  // [2 * strands, n_heads]: (top, sum of 2^(logit - top))
-  int32_t first_head, n_heads;  // query heads in the range
+  float* o;         // [2 * strands, n_heads, dv]: sum of 2^(logit - top) v, logits times log2(e)
+  float2* sums;     // [2 * strands, n_heads]: (top, sum of 2^(logit - top))
+  int32_t n_heads;  // query heads that take part
 
-  __device__ int64_t At(int32_t slot, int32_t head) const {
-    return int64_t{slot} * n_heads + (head - first_head);
-  }
+  // Of the i-th of these heads.
+  __device__ int64_t At(int32_t slot, int32_t i) const { return int64_t{slot} * n_heads + i; }
 };
 
 inline size_t PartialHeads(const AttendArgs& args, const Division& d) {
@@ -72,7 +78,7 @@ inline size_t PartialBytes(const AttendArgs& args, const Division& d) {
 inline Partials PartialsAt(std::byte* scratch, const AttendArgs& args, const Division& d) {
   const size_t o_bytes = PartialHeads(args, d) * static_cast<size_t>(args.kv.dv) * sizeof(float);
   return {reinterpret_cast<float*>(scratch), reinterpret_cast<float2*>(scratch + o_bytes),
-          args.FirstHead(), args.Heads()};
+          args.Heads()};
 }
 
 // The other shapes' kernel: `args` has at most kRowsALaunch rows.

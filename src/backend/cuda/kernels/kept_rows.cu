@@ -12,23 +12,32 @@ namespace {
 
 constexpr int kStoreThreads = 128;
 
-// Grid: (rows, parts of a slice, slices).
+// Slice i of row blockIdx.x, in one of the views.
 template <typename Word>
-__global__ void __launch_bounds__(kStoreThreads)
-    StoreRowsKernel(const __grid_constant__ StoreRowsArgs a) {
-  GridTrigger();
-  GridWait();
-  const auto i = static_cast<int32_t>(blockIdx.z);
-  const auto pieces = static_cast<int32_t>(HeadBytesOfSlice(a.kv, i) / int64_t{sizeof(Word)});
+__device__ __forceinline__ void StoreIn(const KvView& kv, const KvSlot& slot,
+                                        const StoreRowsArgs& a, int32_t i) {
+  const auto pieces = static_cast<int32_t>(HeadBytesOfSlice(kv, i) / int64_t{sizeof(Word)});
   const auto at = static_cast<int32_t>(blockIdx.y * kStoreThreads + threadIdx.x);
   if (at >= a.from.n_kv_heads * pieces) return;
   const int32_t head = at / pieces;
-  const int32_t to_head = a.To(head);
+  const int32_t to_head = a.To(kv, head);
   if (to_head < 0) return;
-  const KvTarget from = a.Source(static_cast<int32_t>(blockIdx.x));
-  const KvTarget to = TargetOf(a, a.RowOf(static_cast<int32_t>(blockIdx.x), head));
-  reinterpret_cast<Word*>(HeadOfSlice(a.kv, to, i, to_head))[at % pieces] =
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  const KvTarget from = a.Source(row);
+  const KvTarget to = TargetIn(kv, slot, a.seqs, a.RowOf(row, head));
+  reinterpret_cast<Word*>(HeadOfSlice(kv, to, i, to_head))[at % pieces] =
       reinterpret_cast<const Word*>(HeadOfSlice(a.from, from, i, head))[at % pieces];
+}
+
+// Grid: (rows, parts of a slice, n_slices of each view).
+template <typename Word>
+__global__ void __launch_bounds__(kStoreThreads)
+    StoreRowsKernel(const __grid_constant__ StoreRowsArgs a, int32_t n_slices) {
+  GridTrigger();
+  GridWait();
+  const auto i = static_cast<int32_t>(blockIdx.z);
+  if (i < n_slices) return StoreIn<Word>(a.kv, a.slot, a, i);
+  StoreIn<Word>(a.rest, {}, a, i - n_slices);
 }
 
 // --- LocateRows: a thread per row and per sequence, of each head. Grid: x walks them, y layers'
@@ -227,13 +236,14 @@ void StoreRows(const StoreRowsArgs& args, const Launch& launch) {
   const bool scales = kv.k.scale_head_bytes + kv.v.scale_head_bytes > 0;
   const auto run = [&](auto* kernel, int64_t piece_bytes) {
     const int64_t bytes = args.from.n_kv_heads * std::max(kv.k.head_bytes, kv.v.head_bytes);
+    const int32_t slices = scales ? kRowSlices : kRowSlices / 2;
     const dim3 grid(static_cast<unsigned>(args.n_rows),
                     static_cast<unsigned>(CeilDiv(bytes / piece_bytes, kStoreThreads)),
-                    scales ? kRowSlices : kRowSlices / 2);
-    LaunchKernel(kernel, launch, grid, dim3(kStoreThreads), 0, args);
+                    static_cast<unsigned>(args.HasRest() ? 2 * slices : slices));
+    LaunchKernel(kernel, launch, grid, dim3(kStoreThreads), 0, args, slices);
   };
   const auto in_pieces_of = [&](int64_t bytes) {
-    for (const KvView* view : {&args.from, &kv}) {
+    for (const KvView* view : {&args.from, &kv, &args.rest}) {
       for (const KvPlane* plane : {&view->k, &view->v}) {
         if (!AreMultiples(bytes, plane->base, plane->row_bytes, plane->head_bytes, plane->scales,
                           plane->scale_head_bytes)) {

@@ -80,10 +80,10 @@ struct TokenBounds {
 
 // Where blocks that share a tile of queries leave their parts.
 struct Parts {
-  int n;         // at most, for each tile; 1: none, outputs are written at once
-  float* o;      // [n, n_rows * n_heads, kD], not divided by the sum
-  float2* sums;  // [n, n_rows * n_heads]: (largest logit, sum of 2^(logit - largest)), base 2
-  int32_t first_head, n_heads;  // query heads in the range
+  int n;            // at most, for each tile; 1: none, outputs are written at once
+  float* o;         // [n, n_rows * n_heads, kD], not divided by the sum
+  float2* sums;     // [n, n_rows * n_heads]: (largest logit, sum of 2^(logit - largest)), base 2
+  int32_t n_heads;  // query heads that take part
 };
 
 // Parts that the tokens of a sequence are dealt to.
@@ -208,7 +208,7 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, c
 }
 
 // Eight values of a head in blocks, from value i on, a multiple of 8.
-__device__ __forceinline__ void LoadEight(const KvPlane& plane, const std::byte* head, int kv_head,
+__device__ __forceinline__ void LoadEight(const KvPlane& plane, const std::byte* head, int place,
                                           int i, __half (&values)[8]) {
   uint2 bytes;  // int8
   if (plane.dtype == DType::kQ8_0) {
@@ -220,14 +220,14 @@ __device__ __forceinline__ void LoadEight(const KvPlane& plane, const std::byte*
   }
   const auto* const q = reinterpret_cast<const int8_t*>(&bytes);
   const float scale =
-      ToF32(*reinterpret_cast<const __half*>(head + plane.ToScales(kv_head) + i / 32 * 2));
+      ToF32(*reinterpret_cast<const __half*>(head + plane.ToScales(place) + i / 32 * 2));
 #pragma unroll
   for (int j = 0; j < 8; ++j) values[j] = FromF32<__half>(ToF32(q[j]) * scale);
 }
 
 // FetchTile of values in blocks, rounded to f16: there after the next barrier.
 template <int kD>
-__device__ __forceinline__ void FetchBlocks(const KvView& kv, int kv_head, int32_t table_off,
+__device__ __forceinline__ void FetchBlocks(const KvView& kv, int place, int32_t table_off,
                                             int first, int low, int high, std::byte* tile) {
   using S = Shape<kD>;
   constexpr int kRowsAtOnce = kThreads / S::kGroup;  // a multiple of 8
@@ -245,9 +245,9 @@ __device__ __forceinline__ void FetchBlocks(const KvView& kv, int kv_head, int32
 #pragma unroll
       for (int is_v = 0; is_v < 2; ++is_v) {
         const KvPlane& plane = is_v != 0 ? kv.v : kv.k;
-        const std::byte* const head = plane.Head(at, kv_head);
+        const std::byte* const head = plane.Head(at, place);
         __half values[8] = {};
-        if (valid) LoadEight(plane, head, kv_head, i, values);
+        if (valid) LoadEight(plane, head, place, i, values);
         uint4 packed;
         memcpy(&packed, values, sizeof(packed));
         *reinterpret_cast<uint4*>(to + r * S::kRowBytes + c * 16 + is_v * S::kTileBytes) = packed;
@@ -421,9 +421,8 @@ __device__ __forceinline__ void Cap(float factor, float (&s)[kM][kN][4]) {
   }
 }
 
-// Grid: (KV heads in the range, fastest, x tiles of queries; parts). The last tiles of a sequence,
-// which read most, come first.
-// T: what is multiplied; kBlocks: K/V are in blocks.
+// Grid: (KV heads that take part, fastest, x tiles of queries; parts). The last tiles of a
+// sequence, which read most, come first. T: what is multiplied; kBlocks: K/V are in blocks.
 template <typename T, int kD, bool kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     AttendTile(const __grid_constant__ AttendArgs a, int n_tiles, const Parts parts) {
@@ -432,7 +431,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   GridTrigger();
   GridWait();
   const int n_kv_heads = a.KvHeads();
-  const int kv_head = a.kv_head_begin + static_cast<int>(blockIdx.x) % n_kv_heads;
+  const int kv_head = a.KvHead(static_cast<int>(blockIdx.x) % n_kv_heads);
+  const int place = a.kv.Place(kv_head);
   const int group = a.n_heads / a.kv.n_kv_heads;
   int tile = n_tiles - 1 - static_cast<int>(blockIdx.x) / n_kv_heads;
   int seq = 0;
@@ -460,8 +460,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int last_pos = queries.Pos(min(queries.first + S::kRows, queries.n) - 1);
   const int warp_first_pos = queries.Pos(query);
   const int warp_last_pos = queries.Pos(min(query + S::kWarpRows, queries.n) - 1);
-  const std::byte* const k = a.kv.k.Head(0, kv_head);
-  const std::byte* const v = a.kv.v.Head(0, kv_head);
+  const std::byte* const k = a.kv.k.Head(0, place);
+  const std::byte* const v = a.kv.v.Head(0, place);
   const uint32_t warp_queries = SharedAddress(shared) + warp * S::kWarpRows * S::kRowBytes;
   std::byte* const stages = shared + S::kQueryBytes;  // two, of K and V each
 
@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     __syncthreads();  // the segment before is done with shared memory
     const auto fetch = [&](int tile, std::byte* to) {
       if constexpr (kBlocks) {
-        FetchBlocks<kD>(a.kv, kv_head, meta.table_off, tile * S::kTokens, low, high, to);
+        FetchBlocks<kD>(a.kv, place, meta.table_off, tile * S::kTokens, low, high, to);
       } else {
         FetchTile<kD>(a.kv, meta.table_off, k, v, tile * S::kTokens, low, high, to);
       }
@@ -542,7 +542,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       float share = sum > 0 ? 1 / sum : 0;
       if (n_parts > 1) {
         const int64_t part_at = (int64_t{part} * a.n_rows + at / a.n_heads) * parts.n_heads +
-                                (at % a.n_heads - parts.first_head);
+                                a.Number(static_cast<int32_t>(at % a.n_heads));
         o = parts.o + part_at * kD;
         share = 1;
         if (lane % 4 == 0) parts.sums[part_at] = {top, sum};
@@ -567,7 +567,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (at >= n) return;
   const int64_t row = at / parts.n_heads;
-  const int64_t row_head = row * a.n_heads + parts.first_head + at % parts.n_heads;
+  const int64_t row_head = row * a.n_heads + a.Head(static_cast<int32_t>(at % parts.n_heads));
   const int n_parts = PartsOf(a.seqs[a.rows[row].seq].kv_len, parts.n);
   if (n_parts == 1) return;
   float top = -kInf;
@@ -683,8 +683,7 @@ void AttendPrefill(const AttendArgs& args, const Launch& launch) {
     const int64_t blocks = tiles * args.KvHeads();
     const int n_parts = PartsOnCard(blocks, *launch.device);
     auto* o = reinterpret_cast<float*>(launch.scratch);
-    const Parts parts{n_parts, o, reinterpret_cast<float2*>(o + n_parts * row_heads * kD),
-                      args.FirstHead(), n_heads};
+    const Parts parts{n_parts, o, reinterpret_cast<float2*>(o + n_parts * row_heads * kD), n_heads};
     const auto run = [&](auto* kernel) {
       AllowShared(kernel, S::kSharedBytes);
       CheckLaunch(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,

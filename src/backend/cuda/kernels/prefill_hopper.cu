@@ -55,15 +55,16 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t from = valid ? kv.RowIndex(meta.table_off, token) : 0;
   const int head_words = kv.dk / 8;  // of 16 bytes; dk == dv
   const int half_words = kv.n_kv_heads * head_words;
-  const int first_word = a.kv_head_begin * head_words;
   const int words = a.KvHeads() * head_words;  // of the heads that take part
   uint4* to = tails + (int64_t{seq} * n_tokens + row) * 2 * half_words;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < 2 * words; i += 32) {
     const bool is_v = i >= words;
-    const int word = first_word + (is_v ? i - words : i);
-    const std::byte* head = (is_v ? kv.v : kv.k).Head(from, word / head_words);
-    to[is_v ? half_words + word : word] =
-        valid ? reinterpret_cast<const uint4*>(head)[word % head_words] : uint4{};
+    const int of_half = is_v ? i - words : i;
+    const int place = kv.Place(a.KvHead(of_half / head_words));
+    const int word = of_half % head_words;
+    const std::byte* head = (is_v ? kv.v : kv.k).Head(from, place);
+    to[(is_v ? half_words : 0) + place * head_words + word] =
+        valid ? reinterpret_cast<const uint4*>(head)[word] : uint4{};
   }
 }
 
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t part_at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (part_at >= n) return;
   const int64_t row = part_at / a.Heads();
-  const int64_t at = row * a.n_heads + a.FirstHead() + part_at % a.Heads();
+  const int64_t at = row * a.n_heads + a.Head(static_cast<int32_t>(part_at % a.Heads()));
   const SeqMeta meta = a.seqs[a.rows[row].seq];
   const int parts = HopperPartsOf(a.rows[meta.q_begin].pos, in.parts);
   if (parts == 1) return;

@@ -73,25 +73,27 @@ struct Scheduler {
     const SeqMeta* seqs;
     int n_seqs;
     int group;       // heads that share a KV head
-    int first_head;  // of those that take part
+    HeadMask heads;  // KV heads that take part
+    HeadMask held;   // those that the planes have
     int parts;       // at most
   };
 
   struct WorkTileInfo {
-    int tile, head, kv_head, q_begin, table_off, q_len;
+    int tile, head, place, q_begin, table_off, q_len;  // `place` of the KV head in the planes
     Tokens tokens;
     int seq;  // < 0: none
 
     CUTLASS_DEVICE bool is_valid(const Params&) const { return seq >= 0; }
     // In the library's order; its offset of a sequence's K/V is here that of its block table.
     CUTLASS_DEVICE auto get_block_coord(const Params&) const {
-      return cute::tuple{tile, head, kv_head, q_begin, table_off, q_len, tokens, seq};
+      return cute::tuple{tile, head, place, q_begin, table_off, q_len, tokens, seq};
     }
   };
 
   CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& p) const {
     int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-    const int head = p.first_head + static_cast<int>(blockIdx.y);
+    const int kv_head = p.heads.Head(static_cast<int>(blockIdx.y) / p.group);
+    const int head = kv_head * p.group + static_cast<int>(blockIdx.y) % p.group;
     for (int seq = 0; seq < p.n_seqs; ++seq) {
       const SeqMeta meta = p.seqs[seq];
       const int tiles = (meta.q_len + kRows - 1) / kRows;
@@ -106,7 +108,8 @@ struct Scheduler {
         const int first = n * part / parts;
         const Tokens tokens{kv_len - first * kTokens, first * kTokens,
                             n * (part + 1) / parts - first, parts > 1 ? part : -1};
-        return {tile, head, head / p.group, meta.q_begin, meta.table_off, meta.q_len, tokens, seq};
+        return {tile,   head, p.held.Before(kv_head), meta.q_begin, meta.table_off, meta.q_len,
+                tokens, seq};
       }
       tile -= tiles;
     }
@@ -171,8 +174,8 @@ struct Mainloop {
                            PipelineState& write_v, SharedStorage& shared, SchedulerT&,
                            const typename SchedulerT::Params&, typename SchedulerT::WorkTileInfo&,
                            const BlockCoord& coord, int work) const {
-    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, tokens, seq] = coord;
-    const Place place{kv_head, table_off, tokens.first, tokens.len, seq};
+    const auto [q_tile, head, kv_place, q_begin, table_off, q_len, tokens, seq] = coord;
+    const Place place{kv_place, table_off, tokens.first, tokens.len, seq};
     int tile = tokens.n_tiles - 1;
     const auto load_k = [&](int t) {
       pipeline_k.producer_acquire(write_k);
@@ -221,7 +224,7 @@ struct Mainloop {
  private:
   // Where a block's K and V lie.
   struct Place {
-    int kv_head, table_off, first, len, seq;
+    int head, table_off, first, len, seq;
   };
 
   CUTLASS_DEVICE static void LoadBox(const CUtensorMap& map, uint64_t* barrier, T* to, int d,
@@ -249,7 +252,7 @@ struct Mainloop {
       }
 #pragma unroll
       for (int d = 0; d < kD; d += kBoxValues) {
-        LoadBox(from, barrier, to + d * kTokens + r * kBoxValues, d, row, at.kv_head);
+        LoadBox(from, barrier, to + d * kTokens + r * kBoxValues, d, row, at.head);
       }
     }
   }
@@ -267,7 +270,7 @@ struct Epilogue {
     float* part_o;          // [parts, n_rows, part_heads, kD]: where parts go
     float* part_lse;        // [parts, n_rows, part_heads]
     int n_rows, n_heads;
-    int first_head, part_heads;  // those that take part
+    int part_heads;  // those that take part
   };
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(const Params&) {}
@@ -280,11 +283,11 @@ struct Epilogue {
   CUTLASS_DEVICE void store(const Params& p, const FragmentO& o, const FragmentLse& lse,
                             SharedStorage&, TiledMma mma, int thread,
                             const BlockCoord& coord) const {
-    const auto [q_tile, head, kv_head, q_begin, table_off, q_len, tokens, seq] = coord;
+    const auto [q_tile, head, place, q_begin, table_off, q_len, tokens, seq] = coord;
     const bool whole = tokens.part < 0;
     const int64_t part_at = whole ? 0 : int64_t{tokens.part} * p.n_rows * p.part_heads;
     const int stride = whole ? p.n_heads : p.part_heads;
-    const int column = whole ? head : head - p.first_head;
+    const int column = whole ? head : static_cast<int>(blockIdx.y);
     float* const o_f32 = whole ? p.o : p.part_o + part_at * kD;
     float* const lse_to = whole ? p.lse : p.part_lse + part_at;
     const int rows = q_len - q_tile * kRows;  // of the tile that are queries
@@ -348,6 +351,7 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   const KvView& kv = a.kv;
   const int64_t head_bytes = kD * sizeof(T);
   const int64_t tail_half = kv.n_kv_heads * head_bytes;
+  const int held = kv.heads.Count(kv.n_kv_heads);
   const int64_t bank_rows = MostBankRows(std::max(kv.k.row_bytes, kv.v.row_bytes));
   const int64_t tail_rows = int64_t{a.n_seqs} * kTokens;
 
@@ -360,10 +364,8 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   };
   for (const cudaError_t error :
        {encode(&p.q, in.q, a.n_rows, a.n_heads * head_bytes, a.n_heads, head_bytes, kRows),
-        encode(&p.k, kv.k.base, bank_rows, kv.k.row_bytes, kv.n_kv_heads, kv.k.head_bytes,
-               box_rows),
-        encode(&p.v, kv.v.base, bank_rows, kv.v.row_bytes, kv.n_kv_heads, kv.v.head_bytes,
-               box_rows),
+        encode(&p.k, kv.k.base, bank_rows, kv.k.row_bytes, held, kv.k.head_bytes, box_rows),
+        encode(&p.v, kv.v.base, bank_rows, kv.v.row_bytes, held, kv.v.head_bytes, box_rows),
         encode(&p.k_tail, in.tails, tail_rows, 2 * tail_half, kv.n_kv_heads, head_bytes, box_rows),
         encode(&p.v_tail, in.tails + tail_half, tail_rows, 2 * tail_half, kv.n_kv_heads, head_bytes,
                box_rows)}) {
@@ -383,14 +385,14 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
       .part_lse = in.part_lse,
       .n_rows = a.n_rows,
       .n_heads = a.n_heads,
-      .first_head = a.FirstHead(),
       .part_heads = a.Heads(),
   };
   const typename SchedulerT::Params work{.rows = a.rows,
                                          .seqs = a.seqs,
                                          .n_seqs = a.n_seqs,
-                                         .group = a.n_heads / kv.n_kv_heads,
-                                         .first_head = a.FirstHead(),
+                                         .group = a.Group(),
+                                         .heads = a.TakePart(),
+                                         .held = kv.heads,
                                          .parts = in.parts};
 
   auto* kernel = flashinfer::PrefillWithKVCacheKernel<MainloopT, EpilogueT, Traits,

@@ -33,6 +33,7 @@ struct HopperInputs {
   const void* q = nullptr;  // [n_rows, n_heads, dk], rounded to the type of K/V
   // [n_seqs, HopperTokens(dk), K: n_kv_heads x dk | V: n_kv_heads x dv], in the type of K/V: the
   // tokens of each sequence after the last that is a multiple of HopperTokens(dk), then zeros.
+  // Heads are in the places that they have in the view's planes.
   const std::byte* tails = nullptr;
   void* o_bf16 = nullptr;  // [n_rows, n_heads, dv]: where o goes instead of AttendArgs::o
   // Where the parts of a sequence that has several leave what they found.

@@ -468,10 +468,26 @@ FAULTS = {
         DUO, "std::max(near_.sinks, length + 1 - near_.recent)",
         "std::max(near_.sinks, length + 2 - near_.recent)"),
     "omnikv_duo_scores_of_streaming_heads": (
-        "src/policy/omnikv/filter_scores.cc", ".kv_heads = MaskOf(runs),",
-        ".kv_heads = MaskOf(runs) & 0,"),
-    "omnikv_duo_past_queries_of_the_first_heads": (
-        "src/policy/head_runs.h", "attend.kv_head_begin = run.begin;", ""),
+        "src/policy/omnikv/filter_scores.cc", ": attend.TakePart(),", ": HeadMask{},"),
+    "a_class_takes_part_in_one_view": (
+        "src/model/forward.cc", "    attend.heads = view.heads;\n", ""),
+    "rows_of_a_second_class_stored_as_the_first": (
+        "src/model/forward.cc", "store.rest = to[p + 1].kv;", "store.rest = to[p].kv;"),
+    "heads_that_lie_alone_by_their_numbers": (
+        CPU + "attend_kernels.cc", "const int32_t place = a.kv.Place(kv);",
+        "const int32_t place = kv;"),
+    "heads_of_a_prompt_that_lie_alone_by_their_numbers": (
+        CPU + "prefill/attend.cc", "place_ = a_.kv.Place(kv_head);", "place_ = kv_head;"),
+    "results_of_some_heads_side_by_side": (
+        CPU + "attend.cc", "const int32_t head = a.Head(of_row);", "const int32_t head = of_row;"),
+    "heads_that_lie_alone_by_their_numbers_on_a_card": (
+        KERNELS + "attend.cu", "args, args.kv.Place(kv_head), kv_head * group",
+        "args, kv_head, kv_head * group"),
+    "merged_heads_side_by_side_on_a_card": (
+        KERNELS + "attend_merge.cuh", "return args.Head(static_cast<int32_t>(Fresh(blockIdx.x)));",
+        "return static_cast<int32_t>(Fresh(blockIdx.x));"),
+    "a_second_view_is_not_stored_on_a_card": (
+        KERNELS + "kept_rows.cu", "StoreIn<Word>(a.rest, {}, a, i - n_slices);", ""),
     "omnikv_duo_retrieving_heads_read_all": (
         OMNIKV_DUO, "== kStreaming ? *heads_ : *tokens_", "== kStreaming ? *heads_ : *heads_"),
     "omnikv_duo_every_head_gives_up": (
@@ -541,6 +557,11 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "rows_stand_in_a_stage_as_in_the_bank": ("bank_test", "BankTest.*"),
                "stages_have_room_for_all_sequences": ("bank_test", "BankTest.*"),
                "heads_apart_have_the_blocks_of_one": ("bank_test", "StreamsTest.*"),
+               **{name: ("parity_test", "*HeadsThatLieAlone*")
+                  for name in ("heads_that_lie_alone_by_their_numbers",
+                               "heads_of_a_prompt_that_lie_alone_by_their_numbers",
+                               "results_of_some_heads_side_by_side")},
+               "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

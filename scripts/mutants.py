@@ -473,6 +473,8 @@ FAULTS = {
         "src/model/forward.cc", "    attend.heads = view.heads;\n", ""),
     "rows_of_a_second_class_stored_as_the_first": (
         "src/model/forward.cc", "store.rest = to[p + 1].kv;", "store.rest = to[p].kv;"),
+    "rows_of_a_second_view_cost_nothing": (
+        "src/backend/ops.cc", "if (a.HasRest()) heads +=", "if (false) heads +="),
     "heads_that_lie_alone_by_their_numbers": (
         CPU + "attend_kernels.cc", "const int32_t place = a.kv.Place(kv);",
         "const int32_t place = kv;"),
@@ -561,6 +563,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                   for name in ("heads_that_lie_alone_by_their_numbers",
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
+               "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 

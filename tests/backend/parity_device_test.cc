@@ -381,9 +381,9 @@ TEST_F(ParityDeviceTest, AttendAChunkOfALongPast) {
   }
 }
 
-// A run of KV heads, all that the bank has of a model's: enough rows for FlashInfer's kernel, and a
+// Some KV heads, all that the bank has of a layer's: enough rows for FlashInfer's kernel, and a
 // past that is dealt to several blocks.
-TEST_F(ParityDeviceTest, AttendManyRowsOfARunOfHeads) {
+TEST_F(ParityDeviceTest, AttendManyRowsOfSomeHeads) {
   Random random(206);
   for (const int32_t d : {64, 96, 128, 256}) {
     for (const DType dtype : {DType::kF16, DType::kBF16}) {

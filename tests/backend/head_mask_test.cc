@@ -1,0 +1,42 @@
+// Masks of KV heads, by the words of head_mask.h.
+#include "backend/head_mask.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace omnikv {
+namespace {
+
+TEST(HeadMask, NamesHeadsInTheirOrder) {
+  for (const std::vector<int32_t>& heads : std::vector<std::vector<int32_t>>{
+           {0}, {5}, {63}, {0, 63}, {1, 2, 40}, {3, 31, 32, 33, 62}}) {
+    const HeadMask mask = HeadMask::Of(heads);
+    EXPECT_FALSE(mask.All());
+    EXPECT_EQ(mask.Count(kMaxMaskedHeads), static_cast<int32_t>(heads.size()));
+    int32_t before = 0;
+    for (int32_t h = 0; h < kMaxMaskedHeads; ++h) {
+      const bool named =
+          before < static_cast<int32_t>(heads.size()) && heads[static_cast<size_t>(before)] == h;
+      EXPECT_EQ(mask.Has(h), named) << h;
+      EXPECT_EQ(mask.Before(h), before) << h;
+      if (!named) continue;
+      EXPECT_EQ(mask.Head(before), h);
+      ++before;
+    }
+  }
+}
+
+TEST(HeadMask, WithoutABitAllHeadsOfAnyNumber) {
+  const HeadMask all = HeadMask::Of({});
+  EXPECT_TRUE(all.All());
+  EXPECT_EQ(all.Count(200), 200);
+  for (const int32_t h : {0, 63, 64, 199}) {
+    EXPECT_TRUE(all.Has(h));
+    EXPECT_EQ(all.Before(h), h);
+    EXPECT_EQ(all.Head(h), h);
+  }
+}
+
+}  // namespace
+}  // namespace omnikv

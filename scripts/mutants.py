@@ -210,6 +210,18 @@ FAULTS = {
         "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
     "kvzip_scores_of_the_first_head": (
         KVZIP, "const int32_t n_seqs = context_.n_kv_heads / lists;", "const int32_t n_seqs = 1;"),
+    "heads_apart_have_no_room_for_a_prompt": (
+        "src/bank/bank_config.cc", "BlocksFor(std::max(step_tokens, table.prompt_tokens))",
+        "BlocksFor(step_tokens)"),
+    "layers_of_heads_apart_count_each_others_blocks": (
+        "src/bank/bank.cc", "BlocksOf(TablesOf(s), seq)", "BlocksOf(Sharing(s.spec.table), seq)"),
+    "layers_of_heads_apart_have_the_positions_of_the_first": (
+        "src/bank/kept_rows.cc", "bank_.View(classes_[c].layers[0]).block_table",
+        "bank_.View(classes_[0].layers[0]).block_table"),
+    "heads_apart_have_no_room_for_later_turns": (
+        PLACEMENT, "std::min(plan.context, mean + 1) + later;", "std::min(plan.context, mean + 1);"),
+    "heads_apart_have_room_for_any_turn": (
+        "src/bank/kept_rows.cc", "rows + n * tables <= most", "rows + n <= most"),
     "heads_apart_keep_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
     "heads_apart_share_a_table": (
@@ -565,6 +577,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "results_of_some_heads_side_by_side")},
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
+               **{f"heads_apart_have_{name}": ("kvzip_test", "*ShareTheRoom*/cpu")
+                  for name in ("no_room_for_later_turns", "room_for_any_turn")},
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

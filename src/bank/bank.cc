@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "backend/kv_format.h"
 #include "base/check.h"
@@ -25,9 +26,11 @@ size_t Bank::BytesPerToken(const BankConfig& config) {
 
 size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
   size_t bytes = 0;
+  std::set<int32_t> pools;  // of heads that are apart, by their first table
   for (const LayerSpec& layer : config.layers) {
     for (const StreamSpec& s : layer.streams) {
       if (s.tier != tier) continue;
+      if (s.heads_apart && !pools.insert(config.FirstSharing(s.table)).second) continue;
       const int64_t blocks = config.PoolBlocks(s.table);
       bytes += static_cast<size_t>(blocks * config.block_tokens) * config.StreamRowBytes(layer, s);
     }
@@ -52,7 +55,7 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
     const int64_t rows = config.PoolBlocks(static_cast<int32_t>(table)) * bt;
     if (rows <= most) continue;
     return ResourceExhausted(fmt::format(
-        "{} rows of the KV heads of a layer are too many, expected at most {}", rows, most));
+        "{} rows of KV heads that share memory are too many, expected at most {}", rows, most));
   }
   std::unique_ptr<Bank> bank(new Bank(backend, std::move(config)));
   OKV_RETURN_IF_ERROR(bank->Allocate());
@@ -84,10 +87,16 @@ Bank::Bank(Backend& backend, BankConfig config)
     const auto stage_rows = static_cast<size_t>(config_.StageRows(spec));
     size_t stage_at = 0;
     for (const StreamSpec& s : spec.streams) {
+      const size_t row_bytes = config_.StreamRowBytes(spec, s);
+      const auto same = std::ranges::find_if(streams_, [&](const Stream& other) {
+        return s.heads_apart && TableOf(other).first == config_.FirstSharing(s.table);
+      });
+      OKV_CHECK(same == streams_.end() || same->row_bytes == row_bytes);
       streams_.push_back({.layer = static_cast<int32_t>(layer),
                           .spec = s,
-                          .row_bytes = config_.StreamRowBytes(spec, s),
-                          .stage_at = stage_at});
+                          .row_bytes = row_bytes,
+                          .stage_at = stage_at,
+                          .memory = static_cast<size_t>(same - streams_.begin())});
       if (s.tier == TierKind::kHost) stage_at += stage_rows * streams_.back().row_bytes;
     }
   }
@@ -97,7 +106,7 @@ Status Bank::Allocate() {
   const auto tier = [&](TierKind kind) {
     std::vector<TierStream> streams(streams_.size());
     for (size_t i = 0; i < streams.size(); ++i) {
-      if (streams_[i].spec.tier != kind) continue;
+      if (streams_[i].spec.tier != kind || streams_[i].memory != i) continue;
       streams[i] = {.block_bytes = BlockBytes(streams_[i]),
                     .n_blocks = TableOf(streams_[i]).blocks.total_blocks()};
     }
@@ -277,7 +286,7 @@ Status Bank::MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last) {
     if (from == to) continue;
     Unstage(seq, int64_t{i} * config_.block_tokens);  // its place is another
     for (size_t stream = 0; stream < streams_.size(); ++stream) {
-      if (streams_[stream].spec.table != t.first) continue;
+      if (streams_[stream].memory != stream || TableOf(streams_[stream]).first != t.first) continue;
       device_->CopyBlock(static_cast<int32_t>(stream), from, to);
       host_->CopyBlock(static_cast<int32_t>(stream), from, to);
     }
@@ -392,7 +401,7 @@ void Bank::Keep(int32_t seq, int32_t table, std::span<const int64_t> rows) {
 
 int64_t Bank::LayerRows(int32_t seq, int32_t layer) const {
   int64_t most = 0;
-  for (const Table& table : Sharing(TableNumber(layer))) {
+  for (const Table& table : TablesOf(layer)) {
     most = std::max(most, Rows(seq, static_cast<int32_t>(&table - tables_.data())));
   }
   return most - fewer_[FewerIndex(seq, layer)];
@@ -400,7 +409,7 @@ int64_t Bank::LayerRows(int32_t seq, int32_t layer) const {
 
 int64_t Bank::LayerGone(int32_t seq, int32_t layer) const {
   int64_t least = Length(seq);
-  for (const Table& table : Sharing(TableNumber(layer))) {
+  for (const Table& table : TablesOf(layer)) {
     least = std::min(least, table.lost[static_cast<size_t>(seq)].gone);
   }
   return least + fewer_[FewerIndex(seq, layer)];
@@ -421,8 +430,10 @@ size_t Bank::BytesInUse(TierKind tier) const {
     return static_cast<size_t>(table.blocks.total_blocks() - table.blocks.free_blocks());
   };
   size_t bytes = 0;
-  for (const Stream& s : streams_) {
-    if (s.spec.tier == tier) bytes += BlockBytes(s) * in_use(TableOf(s));
+  for (size_t stream = 0; stream < streams_.size(); ++stream) {
+    const Stream& s = streams_[stream];
+    const bool own = s.spec.tier == tier && s.memory == stream;
+    if (own) bytes += BlockBytes(s) * in_use(TableOf(s));
   }
   if (tier != TierKind::kDevice) return bytes;
   ForStates([&](const StateStream& s) {
@@ -431,9 +442,9 @@ size_t Bank::BytesInUse(TierKind tier) const {
   return bytes;
 }
 
-size_t Bank::BlocksOf(int32_t table, int32_t seq) const {
+size_t Bank::BlocksOf(std::span<const Table> tables, int32_t seq) {
   size_t held = 0;
-  for (const Table& t : Sharing(table)) {
+  for (const Table& t : tables) {
     const int32_t* blocks = t.blocks.entries(seq);
     held += static_cast<size_t>(std::count_if(blocks, blocks + t.blocks.n_blocks(seq),
                                               [](int32_t block) { return block >= 0; }));
@@ -444,9 +455,11 @@ size_t Bank::BlocksOf(int32_t table, int32_t seq) const {
 size_t Bank::DeviceBytes(int32_t seq, const StateStreams& states) const {
   size_t bytes = 0;
   for (const Stream& s : streams_) {
-    if (s.spec.tier == TierKind::kDevice) bytes += BlockBytes(s) * BlocksOf(s.spec.table, seq);
+    if (s.spec.tier == TierKind::kDevice) bytes += BlockBytes(s) * BlocksOf(TablesOf(s), seq);
   }
-  for (const auto& s : states) bytes += s->BlockBytes() * BlocksOf(TableNumber(s->spec.layer), seq);
+  for (const auto& s : states) {
+    bytes += s->BlockBytes() * BlocksOf(Sharing(TableNumber(s->spec.layer)), seq);
+  }
   return bytes;
 }
 
@@ -503,7 +516,7 @@ void Bank::FillWithNoise(int32_t seq) {
     const int32_t dk = s.spec.planes != Planes::kV ? spec.dk : 0;
     const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
     const int32_t heads = s.spec.heads_apart ? 1 : spec.HeadsOf(s.spec);
-    for (const Table& table : Sharing(s.spec.table)) {
+    for (const Table& table : TablesOf(s)) {
       const auto number = static_cast<int32_t>(&table - tables_.data());
       fill(table, Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
            Rows(seq, number) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {

@@ -232,6 +232,7 @@ class Bank {
     StreamSpec spec;
     size_t row_bytes = 0;
     size_t stage_at = 0;  // bytes: where it begins in its layer's stage, if it is on the host
+    size_t memory = 0;    // the stream in whose memory it lies: itself, or one of the same blocks
   };
 
   Bank(Backend& backend, BankConfig config);
@@ -240,7 +241,7 @@ class Bank {
   // Row 0 of a stream, by number.
   std::byte* Home(size_t stream) const {
     const bool own = streams_[stream].spec.tier == TierKind::kDevice;
-    return (own ? *device_ : *host_).Base(static_cast<int32_t>(stream));
+    return (own ? *device_ : *host_).Base(static_cast<int32_t>(streams_[stream].memory));
   }
   std::byte* InStage(size_t stream) const {
     const Stream& s = streams_[stream];
@@ -248,7 +249,16 @@ class Bank {
   }
   // Of a stream whose heads are not apart; of others that of head 0.
   const Table& TableOf(const Stream& s) const { return tables_[static_cast<size_t>(s.spec.table)]; }
-  // All that draw on the blocks of a table, a stream or states.
+  // All of a stream; of the first one of a layer.
+  std::span<const Table> TablesOf(const Stream& s) const {
+    const LayerSpec& layer = config_.layers[static_cast<size_t>(s.layer)];
+    return std::span(tables_).subspan(static_cast<size_t>(s.spec.table),
+                                      static_cast<size_t>(config_.TablesOf(layer, s.spec)));
+  }
+  std::span<const Table> TablesOf(int32_t layer) const {
+    return TablesOf(streams_[classes_[static_cast<size_t>(layer)].front().k]);
+  }
+  // All that draw on the blocks of a table, or on those of states.
   std::span<const Table> Sharing(int32_t table) const {
     const auto first = static_cast<size_t>(config_.FirstSharing(table));
     return std::span(tables_).subspan(first, static_cast<size_t>(config_.Sharing(table)));
@@ -273,8 +283,8 @@ class Bank {
   Status Grow(size_t table, int32_t seq, int64_t n);
   // Makes the blocks [first, last) of `seq` its own, before they are written.
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
-  // Blocks that `seq` has of those that a table shares.
-  size_t BlocksOf(int32_t table, int32_t seq) const;
+  // Blocks that `seq` has in some tables.
+  static size_t BlocksOf(std::span<const Table> tables, int32_t seq);
   // Calls visit(data, bytes) for the rows of `seq` in each block of each stream, then of each of
   // `states`.
   template <typename Visit>

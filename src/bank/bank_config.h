@@ -76,7 +76,11 @@ struct TableSpec {
   int64_t max_held = 0;
   // Of the policy's: whose heads its streams have, where it tells them apart.
   int32_t head_class = 0;
-  // Draws on the blocks of the table before it, which are then as many more.
+  // Beside max_held: tokens of a prompt of one sequence at a time, all of whose rows are there
+  // until some of them are chosen; 0: those of a step.
+  int64_t prompt_tokens = 0;
+  // Draws on the blocks of the table before it, which are then as many more. Streams of several
+  // layers may lie in such tables: then they lie in the same memory, and have rows of one size.
   bool shares = false;
 
   bool operator==(const TableSpec&) const = default;
@@ -100,10 +104,14 @@ struct BankConfig {
   // Blocks that a table has for itself, of all sequences together.
   int64_t TableBlocks(const TableSpec& table) const;
   // Of a table's number: the first of the tables that draw on the same blocks, how many these are,
-  // and the blocks that they have together, which each of their streams has.
+  // and the blocks that they have together.
   int32_t FirstSharing(int32_t table) const;
   int32_t Sharing(int32_t table) const;
   int64_t PoolBlocks(int32_t table) const;
+  // The tables of a stream of a layer: one, or one for each KV head, after one another.
+  int32_t TablesOf(const LayerSpec& layer, const StreamSpec& stream) const {
+    return stream.heads_apart ? layer.n_kv_heads : 1;
+  }
   // Bytes of a row of a stream of a layer; of one token in it, in all of them, and in the largest
   // of the layers.
   size_t StreamRowBytes(const LayerSpec& layer, const StreamSpec& stream) const;

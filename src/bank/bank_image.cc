@@ -79,8 +79,8 @@ template <typename Visit>
 void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
   const int64_t bt = config_.block_tokens;
   // each(block, its rows). A layer with fewer rows than its table may have none in the last blocks.
-  const auto blocks = [&](int32_t first, int32_t layer, const auto& each) {
-    for (const Table& t : Sharing(first)) {
+  const auto blocks = [&](std::span<const Table> tables, int32_t layer, const auto& each) {
+    for (const Table& t : tables) {
       const auto number = static_cast<size_t>(&t - tables_.data());
       const int64_t rows = RowsOf(number, seq, Length(seq)) - fewer_[FewerIndex(seq, layer)];
       for (int32_t i = 0; i < t.blocks.n_blocks(seq) && i * bt < rows; ++i) {
@@ -91,13 +91,13 @@ void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) 
   };
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& s = streams_[stream];
-    blocks(s.spec.table, s.layer, [&](int32_t block, int64_t rows) {
+    blocks(TablesOf(s), s.layer, [&](int32_t block, int64_t rows) {
       visit(Home(stream) + static_cast<size_t>(block) * BlockBytes(s),
             static_cast<size_t>(rows) * s.row_bytes);
     });
   }
   for (const auto& s : states) {
-    blocks(TableNumber(s->spec.layer), s->spec.layer, [&](int32_t block, int64_t rows) {
+    blocks(Sharing(TableNumber(s->spec.layer)), s->spec.layer, [&](int32_t block, int64_t rows) {
       const int64_t units = (rows + s->spec.unit - 1) / s->spec.unit;
       visit(s->Block(block), static_cast<size_t>(units * s->view.row_bytes));
     });

@@ -3,18 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "backend/kv_slices.h"
 #include "base/check.h"
 
 namespace omnikv {
 
-StateSpec PositionsSpec(const BankConfig& bank, int32_t layer, const Keeps& keeps) {
-  const bool apart = bank.layers[static_cast<size_t>(layer)].HeadsApart();
-  return {.layer = layer,
-          .unit = 1,
-          .bytes_per_unit = int64_t{4} * (apart ? 1 : keeps.lists),
-          .name = "positions"};
+std::vector<StateSpec> PositionsSpecs(const BankConfig& bank, const Keeps& keeps) {
+  std::vector<StateSpec> specs;
+  std::set<int32_t> pools;  // of heads that are apart
+  for (size_t layer = 0; keeps.rows > 0 && layer < bank.layers.size(); ++layer) {
+    if (!bank.IsGlobal(layer)) continue;
+    const bool apart = bank.layers[layer].HeadsApart();
+    if (apart && !pools.insert(bank.FirstSharing(bank.layers[layer].table())).second) continue;
+    specs.push_back({.layer = static_cast<int32_t>(layer),
+                     .unit = 1,
+                     .bytes_per_unit = int64_t{4} * (apart ? 1 : keeps.lists),
+                     .name = "positions"});
+  }
+  return specs;
 }
 
 void KeptRows::MakeClasses() {
@@ -50,18 +58,20 @@ void KeptRows::MakeClasses() {
 }
 
 Status KeptRows::OpenPositions() {
-  std::vector<StateSpec> specs;
-  plane_of_layer_.assign(static_cast<size_t>(bank_.n_layers()), -1);
+  OKV_ASSIGN_OR_RETURN(positions_, bank_.OpenStates(PositionsSpecs(bank_.config(), keeps_)));
+  plane_of_layer_.assign(static_cast<size_t>(bank_.n_layers()), nullptr);
+  std::vector<int32_t*> planes;
   for (Class& c : classes_) {
-    c.first_plane = static_cast<int32_t>(specs.size());
+    c.first_plane = planes.size();
     for (const int32_t layer : c.layers) {
-      plane_of_layer_[static_cast<size_t>(layer)] = static_cast<int32_t>(specs.size());
-      specs.push_back(PositionsSpec(bank_.config(), layer, keeps_));
+      // Of the last stream that begins no later: the layer's own, or that of its blocks.
+      const auto after = std::ranges::find_if(
+          positions_, [&](const auto& stream) { return stream->spec.layer > layer; });
+      int32_t* const plane = reinterpret_cast<int32_t*>((*std::prev(after))->view.base);
+      plane_of_layer_[static_cast<size_t>(layer)] = plane;
+      planes.push_back(plane);
     }
   }
-  OKV_ASSIGN_OR_RETURN(positions_, bank_.OpenStates(specs));
-  std::vector<std::byte*> planes;
-  for (const StateView& view : ViewsOf(positions_)) planes.push_back(view.base);
   OKV_ASSIGN_OR_RETURN(position_planes_,
                        backend_.Allocate(planes.size() * sizeof(planes[0]), "rows that are kept"));
   backend_.Upload(position_planes_.as(), planes.data(), position_planes_.size());
@@ -129,15 +139,23 @@ Status KeptRows::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool ch
 
 Status KeptRows::CheckRoom(int32_t seq, int64_t n) const {
   if (keeps_.chunk > 0) n = std::min(n, keeps_.chunk);
-  for (const int32_t table : tables_) {
-    const int64_t most = bank_.config().tables[static_cast<size_t>(table)].max_held;
-    int64_t rows = bank_.Rows(seq, table);
-    if (keeps_.every_step) rows = std::min(rows, keeps_.rows);
-    if (most == 0 || rows + n <= most) continue;
+  const std::vector<TableSpec>& specs = bank_.config().tables;
+  for (size_t i = 0; i < tables_.size();) {
+    // Tables that share blocks have room for so many rows in the mean.
+    int64_t most = 0;
+    int64_t rows = 0;
+    const size_t first = i;
+    do {
+      most += specs[static_cast<size_t>(tables_[i])].max_held;
+      rows +=
+          std::min(bank_.Rows(seq, tables_[i]), keeps_.every_step ? keeps_.rows : int64_t{kToEnd});
+    } while (++i < tables_.size() && specs[static_cast<size_t>(tables_[i])].shares);
+    const auto tables = static_cast<int64_t>(i - first);
+    if (most == 0 || rows + n * tables <= most) continue;
     return ResourceExhausted(fmt::format(
         "{} more tokens do not fit beside the {} that a layer holds, expected at most {} in all: "
         "the policy's setting room is for later turns and answers",
-        n, rows, most));
+        n, rows / tables, most / tables));
   }
   return {};
 }
@@ -231,23 +249,23 @@ void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, 
   const bool every_step = keeps_.every_step && !prefill;
   for (size_t c = 0; c < classes_.size(); ++c) {
     const Located to = At(c, prefill);
-    const auto first = static_cast<size_t>(classes_[c].first_plane);
-    backend_.Enqueue(LocateRowsArgs{.rows = rows,
-                                    .seqs = seqs,
-                                    .gone = GoneOfClass(classes_[c]),
-                                    .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
-                                    .to_rows = to.rows,
-                                    .to_seqs = to.seqs,
-                                    .pos = position_planes_.as<int32_t*>() + first,
-                                    .block_table = positions_[first]->view.block_table,
-                                    .block_tokens = bank_.config().block_tokens,
-                                    .n_pos = static_cast<int32_t>(classes_[c].layers.size()),
-                                    .lists = ListsOf(classes_[c]),
-                                    .n_rows = n_rows,
-                                    .n_seqs = n_seqs_,
-                                    .heads = classes_[c].heads,
-                                    .table_stride = bank_.HeadTableStride(),
-                                    .by_head = prefill});
+    backend_.Enqueue(
+        LocateRowsArgs{.rows = rows,
+                       .seqs = seqs,
+                       .gone = GoneOfClass(classes_[c]),
+                       .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
+                       .to_rows = to.rows,
+                       .to_seqs = to.seqs,
+                       .pos = position_planes_.as<int32_t*>() + classes_[c].first_plane,
+                       .block_table = bank_.View(classes_[c].layers[0]).block_table,
+                       .block_tokens = bank_.config().block_tokens,
+                       .n_pos = static_cast<int32_t>(classes_[c].layers.size()),
+                       .lists = ListsOf(classes_[c]),
+                       .n_rows = n_rows,
+                       .n_seqs = n_seqs_,
+                       .heads = classes_[c].heads,
+                       .table_stride = bank_.HeadTableStride(),
+                       .by_head = prefill});
   }
 }
 

@@ -16,8 +16,9 @@
 
 namespace omnikv {
 
-// The positions that go with the rows of `layer` of the bank, of all layers that policies govern.
-StateSpec PositionsSpec(const BankConfig& bank, int32_t layer, const Keeps& keeps);
+// The positions that go with the rows of the layers that policies govern: for each of them, or for
+// the first of those whose rows lie in the same blocks.
+std::vector<StateSpec> PositionsSpecs(const BankConfig& bank, const Keeps& keeps);
 
 // The layers that policies govern fall into kept classes. Layers of one class keep as many rows and
 // lie in one table of the bank, so a token has the same row in each. Where all layers keep as many,
@@ -99,7 +100,7 @@ class KeptRows {
     std::vector<int32_t> layers;  // of the bank, ascending
     int32_t heads = 1;            // that are apart; their tables follow one another
     size_t first_head = 0;        // among those of all classes
-    int32_t first_plane = 0;      // of its positions; those of its layers follow one another
+    size_t first_plane = 0;       // of its positions; those of its layers follow one another
   };
   // By class, one after another.
   struct Place {
@@ -133,10 +134,7 @@ class KeptRows {
   }
   // Rows of a table that the classes in it keep of a sequence of so many tokens.
   int64_t RowsAfter(int32_t table, int64_t tokens) const;
-  int32_t* PositionsOf(int32_t layer) const {
-    const auto plane = static_cast<size_t>(plane_of_layer_[static_cast<size_t>(layer)]);
-    return reinterpret_cast<int32_t*>(positions_[plane]->view.base);
-  }
+  int32_t* PositionsOf(int32_t layer) const { return plane_of_layer_[static_cast<size_t>(layer)]; }
   EvictionLog LogOf(int32_t layer) const;
   void UploadGone(int32_t q, int32_t seq);
 
@@ -155,11 +153,11 @@ class KeptRows {
   };
   std::vector<GoneOf> gone_of_;  // [n_seqs]
   Buffer gone_;                  // int32, of class after class: [n_seqs, heads]
-  // Positions of the tokens that are held, [rows, lists] of each governed layer; where these lie,
-  // in the backend's memory; the number of the layer among them.
+  // Positions of the tokens that are held, [rows, lists]: PositionsSpecs. Of each governed layer,
+  // class after class: where they lie, in the backend's memory.
   StateStreams positions_;
-  Buffer position_planes_;               // int32* [positions_]
-  std::vector<int32_t> plane_of_layer_;  // -1: none
+  Buffer position_planes_;                // int32* [governed layers]
+  std::vector<int32_t*> plane_of_layer_;  // by layer of the bank; null: none
   std::array<Place, 2> places_;
   Buffer log_rows_, log_length_, log_victim_, log_pos_;  // of layer after layer: EvictionLog
 };

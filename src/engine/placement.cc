@@ -186,7 +186,13 @@ struct KvSize {
         return true;
       });
     }
+    // What heads that are apart keep is a share of the context.
+    const size_t kept = Bank::ReservedBytes(bank, TierKind::kDevice);
+    for (LayerSpec& layer : bank.layers) {
+      std::erase_if(layer.streams, [](const StreamSpec& stream) { return stream.heads_apart; });
+    }
     fixed = Bank::ReservedBytes(bank, TierKind::kDevice);
+    per_token += (kept - fixed + tokens - 1) / tokens;
     if (plan.by_layer) prompt_per_token = PromptBytes(config, bank, 1);
     states_per_token = (plan.states + tokens - 1) / tokens;
   }
@@ -402,6 +408,14 @@ std::vector<MemoryPlan::HeadClass> HeadClassesOf(const ModelConfig& config, cons
   return classes;
 }
 
+// KV heads of all layers share what they keep, so there is room for the mean of it.
+void HoldTheMean(const Keeps& keeps, int64_t later, MemoryPlan& plan) {
+  for (size_t layer = 0; layer < plan.layer_held.size(); ++layer) {
+    const int64_t mean = keeps.RowsAfter(static_cast<int32_t>(layer), plan.context);
+    plan.layer_held[layer] = std::min(plan.context, mean + 1) + later;
+  }
+}
+
 }  // namespace
 
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
@@ -424,10 +438,12 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
     for (const int64_t rows : keeps.layer_rows) plan.layer_held.push_back(rows + later);
     plan.heads_apart = keeps.HeadsDiffer() && config.n_kv_heads <= kMaxMaskedHeads &&
                        GlobalLayers(config) == config.n_layers;
+    if (plan.heads_apart) HoldTheMean(keeps, later, plan);
     plan.by_layer = keeps.chunk == 0 && !keeps.passes &&
                     Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
     plan.prompt = plan.by_layer ? prompt : 0;
-    if (!plan.by_layer && keeps.chunk == 0) {
+    const bool less = Bank::ReservedBytes(bank(), TierKind::kDevice) < by_chunk;
+    if (!plan.by_layer && keeps.chunk == 0 && !(plan.heads_apart && less)) {
       plan.max_held = 0;
       std::fill(plan.layer_held.begin(), plan.layer_held.end(), 0);
     }
@@ -501,11 +517,7 @@ std::vector<StateSpec> StatesByLayer(const ModelConfig& config, std::vector<Stat
 
 size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Policy& policy) {
   size_t bytes = 0;
-  const Keeps keeps = policy.Kept();
-  for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (!bank.IsGlobal(static_cast<size_t>(layer))) continue;
-    bytes += bank.StateBytes(PositionsSpec(bank, layer, keeps));
-  }
+  for (const StateSpec& spec : PositionsSpecs(bank, policy.Kept())) bytes += bank.StateBytes(spec);
   for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
     bytes += bank.StateBytes(spec);
   }
@@ -537,20 +549,24 @@ void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig&
 }
 
 // Layers that keep different numbers of rows have a table each, the first of them table 0, or one
-// for each KV head.
+// for each KV head. The latter all draw on the same blocks: how many rows a layer keeps is known
+// only once the prompt is whole.
 void SplitByLayers(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
   if (plan.layer_held.empty()) return;
   ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
     const int64_t held = plan.layer_held[static_cast<size_t>(global)];
+    TableSpec spec{.max_held = held};
+    if (plan.heads_apart && held > 0) spec.prompt_tokens = plan.context;
     const auto table = static_cast<int32_t>(global == 0 ? 0 : bank.tables.size());
-    if (global > 0) bank.tables.emplace_back();
-    bank.tables[static_cast<size_t>(table)].max_held = held;
+    if (global == 0) bank.tables.front() = spec;
+    spec.shares = plan.heads_apart;
+    if (global > 0) bank.tables.push_back(spec);
     for (StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
       stream.table = table;
       stream.heads_apart = plan.heads_apart;
     }
     for (int32_t head = 1; plan.heads_apart && head < config.n_kv_heads; ++head) {
-      bank.tables.push_back({.max_held = held, .shares = true});
+      bank.tables.push_back(spec);
     }
   });
 }
@@ -703,6 +719,11 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
     plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
+    if (policy.ok() && plan.heads_apart) {  // of which it keeps a share
+      OKV_ASSIGN_OR_RETURN(const auto fitting,
+                           PolicyFor(options.policy, config, plan.context, /*fetches=*/true));
+      PlanPolicy(config, *fitting, options.max_sessions, plan);
+    }
   }
   if (cap != 0 && !limit.capped) {
     LogInfo("{} is {}, but {} are available: planned with that", field, HumanBytes(cap),

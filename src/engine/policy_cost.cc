@@ -30,12 +30,7 @@ size_t BlocksBytes(const Policy& policy, const BankConfig& bank, size_t layer, i
 size_t StatesHeld(const ModelConfig& config, const Policy& policy, const BankConfig& bank,
                   int64_t tokens) {
   std::vector<StateSpec> states = StatesByLayer(config, policy.States());
-  const Keeps keeps = policy.Kept();
-  for (int32_t layer = 0; keeps.rows > 0 && layer < config.n_layers; ++layer) {
-    if (bank.IsGlobal(static_cast<size_t>(layer))) {
-      states.push_back(PositionsSpec(bank, layer, keeps));
-    }
-  }
+  for (const StateSpec& spec : PositionsSpecs(bank, policy.Kept())) states.push_back(spec);
   size_t bytes = 0;
   for (const StateSpec& state : states) {
     const auto layer = static_cast<size_t>(state.layer);

@@ -367,7 +367,12 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
   steps.all_logits_ = all_logits;
   steps.pos_ = group.length(member);
   if (!group.PassesByLayer(member)) {
-    OKV_RETURN_IF_ERROR(group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_));
+    // Heads that are apart have room for one prompt before its choice.
+    const bool apart = core.bank->config().Rows().heads_apart;
+    if (!(apart && group.AwaitsPasses(member))) {
+      OKV_RETURN_IF_ERROR(
+          group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_));
+    }
     OKV_RETURN_IF_ERROR(steps.PlanPasses());
     return steps;
   }

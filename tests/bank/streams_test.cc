@@ -285,6 +285,55 @@ TEST_F(StreamsTest, HeadsApartDrawOnTheSameBlocks) {
   Expect(b, 0, 12);
 }
 
+// Heads of several layers may draw on the same blocks: then the layers lie in the same memory, and
+// what one gives back serves the others.
+TEST_F(StreamsTest, LayersOfHeadsApartMayShareTheirMemory) {
+  const LayerSpec layer{.n_kv_heads = 2, .dk = 8, .dv = 8, .streams = {{.heads_apart = true}}};
+  BankConfig config = ConfigOf({layer, layer, {.n_kv_heads = 1, .dk = 8, .dv = 4}},
+                               {{.max_held = 4, .prompt_tokens = 24},
+                                {.max_held = 4, .prompt_tokens = 24, .shares = true},
+                                {.max_held = 4, .prompt_tokens = 24, .shares = true},
+                                {.max_held = 4, .prompt_tokens = 24, .shares = true},
+                                {}});
+  config.layers[1].streams[0].table = 2;
+  config.layers[2].streams[0].table = 4;
+  config.max_seqs = 2;
+  Open(config);
+  // Each table has room for one sequence's prompt, and for what stays of two.
+  constexpr size_t kBlocks = 4 * (2 * (1 + 2) + 6);
+  const auto block = static_cast<size_t>(kBlock) * 32;  // bytes of a head's
+  EXPECT_EQ(config.PoolBlocks(3), static_cast<int64_t>(kBlocks));
+  EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kDevice), kBlocks * block + 64 * 24);
+  EXPECT_EQ(bank_->View(0).k.base, bank_->View(1).k.base);
+  EXPECT_NE(bank_->View(0).block_table, bank_->View(1).block_table);
+  const auto streams = *bank_->OpenStates({{.layer = 0, .bytes_per_unit = 4, .name = "positions"}});
+  EXPECT_EQ(bank_->StateBytes(), kBlocks * static_cast<size_t>(kBlock) * 4);
+
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 24).ok());
+  Write(a, 0, 24);
+  Expect(a, 0, 24);
+  EXPECT_EQ(bank_->DeviceBytes(a), 6 * (4 * block + 4 * 24));
+  EXPECT_EQ(bank_->DeviceBytes(a), bank_->DeviceBytes() - 24 * static_cast<size_t>(kBlock) * 4);
+  EXPECT_EQ(bank_->DeviceBytes(a, streams), bank_->DeviceBytes());
+  const int32_t b = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(b, 16).ok());
+  EXPECT_FALSE(bank_->Append(b, 16).ok()) << "a second prompt beside the first";
+  for (const int32_t table : {0, 1, 2}) bank_->Keep(a, table, 1);
+  bank_->Keep(a, 3, 13);
+  EXPECT_EQ(bank_->LayerRows(a, 0), 1);
+  EXPECT_EQ(bank_->LayerGone(a, 0), 23);
+  EXPECT_EQ(bank_->LayerRows(a, 1), 13);
+  EXPECT_EQ(bank_->LayerGone(a, 1), 11);
+  ASSERT_TRUE(bank_->Append(b, 8).ok());
+  Write(b, 0, 24, 100);
+  Expect(b, 0, 24, 100);
+  bank_->Free(b);
+  const int32_t copy = Copy(a);
+  EXPECT_EQ(bank_->Image(copy), bank_->Image(a));
+  EXPECT_EQ(bank_->DeviceBytes(copy), bank_->DeviceBytes(a));
+}
+
 // K of a layer in the backend's memory, V in the host's.
 LayerSpec Apart() {
   return {.n_kv_heads = 2,

@@ -223,6 +223,41 @@ TEST_P(KvzipTest, SequencesOfABatchKeepTheirOwn) {
   }
 }
 
+// Of several sequences, one at a time has room for all rows of a prompt, and each for what it keeps
+// and for what comes later.
+TEST_P(KvzipTest, SequencesShareTheRoomOfAPrompt) {
+  const PolicyOptions policy = Kvzip({{"room", "32"}});
+  const auto engine = Open(policy, /*chunk=*/130, /*context=*/640);
+  const BankConfig& config = CoreOf(*engine).bank->config();
+  const int64_t held = 4 + static_cast<int64_t>(0.3 * 636) + 1 + 32;
+  EXPECT_EQ(config.PoolBlocks(0), kLists * (3 * ((held + kBlock - 1) / kBlock + 2) + 640 / kBlock));
+  EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kDevice),
+            static_cast<size_t>(config.PoolBlocks(0) * kBlock) * config.RowBytes(0) / 2);
+  EXPECT_LT(config.PoolBlocks(0), kLists * config.BlocksFor(config.PoolTokens()));
+  std::vector<std::unique_ptr<Session>> sessions;
+  for (int32_t seed = 1; seed <= 3; ++seed) {
+    sessions.push_back(Take(engine->NewSession(policy)));
+    ASSERT_TRUE(sessions.back()->Prompt(Numbers(560, seed)).ok()) << seed;
+  }
+  const auto alone = Open(Kvzip());
+  for (int32_t seed = 1; seed <= 3; ++seed) {
+    const auto session = Take(alone->NewSession(Kvzip()));
+    ASSERT_TRUE(session->Prompt(Numbers(560, seed)).ok());
+    ExpectNear(Decode(*engine, *sessions[static_cast<size_t>(seed) - 1], 32),
+               Decode(*alone, *session, 32));
+  }
+  const Status long_turn = sessions[0]->Prompt([&] {
+    std::vector<int32_t> text = Numbers(560, 1);
+    const auto question = Numbers(70, 9);
+    text.insert(text.end(), question.begin(), question.end());
+    return text;
+  }());
+  EXPECT_EQ(long_turn.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(long_turn.message(),
+            "70 more tokens do not fit beside the 170 that a layer holds, expected at most 227 in "
+            "all: the policy's setting room is for later turns and answers");
+}
+
 // A prompt that ends within its passes has all its tokens, and none of theirs; the passes begin
 // anew with what comes next.
 TEST_P(KvzipTest, PassesMayBeCutShort) {

@@ -85,7 +85,7 @@ class StepFixture {
       StreamSpec& stream = bank_config.layers[static_cast<size_t>(layer)].streams[0];
       if (layer > 0) {
         stream.table = static_cast<int32_t>(bank_config.tables.size());
-        bank_config.tables.emplace_back();
+        bank_config.tables.push_back({.shares = kv_heads_apart});
       }
       stream.heads_apart = kv_heads_apart;
       if (kv_heads_apart) bank_config.tables.push_back({.shares = true});

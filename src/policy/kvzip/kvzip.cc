@@ -59,6 +59,7 @@ class KvZip : public Policy {
   PolicyContext context_;
   Share share_;
   int32_t chunk_ = 0;  // tokens
+  int64_t room_ = 0;   // Keeps::room
   RepeatText text_;
   PolicyMemory memory_;
   Buffer scores_;       // f32 [n_layers, n_kv_heads, max_context], of one prompt at a time
@@ -76,6 +77,7 @@ Status KvZip::Prepare(const PolicyContext& context, PolicySettings& settings) {
             .sinks = settings.Int("sinks"),
             .lists = int64_t{context.n_layers} * context.n_kv_heads};
   chunk_ = static_cast<int32_t>(settings.Int("chunk"));
+  room_ = settings.Int("room");
   const int32_t block = context.row_layout.block_tokens;
   if (chunk_ % block != 0) {
     return InvalidArgument(fmt::format(
@@ -200,6 +202,7 @@ std::vector<int64_t> KvZip::ChooseAfterPasses(int32_t seq, int64_t tokens) {
 Keeps KvZip::Kept() const {
   return {.rows = context_.max_context,
           .first_prompt = true,
+          .room = room_,
           .lists = context_.n_kv_heads,
           .layer_rows =
               std::vector<int64_t>(static_cast<size_t>(context_.n_layers), context_.max_context),
@@ -253,7 +256,8 @@ PolicyInfo KvzipPolicy() {
                     .default_value = "2048",
                     .help = "tokens that a pass repeats, a multiple of 64",
                     .min = 8,
-                    .max = 1e6}},
+                    .max = 1e6},
+                   RoomSetting()},
       .make = [] { return std::make_unique<KvZip>(); },
       .batches = true,
       .covering =

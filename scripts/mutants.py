@@ -222,6 +222,15 @@ FAULTS = {
         PLACEMENT, "std::min(plan.context, mean + 1) + later;", "std::min(plan.context, mean + 1);"),
     "heads_apart_have_room_for_any_turn": (
         "src/bank/kept_rows.cc", "rows + n * tables <= most", "rows + n <= most"),
+    "parked_rows_do_not_come_back": (
+        PROMPT_STAGE, "backend_->Upload(rows_.as<std::byte>(), from.data(), from.size());", ""),
+    "passes_by_layer_share_their_residual": (
+        "src/engine/stepper.cc", "total() + before_ + row", "total() + row"),
+    "a_prompt_by_layer_has_room_for_all_its_rows": (
+        PLACEMENT, "plan.heads_apart && held > 0 && !plan.by_layer", "plan.heads_apart && held > 0"),
+    "heads_apart_by_layer_have_room_for_what_the_first_keeps": (
+        "src/bank/kept_rows.cc", "std::ranges::copy(rows, first);",
+        "std::fill_n(first, c.heads, rows.front());"),
     "heads_apart_keep_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
     "heads_apart_share_a_table": (
@@ -577,6 +586,14 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "results_of_some_heads_side_by_side")},
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
+               **{name: ("engine_test", "*PromptsByLayer.Answer*/cpu:*PromptsByLayer.Four*/cpu")
+                  for name in ("parked_rows_do_not_come_back",
+                               "passes_by_layer_share_their_residual",
+                               "a_prompt_by_layer_has_room_for_all_its_rows",
+                               "heads_apart_by_layer_have_room_for_what_the_first_keeps")},
+               "heads_apart_have_no_room_for_a_prompt": ("bank_test", "StreamsTest.*"),
+               "layers_of_heads_apart_have_the_positions_of_the_first": (
+                   "engine_test", "*PolicyOracleOnItsEngine*kvzip*cpu*"),
                **{f"heads_apart_have_{name}": ("kvzip_test", "*ShareTheRoom*/cpu")
                   for name in ("no_room_for_later_turns", "room_for_any_turn")},
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}

@@ -212,7 +212,7 @@ Status Bank::AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> kept) 
   OKV_RETURN_IF_ERROR(CheckLength(seq, n));
   for (size_t i = 0; i < tables_.size(); ++i) {
     Table& t = tables_[i];
-    const int64_t rows = i < kept.size() && kept[i] > 0 ? std::min(n, kept[i]) : n;
+    const int64_t rows = i < kept.size() && kept[i] != kAllRows ? std::min(n, kept[i]) : n;
     std::vector<bool> held(static_cast<size_t>(BlocksFor(rows)), true);
     std::fill_n(held.begin(), BlocksFor(FirstKept(static_cast<int32_t>(i), n)), false);
     if (!t.blocks.Place(seq, held)) {

@@ -63,8 +63,9 @@ class Bank {
   // in tables that lose rows in this step (LoseRows) all. On failure nothing has changed.
   Status Append(int32_t seq, int64_t n);
   // The same for a whole prompt that passes layer by layer (bank/prompt_stage.h), with room for
-  // what stays of it alone: a table has its first `kept[table]` rows (empty or 0: all), those with
-  // a window the rows of the tokens from FirstKept on. REQUIRES an empty sequence.
+  // what stays of it alone: a table has its first `kept[table]` rows (empty or kAllRows: all),
+  // those with a window the rows of the tokens from FirstKept on. REQUIRES an empty sequence.
+  static constexpr int64_t kAllRows = -1;
   Status AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> kept);
   int64_t FirstKept(int32_t table, int64_t n) const;
   // Rows of the tokens [begin, end) of a layer, which come from `rows`, the row of token 0 first.

@@ -160,17 +160,25 @@ Status KeptRows::CheckRoom(int32_t seq, int64_t n) const {
   return {};
 }
 
-int64_t KeptRows::RowsAfter(int32_t table, int64_t tokens) const {
-  int64_t rows = 0;
-  for (const Class& c : classes_) {
-    if (c.table == table) rows = std::max(rows, keeps_.RowsAfter(c.number, tokens));
-  }
-  return rows;
+std::vector<int64_t> KeptRows::RowsOf(const Class& c, int64_t tokens,
+                                      std::span<const int64_t> rows_of) const {
+  const auto lists = static_cast<size_t>(keeps_.lists);
+  if (rows_of.empty()) return std::vector<int64_t>(lists, keeps_.RowsAfter(c.number, tokens));
+  const auto of_class = rows_of.subspan(static_cast<size_t>(c.number) * lists, lists);
+  return {of_class.begin(), of_class.end()};
 }
 
-Status KeptRows::AppendWhole(int32_t seq, int64_t n) {
-  std::vector<int64_t> kept(bank_.config().tables.size(), 0);
-  for (const int32_t table : tables_) kept[static_cast<size_t>(table)] = RowsAfter(table, n);
+Status KeptRows::AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> rows_of) {
+  std::vector<int64_t> kept(bank_.config().tables.size(), Bank::kAllRows);
+  for (const Class& c : classes_) {
+    const std::vector<int64_t> rows = RowsOf(c, n, rows_of);
+    const auto first = kept.begin() + c.table;
+    if (c.heads > 1) {
+      std::ranges::copy(rows, first);
+    } else {
+      *first = std::max(*first, *std::ranges::max_element(rows));
+    }
+  }
   return bank_.AppendWhole(seq, n, kept);
 }
 
@@ -202,12 +210,7 @@ void KeptRows::EndPrompt(int32_t q, int32_t seq, bool chose, std::span<const int
   if (!chose) return;
   std::vector<int64_t> rows(static_cast<size_t>(bank_.n_layers()), 0);
   for (const Class& c : classes_) {
-    const auto lists = static_cast<size_t>(keeps_.lists);
-    std::vector<int64_t> kept(lists, keeps_.RowsAfter(c.number, bank_.Length(seq)));  // by list
-    if (!rows_of.empty()) {
-      const auto of_class = rows_of.subspan(static_cast<size_t>(c.number) * lists, lists);
-      kept.assign(of_class.begin(), of_class.end());
-    }
+    const std::vector<int64_t> kept = RowsOf(c, bank_.Length(seq), rows_of);  // by list
     for (int32_t head = 0; c.heads > 1 && head < c.heads; ++head) {
       const int32_t table = c.table + head;
       bank_.Keep(seq, table, std::min(bank_.Rows(seq, table), kept[static_cast<size_t>(head)]));
@@ -245,27 +248,29 @@ void KeptRows::UploadGone(int32_t q, int32_t seq) {
   }
 }
 
-void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill) {
+void KeptRows::Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill,
+                      const PromptStage* stage) {
   const bool every_step = keeps_.every_step && !prefill;
   for (size_t c = 0; c < classes_.size(); ++c) {
+    if (stage != nullptr && classes_[c].heads == 1) continue;  // the step's own rows do
     const Located to = At(c, prefill);
-    backend_.Enqueue(
-        LocateRowsArgs{.rows = rows,
-                       .seqs = seqs,
-                       .gone = GoneOfClass(classes_[c]),
-                       .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
-                       .to_rows = to.rows,
-                       .to_seqs = to.seqs,
-                       .pos = position_planes_.as<int32_t*>() + classes_[c].first_plane,
-                       .block_table = bank_.View(classes_[c].layers[0]).block_table,
-                       .block_tokens = bank_.config().block_tokens,
-                       .n_pos = static_cast<int32_t>(classes_[c].layers.size()),
-                       .lists = ListsOf(classes_[c]),
-                       .n_rows = n_rows,
-                       .n_seqs = n_seqs_,
-                       .heads = classes_[c].heads,
-                       .table_stride = bank_.HeadTableStride(),
-                       .by_head = prefill});
+    backend_.Enqueue(LocateRowsArgs{
+        .rows = rows,
+        .seqs = seqs,
+        .gone = GoneOfClass(classes_[c]),
+        .most = every_step ? static_cast<int32_t>(keeps_.rows) : kToEnd,
+        .to_rows = to.rows,
+        .to_seqs = to.seqs,
+        .pos = position_planes_.as<int32_t*>() + classes_[c].first_plane,
+        .block_table = bank_.View(classes_[c].layers[0]).block_table,
+        .block_tokens = bank_.config().block_tokens,
+        .n_pos = stage != nullptr ? 0 : static_cast<int32_t>(classes_[c].layers.size()),
+        .lists = ListsOf(classes_[c]),
+        .n_rows = n_rows,
+        .n_seqs = n_seqs_,
+        .heads = classes_[c].heads,
+        .table_stride = bank_.HeadTableStride(),
+        .by_head = prefill});
   }
 }
 
@@ -279,7 +284,8 @@ EvictionLog KeptRows::LogOf(int32_t layer) const {
 
 void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* seqs, bool prefill,
                       const PromptStage* stage) {
-  const SeqMeta* located = stage != nullptr ? seqs : Of(layer, prefill).seqs;
+  const Class& c = classes_[ClassOf(layer)];
+  const SeqMeta* located = stage != nullptr && c.heads == 1 ? seqs : Of(layer, prefill).seqs;
   if (!prefill) {
     backend_.Enqueue(EvictArgs{.kv = bank_.View(layer),
                                .seqs = located,
@@ -297,8 +303,7 @@ void KeptRows::Retain(int32_t layer, const Retained& retained, const SeqMeta* se
   OKV_CHECK(retained.rows.n_segments == 2 && list.kind == SegmentKind::kList && list.unit == 1 &&
             list.lists == keeps_.lists);
   // Lists of heads that are apart are those of sequences.
-  const Class& c = classes_[ClassOf(layer)];
-  OKV_CHECK(c.heads == 1 || (stage == nullptr && retained.scores.scores == nullptr));
+  OKV_CHECK(c.heads == 1 || retained.scores.scores == nullptr);
   backend_.Enqueue(CompactArgs{.kv = bank_.View(layer),
                                .from = stage != nullptr ? stage->View(layer) : KvView{},
                                .seqs = located + retained.first_seq * c.heads,

@@ -40,8 +40,8 @@ class KeptRows {
 
   // Bank::Append and Bank::Truncate. `chooses`: the step that follows ends in a choice of rows.
   Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses);
-  // Bank::AppendWhole, for the first prompt.
-  Status AppendWhole(int32_t seq, int64_t n);
+  // Bank::AppendWhole, for the first prompt. `rows_of`: as EndPrompt.
+  Status AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> rows_of = {});
   // kResourceExhausted where the layers have no room for a turn of `n` tokens, or for that many of
   // an answer.
   Status CheckRoom(int32_t seq, int64_t n) const;
@@ -76,8 +76,10 @@ class KeptRows {
     RowMeta* rows;
     SeqMeta* seqs;
   };
-  // Enqueues it. Before anything of the step that reads K/V.
-  void Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill);
+  // Enqueues it. Before anything of the step that reads K/V. `stage`: as Retain; no position is
+  // written then.
+  void Locate(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs, bool prefill,
+              const PromptStage* stage);
   // REQUIRES that it governs the layer; and, of the first layer that it governs, that there is one.
   Located Of(int32_t layer, bool prefill) const { return At(ClassOf(layer), prefill); }
   Located OfFirst(bool prefill) const { return At(0, prefill); }
@@ -132,8 +134,9 @@ class KeptRows {
   int32_t* GoneOfClass(const Class& c) const {
     return gone_.as<int32_t>() + c.first_head * static_cast<size_t>(n_seqs_);
   }
-  // Rows of a table that the classes in it keep of a sequence of so many tokens.
-  int64_t RowsAfter(int32_t table, int64_t tokens) const;
+  // Rows that each list of a class keeps of a sequence of so many tokens. `rows_of`: as EndPrompt.
+  std::vector<int64_t> RowsOf(const Class& c, int64_t tokens,
+                              std::span<const int64_t> rows_of) const;
   int32_t* PositionsOf(int32_t layer) const { return plane_of_layer_[static_cast<size_t>(layer)]; }
   EvictionLog LogOf(int32_t layer) const;
   void UploadGone(int32_t q, int32_t seq);

@@ -68,8 +68,8 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
     r_.StageFirst(rows.seq, rows.first_pos);
   }
   if (!rows.prefill) r_.decodes_ = true;
-  if (r_.kept_ != nullptr && rows.stage == nullptr) {
-    r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill);
+  if (r_.kept_ != nullptr) {
+    r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill, rows.stage);
   }
   if (r_.units_ != nullptr) selected_.resize(static_cast<size_t>(r_.units_->n_selections()));
   if (r_.sets_ == nullptr) return;
@@ -101,8 +101,18 @@ KvPlace Residency::Step::OfPolicy() const {
   return {.rows = located.rows, .seqs = located.seqs};
 }
 
+KvPlace Residency::Step::PlaceInPromptStage(int32_t layer) const {
+  KvPlace place{.kv = rows_.stage->View(layer)};
+  if (!r_.bank_.HeadsApart(layer)) return place;
+  const KeptRows::Located located = r_.kept_->Of(layer, rows_.prefill);
+  place.rows = located.rows;
+  place.seqs = located.seqs;
+  place.apart = r_.bank_.HeadClasses(layer);
+  return place;
+}
+
 std::vector<KvPlace> Residency::Step::BeforeAppend(int32_t layer) {
-  if (InPromptStage(layer)) return {{.kv = rows_.stage->View(layer)}};
+  if (InPromptStage(layer)) return {PlaceInPromptStage(layer)};
   // What an earlier layer wrote to this stage has left it.
   if (Staged(layer)) r_.backend_.Join(Lane::kMain, Lane::kOut);
   std::vector<KvPlace> places;
@@ -173,7 +183,9 @@ void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>
                                    const std::optional<Retained>& retained) {
   if (retained) r_.kept_->Retain(layer, *retained, rows_.seqs, rows_.prefill, rows_.stage);
   const bool last = rows_.first_pos + rows_.n_rows == rows_.prompt_end;
-  if (last && !retained && InPromptStage(layer)) rows_.stage->CopyHome(layer);
+  if (last && !retained && InPromptStage(layer) && !rows_.stage->parks()) {
+    rows_.stage->CopyHome(layer);
+  }
   if (primes_ && Staged(layer) && HasSelected(layer)) {
     r_.sets_->Prime(layer, r_.bank_.StageView(layer));
   }
@@ -220,8 +232,8 @@ Status Residency::Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool c
   return bank_.Append(seq, n);
 }
 
-Status Residency::AppendWhole(int32_t seq, int64_t n) {
-  return kept_ != nullptr ? kept_->AppendWhole(seq, n) : bank_.AppendWhole(seq, n, {});
+Status Residency::AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> rows) {
+  return kept_ != nullptr ? kept_->AppendWhole(seq, n, rows) : bank_.AppendWhole(seq, n, {});
 }
 
 void Residency::Truncate(int32_t q, int32_t seq, int64_t length) {

@@ -83,8 +83,8 @@ class Residency {
   StateStreams states() const { return kept_ != nullptr ? kept_->positions() : StateStreams(); }
   // Bank::Append, for rows of a prompt or of decode steps. `chooses`: StepRows::chooses.
   Status Append(int32_t q, int32_t seq, int64_t n, bool prefill, bool chooses = false);
-  // Bank::AppendWhole, for the first prompt of a sequence.
-  Status AppendWhole(int32_t seq, int64_t n);
+  // Bank::AppendWhole, for the first prompt of a sequence. `rows`: as EndPrompt.
+  Status AppendWhole(int32_t seq, int64_t n, std::span<const int64_t> rows = {});
   // kResourceExhausted where a turn of `n` tokens would be refused on its way.
   Status CheckRoom(int32_t seq, int64_t n) const {
     return kept_ != nullptr ? kept_->CheckRoom(seq, n) : Status();
@@ -104,15 +104,17 @@ class Residency {
     if (kept_ != nullptr) kept_->EndPrompt(q, seq, chose, rows);
   }
   // Enqueues the moves of a layer's rows by a choice after passes. `seqs` are those of the last
-  // MakeStates.
-  void RetainAfterPasses(int32_t layer, const Retained& retained, const SeqMeta* seqs) {
-    kept_->Retain(layer, retained, seqs, /*prefill=*/true, /*stage=*/nullptr);
+  // MakeStates. `stage`: StepRows::stage.
+  void RetainAfterPasses(int32_t layer, const Retained& retained, const SeqMeta* seqs,
+                         const PromptStage* stage) {
+    kept_->Retain(layer, retained, seqs, /*prefill=*/true, stage);
   }
 
   // Enqueues what makes the positions of rows that another group's steps wrote, of a sequence that
-  // lost none.
-  void MakeStates(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs) {
-    if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true);
+  // lost none. `stage`: where its rows are, if not in the bank, which then has no positions yet.
+  void MakeStates(const RowMeta* rows, int32_t n_rows, const SeqMeta* seqs,
+                  const PromptStage* stage = nullptr) {
+    if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true, stage);
   }
 
   // Whether the host attends to K/V that live there.
@@ -157,6 +159,7 @@ class Residency {
     bool Staged(int32_t layer) const;
     // Whether its rows are in the stage of a prompt that passes layer by layer: not all stay.
     bool InPromptStage(int32_t layer) const;
+    KvPlace PlaceInPromptStage(int32_t layer) const;
     // Whether this step has made the selection of a layer with a working set.
     bool HasSelected(int32_t layer) const;
     // Whether it is read through a working set.

@@ -32,7 +32,7 @@ struct SavedContext {
   int64_t rope_length = 0;
   int64_t dense_rows = 0;
   std::vector<std::pair<int64_t, int64_t>> chunks;  // PromptChunks::runs
-  int32_t pending = -1;  // sampled, not in context
+  int32_t pending = -1;                             // sampled, not in context
   bool settled = false;
   bool prompted = false;  // Residency::AwaitsChoice, negated
   bool has_logits = false;

@@ -11,6 +11,7 @@
 #include "bank/fetched_values.h"
 #include "bank/kept_rows.h"
 #include "bank/working_sets.h"
+#include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
@@ -165,10 +166,15 @@ struct Limit {
   std::string name;
 };
 
-// Bytes of the rows of one layer of a prompt that passes layer by layer, and of its residual.
+size_t ResidualBytes(const ModelConfig& config, int64_t tokens) {
+  return static_cast<size_t>(tokens) * static_cast<size_t>(config.d_model) * sizeof(float);
+}
+
+// Bytes of the rows of one layer of a prompt that passes layer by layer, and of its residual, which
+// is in the host's memory where passes follow.
 size_t PromptBytes(const ModelConfig& config, const BankConfig& bank, int64_t tokens) {
-  return static_cast<size_t>(tokens) *
-         (bank.LargestRowBytes() + static_cast<size_t>(config.d_model) * sizeof(float));
+  const size_t rows = static_cast<size_t>(tokens) * bank.LargestRowBytes();
+  return bank.Rows().heads_apart ? rows : rows + ResidualBytes(config, tokens);
 }
 
 // Bytes of the K/V of `plan` in all sessions, what is on the host left out: of layers that keep
@@ -422,7 +428,7 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
                 MemoryPlan& plan) {
   const auto bank = [&] { return MakeBankConfig(config, plan, max_sessions); };
   plan.by_layer = false;
-  plan.prompt = 0;
+  plan.prompt = plan.prompt_host = 0;
   plan.layer_held.clear();
   plan.heads_apart = false;
   plan.values_away.clear();
@@ -449,6 +455,20 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
     }
   }
   plan.states = StateBytes(config, bank(), policy);
+}
+
+void PassByLayer(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
+                 MemoryPlan& plan) {
+  OKV_CHECK(plan.heads_apart);
+  const Keeps keeps = policy.Kept();
+  plan.by_layer = true;
+  HoldTheMean(keeps, keeps.room, plan);
+  const BankConfig bank = MakeBankConfig(config, plan, max_sessions);
+  plan.prompt = PromptBytes(config, bank, plan.context);
+  // The rows of passes are the prompt's once more, and what asks for them.
+  const auto rows = static_cast<size_t>(plan.context) * Bank::BytesPerToken(bank);
+  plan.prompt_host = rows + ResidualBytes(config, 2 * plan.context + plan.context / 16);
+  plan.states = StateBytes(config, bank, policy);
 }
 
 AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const DeclaredReads& reads,
@@ -556,7 +576,7 @@ void SplitByLayers(const ModelConfig& config, const MemoryPlan& plan, BankConfig
   ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
     const int64_t held = plan.layer_held[static_cast<size_t>(global)];
     TableSpec spec{.max_held = held};
-    if (plan.heads_apart && held > 0) spec.prompt_tokens = plan.context;
+    if (plan.heads_apart && held > 0 && !plan.by_layer) spec.prompt_tokens = plan.context;
     const auto table = static_cast<int32_t>(global == 0 ? 0 : bank.tables.size());
     if (global == 0) bank.tables.front() = spec;
     spec.shares = plan.heads_apart;
@@ -651,13 +671,19 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto sessions = static_cast<size_t>(options.max_sessions);
   const size_t fixed = plan.weights + plan.activations;
   const size_t room = plan.available > fixed ? plan.available - fixed : 0;
-  const KvSize kv(config, plan, options.max_sessions);
-  const size_t fits = kv.Fits(room, sessions);
   const auto asked = static_cast<size_t>(plan.context);
   const Placement placement(options, config, backend, room);
-  const bool all_here =
-      fits >= asked + kBlockTokens &&
-      (!card || room >= kv.Most(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));
+  const auto fits_here = [&] {
+    const KvSize kv(config, plan, options.max_sessions);
+    return kv.Fits(room, sessions) >= asked + kBlockTokens &&
+           (!card || room >= kv.Most(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));
+  };
+  if (plan.heads_apart && plan.may_leave && !fits_here()) {
+    PassByLayer(config, **policy, options.max_sessions, plan);
+  }
+  const bool all_here = fits_here();
+  const KvSize kv(config, plan, options.max_sessions);
+  const size_t fits = kv.Fits(room, sessions);
   const std::string sizes = fmt::format(
       "weights {} and activations {} leave {} in {}", HumanBytes(plan.weights),
       HumanBytes(plan.activations),
@@ -675,6 +701,12 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       plan.limit);
   const Limit host("`host_memory`", options.host_memory, AvailableMemory());
   const auto fits_on_host = [&](const MemoryPlan& p) -> Status {
+    if (p.prompt_host > host.bytes) {
+      return ResourceExhausted(fmt::format(
+          "K/V of a prompt of {} tokens wait in the host's memory and take {}, expected at most "
+          "{}: {}",
+          p.context, HumanBytes(p.prompt_host), host.name, sizes));
+    }
     if (p.kv_host <= host.bytes) return {};
     const auto values = std::count(p.values_away.begin(), p.values_away.end(), true);
     return ResourceExhausted(fmt::format(
@@ -722,7 +754,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     if (policy.ok() && plan.heads_apart) {  // of which it keeps a share
       OKV_ASSIGN_OR_RETURN(const auto fitting,
                            PolicyFor(options.policy, config, plan.context, /*fetches=*/true));
+      const bool by_layer = plan.by_layer;
       PlanPolicy(config, *fitting, options.max_sessions, plan);
+      if (by_layer) PassByLayer(config, *fitting, options.max_sessions, plan);
     }
   }
   if (cap != 0 && !limit.capped) {

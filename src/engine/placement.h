@@ -34,15 +34,16 @@ struct MemoryPlan {
   std::vector<int64_t> layer_held;
   // Each KV head has rows and a table of its own in those layers (Keeps::HeadsDiffer).
   bool heads_apart = false;
-  size_t kv = 0;          // K/V held of `context` tokens in every session
-  bool by_layer = false;  // prompts pass layer by layer (docs/decisions/046)
-  size_t prompt = 0;      // what such a prompt of `context` tokens takes meanwhile
-  size_t states = 0;      // that the policy keeps of `context` tokens in every session
-  size_t policy = 0;      // that the engine's policy keeps in a session, states apart; on a card
-  size_t policies = 0;    // left for what policies keep beside the K/V, states included
-  size_t available = 0;   // what there is, at most the cap
-  std::string limit;      // that, for sentences: "`gpu_memory` 24.00 GiB"
-  int32_t chunk = 0;      // rows of a prefill step
+  size_t kv = 0;           // K/V held of `context` tokens in every session
+  bool by_layer = false;   // prompts pass layer by layer (docs/decisions/046)
+  size_t prompt = 0;       // what such a prompt of `context` tokens takes meanwhile
+  size_t prompt_host = 0;  // beside a card, and in the host's memory (PassByLayer)
+  size_t states = 0;       // that the policy keeps of `context` tokens in every session
+  size_t policy = 0;       // that the engine's policy keeps in a session, states apart; on a card
+  size_t policies = 0;     // left for what policies keep beside the K/V, states included
+  size_t available = 0;    // what there is, at most the cap
+  std::string limit;       // that, for sentences: "`gpu_memory` 24.00 GiB"
+  int32_t chunk = 0;       // rows of a prefill step
   DType kv_dtype = DType::kF16;
 
   // [n_layers]: K and V lie in streams of their own, so that passes over K alone read whole lines;
@@ -100,6 +101,11 @@ int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);
 // heads_apart, by_layer, prompt, states, values_apart, values_away.
 void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                 MemoryPlan& plan);
+// Then changes the plan so that first prompts pass layer by layer under a policy that chooses after
+// passes over them: all of their rows wait in the host's memory, and there is no room for them on
+// the device (docs/decisions/075). REQUIRES heads_apart.
+void PassByLayer(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
+                 MemoryPlan& plan);
 
 // Tokens before a window that its layers keep, so that a turn that is written a little differently
 // the next time does not start over.

@@ -154,8 +154,9 @@ Status RowGroup::AppendPrompt(int32_t member, int64_t n, int64_t prompt_end) {
 bool RowGroup::PassesByLayer(int32_t member) const {
   const bool planned = core_.plan.by_layer && residency().AwaitsChoice(member);
   const Keeps keeps = policy().Kept();
+  const bool passes = keeps.passes && !core_.bank->config().Rows().heads_apart;
   const bool may =
-      length(member) == 0 && keeps.chunk == 0 && !keeps.passes && policy().PromptStepRows() == 0;
+      length(member) == 0 && keeps.chunk == 0 && !passes && policy().PromptStepRows() == 0;
   return may && (planned || core_.all_by_layer);
 }
 

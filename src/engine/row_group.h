@@ -72,7 +72,10 @@ class RowGroup {
   // Whether a prompt of the sequence passes layer by layer (docs/decisions/046), and room for all
   // of its rows then.
   bool PassesByLayer(int32_t member) const;
-  Status AppendWhole(int32_t member, int64_t n) { return residency().AppendWhole(seq(member), n); }
+  // `rows`: how many each layer keeps after a choice that says so.
+  Status AppendWhole(int32_t member, int64_t n, std::span<const int64_t> rows = {}) {
+    return residency().AppendWhole(seq(member), n, rows);
+  }
   // The rows of AppendPrompt or AppendWhole are computed.
   void EndPromptRows(int32_t member, int64_t prompt_end);
   // Whether the next prompt of the sequence ends in passes and a choice after them; and what

@@ -309,11 +309,15 @@ Status Stepper::OneLayerOf(const PromptChunk& chunk) {
   return EnqueueWithChunk({}, chunk);
 }
 
-Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member) {
-  const int64_t length = group.length(member);
-  const std::vector<int64_t> rows = group.policy().ChooseAfterPasses(member, length);
+Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member, int64_t tokens,
+                                  PromptStage* parked) {
+  const std::vector<int64_t> rows = group.policy().ChooseAfterPasses(member, tokens);
+  if (parked != nullptr) {
+    OKV_RETURN_IF_ERROR(group.AppendWhole(member, tokens, rows));
+    group.EndPromptRows(member, tokens);
+  }
   const Workspace& work = core_.work;
-  const auto last = static_cast<int32_t>(length) - 1;  // stands for the rows of a step
+  const auto last = static_cast<int32_t>(tokens) - 1;  // stands for the rows of a step
   std::vector<SeqMeta> seqs(static_cast<size_t>(group.max_seqs()));
   seqs[static_cast<size_t>(member)] = {.q_len = 1,
                                        .kv_len = last + 1,
@@ -322,12 +326,18 @@ Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member) {
   const RowMeta row{.seq = member, .pos = last};
   core_.backend->Upload(work.rows.as(), &row, sizeof(row));
   core_.backend->Upload(work.seqs.as(), seqs.data(), seqs.size() * sizeof(SeqMeta));
-  group.residency().MakeStates(work.rows.as<RowMeta>(), 1, work.seqs.as<SeqMeta>());
-  ForGlobalLayers(core_.config, [&](int32_t layer, int32_t global) {
+  group.residency().MakeStates(work.rows.as<RowMeta>(), 1, work.seqs.as<SeqMeta>(), parked);
+  int32_t global = 0;
+  for (int32_t layer = 0; layer < core_.config.n_layers; ++layer) {
+    if (parked != nullptr) parked->Unpark(layer);
+    if (core_.config.layers[static_cast<size_t>(layer)].window > 0) {
+      if (parked != nullptr) parked->CopyHome(layer);
+      continue;
+    }
     const auto retained = group.policy().Retains(
-        {.layer = global, .prefill = true, .prompt_end = length, .chooses = true, .seq = member});
-    group.residency().RetainAfterPasses(layer, *retained, work.seqs.as<SeqMeta>());
-  });
+        {.layer = global++, .prefill = true, .prompt_end = tokens, .chooses = true, .seq = member});
+    group.residency().RetainAfterPasses(layer, *retained, work.seqs.as<SeqMeta>(), parked);
+  }
   const Status moved = core_.backend->TakeFailure();
   if (moved.ok()) {
     group.EndPasses(member, rows);
@@ -339,9 +349,14 @@ Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member) {
 }
 
 Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
-  if (group.PassesByLayer(member)) {
-    OKV_RETURN_IF_ERROR(group.AppendWhole(member, tokens));
+  const bool by_layer = group.PassesByLayer(member);
+  const bool passes = group.AwaitsPasses(member);
+  if (by_layer) {
+    const std::vector<int64_t> rows =
+        passes ? group.policy().ChooseAfterPasses(member, tokens) : std::vector<int64_t>();
+    OKV_RETURN_IF_ERROR(group.AppendWhole(member, tokens, rows));
     group.EndPromptRows(member, tokens);
+    if (passes) group.EndPasses(member, rows);
     core_.bank->FillWithNoise(group.seq(member));
     return {};
   }
@@ -352,9 +367,7 @@ Status Stepper::MadeUpChunks(RowGroup& group, int32_t member, int64_t tokens) {
     at += chunk;
     group.EndPromptRows(member, end);
   }
-  if (group.AwaitsPasses(member)) {
-    group.EndPasses(member, group.policy().ChooseAfterPasses(member, tokens));
-  }
+  if (passes) group.EndPasses(member, group.policy().ChooseAfterPasses(member, tokens));
   core_.bank->FillWithNoise(group.seq(member));
   group.residency().Reset(member);
   return {};
@@ -366,6 +379,7 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
   PromptSteps steps(stepper, group, member, tokens);
   steps.all_logits_ = all_logits;
   steps.pos_ = group.length(member);
+  OKV_RETURN_IF_ERROR(steps.PlanPasses());
   if (!group.PassesByLayer(member)) {
     // Heads that are apart have room for one prompt before its choice.
     const bool apart = core.bank->config().Rows().heads_apart;
@@ -373,18 +387,32 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
       OKV_RETURN_IF_ERROR(
           group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_));
     }
-    OKV_RETURN_IF_ERROR(steps.PlanPasses());
     return steps;
   }
-  OKV_ASSIGN_OR_RETURN(PromptStage stage, PromptStage::Create(*core.backend, *core.bank,
-                                                              group.seq(member), steps.total()));
-  OKV_ASSIGN_OR_RETURN(
-      Buffer x, core.backend->Allocate(tokens.size() * static_cast<size_t>(core.config.d_model) * 4,
-                                       "the residual of the prompt"));
-  OKV_RETURN_IF_ERROR(group.AppendWhole(member, steps.total()));
-  steps.by_layer_ = std::make_unique<ByLayer>(ByLayer{std::move(stage), std::move(x)});
+  OKV_ASSIGN_OR_RETURN(ByLayer by_layer, MakeByLayer(core, steps));
+  // What stays of a prompt is known once its passes are over.
+  if (steps.passes_.empty()) OKV_RETURN_IF_ERROR(group.AppendWhole(member, steps.total()));
+  steps.by_layer_ = std::make_unique<ByLayer>(std::move(by_layer));
   steps.last_layer_ = core.config.n_layers - 1;
   return steps;
+}
+
+Result<PromptSteps::ByLayer> PromptSteps::MakeByLayer(EngineCore& core, const PromptSteps& steps) {
+  size_t longest = 0;
+  size_t rows = static_cast<size_t>(steps.total());
+  for (const std::vector<int32_t>& pass : steps.passes_) {
+    longest = std::max(longest, pass.size());
+    rows += pass.size();
+  }
+  OKV_ASSIGN_OR_RETURN(
+      PromptStage stage,
+      PromptStage::Create(*core.backend, *core.bank, steps.group_->seq(steps.member_),
+                          steps.total(), static_cast<int64_t>(longest)));
+  const size_t bytes = rows * static_cast<size_t>(core.config.d_model) * sizeof(float);
+  constexpr std::string_view kWhat = "the residual of the prompt";
+  OKV_ASSIGN_OR_RETURN(Buffer x, stage.parks() ? core.backend->AllocateShared(bytes, kWhat)
+                                               : core.backend->Allocate(bytes, kWhat));
+  return ByLayer{std::move(stage), std::move(x)};
 }
 
 PromptSteps::~PromptSteps() {
@@ -395,18 +423,30 @@ PromptSteps::~PromptSteps() {
 void PromptSteps::End() {
   stepper_->core_.backend->Synchronize();
   by_layer_.reset();
+  pass_row_ = 0;
   if (done()) return;
   group_->CutTo(member_, 0);
 }
 
-Status PromptSteps::Run(const PromptChunk& chunk) {
+Status PromptSteps::Run(const PromptChunk& chunk, int64_t first_pos, int64_t row) {
   if (by_layer_ == nullptr) return stepper_->Chunk(chunk);
+  EngineCore& core = stepper_->core_;
+  const int64_t d = core.config.d_model;
+  float* const x = by_layer_->x.as<float>() + row * d;
+  const bool shared = by_layer_->stage.parks();
+  float* const near = shared ? core.work.x.as<float>() : x;
+  const auto copy = [&](float* to, const float* from) {
+    if (!shared) return;
+    core.backend->Copy(to, from, chunk.tokens.size() * static_cast<size_t>(d) * sizeof(float),
+                       Lane::kMain);
+  };
   PromptChunk step = chunk;
-  step.one_layer = OneLayer{.layer = layer_,
-                            .stage = &by_layer_->stage,
-                            .x = by_layer_->x.as<float>() + pos_ * stepper_->core_.config.d_model};
-  step.first_pos = pos_;
-  return stepper_->OneLayerOf(step);
+  step.one_layer = OneLayer{.layer = layer_, .stage = &by_layer_->stage, .x = near};
+  step.first_pos = first_pos;
+  if (layer_ > 0) copy(near, x);
+  OKV_RETURN_IF_ERROR(stepper_->OneLayerOf(step));
+  if (layer_ < last_layer_) copy(x, near);
+  return {};
 }
 
 Status PromptSteps::PlanPasses() {
@@ -426,46 +466,65 @@ Status PromptSteps::AdvancePass() {
   const std::span<const int32_t> pass = passes_[pass_];
   const size_t n =
       std::min(pass.size() - pass_row_, static_cast<size_t>(stepper_->core_.work.max_rows));
+  const auto row = static_cast<int64_t>(pass_row_);
   n_out_ = 0;
-  OKV_RETURN_IF_ERROR(stepper_->Chunk({.group = group_,
-                                       .member = member_,
-                                       .tokens = pass.subspan(pass_row_, n),
-                                       .prompt_end = total(),
-                                       .pass = static_cast<int32_t>(pass_)}));
+  OKV_RETURN_IF_ERROR(Run({.group = group_,
+                           .member = member_,
+                           .tokens = pass.subspan(pass_row_, n),
+                           .prompt_end = total(),
+                           .pass = static_cast<int32_t>(pass_)},
+                          total() + row, total() + before_ + row));
   pass_row_ += n;
   if (pass_row_ < pass.size()) return {};
-  group_->CutTo(member_, total());
+  if (by_layer_ == nullptr) group_->CutTo(member_, total());
+  before_ += static_cast<int64_t>(pass.size());
   pass_row_ = 0;
-  return ++pass_ < passes_.size() ? Status() : stepper_->ChooseAfterPasses(*group_, member_);
+  return ++pass_ < passes_.size() ? Status() : EndLayer();
+}
+
+Status PromptSteps::EndLayer() {
+  PromptStage* const parked =
+      by_layer_ != nullptr && by_layer_->stage.parks() ? &by_layer_->stage : nullptr;
+  if (parked != nullptr) parked->Park(layer_);
+  if (layer_ < last_layer_) {
+    pos_ = 0;
+    pass_ = 0;
+    before_ = 0;
+    ++layer_;
+    return {};
+  }
+  if (by_layer_ != nullptr && parked == nullptr) group_->EndPromptRows(member_, total());
+  if (group_->AwaitsPasses(member_)) {
+    OKV_RETURN_IF_ERROR(stepper_->ChooseAfterPasses(*group_, member_, total(), parked));
+  }
+  if (by_layer_ != nullptr) End();
+  return {};
 }
 
 Status PromptSteps::Advance() {
-  if (InPlace()) return AdvancePass();
+  const Status ran = pos_ == total() ? AdvancePass() : AdvancePrompt();
+  if (ran.ok() || by_layer_ == nullptr) return ran;
+  pass_ = 0;  // not done
+  End();
+  return ran;
+}
+
+Status PromptSteps::AdvancePrompt() {
   const Workspace& work = stepper_->core_.work;
   const int32_t most = all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows;
   const int64_t end = group_->PartEnd(pos_, total());
   const int32_t n = group_->ChunkRows(end - pos_, most);
   const bool last = pos_ + n == total();
   n_out_ = layer_ < last_layer_ ? 0 : all_logits_ ? n : last ? 1 : 0;
-  const Status ran =
+  OKV_RETURN_IF_ERROR(
       Run({.group = group_,
            .member = member_,
            .tokens = tokens_.subspan(static_cast<size_t>(pos_), static_cast<size_t>(n)),
            .prompt_end = end,
-           .n_out = n_out_});
-  if (!ran.ok() && by_layer_ != nullptr) End();
-  OKV_RETURN_IF_ERROR(ran);
+           .n_out = n_out_},
+          pos_, pos_));
   pos_ += n;
-  if (done() && by_layer_ != nullptr) {
-    group_->EndPromptRows(member_, total());
-    End();
-  } else if (last && layer_ < last_layer_) {
-    pos_ = 0;
-    ++layer_;
-  }
-  // Where there is nothing to choose by.
-  return done() && group_->AwaitsPasses(member_) ? stepper_->ChooseAfterPasses(*group_, member_)
-                                                 : Status();
+  return last && passes_.empty() ? EndLayer() : Status();
 }
 
 StepsAhead::StepsAhead(Stepper& stepper, std::vector<DecodeRow> rows,

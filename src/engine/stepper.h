@@ -58,8 +58,10 @@ class Stepper {
 
   // A step of a chunk in one layer, whose rows are appended.
   Status OneLayerOf(const PromptChunk& chunk);
-  // The choice that follows the passes over a first prompt, of which nothing is left.
-  Status ChooseAfterPasses(RowGroup& group, int32_t member);
+  // The choice that follows the passes over a first prompt, of which nothing is left. `parked`: the
+  // prompt of `tokens` passed layer by layer, and its rows wait there (null: they are appended).
+  Status ChooseAfterPasses(RowGroup& group, int32_t member, int64_t tokens,
+                           PromptStage* parked = nullptr);
 
   // Brings a row of logits [vocab] that follows `length` tokens. kFailed where it is not finite.
   Status Logits(int32_t row, int64_t length, float* to) const;
@@ -101,9 +103,9 @@ class Stepper {
 };
 
 // A prompt on its way in, by the steps of its schedule: chunk by chunk, all layers each, or layer
-// by layer, all chunks each (docs/decisions/046); then the passes over it, if its policy has any
-// (068). Other steps may come between them, but none of the same sequence. A prompt that does not
-// come to its end stays up to `computed` tokens.
+// by layer, all chunks each (docs/decisions/046). The passes over it, if its policy has any (068),
+// follow the prompt, or in each layer the prompt's chunks. Other steps may come between them, but
+// none of the same sequence. A prompt that does not come to its end stays up to `computed` tokens.
 class PromptSteps {
  public:
   // `tokens` are those of the whole context; the sequence has the first of them already.
@@ -131,7 +133,7 @@ class PromptSteps {
   // What a prompt takes that passes layer by layer.
   struct ByLayer {
     PromptStage stage;
-    Buffer x;  // f32 [total, d_model]
+    Buffer x;  // f32 [total and rows of passes, d_model]; with passes, in memory that is shared
   };
 
   PromptSteps(Stepper& stepper, RowGroup& group, int32_t member, std::span<const int32_t> tokens)
@@ -139,10 +141,15 @@ class PromptSteps {
   int64_t total() const { return static_cast<int64_t>(tokens_.size()); }
   // Whether all rows of the prompt itself are.
   bool InPlace() const { return pos_ == total() && layer_ == last_layer_; }
-  Status Run(const PromptChunk& chunk);
+  // A step whose rows come behind `first_pos` tokens, and behind `row` rows in ByLayer::x.
+  Status Run(const PromptChunk& chunk, int64_t first_pos, int64_t row);
+  static Result<ByLayer> MakeByLayer(EngineCore& core, const PromptSteps& steps);
+  // The rows of a layer are computed, or of all layers where they pass together.
+  Status EndLayer();
   // Sets passes_. kResourceExhausted where their rows exceed the context.
   Status PlanPasses();
-  // The next step of a pass; after the last one, the choice.
+  // The next step of the prompt, or of a pass.
+  Status AdvancePrompt();
   Status AdvancePass();
   // Gives back what it takes; forgets what cannot stay.
   void End();
@@ -159,6 +166,7 @@ class PromptSteps {
   std::vector<std::vector<int32_t>> passes_;
   size_t pass_ = 0;      // the next step is of
   size_t pass_row_ = 0;  // and begins with
+  int64_t before_ = 0;   // rows of the passes before it
 };
 
 // Steps of the same decode rows that a device takes one after another by itself, each from the

@@ -12,12 +12,18 @@
 namespace omnikv {
 
 // Another backend, which it owns, with `cap` bytes for Allocate, and `own_work` bytes that the
-// backend takes for itself.
+// backend takes for itself. `card`: takes itself for a device.
 class CountingBackend : public ForwardingBackend {
  public:
-  CountingBackend(std::unique_ptr<Backend> inner, size_t cap, size_t own_work = 0)
-      : ForwardingBackend(*inner), owned_(std::move(inner)), cap_(cap), own_work_(own_work) {}
+  CountingBackend(std::unique_ptr<Backend> inner, size_t cap, size_t own_work = 0,
+                  bool card = false)
+      : ForwardingBackend(*inner),
+        owned_(std::move(inner)),
+        cap_(cap),
+        own_work_(own_work),
+        card_(card) {}
 
+  bool OnDevice() const override { return card_ || inner().OnDevice(); }
   size_t AvailableMemory() const override { return Free() + own_work_; }
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
     if (bytes > Free()) {
@@ -55,6 +61,7 @@ class CountingBackend : public ForwardingBackend {
   std::unique_ptr<Backend> owned_;
   size_t cap_;
   size_t own_work_;
+  bool card_;
   std::shared_ptr<size_t> held_ = std::make_shared<size_t>(0);
   std::shared_ptr<size_t> padding_ = std::make_shared<size_t>(0);
   std::shared_ptr<std::map<std::string, size_t>> by_name_ =

@@ -219,7 +219,8 @@ FAULTS = {
         "src/bank/kept_rows.cc", "bank_.View(classes_[c].layers[0]).block_table",
         "bank_.View(classes_[0].layers[0]).block_table"),
     "heads_apart_have_no_room_for_later_turns": (
-        PLACEMENT, "std::min(plan.context, mean + 1) + later;", "std::min(plan.context, mean + 1);"),
+        PLACEMENT, "std::min(plan.context, mean + 1) + later;",
+        "std::min(plan.context, mean + 1) + 0 * later;"),
     "heads_apart_have_room_for_any_turn": (
         "src/bank/kept_rows.cc", "rows + n * tables <= most", "rows + n <= most"),
     "parked_rows_do_not_come_back": (
@@ -231,6 +232,15 @@ FAULTS = {
     "heads_apart_by_layer_have_room_for_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "std::ranges::copy(rows, first);",
         "std::fill_n(first, c.heads, rows.front());"),
+    "passes_push_the_prompt_out_of_windows": (
+        "src/engine/row_group.cc", "if (length(member) > prompt_end) {",
+        "if (length(member) > 2 * prompt_end) {"),
+    "passes_stay_in_windows": (
+        "src/engine/core.cc", "prompt_end, length + 1 - tables[i].window);",
+        "prompt_end, std::min(length, prompt_end));"),
+    "windows_stand_between_the_tables_of_heads": (
+        PLACEMENT, "    if (window == 0) continue;\n    const auto [table, added]",
+        "    const auto [table, added]"),
     "heads_apart_keep_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
     "heads_apart_share_a_table": (
@@ -590,7 +600,10 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                   for name in ("parked_rows_do_not_come_back",
                                "passes_by_layer_share_their_residual",
                                "a_prompt_by_layer_has_room_for_all_its_rows",
+                               "windows_stand_between_the_tables_of_heads",
                                "heads_apart_by_layer_have_room_for_what_the_first_keeps")},
+               **{name: ("engine_test", "*PromptsByLayer.*Windows*/cpu") for name in (
+                   "passes_push_the_prompt_out_of_windows", "passes_stay_in_windows")},
                "heads_apart_have_no_room_for_a_prompt": ("bank_test", "StreamsTest.*"),
                "layers_of_heads_apart_have_the_positions_of_the_first": (
                    "engine_test", "*PolicyOracleOnItsEngine*kvzip*cpu*"),

@@ -58,9 +58,10 @@ constexpr UseRule kRules[] = {
      ReadsHeadsTogether,
      "policy {0} reads the KV heads of a layer together, and cannot run where policy {1}, with "
      "which the engine was opened, has rows of their own for them: open the engine with {0}"},
-    {Use::kWindowLayers, "a model with sliding-window layers", RunsPasses,
+    {Use::kWindowLayers, "sliding-window layers, in an engine of another policy", RunsPasses,
      "policy {0} runs passes over a prompt and forgets their rows, but layers of {1} have a "
-     "sliding window, and would have lost the prompt's rows by then"},
+     "sliding window, and no room for more rows than that in an engine that was opened with "
+     "policy {2}: open the engine with {0}"},
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ enum class Use : uint8_t {
   kStreamedStep,    // in a step that other sequences share, where they are
   kOthersHeads,     // in an engine whose policy gives back tokens of KV heads that it reads
   kHeadsApart,      // in an engine whose policy has KV heads apart (StreamSpec::heads_apart)
-  kWindowLayers,    // on a model with sliding-window layers
+  kWindowLayers,    // on a model with sliding-window layers, in an engine of another policy
 };
 
 struct UseRule {

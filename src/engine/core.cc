@@ -147,6 +147,14 @@ void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t len
   }
 }
 
+void DropPassTokens(EngineCore& core, int32_t seq, int64_t prompt_end, int64_t length) {
+  const std::vector<TableSpec>& tables = core.bank->config().tables;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i].window == 0) continue;
+    core.bank->Drop(seq, static_cast<int32_t>(i), prompt_end, length + 1 - tables[i].window);
+  }
+}
+
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length) {
   if (length > 0 && length < core.bank->LeastLength(seq)) return false;
   const std::vector<TableSpec>& tables = core.bank->config().tables;
@@ -188,8 +196,9 @@ double ReadFraction(const EngineCore& core, const Policy& policy, int32_t seq,
 }
 
 Status CheckLayout(const EngineCore& core, const std::string& name, const Policy& policy) {
-  if (GlobalLayers(core.config) < core.config.n_layers) {
-    OKV_RETURN_IF_ERROR(CheckUse(Use::kWindowLayers, policy, name, core.config.name));
+  if (GlobalLayers(core.config) < core.config.n_layers && !core.plan.heads_apart) {
+    OKV_RETURN_IF_ERROR(
+        CheckUse(Use::kWindowLayers, policy, name, core.config.name, core.options.policy.name));
   }
   if (core.bank->HasHostLayers()) {
     OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideHostKv, policy, name));

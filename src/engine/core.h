@@ -135,6 +135,8 @@ Status LogitsNotFinite(const EngineCore& core, int64_t length);
 Policy::TokenRange UnreadTokens(const Policy& policy, const TableSpec& table, int64_t length);
 // Gives back the rows of the first `length` tokens of `seq` that no later row reads.
 void DropTokens(EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
+// The same of rows of a pass, behind a prompt that ends at `prompt_end` and whose rows all stay.
+void DropPassTokens(EngineCore& core, int32_t seq, int64_t prompt_end, int64_t length);
 // Whether `seq` holds all rows that the rows from position `length` on read.
 bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int64_t length);
 

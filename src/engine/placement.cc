@@ -442,8 +442,7 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
     const int64_t later = std::max(keeps.room, keeps.chunk);
     plan.max_held = keeps.rows + later;
     for (const int64_t rows : keeps.layer_rows) plan.layer_held.push_back(rows + later);
-    plan.heads_apart = keeps.HeadsDiffer() && config.n_kv_heads <= kMaxMaskedHeads &&
-                       GlobalLayers(config) == config.n_layers;
+    plan.heads_apart = keeps.HeadsDiffer() && config.n_kv_heads <= kMaxMaskedHeads;
     if (plan.heads_apart) HoldTheMean(keeps, later, plan);
     plan.by_layer = keeps.chunk == 0 && !keeps.passes &&
                     Bank::ReservedBytes(bank(), TierKind::kDevice) + prompt < by_chunk;
@@ -607,16 +606,23 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     bank.layers[layer].streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = tier}};
   }
   bank.tables[0].max_held = plan.max_held;
-  std::map<int32_t, int32_t> table_of = {{0, 0}};  // by window
+  SplitByLayers(config, plan, bank);
+  std::map<int32_t, int32_t> table_of;  // by window
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
     const int32_t window = config.layers[layer].window;
+    if (window == 0) continue;
     const auto [table, added] =
         table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
-    if (added) bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
+    if (added) {
+      bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
+      // Rows of a pass, besides the prompt's last ones.
+      if (plan.heads_apart) {
+        bank.tables.back().prompt_tokens = window + 2 * kBlockTokens + plan.chunk;
+      }
+    }
     for (StreamSpec& stream : bank.layers[layer].streams) stream.table = table->second;
   }
   SplitByHeads(config, plan, bank);
-  SplitByLayers(config, plan, bank);
   bank.step_tokens = plan.chunk;
   bank.dtype = plan.kv_dtype;
   bank.block_tokens = kBlockTokens;

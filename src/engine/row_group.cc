@@ -162,6 +162,9 @@ bool RowGroup::PassesByLayer(int32_t member) const {
 
 void RowGroup::EndPromptRows(int32_t member, int64_t prompt_end) {
   set_prompt_length(member, length(member));
+  if (length(member) > prompt_end) {
+    return DropPassTokens(core_, seq(member), prompt_end, length(member));
+  }
   Drop(member, length(member));
   if (length(member) < prompt_end || AwaitsPasses(member)) return;
   residency().EndPrompt(member, seq(member), ChoosesAfter(member, length(member), prompt_end));

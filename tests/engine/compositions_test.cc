@@ -295,7 +295,7 @@ TEST(Compositions, ModelsWithWindows) {
     ++refused;
     const Status status = engine->NewSession(Small(info)).status();
     EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-    EXPECT_EQ(status.message(), Sentence(Use::kWindowLayers, info.name, "small"));
+    EXPECT_EQ(status.message(), Sentence(Use::kWindowLayers, info.name, "small", "full"));
   }
   EXPECT_EQ(refused, 1);  // kvzip
 }

@@ -46,6 +46,12 @@ const PolicyOptions kH2o = {.name = "h2o",
 // Chooses after passes over the prompt; a host backend alone would not let it pass by layer.
 const PolicyOptions kKvzip = {.name = "kvzip",
                               .settings = {{"ratio", "0.06"}, {"chunk", "64"}, {"room", "40"}}};
+// Heads that keep different numbers of blocks.
+const PolicyOptions kKvzipMore = {.name = "kvzip",
+                                  .settings = {{"ratio", "0.4"}, {"chunk", "64"}, {"room", "40"}}};
+// A pass is longer than what a layer with a window keeps.
+const PolicyOptions kKvzipLong = {.name = "kvzip",
+                                  .settings = {{"ratio", "0.4"}, {"chunk", "320"}, {"room", "40"}}};
 const PolicyOptions kObserved = {
     .name = "h2o", .settings = {{"budget", "24"}, {"mode", "observed"}, {"room", "40"}}};
 
@@ -191,9 +197,8 @@ std::vector<std::vector<float>> Talk(Engine& engine, const PolicyOptions& policy
 TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
   for (const PolicyOptions& policy :
        {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kPyramid, kPyramidAnew, kH2o,
-        kObserved, kExpected, kExpectedAnew, kKvzip}) {
+        kObserved, kExpected, kExpectedAnew, kKvzipMore}) {
     for (const bool windows : {false, true}) {
-      if (policy.name == "kvzip" && windows) continue;
       SCOPED_TRACE(fmt::format("{}, windows {}", policy.name, windows));
       Made setup{.policy = policy, .windows = windows, .sessions = 2};
       const auto by_layer = Talk(*Make(setup), policy);
@@ -206,6 +211,30 @@ TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
         if (HasFailure()) return;
       }
     }
+  }
+}
+
+// Layers with a window have the prompt's last rows still when a pass is over, and no room for all
+// rows of a pass.
+TEST_P(PromptsByLayer, PassesMayBeLongerThanWindows) {
+  std::vector<std::vector<float>> first;
+  for (const bool by_layer : {true, false}) {
+    const auto engine =
+        Make({.policy = kKvzipLong, .context = 960, .windows = true, .by_layer = by_layer});
+    const BankConfig& bank = CoreOf(*engine).bank->config();
+    for (const TableSpec& table : bank.tables) {
+      if (table.window == 0) continue;
+      EXPECT_LT(bank.TableBlocks(table), bank.BlocksFor(500 + 320));
+    }
+    const auto session = *engine->NewSession(kKvzipLong);
+    ASSERT_TRUE(session->Prompt(Tokens(500)).ok());
+    std::vector<std::vector<float>> said = {Logits(*session)};
+    for (int32_t i = 0; i < 5; ++i) {
+      ASSERT_TRUE(session->Step(i).ok());
+      said.push_back(Logits(*session));
+    }
+    if (by_layer) first = said;
+    for (size_t i = 0; i < said.size(); ++i) ExpectSame(said[i], first[i]);
   }
 }
 
@@ -294,7 +323,7 @@ TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
                                                   {kSnapKv, true, true},
                                                   {kSnapKv, false, false},
                                                   {kPyramid, true, true},
-                                                  {kKvzip, false, true},
+                                                  {kKvzip, true, true},
                                                   {kH2o, false, false}}) {
     SCOPED_TRACE(policy.name);
     Fault fault;
@@ -332,7 +361,7 @@ TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
 // Steps of one sequence between those of another's prompt.
 TEST_P(PromptsByLayer, OtherSequencesDecodeMeanwhile) {
   for (const Made& setup : {Made{.policy = kTova, .windows = true, .sessions = 2},
-                            Made{.policy = kKvzip, .sessions = 2}}) {
+                            Made{.policy = kKvzip, .windows = true, .sessions = 2}}) {
     const auto engine = Make(setup);
     const auto run = [&](bool meanwhile) {
       Stepper stepper(CoreOf(*engine));

@@ -60,6 +60,7 @@ WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 INFLLM = "src/policy/infllm/"
 KVZIP = "src/policy/kvzip/kvzip.cc"
+CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
 OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
 FAULTS = {
@@ -194,22 +195,36 @@ FAULTS = {
         "src/bank/kept_rows.cc", "bank_.LayerGone(seq, in.layers.front())",
         "bank_.Gone(seq, classes_[c].table)"),
     "kvzip_sees_the_whole_context": (
-        KVZIP, "seen.plan.Add({.begin = begin, .end = end});",
-        "seen.plan.Add({.begin = sinks, .end = end});"),
+        CHUNK_SCORES, "plan.Add({.begin = begin, .end = end});",
+        "plan.Add({.begin = static_cast<int32_t>(chunk.sinks), .end = end});"),
     "kvzip_last_row_alone": (
-        KVZIP, ".queries = QueryReduce::kMax", ".queries = QueryReduce::kLast"),
+        CHUNK_SCORES, ".queries = QueryReduce::kMax", ".queries = QueryReduce::kLast"),
     "kvzip_last_step_of_a_pass_alone": (
-        KVZIP, ".accumulate = step.first_pos > step.prompt_end", ".accumulate = false"),
+        CHUNK_SCORES, ".accumulate = step.first_pos > step.prompt_end", ".accumulate = false"),
     "kvzip_chooses_one_fewer": (
         "src/policy/kvzip/share.cc", "int64_t left = Chosen(tokens);",
         "int64_t left = Chosen(tokens) - 1;"),
     "kvzip_layers_hold_what_the_first_head_keeps": (
         "src/policy/kvzip/head_rows.cc", "return *std::max_element(first, first + n_kv_heads_);",
         "return *first;"),
+    "kvzip_spares_the_first_tokens_of_every_turn": (
+        KVZIP, "  if (before > 0) share.sinks = 0;\n", ""),
+    "kvzip_repeats_the_whole_context_in_every_turn": (
+        KVZIP, "auto begin = static_cast<size_t>(heads_.Tokens(seq));", "size_t begin = 0 * seq;"),
+    "kvzip_later_chunks_begin_where_heads_keep_nothing": (
+        CHUNK_SCORES, "score.out + at + chunk.first[list];", "score.out + at + 0 * list;"),
+    "kvzip_later_chunks_accumulate_over_layers": (
+        CHUNK_SCORES, "  if (score.accumulate) copy(/*back=*/true);\n", ""),
+    "kvzip_passes_see_the_chunks_before": (
+        CHUNK_SCORES, "{first + begin, first + end}", "{first, first + end}"),
+    "kvzip_files_forget_what_was_chosen_of": (
+        "src/policy/kvzip/head_rows.cc", "static_cast<int32_t>(Tokens(0))",
+        "static_cast<int32_t>(*std::ranges::max_element(Of(0)))"),
     "parts_of_a_prompt_are_two_chunks": (
         "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
     "kvzip_scores_of_the_first_head": (
-        KVZIP, "const int32_t n_seqs = context_.n_kv_heads / lists;", "const int32_t n_seqs = 1;"),
+        CHUNK_SCORES, "const int32_t n_seqs = context_.n_kv_heads / lists;",
+        "const int32_t n_seqs = 1;"),
     "heads_apart_have_no_room_for_a_prompt": (
         "src/bank/bank_config.cc", "BlocksFor(std::max(step_tokens, table.prompt_tokens))",
         "BlocksFor(step_tokens)"),
@@ -578,6 +593,12 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*")
                   for f in ("bank", "bank_config", "bank_image")},
                "src/policy/kvzip/head_rows.cc": ("kvzip_test", "*KvzipTest*/cpu"),
+               **{name: ("kvzip_test", "*LaterTurns*/cpu") for name in (
+                   "kvzip_spares_the_first_tokens_of_every_turn",
+                   "kvzip_repeats_the_whole_context_in_every_turn",
+                   "kvzip_later_chunks_begin_where_heads_keep_nothing",
+                   "kvzip_later_chunks_accumulate_over_layers",
+                   "kvzip_passes_see_the_chunks_before")},
                "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                PLACEMENT: ("engine_test", "PlacementTest*"),
                **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")

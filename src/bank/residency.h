@@ -106,7 +106,7 @@ class Residency {
   // Enqueues the moves of a layer's rows by a choice after passes. `seqs` are those of the last
   // MakeStates. `stage`: StepRows::stage.
   void RetainAfterPasses(int32_t layer, const Retained& retained, const SeqMeta* seqs,
-                         const PromptStage* stage) {
+                         const PromptStage* stage = nullptr) {
     kept_->Retain(layer, retained, seqs, /*prefill=*/true, stage);
   }
 

@@ -81,7 +81,7 @@ class RowGroup {
   // Whether the next prompt of the sequence ends in passes and a choice after them; and what
   // follows that choice, which said how many rows each layer keeps.
   bool AwaitsPasses(int32_t member) const {
-    return residency().AwaitsChoice(member) && policy().Kept().passes;
+    return residency().ChoosesAfterPrompt(member) && policy().Kept().passes;
   }
   void EndPasses(int32_t member, std::span<const int64_t> rows) {
     residency().EndPrompt(member, seq(member), /*chose=*/true, rows);

@@ -381,11 +381,13 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
   steps.pos_ = group.length(member);
   OKV_RETURN_IF_ERROR(steps.PlanPasses());
   if (!group.PassesByLayer(member)) {
-    // Heads that are apart have room for one prompt before its choice.
-    const bool apart = core.bank->config().Rows().heads_apart;
-    if (!(apart && group.AwaitsPasses(member))) {
+    // Heads that are apart have room for one prompt before its choice, and for a later turn and a
+    // pass over it where first prompts pass layer by layer.
+    const bool apart = core.bank->config().Rows().heads_apart && group.AwaitsPasses(member);
+    const int64_t pass = apart ? steps.LongestPass() : 0;
+    if (!apart || core.plan.by_layer) {
       OKV_RETURN_IF_ERROR(
-          group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_));
+          group.residency().CheckRoom(group.seq(member), steps.total() - steps.pos_ + pass));
     }
     return steps;
   }
@@ -398,16 +400,11 @@ Result<PromptSteps> PromptSteps::Begin(Stepper& stepper, RowGroup& group, int32_
 }
 
 Result<PromptSteps::ByLayer> PromptSteps::MakeByLayer(EngineCore& core, const PromptSteps& steps) {
-  size_t longest = 0;
   size_t rows = static_cast<size_t>(steps.total());
-  for (const std::vector<int32_t>& pass : steps.passes_) {
-    longest = std::max(longest, pass.size());
-    rows += pass.size();
-  }
-  OKV_ASSIGN_OR_RETURN(
-      PromptStage stage,
-      PromptStage::Create(*core.backend, *core.bank, steps.group_->seq(steps.member_),
-                          steps.total(), static_cast<int64_t>(longest)));
+  for (const std::vector<int32_t>& pass : steps.passes_) rows += pass.size();
+  OKV_ASSIGN_OR_RETURN(PromptStage stage, PromptStage::Create(*core.backend, *core.bank,
+                                                              steps.group_->seq(steps.member_),
+                                                              steps.total(), steps.LongestPass()));
   const size_t bytes = rows * static_cast<size_t>(core.config.d_model) * sizeof(float);
   constexpr std::string_view kWhat = "the residual of the prompt";
   OKV_ASSIGN_OR_RETURN(Buffer x, stage.parks() ? core.backend->AllocateShared(bytes, kWhat)
@@ -451,15 +448,20 @@ Status PromptSteps::Run(const PromptChunk& chunk, int64_t first_pos, int64_t row
 
 Status PromptSteps::PlanPasses() {
   if (!group_->AwaitsPasses(member_)) return {};
-  OKV_ASSIGN_OR_RETURN(passes_, group_->policy().Passes(tokens_));
-  size_t most = 0;  // rows of a pass
-  for (const std::vector<int32_t>& pass : passes_) most = std::max(most, pass.size());
+  OKV_ASSIGN_OR_RETURN(passes_, group_->policy().Passes(member_, tokens_));
+  const int64_t most = LongestPass();
   const int64_t context = stepper_->core_.bank->config().max_tokens;
-  if (total() + static_cast<int64_t>(most) <= context) return {};
+  if (total() + most <= context) return {};
   return ResourceExhausted(fmt::format(
       "policy {} runs passes of up to {} tokens behind a prompt of {}, which exceed the context of "
       "{}: raise `context`",
       group_->policy_name(), most, total(), context));
+}
+
+int64_t PromptSteps::LongestPass() const {
+  size_t rows = 0;
+  for (const std::vector<int32_t>& pass : passes_) rows = std::max(rows, pass.size());
+  return static_cast<int64_t>(rows);
 }
 
 Status PromptSteps::AdvancePass() {

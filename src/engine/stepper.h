@@ -148,6 +148,7 @@ class PromptSteps {
   Status EndLayer();
   // Sets passes_. kResourceExhausted where their rows exceed the context.
   Status PlanPasses();
+  int64_t LongestPass() const;  // rows
   // The next step of the prompt, or of a pass.
   Status AdvancePrompt();
   Status AdvancePass();

@@ -243,10 +243,13 @@ class Policy {
     return std::nullopt;
   }
 
-  // Methods that choose after passes (Keeps::passes): once the last row of a sequence's first
-  // prompt is in, the rows of each of these lists of tokens run behind it, pass after pass, and are
-  // forgotten at the pass's end. Plan and Observe see them (LayerStep::pass).
-  virtual Result<std::vector<std::vector<int32_t>>> Passes(std::span<const int32_t> prompt) const {
+  // Methods that choose after passes (Keeps::passes): once the last row of a prompt of sequence
+  // `seq` of SeqMeta is in (a first one, or any: Keeps::first_prompt), the rows of each of these
+  // lists of tokens run behind it, pass after pass, and are forgotten at the pass's end. Plan and
+  // Observe see them (LayerStep::pass). `prompt`: all tokens of the sequence.
+  virtual Result<std::vector<std::vector<int32_t>>> Passes(int32_t seq,
+                                                           std::span<const int32_t> prompt) const {
+    static_cast<void>(seq);
     static_cast<void>(prompt);
     return std::vector<std::vector<int32_t>>{};
   }

@@ -48,11 +48,7 @@ std::vector<SettingSpec> PromptChoiceSettings(std::vector<SettingSpec> own, doub
                                         .min = least_budget,
                                         .max = 1e9}};
   std::move(own.begin(), own.end(), std::back_inserter(settings));
-  settings.push_back({.key = "turn",
-                      .type = SettingType::kChoice,
-                      .default_value = "append",
-                      .help = "later turns: keep all of their tokens, or choose anew after each",
-                      .choices = {"append", "recompress"}});
+  settings.push_back(TurnSetting());
   settings.push_back(RoomSetting());
   return settings;
 }

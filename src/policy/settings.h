@@ -38,6 +38,15 @@ inline SettingSpec RoomSetting() {
           .max = 1e9};
 }
 
+// Whether a later turn ends in a choice too (Keeps::first_prompt).
+inline SettingSpec TurnSetting() {
+  return {.key = "turn",
+          .type = SettingType::kChoice,
+          .default_value = "append",
+          .help = "later turns: keep all of their tokens, or choose anew after each",
+          .choices = {"append", "recompress"}};
+}
+
 // Checked settings of one policy. Every key of the specification has a value.
 class PolicySettings {
  public:

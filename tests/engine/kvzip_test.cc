@@ -258,6 +258,77 @@ TEST_P(KvzipTest, SequencesShareTheRoomOfAPrompt) {
             "all: the policy's setting room is for later turns and answers");
 }
 
+// With turn=recompress the share of what a later turn brings stays, with what stayed before. Where
+// the first prompt is sinks alone, a second turn with the rest of a text is chosen of as that text
+// in one prompt is.
+TEST_P(KvzipTest, LaterTurnsAreChosenOfToo) {
+  const PolicyOptions policy = Kvzip({{"turn", "recompress"}, {"sinks", "128"}});
+  const std::string file =
+      fs::path(testing::TempDir()) / ("omnikv_anew_" + std::to_string(::getpid()) + GetParam());
+  const std::vector<int32_t> text = Numbers(400, 1);
+  Logits said;
+  for (const PolicyOptions& of_engine : {policy, PolicyOptions{.name = "full"}}) {
+    const auto engine = Open(of_engine);
+    auto whole = Take(engine->NewSession(policy));
+    ASSERT_TRUE(whole->Prompt(text).ok());
+    const auto session = Take(engine->NewSession(policy));
+    ASSERT_TRUE(session->Prompt({text.begin(), text.begin() + 128}).ok());
+    EXPECT_EQ(HeldBy(*engine, *session).rows, std::vector<int64_t>(8, 128));
+    ASSERT_TRUE(session->Prompt(text).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, 272);
+    EXPECT_EQ(HeldBy(*engine, *session), HeldBy(*engine, *whole));
+    Logits logits = Decode(*engine, *session, 10);
+    ExpectNear(Decode(*engine, *whole, 10), logits);
+    whole.reset();
+
+    // Heads hold different numbers of rows by now. The answer is chosen of with the question.
+    const int64_t before = Sum(HeldBy(*engine, *session).read) - 10 * kLists;
+    ASSERT_TRUE(session->Save(file).ok());
+    const auto restored = Take(engine->Restore(file));
+    const auto fork = Take(session->Fork());
+    std::vector<int32_t> turn = session->tokens();
+    const auto question = Numbers(90, 7);
+    turn.insert(turn.end(), question.begin(), question.end());
+    for (Session* s : {session.get(), restored.get(), fork.get()}) {
+      ASSERT_TRUE(s->Prompt(turn).ok());
+      EXPECT_EQ(s->stats().prefill_tokens, 90);
+      EXPECT_EQ(Sum(HeldBy(*engine, *s).read), before + static_cast<int64_t>(0.3 * 100 * kLists));
+      EXPECT_EQ(HeldBy(*engine, *s), HeldBy(*engine, *session));
+    }
+    const Logits after = Decode(*engine, *session, 10, 3);
+    EXPECT_EQ(Decode(*engine, *restored, 10, 3), after);
+    EXPECT_EQ(Decode(*engine, *fork, 10, 3), after);
+    logits.insert(logits.end(), after.begin(), after.end());
+    if (said.empty()) said = logits;
+    ExpectNear(logits, said);
+    // A cut into what was chosen of starts over.
+    turn.resize(480);
+    ASSERT_TRUE(session->Prompt(turn).ok());
+    EXPECT_EQ(session->stats().prefill_tokens, 480);
+  }
+  fs::remove(file);
+}
+
+// Turns of which everything stays are those of full attention.
+TEST_P(KvzipTest, TurnsThatKeepEverythingAreFull) {
+  const PolicyOptions policy = Kvzip({{"turn", "recompress"}, {"ratio", "1"}, {"sinks", "0"}});
+  const auto engine = Open(policy);
+  const auto reference = Open({.name = "full"});
+  const auto session = Take(engine->NewSession(policy));
+  const auto full = Take(reference->NewSession({.name = "full"}));
+  std::vector<int32_t> text = Numbers(100, 1);
+  for (int32_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(session->Prompt(text).ok());
+    ASSERT_TRUE(full->Prompt(text).ok());
+    ExpectNear(Decode(*engine, *session, 7, i), Decode(*reference, *full, 7, i));
+    EXPECT_EQ(Sum(HeldBy(*engine, *session).read), full->tokens().size() * kLists);
+    text = full->tokens();
+    ASSERT_EQ(session->tokens(), text);
+    const auto more = Numbers(60, i + 2);
+    text.insert(text.end(), more.begin(), more.end());
+  }
+}
+
 // A prompt that ends within its passes has all its tokens, and none of theirs; the passes begin
 // anew with what comes next.
 TEST_P(KvzipTest, PassesMayBeCutShort) {
@@ -338,7 +409,7 @@ TEST(KvzipText, IsARequestAndThePart) {
   const auto session = Take(engine->NewSession(Kvzip()));
   std::vector<int32_t> prompt(150);
   std::iota(prompt.begin(), prompt.end(), 20);
-  const auto passes = GroupOf(*session).policy().Passes(prompt);
+  const auto passes = GroupOf(*session).policy().Passes(0, prompt);
   ASSERT_TRUE(passes.ok());
   ASSERT_EQ(passes->size(), 3u);
   const auto tokens = [&](const char* text, bool special) {

@@ -49,9 +49,12 @@ const PolicyOptions kKvzip = {.name = "kvzip",
 // Heads that keep different numbers of blocks.
 const PolicyOptions kKvzipMore = {.name = "kvzip",
                                   .settings = {{"ratio", "0.4"}, {"chunk", "64"}, {"room", "40"}}};
+const PolicyOptions kKvzipAnew = {
+    .name = "kvzip",
+    .settings = {{"ratio", "0.4"}, {"chunk", "64"}, {"turn", "recompress"}, {"room", "40"}}};
 // A pass is longer than what a layer with a window keeps.
 const PolicyOptions kKvzipLong = {.name = "kvzip",
-                                  .settings = {{"ratio", "0.4"}, {"chunk", "320"}, {"room", "40"}}};
+                                  .settings = {{"ratio", "0.4"}, {"chunk", "448"}, {"room", "40"}}};
 const PolicyOptions kObserved = {
     .name = "h2o", .settings = {{"budget", "24"}, {"mode", "observed"}, {"room", "40"}}};
 
@@ -197,7 +200,8 @@ std::vector<std::vector<float>> Talk(Engine& engine, const PolicyOptions& policy
 TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
   for (const PolicyOptions& policy :
        {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kPyramid, kPyramidAnew, kH2o,
-        kObserved, kExpected, kExpectedAnew, kKvzipMore}) {
+        kObserved, kExpected, kExpectedAnew, kKvzipMore,
+        kKvzipAnew}) {
     for (const bool windows : {false, true}) {
       SCOPED_TRACE(fmt::format("{}, windows {}", policy.name, windows));
       Made setup{.policy = policy, .windows = windows, .sessions = 2};
@@ -220,11 +224,11 @@ TEST_P(PromptsByLayer, PassesMayBeLongerThanWindows) {
   std::vector<std::vector<float>> first;
   for (const bool by_layer : {true, false}) {
     const auto engine =
-        Make({.policy = kKvzipLong, .context = 960, .windows = true, .by_layer = by_layer});
+        Make({.policy = kKvzipLong, .context = 1024, .windows = true, .by_layer = by_layer});
     const BankConfig& bank = CoreOf(*engine).bank->config();
     for (const TableSpec& table : bank.tables) {
       if (table.window == 0) continue;
-      EXPECT_LT(bank.TableBlocks(table), bank.BlocksFor(500 + 320));
+      EXPECT_LT(bank.TableBlocks(table), bank.BlocksFor(500 + 448));
     }
     const auto session = *engine->NewSession(kKvzipLong);
     ASSERT_TRUE(session->Prompt(Tokens(500)).ok());

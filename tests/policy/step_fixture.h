@@ -274,7 +274,7 @@ class StepFixture {
   void RunPasses(int32_t n) {
     std::vector<int32_t> prompt;
     for (int32_t pos = 0; pos < n; ++pos) prompt.push_back(TokenAt(pos));
-    const auto passes = Take(policy->Passes(prompt));
+    const auto passes = Take(policy->Passes(0, prompt));
     for (size_t pass = 0; pass < passes.size(); ++pass) {
       const std::span<const int32_t> tokens = passes[pass];
       for (size_t at = 0; at < tokens.size();) {

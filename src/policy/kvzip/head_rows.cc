@@ -14,6 +14,8 @@ Status HeadRows::Prepare(const PolicyContext& context, PolicyMemory& memory) {
   apart_ = context.row_layout.heads_apart;
   capacity_ = static_cast<int32_t>(context.max_context);
   of_.resize(static_cast<size_t>(n_seqs_));
+  most_.resize(static_cast<size_t>(n_seqs_));
+  tokens_.resize(static_cast<size_t>(n_seqs_));
   const int64_t lists = int64_t{n_seqs_} * n_kv_heads_;
   const auto take = [&](Buffer& buffer, int64_t n) -> Status {
     OKV_ASSIGN_OR_RETURN(buffer, memory.Take(*backend_, n, "kept tokens"));
@@ -30,12 +32,18 @@ Status HeadRows::Prepare(const PolicyContext& context, PolicyMemory& memory) {
                        numbers.size() * sizeof(int32_t));
     }
   }
-  for (int32_t seq = 0; seq < n_seqs_; ++seq) Set(seq, {});
+  for (int32_t seq = 0; seq < n_seqs_; ++seq) Set(seq, {}, 0);
   return {};
 }
 
-void HeadRows::Set(int32_t seq, const std::vector<int32_t>& counts) {
+void HeadRows::Set(int32_t seq, const std::vector<int32_t>& counts, int64_t tokens) {
   of_[static_cast<size_t>(seq)] = counts;
+  tokens_[static_cast<size_t>(seq)] = tokens;
+  std::vector<int32_t>& most = most_[static_cast<size_t>(seq)];
+  most.clear();
+  for (auto at = counts.begin(); at != counts.end(); at += n_kv_heads_) {
+    most.push_back(*std::max_element(at, at + n_kv_heads_));
+  }
   const std::vector<int32_t> none(static_cast<size_t>(n_kv_heads_));
   for (int32_t layer = 0; layer < n_layers_; ++layer) {
     const int64_t at = int64_t{layer} * n_seqs_ + seq;
@@ -49,9 +57,24 @@ void HeadRows::Set(int32_t seq, const std::vector<int32_t>& counts) {
 }
 
 int64_t HeadRows::Rows(int32_t seq, int32_t layer) const {
-  if (!Chosen(seq)) return 0;
-  const auto first = Of(seq).begin() + int64_t{layer} * n_kv_heads_;
-  return *std::max_element(first, first + n_kv_heads_);
+  return Chosen(seq) ? most_[static_cast<size_t>(seq)][static_cast<size_t>(layer)] : 0;
+}
+
+std::vector<int32_t> HeadRows::Counts(int32_t seq) const {
+  return Chosen(seq) ? Of(seq) : std::vector<int32_t>(Lists());
+}
+
+std::span<const int32_t> HeadRows::First(int32_t seq, int32_t layer) const {
+  if (!Chosen(seq)) return {};
+  const std::span<const int32_t> all = apart_ ? Of(seq) : most_[static_cast<size_t>(seq)];
+  const auto n = static_cast<size_t>(apart_ ? n_kv_heads_ : 1);
+  return all.subspan(static_cast<size_t>(layer) * n, n);
+}
+
+int32_t HeadRows::First(int32_t seq, int32_t layer, int32_t head) const {
+  const std::span<const int32_t> first = First(seq, layer);
+  if (first.empty()) return 0;
+  return apart_ ? first[static_cast<size_t>(head)] : first.front();
 }
 
 int64_t HeadRows::Read(int32_t seq, int32_t layer, int64_t held) const {
@@ -72,18 +95,24 @@ AttnPlan HeadRows::Plan(int32_t layer) const {
   return plan;
 }
 
+// The counts, then the tokens.
 std::string HeadRows::Save() const {
-  return {reinterpret_cast<const char*>(Of(0).data()), Of(0).size() * sizeof(int32_t)};
+  if (!Chosen(0)) return {};
+  std::vector<int32_t> numbers = Of(0);
+  numbers.push_back(static_cast<int32_t>(Tokens(0)));
+  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int32_t)};
 }
 
 bool HeadRows::Load(int64_t length, std::string_view state) {
-  const auto lists = static_cast<size_t>(n_layers_) * static_cast<size_t>(n_kv_heads_);
-  if (!state.empty() && state.size() != lists * sizeof(int32_t)) return false;
-  std::vector<int32_t> counts(state.size() / sizeof(int32_t));
-  if (!state.empty()) std::memcpy(counts.data(), state.data(), state.size());
-  const auto fits = [&](int32_t count) { return 0 <= count && count <= length; };
-  if (!std::ranges::all_of(counts, fits)) return false;
-  Set(0, counts);
+  if (!state.empty() && state.size() != (Lists() + 1) * sizeof(int32_t)) return false;
+  std::vector<int32_t> numbers(state.size() / sizeof(int32_t));
+  if (!state.empty()) std::memcpy(numbers.data(), state.data(), state.size());
+  const auto fits = [&](int32_t number) { return 0 <= number && number <= length; };
+  if (!std::ranges::all_of(numbers, fits)) return false;
+  const int32_t tokens = numbers.empty() ? 0 : numbers.back();
+  if (!numbers.empty()) numbers.pop_back();
+  if (std::ranges::any_of(numbers, [&](int32_t count) { return count > tokens; })) return false;
+  Set(0, numbers, tokens);
   return true;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,9 +22,17 @@ class HeadRows {
   Status Prepare(const PolicyContext& context, PolicyMemory& memory);
 
   bool Chosen(int32_t seq) const { return !Of(seq).empty(); }
-  // From now on the KV heads of a sequence keep so many rows [n_layers, n_kv_heads]; empty: no
-  // choice.
-  void Set(int32_t seq, const std::vector<int32_t>& counts);
+  // From now on the KV heads of a sequence keep so many rows [n_layers, n_kv_heads] of its first
+  // `tokens`; empty: no choice.
+  void Set(int32_t seq, const std::vector<int32_t>& counts, int64_t tokens);
+  // The tokens that the last choice was made of, all before included; 0: no choice.
+  int64_t Tokens(int32_t seq) const { return tokens_[static_cast<size_t>(seq)]; }
+  // As Set had them; zeros: no choice.
+  std::vector<int32_t> Counts(int32_t seq) const;
+  // Rows of a layer before that of the first token that came later: of each KV head where these are
+  // apart, else of all together. Empty: no choice. And those of one KV head.
+  std::span<const int32_t> First(int32_t seq, int32_t layer) const;
+  int32_t First(int32_t seq, int32_t layer, int32_t head) const;
   // Rows of the prompt that the head of a layer keeps that keeps most, and tokens times KV heads
   // that the layer reads where that head holds `held` rows.
   int64_t Rows(int32_t seq, int32_t layer) const;
@@ -37,12 +46,13 @@ class HeadRows {
   }
 
   // Of a sequence, as Policy's.
-  void Copy(const HeadRows& from) { Set(0, from.Of(0)); }
+  void Copy(const HeadRows& from) { Set(0, from.Of(0), from.Tokens(0)); }
   std::string Save() const;
   bool Load(int64_t length, std::string_view state);
 
  private:
   const std::vector<int32_t>& Of(int32_t seq) const { return of_[static_cast<size_t>(seq)]; }
+  size_t Lists() const { return static_cast<size_t>(n_layers_) * static_cast<size_t>(n_kv_heads_); }
 
   Backend* backend_ = nullptr;
   int32_t n_layers_ = 0;
@@ -53,7 +63,9 @@ class HeadRows {
   Buffer rows_;    // int32 [n_seqs, n_kv_heads, capacity]: 0, 1, 2 ...; not where heads are apart
   Buffer counts_;  // int32 [n_layers, n_seqs, n_kv_heads]
   Buffer bounds_;  // int32 [n_layers, n_seqs, 2]; likewise
-  std::vector<std::vector<int32_t>> of_;  // [n_seqs]: as Set had them
+  std::vector<std::vector<int32_t>> of_;    // [n_seqs]: as Set had them
+  std::vector<std::vector<int32_t>> most_;  // [n_seqs]: of the KV heads of each layer
+  std::vector<int64_t> tokens_;             // [n_seqs]
 };
 
 }  // namespace omnikv

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
+#include "policy/kvzip/chunk_scores.h"
 #include "policy/kvzip/head_rows.h"
 #include "policy/kvzip/repeat_text.h"
 #include "policy/kvzip/share.h"
@@ -22,9 +24,10 @@ class KvZip : public Policy {
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   void Observe(const LayerStep& step, const AttendArgs& attend) override;
 
-  Result<std::vector<std::vector<int32_t>>> Passes(std::span<const int32_t> prompt) const override;
+  Result<std::vector<std::vector<int32_t>>> Passes(int32_t seq,
+                                                   std::span<const int32_t> prompt) const override;
   std::vector<int64_t> ChooseAfterPasses(int32_t seq, int64_t tokens) override;
-  void StartOver(int32_t seq) override { heads_.Set(seq, {}); }
+  void StartOver(int32_t seq) override { heads_.Set(seq, {}, 0); }
   Keeps Kept() const override;
   std::optional<Retained> Retains(const LayerStep& step) const override;
 
@@ -49,24 +52,15 @@ class KvZip : public Policy {
   }
 
  private:
-  // Of a layer, [n_kv_heads, max_context]: scores, and after the choice the rows that stay.
-  float* Scores(int32_t layer) const {
-    return scores_.as<float>() + layer * context_.n_kv_heads * context_.max_context;
-  }
-  // Those of the prompt, [n_layers, n_kv_heads, tokens].
-  std::vector<float> ReadScores(int64_t tokens) const;
-
   PolicyContext context_;
   Share share_;
   int32_t chunk_ = 0;  // tokens
   int64_t room_ = 0;   // Keeps::room
+  bool recompress_ = false;
   RepeatText text_;
   PolicyMemory memory_;
-  Buffer scores_;       // f32 [n_layers, n_kv_heads, max_context], of one prompt at a time
-  int64_t scored_ = 0;  // tokens of the prompt whose scores these are
-  Buffer o_, lse_;      // f32 [max_rows, n_heads, dk], [max_rows, n_heads]: of a pass
-  Buffer starts_;       // int32 [chunks, n_kv_heads]: their first tokens
-  Buffer seqs_;         // SeqMeta [n_kv_heads]: a pass as the chunk that it repeats sees it
+  ChunkScores scores_;  // after the choice the rows that stay, int32
+  int64_t scored_ = 0;  // tokens of the prompt up to the last that has scores
   HeadRows heads_;
   Buffer none_;  // int32 [n_kv_heads, 2]: empty ranges
 };
@@ -78,6 +72,7 @@ Status KvZip::Prepare(const PolicyContext& context, PolicySettings& settings) {
             .lists = int64_t{context.n_layers} * context.n_kv_heads};
   chunk_ = static_cast<int32_t>(settings.Int("chunk"));
   room_ = settings.Int("room");
+  recompress_ = settings.Text("turn") == "recompress";
   const int32_t block = context.row_layout.block_tokens;
   if (chunk_ % block != 0) {
     return InvalidArgument(fmt::format(
@@ -87,24 +82,9 @@ Status KvZip::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_ASSIGN_OR_RETURN(text_, RepeatText::Of(context));
   if (context.backend == nullptr) return {};
   Backend& backend = *context.backend;
-  const auto take = [&](Buffer& buffer, int64_t n, std::string_view what) -> Status {
-    OKV_ASSIGN_OR_RETURN(buffer, memory_.Take(backend, n, what));
-    return {};
-  };
-  const int64_t values = int64_t{context.max_rows} * context.n_heads;
-  const int64_t chunks = context.max_context / chunk_ + 1;
-  OKV_RETURN_IF_ERROR(take(scores_, share_.lists * context.max_context, "scores"));
-  OKV_RETURN_IF_ERROR(take(o_, values * context.dk, "attention of a pass"));
-  OKV_RETURN_IF_ERROR(take(lse_, values, "sums"));
+  OKV_RETURN_IF_ERROR(scores_.Prepare(context, chunk_, recompress_, memory_));
   const int64_t kv_heads = context.n_kv_heads;
-  OKV_RETURN_IF_ERROR(take(starts_, chunks * kv_heads, "chunks"));
-  OKV_RETURN_IF_ERROR(take(seqs_, kv_heads * int64_t{sizeof(SeqMeta)} / 4, "chunks"));
-  OKV_RETURN_IF_ERROR(take(none_, 2 * kv_heads, "kept tokens"));
-  std::vector<int32_t> starts;
-  for (int64_t i = 0; i < chunks * kv_heads; ++i) {
-    starts.push_back(static_cast<int32_t>(i / kv_heads * chunk_));
-  }
-  backend.Upload(starts_.as(), starts.data(), starts_.size());
+  OKV_ASSIGN_OR_RETURN(none_, memory_.Take(backend, 2 * kv_heads, "kept tokens"));
   const std::vector<int32_t> none(static_cast<size_t>(2 * kv_heads), kToEnd);
   backend.Upload(none_.as(), none.data(), none_.size());
   return heads_.Prepare(context, memory_);
@@ -115,56 +95,24 @@ void KvZip::Plan(const LayerStep& step, AttendArgs& attend) {
   if (!step.prefill || heads_.Chosen(step.seq)) attend.plan = heads_.Plan(step.layer);
 }
 
-// The weights of a pass are over the sinks, the chunk and the pass's own rows: another attention
-// gives their sums. Score then sees a sequence that begins with the chunk. It goes on to the end of
-// the pass, so it also leaves numbers behind the chunk, which the next pass writes over. Where KV
-// heads are apart, each is a sequence of a list of its own.
 void KvZip::Observe(const LayerStep& step, const AttendArgs& attend) {
   if (step.pass < 0) return;
-  Backend& backend = *context_.backend;
-  const auto prompt = static_cast<int32_t>(step.prompt_end);
-  const int32_t begin = step.pass * chunk_;
-  const int32_t end = std::min(begin + chunk_, prompt);
-  const auto sinks = static_cast<int32_t>(std::min<int64_t>(share_.sinks, begin));
-  scored_ = end;
-  const int32_t lists = attend.kv.n_kv_heads;
-  const int32_t n_seqs = context_.n_kv_heads / lists;  // that the step's one sequence is
-  AttendArgs seen = attend;
-  seen.o = o_.as<float>();
-  seen.lse = lse_.as<float>();
-  seen.plan = AttnPlan{};
-  if (sinks > 0) seen.plan.Add({.begin = 0, .end = sinks});
-  seen.plan.Add({.begin = begin, .end = end});
-  seen.plan.Add({.begin = prompt});
-  backend.Enqueue(seen);
-  backend.Enqueue(
-      LocateRowsArgs{.seqs = attend.seqs + step.seq * n_seqs,
-                     .gone = starts_.as<int32_t>() + int64_t{step.pass} * context_.n_kv_heads,
-                     .to_seqs = seqs_.as<SeqMeta>(),
-                     .n_seqs = n_seqs});
-  KvView from = attend.kv;
-  from.block_table += begin / from.block_tokens;
-  backend.Enqueue(ScoreArgs{.q = attend.q,
-                            .lse = lse_.as<float>(),
-                            .kv = from,
-                            .seqs = seqs_.as<SeqMeta>(),
-                            .out = Scores(step.layer) + begin,
-                            .stride = context_.max_context,
-                            .n_rows = attend.n_rows,
-                            .n_seqs = n_seqs,
-                            .n_heads = attend.n_heads,
-                            .lists = lists,
-                            .heads = HeadReduce::kMax,
-                            .queries = QueryReduce::kMax,
-                            .scale = attend.scale,
-                            .softcap = attend.softcap,
-                            .accumulate = step.first_pos > step.prompt_end});
+  const int64_t before = heads_.Tokens(step.seq);
+  SeenChunk chunk{.begin = int64_t{step.pass} * chunk_,
+                  .tokens = step.prompt_end - before,
+                  .first = heads_.First(step.seq, step.layer)};
+  chunk.end = std::min(chunk.begin + chunk_, chunk.tokens);
+  chunk.sinks = std::min(share_.sinks, before > 0 ? before : chunk.begin);
+  scored_ = before + chunk.end;
+  scores_.Enqueue(step, attend, chunk);
 }
 
-Result<std::vector<std::vector<int32_t>>> KvZip::Passes(std::span<const int32_t> prompt) const {
+Result<std::vector<std::vector<int32_t>>> KvZip::Passes(int32_t seq,
+                                                        std::span<const int32_t> prompt) const {
   std::vector<std::vector<int32_t>> passes;
   const auto chunk = static_cast<size_t>(chunk_);
-  for (size_t begin = 0; begin < prompt.size(); begin += chunk) {
+  for (auto begin = static_cast<size_t>(heads_.Tokens(seq)); begin < prompt.size();
+       begin += chunk) {
     passes.push_back(text_.Before(prompt.first(begin)));
     const auto tokens = prompt.subspan(begin, std::min(chunk, prompt.size() - begin));
     passes.back().insert(passes.back().end(), tokens.begin(), tokens.end());
@@ -172,36 +120,36 @@ Result<std::vector<std::vector<int32_t>>> KvZip::Passes(std::span<const int32_t>
   return passes;
 }
 
-std::vector<float> KvZip::ReadScores(int64_t tokens) const {
-  std::vector<float> scores(static_cast<size_t>(share_.lists * tokens));
-  for (int64_t list = 0; list < share_.lists; ++list) {
-    context_.backend->Download(scores.data() + list * tokens,
-                               scores_.as<float>() + list * context_.max_context,
-                               static_cast<size_t>(tokens) * sizeof(float));
-  }
-  return scores;
-}
-
+// Of a later turn, the share of what came since the last choice stays, beside all that has stayed.
 std::vector<int64_t> KvZip::ChooseAfterPasses(int32_t seq, int64_t tokens) {
-  std::vector<int32_t> counts(static_cast<size_t>(share_.lists),
-                              static_cast<int32_t>(share_.Mean(tokens)));
-  if (scored_ == tokens) {
-    const auto best = share_.Best(ReadScores(tokens), tokens);
-    for (size_t list = 0; list < best.size(); ++list) {
-      counts[list] = static_cast<int32_t>(best[list].size());
-      context_.backend->Upload(
-          scores_.as<int32_t>() + static_cast<int64_t>(list) * context_.max_context,
-          best[list].data(), best[list].size() * sizeof(int32_t));
+  const int64_t before = heads_.Tokens(seq);
+  Share share = share_;
+  if (before > 0) share.sinks = 0;
+  std::vector<int32_t> counts = heads_.Counts(seq);
+  std::vector<std::vector<int32_t>> best;
+  if (scored_ == tokens) best = share.Best(scores_.Read(tokens - before), tokens - before);
+  for (size_t list = 0; list < counts.size(); ++list) {
+    if (best.empty()) {
+      counts[list] += static_cast<int32_t>(share.Mean(tokens - before));
+      continue;
     }
+    const auto layer = static_cast<int32_t>(list) / context_.n_kv_heads;
+    const auto head = static_cast<int32_t>(list) % context_.n_kv_heads;
+    std::vector<int32_t> rows(static_cast<size_t>(counts[list]));
+    std::iota(rows.begin(), rows.end(), 0);
+    for (const int32_t token : best[list]) rows.push_back(heads_.First(seq, layer, head) + token);
+    counts[list] = static_cast<int32_t>(rows.size());
+    context_.backend->Upload(scores_.Of(layer) + head * context_.max_context, rows.data(),
+                             rows.size() * sizeof(int32_t));
   }
   scored_ = 0;
-  heads_.Set(seq, counts);
+  heads_.Set(seq, counts, tokens);
   return {counts.begin(), counts.end()};
 }
 
 Keeps KvZip::Kept() const {
   return {.rows = context_.max_context,
-          .first_prompt = true,
+          .first_prompt = !recompress_,
           .room = room_,
           .lists = context_.n_kv_heads,
           .layer_rows =
@@ -216,7 +164,7 @@ std::optional<Retained> KvZip::Retains(const LayerStep& step) const {
   kept.rows.Add({.kind = SegmentKind::kList,
                  .lists = context_.n_kv_heads,
                  .capacity = static_cast<int32_t>(context_.max_context),
-                 .index = reinterpret_cast<const int32_t*>(Scores(step.layer)),
+                 .index = reinterpret_cast<const int32_t*>(scores_.Of(step.layer)),
                  .count = heads_.Counts(step.layer, step.seq)});
   kept.rows.Add({.bounds = none_.as<int32_t>()});
   return kept;
@@ -257,6 +205,7 @@ PolicyInfo KvzipPolicy() {
                     .help = "tokens that a pass repeats, a multiple of 64",
                     .min = 8,
                     .max = 1e6},
+                   TurnSetting(),
                    RoomSetting()},
       .make = [] { return std::make_unique<KvZip>(); },
       .batches = true,

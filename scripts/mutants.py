@@ -226,8 +226,7 @@ FAULTS = {
         CHUNK_SCORES, "const int32_t n_seqs = context_.n_kv_heads / lists;",
         "const int32_t n_seqs = 1;"),
     "heads_apart_have_no_room_for_a_prompt": (
-        "src/bank/bank_config.cc", "BlocksFor(std::max(step_tokens, table.prompt_tokens))",
-        "BlocksFor(step_tokens)"),
+        "src/bank/bank_config.cc", "std::max(held, BlocksFor(table.prompt_tokens))", "held"),
     "layers_of_heads_apart_count_each_others_blocks": (
         "src/bank/bank.cc", "BlocksOf(TablesOf(s), seq)", "BlocksOf(Sharing(s.spec.table), seq)"),
     "layers_of_heads_apart_have_the_positions_of_the_first": (

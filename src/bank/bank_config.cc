@@ -66,7 +66,9 @@ int64_t BankConfig::TableBlocks(const TableSpec& table) const {
   if (table.max_held == 0) return all;
   // The held tokens may begin and end in the middle of a block. One block more, for steps ahead.
   const int64_t held = BlocksFor(table.max_held) + 2;
-  return std::min(all, held * max_seqs + BlocksFor(std::max(step_tokens, table.prompt_tokens)));
+  const int64_t in_prompt = table.prompt_tokens > 0 ? std::max(held, BlocksFor(table.prompt_tokens))
+                                                    : held + BlocksFor(step_tokens);
+  return std::min(all, held * (max_seqs - 1) + in_prompt);
 }
 
 int32_t BankConfig::FirstSharing(int32_t table) const {

@@ -76,8 +76,8 @@ struct TableSpec {
   int64_t max_held = 0;
   // Of the policy's: whose heads its streams have, where it tells them apart.
   int32_t head_class = 0;
-  // Beside max_held: tokens of one sequence at a time whose rows are there until its prompt ends in
-  // a choice; 0: those of a step.
+  // Instead of max_held, if more: tokens of one sequence at a time whose rows are there until its
+  // prompt ends in a choice, those of its steps included; 0: none.
   int64_t prompt_tokens = 0;
   // Draws on the blocks of the table before it, which are then as many more. Streams of several
   // layers may lie in such tables: then they lie in the same memory, and have rows of one size.

@@ -615,9 +615,10 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
         table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
     if (added) {
       bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
-      // Rows of a pass, besides the prompt's last ones.
+      // The prompt's last rows, and those of a pass.
       if (plan.heads_apart) {
-        bank.tables.back().prompt_tokens = window + 2 * kBlockTokens + plan.chunk;
+        bank.tables.back().prompt_tokens =
+            2 * window + kSpareTokens + 4 * kBlockTokens + plan.chunk;
       }
     }
     for (StreamSpec& stream : bank.layers[layer].streams) stream.table = table->second;

@@ -299,8 +299,8 @@ TEST_F(StreamsTest, LayersOfHeadsApartMayShareTheirMemory) {
   config.layers[2].streams[0].table = 4;
   config.max_seqs = 2;
   Open(config);
-  // Each table has room for one sequence's prompt, and for what stays of two.
-  constexpr size_t kBlocks = 4 * (2 * (1 + 2) + 6);
+  // Each table has room for one sequence's prompt, and for what stays of another.
+  constexpr size_t kBlocks = 4 * ((1 + 2) + 6);
   const auto block = static_cast<size_t>(kBlock) * 32;  // bytes of a head's
   EXPECT_EQ(config.PoolBlocks(3), static_cast<int64_t>(kBlocks));
   EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kDevice), kBlocks * block + 64 * 24);
@@ -317,15 +317,15 @@ TEST_F(StreamsTest, LayersOfHeadsApartMayShareTheirMemory) {
   EXPECT_EQ(bank_->DeviceBytes(a), bank_->DeviceBytes() - 24 * static_cast<size_t>(kBlock) * 4);
   EXPECT_EQ(bank_->DeviceBytes(a, streams), bank_->DeviceBytes());
   const int32_t b = *bank_->NewSequence();
-  ASSERT_TRUE(bank_->Append(b, 16).ok());
-  EXPECT_FALSE(bank_->Append(b, 16).ok()) << "a second prompt beside the first";
+  ASSERT_TRUE(bank_->Append(b, 12).ok());
+  EXPECT_FALSE(bank_->Append(b, 12).ok()) << "a second prompt beside the first";
   for (const int32_t table : {0, 1, 2}) bank_->Keep(a, table, 1);
   bank_->Keep(a, 3, 13);
   EXPECT_EQ(bank_->LayerRows(a, 0), 1);
   EXPECT_EQ(bank_->LayerGone(a, 0), 23);
   EXPECT_EQ(bank_->LayerRows(a, 1), 13);
   EXPECT_EQ(bank_->LayerGone(a, 1), 11);
-  ASSERT_TRUE(bank_->Append(b, 8).ok());
+  ASSERT_TRUE(bank_->Append(b, 12).ok());
   Write(b, 0, 24, 100);
   Expect(b, 0, 24, 100);
   bank_->Free(b);

@@ -230,7 +230,7 @@ TEST_P(KvzipTest, SequencesShareTheRoomOfAPrompt) {
   const auto engine = Open(policy, /*chunk=*/130, /*context=*/640);
   const BankConfig& config = CoreOf(*engine).bank->config();
   const int64_t held = 4 + static_cast<int64_t>(0.3 * 636) + 1 + 32;
-  EXPECT_EQ(config.PoolBlocks(0), kLists * (3 * ((held + kBlock - 1) / kBlock + 2) + 640 / kBlock));
+  EXPECT_EQ(config.PoolBlocks(0), kLists * (2 * ((held + kBlock - 1) / kBlock + 2) + 640 / kBlock));
   EXPECT_EQ(Bank::ReservedBytes(config, TierKind::kDevice),
             static_cast<size_t>(config.PoolBlocks(0) * kBlock) * config.RowBytes(0) / 2);
   EXPECT_LT(config.PoolBlocks(0), kLists * config.BlocksFor(config.PoolTokens()));

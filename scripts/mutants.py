@@ -152,7 +152,7 @@ FAULTS = {
     "stages_have_room_for_all_sequences": (
         "src/bank/bank_config.h", "layer.InBothTiers() ?", "layer.OnHost() ?"),
     "a_prompts_stage_has_room_for_the_context": (
-        PROMPT_STAGE, "config.BlocksFor(tokens)", "config.BlocksFor(config.max_tokens)"),
+        PROMPT_STAGE, "Allocate(Bytes(config, room)", "Allocate(Bytes(config, config.max_tokens)"),
     "streaming_masks_what_it_should_drop": (
         STREAMING, "return {sinks_, std::max(sinks_, length + 1 - (budget_ - sinks_))};",
         "static_cast<void>(length);\n    return {};"),
@@ -205,8 +205,8 @@ FAULTS = {
         "src/policy/kvzip/share.cc", "int64_t left = Chosen(tokens);",
         "int64_t left = Chosen(tokens) - 1;"),
     "kvzip_layers_hold_what_the_first_head_keeps": (
-        "src/policy/kvzip/head_rows.cc", "return *std::max_element(first, first + n_kv_heads_);",
-        "return *first;"),
+        "src/policy/kvzip/head_rows.cc",
+        "most.push_back(*std::max_element(at, at + n_kv_heads_));", "most.push_back(*at);"),
     "kvzip_spares_the_first_tokens_of_every_turn": (
         KVZIP, "  if (before > 0) share.sinks = 0;\n", ""),
     "kvzip_repeats_the_whole_context_in_every_turn": (
@@ -268,16 +268,16 @@ FAULTS = {
     "heads_apart_put_back_in_one_place": (
         "src/model/forward.cc", "pick.from = from + (back ? h * a_head : 0);", "pick.from = from;"),
     "heads_apart_parted_in_the_first": (
-        "src/bank/bank.cc", "if (streams_[stream].spec.table != t.first) continue;",
-        "if (streams_[stream].spec.table != static_cast<int32_t>(table)) continue;"),
+        "src/bank/bank.cc", "TableOf(streams_[stream]).first != t.first",
+        "streams_[stream].spec.table != static_cast<int32_t>(table)"),
     "heads_apart_have_the_blocks_of_one": (
         "src/bank/bank_config.cc", "i < Sharing(table); ++i", "i < 1; ++i"),
     "heads_apart_saved_without_the_others": (
-        "src/bank/bank_image.cc", "for (const Table& t : Sharing(first)) {",
-        "for (const Table& t : Sharing(first).first(1)) {"),
+        "src/bank/bank_image.cc", "for (const Table& t : tables) {",
+        "for (const Table& t : tables.first(1)) {"),
     "passes_leave_their_rows": (
-        "src/engine/stepper.cc", "  group_->CutTo(member_, total());\n  pass_row_ = 0;",
-        "  pass_row_ = 0;"),
+        "src/engine/stepper.cc", "  if (by_layer_ == nullptr) group_->CutTo(member_, total());\n",
+        ""),
     "knorm_keeps_one_fewer": (  # and so do keydiff and snapkv
         "src/policy/prompt_choice.cc", "memory_, {.budget = budget_,", "memory_, {.budget = budget_ - 1,"),
     "knorm_of_the_next_sequence": (

@@ -21,8 +21,9 @@ default OUT/models).
                                all. They tell the other logits too: all come from a state of 32
                                values.
 
-A case says how much of the prompt it has, its settings, by how much the logits move in float32 and
-against `full`, and what is read by choice:
+A case says how much of the prompt it has, its settings, by how much the logits move in float32
+(`moved_in_float32`, which another CPU or NumPy may give otherwise: no test reads it) and against
+`full`, and what is read by choice:
     reads     by layer, or by layer and KV head, the key of what is read; empty: everything
     chosen    by key the tokens read at each step: bit t of a hexadecimal number is token t. Where
               there are fewer than steps: the last, and the tokens that came after it

@@ -696,10 +696,14 @@ def host(args, root):
         program, tests = checks[name]
         try:
             file.write_text(with_fault)
-            subprocess.run(["cmake", "--build", args.build, "--target", program], check=True,
-                           stdout=subprocess.DEVNULL)
+            built = subprocess.run(["cmake", "--build", args.build, "--target", program],
+                                   stdout=subprocess.DEVNULL).returncode == 0
         finally:
             file.write_text(text)
+        if not built:
+            lost += 1
+            print(f"{name}: does not build", flush=True)
+            continue
         red, green = run_check(next(args.build.glob(f"tests/*/{program}")), tests, 300, root)
         lost += not red
         print(f"{name}: {red or 'no test went red'} ({green} green)", flush=True)

@@ -402,7 +402,7 @@ void Bank::Keep(int32_t seq, int32_t table, std::span<const int64_t> rows) {
 int64_t Bank::LayerRows(int32_t seq, int32_t layer) const {
   int64_t most = 0;
   for (const Table& table : TablesOf(layer)) {
-    most = std::max(most, Rows(seq, static_cast<int32_t>(&table - tables_.data())));
+    most = std::max(most, Rows(seq, NumberOf(table)));
   }
   return most - fewer_[FewerIndex(seq, layer)];
 }
@@ -517,9 +517,8 @@ void Bank::FillWithNoise(int32_t seq) {
     const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
     const int32_t heads = s.spec.heads_apart ? 1 : spec.HeadsOf(s.spec);
     for (const Table& table : TablesOf(s)) {
-      const auto number = static_cast<int32_t>(&table - tables_.data());
       fill(table, Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
-           Rows(seq, number) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
+           Rows(seq, NumberOf(table)) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
              const KvView at =
                  MakeKvView(row, nullptr, config_.block_tokens, config_.dtype, heads, dk, dv);
              for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {

@@ -259,6 +259,10 @@ class Bank {
   std::span<const Table> TablesOf(int32_t layer) const {
     return TablesOf(streams_[classes_[static_cast<size_t>(layer)].front().k]);
   }
+  // `table` is one of tables_.
+  int32_t NumberOf(const Table& table) const {
+    return static_cast<int32_t>(&table - tables_.data());
+  }
   // All that draw on the blocks of a table, or on those of states.
   std::span<const Table> Sharing(int32_t table) const {
     const auto first = static_cast<size_t>(config_.FirstSharing(table));

@@ -81,8 +81,7 @@ void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) 
   // each(block, its rows). A layer with fewer rows than its table may have none in the last blocks.
   const auto blocks = [&](std::span<const Table> tables, int32_t layer, const auto& each) {
     for (const Table& t : tables) {
-      const auto number = static_cast<size_t>(&t - tables_.data());
-      const int64_t rows = RowsOf(number, seq, Length(seq)) - fewer_[FewerIndex(seq, layer)];
+      const int64_t rows = Rows(seq, NumberOf(t)) - fewer_[FewerIndex(seq, layer)];
       for (int32_t i = 0; i < t.blocks.n_blocks(seq) && i * bt < rows; ++i) {
         const int32_t block = t.blocks.entries(seq)[i];
         if (block >= 0) each(block, std::min(bt, rows - i * bt));

@@ -25,16 +25,19 @@ int64_t FetchedValues::Lists(const BankConfig& bank, const DeclaredReads& reads)
   return lists;
 }
 
-size_t FetchedValues::Bytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs) {
-  if (!Any(bank, reads)) return 0;
+size_t FetchedValues::RowsBytes(const BankConfig& bank, const DeclaredReads& reads,
+                                int32_t n_seqs) {
   size_t row_bytes = 0;
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
     if (Has(bank, reads, layer)) row_bytes = std::max(row_bytes, bank.RowBytes(layer));
   }
-  const auto rows = static_cast<size_t>(n_seqs * Blocks(bank, reads) * bank.block_tokens);
-  const auto numbers = static_cast<size_t>(n_seqs * Lists(bank, reads) * reads.max_tokens +
-                                           bank.Rows().table_entries);
-  return rows * row_bytes + numbers * sizeof(int32_t);
+  return static_cast<size_t>(n_seqs * Blocks(bank, reads) * bank.block_tokens) * row_bytes;
+}
+
+size_t FetchedValues::Bytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs) {
+  if (!Any(bank, reads)) return 0;
+  return RowsBytes(bank, reads, n_seqs) +
+         (Entries(bank) + Indices(bank, reads, n_seqs)) * sizeof(int32_t);
 }
 
 Result<std::unique_ptr<FetchedValues>> FetchedValues::Create(Backend& backend, Bank& bank,
@@ -47,18 +50,16 @@ Result<std::unique_ptr<FetchedValues>> FetchedValues::Create(Backend& backend, B
 
 Status FetchedValues::Allocate(int32_t n_seqs) {
   const BankConfig& bank = bank_.config();
-  const auto lists = static_cast<size_t>(n_seqs * Lists(bank, reads_));
-  std::vector<int32_t> index(lists * static_cast<size_t>(reads_.max_tokens));
+  std::vector<int32_t> index(Indices(bank, reads_, n_seqs));
   for (size_t i = 0; i < index.size(); ++i) {
     index[i] = static_cast<int32_t>(i % static_cast<size_t>(reads_.max_tokens));
   }
-  const std::vector<int32_t> entries(static_cast<size_t>(bank.Rows().table_entries));
-  const size_t numbers = (index.size() + entries.size()) * sizeof(int32_t);
+  const std::vector<int32_t> entries(Entries(bank));
   const auto take = [&](Buffer& buffer, size_t bytes) -> Status {
     OKV_ASSIGN_OR_RETURN(buffer, backend_.Allocate(bytes, "chosen values"));
     return {};
   };
-  OKV_RETURN_IF_ERROR(take(rows_, Bytes(bank, reads_, n_seqs) - numbers));
+  OKV_RETURN_IF_ERROR(take(rows_, RowsBytes(bank, reads_, n_seqs)));
   OKV_RETURN_IF_ERROR(take(entries_, entries.size() * sizeof(int32_t)));
   OKV_RETURN_IF_ERROR(take(index_, index.size() * sizeof(int32_t)));
   backend_.Upload(entries_.as(), entries.data(), entries_.size());

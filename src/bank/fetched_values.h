@@ -39,6 +39,14 @@ class FetchedValues {
   }
   // Lists of a sequence, at most.
   static int64_t Lists(const BankConfig& bank, const DeclaredReads& reads);
+  // Bytes of rows_; numbers of entries_ and of index_.
+  static size_t RowsBytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs);
+  static size_t Entries(const BankConfig& bank) {
+    return static_cast<size_t>(bank.Rows().table_entries);
+  }
+  static size_t Indices(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs) {
+    return static_cast<size_t>(n_seqs * Lists(bank, reads) * reads.max_tokens);
+  }
 
   FetchedValues(Backend& backend, Bank& bank, const DeclaredReads& reads)
       : backend_(backend), bank_(bank), reads_(reads) {}

@@ -20,6 +20,7 @@
 #include "backend/cpu/rows.h"
 #include "backend/cpu/score.h"
 #include "backend/cpu/select.h"
+#include "backend/locate_rows.h"
 #include "base/check.h"
 #include "base/memory.h"
 
@@ -395,7 +396,7 @@ struct CpuBackend::Impl {
   void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
   void Execute(const PickHeadsArgs& a) { CpuPickHeads(a, pool); }
   void Execute(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
-  void Execute(const LocateRowsArgs& a) { CpuLocateRows(a); }
+  void Execute(const LocateRowsArgs& a) { LocateRowsOnHost(a); }
   void Execute(const CompactArgs& a) { CpuCompact(a, pool); }
   void Execute(const EvictArgs& a) { CpuEvict(a, pool); }
   void Execute(const UndoEvictArgs& a) { CpuUndoEvict(a); }

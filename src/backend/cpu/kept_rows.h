@@ -6,7 +6,6 @@
 namespace omnikv {
 
 void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool);
-void CpuLocateRows(const LocateRowsArgs& a);
 void CpuCompact(const CompactArgs& a, ThreadPool& pool);
 void CpuEvict(const EvictArgs& a, ThreadPool& pool);
 void CpuUndoEvict(const UndoEvictArgs& a);

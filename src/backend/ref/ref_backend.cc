@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/kv_format.h"
+#include "backend/locate_rows.h"
 
 namespace omnikv {
 namespace {
@@ -192,7 +193,7 @@ class RefBackend : public HostBackend {
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
   static void Execute(const PickHeadsArgs& a) { RefPickHeads(a); }
   static void Execute(const StoreRowsArgs& a) { RefStoreRows(a); }
-  static void Execute(const LocateRowsArgs& a) { RefLocateRows(a); }
+  static void Execute(const LocateRowsArgs& a) { LocateRowsOnHost(a); }
   static void Execute(const CompactArgs& a) { RefCompact(a); }
   static void Execute(const EvictArgs& a) { RefEvict(a); }
   static void Execute(const UndoEvictArgs& a) { RefUndoEvict(a); }

@@ -21,7 +21,6 @@ void RefFetchRows(const FetchRowsArgs& a);
 void RefListPieces(const ListPiecesArgs& a);
 void RefPieceTable(const PieceTableArgs& a);
 void RefStoreRows(const StoreRowsArgs& a);
-void RefLocateRows(const LocateRowsArgs& a);
 void RefCompact(const CompactArgs& a);
 void RefEvict(const EvictArgs& a);
 void RefUndoEvict(const UndoEvictArgs& a);

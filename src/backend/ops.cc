@@ -262,7 +262,8 @@ struct CostVisitor {
     return c;
   }
   Cost operator()(const PlanRangeArgs& a) const {
-    return {.bytes_read = sizeof(SeqMeta) * U(a.n_seqs), .bytes_written = 16 * U(a.n_seqs)};
+    return {.bytes_read = sizeof(SeqMeta) * U(a.n_seqs),
+            .bytes_written = (a.n_pick != nullptr ? 16 : 8) * U(a.n_seqs)};
   }
   Cost operator()(const TopKArgs& a) const {
     Cost c;

@@ -405,7 +405,7 @@ struct PlanRangeArgs {
   int32_t n_seqs = 0;
   RangeRule rule;
   int32_t* bounds = nullptr;        // [n_seqs, 2]
-  int32_t* n_candidates = nullptr;  // [n_seqs]
+  int32_t* n_candidates = nullptr;  // [n_seqs]; both null: nobody chooses among the others
   int32_t* n_pick = nullptr;        // [n_seqs]
 
   bool operator==(const PlanRangeArgs&) const = default;
@@ -418,6 +418,7 @@ OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
   const int32_t others = UnitsOf(n, a.rule.unit) - split.recent;
   a.bounds[2 * s] = others < UnitsOf(n, a.rule.unit) ? others * a.rule.unit : n;
   a.bounds[2 * s + 1] = n;
+  if (a.n_candidates == nullptr) return;
   a.n_candidates[s] = others;
   a.n_pick[s] = split.n_pick;
 }

@@ -154,6 +154,10 @@ TEST_F(ParityTest, PlanRange) {
             EXPECT_EQ(read, std::min(units, besides + BudgetAt(budget, share, units)));
             EXPECT_LE(candidates[s], units - besides);
           }
+          std::vector<int32_t> alone(bounds.size(), -1);
+          run(PlanRangeArgs{
+              .seqs = seqs.data(), .n_seqs = n_seqs, .rule = rule, .bounds = alone.data()});
+          EXPECT_EQ(alone, bounds);
           return Outputs{{"bounds", AsFloats(bounds), 0},
                          {"n_candidates", AsFloats(candidates), 0},
                          {"n_pick", AsFloats(pick), 0}};

@@ -181,6 +181,7 @@ void RefPlanRange(const PlanRangeArgs& a) {
     }
     a.bounds[2 * s] = std::min(n, (units - recent) * a.rule.unit);
     a.bounds[2 * s + 1] = n;
+    if (a.n_candidates == nullptr) continue;
     a.n_candidates[s] = units - recent;
     a.n_pick[s] = std::min(left, units - recent);
   }

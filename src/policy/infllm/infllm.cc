@@ -78,7 +78,7 @@ class Infllm : public Policy {
     OKV_ASSIGN_OR_RETURN(
         lse_, memory_.Take(*context.backend, int64_t{steps.max_rows} * context.n_heads, "weights"));
     OKV_ASSIGN_OR_RETURN(window_,
-                         memory_.Take(*context.backend, 4 * int64_t{context.max_seqs}, "windows"));
+                         memory_.Take(*context.backend, 2 * int64_t{context.max_seqs}, "windows"));
     if (!far_.HasBlocks()) return {};
     logit_stride_ = (context.max_context + 15) / 16 * 16;
     const int64_t heads = int64_t{context.max_seqs} * context.n_heads;
@@ -96,14 +96,11 @@ class Infllm : public Policy {
     if (far_step_) far_.Locate(step, /*skip=*/0, /*prefill=*/false);
     if (!far_.HasBlocks()) return;
     // The window as a range of tokens: scores need one.
-    auto* const unused = window_.as<int32_t>() + 2 * int64_t{context_.max_seqs};
     context_.backend->Enqueue(
         PlanRangeArgs{.seqs = step.seqs,
                       .n_seqs = step.n_seqs,
                       .rule = {.budget = shape_.recent, .min_recent = shape_.recent},
-                      .bounds = window_.as<int32_t>(),
-                      .n_candidates = unused,
-                      .n_pick = unused + context_.max_seqs});
+                      .bounds = window_.as<int32_t>()});
   }
   void Plan(const LayerStep& step, AttendArgs& attend) override {
     attend.plan = AttnPlan::Dense(shape_.recent);
@@ -185,7 +182,7 @@ class Infllm : public Policy {
   bool far_step_ = false;  // what is being recorded
   PolicyMemory memory_;
   Buffer lse_;                // f32 [rows of a step, n_heads]
-  Buffer window_;             // int32 [max_seqs, 2], and as many that nothing reads
+  Buffer window_;             // int32 [max_seqs, 2]
   Buffer logits_;             // f32 [max_seqs, n_heads, logit_stride]
   int64_t logit_stride_ = 0;  // tokens
   FarMemory far_;

@@ -629,6 +629,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    "engine_test", "*PolicyOracleOnItsEngine*kvzip*cpu*"),
                **{f"heads_apart_have_{name}": ("kvzip_test", "*ShareTheRoom*/cpu")
                   for name in ("no_room_for_later_turns", "room_for_any_turn")},
+               "knorm_of_the_next_sequence": ("engine_test", "*BatchTest*/cpu"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 
 

@@ -46,6 +46,7 @@ AWAY, LAST_ROWS, RESIDENCY = (
     f"src/bank/{f}.cc" for f in ("away_attention", "last_rows", "residency"))
 FETCHED = "src/bank/fetched_units.cc"
 REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
+LOCATE = "src/backend/locate_rows.h"
 PLACEMENT = "src/engine/placement.cc"
 BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
 STREAMING, MEMORY = "src/policy/streaming/streaming.cc", "src/base/memory.cc"
@@ -102,6 +103,8 @@ FAULTS = {
     "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
     "working_sets_know_nothing_below": (
         SETS, "selection.wider, seqs, primes);", "PlanSegment{}, seqs, primes);"),
+    "heads_apart_are_as_long_as_the_first": (LOCATE, "a.Seq(s, h)", "a.Seq(s, 0)"),
+    "located_rows_keep_their_positions": (LOCATE, "a.rows[r].pos);", "row.pos);"),
     "rotation_sign": (
         KERNELS + "rows.cu", "high.v[j] = h * c + l * s;", "high.v[j] = h * c - l * s;"),
     "penalty_of_the_wrong_tokens": (
@@ -587,6 +590,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                CPU: ("parity_test", "*Q4Goldens*:*AttendDenseShapes*"),
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
+               LOCATE: ("parity_test", "*OverStreams*"),
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*:HeadsApart.*"),
                "src/model/forward.cc": ("policy_test", "HeadsApart.*"),
                **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*")
@@ -629,6 +633,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    "engine_test", "*PolicyOracleOnItsEngine*kvzip*cpu*"),
                **{f"heads_apart_have_{name}": ("kvzip_test", "*ShareTheRoom*/cpu")
                   for name in ("no_room_for_later_turns", "room_for_any_turn")},
+               "heads_apart_are_as_long_as_the_first": ("policy_test", "HeadsApart.*"),
+               "duo_drops_one_too_many": ("policy_test", "*EveryPolicy.DroppedTokens*_cpu"),
                "knorm_of_the_next_sequence": ("engine_test", "*BatchTest*/cpu"),
                **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}
 

@@ -62,11 +62,15 @@ struct Case {
   Formula besides = nullptr;
   std::string why = {};
   int64_t working_set = 0;  // EngineOptions::working_set
-  bool once = false;        // besides: of one sequence at a time
+  Formula once = nullptr;   // of besides: what one sequence at a time takes
 };
 
 double All(double n) {
   return kLayers * n * kRow;
+}
+
+double TwoStages(double n) {
+  return 2 * n * kRow;
 }
 
 // Of pyramidkv: what the budget is more than what a layer keeps of a long prompt, in all layers
@@ -149,7 +153,7 @@ std::vector<Case> Near(double budget) {
        [](double n) { return 0.75 * All(n); },
        "room for one whole prompt, which stays until its passes are over",
        0,
-       /*once=*/true},
+       [](double n) { return 0.75 * All(n); }},
       {"duo",
        {.name = "duo",
         .settings = {{"gates", TestData("tests/golden/gates/32x8.tsv")},
@@ -192,8 +196,10 @@ std::vector<Case> OfCards() {
       {"blocks",
        {.name = "blocks", .settings = {{"recent", "8192"}, {"budget", "16384"}}},
        [](double n) { return 2 * n * kRow + (kLayers - 2) * (8192 * kRow + n / 128 * kKey); },
-       [](double n) { return 2 * n * kRow + (kLayers - 2) * n / 128 * kKey; },
-       "two stages, through which layers of a prompt pass whole, and a second key of each block"},
+       [](double n) { return TwoStages(n) + (kLayers - 2) * n / 128 * kKey; },
+       "two stages, through which layers of a prompt pass whole, and a second key of each block",
+       0,
+       TwoStages},
       {"infllm", infllm.Policy(), [=](double) { return infllm.Copies() + infllm.Window(); },
        [=](double n) { return infllm.Besides(n); }, kOfInfllm},
       {"kcache",
@@ -205,9 +211,10 @@ std::vector<Case> OfCards() {
        {.name = "omnikv",
         .settings = {{"filters", "2,13"}, {"dense_after_filter", "0"}, {"budget", "4096"}}},
        [](double n) { return 4 * n * kRow + (kLayers - 4) * 8192 * kRow + 4 * n * 2; },
-       [](double n) { return 2 * n * kRow; },
+       TwoStages,
        "two stages, through which layers of a prompt pass whole",
-       8192},
+       8192,
+       TwoStages},
   };
 }
 
@@ -287,7 +294,7 @@ class Reserved : public HeldMemory {
           << "what is known to be reserved besides is no more";
     }
     Compare(few, more, total(kLong) - total(kShort), "a longer context");
-    Compare(more, two, of().once ? of().needs(kLong) : total(kLong), "another sequence");
+    Compare(more, two, total(kLong) - (of().once ? of().once(kLong) : 0), "another sequence");
   }
 
  private:

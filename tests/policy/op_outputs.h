@@ -61,7 +61,7 @@ class OpOutputs : public ForwardingBackend {
   }
   void Keep(std::string_view op, const PlanRangeArgs& a) {
     Add<int32_t>(op, "bounds", a.bounds, 2 * int64_t{a.n_seqs});
-    Add<int32_t>(op, "n_pick", a.n_pick, a.n_seqs);
+    if (a.n_pick != nullptr) Add<int32_t>(op, "n_pick", a.n_pick, a.n_seqs);
   }
   void Keep(std::string_view op, const TopKArgs& a) {  // of the first sequence
     int32_t count = 0;

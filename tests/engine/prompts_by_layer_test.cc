@@ -200,8 +200,7 @@ std::vector<std::vector<float>> Talk(Engine& engine, const PolicyOptions& policy
 TEST_P(PromptsByLayer, AnswerAsChunkByChunk) {
   for (const PolicyOptions& policy :
        {PolicyOptions{.name = "full"}, kTova, kSnapKv, kSnapKvAnew, kPyramid, kPyramidAnew, kH2o,
-        kObserved, kExpected, kExpectedAnew, kKvzipMore,
-        kKvzipAnew}) {
+        kObserved, kExpected, kExpectedAnew, kKvzipMore, kKvzipAnew}) {
     for (const bool windows : {false, true}) {
       SCOPED_TRACE(fmt::format("{}, windows {}", policy.name, windows));
       Made setup{.policy = policy, .windows = windows, .sessions = 2};

@@ -217,11 +217,10 @@ Status CheckLayout(const EngineCore& core, const std::string& name, const Policy
 }
 
 uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at) {
-  const std::vector<bool>& away = core.plan.values_away;
-  if (away.empty()) return 0;
+  if (!core.plan.values_away) return 0;
   uint64_t bytes = 0;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
-    if (!away[static_cast<size_t>(layer)]) return;
+    if (!core.plan.values_apart[static_cast<size_t>(layer)]) return;
     const KvView kv = core.bank->View(layer);
     const int64_t rows = policy.TokensRead(global, at) * kv.n_kv_heads;
     bytes += KvBytes(kv, rows, /*values=*/true) - KvBytes(kv, rows, /*values=*/false);

@@ -273,7 +273,7 @@ class Placement {
     }
     can_go.insert(can_go.begin(), in_place.begin(), in_place.end());
     const auto bank_of = [&] { return MakeBankConfig(config_, plan, options_.max_sessions); };
-    if (can_go.empty() && !plan.values_away.empty()) return Fits(reads, asked, bank_of(), plan);
+    if (can_go.empty() && plan.values_away) return Fits(reads, asked, bank_of(), plan);
     const bool all = options_.place == "host" || streamed.always;
     const auto with_stages = [&](int32_t most, int32_t least) {
       for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
@@ -431,9 +431,8 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
   plan.prompt = plan.prompt_host = 0;
   plan.layer_held.clear();
   plan.heads_apart = false;
-  plan.values_away.clear();
   plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;
-  if (plan.may_leave) plan.values_away = plan.values_apart;
+  plan.values_away = plan.may_leave && !plan.values_apart.empty();
   plan.max_held = MaxHeld(policy, plan.context);
   plan.head_classes = HeadClassesOf(config, policy, plan.context);
   if (const Keeps keeps = policy.Kept(); keeps.rows > 0) {
@@ -495,8 +494,8 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
       needs.host_layers.push_back(static_cast<int32_t>(layer));
     }
   }
-  for (size_t layer = 0; layer < plan.values_away.size(); ++layer) {
-    if (plan.values_away[layer]) needs.host_values.push_back(static_cast<int32_t>(layer));
+  for (size_t layer = 0; plan.values_away && layer < plan.values_apart.size(); ++layer) {
+    if (plan.values_apart[layer]) needs.host_values.push_back(static_cast<int32_t>(layer));
   }
   return needs;
 }
@@ -602,7 +601,7 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
   }
   for (size_t layer = 0; layer < plan.values_apart.size(); ++layer) {
     if (!plan.values_apart[layer]) continue;
-    const TierKind tier = plan.values_away.empty() ? TierKind::kDevice : TierKind::kHost;
+    const TierKind tier = plan.values_away ? TierKind::kHost : TierKind::kDevice;
     bank.layers[layer].streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = tier}};
   }
   bank.tables[0].max_held = plan.max_held;
@@ -715,7 +714,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           p.context, HumanBytes(p.prompt_host), host.name, sizes));
     }
     if (p.kv_host <= host.bytes) return {};
-    const auto values = std::count(p.values_away.begin(), p.values_away.end(), true);
+    const auto values =
+        p.values_away ? std::count(p.values_apart.begin(), p.values_apart.end(), true) : 0;
     return ResourceExhausted(fmt::format(
         "{} of a context of {} tokens go to the host and take {}, expected at most {}: {}",
         values > 0 ? fmt::format("V of {} layers", values)
@@ -724,8 +724,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   };
   const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
   const bool always = card && reads.streamed.always;
-  const bool away = !plan.values_away.empty();
-  if (plan.may_leave && (!all_here || options.place == "host" || always || away)) {
+  if (plan.may_leave && (!all_here || options.place == "host" || always || plan.values_away)) {
     OKV_RETURN_IF_ERROR(policy.status());
     MemoryPlan placed = plan;
     if (placement.Place(reads, options.working_set, placed)) {
@@ -742,7 +741,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
                       placed.host_layers, sizes, placement.Others(plan, host.bytes)));
     }
-    if (options.place == "host" && !away) {
+    if (options.place == "host" && !plan.values_away) {
       const std::string others = sizes + placement.Others(plan, host.bytes);
       OKV_RETURN_IF_ERROR(CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, others));
       return ResourceExhausted(fmt::format(

@@ -53,7 +53,7 @@ struct MemoryPlan {
   // K/V in host memory beside a card.
   bool may_leave = false;         // is an option
   std::vector<TierKind> tiers;    // [n_layers]
-  std::vector<bool> values_away;  // [n_layers]: V alone are there; empty: of no layer
+  bool values_away = false;       // V of those layers are there
   int32_t host_layers = 0;        // layers whose K and V are there
   size_t kv_host = 0;             // all that is there
   size_t working_sets = 0;        // on the card, for that: working sets, and stages

@@ -122,10 +122,9 @@ class Policy {
   }
 
   // Before a layer's attention: `attend` comes filled for dense attention (queries, K/V, rows, the
-  // heads that take part);
-  // sets its plan, and asks for scores, in it. May enqueue ops. In a prompt, a policy of one head
-  // class may have gathered the rows that are read in memory of its own: then it sets K/V, rows and
-  // sequences too.
+  // heads that take part); sets its plan, and asks for scores, in it. May enqueue ops. In a prompt,
+  // a policy of one head class may have gathered the rows that are read in memory of its own: then
+  // it sets K/V, rows and sequences too.
   virtual void Plan(const LayerStep& step, AttendArgs& attend) = 0;
 
   // After it: may enqueue ops that read the scores.

@@ -478,9 +478,10 @@ TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   options_.context = 65536;
   const auto mixed = Plan(80 * kGiB);
   ASSERT_TRUE(mixed.ok()) << mixed.status().message();
-  EXPECT_FALSE(mixed->values_away[5]);
-  EXPECT_FALSE(mixed->values_away[0]);
-  EXPECT_TRUE(mixed->values_away[6]);
+  EXPECT_TRUE(mixed->values_away);
+  EXPECT_FALSE(mixed->values_apart[5]);
+  EXPECT_FALSE(mixed->values_apart[0]);
+  EXPECT_TRUE(mixed->values_apart[6]);
 }
 
 // A policy that drops tokens is planned by the tokens that it holds, whatever the context.

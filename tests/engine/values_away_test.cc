@@ -61,8 +61,8 @@ class ValuesAway : public OnDevice {
     const auto plan =
         PlanMemory(core->options, core->config, core->weights.bytes, !on_cuda(), *core->backend);
     EXPECT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_EQ(plan->values_away.empty(), place == "device" || policy.name != "kcache");
-    EXPECT_EQ(plan->kv_host == 0, plan->values_away.empty());
+    EXPECT_EQ(!plan->values_away, place == "device" || policy.name != "kcache");
+    EXPECT_EQ(plan->kv_host == 0, !plan->values_away);
     auto engine = MakeEngine(std::move(core), *plan, 0);
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return std::move(*engine);

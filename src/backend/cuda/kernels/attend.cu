@@ -1,9 +1,10 @@
 // Attention of few rows, at the speed of memory: tensor cores over f16 or bf16 K/V, with queries
 // and weights split into two numbers of that type, so that results are near those of f32.
 //
-// A CTA takes all KV heads of the tokens of its strand (attend_plan.cuh), a warp a head: rows of
-// K/V are read whole, and a warp waits for no other. Its own ring of stages in shared memory, each
-// K or V of its head for one tile, is filled by asynchronous copies. For 16 tokens and 8 queries:
+// A warp takes one KV head of the tokens of its strand (attend_plan.cuh), and those beside it the
+// others: rows of K/V are read whole, and a warp waits for no other. Its own ring of stages in
+// shared memory, each K or V of its head for one tile, is filled by asynchronous copies. For 16
+// tokens and 8 queries:
 //   S [16 tokens, 8 queries] = K [16, dk] Q^T [dk, 8]      A: K as it lies,      B: kept
 //   O^T [dv, 8 queries]     += V^T [dv, 16] P^T [16, 8]    A: V read transposed, B: made of S
 // K/V in q8_0 and q4_0 become bf16 on their way from shared memory to a product, exactly; scales of
@@ -585,8 +586,7 @@ class HeadWarp {
 // Brings into the second-level cache what tells a step's tokens: between two attentions a layer's
 // weights have passed through it. Values may still be written; they are not looked at.
 __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
-  const int64_t at =
-      128 * ((int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x);
+  const int64_t at = 128 * (int64_t{blockIdx.x} * blockDim.x + threadIdx.x);
   const auto prefetch = [&](const void* data, int64_t bytes) {
     if (data == nullptr || at >= bytes) return;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(data) + at));
@@ -614,13 +614,11 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const auto unit_of = [&](uint32_t thread) {
-    return static_cast<int32_t>(blockIdx.y) * division.cta_units +
-           static_cast<int32_t>(thread) / 32 % division.cta_units;
+    return division.Unit(static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(thread) / 32);
   };
   const int32_t unit = unit_of(threadIdx.x);
-  if (unit >= division.units) return;
-  const int32_t strand =
-      warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
+  const int32_t strand = division.Strand(static_cast<int32_t>(blockIdx.x), warp);
+  if (strand >= division.Strands()) return;
   const int32_t kv_head = args.KvHead(unit / division.parts);
   const int32_t group = args.Group();
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
@@ -685,8 +683,7 @@ void AttendFast(const AttendArgs& args, const Division& d, const Partials& parti
   const auto kernel = AttendKernel<T, kDim, kOctets, kBits>;
   const size_t shared = static_cast<size_t>(d.Warps() * S::SharedBytes(d.unit_heads));
   AllowShared(kernel, shared);
-  LaunchKernel(kernel, launch,
-               dim3(static_cast<unsigned>(d.splits), static_cast<unsigned>(d.groups)),
+  LaunchKernel(kernel, launch, dim3(static_cast<unsigned>(d.ctas)),
                dim3(static_cast<unsigned>(32 * d.Warps())), shared, args, d, partials);
 }
 

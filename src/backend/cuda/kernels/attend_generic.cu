@@ -21,12 +21,11 @@ __global__ void __launch_bounds__(32 * kWarps, kInBlocks<T> ? 3 : kCtasAnSm)
   GridTrigger();  // after the wait: MergeKernel reads metadata before its own
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t unit =
-      static_cast<int32_t>(blockIdx.y) * division.cta_units + warp % division.cta_units;
-  if (unit >= division.units) return;
+  const auto cta = static_cast<int32_t>(blockIdx.x);
+  const int32_t unit = division.Unit(cta, warp);
+  const int32_t strand = division.Strand(cta, warp);
+  if (strand >= division.Strands()) return;
   const int32_t head = args.Head(unit);
-  const int32_t strand =
-      warp / division.cta_units * division.splits + static_cast<int32_t>(blockIdx.x);
   const KvView& kv = args.kv;
   const int32_t kv_head = head / (args.n_heads / kv.n_kv_heads);
   const int32_t place = kv.Place(kv_head);
@@ -111,8 +110,7 @@ void LaunchGeneric(const AttendArgs& args, const Division& d, const Partials& pa
   const size_t shared =
       sizeof(float) * static_cast<size_t>(d.Warps()) * static_cast<size_t>(args.kv.dk + args.kv.dv);
   AllowShared(GenericKernel<T>, shared);
-  LaunchKernel(GenericKernel<T>, launch,
-               dim3(static_cast<unsigned>(d.splits), static_cast<unsigned>(d.groups)),
+  LaunchKernel(GenericKernel<T>, launch, dim3(static_cast<unsigned>(d.ctas)),
                dim3(static_cast<unsigned>(32 * d.Warps())), shared, args, d, partials);
 }
 

@@ -8,6 +8,8 @@
 // written by it; of the others, each strand leaves a partial, which MergeKernel puts together.
 #pragma once
 
+#include <algorithm>
+
 #include "backend/cuda/kernels/common.cuh"
 
 namespace omnikv::cuda {
@@ -20,32 +22,40 @@ inline constexpr float kLn2 = 0.693147181f;
 
 // --- Who takes what.
 
+// Warps of all CTAs take strand after strand, and of each strand its units one after the other:
+// warps beside one another read the same tokens, and none is idle whatever the number of units.
 struct Division {
   int32_t unit_heads;  // query heads of a unit, at most
   int32_t parts;       // units that share a KV head
   int32_t units;       // of all KV heads that take part
-  int32_t cta_units;   // units of a CTA
-  int32_t share;       // warps of a CTA that take the same unit, each its own strand
-  int32_t groups;      // CTAs that the units are dealt to: the grid is (splits, groups)
-  int32_t splits;
+  int32_t warps;       // of a CTA
+  int32_t ctas;
+  int32_t share;    // strands that a CTA has whole, at least; 1 where units fill it
+  int32_t strands;  // a multiple of `share`
 
-  __host__ __device__ int32_t Strands() const { return splits * share; }
-  int32_t Warps() const { return cta_units * share; }
+  int32_t Warps() const { return warps; }
+  __host__ __device__ int32_t Strands() const { return strands; }
+  __device__ int32_t Unit(int32_t cta, int32_t warp) const { return (cta * warps + warp) % units; }
+  // Not below Strands(): the warp has nothing to do. Strands of one CTA lie apart, so that the
+  // first ones, which alone have tiles where a row is short, are spread over all CTAs.
+  __device__ int32_t Strand(int32_t cta, int32_t warp) const {
+    const int32_t i = (cta * warps + warp) / units;
+    return i < strands ? i % share * (strands / share) + i / share : strands;
+  }
 };
 
-// For about `ctas` CTAs of at most `max_warps` warps.
-inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t max_warps,
-                       int32_t ctas) {
+// For about `ctas` CTAs of `warps` warps.
+inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t warps, int32_t ctas) {
   const auto ceil_div = [](int32_t a, int32_t b) { return (a + b - 1) / b; };
   Division d{};
   d.unit_heads = unit_heads;
   d.parts = ceil_div(args.n_heads / args.kv.n_kv_heads, unit_heads);
   d.units = args.KvHeads() * d.parts;
-  d.groups = ceil_div(d.units, max_warps);
-  d.cta_units = ceil_div(d.units, d.groups);
-  d.share = max_warps / d.cta_units;
-  d.splits = ctas > d.groups ? ctas / d.groups : 1;
-  if (d.Strands() > kMaxStrands) d.splits = kMaxStrands / d.share;
+  d.warps = warps;
+  d.share = std::max(1, warps / d.units);
+  const int32_t most = std::min(std::max(1, ctas * warps / d.units), kMaxStrands);
+  d.strands = std::max(1, most / d.share) * d.share;
+  d.ctas = ceil_div(d.strands * d.units, warps);
   return d;
 }
 

@@ -618,7 +618,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   };
   const int32_t unit = unit_of(threadIdx.x);
   const int32_t strand = division.Strand(static_cast<int32_t>(blockIdx.x), warp);
-  if (strand >= division.Strands()) return;
+  if (strand >= division.strands) return;
   const int32_t kv_head = args.KvHead(unit / division.parts);
   const int32_t group = args.Group();
   const int32_t head = unit % division.parts * division.unit_heads;  // of the group
@@ -632,7 +632,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
       args, args.kv.Place(kv_head), kv_head * group + head, min(division.unit_heads, group - head),
       ring, reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp],
       &segments[warp]);
-  ForEachRowPart(args, kv_head, strand, division.Strands(), [&](const RowPart& part) {
+  ForEachRowPart(args, kv_head, strand, division.strands, [&](const RowPart& part) {
     state.Clear();
     ForEachSegment(args, part, kv_head,
                    [&](const PlanSegment& segment, const SegmentTokens& tokens, int32_t from,
@@ -681,10 +681,10 @@ void AttendFast(const AttendArgs& args, const Division& d, const Partials& parti
                 const Launch& launch) {
   using S = Shape<kDim, kBits>;
   const auto kernel = AttendKernel<T, kDim, kOctets, kBits>;
-  const size_t shared = static_cast<size_t>(d.Warps() * S::SharedBytes(d.unit_heads));
+  const size_t shared = static_cast<size_t>(d.warps * S::SharedBytes(d.unit_heads));
   AllowShared(kernel, shared);
   LaunchKernel(kernel, launch, dim3(static_cast<unsigned>(d.ctas)),
-               dim3(static_cast<unsigned>(32 * d.Warps())), shared, args, d, partials);
+               dim3(static_cast<unsigned>(32 * d.warps)), shared, args, d, partials);
 }
 
 template <typename T>
@@ -744,7 +744,7 @@ void AttendRows(const AttendArgs& args, const Launch& launch) {
   }
   const int64_t columns = args.o == nullptr ? 1 : CeilDiv(args.kv.dv, kMergeColumns);
   // Of 16 partials at once, 9 loads are those of a multiprocessor's strand each, 17 of two.
-  const bool many = d.Strands() > 9 * 4 * kMergeWarps;
+  const bool many = d.strands > 9 * 4 * kMergeWarps;
   const auto merge = args.kv.dv % 4 != 0 ? MergeKernel<1, 9>
                      : many              ? MergeKernel<4, 17>
                                          : MergeKernel<4, 9>;

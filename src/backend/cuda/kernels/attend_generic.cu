@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(32 * kWarps, kInBlocks<T> ? 3 : kCtasAnSm)
   const auto cta = static_cast<int32_t>(blockIdx.x);
   const int32_t unit = division.Unit(cta, warp);
   const int32_t strand = division.Strand(cta, warp);
-  if (strand >= division.Strands()) return;
+  if (strand >= division.strands) return;
   const int32_t head = args.Head(unit);
   const KvView& kv = args.kv;
   const int32_t kv_head = head / (args.n_heads / kv.n_kv_heads);
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(32 * kWarps, kInBlocks<T> ? 3 : kCtasAnSm)
   float* q = shared + warp * (kv.dk + kv.dv);
   float* o = q + kv.dk;
 
-  ForEachRowPart(args, kv_head, strand, division.Strands(), [&](const RowPart& part) {
+  ForEachRowPart(args, kv_head, strand, division.strands, [&](const RowPart& part) {
     const int64_t row_head = int64_t{part.row} * args.n_heads + head;
     float top = -kInf;
     float sum = 0;  // of this lane's tokens
@@ -108,10 +108,10 @@ template <typename T>
 void LaunchGeneric(const AttendArgs& args, const Division& d, const Partials& partials,
                    const Launch& launch) {
   const size_t shared =
-      sizeof(float) * static_cast<size_t>(d.Warps()) * static_cast<size_t>(args.kv.dk + args.kv.dv);
+      sizeof(float) * static_cast<size_t>(d.warps) * static_cast<size_t>(args.kv.dk + args.kv.dv);
   AllowShared(GenericKernel<T>, shared);
   LaunchKernel(GenericKernel<T>, launch, dim3(static_cast<unsigned>(d.ctas)),
-               dim3(static_cast<unsigned>(32 * d.Warps())), shared, args, d, partials);
+               dim3(static_cast<unsigned>(32 * d.warps)), shared, args, d, partials);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   const RowTiles<true> rows(args, args.KvHead(static_cast<int32_t>(blockIdx.x) / args.Group()));
   const int32_t start = __shfl_sync(kAllLanes, rows.start, row);
   const int32_t tiles = __shfl_sync(kAllLanes, rows.tiles, row);
-  const Strands strands(rows.total, division.Strands());
+  const Strands strands(rows.total, division.strands);
   int32_t first = 0, n = 0, first_slot = 0;
   if (tiles > 0) {
     first = strands.Of(start);

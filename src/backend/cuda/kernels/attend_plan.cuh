@@ -33,10 +33,8 @@ struct Division {
   int32_t share;    // strands that a CTA has whole, at least; 1 where units fill it
   int32_t strands;  // a multiple of `share`
 
-  int32_t Warps() const { return warps; }
-  __host__ __device__ int32_t Strands() const { return strands; }
   __device__ int32_t Unit(int32_t cta, int32_t warp) const { return (cta * warps + warp) % units; }
-  // Not below Strands(): the warp has nothing to do. Strands of one CTA lie apart, so that the
+  // Not below `strands`: the warp has nothing to do. Strands of one CTA lie apart, so that the
   // first ones, which alone have tiles where a row is short, are spread over all CTAs.
   __device__ int32_t Strand(int32_t cta, int32_t warp) const {
     const int32_t i = (cta * warps + warp) / units;
@@ -54,7 +52,7 @@ inline Division Divide(const AttendArgs& args, int32_t unit_heads, int32_t warps
   d.warps = warps;
   d.share = std::max(1, warps / d.units);
   const int32_t most = std::min(std::max(1, ctas * warps / d.units), kMaxStrands);
-  d.strands = std::max(1, most / d.share) * d.share;
+  d.strands = most / d.share * d.share;
   d.ctas = ceil_div(d.strands * d.units, warps);
   return d;
 }
@@ -78,7 +76,7 @@ struct Partials {
 };
 
 inline size_t PartialHeads(const AttendArgs& args, const Division& d) {
-  return 2 * static_cast<size_t>(d.Strands()) * static_cast<size_t>(args.Heads());
+  return 2 * static_cast<size_t>(d.strands) * static_cast<size_t>(args.Heads());
 }
 
 inline size_t PartialBytes(const AttendArgs& args, const Division& d) {

@@ -141,13 +141,9 @@ struct CostVisitor {
   Cost operator()(const BlockSummaryArgs& a) const {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
-      const auto [begin, end] = TouchedUnits(a.seqs[s], a.unit);
-      if (begin == end) continue;
+      const auto [begin, end] = CompletedUnits(a.seqs[s], a.unit);
       const uint64_t values = U(a.kv.n_kv_heads) * U(a.kv.dk);
-      const int64_t last = a.seqs[s].kv_len - int64_t{end - 1} * a.unit;  // tokens of that unit
-      const int64_t tokens =
-          int64_t{end - 1 - begin} * UnitsOf(a.unit, a.every) +
-          UnitsOf(static_cast<int32_t>(std::min<int64_t>(last, a.unit)), a.every);
+      const int64_t tokens = int64_t{end - begin} * UnitsOf(a.unit, a.every);
       c.kv_bytes += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
       c.bytes_written += 4 * U(SummaryArrays(a.kind)) * U(end - begin) * values;
       c.flops += U(SummaryArrays(a.kind)) * U(tokens) * values;

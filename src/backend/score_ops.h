@@ -134,19 +134,16 @@ OMNIKV_HOST_DEVICE inline int32_t SummaryArrays(SummaryKind kind) {
   return kind == SummaryKind::kMinMax || kind == SummaryKind::kMeanStd ? 2 : 1;
 }
 
-// The units that a sequence's rows of the step are in: the first, and past the last. None without
-// rows.
+// The units whose last token is a row of the step: the first, and past the last.
 struct UnitRange {
   int32_t begin, end;
 };
-OMNIKV_HOST_DEVICE inline UnitRange TouchedUnits(const SeqMeta& seq, int32_t unit) {
-  if (seq.q_len == 0) return {0, 0};
-  return {(seq.kv_len - seq.q_len) / unit, (seq.kv_len - 1) / unit + 1};
+OMNIKV_HOST_DEVICE inline UnitRange CompletedUnits(const SeqMeta& seq, int32_t unit) {
+  return {(seq.kv_len - seq.q_len) / unit, seq.kv_len / unit};
 }
 
-// Summaries of units over their tokens t < kv_len, made for the units that the step's rows are in.
-// The others keep theirs, so that summaries stay current as rows are appended. With `every` = e
-// they are over the first of each e tokens of a unit alone.
+// Summaries of units over their tokens, made for the units that the step's rows complete. With
+// `every` = e they are over the first of each e tokens of a unit alone.
 struct BlockSummaryArgs {
   KvView kv;
   const SeqMeta* seqs = nullptr;

@@ -34,9 +34,10 @@ class BlockChoice : public Policy {
     const int64_t blocks = rule_.blocks.BlocksRead(at.tokens, at.prompt);
     return (blocks - 1) * rule_.blocks.block + InLastBlock(at);
   }
-  // Of the block that the step's token is in, whose summary is made anew.
+  // Of the block that the step's token completes, if it does: its summary is made.
   int64_t TokensScored(int32_t layer, const SeqLength& at) const final {
-    return Chooses(layer) && rule_.current ? (InLastBlock(at) + rule_.every - 1) / rule_.every : 0;
+    const bool makes = Chooses(layer) && rule_.current && at.tokens % rule_.blocks.block == 0;
+    return makes ? UnitsOf(rule_.blocks.block, rule_.every) : 0;
   }
   int64_t StateBytesRead(int32_t layer, const SeqLength& at) const final {
     const bool reads = Chooses(layer) && !Shortcut(at) && Scores(at);

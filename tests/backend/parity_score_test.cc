@@ -319,9 +319,9 @@ TEST_F(ParityTest, BlockSummary) {
                                                {2, 1, 256, 256, DType::kBF16},
                                                {3, 3, 37, 11, DType::kBF16},
                                                {2, 2, 300, 20, DType::kF16}}) {
-    const Attention decode(shape, {1, 1, 0, 1, 1}, {130, 64, 9, 1, 65}, random);
+    const Attention decode(shape, {1, 1, 0, 1, 1, 1}, {128, 64, 16, 1, 65, 96}, random);
     const Attention prompt(shape, {40, 150}, {177, 150}, random);
-    const Attention apart(shape, {40, 1}, {177, 150}, random, 16, Planes::kApart);
+    const Attention apart(shape, {40, 1}, {177, 144}, random, 16, Planes::kApart);
     for (const SummaryKind kind : kSummaryKinds) {
       for (const int32_t unit : {1, 4, 16, 48, 128}) {  // in blocks of 16 tokens
         CheckSummary(decode, kind, unit);
@@ -340,7 +340,7 @@ TEST_F(ParityTest, BlockSummaryOfLargeUnits) {
                                                {2, 1, 300, 20, DType::kBF16},
                                                {4, 2, 64, 64, DType::kQ8_0},
                                                {4, 2, 64, 64, DType::kQ4_0}}) {
-    const Attention data(shape, {1, 600, 1}, {1300, 1100, 513}, random);
+    const Attention data(shape, {1, 600, 1}, {1300, 1100, 512}, random);
     for (const SummaryKind kind : kSummaryKinds) CheckSummary(data, kind, kMaxScoreUnit);
   }
 }
@@ -382,7 +382,7 @@ TEST_F(ParityTest, MeanAndDeviationOfFewTokensAreTheirBounds) {
   Random random(42);
   constexpr int32_t kTokens = 130;
   for (const DType dtype : kKvFormats) {
-    const Attention data({8, 2, 64, 64, dtype}, {kTokens, 7}, {kTokens, 7}, random);
+    const Attention data({8, 2, 64, 64, dtype}, {kTokens, 8}, {kTokens, 8}, random);
     // Of the first sequence, by its last row.
     const auto scores = [&](auto args) {
       const Outputs want = Check("scores of few tokens", [&](const Execute& run) {
@@ -415,7 +415,7 @@ TEST_F(ParityTest, MeanAndDeviationOfFewTokensAreTheirBounds) {
       for (size_t i = 0; i < means.size(); ++i) {
         same += std::fabs(means[i] - bounds[i]) <= (unit == 1 ? 0 : 1e-6f) ? 1 : 0;
       }
-      const int32_t units = UnitsOf(kTokens, unit) + UnitsOf(7, unit);
+      const int32_t units = (kTokens + 8) / unit;
       EXPECT_EQ(same, static_cast<size_t>(units) * 2 * 2 * 64);
       const auto by_means = scores_of(means, SummaryKind::kMeanStd, unit);
       const auto by_bounds = scores_of(bounds, SummaryKind::kMinMax, unit);

@@ -67,7 +67,7 @@ void CpuScore::Run(const ScoreArgs& a, float* scratch) {
 void CpuScore::Run(const BlockSummaryArgs& a) {
   const int64_t grain = std::max(1, kSummaryTokens / a.unit);
   for (int32_t s = 0; s < a.n_seqs; ++s) {
-    const UnitRange units = TouchedUnits(a.seqs[s], a.unit);
+    const UnitRange units = CompletedUnits(a.seqs[s], a.unit);
     pool_.ParallelFor(units.end - units.begin, grain, [&](int64_t begin, int64_t end, int) {
       for (int64_t u = begin; u < end; ++u) kernels_.summary(a, s, units.begin + u);
     });

@@ -199,8 +199,7 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   const auto dk = static_cast<size_t>(a.kv.dk);
   const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
   const int64_t first = unit * a.unit;
-  const auto n = UnitsOf(static_cast<int32_t>(std::min<int64_t>(a.unit, meta.kv_len - first)),
-                         a.every);  // tokens that count
+  const int32_t n = UnitsOf(a.unit, a.every);  // tokens that count
   auto* out = a.out.Row<float>(meta.table_off, static_cast<int32_t>(unit));
   const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
   for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {

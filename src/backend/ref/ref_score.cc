@@ -88,16 +88,15 @@ void RefBlockSummary(const BlockSummaryArgs& a) {
   const int32_t arrays = SummaryArrays(a.kind);
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const SeqMeta seq = a.seqs[s];
-    const auto [begin, end] = TouchedUnits(seq, a.unit);
+    const auto [begin, end] = CompletedUnits(seq, a.unit);
     for (int64_t u = begin; u < end; ++u) {
       auto* out = a.out.Row<float>(seq.table_off, static_cast<int32_t>(u));
       for (int64_t i = 0; i < width; ++i) {
         double sum = 0;
         double low = -kNegInf;
         double high = kNegInf;
-        const int64_t last = std::min<int64_t>((u + 1) * a.unit, seq.kv_len);
         std::vector<double> values;
-        for (int64_t t = u * a.unit; t < last; t += a.every) {
+        for (int64_t t = u * a.unit; t < (u + 1) * a.unit; t += a.every) {
           const auto kv_head = static_cast<int32_t>(i / a.kv.dk);
           const std::byte* k = a.kv.k.Head(a.kv.RowIndex(seq.table_off, t), kv_head);
           const double v = LoadKvValue(a.kv.k, kv_head, k, static_cast<size_t>(i % a.kv.dk));

@@ -176,7 +176,7 @@ OMNIKV_HOST_DEVICE inline bool HasBounds(BlockKeys keys) {
 
 // The units that BlockKeysArgs makes keys of.
 OMNIKV_HOST_DEVICE inline UnitRange UnitsMade(const BlockKeysArgs& a, const SeqMeta& seq) {
-  if (a.keys == BlockKeys::kMean) return TouchedUnits(seq, a.unit);
+  if (a.keys == BlockKeys::kMean) return CompletedUnits(seq, a.unit);
   return {0, HasBounds(a.keys) ? seq.kv_len / a.unit : UnitsOf(seq.kv_len, a.unit)};
 }
 

@@ -586,20 +586,25 @@ class HeadWarp {
 // Brings into the second-level cache what tells a step's tokens: between two attentions a layer's
 // weights have passed through it. Values may still be written; they are not looked at.
 __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
-  const int64_t at = 128 * (int64_t{blockIdx.x} * blockDim.x + threadIdx.x);
-  const auto prefetch = [&](const void* data, int64_t bytes) {
-    if (data == nullptr || at >= bytes) return;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(data) + at));
+  const auto prefetch = [](const void* data, int64_t bytes, uint32_t block) {
+    const int64_t at = 128 * (int64_t{block} * blockDim.x + threadIdx.x);
+    if (data != nullptr && at < bytes) PrefetchL2(static_cast<const std::byte*>(data) + at);
   };
-  prefetch(args.rows, int64_t{sizeof(RowMeta)} * args.n_rows);
-  prefetch(args.seqs, int64_t{sizeof(SeqMeta)} * args.n_seqs);
+  const uint32_t block = blockIdx.x;
+  prefetch(args.rows, int64_t{sizeof(RowMeta)} * args.n_rows, block);
+  prefetch(args.seqs, int64_t{sizeof(SeqMeta)} * args.n_seqs, block);
   for (int i = 0; i < args.plan.n_segments; ++i) {
     const PlanSegment& s = args.plan.segments[static_cast<size_t>(i)];
     const int64_t lists = int64_t{args.n_seqs} * s.lists;
-    prefetch(s.bounds, int64_t{8} * args.n_seqs);
-    prefetch(s.count, 4 * lists);
-    prefetch(s.index, 4 * lists * s.capacity);
+    prefetch(s.bounds, int64_t{8} * args.n_seqs, block);
+    prefetch(s.count, 4 * lists, block);
+    prefetch(s.index, 4 * lists * s.capacity, block);
   }
+  // And the table of one sequence by each block.
+  const auto n_seqs = static_cast<uint32_t>(args.n_seqs);
+  const SeqMeta seq = LoadEarly(args.seqs + block % n_seqs);
+  prefetch(args.kv.block_table + seq.table_off, 4 * CeilDiv(seq.kv_len, args.kv.block_tokens),
+           block / n_seqs);
 }
 
 template <typename T, int kDim, int kOctets, int kBits>

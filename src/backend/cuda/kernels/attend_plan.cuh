@@ -169,7 +169,8 @@ struct RowTiles {
   __device__ RowTiles(const AttendArgs& args, int32_t kv_head) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane < args.n_rows) {
-      meta.seq = LoadMeta<kBeforeWait>(&args.rows[lane].seq);
+      // What follows from it is then asked for together with the row.
+      meta.seq = args.n_seqs == 1 ? 0 : LoadMeta<kBeforeWait>(&args.rows[lane].seq);
       meta.pos = LoadMeta<kBeforeWait>(&args.rows[lane].pos);
       table_off = LoadMeta<kBeforeWait>(&args.seqs[meta.seq].table_off);
       for (int s = 0; s < args.plan.n_segments; ++s) {

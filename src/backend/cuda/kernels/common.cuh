@@ -38,6 +38,28 @@ __device__ __forceinline__ void GridTrigger() {
 #endif
 }
 
+// Asks for the memory line of `p` to come into the second-level cache, from which a step's weights
+// evict what layers share. Before GridWait too: values may still be written, and are not looked at.
+__device__ __forceinline__ void PrefetchL2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+// The same of `bytes`, a multiple of 16 as `data` is.
+__device__ __forceinline__ void PrefetchL2(const std::byte* data, int32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data), "r"(bytes) : "memory");
+#endif
+}
+
+// The same of a step's metadata, whose values then say what else to ask for. Past the first-level
+// cache, which would give the old value again after GridWait.
+__device__ __forceinline__ SeqMeta LoadEarly(const SeqMeta* seq) {
+  return {.q_begin = __ldcg(&seq->q_begin),
+          .q_len = __ldcg(&seq->q_len),
+          .kv_len = __ldcg(&seq->kv_len),
+          .table_off = __ldcg(&seq->table_off),
+          .prompt_len = __ldcg(&seq->prompt_len)};
+}
+
 // A launch of a kernel that may start before the kernels ahead of it in the stream have ended (on
 // cards before sm_90: after they have).
 class KernelLaunch {

@@ -165,13 +165,6 @@ __device__ __forceinline__ float SumTwo(float even, float odd, int lane) {
   return keep;
 }
 
-// Asks for weights, `bytes` of them, a multiple of 16.
-__device__ __forceinline__ void PrefetchL2(const std::byte* data, int32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data), "r"(bytes) : "memory");
-#endif
-}
-
 // Row r of the product. Warp w of a block's n_warps takes pieces w, w + n_warps, ... of a row,
 // kPieces of them: REQUIRES the row to have no more than kPieces * n_warps, and n_warps <=
 // kMaxWarps.

@@ -172,6 +172,15 @@ __device__ __forceinline__ uint32_t DigitMask(int digit) {
   return digit == 2 ? 0x3ff : 0x7ff;
 }
 
+// What a choice reads beside scores, before GridWait.
+__device__ __forceinline__ void PrefetchSelection(const TopKArgs& a, int64_t seq) {
+  if (threadIdx.x != 0) return;
+  PrefetchL2(a.n_candidates + seq);
+  PrefetchL2(a.n_pick + seq);
+  PrefetchL2(a.weights);
+  if (a.keep != nullptr) PrefetchL2(a.keep + seq);
+}
+
 // Bigger scores give bigger keys; both zeros the same, NaN that of -inf. Never kNoKey.
 __device__ __forceinline__ uint32_t KeyOf(float v) {
   const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(v, -INFINITY), 0.0f));
@@ -458,6 +467,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int block = static_cast<int>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x);
   GridTrigger();
+  PrefetchSelection(a, blockIdx.z);
   for (int i = tid; i < kBins; i += kThreads) s.bins[i] = 0;
   for (int i = tid; i < kDigits * kBins; i += kThreads) (&s.totals[0][0])[i] = 0;
   if (tid == 0) s.above = s.equal = s.above_before = s.equal_before = 0;
@@ -529,87 +539,114 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The
-// key of rank k is found two bits at a time, by counting the keys that reach each of three numbers.
+// key of rank k is found by up to four digits of eight bits. Each warp finds a digit for itself.
 
-constexpr int kFewThreads = 256;
-constexpr int kFewWarps = kFewThreads / 32;
+constexpr int kFewWarps = 8;  // or twice as many
+constexpr int kFewHeld = 4;   // keys of a thread
+constexpr int64_t kFewTokens = 32 * kFewWarps * kFewHeld;
+constexpr int kFewBins = 256;
+constexpr int kLaneBins = kFewBins / 32;
 
-// Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most kFewThreads * kHeld
-// tokens.
-template <int kHeld>
-__global__ void __launch_bounds__(kFewThreads)
+// A digit of the key of rank `rank`: its bin, how many keys that has, and the key's rank in there.
+struct FewFound {
+  uint32_t bin, n, rank;
+};
+
+// REQUIRES at least `rank` keys in the bins.
+__device__ __forceinline__ FewFound FindFew(const uint32_t* bins, uint32_t rank) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto* mine = reinterpret_cast<const uint4*>(bins + kLaneBins * (31 - lane));
+  const uint4 low = mine[0];
+  const uint4 high = mine[1];
+  const uint32_t n[kLaneBins] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneBins; ++i) sum += n[i];
+  const uint32_t end = WarpPrefix(sum);
+  const uint32_t left = rank - (end - sum);  // of this lane's keys
+  uint32_t at = 0, n_at = n[0], before = 0, upto = 0;
+#pragma unroll
+  for (int i = 0; i + 1 < kLaneBins; ++i) {
+    upto += n[i];
+    if (upto < left) at = i + 1, n_at = n[i + 1], before = upto;
+  }
+  const int found = __ffs(static_cast<int>(__ballot_sync(kAllLanes, end >= rank))) - 1;
+  const uint32_t all = __shfl_sync(kAllLanes, at | n_at << 4 | (left - before) << 16, found);
+  return {static_cast<uint32_t>(kFewBins - 1 - kLaneBins * found) - (all & 15), all >> 4 & 0xfff,
+          all >> 16};
+}
+
+// Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most 32 * kWarpsOfBlock
+// * kFewHeld tokens.
+template <int kWarpsOfBlock>
+__global__ void __launch_bounds__(32 * kWarpsOfBlock)
     SelectFewKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride) {
-  __shared__ uint32_t counts[2][3][kFewWarps];
+  __shared__ alignas(16) uint32_t bins[4][kFewBins];  // by digit
+  __shared__ uint32_t sums[kWarpsOfBlock];
   GridTrigger();
-  GridWait();
+  const int64_t seq = blockIdx.z;
+  PrefetchSelection(a, seq);
   const int tid = static_cast<int>(threadIdx.x);
   const int warp = tid / 32;
   const int lane = tid % 32;
-  const int64_t seq = blockIdx.z;
+  for (int i = tid; i < 4 * kFewBins; i += 32 * kWarpsOfBlock) (&bins[0][0])[i] = 0;
+  __syncthreads();
+  GridWait();
   const int64_t list = seq * gridDim.y + blockIdx.y;
-  if (a.keep != nullptr && a.keep[seq] != 0) return;
+  const auto* from = window_keys != nullptr
+                         ? window_keys + list * key_stride
+                         : reinterpret_cast<const uint32_t*>(a.scores) + list * a.stride;
+  const int first = tid * kFewHeld;
+  uint32_t key[kFewHeld];  // all loads are under way together
+#pragma unroll
+  for (int i = 0; i < kFewHeld; ++i) key[i] = first + i < a.stride ? __ldcg(from + first + i) : 0;
+  const int32_t keep = a.keep != nullptr ? a.keep[seq] : 0;
   const int n = a.n_candidates[seq];
-  const auto k = static_cast<uint32_t>(max(0, min(min(a.n_pick[seq], a.capacity), n)));
+  const int n_pick = a.n_pick[seq];
+  const float weight = a.weights[0];
+  if (keep != 0) return;
+  const auto k = static_cast<uint32_t>(max(0, min(min(n_pick, a.capacity), n)));
   int32_t* const index = a.index + list * a.capacity;
   if (tid == 0) a.count[list] = static_cast<int32_t>(k);
   if (k == 0) return;
-
-  uint32_t key[kHeld];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int t = tid * kHeld + i;
-    key[i] = kNoKey;
-    if (t >= n) continue;
-    key[i] = window_keys == nullptr
-                 ? KeyOf(__fmul_rn(a.weights[0], __ldcg(a.scores + list * a.stride + t)))
-                 : __ldcg(window_keys + list * key_stride + t);
+  for (int i = 0; i < kFewHeld; ++i) {
+    if (window_keys == nullptr) key[i] = KeyOf(__fmul_rn(weight, __uint_as_float(key[i])));
+    if (first + i >= n) key[i] = kNoKey;
   }
-  // The sum over the block of each thread's `mine`, of three at once. One barrier a call.
-  int turn = 0;
-  const auto sum3 = [&](uint32_t(&mine)[3]) {
+
+  uint32_t threshold = 0;  // the digits found
+  uint32_t rank = k;       // among the keys that share them
+#pragma unroll 1
+  for (int digit = 0; digit < 4; ++digit) {
+    const int shift = 24 - 8 * digit;
 #pragma unroll
-    for (int j = 0; j < 3; ++j) {
-      const uint32_t sum = __reduce_add_sync(kAllLanes, mine[j]);
-      if (lane == 0) counts[turn][j][warp] = sum;
+    for (int i = 0; i < kFewHeld; ++i) {
+      const uint32_t bin = (key[i] ^ threshold) >> shift;
+      if (bin < kFewBins) atomicAdd(&bins[digit][bin], 1u);
     }
     __syncthreads();
-#pragma unroll
-    for (int j = 0; j < 3; ++j) {
-      mine[j] = __reduce_add_sync(kAllLanes, lane < kFewWarps ? counts[turn][j][lane] : 0u);
-    }
-    turn ^= 1;
-  };
-  uint32_t threshold = 0;  // the highest number of the digits so far that k keys reach
-#pragma unroll 1  // a step's weights evict code from the caches: a long kernel waits for its own
-  for (int shift = 30; shift >= 0; shift -= 2) {
-    uint32_t reach[3] = {0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-#pragma unroll
-      for (uint32_t j = 0; j < 3; ++j) reach[j] += key[i] >= (threshold | (j + 1) << shift);
-    }
-    sum3(reach);
-    const uint32_t digit = (reach[0] >= k) + (reach[1] >= k) + (reach[2] >= k);
-    threshold |= digit << shift;
+    const FewFound found = FindFew(bins[digit], rank);
+    threshold |= found.bin << shift;
+    rank = found.rank;
+    if (rank == found.n) break;  // all of them are chosen
   }
   uint32_t here = 0;  // keys above (low half) and equal (high half)
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
+  for (int i = 0; i < kFewHeld; ++i) {
     here += key[i] > threshold ? 1u : key[i] == threshold ? 0x10000u : 0u;
   }
   const uint32_t end = WarpPrefix(here);
-  if (lane == 31) counts[turn][0][warp] = end;
+  if (lane == 31) sums[warp] = end;
   __syncthreads();
-  const uint32_t of_warp = lane < kFewWarps ? counts[turn][0][lane] : 0u;
-  const uint32_t before = __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0u);
-  const uint32_t ties = k - (__reduce_add_sync(kAllLanes, of_warp) & 0xffff);
-  uint32_t at = before + end - here;
+  const uint32_t of_warp = lane < warp ? sums[lane % kWarpsOfBlock] : 0u;
+  uint32_t at = __reduce_add_sync(kAllLanes, of_warp) + end - here;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
+  for (int i = 0; i < kFewHeld; ++i) {
     if (key[i] < threshold) continue;
     const uint32_t n_equal = at >> 16;
-    if (key[i] > threshold || n_equal < ties) {
-      index[(at & 0xffff) + min(n_equal, ties)] = tid * kHeld + i;
+    if (key[i] > threshold || n_equal < rank) {
+      index[(at & 0xffff) + min(n_equal, rank)] = first + i;
     }
     at += key[i] > threshold ? 1u : 0x10000u;
   }
@@ -719,10 +756,11 @@ void TopK(const TopKArgs& args, const Launch& launch) {
         GridOf(args, std::min(CeilDiv(args.stride, 256), 8 * int64_t{launch.device->sm_count}));
     LaunchKernel(WindowKeysKernel, launch, grid, 256, 0, args, keys, KeyStride(args));
   }
-  if (args.stride <= 8 * kFewThreads) {
-    const auto kernel = args.stride <= 4 * kFewThreads ? SelectFewKernel<4> : SelectFewKernel<8>;
-    return LaunchKernel(kernel, launch, GridOf(args, 1), kFewThreads, 0, args, keys,
-                        KeyStride(args));
+  if (args.stride <= 2 * kFewTokens) {
+    const bool half = args.stride <= kFewTokens;
+    const auto kernel = half ? SelectFewKernel<kFewWarps> : SelectFewKernel<2 * kFewWarps>;
+    return LaunchKernel(kernel, launch, GridOf(args, 1), 32 * kFewWarps * (half ? 1 : 2), 0, args,
+                        keys, KeyStride(args));
   }
   if (launch.device->arch >= 90 && args.stride > kWideTokens) {
     const SelectLaunch wide(args, 16, launch);

@@ -42,9 +42,10 @@ __global__ void __launch_bounds__(kThreads)
   // distances from them.
   __shared__ float found[2][kThreads * N];
   GridTrigger();
+  if (threadIdx.x == 0) PrefetchL2(a.seqs + blockIdx.y);
   GridWait();
   const SeqMeta seq = a.seqs[blockIdx.y];
-  const UnitRange units = TouchedUnits(seq, a.unit);
+  const UnitRange units = CompletedUnits(seq, a.unit);
   const int items = (units.end - units.begin) * a.kv.n_kv_heads;
   const int dk = a.kv.dk;
   const int lanes = min(dk / N, kThreads);  // threads side by side on a token
@@ -57,8 +58,7 @@ __global__ void __launch_bounds__(kThreads)
     const int unit = units.begin + item / a.kv.n_kv_heads;
     const int kv_head = item % a.kv.n_kv_heads;
     const int first = unit * a.unit;
-    const int n = min(a.unit, seq.kv_len - first);  // tokens; of them, so many count
-    const int counted = UnitsOf(n, a.every);
+    const int counted = UnitsOf(a.unit, a.every);  // tokens
     const std::byte* base = a.kv.k.Head(0, kv_head);
     float* out = a.out.Row<float>(seq.table_off, unit) + int64_t{kv_head} * dk;
     for (int from = 0; from < dk; from += lanes * N) {  // once, but for heads of many values
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
       [[maybe_unused]] float seen = 0;  // tokens
       if (turn < turns && value < dk) {
 #pragma unroll 4
-        for (int t = first + turn * a.every; t < first + n; t += turns * a.every) {
+        for (int t = first + turn * a.every; t < first + a.unit; t += turns * a.every) {
           const int64_t block = a.kv.block_table[seq.table_off + t / a.kv.block_tokens];
           const int64_t row = block * a.kv.block_tokens + t % a.kv.block_tokens;
           const std::byte* head = base + row * a.kv.k.row_bytes;
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int N, bool kSpread>
 void LaunchSummary(const BlockSummaryArgs& args, const Launch& launch) {
-  // Rows of a sequence are in at most so many units.
-  const int64_t items = (CeilDiv(args.n_rows, args.unit) + 1) * args.kv.n_kv_heads;
+  // Rows of a sequence complete at most so many units.
+  const int64_t items = CeilDiv(args.n_rows, args.unit) * args.kv.n_kv_heads;
   const dim3 grid(static_cast<uint32_t>(std::min(items, 8 * int64_t{launch.device->sm_count})),
                   static_cast<uint32_t>(args.n_seqs));
   LaunchKernel(SummaryKernel<T, N, kSpread>, launch, grid, kThreads, 0, args);
@@ -196,6 +196,21 @@ __device__ __forceinline__ float ShareOfHead(const BlockScoreArgs& a) {
                                       : 1.0f;
 }
 
+// Before GridWait, those of the first tile that a block takes: they are there since earlier steps.
+__device__ __forceinline__ void PrefetchSummaries(const BlockScoreArgs& a, const SeqMeta& seq,
+                                                  int tile_units) {
+  const StateView& s = a.summaries;
+  const int first = static_cast<int>(blockIdx.x) * tile_units;
+  const int n = min(tile_units, seq.kv_len / a.unit - first);
+  const auto lines = static_cast<int>(CeilDiv(s.row_bytes, 128));
+  for (auto i = static_cast<int>(threadIdx.x); i < n * lines; i += 32 * kScoreWarps) {
+    const int unit = first + i / lines;
+    const int32_t* entry = s.block_table + seq.table_off + unit / s.block_units * s.unit_blocks;
+    const int64_t row = int64_t{__ldcg(entry)} * s.block_units + unit % s.block_units;
+    PrefetchL2(s.base + row * s.row_bytes + i % lines * 128);
+  }
+}
+
 // Grid: x walks tiles of units, y sequences.
 template <int kRuns, int kHeads, bool kBound>
 __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kBound>::kBlocksAnSm)
@@ -204,13 +219,8 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
   constexpr int kSpread = 32 / S::kSums;  // lanes with the same sum
   extern __shared__ float shared[];       // of two tiles, in turn: [items, units of a tile]
   GridTrigger();
-  GridWait();
-  const SeqMeta seq = a.seqs[blockIdx.y];
-  if (seq.q_len == 0) return;
   const Tiling tiling = TilingOf<kHeads>(a);
   const int tile_units = tiling.sides * S::kUnits;
-  const int n_units = static_cast<int>(CeilDiv(seq.kv_len, a.unit));
-  const int n_tiles = static_cast<int>(CeilDiv(n_units, tile_units));
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int side = tiling.items < kScoreWarps ? warp / tiling.items : 0;
@@ -220,6 +230,22 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
   const float none = max_heads ? -INFINITY : 0.0f;
   const float share = ShareOfHead(a);
   const int64_t to_high = int64_t{a.n_kv_heads} * a.dk;
+  // The summary of lane i's unit of the warp, of those that a tile has.
+  const auto locate = [&](const SeqMeta& of, int tile) {
+    const int unit = tile * tile_units + side * S::kUnits + min(lane, S::kUnits - 1);
+    const int last = max(0, UnitsOf(of.kv_len, a.unit) - 1);
+    return a.summaries.Row<const float>(of.table_off, min(unit, last));
+  };
+  auto tile = static_cast<int>(blockIdx.x);
+  const SeqMeta early = LoadEarly(a.seqs + blockIdx.y);
+  PrefetchSummaries(a, early, tile_units);
+  GridWait();
+  const float* row = locate(early, tile);  // on its way together with what confirms it
+  const SeqMeta seq = a.seqs[blockIdx.y];
+  if (seq.q_len == 0) return;
+  if (seq.table_off != early.table_off || seq.kv_len != early.kv_len) row = locate(seq, tile);
+  const int n_units = UnitsOf(seq.kv_len, a.unit);
+  const int n_tiles = UnitsOf(n_units, tile_units);
   const float* const q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
 
   float4 query[kHeads][kRuns];
@@ -237,14 +263,6 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
       }
     }
   };
-  // The summary of lane i's unit of the warp, of those that a tile has.
-  const auto locate = [&](int tile) {
-    const int unit = tile * tile_units + side * S::kUnits + min(lane, S::kUnits - 1);
-    return a.summaries.Row<const float>(seq.table_off, min(unit, n_units - 1));
-  };
-
-  auto tile = static_cast<int>(blockIdx.x);
-  const float* row = tile < n_tiles ? locate(tile) : nullptr;
   if (side < tiling.sides && own_item < tiling.items) load_query(own_item);
   int turn = 0;
   for (; tile < n_tiles; tile += static_cast<int>(gridDim.x)) {
@@ -271,7 +289,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
         }
       }
       const int next = tile + static_cast<int>(gridDim.x);
-      if (item == own_item && next < n_tiles) row = locate(next);
+      if (item == own_item && next < n_tiles) row = locate(seq, next);
       float sums[S::kSums] = {};
 #pragma unroll
       for (int u = 0; u < S::kUnits; ++u) {

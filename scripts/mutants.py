@@ -504,6 +504,14 @@ FAULTS = {
     "sinks_one_unit_short": (
         KERNELS + "summary.cu", "unit < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }",
         "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
+    "few_digits_end_early": (
+        KERNELS + "select.cu", "if (rank == found.n) break;", "if (rank <= found.n) break;"),
+    "few_digits_of_another_lane": (
+        KERNELS + "select.cu", "end >= rank))) - 1;", "end > rank))) - 1;"),
+    "a_unit_is_complete_one_token_late": (
+        "src/backend/score_ops.h", "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
+    "a_unit_is_complete_when_it_begins": (
+        "src/backend/score_ops.h", "seq.kv_len / unit};", "(seq.kv_len + unit - 1) / unit};"),
     "summary_skips_nothing": (
         KERNELS + "summary.cu", "t += turns * a.every", "t += turns"),
     "another_head_is_stored": (
@@ -619,6 +627,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
+               **{f"a_unit_is_complete_{when}": ("engine_test", "*ReportsTheFraction*Read/cpu")
+                  for when in ("one_token_late", "when_it_begins")},
                "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
                **{name: ("engine_test", "*PromptsByLayer.Answer*/cpu:*PromptsByLayer.Four*/cpu")
                   for name in ("parked_rows_do_not_come_back",

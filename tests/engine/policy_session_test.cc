@@ -163,13 +163,17 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
        (2 * 1001 + 14 * (64 + 1)) / 16.0,
        14 * 1001 / 16.0},
       // 62 pages of 16 tokens and one of 9: 64 of these tokens' pages at most, so 57; the bounds of
-      // a page are twice the K of a token in f32, and the last page's are made anew.
+      // a page are twice the K of a token in f32.
       {{.name = "quest", .settings = {{"budget", "64"}}},
        (2 * 1001 + 14 * 57) / 16.0,
-       14 * (63 * 4 + 9) / 16.0},
+       14 * 63 * 4 / 16.0},
       {{.name = "quest", .settings = {{"budget", "64"}, {"score", "mean_std"}}},
        (2 * 1001 + 14 * 57) / 16.0,
-       14 * (63 * 4 + 9) / 16.0},
+       14 * 63 * 4 / 16.0},
+      // The step's token completes a page, whose bounds are made of its K.
+      {{.name = "quest", .settings = {{"budget", "64"}, {"page", "1"}}},
+       (2 * 1001 + 14 * 64) / 16.0,
+       14 * (1001 * 4 + 1) / 16.0},
   };
   for (const auto& c : kCases) {
     const auto session = Take(engine->NewSession(c.policy));

@@ -218,6 +218,9 @@ TEST_F(ParityTest, TopK) {
       CheckTopK(kind, window, {{100, 90, 40}, {7, 3, 9}, {50, 50, 0}}, 64, random);
       CheckTopK(kind, window, {{5, 5, 2}, {1000, 777, 100}}, 33, random);
       CheckTopK(kind, window, {{3000, 2999, -4}}, 16, random);
+      CheckTopK(kind, window, {{2001, 2000, 500}, {4096, 4096, 7}}, 500, random);
+      CheckTopK(kind, window, {{6001, 6000, 1000}, {8192, 8190, 8189}}, 8192, random);
+      CheckTopK(kind, window, {{16384, 16384, 2048}, {9001, 9000, 1}}, 2048, random);
     }
     CheckTopK(kind, 1, {{70001, 70000, 2048}}, 2048, random);
     CheckTopK(kind, 4, {{40003, 40000, 1000}, {900, 800, 300}}, 1000, random);

@@ -166,10 +166,14 @@ __device__ int32_t Lowest(const EvictArgs& a, int32_t s, int32_t l, const float*
 
 __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_constant__ EvictArgs a) {
   GridTrigger();
-  GridWait();
   const auto list = static_cast<int32_t>(blockIdx.x);
   const int32_t s = list / a.lists;
   const int32_t l = list % a.lists;
+  if (threadIdx.x == 0) {
+    PrefetchL2(a.seqs + s);
+    PrefetchL2(a.steps + s);
+  }
+  GridWait();
   const SeqMeta seq = a.seqs[s];
   if (seq.q_len == 0) return;
   const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;

@@ -333,8 +333,10 @@ __global__ void __launch_bounds__(kThreads, kCtasAnSm)
   extern __shared__ uint4 memory[];
   const Shared<kBlocks> s(a, shape, reinterpret_cast<std::byte*>(memory));
   GridTrigger();
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < a.n_seqs) PrefetchL2(a.seqs + thread);
   GridWait();
-  for (int i = static_cast<int>(threadIdx.x); i < a.n_seqs; i += kThreads) {
+  for (int i = thread; i < a.n_seqs; i += kThreads) {
     s.counts[i] = a.seqs[i].q_len > 0 ? a.seqs[i].kv_len : 0;
   }
   __syncthreads();

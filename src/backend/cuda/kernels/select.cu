@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(32 * kReduceWarps) ScoreReduceKernel(const Sco
   // Of a tile, and of the one before, which the first warp may still read.
   __shared__ Pack<float, N> parts[2][kReduceWarps][32];
   GridTrigger();
-  GridWait();
   const int row = static_cast<int>(blockIdx.y);
+  if (threadIdx.x == 0) PrefetchL2(a.rows + row);
+  GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const RowMeta meta = a.rows[row];

@@ -627,7 +627,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
-               **{f"a_unit_is_complete_{when}": ("engine_test", "*ReportsTheFraction*Read/cpu")
+               **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
                   for when in ("one_token_late", "when_it_begins")},
                "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
                **{name: ("engine_test", "*PromptsByLayer.Answer*/cpu:*PromptsByLayer.Four*/cpu")

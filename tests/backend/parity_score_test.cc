@@ -280,6 +280,21 @@ TEST_F(ParityTest, ScoreOfRoundedQueries) {
   }
 }
 
+// A unit is summed once, when its last token comes.
+TEST(CompletedUnits, HaveTheirLastTokenInTheStep) {
+  const auto units = [](int32_t q_len, int32_t kv_len) {
+    const auto [begin, end] =
+        CompletedUnits({.q_begin = 0, .q_len = q_len, .kv_len = kv_len, .table_off = 0}, 16);
+    return std::pair(begin, end - begin);
+  };
+  EXPECT_EQ(units(1, 15).second, 0);
+  EXPECT_EQ(units(1, 16), std::pair(0, 1));
+  EXPECT_EQ(units(1, 17).second, 0);
+  EXPECT_EQ(units(0, 16).second, 0);
+  EXPECT_EQ(units(40, 177), std::pair(8, 3));  // rows 137 to 176; the unit from 176 on is not whole
+  EXPECT_EQ(units(16, 32), std::pair(1, 1));
+}
+
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
                                          SummaryKind::kMinMax, SummaryKind::kMeanStd};
 

@@ -506,8 +506,8 @@ FAULTS = {
         "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
     "few_digits_end_early": (
         KERNELS + "select.cu", "if (rank == found.n) break;", "if (rank <= found.n) break;"),
-    "few_digits_of_another_lane": (
-        KERNELS + "select.cu", "end >= rank))) - 1;", "end > rank))) - 1;"),
+    "few_digits_one_bin_too_high": (
+        KERNELS + "select.cu", "at = i + 1, n_at", "at = i, n_at"),
     "a_unit_is_complete_one_token_late": (
         "src/backend/score_ops.h", "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
     "a_unit_is_complete_when_it_begins": (

@@ -4,8 +4,9 @@
 //
 // Programmatic dependent launch: every kernel is launched so that it may start while the one before
 // it still runs. A kernel therefore calls GridWait() (common.cuh) before it first touches memory
-// that an op reads or writes; what it may do before is to load weights, which nothing writes. (One
-// exception: a fetch behind a fetch, in working_set.cu.)
+// that an op reads or writes; what it may do before is to load weights, which nothing writes, and
+// to ask for what the second-level cache should have (PrefetchL2, LoadEarly). (One exception: a
+// fetch behind a fetch, in working_set.cu.)
 #pragma once
 
 #include <cuda_runtime.h>

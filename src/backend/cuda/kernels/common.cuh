@@ -24,7 +24,8 @@ __device__ __forceinline__ float Exp2(float v) {
 }
 
 // Returns when the kernels launched before have ended and what they wrote can be read. Every kernel
-// calls it, in every thread that touches memory of an op, before it does.
+// calls it, in every thread that touches memory of an op, before it does, but for PrefetchL2 and
+// LoadEarly below.
 __device__ __forceinline__ void GridWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -50,8 +51,9 @@ __device__ __forceinline__ void PrefetchL2(const std::byte* data, int32_t bytes)
 #endif
 }
 
-// The same of a step's metadata, whose values then say what else to ask for. Past the first-level
-// cache, which would give the old value again after GridWait.
+// A sequence before GridWait, which says what else to ask for. It may be as an earlier step left
+// it (before the first, zeros, as such memory is made), so nothing follows from it that is not
+// looked at again after GridWait. Past the first-level cache, which would give the old values then.
 __device__ __forceinline__ SeqMeta LoadEarly(const SeqMeta* seq) {
   return {.q_begin = __ldcg(&seq->q_begin),
           .q_len = __ldcg(&seq->q_len),

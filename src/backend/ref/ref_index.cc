@@ -27,16 +27,17 @@ void RefIndexKeys(const IndexKeysArgs& a) {
         for (int32_t i = 0; i < a.kv.dk; ++i) {
           values.push_back(LoadKvValue(a.kv.k, g, k, static_cast<size_t>(i)));
         }
-        const auto [low, high] = std::minmax_element(values.begin(), values.end());
-        const float codes = CodesAUnit(*low, *high);
+        const float low = *std::min_element(values.begin(), values.end());
+        const float high = *std::max_element(values.begin(), values.end());
+        const float codes = CodesAUnit(low, high);
         const auto code = [&](int32_t i) {
-          const float c = std::nearbyint((values[static_cast<size_t>(i)] - *low) * codes);
+          const float c = std::nearbyint((values[static_cast<size_t>(i)] - low) * codes);
           return static_cast<uint8_t>(c > 0 ? std::min<float>(c, kIndexTop) : 0.0f);
         };
         for (int32_t i = 0; i < half; ++i) {
           row[g * half + i] = static_cast<uint8_t>(code(i) | code(i + half) << 4);
         }
-        const IndexRange range = RangeOf(*low, *high);
+        const IndexRange range = RangeOf(low, high);
         std::memcpy(row + IndexRangesAt(a.kv.n_kv_heads, a.kv.dk) + g * int64_t{sizeof(range)},
                     &range, sizeof(range));
       }

@@ -37,6 +37,7 @@ from pathlib import Path
 
 KERNELS = "src/backend/cuda/kernels/"
 CPU = "src/backend/cpu/"
+SCORE_OPS = "src/backend/score_ops.h"
 STEP_CHOICE = "src/policy/step_choice.cc"
 TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
     f"src/policy/{p}/{p}.cc"
@@ -464,10 +465,9 @@ FAULTS = {
     "anchors_choose_by_their_followers": (
         SIMILARITY, "chosen_[static_cast<size_t>(i)][tile * heads + v]", "own[tile * heads + v]"),
     "anchors_importance_summed": (SIMILARITY, "= sum / n;", "= sum;"),
-    "kascade_rounds_up": (
-        "src/backend/score_ops.h", "least > 0 ? floor(part) : ceil(part)", "ceil(part)"),
+    "kascade_rounds_up": (SCORE_OPS, "least > 0 ? floor(part) : ceil(part)", "ceil(part)"),
     "kascade_weights_without_sums": (KASCADE, ".lse = attend.lse,", ""),
-    "strided_on_one_grid": ("src/backend/score_ops.h", "p == 0 ? 1 << 30 : p & -p", "1"),
+    "strided_on_one_grid": (SCORE_OPS, "p == 0 ? 1 << 30 : p & -p", "1"),
     "strided_sinks_compete": (STRIDED, ".sinks = sinks_,", ".sinks = 0,"),
     "strided_age_of_held_rows": (
         STEP_CHOICE, "step.steps != nullptr ? step.steps : attend.seqs", "attend.seqs"),
@@ -504,16 +504,12 @@ FAULTS = {
     "sinks_one_unit_short": (
         KERNELS + "summary.cu", "unit < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }",
         "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
-    "few_digits_end_early": (
-        KERNELS + "select.cu", "if (rank == found.n) break;", "if (rank <= found.n) break;"),
-    "few_digits_one_bin_too_high": (
-        KERNELS + "select.cu", "at = i + 1, n_at", "at = i, n_at"),
-    "a_unit_is_complete_one_token_late": (
-        "src/backend/score_ops.h", "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
+    "few_digits_end_early": (KERNELS + "select.cu", "rank == found.n", "rank <= found.n"),
+    "few_digits_one_bin_too_high": (KERNELS + "select.cu", "at = i + 1, n_at", "at = i, n_at"),
+    "a_unit_is_complete_one_token_late": (SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
     "a_unit_is_complete_when_it_begins": (
-        "src/backend/score_ops.h", "seq.kv_len / unit};", "(seq.kv_len + unit - 1) / unit};"),
-    "summary_skips_nothing": (
-        KERNELS + "summary.cu", "t += turns * a.every", "t += turns"),
+        SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len + unit - 1) / unit};"),
+    "summary_skips_nothing": (KERNELS + "summary.cu", "t += turns * a.every", "t += turns"),
     "another_head_is_stored": (
         KERNELS + "kept_rows.cu", "HeadOfSlice(a.from, from, i, head)",
         "HeadOfSlice(a.from, from, i, to_head)"),
@@ -562,12 +558,10 @@ FAULTS = {
         PLACEMENT, "plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;", ""),
     "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
     "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
-    "kcache_renormalises_always": (
-        KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
+    "kcache_renormalises_always": (KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
     "q4_offset_of_seven": (
         CPU + "simd-inl.h", "hn::Sub(code, hn::Set(di, 8))", "hn::Sub(code, hn::Set(di, 7))"),
-    "q4_scale_without_its_sign": (
-        CPU + "rows.cc", "top = from[i + static_cast<size_t>(lane)];", ""),
+    "q4_scale_without_its_sign": (CPU + "rows.cc", "top = from[i + static_cast<size_t>(lane)];", ""),
     "q4_nibbles_swapped": (
         CPU + "rows.cc", "hn::Or(codes(from + i), hn::ShiftLeft<4>(codes(from + kHalf + i)))",
         "hn::Or(codes(from + kHalf + i), hn::ShiftLeft<4>(codes(from + i)))"),

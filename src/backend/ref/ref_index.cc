@@ -27,8 +27,9 @@ void RefIndexKeys(const IndexKeysArgs& a) {
         for (int32_t i = 0; i < a.kv.dk; ++i) {
           values.push_back(LoadKvValue(a.kv.k, g, k, static_cast<size_t>(i)));
         }
-        const float low = *std::min_element(values.begin(), values.end());
-        const float high = *std::max_element(values.begin(), values.end());
+        const auto ends = std::minmax_element(values.begin(), values.end());
+        const float low = *ends.first;
+        const float high = *ends.second;
         const float codes = CodesAUnit(low, high);
         const auto code = [&](int32_t i) {
           const float c = std::nearbyint((values[static_cast<size_t>(i)] - low) * codes);

@@ -79,7 +79,7 @@ FAULTS = {
     "eight_rows_lose_low_bits": (
         KERNELS + "matvec_stationary.cu", "make_float4(large[0] + small[0],", "make_float4(large[0],"),
     "last_tie_not_chosen": (
-        KERNELS + "select.cu", "if (key > threshold || n_equal < ties) {",
+        KERNELS + "topk.cu", "if (key > threshold || n_equal < ties) {",
         "if (key > threshold || n_equal + 1 < ties) {"),
     "hits_may_be_evicted": (
         KERNELS + "working_set.cu", "if (slot >= 0) a.used[slot] = 2 * step;",
@@ -383,9 +383,9 @@ FAULTS = {
         "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
         "HeadReduce::kMax"),
     "indexed_scores_stay_those_of_the_index": (
-        KEY_INDEX, "  scores.Reduce(choice, attend);\n}\n", "}\n"),
+        KEY_INDEX, "  scores.Reduce(choice, attend, rescored);\n", ""),
     "indexed_last_tokens_not_rescored": (
-        KEY_INDEX, ".bounds = candidates_.Recent(),", ".bounds = list.n_candidates,"),
+        KEY_INDEX, "rescored.bounds = candidates_.Recent();", ""),
     "indexed_rescores_the_budget_alone": (
         "src/policy/omnikv/budget.cc", "static_cast<double>(settings.Int(\"rescore\"))", "1.0"),
     "indexed_sparse_layers_read_the_dense_layer_below": (
@@ -394,8 +394,9 @@ FAULTS = {
     "index_codes_of_the_upper_half_not_shifted": (
         KERNELS + "index.cu", "codes.v[1][e] >> 4 & kLower", "codes.v[1][e] & kLower"),
     "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
-    "index_zero_of_a_key_left_out": (
-        KERNELS + "index.cu", "ranges[half].zero * q_sum[i]", "0 * q_sum[i]"),
+    "index_zero_of_a_key_left_out": (KERNELS + "index.cu", "ranges[half].zero * q", "0 * q"),
+    "indexed_chooses_among_all": ("src/policy/omnikv/omnikv.cc", "scores, among)", "scores)"),
+    "listed_tokens_by_place": (KERNELS + "topk.cu", "in.tokens[of_block]", "in.first + of_block"),
     "index_digits_of_another_base": (KERNELS + "index.cu", "dot = dot * 256", "dot = dot * 255"),
     "index_tiles_of_the_block_before": (
         KERNELS + "index.cu", "block = block_of(tile + 2 * walkers);",
@@ -504,8 +505,8 @@ FAULTS = {
     "sinks_one_unit_short": (
         KERNELS + "summary.cu", "unit < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }",
         "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
-    "few_digits_end_early": (KERNELS + "select.cu", "rank == found.n", "rank <= found.n"),
-    "few_digits_one_bin_too_high": (KERNELS + "select.cu", "at = i + 1, n_at", "at = i, n_at"),
+    "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
+    "few_digits_one_bin_too_high": (KERNELS + "topk.cu", "at = i + 1, n_at", "at = i, n_at"),
     "a_unit_is_complete_one_token_late": (SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
     "a_unit_is_complete_when_it_begins": (
         SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len + unit - 1) / unit};"),

@@ -125,10 +125,10 @@ class OmniKv(PerHead):
             recent, budget = recent + 1, budget - 1
         return recent, budget
 
-    def enough(self, scores, most):
-        """How many of the best stay, at most so many; and by how much of all weights those may move
-        before another number does (None: whatever they are)."""
-        order = np.sort(scores)[::-1][:most]
+    def enough(self, scores, among, most):
+        """How many of the best among some tokens stay, at most so many; and by how much of all
+        weights those may move before another number does (None: whatever they are)."""
+        order = np.sort(scores[among])[::-1][:most]
         forced = int(np.isinf(order).sum())
         total = scores[np.isfinite(scores)].sum()
         if self.top_p == 1:
@@ -139,13 +139,18 @@ class OmniKv(PerHead):
         stay = max(forced, int(reach[0]) + 1) if len(reach) else len(order)
         return stay, float(np.abs(sums[forced:] - wanted).min(initial=np.inf) / total)
 
-    def choose(self, context, layer, p, head):
+    def choose(self, context, layer, p, head, among=None, gap_of_those=0.0):
+        """Among these tokens, which another choice left; None: among all that are not read by
+        themselves."""
         n = p + 1
         recent, left = self.split(context, self.budget_at(context, n))
         scores = self.scores(context, layer, p, head)[:n - recent]
-        stay, slack = self.enough(scores, left)
-        chosen, gap = best(scores, stay)
+        among = np.arange(n - recent) if among is None else among
+        stay, slack = self.enough(scores, among, left)
+        chosen, gap = best(scores[among], stay)
+        chosen = among[chosen]
         if slack is not None:
             gap = min(gap, slack) if gap else slack
+        gap = gap or gap_of_those
         self.note(self.list_of(layer, head), np.concatenate([chosen, np.arange(n - recent, n)]),
                   gap)

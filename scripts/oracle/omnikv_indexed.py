@@ -4,10 +4,11 @@
   index     Of every rotated key, per KV head, with low and high the lowest and the highest of its
             values: each value v becomes low + scale c, scale = (high - low) / 15, c the whole
             number nearest to (v - low) / scale.
-  scores    Those of omnikv, but for decode rows from these logits: those of the index, with exact
-            ones in place of them for the candidates and for the tokens that are read beside the
-            choice. A softmax is over all of them. Candidates are the rescore * budget best of the
-            other tokens by the logits of the index alone: for each list its own.
+  scores    Those of omnikv, but for decode rows from logits by the index. Candidates are the
+            rescore * budget best of the tokens that are not read beside the choice, for each list
+            its own. They and those tokens get new scores: from exact logits in place of their own,
+            with a softmax over the logits of all tokens, exact or not.
+  chosen    Among the candidates. A share of the weight is one of the scores of all tokens.
   budget    mem is the share of the context that the budget is: no layer reads everything.
 """
 
@@ -67,8 +68,8 @@ class OmniKvIndexed(OmniKv):
         logits = self.index_logits(context, layer, p)[of_list]
         exact = context.logits_of(layer, p, seen, p, seen)[of_list]
         self.given[layer, head, p] = self.reduced(logits)
-        candidates, _ = best(self.scores(context, layer, p, head)[:n - recent], n_candidates)
+        candidates, gap = best(self.scores(context, layer, p, head)[:n - recent], n_candidates)
         rescored = np.concatenate([candidates, np.arange(n - recent, n)])
         logits[:, rescored] = exact[:, rescored]
-        self.given[layer, head, p] = self.reduced(logits)
-        super().choose(context, layer, p, head)
+        self.given[layer, head, p][rescored] = self.reduced(logits)[rescored]
+        super().choose(context, layer, p, head, candidates, gap)

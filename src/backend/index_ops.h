@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backend/attn_plan.h"
+#include "backend/score_ops.h"
 
 namespace omnikv {
 
@@ -76,26 +77,22 @@ struct IndexScoreArgs {
 };
 
 // Exact logits take the place of approximate ones, and the logarithms of the sums follow. Of row r
-// of sequence s, query head h and the tokens t <= p of its list and of [bounds[s][0],
-// bounds[s][1]):
+// of sequence s, query head h and the tokens t <= p of `tokens`:
 //   w               = softcap(scale * q[r][h]·k[t]), by K in the bank
 //   lse[r][h]       = log(max(0, exp(lse) - sum of exp(logits)) + sum of exp(w))
 //   logits[r][h][t] = w
 // So where these are all tokens, both are what attention to all of them gives. Lists are those of
-// all heads (lists = 1), or of KV head l. REQUIRES lists that end before the bounds, one row per
+// all heads (lists = 1), or of KV head l. REQUIRES lists that end before the range, one row per
 // sequence, and `lse` of `logits`.
 struct RescoreArgs {
   const float* q = nullptr;  // [n_rows, n_heads, dk]
   KvView kv;
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
-  const int32_t* index = nullptr;   // [n_seqs, lists, capacity], ascending
-  const int32_t* count = nullptr;   // [n_seqs, lists]
-  const int32_t* bounds = nullptr;  // [n_seqs, 2]
-  float* logits = nullptr;          // [n_rows, n_heads, stride]
-  float* lse = nullptr;             // [n_rows, n_heads]
-  int64_t stride = 0;               // tokens
-  int32_t capacity = 0;
+  SomeTokens tokens;
+  float* logits = nullptr;  // [n_rows, n_heads, stride]
+  float* lse = nullptr;     // [n_rows, n_heads]
+  int64_t stride = 0;       // tokens
   int32_t lists = 1;
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
@@ -105,23 +102,5 @@ struct RescoreArgs {
 
   bool operator==(const RescoreArgs&) const = default;
 };
-
-// Tokens that list l of row r has exact logits of: those of the list, and the range's.
-struct RescoredTokens {
-  const int32_t* index;
-  int32_t count, begin, end;
-
-  OMNIKV_HOST_DEVICE int32_t size() const { return count + end - begin; }
-  OMNIKV_HOST_DEVICE int32_t At(int32_t i) const {
-    return i < count ? index[i] : begin + (i - count);
-  }
-};
-OMNIKV_HOST_DEVICE inline RescoredTokens RescoredOf(const RescoreArgs& a, const RowMeta& row,
-                                                    int32_t l) {
-  const int64_t list = int64_t{row.seq} * a.lists + l;
-  const int32_t end = a.bounds[2 * row.seq + 1];
-  return {a.index + list * a.capacity, a.count[list], a.bounds[2 * row.seq],
-          end < row.pos + 1 ? end : row.pos + 1};
-}
 
 }  // namespace omnikv

@@ -115,10 +115,16 @@ struct CostVisitor {
     uint64_t heads = 0;
     for (int32_t h = 0; h < a.n_heads; ++h) heads += a.Takes(h) ? 1 : 0;
     for (int32_t r = 0; r < a.n_rows; ++r) {
-      const uint64_t n = U(a.rows[r].pos) + 1;
-      c.bytes_read += 4 * n * heads;
-      c.bytes_written += 4 * n * U(a.lists);
-      c.flops += 2 * n * heads;
+      uint64_t n = (U(a.rows[r].pos) + 1) * U(a.lists);
+      if (a.only.index != nullptr) {
+        n = 0;
+        for (int32_t l = 0; l < a.lists; ++l) {
+          n += U(SomeTokens::Of(a.only, a.rows[r], a.lists, l).size());
+        }
+      }
+      c.bytes_read += 4 * n * heads / U(a.lists);
+      c.bytes_written += 4 * n;
+      c.flops += 2 * n * heads / U(a.lists);
     }
     return c;
   }
@@ -205,7 +211,7 @@ struct CostVisitor {
     const uint64_t list_heads = U(a.n_heads / a.lists);
     for (int32_t r = 0; r < a.n_rows; ++r) {
       for (int32_t l = 0; l < a.lists; ++l) {
-        const int64_t n = RescoredOf(a, a.rows[r], l).size();
+        const int64_t n = SomeTokens::Of(a.tokens, a.rows[r], a.lists, l).size();
         c.kv_bytes += KvBytes(a.kv, n * (a.kv.n_kv_heads / a.lists), /*values=*/false);
         c.bytes_read += 4 * U(n) * list_heads;
         c.bytes_written += 4 * (U(n) + 1) * list_heads;
@@ -265,9 +271,13 @@ struct CostVisitor {
     Cost c;
     for (int32_t s = 0; s < a.n_seqs; ++s) {
       if (a.keep != nullptr && a.keep[s] != 0) continue;
-      const uint64_t candidates = U(a.n_candidates[s]) * U(a.lists);
-      c.bytes_read += 4 * candidates * U(a.window);
-      c.bytes_written += 4 * U(std::min(a.n_pick[s], a.n_candidates[s])) * U(a.lists);
+      uint64_t candidates = 0;
+      for (int32_t list = s * a.lists; list < (s + 1) * a.lists; ++list) {
+        const int32_t n = a.CandidatesOf(list);
+        candidates += U(n);
+        c.bytes_written += 4 * U(std::min(a.n_pick[s], n));
+      }
+      c.bytes_read += 4 * candidates * (U(a.window) + (a.among.index != nullptr ? 1 : 0));
       c.flops += 2 * candidates * U(a.window - 1);
     }
     return c;

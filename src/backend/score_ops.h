@@ -13,6 +13,40 @@ namespace omnikv {
 // The score of what is chosen whatever the others have: the highest number there is.
 inline constexpr float kChosenFirst = std::numeric_limits<float>::max();
 
+// Some tokens of each sequence: those of a list, which are ascending, and those of a range behind
+// it, as far as they are there.
+struct SomeTokens {
+  const int32_t* index = nullptr;   // [n_seqs, lists, capacity]; null: not some tokens but all
+  const int32_t* count = nullptr;   // [n_seqs, lists]
+  const int32_t* bounds = nullptr;  // [n_seqs, 2]; null: no range
+  int32_t capacity = 0;
+
+  bool operator==(const SomeTokens&) const = default;
+
+  // Those of list l of `lists` that a row at a position reaches.
+  class Of {
+   public:
+    OMNIKV_HOST_DEVICE Of(const SomeTokens& some, const RowMeta& row, int32_t lists, int32_t l)
+        : index_(some.index + (int64_t{row.seq} * lists + l) * some.capacity),
+          count_(some.count[int64_t{row.seq} * lists + l]) {
+      if (some.bounds == nullptr) return;
+      begin_ = some.bounds[2 * row.seq];
+      const int32_t end = some.bounds[2 * row.seq + 1];
+      end_ = end < row.pos + 1 ? end : row.pos + 1;
+    }
+    OMNIKV_HOST_DEVICE int32_t size() const { return count_ + end_ - begin_; }
+    OMNIKV_HOST_DEVICE int32_t At(int32_t i) const {
+      return i < count_ ? index_[i] : begin_ + (i - count_);
+    }
+
+   private:
+    const int32_t* index_;
+    int32_t count_;
+    int32_t begin_ = 0;
+    int32_t end_ = 0;
+  };
+};
+
 // How the scores of the query heads of a list become one score.
 enum class HeadReduce : int32_t { kMax, kMean, kSum };
 
@@ -22,7 +56,8 @@ enum class HeadReduce : int32_t { kMax, kMean, kSum };
 //                     kChosenFirst where t < sinks
 // slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores. List l is
 // all heads (lists = 1), or n_heads / lists of them in a row. With a mask of KV heads, only the
-// query heads of their groups take part; each list has some of these.
+// query heads of their groups take part; each list has some of these. With `only`, whose lists are
+// these, the other tokens keep their scores. REQUIRES one row per sequence then.
 struct ScoreReduceArgs {
   const float* logits = nullptr;  // [n_rows, n_heads, stride]
   const float* lse = nullptr;     // [n_rows, n_heads]
@@ -37,6 +72,7 @@ struct ScoreReduceArgs {
   HeadReduce heads = HeadReduce::kMax;  // or kSum
   HeadMask kv_heads = {};               // that take part
   int32_t n_kv_heads = 0;               // REQUIRED where these are not all
+  SomeTokens only = {};
 
   bool operator==(const ScoreReduceArgs&) const = default;
   OMNIKV_HOST_DEVICE bool Takes(int32_t head) const {
@@ -424,7 +460,8 @@ OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
 // first.
 //   S[t] = sum over age a < window of weights[a] * scores[(p - a) % window][t], t <= p - a
 // where p = kv_len - 1, and queries before position 0 do not exist. With a window of 1 a candidate
-// may be a token or a unit of tokens.
+// may be a token or a unit of tokens. With `among`, whose lists are these and which has no range,
+// its tokens are the candidates, whatever n_candidates says.
 struct TopKArgs {
   const float* scores = nullptr;   // [n_seqs, lists, window, stride]
   const float* weights = nullptr;  // [window], newest first
@@ -439,8 +476,20 @@ struct TopKArgs {
   int32_t lists = 1;  // of a sequence
   int32_t capacity = 0;
   int32_t n_seqs = 0;
+  SomeTokens among = {};
 
   bool operator==(const TopKArgs&) const = default;
+
+  // Candidates of list `list` of all sequences' lists, at most `room()`; and candidate i.
+  OMNIKV_HOST_DEVICE int32_t CandidatesOf(int64_t list) const {
+    return among.index != nullptr ? among.count[list] : n_candidates[list / lists];
+  }
+  OMNIKV_HOST_DEVICE int64_t room() const {
+    return among.index != nullptr ? among.capacity : stride;
+  }
+  OMNIKV_HOST_DEVICE int32_t Candidate(int64_t list, int32_t i) const {
+    return among.index != nullptr ? among.index[list * among.capacity + i] : i;
+  }
 };
 
 }  // namespace omnikv

@@ -22,9 +22,9 @@ Status IndexRecall::Prepare(const PolicyContext& context, PolicySettings& settin
                                     {lse_, context.n_heads},
                                     {scores_, stride_},
                                     {weight_, 1},
-                                    {index_, capacity_},
-                                    {count_, 1},
-                                    {numbers_, 4}}));
+                                    {index_, 2 * int64_t{capacity_}},
+                                    {count_, 2},
+                                    {numbers_, 2}}));
   const float one = 1;
   context.backend->Upload(weight_.as(), &one, sizeof(one));
   return {};
@@ -63,15 +63,16 @@ void IndexRecall::Observe(const LayerStep& step, const AttendArgs& attend) {
     row.scores = logits_.as<float>();
     row.score_stride = stride_;
     const auto tokens = static_cast<int32_t>(step.first_pos) + r + 1;
-    // No token is read beside the lists.
-    const std::array<int32_t, 4> numbers = {tokens, 0, tokens, tokens};
+    const std::array<int32_t, 2> numbers = {tokens, 0};
     context_.backend->Upload(numbers_.as(), numbers.data(), sizeof(numbers));
     Measure(step.layer, row);
   }
 }
 
-std::vector<int32_t> IndexRecall::Best(const AttendArgs& row, int32_t n) {
+std::vector<int32_t> IndexRecall::Best(const AttendArgs& row, int32_t n, const SomeTokens& among) {
   Backend& backend = *context_.backend;
+  int32_t* const index = index_.as<int32_t>() + (among.index != nullptr ? capacity_ : 0);
+  int32_t* const count = count_.as<int32_t>() + (among.index != nullptr ? 1 : 0);
   backend.Upload(numbers_.as<int32_t>() + 1, &n, sizeof(n));
   backend.Enqueue(ScoreReduceArgs{.logits = logits_.as<float>(),
                                   .lse = lse_.as<float>(),
@@ -79,21 +80,23 @@ std::vector<int32_t> IndexRecall::Best(const AttendArgs& row, int32_t n) {
                                   .rows = row.rows,
                                   .stride = stride_,
                                   .n_heads = row.n_heads,
-                                  .n_rows = 1});
+                                  .n_rows = 1,
+                                  .only = among});
   backend.Enqueue(TopKArgs{.scores = scores_.as<float>(),
                            .weights = weight_.as<float>(),
                            .seqs = row.seqs,
                            .n_candidates = numbers_.as<int32_t>(),
                            .n_pick = numbers_.as<int32_t>() + 1,
-                           .index = index_.as<int32_t>(),
-                           .count = count_.as<int32_t>(),
+                           .index = index,
+                           .count = count,
                            .stride = stride_,
                            .capacity = capacity_,
-                           .n_seqs = 1});
-  int32_t count = 0;
-  backend.Download(&count, count_.as(), sizeof(count));
-  std::vector<int32_t> best(static_cast<size_t>(count));
-  backend.Download(best.data(), index_.as(), best.size() * sizeof(int32_t));
+                           .n_seqs = 1,
+                           .among = among});
+  int32_t n_best = 0;
+  backend.Download(&n_best, count, sizeof(n_best));
+  std::vector<int32_t> best(static_cast<size_t>(n_best));
+  backend.Download(best.data(), index, best.size() * sizeof(int32_t));
   return best;
 }
 
@@ -117,23 +120,22 @@ void IndexRecall::Measure(int32_t layer, const AttendArgs& row) {
                                    .scale = row.scale,
                                    .softcap = row.softcap});
     Best(row, wanted_[i].rescored);
+    const SomeTokens rescored = {
+        .index = index_.as<int32_t>(), .count = count_.as<int32_t>(), .capacity = capacity_};
     backend.Enqueue(RescoreArgs{.q = row.q,
                                 .kv = row.kv,
                                 .rows = row.rows,
                                 .seqs = row.seqs,
-                                .index = index_.as<int32_t>(),
-                                .count = count_.as<int32_t>(),
-                                .bounds = numbers_.as<int32_t>() + 2,
+                                .tokens = rescored,
                                 .logits = row.scores,
                                 .lse = row.lse,
                                 .stride = stride_,
-                                .capacity = capacity_,
                                 .n_rows = 1,
                                 .n_seqs = 1,
                                 .n_heads = row.n_heads,
                                 .scale = row.scale,
                                 .softcap = row.softcap});
-    const std::vector<int32_t> chosen = Best(row, wanted_[i].best);
+    const std::vector<int32_t> chosen = Best(row, wanted_[i].best, rescored);
     std::vector<int32_t> both;
     std::set_intersection(exact[i].begin(), exact[i].end(), chosen.begin(), chosen.end(),
                           std::back_inserter(both));

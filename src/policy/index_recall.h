@@ -44,7 +44,7 @@ class IndexRecall : public Policy {
 
  private:
   // The best `n` tokens of those that `row` has, by the scores of logits_ and lse_.
-  std::vector<int32_t> Best(const AttendArgs& row, int32_t n);
+  std::vector<int32_t> Best(const AttendArgs& row, int32_t n, const SomeTokens& among = {});
   void Measure(int32_t layer, const AttendArgs& row);
 
   std::vector<RecallOf> wanted_;
@@ -58,8 +58,8 @@ class IndexRecall : public Policy {
   Buffer logits_, lse_;        // f32 [n_heads, stride], [n_heads]
   Buffer scores_;              // f32 [stride]
   Buffer weight_;              // f32 [1]: 1
-  Buffer index_, count_;       // int32 [capacity], [1]
-  Buffer numbers_;             // int32: candidates, of them so many, bounds of no tokens
+  Buffer index_, count_;       // int32 [2, capacity], [2]: of all tokens, and of some
+  Buffer numbers_;             // int32: candidates, and of them so many
   std::vector<double> found_;  // [n_layers, wanted]: sums over rows
   int64_t measured_ = 0;       // rows of the last layer
 };

@@ -169,7 +169,7 @@ Residual ResidualData::On(std::vector<float>& x_copy) const {
 }
 
 void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
-               Random& random, int32_t lists, const std::vector<int32_t>& keep) {
+               Random& random, int32_t lists, const std::vector<int32_t>& keep, int32_t listed) {
   std::vector<SeqMeta> seqs;
   std::vector<int32_t> n_candidates;
   std::vector<int32_t> n_pick;
@@ -185,27 +185,29 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
       MakeScores(kind, static_cast<size_t>(n_seqs * lists * window * stride), random);
   std::vector<float> weights = random.Floats(static_cast<size_t>(window));
   weights[0] = 1.0f;
-  Check(
-      fmt::format("TopK kind {} window {} of {} first {} lists {}{}", static_cast<int>(kind),
-                  window, n_seqs, choices[0].n_candidates, lists, keep.empty() ? "" : " some kept"),
-      [&](const Execute& run) {
-        std::vector<int32_t> index(static_cast<size_t>(n_seqs * lists * capacity), -1);
-        std::vector<int32_t> count(static_cast<size_t>(n_seqs * lists), -1);
-        run(TopKArgs{.scores = scores.data(),
-                     .weights = weights.data(),
-                     .seqs = seqs.data(),
-                     .n_candidates = n_candidates.data(),
-                     .n_pick = n_pick.data(),
-                     .keep = keep.empty() ? nullptr : keep.data(),
-                     .index = index.data(),
-                     .count = count.data(),
-                     .stride = stride,
-                     .window = window,
-                     .lists = lists,
-                     .capacity = capacity,
-                     .n_seqs = n_seqs});
-        return Outputs{{"count", AsFloats(count), 0}, {"index", AsFloats(index), 0}};
-      });
+  const Lists among(n_candidates, lists, 1, listed, random);
+  Check(fmt::format("TopK kind {} window {} of {} first {} lists {}{} listed {}",
+                    static_cast<int>(kind), window, n_seqs, choices[0].n_candidates, lists,
+                    keep.empty() ? "" : " some kept", listed),
+        [&](const Execute& run) {
+          std::vector<int32_t> index(static_cast<size_t>(n_seqs * lists * capacity), -1);
+          std::vector<int32_t> count(static_cast<size_t>(n_seqs * lists), -1);
+          run(TopKArgs{.scores = scores.data(),
+                       .weights = weights.data(),
+                       .seqs = seqs.data(),
+                       .n_candidates = n_candidates.data(),
+                       .n_pick = n_pick.data(),
+                       .keep = keep.empty() ? nullptr : keep.data(),
+                       .index = index.data(),
+                       .count = count.data(),
+                       .stride = stride,
+                       .window = window,
+                       .lists = lists,
+                       .capacity = capacity,
+                       .n_seqs = n_seqs,
+                       .among = listed > 0 ? among.Tokens() : SomeTokens{}});
+          return Outputs{{"count", AsFloats(count), 0}, {"index", AsFloats(index), 0}};
+        });
 }
 
 }  // namespace omnikv::parity

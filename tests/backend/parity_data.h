@@ -55,6 +55,9 @@ struct Lists {
   Lists(const std::vector<int32_t>& kv_len, int32_t per_seq, int32_t unit, int32_t n,
         Random& random);
   PlanSegment Segment(int32_t window = 0) const;
+  SomeTokens Tokens() const {
+    return {.index = index.data(), .count = count.data(), .capacity = capacity};
+  }
 
   int32_t lists, unit_tokens, capacity;
   std::vector<int32_t> index, count;
@@ -89,8 +92,10 @@ struct Choice {
   int32_t kv_len, n_candidates, n_pick;
 };
 
-// TopK of one sequence a choice; `keep` [choices], as TopKArgs says, or empty: none.
+// TopK of one sequence a choice; `keep` [choices], as TopKArgs says, or empty: none. With `listed`,
+// among so many of the candidates.
 void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
-               Random& random, int32_t lists = 1, const std::vector<int32_t>& keep = {});
+               Random& random, int32_t lists = 1, const std::vector<int32_t>& keep = {},
+               int32_t listed = 0);
 
 }  // namespace omnikv::parity

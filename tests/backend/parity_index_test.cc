@@ -163,6 +163,8 @@ void CheckRescore(const Shape& shape, const std::vector<int32_t>& q_len,
     bounds.insert(bounds.end(), {before.back(), n});
   }
   const Lists chosen(before, lists, 1, listed, random);
+  SomeTokens tokens = chosen.Tokens();
+  tokens.bounds = bounds.data();
   const int64_t stride = *std::max_element(kv_len.begin(), kv_len.end()) + 3;
   const auto n_heads = static_cast<size_t>(shape.n_heads);
   std::vector<float> lse;
@@ -186,13 +188,10 @@ void CheckRescore(const Shape& shape, const std::vector<int32_t>& q_len,
                           .kv = data.bank.View(),
                           .rows = data.step.rows.data(),
                           .seqs = data.step.seqs.data(),
-                          .index = chosen.index.data(),
-                          .count = chosen.count.data(),
-                          .bounds = bounds.data(),
+                          .tokens = tokens,
                           .logits = new_logits.data(),
                           .lse = new_lse.data(),
                           .stride = stride,
-                          .capacity = chosen.capacity,
                           .lists = lists,
                           .n_rows = data.step.n_rows(),
                           .n_seqs = data.step.n_seqs(),

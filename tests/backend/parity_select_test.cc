@@ -92,6 +92,50 @@ TEST_F(ParityTest, ScoreReduceOfABatch) {
   }
 }
 
+// Of listed tokens and a range behind them, which may end past the row; the others stay.
+TEST_F(ParityTest, ScoreReduceOfSomeTokens) {
+  Random random(28);
+  const std::vector<RowMeta> rows = {{2, 900}, {0, 40}, {3, 5000}};
+  const std::vector<int32_t> range = {30, 42, 0, 0, 901, 901, 4000, 4700};  // of four sequences
+  constexpr int64_t kStride = 5003;
+  constexpr int32_t kHeads = 8;
+  const auto logits = random.Floats(rows.size() * kHeads * kStride, 5.0f);
+  const auto lse = random.Floats(rows.size() * kHeads, 3.0f);
+  for (int32_t lists : {1, 2, 8}) {
+    const Lists listed({30, 7, 901, 4000}, lists, 1, 777, random);
+    for (int32_t ring : {1, 3}) {
+      for (bool softmax : {true, false}) {
+        for (HeadReduce heads : {HeadReduce::kMax, HeadReduce::kSum}) {
+          for (bool with_range : {true, false}) {
+            Check(fmt::format("ScoreReduce of some, lists {} ring {} softmax {} range {}", lists,
+                              ring, softmax, with_range),
+                  [&](const Execute& run) {
+                    const auto size = static_cast<size_t>(4 * lists * ring * kStride);
+                    std::vector<float> out(size, kPoison);
+                    SomeTokens some = listed.Tokens();
+                    if (with_range) some.bounds = range.data();
+                    run(ScoreReduceArgs{.logits = logits.data(),
+                                        .lse = softmax ? lse.data() : nullptr,
+                                        .out = out.data(),
+                                        .rows = rows.data(),
+                                        .stride = kStride,
+                                        .ring = ring,
+                                        .n_heads = kHeads,
+                                        .lists = lists,
+                                        .sinks = 100,
+                                        .n_rows = static_cast<int32_t>(rows.size()),
+                                        .heads = heads,
+                                        .only = some});
+                    const bool exact = !softmax && heads == HeadReduce::kMax;
+                    return Outputs{{"out", out, exact ? 0 : 1e-5}};
+                  });
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ParityTest, PlanRange) {
   std::vector<SeqMeta> seqs = {SeqMeta{}};  // a slot of a batch that is empty
   for (int32_t n : {1, 10, 300, 5000}) {
@@ -267,6 +311,25 @@ TEST_F(ParityTest, TopKOfLists) {
     CheckTopK(kind, 1, {{40003, 40000, 1000}, {900, 800, 300}, {70000, 66000, 5}}, 1000, random, 4,
               {0, 0, 1});
     CheckTopK(kind, 1, {{300, 300, 1000}, {270001, 270000, 999}}, 1000, random, 2, {0, 0});
+  }
+}
+
+// As many as a block of few threads takes, one block, and clusters.
+TEST_F(ParityTest, TopKAmongListedTokens) {
+  Random random(27);
+  for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kBroken}) {
+    for (int32_t window : {1, 3}) {
+      for (int32_t lists : {1, 4}) {
+        CheckTopK(kind, window, {{1, 0, 5}, {900, 890, 40}, {70, 70, 60}}, 64, random, lists, {},
+                  61);
+        CheckTopK(kind, window, {{5000, 4990, 300}, {2100, 2000, 7}}, 512, random, lists, {0, 1},
+                  1800);
+      }
+      CheckTopK(kind, window, {{20001, 20000, 2048}, {9000, 8000, 2048}}, 2048, random, 1, {},
+                8192);
+      CheckTopK(kind, window, {{40001, 40000, 1000}}, 1000, random, 1, {}, 30000);
+    }
+    CheckTopK(kind, 1, {{100001, 100000, 1000}}, 1000, random, 1, {}, 70000);
   }
 }
 

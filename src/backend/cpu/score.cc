@@ -181,7 +181,7 @@ void CpuScore::Run(const RescoreArgs& a, float* scratch) {
                           floats, q + h * floats);
     }
     for (int32_t l = 0; l < a.lists; ++l) {
-      const int32_t n = RescoredOf(a, a.rows[r], l).size();
+      const int32_t n = SomeTokens::Of(a.tokens, a.rows[r], a.lists, l).size();
       pool_.ParallelFor(Blocks(n), 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t b = begin; b < end; ++b) {
           const auto first = static_cast<int32_t>(b * kScoreBlock);

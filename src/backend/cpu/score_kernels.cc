@@ -550,7 +550,7 @@ void RescoreOf(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, i
                const float* q, ExpChange* sums) {
   const DF d;
   const RowMeta meta = a.rows[row];
-  const RescoredTokens tokens = RescoredOf(a, meta, list);
+  const SomeTokens::Of tokens(a.tokens, meta, a.lists, list);
   const int32_t table_off = a.seqs[meta.seq].table_off;
   const int32_t group = a.n_heads / a.kv.n_kv_heads;
   const int32_t list_heads = a.n_heads / a.lists;

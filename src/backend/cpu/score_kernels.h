@@ -75,7 +75,7 @@ struct ScoreKernels {
   // them. `q` [n_heads, 2, HalfFloats]: the halves of its queries.
   void (*index_score)(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end,
                       const float* q, ExpSum* sums);
-  // The logits of tokens [begin, end) of RescoredOf list `list` of row `row`, at most kScoreBlock,
+  // The logits of tokens [begin, end) of those of list `list` of row `row`, at most kScoreBlock,
   // by the queries q [n_heads, KeyFloats] in packed order. sums [n_heads]: those of the list's
   // heads.
   void (*rescore)(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, int32_t end,

@@ -22,7 +22,7 @@ CpuSelect::CpuSelect(ThreadPool& pool, const Isa& isa)
     : pool_(pool), kernels_(GetSelectKernels(isa)), parts_(static_cast<size_t>(pool.size())) {}
 
 size_t CpuSelect::ScratchWords(const TopKArgs& a) const {
-  return static_cast<size_t>(a.n_seqs * a.lists * a.stride);
+  return static_cast<size_t>(a.n_seqs * a.lists * a.room());
 }
 
 template <typename Body>
@@ -37,11 +37,19 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* pa
                        uint32_t* keys) {
   const int32_t seq = list / a.lists;
   if (a.keep != nullptr && a.keep[seq] != 0) return;
-  const int64_t n = a.n_candidates[seq];
+  const int64_t n = a.CandidatesOf(list);
   const int64_t k = std::clamp<int64_t>(std::min(a.n_pick[seq], a.capacity), 0, n);
   int32_t* index = a.index + int64_t{list} * a.capacity;
   a.count[list] = static_cast<int32_t>(k);
-  if (k == n) std::iota(index, index + k, 0);
+  // Of numbers of candidates.
+  const auto name_tokens = [&] {
+    if (a.among.index == nullptr) return;
+    for (int64_t i = 0; i < k; ++i) index[i] = a.Candidate(list, index[i]);
+  };
+  if (k == n) {
+    std::iota(index, index + k, 0);
+    name_tokens();
+  }
   if (k == 0 || k == n) return;
 
   const int64_t width = (n / n_parts + 63) / 64 * 64;
@@ -96,31 +104,39 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* pa
     }
     kernels_.collect(keys, parts[p].begin, parts[p].end, threshold, ties, index + offset);
   });
+  name_tokens();
 }
 
 void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
   int64_t longest = 0;
-  for (int32_t s = 0; s < a.n_seqs; ++s) longest = std::max<int64_t>(longest, a.n_candidates[s]);
+  for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
+    longest = std::max<int64_t>(longest, a.CandidatesOf(list));
+  }
   if (longest >= kSplitTokens) {
     for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
-      const bool split = a.n_candidates[list / a.lists] >= kSplitTokens;
-      Select(a, list, split ? pool_.size() : 1, parts_.data(), scratch + list * a.stride);
+      const bool split = a.CandidatesOf(list) >= kSplitTokens;
+      Select(a, list, split ? pool_.size() : 1, parts_.data(), scratch + list * a.room());
     }
     return;
   }
   pool_.ParallelFor(a.n_seqs * a.lists, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t list = begin; list < end; ++list) {
       Select(a, static_cast<int32_t>(list), 1, &parts_[static_cast<size_t>(thread)],
-             scratch + list * a.stride);
+             scratch + list * a.room());
     }
   });
 }
 
 void CpuSelect::Run(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    pool_.ParallelFor(
-        int64_t{a.rows[r].pos} + 1, kReduceGrain,
-        [&](int64_t begin, int64_t end, int) { kernels_.score_reduce(a, r, begin, end); });
+    for (int32_t l = 0; l < a.lists; ++l) {
+      const int64_t n = a.only.index != nullptr
+                            ? SomeTokens::Of(a.only, a.rows[r], a.lists, l).size()
+                            : int64_t{a.rows[r].pos} + 1;
+      pool_.ParallelFor(n, kReduceGrain / a.lists, [&](int64_t begin, int64_t end, int) {
+        kernels_.score_reduce(a, r, l, begin, end);
+      });
+    }
   }
 }
 

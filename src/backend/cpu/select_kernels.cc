@@ -18,32 +18,52 @@ namespace HWY_NAMESPACE {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t end) {
+void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int32_t l, int64_t begin, int64_t end) {
   const DF d;
   const RowMeta meta = a.rows[row];
   const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
   const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
   const int32_t list_heads = a.n_heads / a.lists;
   const bool sum = a.heads == HeadReduce::kSum;
-  for (int32_t l = 0; l < a.lists; ++l) {
-    const int64_t list = int64_t{meta.seq} * a.lists + l;
-    float* out = a.out + (list * a.ring + meta.pos % a.ring) * a.stride;
-    for (int64_t t = begin; t < end; t += static_cast<int64_t>(kLanes)) {
-      const auto left = static_cast<size_t>(end - t);
-      VF score = hn::Set(d, sum ? 0.0f : kNegInf);
-      for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
-        if (!a.Takes(h)) continue;
-        VF v = LoadFloats(logits + h * a.stride + t, left);
-        if (lse != nullptr) v = hn::Sub(v, hn::Set(d, lse[h]));
-        if (sum && lse != nullptr) v = Exp(v);
-        score = sum ? hn::Add(score, v) : hn::Max(score, v);
-      }
-      // The exponential is monotone: one of the maximum is the maximum of them.
-      StoreFloats(!sum && lse != nullptr ? Exp(score) : score, out + t, left);
+  const int64_t list = int64_t{meta.seq} * a.lists + l;
+  float* out = a.out + (list * a.ring + meta.pos % a.ring) * a.stride;
+  // Of a vector of tokens; `load` gives logits of one head.
+  const auto reduce = [&](const auto& load) {
+    VF score = hn::Set(d, sum ? 0.0f : kNegInf);
+    for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
+      if (!a.Takes(h)) continue;
+      VF v = load(logits + h * a.stride);
+      if (lse != nullptr) v = hn::Sub(v, hn::Set(d, lse[h]));
+      if (sum && lse != nullptr) v = Exp(v);
+      score = sum ? hn::Add(score, v) : hn::Max(score, v);
     }
-    const auto sinks = std::min<int64_t>(a.sinks, end);
-    if (begin < sinks) std::fill(out + begin, out + sinks, kChosenFirst);
+    // The exponential is monotone: one of the maximum is the maximum of them.
+    return !sum && lse != nullptr ? Exp(score) : score;
+  };
+  if (a.only.index != nullptr) {
+    const SomeTokens::Of tokens(a.only, meta, a.lists, l);
+    for (int64_t i = begin; i < end; i += static_cast<int64_t>(kLanes)) {
+      const auto n = static_cast<size_t>(std::min(end - i, static_cast<int64_t>(kLanes)));
+      int32_t token[kLanes];
+      for (size_t j = 0; j < n; ++j)
+        token[j] = tokens.At(static_cast<int32_t>(i) + static_cast<int32_t>(j));
+      alignas(64) float scores[kLanes] = {};
+      const VF reduced = reduce([&](const float* head) {
+        for (size_t j = 0; j < n; ++j) scores[j] = head[token[j]];
+        return hn::Load(d, scores);
+      });
+      hn::Store(reduced, d, scores);
+      for (size_t j = 0; j < n; ++j) out[token[j]] = token[j] < a.sinks ? kChosenFirst : scores[j];
+    }
+    return;
   }
+  for (int64_t t = begin; t < end; t += static_cast<int64_t>(kLanes)) {
+    const auto left = static_cast<size_t>(end - t);
+    StoreFloats(reduce([&](const float* head) { return LoadFloats(head + t, left); }), out + t,
+                left);
+  }
+  const auto sinks = std::min<int64_t>(a.sinks, end);
+  if (begin < sinks) std::fill(out + begin, out + sinks, kChosenFirst);
 }
 
 // Bigger floats give bigger keys; both zeros the same, NaN that of -inf.
@@ -67,7 +87,20 @@ void ScoreKeys(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint
     return a.scores + (int64_t{list} * a.window + (p - age) % a.window) * a.stride;
   };
   const int64_t ages = std::min<int64_t>(a.window, p + 1);
+  const auto key_of = [&](int64_t t) {
+    double sum = 0;
+    for (int64_t age = 0; age < ages && t <= p - age; ++age) {
+      sum += static_cast<double>(a.weights[age]) * row_of(age)[t];
+    }
+    return KeyOf(static_cast<float>(sum));
+  };
   int64_t t = begin;
+  if (a.among.index != nullptr) {
+    for (int64_t i = begin; i < end; ++i) {
+      keys[i] = key_of(a.Candidate(list, static_cast<int32_t>(i)));
+    }
+    return;
+  }
   // Not on EMU128, whose DemoteTo makes infinities finite.
 #if HWY_HAVE_FLOAT64 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   // Sums in double, so that the choice does not depend on the vector length or on FMA. Tokens in
@@ -95,13 +128,7 @@ void ScoreKeys(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint
     hn::StoreU(KeyOf(sum), du, keys + t);
   }
 #endif
-  for (; t < end; ++t) {
-    double sum = 0;
-    for (int64_t age = 0; age < ages && t <= p - age; ++age) {
-      sum += static_cast<double>(a.weights[age]) * row_of(age)[t];
-    }
-    keys[t] = KeyOf(static_cast<float>(sum));
-  }
+  for (; t < end; ++t) keys[t] = key_of(t);
 }
 
 int64_t Collect(const uint32_t* keys, int64_t begin, int64_t end, uint32_t threshold, int64_t ties,

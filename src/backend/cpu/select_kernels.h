@@ -12,9 +12,10 @@ namespace omnikv {
 inline constexpr int kKeyBins = 2048;
 
 struct SelectKernels {
-  // Tokens [begin, end) of row `row`.
-  void (*score_reduce)(const ScoreReduceArgs& a, int32_t row, int64_t begin, int64_t end);
-  // keys[t] of the combined scores of list `list` of all sequences' lists, candidates [begin, end).
+  // Tokens [begin, end) of list `list` of row `row`: with `only`, of those.
+  void (*score_reduce)(const ScoreReduceArgs& a, int32_t row, int32_t list, int64_t begin,
+                       int64_t end);
+  // keys[i] of the combined scores of list `list` of all sequences' lists, candidates [begin, end).
   void (*score_keys)(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint32_t* keys);
   // Appends t of [begin, end) where keys[t] > threshold, or where it equals it and `ties` > 0,
   // which each such token takes one from, to `out`; gives how many.

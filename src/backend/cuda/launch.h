@@ -202,7 +202,7 @@ void QueryMomentsOf(const QueryMomentsArgs& args, const Launch& launch);
 size_t ExpectedScoreScratch(const ExpectedScoreArgs& args);
 void ExpectedScore(const ExpectedScoreArgs& args, const Launch& launch);
 
-// --- kernels/select.cu: from scores to chosen tokens.
+// --- kernels/select.cu and topk.cu: from scores to chosen tokens.
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch);
 void AgedScores(const AgedScoresArgs& args, const Launch& launch);

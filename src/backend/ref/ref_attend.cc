@@ -146,7 +146,10 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
     for (int32_t l = 0; l < a.lists; ++l) {
       const int64_t list = int64_t{row.seq} * a.lists + l;
       float* out = a.out + (list * a.ring + row.pos % a.ring) * a.stride;
-      for (int64_t t = 0; t <= row.pos; ++t) {
+      const bool some = a.only.index != nullptr;
+      const int32_t n = some ? SomeTokens::Of(a.only, row, a.lists, l).size() : row.pos + 1;
+      for (int32_t i = 0; i < n; ++i) {
+        const int32_t t = some ? SomeTokens::Of(a.only, row, a.lists, l).At(i) : i;
         double best = kNegInf;
         double sum = 0;
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
@@ -191,29 +194,32 @@ void RefTopK(const TopKArgs& a) {
   for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
     const int32_t s = list / a.lists;
     if (a.keep != nullptr && a.keep[s] != 0) continue;
-    const int32_t n = a.n_candidates[s];
+    const int32_t n = a.CandidatesOf(list);
     const int32_t p = a.seqs[s].kv_len - 1;
     std::vector<float> score(static_cast<size_t>(n), 0.0f);
-    for (int32_t t = 0; t < n; ++t) {
+    for (int32_t i = 0; i < n; ++i) {
+      const int32_t t = a.Candidate(list, i);
       double sum = 0;
       for (int32_t age = 0; age < a.window && t <= p - age; ++age) {
         const int64_t row = int64_t{list} * a.window + (p - age) % a.window;
         sum += static_cast<double>(a.weights[age]) * a.scores[row * a.stride + t];
       }
-      score[static_cast<size_t>(t)] = static_cast<float>(sum);
+      score[static_cast<size_t>(i)] = static_cast<float>(sum);
     }
     std::vector<int32_t> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
     // NaN ranks lowest, so that a broken score never breaks the order.
-    const auto key = [&](int32_t t) {
-      const float v = score[static_cast<size_t>(t)];
+    const auto key = [&](int32_t i) {
+      const float v = score[static_cast<size_t>(i)];
       return std::isnan(v) ? -std::numeric_limits<float>::infinity() : v;
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](int32_t x, int32_t y) { return key(x) > key(y); });
     const int32_t k = std::clamp(std::min(a.n_pick[s], a.capacity), 0, n);
     std::sort(order.begin(), order.begin() + k);
-    std::copy_n(order.begin(), k, a.index + int64_t{list} * a.capacity);
+    for (int32_t i = 0; i < k; ++i) {
+      a.index[int64_t{list} * a.capacity + i] = a.Candidate(list, order[static_cast<size_t>(i)]);
+    }
     a.count[list] = k;
   }
 }

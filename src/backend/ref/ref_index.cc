@@ -87,7 +87,7 @@ void RefRescore(const RescoreArgs& a) {
       const int32_t g = h / (a.n_heads / a.kv.n_kv_heads);
       const int64_t row_head = int64_t{r} * a.n_heads + h;
       const float* q = a.q + row_head * a.kv.dk;
-      const RescoredTokens tokens = RescoredOf(a, row, h / list_heads);
+      const SomeTokens::Of tokens(a.tokens, row, a.lists, h / list_heads);
       const double lse = a.lse[row_head];
       double before = 0;
       double after = 0;

@@ -45,7 +45,17 @@ struct Localise {
       if constexpr (!kIsData) array = host.Of(array, n);
     });
   }
-  void operator()(ScoreReduceArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
+  // The lengths of `some`.
+  void Lengths(SomeTokens& some, int32_t n_seqs, int32_t lists) const {
+    some.count = host.Of(some.count, int64_t{n_seqs} * lists);
+    some.bounds = host.Of(some.bounds, 2 * int64_t{n_seqs});
+  }
+  void operator()(ScoreReduceArgs& a) const {
+    a.rows = host.Of(a.rows, a.n_rows);
+    int32_t n_seqs = 0;
+    for (int32_t r = 0; r < a.n_rows; ++r) n_seqs = std::max(n_seqs, a.rows[r].seq + 1);
+    Lengths(a.only, n_seqs, a.lists);
+  }
   void operator()(ScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockSummaryArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
@@ -54,8 +64,7 @@ struct Localise {
   void operator()(IndexScoreArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
   void operator()(RescoreArgs& a) const {
     a.rows = host.Of(a.rows, a.n_rows);
-    a.count = host.Of(a.count, int64_t{a.n_seqs} * a.lists);
-    a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
+    Lengths(a.tokens, a.n_seqs, a.lists);
   }
   void operator()(QueryMomentsArgs& a) const { a.steps = host.Of(a.steps, 1); }
   void operator()(ExpectedScoreArgs& a) const { a.seqs = host.Of(a.seqs, 1); }
@@ -64,6 +73,7 @@ struct Localise {
   void operator()(TopKArgs& a) const {
     a.n_candidates = host.Of(a.n_candidates, a.n_seqs);
     a.n_pick = host.Of(a.n_pick, a.n_seqs);
+    Lengths(a.among, a.n_seqs, a.lists);
     a.keep = host.Of(a.keep, a.n_seqs);
   }
   void operator()(WorkingSetArgs& a) const {

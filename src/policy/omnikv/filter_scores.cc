@@ -53,7 +53,7 @@ void FilterScores::AskFor(int32_t filter, AttendArgs& attend) const {
   attend.lse = lse_.as<float>();
 }
 
-void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
+void FilterScores::Reduce(int32_t filter, const AttendArgs& attend, const SomeTokens& only) const {
   if (!Reduces()) return;
   context_.backend->Enqueue(
       ScoreReduceArgs{.logits = attend.scores,
@@ -68,7 +68,8 @@ void FilterScores::Reduce(int32_t filter, const AttendArgs& attend) const {
                       .n_rows = attend.n_rows,
                       .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax,
                       .kv_heads = head_max_ ? HeadMask{} : attend.TakePart(),
-                      .n_kv_heads = attend.kv.n_kv_heads});
+                      .n_kv_heads = attend.kv.n_kv_heads,
+                      .only = only});
 }
 
 void FilterScores::Choose(int32_t filter, const TopKArgs& choice) const {

@@ -27,8 +27,8 @@ class FilterScores {
 
   // Asks the attention of a filter for what Reduce reads after it.
   void AskFor(int32_t filter, AttendArgs& attend) const;
-  // Of the heads that took part.
-  void Reduce(int32_t filter, const AttendArgs& attend) const;
+  // Of the heads that took part; with `only`, the scores of these tokens anew.
+  void Reduce(int32_t filter, const AttendArgs& attend, const SomeTokens& only = {}) const;
   // Chooses by them: as many as `choice` says, or of these the fewest that hold `top_p` of what all
   // candidates have.
   void Choose(int32_t filter, const TopKArgs& choice) const;

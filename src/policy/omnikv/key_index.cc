@@ -40,7 +40,7 @@ void KeyIndex::Append(int32_t choice, const AttendArgs& attend) const {
                                           .n_seqs = attend.n_seqs});
 }
 
-void KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const {
+SomeTokens KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const {
   scores.AskFor(choice, attend);
   context_.backend->Enqueue(IndexScoreArgs{.q = attend.q,
                                            .index = states_[static_cast<size_t>(choice)],
@@ -56,26 +56,27 @@ void KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArgs& att
                                            .scale = attend.scale,
                                            .softcap = attend.softcap});
   scores.Reduce(choice, attend);
-  const TopKArgs list = candidates_.Choice(0, attend);
-  scores.ChooseMost(choice, list);  // top_p is of the scores that come of it
+  // As many as there are to be: top_p is of the scores that come of it.
+  scores.ChooseMost(choice, candidates_.Choice(0, attend));
+  const SomeTokens candidates = candidates_.Tokens(0);
+  SomeTokens rescored = candidates;
+  rescored.bounds = candidates_.Recent();
   context_.backend->Enqueue(RescoreArgs{.q = attend.q,
                                         .kv = attend.kv,
                                         .rows = attend.rows,
                                         .seqs = attend.seqs,
-                                        .index = list.index,
-                                        .count = list.count,
-                                        .bounds = candidates_.Recent(),
+                                        .tokens = rescored,
                                         .logits = attend.scores,
                                         .lse = attend.lse,
                                         .stride = attend.score_stride,
-                                        .capacity = list.capacity,
                                         .lists = lists_,
                                         .n_rows = attend.n_rows,
                                         .n_seqs = attend.n_seqs,
                                         .n_heads = attend.n_heads,
                                         .scale = attend.scale,
                                         .softcap = attend.softcap});
-  scores.Reduce(choice, attend);
+  scores.Reduce(choice, attend, rescored);
+  return candidates;
 }
 
 }  // namespace omnikv

@@ -32,8 +32,9 @@ class KeyIndex {
   // How many tokens get exact scores: once per step, before the rest.
   void EnqueueRange(const AttendArgs& step) const { candidates_.EnqueueRange(step); }
   // What scores.AskFor asks for, without attention: approximate, but exact for the tokens that the
-  // approximate scores choose and for the last ones. Reduces them.
-  void Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const;
+  // approximate scores choose and for the last ones. Reduces them. Returns the first of these: the
+  // candidates of the layer's choice.
+  SomeTokens Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const;
 
  private:
   PolicyContext context_;

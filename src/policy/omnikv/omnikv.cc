@@ -83,7 +83,8 @@ class Omnikv : public Policy {
   }
   // Before the layer's attention, by a pass for the scores alone; then it reads what it chose.
   void ChooseFirst(int32_t choice, AttendArgs& attend) const;
-  void Choose(int32_t choice, const AttendArgs& attend) const;
+  // Among all tokens before the last ones, or among these.
+  void Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& among = {}) const;
   bool has_wider() const { return below_ > 0; }
   AttnPlan ChosenPlan(int32_t choice) const;
 
@@ -152,9 +153,9 @@ void Omnikv::EnqueueRange(const AttendArgs& step) const {
   if (has_wider()) wider_.EnqueueRange(step);
 }
 
-void Omnikv::Choose(int32_t choice, const AttendArgs& attend) const {
-  scores_.Choose(choice, chosen_.Choice(choice, attend));
-  if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend));
+void Omnikv::Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& among) const {
+  scores_.Choose(choice, chosen_.Choice(choice, attend, among));
+  if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend, among));
 }
 
 AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
@@ -169,14 +170,15 @@ AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
 void Omnikv::ChooseFirst(int32_t choice, AttendArgs& attend) const {
   AttendArgs scores = attend;
   scores.o = nullptr;
+  SomeTokens among;
   if (layers_.indexed()) {
-    index_.Score(choice, scores_, scores);
+    among = index_.Score(choice, scores_, scores);
   } else {
     scores_.AskFor(choice, scores);
     context_.backend->Enqueue(scores);
     scores_.Reduce(choice, scores);
   }
-  Choose(choice, scores);
+  Choose(choice, scores, among);
   attend.plan = ChosenPlan(choice);
 }
 

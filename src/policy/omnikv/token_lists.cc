@@ -26,14 +26,16 @@ void TokenLists::EnqueueRange(const AttendArgs& step) const {
                                   .n_pick = n_pick_.as<int32_t>()});
 }
 
-TopKArgs TokenLists::Choice(int32_t choice, const AttendArgs& attend) const {
+TopKArgs TokenLists::Choice(int32_t choice, const AttendArgs& attend,
+                            const SomeTokens& among) const {
   return {.seqs = attend.seqs,
           .n_candidates = n_candidates_.as<int32_t>(),
           .n_pick = n_pick_.as<int32_t>(),
           .index = List(choice),
           .count = Count(choice),
           .capacity = capacity_,
-          .n_seqs = attend.n_seqs};
+          .n_seqs = attend.n_seqs,
+          .among = among};
 }
 
 PlanSegment TokenLists::Segment(int32_t choice) const {
@@ -42,6 +44,10 @@ PlanSegment TokenLists::Segment(int32_t choice) const {
           .capacity = capacity_,
           .index = List(choice),
           .count = Count(choice)};
+}
+
+SomeTokens TokenLists::Tokens(int32_t choice) const {
+  return {.index = List(choice), .count = Count(choice), .capacity = capacity_};
 }
 
 }  // namespace omnikv

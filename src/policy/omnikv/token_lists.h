@@ -21,10 +21,11 @@ class TokenLists {
 
   // Of the sequences of a step, before all else.
   void EnqueueRange(const AttendArgs& step) const;
-  // What chooses so many of the candidates; scores are still to be named.
-  TopKArgs Choice(int32_t choice, const AttendArgs& attend) const;
+  // What chooses so many of the candidates, or among these; scores are still to be named.
+  TopKArgs Choice(int32_t choice, const AttendArgs& attend, const SomeTokens& among = {}) const;
   // What was chosen.
   PlanSegment Segment(int32_t choice) const;
+  SomeTokens Tokens(int32_t choice) const;
   const int32_t* Counts(int32_t choice) const { return Count(choice); }  // [max_seqs, lists]
   // The last tokens of each sequence, which are no candidates: int32 [max_seqs, 2].
   const int32_t* Recent() const { return bounds_.as<int32_t>(); }

@@ -215,8 +215,16 @@ __device__ __forceinline__ float SplitQuery(const float* q, std::byte* digits, i
 // The sum with two more values, of which the second may be -infinity.
 __device__ __forceinline__ Part Add(Part part, float v, float w) {
   const float top = fmaxf(part.top, fmaxf(v, w));
-  return {top, part.sum * Exp2((part.top - top) * kLog2E) + Exp2((v - top) * kLog2E) +
-                   Exp2((w - top) * kLog2E)};
+  const auto weight = [base = top * kLog2E](float of) { return Exp2(of * kLog2E - base); };
+  return {top, part.sum * weight(part.top) + weight(v) + weight(w)};
+}
+
+// Sums of whole numbers that begin with kIsFloat are, as bits, floats which are 1.5 * 2^23 too
+// large: conversions take several times as long. REQUIRES sums below 2^22, as those of codes by
+// digits are.
+constexpr int32_t kIsFloat = 0x4b400000;
+__device__ __forceinline__ float WholeOf(int32_t sum) {
+  return __int_as_float(sum) - 12582912.0f;
 }
 
 // Grid: x walks tiles, y groups of `per` items, z rows. parts [rows, gridDim.x * sides, heads].
@@ -312,9 +320,11 @@ __global__ void __launch_bounds__(kThreads, 3)
     const IndexRange ranges[2] = {next_ranges[0], next_ranges[1]};
     if (tile + walkers < n_tiles) load(tile + walkers, block);
     block = block_of(tile + 2 * walkers);
-    int32_t c[kDigits][4] = {};
+    int32_t c[kDigits][4];
 #pragma unroll
     for (int digit = 0; digit < kDigits; ++digit) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[digit][i] = kIsFloat;
       const std::byte* const own = query(slot, digit, g) + 4 * kWords * t;
       uint32_t lower[kWords], upper[kWords];  // as the halves of the codes' bytes
       LoadDigits<kWords>(own, lower);
@@ -338,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, 3)
         float dot = 0;
 #pragma unroll
         for (int digit = 0; digit < kDigits; ++digit) {
-          dot = dot * 256 + static_cast<float>(c[digit][2 * half + i]);
+          dot = dot * 256 + WholeOf(c[digit][2 * half + i]);
         }
         v[half] = Softcap(ranges[half].scale * (factor[i] * dot) + ranges[half].zero * q_sum[i],
                           a.softcap);
@@ -498,7 +508,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto r = static_cast<int>(blockIdx.z);
   const RowMeta row = a.rows[r];
   const int32_t table_off = a.seqs[row.seq].table_off;
-  const RescoredTokens tokens = RescoredOf(a, row, a.lists == 1 ? 0 : kv_head);
+  const SomeTokens::Of tokens(a.tokens, row, a.lists, a.lists == 1 ? 0 : kv_head);
   const int64_t first_head = int64_t{r} * a.n_heads + kv_head * group;
   const int all_heads = piece.heads * group;
   const int head_bytes = piece.values / piece.heads;
@@ -607,7 +617,8 @@ __global__ void ChangeKernel(const Change* changes, int n_parts, float* lse) {
 int64_t PartsOf(const RescoreArgs& a, const Device& device) {
   const int64_t all = 4 * int64_t{device.sm_count};
   const int64_t groups = int64_t{a.n_rows} * CeilDiv(a.kv.n_kv_heads, KeyPieceOf(a).heads);
-  return std::clamp<int64_t>(CeilDiv(a.capacity, kWarps), 1, std::max<int64_t>(16, all / groups));
+  return std::clamp<int64_t>(CeilDiv(a.tokens.capacity, kWarps), 1,
+                             std::max<int64_t>(16, all / groups));
 }
 
 dim3 HeadsOfRows(int32_t n_heads, int32_t n_rows) {

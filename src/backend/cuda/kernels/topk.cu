@@ -1,0 +1,606 @@
+// The tokens with the highest scores: TopK.
+#include <algorithm>
+
+#include "backend/cuda/kernels/cluster.cuh"
+#include "backend/cuda/kernels/common.cuh"
+
+namespace omnikv::cuda {
+namespace {
+
+// Radix selection by one cluster of blocks a list. Scores become keys, unsigned
+// numbers of the same order. Three passes over the keys count digits of 11, 11 and 10 bits and so
+// find the key of rank k; a fourth writes the tokens above it, and the first few equal to it, in
+// order. The blocks of a cluster take consecutive parts of the tokens and keep what keys they can
+// in shared memory. Few tokens have a kernel of their own, below.
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
+constexpr int kDigits = 3;
+constexpr uint32_t kNoKey = 0;              // of no token: lower than any score's
+constexpr int64_t kOneBlockTokens = 16384;  // room for at most so many: a cluster of one block
+constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
+constexpr int64_t kFewKeys = 8192;  // of a block: its lanes then hold two fours of keys, else four
+
+__device__ __forceinline__ int DigitShift(int digit) {
+  return digit == 0 ? 21 : digit == 1 ? 10 : 0;
+}
+__device__ __forceinline__ uint32_t DigitMask(int digit) {
+  return digit == 2 ? 0x3ff : 0x7ff;
+}
+
+// What a choice reads beside scores, before GridWait.
+__device__ __forceinline__ void PrefetchSelection(const TopKArgs& a, int64_t seq) {
+  if (threadIdx.x != 0) return;
+  PrefetchL2(a.n_candidates + seq);
+  PrefetchL2(a.n_pick + seq);
+  PrefetchL2(a.weights);
+  if (a.keep != nullptr) PrefetchL2(a.keep + seq);
+}
+
+// Bigger scores give bigger keys; both zeros the same, NaN that of -inf. Never kNoKey.
+__device__ __forceinline__ uint32_t KeyOf(float v) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(v, -INFINITY), 0.0f));
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+// keys[list][i] of candidates that are listed, or whose scores are sums over a window. Grid: x
+// walks candidates, y lists, z sequences.
+__global__ void __launch_bounds__(256)
+    WindowKeysKernel(const TopKArgs a, uint32_t* keys, int64_t key_stride) {
+  GridTrigger();
+  GridWait();
+  const int64_t s = blockIdx.z;
+  const int64_t list = s * gridDim.y + blockIdx.y;
+  if (a.keep != nullptr && a.keep[s] != 0) return;
+  const int n = a.CandidatesOf(list);
+  const int p = a.seqs[s].kv_len - 1;
+  const float* rows = a.scores + list * a.window * a.stride;
+  const int step = static_cast<int>(gridDim.x) * 256;
+  for (int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x); i < n; i += step) {
+    const int64_t t = a.Candidate(list, i);
+    // The reference's sum: in double, the newest query first.
+    const int ages = static_cast<int>(min(int64_t{a.window}, p - t + 1));
+    int slot = p % a.window;
+    double sum = 0;
+#pragma unroll 8
+    for (int age = 0; age < ages; ++age) {
+      sum += static_cast<double>(a.weights[age]) * static_cast<double>(rows[slot * a.stride + t]);
+      slot = slot == 0 ? a.window - 1 : slot - 1;
+    }
+    keys[list * key_stride + i] = KeyOf(static_cast<float>(sum));
+  }
+}
+
+// Shared memory of a block; kept keys follow it.
+struct alignas(16) Shared {
+  uint32_t bins[kBins];             // this block's keys by digit
+  uint32_t totals[kDigits][kBins];  // the cluster's: each block adds up its share of the bins
+  uint32_t warp_sums[2][kWarps];
+  uint32_t found_bin, found_rank;
+  uint32_t above, equal;                // this block's keys above and equal to the key of rank k
+  uint32_t above_before, equal_before;  // those of the blocks before it
+};
+
+// The keys of a block.
+struct Keys {
+  const uint32_t* from;  // scores, or keys
+  int n;
+  bool scores;  // `from` holds floats: keys are those of weight times them
+  float weight;
+  bool aligned;           // fours of `from` may be loaded at once
+  uint32_t* kept;         // the first n_kept, in shared memory
+  int n_kept;             // whole chunks
+  const int32_t* tokens;  // that they are of; null: those from `first` on
+  int first;
+};
+
+__device__ __forceinline__ uint32_t ToKey(const Keys& in, uint32_t raw) {
+  return in.scores ? KeyOf(__fmul_rn(in.weight, __uint_as_float(raw))) : raw;
+}
+
+// Keys that a warp takes at once, of consecutive tokens, and that a block takes at once (below
+// 2^16), where a lane holds kQuads fours.
+template <int kQuads>
+constexpr int kChunk = 32 * 4 * kQuads;
+template <int kQuads>
+constexpr int kTile = kWarps* kChunk<kQuads>;
+
+// A warp's chunk: keys at + 128 i + 4 lane .. + 3 of the block, kNoKey past the end.
+template <int kQuads>
+struct Chunk {
+  uint32_t key[kQuads][4];
+};
+
+template <int kQuads>
+__device__ __forceinline__ Chunk<kQuads> LoadChunk(const Keys& in, int at) {
+  Chunk<kQuads> c;
+  const int mine = at + static_cast<int>(threadIdx.x) % 32 * 4;
+  if (in.aligned && at + kChunk<kQuads> <= in.n) {
+    uint4 raw[kQuads];
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      raw[i] = __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
+    }
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      c.key[i][0] = ToKey(in, raw[i].x);
+      c.key[i][1] = ToKey(in, raw[i].y);
+      c.key[i][2] = ToKey(in, raw[i].z);
+      c.key[i][3] = ToKey(in, raw[i].w);
+    }
+    return c;
+  }
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int t = mine + 128 * i + j;
+      c.key[i][j] = t < in.n ? ToKey(in, __ldcg(in.from + t)) : kNoKey;
+    }
+  }
+  return c;
+}
+
+__device__ __forceinline__ uint4* KeptAt(const Keys& in, int at, int i) {
+  return reinterpret_cast<uint4*>(in.kept + at + 128 * i) + threadIdx.x % 32;
+}
+
+template <int kQuads>
+__device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk<kQuads>& c) {
+  if (at >= in.n_kept) return;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    *KeptAt(in, at, i) = make_uint4(c.key[i][0], c.key[i][1], c.key[i][2], c.key[i][3]);
+  }
+}
+
+// As LoadChunk, after KeepChunk has seen every chunk. Each warp reads what it kept itself.
+template <int kQuads>
+__device__ __forceinline__ Chunk<kQuads> ReadChunk(const Keys& in, int at) {
+  if (at >= in.n_kept) return LoadChunk<kQuads>(in, at);
+  Chunk<kQuads> c;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const uint4 four = *KeptAt(in, at, i);
+    c.key[i][0] = four.x;
+    c.key[i][1] = four.y;
+    c.key[i][2] = four.z;
+    c.key[i][3] = four.w;
+  }
+  return c;
+}
+
+// The highest bin of this thread; the other one is below it. Bins descend with threads.
+__device__ __forceinline__ int HighBin() {
+  return kBins - 1 - 2 * static_cast<int>(threadIdx.x);
+}
+
+struct Found {
+  uint32_t bin;
+  uint32_t rank;
+};
+
+// The bin of the element of rank `rank` (1: the highest), and its rank in there, where the bins of
+// this thread hold `high` and `low` elements. {1, rank} when there are fewer elements.
+__device__ __forceinline__ Found FindBin(Shared& s, uint32_t high, uint32_t low, uint32_t rank) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t prefix = WarpPrefix(high + low);
+  if (lane == 31) s.warp_sums[0][warp] = prefix;
+  __syncthreads();
+  const uint32_t sum = s.warp_sums[0][lane];
+  const uint32_t warps_before = __shfl_sync(kAllLanes, WarpPrefix(sum) - sum, warp);
+  const uint32_t end = warps_before + prefix;
+  const uint32_t begin = end - high - low;
+  if (begin < rank && rank <= end) {
+    const bool in_high = rank <= begin + high;
+    s.found_bin = static_cast<uint32_t>(HighBin() - (in_high ? 0 : 1));
+    s.found_rank = rank - begin - (in_high ? 0 : high);
+  } else if (threadIdx.x == kThreads - 1 && end < rank) {
+    s.found_bin = 1;
+    s.found_rank = rank;
+  }
+  __syncthreads();
+  return {s.found_bin, s.found_rank};
+}
+
+// Counts the keys by their first digit and keeps what keys it can.
+template <int kQuads>
+__device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s) {
+  // Bins below `bound` cannot hold the key of rank k, so they need not be counted. Bin 0 holds no
+  // score; later bounds come from the tiles counted so far. That leaves few atomics to a long part.
+  uint32_t bound = 1;
+  int tiles = 0;
+  for (int tile = 0; tile < in.n; tile += kTile<kQuads>) {
+    const int at = tile + static_cast<int>(threadIdx.x) / 32 * kChunk<kQuads>;
+    if (at < in.n) {
+      const Chunk<kQuads> c = LoadChunk<kQuads>(in, at);
+      KeepChunk(in, at, c);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t bin = c.key[i][j] >> DigitShift(0);
+          if (bin >= bound) atomicAdd(&s.bins[bin], 1u);
+        }
+      }
+    }
+    ++tiles;
+    if ((tiles & (tiles - 1)) == 0 && tile + kTile<kQuads> < in.n) {
+      __syncthreads();
+      bound = FindBin(s, s.bins[HighBin()], s.bins[HighBin() - 1], k).bin;
+    }
+  }
+}
+
+// Counts the keys that share the digits found, by the next one.
+template <int kQuads>
+__device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t found, Shared& s) {
+  const int above = DigitShift(digit - 1);
+  const int shift = DigitShift(digit);
+  for (int at = static_cast<int>(threadIdx.x) / 32 * kChunk<kQuads>; at < in.n;
+       at += kTile<kQuads>) {
+    const Chunk<kQuads> c = ReadChunk<kQuads>(in, at);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = c.key[i][j];
+        if (key >> above == found >> above) {
+          atomicAdd(&s.bins[(key >> shift) & DigitMask(digit)], 1u);
+        }
+      }
+    }
+  }
+}
+
+// Writes the tokens with keys above `threshold` and the first `ties` of those equal to it, of which
+// `above` and `equal` lie before this block.
+template <int kQuads>
+__device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint32_t ties,
+                                        uint32_t above, uint32_t equal, int32_t* index, Shared& s) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int turn = 0;
+  for (int tile = 0; tile < in.n; tile += kTile<kQuads>, turn ^= 1) {
+    const int at = tile + warp * kChunk<kQuads>;
+    Chunk<kQuads> c{};
+    if (at < in.n) c = ReadChunk<kQuads>(in, at);
+    // Counts of keys above (low half) and equal (high half).
+    uint32_t here[kQuads];
+    uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      here[i] = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = c.key[i][j];
+        here[i] += key > threshold ? 1u : key == threshold ? 0x10000u : 0u;
+      }
+      mine += here[i];
+    }
+    const uint32_t warp_sum = __reduce_add_sync(kAllLanes, mine);
+    if (lane == 0) s.warp_sums[turn][warp] = warp_sum;
+    __syncthreads();
+    const uint32_t sum = s.warp_sums[turn][lane];
+    const uint32_t prefix = WarpPrefix(sum);
+    if (warp_sum != 0) {
+      uint32_t before = __shfl_sync(kAllLanes, prefix - sum, warp);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        if (__all_sync(kAllLanes, here[i] == 0)) continue;
+        const uint32_t end = WarpPrefix(here[i]);
+        uint32_t at_key = before + end - here[i];
+        before += __shfl_sync(kAllLanes, end, 31);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t key = c.key[i][j];
+          if (key < threshold) continue;
+          const uint32_t n_above = above + (at_key & 0xffff);
+          const uint32_t n_equal = equal + (at_key >> 16);
+          if (key > threshold || n_equal < ties) {
+            const int of_block = at + 128 * i + 4 * lane + j;
+            index[n_above + min(n_equal, ties)] =
+                in.tokens != nullptr ? in.tokens[of_block] : in.first + of_block;
+          }
+          at_key += key > threshold ? 1u : 0x10000u;
+        }
+      }
+    }
+    const uint32_t total = __shfl_sync(kAllLanes, prefix, 31);
+    above += total & 0xffff;
+    equal += total >> 16;
+  }
+}
+
+// Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
+// null where keys are those
+// of scores as they are. Shared memory: Shared, then room for n_kept keys.
+template <int kQuads>
+__global__ void __launch_bounds__(kThreads, 1)
+    SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {
+  extern __shared__ uint4 memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+#if __CUDA_ARCH__ >= 900
+  const int n_blocks = static_cast<int>(gridDim.x);
+#else
+  const int n_blocks = 1;
+  if (blockIdx.x != 0) return;
+#endif
+  const int block = static_cast<int>(blockIdx.x);
+  const int tid = static_cast<int>(threadIdx.x);
+  GridTrigger();
+  PrefetchSelection(a, blockIdx.z);
+  for (int i = tid; i < kBins; i += kThreads) s.bins[i] = 0;
+  for (int i = tid; i < kDigits * kBins; i += kThreads) (&s.totals[0][0])[i] = 0;
+  if (tid == 0) s.above = s.equal = s.above_before = s.equal_before = 0;
+  ClusterSync();  // every block runs and has zeroed what others add to
+  GridWait();
+
+  const int64_t seq = blockIdx.z;
+  const int64_t list = seq * gridDim.y + blockIdx.y;
+  if (a.keep != nullptr && a.keep[seq] != 0) return;
+  const int n = a.CandidatesOf(list);
+  const int k = max(0, min(min(a.n_pick[seq], a.capacity), n));
+  int32_t* index = a.index + list * a.capacity;
+  if (block == 0 && tid == 0) a.count[list] = k;
+  if (k == n) {
+    for (int i = block * kThreads + tid; i < n; i += n_blocks * kThreads) {
+      index[i] = a.Candidate(list, i);
+    }
+  }
+  if (k == 0 || k == n) return;
+
+  const int width = static_cast<int>(CeilDiv(n, 4 * n_blocks)) * 4;
+  const int first = min(n, block * width);
+  Keys in;
+  in.scores = window_keys == nullptr;
+  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.scores) + list * a.stride
+                       : window_keys + list * key_stride) +
+            first;
+  in.n = min(width, n - first);
+  in.weight = in.scores ? a.weights[0] : 1.0f;
+  in.aligned = reinterpret_cast<uintptr_t>(in.from) % sizeof(uint4) == 0;
+  in.kept = reinterpret_cast<uint32_t*>(&s + 1);
+  in.n_kept = n_kept;
+  in.tokens = a.among.index != nullptr ? a.among.index + list * a.among.capacity + first : nullptr;
+  in.first = first;
+
+  Found found{0, static_cast<uint32_t>(k)};
+  uint32_t threshold = 0;
+  uint32_t above = 0;
+  for (int digit = 0; digit < kDigits; ++digit) {
+    if (digit == 0) {
+      CountFirst<kQuads>(in, static_cast<uint32_t>(k), s);
+    } else {
+      CountNext<kQuads>(in, digit, threshold, s);
+    }
+    __syncthreads();
+    // The blocks add up their bins, each block a share of them.
+    const int high_bin = HighBin();
+    const int low_bin = high_bin - 1;
+    const uint32_t high = s.bins[high_bin];
+    const uint32_t low = s.bins[low_bin];
+    s.bins[high_bin] = 0;
+    s.bins[low_bin] = 0;
+    uint32_t* total = InBlock(&s.totals[digit][low_bin], low_bin / (kBins / n_blocks));
+    if (low != 0) atomicAdd(total, low);
+    if (high != 0) atomicAdd(total + 1, high);
+    ClusterSync();
+    found = FindBin(s, total[1], total[0], found.rank);
+    threshold |= found.bin << DigitShift(digit);
+    const auto bin = static_cast<int>(found.bin);
+    above += (high_bin > bin ? high : 0) + (low_bin > bin ? low : 0);
+    if (digit == kDigits - 1 && low_bin == bin) s.equal = low;
+    if (digit == kDigits - 1 && high_bin == bin) s.equal = high;
+  }
+  above = __reduce_add_sync(kAllLanes, above);
+  if (tid % 32 == 0 && above != 0) atomicAdd(&s.above, above);
+  __syncthreads();
+  if (tid > block && tid < n_blocks) {
+    atomicAdd(InBlock(&s.above_before, tid), s.above);
+    atomicAdd(InBlock(&s.equal_before, tid), s.equal);
+  }
+  ClusterSync();  // the last use of another block's memory lies before
+  Collect<kQuads>(in, threshold, found.rank, s.above_before, s.equal_before, index, s);
+}
+
+// --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The
+// key of rank k is found by up to four digits of eight bits. Each warp finds a digit for itself.
+
+constexpr int kFewWarps = 8;  // or twice as many
+constexpr int kFewHeld = 4;   // keys of a thread
+constexpr int64_t kFewTokens = 32 * kFewWarps * kFewHeld;
+constexpr int kFewBins = 256;
+constexpr int kLaneBins = kFewBins / 32;
+
+// A digit of the key of rank `rank`: its bin, how many keys that has, and the key's rank in there.
+struct FewFound {
+  uint32_t bin, n, rank;
+};
+
+// REQUIRES at least `rank` keys in the bins.
+__device__ __forceinline__ FewFound FindFew(const uint32_t* bins, uint32_t rank) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto* mine = reinterpret_cast<const uint4*>(bins + kLaneBins * (31 - lane));
+  const uint4 low = mine[0];
+  const uint4 high = mine[1];
+  const uint32_t n[kLaneBins] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneBins; ++i) sum += n[i];
+  const uint32_t end = WarpPrefix(sum);
+  const uint32_t left = rank - (end - sum);  // of this lane's keys
+  uint32_t at = 0, n_at = n[0], before = 0, upto = 0;
+#pragma unroll
+  for (int i = 0; i + 1 < kLaneBins; ++i) {
+    upto += n[i];
+    if (upto < left) at = i + 1, n_at = n[i + 1], before = upto;
+  }
+  const int found = __ffs(static_cast<int>(__ballot_sync(kAllLanes, end >= rank))) - 1;
+  const uint32_t all = __shfl_sync(kAllLanes, at | n_at << 4 | (left - before) << 16, found);
+  return {static_cast<uint32_t>(kFewBins - 1 - kLaneBins * found) - (all & 15), all >> 4 & 0xfff,
+          all >> 16};
+}
+
+// Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most 32 * kWarpsOfBlock
+// * kFewHeld tokens.
+template <int kWarpsOfBlock>
+__global__ void __launch_bounds__(32 * kWarpsOfBlock)
+    SelectFewKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride) {
+  __shared__ alignas(16) uint32_t bins[4][kFewBins];  // by digit
+  __shared__ uint32_t sums[kWarpsOfBlock];
+  GridTrigger();
+  const int64_t seq = blockIdx.z;
+  PrefetchSelection(a, seq);
+  const int tid = static_cast<int>(threadIdx.x);
+  const int warp = tid / 32;
+  const int lane = tid % 32;
+  for (int i = tid; i < 4 * kFewBins; i += 32 * kWarpsOfBlock) (&bins[0][0])[i] = 0;
+  __syncthreads();
+  GridWait();
+  const int64_t list = seq * gridDim.y + blockIdx.y;
+  const auto* from = window_keys != nullptr
+                         ? window_keys + list * key_stride
+                         : reinterpret_cast<const uint32_t*>(a.scores) + list * a.stride;
+  const int first = tid * kFewHeld;
+  uint32_t key[kFewHeld];  // all loads are under way together
+#pragma unroll
+  for (int i = 0; i < kFewHeld; ++i) key[i] = first + i < a.room() ? __ldcg(from + first + i) : 0;
+  const int32_t keep = a.keep != nullptr ? a.keep[seq] : 0;
+  const int n = a.CandidatesOf(list);
+  const int n_pick = a.n_pick[seq];
+  const float weight = a.weights[0];
+  if (keep != 0) return;
+  const auto k = static_cast<uint32_t>(max(0, min(min(n_pick, a.capacity), n)));
+  int32_t* const index = a.index + list * a.capacity;
+  if (tid == 0) a.count[list] = static_cast<int32_t>(k);
+  if (k == 0) return;
+#pragma unroll
+  for (int i = 0; i < kFewHeld; ++i) {
+    if (window_keys == nullptr) key[i] = KeyOf(__fmul_rn(weight, __uint_as_float(key[i])));
+    if (first + i >= n) key[i] = kNoKey;
+  }
+
+  uint32_t threshold = 0;  // the digits found
+  uint32_t rank = k;       // among the keys that share them
+#pragma unroll 1
+  for (int digit = 0; digit < 4; ++digit) {
+    const int shift = 24 - 8 * digit;
+#pragma unroll
+    for (int i = 0; i < kFewHeld; ++i) {
+      const uint32_t bin = (key[i] ^ threshold) >> shift;
+      if (bin < kFewBins) atomicAdd(&bins[digit][bin], 1u);
+    }
+    __syncthreads();
+    const FewFound found = FindFew(bins[digit], rank);
+    threshold |= found.bin << shift;
+    rank = found.rank;
+    if (rank == found.n) break;  // all of them are chosen
+  }
+  uint32_t here = 0;  // keys above (low half) and equal (high half)
+#pragma unroll
+  for (int i = 0; i < kFewHeld; ++i) {
+    here += key[i] > threshold ? 1u : key[i] == threshold ? 0x10000u : 0u;
+  }
+  const uint32_t end = WarpPrefix(here);
+  if (lane == 31) sums[warp] = end;
+  __syncthreads();
+  const uint32_t of_warp = lane < warp ? sums[lane % kWarpsOfBlock] : 0u;
+  uint32_t at = __reduce_add_sync(kAllLanes, of_warp) + end - here;
+#pragma unroll
+  for (int i = 0; i < kFewHeld; ++i) {
+    if (key[i] < threshold) continue;
+    const uint32_t n_equal = at >> 16;
+    if (key[i] > threshold || n_equal < rank) {
+      index[(at & 0xffff) + min(n_equal, rank)] = a.Candidate(list, first + i);
+    }
+    at += key[i] > threshold ? 1u : 0x10000u;
+  }
+}
+
+int64_t KeyStride(const TopKArgs& args) {
+  return CeilDiv(args.room(), 4) * 4;
+}
+
+// Whether keys are made first: else they are those of scores as they are.
+bool MakesKeys(const TopKArgs& args) {
+  return args.window > 1 || args.among.index != nullptr;
+}
+
+dim3 GridOf(const TopKArgs& args, int64_t blocks) {
+  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(args.lists),
+          static_cast<uint32_t>(args.n_seqs)};
+}
+
+// A launch of SelectKernel in clusters of n_blocks.
+class SelectLaunch {
+ public:
+  SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
+      : n_keys_(CeilDiv(args.room(), 4 * n_blocks) * 4),
+        n_kept_(KeptKeys(*launch.device)),
+        launch_(launch, GridOf(args, n_blocks), kThreads,
+                sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_), n_blocks) {
+    AllowShared(kernel_, launch.device->shared_per_block);
+  }
+
+  // Whether the card can run such clusters, and as many of them at a time.
+  bool CanRun(int64_t clusters) const {
+    const bool allowed =
+        cudaFuncSetAttribute(kernel_, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+        cudaSuccess;
+    if (!allowed) cudaGetLastError();  // an answer, not a failure
+    return allowed && launch_.MaxClusters(kernel_) >= clusters;
+  }
+
+  void Run(const TopKArgs& args, const uint32_t* keys) const {
+    launch_.Run(kernel_, args, keys, KeyStride(args), n_kept_);
+  }
+
+ private:
+  // Keys that a block can keep in shared memory, and has use for, in whole chunks of any size.
+  int KeptKeys(const Device& device) const {
+    const auto fits = static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) /
+                                           sizeof(uint32_t) / kChunk<4>);
+    return static_cast<int>(std::min(CeilDiv(n_keys_, kChunk<4>), fits)) * kChunk<4>;
+  }
+
+  int64_t n_keys_;  // of a block, at most
+  int n_kept_;
+  decltype(&SelectKernel<4>) kernel_ = n_keys_ <= kFewKeys ? SelectKernel<2> : SelectKernel<4>;
+  KernelLaunch launch_;
+};
+
+}  // namespace
+
+size_t TopKScratch(const TopKArgs& args, const Device&) {
+  if (!MakesKeys(args)) return 0;
+  return sizeof(uint32_t) * static_cast<size_t>(args.n_seqs * args.lists * KeyStride(args));
+}
+
+void TopK(const TopKArgs& args, const Launch& launch) {
+  if (args.n_seqs == 0) return;
+  uint32_t* keys = nullptr;
+  if (MakesKeys(args)) {
+    keys = reinterpret_cast<uint32_t*>(launch.scratch);
+    const dim3 grid =
+        GridOf(args, std::min(CeilDiv(args.room(), 256), 8 * int64_t{launch.device->sm_count}));
+    LaunchKernel(WindowKeysKernel, launch, grid, 256, 0, args, keys, KeyStride(args));
+  }
+  const int64_t room = args.room();
+  if (room <= 2 * kFewTokens) {
+    const bool half = room <= kFewTokens;
+    const auto kernel = half ? SelectFewKernel<kFewWarps> : SelectFewKernel<2 * kFewWarps>;
+    return LaunchKernel(kernel, launch, GridOf(args, 1), 32 * kFewWarps * (half ? 1 : 2), 0, args,
+                        keys, KeyStride(args));
+  }
+  if (launch.device->arch >= 90 && room > kWideTokens) {
+    const SelectLaunch wide(args, 16, launch);
+    if (wide.CanRun(int64_t{args.n_seqs} * args.lists)) return wide.Run(args, keys);
+  }
+  const bool one = launch.device->arch < 90 || room <= kOneBlockTokens;
+  SelectLaunch(args, one ? 1 : 8, launch).Run(args, keys);
+}
+
+}  // namespace omnikv::cuda

@@ -215,16 +215,8 @@ __device__ __forceinline__ float SplitQuery(const float* q, std::byte* digits, i
 // The sum with two more values, of which the second may be -infinity.
 __device__ __forceinline__ Part Add(Part part, float v, float w) {
   const float top = fmaxf(part.top, fmaxf(v, w));
-  const auto weight = [base = top * kLog2E](float of) { return Exp2(of * kLog2E - base); };
-  return {top, part.sum * weight(part.top) + weight(v) + weight(w)};
-}
-
-// Sums of whole numbers that begin with kIsFloat are, as bits, floats which are 1.5 * 2^23 too
-// large: conversions take several times as long. REQUIRES sums below 2^22, as those of codes by
-// digits are.
-constexpr int32_t kIsFloat = 0x4b400000;
-__device__ __forceinline__ float WholeOf(int32_t sum) {
-  return __int_as_float(sum) - 12582912.0f;
+  return {top, part.sum * Exp2((part.top - top) * kLog2E) + Exp2((v - top) * kLog2E) +
+                   Exp2((w - top) * kLog2E)};
 }
 
 // Grid: x walks tiles, y groups of `per` items, z rows. parts [rows, gridDim.x * sides, heads].
@@ -320,11 +312,9 @@ __global__ void __launch_bounds__(kThreads, 3)
     const IndexRange ranges[2] = {next_ranges[0], next_ranges[1]};
     if (tile + walkers < n_tiles) load(tile + walkers, block);
     block = block_of(tile + 2 * walkers);
-    int32_t c[kDigits][4];
+    int32_t c[kDigits][4] = {};
 #pragma unroll
     for (int digit = 0; digit < kDigits; ++digit) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) c[digit][i] = kIsFloat;
       const std::byte* const own = query(slot, digit, g) + 4 * kWords * t;
       uint32_t lower[kWords], upper[kWords];  // as the halves of the codes' bytes
       LoadDigits<kWords>(own, lower);
@@ -348,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 3)
         float dot = 0;
 #pragma unroll
         for (int digit = 0; digit < kDigits; ++digit) {
-          dot = dot * 256 + WholeOf(c[digit][2 * half + i]);
+          dot = dot * 256 + static_cast<float>(c[digit][2 * half + i]);
         }
         v[half] = Softcap(ranges[half].scale * (factor[i] * dot) + ranges[half].zero * q_sum[i],
                           a.softcap);

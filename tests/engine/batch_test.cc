@@ -52,8 +52,9 @@ class BatchTest : public OnDevice {
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return std::move(*engine);
   }
-  // Of the largest logit: bits on `ref`, sums of f32 in another order elsewhere.
-  static double Tolerance() { return GetParam() == "ref" ? 0 : F32Tolerance(GetParam()); }
+  // Of the largest logit: bits on `ref`, sums of f32 in another order elsewhere. Both sides have an
+  // error of their own.
+  static double Tolerance() { return GetParam() == "ref" ? 0 : 2 * F32Tolerance(GetParam()); }
   void ExpectSame(const float* want, const float* got, int32_t vocab) const {
     double error = 0;
     double size = 0;

@@ -52,9 +52,8 @@ class BatchTest : public OnDevice {
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return std::move(*engine);
   }
-  // Of the largest logit: bits on `ref`, sums of f32 in another order elsewhere. Both sides have an
-  // error of their own.
-  static double Tolerance() { return GetParam() == "ref" ? 0 : 2 * F32Tolerance(GetParam()); }
+  // Of the largest logit: bits on `ref`, sums of f32 in another order elsewhere.
+  static double Tolerance() { return GetParam() == "ref" ? 0 : F32Tolerance(GetParam()); }
   void ExpectSame(const float* want, const float* got, int32_t vocab) const {
     double error = 0;
     double size = 0;
@@ -90,7 +89,7 @@ class BatchTest : public OnDevice {
         for (Alone* row : rows) {
           next.push_back({row->member, row->token});
           ASSERT_TRUE(row->session->Step(row->token).ok());
-          row->token = (row->token * 7 + 5) % vocab;
+          row->token = (row->token * 7 + 11) % vocab;  // no choice by these is close to a tie
         }
         const Status status = batch.Step(next);
         ASSERT_TRUE(status.ok()) << status.message();

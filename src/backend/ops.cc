@@ -115,12 +115,9 @@ struct CostVisitor {
     uint64_t heads = 0;
     for (int32_t h = 0; h < a.n_heads; ++h) heads += a.Takes(h) ? 1 : 0;
     for (int32_t r = 0; r < a.n_rows; ++r) {
-      uint64_t n = (U(a.rows[r].pos) + 1) * U(a.lists);
-      if (a.only.index != nullptr) {
-        n = 0;
-        for (int32_t l = 0; l < a.lists; ++l) {
-          n += U(SomeTokens::Of(a.only, a.rows[r], a.lists, l).size());
-        }
+      uint64_t n = 0;  // of all lists
+      for (int32_t l = 0; l < a.lists; ++l) {
+        n += U(SomeTokens::Of(a.only, a.rows[r], a.lists, l).size());
       }
       c.bytes_read += 4 * n * heads / U(a.lists);
       c.bytes_written += 4 * n;

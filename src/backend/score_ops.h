@@ -14,9 +14,9 @@ namespace omnikv {
 inline constexpr float kChosenFirst = std::numeric_limits<float>::max();
 
 // Some tokens of each sequence: those of a list, which are ascending, and those of a range behind
-// it, as far as they are there.
+// it, as far as they are there. Without lists: all tokens.
 struct SomeTokens {
-  const int32_t* index = nullptr;   // [n_seqs, lists, capacity]; null: not some tokens but all
+  const int32_t* index = nullptr;   // [n_seqs, lists, capacity]; null: no lists
   const int32_t* count = nullptr;   // [n_seqs, lists]
   const int32_t* bounds = nullptr;  // [n_seqs, 2]; null: no range
   int32_t capacity = 0;
@@ -26,9 +26,14 @@ struct SomeTokens {
   // Those of list l of `lists` that a row at a position reaches.
   class Of {
    public:
-    OMNIKV_HOST_DEVICE Of(const SomeTokens& some, const RowMeta& row, int32_t lists, int32_t l)
-        : index_(some.index + (int64_t{row.seq} * lists + l) * some.capacity),
-          count_(some.count[int64_t{row.seq} * lists + l]) {
+    OMNIKV_HOST_DEVICE Of(const SomeTokens& some, const RowMeta& row, int32_t lists, int32_t l) {
+      if (some.index == nullptr) {
+        end_ = row.pos + 1;
+        return;
+      }
+      const int64_t list = int64_t{row.seq} * lists + l;
+      index_ = some.index + list * some.capacity;
+      count_ = some.count[list];
       if (some.bounds == nullptr) return;
       begin_ = some.bounds[2 * row.seq];
       const int32_t end = some.bounds[2 * row.seq + 1];
@@ -40,8 +45,8 @@ struct SomeTokens {
     }
 
    private:
-    const int32_t* index_;
-    int32_t count_;
+    const int32_t* index_ = nullptr;
+    int32_t count_ = 0;
     int32_t begin_ = 0;
     int32_t end_ = 0;
   };

@@ -130,9 +130,7 @@ void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
 void CpuSelect::Run(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     for (int32_t l = 0; l < a.lists; ++l) {
-      const int64_t n = a.only.index != nullptr
-                            ? SomeTokens::Of(a.only, a.rows[r], a.lists, l).size()
-                            : int64_t{a.rows[r].pos} + 1;
+      const int64_t n = SomeTokens::Of(a.only, a.rows[r], a.lists, l).size();
       pool_.ParallelFor(n, kReduceGrain / a.lists, [&](int64_t begin, int64_t end, int) {
         kernels_.score_reduce(a, r, l, begin, end);
       });

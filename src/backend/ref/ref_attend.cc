@@ -146,10 +146,9 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
     for (int32_t l = 0; l < a.lists; ++l) {
       const int64_t list = int64_t{row.seq} * a.lists + l;
       float* out = a.out + (list * a.ring + row.pos % a.ring) * a.stride;
-      const bool some = a.only.index != nullptr;
-      const int32_t n = some ? SomeTokens::Of(a.only, row, a.lists, l).size() : row.pos + 1;
-      for (int32_t i = 0; i < n; ++i) {
-        const int32_t t = some ? SomeTokens::Of(a.only, row, a.lists, l).At(i) : i;
+      const SomeTokens::Of tokens(a.only, row, a.lists, l);
+      for (int32_t i = 0; i < tokens.size(); ++i) {
+        const int32_t t = tokens.At(i);
         double best = kNegInf;
         double sum = 0;
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {

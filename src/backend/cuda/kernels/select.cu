@@ -33,17 +33,6 @@ __device__ __forceinline__ void Exponentiate(Pack<float, N>& v) {
   for (int j = 0; j < N; ++j) v.v[j] = expf(v.v[j]);
 }
 
-// SomeTokens::Of of all tokens.
-class AllTokens {
- public:
-  __device__ AllTokens(const SomeTokens&, const RowMeta& row, int32_t, int32_t) : n_(row.pos + 1) {}
-  __device__ int32_t size() const { return n_; }
-  __device__ int32_t At(int32_t i) const { return i; }
-
- private:
-  int32_t n_;
-};
-
 // Grid: x walks tiles, y rows, z lists. With kSome, tokens are those of a.only, one (N = 1) a lane.
 template <int N, bool kSum, bool kSome>
 __global__ void __launch_bounds__(32 * kReduceWarps)
@@ -69,7 +58,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   const int list_heads = a.n_heads / a.lists;
   const int list = static_cast<int>(blockIdx.z);
   float* out = a.out + ((int64_t{meta.seq} * a.lists + list) * a.ring + slot) * a.stride;
-  const std::conditional_t<kSome, SomeTokens::Of, AllTokens> tokens(a.only, meta, a.lists, list);
+  const SomeTokens::Of tokens(a.only, meta, a.lists, list);
   const int n = tokens.size();
   const int together = WarpsOfTile(a);
   const int tiles = kReduceWarps / together;  // of a block at a time
@@ -78,7 +67,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   for (int64_t tile = int64_t{first} / (32 * N) + int64_t{blockIdx.x} * tiles; tile * 32 * N < n;
        tile += int64_t{gridDim.x} * tiles, side ^= 1) {
     const int64_t item = ((tile + warp / together) * 32 + lane) * N;
-    const int64_t t = item < n ? tokens.At(static_cast<int32_t>(item)) : n;
+    const int64_t t = kSome && item < n ? tokens.At(static_cast<int32_t>(item)) : item;
     Pack<float, N> score;
 #pragma unroll
     for (int j = 0; j < N; ++j) score.v[j] = kSum ? 0.0f : -INFINITY;

@@ -7,11 +7,11 @@
 namespace omnikv::cuda {
 namespace {
 
-// Radix selection by one cluster of blocks a list. Scores become keys, unsigned
-// numbers of the same order. Three passes over the keys count digits of 11, 11 and 10 bits and so
-// find the key of rank k; a fourth writes the tokens above it, and the first few equal to it, in
-// order. The blocks of a cluster take consecutive parts of the tokens and keep what keys they can
-// in shared memory. Few tokens have a kernel of their own, below.
+// Radix selection by one cluster of blocks a list. Scores become keys, unsigned numbers of the same
+// order. Three passes over the keys count digits of 11, 11 and 10 bits and so find the key of rank
+// k; a fourth writes the tokens above it, and the first few equal to it, in order. The blocks of a
+// cluster take consecutive parts of the tokens and keep what keys they can in shared memory. Few
+// tokens have a kernel of their own, below.
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
@@ -315,8 +315,8 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
 }
 
 // Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
-// null where keys are those
-// of scores as they are. Shared memory: Shared, then room for n_kept keys.
+// null where keys are those of scores as they are. Shared memory: Shared, then room for n_kept
+// keys.
 template <int kQuads>
 __global__ void __launch_bounds__(kThreads, 1)
     SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {

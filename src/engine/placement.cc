@@ -695,7 +695,8 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       HumanBytes(plan.activations),
       kv.per_token + kv.prompt_per_token == 0
           ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
-          : fmt::format("room for {} tokens of K/V{} at {} each{}", fits,
+          : fmt::format("room for {} tokens of K/V{} at {} each{}",
+                        fits - std::min<size_t>(fits, kBlockTokens),
                         kv.states_per_token == 0 ? "" : " and the policy's states",
                         HumanBytes(kv.InSession() + kv.prompt_per_token),
                         kv.fixed == 0 ? ""

@@ -338,6 +338,23 @@ TEST_F(PlacementTest, RefusesWhatCannotFitWithTheNumbers) {
   EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("reads no layer sparsely"));
 }
 
+TEST_F(PlacementTest, NamesTheLongestContextThatFits) {
+  options_.place = "device";
+  options_.policy = {.name = "full"};
+  for (const int32_t sessions : {1, 3}) {
+    options_.max_sessions = sessions;
+    options_.context = 131072;
+    const std::string said(Plan(24 * kGiB).status().message());
+    const std::string before = "room for ";
+    const size_t at = said.find(before);
+    ASSERT_NE(at, std::string::npos) << said;
+    options_.context = std::stoll(said.substr(at + before.size()));
+    EXPECT_TRUE(Plan(24 * kGiB).ok()) << said;
+    ++options_.context;
+    EXPECT_FALSE(Plan(24 * kGiB).ok()) << said;
+  }
+}
+
 // As few of the last layers as make it fit, then as many stages as there is room for.
 TEST_F(PlacementTest, StreamedLayersGoLastFirst) {
   options_.context = 65536;  // K/V 8 GiB

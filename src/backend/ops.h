@@ -334,6 +334,11 @@ struct NormLogitsArgs {
 // since its row is about to be made anew at its home. The numbers of slots in `slots`, miss_slot
 // and own count through all sequences: slot s of sequence q is q * n_slots + s. A sequence without
 // rows misses nothing, and what it had stays. REQUIRES as many slots as tokens can be selected.
+//
+// `ahead`: the selection is of a step that has selected already, by an op without it. Its own
+// tokens and those of that op's wider list are all in it, and rows that are missing come for later
+// steps. So the step is the same, `step = *clock`, tokens that have a slot keep their age, and the
+// others count as read just before it, used[s] = 2 * step - 1.
 struct WorkingSetArgs {
   const SeqMeta* seqs = nullptr;         // [n_seqs]
   const int32_t* index = nullptr;        // [n_seqs, index_stride], [count]: ascending tokens
@@ -354,6 +359,7 @@ struct WorkingSetArgs {
   // `omnikv bench` alone sets it, on its way to the backend. An op of its own for it would be
   // another step than the one that is measured.
   float simulated_hits = -1;
+  bool ahead = false;
 
   int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]: below n_slots; -1: none
   int32_t* owner = nullptr;    // [n_seqs, n_slots]: token; -1: none
@@ -387,6 +393,10 @@ struct WorkingSetArgs {
     a.counters += 2 * i;
     return a;
   }
+  // Of the op to come.
+  OMNIKV_HOST_DEVICE uint32_t Step() const { return ahead ? *clock : *clock + 1; }
+  // `used` of a slot that is given.
+  OMNIKV_HOST_DEVICE uint32_t UsedAt(uint32_t step) const { return 2 * step - (ahead ? 1 : 0); }
 };
 
 // Row to_row[l][i] of `to` = row from_row[l][i] of `from`, for each list l and i < n[l].

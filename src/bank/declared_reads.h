@@ -36,6 +36,7 @@ struct DeclaredReads {
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;  // that a layer reads by a selection in one step, at most
+  int64_t max_ahead = 0;   // tokens of Selection::ahead, at most; 0: there is none
   // Whether a selection is a list of single tokens, the same for all KV heads, which is made before
   // the layers that read it (Policy::Selected): a working set holds it.
   bool by_token = true;
@@ -60,6 +61,8 @@ struct DeclaredReads {
   // Whether the listed part of a selection is held by unit, and whether any of it is held.
   bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }
   bool CanFetch() const { return by_token || HeldByUnit(); }
+  // Slots that a working set has at least.
+  int64_t LeastSlots() const { return std::max(max_tokens, max_ahead); }
 };
 
 // A selection as one step made it: a list of single tokens, then a range by bounds. It is the plan
@@ -70,6 +73,9 @@ struct Selection {
   // A list of the same tokens and those that rank just below them, which a later step may well
   // read: working sets keep their rows longer. No `count`: none.
   PlanSegment wider;
+  // As `plan`, of its tokens and those that rank just below them: rows that working sets lack come
+  // after those of the step, for later ones. No segments: none.
+  AttnPlan ahead;
 };
 
 // How many rows of each layer a policy keeps that chooses some and forgets the others. A row is

@@ -94,7 +94,7 @@ void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
                  .block_table = bank_.View(layer).block_table,
                  .block_tokens = per_block,
                  .index_stride = slots_of_.capacity},
-                /*primes=*/false);
+                Slots::Use::kStep);
   backend_.Enqueue(PieceTableArgs{.seqs = attend.seqs,
                                   .index = index,
                                   .count = count,

@@ -210,6 +210,7 @@ void Residency::Step::AfterLayers() {
 
 void Residency::Step::EndStep() {
   if (r_.bank_.HasHostLayers()) r_.backend_.Join(Lane::kMain, Lane::kOut);
+  if (r_.sets_ != nullptr && r_.sets_->FetchesAhead()) r_.backend_.Join(Lane::kMain, Lane::kIn);
   r_.streamed_bytes_ = rows_.prefill ? 0 : r_.bank_.BytesStaged() - staged_before_;
   r_.decodes_ = false;
 }

@@ -16,6 +16,7 @@ struct SlotsConfig {
   int32_t groups = 0;      // selections
   int32_t n_slots = 0;     // of a sequence, at least `capacity`
   int32_t capacity = 0;    // tokens of a selection, at most
+  int32_t ahead = 0;       // the same of those whose rows come ahead, `n_slots` at most; 0: none
   int32_t max_tokens = 0;  // of a sequence
   int32_t n_seqs = 1;
 };
@@ -26,6 +27,7 @@ struct SlotCounters {
   uint64_t missed = 0;    // of them
   uint64_t missed_bytes = 0;
   uint64_t primed = 0;  // copied at the end of a prompt
+  uint64_t ahead = 0;   // copied by steps that did not select them
 
   // Of what was selected since `before`; none where nothing was.
   std::optional<double> HitRate(const SlotCounters& before) const {
@@ -39,17 +41,30 @@ struct SlotCounters {
     missed += group.missed * tokens;
     missed_bytes += group.missed * tokens * row_bytes;
     primed += group.primed * tokens;
+    ahead += group.ahead * tokens;
   }
 };
 
 // Enqueues at record time, like a policy. Thread-compatible.
 class Slots {
  public:
-  // Of the layers that read one selection.
-  struct Group {
-    Buffer slot_of, owner, used, clock;
+  // What a selection is for.
+  enum class Use {
+    kStep,    // the layers of a decode step
+    kPrompt,  // the first step after a prompt that ends
+    kAhead,   // later steps: on Lane::kIn, behind the copies of the step's own
+  };
+  static constexpr size_t kUses = 3;
+
+  // What an Update says of a selection.
+  struct Lists {
     Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seqs;
-    Buffer counters;  // uint64 [2: steps, prompts' ends][n_seqs][2: selected, missed]
+  };
+  // Of the layers that read one selection.
+  struct Group : Lists {
+    Lists ahead;  // of Use::kAhead
+    Buffer slot_of, owner, used, clock;
+    Buffer counters;  // uint64 [kUses][n_seqs][2: selected, missed]
   };
 
   explicit Slots(Backend& backend) : backend_(backend) {}
@@ -62,10 +77,12 @@ class Slots {
   // Forgets all rows of a sequence.
   void Reset(int32_t seq);
   // Enqueues `selection`, of which the caller says what is selected, and of which tokens and block
-  // table. `primes`: at the end of a prompt, for the steps to come.
-  void Update(size_t group, WorkingSetArgs selection, bool primes);
+  // table.
+  void Update(size_t group, WorkingSetArgs selection, Use use);
   // Enqueues the copy of what is missing from `from` to the slots of a layer, tokens of `bytes`.
-  void Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane) const;
+  // `ahead`: for Use::kAhead.
+  void Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane,
+             bool ahead = false) const;
   // Of each group, without bytes. Waits for the backend.
   std::vector<SlotCounters> Count() const;
 

@@ -37,6 +37,7 @@ SlotsConfig WorkingSets::SlotsOf(const BankConfig& bank, const WorkingSetConfig&
   return {.groups = config.reads.n_selections,
           .n_slots = config.n_slots,
           .capacity = static_cast<int32_t>(config.reads.max_tokens),
+          .ahead = static_cast<int32_t>(config.reads.max_ahead),
           .max_tokens = static_cast<int32_t>(bank.max_tokens),
           .n_seqs = config.n_seqs};
 }
@@ -70,17 +71,38 @@ void WorkingSets::Reset(int32_t seq) {
 }
 
 void WorkingSets::Select(const Selection& selection, const SeqMeta* seqs, bool primes) {
+  FetchAhead();
   const AttnPlan& plan = selection.plan;
   OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
             plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
             plan.segments[1].bounds != nullptr);
   Update(static_cast<size_t>(selection.number), plan.segments[0], plan.segments[1].bounds,
-         selection.wider, seqs, primes);
-  if (!primes) backend_.Join(Lane::kIn, Lane::kMain);
+         selection.wider, seqs, primes ? Slots::Use::kPrompt : Slots::Use::kStep);
+  if (primes) return;
+  backend_.Join(Lane::kIn, Lane::kMain);
+  if (selection.ahead.n_segments == 0) return;
+  ahead_ = selection;
+  ahead_seqs_ = seqs;
+}
+
+void WorkingSets::FetchAhead() {
+  if (!ahead_) return;
+  const AttnPlan& plan = ahead_->ahead;
+  OKV_CHECK(plan.n_segments == 2 && plan.segments[1].bounds != nullptr);
+  const auto group = static_cast<size_t>(ahead_->number);
+  Update(group, plan.segments[0], plan.segments[1].bounds, /*wider=*/{}, ahead_seqs_,
+         Slots::Use::kAhead);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const auto layer = static_cast<int32_t>(i);
+    if (SelectionOf(layer) != ahead_->number) continue;
+    Fetch(layer, bank_.View(layer), Lane::kIn, /*ahead=*/true);
+  }
+  ahead_.reset();
 }
 
 void WorkingSets::Update(size_t group, const PlanSegment& list, const int32_t* bounds,
-                         const PlanSegment& wider, const SeqMeta* seqs, bool primes) {
+                         const PlanSegment& wider, const SeqMeta* seqs, Slots::Use use) {
+  const bool primes = use == Slots::Use::kPrompt;
   const KvView kv = primes ? bank_.StageView(first_layer_) : bank_.View(first_layer_);
   slots_.Update(group,
                 {.seqs = seqs,
@@ -93,13 +115,13 @@ void WorkingSets::Update(size_t group, const PlanSegment& list, const int32_t* b
                  .wider = wider.index,
                  .wider_count = wider.count,
                  .wider_stride = wider.capacity},
-                primes);
+                use);
 }
 
-void WorkingSets::Fetch(int32_t layer, const KvView& from, Lane lane) {
+void WorkingSets::Fetch(int32_t layer, const KvView& from, Lane lane, bool ahead) {
   OKV_CHECK(from.Interleaved());
   slots_.Fetch(GroupOf(layer), from.k.base, rows_[static_cast<size_t>(layer)].as<std::byte>(),
-               from.k.row_bytes, lane);
+               from.k.row_bytes, lane, ahead);
 }
 
 void WorkingSets::Prime(int32_t layer, const KvView& kv) {
@@ -123,10 +145,11 @@ KvSlot WorkingSets::OwnRows(int32_t layer) const {
 }
 
 void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& selected) {
+  FetchAhead();
   const auto* zeros = nothing_.as<int32_t>();
   for (size_t group = 0; group < slots_.n_groups(); ++group) {
     if (selected[group]) continue;
-    Update(group, {.index = zeros, .count = zeros}, zeros, /*wider=*/{}, seqs, /*primes=*/false);
+    Update(group, {.index = zeros, .count = zeros}, zeros, /*wider=*/{}, seqs, Slots::Use::kStep);
   }
   backend_.Join(Lane::kOut, Lane::kMain);
   for (size_t i = 0; i < rows_.size(); ++i) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace omnikv {
 
 struct WorkingSetConfig {
   DeclaredReads reads;  // by layer of the bank
-  int32_t n_slots = 0;  // rows of each layer per sequence, at least reads.max_tokens
+  int32_t n_slots = 0;  // rows of each layer per sequence, at least reads.LeastSlots()
   int32_t n_seqs = 1;   // sequences, numbered as SeqMeta is
 };
 
@@ -33,6 +34,8 @@ class WorkingSets {
   size_t Bytes() const { return Bytes(bank_.config(), config_); }
 
   int32_t n_selections() const { return config_.reads.n_selections; }
+  // Whether rows travel on Lane::kIn for which no Resolve waits.
+  bool FetchesAhead() const { return config_.reads.max_ahead > 0; }
   // The selection through whose working set `layer` can be read; -1: none, or the layer is near, or
   // it has several streams.
   int32_t SelectionOf(int32_t layer) const {
@@ -42,8 +45,8 @@ class WorkingSets {
 
   // Forgets all rows of a sequence: after something other than a decode step wrote K/V.
   void Reset(int32_t seq);
-  // Enqueues a selection. From here on the missing rows travel. `primes`: at the end of a prompt,
-  // for the steps to come.
+  // Enqueues a selection. From here on the missing rows travel, and behind them those that come
+  // ahead for the selection before it. `primes`: at the end of a prompt, for the steps to come.
   void Select(const Selection& selection, const SeqMeta* seqs, bool primes);
   // Enqueues the copy of what `layer` misses from `kv`, where all its rows are: a prompt's stage.
   // After a Select that primes.
@@ -68,9 +71,11 @@ class WorkingSets {
   Status Allocate();
   // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds, and the wider list.
   void Update(size_t group, const PlanSegment& list, const int32_t* bounds,
-              const PlanSegment& wider, const SeqMeta* seqs, bool primes);
+              const PlanSegment& wider, const SeqMeta* seqs, Slots::Use use);
   // Enqueues the copy of rows from `from` to the slots of `layer`.
-  void Fetch(int32_t layer, const KvView& from, Lane lane);
+  void Fetch(int32_t layer, const KvView& from, Lane lane, bool ahead = false);
+  // Enqueues what comes ahead for the last selection, whose layers are behind.
+  void FetchAhead();
   // The slots of `layer` as rows. Their numbers stand in no block table of the bank.
   KvView SlotView(int32_t layer) const {
     return bank_.View(layer).MovedTo(rows_[static_cast<size_t>(layer)].as<std::byte>());
@@ -88,6 +93,9 @@ class WorkingSets {
   // selection.
   std::vector<Buffer> rows_;
   int32_t first_layer_ = -1;  // with slots; all such layers share a table of the bank
+  // The last selection of the step under way, and its sequences, if rows come ahead for it.
+  std::optional<Selection> ahead_;
+  const SeqMeta* ahead_seqs_ = nullptr;
 };
 
 }  // namespace omnikv

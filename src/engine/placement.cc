@@ -136,11 +136,11 @@ Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) 
                     options.policy.name));
   }
   const int64_t tokens = options.working_set;
-  if (tokens == 0 || tokens >= reads.max_tokens) return {};
+  if (tokens == 0 || tokens >= reads.LeastSlots()) return {};
   return InvalidArgument(
-      fmt::format("`working_set` is {}, expected at least the {} tokens that a layer reads in a "
-                  "step, or auto",
-                  tokens, reads.max_tokens));
+      fmt::format("`working_set` is {}, expected at least the {} tokens that {} in a step, or auto",
+                  tokens, reads.LeastSlots(),
+                  reads.max_ahead > 0 ? "a layer reads or fetches ahead" : "a layer reads"));
 }
 
 }  // namespace
@@ -341,9 +341,9 @@ class Placement {
     plan.kv = Bank::ReservedBytes(bank, TierKind::kDevice);
     plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
     if (plan.attends_away) return FitsAway(reads, bank, plan);
-    WorkingSetConfig sets{
-        .reads = reads,
-        .n_slots = static_cast<int32_t>(std::max(reads.max_tokens, std::min(asked, plan.context)))};
+    WorkingSetConfig sets{.reads = reads,
+                          .n_slots = static_cast<int32_t>(
+                              std::max(reads.LeastSlots(), std::min(asked, plan.context)))};
     const auto set_bytes = [&] {
       return sessions * (plan.fetches_units ? FetchedUnits::Bytes(bank, sets)
                                             : WorkingSets::Bytes(bank, sets));
@@ -361,8 +361,8 @@ class Placement {
           sessions * (in_sets * layer_token + 8 * static_cast<size_t>(reads.n_selections));
       const size_t more = (room_ - least) / slot;
       sets.n_slots = static_cast<int32_t>(std::min<size_t>(
-          static_cast<size_t>(reads.max_tokens) + more, static_cast<size_t>(plan.context) + 1));
-      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(reads.max_tokens));
+          static_cast<size_t>(reads.LeastSlots()) + more, static_cast<size_t>(plan.context) + 1));
+      sets.n_slots = std::max(sets.n_slots, static_cast<int32_t>(reads.LeastSlots()));
     }
     plan.working_set = plan.keeps_last ? static_cast<int32_t>(LastRows::KeptTokens(bank, last))
                        : reads.n_selections > 0 ? sets.n_slots

@@ -58,7 +58,7 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
   DeclaredReads reads = group->policy().Reads();
   if (!reads.by_token && !core.plan.fetches_units) reads.n_selections = 0;  // no set holds one
-  const auto least = static_cast<int32_t>(reads.max_tokens);
+  const auto least = static_cast<int32_t>(reads.LeastSlots());
   OKV_ASSIGN_OR_RETURN(group->residency_,
                        Residency::Create(*core.backend, *core.bank,
                                          {.reads = ReadsByLayer(core.config, reads),

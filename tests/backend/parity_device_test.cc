@@ -86,6 +86,7 @@ TEST_F(ParityDeviceTest, WorkingSet) {
     float simulated = -1;
     int32_t clock = 0;  // steps that were before
     bool wider = false;
+    bool ahead = false;  // every second op
   };
   for (const Size size :
        {Size{1, 1, 4, 2, 8}, Size{1, 90, 24, 8, 32}, Size{1, 90, 24, 8, 50}, Size{1, 90, 24, 0, 24},
@@ -99,7 +100,10 @@ TEST_F(ParityDeviceTest, WorkingSet) {
         Size{3, 700, 300, 64, 400, -1, 10, true}, Size{1, 5000, 2000, 48, 4000, -1, 500},
         Size{3, 5000, 2000, 48, 3000, -1, 500, true}, Size{1, 5000, 2000, 48, 4000, -1, 4000, true},
         Size{1, 30000, 1200, 48, 20000, -1, 6}, Size{2, 30000, 1200, 48, 20001, -1, 700, true},
-        Size{1, 90, 24, 8, 32, 0.0f, 3, true}}) {
+        Size{1, 90, 24, 8, 32, 0.0f, 3, true}, Size{1, 90, 24, 8, 80, -1, 3, true, true},
+        Size{3, 700, 300, 64, 800, -1, 10, true, true},
+        Size{1, 30000, 1200, 48, 20000, -1, 6, false, true},
+        Size{2, 5000, 2000, 48, 4100, 0.6f, 3, true, true}}) {
     const int32_t capacity = size.listed + size.recent;
     const int32_t max_tokens = size.first_len + 10;
     const int32_t n_blocks = max_tokens / 16 + 1;
@@ -118,7 +122,8 @@ TEST_F(ParityDeviceTest, WorkingSet) {
     Check(
         fmt::format("WorkingSet {} and {} of {}, {} slots, {} sequences, {} steps before{}{}",
                     size.listed, size.recent, size.first_len, size.n_slots, size.n_seqs, size.clock,
-                    size.wider ? ", a wider list" : "",
+                    fmt::format("{}{}", size.wider ? ", a wider list" : "",
+                                size.ahead ? ", and rows ahead" : ""),
                     size.simulated < 0 ? "" : fmt::format(", {} hits by lot", size.simulated)),
         [&](const Execute& run) {
           const auto filled = [&](int32_t each, auto value) {
@@ -176,6 +181,7 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                .max_tokens = max_tokens,
                                .n_seqs = size.n_seqs,
                                .simulated_hits = size.simulated,
+                               .ahead = size.ahead && step % 2 == 1,
                                .slot_of = slot_of.data(),
                                .owner = owner.data(),
                                .used = used.data(),

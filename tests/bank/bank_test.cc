@@ -449,6 +449,27 @@ TEST(SetSimulation, KeepsWhatRanksBelowLonger) {
   }
 }
 
+// What comes ahead is no miss of the next step, and no part of the selection goes for it.
+TEST(SetSimulation, RowsThatComeAheadAreThere) {
+  const auto reference = MakeRefBackend();
+  for (const auto& [ahead, missed] : {std::pair<bool, uint64_t>{false, 7}, {true, 5}}) {
+    SetSimulation set(*reference, 100, 7, 8);
+    set.Step({.index = {1, 5, 9, 40},
+              .bounds = {60, 61},
+              .kv_len = 61,
+              .wider = {1, 5, 7, 8, 9, 40},
+              .ahead = ahead,
+              .ahead_bounds = {60, 61}});
+    EXPECT_EQ(set.missed(), 4u);
+    EXPECT_EQ(set.ahead(), ahead ? 2u : 0u);
+    set.Step({.index = {1, 5, 9, 40}, .bounds = {61, 62}, .kv_len = 62});
+    EXPECT_EQ(set.missed(), 4u);
+    set.Step({.index = {6, 7, 8, 40}, .bounds = {62, 63}, .kv_len = 63});
+    EXPECT_EQ(set.missed(), missed);
+    EXPECT_EQ(set.selected(), 12u);
+  }
+}
+
 TEST_F(BankTest, RefusesWhatItCannotNumber) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   for (const int64_t tokens : {int64_t{3} << 30, kMost}) {

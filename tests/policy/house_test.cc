@@ -206,7 +206,7 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
       if (!tiered.residency->Count()) continue;
       any = true;
       const DeclaredReads reads = tiered.policy->Reads();
-      const auto capacity = static_cast<int32_t>(reads.max_tokens);
+      const auto capacity = static_cast<int32_t>(reads.LeastSlots());
       std::vector<SetSimulation> sets;
       for (int32_t i = 0; i < reads.n_selections; ++i) {
         sets.emplace_back(*reference, StepFixture::kContext, capacity, capacity + more_slots);
@@ -224,16 +224,20 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
       }
       uint64_t selected = 0;
       uint64_t missed = 0;
+      uint64_t ahead = 0;
       for (size_t layer = 3; layer < 6; ++layer) {  // on the host
         if (reads.selection_of[layer] < 0) continue;
         const SetSimulation& set = sets[static_cast<size_t>(reads.selection_of[layer])];
         selected += set.selected();
         missed += set.missed();
+        ahead += set.ahead();
       }
       const SlotCounters real = *tiered.residency->Count();
       EXPECT_EQ(selected, real.selected) << tiered.settings.ToString();
       EXPECT_EQ(missed, real.missed) << tiered.settings.ToString() << ", " << more_slots;
+      EXPECT_EQ(ahead, real.ahead) << tiered.settings.ToString() << ", " << more_slots;
       EXPECT_GT(missed, 0u);
+      EXPECT_EQ(ahead > 0, reads.max_ahead > 0);
     }
   }
   if (!any) GTEST_SKIP() << info().name << " has no layers that read a selection";

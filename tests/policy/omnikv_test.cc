@@ -205,6 +205,41 @@ TEST_F(OmnikvTest, SetsKnowWhatRanksBelow) {
   EXPECT_EQ(fixture.residency->Count()->missed, 2 * with.missed());  // layers 4 and 5
 }
 
+// Rows that come ahead change no bit, and steps then miss others.
+TEST_F(OmnikvTest, RowsThatComeAheadChangeNoBit) {
+  SettingList settings = {{"filters", "1,3"},   {"dense_after_filter", "0"},
+                          {"dense_below", "0"}, {"budget", "12"},
+                          {"tail", "1"},        {"below", "1"}};
+  constexpr int32_t kMoreSlots = 20;
+  StepFixture without(*backend_, "omnikv", settings, true, kMoreSlots + 12);
+  settings.push_back({"fetch", "ahead"});
+  StepFixture with(*backend_, "omnikv", settings, true, kMoreSlots);  // as many
+  without.Prompt(100);
+  with.Prompt(100);
+  for (int step = 0; step < 60; ++step) ASSERT_EQ(with.Decode(), without.Decode()) << step;
+  const SlotCounters fetched = *with.residency->Count();
+  const SlotCounters missing = *without.residency->Count();
+  EXPECT_EQ(fetched.selected, missing.selected);
+  EXPECT_NE(fetched.missed, missing.missed);
+  EXPECT_GT(fetched.ahead, 0u);
+  EXPECT_EQ(missing.ahead, 0u);
+}
+
+TEST_F(OmnikvTest, RefusesToFetchAheadWithoutTokensThatRankBelow) {
+  for (const auto& [setting, message] :
+       {std::pair<SettingList::value_type, const char*>{{"below", "0"},
+                                                        "fetch is ahead and below is 0, expected"},
+        {{"lists", "per_kv_head"}, "fetch is ahead, expected lists=one"},
+        {{"select_every_layer", "1"}, "fetch is ahead, expected lists=one"}}) {
+    SettingList settings = {{"fetch", "ahead"}};
+    if (setting.first != "below") settings.push_back({"below", "1"});
+    settings.push_back(setting);
+    const Status refused = Prepare(settings);
+    EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(refused.message(), HasSubstr(message));
+  }
+}
+
 // A row that is made anew, by a step that does not choose it itself, is not read as it was. Steps
 // choose their own, but not here, where no token counts as generated.
 TEST_F(OmnikvTest, SlotsForgetARowThatIsMadeAnew) {

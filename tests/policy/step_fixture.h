@@ -103,7 +103,7 @@ class StepFixture {
     seq = Take(bank->NewSequence());
     residency = Take(Residency::Create(
         trace, *bank,
-        {.reads = reads, .n_slots = static_cast<int32_t>(reads.max_tokens) + more_slots},
+        {.reads = reads, .n_slots = static_cast<int32_t>(reads.LeastSlots()) + more_slots},
         {.reads = reads, .n_heads = reads.by_token ? 0 : config.n_heads}, policy->Kept(), kChunk));
     residency->Begin(0, seq);
   }

@@ -34,6 +34,7 @@ struct Text {
 struct Rows {
   uint64_t chosen = 0;
   uint64_t missed = 0;
+  uint64_t ahead = 0;
   uint64_t missed_first = 0;  // in the first steps of turns, whose sets are empty
   uint64_t chosen_first = 0;
 
@@ -111,11 +112,12 @@ Status HitsBench::Run() {
     layers_[static_cast<size_t>(selection)].push_back(static_cast<int32_t>(layer));
   }
   for (const double times : o_.working_sets) {
-    sizes_.push_back(std::llround(times * static_cast<double>(reads_.max_tokens)));
+    sizes_.push_back(std::max<int64_t>(std::llround(times * static_cast<double>(reads_.max_tokens)),
+                                       reads_.LeastSlots()));
   }
   if (o_.engine.working_set > 0) sizes_.push_back(o_.engine.working_set);
   if (bench_.working_set > 0) sizes_.push_back(bench_.working_set);
-  for (int64_t& size : sizes_) size = std::min(size, std::max(context, reads_.max_tokens));
+  for (int64_t& size : sizes_) size = std::min(size, std::max(context, reads_.LeastSlots()));
   std::sort(sizes_.begin(), sizes_.end());
   sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
 
@@ -186,7 +188,7 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
   for (size_t i = 0; i < sets.size(); ++i) {
     for (int32_t g = 0; g < reads_.n_selections; ++g) {
       sets[i].emplace_back(*reference_, bench_.engine->context(),
-                           static_cast<int32_t>(reads_.max_tokens),
+                           static_cast<int32_t>(reads_.LeastSlots()),
                            static_cast<int32_t>(sizes_[i]));
     }
   }
@@ -194,9 +196,11 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
                         bool first) {
     const uint64_t chosen = set.selected();
     const uint64_t missed = set.missed();
+    const uint64_t ahead = set.ahead();
     set.Step(selection);
     rows.chosen += set.selected() - chosen;
     rows.missed += set.missed() - missed;
+    rows.ahead += set.ahead() - ahead;
     if (!first) return;
     rows.chosen_first += set.selected();
     rows.missed_first += set.missed();
@@ -263,6 +267,7 @@ Result<HitsBench::Case> HitsBench::Measure(const Text& text) {
 Rows HitsBench::AllLayers(const std::vector<Rows>& groups) const {
   return {.chosen = Sum(groups, [](const Rows& r) { return r.chosen; }),
           .missed = Sum(groups, [](const Rows& r) { return r.missed; }),
+          .ahead = Sum(groups, [](const Rows& r) { return r.ahead; }),
           .missed_first = Sum(groups, [](const Rows& r) { return r.missed_first; }),
           .chosen_first = Sum(groups, [](const Rows& r) { return r.chosen_first; })};
 }
@@ -280,15 +285,16 @@ void HitsBench::Report(const Text& text, const Case& c) {
     fmt::print("{} tokens, {}: {} steps in {} turns, {} {}\n", c.context,
                text.source == "text" ? "then the text's own end" : "answers to questions", c.steps,
                c.turns, c.policy, c.settings);
-    fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11}", "tokens", "x read", "hit rate",
-               "from step 2", "rows a step", "MB a step");
+    fmt::print("{:>9} {:>8} {:>9} {:>12} {:>12} {:>11} {:>11}", "tokens", "x read", "hit rate",
+               "from step 2", "rows a step", "ahead", "MB a step");
     for (const auto& layers : layers_) fmt::print(" {:>14}", "layers " + Ranges(layers, ","));
     fmt::print("\n");
   }
   for (size_t i = 0; i < sizes_.size(); ++i) {
     const Rows all = AllLayers(c.rows[i]);
     const double rows = static_cast<double>(all.missed) / static_cast<double>(c.steps);
-    const double bytes = rows * static_cast<double>(bench_.kv_row_bytes);
+    const double ahead = static_cast<double>(all.ahead) / static_cast<double>(c.steps);
+    const double bytes = (rows + ahead) * static_cast<double>(bench_.kv_row_bytes);
     const double times = static_cast<double>(sizes_[i]) / static_cast<double>(reads_.max_tokens);
     auto groups = nlohmann::ordered_json::array();
     for (size_t g = 0; g < layers_.size(); ++g) {
@@ -299,11 +305,12 @@ void HitsBench::Report(const Text& text, const Case& c) {
                     {"hit_rate", all.HitRate()},
                     {"hit_rate_from_step_2", all.HitRateAfterFirst()},
                     {"rows_per_step", rows},
+                    {"rows_ahead_per_step", ahead},
                     {"bytes_per_step", bytes},
                     {"groups", groups}});
     if (o_.json) continue;
-    fmt::print("{:>9} {:>8.2f} {:>7.1f} % {:>10.1f} % {:>12.0f} {:>11.3f}", sizes_[i], times,
-               100 * all.HitRate(), 100 * all.HitRateAfterFirst(), rows, bytes / 1e6);
+    fmt::print("{:>9} {:>8.2f} {:>7.1f} % {:>10.1f} % {:>12.0f} {:>11.0f} {:>11.3f}", sizes_[i],
+               times, 100 * all.HitRate(), 100 * all.HitRateAfterFirst(), rows, ahead, bytes / 1e6);
     for (size_t g = 0; g < layers_.size(); ++g) {
       fmt::print(" {:>12.1f} %", 100 * c.rows[i][g].HitRate());
     }

@@ -187,7 +187,8 @@ class CudaBackend : public Backend {
   DeviceMemory memory_;
   PinnedMemory pinned_{device_.ordinal};
   GrowingBuffer scratch_{memory_, "scratch of kernels"};
-  GrowingBuffer rows_{memory_, "rows of a prompt"};      // what products of many rows read
+  GrowingBuffer scratch_beside_{memory_, "scratch of kernels"};  // of Lane::kIn
+  GrowingBuffer rows_{memory_, "rows of a prompt"};              // what products of many rows read
   GrowingBuffer products_{memory_, "rows of a prompt"};  // what they write, where an op has no room
   GrowingBuffer panel_{memory_, "a dequantised matrix"};
   Buffer gemm_workspace_;
@@ -405,10 +406,19 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
     if (lane == Lane::kMain) return EnqueueMain(op);
     if (lane == Lane::kHost) return EnqueueHost(std::get<AttendArgs>(op));
     HoldUp(lane);
-    const auto& fetch = std::get<FetchRowsArgs>(op);  // the only one that runs beside others
+    // The two that run beside others, the second on one lane alone.
+    Launch beside{.device = &device_, .stream = Stream(lane)};
+    const auto* fetch = std::get_if<FetchRowsArgs>(&op);
     bool& fetched = fetched_[static_cast<size_t>(lane)];
-    FetchRows(fetch, {.device = &device_, .stream = Stream(lane)}, fetched);
-    fetched = true;
+    if (fetch != nullptr) {
+      FetchRows(*fetch, beside, fetched);
+    } else {
+      OKV_CHECK(lane == Lane::kIn, "an op of Lane::kIn");
+      const auto& set = std::get<WorkingSetArgs>(op);
+      beside.scratch = scratch_beside_.Get(WorkingSetScratch(set));
+      WorkingSet(set, beside);
+    }
+    fetched = fetch != nullptr;
     branched_[static_cast<size_t>(lane)] = true;
   });
 }

@@ -30,7 +30,7 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
   a.span[0] = a.span[1] = 0;
   *a.slot_seqs = {};
   if (a.seqs->q_len == 0) return;
-  const uint32_t step = ++*a.clock;
+  const uint32_t step = *a.clock = a.Step();
   const int32_t listed = *a.count;
   const int32_t n = listed + a.bounds[1] - a.bounds[0];
   OKV_CHECK(n <= a.capacity, "{} tokens of a selection, expected at most {}", n, a.capacity);
@@ -46,7 +46,7 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
   }
   for (int32_t i = 0; i < n; ++i) {
     a.slots[i] = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
-    if (a.slots[i] >= 0) a.used[a.slots[i]] = 2 * step;
+    if (a.slots[i] >= 0 && !a.ahead) a.used[a.slots[i]] = a.UsedAt(step);
   }
   const std::vector<int32_t> given = SlotsToGive(a, step, std::count(a.slots, a.slots + n, -1));
   auto next = given.begin();
@@ -59,7 +59,7 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
       if (a.owner[slot] >= 0) a.slot_of[a.owner[slot]] = -1;
       a.owner[slot] = t;
       a.slot_of[t] = slot;
-      a.used[slot] = 2 * step;
+      a.used[slot] = a.UsedAt(step);
       a.slots[i] = slot;
       missed = true;
     }

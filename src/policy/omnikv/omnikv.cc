@@ -85,8 +85,9 @@ class Omnikv : public Policy {
   void ChooseFirst(int32_t choice, AttendArgs& attend) const;
   // Among all tokens before the last ones, or among these.
   void Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& among = {}) const;
-  bool has_wider() const { return below_ > 0; }
-  AttnPlan ChosenPlan(int32_t choice) const;
+  bool has_wider() const { return budget_.below > 0; }
+  AttnPlan PlanOf(const TokenLists& lists, int32_t choice) const;
+  AttnPlan ChosenPlan(int32_t choice) const { return PlanOf(chosen_, choice); }
 
   PolicyContext context_;
   FilterLayers layers_;
@@ -98,8 +99,7 @@ class Omnikv : public Policy {
   PolicyMemory memory_;
   TokenLists chosen_;
 
-  double below_ = 0;  // of the budget
-  TokenLists wider_;  // whose rows working sets keep longer: a choice by a larger budget
+  TokenLists wider_;  // whose rows working sets keep longer, or have come ahead
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -109,17 +109,12 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
   OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_.lists(), memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
-  below_ = settings.Float("below");
   if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
                                       scores_.lists(), memory_));
   if (!has_wider()) return {};
-  RangeRule wider = budget_.rule;
-  wider.budget = static_cast<int32_t>(std::min(static_cast<double>(context.max_context),
-                                               std::ceil((1 + below_) * budget_.rule.budget)));
-  wider.share = std::min(1.0, (1 + below_) * budget_.rule.share);
-  return wider_.Prepare(context, wider, wider.budget, layers_.n_choices(), scores_.lists(),
-                        memory_);
+  return wider_.Prepare(context, budget_.wider, budget_.wider.budget, layers_.n_choices(),
+                        scores_.lists(), memory_);
 }
 
 int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
@@ -158,11 +153,11 @@ void Omnikv::Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& 
   if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend, among));
 }
 
-AttnPlan Omnikv::ChosenPlan(int32_t choice) const {
+AttnPlan Omnikv::PlanOf(const TokenLists& lists, int32_t choice) const {
   PlanSegment recent;
-  recent.bounds = chosen_.Recent();
+  recent.bounds = lists.Recent();
   AttnPlan plan;
-  plan.Add(chosen_.Segment(choice));
+  plan.Add(lists.Segment(choice));
   plan.Add(recent);
   return plan;
 }
@@ -241,6 +236,7 @@ DeclaredReads Omnikv::Reads() const {
     reads.n_selections = layers_.n_filters();
     reads.by_token = !scores_.per_kv_head();
     reads.max_recent = budget_.MaxRecent();
+    reads.max_ahead = budget_.max_ahead;
   }
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(layers_.ReadsAll(layer)               ? -1
@@ -257,7 +253,8 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   const int32_t choice = layers_.ChoiceOf(step.layer);
   return Selection{.number = layers_.FilterOf(step.layer),
                    .plan = ChosenPlan(choice),
-                   .wider = has_wider() ? wider_.Segment(choice) : PlanSegment{}};
+                   .wider = has_wider() ? wider_.Segment(choice) : PlanSegment{},
+                   .ahead = budget_.max_ahead > 0 ? PlanOf(wider_, choice) : AttnPlan{}};
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
     *a.slot_seqs = SeqMeta{};
     return;
   }
-  const uint32_t step = *a.clock + 1;
+  const uint32_t step = a.Step();
   const int32_t listed = *a.count;
   const int32_t first_recent = a.bounds[0];
   const int32_t n = listed + a.bounds[1] - first_recent;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i < n) {
       slot = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
       a.slots[i] = slot < 0 ? slot : first_slot + slot;
-      if (slot >= 0) a.used[slot] = 2 * step;
+      if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);
     }
     missing += BlockRank(i < n && slot < 0, warps).total;
   }
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
       if (old >= 0) a.slot_of[old] = -1;
       a.owner[slot] = t;
       a.slot_of[t] = slot;
-      a.used[slot] = 2 * step;
+      a.used[slot] = a.UsedAt(step);
       a.slots[i] = first_slot + slot;
       if (i == own) {
         own_missed = 1;

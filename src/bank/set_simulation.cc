@@ -20,7 +20,7 @@ SelectionOnHost ReadSelection(Backend& backend, const Selection& selection, cons
   backend.Download(on_host.bounds, plan.segments[1].bounds, sizeof(on_host.bounds));
   on_host.ahead = selection.ahead.n_segments > 0;
   if (on_host.ahead) {
-    read(selection.ahead.segments[0], on_host.wider);
+    OKV_CHECK(selection.ahead.segments[0] == selection.wider);
     backend.Download(on_host.ahead_bounds, selection.ahead.segments[1].bounds,
                      sizeof(on_host.ahead_bounds));
   }

@@ -58,8 +58,8 @@ int64_t DenseIsFasterBelow(const PolicyContext& context, const FilterLayers& lay
 // Of the tokens that rank just below the selected ones.
 Status ResolveBelow(const PolicyContext& context, const FilterLayers& layers,
                     const PolicySettings& settings, OmnikvBudget& budget) {
-  const double times = 1 + settings.Float("below");
-  budget.below = times - 1;
+  budget.below = settings.Float("below");
+  const double times = 1 + budget.below;
   budget.wider = budget.rule;
   budget.wider.share = std::min(1.0, times * budget.rule.share);
   budget.wider.budget = static_cast<int32_t>(

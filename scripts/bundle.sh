@@ -60,7 +60,7 @@ mkdir -p "$top"/{bin,lib,licenses,scripts,share/omnikv/examples}
 for program in "${programs[@]}"; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
-cp "$root"/scripts/gpu_{check,bench,lib}.sh "$root"/scripts/{gpu_join,gpu_attention_peer,fetch_model,mutants}.py \
+cp "$root"/scripts/gpu_{check,bench,lib}.sh "$root"/scripts/{gpu_join,gpu_attention_peer,fetch_model,mutants,faults}.py \
   "$top/scripts/"
 cp -r "$root/examples/quickstart" "$top/share/omnikv/examples/"
 cp -r "$root/bench/geometries" "$top/share/omnikv/"

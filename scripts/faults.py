@@ -1,0 +1,615 @@
+"""The faults that mutants.py plants: for each, a file, a text that is there once, and what takes its
+place. And which tests look for them, on a card and without one.
+"""
+
+KERNELS = "src/backend/cuda/kernels/"
+CPU = "src/backend/cpu/"
+SCORE_OPS = "src/backend/score_ops.h"
+STEP_CHOICE = "src/policy/step_choice.cc"
+TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
+    f"src/policy/{p}/{p}.cc"
+    for p in ("tova", "quest", "duo", "kcache", "h2o", "strided", "kascade", "pyramidkv"))
+BLOCK_CHOICE = "src/policy/block_choice.cc"
+AWAY, LAST_ROWS, RESIDENCY = (
+    f"src/bank/{f}.cc" for f in ("away_attention", "last_rows", "residency"))
+FETCHED = "src/bank/fetched_units.cc"
+REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
+LOCATE = "src/backend/locate_rows.h"
+PLACEMENT = "src/engine/placement.cc"
+BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
+STREAMING, MEMORY = "src/policy/streaming/streaming.cc", "src/base/memory.cc"
+TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
+SPARSE_PROMPT = "src/policy/omnikv/sparse_prompt.cc"
+TOP_P = "src/policy/omnikv/top_p"
+COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
+COMPOSITIONS = "src/engine/compositions.cc"
+EXPECTED = "src/policy/expected_attention/expected_attention.cc"
+KEY_INDEX = "src/policy/omnikv/key_index.cc"
+WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
+KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
+INFLLM = "src/policy/infllm/"
+KVZIP = "src/policy/kvzip/kvzip.cc"
+CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
+OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
+# Name -> file, what stands there once, what is put in its place.
+FAULTS = {
+    "merge_sums_unweighted": (
+        KERNELS + "attend_merge.cuh", "sum += own.y * weights[i];", "sum += own.y;"),
+    "heads_of_96_and_128_left_to_the_generic_kernel": (  # the same numbers: only names tell
+        KERNELS + "attend.cu", "kv.dk == 96 || kv.dk == 128 ||", ""),
+    "window_one_token_wider": (
+        KERNELS + "attend_plan.cuh", "max(row.pos + 1 - s.window, 0)", "max(row.pos - s.window, 0)"),
+    "prompts_see_one_token_ahead": (
+        KERNELS + "prefill_attend.cu", "return min(end, p + 1);", "return min(end, p + 2);"),
+    "residual_added_unscaled": (
+        KERNELS + "matvec.cuh", "atomicAdd(part.y + out, p.scale * a);", "atomicAdd(part.y + out, a);"),
+    "eight_rows_lose_low_bits": (
+        KERNELS + "matvec_stationary.cu", "make_float4(large[0] + small[0],", "make_float4(large[0],"),
+    "last_tie_not_chosen": (
+        KERNELS + "topk.cu", "if (key > threshold || n_equal < ties) {",
+        "if (key > threshold || n_equal + 1 < ties) {"),
+    "hits_may_be_evicted": (
+        KERNELS + "working_set.cu", "if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);",
+        "if (slot >= 0 && !a.ahead) a.used[slot] = 2 * step - 2;"),
+    "slots_of_one_age_count_once_a_warp": (
+        KERNELS + "working_set.cu", "atomicAdd(&ages.slots[age], __popc(alike));",
+        "atomicAdd(&ages.slots[age], 1);"),
+    "age_is_never_refreshed": (
+        REF_SETS, "if (a.slots[i] >= 0 && !a.ahead) a.used[a.slots[i]] = a.UsedAt(step);", ""),
+    "first_tokens_go_first": (
+        REF_SETS, "return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);",
+        "return a.owner[s] < a.owner[t];"),
+    "slots_of_one_age_go_from_the_highest": (
+        REF_SETS, "for (int32_t s = 0; s < a.n_slots; ++s) {",
+        "for (int32_t s = a.n_slots - 1; s >= 0; --s) {"),
+    "below_counts_as_selected_before": (
+        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
+        "if (slot >= 0) a.used[slot] = 2 * step - 2;"),
+    "below_hides_what_is_selected": (
+        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
+        "if (slot >= 0) a.used[slot] = 2 * step;"),
+    "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
+    "working_sets_know_nothing_below": (
+        SETS, "selection.wider, seqs, primes ?", "PlanSegment{}, seqs, primes ?"),
+    "rows_ahead_are_not_fetched": (
+        SETS, "Fetch(layer, bank_.View(layer), Lane::kIn, /*ahead=*/true);", ""),
+    "rows_ahead_keep_what_is_there": (
+        REF_SETS, "if (a.slots[i] >= 0 && !a.ahead) a.used", "if (a.slots[i] >= 0) a.used"),
+    "heads_apart_are_as_long_as_the_first": (LOCATE, "a.Seq(s, h)", "a.Seq(s, 0)"),
+    "located_rows_keep_their_positions": (LOCATE, "a.rows[r].pos);", "row.pos);"),
+    "rotation_sign": (
+        KERNELS + "rows.cu", "high.v[j] = h * c + l * s;", "high.v[j] = h * c - l * s;"),
+    "penalty_of_the_wrong_tokens": (
+        KERNELS + "sample.cu", "keys[j] = KeyOf((bits >> j & 1) != 0 ?",
+        "keys[j] = KeyOf((bits >> j & 1) == 0 ?"),
+    "post_norm_skipped": (
+        "src/backend/fusion.cc", "in->y == linear->y && in->post_norm == nullptr &&",
+        "in->y == linear->y &&"),
+    "window_of_queries_starts_late": (  # the first of them the next step displaces
+        "src/policy/omnikv/omnikv.cc", "step.prompt_end - scores_.window() - step.first_pos",
+        "step.prompt_end - scores_.window() + 2 - step.first_pos"),
+    "turned_to_one_past_the_budget": (
+        "src/policy/turn_queries.cu", "max(from, a.least), a.most)", "max(from, a.least), a.most + 1)"),
+    "away_keeps_too_few_rows": (LAST_ROWS, "BlocksFor(config.tokens) + 2",
+                                "BlocksFor(config.tokens)"),
+    "away_rows_of_another_place_go_home": (LAST_ROWS, ".by_table = true", ".by_table = false"),
+    "away_part_is_lost": (AWAY, ".n_parts = 2,", ".n_parts = 1,"),
+    "away_rows_come_one_block_late": (
+        LAST_ROWS, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
+    "units_are_read_before_they_are_there": (
+        FETCHED, "backend_.Join(Lane::kMain, Lane::kIn);", ""),
+    "units_come_before_they_are_chosen": (FETCHED, "backend_.Join(Lane::kIn, Lane::kMain);", ""),
+    "units_outlive_a_turn": (FETCHED, "slots_.Reset(seq);", "static_cast<void>(seq);"),
+    "last_rows_stand_behind_one_sequence": (
+        FETCHED, ".first_last = slots_of_.n_seqs * slots_of_.n_slots",
+        ".first_last = slots_of_.n_slots"),
+    "a_piece_counts_as_a_row": (FETCHED, "static_cast<uint64_t>(piece_),", "uint64_t{1},"),
+    "layers_that_share_a_choice_list_the_first_ones": (
+        RESIDENCY, "if (!selected_[selection]) r_.units_->Select(layer, attend);",
+        "if (selection == 0 && !selected_[0]) r_.units_->Select(layer, attend);"),
+    "last_rows_of_a_prompt_stay_there": (
+        RESIDENCY, "last->StoreHome(layer,", "if (!rows_.prefill) last->StoreHome(layer,"),
+    "last_rows_are_all_there_is": (RESIDENCY, "place.home = place.kv;", ""),
+    "last_rows_of_another_sequence": (
+        LAST_ROWS, "static_cast<int32_t>(q * blocks_ + ", "static_cast<int32_t>("),
+    "last_rows_of_a_file_are_left": (
+        LAST_ROWS, "if (filled_[static_cast<size_t>(q)]) return;", "return;"),
+    "copies_of_a_policy_are_not_counted": (PLACEMENT, "std::max(scores, plan.policy)", "scores"),
+    "tables_have_room_for_the_context": (
+        BANK_CONFIG, "if (table.max_held == 0) return all;", "return all;"),
+    "a_stage_does_not_await_another_sequence": (
+        "src/bank/bank.cc",
+        "if (s.seq != seq && s.tokens > 0) backend_.Join(Lane::kMain, Lane::kIn);", ""),
+    "rows_stand_in_a_stage_as_in_the_bank": (
+        "src/bank/bank.cc", "InOrder(stream.layer) ? first : row", "row"),
+    "sets_are_primed_from_places_of_the_bank": (
+        "src/bank/working_sets.cc", "primes ? bank_.StageView(first_layer_) : ", ""),
+    "stages_have_room_for_all_sequences": (
+        "src/bank/bank_config.h", "layer.InBothTiers() ?", "layer.OnHost() ?"),
+    "a_prompts_stage_has_room_for_the_context": (
+        PROMPT_STAGE, "Allocate(Bytes(config, room)", "Allocate(Bytes(config, config.max_tokens)"),
+    "streaming_masks_what_it_should_drop": (
+        STREAMING, "return {sinks_, std::max(sinks_, length + 1 - (budget_ - sinks_))};",
+        "static_cast<void>(length);\n    return {};"),
+    "what_is_reserved_is_touched": (
+        MEMORY, "MAP_ANONYMOUS | MAP_NORESERVE", "MAP_ANONYMOUS | MAP_POPULATE"),
+    "states_of_the_whole_context_count": (
+        COST, "StatesHeld(config, *policy, bank, tokens);",
+        "StatesHeld(config, *policy, bank, plan.context);"),
+    "a_share_may_be_exceeded": (COST, "if (cost && of(*cost) > share) {",
+                                "if (cost && of(*cost) > 1.05 * share) {"),
+    "every_knob_rises": (COST, "if (falls_) i = last_ - i;", ""),
+    "policies_of_a_pair_are_exchanged": (
+        COMBINATIONS, "fmt::runtime(pair->why), a->name, b->name",
+        "fmt::runtime(pair->why), b->name, a->name"),
+    "who_forgets_rows_may_lie_beside_the_host": (
+        COMPOSITIONS, "return policy.Kept().rows > 0;", "return policy.Kept().rows > 1000;"),
+    "tova_maximum_of_heads": (
+        TOVA, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "tova_scale_missing": (TOVA, ".scale = attend.scale", ".scale = 1"),
+    "tova_keeps_one_more_of_a_prompt": (
+        STEP_CHOICE, "memory_, {.budget = budget_}", "memory_, {.budget = budget_ - 1}"),
+    "tova_scores_of_logits": (TOVA, ".lse = attend.lse", ".lse = nullptr"),
+    "snapkv_window_off_by_one": (
+        "src/policy/window_choice.h", "Recent() const final { return window_; }",
+        "Recent() const final { return window_ + 1; }"),
+    "snapkv_queries_off_by_one": (WINDOW_CHOICE, ".window = window_,", ".window = window_ - 1,"),
+    "snapkv_maximum_of_the_group": (
+        WINDOW_CHOICE, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "snapkv_scale_missing": (WINDOW_CHOICE, ".scale = attend.scale", ".scale = 1"),
+    "snapkv_does_not_pool": (WINDOW_CHOICE, ".kernel = kernel_,", ".kernel = 1,"),
+    "snapkv_last_query_alone": (
+        WINDOW_CHOICE, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "pyramidkv_steps_by_one_layer_more": (PYRAMIDKV, "/ (layers - 1))", "/ layers)"),
+    "pyramidkv_stands_on_its_head": (
+        PYRAMIDKV, "most - layer * ((most", "least + layer * ((most"),
+    "pyramidkv_beta_is_fixed": (PYRAMIDKV, "least = mean / beta;", "least = mean / 20;"),
+    "pyramidkv_short_prompts_are_as_steep": (
+        PYRAMIDKV, "      least = 2 * mean - most;\n", ""),
+    "layers_stand_where_the_largest_does": (
+        "src/bank/kept_rows.cc", "bank_.LayerGone(seq, in.layers.front())",
+        "bank_.Gone(seq, classes_[c].table)"),
+    "kvzip_sees_the_whole_context": (
+        CHUNK_SCORES, "plan.Add({.begin = begin, .end = end});",
+        "plan.Add({.begin = static_cast<int32_t>(chunk.sinks), .end = end});"),
+    "kvzip_last_row_alone": (
+        CHUNK_SCORES, ".queries = QueryReduce::kMax", ".queries = QueryReduce::kLast"),
+    "kvzip_last_step_of_a_pass_alone": (
+        CHUNK_SCORES, ".accumulate = step.first_pos > step.prompt_end", ".accumulate = false"),
+    "kvzip_chooses_one_fewer": (
+        "src/policy/kvzip/share.cc", "int64_t left = Chosen(tokens);",
+        "int64_t left = Chosen(tokens) - 1;"),
+    "kvzip_layers_hold_what_the_first_head_keeps": (
+        "src/policy/kvzip/head_rows.cc",
+        "most.push_back(*std::max_element(at, at + n_kv_heads_));", "most.push_back(*at);"),
+    "kvzip_spares_the_first_tokens_of_every_turn": (
+        KVZIP, "  if (before > 0) share.sinks = 0;\n", ""),
+    "kvzip_repeats_the_whole_context_in_every_turn": (
+        KVZIP, "auto begin = static_cast<size_t>(heads_.Tokens(seq));", "size_t begin = 0 * seq;"),
+    "kvzip_later_chunks_begin_where_heads_keep_nothing": (
+        CHUNK_SCORES, "score.out + at + chunk.first[list];", "score.out + at + 0 * list;"),
+    "kvzip_later_chunks_accumulate_over_layers": (
+        CHUNK_SCORES, "  if (score.accumulate) copy(/*back=*/true);\n", ""),
+    "kvzip_passes_see_the_chunks_before": (
+        CHUNK_SCORES, "{first + begin, first + end}", "{first, first + end}"),
+    "kvzip_files_forget_what_was_chosen_of": (
+        "src/policy/kvzip/head_rows.cc", "static_cast<int32_t>(Tokens(0))",
+        "static_cast<int32_t>(*std::ranges::max_element(Of(0)))"),
+    "parts_of_a_prompt_are_two_chunks": (
+        "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
+    "kvzip_scores_of_the_first_head": (
+        CHUNK_SCORES, "const int32_t n_seqs = context_.n_kv_heads / lists;",
+        "const int32_t n_seqs = 1;"),
+    "heads_apart_have_no_room_for_a_prompt": (
+        "src/bank/bank_config.cc", "std::max(held, BlocksFor(table.prompt_tokens))", "held"),
+    "layers_of_heads_apart_count_each_others_blocks": (
+        "src/bank/bank.cc", "BlocksOf(TablesOf(s), seq)", "BlocksOf(Sharing(s.spec.table), seq)"),
+    "layers_of_heads_apart_have_the_positions_of_the_first": (
+        "src/bank/kept_rows.cc", "bank_.View(classes_[c].layers[0]).block_table",
+        "bank_.View(classes_[0].layers[0]).block_table"),
+    "heads_apart_have_no_room_for_later_turns": (
+        PLACEMENT, "std::min(plan.context, mean + 1) + later;",
+        "std::min(plan.context, mean + 1) + 0 * later;"),
+    "heads_apart_have_room_for_any_turn": (
+        "src/bank/kept_rows.cc", "rows + n * tables <= most", "rows + n <= most"),
+    "parked_rows_do_not_come_back": (
+        PROMPT_STAGE, "backend_->Upload(rows_.as<std::byte>(), from.data(), from.size());", ""),
+    "passes_by_layer_share_their_residual": (
+        "src/engine/stepper.cc", "total() + before_ + row", "total() + row"),
+    "a_prompt_by_layer_has_room_for_all_its_rows": (
+        PLACEMENT, "plan.heads_apart && held > 0 && !plan.by_layer", "plan.heads_apart && held > 0"),
+    "heads_apart_by_layer_have_room_for_what_the_first_keeps": (
+        "src/bank/kept_rows.cc", "std::ranges::copy(rows, first);",
+        "std::fill_n(first, c.heads, rows.front());"),
+    "passes_push_the_prompt_out_of_windows": (
+        "src/engine/row_group.cc", "if (length(member) > prompt_end) {",
+        "if (length(member) > 2 * prompt_end) {"),
+    "passes_stay_in_windows": (
+        "src/engine/core.cc", "prompt_end, length + 1 - tables[i].window);",
+        "prompt_end, std::min(length, prompt_end));"),
+    "windows_stand_between_the_tables_of_heads": (
+        PLACEMENT, "    if (window == 0) continue;\n    const auto [table, added]",
+        "    const auto [table, added]"),
+    "heads_apart_keep_what_the_first_keeps": (
+        "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
+    "heads_apart_share_a_table": (
+        "src/bank/kept_rows.cc", ".table_stride = bank_.HeadTableStride()", ".table_stride = 0"),
+    "heads_apart_lose_what_the_first_lost": (
+        "src/bank/kept_rows.cc", "bank_.Gone(seq, in.table + head)", "bank_.Gone(seq, in.table)"),
+    "heads_apart_of_a_prompt_row_by_row": (
+        "src/bank/kept_rows.cc", ".by_head = prefill", ".by_head = false"),
+    "heads_apart_stored_in_another_order": (
+        "src/model/forward.cc", "store.head_step = by_head ? n_rows : 1;", "store.head_step = 1;"),
+    "heads_apart_put_back_in_one_place": (
+        "src/model/forward.cc", "pick.from = from + (back ? h * a_head : 0);", "pick.from = from;"),
+    "heads_apart_parted_in_the_first": (
+        "src/bank/bank.cc", "TableOf(streams_[stream]).first != t.first",
+        "streams_[stream].spec.table != static_cast<int32_t>(table)"),
+    "heads_apart_have_the_blocks_of_one": (
+        "src/bank/bank_config.cc", "i < Sharing(table); ++i", "i < 1; ++i"),
+    "heads_apart_saved_without_the_others": (
+        "src/bank/bank_image.cc", "for (const Table& t : tables) {",
+        "for (const Table& t : tables.first(1)) {"),
+    "passes_leave_their_rows": (
+        "src/engine/stepper.cc", "  if (by_layer_ == nullptr) group_->CutTo(member_, total());\n",
+        ""),
+    "knorm_keeps_one_fewer": (  # and so do keydiff and snapkv
+        "src/policy/prompt_choice.cc", "memory_, {.budget = budget_,", "memory_, {.budget = budget_ - 1,"),
+    "knorm_of_the_next_sequence": (
+        "src/policy/prompt_choice.cc", "attend.seqs + step.seq;", "attend.seqs;"),
+    "knorm_is_keydiff": (
+        "src/policy/knorm/knorm.cc", "KeyScoreKind::kNorm", "KeyScoreKind::kUnlike"),
+    "keydiff_is_knorm": (
+        "src/policy/keydiff/keydiff.cc", "KeyScoreKind::kUnlike", "KeyScoreKind::kNorm"),
+    "keys_of_the_largest_norm": (KERNELS + "key_score.cu", "out[t] = -score;", "out[t] = score;"),
+    "keys_have_another_anchor": (
+        KERNELS + "key_score.cu", "own[at + j] += k.v[j] * inverse;", "own[at + j] += k.v[j];"),
+    "expected_queries_of_sinks_count": (EXPECTED, ".skip = sinks_,", ".skip = 0,"),
+    "expected_last_chunk_alone": (
+        EXPECTED, ".accumulate = seen > 0 && seen == step.first_pos", ".accumulate = false"),
+    "expected_next_position_alone": (EXPECTED, ".future = future_,", ".future = 1,"),
+    "expected_scale_missing": (EXPECTED, ".scale = attend.scale,", ".scale = 1,"),
+    "expected_without_values": (EXPECTED, ".values = values_}", ".values = false}"),
+    "expected_sinks_compete": (EXPECTED, ".sinks = sinks_,", ".sinks = 0,"),
+    "expected_epsilon_missing": (EXPECTED, ".epsilon = epsilon_,", ""),
+    "expected_queries_stay_rotated": (
+        EXPECTED, ".inv_freq = InvFreq(step.layer),\n                                     .out", ".out"),
+    "moments_turned_the_other_way": (
+        KERNELS + "expected.cu", "(low ? partner : -partner)", "(low ? -partner : partner)"),
+    "moments_forget_the_distance_of_means": (
+        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x]) * (mean[y] - before[y]))",
+        "*out"),
+    "expected_covariance_counts_twice": (
+        KERNELS + "expected.cu", "scale * scale / 2 * v", "scale * scale * v"),
+    "h2o_forgets_what_earlier_queries_gave": (H2O, ".accumulate = true", ".accumulate = false"),
+    "h2o_last_query_alone": (H2O, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "h2o_gives_up_recent_tokens": (H2O, ".recent = recent_}", ".recent = recent_ - 1}"),
+    "h2o_chooses_recent_tokens_by_weight": (H2O, ".recent = recent_,", ".recent = 0,"),
+    "h2o_sums_stay_behind": (H2O, "    kept.scores = Sums(step);\n", ""),
+    "h2o_observed_is_a_plain_sum": (
+        H2O, ".rule = observed_ ? AgeRule::kPerQuery : AgeRule::kNothing", ""),
+    "h2o_maximum_of_the_group": (H2O, ".heads = HeadReduce::kMean", ".heads = HeadReduce::kMax"),
+    "sums_of_the_wrong_step": (
+        KERNELS + "score.cuh", "ScoresOf(a, seq, list, /*held=*/true)[unit]",
+        "ScoresOf(a, seq, list, /*held=*/false)[unit]"),
+    "tiles_start_one_row_late": (
+        KERNELS + "score_tiles.cu", "max(0, w.first - w.first_pos)",
+        "max(0, w.first - w.first_pos + 1)"),
+    "tiles_see_the_next_token": (
+        KERNELS + "score_tiles.cu", "e / 2 * 8 > w.first_pos + r) continue",
+        "e / 2 * 8 > w.first_pos + r + 1) continue"),
+    "tiles_forget_the_last_head": (
+        KERNELS + "score_tiles.cu", "step % list_heads == 0, queries",
+        "step % list_heads <= 1, queries"),
+    "compact_leaves_scores": (
+        KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to_scores[i] = score[u];", ""),
+    "evicts_recent_rows": (KERNELS + "kept_rows.cu", "    if (IsRecent(a, s, l, i)) continue;\n", ""),
+    "infllm_window_one_wider": (
+        INFLLM + "infllm.cc", "AttnPlan::Dense(shape_.recent)", "AttnPlan::Dense(shape_.recent + 1)"),
+    "infllm_blocks_are_whole_one_step_late": (
+        INFLLM + "far_ops.h", "(n - sinks - recent) / block)", "(n - sinks - recent - 1) / block)"),
+    "infllm_far_keys_turn_the_other_way": (
+        INFLLM + "far_ops.cc", "static_cast<float>(x * c + y * s)", "static_cast<float>(x * c - y * s)"),
+    "infllm_sums_start_anew": (
+        INFLLM + "local_weights.cc", "t < p0 ? held[t % a.stride] : Real{0}", "Real{0 * held[0]}"),
+    "infllm_steps_start_sums_anew": (
+        INFLLM + "local_weights.cc", "t < n - 1 ? held[at + i] : Real{0}", "Real{0 * held[0]}"),
+    "infllm_steps_weigh_by_the_window_alone": (
+        INFLLM + "infllm.cc",
+        "                                                .lse = lse,\n", ""),
+    "infllm_steps_weigh_one_token_less": (
+        INFLLM + "local_weights.cc", "if (t >= n - a.shape.recent) sum", "if (t > n - a.shape.recent) sum"),
+    "infllm_window_of_a_step_one_narrower": (
+        INFLLM + "infllm.cc", ".min_recent = shape_.recent}", ".min_recent = shape_.recent - 1}"),
+    "infllm_tokens_of_the_least_weight": (
+        INFLLM + "local_weights.cc", "of_x > of_y :", "of_x < of_y :"),
+    "infllm_maximum_of_heads": (
+        INFLLM + "far_memory.cc", ".heads = HeadReduce::kSum", ".heads = HeadReduce::kMax"),
+    "infllm_chunks_choose_by_their_first_query": (
+        INFLLM + "far_ops.cc", "for (int64_t r = 0; r < a.n_rows; ++r) {", "for (int64_t r = 0; r < 1; ++r) {"),
+    "infllm_sees_weights_of_the_next_token": (
+        INFLLM + "local_weights.cu", "t > at ||", "t > at + 1 ||"),
+    "infllm_evicts_the_newest": (
+        INFLLM + "far_ops.cu", "if (key < oldest) {", "if (key > oldest) {"),
+    "quest_other_reduction": (
+        QUEST, ": HeadReduce::kMax", ": HeadReduce::kSum"),
+    "quest_last_page_competes": (QUEST, ".recent = 1,", ".recent = 0,"),
+    "quest_prompts_make_no_bounds": (
+        BLOCK_CHOICE, "if (!step.prefill || !rule_.own_keys) MakeStates", "if (!step.prefill) MakeStates"),
+    "quest_mean_std_has_lists_of_kv_heads": (
+        QUEST, ".per_kv_head = !mean_std", ".per_kv_head = true"),
+    "quest_mean_std_is_min_max": (
+        QUEST, ".kind = mean_std ? SummaryKind::kMeanStd : SummaryKind::kMinMax,",
+        ".kind = SummaryKind::kMinMax,"),
+    "quest_variance_for_deviation": (
+        KERNELS + "summary.cu", "sqrtf(sum / static_cast<float>(n))", "sum / static_cast<float>(n)"),
+    "quest_deviation_of_a_sample": (
+        KERNELS + "summary.cu", "sqrtf(sum / static_cast<float>(n))",
+        "sqrtf(sum / static_cast<float>(max(n - 1, 1)))"),
+    "quest_threads_without_tokens_deviate": (
+        KERNELS + "summary.cu", "tokens_of(turn) * away * away", "away * away"),
+    "omnikv_heads_read_the_first_list": (
+        "src/policy/omnikv/token_lists.cc", "          .lists = lists_,\n", ""),
+    "omnikv_best_of_the_group": (
+        "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
+        "HeadReduce::kMax"),
+    "indexed_scores_stay_those_of_the_index": (
+        KEY_INDEX, "  scores.Reduce(choice, attend, rescored);\n", ""),
+    "indexed_last_tokens_not_rescored": (
+        KEY_INDEX, "rescored.bounds = candidates_.Recent();", ""),
+    "indexed_rescores_the_budget_alone": (
+        "src/policy/omnikv/budget.cc", "static_cast<double>(settings.Int(\"rescore\"))", "1.0"),
+    "indexed_sparse_layers_read_the_dense_layer_below": (
+        "src/policy/omnikv/filter_layers.cc", "static_cast<size_t>(filter)])]",
+        "static_cast<size_t>(filter)] + layers.Chooses(layer - 1))]"),
+    "index_codes_of_the_upper_half_not_shifted": (
+        KERNELS + "index.cu", "codes.v[1][e] >> 4 & kLower", "codes.v[1][e] & kLower"),
+    "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
+    "index_zero_of_a_key_left_out": (KERNELS + "index.cu", "ranges[half].zero * q", "0 * q"),
+    "indexed_chooses_among_all": ("src/policy/omnikv/omnikv.cc", "scores, among)", "scores)"),
+    "listed_tokens_by_place": (KERNELS + "topk.cu", "in.tokens[of_block]", "in.first + of_block"),
+    "index_digits_of_another_base": (KERNELS + "index.cu", "dot = dot * 256", "dot = dot * 255"),
+    "index_tiles_of_the_block_before": (
+        KERNELS + "index.cu", "block = block_of(tile + 2 * walkers);",
+        "block = block_of(tile + walkers);"),
+    "rescore_gives_heads_those_of_the_first_four": (
+        KERNELS + "index.cu", "begin + Lane() == four + h", "begin + Lane() % 4 == four + h"),
+    "rescored_tokens_count_twice": (
+        KERNELS + "index.cu", "fmaxf(0.0f, 1 - before) + after", "1 + after"),
+    "omnikv_sinks_compete": (
+        "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
+    "omnikv_chunk_of_the_first_sequence": (
+        SPARSE_PROMPT, "const SeqMeta* const seq = attend.seqs + step.seq;",
+        "const SeqMeta* const seq = attend.seqs;"),
+    "omnikv_chunk_by_its_last_query": (
+        SPARSE_PROMPT, ".queries = QueryReduce::kSum", ".queries = QueryReduce::kLast"),
+    "omnikv_chunk_by_logits": (SPARSE_PROMPT, "softmax_ ? attend.lse : nullptr", "nullptr"),
+    "omnikv_chunk_sinks_compete": (SPARSE_PROMPT, ".sinks = sinks_});", ".sinks = 0});"),
+    "omnikv_chunk_best_of_the_group": (
+        SPARSE_PROMPT, "lists_ > 1 ? HeadReduce::kSum : HeadReduce::kMax", "HeadReduce::kMax"),
+    "omnikv_short_chunk_chooses_as_a_long_one": (
+        SPARSE_PROMPT, "ratio_ * n_rows, step.first_pos",
+        "ratio_ * std::max<int64_t>(n_rows, chunk_), step.first_pos"),
+    "session_keeps_half_a_chunk": (
+        "src/engine/session.cc", "const int64_t whole = chunks_.WholeUpTo(held);",
+        "const int64_t whole = held;"),
+    "session_forgets_chunks_in_a_file": (
+        "src/engine/session.cc", "PromptChunks(policy().PromptStepRows(), saved.chunks);",
+        "PromptChunks(policy().PromptStepRows());"),
+    "session_shares_rows_of_sparse_prompts": (
+        "src/engine/session.cc",
+        "const bool dense = from.group_->DensePrompts() && group_->DensePrompts();",
+        "const bool dense = from.group_ != nullptr;"),
+    "omnikv_top_p_of_the_first_block": (
+        TOP_P + ".cu", "for (int b = 0; b < n_blocks; ++b) total +=", "for (int b = 0; b < 1; ++b) total +="),
+    "omnikv_top_p_one_tie_fewer": (
+        TOP_P + ".cu", "(wanted - before + each - 1) / each", "(wanted - before) / each"),
+    "omnikv_top_p_of_a_smaller_share": (
+        TOP_P + ".h", "ceil(share * static_cast<double>(total))",
+        "ceil(share * share * static_cast<double>(total))"),
+    "omnikv_top_p_weighs_sinks": (
+        TOP_P + ".h", "if (!(score > 0) || score >= kChosenFirst) return 0;",
+        "if (!(score > 0)) return 0;"),
+    "omnikv_top_p_of_the_newest_query": (
+        TOP_P + ".h", "age < a.window && t <= p - age", "age < 1 && t <= p - age"),
+    "omnikv_top_p_cuts_nothing": (
+        "src/policy/omnikv/filter_scores.cc", "  if (!cuts()) return;\n", "  if (cuts()) return;\n"),
+    "lists_share_a_ring": (
+        KERNELS + "select.cu", "((int64_t{meta.seq} * a.lists + list) * a.ring + slot)",
+        "(int64_t{meta.seq} * a.lists * a.ring + list + slot * a.lists)"),
+    "kascade_best_of_the_group": (KASCADE, "HeadReduce::kSum", "HeadReduce::kMax"),
+    "kascade_anchors_read_everything": (
+        KASCADE, "    Choose(weights);\n  }\n", "    Choose(weights);\n    return;\n  }\n"),
+    "kascade_no_map": (KASCADE, "  list.list_of = ListOf(step.layer);\n", ""),
+    "kascade_prompts_without_map": (
+        KASCADE, "anchor || lists_ == 1 ? nullptr : ListOf(step.layer)", "nullptr"),
+    "kascade_anchors_of_prompts_read_everything": (
+        KASCADE, "    prompt_.Choose(step, everything);\n  }\n",
+        "    prompt_.Choose(step, everything);\n    return;\n  }\n"),
+    "kascade_tiles_choose_their_own": (
+        TILES, "candidates.push_back(first);", "candidates.push_back(first + n_rows);"),
+    "kascade_tiles_of_the_last_row": (
+        TILES, ".queries = QueryReduce::kSum,", ".queries = QueryReduce::kLast,"),
+    "anchors_without_the_weight_inside": (
+        SIMILARITY, "std::accumulate(of_head + n, of_head + seq.kv_len, 0.0)", "0"),
+    "anchors_by_the_best_tile": (
+        SIMILARITY, "std::min(least, share)", "std::max(least, share)"),
+    "anchors_choose_by_their_followers": (
+        SIMILARITY, "chosen_[static_cast<size_t>(i)][tile * heads + v]", "own[tile * heads + v]"),
+    "anchors_importance_summed": (SIMILARITY, "= sum / n;", "= sum;"),
+    "kascade_rounds_up": (SCORE_OPS, "least > 0 ? floor(part) : ceil(part)", "ceil(part)"),
+    "kascade_weights_without_sums": (KASCADE, ".lse = attend.lse,", ""),
+    "strided_on_one_grid": (SCORE_OPS, "p == 0 ? 1 << 30 : p & -p", "1"),
+    "strided_sinks_compete": (STRIDED, ".sinks = sinks_,", ".sinks = 0,"),
+    "strided_age_of_held_rows": (
+        STEP_CHOICE, "step.steps != nullptr ? step.steps : attend.seqs", "attend.seqs"),
+    "blocks_of_the_window_compete": (
+        KEY_BLOCKS, "settings.Int(\"recent\") / block + 1", "settings.Int(\"recent\") / block"),
+    "blocks_drop_the_last_sink": (
+        KEY_BLOCKS, "(settings.Int(\"sinks\") + block - 1) / block", "settings.Int(\"sinks\") / block"),
+    "blocks_mean_over_every_token": (
+        KEY_BLOCKS, "rule.every = block / representatives_;", "rule.every = 1;"),
+    "blocks_phase_by_position": (
+        "src/policy/block_rule.h", "prompt + 1 + (n - 1 - prompt) / token_step * token_step",
+        "1 + (n - 1) / token_step * token_step"),
+    "blocks_every_step_chooses": (
+        "src/policy/blocks/block_ops.h", "if (made < n && first == made)", "if (false)"),
+    "blocks_weighed_by_one_query": (KEY_BLOCKS, "QueryReduce::kSum", "QueryReduce::kLast"),
+    "blocks_weights_of_one_head": (KEY_BLOCKS, "HeadReduce::kMean", "HeadReduce::kMax"),
+    "blocks_tokens_of_least_weight": (
+        BLOCK_OPS, "return scores[x] > scores[y];", "return scores[x] < scores[y];"),
+    "blocks_widened_to_one_side": (
+        BLOCK_OPS, "(u + 1) * rule.block + a.widen", "(u + 1) * rule.block"),
+    "blocks_excluded_are_read": (BLOCK_OPS, "a.bias != nullptr && a.bias[at + u] < 0", "false"),
+    "blocks_excluded_count_as_read": (
+        "src/policy/block_rule.h", "block) - Excluded(prompt) <= budget",
+        "block) - 0 * Excluded(prompt) <= budget"),
+    "blocks_kt_maximum_of_negatives": (
+        BLOCK_OPS, "low[i] = high[i] = std::max(most[i], 0.0f);", "low[i] = high[i] = most[i];"),
+    "blocks_kt_quest_by_group": (
+        BLOCK_OPS, "a.keys == BlockKeys::kBoundsQuest ? head :", "false ? head :"),
+    "blocks_kt_generated_compete": (BLOCK_OPS, "a.prompt_alone != 0 && u", "false && u"),
+    "blocks_each_layer_chooses": (
+        KEY_BLOCKS, ".layer_step = static_cast<int32_t>(settings.Int(\"layer_step\")),", ""),
+    "blocks_best_head_of_the_group": (
+        "src/policy/block_choice.h", "heads = HeadReduce::kSum", "heads = HeadReduce::kMax"),
+    "sinks_one_unit_short": (
+        KERNELS + "summary.cu", "unit < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }",
+        "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
+    "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
+    "few_digits_one_bin_too_high": (KERNELS + "topk.cu", "at = i + 1, n_at", "at = i, n_at"),
+    "a_unit_is_complete_one_token_late": (SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
+    "a_unit_is_complete_when_it_begins": (
+        SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len + unit - 1) / unit};"),
+    "summary_skips_nothing": (KERNELS + "summary.cu", "t += turns * a.every", "t += turns"),
+    "another_head_is_stored": (
+        KERNELS + "kept_rows.cu", "HeadOfSlice(a.from, from, i, head)",
+        "HeadOfSlice(a.from, from, i, to_head)"),
+    "duo_window_off_by_one": (
+        "src/policy/sinks_and_recent.h", "static_cast<int32_t>(recent);",
+        "static_cast<int32_t>(recent) + 1;"),
+    "duo_drops_one_too_many": (
+        DUO, "std::max(near_.sinks, length + 1 - near_.recent)",
+        "std::max(near_.sinks, length + 2 - near_.recent)"),
+    "omnikv_duo_scores_of_streaming_heads": (
+        "src/policy/omnikv/filter_scores.cc", ": attend.TakePart(),", ": HeadMask{},"),
+    "a_class_takes_part_in_one_view": (
+        "src/model/forward.cc", "    attend.heads = view.heads;\n", ""),
+    "rows_of_a_second_class_stored_as_the_first": (
+        "src/model/forward.cc", "store.rest = to[p + 1].kv;", "store.rest = to[p].kv;"),
+    "rows_of_a_second_view_cost_nothing": (
+        "src/backend/ops.cc", "if (a.HasRest()) heads +=", "if (false) heads +="),
+    "heads_that_lie_alone_by_their_numbers": (
+        CPU + "attend_kernels.cc", "const int32_t place = a.kv.Place(kv);",
+        "const int32_t place = kv;"),
+    "heads_of_a_prompt_that_lie_alone_by_their_numbers": (
+        CPU + "prefill/attend.cc", "place_ = a_.kv.Place(kv_head);", "place_ = kv_head;"),
+    "results_of_some_heads_side_by_side": (
+        CPU + "attend.cc", "const int32_t head = a.Head(of_row);", "const int32_t head = of_row;"),
+    "heads_that_lie_alone_by_their_numbers_on_a_card": (
+        KERNELS + "attend.cu", "args, args.kv.Place(kv_head), kv_head * group",
+        "args, kv_head, kv_head * group"),
+    "merged_heads_side_by_side_on_a_card": (
+        KERNELS + "attend_merge.cuh", "return args.Head(static_cast<int32_t>(Fresh(blockIdx.x)));",
+        "return static_cast<int32_t>(Fresh(blockIdx.x));"),
+    "a_second_view_is_not_stored_on_a_card": (
+        KERNELS + "kept_rows.cu", "StoreIn<Word>(a.rest, {}, a, i - n_slices);", ""),
+    "omnikv_duo_retrieving_heads_read_all": (
+        OMNIKV_DUO, "== kStreaming ? *heads_ : *tokens_", "== kStreaming ? *heads_ : *heads_"),
+    "omnikv_duo_every_head_gives_up": (
+        OMNIKV_DUO, "heads_->Dropped(length, head_class)",
+        "heads_->Dropped(length, std::max(head_class, kStreaming))"),
+    "streaming_heads_score_on_a_card": (
+        KERNELS + "select.cu", "if (!a.Takes(h)) continue;", ""),
+    "copied_values_of_one_sequence": (
+        "src/bank/fetched_values.cc", "q * static_cast<int32_t>(entries.size())", "0 * q"),
+    "copied_values_of_one_head": ("src/bank/fetched_values.cc", ".lists = list.lists,", ""),
+    "copied_values_read_where_they_were": (
+        "src/bank/fetched_values.cc", "  attend.kv = here;\n", ""),
+    "values_stand_behind_their_keys": (
+        PLACEMENT, "plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;", ""),
+    "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
+    "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
+    "kcache_renormalises_always": (KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
+    "q4_offset_of_seven": (
+        CPU + "simd-inl.h", "hn::Sub(code, hn::Set(di, 8))", "hn::Sub(code, hn::Set(di, 7))"),
+    "q4_scale_without_its_sign": (CPU + "rows.cc", "top = from[i + static_cast<size_t>(lane)];", ""),
+    "q4_nibbles_swapped": (
+        CPU + "rows.cc", "hn::Or(codes(from + i), hn::ShiftLeft<4>(codes(from + kHalf + i)))",
+        "hn::Or(codes(from + kHalf + i), hn::ShiftLeft<4>(codes(from + i)))"),
+    "q4_codes_rounded_down": (CPU + "rows.cc", "hn::Set(d, 8.5f)", "hn::Set(d, 8.0f)"),
+    "q4_query_of_the_other_half": (
+        CPU + "attend_kernels.cc", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
+    "q4_offset_of_seven_on_a_card": (
+        KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
+    "q4_v_of_low_nibbles_on_a_card": (
+        KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
+}
+# Name -> program, tests, seconds. In the order in which they run.
+CHECKS = {
+    "goldens": ("engine_test", "*Family*_cuda:*Heads*_cuda:*PolicyOracle*cuda*", 180),
+    "policies": ("policy_test", "*EveryPolicy*_cuda:*TopPOn*/cuda", 120),
+    "engine": (
+        "engine_test",
+        "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda:*SparsePromptsOn*/cuda", 180),
+    "parity": ("parity_cuda_test", "*", 180),
+}
+PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
+            "parity_cuda_test": "tests/backend"}
+# Of faults that need no card: the file, its folder or the fault -> program, tests. The last of several
+# counts, and what names a file, or lies in CPU, is not tried on the card.
+ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
+HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
+               "src/bank/": ("host_layers_test", "*/lanes"),
+               CPU: ("parity_test", "*Q4Goldens*:*AttendDenseShapes*"),
+               REF_SETS: ("bank_test", "WorkingSet*"),
+               SETS: ("policy_test", "OmnikvTest.Sets*"),
+               LOCATE: ("parity_test", "*OverStreams*"),
+               "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*:HeadsApart.*"),
+               "src/model/forward.cc": ("policy_test", "HeadsApart.*"),
+               **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*")
+                  for f in ("bank", "bank_config", "bank_image")},
+               "src/policy/kvzip/head_rows.cc": ("kvzip_test", "*KvzipTest*/cpu"),
+               **{name: ("kvzip_test", "*LaterTurns*/cpu") for name in (
+                   "kvzip_spares_the_first_tokens_of_every_turn",
+                   "kvzip_repeats_the_whole_context_in_every_turn",
+                   "kvzip_later_chunks_begin_where_heads_keep_nothing",
+                   "kvzip_later_chunks_accumulate_over_layers",
+                   "kvzip_passes_see_the_chunks_before")},
+               "src/policy/block_rule.h": ("policy_test", "Blocks*"),
+               PLACEMENT: ("engine_test", "PlacementTest*"),
+               **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")
+                  for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING)},
+               MEMORY: ("held_memory_test", "*OfTheProcess*/full_cpu"),
+               "a_stage_does_not_await_another_sequence": (
+                   "host_layers_test", "*ChangeNothing/lanes"),
+               "sets_are_primed_from_places_of_the_bank": (
+                   "host_layers_test", "*ChangeNothing/lanes"),
+               "rows_stand_in_a_stage_as_in_the_bank": ("bank_test", "BankTest.*"),
+               "stages_have_room_for_all_sequences": ("bank_test", "BankTest.*"),
+               "heads_apart_have_the_blocks_of_one": ("bank_test", "StreamsTest.*"),
+               **{name: ("parity_test", "*HeadsThatLieAlone*")
+                  for name in ("heads_that_lie_alone_by_their_numbers",
+                               "heads_of_a_prompt_that_lie_alone_by_their_numbers",
+                               "results_of_some_heads_side_by_side")},
+               "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
+               **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
+                  for when in ("one_token_late", "when_it_begins")},
+               "a_class_takes_part_in_one_view": ("engine_test", "HeadClasses.HeadsOfAClass*"),
+               **{name: ("engine_test", "*PromptsByLayer.Answer*/cpu:*PromptsByLayer.Four*/cpu")
+                  for name in ("parked_rows_do_not_come_back",
+                               "passes_by_layer_share_their_residual",
+                               "a_prompt_by_layer_has_room_for_all_its_rows",
+                               "windows_stand_between_the_tables_of_heads",
+                               "heads_apart_by_layer_have_room_for_what_the_first_keeps")},
+               **{name: ("engine_test", "*PromptsByLayer.*Windows*/cpu") for name in (
+                   "passes_push_the_prompt_out_of_windows", "passes_stay_in_windows")},
+               "heads_apart_have_no_room_for_a_prompt": ("bank_test", "StreamsTest.*"),
+               "layers_of_heads_apart_have_the_positions_of_the_first": (
+                   "engine_test", "*PolicyOracleOnItsEngine*kvzip*cpu*"),
+               **{f"heads_apart_have_{name}": ("kvzip_test", "*ShareTheRoom*/cpu")
+                  for name in ("no_room_for_later_turns", "room_for_any_turn")},
+               "heads_apart_are_as_long_as_the_first": ("policy_test", "HeadsApart.*"),
+               "duo_drops_one_too_many": ("policy_test", "*EveryPolicy.DroppedTokens*_cpu"),
+               "knorm_of_the_next_sequence": ("engine_test", "*BatchTest*/cpu"),
+               **{path: ("cost_test", "*") for path in (COST, COMBINATIONS, COMPOSITIONS)}}

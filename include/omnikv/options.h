@@ -88,6 +88,12 @@ struct SamplingOptions {
   double top_p = 1;           // 1: off
   double min_p = 0;           // 0: off
   double repeat_penalty = 1;  // 1: off; over the whole context
+  // Of the answer's tokens so far: taken off the logit of each that came, and off it once more each
+  // time that it came. -2 to 2; 0: off.
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  // Added to the logits of these tokens, -100 to 100.
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
   // The same seed gives the same tokens. The library draws no seed by itself: who wants another
   // answer each time passes a random one, as the program does where no seed is given.
   uint64_t seed = 0;

@@ -90,7 +90,8 @@ class Session {
   virtual Status Prompt(const std::vector<int32_t>& tokens, const Progress& progress = {}) = 0;
 
   // Generates after the last prompt. REQUIRES a Prompt before, or a Generate that may go on: with
-  // the same options and seed, several calls in a row give the tokens of one.
+  // the same options and seed, several calls in a row give the tokens of one, unless tokens are
+  // penalised by how often they came.
   virtual Result<GenerateResult> Generate(const GenerateOptions& options,
                                           const OnText& on_text = {}) = 0;
 

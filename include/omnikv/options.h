@@ -88,8 +88,8 @@ struct SamplingOptions {
   double top_p = 1;           // 1: off
   double min_p = 0;           // 0: off
   double repeat_penalty = 1;  // 1: off; over the whole context
-  // Of the answer's tokens so far: taken off the logit of each that came, and off it once more each
-  // time that it came. -2 to 2; 0: off.
+  // Of the tokens of one Generate so far: the first is taken off the logit of each that came, the
+  // second off it for each time that it came. -2 to 2; 0: off.
   double presence_penalty = 0;
   double frequency_penalty = 0;
   // Added to the logits of these tokens, -100 to 100.

@@ -177,6 +177,17 @@ class Bank {
   bool HasHostLayers() const { return config_.HasHostLayers(); }
   // Whether host layers can pass through stages.
   bool HasStages() const { return !stages_.empty(); }
+  // Blocks of the tables that draw on those of `table`: in all, free, and those of `seq` among
+  // them.
+  int64_t TotalBlocks(int32_t table) const {
+    return tables_[static_cast<size_t>(table)].blocks.total_blocks();
+  }
+  int64_t FreeBlocks(int32_t table) const {
+    return tables_[static_cast<size_t>(table)].blocks.free_blocks();
+  }
+  int64_t HeldBlocks(int32_t seq, int32_t table) const {
+    return static_cast<int64_t>(BlocksOf(Sharing(table), seq));
+  }
   // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
   // one once.
   size_t DeviceBytes() const { return BytesInUse(TierKind::kDevice); }

@@ -23,6 +23,13 @@ class ChunkPacer {
         max_rows_(max_rows),
         tiles_(LeastTiles()) {}
 
+  // From now on so many rows decode beside the prompt, and their steps take `alone` milliseconds.
+  void Beside(int32_t decode_rows, double limit, double alone) {
+    decode_rows_ = decode_rows;
+    limit_ = limit;
+    alone_ = alone;
+    tiles_ = std::max(tiles_, LeastTiles());
+  }
   // Of the next chunk: with the decode rows a multiple of `tile`.
   int32_t rows() const { return std::clamp(tiles_ * tile_ - decode_rows_, 1, max_rows_); }
   // A step with such a chunk took `ms`. The next one has a tile less if that was too long, or one

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/compositions.h"
@@ -118,22 +119,26 @@ Result<int32_t> RowGroup::JoinFork(const RowGroup& from) {
   return member;
 }
 
-Result<int32_t> RowGroup::JoinPrefix(const RowGroup& from, int64_t length) {
-  OKV_CHECK(max_seqs() == 1 && from.max_seqs() == 1 && from.least_length(0) == 0);
+Result<int32_t> RowGroup::JoinPrefix(int32_t bank_seq, int64_t length) {
   Bank& bank = *core_.bank;
-  OKV_ASSIGN_OR_RETURN(const int32_t member, Take([&] { return bank.Fork(from.seq(0)); }));
+  OKV_CHECK(bank.LeastLength(bank_seq) == 0);
+  OKV_ASSIGN_OR_RETURN(const int32_t member, Take([&] { return bank.Fork(bank_seq); }));
   for (size_t table = 0; table < bank.config().tables.size(); ++table) {
-    // As `from` would in its next step.
+    // As the sequence would in its next step.
     bank.Lose(seq(member), static_cast<int32_t>(table), Bank::LoseRows::kNone);
   }
   CutTo(member, length);
   return member;
 }
 
-void RowGroup::Leave(int32_t member) {
-  core_.bank->Free(At(member).seq);
+int32_t RowGroup::Detach(int32_t member) {
   residency().Reset(member);  // for the next sequence of that number
-  members_[static_cast<size_t>(member)].seq = -1;
+  return std::exchange(members_[static_cast<size_t>(member)].seq, -1);
+}
+
+void RowGroup::Leave(int32_t member) {
+  OKV_CHECK(At(member).seq >= 0);
+  core_.bank->Free(Detach(member));
 }
 
 bool RowGroup::ChoosesAfter(int32_t member, int64_t position, int64_t prompt_end) const {

@@ -41,12 +41,14 @@ class RowGroup {
   // The same for a copy of the one sequence of `from`, with what its policy knows. REQUIRES that
   // both groups have room for one sequence, and the same policy.
   Result<int32_t> JoinFork(const RowGroup& from);
-  // The same for its first `length` tokens, as rows of a prompt whose states of this group's policy
-  // are still to be made (Stepper::MakeStates). REQUIRES room for one sequence in both
-  // groups; that of `from` lost no rows by choice.
-  Result<int32_t> JoinPrefix(const RowGroup& from, int64_t length);
+  // The same for the first `length` tokens of a sequence of the bank, as rows of a prompt whose
+  // states of this group's policy are still to be made (Stepper::MakeStates). REQUIRES one that
+  // lost no rows by choice.
+  Result<int32_t> JoinPrefix(int32_t bank_seq, int64_t length);
   // Frees the sequence and its number. REQUIRES the number of a member, as all below.
   void Leave(int32_t member);
+  // Frees the number alone: the caller has the sequence of the bank from now on.
+  int32_t Detach(int32_t member);
 
   int64_t length(int32_t member) const { return core_.bank->Length(At(member).seq); }  // tokens
   // Of them, the tokens that came as prompts.

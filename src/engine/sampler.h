@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "backend/sampling.h"
@@ -15,9 +17,9 @@ Status CheckSampling(const SamplingOptions& options);
 // Sampling and max_tokens.
 Status CheckGenerate(const GenerateOptions& options);
 
-// Draws tokens by repetition penalty, then temperature, top-k, top-p and min-p in this order, as
-// transformers' generate does (backend/sampling.h: exactly how). The same seed and logits give the
-// same tokens everywhere.
+// Draws tokens by repetition penalty, presence and frequency penalties and bias, then temperature,
+// top-k, top-p and min-p in this order, as transformers' generate does (backend/sampling.h: exactly
+// how). The same seed and logits give the same tokens everywhere.
 class Sampler {
  public:
   // REQUIRES CheckSampling(options).ok().
@@ -29,20 +31,30 @@ class Sampler {
   // when greedy.
   int32_t Sample(const float* logits);
   // NextToken drew this one, from `meta` and `seen`.
-  void Take(int32_t token) { TakeSample(token, meta_, seen_.data()); }
+  void Take(int32_t token);
 
   // What NextToken goes on from. Its `random` is where the random numbers stand: a sampler with
   // this as its seed goes on with them.
   const SampleMeta& meta() const { return meta_; }
   const std::vector<uint32_t>& seen() const { return seen_; }
   // Whether its tokens are simply the highest.
-  bool IsArgmax() const { return meta_.temperature == 0 && meta_.repeat_penalty == 1; }
+  bool IsArgmax() const {
+    return meta_.temperature == 0 && meta_.repeat_penalty == 1 && !ChangesLogits();
+  }
+  // Whether Sample alone can draw its tokens: NextToken knows no bias, and no penalty of a count.
+  bool ChangesLogits() const {
+    return !bias_.empty() || presence_penalty_ != 0 || frequency_penalty_ != 0;
+  }
 
  private:
   SampleMeta meta_;
   int32_t vocab_;
   std::vector<uint32_t> seen_;            // [SeenWords(vocab)]
   std::vector<SampleCandidate> scratch_;  // [vocab]
+  float presence_penalty_, frequency_penalty_;
+  std::vector<std::pair<int32_t, float>> bias_;
+  std::map<int32_t, int32_t> drawn_;  // how often, where a penalty asks for it
+  std::vector<float> changed_;        // logits
 };
 
 }  // namespace omnikv

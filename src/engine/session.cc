@@ -13,11 +13,10 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "engine/answer.h"
 #include "engine/context_file.h"
 #include "engine/prompt_chunks.h"
-#include "engine/sampler.h"
 #include "engine/stepper.h"
-#include "engine/stop_text.h"
 
 namespace omnikv {
 namespace {
@@ -66,9 +65,6 @@ class SessionImpl : public Session {
 
  private:
   using Sink = std::function<void(int64_t, const float*)>;
-  // Tokens that end an answer: the model's, and stop texts that are a special token, which the
-  // answer's text never has.
-  Result<std::vector<int32_t>> EndIds(const GenerateOptions& options) const;
   Status OpenGroup();
   Status Prefill(const std::vector<int32_t>& tokens, const Progress& progress, const Sink& sink);
   // Makes the rows of a prompt that ended early the whole of it, for the policy too, whose state
@@ -159,7 +155,7 @@ Status SessionImpl::OpenWithPromptOf(const SessionImpl& from) {
   if (shared == 0) {
     OKV_RETURN_IF_ERROR(group_->Join().status());
   } else {
-    OKV_RETURN_IF_ERROR(group_->JoinPrefix(*from.group_, shared).status());
+    OKV_RETURN_IF_ERROR(group_->JoinPrefix(from.group_->seq(0), shared).status());
     ChooseRopes(from.rope_length_);
     tokens_.assign(from.tokens_.begin(), from.tokens_.begin() + shared);
     dense_rows_ = shared;
@@ -302,36 +298,18 @@ void SessionImpl::EndAhead(StepsAhead& ahead) {
       logits_.size() * sizeof(float));
 }
 
-Result<std::vector<int32_t>> SessionImpl::EndIds(const GenerateOptions& options) const {
-  std::vector<int32_t> ends;
-  if (!options.ignore_eos) ends = core_.config.eos_ids;
-  if (options.stop.empty()) return ends;
-  OKV_RETURN_IF_ERROR(NeedTokenizer(core_).Prefixed("`stop`"));
-  const Tokenizer& tokenizer = *core_.text.tokenizer;
-  for (const std::string& stop : options.stop) {
-    const std::optional<int32_t> id = tokenizer.TokenToId(stop);
-    if (id && tokenizer.IsSpecial(*id)) ends.push_back(*id);
-  }
-  return ends;
-}
-
 Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
                                              const OnText& on_text) {
   OKV_RETURN_IF_ERROR(CheckGenerate(options));
-  OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> ends, EndIds(options));
   if (!has_logits_) return InvalidArgument("there is no prompt to go on from");
   const auto start = Clock::now();
   stats_.decode_tokens = 0;
-  SamplingOptions sampling = options.sampling;
-  if (random_ && random_->seed == sampling.seed) sampling.seed = random_->state;
-  Sampler sampler(sampling, core_.config.vocab);
-  for (int32_t t : tokens_) sampler.See(t);
+  GenerateOptions goes_on = options;
+  if (random_ && random_->seed == options.sampling.seed) goes_on.sampling.seed = random_->state;
+  OKV_ASSIGN_OR_RETURN(Answer answer, Answer::Begin(core_, goes_on, tokens_));
+  Sampler& sampler = answer.sampler();
   if (pending_ >= 0) sampler.See(pending_);
-  StopText text(options.stop);
-  std::unique_ptr<StreamDecoder> decoder;
-  if (core_.text.tokenizer != nullptr) {
-    decoder = std::make_unique<StreamDecoder>(core_.text.tokenizer.get());
-  }
+  const bool goes_ahead = core_.backend->OnDevice() && !sampler.ChangesLogits();
   GenerateResult result;
   bool going = true;
   const auto emit = [&](const std::string& piece) {
@@ -340,7 +318,7 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
   };
   std::optional<StepsAhead> ahead;
   Status failure;  // ends it, and leaves what was generated in context
-  while (static_cast<int64_t>(result.tokens.size()) < options.max_tokens && going) {
+  while (!answer.ended() && going) {
     if (TakeCancelled()) {
       result.finish_reason = FinishReason::kCancelled;
       break;
@@ -349,13 +327,12 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
     if (pending_ >= 0 && full) break;  // kLength
     int32_t token = -1;
     if (pending_ >= 0) ++stats_.decode_tokens;
-    if (pending_ >= 0 && core_.backend->OnDevice()) {
-      const int64_t wanted = options.max_tokens - static_cast<int64_t>(result.tokens.size());
+    if (pending_ >= 0 && goes_ahead) {
       if (!ahead) {
         const DecodeRow row{.group = group_.get(), .token = pending_};
         ahead.emplace(stepper_, std::vector{row}, std::vector{&sampler});
       }
-      const auto next = ahead->Read(wanted);
+      const auto next = ahead->Read(answer.left());
       failure = next.status();
       if (next.ok()) {
         AddToken(pending_);
@@ -366,32 +343,20 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
       if (failure.ok()) token = sampler.Sample(logits_.data());
     }
     if (!failure.ok()) break;
-    result.tokens.push_back(token);
     pending_ = token;
-    if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
-      result.finish_reason = FinishReason::kStop;
-      break;
-    }
-    if (decoder != nullptr) {
-      const Result<std::string> piece = decoder->Push(token);
-      failure = piece.status();
-      if (!failure.ok()) break;
-      emit(text.Push(*piece));
-    }
-    if (text.stopped()) {
-      result.finish_reason = FinishReason::kStop;
-      break;
-    }
+    const Result<std::string> piece = answer.Take(token);
+    failure = piece.status();
+    if (!failure.ok()) break;
+    emit(*piece);
+    result.finish_reason = answer.reason();
   }
   if (!going) result.finish_reason = FinishReason::kCancelled;
   if (ahead) EndAhead(*ahead);
   random_ = {.seed = options.sampling.seed, .state = sampler.meta().random};
   if (!failure.ok()) return failure;
-  if (decoder != nullptr && !text.stopped()) {
-    OKV_ASSIGN_OR_RETURN(const std::string rest, decoder->Flush());
-    emit(text.Push(rest));
-    emit(text.Flush());
-  }
+  OKV_ASSIGN_OR_RETURN(const std::string rest, answer.Flush());
+  emit(rest);
+  result.tokens = answer.tokens();
   stats_.decode_seconds = Seconds(start);
   TakeCancelled();  // one that came too late for this call is not for the next
   return result;

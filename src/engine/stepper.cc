@@ -425,8 +425,15 @@ void PromptSteps::End() {
   group_->CutTo(member_, 0);
 }
 
-Status PromptSteps::Run(const PromptChunk& chunk, int64_t first_pos, int64_t row) {
-  if (by_layer_ == nullptr) return stepper_->Chunk(chunk);
+bool PromptSteps::TakesCompany(int32_t n) const {
+  const Workspace& work = stepper_->core_.work;
+  return by_layer_ == nullptr && pos_ < total() && n + RowsTogether() <= work.max_rows &&
+         n < work.max_out && n <= kMaxBatch;
+}
+
+Status PromptSteps::Run(const PromptChunk& chunk, int64_t first_pos, int64_t row,
+                        const Company& company) {
+  if (by_layer_ == nullptr) return stepper_->Step(company.rows, company.logits, &chunk);
   EngineCore& core = stepper_->core_;
   const int64_t d = core.config.d_model;
   float* const x = by_layer_->x.as<float>() + row * d;
@@ -469,13 +476,13 @@ Status PromptSteps::AdvancePass() {
   const size_t n =
       std::min(pass.size() - pass_row_, static_cast<size_t>(stepper_->core_.work.max_rows));
   const auto row = static_cast<int64_t>(pass_row_);
-  n_out_ = 0;
+  n_out_ = first_out_ = 0;
   OKV_RETURN_IF_ERROR(Run({.group = group_,
                            .member = member_,
                            .tokens = pass.subspan(pass_row_, n),
                            .prompt_end = total(),
                            .pass = static_cast<int32_t>(pass_)},
-                          total() + row, total() + before_ + row));
+                          total() + row, total() + before_ + row, {}));
   pass_row_ += n;
   if (pass_row_ < pass.size()) return {};
   if (by_layer_ == nullptr) group_->CutTo(member_, total());
@@ -503,28 +510,34 @@ Status PromptSteps::EndLayer() {
   return {};
 }
 
-Status PromptSteps::Advance() {
-  const Status ran = pos_ == total() ? AdvancePass() : AdvancePrompt();
+Status PromptSteps::Advance(const Company& company) {
+  const auto n_rows = static_cast<int32_t>(company.rows.size());
+  OKV_CHECK(n_rows == 0 || TakesCompany(n_rows));
+  const Status ran = pos_ == total() ? AdvancePass() : AdvancePrompt(company);
   if (ran.ok() || by_layer_ == nullptr) return ran;
   pass_ = 0;  // not done
   End();
   return ran;
 }
 
-Status PromptSteps::AdvancePrompt() {
+Status PromptSteps::AdvancePrompt(const Company& company) {
   const Workspace& work = stepper_->core_.work;
-  const int32_t most = all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows;
+  const auto others = static_cast<int32_t>(company.rows.size());
+  const int32_t room =
+      (all_logits_ ? std::min(work.max_out, work.max_rows) : work.max_rows) - others;
+  const int32_t most = std::clamp(company.most_rows, std::min(room, RowsTogether()), room);
   const int64_t end = group_->PartEnd(pos_, total());
   const int32_t n = group_->ChunkRows(end - pos_, most);
   const bool last = pos_ + n == total();
   n_out_ = layer_ < last_layer_ ? 0 : all_logits_ ? n : last ? 1 : 0;
+  first_out_ = others;
   OKV_RETURN_IF_ERROR(
       Run({.group = group_,
            .member = member_,
            .tokens = tokens_.subspan(static_cast<size_t>(pos_), static_cast<size_t>(n)),
            .prompt_end = end,
            .n_out = n_out_},
-          pos_, pos_));
+          pos_, pos_, company));
   pos_ += n;
   return last && passes_.empty() ? EndLayer() : Status();
 }

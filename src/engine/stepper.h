@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -117,10 +118,22 @@ class PromptSteps {
   ~PromptSteps();
 
   bool done() const { return InPlace() && pass_ == passes_.size(); }
-  // Runs the next step. After a failure no more may follow.
-  Status Advance();
-  // Logits of the last step: rows from 0 on, that follow tokens up to `pos`.
+  // Decode rows of other sequences that share a step of the prompt, where their logits go
+  // (Stepper::Step), and the most rows of the prompt in it.
+  struct Company {
+    std::span<const DecodeRow> rows = {};
+    std::span<float* const> logits = {};
+    int32_t most_rows = std::numeric_limits<int32_t>::max();
+  };
+  // Whether the next step can have `n` decode rows besides: it is of all layers, and there is room
+  // for them and for the rows that the policy must see together.
+  bool TakesCompany(int32_t n) const;
+  // Runs the next step. After a failure no more may follow. REQUIRES TakesCompany, if there is any.
+  Status Advance(const Company& company);
+  Status Advance() { return Advance({}); }
+  // Logits of the last step: rows from first_out() on, that follow tokens up to `pos`.
   int32_t n_out() const { return n_out_; }
+  int32_t first_out() const { return first_out_; }
   int64_t pos() const { return pos_; }
   // Tokens that stay if no more steps come.
   int64_t computed() const {
@@ -142,7 +155,11 @@ class PromptSteps {
   // Whether all rows of the prompt itself are.
   bool InPlace() const { return pos_ == total() && layer_ == last_layer_; }
   // A step whose rows come behind `first_pos` tokens, and behind `row` rows in ByLayer::x.
-  Status Run(const PromptChunk& chunk, int64_t first_pos, int64_t row);
+  Status Run(const PromptChunk& chunk, int64_t first_pos, int64_t row, const Company& company);
+  // Rows of the prompt that the policy must see in one step, at least.
+  int32_t RowsTogether() const {
+    return std::max(group_->policy().PromptStepRows(), group_->policy().LastRows());
+  }
   static Result<ByLayer> MakeByLayer(EngineCore& core, const PromptSteps& steps);
   // The rows of a layer are computed, or of all layers where they pass together.
   Status EndLayer();
@@ -150,7 +167,7 @@ class PromptSteps {
   Status PlanPasses();
   int64_t LongestPass() const;  // rows
   // The next step of the prompt, or of a pass.
-  Status AdvancePrompt();
+  Status AdvancePrompt(const Company& company);
   Status AdvancePass();
   // Gives back what it takes; forgets what cannot stay.
   void End();
@@ -163,6 +180,7 @@ class PromptSteps {
   int64_t pos_ = 0;                     // of the next chunk
   int32_t layer_ = 0, last_layer_ = 0;  // 0: all at once
   int32_t n_out_ = 0;
+  int32_t first_out_ = 0;
   std::unique_ptr<ByLayer> by_layer_;  // null: chunk by chunk
   std::vector<std::vector<int32_t>> passes_;
   size_t pass_ = 0;      // the next step is of

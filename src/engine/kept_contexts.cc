@@ -1,0 +1,68 @@
+#include "engine/kept_contexts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace omnikv {
+
+bool TakesRows(const EngineCore& core, const RowGroup& to) {
+  const Keeps keeps = to.policy().Kept();
+  const bool by_layer = core.plan.by_layer && keeps.rows > 0;
+  return !keeps.sums && to.policy().PromptStepRows() == 0 && !by_layer;
+}
+
+int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, const SharedRows& from,
+                        std::span<const int32_t> prompt) {
+  const Policy& policy = to.policy();
+  const bool own = from.group == to.id() && policy.CutsBack();
+  if (!TakesRows(core, to) || (!own && !to.DensePrompts()) ||
+      core.bank->LeastLength(from.seq) > 0) {
+    return 0;
+  }
+  const size_t most = std::min(prompt.size(), from.tokens.size());
+  const auto common = std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(most),
+                                    from.tokens.begin())
+                          .first -
+                      prompt.begin();
+  // The last rows are computed for the logits and for the policy's state.
+  const int64_t warm = std::max<int64_t>({1, policy.WarmRows(), policy.LastRows()});
+  int64_t shared = std::min<int64_t>({common, static_cast<int64_t>(prompt.size()) - warm,
+                                      own ? static_cast<int64_t>(common) : from.dense_rows});
+  // The unit that the first new row is in has its states from the step of that row.
+  for (const auto& stream : to.states()) shared -= std::max<int64_t>(shared, 0) % stream->spec.unit;
+  return shared > 0 && CanGoOnFrom(core, policy, from.seq, shared) ? shared : 0;
+}
+
+KeptContexts::~KeptContexts() {
+  for (const Context& c : contexts_) core_.bank->Free(c.seq);
+}
+
+void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
+                        int64_t group) {
+  std::erase_if(contexts_, [&](const Context& c) {
+    const bool covered =
+        c.dense_rows <= dense_rows && c.tokens.size() <= tokens.size() &&
+        (c.group == group || static_cast<int64_t>(c.tokens.size()) <= dense_rows) &&
+        std::equal(c.tokens.begin(), c.tokens.end(), tokens.begin());
+    if (covered) core_.bank->Free(c.seq);
+    return covered;
+  });
+  contexts_.push_back({seq, std::move(tokens), dense_rows, group});
+}
+
+bool KeptContexts::DropOldest(int32_t but) {
+  const auto oldest = std::find_if(contexts_.begin(), contexts_.end(),
+                                   [&](const Context& c) { return c.seq != but; });
+  if (oldest == contexts_.end()) return false;
+  core_.bank->Free(oldest->seq);
+  contexts_.erase(oldest);
+  return true;
+}
+
+void KeptContexts::Touch(int32_t seq) {
+  const auto used = std::find_if(contexts_.begin(), contexts_.end(),
+                                 [&](const Context& c) { return c.seq == seq; });
+  if (used != contexts_.end()) contexts_.splice(contexts_.end(), contexts_, used);
+}
+
+}  // namespace omnikv

@@ -1,0 +1,64 @@
+// Rows of prompts that requests computed, kept for those that begin with the same tokens
+// (docs/serving.md, "Prefixes").
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <span>
+#include <vector>
+
+#include "engine/row_group.h"
+
+namespace omnikv {
+
+// What a sequence of the bank has for others.
+struct SharedRows {
+  int32_t seq = -1;  // of the bank
+  std::span<const int32_t> tokens;
+  int64_t dense_rows = 0;  // the first ones, each computed from all before it, in all layers
+  int64_t group = -1;      // RowGroup::id of its last group
+};
+
+// Whether members of `to` can take rows at all: none where a policy's choice is made of all rows of
+// a prompt as they are computed.
+bool TakesRows(const EngineCore& core, const RowGroup& to);
+
+// The first tokens of `prompt` whose rows a new member of `to` can take from those, as they are: by
+// any policy those of a dense prompt, where `to` reads prompts densely too, and by the group that
+// made them all rows. 0 where there are none.
+int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, const SharedRows& from,
+                        std::span<const int32_t> prompt);
+
+// Sequences of the bank that no group has, the least recently used first. Thread-compatible.
+class KeptContexts {
+ public:
+  explicit KeptContexts(EngineCore& core) : core_(core) {}
+  ~KeptContexts();
+
+  // Takes the sequence over. One whose tokens all are the first ones of a new one goes.
+  void Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, int64_t group);
+  // Frees the one that was not used for longest, but for `but`; false: there is none.
+  bool DropOldest(int32_t but = -1);
+  // It is used now.
+  void Touch(int32_t seq);
+  // Calls visit(rows) for each.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (const Context& c : contexts_) visit(c.Rows());
+  }
+  size_t size() const { return contexts_.size(); }
+
+ private:
+  struct Context {
+    int32_t seq;
+    std::vector<int32_t> tokens;
+    int64_t dense_rows;
+    int64_t group;
+    SharedRows Rows() const { return {seq, tokens, dense_rows, group}; }
+  };
+
+  EngineCore& core_;
+  std::list<Context> contexts_;
+};
+
+}  // namespace omnikv

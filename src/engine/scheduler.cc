@@ -1,0 +1,391 @@
+// Who runs: what comes in, what is admitted, what ends. The steps of those that run are in
+// scheduler_steps.cc.
+#include "engine/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/placement.h"
+
+namespace omnikv {
+namespace {
+
+double Seconds(Scheduler::Clock::time_point from, Scheduler::Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// Whether keys of all contexts are rotated alike, so that one can take over rows of another.
+bool OneRotation(const ModelConfig& config) {
+  return std::none_of(config.ropes.begin(), config.ropes.end(), [](const RopeConfig& rope) {
+    return rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope;
+  });
+}
+
+// Rows that are worth keeping: a block of them.
+constexpr int64_t kLeastKept = 64;
+// A request waits for the rows of a prompt that is being read if it can have so many more of them.
+constexpr int64_t kWorthWaiting = 64;
+
+}  // namespace
+
+Result<std::unique_ptr<Scheduler>> Scheduler::Create(EngineCore& core,
+                                                     const SchedulerOptions& options) {
+  const int32_t most = std::min(kMaxBatch, core.options.max_sessions);
+  if (options.seats < 1 || options.seats > most) {
+    return InvalidArgument(fmt::format("`seats` is {}, expected 1 to {}", options.seats, most));
+  }
+  if (options.max_waiting < 1) {
+    return InvalidArgument(
+        fmt::format("`max_waiting` is {}, expected 1 or more", options.max_waiting));
+  }
+  if (!(options.token_ms >= 0)) {
+    return InvalidArgument(fmt::format("`token_ms` is {}, expected 0 or more", options.token_ms));
+  }
+  return std::unique_ptr<Scheduler>(new Scheduler(core, options));
+}
+
+Scheduler::~Scheduler() {
+  TakeIncoming();
+  EndAhead();
+  for (Sequence& s : running_) End(s, {}, FinishReason::kCancelled);
+  for (const Waiting& w : waiting_) {
+    w.request.on_end(RequestEnd{.reason = FinishReason::kCancelled});
+  }
+}
+
+Scheduler::Id Scheduler::Submit(Request request) {
+  const std::lock_guard lock(mutex_);
+  const Id id = next_id_++;
+  incoming_.push_back({.id = id,
+                       .request = std::move(request),
+                       .arrived = Clock::now(),
+                       .late = stopped_});
+  wake_.notify_one();
+  return id;
+}
+
+void Scheduler::Cancel(Id id) {
+  const std::lock_guard lock(mutex_);
+  cancels_.push_back(id);
+  wake_.notify_one();
+}
+
+SchedulerStats Scheduler::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void Scheduler::Stop(bool drain) {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  drains_ = drain;
+  wake_.notify_one();
+}
+
+void Scheduler::Run() {
+  while (true) {
+    const bool busy = Turn();
+    std::unique_lock lock(mutex_);
+    if (stopped_ && (!drains_ || !busy)) return;
+    if (!busy) {
+      wake_.wait(lock, [&] { return stopped_ || !incoming_.empty() || !cancels_.empty(); });
+    }
+  }
+}
+
+bool Scheduler::Turn() {
+  TakeIncoming();
+  EndCancelled();
+  Admit();
+  if (Sequence* prompt = NextPrompt(); prompt != nullptr || !running_.empty()) {
+    Sequences together;
+    Sequences alone;
+    Decoding(prompt, together, alone);
+    if (prompt == nullptr && alone.empty() && CanGoAhead(together)) {
+      if (const Status ran = StepAhead(together); !ran.ok()) Apart(together, nullptr, ran);
+    } else {
+      EndAhead();
+      if (!together.empty() || prompt != nullptr) Together(together, prompt);
+      for (Sequence* s : alone) Together({s}, nullptr);
+    }
+  }
+  RemoveEnded();
+  const std::lock_guard lock(mutex_);
+  stats_.running = static_cast<int64_t>(running_.size());
+  stats_.waiting = static_cast<int64_t>(waiting_.size());
+  stats_.kept_contexts = static_cast<int64_t>(kept_.size());
+  stats_.blocks_total = core_.bank->TotalBlocks(0);
+  stats_.blocks_used = stats_.blocks_total - core_.bank->FreeBlocks(0);
+  return !running_.empty() || !waiting_.empty() || !incoming_.empty();
+}
+
+void Scheduler::TakeIncoming() {
+  std::vector<Waiting> taken;
+  {
+    const std::lock_guard lock(mutex_);
+    taken.swap(incoming_);
+  }
+  for (Waiting& w : taken) {
+    if (w.late) {
+      Refuse(w, ResourceExhausted("no more requests are taken: the engine is stopping"));
+    } else if (static_cast<int32_t>(waiting_.size()) >= options_.max_waiting) {
+      Refuse(w, ResourceExhausted(fmt::format("{} requests are waiting, expected at most {}",
+                                              waiting_.size(), options_.max_waiting)));
+    } else if (const Status can_run = Check(w); !can_run.ok()) {
+      Refuse(w, can_run);
+    } else {
+      waiting_.push_back(std::move(w));
+    }
+  }
+  std::sort(waiting_.begin(), waiting_.end(), [](const Waiting& a, const Waiting& b) {
+    return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
+                                                    : a.id < b.id;
+  });
+}
+
+int64_t Scheduler::TotalTokens(const Request& request) const {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t context = core_.bank->config().max_tokens;
+  return std::min(context, request.generate.max_tokens > context
+                               ? context
+                               : prompt + request.generate.max_tokens);
+}
+
+Status Scheduler::Check(Waiting& waiting) const {
+  const Request& request = waiting.request;
+  OKV_RETURN_IF_ERROR(CheckTokens(core_, request.prompt));
+  OKV_RETURN_IF_ERROR(CheckGenerate(request.generate));
+  OKV_ASSIGN_OR_RETURN(waiting.key, GroupPool::KeyOf(core_, request.policy));
+  OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> policy,
+                       PolicyFor(request.policy, core_.config, core_.bank->config().max_tokens,
+                                 core_.plan.host_layers > 0));
+  OKV_RETURN_IF_ERROR(CheckLayout(core_, request.policy.name, *policy));
+  const int64_t total = TotalTokens(request);
+  return CheckBlocks(
+      core_, MostBlocks(core_, *policy, static_cast<int64_t>(request.prompt.size()), total), total);
+}
+
+void Scheduler::Refuse(const Waiting& waiting, const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++stats_.refused;
+  }
+  waiting.request.on_end(status);
+}
+
+void Scheduler::EndCancelled() {
+  std::vector<Id> ids;
+  {
+    const std::lock_guard lock(mutex_);
+    ids.swap(cancels_);
+  }
+  const auto now = Clock::now();
+  const auto over = [&](Id id, const Request& request) {
+    return std::find(ids.begin(), ids.end(), id) != ids.end() ||
+           (request.deadline && *request.deadline <= now);
+  };
+  for (Sequence& s : running_) {
+    if (over(s.id, s.request)) End(s, {}, FinishReason::kCancelled);
+  }
+  RemoveEnded();
+  std::erase_if(waiting_, [&](const Waiting& w) {
+    if (!over(w.id, w.request)) return false;
+    w.request.on_end(RequestEnd{.reason = FinishReason::kCancelled});
+    const std::lock_guard lock(mutex_);
+    ++stats_.cancelled;
+    return true;
+  });
+}
+
+void Scheduler::Admit() {
+  for (size_t i = 0; i < waiting_.size();) {
+    if (static_cast<int32_t>(running_.size()) >= options_.seats) return;
+    switch (TryAdmit(waiting_[i])) {
+      case Admission::kWaits:
+        return;  // those behind it wait, too: it is not overtaken for ever
+      case Admission::kWaitsForRows:
+        ++i;
+        break;
+      case Admission::kRuns:
+      case Admission::kRefused:
+        waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
+        break;
+    }
+  }
+}
+
+SharedRows Scheduler::RowsOf(const Sequence& s) const {
+  return {.seq = s.group->rows->seq(s.member),
+          .tokens = s.tokens,
+          .dense_rows = s.dense_rows,
+          .group = s.group->rows->id()};
+}
+
+Scheduler::Best Scheduler::BestRows(const RowGroup& to, std::span<const int32_t> prompt) const {
+  Best best;
+  const auto offer = [&](const SharedRows& rows) {
+    const int64_t tokens = ShareableTokens(core_, to, rows, prompt);
+    if (tokens <= best.tokens) return;
+    best.rows = rows;
+    best.tokens = tokens;
+  };
+  if (!OneRotation(core_.config) || !TakesRows(core_, to)) return best;
+  kept_.ForEach(offer);
+  for (const Sequence& s : running_) {
+    if (s.ended) continue;
+    offer(RowsOf(s));
+    const RowGroup& rows = *s.group->rows;
+    if (s.read || !rows.DensePrompts() || !to.DensePrompts() || !TakesRows(core_, rows)) continue;
+    const std::vector<int32_t>& theirs = s.request.prompt;
+    const size_t most = std::min(prompt.size(), theirs.size());
+    const auto common =
+        std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(most), theirs.begin())
+            .first -
+        prompt.begin();
+    best.to_come = std::max<int64_t>(best.to_come, common);
+  }
+  return best;
+}
+
+bool Scheduler::Fits(const BlockCounts& most, int64_t shared) const {
+  const Bank& bank = *core_.bank;
+  const int64_t there = shared / bank.config().block_tokens;
+  for (size_t t = 0; t < most.size(); ++t) {
+    if (most[t] == 0) continue;
+    const auto table = static_cast<int32_t>(t);
+    int64_t free = bank.FreeBlocks(table);
+    for (const Sequence& s : running_) {
+      if (s.ended) continue;
+      free -=
+          std::max<int64_t>(0, s.most[t] - bank.HeldBlocks(s.group->rows->seq(s.member), table));
+    }
+    if (free < most[t] - (bank.config().tables[t].window == 0 ? there : 0)) return false;
+  }
+  return true;
+}
+
+Result<int32_t> Scheduler::Join(RowGroup& rows, std::span<const int32_t> prompt, Best& best) {
+  while (true) {
+    auto member = best.tokens > 0 ? rows.JoinPrefix(best.rows.seq, best.tokens) : rows.Join();
+    if (member.ok() || kept_.size() == 0) return member;
+    if (kept_.DropOldest(best.rows.seq)) continue;
+    kept_.DropOldest();  // that one, whose number is needed
+    best = BestRows(rows, prompt);
+  }
+}
+
+Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
+  Request& request = waiting.request;
+  const auto refuse = [&](const Status& status) {
+    Refuse(waiting, status);
+    return Admission::kRefused;
+  };
+  const auto wait_or_refuse = [&](const Status& status) {
+    const bool later = status.code() == StatusCode::kResourceExhausted && !running_.empty();
+    return later ? Admission::kWaits : refuse(status);
+  };
+  const auto found = groups_.Get(waiting.key, request.policy);
+  if (!found.ok()) return wait_or_refuse(found.status());
+  Group& group = **found;
+  RowGroup& rows = *group.rows;
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  Best best = BestRows(rows, request.prompt);
+  if (best.to_come >= best.tokens + kWorthWaiting) return Admission::kWaitsForRows;
+  const int64_t total = TotalTokens(request);
+  const BlockCounts most = MostBlocks(core_, rows.policy(), prompt, total);
+  // Rows that move, or of which some stay, become the sequence's own.
+  const auto shared = [&] { return rows.policy().Kept().rows > 0 ? 0 : best.tokens; };
+  while (!Fits(most, shared())) {
+    if (kept_.DropOldest(best.rows.seq)) continue;
+    if (kept_.DropOldest()) {  // that one, whose rows take more than they save
+      best = BestRows(rows, request.prompt);
+      continue;
+    }
+    return wait_or_refuse(ResourceExhausted(fmt::format(
+        "{} tokens of prompt and answer under policy {} do not fit beside what is in use", total,
+        rows.policy_name())));
+  }
+  auto answer = Answer::Begin(core_, request.generate, request.prompt);
+  if (!answer.ok()) return refuse(answer.status());
+  EndAhead();
+  const auto member = Join(rows, request.prompt, best);
+  if (!member.ok()) return wait_or_refuse(member.status());
+  kept_.Touch(best.rows.seq);
+  ++group.used;
+  Sequence& s = running_.emplace_back(Sequence{.id = waiting.id,
+                                               .request = std::move(request),
+                                               .group = &group,
+                                               .member = *member,
+                                               .answer = std::move(*answer),
+                                               .admitted = Clock::now(),
+                                               .stats = {}});
+  s.tokens.assign(s.request.prompt.begin(), s.request.prompt.begin() + best.tokens);
+  s.dense_rows = std::min(best.rows.dense_rows, best.tokens);
+  s.logits.resize(static_cast<size_t>(core_.config.vocab));
+  s.most = most;
+  s.stats = {.policy = rows.policy_name(),
+             .settings = rows.settings().ToString(),
+             .prompt_tokens = prompt,
+             .cached_tokens = best.tokens,
+             .queue_seconds = Seconds(waiting.arrived, s.admitted)};
+  if (best.tokens > 0 && best.rows.group != rows.id()) {
+    if (const Status made = stepper_.MakeStates(rows, s.member); !made.ok()) End(s, made);
+  }
+  if (rows.max_seqs() == 1) rows.ropes().Choose(*core_.backend, core_.config, prompt);
+  return Admission::kRuns;
+}
+
+void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
+  EndAhead();
+  s.ended = true;
+  const auto now = Clock::now();
+  Result<std::string> rest = std::string();
+  if (status.ok()) rest = s.answer.Flush();
+  const RowGroup& rows = *s.group->rows;
+  s.stats.answer_tokens = static_cast<int64_t>(s.answer.tokens().size());
+  s.stats.prefill_seconds = Seconds(s.admitted, s.read ? s.read_at : now);
+  s.stats.decode_seconds = s.read ? Seconds(s.read_at, now) : 0;
+  if (rows.length(s.member) > 0) {
+    const SeqLength at = rows.lengths(s.member);
+    s.stats.read_fraction = ReadFraction(core_, rows.policy(), s.member, at);
+    s.stats.attended_tokens = AttendedTokens(core_.config, rows.policy(), s.member, at);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    const bool good = status.ok() && rest.ok();
+    ++(!good                                ? stats_.failed
+       : reason == FinishReason::kCancelled ? stats_.cancelled
+                                            : stats_.finished);
+    stats_.prompt_tokens += s.stats.prompt_tokens;
+    stats_.cached_tokens += s.stats.cached_tokens;
+    stats_.answer_tokens += s.stats.answer_tokens;
+  }
+  Leave(s);
+  if (!status.ok() || !rest.ok()) return s.request.on_end(status.ok() ? rest.status() : status);
+  s.request.on_end(RequestEnd{.reason = reason, .text = *rest, .stats = s.stats});
+}
+
+void Scheduler::Leave(Sequence& s) {
+  RowGroup& rows = *s.group->rows;
+  s.prompt.reset();  // which may leave less than was computed
+  --s.group->used;
+  const int64_t length = rows.length(s.member);
+  s.tokens.resize(static_cast<size_t>(std::min<int64_t>(length, std::ssize(s.tokens))));
+  const bool for_others = s.dense_rows >= kLeastKept;
+  const bool for_itself =
+      rows.policy().CutsBack() && !rows.policy().Kept().sums && rows.policy().PromptStepRows() == 0;
+  if (length < kLeastKept || std::ssize(s.tokens) != length || rows.least_length(s.member) > 0 ||
+      !OneRotation(core_.config) || !(for_others || for_itself)) {
+    return rows.Leave(s.member);
+  }
+  const int32_t seq = rows.Detach(s.member);
+  kept_.Keep(seq, std::move(s.tokens), std::min(s.dense_rows, length), rows.id());
+}
+
+void Scheduler::RemoveEnded() {
+  running_.remove_if([](const Sequence& s) { return s.ended; });
+}
+
+}  // namespace omnikv

@@ -1,0 +1,222 @@
+// Many requests on one engine: who is admitted, which rows each step has, who waits
+// (docs/serving.md).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/answer.h"
+#include "engine/block_needs.h"
+#include "engine/chunk_pacer.h"
+#include "engine/group_pool.h"
+#include "engine/kept_contexts.h"
+#include "engine/stepper.h"
+
+namespace omnikv {
+
+// The natural logarithm of a token's probability: of softmax over the whole vocabulary, before
+// penalties, bias and temperature.
+struct ScoredToken {
+  int32_t token = 0;
+  double logprob = 0;
+};
+
+// A token that was drawn, and the text that can be shown since the one before.
+struct AnswerPiece {
+  int32_t token = 0;
+  std::string text;              // whole UTF-8 characters
+  double logprob = 0;            // where Request::top_logprobs asks for it
+  std::vector<ScoredToken> top;  // so many, the likeliest first
+};
+
+// What a request took, and what its last step read (SessionStats).
+struct RequestStats {
+  std::string policy, settings;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // of them, those whose rows were there already
+  int64_t answer_tokens = 0;
+  double queue_seconds = 0;    // until it was admitted
+  double prefill_seconds = 0;  // from then on until its prompt was read
+  double decode_seconds = 0;   // from then on
+  double read_fraction = 1;
+  double attended_tokens = 0;
+};
+
+struct RequestEnd {
+  FinishReason reason = FinishReason::kStop;
+  std::string text;  // what was held back until now
+  RequestStats stats;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  PolicyOptions policy;
+  GenerateOptions generate;
+  int32_t top_logprobs = -1;  // -1: no log-probabilities
+  int32_t priority = 0;       // higher goes first
+  // When it ends, wherever it is (kCancelled).
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+
+  // Called on the thread of Turn, which they must not hold up. All but on_end may be empty.
+  std::function<void(int64_t done, int64_t total, int64_t cached)> on_progress = {};
+  std::function<void(const AnswerPiece& piece)> on_piece = {};
+  // The last call, once for each request. Not ok: kInvalidArgument or kUnsupported where it can
+  // never run, kResourceExhausted where too many wait or memory ran out, else what it failed with.
+  std::function<void(const Result<RequestEnd>& end)> on_end;
+};
+
+struct SchedulerOptions {
+  int32_t seats = 8;           // requests at a time, 1 to kMaxBatch
+  int32_t max_waiting = 1024;  // requests; one more is refused
+  // The longest time between two tokens of a sequence while a prompt is read beside it,
+  // milliseconds; at least twice what a step takes without the prompt.
+  double token_ms = 50;
+};
+
+// Counts since the start, and how things stand.
+struct SchedulerStats {
+  int64_t running = 0, waiting = 0, kept_contexts = 0;
+  int64_t finished = 0, refused = 0, cancelled = 0, failed = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+  int64_t steps = 0, step_rows = 0;           // that decode
+  int64_t blocks_used = 0, blocks_total = 0;  // of the first table of the bank
+};
+
+// One thread calls Turn or Run, and nothing else touches the engine meanwhile; the other functions
+// may be called from any thread.
+class Scheduler {
+ public:
+  using Id = uint64_t;
+  using Clock = std::chrono::steady_clock;
+
+  // kInvalidArgument for options out of range, or more seats than the engine has sessions. It must
+  // not outlive the engine. Requests that have not ended when it goes end as cancelled.
+  static Result<std::unique_ptr<Scheduler>> Create(EngineCore& core,
+                                                   const SchedulerOptions& options);
+  ~Scheduler();
+
+  // Hands a request over; what becomes of it, its calls say.
+  Id Submit(Request request);
+  // Ends a request (kCancelled), unless it has ended. From its own calls, too.
+  void Cancel(Id id);
+  SchedulerStats stats() const;
+
+  // One step of those that run, and what goes before it. False: there is nothing to do.
+  bool Turn();
+  // Turns, and waits for requests, until Stop.
+  void Run();
+  // Run returns: once those that are there have ended, if it drains, and new ones are refused
+  // meanwhile; else at once.
+  void Stop(bool drain);
+
+ private:
+  using Group = GroupPool::Group;
+
+  struct Waiting {
+    Id id = 0;
+    Request request;
+    Clock::time_point arrived;
+    bool late = false;     // it came after Stop
+    std::string key = {};  // of its group
+  };
+  // A request that was admitted.
+  struct Sequence {
+    Id id;
+    Request request;
+    Group* group;
+    int32_t member;
+    Answer answer;
+    Clock::time_point admitted;
+    RequestStats stats;
+    bool read = false;                  // the prompt is
+    std::optional<PromptSteps> prompt;  // from its first chunk on, until then
+    Clock::time_point read_at = {};
+    std::vector<int32_t> tokens;  // in the bank
+    int64_t dense_rows = 0;       // SharedRows
+    int32_t next = -1;            // drawn, and not in the bank
+    std::vector<float> logits;    // [vocab]
+    BlockCounts most;
+    bool failed_once = false;  // a step with others and a chunk of its prompt
+    bool ended = false;
+  };
+  using Sequences = std::vector<Sequence*>;
+
+  Scheduler(EngineCore& core, const SchedulerOptions& options)
+      : core_(core), options_(options), stepper_(core), groups_(core, options.seats), kept_(core) {}
+
+  void TakeIncoming();
+  Status Check(Waiting& waiting) const;
+  void EndCancelled();
+  void Admit();
+  enum class Admission { kRuns, kWaits, kWaitsForRows, kRefused };
+  Admission TryAdmit(Waiting& waiting);
+  // The rows that most of a prompt can be taken from, now and once prompts that run are read.
+  struct Best {
+    SharedRows rows = {};
+    int64_t tokens = 0;
+    int64_t to_come = 0;
+  };
+  Best BestRows(const RowGroup& to, std::span<const int32_t> prompt) const;
+  SharedRows RowsOf(const Sequence& s) const;
+  // Whether the blocks fit beside those that the admitted sequences will still take.
+  bool Fits(const BlockCounts& most, int64_t shared) const;
+  // A member with the rows of `best`, or with fewer where these have to go.
+  Result<int32_t> Join(RowGroup& rows, std::span<const int32_t> prompt, Best& best);
+  int64_t TotalTokens(const Request& request) const;
+
+  Sequence* NextPrompt();
+  // Sequences that decode: those that share a step, group after group, and those that take one
+  // each.
+  void Decoding(const Sequence* prompt, Sequences& together, Sequences& alone);
+  bool CanGoAhead(const Sequences& rows) const;
+  Status StepAhead(const Sequences& rows);
+  void EndAhead();
+  void Together(const Sequences& rows, Sequence* prompt);
+  // The step of these failed: each gets one by itself.
+  void Apart(const Sequences& rows, Sequence* prompt, const Status& failure);
+  Status StepOf(const Sequences& rows, Sequence* prompt);
+  Status BeginPrompt(Sequence& s);
+  // A step of its prompt was taken, which had `before` tokens in the bank.
+  void AfterChunk(Sequence& s, int64_t before);
+  void Appended(Sequence& s);
+  void Draw(Sequence& s);
+  void Drawn(Sequence& s, int32_t token);
+  void End(Sequence& s, const Status& status, FinishReason reason = FinishReason::kStop);
+  void Refuse(const Waiting& waiting, const Status& status);
+  void RemoveEnded();
+  // Lets its sequence of the bank go, or keeps it for others.
+  void Leave(Sequence& s);
+
+  EngineCore& core_;
+  SchedulerOptions options_;
+  Stepper stepper_;
+  GroupPool groups_;
+  KeptContexts kept_;
+  std::list<Sequence> running_;   // in the order of admission
+  std::vector<Waiting> waiting_;  // the first one is next
+  uint64_t n_steps_ = 0;
+  Id last_prompt_ = 0;  // whose chunk was the last
+  std::optional<ChunkPacer> pacer_;
+  double alone_ms_ = 0;  // a step without a prompt, about
+  std::optional<StepsAhead> ahead_;
+  Sequences ahead_rows_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable wake_;
+  std::vector<Waiting> incoming_;
+  std::vector<Id> cancels_;
+  Id next_id_ = 1;
+  bool stopped_ = false;
+  bool drains_ = false;
+  SchedulerStats stats_;
+};
+
+}  // namespace omnikv

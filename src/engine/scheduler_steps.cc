@@ -1,0 +1,259 @@
+// The steps of the requests that run: which rows each has, and what comes of them.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+#include "engine/scheduler.h"
+
+namespace omnikv {
+namespace {
+
+// What log-probabilities are less than their logits.
+double LogSum(std::span<const float> logits) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  const double sum =
+      std::accumulate(logits.begin(), logits.end(), 0.0, [&](double total, float logit) {
+        return total + std::exp(static_cast<double>(logit) - most);
+      });
+  return most + std::log(sum);
+}
+
+std::vector<ScoredToken> TopTokens(std::span<const float> logits, int32_t n, double log_sum) {
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto least = static_cast<ptrdiff_t>(std::min<size_t>(static_cast<size_t>(n), order.size()));
+  std::partial_sort(order.begin(), order.begin() + least, order.end(), [&](int32_t a, int32_t b) {
+    const float la = logits[static_cast<size_t>(a)];
+    const float lb = logits[static_cast<size_t>(b)];
+    return la != lb ? la > lb : a < b;
+  });
+  std::vector<ScoredToken> top;
+  for (ptrdiff_t i = 0; i < least; ++i) {
+    const int32_t token = order[static_cast<size_t>(i)];
+    top.push_back({token, logits[static_cast<size_t>(token)] - log_sum});
+  }
+  return top;
+}
+
+}  // namespace
+
+Scheduler::Sequence* Scheduler::NextPrompt() {
+  // One that passes layer by layer takes memory that only one can have.
+  const auto by_layer = [](const Sequence& s) {
+    return s.group->rows->PassesByLayer(s.member) || (s.prompt && !s.prompt->TakesCompany(0));
+  };
+  const bool taken = std::any_of(running_.begin(), running_.end(), [&](const Sequence& s) {
+    return s.prompt && !s.ended && by_layer(s);
+  });
+  Sequence* first = nullptr;
+  Sequence* next = nullptr;  // the first one after that of the last chunk
+  for (Sequence& s : running_) {
+    if (s.ended || s.read || (taken && !s.prompt && by_layer(s))) continue;
+    if (first == nullptr) first = &s;
+    if (next == nullptr && s.id > last_prompt_) next = &s;
+  }
+  return next != nullptr ? next : first;
+}
+
+void Scheduler::Decoding(const Sequence* prompt, Sequences& together, Sequences& alone) {
+  std::vector<Group*> groups;
+  for (Group& group : groups_.groups()) {
+    if (group.used > 0) groups.push_back(&group);
+  }
+  std::sort(groups.begin(), groups.end(),
+            [](const Group* a, const Group* b) { return a->last_step < b->last_step; });
+  // A step has an entry for each number of a sequence in each of its groups.
+  int32_t room = core_.work.max_rows - (prompt != nullptr ? prompt->group->rows->max_seqs() : 0);
+  for (Group* group : groups) {
+    Sequences members;
+    for (Sequence& s : running_) {
+      if (s.group == group && s.read && !s.ended) members.push_back(&s);
+    }
+    if (!group->rows->residency().CanRecord()) {
+      alone.insert(alone.end(), members.begin(), members.end());
+    } else if (!members.empty() && group->rows->max_seqs() <= room) {
+      room -= group->rows->max_seqs();
+      group->last_step = ++n_steps_;
+      together.insert(together.end(), members.begin(), members.end());
+    }
+  }
+}
+
+bool Scheduler::CanGoAhead(const Sequences& rows) const {
+  return core_.backend->OnDevice() && !rows.empty() &&
+         std::all_of(rows.begin(), rows.end(), [](const Sequence* s) {
+           return s->request.top_logprobs < 0 && !s->answer.sampler().ChangesLogits();
+         });
+}
+
+Status Scheduler::StepAhead(const Sequences& rows) {
+  if (!ahead_ || rows != ahead_rows_) {
+    EndAhead();
+    std::vector<DecodeRow> decode;
+    std::vector<Sampler*> samplers;
+    for (Sequence* s : rows) {
+      decode.push_back({s->group->rows.get(), s->member, s->next});
+      samplers.push_back(&s->answer.sampler());
+    }
+    ahead_.emplace(stepper_, std::move(decode), std::move(samplers));
+    ahead_rows_ = rows;
+  }
+  int64_t wanted = rows.front()->answer.left();
+  for (const Sequence* s : rows) wanted = std::min(wanted, s->answer.left());
+  OKV_ASSIGN_OR_RETURN(const auto read, ahead_->Read(wanted));
+  std::vector<int32_t> drawn;
+  for (const DecodeRow& row : read) drawn.push_back(row.token);
+  for (Sequence* s : rows) Appended(*s);
+  for (size_t r = 0; r < rows.size(); ++r) Drawn(*rows[r], drawn[r]);
+  return {};
+}
+
+void Scheduler::EndAhead() {
+  if (!ahead_) return;
+  ahead_->End();
+  ahead_.reset();
+  ahead_rows_.clear();
+}
+
+void Scheduler::Together(const Sequences& rows, Sequence* prompt) {
+  if (prompt != nullptr && !rows.empty()) {
+    const Status begun = BeginPrompt(*prompt);
+    if (!begun.ok()) End(*prompt, begun);
+    const bool apart =
+        prompt->ended || !prompt->prompt->TakesCompany(static_cast<int32_t>(rows.size()));
+    if (apart) {
+      if (const Status ran = StepOf(rows, nullptr); !ran.ok()) Apart(rows, nullptr, ran);
+      if (!prompt->ended) Together({}, prompt);
+      return;
+    }
+  }
+  if (const Status ran = StepOf(rows, prompt); !ran.ok()) Apart(rows, prompt, ran);
+}
+
+void Scheduler::Apart(const Sequences& rows, Sequence* prompt, const Status& failure) {
+  EndAhead();
+  if (rows.size() + (prompt != nullptr ? 1 : 0) == 1) {
+    return End(prompt != nullptr ? *prompt : *rows.front(), failure);
+  }
+  for (Sequence* s : rows) {
+    if (const Status ran = StepOf({s}, nullptr); !ran.ok()) End(*s, ran);
+  }
+  if (prompt == nullptr) return;
+  if (prompt->failed_once) return End(*prompt, failure);
+  prompt->failed_once = true;  // its next chunk may do without the row that failed
+  prompt->prompt.reset();
+  prompt->tokens.resize(static_cast<size_t>(prompt->group->rows->length(prompt->member)));
+  prompt->dense_rows = std::min<int64_t>(prompt->dense_rows, std::ssize(prompt->tokens));
+}
+
+Status Scheduler::BeginPrompt(Sequence& s) {
+  if (s.prompt) return {};
+  OKV_ASSIGN_OR_RETURN(PromptSteps steps,
+                       PromptSteps::Begin(stepper_, *s.group->rows, s.member, s.request.prompt,
+                                          /*all_logits=*/false));
+  s.prompt.emplace(std::move(steps));
+  return {};
+}
+
+Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
+  std::vector<DecodeRow> decode;
+  std::vector<float*> logits;
+  for (Sequence* s : rows) {
+    decode.push_back({s->group->rows.get(), s->member, s->next});
+    logits.push_back(s->logits.data());
+  }
+  const auto start = Clock::now();
+  const auto took = [&] {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  };
+  int64_t before = 0;
+  if (prompt == nullptr) {
+    OKV_RETURN_IF_ERROR(stepper_.Step(decode, logits));
+    constexpr double kNew = 0.2;  // the last steps count
+    alone_ms_ = alone_ms_ == 0 ? took() : (1 - kNew) * alone_ms_ + kNew * took();
+  } else {
+    OKV_RETURN_IF_ERROR(BeginPrompt(*prompt));
+    last_prompt_ = prompt->id;
+    PromptSteps::Company company{.rows = decode, .logits = logits};
+    if (!rows.empty()) {
+      const double limit = std::max(options_.token_ms, 2 * alone_ms_);
+      const auto beside =
+          static_cast<int32_t>(core_.options.shared_products ? rows.size() : size_t{0});
+      const int32_t most = core_.work.max_rows - static_cast<int32_t>(rows.size());
+      const int32_t tile =
+          core_.backend->OnDevice() ? ChunkPacer::kTileOfCard : ChunkPacer::kTileOfHost;
+      if (!pacer_) pacer_.emplace(limit, alone_ms_, tile, beside, most);
+      pacer_->Beside(beside, limit, alone_ms_);
+      company.most_rows = pacer_->rows();
+    }
+    before = prompt->prompt->computed();
+    OKV_RETURN_IF_ERROR(prompt->prompt->Advance(company));
+    if (prompt->prompt->computed() - before == company.most_rows) pacer_->Took(took());
+  }
+  if (!rows.empty()) {
+    const std::lock_guard lock(mutex_);
+    ++stats_.steps;
+    stats_.step_rows += std::ssize(rows);
+  }
+  for (Sequence* s : rows) Appended(*s);
+  for (Sequence* s : rows) Draw(*s);
+  if (prompt != nullptr) AfterChunk(*prompt, before);
+  return {};
+}
+
+void Scheduler::AfterChunk(Sequence& s, int64_t before) {
+  const RowGroup& rows = *s.group->rows;
+  PromptSteps& steps = *s.prompt;
+  const int64_t total = std::ssize(s.request.prompt);
+  if (steps.n_out() > 0) {
+    const Status finite = stepper_.Logits(steps.first_out(), total, s.logits.data());
+    if (!finite.ok()) return End(s, finite);
+  }
+  if (rows.DensePrompts() && s.dense_rows == before) s.dense_rows = steps.computed();
+  s.tokens.assign(s.request.prompt.begin(), s.request.prompt.begin() + steps.computed());
+  if (s.request.on_progress) {
+    s.request.on_progress(steps.progress(), total, s.stats.cached_tokens);
+  }
+  if (!steps.done()) return;
+  s.prompt.reset();
+  s.read = true;
+  s.read_at = Clock::now();
+  const Status taken = rows.policy().AfterPrefill(total);
+  if (!taken.ok()) return End(s, taken);
+  Draw(s);
+}
+
+void Scheduler::Appended(Sequence& s) {
+  const RowGroup& rows = *s.group->rows;
+  bool reads_all = true;
+  for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
+    reads_all = reads_all && !rows.policy().Budgeted(layer);
+  }
+  if (reads_all && s.dense_rows == std::ssize(s.tokens)) ++s.dense_rows;
+  s.tokens.push_back(s.next);
+}
+
+void Scheduler::Draw(Sequence& s) {
+  if (s.answer.ended()) return End(s, {}, s.answer.reason());  // of no tokens
+  Drawn(s, s.answer.sampler().Sample(s.logits.data()));
+}
+
+void Scheduler::Drawn(Sequence& s, int32_t token) {
+  s.next = token;
+  Result<std::string> text = s.answer.Take(token);
+  if (!text.ok()) return End(s, text.status());
+  if (s.request.on_piece) {
+    AnswerPiece piece{.token = token, .text = std::move(*text)};
+    if (s.request.top_logprobs >= 0) {
+      const double log_sum = LogSum(s.logits);
+      piece.logprob = s.logits[static_cast<size_t>(token)] - log_sum;
+      piece.top = TopTokens(s.logits, s.request.top_logprobs, log_sum);
+    }
+    s.request.on_piece(piece);
+  }
+  const bool full = std::ssize(s.tokens) == core_.bank->config().max_tokens;
+  if (s.answer.ended() || full) End(s, {}, s.answer.reason());
+}
+
+}  // namespace omnikv

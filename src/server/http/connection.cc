@@ -381,7 +381,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     pending_ = std::string();
     deadline_ = Clock::now() + Seconds(kLingerSeconds);
     if (eof_) return Close();
-    transport_->EndSending();
+    transport_->EndSending(shared_from_this());
     StartRead();
   }
 
@@ -447,7 +447,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     return due;
   }
 
-  bool PingsNow() const { return events_ && !reply_ended_ && out_.empty(); }
+  bool PingsNow() const {
+    return events_ && !reply_ended_ && out_.empty() && !options_.ping.empty();
+  }
 
   Time BodyDue() const {
     const double earned = static_cast<double>(body_counted_) / options_.min_body_rate;

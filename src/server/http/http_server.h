@@ -61,11 +61,15 @@ struct HttpOptions {
   double body_seconds = 60;                   // without a byte of a body
   double min_body_rate = 512;                 // bytes/s of a body on average, after body_seconds
   double idle_seconds = 75;                   // between requests
-  double write_seconds = 30;                  // without the client taking a byte: it is cut off
+  double write_seconds = 30;                  // a client that takes no byte for once to twice as
+                                              // long is cut off
   size_t max_unsent_bytes = 8 << 20;  // a Write that finds more not sent yet cuts the client off
   double ping_seconds = 15;           // in server-sent events without a Write
-  std::string ping = ": ping\n\n";    // handlers Write whole events, since it may come after each
-  size_t max_connections = 4096;      // further ones get 503 (with TLS: nothing) and are closed
+  // Empty: none. Handlers Write whole events, since it may come after each Write.
+  std::string ping = ": ping\n\n";
+  // Further ones get 503 (with TLS: nothing) and are closed. Where the process may open fewer files
+  // (RLIMIT_NOFILE), clients beyond that wait.
+  size_t max_connections = 4096;
   int threads = 2;
 
   ErrorBody error_body = DefaultErrorBody;

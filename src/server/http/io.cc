@@ -2,6 +2,7 @@
 
 #include <linux/sockios.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -13,7 +14,6 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/error.hpp>
@@ -47,6 +47,19 @@ IoEnd EndOf(const error_code& error) {
   // where it ends: this is an end like any other.
   if (error == asio::error::eof || error == asio::ssl::error::stream_truncated) return IoEnd::kEof;
   return IoEnd::kFailed;
+}
+
+void SetTcpOptions(Socket& socket) {
+  const auto set = [fd = socket.native_handle()](int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof(value));
+  };
+  // A token's event goes out when it is written, not when others fill the packet.
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  // A machine that went without a word is noticed within two minutes while nothing is written.
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 15);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
 }
 
 template <bool kTls>
@@ -106,13 +119,13 @@ class SocketTransport final : public Transport {
                : 0;
   }
 
-  void EndSending() override {
+  void EndSending(std::shared_ptr<void> owner) override {
     if (sending_ended_) return;
     sending_ended_ = true;
     if constexpr (kTls) {
       // It sends the close_notify at once, and then waits for the other side's in vain or not:
       // either way Close ends it.
-      stream_.async_shutdown([](const error_code&) {});
+      stream_.async_shutdown([owner = std::move(owner)](const error_code&) {});
     } else {
       error_code ignored;
       socket().shutdown(Socket::shutdown_send, ignored);
@@ -190,8 +203,7 @@ struct IoLoop::State : std::enable_shared_from_this<IoLoop::State> {
           }
           error_code ignored;
           if (socket.local_endpoint(ignored).protocol().family() != AF_UNIX) {
-            // A token's event goes out when it is written, not when others fill the packet.
-            socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+            SetTcpOptions(socket);
           }
           std::unique_ptr<Transport> transport;
           if (listener->tls) {

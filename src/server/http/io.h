@@ -63,7 +63,8 @@ class Transport {
   virtual size_t Untaken() = 0;
 
   // Tells the other side that no more comes. Read then gives bytes of which no sense can be made.
-  virtual void EndSending() = 0;
+  // `owner` keeps this transport until that is through.
+  virtual void EndSending(std::shared_ptr<void> owner) = 0;
 
   // After kEof: whether the other side refuses what is sent to it, that is, has closed the whole
   // connection. It can be known only some time after something was sent.

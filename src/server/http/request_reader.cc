@@ -138,6 +138,7 @@ class RequestReader::Parser final : public http::basic_parser<true> {
     size_t used = 0;
     while (!is_done()) {
       error_code error;
+      const size_t before = request.body.size();
       const size_t step =
           put(boost::asio::const_buffer(bytes.data() + used, bytes.size() - used), error);
       used += step;
@@ -147,15 +148,23 @@ class RequestReader::Parser final : public http::basic_parser<true> {
         Fail(400, ParserMessage(error));
         return used;
       }
+      if (chunked() && request.body.size() == before && step > limits.max_header_bytes) {
+        FailChunkLine();  // a step without bytes of the body
+        return used;
+      }
       if (used == bytes.size() && !is_done()) break;
     }
     if (is_done()) {
       state = State::kDone;
     } else if (bytes.size() - used > limits.max_header_bytes) {
-      Fail(400, "The line of a chunk or the trailers are longer than " +
-                    std::to_string(limits.max_header_bytes) + " bytes.");
+      FailChunkLine();
     }
     return used;
+  }
+
+  void FailChunkLine() {
+    Fail(400, "The line of a chunk or the trailers are longer than " +
+                  std::to_string(limits.max_header_bytes) + " bytes.");
   }
 
   void on_request_impl(http::verb, BeastView method, BeastView target, int version,

@@ -1,5 +1,6 @@
 // Clients that send or take too much, too slowly, or too many at once.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "http_client.h"
 
@@ -248,6 +249,10 @@ TEST(HttpLimits, Connections) {
 }
 
 TEST(HttpLimits, FiveHundredConnectionsAtOnce) {
+  rlimit files = {};  // both ends are open here
+  getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
   std::atomic<int> waiting = 0;
   Event all;
   const auto server = Serving({}, [&](const HttpRequest& request, auto reply) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -62,11 +63,12 @@ struct Question {
 };
 
 struct TokenLogprob {
-  std::string text;  // bytes, which may be part of a character
-  double logprob = 0;
+  std::string text;    // bytes, which may be part of a character
+  double logprob = 0;  // NaN: none, as of the first token of an echoed prompt
 };
 
-// New text of one choice. Text that may belong to a stop string comes later than its tokens.
+// New text of one choice. Text that may belong to a stop string comes later than its tokens. An
+// echoed prompt (Question::echo) is the first piece of its choice.
 struct Piece {
   std::string text;  // whole UTF-8 characters
   // Of the tokens that came with it, where the question asks for them.
@@ -83,6 +85,15 @@ struct Usage {
   int64_t completion_tokens = 0;
 };
 
+// How a choice ends. Made of a FinishReason alone where no stop text ended it.
+struct Ending {
+  Ending(FinishReason r) : reason(r) {}  // NOLINT: implicit
+  Ending(FinishReason r, std::string s) : reason(r), stop(std::move(s)) {}
+  FinishReason reason;
+  std::string
+      stop;  // the text of GenerateOptions::stop that ended it, which Anthropic's form names
+};
+
 // One reply in the making. Each call returns what goes out now, as bytes of server-sent events
 // where the question asks for a stream. Where it does not, all but Close and Error return "", and
 // Close returns the whole body. Choices are numbered prompt by prompt: n of the first, n of the
@@ -94,7 +105,7 @@ class Answering {
   // Tokens of the prompt that are read, of all, and of them those that were there already.
   virtual std::string Progress(int64_t done, int64_t total, int64_t cached) = 0;
   virtual std::string Add(int32_t choice, const Piece& piece) = 0;
-  virtual std::string End(int32_t choice, FinishReason reason) = 0;
+  virtual std::string End(int32_t choice, const Ending& ending) = 0;
   // `extra`: members that the body, or the last event, has besides (timings, omnikv).
   virtual std::string Close(const Usage& usage, const nlohmann::ordered_json& extra) = 0;
   // Instead of the rest: a failure in the middle of a stream, or the body that says it.
@@ -106,6 +117,10 @@ struct Reply {
   std::string id;       // without a prefix: "b1946ac92492d234"
   std::string model;    // its name
   int64_t created = 0;  // seconds since 1970
+  // Tokens of the prompt, where they are counted before Begin: Anthropic's first event says them.
+  int64_t prompt_tokens = 0;
+  // Milliseconds of a steady clock, for events of progress. Empty: the process's.
+  std::function<int64_t()> now_ms;
 };
 
 }  // namespace omnikv::server

@@ -152,10 +152,6 @@ TEST(Completions, RefusesWithOneSentence) {
   EXPECT_EQ(MistakeOf(R"("omnikv": "full")"), "`omnikv` is 'full', expected an object");
 }
 
-Piece::Token Token(const std::string& text, double logprob, std::vector<TokenLogprob> top = {}) {
-  return {{text, logprob}, std::move(top)};
-}
-
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 TEST(Completions, WholeBody) {

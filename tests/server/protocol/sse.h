@@ -51,6 +51,11 @@ inline Reply TestReply() {
   return {.id = "77", .model = "m", .created = 5, .prompt_tokens = 9, .now_ms = [] { return 40; }};
 }
 
+inline Piece::Token Token(const std::string& text, double logprob,
+                          std::vector<TokenLogprob> top = {}) {
+  return {{text, logprob}, std::move(top)};
+}
+
 // Compares as text, so that the order of keys counts and a failure can be read.
 inline std::string Pretty(const Json& json) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace);

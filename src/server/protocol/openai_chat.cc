@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "server/protocol/conversation.h"
 #include "server/protocol/openai_completions.h"
 #include "server/protocol/sampling.h"
@@ -237,7 +238,7 @@ class ChatAnswering : public Answering {
   }
 
   std::string Add(int32_t choice, const Piece& piece) override {
-    State& state = choices_.at(static_cast<size_t>(choice));
+    State& state = Of(choice);
     if (logprobs_) {
       for (const Piece::Token& token : piece.tokens) state.tokens.push_back(TokenJson(token));
     }
@@ -245,7 +246,7 @@ class ChatAnswering : public Answering {
   }
 
   std::string End(int32_t choice, const Ending& ending) override {
-    State& state = choices_.at(static_cast<size_t>(choice));
+    State& state = Of(choice);
     std::string out = Take(choice, state.parser.End());
     state.finish_reason = OpenAiFinishReason(ending.reason, !state.calls.empty());
     if (stream_) out += Chunk(choice, Json::object(), state.finish_reason);
@@ -289,6 +290,11 @@ class ChatAnswering : public Answering {
     Json finish_reason = {};
   };
 
+  State& Of(int32_t choice) {
+    OKV_CHECK(choice >= 0 && static_cast<size_t>(choice) < choices_.size(), "choice {}", choice);
+    return choices_[static_cast<size_t>(choice)];
+  }
+
   Json Head() const {
     return {{"id", "chatcmpl-" + reply_.id},
             {"object", stream_ ? "chat.completion.chunk" : "chat.completion"},
@@ -298,7 +304,7 @@ class ChatAnswering : public Answering {
 
   // Tokens that came before their text wait for the next chunk of their choice.
   Json ChunkJson(int32_t choice, Json delta, Json finish_reason = Json()) {
-    Json& tokens = choices_.at(static_cast<size_t>(choice)).tokens;
+    Json& tokens = Of(choice).tokens;
     Json logprobs;
     if (!tokens.empty()) logprobs = {{"content", std::exchange(tokens, Json::array())}};
     Json chunk = Head();
@@ -316,7 +322,7 @@ class ChatAnswering : public Answering {
   }
 
   std::string Take(int32_t choice, const std::vector<AnswerPart>& parts) {
-    State& state = choices_.at(static_cast<size_t>(choice));
+    State& state = Of(choice);
     std::string out;
     for (const AnswerPart& part : parts) {
       Json delta = Json::object();

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/utf8.h"
 #include "server/protocol/sampling.h"
 
@@ -136,7 +137,7 @@ class CompletionsAnswering : public Answering {
   }
 
   std::string Add(int32_t choice, const Piece& piece) override {
-    State& state = choices_.at(static_cast<size_t>(choice));
+    State& state = Of(choice);
     Json logprobs;
     if (logprobs_) {
       logprobs = EmptyLogprobs();
@@ -155,7 +156,7 @@ class CompletionsAnswering : public Answering {
 
   std::string End(int32_t choice, const Ending& ending) override {
     const char* reason = OpenAiFinishReason(ending.reason, false);
-    choices_.at(static_cast<size_t>(choice)).finish_reason = reason;
+    Of(choice).finish_reason = reason;
     return stream_ ? DataEvent(Chunk(Choice(choice, "", Json(), reason))) : "";
   }
 
@@ -197,6 +198,11 @@ class CompletionsAnswering : public Answering {
     int64_t characters = 0;  // of the tokens so far
     Json finish_reason;
   };
+
+  State& Of(int32_t choice) {
+    OKV_CHECK(choice >= 0 && static_cast<size_t>(choice) < choices_.size(), "choice {}", choice);
+    return choices_[static_cast<size_t>(choice)];
+  }
 
   Json Head() const {
     return {{"id", "cmpl-" + reply_.id},

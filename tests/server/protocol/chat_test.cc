@@ -204,7 +204,8 @@ TEST(Chat, WholeBody) {
   q.n = 3;
   q.top_logprobs = 1;
   const auto answer = AnswerChat(q, TestReply(), {});
-  EXPECT_EQ(answer->Begin() + answer->Progress(1, 2, 0), "");
+  EXPECT_EQ(answer->Begin(), "");
+  EXPECT_EQ(answer->Progress(1, 2, 0), "");
   EXPECT_EQ(answer->Add(0, {"<think>th</think>He", {Token("He", -0.5, {{"He", -0.5}})}}), "");
   EXPECT_EQ(answer->Add(0, {"llo", {Token("\xC3", -1)}}), "");
   answer->Add(1, {"<tool_call>{\"name\": \"now\", \"arguments\": {\"z\": 1}}</tool_call>", {}});

@@ -238,7 +238,8 @@ TEST(Completions, StreamWithoutUsage) {
   q.prompts = {"p"};
   q.stream = true;
   const auto answer = AnswerCompletions(q, TestReply());
-  EXPECT_EQ(answer->Begin() + answer->Progress(1, 2, 0), "");
+  EXPECT_EQ(answer->Begin(), "");
+  EXPECT_EQ(answer->Progress(1, 2, 0), "");
   EXPECT_FALSE(Events(answer->Add(0, {"a", {}}))[0].contains("usage"));
   EXPECT_EQ(answer->Close({}, Json::object()), "data: [DONE]\n\n");
   EXPECT_EQ(Pretty(Events(AnswerCompletions(q, TestReply())->Close({}, J(R"({"timings": 1})")))),

@@ -168,6 +168,12 @@ void AddGenerateFlags(CLI::App& app, GenerateFlags& f) {
   app.add_option("--min-p", o.sampling.min_p,
                  "tokens at least p times as likely as the first; 0: off");
   app.add_option("--repeat-penalty", o.sampling.repeat_penalty, "on tokens in context; 1: off");
+  app.add_option("--presence-penalty", o.sampling.presence_penalty,
+                 "off the logit of each token that the answer has; 0: off");
+  app.add_option("--frequency-penalty", o.sampling.frequency_penalty,
+                 "the same for each time that it has it; 0: off");
+  AddRepeatable(app, "--logit-bias", f.logit_bias,
+                "TOKEN=BIAS: added to the logit of a token, -100 to 100; may be repeated");
   app.add_option("--seed", f.seed,
                  "of sampling, to repeat an answer; default: another each time, which is printed");
   AddRepeatable(app, "--stop", o.stop, "a text that ends the answer; may be repeated");
@@ -175,6 +181,16 @@ void AddGenerateFlags(CLI::App& app, GenerateFlags& f) {
 
 Result<GenerateOptions> ToGenerateOptions(const GenerateFlags& f) {
   GenerateOptions o = f.options;
+  for (const std::string& given : f.logit_bias) {
+    const size_t equals = std::min(given.find('='), given.size());
+    const auto token = ParseWhole<int64_t>(given.substr(0, equals));
+    const auto bias = ParseReal(given.substr(std::min(equals + 1, given.size())));
+    if (!token || !bias || *token != static_cast<int32_t>(*token)) {
+      return InvalidArgument(
+          fmt::format("--logit-bias is '{}', expected TOKEN=BIAS such as 42=-5", given));
+    }
+    o.sampling.logit_bias.emplace_back(static_cast<int32_t>(*token), static_cast<float>(*bias));
+  }
   OKV_RETURN_IF_ERROR(CheckGenerate(o));
   // Of 32 bits: short enough to type.
   if (o.sampling.temperature > 0) o.sampling.seed = f.seed ? *f.seed : std::random_device{}();

@@ -61,9 +61,11 @@ void AddPolicyFlags(CLI::App& app, PolicyFlags& flags);
 // The options they mean. What can be wrong whatever the model is found here, before one is loaded.
 Result<PolicyOptions> ToPolicyOptions(const PolicyFlags& flags);
 
-// --temp, --top-k, --top-p, --min-p, --repeat-penalty, --seed, -n, --stop.
+// --temp, --top-k, --top-p, --min-p, --repeat-penalty, --presence-penalty, --frequency-penalty,
+// --logit-bias, --seed, -n, --stop.
 struct GenerateFlags {
   GenerateOptions options;
+  std::vector<std::string> logit_bias;  // "TOKEN=BIAS"
   std::optional<uint64_t> seed;
 };
 void AddGenerateFlags(CLI::App& app, GenerateFlags& flags);
@@ -98,6 +100,7 @@ class ProgressBar {
 using Command = std::function<Status()>;
 void AddRun(CLI::App& app, Command& command);
 void AddChat(CLI::App& app, Command& command);
+void AddServe(CLI::App& app, Command& command);
 void AddTokenize(CLI::App& app, Command& command);
 void AddLogits(CLI::App& app, Command& command);
 void AddInfo(CLI::App& app, Command& command);

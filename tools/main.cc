@@ -29,6 +29,7 @@ Status RunCommandLine(int argc, char** argv) {
   Command command;
   AddRun(app, command);
   AddChat(app, command);
+  AddServe(app, command);
   AddTokenize(app, command);
   AddLogits(app, command);
   AddInfo(app, command);

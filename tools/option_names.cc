@@ -7,24 +7,32 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 20> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 28> kFlags = {{
       {"context", "--ctx"},
       {"device", "--device"},
+      {"frequency_penalty", "--frequency-penalty"},
       {"geometry", "--geometry"},
       {"gpu_memory", "--gpu-memory"},
       {"host_memory", "--host-memory"},
       {"host_reads", "--host-reads"},
+      {"kept_contexts", "--kept-contexts"},
       {"kv_dtype", "--kv-dtype"},
+      {"kv_tokens", "--kv-tokens"},
+      {"logit_bias", "--logit-bias"},
       {"max_tokens", "-n"},
+      {"max_waiting", "--max-waiting"},
       {"min_p", "--min-p"},
       {"place", "--place"},
       {"policy", "--policy"},
       {"precision", "--precision"},
       {"prefill_chunk", "--chunk"},
+      {"presence_penalty", "--presence-penalty"},
       {"repeat_penalty", "--repeat-penalty"},
+      {"seats", "--seats"},
       {"stop", "--stop"},
       {"temperature", "--temp"},
       {"threads", "--threads"},
+      {"token_ms", "--token-ms"},
       {"top_k", "--top-k"},
       {"top_p", "--top-p"},
       {"working_set", "--working-set"},

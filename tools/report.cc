@@ -74,7 +74,8 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
   std::vector<std::string> lines = {fmt::format(
       "{} memory: weights {}, activations {}, K/V up to {} for {} tokens{}; {} available",
       needs.on_device ? "GPU" : "host", HumanBytes(needs.weights), HumanBytes(needs.activations),
-      HumanBytes(needs.kv), needs.context,
+      HumanBytes(needs.kv),
+      needs.kv_tokens > 0 ? needs.kv_tokens : needs.context,
       needs.prompt == 0 ? ""
                         : fmt::format(", {} more while a prompt is read", HumanBytes(needs.prompt)),
       HumanBytes(needs.available))};

@@ -21,7 +21,7 @@ struct MemoryNeeds {
   bool on_device = false;
   size_t weights = 0;
   size_t activations = 0;   // and what the device works with
-  size_t kv = 0;            // when every session is full; taken as contexts grow
+  size_t kv = 0;            // when all of it is in use; taken as contexts grow
   size_t kv_host = 0;       // beside a device: K/V in host memory
   size_t prompt = 0;        // taken while a prompt is read, where its K/V do not all stay
   size_t working_sets = 0;  // on the device: what it holds of those, and their way through it
@@ -32,6 +32,7 @@ struct MemoryNeeds {
   bool attends_away = false;         // and the host attends to the others
   size_t available = 0;              // the cap given, or what there is
   int64_t context = 0;               // tokens a session can hold
+  int64_t kv_tokens = 0;             // and all together, in layers that keep every token
 };
 
 struct PolicyOptions {
@@ -70,7 +71,14 @@ struct EngineOptions {
   // Whether rows that decode are multiplied together with rows of a prompt in the same step: that
   // reads each weight matrix once, but the bits of a decoding row then depend on the prompt.
   bool shared_products = false;
-  int32_t max_sessions = 1;  // open at once; they share the memory for K/V
+  int32_t max_sessions = 1;  // open at once
+  // Tokens of K/V that all sessions share, in layers that keep every token, at least a context; 0: a
+  // context for each session; kAsManyAsFit: what there is room for, up to that.
+  static constexpr int64_t kAsManyAsFit = -1;
+  int64_t kv_tokens = 0;
+  // Contexts of requests that have ended, kept beside the open sessions while there is room in the
+  // K/V of all (a scheduler's).
+  int32_t kept_contexts = 0;
   // Called once before any weight is read.
   std::function<void(const MemoryNeeds&)> on_plan;
   // Called after it, and still before any weight is read: the place to find a mistake while it is

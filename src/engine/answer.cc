@@ -7,24 +7,23 @@
 #include "base/check.h"
 
 namespace omnikv {
-namespace {
 
-// Tokens that end an answer: the model's, and stop texts that are a special token, which the
-// answer's text never has.
-Result<std::vector<int32_t>> EndIds(const EngineCore& core, const GenerateOptions& options) {
-  std::vector<int32_t> ends;
-  if (!options.ignore_eos) ends = core.config.eos_ids;
+// The model's, and stop texts that are a special token, which the answer's text never has.
+Result<std::vector<Answer::EndToken>> Answer::EndTokens(const EngineCore& core,
+                                                        const GenerateOptions& options) {
+  std::vector<EndToken> ends;
+  if (!options.ignore_eos) {
+    for (const int32_t token : core.config.eos_ids) ends.push_back({token, ""});
+  }
   if (options.stop.empty()) return ends;
   OKV_RETURN_IF_ERROR(NeedTokenizer(core).Prefixed("`stop`"));
   const Tokenizer& tokenizer = *core.text.tokenizer;
   for (const std::string& stop : options.stop) {
     const std::optional<int32_t> id = tokenizer.TokenToId(stop);
-    if (id && tokenizer.IsSpecial(*id)) ends.push_back(*id);
+    if (id && tokenizer.IsSpecial(*id)) ends.push_back({*id, stop});
   }
   return ends;
 }
-
-}  // namespace
 
 Result<Answer> Answer::Begin(const EngineCore& core, const GenerateOptions& options,
                              std::span<const int32_t> context) {
@@ -35,7 +34,7 @@ Result<Answer> Answer::Begin(const EngineCore& core, const GenerateOptions& opti
         fmt::format("`logit_bias` names token {}, expected 0 to {}", token, core.config.vocab - 1));
   }
   Answer answer(options);
-  OKV_ASSIGN_OR_RETURN(answer.ends_, EndIds(core, options));
+  OKV_ASSIGN_OR_RETURN(answer.ends_, EndTokens(core, options));
   answer.sampler_ = std::make_unique<Sampler>(options.sampling, core.config.vocab);
   for (const int32_t token : context) answer.sampler_->See(token);
   if (core.text.tokenizer != nullptr) {
@@ -48,8 +47,11 @@ Result<std::string> Answer::Take(int32_t token) {
   OKV_CHECK(!ended());
   tokens_.push_back(token);
   if (left() == 0) ended_ = FinishReason::kLength;
-  if (std::find(ends_.begin(), ends_.end(), token) != ends_.end()) {
+  const auto end =
+      std::find_if(ends_.begin(), ends_.end(), [&](const EndToken& e) { return e.token == token; });
+  if (end != ends_.end()) {
     ended_ = FinishReason::kStop;
+    stop_token_ = end->stop;
     return std::string();
   }
   if (decoder_ == nullptr) return std::string();

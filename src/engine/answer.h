@@ -36,22 +36,34 @@ class Answer {
   // kStop once a stop text or an end token came, kLength once max_tokens did.
   bool ended() const { return ended_.has_value(); }
   FinishReason reason() const { return ended_.value_or(FinishReason::kLength); }
+  // The one of the options' stop texts that ended it; empty: none did.
+  const std::string& stop() const { return stop_token_.empty() ? stop_.stop() : stop_token_; }
   // Tokens that are still allowed.
   int64_t left() const { return max_tokens_ - static_cast<int64_t>(tokens_.size()); }
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
-  explicit Answer(const GenerateOptions& options) : stop_(options.stop), max_tokens_(options.max_tokens) {
+  struct EndToken {
+    int32_t token;
+    std::string stop;  // the stop text that it is; empty: the model's own
+  };
+
+  explicit Answer(const GenerateOptions& options)
+      : stop_(options.stop), max_tokens_(options.max_tokens) {
     if (max_tokens_ == 0) ended_ = FinishReason::kLength;
   }
 
+  static Result<std::vector<EndToken>> EndTokens(const EngineCore& core,
+                                                 const GenerateOptions& options);
+
   std::unique_ptr<Sampler> sampler_;  // steps ahead keep its address
-  std::vector<int32_t> ends_;         // tokens that end it
+  std::vector<EndToken> ends_;
   StopText stop_;
   std::unique_ptr<StreamDecoder> decoder_;  // null: no tokenizer, no text
   int64_t max_tokens_;
   std::vector<int32_t> tokens_;
   std::optional<FinishReason> ended_;
+  std::string stop_token_;
 };
 
 }  // namespace omnikv

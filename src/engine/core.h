@@ -82,6 +82,11 @@ Result<std::vector<int32_t>> TextTokens(const ModelText& text, std::string_view 
                                         EncodeOptions options);
 Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
                                         const std::vector<ChatMessage>& messages);
+// The same of messages as templates take them, in two parts: rendered, and its ids. The begin and
+// end tokens of `input` are the model's.
+Result<std::vector<TextSpan>> RenderChat(const ModelText& text, const std::string& model,
+                                         ChatInput input);
+Result<std::vector<int32_t>> EncodeChat(const ModelText& text, const std::vector<TextSpan>& spans);
 
 // What ends a user's turn in the model's chat format, up to where the answer begins. Empty where it
 // has none. REQUIRES a tokenizer.

@@ -85,12 +85,27 @@ Result<std::vector<int32_t>> TextTokens(const ModelText& text, std::string_view 
   return text.tokenizer->Encode(plain, options);
 }
 
-Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
-                                        const std::vector<ChatMessage>& messages) {
+Result<std::vector<TextSpan>> RenderChat(const ModelText& text, const std::string& model,
+                                         ChatInput input) {
   OKV_RETURN_IF_ERROR(text.chat_template_status);
   if (!text.chat_template) {
     return Unsupported(fmt::format("{} has no chat template", model));
   }
+  input.bos_token = text.bos_token;
+  input.eos_token = text.eos_token;
+  return text.chat_template->Render(input);
+}
+
+Result<std::vector<int32_t>> EncodeChat(const ModelText& text, const std::vector<TextSpan>& spans) {
+  size_t bytes = 0;  // a template may repeat what it is given
+  for (const TextSpan& span : spans) bytes += span.text.size();
+  OKV_RETURN_IF_ERROR(CheckTextSize(bytes));
+  // The template writes the special tokens itself.
+  return text.tokenizer->EncodeSpans(spans, /*add_special=*/false);
+}
+
+Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string& model,
+                                        const std::vector<ChatMessage>& messages) {
   ChatInput input;
   input.messages = nlohmann::ordered_json::array();
   size_t bytes = 0;
@@ -100,15 +115,9 @@ Result<std::vector<int32_t>> ChatTokens(const ModelText& text, const std::string
   }
   OKV_RETURN_IF_ERROR(CheckTextSize(bytes));
   input.add_generation_prompt = true;
-  input.bos_token = text.bos_token;
-  input.eos_token = text.eos_token;
-  auto spans = text.chat_template->Render(input);
-  if (!spans.ok()) return spans.status();
-  bytes = 0;  // a template may repeat what it is given
-  for (const TextSpan& span : *spans) bytes += span.text.size();
-  OKV_RETURN_IF_ERROR(CheckTextSize(bytes));
-  // The template writes the special tokens itself.
-  return text.tokenizer->EncodeSpans(*spans, /*add_special=*/false);
+  OKV_ASSIGN_OR_RETURN(const std::vector<TextSpan> spans,
+                       RenderChat(text, model, std::move(input)));
+  return EncodeChat(text, spans);
 }
 
 std::vector<int32_t> TurnEnd(const ModelText& text) {

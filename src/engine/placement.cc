@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 
 #include "backend/kv_format.h"
 #include "bank/fetched_units.h"
@@ -23,8 +22,6 @@
 
 namespace omnikv {
 namespace {
-
-constexpr int32_t kBlockTokens = 64;
 
 Result<DType> KvDType(const std::string& name, bool all_f32) {
   if (name == "auto") return all_f32 ? DType::kF32 : DType::kF16;
@@ -79,6 +76,14 @@ Status CheckOptions(const EngineOptions& o) {
   }
   if (o.max_sessions < 1 || o.max_sessions > 4096) {
     return InvalidArgument(fmt::format("max_sessions is {}, expected 1 to 4096", o.max_sessions));
+  }
+  if (o.kept_contexts < 0 || o.kept_contexts > 4096) {
+    return InvalidArgument(
+        fmt::format("`kept_contexts` is {}, expected 0 to 4096", o.kept_contexts));
+  }
+  if (o.kv_tokens < EngineOptions::kAsManyAsFit) {
+    return InvalidArgument(
+        fmt::format("`kv_tokens` is {}, expected a number of tokens, or auto", o.kv_tokens));
   }
   return {};
 }
@@ -488,7 +493,8 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .keeps_last = plan.attends_away || plan.keeps_last,
                     .attends_away = plan.attends_away,
                     .available = plan.available,
-                    .context = plan.context};
+                    .context = plan.context,
+                    .kv_tokens = plan.kv_tokens};
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
     if (plan.tiers[layer] == TierKind::kHost) {
       needs.host_layers.push_back(static_cast<int32_t>(layer));
@@ -505,133 +511,6 @@ int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_session
   const int32_t least = 2 * std::min(max_sessions, kMaxBatch);
   return static_cast<int32_t>(std::clamp<int64_t>(kLogitsBytes / (int64_t{4} * config.vocab), least,
                                                   std::max(chunk, least)));
-}
-
-DeclaredReads ReadsByLayer(const ModelConfig& config, DeclaredReads reads) {
-  std::vector<int32_t> by_layer(config.layers.size(), -1);
-  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
-    const auto n = static_cast<size_t>(global);
-    if (n < reads.selection_of.size()) by_layer[static_cast<size_t>(layer)] = reads.selection_of[n];
-  });
-  reads.selection_of = std::move(by_layer);
-  if (std::count(reads.few_values.begin(), reads.few_values.end(), true) == 0) {
-    reads.few_values.clear();
-    return reads;
-  }
-  std::vector<bool> few_values(config.layers.size());
-  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
-    few_values[static_cast<size_t>(layer)] = reads.few_values[static_cast<size_t>(global)];
-  });
-  reads.few_values = std::move(few_values);
-  return reads;
-}
-
-std::vector<StateSpec> StatesByLayer(const ModelConfig& config, std::vector<StateSpec> states) {
-  std::vector<int32_t> layers;  // of the model, by their numbers among the global ones
-  ForGlobalLayers(config, [&](int32_t layer, int32_t) { layers.push_back(layer); });
-  for (StateSpec& spec : states) spec.layer = layers[static_cast<size_t>(spec.layer)];
-  return states;
-}
-
-size_t StateBytes(const ModelConfig& config, const BankConfig& bank, const Policy& policy) {
-  size_t bytes = 0;
-  for (const StateSpec& spec : PositionsSpecs(bank, policy.Kept())) bytes += bank.StateBytes(spec);
-  for (const StateSpec& spec : StatesByLayer(config, policy.States())) {
-    bytes += bank.StateBytes(spec);
-  }
-  return bytes;
-}
-
-namespace {
-
-// The heads of each class have a stream of their own, and a table where they are not of class 0.
-void SplitByHeads(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
-  if (plan.head_classes.empty()) return;
-  const auto first_table = static_cast<int32_t>(bank.tables.size());
-  for (size_t c = 1; c < plan.head_classes.size(); ++c) {
-    bank.tables.push_back(
-        {.max_held = plan.head_classes[c].max_held, .head_class = static_cast<int32_t>(c)});
-  }
-  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
-    LayerSpec& spec = bank.layers[static_cast<size_t>(layer)];
-    const StreamSpec whole = spec.streams.front();
-    spec.streams.clear();
-    for (size_t c = 0; c < plan.head_classes.size(); ++c) {
-      const std::vector<int32_t>& heads = plan.head_classes[c].heads[static_cast<size_t>(global)];
-      if (heads.empty()) continue;
-      StreamSpec& stream = spec.streams.emplace_back(whole);
-      if (static_cast<int32_t>(heads.size()) < spec.n_kv_heads) stream.heads = heads;
-      if (c > 0) stream.table = first_table + static_cast<int32_t>(c) - 1;
-    }
-  });
-}
-
-// Layers that keep different numbers of rows have a table each, the first of them table 0, or one
-// for each KV head. The latter all draw on the same blocks: how many rows a layer keeps is known
-// only once the prompt is whole.
-void SplitByLayers(const ModelConfig& config, const MemoryPlan& plan, BankConfig& bank) {
-  if (plan.layer_held.empty()) return;
-  ForGlobalLayers(config, [&](int32_t layer, int32_t global) {
-    const int64_t held = plan.layer_held[static_cast<size_t>(global)];
-    TableSpec spec{.max_held = held};
-    if (plan.heads_apart && held > 0 && !plan.by_layer) spec.prompt_tokens = plan.context;
-    const auto table = static_cast<int32_t>(global == 0 ? 0 : bank.tables.size());
-    if (global == 0) bank.tables.front() = spec;
-    spec.shares = plan.heads_apart;
-    if (global > 0) bank.tables.push_back(spec);
-    for (StreamSpec& stream : bank.layers[static_cast<size_t>(layer)].streams) {
-      stream.table = table;
-      stream.heads_apart = plan.heads_apart;
-    }
-    for (int32_t head = 1; plan.heads_apart && head < config.n_kv_heads; ++head) {
-      bank.tables.push_back(spec);
-    }
-  });
-}
-
-}  // namespace
-
-BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int32_t max_sessions) {
-  BankConfig bank;
-  bank.layers.assign(
-      config.layers.size(),
-      {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
-  for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
-    bank.layers[layer].streams.front().tier = plan.tiers[layer];
-  }
-  for (size_t layer = 0; layer < plan.values_apart.size(); ++layer) {
-    if (!plan.values_apart[layer]) continue;
-    const TierKind tier = plan.values_away ? TierKind::kHost : TierKind::kDevice;
-    bank.layers[layer].streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = tier}};
-  }
-  bank.tables[0].max_held = plan.max_held;
-  SplitByLayers(config, plan, bank);
-  std::map<int32_t, int32_t> table_of;  // by window
-  for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
-    const int32_t window = config.layers[layer].window;
-    if (window == 0) continue;
-    const auto [table, added] =
-        table_of.try_emplace(window, static_cast<int32_t>(bank.tables.size()));
-    if (added) {
-      bank.tables.push_back({.window = window, .max_held = window + kSpareTokens});
-      // The prompt's last rows, and those of a pass.
-      if (plan.heads_apart) {
-        bank.tables.back().prompt_tokens =
-            2 * window + kSpareTokens + 4 * kBlockTokens + plan.chunk;
-      }
-    }
-    for (StreamSpec& stream : bank.layers[layer].streams) stream.table = table->second;
-  }
-  SplitByHeads(config, plan, bank);
-  bank.step_tokens = plan.chunk;
-  bank.dtype = plan.kv_dtype;
-  bank.block_tokens = kBlockTokens;
-  bank.n_stages = plan.stages;
-  bank.max_tokens = plan.context;
-  // Forks and sessions each round up to a block.
-  bank.pool_tokens = (plan.context + kBlockTokens) * max_sessions;
-  bank.max_seqs = max_sessions;
-  return bank;
 }
 
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
@@ -661,6 +540,15 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                      backend.WorkBytes(LimitsOf(config, plan.chunk));
   plan.may_leave = card && options.place != "device";
   plan.context = options.context != 0 ? options.context : config.max_context;
+  plan.kept = options.kept_contexts;
+  // Whether sessions share their tokens; then the plan is made for those that they have at least.
+  const bool shared = options.kv_tokens != 0;
+  if (options.kv_tokens > 0 && options.kv_tokens < plan.context) {
+    return InvalidArgument(fmt::format("`kv_tokens` is {}, expected at least the context of {}",
+                                       options.kv_tokens, plan.context));
+  }
+  const auto most_tokens = [&] { return plan.context * options.max_sessions; };
+  if (shared) plan.kv_tokens = std::clamp(options.kv_tokens, plan.context, most_tokens());
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
@@ -674,15 +562,16 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const Limit limit(field, cap, machine);
   plan.available = limit.bytes;
   plan.limit = limit.name;
-  const auto sessions = static_cast<size_t>(options.max_sessions);
+  const auto sessions = static_cast<size_t>(shared ? 1 : options.max_sessions);
+  const auto spare = static_cast<size_t>(kBlockTokens * (shared ? options.max_sessions : 1));
   const size_t fixed = plan.weights + plan.activations;
   const size_t room = plan.available > fixed ? plan.available - fixed : 0;
-  const auto asked = static_cast<size_t>(plan.context);
+  const auto asked = static_cast<size_t>(shared ? plan.kv_tokens : plan.context);
   const Placement placement(options, config, backend, room);
   const auto fits_here = [&] {
     const KvSize kv(config, plan, options.max_sessions);
-    return kv.Fits(room, sessions) >= asked + kBlockTokens &&
-           (!card || room >= kv.Most(asked + kBlockTokens, sessions) + placement.PolicyRoom(plan));
+    return kv.Fits(room, sessions) >= asked + spare &&
+           (!card || room >= kv.Most(asked + spare, sessions) + placement.PolicyRoom(plan));
   };
   if (plan.heads_apart && plan.may_leave && !fits_here()) {
     PassByLayer(config, **policy, options.max_sessions, plan);
@@ -695,8 +584,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       HumanBytes(plan.activations),
       kv.per_token + kv.prompt_per_token == 0
           ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
-          : fmt::format("room for {} tokens of K/V{} at {} each{}",
-                        fits - std::min<size_t>(fits, kBlockTokens),
+          : fmt::format("room for {} tokens of K/V{} at {} each{}", fits - std::min(fits, spare),
                         kv.states_per_token == 0 ? "" : " and the policy's states",
                         HumanBytes(kv.InSession() + kv.prompt_per_token),
                         kv.fixed == 0 ? ""
@@ -728,9 +616,16 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   if (plan.may_leave && (!all_here || options.place == "host" || always || plan.values_away)) {
     OKV_RETURN_IF_ERROR(policy.status());
     MemoryPlan placed = plan;
-    if (placement.Place(reads, options.working_set, placed)) {
-      OKV_RETURN_IF_ERROR(fits_on_host(placed));
-      return placed;
+    if (options.kv_tokens == EngineOptions::kAsManyAsFit) placed.kv_tokens = most_tokens();
+    for (;; placed.kv_tokens = std::max(plan.context, placed.kv_tokens / 2)) {
+      const bool least = !shared || placed.kv_tokens <= static_cast<int64_t>(asked);
+      if (placement.Place(reads, options.working_set, placed)) {
+        const Status on_host = fits_on_host(placed);
+        if (on_host.ok()) return placed;
+        if (least) return on_host;
+      } else if (least) {
+        break;
+      }
     }
     if (options.working_set > 0 && placement.Place(reads, 0, placed)) {
       return ResourceExhausted(
@@ -750,13 +645,14 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           others));
     }
   }
-  if (fits < asked + kBlockTokens) {
-    if (options.context != 0 || fits < 2 * kBlockTokens) {
+  if (fits < asked + spare) {
+    if (options.context != 0 || options.kv_tokens > 0 || fits < 2 * spare) {
       return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked,
                                            sizes, card ? placement.Others(plan, host.bytes) : ""));
     }
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
-    plan.context = static_cast<int64_t>(fits - fits / 16) - kBlockTokens;
+    plan.context = static_cast<int64_t>(fits - fits / 16 - spare);
+    if (shared) plan.kv_tokens = plan.context;
     LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
     if (policy.ok() && plan.heads_apart) {  // of which it keeps a share
       OKV_ASSIGN_OR_RETURN(const auto fitting,
@@ -770,16 +666,24 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     LogInfo("{} is {}, but {} are available: planned with that", field, HumanBytes(cap),
             HumanBytes(machine));
   }
+  if (options.kv_tokens == EngineOptions::kAsManyAsFit && kv.InSession() > 0) {
+    const size_t taken =
+        kv.Most(static_cast<size_t>(plan.kv_tokens) + spare, sessions) + placement.PolicyRoom(plan);
+    // Groups of other policies need room, too.
+    const size_t more = (room - std::min(room, taken)) / kv.InSession() / 16 * 15;
+    plan.kv_tokens = std::min(most_tokens(), plan.kv_tokens + static_cast<int64_t>(more));
+  }
   const BankConfig bank = MakeBankConfig(config, plan, options.max_sessions);
   if (policy.ok()) plan.states = StateBytes(config, bank, **policy);
   if (plan.by_layer) plan.prompt = PromptBytes(config, bank, plan.context);
-  plan.kv = kv.Of(static_cast<size_t>(plan.context), sessions);
+  const auto tokens = static_cast<size_t>(shared ? plan.kv_tokens : plan.context);
+  plan.kv = kv.Of(tokens, sessions);
   plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
   const size_t chosen =
       FetchedValues::Bytes(bank, ReadsByLayer(config, reads), options.max_sessions);
   plan.working_sets = Bank::StageBytes(bank) + chosen;
   OKV_RETURN_IF_ERROR(fits_on_host(plan));
-  const size_t most = kv.Most(static_cast<size_t>(plan.context + kBlockTokens), sessions);
+  const size_t most = kv.Most(tokens + spare, sessions);
   plan.policies = room - std::min(room, most + chosen);
   return plan;
 }

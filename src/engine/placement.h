@@ -21,6 +21,8 @@ struct MemoryPlan {
   size_t activations = 0;   // the backend's own work included
   size_t kv_per_token = 0;  // all layers, wherever they lie
   int64_t context = 0;      // tokens a session can hold
+  int64_t kv_tokens = 0;    // and all sessions together; 0: a context each
+  int32_t kept = 0;         // contexts beside those of sessions
   int64_t max_held = 0;     // of them, in global-attention layers: TableSpec::max_held
   // Where the policy tells KV heads apart, each class from 0 on: its heads in each of those layers,
   // and max_held of their table (that of class 0 is above).
@@ -51,17 +53,17 @@ struct MemoryPlan {
   std::vector<bool> values_apart;
 
   // K/V in host memory beside a card.
-  bool may_leave = false;         // is an option
-  std::vector<TierKind> tiers;    // [n_layers]
-  bool values_away = false;       // V of those layers are there
-  int32_t host_layers = 0;        // layers whose K and V are there
-  size_t kv_host = 0;             // all that is there
-  size_t working_sets = 0;        // on the card, for that: working sets, and stages
-  bool keeps_last = false;        // the last rows of host layers (LastRows), and no stages
-  int32_t stages = 2;             // BankConfig::n_stages
-  int32_t working_set = 0;        // tokens of each of them in a working set
-  bool attends_away = false;      // the host attends to what is there, without working sets
-  bool fetches_units = false;     // working sets hold units, with the last rows beside them
+  bool may_leave = false;       // is an option
+  std::vector<TierKind> tiers;  // [n_layers]
+  bool values_away = false;     // V of those layers are there
+  int32_t host_layers = 0;      // layers whose K and V are there
+  size_t kv_host = 0;           // all that is there
+  size_t working_sets = 0;      // on the card, for that: working sets, and stages
+  bool keeps_last = false;      // the last rows of host layers (LastRows), and no stages
+  int32_t stages = 2;           // BankConfig::n_stages
+  int32_t working_set = 0;      // tokens of each of them in a working set
+  bool attends_away = false;    // the host attends to what is there, without working sets
+  bool fetches_units = false;   // working sets hold units, with the last rows beside them
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.
@@ -106,6 +108,9 @@ void PlanPolicy(const ModelConfig& config, const Policy& policy, int32_t max_ses
 // the device (docs/decisions/075). REQUIRES heads_apart.
 void PassByLayer(const ModelConfig& config, const Policy& policy, int32_t max_sessions,
                  MemoryPlan& plan);
+
+// BankConfig::block_tokens.
+inline constexpr int32_t kBlockTokens = 64;
 
 // Tokens before a window that its layers keep, so that a turn that is written a little differently
 // the next time does not start over.

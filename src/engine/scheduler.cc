@@ -58,10 +58,8 @@ Scheduler::~Scheduler() {
 Scheduler::Id Scheduler::Submit(Request request) {
   const std::lock_guard lock(mutex_);
   const Id id = next_id_++;
-  incoming_.push_back({.id = id,
-                       .request = std::move(request),
-                       .arrived = Clock::now(),
-                       .late = stopped_});
+  incoming_.push_back(
+      {.id = id, .request = std::move(request), .arrived = Clock::now(), .late = stopped_});
   wake_.notify_one();
   return id;
 }
@@ -364,7 +362,8 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
   }
   Leave(s);
   if (!status.ok() || !rest.ok()) return s.request.on_end(status.ok() ? rest.status() : status);
-  s.request.on_end(RequestEnd{.reason = reason, .text = *rest, .stats = s.stats});
+  s.request.on_end(
+      RequestEnd{.reason = reason, .text = *rest, .stop = s.answer.stop(), .stats = s.stats});
 }
 
 void Scheduler::Leave(Sequence& s) {

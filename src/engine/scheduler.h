@@ -53,6 +53,7 @@ struct RequestStats {
 struct RequestEnd {
   FinishReason reason = FinishReason::kStop;
   std::string text;  // what was held back until now
+  std::string stop;  // the one of GenerateOptions::stop that ended it; empty: none did
   RequestStats stats;
 };
 

@@ -19,7 +19,12 @@ class StopText {
     if (stopped_) return "";
     held_ += text;
     size_t cut = std::string::npos;
-    for (const std::string& stop : stops_) cut = std::min(cut, held_.find(stop));
+    for (const std::string& stop : stops_) {
+      const size_t at = held_.find(stop);
+      if (at >= cut) continue;
+      cut = at;
+      stop_ = stop;
+    }
     if (cut != std::string::npos) {
       stopped_ = true;
       return std::exchange(held_, "").substr(0, cut);
@@ -39,10 +44,13 @@ class StopText {
   std::string Flush() { return stopped_ ? "" : std::exchange(held_, ""); }
 
   bool stopped() const { return stopped_; }
+  // The text that stopped it, the first of those that begin there; empty: none.
+  const std::string& stop() const { return stop_; }
 
  private:
   std::vector<std::string> stops_;
   std::string held_;
+  std::string stop_;
   bool stopped_ = false;
 };
 

@@ -69,6 +69,36 @@ TEST_F(PlacementTest, ALargeCardHoldsEverything) {
   EXPECT_LE(OnCard(*plan), 80 * kGiB);
 }
 
+TEST_F(PlacementTest, SessionsShareAsManyTokensAsFit) {
+  options_.policy = {.name = "full"};
+  options_.place = "device";
+  options_.max_sessions = 8;
+  EXPECT_FALSE(Plan(60 * kGiB).ok());  // of a context each
+  options_.kv_tokens = EngineOptions::kAsManyAsFit;
+  int64_t last = 0;
+  for (const size_t gib : {40, 60, 80, 300}) {
+    const auto plan = Plan(gib * kGiB);
+    ASSERT_TRUE(plan.ok()) << gib << ": " << plan.status().message();
+    EXPECT_LE(OnCard(*plan), gib * kGiB);
+    EXPECT_GT(plan->kv_tokens, last);
+    EXPECT_EQ(MakeBankConfig(config_, *plan, 8).PoolTokens(), plan->kv_tokens + 8 * 64);
+    // What is left is a part in sixteen of what there was, and what policies take.
+    if (gib < 300) EXPECT_GT(OnCard(*plan), (gib - 2) * kGiB);
+    last = plan->kv_tokens;
+  }
+  EXPECT_EQ(last, 8 * 131072);
+  options_.kv_tokens = 200'000;
+  const auto plan = Plan(60 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->kv, size_t{200'000} * 131072);
+  EXPECT_THAT(Plan(40 * kGiB).status().message(), HasSubstr("does not fit"));
+  options_.kv_tokens = 1000;
+  EXPECT_THAT(Plan(60 * kGiB).status().message(),
+              HasSubstr("`kv_tokens` is 1000, expected at least the context of 131072"));
+  options_.kv_tokens = -2;
+  EXPECT_THAT(Plan(60 * kGiB).status().message(), HasSubstr("`kv_tokens` is -2"));
+}
+
 TEST_F(PlacementTest, ASmallerCardSendsSparseLayersAway) {
   int32_t last = 0;
   for (const size_t gib : {30, 28, 26, 24}) {

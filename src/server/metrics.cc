@@ -1,0 +1,94 @@
+#include "server/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace omnikv::server {
+
+void Metrics::Histogram::Add(double value, int64_t times) {
+  const auto bound = std::lower_bound(kBounds.begin(), kBounds.end(), value);
+  counts[static_cast<size_t>(bound - kBounds.begin())] += times;
+  sum += value * static_cast<double>(times);
+  n += times;
+}
+
+void Metrics::Ended(FinishReason reason, const RequestStats& stats) {
+  const std::lock_guard lock(mutex_);
+  ++ended_[FinishReasonName(reason)];
+  if (reason == FinishReason::kCancelled) return;
+  queue_.Add(stats.queue_seconds);
+  prefill_.Add(stats.prefill_seconds);
+  decode_.Add(stats.decode_seconds);
+  first_token_.Add(stats.queue_seconds + stats.prefill_seconds);
+  whole_.Add(stats.queue_seconds + stats.prefill_seconds + stats.decode_seconds);
+  const int64_t between = stats.answer_tokens - 1;
+  if (between > 0) {
+    between_tokens_.Add(stats.decode_seconds / static_cast<double>(between), between);
+  }
+}
+
+std::string Metrics::Text(const SchedulerStats& now, const std::string& model) const {
+  std::string label = "model_name=\"";
+  for (const char c : model) {
+    if (c == '"' || c == '\\') label += '\\';
+    label += c == '\n' ? ' ' : c;
+  }
+  label += '"';
+  std::string out;
+  const auto head = [&](const char* name, const char* kind, const char* help) {
+    fmt::format_to(std::back_inserter(out), "# HELP {} {}\n# TYPE {} {}\n", name, help, name, kind);
+  };
+  const auto one = [&](const char* name, const char* kind, const char* help, double value) {
+    head(name, kind, help);
+    fmt::format_to(std::back_inserter(out), "{}{{{}}} {}\n", name, label, value);
+  };
+  const auto counts = [](int64_t n) { return static_cast<double>(n); };
+  one("vllm:num_requests_running", "gauge", "Requests that are admitted.", counts(now.running));
+  one("vllm:num_requests_waiting", "gauge", "Requests that wait.", counts(now.waiting));
+  one("vllm:kv_cache_usage_perc", "gauge", "Blocks of K/V in use, 1 is all of them.",
+      now.blocks_total > 0 ? counts(now.blocks_used) / counts(now.blocks_total) : 0);
+  one("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked for.",
+      counts(now.prompt_tokens));
+  one("vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were there already.",
+      counts(now.cached_tokens));
+  one("vllm:prompt_tokens_total", "counter", "Tokens of prompts.", counts(now.prompt_tokens));
+  one("vllm:generation_tokens_total", "counter", "Tokens of answers.", counts(now.answer_tokens));
+  one("omnikv:kept_contexts", "gauge", "Contexts that no request has, kept for others.",
+      counts(now.kept_contexts));
+  one("omnikv:decode_steps_total", "counter", "Steps with rows that decode.", counts(now.steps));
+  one("omnikv:decode_rows_total", "counter", "Rows of those.", counts(now.step_rows));
+  one("omnikv:requests_refused_total", "counter", "Requests that were never admitted.",
+      counts(now.refused));
+  one("omnikv:requests_failed_total", "counter", "Requests that failed.", counts(now.failed));
+  const std::lock_guard lock(mutex_);
+  head("vllm:request_success_total", "counter", "Requests that ended, by reason.");
+  for (const auto& [reason, n] : ended_) {
+    fmt::format_to(std::back_inserter(out),
+                   "vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", label, reason,
+                   n);
+  }
+  const auto histogram = [&](const char* name, const char* help, const Histogram& h) {
+    head(name, "histogram", help);
+    int64_t upto = 0;
+    for (size_t i = 0; i < h.counts.size(); ++i) {
+      upto += h.counts[i];
+      const std::string bound = i < kBounds.size() ? fmt::format("{}", kBounds[i]) : "+Inf";
+      fmt::format_to(std::back_inserter(out), "{}_bucket{{{},le=\"{}\"}} {}\n", name, label, bound,
+                     upto);
+    }
+    fmt::format_to(std::back_inserter(out), "{}_sum{{{}}} {}\n{}_count{{{}}} {}\n", name, label,
+                   h.sum, name, label, h.n);
+  };
+  histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", first_token_);
+  histogram("vllm:inter_token_latency_seconds", "Between tokens, a mean of each request.",
+            between_tokens_);
+  histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", whole_);
+  histogram("vllm:request_queue_time_seconds", "From arrival to admission.", queue_);
+  histogram("vllm:request_prefill_time_seconds", "From admission to the first token.", prefill_);
+  histogram("vllm:request_decode_time_seconds", "From the first token to the last.", decode_);
+  return out;
+}
+
+}  // namespace omnikv::server

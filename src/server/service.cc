@@ -1,0 +1,362 @@
+#include "server/service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "base/printable.h"
+#include "omnikv/version.h"
+#include "server/generation.h"
+#include "server/metrics.h"
+#include "server/prompts.h"
+#include "server/protocol/anthropic_messages.h"
+#include "server/protocol/fields.h"
+#include "server/protocol/model_name.h"
+#include "server/protocol/openai_chat.h"
+#include "server/protocol/openai_completions.h"
+#include "server/protocol/openai_responses.h"
+
+namespace omnikv::server {
+namespace {
+
+struct Protocol {
+  Result<Question> (*parse)(const Json& body);
+  std::unique_ptr<Answering> (*answer)(const Question& question, Reply reply,
+                                       const AnswerForm& form);
+  Json (*error)(const Status& status);
+};
+
+const Protocol kChat = {ParseChat, AnswerChat, OpenAiError};
+const Protocol kCompletions = {ParseCompletions,
+                               [](const Question& question, Reply reply, const AnswerForm&) {
+                                 return AnswerCompletions(question, std::move(reply));
+                               },
+                               OpenAiError};
+const Protocol kMessages = {ParseMessages, AnswerMessages, AnthropicError};
+const Protocol kResponses = {ParseResponses, AnswerResponses, OpenAiError};
+
+const Protocol& ProtocolOf(std::string_view path) {
+  return path.starts_with("/v1/messages") ? kMessages : kChat;
+}
+
+std::string RandomId() {
+  static thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("{:016x}", random());
+}
+
+void SendJson(HttpReply& reply, const Json& body) {
+  reply.Send({}, Dump(body));
+}
+
+void SendError(HttpReply& reply, const Protocol& protocol, const Status& status, int code) {
+  reply.Send({.status = code}, Dump(protocol.error(status)));
+}
+
+}  // namespace
+
+struct Service::Impl : std::enable_shared_from_this<Impl> {
+  Impl(const EngineCore& engine, Scheduler& of, ServiceOptions given)
+      : core(engine),
+        scheduler(of),
+        options(std::move(given)),
+        started(Now()),
+        work(static_cast<size_t>(std::max(1, options.threads))) {
+    if (core.text.chat_template) form = DetectAnswerForm(core.text.chat_template->written());
+  }
+
+  static int64_t Now() {
+    return std::chrono::duration_cast<std::chrono::seconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  }
+
+  struct Route {
+    std::string_view method, path;
+    void (Impl::*handle)(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+    bool slow;  // reads a text, and so gets a thread of ours
+  };
+  static const std::vector<Route>& Routes() {
+    static const std::vector<Route> routes = {
+        {"GET", "/health", &Impl::Health, false},
+        {"GET", "/v1/models", &Impl::Models, false},
+        {"GET", "/metrics", &Impl::MetricsPage, false},
+        {"GET", "/props", &Impl::Props, false},
+        {"GET", "/version", &Impl::Version, false},
+        {"POST", "/v1/completions", &Impl::Completions, true},
+        {"POST", "/v1/chat/completions", &Impl::Chat, true},
+        {"POST", "/v1/responses", &Impl::Responses, true},
+        {"POST", "/v1/messages", &Impl::Messages, true},
+        {"POST", "/v1/messages/count_tokens", &Impl::CountTokens, true},
+        {"POST", "/v1/embeddings", &Impl::Embeddings, false},
+        {"POST", "/tokenize", &Impl::Tokenize, true},
+        {"POST", "/detokenize", &Impl::Detokenize, true},
+        {"POST", "/apply-template", &Impl::ApplyTemplate, true},
+    };
+    return routes;
+  }
+
+  void Health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    SendJson(*reply, {{"status", "ok"}});
+  }
+  void Version(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    SendJson(*reply, {{"version", OMNIKV_VERSION}});
+  }
+  Json Model() const {
+    return {{"id", options.name},
+            {"object", "model"},
+            {"created", started},
+            {"owned_by", "omnikv"},
+            {"max_model_len", core.bank->config().max_tokens}};
+  }
+  void Models(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    SendJson(*reply, {{"object", "list"}, {"data", Json::array({Model()})}});
+  }
+  void MetricsPage(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    reply->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8"},
+                metrics->Text(scheduler.stats(), options.name));
+  }
+  void Props(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    const BankConfig& bank = core.bank->config();
+    Json settings = Json::object();
+    for (const auto& [key, value] : options.policy.settings) settings[key] = value;
+    SendJson(*reply, {{"model", options.name},
+                      {"version", OMNIKV_VERSION},
+                      {"device", core.backend->Describe()},
+                      {"context", bank.max_tokens},
+                      {"kv_tokens", bank.PoolTokens()},
+                      {"kv_dtype", DTypeName(bank.dtype)},
+                      {"policy", options.policy.name},
+                      {"settings", settings},
+                      {"max_tokens", options.max_tokens},
+                      {"has_chat_template", core.text.chat_template.has_value()}});
+  }
+  void Embeddings(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    SendError(*reply, kChat,
+              Unsupported("this server has no embeddings: it answers /v1/chat/completions, "
+                          "/v1/completions, /v1/responses and /v1/messages"),
+              501);
+  }
+
+  void Completions(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    Generate(kCompletions, request, reply);
+  }
+  void Chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    Generate(kChat, request, reply);
+  }
+  void Responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    Generate(kResponses, request, reply);
+  }
+  void Messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    Generate(kMessages, request, reply);
+  }
+
+  // The policy that a question wants.
+  Result<PolicyOptions> PolicyOf(const Question& question, const ModelName& name) const {
+    PolicyOptions policy;
+    policy.name = !question.policy.empty() ? question.policy : name.policy;
+    policy.settings = name.settings;
+    // Settings without a policy change those of the server's.
+    if (policy.name.empty()) {
+      policy.name = options.policy.name;
+      policy.settings.insert(policy.settings.begin(), options.policy.settings.begin(),
+                             options.policy.settings.end());
+    }
+    for (const auto& [key, value] : question.settings) {
+      std::erase_if(policy.settings, [&](const auto& setting) { return setting.first == key; });
+      policy.settings.emplace_back(key, value);
+    }
+    return policy;
+  }
+
+  // What this server cannot do yet, said instead of answered otherwise.
+  static Status CheckBuilt(const Question& question) {
+    if (question.format.kind != AnswerFormat::Kind::kText) {
+      return Unsupported("answers in JSON by a schema are not built yet: ask for text");
+    }
+    if (question.tool_choice.kind == ToolChoice::Kind::kRequired ||
+        question.tool_choice.kind == ToolChoice::Kind::kNamed) {
+      return Unsupported("a tool cannot be demanded yet: `tool_choice` auto and none work");
+    }
+    if (question.echo && question.top_logprobs >= 0) {
+      return Unsupported("log-probabilities of the prompt (`echo` with `logprobs`) are not built");
+    }
+    return {};
+  }
+
+  // The common part of all requests of a question; kNotFound for another model.
+  Result<Request> RequestOf(Question& question) const {
+    OKV_ASSIGN_OR_RETURN(const ModelName name, ParseModelName(question.model));
+    const std::vector<std::string>& also = options.aliases;
+    const bool known = name.name.empty() || name.name == options.name ||
+                       std::find(also.begin(), also.end(), name.name) != also.end() ||
+                       std::find(also.begin(), also.end(), "*") != also.end();
+    if (!known) {
+      return NotFound(
+          fmt::format("there is no model {} here, but {}", Printable(name.name), options.name));
+    }
+    Request request;
+    OKV_ASSIGN_OR_RETURN(request.policy, PolicyOf(question, name));
+    OKV_RETURN_IF_ERROR(CheckBuilt(question));
+    request.generate = question.generate;
+    if (!question.limited) request.generate.max_tokens = options.max_tokens;
+    if (!question.seeded) request.generate.sampling.seed = std::random_device{}();
+    request.top_logprobs = question.top_logprobs;
+    request.priority = question.priority;
+    if (options.request_seconds > 0) {
+      request.deadline =
+          Scheduler::Clock::now() + std::chrono::duration_cast<Scheduler::Clock::duration>(
+                                        std::chrono::duration<double>(options.request_seconds));
+    }
+    return request;
+  }
+
+  void Generate(const Protocol& protocol, const HttpRequest& http,
+                const std::shared_ptr<HttpReply>& reply) {
+    const Status status = [&]() -> Status {
+      OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
+      OKV_ASSIGN_OR_RETURN(Question question, protocol.parse(body));
+      OKV_ASSIGN_OR_RETURN(const Request request, RequestOf(question));
+      OKV_ASSIGN_OR_RETURN(const Prompts prompts, PromptsOf(core, question));
+      AnswerForm answer_form = form;
+      answer_form.in_reasoning = EndsInReasoning(prompts.end, answer_form);
+      server::Reply made{.id = RandomId(), .model = options.name, .created = Now()};
+      for (const auto& prompt : prompts.tokens) made.prompt_tokens += std::ssize(prompt);
+      auto answering = protocol.answer(question, std::move(made), answer_form);
+      const auto generation = std::make_shared<Generation>(
+          Engines{core, scheduler, metrics}, std::move(question), std::move(answering), reply,
+          [error = protocol.error](const Status& failed) { return Dump(error(failed)); });
+      generation->Run(prompts, request);
+      return {};
+    }();
+    if (!status.ok()) SendError(*reply, protocol, status, HttpStatus(status.code()));
+  }
+
+  void CountTokens(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
+    const auto tokens = [&]() -> Result<int64_t> {
+      OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
+      OKV_ASSIGN_OR_RETURN(const Question question, ParseCountTokens(body));
+      OKV_ASSIGN_OR_RETURN(const Prompts prompts, PromptsOf(core, question));
+      return std::ssize(prompts.tokens.front());
+    }();
+    if (!tokens.ok()) {
+      return SendError(*reply, kMessages, tokens.status(), HttpStatus(tokens.status().code()));
+    }
+    SendJson(*reply, {{"input_tokens", *tokens}});
+  }
+
+  void Tokenize(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
+    const auto tokens = [&]() -> Result<std::vector<int32_t>> {
+      OKV_RETURN_IF_ERROR(NeedTokenizer(core));
+      OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
+      FieldReader fields(body);
+      std::string content;
+      EncodeOptions encode{.add_special = false, .parse_special = true};
+      if (!fields.String("content", &content)) fields.Fail("content", "a text");
+      fields.Bool("add_special", &encode.add_special);
+      fields.Bool("parse_special", &encode.parse_special);
+      OKV_RETURN_IF_ERROR(fields.status());
+      return TextTokens(core.text, content, encode);
+    }();
+    if (!tokens.ok()) {
+      return SendError(*reply, kChat, tokens.status(), HttpStatus(tokens.status().code()));
+    }
+    SendJson(*reply, {{"tokens", *tokens}});
+  }
+
+  void Detokenize(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
+    const auto text = [&]() -> Result<std::string> {
+      OKV_RETURN_IF_ERROR(NeedTokenizer(core));
+      OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
+      FieldReader fields(body);
+      const Json* tokens = fields.Array("tokens");
+      if (tokens == nullptr) fields.Fail("tokens", "an array of tokens");
+      OKV_RETURN_IF_ERROR(fields.status());
+      std::vector<int32_t> ids;
+      for (const Json& token : *tokens) {
+        const auto* id = token.get_ptr<const int64_t*>();
+        if (id == nullptr || *id < 0 || *id >= core.config.vocab) {
+          return Wrong("tokens", token, fmt::format("tokens from 0 to {}", core.config.vocab - 1));
+        }
+        ids.push_back(static_cast<int32_t>(*id));
+      }
+      return core.text.tokenizer->Decode(ids, /*skip_special=*/false);
+    }();
+    if (!text.ok()) {
+      return SendError(*reply, kChat, text.status(), HttpStatus(text.status().code()));
+    }
+    SendJson(*reply, {{"content", *text}});
+  }
+
+  void ApplyTemplate(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
+    const auto prompt = [&]() -> Result<std::string> {
+      OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
+      OKV_ASSIGN_OR_RETURN(const Question question, ParseChat(body));
+      OKV_ASSIGN_OR_RETURN(const std::vector<TextSpan> spans, RenderQuestion(core, question));
+      std::string text;
+      for (const TextSpan& span : spans) text += span.text;
+      return text;
+    }();
+    if (!prompt.ok()) {
+      return SendError(*reply, kChat, prompt.status(), HttpStatus(prompt.status().code()));
+    }
+    SendJson(*reply, {{"prompt", *prompt}});
+  }
+
+  const EngineCore& core;
+  Scheduler& scheduler;
+  ServiceOptions options;
+  int64_t started;
+  AnswerForm form;
+  std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
+  boost::asio::thread_pool work;
+};
+
+Service::Service(const EngineCore& core, Scheduler& scheduler, ServiceOptions options)
+    : impl_(std::make_shared<Impl>(core, scheduler, std::move(options))) {}
+
+Service::~Service() {
+  impl_->work.join();
+}
+
+void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  std::string allowed;
+  for (const Impl::Route& route : Impl::Routes()) {
+    if (route.path != request.path) continue;
+    const bool head = request.method == "HEAD" && route.method == "GET";
+    if (route.method != request.method && !head) {
+      allowed = route.method;
+      continue;
+    }
+    Impl* const impl = impl_.get();  // which waits for what is posted
+    const auto handle = route.handle;
+    if (!route.slow) return (impl->*handle)(request, reply);
+    boost::asio::post(impl->work, [impl, handle, request = std::move(request), reply] {
+      (impl->*handle)(request, reply);
+    });
+    return;
+  }
+  const Protocol& protocol = ProtocolOf(request.path);
+  if (!allowed.empty()) {
+    const Status wrong = InvalidArgument(
+        fmt::format("{} takes {}, not {}", request.path, allowed, Printable(request.method)));
+    return reply->Send({.status = 405, .headers = {{"allow", allowed}}},
+                       Dump(protocol.error(wrong)));
+  }
+  SendError(*reply, protocol, NotFound(fmt::format("there is no {}", Printable(request.path))),
+            404);
+}
+
+std::string ErrorBodyOf(const HttpRequest& request, int status, std::string_view message) {
+  const StatusCode code = status == 404   ? StatusCode::kNotFound
+                          : status == 503 ? StatusCode::kResourceExhausted
+                          : status >= 500 ? StatusCode::kFailed
+                                          : StatusCode::kInvalidArgument;
+  return Dump(ProtocolOf(request.path).error(Status(code, std::string(message))));
+}
+
+}  // namespace omnikv::server

@@ -8,3 +8,4 @@ cmake -S . -B build/release -G Ninja -DCMAKE_BUILD_TYPE=Release -DOMNIKV_TESTS=O
   -DOMNIKV_FLASHINFER=OFF -DOMNIKV_WERROR=OFF >/dev/null  # a newer compiler warns of more
 cmake --build build/release
 build/release/tools/omnikv eval quickstart
+echo "To answer on http://127.0.0.1:8080, for the clients that you use: build/release/tools/omnikv serve" >&2

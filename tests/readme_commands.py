@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the commands of README.md and docs/policy_guide.md and the examples that end the help of the
 program and of each of its subcommands, with the program just built: each must end well and print
-something, or write the file that it names. Scripts must be there and executable (CI and the reader
+something, or write the file that it names. A server must answer, and end when it is told to. Scripts must be there and executable (CI and the reader
 run them). The code that the guide quotes must stand in its example. A `cmake -S` configures a folder of the test's; a `cmake --build` is the build that the
 test belongs to, and is not repeated.
 Usage: readme_commands.py SOURCE BUILD OMNIKV"""
@@ -9,9 +9,11 @@ Usage: readme_commands.py SOURCE BUILD OMNIKV"""
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 PROGRAM = re.compile(r"build/\w+/tools/omnikv")
@@ -57,6 +59,20 @@ def stale_quotes(source):
     return [quote for quote in quotes if quote not in example]
 
 
+def serves(line, source, environment):
+    """Whether a server that `line` starts, on another port, answers, and ends well when it is told to."""
+    process = subprocess.Popen(["bash", "-c", f"exec {line} --port 0"], cwd=source, env=environment,
+                               stderr=subprocess.PIPE, text=True)
+    for said in process.stderr:
+        if address := re.search(r"answers on (http://\S+)", said):
+            with urllib.request.urlopen(address[1] + "/health") as reply:
+                healthy = reply.status == 200
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+            return process.wait(60) == 0 and healthy
+    return False
+
+
 def main():
     source, build, omnikv = sys.argv[1:]
     commands = [c for name in DOCUMENTS for c in commands_of(os.path.join(source, name))]
@@ -69,7 +85,10 @@ def main():
         for command in [*commands, *examples(omnikv)]:
             if command.startswith("cmake --build "):
                 continue
-            if command.startswith("./"):
+            if command.startswith("omnikv serve"):
+                good = serves(command, source, environment)
+                ran += 1
+            elif command.startswith("./"):
                 good = os.access(os.path.join(source, shlex.split(command)[0]), os.X_OK)
             else:
                 # What they write goes to a folder of the test's.

@@ -39,6 +39,9 @@ const std::map<std::string, std::string>& Examples() {
   omnikv chat
   omnikv chat --system "Be brief." --temp 0.7 --ctx 8k
   echo "The pass key is 48213. What is the pass key?" | omnikv chat --quiet)"},
+                                                              {"serve", R"(
+  omnikv serve
+  omnikv serve --port 8081 --seats 16 --ctx 16k --policy omnikv --set budget=512)"},
                                                               {"tokenize", R"(
   omnikv tokenize -p "Hello, world"
   omnikv tokenize --raw -p "Hello, world" | omnikv tokenize --decode -f -)"},

@@ -7,7 +7,9 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 28> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kFlags = {{
+      {"api_keys", "--api-key-file"},
+      {"certificate_file", "--ssl-cert-file"},
       {"context", "--ctx"},
       {"device", "--device"},
       {"frequency_penalty", "--frequency-penalty"},
@@ -16,8 +18,10 @@ std::string WithFlags(std::string_view message) {
       {"host_memory", "--host-memory"},
       {"host_reads", "--host-reads"},
       {"kept_contexts", "--kept-contexts"},
+      {"key_file", "--ssl-key-file"},
       {"kv_dtype", "--kv-dtype"},
       {"kv_tokens", "--kv-tokens"},
+      {"listen", "--listen"},
       {"logit_bias", "--logit-bias"},
       {"max_tokens", "-n"},
       {"max_waiting", "--max-waiting"},
@@ -25,6 +29,7 @@ std::string WithFlags(std::string_view message) {
       {"place", "--place"},
       {"policy", "--policy"},
       {"precision", "--precision"},
+      {"prefix", "--api-prefix"},
       {"prefill_chunk", "--chunk"},
       {"presence_penalty", "--presence-penalty"},
       {"repeat_penalty", "--repeat-penalty"},

@@ -84,6 +84,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     static const std::vector<Route> routes = {
         {"GET", "/health", &Impl::Health, false},
         {"GET", "/v1/models", &Impl::Models, false},
+        {"GET", "/v1/models/", &Impl::OneModel, false},
         {"GET", "/metrics", &Impl::MetricsPage, false},
         {"GET", "/props", &Impl::Props, false},
         {"GET", "/version", &Impl::Version, false},
@@ -116,6 +117,11 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   void Models(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendJson(*reply, {{"object", "list"}, {"data", Json::array({Model()})}});
   }
+  void OneModel(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    const std::string name = request.path.substr(std::string_view("/v1/models/").size());
+    if (name == options.name) return SendJson(*reply, Model());
+    SendError(*reply, kChat, NoModel(name), 404);
+  }
   void MetricsPage(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     reply->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8"},
                 metrics->Text(scheduler.stats(), options.name));
@@ -139,7 +145,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     SendError(*reply, kChat,
               Unsupported("this server has no embeddings: it answers /v1/chat/completions, "
                           "/v1/completions, /v1/responses and /v1/messages"),
-              501);
+              400);
   }
 
   void Completions(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
@@ -180,12 +186,17 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     }
     if (question.tool_choice.kind == ToolChoice::Kind::kRequired ||
         question.tool_choice.kind == ToolChoice::Kind::kNamed) {
-      return Unsupported("a tool cannot be demanded yet: `tool_choice` auto and none work");
+      return Unsupported("a tool cannot be demanded yet: tool_choice auto and none work");
     }
     if (question.echo && question.top_logprobs >= 0) {
-      return Unsupported("log-probabilities of the prompt (`echo` with `logprobs`) are not built");
+      return Unsupported("log-probabilities of the prompt (echo with logprobs) are not built");
     }
     return {};
+  }
+
+  Status NoModel(const std::string& name) const {
+    return NotFound(
+        fmt::format("there is no model {} here, but {}", Printable(name), options.name));
   }
 
   // The common part of all requests of a question; kNotFound for another model.
@@ -196,8 +207,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
                        std::find(also.begin(), also.end(), name.name) != also.end() ||
                        std::find(also.begin(), also.end(), "*") != also.end();
     if (!known) {
-      return NotFound(
-          fmt::format("there is no model {} here, but {}", Printable(name.name), options.name));
+      return NoModel(name.name);
     }
     Request request;
     OKV_ASSIGN_OR_RETURN(request.policy, PolicyOf(question, name));
@@ -326,7 +336,10 @@ Service::~Service() {
 void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   std::string allowed;
   for (const Impl::Route& route : Impl::Routes()) {
-    if (route.path != request.path) continue;
+    // A path that ends with a slash is the beginning of others.
+    const bool here = route.path.back() == '/' ? request.path.starts_with(route.path)
+                                               : request.path == route.path;
+    if (!here) continue;
     const bool head = request.method == "HEAD" && route.method == "GET";
     if (route.method != request.method && !head) {
       allowed = route.method;

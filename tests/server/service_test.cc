@@ -1,0 +1,336 @@
+// What is asked over HTTP, from the body to the reply, without sockets: on the shipped model.
+#include "server/service.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "../test_data.h"
+#include "engine/core.h"
+
+namespace omnikv::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using Json = nlohmann::json;
+
+const char* const kQuestion = "The pass key is 48213. What is the pass key?";
+
+class FakeReply : public HttpReply {
+ public:
+  void Send(HttpHead head, std::string body) override {
+    const std::lock_guard lock(mutex_);
+    head_ = std::move(head);
+    bytes_ = std::move(body);
+    ended_ = true;
+    changed_.notify_all();
+  }
+  void Begin(HttpHead head) override {
+    const std::lock_guard lock(mutex_);
+    head_ = std::move(head);
+    changed_.notify_all();
+  }
+  void Write(std::string bytes) override {
+    const std::lock_guard lock(mutex_);
+    bytes_ += bytes;
+    ++writes_;
+    changed_.notify_all();
+  }
+  void End() override {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  }
+  void OnGone(std::function<void()> gone) override {
+    const std::lock_guard lock(mutex_);
+    gone_ = std::move(gone);
+  }
+
+  // The client goes once so many pieces have come.
+  void GoAfter(int writes) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::minutes(1), [&] { return writes_ >= writes; });
+    const auto gone = gone_;
+    lock.unlock();
+    gone();
+  }
+  void Await() {
+    std::unique_lock lock(mutex_);
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::minutes(5), [&] { return ended_; }));
+  }
+  int status() const { return head_.status; }
+  const HttpHead& head() const { return head_; }
+  const std::string& bytes() const { return bytes_; }
+  Json json() const { return Json::parse(bytes_, nullptr, false); }
+  // The data of server-sent events.
+  std::vector<std::string> events() const {
+    std::vector<std::string> all;
+    for (size_t at = 0; (at = bytes_.find("data: ", at)) != std::string::npos;) {
+      const size_t end = bytes_.find("\n\n", at);
+      all.push_back(bytes_.substr(at + 6, end - at - 6));
+      at = end;
+    }
+    return all;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  HttpHead head_;
+  std::string bytes_;
+  int writes_ = 0;
+  bool ended_ = false;
+  std::function<void()> gone_;
+};
+
+class ServiceTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    EngineOptions options{.model = TestData("models/omnikv-tiny-q8_0.gguf"), .device = "cpu"};
+    options.context = 4096;
+    options.max_sessions = 4;
+    options.kept_contexts = 4;
+    options.kv_tokens = EngineOptions::kAsManyAsFit;
+    auto engine = Engine::Load(options);
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    engine_ = std::move(*engine);
+  }
+  static void TearDownTestSuite() { engine_.reset(); }
+
+  void SetUp() override {
+    scheduler_ = std::move(*Scheduler::Create(CoreOf(*engine_), {.seats = 4}));
+    service_ = std::make_unique<Service>(
+        CoreOf(*engine_), *scheduler_,
+        ServiceOptions{.name = "tiny", .aliases = {"also"}, .max_tokens = 40});
+    steps_ = std::thread([this] { scheduler_->Run(); });
+  }
+  void TearDown() override {
+    scheduler_->Stop(/*drain=*/false);
+    steps_.join();
+    service_.reset();
+    scheduler_.reset();
+  }
+
+  std::shared_ptr<FakeReply> Begin(const std::string& method, const std::string& path,
+                                   const std::string& body = "") {
+    auto reply = std::make_shared<FakeReply>();
+    service_->Handle({.method = method, .path = path, .body = body}, reply);
+    return reply;
+  }
+  std::shared_ptr<FakeReply> Ask(const std::string& path, const Json& body) {
+    auto reply = Begin("POST", path, body.dump());
+    reply->Await();
+    return reply;
+  }
+  std::string Sentence(const std::string& path, const Json& body, int status = 400) {
+    const auto reply = Ask(path, body);
+    EXPECT_EQ(reply->status(), status) << reply->bytes();
+    return reply->json()["error"]["message"];
+  }
+  static Json Messages() { return {{{"role", "user"}, {"content", kQuestion}}}; }
+
+  static std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Service> service_;
+  std::thread steps_;
+};
+std::unique_ptr<Engine> ServiceTest::engine_;
+
+TEST_F(ServiceTest, AnswersAsASessionDoes) {
+  const Json chat =
+      Ask("/v1/chat/completions", {{"messages", Messages()}, {"temperature", 0}})->json();
+  EXPECT_EQ(chat["choices"][0]["message"]["content"], "The pass key is 48213.");
+  EXPECT_EQ(chat["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(chat["usage"]["prompt_tokens"], 21);
+  EXPECT_EQ(chat["usage"]["completion_tokens"], 12);
+  EXPECT_EQ(chat["model"], "tiny");
+  EXPECT_EQ(chat["omnikv"]["policy"], "omnikv");
+  EXPECT_EQ(chat["timings"]["predicted_n"], 12);
+  const Json message =
+      Ask("/v1/messages", {{"messages", Messages()}, {"max_tokens", 40}, {"temperature", 0}})
+          ->json();
+  EXPECT_EQ(message["content"][0]["text"], "The pass key is 48213.");
+  EXPECT_EQ(message["stop_reason"], "end_turn");
+  const Json response = Ask("/v1/responses", {{"input", kQuestion}, {"temperature", 0}})->json();
+  EXPECT_EQ(response["output"][0]["content"][0]["text"], "The pass key is 48213.");
+  const Json count = Ask("/v1/messages/count_tokens", {{"messages", Messages()}})->json();
+  EXPECT_EQ(count["input_tokens"], 21);
+}
+
+TEST_F(ServiceTest, StreamsWhatItSays) {
+  const auto reply = Ask("/v1/chat/completions", {{"messages", Messages()},
+                                                  {"temperature", 0},
+                                                  {"stream", true},
+                                                  {"stream_options", {{"include_usage", true}}}});
+  EXPECT_EQ(reply->head().content_type, "text/event-stream");
+  const std::vector<std::string> events = reply->events();
+  ASSERT_GT(events.size(), 6u);
+  EXPECT_EQ(events.back(), "[DONE]");
+  std::string text;
+  for (size_t i = 0; i + 2 < events.size(); ++i) {
+    const Json delta = Json::parse(events[i])["choices"][0]["delta"];
+    text += delta.value("content", "");
+  }
+  EXPECT_EQ(text, "The pass key is 48213.");
+  const Json usage = Json::parse(events[events.size() - 2]);
+  EXPECT_THAT(usage["choices"], IsEmpty());
+  EXPECT_EQ(usage["usage"]["completion_tokens"], 12);
+}
+
+TEST_F(ServiceTest, ReportsHowFarAPromptIs) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "The grass is green. ";
+  const auto reply = Ask("/v1/chat/completions",
+                         {{"messages", {{{"role", "user"}, {"content", text + kQuestion}}}},
+                          {"stream", true},
+                          {"return_progress", true},
+                          {"max_tokens", 2}});
+  std::vector<int64_t> done;
+  for (const std::string& event : reply->events()) {
+    const Json chunk = Json::parse(event, nullptr, false);
+    if (chunk.is_object() && chunk.contains("prompt_progress")) {
+      done.push_back(chunk["prompt_progress"]["processed"]);
+      EXPECT_GT(chunk["prompt_progress"]["total"], 1000);
+    }
+  }
+  ASSERT_GT(done.size(), 1u);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+}
+
+TEST_F(ServiceTest, AnswersManyTimesAndStopsWhereItIsTold) {
+  const Json many = Ask("/v1/completions", {{"prompt", {"Once", "Twice"}},
+                                            {"n", 2},
+                                            {"max_tokens", 3},
+                                            {"temperature", 1},
+                                            {"seed", 7},
+                                            {"echo", true}})
+                        ->json();
+  ASSERT_EQ(many["choices"].size(), 4u);
+  EXPECT_THAT(std::string(many["choices"][0]["text"]), StartsWith("Once"));
+  EXPECT_THAT(std::string(many["choices"][3]["text"]), StartsWith("Twice"));
+  EXPECT_EQ(many["usage"]["completion_tokens"], 12);
+  const Json stopped = Ask("/v1/messages", {{"messages", Messages()},
+                                            {"max_tokens", 40},
+                                            {"temperature", 0},
+                                            {"stop_sequences", {"8213"}}})
+                           ->json();
+  EXPECT_EQ(stopped["content"][0]["text"], "The pass key is 4");
+  EXPECT_EQ(stopped["stop_reason"], "stop_sequence");
+  EXPECT_EQ(stopped["stop_sequence"], "8213");
+  const Json prefilled =
+      Ask("/v1/chat/completions", {{"messages",
+                                    {{{"role", "user"}, {"content", kQuestion}},
+                                     {{"role", "assistant"}, {"content", "The pass key is 4"}}}},
+                                   {"continue_final_message", true},
+                                   {"temperature", 0}})
+          ->json();
+  EXPECT_EQ(prefilled["choices"][0]["message"]["content"], "8213.");
+}
+
+TEST_F(ServiceTest, APolicyPerRequest) {
+  const auto with = [&](Json body) {
+    body["messages"] = Messages();
+    body["temperature"] = 0;
+    const auto reply = Ask("/v1/chat/completions", body);
+    EXPECT_EQ(reply->status(), 200) << reply->bytes();
+    return reply->json()["omnikv"];
+  };
+  EXPECT_EQ(with({{"omnikv", {{"policy", "full"}}}})["policy"], "full");
+  const Json own = with({{"omnikv", {{"budget", 8}, {"tail", "2"}}}});
+  EXPECT_EQ(own["policy"], "omnikv");
+  EXPECT_THAT(std::string(own["settings"]), HasSubstr("budget=8 "));
+  EXPECT_LT(own["read_fraction"], 1);
+  const Json named = with({{"model", "tiny@streaming:budget=12"}});
+  EXPECT_EQ(named["policy"], "streaming");
+  EXPECT_THAT(std::string(named["settings"]), HasSubstr("budget=12"));
+}
+
+TEST_F(ServiceTest, TheSamePromptIsThereAlready) {
+  const Json body = {{"messages", Messages()}, {"max_tokens", 1}};
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "The grass is green. ";
+  Json longer = body;
+  longer["messages"][0]["content"] = text + kQuestion;
+  EXPECT_EQ(Ask("/v1/chat/completions", longer)
+                ->json()["usage"]["prompt_tokens_details"]["cached_tokens"],
+            0);
+  const Json again = Ask("/v1/chat/completions", longer)->json()["usage"];
+  EXPECT_EQ(again["prompt_tokens_details"]["cached_tokens"], again["prompt_tokens"].get<int>() - 1);
+}
+
+TEST_F(ServiceTest, AClientThatGoesTakesItsRequestAlong) {
+  const auto reply =
+      Begin("POST", "/v1/completions",
+            R"({"prompt":"Once","max_tokens":4000,"stream":true,"ignore_eos":true})");
+  reply->GoAfter(3);
+  reply->Await();
+  EXPECT_LT(reply->events().size(), 3000u);
+  while (scheduler_->stats().cancelled == 0) std::this_thread::yield();
+}
+
+TEST_F(ServiceTest, RefusesWithASentence) {
+  const std::string chat = "/v1/chat/completions";
+  EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"model", "other"}}, 404),
+              HasSubstr("there is no model 'other' here, but tiny"));
+  EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"temperature", 200}}),
+              HasSubstr("temperature"));
+  EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"omnikv", {{"policy", "ful"}}}}),
+              HasSubstr("there is no policy 'ful'"));
+  EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"omnikv", {{"budget", "x"}}}}),
+              HasSubstr("budget"));
+  EXPECT_THAT(Sentence(chat, {{"messages", Json::array()}}), HasSubstr("messages"));
+  EXPECT_THAT(
+      Sentence(chat, {{"messages", Messages()}, {"response_format", {{"type", "json_object"}}}}),
+      HasSubstr("not built yet"));
+  EXPECT_THAT(Sentence("/v1/completions", {{"prompt", {0, 5000, 100000000}}}),
+              HasSubstr("token 100000000 is not in the vocabulary"));
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "The grass is green. ";
+  EXPECT_THAT(Sentence("/v1/completions", {{"prompt", text}}),
+              HasSubstr("but the context holds 4096"));
+  EXPECT_THAT(Sentence("/v1/embeddings", {{"input", "x"}}), HasSubstr("no embeddings"));
+  // In the middle of a stream, and before it.
+  const auto streamed = Ask("/v1/completions", {{"prompt", text}, {"stream", true}});
+  EXPECT_EQ(streamed->status(), 400);
+  const auto broken = Begin("POST", chat, "{\"messages\":");
+  broken->Await();
+  EXPECT_EQ(broken->status(), 400);
+  EXPECT_THAT(broken->bytes(), HasSubstr("is not JSON"));
+  const Json anthropic = Ask("/v1/messages", {{"messages", Messages()}})->json();
+  EXPECT_EQ(anthropic["type"], "error");
+  EXPECT_THAT(std::string(anthropic["error"]["message"]), HasSubstr("max_tokens"));
+}
+
+TEST_F(ServiceTest, SmallRoutes) {
+  const auto get = [&](const std::string& path) {
+    const auto reply = Begin("GET", path);
+    reply->Await();
+    return reply;
+  };
+  EXPECT_EQ(get("/health")->json()["status"], "ok");
+  EXPECT_EQ(get("/v1/models")->json()["data"][0]["id"], "tiny");
+  EXPECT_EQ(get("/v1/models/tiny")->json()["id"], "tiny");
+  EXPECT_EQ(get("/v1/models/other")->status(), 404);
+  EXPECT_EQ(get("/props")->json()["context"], 4096);
+  EXPECT_EQ(get("/nothing")->status(), 404);
+  EXPECT_EQ(get("/v1/chat/completions")->status(), 405);
+  Ask("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 4}});
+  const std::string page = get("/metrics")->bytes();
+  EXPECT_THAT(page, HasSubstr("vllm:generation_tokens_total{model_name=\"tiny\"} 4\n"));
+  EXPECT_THAT(page, HasSubstr("vllm:time_to_first_token_seconds_count{model_name=\"tiny\"} 1\n"));
+  const Json tokens = Ask("/tokenize", {{"content", "Hello, world"}})->json()["tokens"];
+  EXPECT_EQ(Ask("/detokenize", {{"tokens", tokens}})->json()["content"], "Hello, world");
+  EXPECT_THAT(std::string(Ask("/apply-template", {{"messages", Messages()}})->json()["prompt"]),
+              HasSubstr(kQuestion));
+  EXPECT_THAT(Sentence("/detokenize", {{"tokens", {-1}}}), HasSubstr("tokens"));
+  EXPECT_THAT(Sentence("/tokenize", Json::object()), HasSubstr("content"));
+}
+
+}  // namespace
+}  // namespace omnikv::server

@@ -63,7 +63,7 @@ class RequestReader::Parser final : public http::basic_parser<true> {
  public:
   explicit Parser(const ReaderLimits& reader_limits) : limits(reader_limits) {
     header_limit(std::numeric_limits<uint32_t>::max());  // ScanHead and Put apply ours
-    body_limit(boost::none);                             // on_header_impl, on_chunk_header_impl
+    body_limit(std::numeric_limits<uint64_t>::max());
   }
 
   void Fail(int with_status, std::string sentence) {

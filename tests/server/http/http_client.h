@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -135,7 +136,8 @@ class Client {
 
   // Everything that comes until `text` is in it or the connection ends.
   bool Sees(const std::string& text) {
-    while (in_.find(text) == std::string::npos) {
+    for (size_t from = 0; in_.find(text, from) == std::string::npos;) {
+      from = in_.size() - std::min(in_.size(), text.size());
       if (!Get()) return false;
     }
     return true;

@@ -673,17 +673,15 @@ void ConnectionSet::Serve(std::unique_ptr<Transport> transport) {
   {
     const std::lock_guard lock(mutex_);
     const bool full = open_.size() - refused_ >= options.max_connections;
-    if (!stopping_ && (!full || (refused_ < kRefusedAtOnce && !transport->tls()))) {
-      connection = std::make_shared<Connection>(shared_from_this(), std::move(transport), full);
-      open_.emplace(connection.get(), connection);
-      refused_ += full ? 1 : 0;
+    if (stopping_ || (full && (refused_ >= kRefusedAtOnce || transport->tls()))) {
+      transport->Close();
+      return;
     }
+    connection = std::make_shared<Connection>(shared_from_this(), std::move(transport), full);
+    open_.emplace(connection.get(), connection);
+    refused_ += full ? 1 : 0;
   }
-  if (connection) {
-    connection->Start();
-  } else {
-    transport->Close();
-  }
+  connection->Start();
 }
 
 void ConnectionSet::Remove(Connection* connection) {

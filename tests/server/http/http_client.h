@@ -168,6 +168,7 @@ class Client {
     }
     const std::string head = in_.substr(0, end + 2);
     in_.erase(0, end + 4);
+    EXPECT_EQ(head.substr(0, 9), "HTTP/1.1 ");
     answer.status = std::atoi(head.c_str() + 9);
     for (size_t at = head.find("\r\n") + 2; at < head.size();) {
       const size_t line_end = head.find("\r\n", at);

@@ -283,7 +283,9 @@ TEST(HttpServer, AnswersClientsThatSendNoMore) {
   sent.reply->Send({}, "still");
   Answer answer = sent.client->Next();
   EXPECT_EQ(answer.body, "still");
-  sent.replies.Take()->Send({}, "and the second");
+  const auto second = sent.replies.Take();
+  ASSERT_NE(second, nullptr);
+  second->Send({}, "and the second");
   answer = sent.client->Next();
   EXPECT_EQ(answer.body, "and the second");
   EXPECT_EQ(answer.header("connection"), "close");

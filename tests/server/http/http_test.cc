@@ -133,9 +133,10 @@ TEST(Http, GivesHeadNoBody) {
   client.Put("HEAD /sent HTTP/1.1\r\nHost: x\r\n\r\nHEAD /events HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(client.Next(true).header("content-length"), "5");
   EXPECT_EQ(client.Next(true).header("transfer-encoding"), "chunked");
-  client.Put("HEAD /sent HTTP/1.1\r\nHost: x\r\n\r\n");
+  // A body would stand before the next head.
+  client.Put("HEAD /sent HTTP/1.1\r\nHost: x\r\n\r\nHEAD /sent HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(client.Next(true).status, 200);
-  EXPECT_EQ(client.in(), "");
+  EXPECT_EQ(client.Next(true).status, 200);
 }
 
 TEST(Http, SaysContinueWhereItIsExpected) {

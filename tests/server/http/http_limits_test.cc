@@ -65,12 +65,11 @@ TEST(HttpLimits, OfTheBody) {
   EXPECT_TRUE(client.Ended());
   // A client that sends it all the same reads the answer.
   Client eager(address);
-  std::thread writer([&] { eager.Put(PostText("/", std::string(20'000'000, 'a'))); });
+  EXPECT_TRUE(eager.Put(PostText("/", std::string(5'000'000, 'a'))));
   const Answer answer = eager.Next();
   EXPECT_EQ(answer.status, 413);
   EXPECT_TRUE(answer.whole);
   EXPECT_FALSE(eager.was_reset());
-  writer.join();
 
   const std::string head = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   Client chunk(address);

@@ -1,8 +1,8 @@
 // Splits what a model says, as it streams in, into reasoning, content and calls of tools.
 //
 // **Reasoning** is what stands between the tags at the beginning of the answer, or before the
-// closing one where the prompt opened it. White space at its ends, and before the content that
-// follows, is dropped.
+// closing one where the prompt opened it. The tags are looked for whether or not the template has
+// them. White space at its ends, and before the content that follows, is dropped.
 // **Calls** come out whole: only then it is known that they are well-formed. What looks like the
 // beginning of a call and is none comes out as content, byte for byte. White space before and after
 // calls is dropped.

@@ -1,18 +1,19 @@
 // Anthropic's POST /v1/messages and /v1/messages/count_tokens.
 //
 // Fields: those of sampling.h, and
-// | field | meaning |
-// |---|---|
-// | max_tokens | required, from 1 |
-// | system | a text or text blocks. A first block that begins with x-anthropic-billing-header is
-// left out: Claude Code writes it anew for each call, and with it no prefix would ever be found
-// again | | messages | roles user, assistant, system; blocks text, thinking (becomes
-// reasoning_content), redacted_thinking (left out), tool_use, tool_result; a last message of the
-// assistant is continued | | stop_sequences | at most 16 | | tools | those with an input_schema;
-// the others are tools of Anthropic's servers and left out | | tool_choice | auto, any, none, tool;
-// disable_parallel_tool_use | | thinking | its type sets enable_thinking of the template: false for
-// disabled, else true | | output_config | effort, see SetEffort; format, a JSON schema | Other
-// fields are passed over.
+// - max_tokens: required, from 1.
+// - system: a text or text blocks. A first block that begins with x-anthropic-billing-header is
+//   left out: Claude Code writes it anew for each call, and no prefix would ever be found again.
+// - messages: roles user, assistant, system; blocks text, thinking (becomes reasoning_content),
+//   redacted_thinking (left out), tool_use, tool_result. A last message of the assistant, where it
+//   has no calls, is continued.
+// - stop_sequences: at most 16.
+// - tools: those with an input_schema; the others are tools of Anthropic's servers and left out.
+// - tool_choice: auto, any, none, tool; disable_parallel_tool_use.
+// - thinking: its type sets enable_thinking of the template: false for disabled, else true.
+// - output_config: effort, see SetEffort; format, a JSON schema.
+// - chat_template_kwargs: variables of the template; they come before the two above.
+// Other fields are passed over.
 //
 // **Events**: message_start; for each block content_block_start, content_block_delta and
 // content_block_stop; message_delta with stop_reason and usage; message_stop; ping while the prompt

@@ -26,11 +26,11 @@ bool ParseText(std::string_view text, Json* out);
 // A value as a sentence shows it: 3, 'text', true, null, an array of 3, an object.
 std::string Shown(const Json& value);
 
-// "`FIELD` is VALUE, expected EXPECTED."; a field's name is a path such as messages[2].role.
+// "`FIELD` is VALUE, expected EXPECTED"; a field's name is a path such as messages[2].role.
 Status Wrong(std::string_view field, const Json& value, std::string_view expected);
-// "`FIELD` is missing, expected EXPECTED."
+// "`FIELD` is missing, expected EXPECTED"
 Status Missing(std::string_view field, std::string_view expected);
-// "`FIELD` is not supported here: WHY."
+// "`FIELD` is not supported here: WHY"
 Status Refused(std::string_view field, std::string_view why);
 
 // Reads the fields of one object. A field that is null counts as absent. The first mistake stays in

@@ -1,15 +1,13 @@
 // OpenAI's POST /v1/completions: a prompt as it is, without a chat template.
 //
 // Fields: those of sampling.h, and
-// | field | meaning |
-// |---|---|
-// | prompt | a text, a list of texts, a list of tokens, or a list of lists of tokens |
-// | max_tokens | absent or -1: what the context holds (OpenAI's default is 16) |
-// | n | answers to each prompt, at most 128; best_of must equal it |
-// | logprobs | 0 to 20 alternatives of each token |
-// | echo | the prompt comes first, with its log-probabilities where those are asked for |
-// | stop, stream_options.include_usage | |
-// | suffix | refused |
+// - prompt: a text, a list of texts, a list of tokens, or a list of lists of tokens.
+// - max_tokens: absent or -1: what the context holds (OpenAI's default is 16).
+// - n: answers to each prompt, at most 128; best_of must equal it.
+// - logprobs: 0 to 20 alternatives of each token.
+// - echo: the prompt comes first, with its log-probabilities where those are asked for.
+// - stop, stream_options.include_usage.
+// - suffix: refused.
 // Other fields are passed over.
 #pragma once
 

@@ -1,17 +1,17 @@
 // OpenAI's POST /v1/responses, without memory: each question holds the whole conversation.
 //
 // Fields: those of sampling.h, and
-// | field | meaning |
-// |---|---|
-// | input | a text, or items: messages (content is a text or text parts), function_call,
-// function_call_output, reasoning. Items of other types are left out, but for item_reference | |
-// instructions | a system message before the others; those that begin the conversation become one |
-// | tools | functions; tools of other types are left out, because Codex sends them always |
-// | tool_choice, parallel_tool_calls | choice none, auto, required or a function |
-// | max_output_tokens | absent: what the context holds |
-// | text.format | text, json_object, json_schema |
-// | reasoning.effort, chat_template_kwargs | variables of the template, see SetEffort |
-// | previous_response_id, conversation, background, prompt | refused |
+// - input: a text, or items: messages (content is a text or text parts), function_call,
+//   function_call_output, reasoning. Items of other types are left out, but for item_reference,
+//   which is refused.
+// - instructions: a system message before the others; those that begin the conversation become one.
+// - tools: functions; tools of other types are left out, because Codex sends them always.
+// - tool_choice, parallel_tool_calls: none, auto, required or a function.
+// - max_output_tokens: absent: what the context holds.
+// - stop: as elsewhere, though OpenAI has none here.
+// - text.format: text, json_object, json_schema.
+// - reasoning.effort, chat_template_kwargs: variables of the template, see SetEffort.
+// - previous_response_id, conversation, background, prompt: refused.
 // Other fields are passed over: store, include, prompt_cache_key, truncation, ... There are no
 // log-probabilities.
 //

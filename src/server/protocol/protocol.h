@@ -102,7 +102,7 @@ class Answering {
  public:
   virtual ~Answering() = default;
   virtual std::string Begin() = 0;
-  // Tokens of the prompt that are read, of all, and of them those that were there already.
+  // Tokens of the prompt that are there by now, of all, and of them those that were there already.
   virtual std::string Progress(int64_t done, int64_t total, int64_t cached) = 0;
   virtual std::string Add(int32_t choice, const Piece& piece) = 0;
   virtual std::string End(int32_t choice, const Ending& ending) = 0;

@@ -86,6 +86,22 @@ void ReadPolicy(FieldReader* body, Question* question) {
   }
 }
 
+// llama-server's json_schema and vLLM's structured_outputs.
+void ReadSchemas(FieldReader* body, Question* question) {
+  const Json* schema = body->Object("json_schema");
+  if (const Json* outputs = body->Object("structured_outputs"); outputs != nullptr) {
+    FieldReader fields(*outputs, body->PathOf("structured_outputs."));
+    schema = fields.Object("json");
+    for (const char* other : {"regex", "choice", "grammar", "structural_tag"}) {
+      fields.Refuse(other, "answers follow a JSON schema or nothing");
+    }
+    body->Check(fields.status());
+  }
+  if (schema == nullptr || !body->ok()) return;
+  question->format.kind = AnswerFormat::Kind::kJsonSchema;
+  question->format.schema = *schema;
+}
+
 }  // namespace
 
 void ReadCommon(FieldReader* body, Question* question) {
@@ -108,10 +124,10 @@ void ReadCommon(FieldReader* body, Question* question) {
             &question->priority);
   body->Bool("stream", &question->stream);
   body->Bool("return_progress", &question->stream_progress);
+  ReadSchemas(body, question);
   body->Refuse("min_tokens", "an answer may end at any token");
   body->Refuse("stop_token_ids", "stop takes texts, those of special tokens included");
   body->Refuse("grammar", "answers follow a JSON schema or nothing");
-  body->Refuse("structured_outputs", "response_format takes a JSON schema");
 }
 
 void ReadStop(FieldReader* body, std::string_view field, std::vector<std::string>* stop) {

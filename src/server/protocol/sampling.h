@@ -1,18 +1,17 @@
 // The fields that several protocols have in common, read in one place.
 //
-// | field | meaning |
-// |---|---|
-// | temperature | 0 (greedy) to 100; absent: 1, as OpenAI and Anthropic document it |
-// | top_p, min_p | 0 to 1 |
-// | top_k | 0 or -1: off |
-// | repetition_penalty, repeat_penalty | vLLM's and llama-server's names of the same |
-// | presence_penalty, frequency_penalty | -2 to 2 |
-// | logit_bias | an object: token numbers as keys, -100 to 100 |
-// | seed | a whole number; -1 (llama-server): none |
-// | stop | a text or at most 16; empty ones are left out |
-// | ignore_eos, priority, stream | |
-// | return_progress | llama-server's: events while the prompt is read |
-// | omnikv | {policy: NAME, SETTING: VALUE, ...}; before those in the name of the model |
+// - model: may hold a policy, see model_name.h.
+// - omnikv: {policy: NAME, SETTING: VALUE, ...}; before those in the name of the model.
+// - temperature: 0 (greedy) to 100; absent: 1, as OpenAI and Anthropic document it.
+// - top_p, min_p: 0 to 1. top_k: 0 or -1: off.
+// - repetition_penalty, repeat_penalty: vLLM's and llama-server's names of the same.
+// - presence_penalty, frequency_penalty: -2 to 2.
+// - logit_bias: an object with numbers of tokens as keys, and -100 to 100.
+// - seed: a whole number; -1 (llama-server): none.
+// - stop: a text or at most 16; empty ones are left out.
+// - ignore_eos, priority, stream.
+// - return_progress (llama-server's): events while the prompt is read.
+// - json_schema, structured_outputs.json: llama-server's and vLLM's schema of the answer.
 #pragma once
 
 #include <string>
@@ -28,9 +27,9 @@ inline constexpr size_t kMaxStops = 16;
 inline constexpr int32_t kMaxTopLogprobs = 20;
 inline constexpr int32_t kMaxChoices = 128;
 
-// The table above but for stop, which protocols name differently. Refuses fields of other servers
-// that would change the answer if they were passed over: min_tokens, stop_token_ids, grammar,
-// structured_outputs.
+// The list above but for stop, which protocols name differently. Refuses fields of other servers
+// that would change the answer if they were passed over: min_tokens, stop_token_ids, grammar, and
+// what else structured_outputs may hold.
 void ReadCommon(FieldReader* body, Question* question);
 
 // A text or a list of texts.

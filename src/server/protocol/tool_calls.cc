@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <utility>
 
 namespace omnikv::server {
@@ -65,7 +66,9 @@ bool CallOf(const Json& json, CallText* call) {
   if (!json.is_object()) return false;
   const auto nested = json.find("function");
   if (nested != json.end() && nested->is_object()) return CallOf(*nested, call);
-  const auto name = json.find("name");
+  auto name = json.find("name");
+  // Granite 3.0 writes the name there now and then
+  if (name == json.end()) name = nested;
   if (name == json.end() || !name->is_string()) return false;
   call->name = name->get_ref<const std::string&>();
   if (call->name.empty()) return false;
@@ -122,6 +125,19 @@ Json TypedValue(const std::string& text, const Json* schema) {
   if (Allows(schema, "string")) return text;
   if (Allows(schema, "boolean") && (text == "True" || text == "False")) return text == "True";
   return ParseText(text, &parsed) ? parsed : Json(text);
+}
+
+// Whether an object that begins a text may be a call, by its first key: an answer in JSON is not to
+// be held back to its end.
+bool MayBeCall(std::string_view object, bool generic) {
+  const size_t quote = SkipSpace(object, 1);
+  if (quote == object.size()) return true;
+  constexpr std::string_view kCall[] = {"\"name\"",     "\"type\"",      "\"id\"",
+                                        "\"function\"", "\"arguments\"", "\"parameters\""};
+  constexpr std::string_view kGeneric[] = {"\"tool_calls\"", "\"tool_call\"", "\"response\""};
+  const auto fits = [&](std::string_view key) { return MatchAt(object, quote, key) != Match::kNo; };
+  return generic ? std::any_of(std::begin(kGeneric), std::end(kGeneric), fits)
+                 : std::any_of(std::begin(kCall), std::end(kCall), fits);
 }
 
 // The body between <function=N> and </function>.
@@ -309,6 +325,10 @@ bool CallReader::JsonEnd(std::string_view text, size_t begin, size_t* end) {
 
 CallReader::Read CallReader::ReadJson(std::string_view text, size_t begin, bool final) {
   if (text[begin] != '{' && text[begin] != '[') return Bad();
+  if (marker_.open.empty() &&
+      !MayBeCall(text.substr(begin), marker_.body == CallMarker::Body::kResponse)) {
+    return Bad();
+  }
   size_t end = 0;
   // the end stays found: pos_ is on the bracket, which would count again
   if (depth_ == 0 && pos_ > begin) {

@@ -11,17 +11,20 @@
 
 namespace omnikv::server {
 
-// | format | what the model writes |
-// |---|---|
-// | kHermes | `<tool_call>{"name": N, "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3,
-// Granite 4 | | kQwenXml |
-// `<tool_call><function=N><parameter=K>V</parameter></function></tool_call>`: Qwen3-Coder | |
-// kLlama | `{"name": N, "parameters": {...}}` as the whole answer, or after `<\|python_tag\|>`;
-// several with `;` between | | kMistral | `[TOOL_CALLS][{"name": N, "arguments": {...}}, ...]`, or
-// `[TOOL_CALLS]N[ARGS]{...}` for each call | | kGranite | `<\|tool_call\|>[{...}]` (3.1 on),
-// `<tool_call>[{...}]`, `<function_call>{...}` (3.0) | | kPhi | `functools[{...}]`, or
-// `<\|tool_call\|>[{...}]<\|/tool_call\|>` | | kGeneric | an object by GenericSchema, for templates
-// of which no format is known |
+// How a model writes the call of a tool N:
+// - kHermes: `<tool_call>{"name": N, "arguments": {...}}</tool_call>`. Hermes, Qwen 2.5 and 3,
+//   Granite 4.
+// - kQwenXml: `<tool_call><function=N><parameter=K>V</parameter></function></tool_call>`.
+//   Qwen3-Coder.
+// - kLlama: `{"name": N, "parameters": {...}}` as the whole answer or after `<|python_tag|>`, with
+//   ; between several. Without the tag it must name a tool that there is.
+// - kMistral: `[TOOL_CALLS][{"name": N, "arguments": {...}}, ...]`, or `[TOOL_CALLS]N[ARGS]{...}`
+//   for each call.
+// - kGranite: `<|tool_call|>[{...}]` (3.1 on), `<tool_call>[{...}]`, `<function_call>{...}` (3.0).
+// - kPhi: `functools[{...}]`, or `<|tool_call|>[{...}]<|/tool_call|>`.
+// - kGeneric: an object by GenericSchema, for templates of which no format is known.
+// In all of them an array may hold several objects, "parameters" and "arguments" mean the same, and
+// arguments may be a text that holds JSON.
 enum class ToolFormat { kHermes, kQwenXml, kLlama, kMistral, kGranite, kPhi, kGeneric };
 
 const char* ToolFormatName(ToolFormat format);

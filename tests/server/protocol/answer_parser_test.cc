@@ -103,6 +103,15 @@ TEST(AnswerParser, TextComesAtOnceButForWhatMayBeAMarker) {
   EXPECT_EQ(Merged(parser.End()), Json::array());
 }
 
+TEST(AnswerParser, AnswersInJsonAreNotHeldBack) {
+  const Question question = WithTools();
+  for (const ToolFormat format : {ToolFormat::kLlama, ToolFormat::kGeneric}) {
+    AnswerParser parser(Form(format), question, "call_", "77", 0);
+    EXPECT_EQ(Merged(parser.Add("{ \"t")), Json::array());
+    EXPECT_EQ(Merged(parser.Add("itle\": ")), Content("{ \"title\":"));
+  }
+}
+
 TEST(AnswerParser, Reasoning) {
   const Json both = J(R"([["reasoning", "a\n b"], ["content", "c d\n"]])");
   EXPECT_EQ(Split(ToolFormat::kHermes, "<think>\na\n b\n</think>\n\nc d\n"), both);
@@ -254,6 +263,10 @@ TEST(AnswerParser, GraniteAndPhi) {
   EXPECT_EQ(Split(ToolFormat::kGranite, "Well. <tool_call>" + list), two);
   EXPECT_EQ(Split(ToolFormat::kGranite, "<function_call> {\"name\": \"now\", \"arguments\": {}}"),
             J(R"([["call", "call_77_0_0", "now", "{}"]])"));
+  EXPECT_EQ(
+      Split(ToolFormat::kGranite,
+            "<|tool_call|>{\"type\": \"function\", \"function\": \"now\", \"arguments\": {}}"),
+      J(R"([["call", "call_77_0_0", "now", "{}"]])"));
   EXPECT_EQ(Split(ToolFormat::kPhi, "Well.\nfunctools" + list), two);
   EXPECT_EQ(Split(ToolFormat::kPhi, "Well.\n<|tool_call|>" + list + "<|/tool_call|>"), two);
   for (const std::string text : {"functools[1]", "functools[0].cache", "import functools"}) {

@@ -34,10 +34,12 @@ const char kTools[] = R"([{"type": "function", "function": {"name": "now", "desc
 TEST(Chat, MessagesBecomeThoseOfTemplates) {
   const Question q = Parse(R"({"model": "m", "messages": [
       {"role": "system", "content": "s"},
-      {"role": "developer", "content": [{"type": "text", "text": "d1"}, {"type": "text", "text": "d2"}]},
+      {"role": "developer", "content": [{"type": "text", "text": "d1"},
+                                        {"type": "text", "text": "d2"}]},
       {"role": "user", "name": "n", "content": "u"},
       {"role": "assistant", "content": null, "refusal": null, "reasoning": "r", "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [2]}"}},
+        {"id": "c1", "type": "function", "function": {"name": "f",
+         "arguments": "{\"b\": 1, \"a\": [2]}"}},
         {"id": "c2", "function": {"name": "g", "arguments": ""}},
         {"id": "c3", "function": {"name": "h", "arguments": "not JSON"}},
         {"id": "c4", "function": {"name": "i", "arguments": {"k": 1}}}]},
@@ -49,7 +51,8 @@ TEST(Chat, MessagesBecomeThoseOfTemplates) {
       {"role": "system", "content": "d1\nd2"},
       {"role": "user", "content": "u", "name": "n"},
       {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"b": 1, "a": [2]}}},
+        {"id": "c1", "type": "function", "function": {"name": "f",
+         "arguments": {"b": 1, "a": [2]}}},
         {"id": "c2", "type": "function", "function": {"name": "g", "arguments": {}}},
         {"id": "c3", "type": "function", "function": {"name": "h", "arguments": "not JSON"}},
         {"id": "c4", "type": "function", "function": {"name": "i", "arguments": {"k": 1}}}]},

@@ -93,6 +93,21 @@ TEST(Completions, FieldsOfOtherServers) {
   EXPECT_EQ(Parse(R"({"prompt": "p", "stop": "x"})").generate.stop, std::vector<std::string>{"x"});
 }
 
+TEST(Completions, SchemasHaveTheNamesOfOtherServers) {
+  for (const char* field : {R"("json_schema": {"z": 1, "a": 2})",
+                            R"("structured_outputs": {"json": {"z": 1, "a": 2}})"}) {
+    const Question q = Parse(std::string(R"({"prompt": "p", )") + field + "}");
+    EXPECT_EQ(q.format.kind, AnswerFormat::Kind::kJsonSchema);
+    EXPECT_EQ(Dump(q.format.schema), R"({"z":1,"a":2})");
+  }
+  EXPECT_EQ(MistakeOf(R"("json_schema": "x")"), "`json_schema` is 'x', expected an object");
+  EXPECT_EQ(MistakeOf(R"("structured_outputs": {"regex": "a*"})"),
+            "`structured_outputs.regex` is not supported here: answers follow a JSON schema or "
+            "nothing");
+  EXPECT_EQ(MistakeOf(R"("grammar": "root ::= x")"),
+            "`grammar` is not supported here: answers follow a JSON schema or nothing");
+}
+
 TEST(Completions, ThePolicyOfTheBodyReplacesThatOfTheName) {
   const Question q =
       Parse(R"({"prompt": "p", "model": "m@omnikv:budget=1", "omnikv": {"policy": "full"}})");

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/printable.h"
+#include "server/protocol/tool_calls.h"
 
 namespace omnikv::server {
 
@@ -105,6 +106,70 @@ bool ReadEffort(FieldReader* fields, std::string_view name, std::string* effort)
 void SetEffort(Question* question, const std::string& effort) {
   SetDefaultArgument(question, "reasoning_effort", effort);
   if (effort == "none") SetDefaultArgument(question, "enable_thinking", false);
+}
+
+namespace {
+
+// The text that a model which knows only the generic form would have written.
+std::string GenericCalls(const Json& message) {
+  Json calls = Json::array();
+  for (const Json& call : message.at("tool_calls")) calls.push_back(call.at("function"));
+  std::string text = message.at("content").get_ref<const std::string&>();
+  if (!text.empty()) text += '\n';
+  return text + Dump(Json{{"tool_calls", std::move(calls)}});
+}
+
+std::string GenericResult(const Json& message) {
+  Json result = Json::object();
+  for (const char* key : {"tool_call_id", "name"}) {
+    if (message.contains(key)) result[key] = message.at(key);
+  }
+  result["result"] = message.at("content");
+  return Dump(result);
+}
+
+}  // namespace
+
+void UseGenericForm(Question* question) {
+  if (!question->messages.is_array()) return;
+  Json messages = Json::array();
+  bool results = false;  // the last message is one of results
+  for (const Json& message : question->messages) {
+    const Json& role = message.at("role");
+    if (role == "tool" || (results && role == "user")) {
+      const std::string text = role == "tool" ? GenericResult(message)
+                                              : message.at("content").get_ref<const std::string&>();
+      if (results) {
+        messages.back().at("content").get_ref<std::string&>() += "\n" + text;
+      } else {
+        messages.push_back(Json{{"role", "user"}, {"content", text}});
+      }
+      results = role == "tool";
+      continue;
+    }
+    results = false;
+    messages.push_back(message);
+    if (!message.contains("tool_calls")) continue;
+    messages.back()["content"] = GenericCalls(message);
+    messages.back().erase("tool_calls");
+  }
+  question->messages = std::move(messages);
+  const ToolChoice::Kind choice = question->tool_choice.kind;
+  if (question->tools.empty() || choice == ToolChoice::Kind::kNone) return;
+  question->messages.insert(
+      question->messages.begin(),
+      Json{{"role", "system"}, {"content", GenericInstruction(question->tools)}});
+  MergeLeadingSystem(&question->messages);
+  if (question->format.kind != AnswerFormat::Kind::kText) return;
+  Json tools = question->tools;
+  if (choice == ToolChoice::Kind::kNamed) {
+    tools = Json::array();
+    for (const Json& tool : question->tools) {
+      if (tool.at("function").at("name") == question->tool_choice.name) tools.push_back(tool);
+    }
+  }
+  SetSchema(question,
+            GenericSchema(tools, choice != ToolChoice::Kind::kAuto, question->parallel_tool_calls));
 }
 
 void SetSchema(Question* question, const Json& schema) {

@@ -45,6 +45,13 @@ void SetDefaultArgument(Question* question, const std::string& name, Json value)
 bool ReadEffort(FieldReader* fields, std::string_view name, std::string* effort);
 void SetEffort(Question* question, const std::string& effort);
 
+// For ToolFormat::kGeneric: such templates print neither tools nor calls nor results. So the system
+// message tells the model what GenericInstruction says, calls become the text that it would have
+// written, and results become a user's message, together with the one that follows. Unless the
+// question has a form of its own, the answer must follow GenericSchema. Nothing happens where the
+// question has no tools, or where its choice is kNone and the conversation has no calls.
+void UseGenericForm(Question* question);
+
 // A JSON schema as the form of the answer.
 void SetSchema(Question* question, const Json& schema);
 

@@ -89,9 +89,9 @@ struct Usage {
 struct Ending {
   Ending(FinishReason r) : reason(r) {}  // NOLINT: implicit
   Ending(FinishReason r, std::string s) : reason(r), stop(std::move(s)) {}
+
   FinishReason reason;
-  std::string
-      stop;  // the text of GenerateOptions::stop that ended it, which Anthropic's form names
+  std::string stop;  // which of GenerateOptions::stop ended it: Anthropic's form names it
 };
 
 // One reply in the making. Each call returns what goes out now, as bytes of server-sent events

@@ -7,7 +7,7 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 34> kFlags = {{
       {"api_keys", "--api-key-file"},
       {"certificate_file", "--ssl-cert-file"},
       {"context", "--ctx"},
@@ -35,6 +35,7 @@ std::string WithFlags(std::string_view message) {
       {"repeat_penalty", "--repeat-penalty"},
       {"seats", "--seats"},
       {"stop", "--stop"},
+      {"store", "--store"},
       {"temperature", "--temp"},
       {"threads", "--threads"},
       {"token_ms", "--token-ms"},

@@ -37,7 +37,8 @@ struct ServeFlags {
   int port = 8080;
   int64_t kv_tokens = EngineOptions::kAsManyAsFit;
   int32_t kept_contexts = 16;
-  std::string api_key_file, max_body;
+  std::string api_key_file, max_body, store_size = "8GiB";
+  ContextStoreOptions store;
   double grace_seconds = 30;
 };
 
@@ -117,6 +118,7 @@ Status Serve(ServeFlags f) {
                                : fmt::format("{}:{}", f.host, f.port));
   }
   f.http.error_body = server::ErrorBodyOf;
+  OKV_ASSIGN_OR_RETURN(f.store.bytes, ParseSize("--store-size", f.store_size));
 
   const Signals signals;
   Door door;
@@ -129,7 +131,12 @@ Status Serve(ServeFlags f) {
   OKV_ASSIGN_OR_RETURN(const auto engine, LoadWithProgress(std::move(options)));
   OKV_RETURN_IF_ERROR(engine->CheckPolicy(f.service.policy));
   EngineCore& core = CoreOf(*engine);
-  OKV_ASSIGN_OR_RETURN(const auto scheduler, Scheduler::Create(core, f.scheduler));
+  std::unique_ptr<ContextStore> store;
+  if (!f.store.folder.empty()) {
+    OKV_ASSIGN_OR_RETURN(store, ContextStore::Open(core, f.store));
+    LogInfo("{} has {} contexts", f.store.folder, store->stats().contexts);
+  }
+  OKV_ASSIGN_OR_RETURN(const auto scheduler, Scheduler::Create(core, f.scheduler, store.get()));
   Service service(core, *scheduler, f.service);
   std::thread steps([&] { scheduler->Run(); });
   door.Open(&service);
@@ -177,6 +184,9 @@ void AddServe(CLI::App& app, Command& command) {
   sub->add_option("--kept-contexts", f->kept_contexts,
                   "contexts of earlier requests that are kept while there is room")
       ->capture_default_str();
+  sub->add_option("--store", f->store.folder,
+                  "a folder where they are kept besides, for later servers, too");
+  sub->add_option("--store-size", f->store_size, "bytes of it at most")->capture_default_str();
   sub->add_option("--max-waiting", f->scheduler.max_waiting,
                   "requests that may wait; more are refused")
       ->capture_default_str();

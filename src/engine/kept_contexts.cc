@@ -11,26 +11,33 @@ bool TakesRows(const EngineCore& core, const RowGroup& to) {
   return !keeps.sums && to.policy().PromptStepRows() == 0 && !by_layer;
 }
 
-int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, const SharedRows& from,
-                        std::span<const int32_t> prompt) {
+int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
+                     std::span<const int32_t> tokens, int64_t dense_rows, std::string_view made_by,
+                     std::span<const int32_t> prompt) {
   const Policy& policy = to.policy();
-  const bool own = from.group == to.id() && policy.CutsBack();
-  if (!TakesRows(core, to) || (!own && !to.DensePrompts()) ||
-      core.bank->LeastLength(from.seq) > 0) {
-    return 0;
-  }
-  const size_t most = std::min(prompt.size(), from.tokens.size());
-  const auto common = std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(most),
-                                    from.tokens.begin())
-                          .first -
-                      prompt.begin();
+  const bool own = made_by == key && policy.CutsBack();
+  if (!TakesRows(core, to) || (!own && !to.DensePrompts())) return 0;
+  const size_t most = std::min(prompt.size(), tokens.size());
+  const auto common =
+      std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(most), tokens.begin())
+          .first -
+      prompt.begin();
   // The last rows are computed for the logits and for the policy's state.
   const int64_t warm = std::max<int64_t>({1, policy.WarmRows(), policy.LastRows()});
-  int64_t shared = std::min<int64_t>({common, static_cast<int64_t>(prompt.size()) - warm,
-                                      own ? static_cast<int64_t>(common) : from.dense_rows});
+  int64_t usable =
+      std::max<int64_t>(0, std::min<int64_t>({common, std::ssize(prompt) - warm,
+                                              own ? static_cast<int64_t>(common) : dense_rows}));
   // The unit that the first new row is in has its states from the step of that row.
-  for (const auto& stream : to.states()) shared -= std::max<int64_t>(shared, 0) % stream->spec.unit;
-  return shared > 0 && CanGoOnFrom(core, policy, from.seq, shared) ? shared : 0;
+  for (const auto& stream : to.states()) usable -= usable % stream->spec.unit;
+  return usable;
+}
+
+int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
+                        const SharedRows& from, std::span<const int32_t> prompt) {
+  if (core.bank->LeastLength(from.seq) > 0) return 0;
+  const int64_t shared =
+      UsableTokens(core, to, key, from.tokens, from.dense_rows, from.made_by, prompt);
+  return shared > 0 && CanGoOnFrom(core, to.policy(), from.seq, shared) ? shared : 0;
 }
 
 KeptContexts::~KeptContexts() {
@@ -38,16 +45,16 @@ KeptContexts::~KeptContexts() {
 }
 
 void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
-                        int64_t group) {
+                        std::string made_by, int64_t group) {
   std::erase_if(contexts_, [&](const Context& c) {
     const bool covered =
         c.dense_rows <= dense_rows && c.tokens.size() <= tokens.size() &&
-        (c.group == group || static_cast<int64_t>(c.tokens.size()) <= dense_rows) &&
+        (c.made_by == made_by || static_cast<int64_t>(c.tokens.size()) <= dense_rows) &&
         std::equal(c.tokens.begin(), c.tokens.end(), tokens.begin());
     if (covered) core_.bank->Free(c.seq);
     return covered;
   });
-  contexts_.push_back({seq, std::move(tokens), dense_rows, group});
+  contexts_.push_back({seq, std::move(tokens), dense_rows, std::move(made_by), group});
 }
 
 bool KeptContexts::DropOldest(int32_t but) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <list>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/row_group.h"
@@ -15,19 +17,25 @@ namespace omnikv {
 struct SharedRows {
   int32_t seq = -1;  // of the bank
   std::span<const int32_t> tokens;
-  int64_t dense_rows = 0;  // the first ones, each computed from all before it, in all layers
-  int64_t group = -1;      // RowGroup::id of its last group
+  int64_t dense_rows = 0;    // the first ones, each computed from all before it, in all layers
+  std::string_view made_by;  // the key of the group that computed the others
+  int64_t group = -1;        // RowGroup::id of the group whose states it has; -1: none
 };
+
+// How many of the first tokens of `prompt` a sequence of the policy of `to`, in a group of key
+// `key`, can have of them, if their rows are all there: of any policy those of a dense prompt,
+// where `to` reads prompts densely, too, and all rows where `key` made them.
+int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
+                     std::span<const int32_t> tokens, int64_t dense_rows, std::string_view made_by,
+                     std::span<const int32_t> prompt);
 
 // Whether members of `to` can take rows at all: none where a policy's choice is made of all rows of
 // a prompt as they are computed.
 bool TakesRows(const EngineCore& core, const RowGroup& to);
 
-// The first tokens of `prompt` whose rows a new member of `to` can take from those, as they are: by
-// any policy those of a dense prompt, where `to` reads prompts densely too, and by the group that
-// made them all rows. 0 where there are none.
-int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, const SharedRows& from,
-                        std::span<const int32_t> prompt);
+// The same of a sequence of the bank: 0 where rows that the next token reads are not there.
+int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
+                        const SharedRows& from, std::span<const int32_t> prompt);
 
 // Sequences of the bank that no group has, the least recently used first. Thread-compatible.
 class KeptContexts {
@@ -36,7 +44,8 @@ class KeptContexts {
   ~KeptContexts();
 
   // Takes the sequence over. One whose tokens all are the first ones of a new one goes.
-  void Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, int64_t group);
+  void Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, std::string made_by,
+            int64_t group);
   // Frees the one that was not used for longest, but for `but`; false: there is none.
   bool DropOldest(int32_t but = -1);
   // It is used now.
@@ -53,8 +62,9 @@ class KeptContexts {
     int32_t seq;
     std::vector<int32_t> tokens;
     int64_t dense_rows;
+    std::string made_by;
     int64_t group;
-    SharedRows Rows() const { return {seq, tokens, dense_rows, group}; }
+    SharedRows Rows() const { return {seq, tokens, dense_rows, made_by, group}; }
   };
 
   EngineCore& core_;

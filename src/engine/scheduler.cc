@@ -27,11 +27,14 @@ bool OneRotation(const ModelConfig& config) {
 constexpr int64_t kLeastKept = 64;
 // A request waits for the rows of a prompt that is being read if it can have so many more of them.
 constexpr int64_t kWorthWaiting = 64;
+// What the store has is read where it has so many more of a prompt than is there.
+constexpr int64_t kWorthReading = 256;
 
 }  // namespace
 
 Result<std::unique_ptr<Scheduler>> Scheduler::Create(EngineCore& core,
-                                                     const SchedulerOptions& options) {
+                                                     const SchedulerOptions& options,
+                                                     ContextStore* store) {
   const int32_t most = std::min(kMaxBatch, core.options.max_sessions);
   if (options.seats < 1 || options.seats > most) {
     return InvalidArgument(fmt::format("`seats` is {}, expected 1 to {}", options.seats, most));
@@ -43,7 +46,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(EngineCore& core,
   if (!(options.token_ms >= 0)) {
     return InvalidArgument(fmt::format("`token_ms` is {}, expected 0 or more", options.token_ms));
   }
-  return std::unique_ptr<Scheduler>(new Scheduler(core, options));
+  return std::unique_ptr<Scheduler>(new Scheduler(core, options, store));
 }
 
 Scheduler::~Scheduler() {
@@ -218,13 +221,15 @@ SharedRows Scheduler::RowsOf(const Sequence& s) const {
   return {.seq = s.group->rows->seq(s.member),
           .tokens = s.tokens,
           .dense_rows = s.dense_rows,
+          .made_by = s.group->key,
           .group = s.group->rows->id()};
 }
 
-Scheduler::Best Scheduler::BestRows(const RowGroup& to, std::span<const int32_t> prompt) const {
+Scheduler::Best Scheduler::BestRows(const Group& group, std::span<const int32_t> prompt) const {
+  const RowGroup& to = *group.rows;
   Best best;
   const auto offer = [&](const SharedRows& rows) {
-    const int64_t tokens = ShareableTokens(core_, to, rows, prompt);
+    const int64_t tokens = ShareableTokens(core_, to, group.key, rows, prompt);
     if (tokens <= best.tokens) return;
     best.rows = rows;
     best.tokens = tokens;
@@ -264,13 +269,43 @@ bool Scheduler::Fits(const BlockCounts& most, int64_t shared) const {
   return true;
 }
 
-Result<int32_t> Scheduler::Join(RowGroup& rows, std::span<const int32_t> prompt, Best& best) {
+int64_t Scheduler::LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best) {
+  StoredContext stored;
+  int64_t most = best.tokens + kWorthReading - 1;
+  if (OneRotation(core_.config)) {
+    store_->ForEach([&](const StoredContext& c) {
+      const int64_t tokens =
+          UsableTokens(core_, *to.rows, to.key, c.tokens, c.dense_rows, c.made_by, prompt);
+      if (tokens <= most) return;
+      most = tokens;
+      stored = c;
+    });
+  }
+  if (stored.path.empty()) return 0;
+  const int64_t length = std::ssize(stored.tokens);
+  const BlockCounts blocks = MostBlocks(core_, to.rows->policy(), length, length);
+  while (!Fits(blocks, 0)) {
+    if (!kept_.DropOldest(best.rows.seq)) return 0;
+  }
+  EndAhead();
+  auto seq = store_->Load(stored.path);
+  if (seq.status().code() == StatusCode::kResourceExhausted && kept_.DropOldest(best.rows.seq)) {
+    seq = store_->Load(stored.path);
+  }
+  if (!seq.ok()) return 0;
+  kept_.Keep(*seq, std::move(stored.tokens), stored.dense_rows, stored.made_by, /*group=*/-1);
+  best = BestRows(to, prompt);
+  return best.rows.seq == *seq ? best.tokens : 0;
+}
+
+Result<int32_t> Scheduler::Join(Group& group, std::span<const int32_t> prompt, Best& best) {
+  RowGroup& rows = *group.rows;
   while (true) {
     auto member = best.tokens > 0 ? rows.JoinPrefix(best.rows.seq, best.tokens) : rows.Join();
     if (member.ok() || kept_.size() == 0) return member;
     if (kept_.DropOldest(best.rows.seq)) continue;
     kept_.DropOldest();  // that one, whose number is needed
-    best = BestRows(rows, prompt);
+    best = BestRows(group, prompt);
   }
 }
 
@@ -289,8 +324,10 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   Group& group = **found;
   RowGroup& rows = *group.rows;
   const auto prompt = static_cast<int64_t>(request.prompt.size());
-  Best best = BestRows(rows, request.prompt);
+  Best best = BestRows(group, request.prompt);
   if (best.to_come >= best.tokens + kWorthWaiting) return Admission::kWaitsForRows;
+  const bool look = store_ != nullptr && !std::exchange(waiting.looked, true);
+  const int64_t stored = look ? LookInStore(group, request.prompt, best) : 0;
   const int64_t total = TotalTokens(request);
   const BlockCounts most = MostBlocks(core_, rows.policy(), prompt, total);
   // Rows that move, or of which some stay, become the sequence's own.
@@ -298,7 +335,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   while (!Fits(most, shared())) {
     if (kept_.DropOldest(best.rows.seq)) continue;
     if (kept_.DropOldest()) {  // that one, whose rows take more than they save
-      best = BestRows(rows, request.prompt);
+      best = BestRows(group, request.prompt);
       continue;
     }
     return wait_or_refuse(ResourceExhausted(fmt::format(
@@ -308,7 +345,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   auto answer = Answer::Begin(core_, request.generate, request.prompt);
   if (!answer.ok()) return refuse(answer.status());
   EndAhead();
-  const auto member = Join(rows, request.prompt, best);
+  const auto member = Join(group, request.prompt, best);
   if (!member.ok()) return wait_or_refuse(member.status());
   kept_.Touch(best.rows.seq);
   ++group.used;
@@ -327,6 +364,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
              .settings = rows.settings().ToString(),
              .prompt_tokens = prompt,
              .cached_tokens = best.tokens,
+             .stored_tokens = std::min(stored, best.tokens),
              .queue_seconds = Seconds(waiting.arrived, s.admitted)};
   if (best.tokens > 0 && best.rows.group != rows.id()) {
     if (const Status made = stepper_.MakeStates(rows, s.member); !made.ok()) End(s, made);
@@ -380,7 +418,9 @@ void Scheduler::Leave(Sequence& s) {
     return rows.Leave(s.member);
   }
   const int32_t seq = rows.Detach(s.member);
-  kept_.Keep(seq, std::move(s.tokens), std::min(s.dense_rows, length), rows.id());
+  const int64_t dense = std::min(s.dense_rows, length);
+  if (store_ != nullptr) store_->Put(seq, s.tokens, dense, s.group->key);
+  kept_.Keep(seq, std::move(s.tokens), dense, s.group->key, rows.id());
 }
 
 void Scheduler::RemoveEnded() {

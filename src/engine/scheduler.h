@@ -16,6 +16,7 @@
 #include "engine/answer.h"
 #include "engine/block_needs.h"
 #include "engine/chunk_pacer.h"
+#include "engine/context_store.h"
 #include "engine/group_pool.h"
 #include "engine/kept_contexts.h"
 #include "engine/stepper.h"
@@ -42,6 +43,7 @@ struct RequestStats {
   std::string policy, settings;
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of them, those whose rows were there already
+  int64_t stored_tokens = 0;  // and of those, the ones that came from the store
   int64_t answer_tokens = 0;
   double queue_seconds = 0;    // until it was admitted
   double prefill_seconds = 0;  // from then on until its prompt was read
@@ -99,9 +101,11 @@ class Scheduler {
   using Clock = std::chrono::steady_clock;
 
   // kInvalidArgument for options out of range, or more seats than the engine has sessions. It must
-  // not outlive the engine. Requests that have not ended when it goes end as cancelled.
+  // not outlive the engine, nor `store`, where contexts of requests are kept, too (null: nowhere).
+  // Requests that have not ended when it goes end as cancelled.
   static Result<std::unique_ptr<Scheduler>> Create(EngineCore& core,
-                                                   const SchedulerOptions& options);
+                                                   const SchedulerOptions& options,
+                                                   ContextStore* store = nullptr);
   ~Scheduler();
 
   // Hands a request over; what becomes of it, its calls say.
@@ -126,6 +130,7 @@ class Scheduler {
     Request request;
     Clock::time_point arrived;
     bool late = false;     // it came after Stop
+    bool looked = false;   // in the store
     std::string key = {};  // of its group
   };
   // A request that was admitted.
@@ -150,8 +155,13 @@ class Scheduler {
   };
   using Sequences = std::vector<Sequence*>;
 
-  Scheduler(EngineCore& core, const SchedulerOptions& options)
-      : core_(core), options_(options), stepper_(core), groups_(core, options.seats), kept_(core) {}
+  Scheduler(EngineCore& core, const SchedulerOptions& options, ContextStore* store)
+      : core_(core),
+        options_(options),
+        store_(store),
+        stepper_(core),
+        groups_(core, options.seats),
+        kept_(core) {}
 
   void TakeIncoming();
   Status Check(Waiting& waiting) const;
@@ -165,12 +175,15 @@ class Scheduler {
     int64_t tokens = 0;
     int64_t to_come = 0;
   };
-  Best BestRows(const RowGroup& to, std::span<const int32_t> prompt) const;
+  Best BestRows(const Group& group, std::span<const int32_t> prompt) const;
+  // Brings from the store what has more of the prompt than `best`, if there is room: tokens that
+  // `best` has of it then.
+  int64_t LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best);
   SharedRows RowsOf(const Sequence& s) const;
   // Whether the blocks fit beside those that the admitted sequences will still take.
   bool Fits(const BlockCounts& most, int64_t shared) const;
   // A member with the rows of `best`, or with fewer where these have to go.
-  Result<int32_t> Join(RowGroup& rows, std::span<const int32_t> prompt, Best& best);
+  Result<int32_t> Join(Group& group, std::span<const int32_t> prompt, Best& best);
   int64_t TotalTokens(const Request& request) const;
 
   Sequence* NextPrompt();
@@ -198,6 +211,7 @@ class Scheduler {
 
   EngineCore& core_;
   SchedulerOptions options_;
+  ContextStore* store_;
   Stepper stepper_;
   GroupPool groups_;
   KeptContexts kept_;

@@ -125,6 +125,12 @@ Status CheckedFileWriter::Commit() {
 }
 
 Result<CheckedFile> CheckedFile::Open(InputFile file, FileKind kind) {
+  OKV_ASSIGN_OR_RETURN(CheckedFile checked, Peek(std::move(file), kind));
+  OKV_RETURN_IF_ERROR(checked.CheckSum());
+  return checked;
+}
+
+Result<CheckedFile> CheckedFile::Peek(InputFile file, FileKind kind) {
   const auto corrupt = [&](const std::string& why) {
     return Corrupt(fmt::format("{}: {}", file.path(), why));
   };
@@ -151,20 +157,24 @@ Result<CheckedFile> CheckedFile::Open(InputFile file, FileKind kind) {
   OKV_RETURN_IF_ERROR(file.Read(sizeof(header), header.text_bytes, checked.text_.data()));
   checked.begin_ = sizeof(header) + header.text_bytes;
   checked.size_ = header.data_bytes;
-  Checksum sum;
-  sum.Add(checked.text_.data(), checked.text_.size());
-  std::vector<char> piece(std::min(kPiece, checked.size_));
-  for (size_t at = 0; at < checked.size_; at += piece.size()) {
-    const size_t n = std::min(piece.size(), checked.size_ - at);
-    OKV_RETURN_IF_ERROR(file.Read(checked.begin_ + at, n, piece.data()));
-    sum.Add(piece.data(), n);
-  }
-  sum.Add(&header, kSummedHeader);
-  if (sum.Value() != header.checksum) {
-    return corrupt("is damaged: its checksum is not that of what it holds");
-  }
+  checked.summed_.assign(reinterpret_cast<const char*>(&header), kSummedHeader);
+  checked.checksum_ = header.checksum;
   checked.file_ = std::move(file);
   return checked;
+}
+
+Status CheckedFile::CheckSum() const {
+  Checksum sum;
+  sum.Add(text_.data(), text_.size());
+  std::vector<char> piece(std::min(kPiece, size_));
+  for (size_t at = 0; at < size_; at += piece.size()) {
+    const size_t n = std::min(piece.size(), size_ - at);
+    OKV_RETURN_IF_ERROR(Read(at, n, piece.data()));
+    sum.Add(piece.data(), n);
+  }
+  sum.Add(summed_.data(), summed_.size());
+  if (sum.Value() == checksum_) return {};
+  return Corrupt(fmt::format("{}: is damaged: its checksum is not that of what it holds", path()));
 }
 
 }  // namespace omnikv

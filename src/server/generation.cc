@@ -144,6 +144,7 @@ nlohmann::ordered_json Generation::Extra() const {
             {"settings", s.settings},
             {"read_fraction", s.read_fraction},
             {"attended_tokens", s.attended_tokens},
+            {"stored_tokens", s.stored_tokens},
             {"queue_ms", 1e3 * s.queue_seconds}}}};
 }
 

@@ -1,0 +1,275 @@
+#include "engine/context_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/context_file.h"
+#include "io/checksum.h"
+
+namespace omnikv {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr FileKind kStoredFile = {.magic = "omnikvst", .version = 1, .name = "a stored context"};
+constexpr const char* kSuffix = ".ctx";
+
+// What a context is worth: to compute it takes a time that grows with the square of its tokens, and
+// its file grows with them; so a byte is worth a token's number, less the longer it is not used.
+double Worth(const fs::path& path, int64_t tokens) {
+  std::error_code error;
+  const fs::file_time_type used = fs::last_write_time(path, error);
+  const double age =
+      error ? 1e9 : std::chrono::duration<double>(fs::file_time_type::clock::now() - used).count();
+  return static_cast<double>(tokens) / (60 + std::max(0.0, age));
+}
+
+bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> beginning) {
+  return beginning.size() <= tokens.size() &&
+         std::equal(beginning.begin(), beginning.end(), tokens.begin());
+}
+
+// Whether `one` has all that `other` has.
+bool Covers(const StoredContext& one, const StoredContext& other) {
+  const auto all = static_cast<int64_t>(other.tokens.size());
+  return BeginsWith(one.tokens, other.tokens) && one.dense_rows >= other.dense_rows &&
+         (one.made_by == other.made_by || other.dense_rows == all);
+}
+
+}  // namespace
+
+ContextStore::ContextStore(EngineCore& core, ContextStoreOptions options)
+    : core_(core), options_(std::move(options)), marks_(ModelMarks(core)) {}
+
+Result<std::unique_ptr<ContextStore>> ContextStore::Open(EngineCore& core,
+                                                         ContextStoreOptions options) {
+  std::error_code error;
+  fs::create_directories(options.folder, error);
+  if (error || !fs::is_directory(options.folder, error)) {
+    return InvalidArgument(fmt::format("`store` is '{}', which cannot be made a folder ({})",
+                                       options.folder,
+                                       error ? error.message() : "something else is there"));
+  }
+  fs::permissions(options.folder, fs::perms::owner_all, fs::perm_options::replace, error);
+  std::unique_ptr<ContextStore> store(new ContextStore(core, std::move(options)));
+  OKV_RETURN_IF_ERROR(store->ReadFolder());
+  store->writer_ = std::thread([raw = store.get()] { raw->Write(); });
+  return store;
+}
+
+ContextStore::~ContextStore() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (writer_.joinable()) writer_.join();
+}
+
+Status ContextStore::ReadFolder() {
+  std::error_code error;
+  fs::directory_iterator files(options_.folder, error);
+  if (error) {
+    return InvalidArgument(fmt::format("`store` is '{}', which cannot be read ({})",
+                                       options_.folder, error.message()));
+  }
+  for (const fs::directory_entry& file : files) {
+    if (file.path().extension() != kSuffix) continue;
+    auto found = Peek(file.path().string());
+    if (found.ok() && *found) {
+      stats_.bytes += (**found).bytes;
+      contexts_.push_back(std::move(**found));
+    } else if (found.status().code() == StatusCode::kCorrupt) {
+      LogInfo("{}: it is deleted", found.status().message());
+      ++stats_.failed;
+      fs::remove(file.path(), error);
+    }
+  }
+  MakeRoom(0);
+  return {};
+}
+
+Result<std::optional<StoredContext>> ContextStore::Peek(const std::string& path) const {
+  OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  StoredContext context{.path = path, .bytes = input.size()};
+  OKV_ASSIGN_OR_RETURN(const CheckedFile file, CheckedFile::Peek(std::move(input), kStoredFile));
+  const Result<SavedContext> saved = ParseSavedContext(file.text());
+  if (!saved.ok()) return saved.status().Prefixed(path);
+  if (!CheckModelMarks(marks_, saved->model).ok() ||
+      !CheckImage(core_.bank->config(), saved->image).ok()) {
+    return std::optional<StoredContext>();
+  }
+  context.tokens.resize(static_cast<size_t>(saved->image.length));
+  const size_t bytes = context.tokens.size() * sizeof(int32_t);
+  if (bytes > file.size()) return Corrupt(fmt::format("{}: ends inside its tokens", path));
+  OKV_RETURN_IF_ERROR(file.Read(0, bytes, context.tokens.data()));
+  context.dense_rows = saved->dense_rows;
+  context.made_by = saved->resolved;
+  return std::optional<StoredContext>(std::move(context));
+}
+
+void ContextStore::Put(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
+                       std::string made_by) {
+  const Bank& bank = *core_.bank;
+  if (std::ssize(tokens) < options_.least_tokens) return;
+  Waiting waiting{.context = {.tokens = std::move(tokens),
+                              .dense_rows = dense_rows,
+                              .made_by = std::move(made_by)}};
+  StoredContext& context = waiting.context;
+  const size_t bytes =
+      Bank::BytesPerToken(bank.config()) * context.tokens.size();  // about, windows apart
+  {
+    const std::lock_guard lock(mutex_);
+    const auto covers = [&](const StoredContext& there) { return Covers(there, context); };
+    const bool there = std::any_of(contexts_.begin(), contexts_.end(), covers) ||
+                       std::any_of(queue_.begin(), queue_.end(),
+                                   [&](const Waiting& w) { return Covers(w.context, context); });
+    if (there || queued_ + bytes > options_.queue_bytes || bytes > options_.bytes) return;
+  }
+  core_.backend->Synchronize();
+  SavedContext saved{.model = marks_,
+                     .resolved = context.made_by,
+                     .image = bank.Image(seq),
+                     .dense_rows = dense_rows};
+  waiting.text = TextOf(saved);
+  Checksum name;
+  const std::string model = marks_.dump();
+  name.Add(model.data(), model.size());
+  name.Add(context.made_by.data(), context.made_by.size());
+  name.Add(context.tokens.data(), context.tokens.size() * sizeof(int32_t));
+  context.path =
+      (fs::path(options_.folder) / fmt::format("{:016x}{}", name.Value(), kSuffix)).string();
+  waiting.rows.reserve(bytes);
+  bank.Export(seq, {}, [&](const void* data, size_t n) {
+    const auto* from = static_cast<const std::byte*>(data);
+    waiting.rows.insert(waiting.rows.end(), from, from + n);
+  });
+  const std::lock_guard lock(mutex_);
+  queued_ += waiting.rows.size();
+  queue_.push_back(std::move(waiting));
+  changed_.notify_all();
+}
+
+void ContextStore::Write() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    // It stays in the queue, where Put finds it, until it is among the contexts.
+    Waiting& waiting = queue_.front();
+    MakeRoom(waiting.rows.size());
+    lock.unlock();
+    WriteOne(waiting);
+    lock.lock();
+    queued_ -= waiting.rows.size();
+    if (waiting.context.bytes > 0) {
+      // What is the beginning of it is there with it.
+      for (auto c = contexts_.begin(); c != contexts_.end();) {
+        const auto one = c++;
+        if (!Covers(waiting.context, *one)) continue;
+        std::error_code error;
+        if (one->path != waiting.context.path) fs::remove(one->path, error);
+        stats_.bytes -= one->bytes;
+        contexts_.erase(one);
+      }
+      stats_.bytes += waiting.context.bytes;
+      ++stats_.written;
+      contexts_.push_back(std::move(waiting.context));
+    } else {
+      ++stats_.failed;
+    }
+    queue_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+void ContextStore::WriteOne(Waiting& waiting) {
+  StoredContext& context = waiting.context;
+  const Status written = [&]() -> Status {
+    OKV_ASSIGN_OR_RETURN(const auto file,
+                         CheckedFileWriter::Create(context.path, kStoredFile, waiting.text));
+    file->Write(context.tokens.data(), context.tokens.size() * sizeof(int32_t));
+    file->Write(waiting.rows.data(), waiting.rows.size());
+    return file->Commit();
+  }();
+  if (!written.ok()) return LogInfo("a context is not stored: {}", written.message());
+  std::error_code error;
+  context.bytes = fs::file_size(context.path, error);
+}
+
+void ContextStore::MakeRoom(uint64_t bytes) {
+  while (!contexts_.empty() && stats_.bytes + bytes > options_.bytes) {
+    const auto least = std::min_element(
+        contexts_.begin(), contexts_.end(), [](const StoredContext& a, const StoredContext& b) {
+          return Worth(a.path, std::ssize(a.tokens)) < Worth(b.path, std::ssize(b.tokens));
+        });
+    std::error_code error;
+    fs::remove(least->path, error);
+    stats_.bytes -= least->bytes;
+    ++stats_.dropped;
+    contexts_.erase(least);
+  }
+}
+
+void ContextStore::Forget(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(contexts_, [&](const StoredContext& c) {
+    if (c.path != path) return false;
+    stats_.bytes -= c.bytes;
+    return true;
+  });
+}
+
+Result<int32_t> ContextStore::Load(const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(const int32_t seq, core_.bank->NewSequence());
+  const Status loaded = [&]() -> Status {
+    OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+    OKV_ASSIGN_OR_RETURN(const CheckedFile file, CheckedFile::Open(std::move(input), kStoredFile));
+    OKV_ASSIGN_OR_RETURN(const SavedContext saved, ParseSavedContext(file.text()));
+    OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
+    size_t at = static_cast<size_t>(saved.image.length) * sizeof(int32_t);
+    if (at > file.size()) return Corrupt("ends inside its tokens");
+    return core_.bank->Import(seq, saved.image, {}, file.size() - at, [&](void* to, size_t bytes) {
+      const Status status = file.Read(at, bytes, to);
+      at += bytes;
+      return status;
+    });
+  }();
+  if (loaded.ok()) {
+    std::error_code error;
+    fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // it is used now
+    const std::lock_guard lock(mutex_);
+    ++stats_.read;
+    return seq;
+  }
+  core_.bank->Free(seq);
+  if (loaded.code() == StatusCode::kResourceExhausted) return loaded;
+  Forget(path);
+  if (loaded.code() == StatusCode::kCorrupt) {
+    LogInfo("{}: it is deleted", loaded.message());
+    std::error_code error;
+    fs::remove(path, error);
+    const std::lock_guard lock(mutex_);
+    ++stats_.failed;
+  }
+  return loaded;
+}
+
+void ContextStore::Flush() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty(); });
+}
+
+ContextStoreStats ContextStore::stats() const {
+  const std::lock_guard lock(mutex_);
+  ContextStoreStats stats = stats_;
+  stats.contexts = static_cast<int64_t>(contexts_.size());
+  return stats;
+}
+
+}  // namespace omnikv

@@ -1,0 +1,107 @@
+// Contexts in a folder, for requests to come: of this process, and of later ones (docs/serving.md).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "engine/core.h"
+#include "io/checked_file.h"
+
+namespace omnikv {
+
+struct ContextStoreOptions {
+  std::string folder;                      // made where it is not there
+  uint64_t bytes = 0;                      // that its files take at most
+  int64_t least_tokens = 256;              // of a context that is worth a file
+  uint64_t queue_bytes = size_t{2} << 30;  // that wait to be written; more are not stored
+};
+
+// The rows of a context as a store has them.
+struct StoredContext {
+  std::string path;
+  uint64_t bytes = 0;
+  std::vector<int32_t> tokens;
+  int64_t dense_rows = 0;  // SharedRows
+  std::string made_by;     // the same
+};
+
+struct ContextStoreStats {
+  int64_t contexts = 0;
+  uint64_t bytes = 0;
+  int64_t written = 0, read = 0, dropped = 0;  // since the start
+  int64_t failed = 0;                          // files that were damaged, or could not be written
+};
+
+// A file each, which is there whole or not at all; a damaged or torn one is deleted when it is
+// found, and one of another model or format of K/V is left alone. The contexts that go first are
+// those of few tokens that were not used for long. Several processes may have one folder: what one
+// deletes, the others miss.
+//
+// The engine's thread calls Put, Find, Load and Flush; a thread of the store writes.
+class ContextStore {
+ public:
+  // kInvalidArgument where the folder cannot be made or read.
+  static Result<std::unique_ptr<ContextStore>> Open(EngineCore& core, ContextStoreOptions options);
+  ~ContextStore();  // what waits is written
+
+  // Copies the rows of a sequence of the bank, to be written behind. Nothing where a context that
+  // begins with its tokens is there already, or too much waits. REQUIRES one that lost no rows by
+  // choice, and whose rows nothing changes meanwhile.
+  void Put(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, std::string made_by);
+
+  // Calls visit(context) for each that is in the folder.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    const std::lock_guard lock(mutex_);
+    for (const StoredContext& c : contexts_) visit(c);
+  }
+  // Makes a new sequence of the bank of the file at `path`: its number. What keeps it from that is
+  // not there for later requests: a file that is gone or damaged. kResourceExhausted where there is
+  // no room in the bank.
+  Result<int32_t> Load(const std::string& path);
+
+  // Once all that waits is written.
+  void Flush();
+  ContextStoreStats stats() const;
+
+ private:
+  struct Waiting {
+    StoredContext context;
+    std::string text;  // of the file
+    std::vector<std::byte> rows;
+  };
+
+  ContextStore(EngineCore& core, ContextStoreOptions options);
+  Status ReadFolder();
+  // The context of a file of this model; empty: of another. kCorrupt where it is damaged.
+  Result<std::optional<StoredContext>> Peek(const std::string& path) const;
+  void Write();  // the thread's
+  void WriteOne(Waiting& waiting);
+  // Deletes files until `bytes` more fit. The lock is held.
+  void MakeRoom(uint64_t bytes);
+  void Forget(const std::string& path);
+
+  EngineCore& core_;
+  ContextStoreOptions options_;
+  nlohmann::json marks_;  // of the model
+  std::thread writer_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::list<StoredContext> contexts_;
+  std::list<Waiting> queue_;
+  uint64_t queued_ = 0;  // bytes
+  bool stop_ = false;
+  ContextStoreStats stats_;
+};
+
+}  // namespace omnikv

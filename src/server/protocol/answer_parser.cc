@@ -199,28 +199,73 @@ bool AnswerParser::Text(bool final, std::vector<AnswerPart>* out) {
   open_at_ = first_at - size;
   open_size_ = std::max<size_t>(first->open.size(), 1);
   reader_ = std::make_unique<CallReader>(*first, *tools_);
+  whole_ = false;
   return true;
 }
 
 bool AnswerParser::Call(bool final, std::vector<AnswerPart>* out) {
-  CallReader::Read read = reader_->Next(std::string_view(held_).substr(open_at_), final);
+  if (head_.outcome == CallReader::Outcome::kGood) return OpenCall(final, out);
+  const std::string_view text = std::string_view(held_).substr(open_at_);
+  if (form_.stream_calls && !whole_) {
+    head_ = reader_->ReadHead(text, final);
+    if (head_.outcome == CallReader::Outcome::kMore) return false;
+    whole_ = head_.outcome == CallReader::Outcome::kBad;
+    if (!whole_) {
+      sent_ = head_.arguments;
+      silent_ = one_call_ && calls_ > 0;
+      EmitCall({.name = head_.name}, out);
+      return true;
+    }
+  }
+  CallReader::Read read = reader_->Next(text, final);
   if (read.outcome == CallReader::Outcome::kMore) return false;
-  reader_ = nullptr;
   if (read.outcome == CallReader::Outcome::kBad) {
     // the marker is content; another one may come after it
+    reader_ = nullptr;
     Emit(AnswerPart::Kind::kContent, open_at_ + open_size_, out);
     return true;
   }
-  held_.erase(0, open_at_ + read.size);
+  EndCall(read.size);
   if (read.response) {
     held_.insert(0, *read.response);
     Emit(AnswerPart::Kind::kContent, read.response->size(), out);
+    at_start_ = true;
   }
   for (CallText& call : read.calls) EmitCall(std::move(call), out);
+  return true;
+}
+
+bool AnswerParser::OpenCall(bool final, std::vector<AnswerPart>* out) {
+  const std::string_view text = std::string_view(held_).substr(open_at_);
+  size_t end = 0;
+  const bool ended = reader_->ArgumentsEnd(text, head_, &end);
+  if (end > sent_ && !silent_) {
+    const std::string_view fresh = text.substr(sent_, end - sent_);
+    if (!out->empty() && out->back().kind == AnswerPart::Kind::kArguments) {
+      out->back().text += fresh;
+    } else {
+      out->push_back({.kind = AnswerPart::Kind::kArguments, .text = std::string(fresh)});
+    }
+  }
+  sent_ = end;
+  if (!ended) {
+    if (final) EndCall(text.size());
+    return false;
+  }
+  const CallReader::Read read = reader_->Rest(text, head_, end, final);
+  if (read.outcome == CallReader::Outcome::kMore) return false;
+  EndCall(read.size);
+  return true;
+}
+
+// Drops the first `size` bytes from the marker on, and what is before it, which is white space.
+void AnswerParser::EndCall(size_t size) {
+  held_.erase(0, open_at_ + size);
+  reader_ = nullptr;
+  head_ = {};
   drop_space_ = true;
   after_call_ = true;
   at_start_ = true;
-  return true;
 }
 
 void AnswerParser::Emit(AnswerPart::Kind kind, size_t size, std::vector<AnswerPart>* out) {

@@ -5,7 +5,9 @@
 // them. White space at its ends, and before the content that follows, is dropped.
 // **Calls** come out whole: only then it is known that they are well-formed. What looks like the
 // beginning of a call and is none comes out as content, byte for byte. White space before and after
-// calls is dropped.
+// calls is dropped. With AnswerForm::stream_calls those whose arguments are an object that follows
+// the name come out while they are written: their arguments are passed on as they are, well-formed
+// or not, up to the } that ends them by the count of brackets.
 // **Held back** is text that may be the beginning of a marker, white space that a marker may
 // follow, and what follows a marker until the call ends. The result does not depend on how the text
 // was cut.
@@ -28,6 +30,7 @@ struct AnswerForm {
   std::string reasoning_open = "<think>";
   std::string reasoning_close = "</think>";
   bool in_reasoning = false;  // the prompt opened it
+  bool stream_calls = false;  // arguments come out while they are written
 };
 
 // By what the template writes itself; in_reasoning is of a prompt: see EndsInReasoning.
@@ -37,9 +40,11 @@ AnswerForm DetectAnswerForm(std::string_view written);
 bool EndsInReasoning(std::string_view prompt, const AnswerForm& form);
 
 struct AnswerPart {
-  enum class Kind { kReasoning, kContent, kCall };
+  enum class Kind { kReasoning, kContent, kCall, kArguments };
   Kind kind = Kind::kContent;
-  std::string text;  // of kCall: the arguments, JSON text of an object
+  // Of kCall: the arguments, JSON text of an object, or "" where they follow in parts of
+  // kArguments, which are of the last call.
+  std::string text;
   std::string id;    // of kCall
   std::string name;  // of kCall
 };
@@ -69,6 +74,8 @@ class AnswerParser {
   bool Reasoning(bool final, std::vector<AnswerPart>* out);
   bool Text(bool final, std::vector<AnswerPart>* out);
   bool Call(bool final, std::vector<AnswerPart>* out);
+  bool OpenCall(bool final, std::vector<AnswerPart>* out);
+  void EndCall(size_t size);
   bool DropSpace(bool final);
   // Emits the first `size` bytes that are held.
   void Emit(AnswerPart::Kind kind, size_t size, std::vector<AnswerPart>* out);
@@ -89,6 +96,10 @@ class AnswerParser {
   bool after_call_ = false;  // nothing but white space came after the last call
   size_t open_at_ = 0;       // where in held_ the marker of reader_ begins
   size_t open_size_ = 0;     // and its size
+  bool whole_ = false;       // reader_'s call must be read whole
+  bool silent_ = false;      // or goes out, but is one too many
+  CallReader::Head head_;    // of a call that goes out while it is written, where kGood
+  size_t sent_ = 0;          // and how far it was passed on, from its marker
   std::unique_ptr<CallReader> reader_;  // of a call that has begun
   int32_t calls_ = 0;
 };

@@ -276,11 +276,10 @@ class MessagesAnswering : public Answering {
       AddMembers(&message, extra);
       return Dump(message);
     }
-    Json end = {{"delta", {{"stop_reason", stop_reason_}, {"stop_sequence", stop_sequence_}}},
-                {"usage", std::move(count)}};
-    Json last = Json::object();
-    AddMembers(&last, extra);
-    return Event("message_delta", std::move(end)) + Event("message_stop", std::move(last));
+    const Json end = {{"delta", {{"stop_reason", stop_reason_}, {"stop_sequence", stop_sequence_}}},
+                      {"usage", std::move(count)}};
+    return Event("message_delta", end) +
+           Event("message_stop", extra.is_object() ? extra : Json::object());
   }
 
   std::string Error(const Status& status) override {
@@ -321,8 +320,20 @@ class MessagesAnswering : public Answering {
     return Event("content_block_delta", {{"index", blocks_}, {"delta", std::move(delta)}});
   }
 
+  // JSON text of the call whose block is open.
+  std::string AddInput(const std::string& text) {
+    if (stream_) return Delta({{"type", "input_json_delta"}, {"partial_json", text}});
+    input_ += text;
+    return "";
+  }
+
   std::string CloseBlock() {
     if (open_.empty()) return "";
+    Json input;
+    if (!stream_ && open_ == "tool_use" && ParseText(input_, &input) && input.is_object()) {
+      content_.back()["input"] = std::move(input);
+    }
+    input_.clear();
     open_.clear();
     const int32_t index = blocks_++;
     return stream_ ? Event("content_block_stop", {{"index", index}}) : "";
@@ -351,17 +362,16 @@ class MessagesAnswering : public Answering {
         case AnswerPart::Kind::kReasoning:
           out += AddText("thinking", part.text);
           break;
-        case AnswerPart::Kind::kCall: {
-          Json input;
-          if (!ParseText(part.text, &input)) input = Json::object();
+        case AnswerPart::Kind::kCall:
           out += OpenBlock("tool_use", {{"type", "tool_use"},
                                         {"id", part.id},
                                         {"name", part.name},
-                                        {"input", stream_ ? Json::object() : std::move(input)}});
-          if (stream_) out += Delta({{"type", "input_json_delta"}, {"partial_json", part.text}});
-          out += CloseBlock();
+                                        {"input", Json::object()}});
+          if (!part.text.empty()) out += AddInput(part.text);
           break;
-        }
+        case AnswerPart::Kind::kArguments:
+          out += AddInput(part.text);
+          break;
       }
     }
     return out;
@@ -371,6 +381,7 @@ class MessagesAnswering : public Answering {
   const bool stream_;
   AnswerParser parser_;
   std::string open_;    // the type of the block that text goes to; empty: none
+  std::string input_;   // of the call whose block is open, where there is no stream
   int32_t blocks_ = 0;  // that are closed
   Json content_ = Json::array();
   Json stop_reason_;

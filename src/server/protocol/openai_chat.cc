@@ -336,6 +336,12 @@ class ChatAnswering : public Answering {
           delta["reasoning"] = part.text;
           delta["reasoning_content"] = part.text;
           break;
+        case AnswerPart::Kind::kArguments:
+          state.calls.back()["function"]["arguments"].get_ref<std::string&>() += part.text;
+          delta["tool_calls"] = Json::array();
+          delta["tool_calls"].push_back(
+              Json{{"index", state.calls.size() - 1}, {"function", {{"arguments", part.text}}}});
+          break;
         case AnswerPart::Kind::kCall:
           state.calls.push_back(
               Json{{"id", part.id},

@@ -390,6 +390,7 @@ class ResponsesAnswering : public Answering {
   }
 
   std::string CloseItem(bool complete) {
+    if (!call_.is_null()) return CloseCall(complete);
     if (open_ == nullptr) return "";
     std::string out = Event(std::string(open_->event) + ".done", TextEvent("text", text_));
     const Json part = Part(text_);
@@ -404,22 +405,32 @@ class ResponsesAnswering : public Answering {
     return out;
   }
 
-  std::string AddCall(const AnswerPart& call) {
+  std::string OpenCall(const AnswerPart& call) {
     std::string out = CloseItem(true);
-    Json item = {{"type", "function_call"}, {"id", ItemId("fc_")}, {"status", "in_progress"},
-                 {"call_id", call.id},      {"name", call.name},   {"arguments", ""}};
-    const Json place = {{"item_id", item["id"]}, {"output_index", Index()}};
-    out += Event("response.output_item.added", {{"output_index", Index()}, {"item", item}});
-    Json delta = place;
-    delta["delta"] = call.text;
-    out += Event("response.function_call_arguments.delta", delta);
-    Json done = place;
-    done["arguments"] = call.text;
-    out += Event("response.function_call_arguments.done", done);
-    item["status"] = "completed";
-    item["arguments"] = call.text;
-    out += Event("response.output_item.done", {{"output_index", Index()}, {"item", item}});
-    output_.push_back(std::move(item));
+    call_ = {{"type", "function_call"}, {"id", ItemId("fc_")}, {"status", "in_progress"},
+             {"call_id", call.id},      {"name", call.name},   {"arguments", ""}};
+    out += Event("response.output_item.added", {{"output_index", Index()}, {"item", call_}});
+    return call.text.empty() ? out : out.append(AddArguments(call.text));
+  }
+
+  std::string CallEvent(const char* type, const char* member, const std::string& text) {
+    return Event(type, {{"item_id", call_["id"]}, {"output_index", Index()}, {member, text}});
+  }
+
+  std::string AddArguments(const std::string& text) {
+    text_ += text;
+    return CallEvent("response.function_call_arguments.delta", "delta", text);
+  }
+
+  // A call whose arguments are whole is complete, though the answer may be cut short after it.
+  std::string CloseCall(bool complete) {
+    Json arguments;
+    complete = complete || ParseText(text_, &arguments);
+    std::string out = CallEvent("response.function_call_arguments.done", "arguments", text_);
+    call_["status"] = complete ? "completed" : "incomplete";
+    call_["arguments"] = std::exchange(text_, "");
+    out += Event("response.output_item.done", {{"output_index", Index()}, {"item", call_}});
+    output_.push_back(std::exchange(call_, Json()));
     return out;
   }
 
@@ -434,7 +445,10 @@ class ResponsesAnswering : public Answering {
           out += AddText(&kReasoning, part.text);
           break;
         case AnswerPart::Kind::kCall:
-          out += AddCall(part);
+          out += OpenCall(part);
+          break;
+        case AnswerPart::Kind::kArguments:
+          out += AddArguments(part.text);
           break;
       }
     }
@@ -448,7 +462,8 @@ class ResponsesAnswering : public Answering {
   int64_t sequence_ = 0;
   Json output_ = Json::array();  // items that are closed
   const Kind* open_ = nullptr;   // of the item that text goes to
-  std::string text_;             // and its text
+  Json call_;                    // or the item of the call that is open
+  std::string text_;             // its text, or its arguments
   bool complete_ = false;
 };
 

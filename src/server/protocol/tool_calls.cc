@@ -282,26 +282,8 @@ std::vector<CallMarker> CallMarkers(ToolFormat format) {
   return {};
 }
 
-CallReader::Read CallReader::Next(std::string_view text, bool final) {
-  const size_t begin = SkipSpace(text, marker_.body_at > 0 ? marker_.body_at : marker_.open.size());
-  if (begin == text.size()) return Undecided(final);
-  switch (marker_.body) {
-    case CallMarker::Body::kJson:
-    case CallMarker::Body::kResponse:
-      return ReadJson(text, begin, final);
-    case CallMarker::Body::kXml:
-      return text[begin] == '{' ? ReadJson(text, begin, final) : ReadXml(text, begin, final);
-    case CallMarker::Body::kMistral:
-      return text[begin] == '[' || text[begin] == '{' ? ReadJson(text, begin, final)
-                                                      : ReadMistral(text, begin, final);
-  }
-  return Bad();
-}
-
-// Where the value that begins at `begin` with a bracket ends. Only its texts and its brackets are
-// looked at: the parser says later whether it is JSON.
-bool CallReader::JsonEnd(std::string_view text, size_t begin, size_t* end) {
-  for (pos_ = std::max(pos_, begin); pos_ < text.size(); ++pos_) {
+bool JsonScan::End(std::string_view text, size_t begin, size_t* end) {
+  for (pos_ = std::max(pos_, begin); !done_ && pos_ < text.size(); ++pos_) {
     const char c = text[pos_];
     if (in_string_) {
       if (escaped_) {
@@ -316,11 +298,67 @@ bool CallReader::JsonEnd(std::string_view text, size_t begin, size_t* end) {
     } else if (c == '{' || c == '[') {
       ++depth_;
     } else if ((c == '}' || c == ']') && --depth_ == 0) {
-      *end = pos_ + 1;
-      return true;
+      done_ = true;
     }
   }
-  return false;
+  *end = pos_;
+  return done_;
+}
+
+size_t CallReader::Begin(std::string_view text) const {
+  return SkipSpace(text, marker_.body_at > 0 ? marker_.body_at : marker_.open.size());
+}
+
+CallReader::Read CallReader::Next(std::string_view text, bool final) {
+  const size_t begin = Begin(text);
+  if (begin == text.size()) return Undecided(final);
+  const bool json = text[begin] == '{' || text[begin] == '[';
+  if (marker_.body == CallMarker::Body::kXml && text[begin] != '{') {
+    return ReadXml(text, begin, final);
+  }
+  if (marker_.body != CallMarker::Body::kMistral || json) return ReadJson(text, begin, final);
+  const Head head = MistralHead(text, begin, final);
+  size_t end = 0;
+  if (head.outcome != Outcome::kGood) return {.outcome = head.outcome};
+  if (!scan_.End(text, head.arguments, &end)) return Undecided(final);
+  Json arguments;
+  if (!ParseText(text.substr(head.arguments, end - head.arguments), &arguments)) return Bad();
+  Read read = {.outcome = Outcome::kGood, .size = end};
+  read.calls.push_back({head.name, Dump(arguments)});
+  return read;
+}
+
+CallReader::Head CallReader::ReadHead(std::string_view text, bool final) const {
+  const size_t begin = Begin(text);
+  const Head undecided = {.outcome = final ? Outcome::kBad : Outcome::kMore};
+  if (begin == text.size()) return undecided;
+  if (marker_.body == CallMarker::Body::kResponse || text[begin] == '[') {
+    return {.outcome = Outcome::kBad};
+  }
+  if (text[begin] == '{') return JsonHead(text, begin, final);
+  return marker_.body == CallMarker::Body::kMistral ? MistralHead(text, begin, final)
+                                                    : Head{.outcome = Outcome::kBad};
+}
+
+bool CallReader::ArgumentsEnd(std::string_view text, const Head& head, size_t* end) {
+  return arguments_.End(text, head.arguments, end);
+}
+
+CallReader::Read CallReader::Rest(std::string_view text, const Head& head, size_t arguments_end,
+                                  bool final) {
+  const size_t begin = Begin(text);
+  size_t end = arguments_end;
+  // an object around the arguments, which other keys may follow; its } may be forgotten
+  if (begin < head.arguments && text[begin] == '{') {
+    const size_t next = SkipSpace(text, arguments_end);
+    if (next == text.size() && !final) return {.outcome = Outcome::kMore};
+    if (next < text.size() && text[next] == '}') end = next + 1;
+    if (next < text.size() && text[next] == ',' && !scan_.End(text, begin, &end)) {
+      if (!final) return {.outcome = Outcome::kMore};
+      end = arguments_end;
+    }
+  }
+  return Closed(text, end, marker_.close, final);
 }
 
 CallReader::Read CallReader::ReadJson(std::string_view text, size_t begin, bool final) {
@@ -330,12 +368,7 @@ CallReader::Read CallReader::ReadJson(std::string_view text, size_t begin, bool 
     return Bad();
   }
   size_t end = 0;
-  // the end stays found: pos_ is on the bracket, which would count again
-  if (depth_ == 0 && pos_ > begin) {
-    end = pos_ + 1;
-  } else if (!JsonEnd(text, begin, &end)) {
-    return Undecided(final);
-  }
+  if (!scan_.End(text, begin, &end)) return Undecided(final);
   Json json;
   if (!ParseText(text.substr(begin, end - begin), &json)) return Bad();
   std::vector<CallText> calls;
@@ -409,39 +442,66 @@ CallReader::Read CallReader::ReadXml(std::string_view text, size_t begin, bool f
   return read;
 }
 
-CallReader::Read CallReader::ReadMistral(std::string_view text, size_t begin, bool final) {
+CallReader::Head CallReader::MistralHead(std::string_view text, size_t begin, bool final) const {
+  const Head undecided = {.outcome = final ? Outcome::kBad : Outcome::kMore};
   size_t pos = begin;
   while (pos < text.size() && (std::isalnum(static_cast<unsigned char>(text[pos])) != 0 ||
                                text[pos] == '_' || text[pos] == '-' || text[pos] == '.')) {
     ++pos;
   }
-  const std::string name(text.substr(begin, pos - begin));
-  if (pos == text.size()) return Undecided(final);
-  if (name.empty()) return Bad();
+  Head head = {.outcome = Outcome::kBad, .name = std::string(text.substr(begin, pos - begin))};
+  if (pos == text.size()) return undecided;
+  if (head.name.empty()) return head;
   // the model's own number of the call stands between, and is not kept
   constexpr std::string_view kId = "[CALL_ID]";
   constexpr std::string_view kArguments = "[ARGS]";
   if (const Match match = MatchAt(text, pos, kId); match == Match::kYes) {
     pos = text.find_first_of("[{", pos + kId.size());
-    if (pos == std::string_view::npos) return Undecided(final);
+    if (pos == std::string_view::npos) return undecided;
   } else if (match == Match::kMaybe) {
-    return Undecided(final);
+    return undecided;
   }
   if (const Match match = MatchAt(text, pos, kArguments); match == Match::kYes) {
     pos += kArguments.size();
   } else if (match == Match::kMaybe) {
-    return Undecided(final);
+    return undecided;
   }
-  pos = SkipSpace(text, pos);
-  if (pos == text.size()) return Undecided(final);
-  if (text[pos] != '{') return Bad();
-  size_t end = 0;
-  if (!JsonEnd(text, pos, &end)) return Undecided(final);
-  Json arguments;
-  if (!ParseText(text.substr(pos, end - pos), &arguments)) return Bad();
-  Read read = {.outcome = Outcome::kGood, .size = end};
-  read.calls.push_back({name, Dump(arguments)});
-  return read;
+  head.arguments = SkipSpace(text, pos);
+  if (head.arguments == text.size()) return undecided;
+  if (text[head.arguments] == '{') head.outcome = Outcome::kGood;
+  return head;
+}
+
+CallReader::Head CallReader::JsonHead(std::string_view text, size_t begin, bool final) const {
+  const Head undecided = {.outcome = final ? Outcome::kBad : Outcome::kMore};
+  const Head bad = {.outcome = Outcome::kBad};
+  Head head = bad;
+  // texts by their keys, up to the key of an object
+  for (size_t pos = begin + 1;; ++pos) {
+    std::string_view texts[2];  // a key, and its value
+    for (std::string_view& one : texts) {
+      pos = SkipSpace(text, pos);
+      if (pos == text.size()) return undecided;
+      const bool arguments = texts[0] == "arguments" || texts[0] == "parameters";
+      if (text[pos] == '{' && arguments && !head.name.empty()) {
+        head.outcome = Outcome::kGood;
+        head.arguments = pos;
+        return head;
+      }
+      const size_t end = text.find_first_of("\"\\", pos + 1);
+      if (text[pos] != '"' || arguments) return bad;
+      if (end == std::string_view::npos) return undecided;
+      if (text[end] != '"') return bad;  // names have no escapes
+      one = text.substr(pos + 1, end - pos - 1);
+      pos = SkipSpace(text, end + 1);
+      if (pos == text.size()) return undecided;
+      if (text[pos] != (&one == &texts[0] ? ':' : ',')) return bad;
+      if (&one == &texts[0]) ++pos;
+    }
+    if (texts[0] != "name") continue;
+    head.name = texts[1];
+    if (marker_.open.empty() && FindTool(*tools_, head.name) == nullptr) return bad;
+  }
 }
 
 }  // namespace omnikv::server

@@ -56,6 +56,21 @@ struct CallMarker {
 // Of a format. Those with an empty `open` come last.
 std::vector<CallMarker> CallMarkers(ToolFormat format);
 
+// Where a JSON value that begins with a bracket ends. Only its texts and its brackets are looked
+// at: a parser says later whether it is JSON. Looking again at a text that grew costs what is new.
+class JsonScan {
+ public:
+  // Whether the value that begins at `begin` ends in `text`, and then the byte after it.
+  bool End(std::string_view text, size_t begin, size_t* end);
+
+ private:
+  size_t pos_ = 0;
+  int depth_ = 0;
+  bool in_string_ = false;
+  bool escaped_ = false;
+  bool done_ = false;
+};
+
 // Reads the calls that begin at one marker, as the text grows. Reading again costs what is new.
 class CallReader {
  public:
@@ -74,19 +89,33 @@ class CallReader {
   // kBad: this is no call.
   Read Next(std::string_view text, bool final);
 
+  // For calls that go out while they are written: a call begins once its name and the { of its
+  // arguments are there, whatever follows. kBad: it must be read whole (a list of calls, XML, other
+  // orders of keys, arguments that are a text).
+  struct Head {
+    Outcome outcome = Outcome::kMore;
+    std::string name;
+    size_t arguments = 0;  // where they begin in the text
+  };
+  Head ReadHead(std::string_view text, bool final) const;
+  // After a head of kGood: where the arguments end so far, and whether that is their end.
+  bool ArgumentsEnd(std::string_view text, const Head& head, size_t* end);
+  // And then what follows them, up to the marker that closes the call: `size` of a Read.
+  Read Rest(std::string_view text, const Head& head, size_t arguments_end, bool final);
+
  private:
+  size_t Begin(std::string_view text) const;  // of the body
   Read ReadJson(std::string_view text, size_t begin, bool final);
   Read ReadXml(std::string_view text, size_t begin, bool final);
-  Read ReadMistral(std::string_view text, size_t begin, bool final);
-  bool JsonEnd(std::string_view text, size_t begin, size_t* end);
+  // Where the arguments of a call of kMistral with a name of its own begin.
+  Head MistralHead(std::string_view text, size_t begin, bool final) const;
+  Head JsonHead(std::string_view text, size_t begin, bool final) const;
 
   CallMarker marker_;
   const Json* tools_;
-  // How far the JSON value, or the search for the end of XML, was read.
-  size_t pos_ = 0;
-  int depth_ = 0;
-  bool in_string_ = false;
-  bool escaped_ = false;
+  JsonScan scan_;       // of the body
+  JsonScan arguments_;  // of a call that goes out while it is written
+  size_t pos_ = 0;      // how far the end of XML was looked for
 };
 
 }  // namespace omnikv::server

@@ -1,6 +1,8 @@
 // What models write is split into reasoning, content and calls, however the text was cut.
 #include "server/protocol/answer_parser.h"
 
+#include <algorithm>
+
 #include "sse.h"
 
 namespace omnikv::server {
@@ -32,6 +34,11 @@ Json Merged(const std::vector<AnswerPart>& parts) {
       merged.push_back(Json::array({"call", part.id, part.name, part.text}));
       continue;
     }
+    if (part.kind == AnswerPart::Kind::kArguments) {
+      EXPECT_EQ(merged.back()[0], "call");
+      merged.back()[3] = merged.back()[3].get<std::string>() + part.text;
+      continue;
+    }
     const char* kind = part.kind == AnswerPart::Kind::kContent ? "content" : "reasoning";
     EXPECT_FALSE(part.text.empty());
     if (!merged.empty() && merged.back()[0] == kind) {
@@ -55,8 +62,7 @@ Json Parsed(const AnswerForm& form, const Question& question,
   return Merged(all);
 }
 
-// The parts of `text`, after a look at all ways to cut it in two, and at single bytes.
-Json Split(const AnswerForm& form, const Question& question, std::string_view text) {
+Json Cut(const AnswerForm& form, const Question& question, std::string_view text) {
   const Json whole = Parsed(form, question, {text});
   for (size_t i = 0; i <= text.size(); ++i) {
     const Json cut = Parsed(form, question, {text.substr(0, i), text.substr(i)});
@@ -66,6 +72,31 @@ Json Split(const AnswerForm& form, const Question& question, std::string_view te
   std::vector<std::string_view> bytes;
   for (size_t i = 0; i < text.size(); ++i) bytes.push_back(text.substr(i, 1));
   EXPECT_EQ(Parsed(form, question, bytes), whole) << "byte by byte: " << text;
+  return whole;
+}
+
+// The parts of `text`, after a look at all ways to cut it in two, and at single bytes. Calls that
+// come out while they are written are the same where they are well-formed, but for white space.
+Json Split(AnswerForm form, const Question& question, std::string_view text) {
+  const Json whole = Cut(form, question, text);
+  form.stream_calls = true;
+  Json streamed = Cut(form, question, text);
+  for (Json& part : streamed) {
+    Json arguments;
+    if (part[0] == "call" && ParseText(part[3].get<std::string>(), &arguments)) {
+      part[3] = Dump(arguments);
+    }
+  }
+  const auto called = [](const Json& parts) {
+    return std::count_if(parts.begin(), parts.end(),
+                         [](const Json& part) { return part[0] == "call"; });
+  };
+  // a malformed call may be a call there
+  if (called(streamed) == called(whole)) {
+    EXPECT_EQ(streamed, whole) << text;
+  } else {
+    EXPECT_GT(called(streamed), called(whole)) << text;
+  }
   return whole;
 }
 
@@ -321,6 +352,56 @@ TEST(AnswerParser, LongArgumentsAreReadOnce) {
     calls += parser.Add(std::string_view(text).substr(i, 4)).size();
   }
   EXPECT_EQ(calls + parser.End().size(), 1U);
+}
+
+// The parts, one after the other, of pieces that are added one by one.
+Json Streamed(AnswerForm form, const Question& question, const std::vector<std::string>& pieces) {
+  form.stream_calls = true;
+  AnswerParser parser(form, question, "call_", "77", 0);
+  Json all = Json::array();
+  const auto take = [&](const std::vector<AnswerPart>& parts) {
+    for (const AnswerPart& part : parts) {
+      all.push_back(part.kind == AnswerPart::Kind::kCall        ? "call " + part.name + part.text
+                    : part.kind == AnswerPart::Kind::kArguments ? "+" + part.text
+                                                                : part.text);
+    }
+  };
+  for (const std::string& piece : pieces) take(parser.Add(piece));
+  all.push_back("END");
+  take(parser.End());
+  return all;
+}
+
+TEST(AnswerParser, CallsMayComeOutWhileTheyAreWritten) {
+  const Question tools = WithTools();
+  EXPECT_EQ(Streamed(Form(ToolFormat::kHermes), tools,
+                     {"I look.\n<tool_call>\n{\"name\": \"no", "w\", \"arguments\"", ": {",
+                      "\"a\": ", "\"}\"", "}", "}\n</tool", "_call>", "\n", "So."}),
+            J(R"(["I look.", "call now", "+{", "+\"a\": ", "+\"}\"", "+}", "So.", "END"])"));
+  EXPECT_EQ(
+      Streamed(Form(ToolFormat::kMistral), tools, {"[TOOL_CALLS]now[ARGS]{", "\"a\": 1", "} "}),
+      J(R"(["call now", "+{", "+\"a\": 1", "+}", "END"])"));
+  EXPECT_EQ(
+      Streamed(Form(ToolFormat::kLlama), tools,
+               {"{\"type\": \"function\", \"name\": \"now\", \"parameters\": {\"a\"", ": 1}}"}),
+      J(R"(["call now", "+{\"a\"", "+: 1}", "END"])"));
+  // what is not well-formed after the head stays in the call
+  const auto hermes = [&](const std::string& rest) {
+    return Streamed(Form(ToolFormat::kHermes), tools,
+                    {"<tool_call>{\"name\": \"now\", \"arguments\": " + rest});
+  };
+  EXPECT_EQ(hermes("{\"a\": \"cut"), J(R"(["call now", "+{\"a\": \"cut", "END"])"));
+  EXPECT_EQ(hermes("{'a'}}</tool_call>"), J(R"(["call now", "+{'a'}", "END"])"));
+  EXPECT_EQ(hermes("{}</tool_call>\nSo."), J(R"(["call now", "+{}", "So.", "END"])"));
+  EXPECT_EQ(hermes("{}, \"x\": [1]}</tool_call>\nSo."), J(R"(["call now", "+{}", "So.", "END"])"));
+  EXPECT_EQ(hermes("{}, x"), J(R"(["call now", "+{}", "END", ", x"])"));
+  EXPECT_EQ(hermes("{}"), J(R"(["call now", "+{}", "END"])"));
+  // others are read whole
+  EXPECT_EQ(hermes("\"{\\\"a\\\": 1}\"}"), J(R"(["END", "call now{\"a\": 1}"])"));
+  Question one = WithTools();
+  one.parallel_tool_calls = false;
+  EXPECT_EQ(Streamed(Form(ToolFormat::kMistral), one, {"[TOOL_CALLS]now{", "}[TOOL_CALLS]now{}x"}),
+            J(R"(["call now", "+{", "+}", "x", "END"])"));
 }
 
 TEST(AnswerParser, FormatsAreSeenInTheTemplate) {

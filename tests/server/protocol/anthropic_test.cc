@@ -235,6 +235,41 @@ TEST(Anthropic, Stream) {
       {"type": "message_stop", "timings": 1}])")));
 }
 
+TEST(Anthropic, StreamOfArguments) {
+  for (const bool stream : {true, false}) {
+    const auto answer = AnswerMessages(Asked(stream), TestReply(), {.stream_calls = true});
+    std::string out;
+    out += answer->Add(0, {"<tool_call>{\"name\": \"now\", \"arguments\": {\"z\"", {}});
+    out += answer->Add(0, {": 1}}</tool_call>x", {}});
+    out += answer->Add(0, {"<tool_call>{\"name\": \"now\", \"arguments\": {\"cut", {}});
+    out += answer->End(0, FinishReason::kLength);
+    if (!stream) {
+      EXPECT_EQ(out, "");
+      EXPECT_EQ(Pretty(J(answer->Close({}, Json()))["content"]), Pretty(J(R"([
+          {"type": "tool_use", "id": "toolu_77_0_0", "name": "now", "input": {"z": 1}},
+          {"type": "text", "text": "x"},
+          {"type": "tool_use", "id": "toolu_77_0_1", "name": "now", "input": {}}])")));
+      continue;
+    }
+    EXPECT_EQ(Pretty(Events(out)), Pretty(J(R"([
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use",
+          "id": "toolu_77_0_0", "name": "now", "input": {}}},
+        {"type": "content_block_delta", "index": 0,
+         "delta": {"type": "input_json_delta", "partial_json": "{\"z\""}},
+        {"type": "content_block_delta", "index": 0,
+         "delta": {"type": "input_json_delta", "partial_json": ": 1}"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "x"}},
+        {"type": "content_block_stop", "index": 1},
+        {"type": "content_block_start", "index": 2, "content_block": {"type": "tool_use",
+          "id": "toolu_77_0_1", "name": "now", "input": {}}},
+        {"type": "content_block_delta", "index": 2,
+         "delta": {"type": "input_json_delta", "partial_json": "{\"cut"}},
+        {"type": "content_block_stop", "index": 2}])")));
+  }
+}
+
 TEST(Anthropic, ReasonsToStop) {
   const auto reason = [](const Ending& ending) {
     const auto answer = AnswerMessages(Asked(true), TestReply(), {});

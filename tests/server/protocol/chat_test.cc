@@ -298,6 +298,38 @@ TEST(Chat, Stream) {
   EXPECT_EQ(Pretty(Events(out)), Pretty(expected));
 }
 
+TEST(Chat, StreamOfArguments) {
+  for (const bool stream : {true, false}) {
+    const auto answer = AnswerChat(Asked(stream), TestReply(), {.stream_calls = true});
+    std::string out;
+    out += answer->Add(0, {"<tool_call>{\"name\": \"now\", \"arguments\": {\"z\"", {}});
+    out += answer->Add(0, {": 1}}</tool_call>", {}});
+    out += answer->Add(0, {"<tool_call>{\"name\": \"now\", \"arguments\": {}}", {}});
+    out += answer->End(0, FinishReason::kStop);
+    if (!stream) {
+      EXPECT_EQ(out, "");
+      EXPECT_EQ(Pretty(J(answer->Close({}, Json()))["choices"][0]["message"]["tool_calls"]),
+                Pretty(J(R"([
+          {"id": "call_77_0_0", "type": "function",
+           "function": {"name": "now", "arguments": "{\"z\": 1}"}},
+          {"id": "call_77_0_1", "type": "function",
+           "function": {"name": "now", "arguments": "{}"}}])")));
+      continue;
+    }
+    Json deltas = Json::array();
+    for (const Json& chunk : Events(out)) deltas.push_back(chunk["choices"][0]["delta"]);
+    EXPECT_EQ(Pretty(deltas), Pretty(J(R"([
+        {"tool_calls": [{"index": 0, "id": "call_77_0_0", "type": "function",
+          "function": {"name": "now", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{\"z\""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "call_77_0_1", "type": "function",
+          "function": {"name": "now", "arguments": ""}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {}])")));
+  }
+}
+
 TEST(Chat, StreamOfLogprobsAndProgress) {
   Question q = Asked(true);
   q.stream_progress = true;

@@ -52,7 +52,7 @@ void Collect(Json* value, std::vector<Json*>* all) {
 
 // Answers a question that was accepted: what comes out must be there whatever the tools look like.
 void Answer(const Question& question, const std::string& said) {
-  const AnswerForm form = {.tools = ToolFormat::kQwenXml};
+  const AnswerForm form = {.tools = ToolFormat::kQwenXml, .stream_calls = true};
   std::vector<std::unique_ptr<Answering>> all;
   if (!question.prompts.empty()) all.push_back(AnswerCompletions(question, TestReply()));
   all.push_back(AnswerChat(question, TestReply(), form));
@@ -153,7 +153,8 @@ TEST(Hostile, AnythingThatModelsSayComesOutTheSameHoweverItIsCut) {
     std::string text;
     for (size_t i = 0, n = random() % 12; i < n; ++i) text += words[random() % words.size()];
     const AnswerForm form = {.tools = static_cast<ToolFormat>(random() % 7),
-                             .in_reasoning = random() % 4 == 0};
+                             .in_reasoning = random() % 4 == 0,
+                             .stream_calls = random() % 2 == 0};
     const auto parsed = [&](size_t step) {
       AnswerParser parser(form, question, "c", "1", 0);
       std::string all;
@@ -163,6 +164,10 @@ TEST(Hostile, AnythingThatModelsSayComesOutTheSameHoweverItIsCut) {
                              : part.kind == AnswerPart::Kind::kReasoning ? "\2"
                                                                          : "\3";
           // neighbours of one kind are one part
+          if (part.kind == AnswerPart::Kind::kArguments) {
+            all += part.text;
+            continue;
+          }
           if (part.kind == AnswerPart::Kind::kCall ||
               all.find_last_of("\1\2\3") == std::string::npos ||
               all[all.find_last_of("\1\2\3")] != mark[0]) {

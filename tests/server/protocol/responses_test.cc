@@ -259,6 +259,41 @@ TEST(Responses, Stream) {
   EXPECT_EQ(Pretty(Events(out)), Pretty(numbered));
 }
 
+TEST(Responses, StreamOfArguments) {
+  const auto answer = AnswerResponses(Asked(true), TestReply(), {.stream_calls = true});
+  answer->Begin();
+  std::string out;
+  out += answer->Add(0, {"<tool_call>{\"name\": \"now\", \"arguments\": {\"z\"", {}});
+  out += answer->Add(0, {": 1}}</tool_call>", {}});
+  out += answer->Add(0, {"<tool_call>{\"name\": \"now\", \"arguments\": {\"cut", {}});
+  out += answer->End(0, FinishReason::kLength);
+  EXPECT_EQ(Pretty(Events(out)), Pretty(J(R"([
+      {"type": "response.output_item.added", "sequence_number": 2, "output_index": 0,
+       "item": {"type": "function_call", "id": "fc_77_0", "status": "in_progress",
+        "call_id": "call_77_0_0", "name": "now", "arguments": ""}},
+      {"type": "response.function_call_arguments.delta", "sequence_number": 3,
+       "item_id": "fc_77_0", "output_index": 0, "delta": "{\"z\""},
+      {"type": "response.function_call_arguments.delta", "sequence_number": 4,
+       "item_id": "fc_77_0", "output_index": 0, "delta": ": 1}"},
+      {"type": "response.function_call_arguments.done", "sequence_number": 5,
+       "item_id": "fc_77_0", "output_index": 0, "arguments": "{\"z\": 1}"},
+      {"type": "response.output_item.done", "sequence_number": 6, "output_index": 0,
+       "item": {"type": "function_call", "id": "fc_77_0", "status": "completed",
+        "call_id": "call_77_0_0", "name": "now", "arguments": "{\"z\": 1}"}},
+      {"type": "response.output_item.added", "sequence_number": 7, "output_index": 1,
+       "item": {"type": "function_call", "id": "fc_77_1", "status": "in_progress",
+        "call_id": "call_77_0_1", "name": "now", "arguments": ""}},
+      {"type": "response.function_call_arguments.delta", "sequence_number": 8,
+       "item_id": "fc_77_1", "output_index": 1, "delta": "{\"cut"},
+      {"type": "response.function_call_arguments.done", "sequence_number": 9,
+       "item_id": "fc_77_1", "output_index": 1, "arguments": "{\"cut"},
+      {"type": "response.output_item.done", "sequence_number": 10, "output_index": 1,
+       "item": {"type": "function_call", "id": "fc_77_1", "status": "incomplete",
+        "call_id": "call_77_0_1", "name": "now", "arguments": "{\"cut"}}])")));
+  const Json last = Events(answer->Close({}, Json()))[0];
+  EXPECT_EQ(last["response"]["output"].size(), 2U);
+}
+
 TEST(Responses, AnswersThatAreCutShortAreIncomplete) {
   const auto answer = AnswerResponses(Asked(true), TestReply(), {});
   answer->Begin();

@@ -398,6 +398,13 @@ TEST(AnswerParser, CallsMayComeOutWhileTheyAreWritten) {
   EXPECT_EQ(hermes("{}"), J(R"(["call now", "+{}", "END"])"));
   // others are read whole
   EXPECT_EQ(hermes("\"{\\\"a\\\": 1}\"}"), J(R"(["END", "call now{\"a\": 1}"])"));
+  EXPECT_EQ(Streamed(Form(ToolFormat::kHermes), tools,
+                     {"<tool_call>{\"name\": \"n\\u006fw\", \"arguments\": {}}</tool_call>"}),
+            J(R"(["call now{}", "END"])"));
+  // without a marker it must name a tool
+  EXPECT_EQ(
+      Streamed(Form(ToolFormat::kLlama), tools, {"{\"name\": \"nobody\", \"parameters\": {}}"}),
+      J(R"(["{\"name\": \"nobody\", \"parameters\": {}}", "END"])"));
   Question one = WithTools();
   one.parallel_tool_calls = false;
   EXPECT_EQ(Streamed(Form(ToolFormat::kMistral), one, {"[TOOL_CALLS]now{", "}[TOOL_CALLS]now{}x"}),

@@ -171,7 +171,7 @@ Question Asked(bool stream) {
 
 constexpr char kSaid[] =
     "<think>hm</think>I look.\n<tool_call>{\"name\": \"now\", \"arguments\": {\"z\": 1}}"
-    "</tool_call>\n<tool_call>{\"name\": \"now\"}</tool_call>";
+    "</tool_call>\n<tool_call>{\"name\": \"now\", \"arguments\": {\"y\": 2}}</tool_call>";
 
 TEST(Anthropic, WholeBody) {
   const auto answer = AnswerMessages(Asked(false), TestReply(), {});
@@ -184,7 +184,7 @@ TEST(Anthropic, WholeBody) {
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "text", "text": "I look."},
         {"type": "tool_use", "id": "toolu_77_0_0", "name": "now", "input": {"z": 1}},
-        {"type": "tool_use", "id": "toolu_77_0_1", "name": "now", "input": {}}],
+        {"type": "tool_use", "id": "toolu_77_0_1", "name": "now", "input": {"y": 2}}],
       "stop_reason": "tool_use", "stop_sequence": null,
       "usage": {"input_tokens": 5, "cache_creation_input_tokens": 0,
                 "cache_read_input_tokens": 4, "output_tokens": 7},
@@ -227,7 +227,7 @@ TEST(Anthropic, Stream) {
       {"type": "content_block_start", "index": 3, "content_block": {"type": "tool_use",
         "id": "toolu_77_0_1", "name": "now", "input": {}}},
       {"type": "content_block_delta", "index": 3,
-       "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+       "delta": {"type": "input_json_delta", "partial_json": "{\"y\":2}"}},
       {"type": "content_block_stop", "index": 3},
       {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": null},
        "usage": {"input_tokens": 5, "cache_creation_input_tokens": 0,

@@ -1,6 +1,7 @@
 // omnikv serve: answers requests over HTTP.
 #include <fmt/format.h>
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <csignal>
@@ -77,6 +78,14 @@ class Signals {
   sigset_t set_;
 };
 
+// A connection is a file: as many as the system allows. Without it, later ones wait.
+void AllowManyFiles() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
 // Who answers: nobody while the model loads.
 class Door {
  public:
@@ -120,6 +129,7 @@ Status Serve(ServeFlags f) {
   f.http.error_body = server::ErrorBodyOf;
   OKV_ASSIGN_OR_RETURN(f.store.bytes, ParseSize("--store-size", f.store_size));
 
+  AllowManyFiles();
   const Signals signals;
   Door door;
   OKV_ASSIGN_OR_RETURN(
@@ -137,6 +147,7 @@ Status Serve(ServeFlags f) {
     LogInfo("{} has {} contexts", f.store.folder, store->stats().contexts);
   }
   OKV_ASSIGN_OR_RETURN(const auto scheduler, Scheduler::Create(core, f.scheduler, store.get()));
+  f.service.store = store.get();
   Service service(core, *scheduler, f.service);
   std::thread steps([&] { scheduler->Run(); });
   door.Open(&service);

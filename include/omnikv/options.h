@@ -112,6 +112,9 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::vector<std::string> stop;  // texts (or special tokens) that end it; not part of the answer
   bool ignore_eos = false;
+  // Special tokens of the answer come as text, such as the marks of a call of a tool; not those that
+  // end it.
+  bool special_text = false;
 };
 
 enum class FinishReason { kStop, kLength, kCancelled };

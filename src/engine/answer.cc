@@ -38,7 +38,8 @@ Result<Answer> Answer::Begin(const EngineCore& core, const GenerateOptions& opti
   answer.sampler_ = std::make_unique<Sampler>(options.sampling, core.config.vocab);
   for (const int32_t token : context) answer.sampler_->See(token);
   if (core.text.tokenizer != nullptr) {
-    answer.decoder_ = std::make_unique<StreamDecoder>(core.text.tokenizer.get());
+    answer.decoder_ = std::make_unique<StreamDecoder>(core.text.tokenizer.get(),
+                                                      /*skip_special=*/!options.special_text);
   }
   return answer;
 }

@@ -73,6 +73,33 @@ void Scheduler::Cancel(Id id) {
   wake_.notify_one();
 }
 
+void Scheduler::List(std::function<void(const std::vector<ListedContext>&)> call) {
+  const std::lock_guard lock(mutex_);
+  lists_.push_back(std::move(call));
+  wake_.notify_one();
+}
+
+void Scheduler::TellLists() {
+  decltype(lists_) calls;
+  {
+    const std::lock_guard lock(mutex_);
+    calls.swap(lists_);
+  }
+  if (calls.empty()) return;
+  std::vector<ListedContext> contexts;
+  for (const Sequence& s : running_) {
+    contexts.push_back({.request = s.id,
+                        .made_by = s.group->key,
+                        .tokens = s.group->rows->length(s.member),
+                        .prompt_tokens = s.stats.prompt_tokens,
+                        .answer_tokens = std::ssize(s.answer.tokens())});
+  }
+  kept_.ForEach([&](const SharedRows& rows) {
+    contexts.push_back({.made_by = std::string(rows.made_by), .tokens = std::ssize(rows.tokens)});
+  });
+  for (const auto& call : calls) call(contexts);
+}
+
 SchedulerStats Scheduler::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
@@ -91,7 +118,9 @@ void Scheduler::Run() {
     std::unique_lock lock(mutex_);
     if (stopped_ && (!drains_ || !busy)) return;
     if (!busy) {
-      wake_.wait(lock, [&] { return stopped_ || !incoming_.empty() || !cancels_.empty(); });
+      wake_.wait(lock, [&] {
+        return stopped_ || !incoming_.empty() || !cancels_.empty() || !lists_.empty();
+      });
     }
   }
 }
@@ -99,6 +128,7 @@ void Scheduler::Run() {
 bool Scheduler::Turn() {
   TakeIncoming();
   EndCancelled();
+  TellLists();
   Admit();
   if (Sequence* prompt = NextPrompt(); prompt != nullptr || !running_.empty()) {
     Sequences together;

@@ -93,6 +93,15 @@ struct SchedulerStats {
   int64_t blocks_used = 0, blocks_total = 0;  // of the first table of the bank
 };
 
+// A context that the bank has: of a request that runs, or kept.
+struct ListedContext {
+  uint64_t request = 0;  // Scheduler::Id; 0: none has it
+  std::string made_by;   // policy and settings of its group
+  int64_t tokens = 0;
+  int64_t prompt_tokens = 0;  // of a request
+  int64_t answer_tokens = 0;
+};
+
 // One thread calls Turn or Run, and nothing else touches the engine meanwhile; the other functions
 // may be called from any thread.
 class Scheduler {
@@ -113,6 +122,8 @@ class Scheduler {
   // Ends a request (kCancelled), unless it has ended. From its own calls, too.
   void Cancel(Id id);
   SchedulerStats stats() const;
+  // Calls `call` with what the bank has, from the thread of Turn.
+  void List(std::function<void(const std::vector<ListedContext>&)> call);
 
   // One step of those that run, and what goes before it. False: there is nothing to do.
   bool Turn();
@@ -166,6 +177,7 @@ class Scheduler {
   void TakeIncoming();
   Status Check(Waiting& waiting) const;
   void EndCancelled();
+  void TellLists();
   void Admit();
   enum class Admission { kRuns, kWaits, kWaitsForRows, kRefused };
   Admission TryAdmit(Waiting& waiting);
@@ -228,6 +240,7 @@ class Scheduler {
   std::condition_variable wake_;
   std::vector<Waiting> incoming_;
   std::vector<Id> cancels_;
+  std::vector<std::function<void(const std::vector<ListedContext>&)>> lists_;
   Id next_id_ = 1;
   bool stopped_ = false;
   bool drains_ = false;

@@ -88,6 +88,8 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
         {"GET", "/metrics", &Impl::MetricsPage, false},
         {"GET", "/props", &Impl::Props, false},
         {"GET", "/version", &Impl::Version, false},
+        {"GET", "/slots", &Impl::Slots, false},
+        {"GET", "/v1/contexts", &Impl::Contexts, false},
         {"POST", "/v1/completions", &Impl::Completions, true},
         {"POST", "/v1/chat/completions", &Impl::Chat, true},
         {"POST", "/v1/responses", &Impl::Responses, true},
@@ -140,6 +142,46 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
                       {"settings", settings},
                       {"max_tokens", options.max_tokens},
                       {"has_chat_template", core.text.chat_template.has_value()}});
+  }
+  void Slots(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    scheduler.List([reply](const std::vector<ListedContext>& contexts) {
+      Json slots = Json::array();
+      for (const ListedContext& c : contexts) {
+        if (c.request == 0) continue;
+        slots.push_back({{"id", slots.size()},
+                         {"is_processing", true},
+                         {"request", c.request},
+                         {"made_by", c.made_by},
+                         {"n_ctx", c.tokens},
+                         {"prompt_tokens", c.prompt_tokens},
+                         {"answer_tokens", c.answer_tokens}});
+      }
+      SendJson(*reply, slots);
+    });
+  }
+  void Contexts(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    Json files = Json::array();
+    if (options.store != nullptr) {
+      options.store->ForEach([&](const StoredContext& c) {
+        files.push_back({{"object", "context"},
+                         {"where", "store"},
+                         {"file", c.path.substr(c.path.rfind('/') + 1)},
+                         {"tokens", c.tokens.size()},
+                         {"made_by", c.made_by},
+                         {"bytes", c.bytes}});
+      });
+    }
+    scheduler.List([reply, files](const std::vector<ListedContext>& contexts) {
+      Json data = Json::array();
+      for (const ListedContext& c : contexts) {
+        data.push_back({{"object", "context"},
+                        {"where", c.request != 0 ? "running" : "kept"},
+                        {"tokens", c.tokens},
+                        {"made_by", c.made_by}});
+      }
+      data.insert(data.end(), files.begin(), files.end());
+      SendJson(*reply, {{"object", "list"}, {"data", data}});
+    });
   }
   void Embeddings(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendError(*reply, kChat,
@@ -213,6 +255,8 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     OKV_ASSIGN_OR_RETURN(request.policy, PolicyOf(question, name));
     OKV_RETURN_IF_ERROR(CheckBuilt(question));
     request.generate = question.generate;
+    // Marks of calls are special tokens in many models.
+    request.generate.special_text = !question.tools.is_null();
     if (!question.limited) request.generate.max_tokens = options.max_tokens;
     if (!question.seeded) request.generate.sampling.seed = std::random_device{}();
     request.top_logprobs = question.top_logprobs;

@@ -13,12 +13,13 @@
 namespace omnikv::server {
 
 struct ServiceOptions {
-  std::string name;                  // of the model, as clients name it
-  std::vector<std::string> aliases;  // further names of it; "*": any
-  PolicyOptions policy;              // of requests that name none
-  int64_t max_tokens = 4096;         // of answers, where a request gives no limit
-  double request_seconds = 0;        // until a request is ended, wherever it is; 0: never
-  int threads = 2;                   // that render and tokenize prompts
+  std::string name;                     // of the model, as clients name it
+  std::vector<std::string> aliases;     // further names of it; "*": any
+  PolicyOptions policy;                 // of requests that name none
+  int64_t max_tokens = 4096;            // of answers, where a request gives no limit
+  double request_seconds = 0;           // until a request is ended, wherever it is; 0: never
+  int threads = 2;                      // that render and tokenize prompts
+  const ContextStore* store = nullptr;  // the scheduler's, to be listed; outlives the service
 };
 
 // Thread-safe. The engine's thread drives `scheduler` meanwhile; both outlive it.

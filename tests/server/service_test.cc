@@ -307,6 +307,29 @@ TEST_F(ServiceTest, RefusesWithASentence) {
   EXPECT_THAT(std::string(anthropic["error"]["message"]), HasSubstr("max_tokens"));
 }
 
+TEST_F(ServiceTest, ListsWhatRunsAndWhatIsKept) {
+  const auto get = [&](const std::string& path) {
+    const auto reply = Begin("GET", path);
+    reply->Await();
+    return reply->json();
+  };
+  EXPECT_THAT(get("/slots"), IsEmpty());
+  const auto running = Begin("POST", "/v1/completions",
+                             R"({"prompt":"Once upon","max_tokens":4000,"ignore_eos":true})");
+  Json slots;
+  while (slots.empty()) slots = get("/slots");
+  EXPECT_THAT(std::string(slots[0]["made_by"]), StartsWith("omnikv"));
+  EXPECT_EQ(slots[0]["prompt_tokens"], 2);
+  EXPECT_EQ(get("/v1/contexts")["data"][0]["where"], "running");
+  while (slots[0]["n_ctx"] < 100) slots = get("/slots");
+  running->GoAfter(0);
+  running->Await();
+  const Json kept = get("/v1/contexts")["data"];
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_EQ(kept[0]["where"], "kept");
+  EXPECT_GE(kept[0]["tokens"], 100);
+}
+
 TEST_F(ServiceTest, SmallRoutes) {
   const auto get = [&](const std::string& path) {
     const auto reply = Begin("GET", path);

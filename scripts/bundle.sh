@@ -95,7 +95,7 @@ libraries_of "${programs[@]/#/$build/}" |
     licence_of "$library"
   done
 # What is linked statically or included: tests, command line, JSON, CUDA's runtime.
-for header in gtest/gtest.h CLI/CLI.hpp nlohmann/json.hpp; do
+for header in gtest/gtest.h CLI/CLI.hpp nlohmann/json.hpp boost/version.hpp; do
   [ -e "/usr/include/$header" ] && licence_of "/usr/include/$header"
 done
 for licence in "$build"/flashinfer-*/*.dist-info/licenses/LICENSE; do  # NOTICE: what it builds on

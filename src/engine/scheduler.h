@@ -59,12 +59,24 @@ struct RequestEnd {
   RequestStats stats;
 };
 
+// Which tokens an answer may go on with, such as those of a grammar. The thread of Turn calls it.
+class TokenFilter {
+ public:
+  virtual ~TokenFilter() = default;
+  // Sets the bits of those that may come next, bit t % 32 of word t / 32 for token t, and clears
+  // the others: [SeenWords(vocab)]. At least one is set.
+  virtual void Allowed(std::span<uint32_t> bits) = 0;
+  // The token that was drawn from them.
+  virtual void Take(int32_t token) = 0;
+};
+
 struct Request {
   std::vector<int32_t> prompt;
   PolicyOptions policy;
   GenerateOptions generate;
-  int32_t top_logprobs = -1;  // -1: no log-probabilities
-  int32_t priority = 0;       // higher goes first
+  int32_t top_logprobs = -1;                 // -1: no log-probabilities
+  int32_t priority = 0;                      // higher goes first
+  std::shared_ptr<TokenFilter> filter = {};  // null: any token may come
   // When it ends, wherever it is (kCancelled).
   std::optional<std::chrono::steady_clock::time_point> deadline;
 
@@ -235,6 +247,8 @@ class Scheduler {
   double alone_ms_ = 0;  // a step without a prompt, about
   std::optional<StepsAhead> ahead_;
   Sequences ahead_rows_;
+  std::vector<uint32_t> allowed_;  // of TokenFilter
+  std::vector<float> filtered_;    // logits
 
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable wake_;

@@ -1,6 +1,7 @@
 // The steps of the requests that run: which rows each has, and what comes of them.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -83,7 +84,8 @@ void Scheduler::Decoding(const Sequence* prompt, Sequences& together, Sequences&
 bool Scheduler::CanGoAhead(const Sequences& rows) const {
   return core_.backend->OnDevice() && !rows.empty() &&
          std::all_of(rows.begin(), rows.end(), [](const Sequence* s) {
-           return s->request.top_logprobs < 0 && !s->answer.sampler().ChangesLogits();
+           return s->request.top_logprobs < 0 && s->request.filter == nullptr &&
+                  !s->answer.sampler().ChangesLogits();
          });
 }
 
@@ -236,7 +238,18 @@ void Scheduler::Appended(Sequence& s) {
 
 void Scheduler::Draw(Sequence& s) {
   if (s.answer.ended()) return End(s, {}, s.answer.reason());  // of no tokens
-  Drawn(s, s.answer.sampler().Sample(s.logits.data()));
+  TokenFilter* const filter = s.request.filter.get();
+  if (filter == nullptr) return Drawn(s, s.answer.sampler().Sample(s.logits.data()));
+  allowed_.resize(static_cast<size_t>(SeenWords(core_.config.vocab)));
+  filter->Allowed(allowed_);
+  filtered_ = s.logits;
+  for (size_t t = 0; t < filtered_.size(); ++t) {
+    const bool may_come = (allowed_[t / 32] >> (t % 32) & 1) != 0;
+    if (!may_come) filtered_[t] = -std::numeric_limits<float>::infinity();
+  }
+  const int32_t token = s.answer.sampler().Sample(filtered_.data());
+  filter->Take(token);
+  Drawn(s, token);
 }
 
 void Scheduler::Drawn(Sequence& s, int32_t token) {

@@ -47,6 +47,18 @@ TEST(ChunkPacer, AlwaysGoesOn) {
   for (const int32_t rows : Pace(1, 4096, 4096).rows) EXPECT_EQ(rows, 120);
 }
 
+TEST(ChunkPacer, KeepsWhatItLearntWhenOthersDecode) {
+  ChunkPacer pacer(100, 5, ChunkPacer::kTileOfHost, 0, 512);
+  for (int i = 0; i < 6; ++i) pacer.Took(10);
+  EXPECT_EQ(pacer.rows(), 7 * 16);
+  pacer.Beside(0, 50, 8);
+  EXPECT_EQ(pacer.rows(), 7 * 16);
+  pacer.Took(60);  // past the new limit
+  EXPECT_EQ(pacer.rows(), 6 * 16);
+  pacer.Beside(200, 50, 8);
+  EXPECT_EQ(pacer.rows(), 13 * 16 - 200);
+}
+
 TEST(ChunkPacer, KeepsToTheRowsOfAStep) {
   const Paced paced = Pace(1000, 8192, 300);
   for (const int32_t rows : paced.rows) EXPECT_LE(rows, 300);

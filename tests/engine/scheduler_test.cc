@@ -179,6 +179,35 @@ TEST_P(SchedulerTest, AFullHouseGivesWhatEachGetsAlone) {
   EXPECT_GT(2 * stats.step_rows, 3 * stats.steps);  // they did share steps
 }
 
+// An engine that is laid out for a policy: rows that are dropped, kept, of heads apart, by layer.
+TEST_P(SchedulerTest, OnEnginesOfPolicies) {
+  for (const PolicyInfo& info : AllPolicies()) {
+    if (info.test_settings.empty()) continue;
+    const PolicyOptions policy{.name = info.name,
+                               .settings = WithFiles(info, info.test_settings[0], 8, 2)};
+    SCOPED_TRACE(info.name);
+    EngineOptions options = Options(GetParam(), 4);
+    options.policy = policy;
+    options.prefill_chunk = 64;
+    const auto engine = Load(options);
+    options.max_sessions = 1;
+    const auto quiet = Load(options);
+    if (engine == nullptr || quiet == nullptr) continue;
+    House house(*engine, {.seats = 3, .token_ms = 0});
+    std::vector<Asked*> asked;
+    for (size_t i = 0; i < 5; ++i) {
+      asked.push_back(&house.Ask(Make(Numbers(90 + 60 * i, i % 2), 9, policy)));
+      Asked& cancelled = house.Ask(Make(Numbers(400, i), 100, policy));
+      house.Turns(static_cast<int>(i) + 2);
+      house->Cancel(cancelled.id);
+      house.Turns(1);
+      EXPECT_EQ(cancelled.Ended().reason, FinishReason::kCancelled);
+    }
+    house.RunDry();
+    for (const Asked* one : asked) EXPECT_EQ(one->tokens, Alone(*quiet, one->request));
+  }
+}
+
 TEST_P(SchedulerTest, PromptsShareTheRowsOfOthers) {
   const auto engine = Load(Options(GetParam(), 8));
   const auto quiet = Load(Options(GetParam(), 1));
@@ -406,6 +435,34 @@ TEST_P(SchedulerTest, LogProbabilitiesSumToOne) {
     EXPECT_TRUE(std::is_sorted(piece.top.begin(), piece.top.end(),
                                [](auto& a, auto& b) { return a.logprob > b.logprob; }));
   }
+}
+
+// Of three tokens, another one each time.
+class InTurns : public TokenFilter {
+ public:
+  void Allowed(std::span<uint32_t> bits) override {
+    std::fill(bits.begin(), bits.end(), 0);
+    const auto next = static_cast<size_t>(40 + taken.size() % 3);
+    bits[next / 32] |= 1u << (next % 32);
+  }
+  void Take(int32_t token) override { taken.push_back(token); }
+  std::vector<int32_t> taken;
+};
+
+TEST_P(SchedulerTest, AFilterSaysWhichTokensMayCome) {
+  const auto engine = Load(Options(GetParam(), 2));
+  ASSERT_NE(engine, nullptr);
+  House house(*engine, {.seats = 2});
+  Request request = Make(Numbers(50, 1), 7);
+  const auto filter = std::make_shared<InTurns>();
+  request.filter = filter;
+  request.generate.sampling.temperature = 1;
+  const Asked& filtered = house.Ask(request);
+  const Asked& free = house.Ask(Make(Numbers(50, 1), 7));
+  house.RunDry();
+  EXPECT_THAT(filtered.tokens, ElementsAre(40, 41, 42, 40, 41, 42, 40));
+  EXPECT_EQ(filter->taken, filtered.tokens);
+  EXPECT_EQ(free.tokens, Alone(*Load(Options(GetParam(), 1)), free.request));
 }
 
 TEST_P(SchedulerTest, RunsOnAThreadOfItsOwnUntilItStops) {

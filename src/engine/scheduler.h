@@ -167,6 +167,7 @@ class Scheduler {
     RequestStats stats;
     bool read = false;                  // the prompt is
     std::optional<PromptSteps> prompt;  // from its first chunk on, until then
+    bool by_itself = false;             // ReadsByItself, when it began
     Clock::time_point read_at = {};
     std::vector<int32_t> tokens;  // in the bank
     int64_t dense_rows = 0;       // SharedRows
@@ -210,6 +211,9 @@ class Scheduler {
   Result<int32_t> Join(Group& group, std::span<const int32_t> prompt, Best& best);
   int64_t TotalTokens(const Request& request) const;
 
+  // Whether its prompt takes what only one prompt of an engine can have: the memory of one that
+  // passes layer by layer, or what a policy weighs in passes.
+  static bool ReadsByItself(const Sequence& s);
   Sequence* NextPrompt();
   // Sequences that decode: those that share a step, group after group, and those that take one
   // each.

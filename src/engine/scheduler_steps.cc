@@ -39,18 +39,19 @@ std::vector<ScoredToken> TopTokens(std::span<const float> logits, int32_t n, dou
 
 }  // namespace
 
+bool Scheduler::ReadsByItself(const Sequence& s) {
+  const RowGroup& rows = *s.group->rows;
+  return rows.PassesByLayer(s.member) || rows.AwaitsPasses(s.member);
+}
+
 Scheduler::Sequence* Scheduler::NextPrompt() {
-  // One that passes layer by layer takes memory that only one can have.
-  const auto by_layer = [](const Sequence& s) {
-    return s.group->rows->PassesByLayer(s.member) || (s.prompt && !s.prompt->TakesCompany(0));
-  };
-  const bool taken = std::any_of(running_.begin(), running_.end(), [&](const Sequence& s) {
-    return s.prompt && !s.ended && by_layer(s);
+  const bool taken = std::any_of(running_.begin(), running_.end(), [](const Sequence& s) {
+    return s.prompt && !s.ended && s.by_itself;
   });
   Sequence* first = nullptr;
   Sequence* next = nullptr;  // the first one after that of the last chunk
   for (Sequence& s : running_) {
-    if (s.ended || s.read || (taken && !s.prompt && by_layer(s))) continue;
+    if (s.ended || s.read || (taken && !s.prompt && ReadsByItself(s))) continue;
     if (first == nullptr) first = &s;
     if (next == nullptr && s.id > last_prompt_) next = &s;
   }
@@ -154,6 +155,7 @@ Status Scheduler::BeginPrompt(Sequence& s) {
   OKV_ASSIGN_OR_RETURN(PromptSteps steps,
                        PromptSteps::Begin(stepper_, *s.group->rows, s.member, s.request.prompt,
                                           /*all_logits=*/false));
+  s.by_itself = ReadsByItself(s);
   s.prompt.emplace(std::move(steps));
   return {};
 }

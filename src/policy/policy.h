@@ -115,7 +115,8 @@ class Policy {
     return {};
   }
 
-  // Enqueues what a decode step of `variant` needs once, before its first layer.
+  // Enqueues what a decode step of `variant` needs once, before its first layer. Rows of a prompt of
+  // the same group may be in the step: what this prepares, Plan and Observe of these must not change.
   virtual void BeginStep(int32_t variant, const AttendArgs& step) {
     static_cast<void>(variant);
     static_cast<void>(step);

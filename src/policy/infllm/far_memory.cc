@@ -64,13 +64,15 @@ Status FarMemory::Prepare(const PolicyContext& context, const FarShape& shape,
   OKV_RETURN_IF_ERROR(room(miss_, seqs * 2 * shape.most, "chosen blocks"));
   OKV_RETURN_IF_ERROR(room(n_miss_, seqs, "chosen blocks"));
   OKV_RETURN_IF_ERROR(room(range_, 2 * seqs, "chosen blocks"));
-  OKV_RETURN_IF_ERROR(
-      room(to_rows_, words(static_cast<size_t>(context.max_rows) * sizeof(RowMeta)), "far places"));
-  OKV_RETURN_IF_ERROR(room(to_seqs_, of_seqs(sizeof(SeqMeta)), "far places"));
-  OKV_RETURN_IF_ERROR(room(units_, of_seqs(sizeof(SeqMeta)), "far places"));
-  OKV_RETURN_IF_ERROR(room(bounds_, 2 * seqs, "far places"));
-  OKV_RETURN_IF_ERROR(room(n_candidates_, seqs, "chosen blocks"));
-  OKV_RETURN_IF_ERROR(room(n_pick_, seqs, "chosen blocks"));
+  for (Located& at : located_) {
+    OKV_RETURN_IF_ERROR(room(
+        at.to_rows, words(static_cast<size_t>(context.max_rows) * sizeof(RowMeta)), "far places"));
+    OKV_RETURN_IF_ERROR(room(at.to_seqs, of_seqs(sizeof(SeqMeta)), "far places"));
+    OKV_RETURN_IF_ERROR(room(at.units, of_seqs(sizeof(SeqMeta)), "far places"));
+    OKV_RETURN_IF_ERROR(room(at.bounds, 2 * seqs, "far places"));
+    OKV_RETURN_IF_ERROR(room(at.n_candidates, seqs, "chosen blocks"));
+    OKV_RETURN_IF_ERROR(room(at.n_pick, seqs, "chosen blocks"));
+  }
   OKV_RETURN_IF_ERROR(room(one_, 1, "chosen blocks"));
   OKV_RETURN_IF_ERROR(room(numbers_, seqs, "chosen blocks"));
   const float one = 1;
@@ -92,14 +94,15 @@ void FarMemory::Forget() const {
 }
 
 void FarMemory::Locate(const AttendArgs& step, int32_t skip, bool prefill) const {
+  const Located& at = At(prefill);
   context_.backend->Enqueue(LocateFar({.rows = step.rows,
                                        .seqs = step.seqs,
-                                       .to_rows = to_rows_.as<RowMeta>(),
-                                       .to_seqs = to_seqs_.as<SeqMeta>(),
-                                       .units = units_.as<SeqMeta>(),
-                                       .bounds = bounds_.as<int32_t>(),
-                                       .n_candidates = n_candidates_.as<int32_t>(),
-                                       .n_pick = n_pick_.as<int32_t>(),
+                                       .to_rows = at.to_rows.as<RowMeta>(),
+                                       .to_seqs = at.to_seqs.as<SeqMeta>(),
+                                       .units = at.units.as<SeqMeta>(),
+                                       .bounds = at.bounds.as<int32_t>(),
+                                       .n_candidates = at.n_candidates.as<int32_t>(),
+                                       .n_pick = at.n_pick.as<int32_t>(),
                                        .shape = shape_,
                                        .n_rows = step.n_rows,
                                        .n_seqs = step.n_seqs,
@@ -119,6 +122,7 @@ KvView FarMemory::View(int32_t layer, const KvView& kv) const {
 
 void FarMemory::Choose(const LayerStep& step, const AttendArgs& attend) const {
   Backend& backend = *context_.backend;
+  const Located& at = At(step.prefill);
   const float* q = q_.as<float>();
   if (step.prefill) {
     q = mean_q_.as<float>();
@@ -134,7 +138,7 @@ void FarMemory::Choose(const LayerStep& step, const AttendArgs& attend) const {
                                    .block_table = numbers_.as<int32_t>(),
                                    .block_units = max_blocks_,
                                    .row_bytes = KeyFloats() * static_cast<int64_t>(sizeof(float))},
-                     .seqs = units_.as<SeqMeta>(),
+                     .seqs = at.units.as<SeqMeta>(),
                      .out = scores_.as<float>(),
                      .stride = score_stride_,
                      .n_seqs = attend.n_seqs,
@@ -144,9 +148,9 @@ void FarMemory::Choose(const LayerStep& step, const AttendArgs& attend) const {
                      .heads = HeadReduce::kSum});
   backend.Enqueue(TopKArgs{.scores = scores_.as<float>(),
                            .weights = one_.as<float>(),
-                           .seqs = units_.as<SeqMeta>(),
-                           .n_candidates = n_candidates_.as<int32_t>(),
-                           .n_pick = n_pick_.as<int32_t>(),
+                           .seqs = at.units.as<SeqMeta>(),
+                           .n_candidates = at.n_candidates.as<int32_t>(),
+                           .n_pick = at.n_pick.as<int32_t>(),
                            .index = index_.as<int32_t>(),
                            .count = count_.as<int32_t>(),
                            .stride = score_stride_,
@@ -204,12 +208,12 @@ void FarMemory::Attend(const LayerStep& step, const AttendArgs& attend, int32_t 
   far.q = q_.as<float>() + skip * KeyFloats();
   far.o = far_o_.as<float>();
   far.lse = far_lse_.as<float>();
-  far.rows = to_rows_.as<RowMeta>();
-  far.seqs = to_seqs_.as<SeqMeta>();
+  far.rows = At(step.prefill).to_rows.as<RowMeta>();
+  far.seqs = At(step.prefill).to_seqs.as<SeqMeta>();
   far.n_rows = attend.n_rows - skip;
   far.plan = AttnPlan::Dense();
   far.score = ScoreKind::kNone;
-  if (!step.prefill) far.plan.segments[0].bounds = bounds_.as<int32_t>();
+  if (!step.prefill) far.plan.segments[0].bounds = At(false).bounds.as<int32_t>();
   backend.Enqueue(far);
 }
 

@@ -1,6 +1,8 @@
 // What infllm keeps of its sequences, and how it is enqueued.
 #pragma once
 
+#include <array>
+
 #include <deque>
 #include <string>
 #include <string_view>
@@ -71,6 +73,11 @@ class FarMemory {
   const float* InvFreq(int32_t layer) const {
     return context_.inv_freq[static_cast<size_t>(layer)];
   }
+  // Of a whole step, of rows that decode and of a prompt's beside them: LocateFarArgs.
+  struct Located {
+    Buffer to_rows, to_seqs, units, bounds, n_candidates, n_pick;
+  };
+  const Located& At(bool prefill) const { return located_[prefill ? 1 : 0]; }
   KvView View(int32_t layer, const KvView& kv) const;
   void Choose(const LayerStep& step, const AttendArgs& attend) const;
   // What the LRU had is forgotten, and far tokens are copied anew.
@@ -98,8 +105,8 @@ class FarMemory {
   Buffer mean_q_;                  // f32 [n_heads, dk]
   Buffer scores_, index_, count_;  // of blocks
   Buffer miss_, n_miss_, range_;   // KeepBlocksArgs
-  Buffer to_rows_, to_seqs_, units_, bounds_, n_candidates_, n_pick_;  // LocateFarArgs
-  Buffer one_;                                                         // f32 [1]: 1
+  std::array<Located, 2> located_;
+  Buffer one_;      // f32 [1]: 1
   Buffer numbers_;  // int32 [max_seqs]: 0, 1, 2, ...
   Interned<CopyFarArgs> copies_;
   Interned<WeighLocalArgs> weighings_;

@@ -10,7 +10,7 @@ set -euo pipefail
 
 version=0.2.8
 sha256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
-stamp="$version, edits 1"  # counts up when the edits below change
+stamp="$version, edits 3"  # counts up when the edits below change
 
 [ $# -eq 1 ] || [ $# -eq 2 ] || {
   echo "usage: fetch_xgrammar.sh DIR [DOWNLOADS]" >&2
@@ -62,18 +62,20 @@ tar -xzf "$archive" -C "$work" "$root/cpp" "$root/include" "$root/LICENSE" "$roo
   "$root/3rdparty/picojson/picojson.h" "$root/3rdparty/dlpack/include" "$root/3rdparty/dlpack/LICENSE"
 rm -rf "$work/$root/cpp/tvm_ffi" "$work/$root/cpp/CMakeLists.txt"  # bindings
 
-# What its JSON strings need to be JSON: replaces the one line that begins with $1 by the file $2.
-converter=$work/$root/cpp/json_schema_converter.cc
+# Edits that its answers need to be what was asked for: in cpp/$1, the one line that has the text $2
+# becomes the file $3.
 edit() {
-  [ "$(grep -cF -- "$1" "$converter")" = 1 ] || {
-    echo "fetch_xgrammar.sh: $converter has not one line with: $1" >&2
+  local file=$work/$root/cpp/$1
+  [ "$(grep -cF -- "$2" "$file")" = 1 ] || {
+    echo "fetch_xgrammar.sh: $file has not one line with: $2" >&2
     exit 1
   }
-  awk -v line="$(grep -nF -- "$1" "$converter" | cut -d: -f1)" -v new="$2" '
+  awk -v line="$(grep -nF -- "$2" "$file" | cut -d: -f1)" -v new="$3" '
     NR == line { while ((getline text < new) > 0) print text; next } { print }
-  ' "$converter" >"$converter.new"
-  mv "$converter.new" "$converter"
+  ' "$file" >"$file.new"
+  mv "$file.new" "$file"
 }
+
 # Escapes: no half of a surrogate pair alone, which is no character.
 cat >"$work/escape" <<'CODE'
   // Changed by omnikv: no half of a surrogate pair stands alone.
@@ -105,7 +107,7 @@ cat >"$work/escape" <<'CODE'
       )
   );
 CODE
-edit 'builder_.UpdateRuleBody(kBasicEscape, Choice({escaped_character, unicode_escape}));' "$work/escape"
+edit json_schema_converter.cc 'builder_.UpdateRuleBody(kBasicEscape, Choice({escaped_character, unicode_escape}));' "$work/escape"
 # Strings of a bounded length: escapes are characters of theirs, control characters are not.
 cat >"$work/bounded" <<'CODE'
           // Changed by omnikv: escapes too, and no control characters.
@@ -114,14 +116,61 @@ cat >"$work/bounded" <<'CODE'
                Sequence({ByteString("\\"), RuleRef(kBasicEscape)})}
           );
 CODE
-edit "builder_.AddCharacterClass({{'\"', '\"'}, {'\\\\', '\\\\'}, {'\r', '\r'}, {'\n', '\n'}}, true);" "$work/bounded"
+edit json_schema_converter.cc "builder_.AddCharacterClass({{'\"', '\"'}, {'\\\\', '\\\\'}, {'\r', '\r'}, {'\n', '\n'}}, true);" "$work/bounded"
 # Keys that are not those of the properties: nor their spelling with escapes.
 cat >"$work/keys" <<'CODE'
   // Changed by omnikv: an escape in the middle of a name could spell the name.
   if (node.children.empty())
     choices.push_back(Sequence({ByteString("\\"), RuleRef(kBasicEscape), RuleRef(kBasicStringSub)}));
 CODE
-edit '  choices.push_back(Sequence({ByteString("\\"), RuleRef(kBasicEscape), RuleRef(kBasicStringSub)}));' "$work/keys"
+edit json_schema_converter.cc '  choices.push_back(Sequence({ByteString("\\"), RuleRef(kBasicEscape), RuleRef(kBasicStringSub)}));' "$work/keys"
+# Regular expressions: nothing of X comes where (X)? is left out, nor of one end of X after another in
+# (X){n,}: an end may have ways on.
+cat >"$work/optional" <<'CODE'
+    // Changed by omnikv: the end may have ways on, so a new start is an end of its own.
+    const int new_start = fsm.AddState();
+    fsm.AddEpsilonEdge(new_start, start_);
+    auto ends = ends_;
+    ends.push_back(new_start);
+    return FSMWithStartEnd(fsm, new_start, ends);
+CODE
+edit fsm.cc 'fsm.AddEpsilonEdge(start_, ends_.front());' "$work/optional"
+cat >"$work/repeat" <<'CODE'
+  // Changed by omnikv: n times, then any number.
+  if (!has_upper_bound) {
+    std::vector<FSMWithStartEnd> parts(state.lower_bound, child);
+    parts.push_back(child.Star());
+    return ResultOk(FSMWithStartEnd::Concat(parts));
+  }
+CODE
+edit fsm_builder.cc '  // Handling {n,}' "$work/repeat"
+# Characters: only what UTF-8 has, neither halves of surrogate pairs nor longer forms than needed.
+cat >"$work/widths" <<'CODE'
+  // Changed by omnikv: without the halves of surrogate pairs.
+  constexpr uint32_t width_ends[] = {0x7F, 0x7FF, 0xD7FF, 0xFFFF, 0x10FFFF};
+CODE
+edit grammar_functor.cc 'constexpr uint32_t width_ends[] = {0x7F, 0x7FF, 0xFFFF, 0x10FFFF};' "$work/widths"
+cat >"$work/skip" <<'CODE'
+  for (uint32_t width_end : width_ends) {
+    if (low >= 0xD800 && low <= 0xDFFF) low = 0xE000;
+CODE
+edit grammar_functor.cc '  for (uint32_t width_end : width_ends) {' "$work/skip"
+cat >"$work/ranges" <<'CODE'
+      // Changed by omnikv: one width at a time, without the halves of surrogate pairs.
+      uint32_t first = std::max<uint32_t>(low, kMax1ByteUnicode + 1);
+      for (uint32_t width_end : {0x7FFu, 0xD7FFu, 0xFFFFu, 0x10FFFFu}) {
+        if (first >= 0xD800 && first <= 0xDFFF) first = 0xE000;
+        if (first > high || first > width_end) continue;
+        uint32_t last = std::min<uint32_t>(high, width_end);
+        AddPackedUTF8RangeEdges(
+            *fsm, from, to, CodepointToPackedUTF8(first), CodepointToPackedUTF8(last)
+        );
+        first = last + 1;
+      }
+      continue;
+      uint32_t multi_byte_low = std::max<uint32_t>(low, kMax1ByteUnicode + 1);
+CODE
+edit fsm_builder.cc 'uint32_t multi_byte_low = std::max<uint32_t>(low, kMax1ByteUnicode + 1);' "$work/ranges"
 echo "$stamp" >"$work/$root/complete"
 # In one step, so that a fetch that was cut off leaves nothing that looks whole.
 rm -rf "$dir"

@@ -26,8 +26,9 @@
 // come out:
 // - Properties come in the order of the schema, and properties that it does not name only where it
 //   says additionalProperties. An object without any properties named can have all.
-// - A pattern must fit the whole string, and its strings need no escapes. Its ^ and $ stand at its
-//   ends.
+// - A pattern must fit the whole string. Its ^ and $ stand at its ends.
+// - Strings with a pattern, a format, minLength or maxLength have no characters that need an escape:
+//   no quotes, backslashes and line ends.
 // - Where no type is said, the keywords say it. Items after prefixItems need items.
 #pragma once
 

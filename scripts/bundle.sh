@@ -101,6 +101,9 @@ done
 for licence in "$build"/flashinfer-*/*.dist-info/licenses/LICENSE; do  # NOTICE: what it builds on
   [ -e "$licence" ] && cp "$licence" "$top/licenses/flashinfer.txt"
 done
+for licence in LICENSE NOTICE 3rdparty/dlpack/LICENSE; do  # and picojson's, in its header
+  [ -e "$build/xgrammar-src/$licence" ] && cat "$build/xgrammar-src/$licence" >>"$top/licenses/xgrammar.txt"
+done
 nvcc=$(sed -n 's/^OMNIKV_NVCC:FILEPATH=//p' "$build/CMakeCache.txt")
 cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
 for licence in "$cuda"/EULA.txt "$cuda"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt \

@@ -21,7 +21,7 @@ Generation::Generation(Engines engines, Question question, std::unique_ptr<Answe
       reply_(std::move(reply)),
       error_body_(std::move(error_body)) {}
 
-void Generation::Run(const Prompts& prompts, const Request& request) {
+void Generation::Run(const Prompts& prompts, const Request& request, const MakeFilter& filter) {
   const auto self = shared_from_this();
   stats_.resize(prompts.tokens.size());
   left_ = static_cast<int32_t>(prompts.tokens.size()) * question_.n;
@@ -42,6 +42,7 @@ void Generation::Run(const Prompts& prompts, const Request& request) {
     for (int32_t i = 0; i < question_.n; ++i, ++choice) {
       Request one = request;
       one.prompt = prompt;
+      if (filter) one.filter = filter();
       one.generate.sampling.seed += static_cast<uint64_t>(i);
       if (question_.stream && question_.stream_progress && choice == 0) {
         one.on_progress = [self](int64_t done, int64_t total, int64_t cached) {

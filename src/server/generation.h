@@ -34,8 +34,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
              std::shared_ptr<HttpReply> reply, ErrorBody error_body);
 
   // Hands its requests over: each prompt as often as the question wants answers. `request` has what
-  // they have in common. REQUIRES std::shared_ptr to this, once.
-  void Run(const Prompts& prompts, const Request& request);
+  // they have in common; `filter` makes one for each (empty: none). REQUIRES std::shared_ptr to
+  // this, once.
+  using MakeFilter = std::function<std::shared_ptr<TokenFilter>()>;
+  void Run(const Prompts& prompts, const Request& request, const MakeFilter& filter);
 
  private:
   void Begin();  // the stream, once

@@ -6,15 +6,20 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <chrono>
+#include <mutex>
+#include <optional>
 #include <random>
 #include <utility>
 
 #include "base/printable.h"
 #include "omnikv/version.h"
 #include "server/generation.h"
+#include "server/grammar/grammar.h"
+#include "server/grammar_filter.h"
 #include "server/metrics.h"
 #include "server/prompts.h"
 #include "server/protocol/anthropic_messages.h"
+#include "server/protocol/conversation.h"
 #include "server/protocol/fields.h"
 #include "server/protocol/model_name.h"
 #include "server/protocol/openai_chat.h"
@@ -221,19 +226,75 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     return policy;
   }
 
-  // What this server cannot do yet, said instead of answered otherwise.
   static Status CheckBuilt(const Question& question) {
-    if (question.format.kind != AnswerFormat::Kind::kText) {
-      return Unsupported("answers in JSON by a schema are not built yet: ask for text");
-    }
-    if (question.tool_choice.kind == ToolChoice::Kind::kRequired ||
-        question.tool_choice.kind == ToolChoice::Kind::kNamed) {
-      return Unsupported("a tool cannot be demanded yet: tool_choice auto and none work");
-    }
     if (question.echo && question.top_logprobs >= 0) {
       return Unsupported("log-probabilities of the prompt (echo with logprobs) are not built");
     }
     return {};
+  }
+
+  // How the model is to write its answer to the question, which may change for it: calls of tools
+  // whose format is not known, or that must come in another format than Hermes', follow a schema.
+  AnswerForm FormOf(Question& question) const {
+    AnswerForm of = form;
+    if (question.tools.is_null()) return of;
+    if (MustCall(question) && of.tools != ToolFormat::kHermes) of.tools = ToolFormat::kGeneric;
+    if (of.tools == ToolFormat::kGeneric) UseGenericForm(&question);
+    return of;
+  }
+  static bool MustCall(const Question& question) {
+    return question.tool_choice.kind == ToolChoice::Kind::kRequired ||
+           question.tool_choice.kind == ToolChoice::Kind::kNamed;
+  }
+
+  // What the answer must fit; nothing: it is free.
+  static std::optional<Constraint> ConstraintOf(const Question& question, const AnswerForm& of) {
+    if (MustCall(question) && of.tools == ToolFormat::kHermes) {
+      Calls calls{.several = question.parallel_tool_calls, .separator = "\n"};
+      for (const Json& tool : question.tools) {
+        const Json& function = tool["function"];
+        const Json& name = function["name"];
+        const bool named = question.tool_choice.kind == ToolChoice::Kind::kNamed;
+        if (named && name != question.tool_choice.name) continue;
+        const bool any = !function.contains("parameters") || !function["parameters"].is_object();
+        calls.forms.push_back(
+            {.prefix = fmt::format("<tool_call>\n{{\"name\": {}, \"arguments\": ", Dump(name)),
+             .schema = any ? R"({"type": "object"})" : Dump(function["parameters"]),
+             .suffix = "}\n</tool_call>"});
+      }
+      return calls;
+    }
+    switch (question.format.kind) {
+      case AnswerFormat::Kind::kJsonObject:
+        return JsonObject{};
+      case AnswerFormat::Kind::kJsonSchema:
+        return JsonSchema{.text = Dump(question.format.schema)};
+      case AnswerFormat::Kind::kText:
+        break;
+    }
+    return {};
+  }
+
+  // Made when it is first asked for: it looks at every token of the vocabulary.
+  Result<GrammarEngine*> Grammars() {
+    const std::lock_guard lock(grammar_mutex);
+    if (grammars == nullptr) {
+      OKV_RETURN_IF_ERROR(NeedTokenizer(core));
+      OKV_ASSIGN_OR_RETURN(grammars, GrammarEngine::Create(*core.text.tokenizer, core.config.vocab,
+                                                           core.config.eos_ids));
+    }
+    return grammars.get();
+  }
+  Result<Generation::MakeFilter> FilterOf(const Question& question, const AnswerForm& of) {
+    const std::optional<Constraint> constraint = ConstraintOf(question, of);
+    if (!constraint) return Generation::MakeFilter();
+    OKV_ASSIGN_OR_RETURN(GrammarEngine* const engine, Grammars());
+    OKV_ASSIGN_OR_RETURN(const std::shared_ptr<const Grammar> grammar,
+                         engine->Compile(*constraint));
+    return Generation::MakeFilter([grammar, self = shared_from_this()] {
+      return std::make_shared<GrammarFilter>(Matcher(grammar), self->core.config.vocab,
+                                             self->masks);
+    });
   }
 
   Status NoModel(const std::string& name) const {
@@ -275,8 +336,9 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
       OKV_ASSIGN_OR_RETURN(Question question, protocol.parse(body));
       OKV_ASSIGN_OR_RETURN(const Request request, RequestOf(question));
+      AnswerForm answer_form = FormOf(question);
+      OKV_ASSIGN_OR_RETURN(const Generation::MakeFilter filter, FilterOf(question, answer_form));
       OKV_ASSIGN_OR_RETURN(const Prompts prompts, PromptsOf(core, question));
-      AnswerForm answer_form = form;
       answer_form.in_reasoning = EndsInReasoning(prompts.end, answer_form);
       server::Reply made{.id = RandomId(), .model = options.name, .created = Now()};
       for (const auto& prompt : prompts.tokens) made.prompt_tokens += std::ssize(prompt);
@@ -284,7 +346,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       const auto generation = std::make_shared<Generation>(
           Engines{core, scheduler, metrics}, std::move(question), std::move(answering), reply,
           [error = protocol.error](const Status& failed) { return Dump(error(failed)); });
-      generation->Run(prompts, request);
+      generation->Run(prompts, request, filter);
       return {};
     }();
     if (!status.ok()) SendError(*reply, protocol, status, HttpStatus(status.code()));
@@ -367,7 +429,10 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   int64_t started;
   AnswerForm form;
   std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
+  std::mutex grammar_mutex;
+  std::unique_ptr<GrammarEngine> grammars;
   boost::asio::thread_pool work;
+  boost::asio::thread_pool masks{1};  // of grammars
 };
 
 Service::Service(const EngineCore& core, Scheduler& scheduler, ServiceOptions options)

@@ -14,11 +14,12 @@ import time
 import unittest
 import urllib.request
 from pathlib import Path
+from typing import Literal
 
 import anthropic
 import openai
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 SOURCE, OMNIKV = sys.argv[1:3]
 KEY = "sk-of-the-test"
@@ -27,6 +28,8 @@ QUESTION = "The pass key is 48213. What is the pass key?"
 ANSWER = "The pass key is 48213."
 ASK = [{"role": "user", "content": QUESTION}]
 GREEDY = {"temperature": 0}  # this client knows no temperature
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}},
+         "required": ["city"], "additionalProperties": False}
 TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -115,6 +118,28 @@ class OpenAi(unittest.TestCase):
             tools=[{"type": "function", "function": {"name": "weather", "parameters": TOOL}}])
         self.assertEqual(answer.choices[0].message.content, ANSWER)
 
+    def test_tools_that_must_be_called(self):
+        answer = self.client.chat.completions.create(
+            model=MODEL, messages=ASK, tool_choice="required", max_tokens=300,
+            tools=[{"type": "function", "function": {"name": "weather", "parameters": PLACE}}])
+        self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+        call = answer.choices[0].message.tool_calls[0].function
+        self.assertEqual(call.name, "weather")
+        self.assertIn(json.loads(call.arguments)["city"], ["Rome", "Paris"])
+
+    def test_structured_output(self):
+        class Place(BaseModel):
+            city: Literal["Rome", "Paris"]
+            millions: int = Field(ge=1, le=9)
+            capital: bool
+
+        for seed in range(3):
+            answer = self.client.chat.completions.parse(model=MODEL, messages=ASK, seed=seed,
+                                                        response_format=Place)
+            self.assertIn(answer.choices[0].message.parsed.city, ["Rome", "Paris"])
+        text = self.client.responses.parse(model=MODEL, input=QUESTION, text_format=Place)
+        self.assertIsInstance(text.output_parsed, Place)
+
     def test_completions(self):
         answer = self.client.completions.create(model=MODEL, prompt="Once upon", max_tokens=4,
                                                 temperature=0, logprobs=2)
@@ -162,12 +187,6 @@ class OpenAi(unittest.TestCase):
         with self.assertRaises(openai.AuthenticationError):
             openai.OpenAI(base_url=server.base + "/v1", api_key="sk-other",
                           max_retries=0).models.list()
-
-        class Place(BaseModel):
-            city: str
-
-        with self.assertRaisesRegex(openai.BadRequestError, "not built yet"):
-            self.client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Place)
 
     def test_a_client_that_goes(self):
         stream = self.client.completions.create(model=MODEL, prompt="Once", max_tokens=4000,

@@ -274,6 +274,63 @@ TEST_F(ServiceTest, AClientThatGoesTakesItsRequestAlong) {
   while (scheduler_->stats().cancelled == 0) std::this_thread::yield();
 }
 
+TEST_F(ServiceTest, AnswersThatFitASchema) {
+  const Json schema = {{"type", "object"},
+                       {"properties",
+                        {{"city", {{"enum", {"Rome", "Paris"}}}},
+                         {"millions", {{"type", "integer"}, {"minimum", 1}, {"maximum", 9}}}}},
+                       {"required", {"city", "millions"}},
+                       {"additionalProperties", false}};
+  for (int seed = 0; seed < 4; ++seed) {
+    const Json chat =
+        Ask("/v1/chat/completions",
+            {{"messages", Messages()},
+             {"seed", seed},
+             {"n", 2},
+             {"response_format",
+              {{"type", "json_schema"}, {"json_schema", {{"name", "x"}, {"schema", schema}}}}}})
+            ->json();
+    for (const Json& choice : chat["choices"]) {
+      EXPECT_EQ(choice["finish_reason"], "stop");
+      const Json answer = Json::parse(std::string(choice["message"]["content"]), nullptr, false);
+      ASSERT_TRUE(answer.is_object()) << choice;
+      EXPECT_TRUE(answer["city"] == "Rome" || answer["city"] == "Paris");
+      EXPECT_GE(answer["millions"], 1);
+      EXPECT_LE(answer["millions"], 9);
+    }
+  }
+}
+
+TEST_F(ServiceTest, ToolsThatMustBeCalled) {
+  const Json parameters = {{"type", "object"},
+                           {"properties", {{"city", {{"enum", {"Rome", "Paris"}}}}}},
+                           {"required", {"city"}},
+                           {"additionalProperties", false}};
+  const Json chat = Ask("/v1/chat/completions",
+                        {{"messages", Messages()},
+                         {"tool_choice", "required"},
+                         {"parallel_tool_calls", false},
+                         {"tools",
+                          {{{"type", "function"},
+                            {"function", {{"name", "weather"}, {"parameters", parameters}}}}}}})
+                        ->json();
+  const Json& choice = chat["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls") << chat;
+  ASSERT_EQ(choice["message"]["tool_calls"].size(), 1u);
+  const Json& call = choice["message"]["tool_calls"][0]["function"];
+  EXPECT_EQ(call["name"], "weather");
+  const Json arguments = Json::parse(std::string(call["arguments"]), nullptr, false);
+  EXPECT_TRUE(arguments["city"] == "Rome" || arguments["city"] == "Paris");
+  const Json message =
+      Ask("/v1/messages", {{"messages", Messages()},
+                           {"max_tokens", 200},
+                           {"tool_choice", {{"type", "tool"}, {"name", "weather"}}},
+                           {"tools", {{{"name", "weather"}, {"input_schema", parameters}}}}})
+          ->json();
+  EXPECT_EQ(message["stop_reason"], "tool_use") << message;
+  EXPECT_EQ(message["content"][0]["name"], "weather");
+}
+
 TEST_F(ServiceTest, RefusesWithASentence) {
   const std::string chat = "/v1/chat/completions";
   EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"model", "other"}}, 404),
@@ -286,8 +343,11 @@ TEST_F(ServiceTest, RefusesWithASentence) {
               HasSubstr("budget"));
   EXPECT_THAT(Sentence(chat, {{"messages", Json::array()}}), HasSubstr("messages"));
   EXPECT_THAT(
-      Sentence(chat, {{"messages", Messages()}, {"response_format", {{"type", "json_object"}}}}),
-      HasSubstr("not built yet"));
+      Sentence(chat, {{"messages", Messages()},
+                      {"response_format",
+                       {{"type", "json_schema"},
+                        {"json_schema", {{"name", "x"}, {"schema", {{"type", "strin"}}}}}}}}),
+      HasSubstr("strin"));
   EXPECT_THAT(Sentence("/v1/completions", {{"prompt", {0, 5000, 100000000}}}),
               HasSubstr("token 100000000 is not in the vocabulary"));
   std::string text;

@@ -1,0 +1,740 @@
+#!/usr/bin/env python3
+"""The page of the server in a real browser, with the shipped model.
+
+Usage: page_test.py BASE_URL OUT_DIR [--page FILE] [--only NAME]
+  BASE_URL  a running server, as http://127.0.0.1:8080; its context holds 24K tokens at least
+  OUT_DIR   gets the screenshots
+  --page    serves this file at / and hands all other paths on to BASE_URL
+  --only    runs the tests whose names contain NAME
+It needs PyPI's playwright and a Chromium: /usr/bin/chromium, or what CHROMIUM names.
+Exits with 0 where all passed, else with 1."""
+
+import argparse
+import http.client
+import http.server
+import json
+import os
+import random
+import re
+import socketserver
+import string
+import sys
+import threading
+import time
+import traceback
+import urllib.parse
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+CSP = ("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+       "connect-src 'self'; img-src data: blob:")
+SECONDS = 300  # that a document may take to be read on a busy machine
+WHO, KEY = "Anna", "48213"
+GRASS = ("The grass is green. The sky is blue. The sun is yellow. Here we go. "
+         "There and back again. ")
+
+
+def document(tokens):
+    """Filler of about so many tokens, with one fact in its middle. It begins like no other, so that the
+    server has not read it before."""
+    parts = [f"The story of {''.join(random.choices(string.ascii_lowercase, k=8))}. "] + [GRASS] * (tokens // 24)
+    parts.insert(len(parts) // 2, f"The pass key of {WHO} is {KEY}. ")
+    return "".join(parts)
+
+
+# ---- A server of the page, for a server that has none yet ----
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    page = None
+    base = None
+    protocol_version = "HTTP/1.0"  # an answer ends where its connection does
+
+    def do_GET(self):
+        if self.path.split("?")[0] not in ("/", "/llm/", "/llm"):
+            return self.pass_on()
+        body = Path(self.page).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Security-Policy", CSP)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        self.pass_on()
+
+    def pass_on(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        connection = http.client.HTTPConnection(self.base.hostname, self.base.port)
+        headers = {k: self.headers[k] for k in ("Authorization", "Content-Type") if self.headers[k]}
+        path = self.path.removeprefix("/llm") if self.path.startswith("/llm/") else self.path
+        connection.request(self.command, path, body, headers)
+        reply = connection.getresponse()
+        self.send_response(reply.status)
+        self.send_header("Content-Type", reply.getheader("Content-Type", "text/plain"))
+        self.end_headers()
+        try:
+            while part := reply.read1(65536):
+                self.wfile.write(part)
+                self.wfile.flush()
+        except OSError:
+            pass  # the page has gone: the server sees it, too
+        finally:
+            connection.sock and connection.sock.close()
+            connection.close()
+
+    def log_message(self, *_):
+        pass
+
+
+class Threads(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+
+
+# ---- What every page must keep to ----
+
+# Controls that overlap, texts that are cut, and things that stick out of the window.
+LAYOUT = r"""() => {
+  const wrong = [];
+  const name = (n) => n.tagName.toLowerCase() + (n.id ? "#" + n.id : "") + " “" +
+      (n.ariaLabel || n.textContent || n.placeholder || "").trim().slice(0, 30) + "”";
+  if (document.documentElement.scrollWidth > innerWidth) {
+    wrong.push(`the page is ${document.documentElement.scrollWidth} wide in ${innerWidth}`);
+  }
+  // What of a node is to be seen: less what its scrolling parents cut away.
+  const seen = (n) => {
+    let r = n.getBoundingClientRect();
+    r = {l: r.left, t: r.top, r: r.right, b: r.bottom};
+    for (let p = n.parentElement; p; p = p.parentElement) {
+      if (getComputedStyle(p).position === "fixed") break;
+      if (!/auto|scroll/.test(getComputedStyle(p).overflowY)) continue;
+      const q = p.getBoundingClientRect();
+      r = {l: Math.max(r.l, q.left), t: Math.max(r.t, q.top), r: Math.min(r.r, q.right), b: Math.min(r.b, q.bottom)};
+    }
+    return r;
+  };
+  const all = [...document.querySelectorAll(
+      "button, input, select, textarea, summary, a, dt, dd, label, h1, #server, #hint, #keys, #room, .chips span, .bar, .bar + span, .wrong span, article p, article pre")]
+      .filter((n) => n.checkVisibility({visibilityProperty: true}) && !n.closest(".unseen"));
+  const menu = document.querySelector("nav.open");
+  const boxes = all.map((n) => [n, seen(n)]).filter(([, b]) => b.r - b.l > 1 && b.b - b.t > 1);
+  for (const [n, b] of boxes) {
+    if (b.l < -0.5 || b.r > innerWidth + 0.5) wrong.push(`${name(n)} sticks out sideways`);
+    if (b.b > innerHeight + 0.5 || b.t < -0.5) wrong.push(`${name(n)} sticks out at the top or bottom`);
+    const style = getComputedStyle(n);
+    if (n.scrollWidth > n.clientWidth + 1 && n.clientWidth > 0 && !/auto|scroll/.test(style.overflowX)) {
+      wrong.push(`${name(n)} is cut: ${n.scrollWidth} in ${n.clientWidth}`);
+    }
+    const text = n.tagName === "SELECT" ? n.selectedOptions[0].text : n.value ? "" : n.placeholder;
+    if (text && !(n.tagName === "TEXTAREA")) {
+      const pen = document.createElement("canvas").getContext("2d");
+      pen.font = style.font;
+      const room = n.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - (n.tagName === "SELECT" ? 16 : 0);
+      if (pen.measureText(text).width > room + 1) wrong.push(`${name(n)} cuts “${text}”: ${pen.measureText(text).width} in ${room}`);
+    }
+    for (const [m, c] of boxes) {
+      if (m === n || m.contains(n) || n.contains(m)) continue;
+      if (menu && menu.contains(m) !== menu.contains(n)) continue;  // it covers the rest
+      if (all.indexOf(m) < all.indexOf(n)) continue;
+      if (Math.min(b.r, c.r) - Math.max(b.l, c.l) > 1 && Math.min(b.b, c.b) - Math.max(b.t, c.t) > 1) {
+        wrong.push(`${name(n)} and ${name(m)} overlap`);
+      }
+    }
+  }
+  return wrong;
+}"""
+
+# Texts whose contrast with their ground is below 4.5 (WCAG AA).
+CONTRAST = r"""() => {
+  const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = (colour) => {
+    pen.clearRect(0, 0, 1, 1); pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (c) => c.slice(0, 3).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const wrong = new Set();
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const n = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !n.checkVisibility() || n.closest(".unseen, script, option, :disabled")) continue;
+    let ground = [255, 255, 255, 0];
+    for (let p = n; p && ground[3] < 250; p = p.parentElement) ground = rgba(getComputedStyle(p).backgroundColor);
+    const [a, b] = [light(rgba(getComputedStyle(n).color)), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) wrong.add(`“${walk.currentNode.data.trim().slice(0, 30)}” has a contrast of ${ratio.toFixed(2)}`);
+  }
+  return [...wrong];
+}"""
+
+
+class Session:
+    """A fresh browser profile with a page, which is watched."""
+
+    def __init__(self, width=1280, height=800, scheme="light", path=""):
+        self.context = BROWSER.new_context(viewport={"width": width, "height": height},
+                                           color_scheme=scheme)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page = self.context.new_page()
+        self.faults = []
+        self.allowed = []  # patterns of console errors that a test asks for
+        self.bodies = []   # of questions
+        self.shots = f"{width}-{scheme}"
+        self.page.on("console", self.on_console)
+        self.page.on("pageerror", lambda e: self.faults.append(f"error of the page: {e}"))
+        self.page.on("request", self.on_request)
+        self.page.goto(BASE + path)
+
+    def on_console(self, message):
+        if message.type not in ("error", "warning"):
+            return
+        if not any(re.search(a, message.text) for a in self.allowed):
+            self.faults.append(f"console: {message.text}")
+
+    def on_request(self, request):
+        url = request.url
+        if not url.startswith((BASE, "data:", "blob:")):
+            self.faults.append(f"a request to {url}")
+        if url.endswith("/chat/completions"):
+            self.bodies.append(json.loads(request.post_data))
+
+    def __enter__(self):
+        expect(self.page.locator("#server")).to_contain_text("context of", timeout=30000)
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            self.page.screenshot(path=OUT / f"failed-{self.shots}.png")
+            print(f"what the page had done wrong by then: {self.faults}")
+        self.context.close()
+        if not kind:
+            assert not self.faults, self.faults
+
+    def look(self, name):
+        """A screenshot, and the checks of layout and contrast."""
+        self.page.screenshot(path=OUT / f"{name}-{self.shots}.png")
+        wrong = self.page.evaluate(LAYOUT) + self.page.evaluate(CONTRAST)
+        self.faults += [f"{name} at {self.shots}: {w}" for w in wrong]
+
+    def drop(self, name, text, kind="text/plain"):
+        transfer = self.page.evaluate_handle(
+            """([name, text, kind]) => {
+              const data = new DataTransfer();
+              data.items.add(new File([text], name, {type: kind}));
+              return data;
+            }""", [name, text, kind])
+        self.page.dispatch_event("body", "dragover", {"dataTransfer": transfer})
+        expect(self.page.locator("#drop")).to_be_visible()
+        self.page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+        expect(self.page.locator("#drop")).to_be_hidden()
+
+    def ask(self, text, wait=True, seconds=SECONDS):
+        self.page.fill("#question", text)
+        self.page.press("#question", "Enter")
+        if wait:
+            self.done(seconds)
+
+    def done(self, seconds=SECONDS):
+        expect(self.page.locator("#send")).to_have_text("Send", timeout=1000 * seconds)
+
+    def answer(self):
+        return self.page.locator("article.answer").last
+
+    def reply_with(self, *events, status=200, body=None):
+        """The next question gets these events, as if the server had sent them."""
+        text = body or "".join(f"data: {e if isinstance(e, str) else json.dumps(e)}\n\n" for e in events)
+        kind = "application/json" if body else "text/event-stream"
+        self.page.route("**/v1/chat/completions", lambda route: route.fulfill(
+            status=status, body=text, headers={"content-type": kind}), times=1)
+
+
+def delta(text):
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+
+
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+META = {"choices": [], "usage": {"prompt_tokens": 18492, "completion_tokens": 12, "total_tokens": 18504,
+                                 "prompt_tokens_details": {"cached_tokens": 9231}},
+        "timings": {"cache_n": 9231, "prompt_n": 9261, "prompt_ms": 5700.0, "prompt_per_second": 1624.7,
+                    "predicted_n": 12, "predicted_ms": 40.0, "predicted_per_second": 300.0},
+        "omnikv": {"policy": "omnikv", "settings": "below=0 budget=1024 chunk=auto dense=exact filters=2,13 tail=256",
+                   "read_fraction": 0.29195, "attended_tokens": 5398.6, "queue_ms": 0.4}}
+MARKDOWN = """# A title
+
+A paragraph with **bold**, *slanted*, `code` and a line
+that goes on. <img src=x onerror=alert(1)> is text, and so is <b>this</b>. 2 * 3 * 4 stays, snake_case_name too.
+
+- one
+- two with a much longer text, so that it has to go on in a second line of the page where it is narrow
+  - inner **one**
+- three
+
+3. third
+4. fourth
+
+> A quote.
+
+```python
+def f(x):
+    return "<script>alert(1)</script>" + "a line that is much too long for a narrow window" + x
+```
+
+A table:
+| name | tokens |
+|---|---|
+| a | 1 |
+| b | `2` |
+
+Averyveryverylongwordthatdoesnotendwhereitshouldandgoesonandonandonandonandonandonandonandon."""
+
+
+# ---- Tests ----
+
+def test_layout():
+    """The states of the page, wide and narrow, light and dark."""
+    for width, height in ((1280, 800), (360, 640), (768, 1024)):
+        for scheme in ("light", "dark"):
+            with Session(width, height, scheme) as s:
+                page = s.page
+                s.look("1-empty")
+                s.drop("A rather long name of a document, notes of the year 2026.md", "# Notes\n" + GRASS * 40, "")
+                expect(page.locator("#documents")).to_contain_text("tokens", timeout=30000)
+                s.drop("b.txt", GRASS)
+                expect(page.locator("#documents li")).to_have_count(2)
+                expect(page.locator("#documents")).not_to_contain_text("counts", timeout=30000)
+                page.select_option("#policy", "expected_attention")
+                s.look("2-documents")
+                page.click("#moretoggle")
+                s.look("3-settings")
+                page.click("#moretoggle")
+                s.reply_with(delta(MARKDOWN), END, META, "[DONE]")
+                s.ask("What does it say about the grass, and what is\n    the colour of the sky?", seconds=30)
+                page.locator("#log").evaluate("(n) => { n.scrollTop = 0; }")
+                s.look("4-answer-top")
+                page.locator("article summary").last.click()
+                page.locator("#log").evaluate("(n) => { n.scrollTop = n.scrollHeight; }")
+                s.look("5-answer-details")
+                s.reply_with(delta("It beg"), {"error": {"message": "the request ran out of time"}}, "[DONE]")
+                s.ask("And now?", seconds=30)
+                s.drop("paper.pdf", "%PDF-1.7")
+                s.look("6-error")
+                if width < 760:
+                    page.click("#menu")
+                    s.look("7-menu")
+                    page.keyboard.press("Escape")
+                    expect(page.locator("nav")).to_be_hidden()
+
+
+def test_markdown_is_text():
+    with Session() as s:
+        s.reply_with(delta(MARKDOWN), END, META, "[DONE]")
+        s.ask("Say it.", seconds=30)
+        said = s.answer().locator(".said")
+        assert said.locator("img, script, b").count() == 0
+        for tag, text in (("h3", "A title"), ("strong", "bold"), ("em", "slanted"), ("p code", "code"),
+                          ("pre code", "<script>alert(1)</script>"), ("li li", "inner one"), ("blockquote", "A quote."),
+                          ("td", "a"), ("ol li", "third"), ("p", "2 * 3 * 4 stays, snake_case_name too")):
+            expect(said.locator(tag).first).to_contain_text(text)
+        assert said.locator("ol").get_attribute("start") == "3"
+        assert said.locator("ul > li").count() == 4 and said.locator("em").count() == 1
+        s.answer().locator(".under button", has_text="Copy").click()
+        assert s.page.evaluate("navigator.clipboard.readText()") == MARKDOWN
+        line = s.answer().locator("summary").last.inner_text()
+        assert line == "omnikv budget=1024 · read 29% of K/V · prompt 18,492, 9,231 cached · 300 tokens/s", line
+
+
+def test_document():
+    """A document of 20K tokens is dropped, read and asked about; then asked about again."""
+    with Session() as s:
+        page = s.page
+        s.drop("notes.txt", document(20000))
+        chip = page.locator("#documents li")
+        expect(chip).to_contain_text(re.compile(r"notes\.txt · \d+ KiB · (19|2\d),\d{3} tokens"), timeout=60000)
+        s.ask(f"What is the pass key of {WHO}?", wait=False)
+        bar = page.locator("[role=progressbar]")
+        expect(bar).to_be_visible(timeout=1000 * SECONDS)
+        seen, looked = set(), False
+        end = time.time() + SECONDS
+        while time.time() < end and bar.count() and bar.is_visible():
+            now = bar.evaluate("(n) => [n.ariaValueNow, n.ariaValueMax, n.getBoundingClientRect().width, "
+                               "[...n.children].reduce((w, c) => w + c.getBoundingClientRect().width, 0)]"
+                               ) if bar.count() else None
+            if now and now[0]:
+                assert 0 < int(now[0]) <= int(now[1]), now
+                if not looked and 0.3 < int(now[0]) / int(now[1]) < 0.8:
+                    looked = True
+                    s.look("8-reading")
+                    page.set_viewport_size({"width": 360, "height": 640})
+                    s.look("8-reading-narrow")
+                    page.set_viewport_size({"width": 1280, "height": 800})
+                seen.add(now[0])
+            page.wait_for_timeout(150)
+        assert len(seen) >= 3 and looked, f"the bar showed {seen}"
+        s.done()
+        expect(s.answer()).to_contain_text(KEY)
+        body = s.bodies[-1]
+        assert body["stream"] and body["return_progress"] and body["stream_options"] == {"include_usage": True}
+        question = body["messages"][0]["content"]
+        assert len(body["messages"]) == 1 and question.startswith("Document: notes.txt\n\nThe story"), question[:80]
+        assert question.endswith(f"What is the pass key of {WHO}?")
+        expect(page.locator("#documents")).to_be_hidden()
+        line = s.answer().locator("summary").last
+        expect(line).to_contain_text(re.compile(r"omnikv budget=\d+ · read \d+% of K/V · prompt (19|2\d),\d{3}"))
+        s.look("9-read")
+        # the second question finds the document cached
+        s.ask(f"Tell me the pass key of {WHO}.")
+        expect(s.answer().locator("summary").last).to_contain_text(re.compile(r"(19|2\d),\d{3} cached"))
+        s.answer().locator("summary").last.click()
+        expect(s.answer().locator("dl")).to_contain_text("Tokens read a layer and step")
+        # and all of it is there after a reload, texts of documents too
+        page.reload()
+        expect(page.locator("article.user")).to_have_count(2)
+        expect(page.locator("article.answer").first).to_contain_text(KEY)
+        page.locator("article.answer").last.get_by_text("Regenerate").click()
+        s.done()
+        assert s.bodies[-1]["messages"][0] == s.bodies[0]["messages"][0]
+
+
+def test_stop():
+    with Session() as s:
+        s.ask("Tell me a long story about the sea.", wait=False)
+        expect(s.answer().locator(".said")).to_contain_text("sea", timeout=60000)
+        s.page.keyboard.press("Escape")
+        s.done(5)
+        expect(s.answer()).to_contain_text("Stopped.")
+        text = s.answer().locator(".said").inner_text()
+        s.page.wait_for_timeout(500)
+        assert s.answer().locator(".said").inner_text() == text
+        s.answer().get_by_text("Regenerate").click()
+        expect(s.answer().locator(".said")).to_contain_text("sea", timeout=60000)
+        s.page.click("#send")  # which says Stop
+        expect(s.answer()).to_contain_text("Stopped.")
+        expect(s.page.locator("article.answer")).to_have_count(1)
+
+
+def test_policy_in_the_request():
+    with Session() as s:
+        page = s.page
+        fact = f"The pass key of {WHO} is {KEY}. What is the pass key of {WHO}?"
+        s.ask(fact)
+        assert "omnikv" not in s.bodies[-1] and s.bodies[-1]["temperature"] == 0
+        page.select_option("#policy", "streaming")
+        page.fill("#budget", "512")
+        page.click("#moretoggle")
+        page.fill("#extra", "sinks=8")
+        page.fill("#system", "Answer.")
+        page.fill("#longest", "40")
+        page.fill("#seed", "7")
+        s.ask(fact)
+        body = s.bodies[-1]
+        assert body["omnikv"] == {"policy": "streaming", "budget": "512", "sinks": "8"}, body["omnikv"]
+        assert body["max_tokens"] == 40 and body["seed"] == 7
+        assert body["messages"][0] == {"role": "system", "content": "Answer."}
+        expect(s.answer().locator("summary").last).to_contain_text("streaming budget=512")
+        # where the policy has no budget, none is sent
+        page.select_option("#policy", "full")
+        expect(page.locator("#budgetfield")).to_be_hidden()
+        page.fill("#extra", "")
+        s.ask(fact)
+        assert s.bodies[-1]["omnikv"] == {"policy": "full"}
+        page.select_option("#policy", "kascade")
+        expect(page.locator("#budgetname")).to_have_text("Share")
+        page.fill("#budget", "0.5")
+        s.ask(fact)
+        assert s.bodies[-1]["omnikv"] == {"policy": "kascade", "share": "0.5"}
+        expect(s.answer().locator("summary").last).to_contain_text("kascade share=0.5")
+        # every policy of the page is one of the server, and has its setting
+        s.allowed.append("Failed to load resource.*400")
+        page.fill("#extra", "no=1")
+        for name in page.evaluate("POLICIES.map((p) => p[0])"):
+            page.select_option("#policy", name)
+            setting = page.evaluate("policyOf(current.policy)[2]")
+            page.fill("#extra", "no_such=1")
+            s.ask("x")
+            said = s.answer().locator(".wrong").inner_text()
+            assert "has no setting 'no_such'" in said or "has no settings" in said, said
+            assert not setting or re.search(rf"\b{setting}\b", said), (name, said)
+        page.fill("#extra", "nonsense")
+        page.fill("#question", "x")
+        page.press("#question", "Enter")
+        expect(page.locator("#notice")).to_contain_text("“nonsense” is not of the form key=value.")
+        assert page.evaluate("document.activeElement.id") == "extra"
+
+
+def test_errors_are_sentences():
+    with Session() as s:
+        page = s.page
+        s.reply_with(delta("It beg"), {"error": {"message": "the model is gone"}}, "[DONE]")
+        s.ask("One?", seconds=30)
+        expect(s.answer().locator("[role=alert]")).to_have_text("The model is gone.")
+        expect(s.answer()).to_contain_text("It beg")
+        s.reply_with(delta("It beg"))
+        s.ask("Two?", seconds=30)
+        expect(s.answer().locator("[role=alert]")).to_have_text("The connection ended before the answer did.")
+        s.allowed.append("Failed to load resource")
+        s.reply_with(status=502, body="<html>Bad gateway</html>")
+        s.ask("Three?", seconds=30)
+        expect(s.answer().locator("[role=alert]")).to_have_text("The server answered with 502.")
+        page.route("**/v1/chat/completions", lambda route: route.abort(), times=1)
+        s.ask("Four?", seconds=30)
+        expect(s.answer().locator("[role=alert]")).to_have_text("The server cannot be reached.")
+        page.select_option("#policy", "streaming")
+        page.fill("#budget", "0")
+        s.ask("Five?", seconds=30)
+        expect(s.answer().locator("[role=alert]")).to_contain_text("expected a whole number from 1")
+        # questions without an answer become one message
+        page.fill("#budget", "")
+        s.ask("Six?", seconds=60)
+        roles = [m["role"] for m in s.bodies[-1]["messages"]]
+        assert roles == ["user", "assistant", "user", "assistant", "user"], roles
+        assert s.bodies[-1]["messages"][-1]["content"] == "Three?\n\nFour?\n\nFive?\n\nSix?"
+        for name, text, said in (("paper.pdf", "%PDF-1.7 ...", "has no PDF reader yet"),
+                                 ("picture.png", "\x89PNG\x00\x01", "“picture.png” is not a text."),
+                                 ("nothing.txt", "", "“nothing.txt” is empty.")):
+            s.drop(name, text, "")
+            expect(page.locator("#notice")).to_contain_text(said)
+            expect(page.locator("#documents")).to_be_hidden()
+
+
+def test_key():
+    """A server that wants a key: the page asks for it, keeps it in the session and goes on."""
+    with Session() as s:
+        page = s.page
+        s.allowed.append("Failed to load resource.*401")
+        refusal = json.dumps({"error": {"message": "The request has no valid key."}})
+        heads = []
+
+        def gate(route):
+            heads.append(route.request.headers.get("authorization"))
+            if heads[-1] == "Bearer sk-right":
+                route.fallback()
+            else:
+                route.fulfill(status=401, body=refusal, headers={"content-type": "application/json"})
+        page.route("**/v1/chat/completions", gate)
+        expect(page.locator("#keyform")).to_be_hidden()
+        s.ask(f"The pass key of {WHO} is {KEY}. What is the pass key of {WHO}?", seconds=30)
+        expect(page.locator("#keyform")).to_be_visible()
+        expect(s.answer()).to_contain_text("The request has no valid key.")
+        assert page.evaluate("document.activeElement.id") == "key"
+        s.look("10-key")
+        page.keyboard.type("sk-wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#keyhelp")).to_contain_text("does not know this key")
+        page.fill("#key", "sk-right")
+        page.keyboard.press("Enter")
+        expect(s.answer()).to_contain_text(KEY, timeout=60000)
+        assert heads == [None, "Bearer sk-wrong", "Bearer sk-right"], heads
+        stored = page.evaluate("[JSON.stringify(localStorage), JSON.stringify(sessionStorage)]")
+        assert "sk-right" not in stored[0] and "sk-right" in stored[1]
+        page.click("#moretoggle")
+        page.click("#forget")
+        assert "sk-right" not in page.evaluate("JSON.stringify(sessionStorage)")
+        # a server that asks for it from the first
+        page.route("**/props", gate)
+        page.reload()
+        expect(page.locator("#keyform")).to_be_visible()
+        expect(page.locator("#server")).to_have_text("The request has no valid key.")
+        page.fill("#key", "sk-right")
+        page.keyboard.press("Enter")
+        expect(page.locator("#server")).to_contain_text("context of")
+
+
+def test_loading():
+    """A server that loads its model, and one that is away for a while."""
+    with Session() as s:
+        s.allowed.append("Failed to load resource")
+        s.page.route("**/props", lambda route: route.fulfill(
+            status=503, body='{"error": {"message": "the model loads"}}'), times=1)
+        s.page.reload()
+        expect(s.page.locator("#server")).to_have_text("The server loads its model…")
+        expect(s.page.locator("#server")).to_contain_text("context of")
+
+
+def test_conversations():
+    with Session() as s:
+        page = s.page
+        for text in ("First of all?", "Second of all?"):
+            s.reply_with(delta(f"To {text}"), END, META, "[DONE]")
+            s.ask(text, seconds=30)
+            page.click("#new")
+        expect(page.locator("#list li")).to_have_count(3)
+        page.get_by_role("button", name="First of all?", exact=True).click()
+        expect(page.locator("article.answer")).to_have_text(re.compile("To First of all?"))
+        page.select_option("#policy", "quest")
+        page.fill("#budget", "256")
+        page.get_by_role("button", name="Second of all?", exact=True).click()
+        assert page.input_value("#policy") == ""
+        page.reload()
+        expect(page.locator("#list li")).to_have_count(2)
+        page.get_by_role("button", name="First of all?", exact=True).click()
+        assert (page.input_value("#policy"), page.input_value("#budget")) == ("quest", "256")
+        page.once("dialog", lambda d: d.accept())
+        page.get_by_role("button", name="Delete “First of all?”").click()
+        expect(page.locator("#list li")).to_have_count(1)
+        assert "First of all" not in page.evaluate("JSON.stringify(localStorage)")
+        # one goes on while another is shown
+        page.click("#new")
+        s.ask("Tell me a long story about the sea.", wait=False)
+        expect(s.answer().locator(".said")).to_contain_text("sea", timeout=60000)
+        page.get_by_role("button", name="Second of all?", exact=True).click()
+        expect(page.locator("#send")).to_have_text("Send")
+        page.get_by_role("button", name="Tell me a long story about the sea.", exact=True).click()
+        expect(page.locator("#send")).to_have_text("Stop")
+        page.click("#send")
+        expect(s.answer()).to_contain_text("Stopped.")
+        page.click("#theme")
+        page.click("#theme")
+        page.reload()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") is False
+        s.look("11-dark-by-choice")
+
+
+def test_prefix():
+    """Under a prefix, with a slash at its end or without."""
+    if not ARGS.page:
+        return
+    for path in ("llm/", "llm"):
+        with Session(path=path) as s:
+            s.ask("What?", seconds=60)
+            assert s.answer().locator(".wrong").count() == 0
+            assert s.page.evaluate("BASE").endswith("/llm/")
+
+
+def test_reads():
+    """The picture of what layers read, of an event that the server does not send yet."""
+    with Session() as s:
+        reads = {"layers": 24, "tokens": 18492,
+                 "read": [[1 if layer in (2, 13) or x > 120 else (x * layer % 7) / 7 for x in range(128)]
+                          for layer in range(24)]}
+        s.reply_with({"choices": [], "omnikv_reads": reads}, delta("Read."), END, META, "[DONE]")
+        s.ask("What?", seconds=30)
+        expect(s.answer().locator("figcaption")).to_contain_text("24 layers (down) of 18,492 tokens (across)")
+        assert s.answer().locator("canvas").evaluate("(c) => [c.width, c.height]") == [128, 24]
+        dark = s.answer().locator("canvas").evaluate(
+            "(c) => { const all = c.getContext('2d').getImageData(0, 0, 128, 24).data;"
+            "         return [all[4 * 2 * 128 + 3], all[4 * 128 + 3]]; }")
+        assert dark == [255, 0], dark
+        s.look("12-reads")
+
+
+def test_keyboard():
+    """The whole page without a mouse: every control is reached, shows that it has the focus, and works."""
+    with Session() as s:
+        page = s.page
+        press = page.keyboard.press
+        now = "(document.activeElement.id || document.activeElement.ariaLabel || document.activeElement.textContent)"
+        press("Tab")
+        assert "skip" in page.evaluate("document.activeElement.className")
+        s.look("13-skip")
+        press("Enter")
+        assert page.evaluate(now) == "question"
+        page.keyboard.type("The pass key of Anna is 48213.")
+        press("Shift+Enter")
+        page.keyboard.type("What is the pass key of Anna?")
+        press("Enter")
+        s.done()
+        assert s.bodies[-1]["messages"][-1]["content"] == "The pass key of Anna is 48213.\nWhat is the pass key of Anna?"
+        expect(s.answer()).to_contain_text(KEY)
+        expect(page.locator("#say")).to_contain_text(KEY)
+        assert page.evaluate(now) == "question"
+        # opens the settings, so that they are walked through too
+        while page.evaluate(now) != "moretoggle":
+            press("Shift+Tab")
+        press("Enter")
+        expect(page.locator("#more")).to_be_visible()
+        page.evaluate("document.activeElement.blur(); document.querySelector('.skip').focus()")
+        order = []
+        for _ in range(60):
+            order.append(page.evaluate(now))
+            outlined = page.evaluate("""() => {
+              const style = getComputedStyle(document.activeElement);
+              return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+            }""")
+            assert outlined or page.evaluate("document.activeElement === document.body"), f"{order[-1]} shows no focus"
+            press("Tab")
+            if page.evaluate("document.activeElement === document.body || document.activeElement.className.includes('skip')"):
+                break
+        every = page.evaluate("""() => [...document.querySelectorAll("a, button, input, select, textarea, summary")]
+            .filter((n) => n.checkVisibility()).map((n) => n.id || n.ariaLabel || n.textContent)""")
+        missing = [n for n in every if n not in order]
+        assert not missing, f"{missing} cannot be reached; order: {order}"
+        # changes the policy and the budget, regenerates, opens the details
+        page.focus("#policy")
+        page.keyboard.type("stre")
+        press("Tab")
+        assert page.evaluate(now) == "budget"
+        page.keyboard.type("300")
+        while page.evaluate(now) != "Regenerate":
+            press("Tab")
+        press("Enter")
+        s.done()
+        assert s.bodies[-1]["omnikv"] == {"policy": "streaming", "budget": "300"}, s.bodies[-1]
+        assert len(s.bodies[-1]["messages"]) == 1
+        while not page.evaluate("document.activeElement.tagName") == "SUMMARY":
+            press("Shift+Tab")
+        press("Enter")
+        expect(s.answer().locator("dl")).to_be_visible()
+        # a new conversation, back to the old one, and away with it
+        while page.evaluate(now) != "new":
+            press("Shift+Tab")
+        press("Enter")
+        assert page.evaluate(now) == "question"
+        expect(page.locator("article")).to_have_count(0)
+        while not page.evaluate("document.activeElement.textContent").startswith("The pass key"):
+            press("Shift+Tab")
+        press("Enter")
+        expect(page.locator("article")).to_have_count(2)
+        # with the menu of a narrow window
+    with Session(360, 640) as s:
+        page, press = s.page, s.page.keyboard.press
+        for _ in range(2):
+            press("Tab")
+        assert page.evaluate("document.activeElement.id") == "menu"
+        press("Enter")
+        assert page.evaluate("document.activeElement.id") == "new"
+        press("Escape")
+        assert page.evaluate("document.activeElement.id") == "menu"
+        expect(page.locator("nav")).to_be_hidden()
+
+
+def main():
+    tests = [f for n, f in globals().items() if n.startswith("test_") and (ARGS.only or "") in n]
+    failed = 0
+    for test in tests:
+        began = time.time()
+        try:
+            test()
+            said = "passed"
+        except BaseException as error:  # noqa: BLE001: said, counted, and the next one runs
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            failed += 1
+            said = "FAILED: " + "".join(traceback.format_exception(error))
+        print(f"{test.__name__} ({time.time() - began:.1f} s): {said}", flush=True)
+    print(f"{len(tests) - failed} of {len(tests)} passed; screenshots are in {OUT}")
+    return 1 if failed or not tests else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--page")
+    parser.add_argument("--only")
+    ARGS = parser.parse_args()
+    OUT = ARGS.out
+    OUT.mkdir(parents=True, exist_ok=True)
+    BASE = ARGS.base.rstrip("/") + "/"
+    if ARGS.page:
+        Proxy.page, Proxy.base = ARGS.page, urllib.parse.urlparse(ARGS.base)
+        server = Threads(("127.0.0.1", 0), Proxy)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        BASE = f"http://127.0.0.1:{server.server_address[1]}/"
+    with sync_playwright() as playwright:
+        BROWSER = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"),
+                                             args=["--no-sandbox"])
+        code = main()
+        BROWSER.close()
+    sys.exit(code)

@@ -96,6 +96,7 @@ class Door {
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
     const std::shared_lock lock(mutex_);
     if (service_ != nullptr) return service_->Handle(std::move(request), std::move(reply));
+    if (request.method == "GET" && request.path == "/") return server::SendPage(*reply);
     reply->Send({.status = 503, .headers = {{"retry-after", "1"}}},
                 server::ErrorBodyOf(request, 503, "the model is loading"));
   }
@@ -127,6 +128,7 @@ Status Serve(ServeFlags f) {
                                : fmt::format("{}:{}", f.host, f.port));
   }
   f.http.error_body = server::ErrorBodyOf;
+  f.http.public_paths = {"/", "/health"};
   OKV_ASSIGN_OR_RETURN(f.store.bytes, ParseSize("--store-size", f.store_size));
 
   AllowManyFiles();

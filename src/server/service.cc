@@ -17,6 +17,7 @@
 #include "server/grammar/grammar.h"
 #include "server/grammar_filter.h"
 #include "server/metrics.h"
+#include "server/page/page.h"
 #include "server/prompts.h"
 #include "server/protocol/anthropic_messages.h"
 #include "server/protocol/conversation.h"
@@ -87,6 +88,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   };
   static const std::vector<Route>& Routes() {
     static const std::vector<Route> routes = {
+        {"GET", "/", &Impl::Page, false},
         {"GET", "/health", &Impl::Health, false},
         {"GET", "/v1/models", &Impl::Models, false},
         {"GET", "/v1/models/", &Impl::OneModel, false},
@@ -108,6 +110,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     return routes;
   }
 
+  void Page(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) { SendPage(*reply); }
   void Health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendJson(*reply, {{"status", "ok"}});
   }
@@ -446,8 +449,8 @@ void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   std::string allowed;
   for (const Impl::Route& route : Impl::Routes()) {
     // A path that ends with a slash is the beginning of others.
-    const bool here = route.path.back() == '/' ? request.path.starts_with(route.path)
-                                               : request.path == route.path;
+    const bool beginning = route.path.size() > 1 && route.path.back() == '/';
+    const bool here = beginning ? request.path.starts_with(route.path) : request.path == route.path;
     if (!here) continue;
     const bool head = request.method == "HEAD" && route.method == "GET";
     if (route.method != request.method && !head) {
@@ -471,6 +474,17 @@ void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   }
   SendError(*reply, protocol, NotFound(fmt::format("there is no {}", Printable(request.path))),
             404);
+}
+
+void SendPage(HttpReply& reply) {
+  reply.Send({.content_type = "text/html; charset=utf-8",
+              .headers = {{"content-security-policy",
+                           "default-src 'none'; style-src 'unsafe-inline'; script-src "
+                           "'unsafe-inline'; connect-src 'self'; img-src data: blob:; "
+                           "frame-ancestors 'none'"},
+                          {"cache-control", "no-cache"},
+                          {"x-content-type-options", "nosniff"}}},
+             std::string(PageHtml()));
 }
 
 std::string ErrorBodyOf(const HttpRequest& request, int status, std::string_view message) {

@@ -39,6 +39,9 @@ class Service {
   std::shared_ptr<Impl> impl_;
 };
 
+// The web page, which needs neither a model nor a key.
+void SendPage(HttpReply& reply);
+
 // The body of an error that HTTP itself found, in the form of the path's protocol (ErrorBody).
 std::string ErrorBodyOf(const HttpRequest& request, int status, std::string_view message);
 

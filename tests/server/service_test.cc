@@ -309,6 +309,7 @@ TEST_F(ServiceTest, ToolsThatMustBeCalled) {
   const Json chat = Ask("/v1/chat/completions",
                         {{"messages", Messages()},
                          {"tool_choice", "required"},
+                         {"max_tokens", 300},
                          {"parallel_tool_calls", false},
                          {"tools",
                           {{{"type", "function"},
@@ -397,6 +398,9 @@ TEST_F(ServiceTest, SmallRoutes) {
     return reply;
   };
   EXPECT_EQ(get("/health")->json()["status"], "ok");
+  const auto page_reply = get("/");
+  EXPECT_EQ(page_reply->head().content_type, "text/html; charset=utf-8");
+  EXPECT_THAT(page_reply->bytes(), StartsWith("<!DOCTYPE html>"));
   EXPECT_EQ(get("/v1/models")->json()["data"][0]["id"], "tiny");
   EXPECT_EQ(get("/v1/models/tiny")->json()["id"], "tiny");
   EXPECT_EQ(get("/v1/models/other")->status(), 404);

@@ -14,7 +14,7 @@ environment=$build/page_client
 if ! [ -e "$environment/installed" ]; then
   rm -rf "$environment"
   python3 -m venv "$environment"
-  if ! "$environment/bin/pip" install --quiet --disable-pip-version-check playwright==1.58.0; then
+  if ! "$environment/bin/pip" install --quiet --disable-pip-version-check playwright==1.65.2; then
     echo "skipped: Playwright cannot be installed from PyPI"
     exit 77
   fi

@@ -59,8 +59,7 @@ bool Comparison::ObjectsApart(const Json& a, const Json& b, int depth) {
       const auto& key = name.get_ref<const std::string&>();
       const auto left = mine->find(key);
       const auto right = others->find(key);
-      if (left != mine->end() && right != others->end() &&
-          Apart(*left, *right, depth - 1)) {
+      if (left != mine->end() && right != others->end() && Apart(*left, *right, depth - 1)) {
         return true;
       }
     }
@@ -72,9 +71,8 @@ bool Comparison::Apart(const Json& a, const Json& b, int depth) {
   if (depth == 0 || --left_ < 0) return false;
   if (a.contains("$ref")) return Apart(definitions_[DefinitionOf(a)], b, depth - 1);
   if (const auto options = a.find("anyOf"); options != a.end()) {
-    return std::all_of(options->begin(), options->end(), [&](const Json& option) {
-      return Apart(option, b, depth - 1);
-    });
+    return std::all_of(options->begin(), options->end(),
+                       [&](const Json& option) { return Apart(option, b, depth - 1); });
   }
   if (b.contains("$ref") || b.contains("anyOf")) return Apart(b, a, depth - 1);
   if ((TypesOfSchema(a) & TypesOfSchema(b)) == 0) return true;
@@ -109,7 +107,8 @@ bool Ends(const Json& schema, const std::vector<bool>& ends) {
                        [&](const Json& option) { return Ends(option, ends); });
   }
   const auto required = schema.find("required");
-  if (required != schema.end() && !std::all_of(required->begin(), required->end(), [&](const Json& r) {
+  if (required != schema.end() &&
+      !std::all_of(required->begin(), required->end(), [&](const Json& r) {
         return Ends(schema["properties"][r.get_ref<const std::string&>()], ends);
       })) {
     return false;

@@ -86,8 +86,7 @@ auto Guarded(std::string_view what, F&& run) -> Result<decltype(run())> {
   warning_of_this_thread = nullptr;
   OKV_RETURN_IF_ERROR(failed);
   if (!warning.empty()) {
-    return Unsupported(
-        fmt::format("{} cannot be kept: {}", what, Escaped(warning, kShownBytes)));
+    return Unsupported(fmt::format("{} cannot be kept: {}", what, Escaped(warning, kShownBytes)));
   }
   return std::move(*done);
 }
@@ -106,8 +105,8 @@ Status CheckBrackets(const std::string& grammar) {
       }
     } else if (c == '(') {
       if (++depth > kMaxBrackets) {
-        return ResourceExhausted(
-            fmt::format("the grammar has brackets deeper than {} within one another", kMaxBrackets));
+        return ResourceExhausted(fmt::format(
+            "the grammar has brackets deeper than {} within one another", kMaxBrackets));
       }
     } else if (c == ')') {
       --depth;
@@ -146,8 +145,8 @@ struct KeyOf {
 struct Vocabulary {
   int32_t size = 0;  // of the model
   std::vector<int32_t> ends;
-  std::vector<uint32_t> end_bits;      // [WordsOf(size)]
-  std::vector<uint32_t> never;         // [WordsOf(size)]: neither text nor ends
+  std::vector<uint32_t> end_bits;                     // [WordsOf(size)]
+  std::vector<uint32_t> never;                        // [WordsOf(size)]: neither text nor ends
   std::unordered_map<std::string, int32_t> specials;  // by their spelling, ends included
 };
 
@@ -210,9 +209,10 @@ Result<std::unique_ptr<GrammarEngine>> GrammarEngine::Create(const Tokenizer& to
                                                              std::vector<int32_t> ends,
                                                              const GrammarOptions& options) {
   if (vocab < tokenizer.vocab_size()) {
-    return InvalidArgument(fmt::format("the model has {} logits, expected at least the {} tokens of "
-                                       "its tokenizer",
-                                       vocab, tokenizer.vocab_size()));
+    return InvalidArgument(
+        fmt::format("the model has {} logits, expected at least the {} tokens of "
+                    "its tokenizer",
+                    vocab, tokenizer.vocab_size()));
   }
   if (ends.empty()) return InvalidArgument("the model has no token that ends an answer");
   auto vocabulary = std::make_shared<Vocabulary>();
@@ -253,8 +253,8 @@ Result<std::unique_ptr<GrammarEngine>> GrammarEngine::Create(const Tokenizer& to
 
 Result<PlainSchema> GrammarEngine::Impl::Plain(const std::string& text) const {
   if (text.size() > options.schema_bytes) {
-    return ResourceExhausted(fmt::format("the schema has {} bytes, expected at most {}", text.size(),
-                                         options.schema_bytes));
+    return ResourceExhausted(fmt::format("the schema has {} bytes, expected at most {}",
+                                         text.size(), options.schema_bytes));
   }
   Json schema;
   if (!ParseText(text, &schema)) {
@@ -273,10 +273,11 @@ Status GrammarEngine::Impl::CheckPatterns(const PlainSchema& schema) const {
                            return xgrammar::Grammar::FromJSONSchema(text).ToString();
                          }));
     if (written.find("json_string=true") != std::string::npos) continue;
-    return Unsupported(fmt::format(
-        "{} cannot be kept: it has characters beyond ASCII, or such as need an escape in JSON, or is "
-        "too large",
-        what));
+    return Unsupported(
+        fmt::format("{} cannot be kept: it has characters beyond ASCII, or such as need an escape "
+                    "in JSON, or is "
+                    "too large",
+                    what));
   }
   return {};
 }
@@ -284,9 +285,9 @@ Status GrammarEngine::Impl::CheckPatterns(const PlainSchema& schema) const {
 Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::Schema(const std::string& text) {
   OKV_ASSIGN_OR_RETURN(const PlainSchema plain, Plain(text));
   OKV_ASSIGN_OR_RETURN(auto compiled, Guarded("the schema", [&] {
-                         return compiler.CompileJSONSchema(plain.json.dump(), /*any_whitespace=*/true,
-                                                           std::nullopt, std::nullopt,
-                                                           /*strict_mode=*/true, kWhiteSpace);
+                         return compiler.CompileJSONSchema(
+                             plain.json.dump(), /*any_whitespace=*/true, std::nullopt, std::nullopt,
+                             /*strict_mode=*/true, kWhiteSpace);
                        }));
   return Made{std::move(compiled), {}};
 }
@@ -297,9 +298,8 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Ebnf& gr
                                          grammar.text.size(), options.grammar_bytes));
   }
   OKV_RETURN_IF_ERROR(CheckBrackets(grammar.text));
-  OKV_ASSIGN_OR_RETURN(auto compiled, Guarded("the grammar", [&] {
-                         return compiler.CompileGrammar(grammar.text);
-                       }));
+  OKV_ASSIGN_OR_RETURN(
+      auto compiled, Guarded("the grammar", [&] { return compiler.CompileGrammar(grammar.text); }));
   return Made{std::move(compiled), {}};
 }
 
@@ -309,9 +309,12 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Regex& r
     return Status(good.code(), fmt::format("the regular expression {} {}", Printable(regex.text),
                                            good.message()));
   }
-  OKV_ASSIGN_OR_RETURN(auto compiled, Guarded("the regular expression", [&] {
-                         return compiler.CompileRegex(regex.text);
-                       }));
+  // As one automaton: CompileRegex makes rules of it, in which a mask may take seconds where the
+  // expression is ambiguous. The quoted forms of JSON are those of the grammar.
+  OKV_ASSIGN_OR_RETURN(
+      auto compiled, Guarded("the regular expression", [&] {
+        return compiler.CompileGrammar(fmt::format("root ::= Regex({})", Json(regex.text).dump()));
+      }));
   return Made{std::move(compiled), {}};
 }
 
@@ -350,9 +353,10 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Calls& c
   AppendText(calls.trigger, &trigger, &made.specials);
   const bool by_token = !trigger.empty() && trigger[0]["type"] == "token";
   if (trigger.size() > 1) {
-    return Unsupported(fmt::format("the trigger of calls is {}, expected one special token, or a text "
-                                   "without any",
-                                   Printable(calls.trigger)));
+    return Unsupported(
+        fmt::format("the trigger of calls is {}, expected one special token, or a text "
+                    "without any",
+                    Printable(calls.trigger)));
   }
   Json one = Json::array();
   for (const Calls::Form& form : calls.forms) {
@@ -386,17 +390,18 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Calls& c
     }
   } else {
     const Json begin = by_token ? trigger[0] : Json(calls.trigger);
-    const Json content = one.size() == 1 ? one[0] : Json{{"type", "or"}, {"elements", std::move(one)}};
+    const Json content =
+        one.size() == 1 ? one[0] : Json{{"type", "or"}, {"elements", std::move(one)}};
     format = {{"type", by_token ? "token_triggered_tags" : "triggered_tags"},
               {by_token ? "trigger_tokens" : "triggers",
                Json::array({by_token ? trigger[0]["token"] : begin})},
-              {"tags", Json::array({Json{
-                           {"type", "tag"}, {"begin", begin}, {"content", content}, {"end", ""}}})}};
+              {"tags",
+               Json::array(
+                   {Json{{"type", "tag"}, {"begin", begin}, {"content", content}, {"end", ""}}})}};
   }
   const std::string tag = Json{{"type", "structural_tag"}, {"format", std::move(format)}}.dump();
-  OKV_ASSIGN_OR_RETURN(made.compiled, Guarded("the form of calls", [&] {
-                         return compiler.CompileStructuralTag(tag);
-                       }));
+  OKV_ASSIGN_OR_RETURN(made.compiled, Guarded("the form of calls",
+                                              [&] { return compiler.CompileStructuralTag(tag); }));
   return made;
 }
 

@@ -11,9 +11,9 @@
 //       if (token is one of ends || matcher.Done()) break;
 //     }
 //
-// **White space** in JSON is at most one character in each place where it may stand, and none before
-// and after the value: a weak model would write white space for ever. Strings without maxLength,
-// arrays without maxItems and numbers without bounds have no bound here either.
+// **White space** in JSON is at most one character in each place where it may stand, and none
+// before and after the value: a weak model would write white space for ever. Strings without
+// maxLength, arrays without maxItems and numbers without bounds have no bound here either.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +54,8 @@ struct Calls {
   bool several = false;   // more than one call may come
   std::string separator;  // between two of them
   // Empty: the answer is calls and nothing else. Else it is any text, in which what begins with the
-  // trigger is a call, and so may be without any. All prefixes begin with the trigger. Any number of
-  // calls may come then, whatever `several` and `separator` say.
+  // trigger is a call, and so may be without any. All prefixes begin with the trigger. Any number
+  // of calls may come then, whatever `several` and `separator` say.
   std::string trigger;
 };
 using Constraint = std::variant<JsonObject, JsonSchema, Ebnf, Regex, Calls>;
@@ -68,9 +68,9 @@ struct GrammarOptions {
   // What one compiled grammar may take: one that takes more is thrown away. xgrammar cannot be
   // stopped before.
   size_t compiled_bytes = size_t{256} << 20;
-  size_t cached = 64;                            // compiled grammars that are kept, the last used
-  size_t cached_bytes = size_t{512} << 20;       // and their bytes
-  int threads = 4;                               // for one compilation
+  size_t cached = 64;                       // compiled grammars that are kept, the last used
+  size_t cached_bytes = size_t{512} << 20;  // and their bytes
+  int threads = 4;                          // for one compilation
 };
 
 struct GrammarStats {
@@ -95,10 +95,10 @@ class Grammar {
 // Thread-safe. Compilations run one after the other, on the threads that call.
 class GrammarEngine {
  public:
-  // `vocab`: logits of the model, at least the tokenizer's vocabulary. `ends`: the tokens that end an
-  // answer, at least one. Takes about as long as decoding each token of the vocabulary. Neither the
-  // engine needs the tokenizer afterwards, nor grammars the engine. kUnsupported for tokenizers of
-  // which the tokens' texts cannot be told, kInvalidArgument for ends out of range.
+  // `vocab`: logits of the model, at least the tokenizer's vocabulary. `ends`: the tokens that end
+  // an answer, at least one. Takes about as long as decoding each token of the vocabulary. Neither
+  // the engine needs the tokenizer afterwards, nor grammars the engine. kUnsupported for tokenizers
+  // of which the tokens' texts cannot be told, kInvalidArgument for ends out of range.
   static Result<std::unique_ptr<GrammarEngine>> Create(const Tokenizer& tokenizer, int32_t vocab,
                                                        std::vector<int32_t> ends,
                                                        const GrammarOptions& options = {});
@@ -106,8 +106,8 @@ class GrammarEngine {
 
   // One that was compiled before comes from the cache. A schema takes milliseconds, the first one
   // longer; a long grammar may take seconds, so that this is not for a thread that others wait for.
-  // kInvalidArgument for what is wrong, kUnsupported for what cannot be kept, kResourceExhausted past
-  // a limit.
+  // kInvalidArgument for what is wrong, kUnsupported for what cannot be kept, kResourceExhausted
+  // past a limit.
   Result<std::shared_ptr<const Grammar>> Compile(const Constraint& constraint);
 
   GrammarStats stats() const;
@@ -127,8 +127,9 @@ class Matcher {
   ~Matcher();
 
   // Which tokens may come next: token t is bit t % 32 of allowed[t / 32]. REQUIRES
-  // allowed.size() == ceil(vocab / 32). Never empty: where the grammar has no way on (a grammar of a
-  // client may lead there, or a vocabulary without the bytes that are needed), the ends are allowed.
+  // allowed.size() == ceil(vocab / 32). Never empty: where the grammar has no way on (a grammar of
+  // a client may lead there, or a vocabulary without the bytes that are needed), the ends are
+  // allowed.
   void FillMask(std::span<uint32_t> allowed) const;
   // The token came: false where it may not, and then nothing has changed.
   bool Accept(int32_t token);

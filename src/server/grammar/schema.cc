@@ -20,22 +20,22 @@
 namespace omnikv::server {
 namespace {
 
-constexpr int64_t kMostMultiple = 1024;    // xgrammar's, of multipleOf
+constexpr int64_t kMostMultiple = 1024;     // xgrammar's, of multipleOf
 constexpr int64_t kMostMultiples = 10'000;  // and of the width of its range
 constexpr int64_t kIntMax = std::numeric_limits<int64_t>::max();
 constexpr int64_t kIntMin = std::numeric_limits<int64_t>::min();
 
 using Names = std::set<std::string, std::less<>>;
 
-const Names kAnnotations = {"title",    "description", "default",   "example",  "examples",
-                            "$comment", "deprecated",  "readOnly",  "writeOnly", "$schema",
+const Names kAnnotations = {"title",    "description", "default",    "example",   "examples",
+                            "$comment", "deprecated",  "readOnly",   "writeOnly", "$schema",
                             "$id",      "$defs",       "definitions"};
 const Names kStringWords = {"minLength", "maxLength", "pattern", "format"};
 const Names kNumberWords = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
                             "multipleOf"};
 const Names kArrayWords = {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"};
-const Names kObjectWords = {"properties",    "required",          "additionalProperties",
-                            "minProperties", "maxProperties",     "patternProperties",
+const Names kObjectWords = {"properties",    "required",      "additionalProperties",
+                            "minProperties", "maxProperties", "patternProperties",
                             "propertyNames"};
 const Names kOtherWords = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable"};
 const std::array<std::string_view, 7> kTypes = {"null",   "boolean", "object", "array",
@@ -87,7 +87,9 @@ bool IsPlainName(const std::string& name) {
                      [](char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; });
 }
 
-std::string Join(const Names& names) { return fmt::format("{}", fmt::join(names, ", ")); }
+std::string Join(const Names& names) {
+  return fmt::format("{}", fmt::join(names, ", "));
+}
 
 class Plainer {
  public:
@@ -134,7 +136,7 @@ class Plainer {
   const Json& root_;
   SchemaLimits limits_;
   std::vector<std::string> patterns_;
-  std::map<const Json*, size_t> places_;  // of schemas that a $ref names
+  std::map<const Json*, size_t> places_;                     // of schemas that a $ref names
   std::vector<std::pair<const Json*, std::string>> wanted_;  // with their paths
   std::vector<Pairs> one_ofs_;
   size_t n_schemas_ = 0, n_values_ = 0;
@@ -220,7 +222,8 @@ Status Plainer::CheckAlone(const Json& schema, std::string_view word, std::strin
                            const std::string& path) const {
   for (const auto& [other, value] : schema.items()) {
     if (other == word || other == also || other == "nullable" || IsAnnotation(other)) continue;
-    return Unsupported(fmt::format("`{}{}` beside {} is not supported in schemas", path, other, word));
+    return Unsupported(
+        fmt::format("`{}{}` beside {} is not supported in schemas", path, other, word));
   }
   return {};
 }
@@ -245,9 +248,8 @@ Result<Json> Plainer::Object(const Json& schema, const std::string& path) {
 Result<std::vector<std::string>> Plainer::TypesOf(const Json& schema,
                                                   const std::string& path) const {
   const auto known = [](const Json& type) {
-    return type.is_string() &&
-           std::find(kTypes.begin(), kTypes.end(), type.get_ref<const std::string&>()) !=
-               kTypes.end();
+    return type.is_string() && std::find(kTypes.begin(), kTypes.end(),
+                                         type.get_ref<const std::string&>()) != kTypes.end();
   };
   std::vector<std::string> types;
   if (const Json* type = Find(schema, "type")) {
@@ -262,7 +264,9 @@ Result<std::vector<std::string>> Plainer::TypesOf(const Json& schema,
   }
   // Without a type the words of one hold for its values alone: those are what comes out.
   const std::array<std::pair<const char*, const Names*>, 4> families = {
-      {{"string", &kStringWords}, {"number", &kNumberWords}, {"array", &kArrayWords},
+      {{"string", &kStringWords},
+       {"number", &kNumberWords},
+       {"array", &kArrayWords},
        {"object", &kObjectWords}}};
   for (const auto& [type, words] : families) {
     if (std::any_of(words->begin(), words->end(),
@@ -282,8 +286,8 @@ Result<Json> Plainer::Reference(const Json& schema, const std::string& path) {
   if (!ref.is_string()) return Wrong(at, ref, "a text");
   const auto& text = ref.get_ref<const std::string&>();
   if (!text.starts_with("#") || (text.size() > 1 && text[1] != '/')) {
-    return Unsupported(fmt::format("`{}` is {}, expected a place in the same schema: #/$defs/NAME", at,
-                                   Printable(text)));
+    return Unsupported(fmt::format("`{}` is {}, expected a place in the same schema: #/$defs/NAME",
+                                   at, Printable(text)));
   }
   const Json* target = &root_;
   std::string place;
@@ -310,8 +314,8 @@ Result<Json> Plainer::Reference(const Json& schema, const std::string& path) {
     } else if (target->is_object() && target->contains(name)) {
       target = Find(*target, name);
     } else {
-      return InvalidArgument(fmt::format("`{}` is {}, which is not in the schema", at,
-                                         Printable(text)));
+      return InvalidArgument(
+          fmt::format("`{}` is {}, which is not in the schema", at, Printable(text)));
     }
     place += (place.empty() ? "" : ".") + name;
     begin = end + 1;
@@ -323,8 +327,8 @@ Result<Json> Plainer::Reference(const Json& schema, const std::string& path) {
 
 Status Plainer::CheckValue(const Json& value, const std::string& path) const {
   if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(kIntMax)) {
-    return Unsupported(
-        fmt::format("`{}` holds {}, expected integers up to {}", path, value.get<uint64_t>(), kIntMax));
+    return Unsupported(fmt::format("`{}` holds {}, expected integers up to {}", path,
+                                   value.get<uint64_t>(), kIntMax));
   }
   if (value.is_structured()) {
     for (const Json& inner : value) OKV_RETURN_IF_ERROR(CheckValue(inner, path));
@@ -362,14 +366,14 @@ Result<Json> Plainer::Options(const Json& schema, const std::string& word,
                               const std::string& path) {
   OKV_RETURN_IF_ERROR(CheckAlone(schema, word, "", path));
   const Json& options = schema[word];
-  if (!options.is_array() || options.empty()) return Wrong(path + word, options, "an array of schemas");
+  if (!options.is_array() || options.empty())
+    return Wrong(path + word, options, "an array of schemas");
   if (word == "allOf" && options.size() > 1) {
     return Unsupported(fmt::format("`{}allOf` of more than one schema is not supported", path));
   }
   Json plain = Json::array();
   for (size_t i = 0; i < options.size(); ++i) {
-    OKV_ASSIGN_OR_RETURN(Json option,
-                         Schema(options[i], fmt::format("{}{}[{}]", path, word, i)));
+    OKV_ASSIGN_OR_RETURN(Json option, Schema(options[i], fmt::format("{}{}[{}]", path, word, i)));
     plain.push_back(std::move(option));
   }
   if (plain.size() == 1) return std::move(plain[0]);
@@ -406,8 +410,8 @@ Status Plainer::Pattern(const Json& pattern, const std::string& path) {
   const auto& text = pattern.get_ref<const std::string&>();
   const Status good = CheckPattern(text, limits_);
   if (!good.ok()) {
-    return Status(good.code(), fmt::format("`{}` is {}, which {}", path, Printable(text),
-                                           good.message()));
+    return Status(good.code(),
+                  fmt::format("`{}` is {}, which {}", path, Printable(text), good.message()));
   }
   if (std::find(patterns_.begin(), patterns_.end(), text) == patterns_.end()) {
     patterns_.push_back(text);
@@ -426,19 +430,17 @@ Result<Json> Plainer::StringOf(const Json& schema, const std::string& path) {
   }
   const bool bounded = least > 0 || most >= 0;
   if ((pattern != nullptr) + (format != nullptr) + bounded > 1) {
-    return Unsupported(fmt::format(
-        "`{}{}` beside {} is not supported in schemas", path,
-        bounded ? (most >= 0 ? "maxLength" : "minLength") : "format",
-        pattern != nullptr ? "pattern" : "format"));
+    return Unsupported(fmt::format("`{}{}` beside {} is not supported in schemas", path,
+                                   bounded ? (most >= 0 ? "maxLength" : "minLength") : "format",
+                                   pattern != nullptr ? "pattern" : "format"));
   }
   Json plain = {{"type", "string"}};
   if (pattern != nullptr) {
     OKV_RETURN_IF_ERROR(Pattern(*pattern, path + "pattern"));
     plain["pattern"] = *pattern;
   } else if (format != nullptr) {
-    const auto found = format->is_string()
-                           ? kFormats.find(format->get_ref<const std::string&>())
-                           : kFormats.end();
+    const auto found =
+        format->is_string() ? kFormats.find(format->get_ref<const std::string&>()) : kFormats.end();
     if (found == kFormats.end()) {
       std::vector<std::string> names;
       for (const auto& [name, regex] : kFormats) names.push_back(name);
@@ -514,17 +516,19 @@ Result<Json> Plainer::IntegerOf(const Json& schema, const std::string& path) {
   OKV_ASSIGN_OR_RETURN(const std::optional<double> multiple, Bound(schema, "multipleOf", path));
   if (!multiple || *multiple == 1) return plain;
   if (*multiple < 1 || *multiple > kMostMultiple || *multiple != std::floor(*multiple)) {
-    return Unsupported(fmt::format("`{}multipleOf` is {}, expected a whole number from 1 to {}", path,
-                                   *multiple, kMostMultiple));
+    return Unsupported(fmt::format("`{}multipleOf` is {}, expected a whole number from 1 to {}",
+                                   path, *multiple, kMostMultiple));
   }
   if (low || high) {
     // The width as an unsigned number, which cannot overflow.
-    if (!low || !high || static_cast<uint64_t>(*high) - static_cast<uint64_t>(*low) >
-                             static_cast<uint64_t>(kMostMultiples)) {
-      return Unsupported(fmt::format(
-          "`{}multipleOf` beside a minimum or a maximum is not supported, unless both are there and "
-          "at most {} apart",
-          path, kMostMultiples));
+    if (!low || !high ||
+        static_cast<uint64_t>(*high) - static_cast<uint64_t>(*low) >
+            static_cast<uint64_t>(kMostMultiples)) {
+      return Unsupported(
+          fmt::format("`{}multipleOf` beside a minimum or a maximum is not supported, unless both "
+                      "are there and "
+                      "at most {} apart",
+                      path, kMostMultiples));
     }
     const auto step = static_cast<int64_t>(*multiple);
     Json values = Json::array();
@@ -593,7 +597,8 @@ Result<Json> Plainer::ArrayOf(const Json& schema, const std::string& path) {
     return Wrong(path + "prefixItems", *prefix, "an array of schemas");
   }
   if (items != nullptr && items->is_array()) {
-    return Unsupported(fmt::format("`{}items` is an array, expected a schema, or prefixItems", path));
+    return Unsupported(
+        fmt::format("`{}items` is an array, expected a schema, or prefixItems", path));
   }
   Json plain = {{"type", "array"}};
   Json first = Json::array();
@@ -607,9 +612,10 @@ Result<Json> Plainer::ArrayOf(const Json& schema, const std::string& path) {
   const int64_t n_named = std::ssize(first);
   const bool closed = items != nullptr && *items == Json(false);
   if (closed && least > n_named) {
-    return InvalidArgument(fmt::format("`{}minItems` is {}, expected at most {}, the items that there "
-                                       "can be",
-                                       path, least, n_named));
+    return InvalidArgument(
+        fmt::format("`{}minItems` is {}, expected at most {}, the items that there "
+                    "can be",
+                    path, least, n_named));
   }
   if (!first.empty()) plain["prefixItems"] = std::move(first);
   if (closed || (items == nullptr && n_named > 0 && least <= n_named) || most == n_named) {
@@ -639,9 +645,11 @@ Result<Json> Plainer::ObjectOf(const Json& schema, const std::string& path) {
   if ((properties == nullptr || properties->empty()) && n_required == 0) {
     if (properties == nullptr || additional != nullptr) return MapOf(schema, path);
   }
-  for (const char* word : {"patternProperties", "propertyNames", "minProperties", "maxProperties"}) {
+  for (const char* word :
+       {"patternProperties", "propertyNames", "minProperties", "maxProperties"}) {
     if (!schema.contains(word)) continue;
-    return Unsupported(fmt::format("`{}{}` beside properties is not supported in schemas", path, word));
+    return Unsupported(
+        fmt::format("`{}{}` beside properties is not supported in schemas", path, word));
   }
   const bool open = additional != nullptr && *additional != Json(false);
   Json named = Json::object();
@@ -652,8 +660,8 @@ Result<Json> Plainer::ObjectOf(const Json& schema, const std::string& path) {
                                            properties->size(), limits_.properties));
     }
     for (const auto& [name, property] : properties->items()) {
-      OKV_ASSIGN_OR_RETURN(
-          Json value, Schema(property, path + "properties." + Escaped(name, kPrintableBytes)));
+      OKV_ASSIGN_OR_RETURN(Json value,
+                           Schema(property, path + "properties." + Escaped(name, kPrintableBytes)));
       plain_names = plain_names && IsPlainName(name);
       named.push_back({name, std::move(value)});
     }
@@ -666,8 +674,8 @@ Result<Json> Plainer::ObjectOf(const Json& schema, const std::string& path) {
     if (named.contains(name)) continue;
     // It is one of the additional properties.
     if (additional != nullptr && !open) {
-      return InvalidArgument(fmt::format("`{}required` has {}, which is none of the properties", path,
-                                         Printable(name)));
+      return InvalidArgument(fmt::format("`{}required` has {}, which is none of the properties",
+                                         path, Printable(name)));
     }
     OKV_ASSIGN_OR_RETURN(Json value, Schema(additional == nullptr ? Json(true) : *additional,
                                             path + "additionalProperties"));
@@ -679,9 +687,10 @@ Result<Json> Plainer::ObjectOf(const Json& schema, const std::string& path) {
   plain["additionalProperties"] = false;
   if (open) {
     if (!plain_names) {
-      return Unsupported(fmt::format(
-          "`{}additionalProperties` beside properties whose names are not plain ASCII is not supported",
-          path));
+      return Unsupported(
+          fmt::format("`{}additionalProperties` beside properties whose names are not plain ASCII "
+                      "is not supported",
+                      path));
     }
     OKV_ASSIGN_OR_RETURN(plain["additionalProperties"],
                          Schema(*additional, path + "additionalProperties"));
@@ -698,8 +707,8 @@ Result<Json> Plainer::MapOf(const Json& schema, const std::string& path) {
   const Json* names = Find(schema, "propertyNames");
   const bool closed = additional != nullptr && *additional == Json(false);
   if (most >= 0 && least > most) {
-    return InvalidArgument(fmt::format("`{}minProperties` is {}, expected at most maxProperties, {}",
-                                       path, least, most));
+    return InvalidArgument(fmt::format(
+        "`{}minProperties` is {}, expected at most maxProperties, {}", path, least, most));
   }
   // The same key may come twice, so that two members need not be two properties.
   if (least > 1) {
@@ -709,9 +718,10 @@ Result<Json> Plainer::MapOf(const Json& schema, const std::string& path) {
   if (by_pattern != nullptr) {
     const bool alone = names == nullptr && (additional == nullptr || closed);
     if (!alone || !by_pattern->is_object() || by_pattern->size() != 1) {
-      return Unsupported(fmt::format("`{}patternProperties` is supported with one pattern, and without "
-                                     "propertyNames and additionalProperties",
-                                     path));
+      return Unsupported(
+          fmt::format("`{}patternProperties` is supported with one pattern, and without "
+                      "propertyNames and additionalProperties",
+                      path));
     }
     const std::string& pattern = by_pattern->begin().key();
     OKV_RETURN_IF_ERROR(Pattern(pattern, path + "patternProperties"));
@@ -720,23 +730,26 @@ Result<Json> Plainer::MapOf(const Json& schema, const std::string& path) {
     plain["additionalProperties"] = false;
   } else if (closed) {
     if (least > 0) return InvalidArgument(fmt::format("`{}minProperties` fits no object", path));
-    return Json{{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
+    return Json{
+        {"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
   } else {
     if (names != nullptr) {
       OKV_ASSIGN_OR_RETURN(Json name, Schema(*names, path + "propertyNames"));
       const Json* type = Find(name, "type");
       const Json* values = Find(name, "enum");
-      const bool texts = values != nullptr && std::all_of(values->begin(), values->end(),
-                                                          [](const Json& v) { return v.is_string(); });
+      const bool texts =
+          values != nullptr &&
+          std::all_of(values->begin(), values->end(), [](const Json& v) { return v.is_string(); });
       if ((type == nullptr || *type != Json("string")) && !texts) {
-        return Unsupported(fmt::format("`{}propertyNames` is supported as a schema of strings", path));
+        return Unsupported(
+            fmt::format("`{}propertyNames` is supported as a schema of strings", path));
       }
       plain["propertyNames"] = std::move(name);
     }
     if (additional != nullptr || names != nullptr || least > 0 || most >= 0) {
-      OKV_ASSIGN_OR_RETURN(plain["additionalProperties"],
-                           Schema(additional == nullptr ? Json(true) : *additional,
-                                  path + "additionalProperties"));
+      OKV_ASSIGN_OR_RETURN(
+          plain["additionalProperties"],
+          Schema(additional == nullptr ? Json(true) : *additional, path + "additionalProperties"));
     }
   }
   if (least > 0) plain["minProperties"] = least;

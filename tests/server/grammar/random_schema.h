@@ -45,9 +45,11 @@ class RandomSchemas {
         return Json{{"type", "string"}, {"minLength", least}, {"maxLength", least + Whole(0, 8)}};
       }
       case 4: {
-        static const char* const kTexts[] = {"^[a-z]{1,5}$", "[A-F0-9]{2}-[0-9]{3}", "^(yes|no|\\d{1,3})$",
-                                             "^[^x]{0,3}$", "^.{2}$", "^\\w{1,4}\\s?\\S$"};
-        static const char* const kNames[] = {"date", "time", "date-time", "uuid", "ipv4", "duration"};
+        static const char* const kTexts[] = {
+            "^[a-z]{1,5}$", "[A-F0-9]{2}-[0-9]{3}", "^(yes|no|\\d{1,3})$", "^[^x]{0,3}$",
+            "^.{2}$",       "^\\w{1,4}\\s?\\S$"};
+        static const char* const kNames[] = {"date", "time", "date-time",
+                                             "uuid", "ipv4", "duration"};
         return Coin() ? Json{{"type", "string"}, {"pattern", kTexts[Whole(0, 5)]}}
                       : Json{{"type", "string"}, {"format", kNames[Whole(0, 5)]}};
       }
@@ -59,9 +61,11 @@ class RandomSchemas {
         schema[Coin() ? "maximum" : "exclusiveMaximum"] = high + 1;
         if (Whole(0, 3) == 0) schema["multipleOf"] = Whole(1, high - low + 1);
         // 0 is a multiple of all, and may lie outside.
-        if (schema.contains("multipleOf")) schema = {{"type", "integer"}, {"minimum", -high - 50},
-                                                     {"maximum", high + 50},
-                                                     {"multipleOf", schema["multipleOf"]}};
+        if (schema.contains("multipleOf"))
+          schema = {{"type", "integer"},
+                    {"minimum", -high - 50},
+                    {"maximum", high + 50},
+                    {"multipleOf", schema["multipleOf"]}};
         return high < -40 ? Json{{"type", "integer"}, {"minimum", low}, {"maximum", high}} : schema;
       }
       case 6: {
@@ -88,7 +92,9 @@ class RandomSchemas {
       }
       case 10: {
         const int64_t least = Whole(0, 3);
-        return Json{{"type", "array"}, {"items", Schema(depth - 1, with_refs)}, {"minItems", least},
+        return Json{{"type", "array"},
+                    {"items", Schema(depth - 1, with_refs)},
+                    {"minItems", least},
                     {"maxItems", least + Whole(0, 2)}};
       }
       case 11: {
@@ -103,8 +109,10 @@ class RandomSchemas {
         return schema;
       }
       case 12:
-        return Json{{"type", "object"}, {"propertyNames", {{"maxLength", 4}}},
-                    {"additionalProperties", Schema(0, with_refs)}, {"maxProperties", Whole(1, 2)}};
+        return Json{{"type", "object"},
+                    {"propertyNames", {{"maxLength", 4}}},
+                    {"additionalProperties", Schema(0, with_refs)},
+                    {"maxProperties", Whole(1, 2)}};
       default:
         return Object(depth, with_refs);
     }
@@ -115,8 +123,8 @@ class RandomSchemas {
 
  private:
   Json Object(int depth, bool with_refs) {
-    static const char* const kNames[] = {"title", "description", "default", "a", "ab", "b\"c",
-                                         "h\u00e9", "n/m", "x y", "\n", ""};
+    static const char* const kNames[] = {"title",   "description", "default", "a",  "ab", "b\"c",
+                                         "h\u00e9", "n/m",         "x y",     "\n", ""};
     Json properties = Json::object();
     Json required = Json::array();
     for (int64_t n = Whole(0, 4); n > 0; --n) {
@@ -143,8 +151,9 @@ class RandomSchemas {
       case 4:
         return Json{{"title", Whole(0, 9)}, {"list", {1, "two"}}};
       default: {
-        static const char* const kTexts[] = {"", "a", "a \"quoted\" one", "back\\slash", "\u00fcber",
-                                             "\U0001F600", "line\nend", "http://x/y"};
+        static const char* const kTexts[] = {
+            "",          "a",          "a \"quoted\" one", "back\\slash",
+            "\u00fcber", "\U0001F600", "line\nend",        "http://x/y"};
         return kTexts[Whole(0, 7)];
       }
     }
@@ -159,7 +168,9 @@ inline size_t Characters(const std::string& text) {
   return n;
 }
 
-inline bool SameJson(const Json& a, const Json& b) { return nlohmann::json(a) == nlohmann::json(b); }
+inline bool SameJson(const Json& a, const Json& b) {
+  return nlohmann::json(a) == nlohmann::json(b);
+}
 
 inline bool HasType(const Json& value, const std::string& type) {
   if (type == "null") return value.is_null();
@@ -226,11 +237,12 @@ inline std::string Misfit(const Json& schema, const Json& value, const Json& roo
     if (size < count("minLength", 0)) return "minLength";
     if (size > count("maxLength", kMany)) return "maxLength";
     // Bytes, not characters, for std::regex: a pattern of the test that counts them is written so.
-    if (schema.contains("pattern") && schema["pattern"] != "^.{2}$" && schema["pattern"] != "^[^x]{0,3}$" &&
-        schema["pattern"] != "^\\w{1,4}\\s?\\S$" &&
+    if (schema.contains("pattern") && schema["pattern"] != "^.{2}$" &&
+        schema["pattern"] != "^[^x]{0,3}$" && schema["pattern"] != "^\\w{1,4}\\s?\\S$" &&
         !std::regex_search(text, std::regex(schema["pattern"].get<std::string>())))
       return "pattern";
-    if (schema.contains("pattern") && schema["pattern"] == "^.{2}$" && size != 2) return "pattern .";
+    if (schema.contains("pattern") && schema["pattern"] == "^.{2}$" && size != 2)
+      return "pattern .";
     if (schema.contains("pattern") && schema["pattern"] == "^[^x]{0,3}$" &&
         (size > 3 || text.find('x') != std::string::npos))
       return "pattern [^x]";
@@ -301,12 +313,15 @@ inline Json RandomSchemas::Value(const Json& schema, const Json& root, int depth
   const Json& type = schema["type"];
   if (type.is_array() || type == "boolean") return Coin();
   if (type == "null") return nullptr;
-  if (type == "integer") return fitting([&] { return Json(Whole(-60'000, 60'000) / Whole(1, 9000)); });
+  if (type == "integer")
+    return fitting([&] { return Json(Whole(-60'000, 60'000) / Whole(1, 9000)); });
   if (type == "number") {
-    return fitting([&] { return Json(static_cast<double>(Whole(-10'000'000, 10'000'000)) / 1000); });
+    return fitting(
+        [&] { return Json(static_cast<double>(Whole(-10'000'000, 10'000'000)) / 1000); });
   }
   if (type == "string") {
-    if (schema.contains("pattern") || schema.contains("format")) return Json(Json::value_t::discarded);
+    if (schema.contains("pattern") || schema.contains("format"))
+      return Json(Json::value_t::discarded);
     static const char* const kPieces[] = {"a", "B", " ", "\u00e9", "\U0001F600", "{", ","};
     return fitting([&] {
       std::string text;
@@ -321,8 +336,9 @@ inline Json RandomSchemas::Value(const Json& schema, const Json& root, int depth
     const int64_t n_first = schema.contains("prefixItems") ? std::ssize(schema["prefixItems"]) : 0;
     const int64_t most = schema.value("maxItems", n_first);
     for (int64_t i = 0, n = Whole(least, std::max(least, most)); i < n; ++i) {
-      made.push_back(Value(i < n_first ? schema["prefixItems"][static_cast<size_t>(i)] : schema["items"],
-                           root, depth + 1));
+      made.push_back(
+          Value(i < n_first ? schema["prefixItems"][static_cast<size_t>(i)] : schema["items"], root,
+                depth + 1));
       if (made.back().is_discarded()) return made.back();
     }
     return made;
@@ -331,7 +347,8 @@ inline Json RandomSchemas::Value(const Json& schema, const Json& root, int depth
   if (!schema.contains("properties")) return made;
   for (const auto& [name, inner] : schema["properties"].items()) {
     const Json required = schema.value("required", Json::array());
-    if (std::find(required.begin(), required.end(), Json(name)) == required.end() && Coin()) continue;
+    if (std::find(required.begin(), required.end(), Json(name)) == required.end() && Coin())
+      continue;
     Json value = Value(inner, root, depth + 1);
     if (value.is_discarded()) return value;
     made[name] = std::move(value);

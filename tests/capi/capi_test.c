@@ -170,6 +170,7 @@ static void Mistakes(omnikv_engine* engine) {
   omnikv_options* options = NULL;
   omnikv_engine* none = NULL;
   omnikv_session* session = NULL;
+  omnikv_session* refused = NULL;
   int32_t* tokens = NULL;
   const char* text = NULL;
   const float* logits = NULL;
@@ -204,18 +205,18 @@ static void Mistakes(omnikv_engine* engine) {
   omnikv_options_free(options);
 
   options = OPTIONS("policy", "nonesuch");
-  EXPECT_REFUSED(omnikv_session_new(engine, options, &session), OMNIKV_INVALID_ARGUMENT,
+  EXPECT_REFUSED(omnikv_session_new(engine, options, &refused), OMNIKV_INVALID_ARGUMENT,
                  "nonesuch");
   omnikv_options_free(options);
   options = OPTIONS("policy", "streaming", "policy.budget", "few");
-  EXPECT_REFUSED(omnikv_session_new(engine, options, &session), OMNIKV_INVALID_ARGUMENT, "few");
+  EXPECT_REFUSED(omnikv_session_new(engine, options, &refused), OMNIKV_INVALID_ARGUMENT, "few");
   omnikv_options_free(options);
   options = OPTIONS("policy", "streaming", "policy.nonesuch", "1");
-  EXPECT_REFUSED(omnikv_session_new(engine, options, &session), OMNIKV_INVALID_ARGUMENT,
+  EXPECT_REFUSED(omnikv_session_new(engine, options, &refused), OMNIKV_INVALID_ARGUMENT,
                  "nonesuch");
   omnikv_options_free(options);
-  EXPECT(session == NULL);
-  EXPECT_REFUSED(omnikv_session_new(NULL, NULL, &session), OMNIKV_INVALID_ARGUMENT, "is NULL");
+  EXPECT(refused == NULL);
+  EXPECT_REFUSED(omnikv_session_new(NULL, NULL, &refused), OMNIKV_INVALID_ARGUMENT, "is NULL");
 
   session = NewSession(engine);
   EXPECT_REFUSED(omnikv_session_generate(session, NULL, NULL, NULL, NULL, NULL, NULL),
@@ -243,13 +244,13 @@ static void Mistakes(omnikv_engine* engine) {
   EXPECT_REFUSED(omnikv_session_begin(session, options), OMNIKV_INVALID_ARGUMENT, "TOKEN=BIAS");
   omnikv_options_free(options);
   EXPECT_REFUSED(omnikv_session_save(session, "/nonexistent/x"), OMNIKV_NOT_FOUND, "/nonexistent");
-  EXPECT_REFUSED(omnikv_session_restore(engine, "/nonexistent/x", &session), OMNIKV_NOT_FOUND,
+  EXPECT_REFUSED(omnikv_session_restore(engine, "/nonexistent/x", &refused), OMNIKV_NOT_FOUND,
                  "/nonexistent");
-  EXPECT(session == NULL);
+  EXPECT(refused == NULL);
 
   EXPECT_REFUSED(omnikv_session_prompt(NULL, NULL, 0, NULL, NULL), OMNIKV_INVALID_ARGUMENT, "NULL");
   EXPECT_REFUSED(omnikv_session_stats(NULL, &json), OMNIKV_INVALID_ARGUMENT, "NULL");
-  EXPECT_REFUSED(omnikv_session_fork(NULL, NULL, &session), OMNIKV_INVALID_ARGUMENT, "NULL");
+  EXPECT_REFUSED(omnikv_session_fork(NULL, NULL, &refused), OMNIKV_INVALID_ARGUMENT, "NULL");
   EXPECT_REFUSED(omnikv_batch_stats(NULL, &json), OMNIKV_INVALID_ARGUMENT, "NULL");
   EXPECT_REFUSED(omnikv_stream_next(NULL, 0, NULL, &text, &n), OMNIKV_INVALID_ARGUMENT, "NULL");
   EXPECT_REFUSED(omnikv_engine_tokenize(engine, "\xc3(", 2, 0, 0, &tokens, &n),
@@ -258,6 +259,7 @@ static void Mistakes(omnikv_engine* engine) {
                  OMNIKV_INVALID_ARGUMENT, "no messages");
   EXPECT_REFUSED(omnikv_set_log_level(3), OMNIKV_INVALID_ARGUMENT, "0 to 2");
   EXPECT(omnikv_engine_context(NULL) == 0 && omnikv_engine_vocab(NULL) == 0);
+  omnikv_session_free(session);
   omnikv_session_cancel(NULL);
   omnikv_stream_cancel(NULL);
   omnikv_session_free(NULL);

@@ -291,6 +291,9 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   Result<Generation::MakeFilter> FilterOf(const Question& question, const AnswerForm& of) {
     const std::optional<Constraint> constraint = ConstraintOf(question, of);
     if (!constraint) return Generation::MakeFilter();
+    if (question.generate.ignore_eos) {
+      return InvalidArgument("ignore_eos is true, but an answer that fits a form ends with it");
+    }
     OKV_ASSIGN_OR_RETURN(GrammarEngine* const engine, Grammars());
     OKV_ASSIGN_OR_RETURN(const std::shared_ptr<const Grammar> grammar,
                          engine->Compile(*constraint));

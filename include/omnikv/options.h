@@ -101,7 +101,7 @@ struct SamplingOptions {
   double presence_penalty = 0;
   double frequency_penalty = 0;
   // Added to the logits of these tokens, -100 to 100.
-  std::vector<std::pair<int32_t, float>> logit_bias = {};
+  std::vector<std::pair<int32_t, float>> logit_bias;
   // The same seed gives the same tokens. The library draws no seed by itself: who wants another
   // answer each time passes a random one, as the program does where no seed is given.
   uint64_t seed = 0;

@@ -15,7 +15,7 @@ AWAY, LAST_ROWS, RESIDENCY = (
 FETCHED = "src/bank/fetched_units.cc"
 REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
 LOCATE = "src/backend/locate_rows.h"
-PLACEMENT = "src/engine/placement.cc"
+PLACEMENT, PLAN_BANK = "src/engine/placement.cc", "src/engine/plan_bank.cc"
 BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
 STREAMING, MEMORY = "src/policy/streaming/streaming.cc", "src/base/memory.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
@@ -71,6 +71,14 @@ FAULTS = {
     "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
     "working_sets_know_nothing_below": (
         SETS, "selection.wider, seqs, primes ?", "PlanSegment{}, seqs, primes ?"),
+    "prompts_with_passes_are_read_together": (
+        "src/engine/scheduler_steps.cc",
+        "rows.PassesByLayer(s.member) || rows.AwaitsPasses(s.member)", "rows.PassesByLayer(s.member)"),
+    "far_places_of_a_step_are_one": (INFLLM + "infllm.h", "prefill ? 1 : 0", "0"),
+    "generated_rows_are_for_everyone": (
+        "src/engine/kept_contexts.cc", "own ? static_cast<int64_t>(common) : dense_rows", "common"),
+    "a_stored_context_is_not_checked": (
+        "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
     "rows_ahead_are_not_fetched": (
         SETS, "Fetch(layer, bank_.View(layer), Lane::kIn, /*ahead=*/true);", ""),
     "rows_ahead_keep_what_is_there": (
@@ -217,7 +225,7 @@ FAULTS = {
     "passes_by_layer_share_their_residual": (
         "src/engine/stepper.cc", "total() + before_ + row", "total() + row"),
     "a_prompt_by_layer_has_room_for_all_its_rows": (
-        PLACEMENT, "plan.heads_apart && held > 0 && !plan.by_layer", "plan.heads_apart && held > 0"),
+        PLAN_BANK, "plan.heads_apart && held > 0 && !plan.by_layer", "plan.heads_apart && held > 0"),
     "heads_apart_by_layer_have_room_for_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "std::ranges::copy(rows, first);",
         "std::fill_n(first, c.heads, rows.front());"),
@@ -228,7 +236,7 @@ FAULTS = {
         "src/engine/core.cc", "prompt_end, length + 1 - tables[i].window);",
         "prompt_end, std::min(length, prompt_end));"),
     "windows_stand_between_the_tables_of_heads": (
-        PLACEMENT, "    if (window == 0) continue;\n    const auto [table, added]",
+        PLAN_BANK, "    if (window == 0) continue;\n    const auto [table, added]",
         "    const auto [table, added]"),
     "heads_apart_keep_what_the_first_keeps": (
         "src/bank/kept_rows.cc", "kept[static_cast<size_t>(head)]", "kept.front()"),
@@ -562,6 +570,11 @@ ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsO
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),
                CPU: ("parity_test", "*Q4Goldens*:*AttendDenseShapes*"),
+               **{name: ("scheduler_test", tests) for name, tests in (
+                   ("prompts_with_passes_are_read_together", "*OnEngines*cpu"),
+                   ("far_places_of_a_step_are_one", "*OnEngines*cpu"),
+                   ("generated_rows_are_for_everyone", "*ShareTheRows*cpu"))},
+               "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                LOCATE: ("parity_test", "*OverStreams*"),

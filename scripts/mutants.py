@@ -56,8 +56,10 @@ def build(args, root):
     for stop in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: sys.exit(1))
     try:
+        # Not those that have a check of their own by a program that the bundle lacks.
         on_card = [n for n, (path, _, _) in FAULTS.items()
-                   if path not in (AWAY, LAST_ROWS, RESIDENCY, FETCHED, *HOST_CHECKS)
+                   if HOST_CHECKS.get(n, next(iter(PROGRAMS.items())))[0] in PROGRAMS
+                   and path not in (AWAY, LAST_ROWS, RESIDENCY, FETCHED, *HOST_CHECKS)
                    and not path.startswith(CPU)]
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)

@@ -61,7 +61,8 @@ def stale_quotes(source):
 
 def serves(line, source, environment):
     """Whether a server that `line` starts, on another port, answers, and ends well when it is told to."""
-    process = subprocess.Popen(["bash", "-c", f"exec {line} --port 0"], cwd=source, env=environment,
+    line = re.sub(r" --port \d+", "", line) + " --port 0"
+    process = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=source, env=environment,
                                stderr=subprocess.PIPE, text=True)
     for said in process.stderr:
         if address := re.search(r"answers on (http://\S+)", said):

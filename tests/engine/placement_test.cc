@@ -91,7 +91,7 @@ TEST_F(PlacementTest, SessionsShareAsManyTokensAsFit) {
   const auto plan = Plan(60 * kGiB);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_EQ(plan->kv, size_t{200'000} * 131072);
-  EXPECT_THAT(Plan(40 * kGiB).status().message(), HasSubstr("does not fit"));
+  EXPECT_THAT(Plan(36 * kGiB).status().message(), HasSubstr("does not fit"));
   options_.kv_tokens = 1000;
   EXPECT_THAT(Plan(60 * kGiB).status().message(),
               HasSubstr("`kv_tokens` is 1000, expected at least the context of 131072"));

@@ -237,13 +237,22 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   }
 
   // How the model is to write its answer to the question, which may change for it: calls of tools
-  // whose format is not known, or that must come in another format than Hermes', follow a schema.
+  // that must come, in another format than Hermes', follow a schema, and so does the rest of a
+  // conversation with calls whose format is not known.
   AnswerForm FormOf(Question& question) const {
     AnswerForm of = form;
     if (question.tools.is_null()) return of;
     if (MustCall(question) && of.tools != ToolFormat::kHermes) of.tools = ToolFormat::kGeneric;
-    if (of.tools == ToolFormat::kGeneric) UseGenericForm(&question);
+    // Where a call is only offered, a template that shows no tools leaves the answer free.
+    if (of.tools == ToolFormat::kGeneric && (MustCall(question) || HasCalls(question))) {
+      UseGenericForm(&question);
+    }
     return of;
+  }
+  static bool HasCalls(const Question& question) {
+    return std::any_of(question.messages.begin(), question.messages.end(), [](const Json& message) {
+      return message.contains("tool_calls") || message.value("role", "") == "tool";
+    });
   }
   static bool MustCall(const Question& question) {
     return question.tool_choice.kind == ToolChoice::Kind::kRequired ||

@@ -74,9 +74,10 @@ FAULTS = {
     "prompts_with_passes_are_read_together": (
         "src/engine/scheduler_steps.cc",
         "rows.PassesByLayer(s.member) || rows.AwaitsPasses(s.member)", "rows.PassesByLayer(s.member)"),
-    "far_places_of_a_step_are_one": (INFLLM + "infllm.h", "prefill ? 1 : 0", "0"),
+    "far_places_of_a_step_are_one": (INFLLM + "infllm.h", "prefill ? 1 : 0", "prefill ? 0 : 0"),
     "generated_rows_are_for_everyone": (
-        "src/engine/kept_contexts.cc", "own ? static_cast<int64_t>(common) : dense_rows", "common"),
+        "src/engine/kept_contexts.cc", "own ? static_cast<int64_t>(common)",
+        "own || dense_rows > 0 ? static_cast<int64_t>(common)"),
     "a_stored_context_is_not_checked": (
         "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
     "rows_ahead_are_not_fetched": (

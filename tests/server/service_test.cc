@@ -133,6 +133,14 @@ class ServiceTest : public testing::Test {
     EXPECT_EQ(reply->status(), status) << reply->bytes();
     return reply->json()["error"]["message"];
   }
+  // Why this build cannot keep an answer to a form; empty: it can.
+  std::string WhyNoGrammars() {
+    const auto reply =
+        Ask("/v1/chat/completions", {{"messages", Messages()},
+                                     {"max_tokens", 1},
+                                     {"response_format", {{"type", "json_object"}}}});
+    return reply->bytes().find("OMNIKV_XGRAMMAR") != std::string::npos ? reply->bytes() : "";
+  }
   static Json Messages() { return {{{"role", "user"}, {"content", kQuestion}}}; }
 
   static std::unique_ptr<Engine> engine_;
@@ -275,6 +283,7 @@ TEST_F(ServiceTest, AClientThatGoesTakesItsRequestAlong) {
 }
 
 TEST_F(ServiceTest, AnswersThatFitASchema) {
+  if (const std::string why = WhyNoGrammars(); !why.empty()) GTEST_SKIP() << why;
   const Json schema = {{"type", "object"},
                        {"properties",
                         {{"city", {{"enum", {"Rome", "Paris"}}}},
@@ -302,6 +311,7 @@ TEST_F(ServiceTest, AnswersThatFitASchema) {
 }
 
 TEST_F(ServiceTest, ToolsThatMustBeCalled) {
+  if (const std::string why = WhyNoGrammars(); !why.empty()) GTEST_SKIP() << why;
   const Json parameters = {{"type", "object"},
                            {"properties", {{"city", {{"enum", {"Rome", "Paris"}}}}}},
                            {"required", {"city"}},

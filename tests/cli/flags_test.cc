@@ -40,12 +40,13 @@ class Flags : public ProgramTest {
 };
 
 TEST_F(Flags, AnUnknownSubcommandIsNamed) {
-  const std::string all = "run, chat, tokenize, logits, info, policies, bench, eval, analyze";
-  Refused("serve", "there is no subcommand 'serve'; there are: " + all);
+  const std::string all =
+      "run, chat, serve, tokenize, logits, info, policies, bench, eval, analyze";
+  Refused("train", "there is no subcommand 'train'; there are: " + all);
   Refused("tokenise -p x",
           "there is no subcommand 'tokenise': did you mean tokenize? There are: " + all);
-  Refused("help serve", "there is no subcommand 'serve'; there are: " + all);
-  Refused("serve --help", "there is no subcommand 'serve'; there are: " + all);
+  Refused("help train", "there is no subcommand 'train'; there are: " + all);
+  Refused("train --help", "there is no subcommand 'train'; there are: " + all);
   Refused("", "omnikv needs a subcommand: " + all + " (omnikv --help says what they do)");
   Refused("eval needle",
           "there is no subcommand 'needle': did you mean needles? There are: quickstart, needles, "

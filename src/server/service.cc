@@ -59,8 +59,12 @@ void SendJson(HttpReply& reply, const Json& body) {
   reply.Send({}, Dump(body));
 }
 
-void SendError(HttpReply& reply, const Protocol& protocol, const Status& status, int code) {
-  reply.Send({.status = code}, Dump(protocol.error(status)));
+void SendError(HttpReply& reply, const Protocol& protocol, const Status& status) {
+  reply.Send({.status = HttpStatus(status.code())}, Dump(protocol.error(status)));
+}
+
+void SendResult(HttpReply& reply, const Protocol& protocol, const Result<Json>& body) {
+  body.ok() ? SendJson(reply, *body) : SendError(reply, protocol, body.status());
 }
 
 }  // namespace
@@ -130,7 +134,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   void OneModel(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     const std::string name = request.path.substr(std::string_view("/v1/models/").size());
     if (name == options.name) return SendJson(*reply, Model());
-    SendError(*reply, kChat, NoModel(name), 404);
+    SendError(*reply, kChat, NoModel(name));
   }
   void MetricsPage(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     reply->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8"},
@@ -194,8 +198,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   void Embeddings(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendError(*reply, kChat,
               Unsupported("this server has no embeddings: it answers /v1/chat/completions, "
-                          "/v1/completions, /v1/responses and /v1/messages"),
-              400);
+                          "/v1/completions, /v1/responses and /v1/messages"));
   }
 
   void Completions(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
@@ -324,9 +327,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     const bool known = name.name.empty() || name.name == options.name ||
                        std::find(also.begin(), also.end(), name.name) != also.end() ||
                        std::find(also.begin(), also.end(), "*") != also.end();
-    if (!known) {
-      return NoModel(name.name);
-    }
+    if (!known) return NoModel(name.name);
     Request request;
     OKV_ASSIGN_OR_RETURN(request.policy, PolicyOf(question, name));
     OKV_RETURN_IF_ERROR(CheckBuilt(question));
@@ -364,24 +365,21 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       generation->Run(prompts, request, filter);
       return {};
     }();
-    if (!status.ok()) SendError(*reply, protocol, status, HttpStatus(status.code()));
+    if (!status.ok()) SendError(*reply, protocol, status);
   }
 
   void CountTokens(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
-    const auto tokens = [&]() -> Result<int64_t> {
+    const auto counted = [&]() -> Result<Json> {
       OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
       OKV_ASSIGN_OR_RETURN(const Question question, ParseCountTokens(body));
       OKV_ASSIGN_OR_RETURN(const Prompts prompts, PromptsOf(core, question));
-      return std::ssize(prompts.tokens.front());
+      return Json{{"input_tokens", prompts.tokens.front().size()}};
     }();
-    if (!tokens.ok()) {
-      return SendError(*reply, kMessages, tokens.status(), HttpStatus(tokens.status().code()));
-    }
-    SendJson(*reply, {{"input_tokens", *tokens}});
+    SendResult(*reply, kMessages, counted);
   }
 
   void Tokenize(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
-    const auto tokens = [&]() -> Result<std::vector<int32_t>> {
+    const auto answer = [&]() -> Result<Json> {
       OKV_RETURN_IF_ERROR(NeedTokenizer(core));
       OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
       FieldReader fields(body);
@@ -391,16 +389,15 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       fields.Bool("add_special", &encode.add_special);
       fields.Bool("parse_special", &encode.parse_special);
       OKV_RETURN_IF_ERROR(fields.status());
-      return TextTokens(core.text, content, encode);
+      OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                           TextTokens(core.text, content, encode));
+      return Json{{"tokens", tokens}};
     }();
-    if (!tokens.ok()) {
-      return SendError(*reply, kChat, tokens.status(), HttpStatus(tokens.status().code()));
-    }
-    SendJson(*reply, {{"tokens", *tokens}});
+    SendResult(*reply, kChat, answer);
   }
 
   void Detokenize(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
-    const auto text = [&]() -> Result<std::string> {
+    const auto answer = [&]() -> Result<Json> {
       OKV_RETURN_IF_ERROR(NeedTokenizer(core));
       OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
       FieldReader fields(body);
@@ -415,27 +412,23 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
         }
         ids.push_back(static_cast<int32_t>(*id));
       }
-      return core.text.tokenizer->Decode(ids, /*skip_special=*/false);
+      OKV_ASSIGN_OR_RETURN(const std::string text,
+                           core.text.tokenizer->Decode(ids, /*skip_special=*/false));
+      return Json{{"content", text}};
     }();
-    if (!text.ok()) {
-      return SendError(*reply, kChat, text.status(), HttpStatus(text.status().code()));
-    }
-    SendJson(*reply, {{"content", *text}});
+    SendResult(*reply, kChat, answer);
   }
 
   void ApplyTemplate(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
-    const auto prompt = [&]() -> Result<std::string> {
+    const auto answer = [&]() -> Result<Json> {
       OKV_ASSIGN_OR_RETURN(const Json body, ParseBody(http.body));
       OKV_ASSIGN_OR_RETURN(const Question question, ParseChat(body));
       OKV_ASSIGN_OR_RETURN(const std::vector<TextSpan> spans, RenderQuestion(core, question));
       std::string text;
       for (const TextSpan& span : spans) text += span.text;
-      return text;
+      return Json{{"prompt", text}};
     }();
-    if (!prompt.ok()) {
-      return SendError(*reply, kChat, prompt.status(), HttpStatus(prompt.status().code()));
-    }
-    SendJson(*reply, {{"prompt", *prompt}});
+    SendResult(*reply, kChat, answer);
   }
 
   const EngineCore& core;
@@ -484,8 +477,7 @@ void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
     return reply->Send({.status = 405, .headers = {{"allow", allowed}}},
                        Dump(protocol.error(wrong)));
   }
-  SendError(*reply, protocol, NotFound(fmt::format("there is no {}", Printable(request.path))),
-            404);
+  SendError(*reply, protocol, NotFound(fmt::format("there is no {}", Printable(request.path))));
 }
 
 void SendPage(HttpReply& reply) {

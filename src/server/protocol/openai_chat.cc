@@ -254,17 +254,7 @@ class ChatAnswering : public Answering {
   }
 
   std::string Close(const Usage& usage, const nlohmann::ordered_json& extra) override {
-    if (stream_) {
-      std::string out;
-      if (usage_ || (extra.is_object() && !extra.empty())) {
-        Json chunk = Head();
-        chunk["choices"] = Json::array();
-        if (usage_) chunk["usage"] = OpenAiUsage(usage);
-        AddMembers(&chunk, extra);
-        out = DataEvent(chunk);
-      }
-      return out += kDoneEvent;
-    }
+    if (stream_) return LastChunks(Head(), usage_ ? &usage : nullptr, extra);
     Json body = Head();
     body["choices"] = Json::array();
     for (size_t i = 0; i < choices_.size(); ++i) {
@@ -275,10 +265,7 @@ class ChatAnswering : public Answering {
     return Dump(body);
   }
 
-  std::string Error(const Status& status) override {
-    const Json error = OpenAiError(status);
-    return stream_ ? DataEvent(error).append(kDoneEvent) : Dump(error);
-  }
+  std::string Error(const Status& status) override { return OpenAiErrorReply(status, stream_); }
 
  private:
   struct State {

@@ -161,18 +161,7 @@ class CompletionsAnswering : public Answering {
   }
 
   std::string Close(const Usage& usage, const nlohmann::ordered_json& extra) override {
-    if (stream_) {
-      std::string out;
-      // members that come besides need an event, whether or not the usage is asked for
-      if (usage_ || (extra.is_object() && !extra.empty())) {
-        Json chunk = Head();
-        chunk["choices"] = Json::array();
-        if (usage_) chunk["usage"] = OpenAiUsage(usage);
-        AddMembers(&chunk, extra);
-        out = DataEvent(chunk);
-      }
-      return out += kDoneEvent;
-    }
+    if (stream_) return LastChunks(Head(), usage_ ? &usage : nullptr, extra);
     Json body = Head();
     body["choices"] = Json::array();
     for (size_t i = 0; i < choices_.size(); ++i) {
@@ -186,10 +175,7 @@ class CompletionsAnswering : public Answering {
     return Dump(body);
   }
 
-  std::string Error(const Status& status) override {
-    const Json error = OpenAiError(status);
-    return stream_ ? DataEvent(error).append(kDoneEvent) : Dump(error);
-  }
+  std::string Error(const Status& status) override { return OpenAiErrorReply(status, stream_); }
 
  private:
   struct State {
@@ -236,6 +222,23 @@ class CompletionsAnswering : public Answering {
 };
 
 }  // namespace
+
+std::string LastChunks(Json head, const Usage* usage, const Json& extra) {
+  std::string out;
+  // Members that come besides need an event, whether or not the usage is asked for.
+  if (usage != nullptr || (extra.is_object() && !extra.empty())) {
+    head["choices"] = Json::array();
+    if (usage != nullptr) head["usage"] = OpenAiUsage(*usage);
+    AddMembers(&head, extra);
+    out = DataEvent(head);
+  }
+  return out += kDoneEvent;
+}
+
+std::string OpenAiErrorReply(const Status& status, bool stream) {
+  const Json error = OpenAiError(status);
+  return stream ? DataEvent(error).append(kDoneEvent) : Dump(error);
+}
 
 Result<Question> ParseCompletions(const Json& json) {
   FieldReader body(json);

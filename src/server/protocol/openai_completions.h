@@ -29,6 +29,11 @@ std::unique_ptr<Answering> AnswerCompletions(const Question& question, Reply rep
 
 // What both of OpenAI's older protocols write.
 Json OpenAiUsage(const Usage& usage);
+// How a stream of either ends: a chunk of `head`, without choices, that has the usage where it is
+// asked for (`usage` is not null) and the members of `extra`, where there is any of these; [DONE].
+std::string LastChunks(Json head, const Usage* usage, const Json& extra);
+// A failure, in the middle of a stream or as the body.
+std::string OpenAiErrorReply(const Status& status, bool stream);
 // {total, cache, processed, time_ms}
 Json PromptProgress(int64_t done, int64_t total, int64_t cached, int64_t time_ms);
 // A number for JSON: NaN becomes null, and -infinity -9999, because JSON has neither.

@@ -76,8 +76,8 @@ FAULTS = {
         "rows.PassesByLayer(s.member) || rows.AwaitsPasses(s.member)", "rows.PassesByLayer(s.member)"),
     "far_places_of_a_step_are_one": (INFLLM + "infllm.h", "prefill ? 1 : 0", "prefill ? 0 : 0"),
     "generated_rows_are_for_everyone": (
-        "src/engine/kept_contexts.cc", "own ? static_cast<int64_t>(common)",
-        "own || dense_rows > 0 ? static_cast<int64_t>(common)"),
+        "src/engine/kept_contexts.cc", "own ? common",
+        "own || from.dense_rows > 0 ? common"),
     "a_stored_context_is_not_checked": (
         "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
     "rows_ahead_are_not_fetched": (
@@ -405,10 +405,8 @@ FAULTS = {
     "session_forgets_chunks_in_a_file": (
         "src/engine/session.cc", "PromptChunks(policy().PromptStepRows(), saved.chunks);",
         "PromptChunks(policy().PromptStepRows());"),
-    "session_shares_rows_of_sparse_prompts": (
-        "src/engine/session.cc",
-        "const bool dense = from.group_->DensePrompts() && group_->DensePrompts();",
-        "const bool dense = from.group_ != nullptr;"),
+    "sessions_of_sparse_prompts_take_rows": (
+        "src/engine/kept_contexts.cc", "(!own && !to.DensePrompts())", "false"),
     "omnikv_top_p_of_the_first_block": (
         TOP_P + ".cu", "for (int b = 0; b < n_blocks; ++b) total +=", "for (int b = 0; b < 1; ++b) total +="),
     "omnikv_top_p_one_tie_fewer": (
@@ -575,6 +573,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("prompts_with_passes_are_read_together", "*OnEngines*cpu"),
                    ("far_places_of_a_step_are_one", "*OnEngines*cpu"),
                    ("generated_rows_are_for_everyone", "*ShareTheRows*cpu"))},
+               "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),

@@ -29,18 +29,6 @@ double Worth(const fs::path& path, int64_t tokens) {
   return static_cast<double>(tokens) / (60 + std::max(0.0, age));
 }
 
-bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> beginning) {
-  return beginning.size() <= tokens.size() &&
-         std::equal(beginning.begin(), beginning.end(), tokens.begin());
-}
-
-// Whether `one` has all that `other` has.
-bool Covers(const StoredContext& one, const StoredContext& other) {
-  const auto all = static_cast<int64_t>(other.tokens.size());
-  return BeginsWith(one.tokens, other.tokens) && one.dense_rows >= other.dense_rows &&
-         (one.made_by == other.made_by || other.dense_rows == all);
-}
-
 }  // namespace
 
 ContextStore::ContextStore(EngineCore& core, ContextStoreOptions options)
@@ -125,10 +113,13 @@ void ContextStore::Put(int32_t seq, std::vector<int32_t> tokens, int64_t dense_r
       Bank::BytesPerToken(bank.config()) * context.tokens.size();  // about, windows apart
   {
     const std::lock_guard lock(mutex_);
-    const auto covers = [&](const StoredContext& there) { return Covers(there, context); };
+    const auto covers = [&](const StoredContext& there) {
+      return Covers(there.Rows(), context.Rows());
+    };
     const bool there = std::any_of(contexts_.begin(), contexts_.end(), covers) ||
-                       std::any_of(queue_.begin(), queue_.end(),
-                                   [&](const Waiting& w) { return Covers(w.context, context); });
+                       std::any_of(queue_.begin(), queue_.end(), [&](const Waiting& w) {
+                         return Covers(w.context.Rows(), context.Rows());
+                       });
     if (there || queued_ + bytes > options_.queue_bytes || bytes > options_.bytes) return;
   }
   core_.backend->Synchronize();
@@ -171,7 +162,7 @@ void ContextStore::Write() {
       // What is the beginning of it is there with it.
       for (auto c = contexts_.begin(); c != contexts_.end();) {
         const auto one = c++;
-        if (!Covers(waiting.context, *one)) continue;
+        if (!Covers(waiting.context.Rows(), one->Rows())) continue;
         std::error_code error;
         if (one->path != waiting.context.path) fs::remove(one->path, error);
         stats_.bytes -= one->bytes;

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/kept_contexts.h"
 #include "io/checked_file.h"
 
 namespace omnikv {
@@ -32,6 +32,10 @@ struct StoredContext {
   std::vector<int32_t> tokens;
   int64_t dense_rows = 0;  // SharedRows
   std::string made_by;     // the same
+
+  SharedRows Rows() const {
+    return {.tokens = tokens, .dense_rows = dense_rows, .made_by = made_by};
+  }
 };
 
 struct ContextStoreStats {

@@ -11,22 +11,27 @@ bool TakesRows(const EngineCore& core, const RowGroup& to) {
   return !keeps.sums && to.policy().PromptStepRows() == 0 && !by_layer;
 }
 
+bool Covers(const SharedRows& one, const SharedRows& other) {
+  const int64_t tokens = std::ssize(other.tokens);
+  return other.dense_rows <= one.dense_rows &&
+         (other.made_by == one.made_by || tokens <= one.dense_rows) &&
+         CommonTokens(one.tokens, other.tokens) == tokens;
+}
+
+int64_t CommonTokens(std::span<const int32_t> a, std::span<const int32_t> b) {
+  return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+}
+
 int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
-                     std::span<const int32_t> tokens, int64_t dense_rows, std::string_view made_by,
-                     std::span<const int32_t> prompt) {
+                     const SharedRows& from, std::span<const int32_t> prompt) {
   const Policy& policy = to.policy();
-  const bool own = made_by == key && policy.CutsBack();
+  const bool own = !key.empty() && from.made_by == key && policy.CutsBack();
   if (!TakesRows(core, to) || (!own && !to.DensePrompts())) return 0;
-  const size_t most = std::min(prompt.size(), tokens.size());
-  const auto common =
-      std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(most), tokens.begin())
-          .first -
-      prompt.begin();
+  const int64_t common = CommonTokens(prompt, from.tokens);
   // The last rows are computed for the logits and for the policy's state.
   const int64_t warm = std::max<int64_t>({1, policy.WarmRows(), policy.LastRows()});
-  int64_t usable =
-      std::max<int64_t>(0, std::min<int64_t>({common, std::ssize(prompt) - warm,
-                                              own ? static_cast<int64_t>(common) : dense_rows}));
+  int64_t usable = std::max<int64_t>(
+      0, std::min<int64_t>({common, std::ssize(prompt) - warm, own ? common : from.dense_rows}));
   // The unit that the first new row is in has its states from the step of that row.
   for (const auto& stream : to.states()) usable -= usable % stream->spec.unit;
   return usable;
@@ -35,8 +40,7 @@ int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_vie
 int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
                         const SharedRows& from, std::span<const int32_t> prompt) {
   if (core.bank->LeastLength(from.seq) > 0) return 0;
-  const int64_t shared =
-      UsableTokens(core, to, key, from.tokens, from.dense_rows, from.made_by, prompt);
+  const int64_t shared = UsableTokens(core, to, key, from, prompt);
   return shared > 0 && CanGoOnFrom(core, to.policy(), from.seq, shared) ? shared : 0;
 }
 
@@ -46,11 +50,9 @@ KeptContexts::~KeptContexts() {
 
 void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
                         std::string made_by, int64_t group) {
+  const SharedRows rows{.seq = seq, .tokens = tokens, .dense_rows = dense_rows, .made_by = made_by};
   std::erase_if(contexts_, [&](const Context& c) {
-    const bool covered =
-        c.dense_rows <= dense_rows && c.tokens.size() <= tokens.size() &&
-        (c.made_by == made_by || static_cast<int64_t>(c.tokens.size()) <= dense_rows) &&
-        std::equal(c.tokens.begin(), c.tokens.end(), tokens.begin());
+    const bool covered = Covers(rows, c.Rows());
     if (covered) core_.bank->Free(c.seq);
     return covered;
   });

@@ -15,24 +15,28 @@ namespace omnikv {
 
 // What a sequence of the bank has for others.
 struct SharedRows {
-  int32_t seq = -1;  // of the bank
+  int32_t seq = -1;  // of the bank; -1: in a file
   std::span<const int32_t> tokens;
   int64_t dense_rows = 0;    // the first ones, each computed from all before it, in all layers
   std::string_view made_by;  // the key of the group that computed the others
   int64_t group = -1;        // RowGroup::id of the group whose states it has; -1: none
 };
 
-// How many of the first tokens of `prompt` a sequence of the policy of `to`, in a group of key
-// `key`, can have of them, if their rows are all there: of any policy those of a dense prompt,
-// where `to` reads prompts densely, too, and all rows where `key` made them.
-int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
-                     std::span<const int32_t> tokens, int64_t dense_rows, std::string_view made_by,
-                     std::span<const int32_t> prompt);
+// Whether `one` has all rows that `other` has for others.
+bool Covers(const SharedRows& one, const SharedRows& other);
+
+// Tokens at the beginning of both.
+int64_t CommonTokens(std::span<const int32_t> a, std::span<const int32_t> b);
 
 // Whether members of `to` can take rows at all: none where a policy's choice is made of all rows of
 // a prompt as they are computed.
 bool TakesRows(const EngineCore& core, const RowGroup& to);
 
+// How many of the first tokens of `prompt` a sequence in `to`, a group of key `key`, can have of
+// those, if their rows are all there: of any policy those of a dense prompt, where `to` reads
+// prompts densely, too, and all rows where `key` made them (empty: of no key that is known).
+int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
+                     const SharedRows& from, std::span<const int32_t> prompt);
 // The same of a sequence of the bank: 0 where rows that the next token reads are not there.
 int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
                         const SharedRows& from, std::span<const int32_t> prompt);

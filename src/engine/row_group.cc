@@ -10,19 +10,22 @@
 #include "engine/supported.h"
 
 namespace omnikv {
+
+bool OneRotation(const ModelConfig& config) {
+  return std::none_of(config.ropes.begin(), config.ropes.end(), [](const RopeConfig& rope) {
+    return rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope;
+  });
+}
+
 namespace {
 
 // Whether sequences of one engine can share steps.
 Status CheckShared(const EngineCore& core) {
-  for (const RopeConfig& rope : core.config.ropes) {
-    if (rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope) {
-      return Unsupported(
-          fmt::format("{} rotates its keys by the length of each prompt, which sequences of a "
-                      "batch would have to share",
-                      core.config.name));
-    }
-  }
-  return {};
+  if (OneRotation(core.config)) return {};
+  return Unsupported(
+      fmt::format("{} rotates its keys by the length of each prompt, which sequences of a batch "
+                  "would have to share",
+                  core.config.name));
 }
 
 Status CheckSize(const EngineCore& core, int32_t max_seqs) {
@@ -57,6 +60,9 @@ Result<std::unique_ptr<RowGroup>> RowGroup::OpenUnasked(EngineCore& core,
   group->id_ = core.next_group++;
   OKV_ASSIGN_OR_RETURN(group->ropes_, RopeState::Create(*core.backend, core.config));
   OKV_ASSIGN_OR_RETURN(group->policy_, PreparePolicy(core, policy, group->ropes_, max_seqs, own));
+  for (int32_t layer = 0; layer < GlobalLayers(core.config); ++layer) {
+    group->reads_all_ = group->reads_all_ && !group->policy().Budgeted(layer);
+  }
   DeclaredReads reads = group->policy().Reads();
   if (!reads.by_token && !core.plan.fetches_units) reads.n_selections = 0;  // no set holds one
   const auto least = static_cast<int32_t>(reads.LeastSlots());

@@ -17,6 +17,10 @@ namespace omnikv {
 // How a decode step ends: with logits, or with the token that follows, the highest or drawn.
 enum class StepEnd { kLogits, kArgmax, kSample };
 
+// Whether keys of all contexts are rotated alike, whatever their length, so that sequences can
+// share steps and rows.
+bool OneRotation(const ModelConfig& config);
+
 // Up to `max_seqs` sequences of any lengths, its members; they come and go between steps. A
 // member's number is below max_seqs, and is the index of the sequence in all that the policy keeps.
 // One thread drives it and whatever else its engine has; it must not outlive the engine.
@@ -113,6 +117,8 @@ class RowGroup {
   const StateStreams& states() const { return policy_.states; }
   const std::string& policy_name() const { return policy_.info->name; }
   const PolicySettings& settings() const { return policy_.settings; }
+  // Whether decode steps read everything in all layers.
+  bool ReadsAll() const { return reads_all_; }
   int64_t id() const { return id_; }  // of no other group of the engine
   RopeState& ropes() { return ropes_; }
   Residency& residency() const { return *residency_; }
@@ -136,6 +142,7 @@ class RowGroup {
 
   EngineCore& core_;
   int64_t id_ = 0;
+  bool reads_all_ = true;
   RopeState ropes_;
   PreparedPolicy policy_;
   std::unique_ptr<Residency> residency_;

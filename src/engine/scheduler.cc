@@ -16,13 +16,6 @@ double Seconds(Scheduler::Clock::time_point from, Scheduler::Clock::time_point t
   return std::chrono::duration<double>(to - from).count();
 }
 
-// Whether keys of all contexts are rotated alike, so that one can take over rows of another.
-bool OneRotation(const ModelConfig& config) {
-  return std::none_of(config.ropes.begin(), config.ropes.end(), [](const RopeConfig& rope) {
-    return rope.scaling == RopeScaling::kDynamic || rope.scaling == RopeScaling::kLongrope;
-  });
-}
-
 // Rows that are worth keeping: a block of them.
 constexpr int64_t kLeastKept = 64;
 // A request waits for the rows of a prompt that is being read if it can have so many more of them.
@@ -130,7 +123,8 @@ bool Scheduler::Turn() {
   EndCancelled();
   TellLists();
   Admit();
-  if (Sequence* prompt = NextPrompt(); prompt != nullptr || !running_.empty()) {
+  if (!running_.empty()) {
+    Sequence* const prompt = NextPrompt();
     Sequences together;
     Sequences alone;
     Decoding(prompt, together, alone);
@@ -271,13 +265,7 @@ Scheduler::Best Scheduler::BestRows(const Group& group, std::span<const int32_t>
     offer(RowsOf(s));
     const RowGroup& rows = *s.group->rows;
     if (s.read || !rows.DensePrompts() || !to.DensePrompts() || !TakesRows(core_, rows)) continue;
-    const std::vector<int32_t>& theirs = s.request.prompt;
-    const size_t most = std::min(prompt.size(), theirs.size());
-    const auto common =
-        std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(most), theirs.begin())
-            .first -
-        prompt.begin();
-    best.to_come = std::max<int64_t>(best.to_come, common);
+    best.to_come = std::max(best.to_come, CommonTokens(prompt, s.request.prompt));
   }
   return best;
 }
@@ -304,8 +292,7 @@ int64_t Scheduler::LookInStore(const Group& to, std::span<const int32_t> prompt,
   int64_t most = best.tokens + kWorthReading - 1;
   if (OneRotation(core_.config)) {
     store_->ForEach([&](const StoredContext& c) {
-      const int64_t tokens =
-          UsableTokens(core_, *to.rows, to.key, c.tokens, c.dense_rows, c.made_by, prompt);
+      const int64_t tokens = UsableTokens(core_, *to.rows, to.key, c.Rows(), prompt);
       if (tokens <= most) return;
       most = tokens;
       stored = c;
@@ -441,8 +428,7 @@ void Scheduler::Leave(Sequence& s) {
   const int64_t length = rows.length(s.member);
   s.tokens.resize(static_cast<size_t>(std::min<int64_t>(length, std::ssize(s.tokens))));
   const bool for_others = s.dense_rows >= kLeastKept;
-  const bool for_itself =
-      rows.policy().CutsBack() && !rows.policy().Kept().sums && rows.policy().PromptStepRows() == 0;
+  const bool for_itself = rows.policy().CutsBack() && TakesRows(core_, rows);
   if (length < kLeastKept || std::ssize(s.tokens) != length || rows.least_length(s.member) > 0 ||
       !OneRotation(core_.config) || !(for_others || for_itself)) {
     return rows.Leave(s.member);

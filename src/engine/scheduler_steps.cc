@@ -229,12 +229,7 @@ void Scheduler::AfterChunk(Sequence& s, int64_t before) {
 }
 
 void Scheduler::Appended(Sequence& s) {
-  const RowGroup& rows = *s.group->rows;
-  bool reads_all = true;
-  for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
-    reads_all = reads_all && !rows.policy().Budgeted(layer);
-  }
-  if (reads_all && s.dense_rows == std::ssize(s.tokens)) ++s.dense_rows;
+  if (s.group->rows->ReadsAll() && s.dense_rows == std::ssize(s.tokens)) ++s.dense_rows;
   s.tokens.push_back(s.next);
 }
 

@@ -15,6 +15,7 @@
 #include "base/printable.h"
 #include "engine/answer.h"
 #include "engine/context_file.h"
+#include "engine/kept_contexts.h"
 #include "engine/prompt_chunks.h"
 #include "engine/stepper.h"
 
@@ -96,7 +97,6 @@ class SessionImpl : public Session {
   std::vector<int32_t> tokens_;      // in the bank
   std::vector<float> logits_;        // [vocab], after the last token
   int64_t steps_since_reset_ = 0;    // decode steps whose transfers the group has counted
-  bool reads_all_ = true;            // decode steps too, in all layers
   bool settled_ = false;    // the policy knows all prompts' tokens: the last came to its end
   int64_t dense_rows_ = 0;  // the first ones, each computed from all before it, in all layers
   PromptChunks chunks_;
@@ -115,9 +115,6 @@ Status SessionImpl::OpenGroup() {
   stats_.policy = group_->policy_name();
   stats_.dense_prompts = group_->DensePrompts();
   chunks_ = PromptChunks(policy().PromptStepRows());
-  for (int32_t layer = 0; layer < GlobalLayers(core_.config); ++layer) {
-    reads_all_ = reads_all_ && !policy().Budgeted(layer);
-  }
   return {};
 }
 
@@ -138,15 +135,11 @@ Status SessionImpl::Open(const SessionImpl* from) {
 }
 
 int64_t SessionImpl::Shares(const SessionImpl& from) const {
-  const bool dense = from.group_->DensePrompts() && group_->DensePrompts();
-  if (!dense || from.group_->least_length(0) > 0 || policy().Kept().sums) return 0;
-  const auto total = static_cast<int64_t>(from.tokens_.size());
-  int64_t shared = std::min(from.dense_rows_,
-                            total - std::max<int64_t>(policy().WarmRows(), policy().LastRows()));
-  // The unit that the first new row is in has its states from the step of that row.
-  for (const auto& stream : group_->states()) shared -= shared % stream->spec.unit;
-  const bool held = shared > 0 && CanGoOnFrom(core_, policy(), from.group_->seq(0), shared);
-  return held ? shared : 0;
+  if (!from.group_->DensePrompts()) return 0;
+  return ShareableTokens(
+      core_, *group_, /*key=*/"",
+      {.seq = from.group_->seq(0), .tokens = from.tokens_, .dense_rows = from.dense_rows_},
+      from.tokens_);
 }
 
 Status SessionImpl::OpenWithPromptOf(const SessionImpl& from) {
@@ -191,11 +184,7 @@ Status SessionImpl::Prefill(const std::vector<int32_t>& tokens, const Progress& 
   int64_t keep = 0;
   int64_t held = 0;
   if (!sink) {
-    const size_t common = std::min(tokens.size(), tokens_.size());
-    held = std::mismatch(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(common),
-                         tokens_.begin())
-               .first -
-           tokens.begin();
+    held = CommonTokens(tokens, tokens_);
     held = std::max<int64_t>(0, std::min(held, total - group_->WarmRows(0)));
     const bool cut = held < static_cast<int64_t>(tokens_.size());
     const int64_t whole = chunks_.WholeUpTo(held);
@@ -285,7 +274,7 @@ Status SessionImpl::Step(int32_t token) {
 void SessionImpl::AddToken(int32_t token) {
   tokens_.push_back(token);
   const auto length = static_cast<int64_t>(tokens_.size());
-  if (reads_all_ && dense_rows_ == length - 1) dense_rows_ = length;
+  if (group_->ReadsAll() && dense_rows_ == length - 1) dense_rows_ = length;
 }
 
 void SessionImpl::EndAhead(StepsAhead& ahead) {

@@ -78,6 +78,18 @@ FAULTS = {
     "generated_rows_are_for_everyone": (
         "src/engine/kept_contexts.cc", "own ? common",
         "own || from.dense_rows > 0 ? common"),
+    "preempted_blocks_stay_excluded": (
+        "src/policy/blocks/kept_state.cc", "c < n_choosers() && preselects_; ++c",
+        "c < 0 && preselects_; ++c"),
+    "preempted_scores_are_of_number_0": (
+        "src/policy/omnikv/filter_scores.h", "(seq * rows + r) * stride_", "r * stride_"),
+    "preempted_heads_are_of_number_0": (
+        "src/policy/kvzip/head_rows.cc", "Set(seq, numbers, tokens);", "Set(0, numbers, tokens);"),
+    "equals_preempt_equals": (
+        "src/engine/scheduler.h", ".id = std::numeric_limits<Id>::max()", ".id = 0"),
+    "a_promise_is_not_kept": (
+        "src/engine/scheduler_memory.cc", "std::ssize(s.tokens) + kAhead >= s.promised",
+        "std::ssize(s.tokens) + kAhead >= 2 * s.promised"),
     "a_stored_context_is_not_checked": (
         "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
     "rows_ahead_are_not_fetched": (
@@ -202,8 +214,8 @@ FAULTS = {
     "kvzip_passes_see_the_chunks_before": (
         CHUNK_SCORES, "{first + begin, first + end}", "{first, first + end}"),
     "kvzip_files_forget_what_was_chosen_of": (
-        "src/policy/kvzip/head_rows.cc", "static_cast<int32_t>(Tokens(0))",
-        "static_cast<int32_t>(*std::ranges::max_element(Of(0)))"),
+        "src/policy/kvzip/head_rows.cc", "static_cast<int32_t>(Tokens(seq))",
+        "static_cast<int32_t>(*std::ranges::max_element(Of(seq)))"),
     "parts_of_a_prompt_are_two_chunks": (
         "src/engine/row_group.cc", "(position / chunk + 1) * chunk", "(position / chunk + 2) * chunk"),
     "kvzip_scores_of_the_first_head": (
@@ -572,7 +584,12 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{name: ("scheduler_test", tests) for name, tests in (
                    ("prompts_with_passes_are_read_together", "*OnEngines*cpu"),
                    ("far_places_of_a_step_are_one", "*OnEngines*cpu"),
-                   ("generated_rows_are_for_everyone", "*ShareTheRows*cpu"))},
+                   ("generated_rows_are_for_everyone", "*ShareTheRows*cpu"),
+                   ("preempted_blocks_stay_excluded", "*EveryPolicyIsResumed*cpu"),
+                   ("preempted_scores_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
+                   ("preempted_heads_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
+                   ("equals_preempt_equals", "*Urgent*cpu"),
+                   ("a_promise_is_not_kept", "*MakeRoom*cpu"))},
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
                REF_SETS: ("bank_test", "WorkingSet*"),

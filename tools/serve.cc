@@ -38,7 +38,7 @@ struct ServeFlags {
   int port = 8080;
   int64_t kv_tokens = EngineOptions::kAsManyAsFit;
   int32_t kept_contexts = 16;
-  std::string api_key_file, max_body, store_size = "8GiB";
+  std::string api_key_file, max_body, store_size = "8GiB", swap_space = "1GiB";
   ContextStoreOptions store;
   double grace_seconds = 30;
 };
@@ -130,6 +130,7 @@ Status Serve(ServeFlags f) {
   f.http.error_body = server::ErrorBodyOf;
   f.http.public_paths = {"/", "/health"};
   OKV_ASSIGN_OR_RETURN(f.store.bytes, ParseSize("--store-size", f.store_size));
+  OKV_ASSIGN_OR_RETURN(f.scheduler.swap_bytes, ParseSize("--swap-space", f.swap_space));
 
   AllowManyFiles();
   const Signals signals;
@@ -200,6 +201,11 @@ void AddServe(CLI::App& app, Command& command) {
   sub->add_option("--store", f->store.folder,
                   "a folder where they are kept besides, for later servers, too");
   sub->add_option("--store-size", f->store_size, "bytes of it at most")->capture_default_str();
+  sub->add_option("--swap-space", f->swap_space,
+                  "bytes for requests that are preempted; 0: none is")
+      ->capture_default_str();
+  sub->add_option("--swap-folder", f->scheduler.swap_folder,
+                  "a folder on whose disk they are; default: memory");
   sub->add_option("--max-waiting", f->scheduler.max_waiting,
                   "requests that may wait; more are refused")
       ->capture_default_str();

@@ -142,6 +142,13 @@ int32_t RowGroup::Detach(int32_t member) {
   return std::exchange(members_[static_cast<size_t>(member)].seq, -1);
 }
 
+StateStreams RowGroup::AllStates() const {
+  StateStreams all = states();
+  const StateStreams rows = residency().states();
+  all.insert(all.end(), rows.begin(), rows.end());
+  return all;
+}
+
 void RowGroup::Leave(int32_t member) {
   OKV_CHECK(At(member).seq >= 0);
   core_.bank->Free(Detach(member));

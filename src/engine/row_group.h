@@ -115,6 +115,8 @@ class RowGroup {
   // Whether logits of a prompt are full attention's.
   bool DensePrompts() const { return policy().DensePrompts() && policy().Kept().chunk == 0; }
   const StateStreams& states() const { return policy_.states; }
+  // And those of which rows are there.
+  StateStreams AllStates() const;
   const std::string& policy_name() const { return policy_.info->name; }
   const PolicySettings& settings() const { return policy_.settings; }
   // Whether decode steps read everything in all layers.

@@ -39,6 +39,9 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(EngineCore& core,
   if (!(options.token_ms >= 0)) {
     return InvalidArgument(fmt::format("`token_ms` is {}, expected 0 or more", options.token_ms));
   }
+  if (const Status made = Scratch::Create(options.swap_folder).status(); !made.ok()) {
+    return InvalidArgument(made.message());
+  }
   return std::unique_ptr<Scheduler>(new Scheduler(core, options, store));
 }
 
@@ -46,6 +49,7 @@ Scheduler::~Scheduler() {
   TakeIncoming();
   EndAhead();
   for (Sequence& s : running_) End(s, {}, FinishReason::kCancelled);
+  for (Sequence& s : swapped_) End(s, {}, FinishReason::kCancelled);
   for (const Waiting& w : waiting_) {
     w.request.on_end(RequestEnd{.reason = FinishReason::kCancelled});
   }
@@ -80,13 +84,16 @@ void Scheduler::TellLists() {
   }
   if (calls.empty()) return;
   std::vector<ListedContext> contexts;
-  for (const Sequence& s : running_) {
+  const auto list = [&](const Sequence& s) {
     contexts.push_back({.request = s.id,
-                        .made_by = s.group->key,
-                        .tokens = s.group->rows->length(s.member),
+                        .made_by = s.key,
+                        .tokens = std::ssize(s.tokens),
                         .prompt_tokens = s.stats.prompt_tokens,
-                        .answer_tokens = std::ssize(s.answer.tokens())});
-  }
+                        .answer_tokens = std::ssize(s.answer.tokens()),
+                        .swapped = s.swapped.has_value()});
+  };
+  std::ranges::for_each(running_, list);
+  std::ranges::for_each(swapped_, list);
   kept_.ForEach([&](const SharedRows& rows) {
     contexts.push_back({.made_by = std::string(rows.made_by), .tokens = std::ssize(rows.tokens)});
   });
@@ -123,6 +130,7 @@ bool Scheduler::Turn() {
   EndCancelled();
   TellLists();
   Admit();
+  KeepPromises();
   if (!running_.empty()) {
     Sequence* const prompt = NextPrompt();
     Sequences together;
@@ -140,10 +148,13 @@ bool Scheduler::Turn() {
   const std::lock_guard lock(mutex_);
   stats_.running = static_cast<int64_t>(running_.size());
   stats_.waiting = static_cast<int64_t>(waiting_.size());
+  stats_.swapped = static_cast<int64_t>(swapped_.size());
+  stats_.swap_bytes = 0;
+  for (const Sequence& s : swapped_) stats_.swap_bytes += s.swapped->bytes();
   stats_.kept_contexts = static_cast<int64_t>(kept_.size());
   stats_.blocks_total = core_.bank->TotalBlocks(0);
   stats_.blocks_used = stats_.blocks_total - core_.bank->FreeBlocks(0);
-  return !running_.empty() || !waiting_.empty() || !incoming_.empty();
+  return !running_.empty() || !swapped_.empty() || !waiting_.empty() || !incoming_.empty();
 }
 
 void Scheduler::TakeIncoming() {
@@ -164,10 +175,7 @@ void Scheduler::TakeIncoming() {
       waiting_.push_back(std::move(w));
     }
   }
-  std::sort(waiting_.begin(), waiting_.end(), [](const Waiting& a, const Waiting& b) {
-    return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
-                                                    : a.id < b.id;
-  });
+  std::ranges::sort(waiting_, {}, [](const Waiting& w) { return RankOf(w); });
 }
 
 int64_t Scheduler::TotalTokens(const Request& request) const {
@@ -211,8 +219,10 @@ void Scheduler::EndCancelled() {
     return std::find(ids.begin(), ids.end(), id) != ids.end() ||
            (request.deadline && *request.deadline <= now);
   };
-  for (Sequence& s : running_) {
-    if (over(s.id, s.request)) End(s, {}, FinishReason::kCancelled);
+  for (std::list<Sequence>* all : {&running_, &swapped_}) {
+    for (Sequence& s : *all) {
+      if (over(s.id, s.request)) End(s, {}, FinishReason::kCancelled);
+    }
   }
   RemoveEnded();
   std::erase_if(waiting_, [&](const Waiting& w) {
@@ -225,9 +235,13 @@ void Scheduler::EndCancelled() {
 }
 
 void Scheduler::Admit() {
-  for (size_t i = 0; i < waiting_.size();) {
-    if (static_cast<int32_t>(running_.size()) >= options_.seats) return;
-    switch (TryAdmit(waiting_[i])) {
+  for (size_t i = 0; i < waiting_.size() || !swapped_.empty();) {
+    const bool returns = !swapped_.empty() &&
+                         (i == waiting_.size() || RankOf(swapped_.front()) < RankOf(waiting_[i]));
+    const Rank rank = returns ? RankOf(swapped_.front()) : RankOf(waiting_[i]);
+    const bool full = static_cast<int32_t>(running_.size()) >= options_.seats;
+    if (full && !PreemptBelow(rank.priority)) return;
+    switch (returns ? TryResume(swapped_.front()) : TryAdmit(waiting_[i])) {
       case Admission::kWaits:
         return;  // those behind it wait, too: it is not overtaken for ever
       case Admission::kWaitsForRows:
@@ -235,7 +249,7 @@ void Scheduler::Admit() {
         break;
       case Admission::kRuns:
       case Admission::kRefused:
-        waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
+        if (!returns) waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
         break;
     }
   }
@@ -245,7 +259,7 @@ SharedRows Scheduler::RowsOf(const Sequence& s) const {
   return {.seq = s.group->rows->seq(s.member),
           .tokens = s.tokens,
           .dense_rows = s.dense_rows,
-          .made_by = s.group->key,
+          .made_by = s.key,
           .group = s.group->rows->id()};
 }
 
@@ -268,23 +282,6 @@ Scheduler::Best Scheduler::BestRows(const Group& group, std::span<const int32_t>
     best.to_come = std::max(best.to_come, CommonTokens(prompt, s.request.prompt));
   }
   return best;
-}
-
-bool Scheduler::Fits(const BlockCounts& most, int64_t shared) const {
-  const Bank& bank = *core_.bank;
-  const int64_t there = shared / bank.config().block_tokens;
-  for (size_t t = 0; t < most.size(); ++t) {
-    if (most[t] == 0) continue;
-    const auto table = static_cast<int32_t>(t);
-    int64_t free = bank.FreeBlocks(table);
-    for (const Sequence& s : running_) {
-      if (s.ended) continue;
-      free -=
-          std::max<int64_t>(0, s.most[t] - bank.HeldBlocks(s.group->rows->seq(s.member), table));
-    }
-    if (free < most[t] - (bank.config().tables[t].window == 0 ? there : 0)) return false;
-  }
-  return true;
 }
 
 int64_t Scheduler::LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best) {
@@ -333,10 +330,15 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
     return Admission::kRefused;
   };
   const auto wait_or_refuse = [&](const Status& status) {
-    const bool later = status.code() == StatusCode::kResourceExhausted && !running_.empty();
+    const bool later =
+        status.code() == StatusCode::kResourceExhausted && (!running_.empty() || !swapped_.empty());
     return later ? Admission::kWaits : refuse(status);
   };
-  const auto found = groups_.Get(waiting.key, request.policy);
+  auto found = groups_.Get(waiting.key, request.policy);
+  while (found.status().code() == StatusCode::kResourceExhausted &&
+         PreemptBelow(request.priority)) {
+    found = groups_.Get(waiting.key, request.policy);
+  }
   if (!found.ok()) return wait_or_refuse(found.status());
   Group& group = **found;
   RowGroup& rows = *group.rows;
@@ -346,12 +348,19 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   const bool look = store_ != nullptr && !std::exchange(waiting.looked, true);
   const int64_t stored = look ? LookInStore(group, request.prompt, best) : 0;
   const int64_t total = TotalTokens(request);
-  const BlockCounts most = MostBlocks(core_, rows.policy(), prompt, total);
+  const std::vector<Promise> promises =
+      Promises(rows.policy(), prompt, prompt, total, HasSwapRoom(total));
   // Rows that move, or of which some stay, become the sequence's own.
   const auto shared = [&] { return rows.policy().Kept().rows > 0 ? 0 : best.tokens; };
-  while (!Fits(most, shared())) {
+  const auto fits = [&](const Promise& promise) { return Fits(promise.blocks, shared()); };
+  auto promise = promises.begin();
+  while ((promise = std::ranges::find_if(promises, fits)) == promises.end()) {
     if (kept_.DropOldest(best.rows.seq)) continue;
     if (kept_.DropOldest()) {  // that one, whose rows take more than they save
+      best = BestRows(group, request.prompt);
+      continue;
+    }
+    if (PreemptBelow(request.priority)) {
       best = BestRows(group, request.prompt);
       continue;
     }
@@ -369,6 +378,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   Sequence& s = running_.emplace_back(Sequence{.id = waiting.id,
                                                .request = std::move(request),
                                                .group = &group,
+                                               .key = group.key,
                                                .member = *member,
                                                .answer = std::move(*answer),
                                                .admitted = Clock::now(),
@@ -376,7 +386,10 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   s.tokens.assign(s.request.prompt.begin(), s.request.prompt.begin() + best.tokens);
   s.dense_rows = std::min(best.rows.dense_rows, best.tokens);
   s.logits.resize(static_cast<size_t>(core_.config.vocab));
-  s.most = most;
+  s.total = total;
+  s.promised = promise->tokens;
+  s.most = promise->blocks;
+  if (s.promised < total) ReserveSwap(s);
   s.stats = {.policy = rows.policy_name(),
              .settings = rows.settings().ToString(),
              .prompt_tokens = prompt,
@@ -396,15 +409,10 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
   const auto now = Clock::now();
   Result<std::string> rest = std::string();
   if (status.ok()) rest = s.answer.Flush();
-  const RowGroup& rows = *s.group->rows;
   s.stats.answer_tokens = static_cast<int64_t>(s.answer.tokens().size());
   s.stats.prefill_seconds = Seconds(s.admitted, s.read ? s.read_at : now);
   s.stats.decode_seconds = s.read ? Seconds(s.read_at, now) : 0;
-  if (rows.length(s.member) > 0) {
-    const SeqLength at = rows.lengths(s.member);
-    s.stats.read_fraction = ReadFraction(core_, rows.policy(), s.member, at);
-    s.stats.attended_tokens = AttendedTokens(core_.config, rows.policy(), s.member, at);
-  }
+  if (!s.swapped) TakeReads(s);
   {
     const std::lock_guard lock(mutex_);
     const bool good = status.ok() && rest.ok();
@@ -415,10 +423,19 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
     stats_.cached_tokens += s.stats.cached_tokens;
     stats_.answer_tokens += s.stats.answer_tokens;
   }
-  Leave(s);
+  swap_reserved_ -= std::exchange(s.swap_reserved, 0);
+  if (!s.swapped) Leave(s);
   if (!status.ok() || !rest.ok()) return s.request.on_end(status.ok() ? rest.status() : status);
   s.request.on_end(
       RequestEnd{.reason = reason, .text = *rest, .stop = s.answer.stop(), .stats = s.stats});
+}
+
+void Scheduler::TakeReads(Sequence& s) {
+  const RowGroup& rows = *s.group->rows;
+  if (rows.length(s.member) == 0) return;
+  const SeqLength at = rows.lengths(s.member);
+  s.stats.read_fraction = ReadFraction(core_, rows.policy(), s.member, at);
+  s.stats.attended_tokens = AttendedTokens(core_.config, rows.policy(), s.member, at);
 }
 
 void Scheduler::Leave(Sequence& s) {
@@ -435,12 +452,14 @@ void Scheduler::Leave(Sequence& s) {
   }
   const int32_t seq = rows.Detach(s.member);
   const int64_t dense = std::min(s.dense_rows, length);
-  if (store_ != nullptr) store_->Put(seq, s.tokens, dense, s.group->key);
-  kept_.Keep(seq, std::move(s.tokens), dense, s.group->key, rows.id());
+  if (store_ != nullptr) store_->Put(seq, s.tokens, dense, s.key);
+  kept_.Keep(seq, std::move(s.tokens), dense, s.key, rows.id());
 }
 
 void Scheduler::RemoveEnded() {
-  running_.remove_if([](const Sequence& s) { return s.ended; });
+  const auto ended = [](const Sequence& s) { return s.ended; };
+  running_.remove_if(ended);
+  swapped_.remove_if(ended);
 }
 
 }  // namespace omnikv

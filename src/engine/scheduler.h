@@ -3,9 +3,11 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -20,6 +22,7 @@
 #include "engine/group_pool.h"
 #include "engine/kept_contexts.h"
 #include "engine/stepper.h"
+#include "engine/swapped_member.h"
 
 namespace omnikv {
 
@@ -48,6 +51,7 @@ struct RequestStats {
   double queue_seconds = 0;    // until it was admitted
   double prefill_seconds = 0;  // from then on until its prompt was read
   double decode_seconds = 0;   // from then on
+  int64_t preemptions = 0;     // times that it was swapped out for others
   double read_fraction = 1;
   double attended_tokens = 0;
 };
@@ -94,6 +98,12 @@ struct SchedulerOptions {
   // The longest time between two tokens of a sequence while a prompt is read beside it,
   // milliseconds; at least twice what a step takes without the prompt.
   double token_ms = 50;
+  // Bytes outside of the bank for requests that are preempted. Where a request finds room there, it
+  // runs as soon as the bank has room for the first tokens of its answer, and one of a higher
+  // priority need not wait for it. 0: nothing is preempted, and each has room for all its tokens
+  // before it runs.
+  uint64_t swap_bytes = 0;
+  std::string swap_folder = {};  // on whose disk they are; empty: in memory
 };
 
 // Counts since the start, and how things stand.
@@ -102,6 +112,9 @@ struct SchedulerStats {
   int64_t finished = 0, refused = 0, cancelled = 0, failed = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
   int64_t steps = 0, step_rows = 0;           // that decode
+  int64_t preemptions = 0;                    // requests swapped out
+  int64_t swapped = 0;                        // those that wait to be resumed
+  uint64_t swap_bytes = 0;                    // of them
   int64_t blocks_used = 0, blocks_total = 0;  // of the first table of the bank
 };
 
@@ -112,6 +125,7 @@ struct ListedContext {
   int64_t tokens = 0;
   int64_t prompt_tokens = 0;  // of a request
   int64_t answer_tokens = 0;
+  bool swapped = false;  // out of the bank
 };
 
 // One thread calls Turn or Run, and nothing else touches the engine meanwhile; the other functions
@@ -161,6 +175,7 @@ class Scheduler {
     Id id;
     Request request;
     Group* group;
+    std::string key;  // of the group, which may go while the sequence is swapped out
     int32_t member;
     Answer answer;
     Clock::time_point admitted;
@@ -173,7 +188,11 @@ class Scheduler {
     int64_t dense_rows = 0;       // SharedRows
     int32_t next = -1;            // drawn, and not in the bank
     std::vector<float> logits;    // [vocab]
+    int64_t total = 0;            // tokens that it has in the end
+    int64_t promised = 0;         // of them, those that `most` has room for
     BlockCounts most;
+    uint64_t swap_reserved = 0;  // bytes, for when it is preempted
+    std::optional<SwappedMember> swapped = {};
     bool failed_once = false;  // a step with others and a chunk of its prompt
     bool ended = false;
   };
@@ -194,6 +213,50 @@ class Scheduler {
   void Admit();
   enum class Admission { kRuns, kWaits, kWaitsForRows, kRefused };
   Admission TryAdmit(Waiting& waiting);
+
+  // Who goes first: of the higher priority, then who came first.
+  struct Rank {
+    int32_t priority;
+    Id id;
+    std::strong_ordering operator<=>(const Rank& other) const {
+      const auto by_priority = other.priority <=> priority;
+      return by_priority != 0 ? by_priority : id <=> other.id;
+    }
+    bool operator==(const Rank& other) const = default;
+  };
+  static Rank RankOf(const Sequence& s) { return {s.request.priority, s.id}; }
+  static Rank RankOf(const Waiting& w) { return {w.request.priority, w.id}; }
+  // Blocks that a sequence is sure to have, for its first tokens.
+  struct Promise {
+    int64_t tokens = 0;
+    BlockCounts blocks;
+  };
+  Promise PromiseOf(const Policy& policy, int64_t prompt, int64_t tokens) const {
+    return {.tokens = tokens, .blocks = MostBlocks(core_, policy, prompt, tokens)};
+  }
+  // Those under which a sequence of `length` tokens may run, the best first: all that it will have,
+  // or some more than it has, where it can be preempted.
+  std::vector<Promise> Promises(const Policy& policy, int64_t prompt, int64_t length, int64_t total,
+                                bool can_be_preempted) const;
+  // Whether the blocks fit beside those that the admitted sequences were promised; `of`: they take
+  // the place of its own.
+  bool Fits(const BlockCounts& most, int64_t shared, const Sequence* of = nullptr) const;
+  uint64_t SwapBytes(int64_t tokens) const;
+  bool HasSwapRoom(int64_t tokens) const {
+    return swap_reserved_ + SwapBytes(tokens) <= options_.swap_bytes;
+  }
+  // Whether one that runs has left the bank for a request of such a rank, which all of those that
+  // may leave come behind.
+  bool Preempt(const Rank& rank);
+  // Whether one of less priority has.
+  bool PreemptBelow(int32_t priority) {
+    return Preempt({.priority = priority, .id = std::numeric_limits<Id>::max()});
+  }
+  void ReserveSwap(Sequence& s) { swap_reserved_ += s.swap_reserved = SwapBytes(s.total); }
+  void SwapOut(Sequence& s);
+  Admission TryResume(Sequence& s);
+  // Promises the sequences that decode what their next tokens need, or swaps some out.
+  void KeepPromises();
   // The rows that most of a prompt can be taken from, now and once prompts that run are read.
   struct Best {
     SharedRows rows = {};
@@ -205,8 +268,6 @@ class Scheduler {
   // `best` has of it then.
   int64_t LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best);
   SharedRows RowsOf(const Sequence& s) const;
-  // Whether the blocks fit beside those that the admitted sequences will still take.
-  bool Fits(const BlockCounts& most, int64_t shared) const;
   // A member with the rows of `best`, or with fewer where these have to go.
   Result<int32_t> Join(Group& group, std::span<const int32_t> prompt, Best& best);
   int64_t TotalTokens(const Request& request) const;
@@ -234,6 +295,7 @@ class Scheduler {
   void End(Sequence& s, const Status& status, FinishReason reason = FinishReason::kStop);
   void Refuse(const Waiting& waiting, const Status& status);
   void RemoveEnded();
+  void TakeReads(Sequence& s);  // of its last step, for its statistics
   // Lets its sequence of the bank go, or keeps it for others.
   void Leave(Sequence& s);
 
@@ -244,6 +306,8 @@ class Scheduler {
   GroupPool groups_;
   KeptContexts kept_;
   std::list<Sequence> running_;   // in the order of admission
+  std::list<Sequence> swapped_;   // which made room; the first one is next
+  uint64_t swap_reserved_ = 0;    // bytes, of all Sequence::swap_reserved
   std::vector<Waiting> waiting_;  // the first one is next
   uint64_t n_steps_ = 0;
   Id last_prompt_ = 0;  // whose chunk was the last

@@ -73,8 +73,6 @@ class SessionImpl : public Session {
   Status Settle();
   // Tokens of `from` whose rows this session's policy would have made as they are.
   int64_t Shares(const SessionImpl& from) const;
-  // What a file holds of it per unit of tokens, in this order.
-  StateStreams AllStates() const;
   // A token that a decode step has computed.
   void AddToken(int32_t token);
   // Forgets the tokens from `keep` on, and what followed from them.
@@ -363,18 +361,11 @@ Result<std::unique_ptr<Session>> SessionImpl::Fork(const PolicyOptions& policy) 
   return std::unique_ptr<Session>(std::move(fork));
 }
 
-StateStreams SessionImpl::AllStates() const {
-  StateStreams states = group_->states();
-  const StateStreams rows = group_->residency().states();
-  states.insert(states.end(), rows.begin(), rows.end());
-  return states;
-}
-
 Status SessionImpl::Save(const std::string& path) {
   Backend& backend = *core_.backend;
   backend.Synchronize();
   const auto length = static_cast<int64_t>(tokens_.size());
-  const std::string state = policy().SaveState(length);
+  const std::string state = policy().SaveState(/*seq=*/0, length);
   SavedContext saved{.model = ModelMarks(core_),
                      .policy = options_,
                      .resolved = group_->settings().ToString(),
@@ -390,7 +381,7 @@ Status SessionImpl::Save(const std::string& path) {
                      .has_logits = has_logits_,
                      .random = random_};
   saved.policy.name = group_->policy_name();
-  const StateStreams states = AllStates();
+  const StateStreams states = group_->AllStates();
   for (const auto& stream : states) saved.streams.push_back(stream->spec);
   OKV_ASSIGN_OR_RETURN(const auto file,
                        CheckedFileWriter::Create(path, kContextFile, TextOf(saved)));
@@ -410,7 +401,7 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
                                        saved.policy.name, Printable(saved.resolved), here));
   }
   OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
-  const StateStreams states = AllStates();
+  const StateStreams states = group_->AllStates();
   const bool same_states =
       std::equal(states.begin(), states.end(), saved.streams.begin(), saved.streams.end(),
                  [](const auto& stream, const StateSpec& spec) { return stream->spec == spec; });
@@ -463,7 +454,7 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
   if (!CanGoOnFrom(core_, policy(), seq, saved.image.length)) {
     return Corrupt("lacks rows that the next token would read");
   }
-  if (!policy().LoadState(saved.image.length, state)) {
+  if (!policy().LoadState(/*seq=*/0, saved.image.length, state)) {
     return Corrupt(
         fmt::format("{} bytes are no state of policy {}", state.size(), saved.policy.name));
   }
@@ -504,7 +495,7 @@ void SessionImpl::AddHeld(SessionStats& stats) const {
   (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
   const size_t kv = static_cast<size_t>(group_->length(0)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
-  const size_t own = bank.DeviceBytes(group_->seq(0), AllStates()) + stages + policy().Bytes() +
+  const size_t own = bank.DeviceBytes(group_->seq(0), group_->AllStates()) + stages + policy().Bytes() +
                      group_->residency().Bytes();
   stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }

@@ -276,14 +276,16 @@ class Policy {
 
   // Takes over the state of `from`, the same policy on a forked sequence.
   virtual void CopyState(const Policy& from) { static_cast<void>(from); }
-  // The same through a file: the state of a sequence of `length` tokens as bytes, and back, into an
-  // instance with the same settings, whose sequences may be longer. States() are not part of it.
-  // False where the bytes cannot be such a state.
-  virtual std::string SaveState(int64_t length) const {
+  // The same as bytes: the state of sequence `seq`, which has `length` tokens, and back, into any
+  // sequence of an instance with the same settings, whose sequences may be longer. States() are not
+  // part of it. False where the bytes cannot be such a state.
+  virtual std::string SaveState(int32_t seq, int64_t length) const {
+    static_cast<void>(seq);
     static_cast<void>(length);
     return {};
   }
-  virtual bool LoadState(int64_t length, std::string_view state) {
+  virtual bool LoadState(int32_t seq, int64_t length, std::string_view state) {
+    static_cast<void>(seq);
     static_cast<void>(length);
     return state.empty();
   }

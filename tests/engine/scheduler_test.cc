@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <set>
 #include <thread>
 
 #include "../policy_settings.h"
@@ -394,6 +395,133 @@ TEST_P(SchedulerTest, WaitsForMemoryAndUsesIt) {
   EXPECT_EQ(next.Ended().reason, FinishReason::kLength);
   EXPECT_EQ(last.Ended().reason, FinishReason::kLength);
   EXPECT_LE(house->stats().blocks_used, house->stats().blocks_total);
+}
+
+// More than fits, with answers that grow: requests are swapped out and resumed, in memory or in a
+// file, and get what each gets alone.
+TEST_P(SchedulerTest, RequestsMakeRoomForOthers) {
+  const auto quiet = Load(Options(GetParam(), 1));
+  for (const std::string& folder : {std::string(), ::testing::TempDir()}) {
+    if (GetParam() == "ref" && folder.empty()) continue;  // it is slow
+    EngineOptions options = Options(GetParam(), 12);
+    options.kv_tokens = 1024;
+    const auto engine = Load(options);
+    ASSERT_NE(engine, nullptr);
+    House house(
+        *engine,
+        {.seats = 8, .token_ms = 0, .swap_bytes = uint64_t{1} << 30, .swap_folder = folder});
+    const std::vector<PolicyOptions> policies = EveryPolicy();
+    std::vector<Asked*> asked;
+    for (size_t i = 0; i < 2 * policies.size(); ++i) {
+      Request request =
+          Make(Numbers(20 + (i * 53) % 200, i % 7),
+               i % 3 == 0 ? 420 : 40 + static_cast<int64_t>(i % 9), policies[i % policies.size()]);
+      if (i % 4 == 1) request.generate.sampling = {.temperature = 0.8, .top_p = 0.9, .seed = i};
+      request.priority = static_cast<int32_t>(i % 5 == 4);
+      asked.push_back(&house.Ask(std::move(request)));
+      house.Turns(static_cast<int>(i * 7 % 40));
+    }
+    house.RunDry();
+    std::set<std::string> swapped;
+    for (const Asked* one : asked) {
+      SCOPED_TRACE(one->request.policy.name + " " + std::to_string(one->request.prompt.size()));
+      EXPECT_EQ(one->tokens, Alone(*quiet, one->request));
+      if (one->Ended().stats.preemptions > 0) swapped.insert(one->request.policy.name);
+    }
+    EXPECT_GT(std::ssize(swapped), 5) << "policies whose requests were preempted";
+    const SchedulerStats stats = house->stats();
+    EXPECT_EQ(stats.finished, std::ssize(asked));
+    EXPECT_EQ(stats.swapped + stats.running + stats.waiting, 0);
+    EXPECT_EQ(stats.swap_bytes, 0u);
+  }
+}
+
+// The state of every policy leaves and comes back, in the engine that is laid out for it; with two
+// at a time, so that the second one's is not that of number 0. On `ref`, which is slow, with the
+// first settings of each alone.
+TEST_P(SchedulerTest, EveryPolicyIsResumed) {
+  for (const PolicyInfo& info : AllPolicies()) {
+    for (const auto& settings : info.test_settings) {
+      if (GetParam() == "ref" && &settings != info.test_settings.data()) break;
+      const PolicyOptions policy{.name = info.name, .settings = WithFiles(info, settings, 8, 2)};
+      SCOPED_TRACE(info.name);
+      EngineOptions options = Options(GetParam(), 4);
+      options.policy = policy;
+      options.prefill_chunk = 64;
+      const auto engine = Load(options);
+      options.max_sessions = 1;
+      const auto quiet = Load(options);
+      if (engine == nullptr || quiet == nullptr) continue;
+      House house(*engine, {.seats = 2, .token_ms = 0, .swap_bytes = uint64_t{1} << 30});
+      const Asked& first = house.Ask(Make(Numbers(150, 1), 60, policy));
+      const Asked& second = house.Ask(Make(Numbers(210, 2), 60, policy));
+      while (second.tokens.size() < 7) house.Turns(1);
+      Request urgent = Make(Numbers(180, 3), 30, policy);
+      urgent.priority = 1;
+      const Asked& third = house.Ask(urgent);
+      while (third.tokens.empty()) house.Turns(1);
+      EXPECT_LT(second.tokens.size(), 60u);
+      const Asked& fourth = house.Ask(urgent);
+      house.RunDry();
+      EXPECT_GT(second.Ended().stats.preemptions, 0);
+      EXPECT_GT(first.Ended().stats.preemptions, 0);
+      for (const Asked* one : {&first, &second, &third, &fourth}) {
+        EXPECT_EQ(one->tokens, Alone(*quiet, one->request));
+      }
+    }
+  }
+}
+
+TEST_P(SchedulerTest, AnUrgentRequestNeedNotWait) {
+  for (const bool may_leave : {true, false}) {
+    const auto engine = Load(Options(GetParam(), 2));
+    House house(*engine, {.seats = 1, .swap_bytes = may_leave ? uint64_t{1} << 30 : 0});
+    const Asked& running = house.Ask(Make(Numbers(40, 1), 30));
+    while (running.tokens.size() < 3) house.Turns(1);
+    const Asked& equal = house.Ask(Make(Numbers(30, 2), 5));
+    Request request = Make(Numbers(20, 3), 5);
+    request.priority = 1;
+    const Asked& urgent = house.Ask(request);
+    while (!urgent.end) house.Turns(1);
+    EXPECT_EQ(running.end.has_value(), !may_leave);
+    EXPECT_FALSE(equal.end.has_value());
+    house.Turns(1);
+    EXPECT_EQ(house->stats().swapped, 0);
+    house.RunDry();
+    EXPECT_EQ(running.Ended().stats.preemptions, may_leave ? 1 : 0);
+    EXPECT_EQ(house->stats().preemptions, may_leave ? 1 : 0);
+    EXPECT_EQ(running.tokens, Alone(*engine, running.request));
+  }
+  // One that is swapped out can be cancelled, and its room is free then.
+  const auto engine = Load(Options(GetParam(), 2));
+  const uint64_t room = 70 * Bank::BytesPerToken(CoreOf(*engine).bank->config());
+  House house(*engine, {.seats = 1, .swap_bytes = room});
+  for (int i = 0; i < 2; ++i) {
+    const Asked& swapped = house.Ask(Make(Numbers(40, 1), 30));
+    while (swapped.tokens.size() < 3) house.Turns(1);
+    Request request = Make(Numbers(20, 3), 20);
+    request.priority = 1;
+    const Asked& urgent = house.Ask(request);
+    while (urgent.tokens.empty()) house.Turns(1);
+    EXPECT_EQ(house->stats().swapped, 1);
+    house->Cancel(swapped.id);
+    house.Turns(1);
+    EXPECT_EQ(swapped.Ended().reason, FinishReason::kCancelled);
+    EXPECT_EQ(swapped.Ended().stats.answer_tokens, std::ssize(swapped.tokens));
+    house.RunDry();
+  }
+  // Where there is no such room, it stays.
+  const Asked& stays = house.Ask(Make(Numbers(40, 1), 31));
+  while (stays.tokens.size() < 3) house.Turns(1);
+  Request request = Make(Numbers(20, 3), 5);
+  request.priority = 1;
+  house.Ask(request);
+  house.RunDry();
+  EXPECT_EQ(stays.Ended().stats.preemptions, 0);
+  auto refused = Scheduler::Create(CoreOf(*engine), {.seats = 1, .swap_folder = "/no/folder"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), HasSubstr("/no/folder"));
 }
 
 TEST_P(SchedulerTest, ManyPoliciesTakeTurnsInTheMemoryOfGroups) {

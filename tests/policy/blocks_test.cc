@@ -237,11 +237,11 @@ TEST(BlocksState, OtherBytesAreRefused) {
   fixture.Prompt(kPrompt);
   for (int32_t i = 0; i < 6; ++i) fixture.Decode();
   const int64_t length = fixture.bank->Length(fixture.seq);
-  const std::string state = fixture.policy->SaveState(length);
+  const std::string state = fixture.policy->SaveState(0, length);
   const auto other_backend = MakeRefBackend();
   StepFixture other(*other_backend, "blocks", settings);
   const auto load = [&](const std::string& bytes) {
-    return other.policy->LoadState(length, bytes);
+    return other.policy->LoadState(0, length, bytes);
   };
   EXPECT_TRUE(load(state));
   for (size_t n = 0; n < state.size(); n += 5) EXPECT_FALSE(load(state.substr(0, n)));

@@ -33,11 +33,11 @@ void Append(std::string& state, const int32_t* numbers, size_t n) {
 }  // namespace
 
 template <typename Visit>
-void KeyBlocks::ForKept(int64_t length, const Visit& visit) const {
+void KeyBlocks::ForKept(int32_t seq, int64_t length, const Visit& visit) const {
   const int64_t blocks = UnitsOf(static_cast<int32_t>(length), rule().blocks.block);
   for (int32_t c = 0; c < n_choosers(); ++c) {
-    if (rule().own_keys) visit(Keys(c, 0), blocks * KeyWords());
-    for (int32_t l = 0; preselects_ && l < lists(); ++l) visit(Bias(c, 0) + l * stride(), blocks);
+    if (rule().own_keys) visit(Keys(c, seq), blocks * KeyWords());
+    for (int32_t l = 0; preselects_ && l < lists(); ++l) visit(Bias(c, seq) + l * stride(), blocks);
   }
 }
 
@@ -59,17 +59,19 @@ void KeyBlocks::CopyState(const Policy& from) {
 
 // Keys and biases of all blocks; then, of the newest choice that is of no later step, after how
 // many tokens it was made, and the blocks of each list behind their number.
-std::string KeyBlocks::SaveState(int64_t length) const {
+std::string KeyBlocks::SaveState(int32_t seq, int64_t length) const {
   Backend& backend = *context().backend;
   std::string state;
-  ForKept(length, [&](const float* values, int64_t words) {
+  ForKept(seq, length, [&](const float* values, int64_t words) {
     std::string of(static_cast<size_t>(words) * sizeof(float), '\0');
     backend.Download(of.data(), values, of.size());
     state += of;
   });
   if (!holds_) return state;
   std::array<int32_t, 2> made{};
-  backend.Download(made.data(), made_.as(), sizeof(made));
+  for (size_t place = 0; place < made.size(); ++place) {
+    backend.Download(&made[place], MadeAfter(place, seq), sizeof(made[place]));
+  }
   const int32_t place = made[0] > length ? 1 : 0;
   Append(state, &made[static_cast<size_t>(place)], 1);
   const auto n_lists = static_cast<size_t>(lists());
@@ -77,8 +79,10 @@ std::string KeyBlocks::SaveState(int64_t length) const {
   std::vector<int32_t> count(n_lists), index(n_lists * capacity);
   for (int32_t c = 0; c < n_choosers(); ++c) {
     const int32_t from = place * n_choosers() + c;
-    backend.Download(count.data(), choice().count(from), count.size() * sizeof(int32_t));
-    backend.Download(index.data(), choice().index(from), index.size() * sizeof(int32_t));
+    backend.Download(count.data(), choice().count(from) + seq * lists(),
+                     count.size() * sizeof(int32_t));
+    backend.Download(index.data(), choice().index(from) + seq * ListWords(),
+                     index.size() * sizeof(int32_t));
     for (size_t l = 0; l < n_lists; ++l) {
       Append(state, &count[l], 1);
       Append(state, &index[l * capacity], static_cast<size_t>(count[l]));
@@ -87,10 +91,15 @@ std::string KeyBlocks::SaveState(int64_t length) const {
   return state;
 }
 
-bool KeyBlocks::LoadState(int64_t length, std::string_view state) {
+bool KeyBlocks::LoadState(int32_t seq, int64_t length, std::string_view state) {
   Backend& backend = *context().backend;
+  // Blocks that are yet to come are not excluded, whatever the place knew of another sequence.
+  const std::vector<float> none(preselects_ ? static_cast<size_t>(lists() * stride()) : 0);
+  for (int32_t c = 0; c < n_choosers() && preselects_; ++c) {
+    backend.Upload(Bias(c, seq), none.data(), none.size() * sizeof(float));
+  }
   bool whole = true;
-  ForKept(length, [&](float* values, int64_t words) {
+  ForKept(seq, length, [&](float* values, int64_t words) {
     const size_t bytes = static_cast<size_t>(words) * sizeof(float);
     whole = whole && state.size() >= bytes;
     if (!whole) return;
@@ -114,11 +123,14 @@ bool KeyBlocks::LoadState(int64_t length, std::string_view state) {
       const bool ascends = std::adjacent_find(list, list + n, std::greater_equal<>()) == list + n;
       if (!ascends || (n > 0 && (list[0] < 0 || list[n - 1] >= before))) return false;
     }
-    backend.Upload(choice().count(c), count.data(), count.size() * sizeof(int32_t));
-    backend.Upload(choice().index(c), index.data(), index.size() * sizeof(int32_t));
+    backend.Upload(choice().count(c) + seq * lists(), count.data(), count.size() * sizeof(int32_t));
+    backend.Upload(choice().index(c) + seq * ListWords(), index.data(),
+                   index.size() * sizeof(int32_t));
   }
   const std::array<int32_t, 2> both = {made, 0};
-  backend.Upload(made_.as(), both.data(), sizeof(both));
+  for (size_t place = 0; place < both.size(); ++place) {
+    backend.Upload(MadeAfter(place, seq), &both[place], sizeof(both[place]));
+  }
   return bytes.empty();
 }
 

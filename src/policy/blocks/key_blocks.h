@@ -17,8 +17,8 @@ class KeyBlocks : public BlockChoice {
   int32_t LastRows() const override { return queries_; }
   int64_t WarmRows() const override { return queries_; }
   void CopyState(const Policy& from) override;
-  std::string SaveState(int64_t length) const override;
-  bool LoadState(int64_t length, std::string_view state) override;
+  std::string SaveState(int32_t seq, int64_t length) const override;
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override;
 
  protected:
   Result<Rule> ReadRule(const PolicyContext& context, PolicySettings& settings) override;
@@ -49,15 +49,21 @@ class KeyBlocks : public BlockChoice {
   float* Bias(int32_t chooser, int32_t seq) const {
     return bias_.as<float>() + (int64_t{chooser} * context().max_seqs + seq) * lists() * stride();
   }
+  // HoldChoiceArgs::made of a place.
+  int32_t* MadeAfter(size_t place, int32_t seq) const {
+    return made_.as<int32_t>() + place * static_cast<size_t>(context().max_seqs) +
+           static_cast<size_t>(seq);
+  }
+  int64_t ListWords() const { return lists() * int64_t{choice().capacity()}; }  // of a sequence
   // Lists that a preselection makes: the published code makes one for all heads.
   int32_t SelectedLists() const { return kt_ ? 1 : lists(); }
   int32_t WeightRows() const { return kt_ ? context().n_heads : context().n_kv_heads; }
   BlockKeysArgs KeysOf(int32_t chooser, const AttendArgs& attend) const;
   void EnqueueWeights(const AttendArgs& attend, const SeqMeta* seq) const;
   void Preselect(int32_t chooser, int32_t seq_number, const SeqMeta* seq) const;
-  // Calls visit(values, words) for what sequence 0 keeps of its first `length` tokens' blocks.
+  // Calls visit(values, words) for what a sequence keeps of its first `length` tokens' blocks.
   template <typename Visit>
-  void ForKept(int64_t length, const Visit& visit) const;
+  void ForKept(int32_t seq, int64_t length, const Visit& visit) const;
 
   bool kt_ = false;         // compat=kt
   bool by_weight_ = false;  // representatives by the weights of tokens

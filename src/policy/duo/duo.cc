@@ -95,9 +95,11 @@ class Duo : public Policy {
   }
 
   // Which heads kept everything: another file of gates cannot go on from there.
-  std::string SaveState(int64_t) const override { return {classes_.begin(), classes_.end()}; }
-  bool LoadState(int64_t length, std::string_view state) override {
-    return state == SaveState(length);
+  std::string SaveState(int32_t, int64_t) const override {
+    return {classes_.begin(), classes_.end()};
+  }
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override {
+    return state == SaveState(seq, length);
   }
 
  private:

@@ -18,8 +18,8 @@ namespace {
 class ExpectedAttention : public PromptChoice {
  public:
   void CopyState(const Policy& from) override;
-  std::string SaveState(int64_t length) const override;
-  bool LoadState(int64_t length, std::string_view state) override;
+  std::string SaveState(int32_t seq, int64_t length) const override;
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override;
 
  protected:
   Status ReadSettings(const PolicySettings& settings) override;
@@ -40,10 +40,16 @@ class ExpectedAttention : public PromptChoice {
   int64_t& SeenOf(const LayerStep& step) {
     return seen_[static_cast<size_t>(step.seq * context().n_layers + step.layer)];
   }
-  // Whether the first sequence, of `length` tokens, is in a prompt that has not come to its choice.
-  // One that passes layer by layer begins anew where it was cut short.
-  bool InPrompt(int64_t length) const {
-    return !one_layer_ && length > 0 && std::ranges::count(seen_, length) > 0;
+  // SeenOf of each layer.
+  std::span<int64_t> SeenOf(int32_t seq) {
+    const auto n = static_cast<size_t>(context().n_layers);
+    return std::span(seen_).subspan(static_cast<size_t>(seq) * n, n);
+  }
+  std::span<const int64_t> SeenOf(int32_t seq) const {
+    return const_cast<ExpectedAttention*>(this)->SeenOf(seq);
+  }
+  float* MomentsOf(int32_t seq) const {
+    return moments_.as<float>() + int64_t{seq} * context().n_layers * LayerFloats();
   }
 
   static constexpr int64_t kCountFloats = 4;  // keeps what follows at multiples of 16 bytes
@@ -140,28 +146,29 @@ void ExpectedAttention::CopyState(const Policy& from) {
   if (in_prompt) backend().Upload(moments_.as(), other.moments_.as(), moments_.size());
 }
 
-// Of a prompt that has begun: how far each layer has counted, and the moments.
-std::string ExpectedAttention::SaveState(int64_t length) const {
-  if (!InPrompt(length)) return {};
+// Of a prompt that has not come to its choice: how far each layer has counted, and the moments. One
+// that passes layer by layer begins anew where it was cut short.
+std::string ExpectedAttention::SaveState(int32_t seq, int64_t length) const {
+  const std::span<const int64_t> seen = SeenOf(seq);
+  if (one_layer_ || length == 0 || std::ranges::count(seen, length) == 0) return {};
   const auto n_layers = static_cast<size_t>(context().n_layers);
   const size_t bytes = static_cast<size_t>(LayerFloats()) * sizeof(float) * n_layers;
   std::string state(n_layers * sizeof(int64_t) + bytes, '\0');
-  std::memcpy(state.data(), seen_.data(), n_layers * sizeof(int64_t));
-  backend().Download(state.data() + n_layers * sizeof(int64_t), moments_.as(), bytes);
+  std::memcpy(state.data(), seen.data(), n_layers * sizeof(int64_t));
+  backend().Download(state.data() + n_layers * sizeof(int64_t), MomentsOf(seq), bytes);
   return state;
 }
 
-bool ExpectedAttention::LoadState(int64_t length, std::string_view state) {
+bool ExpectedAttention::LoadState(int32_t seq, int64_t length, std::string_view state) {
   const auto n_layers = static_cast<size_t>(context().n_layers);
-  std::fill(seen_.begin(), seen_.end(), 0);
+  const std::span<int64_t> seen = SeenOf(seq);
+  std::ranges::fill(seen, 0);
   if (state.empty()) return true;
   const size_t bytes = static_cast<size_t>(LayerFloats()) * sizeof(float) * n_layers;
   if (one_layer_ || state.size() != n_layers * sizeof(int64_t) + bytes) return false;
-  std::memcpy(seen_.data(), state.data(), n_layers * sizeof(int64_t));
-  for (size_t layer = 0; layer < n_layers; ++layer) {
-    if (seen_[layer] < 0 || seen_[layer] > length) return false;
-  }
-  backend().Upload(moments_.as(), state.data() + n_layers * sizeof(int64_t), bytes);
+  std::memcpy(seen.data(), state.data(), n_layers * sizeof(int64_t));
+  if (std::ranges::any_of(seen, [&](int64_t n) { return n < 0 || n > length; })) return false;
+  backend().Upload(MomentsOf(seq), state.data() + n_layers * sizeof(int64_t), bytes);
   return true;
 }
 

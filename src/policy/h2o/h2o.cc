@@ -123,16 +123,16 @@ class H2o : public Policy {
     context_.backend->Upload(ring_.as(), static_cast<const H2o&>(from).ring_.as(), ring_.size());
   }
   // The sums of the last step, of as many rows as a sequence of that length can hold.
-  std::string SaveState(int64_t length) const override {
+  std::string SaveState(int32_t seq, int64_t length) const override {
     std::string state;
-    ForSums(length, [&](const float* sums) {
+    ForSums(seq, length, [&](const float* sums) {
       std::string of(static_cast<size_t>(std::min(length, stride_)) * sizeof(float), '\0');
       context_.backend->Download(of.data(), sums, of.size());
       state += of;
     });
     return state;
   }
-  bool LoadState(int64_t length, std::string_view state) override {
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override {
     const size_t n_lists = ring_.size() == 0 ? 0 : Lists() * static_cast<size_t>(context_.n_layers);
     if (n_lists == 0) return state.empty();
     const size_t bytes = state.size() / n_lists;
@@ -140,7 +140,7 @@ class H2o : public Policy {
     if (bytes > static_cast<size_t>(length) * sizeof(float)) return false;
     // Rows that this instance has no room for are none that a sequence holds.
     const size_t room = static_cast<size_t>(stride_) * sizeof(float);
-    ForSums(length, [&](float* sums) {
+    ForSums(seq, length, [&](float* sums) {
       context_.backend->Upload(sums, state.data(), std::min(bytes, room));
       state.remove_prefix(bytes);
     });
@@ -168,12 +168,12 @@ class H2o : public Policy {
     return whole ? ScoreRing{whole_.as<float>(), context_.max_context}
                  : Ring(step.layer, step.prefill ? step.seq : 0);
   }
-  // Calls visit(sums) for each list of sequence 0 after the step that left `length` tokens.
+  // Calls visit(sums) for each list of a sequence after the step that left `length` tokens.
   template <typename Visit>
-  void ForSums(int64_t length, const Visit& visit) const {
+  void ForSums(int32_t seq, int64_t length, const Visit& visit) const {
     for (int32_t layer = 0; layer < context_.n_layers && ring_.size() > 0; ++layer) {
       for (int32_t l = 0; l < context_.n_kv_heads; ++l) {
-        visit(Ring(layer, 0).At(0, l, context_.n_kv_heads, static_cast<int32_t>(length)));
+        visit(Ring(layer, seq).At(0, l, context_.n_kv_heads, static_cast<int32_t>(length)));
       }
     }
   }

@@ -160,9 +160,11 @@ class Infllm : public Policy {
   void CopyState(const Policy& from) override {
     far_.CopyFrom(static_cast<const Infllm&>(from).far_);
   }
-  std::string SaveState(int64_t length) const override { return far_.Save(length); }
-  bool LoadState(int64_t length, std::string_view state) override {
-    return far_.Load(length, state);
+  std::string SaveState(int32_t seq, int64_t length) const override {
+    return far_.Save(seq, length);
+  }
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override {
+    return far_.Load(seq, length, state);
   }
 
  private:

@@ -53,8 +53,8 @@ class FarMemory {
   void Weigh(const LayerStep& step, const AttendArgs& attend);
 
   void CopyFrom(const FarMemory& from);
-  std::string Save(int64_t length) const;
-  bool Load(int64_t length, std::string_view state);
+  std::string Save(int32_t seq, int64_t length) const;
+  bool Load(int32_t seq, int64_t length, std::string_view state);
 
  private:
   int64_t KeyFloats() const { return int64_t{context_.n_heads} * context_.dk; }
@@ -84,7 +84,7 @@ class FarMemory {
   void Forget() const;
   // Calls visit(address, bytes) for what a sequence of `length` tokens must not lose.
   template <typename Visit>
-  void ForState(int64_t length, const Visit& visit) const;
+  void ForState(int32_t seq, int64_t length, const Visit& visit) const;
 
   PolicyContext context_;
   FarShape shape_;

@@ -96,14 +96,14 @@ AttnPlan HeadRows::Plan(int32_t layer) const {
 }
 
 // The counts, then the tokens.
-std::string HeadRows::Save() const {
-  if (!Chosen(0)) return {};
-  std::vector<int32_t> numbers = Of(0);
-  numbers.push_back(static_cast<int32_t>(Tokens(0)));
+std::string HeadRows::Save(int32_t seq) const {
+  if (!Chosen(seq)) return {};
+  std::vector<int32_t> numbers = Of(seq);
+  numbers.push_back(static_cast<int32_t>(Tokens(seq)));
   return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int32_t)};
 }
 
-bool HeadRows::Load(int64_t length, std::string_view state) {
+bool HeadRows::Load(int32_t seq, int64_t length, std::string_view state) {
   if (!state.empty() && state.size() != (Lists() + 1) * sizeof(int32_t)) return false;
   std::vector<int32_t> numbers(state.size() / sizeof(int32_t));
   if (!state.empty()) std::memcpy(numbers.data(), state.data(), state.size());
@@ -112,7 +112,7 @@ bool HeadRows::Load(int64_t length, std::string_view state) {
   const int32_t tokens = numbers.empty() ? 0 : numbers.back();
   if (!numbers.empty()) numbers.pop_back();
   if (std::ranges::any_of(numbers, [&](int32_t count) { return count > tokens; })) return false;
-  Set(0, numbers, tokens);
+  Set(seq, numbers, tokens);
   return true;
 }
 

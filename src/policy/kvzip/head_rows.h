@@ -47,8 +47,8 @@ class HeadRows {
 
   // Of a sequence, as Policy's.
   void Copy(const HeadRows& from) { Set(0, from.Of(0), from.Tokens(0)); }
-  std::string Save() const;
-  bool Load(int64_t length, std::string_view state);
+  std::string Save(int32_t seq) const;
+  bool Load(int32_t seq, int64_t length, std::string_view state);
 
  private:
   const std::vector<int32_t>& Of(int32_t seq) const { return of_[static_cast<size_t>(seq)]; }

@@ -46,9 +46,9 @@ class KvZip : public Policy {
   void CopyState(const Policy& from) override {
     heads_.Copy(static_cast<const KvZip&>(from).heads_);
   }
-  std::string SaveState(int64_t) const override { return heads_.Save(); }
-  bool LoadState(int64_t length, std::string_view state) override {
-    return heads_.Load(length, state);
+  std::string SaveState(int32_t seq, int64_t) const override { return heads_.Save(seq); }
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override {
+    return heads_.Load(seq, length, state);
   }
 
  private:

@@ -102,23 +102,24 @@ void FilterScores::CopyFrom(const FilterScores& other) {
   context_.backend->Upload(rings_.as(), other.rings_.as<void>(), rings_.size());
 }
 
-std::string FilterScores::Save(int64_t length) const {
+std::string FilterScores::Save(int32_t seq, int64_t length) const {
   const size_t bytes = static_cast<size_t>(length) * sizeof(float);
   std::string state(static_cast<size_t>(PastRows()) * bytes, '\0');
-  for (int64_t r = 0; r < PastRows(); ++r) {
-    char* to = state.data() + static_cast<size_t>(r) * bytes;
-    context_.backend->Download(to, Ring(0) + r * stride_, bytes);
-  }
+  char* to = state.data();
+  ForPastRows(seq, [&](const float* row) {
+    context_.backend->Download(to, row, bytes);
+    to += bytes;
+  });
   return state;
 }
 
-bool FilterScores::Load(int64_t length, std::string_view state) {
+bool FilterScores::Load(int32_t seq, int64_t length, std::string_view state) {
   const size_t bytes = static_cast<size_t>(length) * sizeof(float);
   if (state.size() != static_cast<size_t>(PastRows()) * bytes) return false;
-  for (int64_t r = 0; r < PastRows(); ++r) {
-    const char* from = state.data() + static_cast<size_t>(r) * bytes;
-    context_.backend->Upload(Ring(0) + r * stride_, from, bytes);
-  }
+  ForPastRows(seq, [&](float* row) {
+    context_.backend->Upload(row, state.data(), bytes);
+    state.remove_prefix(bytes);
+  });
   return true;
 }
 

@@ -40,16 +40,24 @@ class FilterScores {
   void CopyFrom(const FilterScores& other);
   // What a later step reads of a sequence of `length` tokens, as bytes and back; false where the
   // bytes cannot be that.
-  std::string Save(int64_t length) const;
-  bool Load(int64_t length, std::string_view state);
+  std::string Save(int32_t seq, int64_t length) const;
+  bool Load(int32_t seq, int64_t length, std::string_view state);
 
  private:
   // [max_seqs, lists, window, stride]
   float* Ring(int32_t filter) const {
     return rings_.as<float>() + int64_t{filter} * context_.max_seqs * lists_ * window_ * stride_;
   }
-  // Rows of all rings that a later step reads; a window of 1 has none.
+  // Rows of a sequence in all rings that a later step reads; a window of 1 has none.
   int64_t PastRows() const { return window_ == 1 ? 0 : int64_t{n_filters_} * lists_ * window_; }
+  // Calls visit(row) for each of them.
+  template <typename Visit>
+  void ForPastRows(int32_t seq, const Visit& visit) const {
+    const int64_t rows = int64_t{lists_} * window_;
+    for (int32_t f = 0; f < n_filters_ && window_ > 1; ++f) {
+      for (int64_t r = 0; r < rows; ++r) visit(Ring(f) + (seq * rows + r) * stride_);
+    }
+  }
   // The head maximum of one query is the reduced score already: it goes where the choice reads it.
   // Not in a batch, where the choice reads by sequence what attention writes by row.
   bool Reduces() const { return !head_max_ || sinks_ > 0 || window_ > 1 || context_.max_seqs > 1; }

@@ -56,9 +56,11 @@ class Omnikv : public Policy {
   void CopyState(const Policy& from) override {
     scores_.CopyFrom(static_cast<const Omnikv&>(from).scores_);
   }
-  std::string SaveState(int64_t length) const override { return scores_.Save(length); }
-  bool LoadState(int64_t length, std::string_view state) override {
-    return scores_.Load(length, state);
+  std::string SaveState(int32_t seq, int64_t length) const override {
+    return scores_.Save(seq, length);
+  }
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override {
+    return scores_.Load(seq, length, state);
   }
   DeclaredReads Reads() const override;
   std::optional<Selection> Selected(const LayerStep& step) const override;

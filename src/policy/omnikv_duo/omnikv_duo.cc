@@ -144,13 +144,13 @@ class OmnikvDuo : public Policy {
     heads_->CopyState(*other.heads_);
   }
   // The state of the heads, which has one size whatever the length, and then that of the tokens.
-  std::string SaveState(int64_t length) const override {
-    return heads_->SaveState(length) + tokens_->SaveState(length);
+  std::string SaveState(int32_t seq, int64_t length) const override {
+    return heads_->SaveState(seq, length) + tokens_->SaveState(seq, length);
   }
-  bool LoadState(int64_t length, std::string_view state) override {
-    const size_t of_heads = std::min(state.size(), heads_->SaveState(length).size());
-    return heads_->LoadState(length, state.substr(0, of_heads)) &&
-           tokens_->LoadState(length, state.substr(of_heads));
+  bool LoadState(int32_t seq, int64_t length, std::string_view state) override {
+    const size_t of_heads = std::min(state.size(), heads_->SaveState(seq, length).size());
+    return heads_->LoadState(seq, length, state.substr(0, of_heads)) &&
+           tokens_->LoadState(seq, length, state.substr(of_heads));
   }
 
  private:

@@ -495,8 +495,8 @@ void SessionImpl::AddHeld(SessionStats& stats) const {
   (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
   const size_t kv = static_cast<size_t>(group_->length(0)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
-  const size_t own = bank.DeviceBytes(group_->seq(0), group_->AllStates()) + stages + policy().Bytes() +
-                     group_->residency().Bytes();
+  const size_t own = bank.DeviceBytes(group_->seq(0), group_->AllStates()) + stages +
+                     policy().Bytes() + group_->residency().Bytes();
   stats.held_fraction = static_cast<double>(own) / static_cast<double>(kv);
 }
 

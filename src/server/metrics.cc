@@ -47,6 +47,11 @@ std::string Metrics::Text(const SchedulerStats& now, const std::string& model) c
   const auto counts = [](int64_t n) { return static_cast<double>(n); };
   one("vllm:num_requests_running", "gauge", "Requests that are admitted.", counts(now.running));
   one("vllm:num_requests_waiting", "gauge", "Requests that wait.", counts(now.waiting));
+  one("omnikv:requests_preempted", "gauge", "Preempted requests that wait to be resumed.",
+      counts(now.swapped));
+  one("vllm:num_preemptions_total", "counter", "Requests that were preempted.",
+      counts(now.preemptions));
+  one("omnikv:swap_bytes", "gauge", "Bytes of preempted requests.", counts(now.swap_bytes));
   one("vllm:kv_cache_usage_perc", "gauge", "Blocks of K/V in use, 1 is all of them.",
       now.blocks_total > 0 ? counts(now.blocks_used) / counts(now.blocks_total) : 0);
   one("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked for.",

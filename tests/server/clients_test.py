@@ -292,6 +292,16 @@ class Agents(unittest.TestCase):
         self.assertGreater(usage["cache_read_input_tokens"], 100)
 
 
+class Schemas(unittest.TestCase):
+    def test_answers_fit_random_schemas(self):
+        """A few of those that scripts/schema_test.py asks for."""
+        done = subprocess.run(
+            [sys.executable, str(Path(SOURCE, "scripts/schema_test.py")), server.base, "--n", "30", "--key", KEY],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("30 schemas, 0 failures", done.stdout)
+
+
 class Readme(unittest.TestCase):
     def test_examples_of_the_server(self):
         """The blocks of shell and Python in the part on serving, with the test's address."""

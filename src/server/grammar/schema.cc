@@ -44,11 +44,13 @@ const std::array<std::string_view, 7> kTypes = {"null",   "boolean", "object", "
 
 const std::string kHost =
     "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*";
-const std::string kDate = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])";
+const std::string kDate =
+    "([1-9][0-9]{3}|0([1-9][0-9]{2}|0([1-9][0-9]|0[1-9])))-"
+    "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])";
 const std::string kTime =
     "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
 const std::string kByte = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
-// No day after the 28th, which not every month has.
+// No day after the 28th, which not every month has; no year 0000, which few clients read.
 const std::map<std::string, std::string, std::less<>> kFormats = {
     {"date", kDate},
     {"time", kTime},

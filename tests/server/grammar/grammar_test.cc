@@ -135,6 +135,22 @@ TEST(Grammar, PatternsThatRepeatOften) {
   }
 }
 
+TEST(Grammar, DatesThatClientsRead) {
+  Walker walker = Walker::Shipped();
+  for (const char* year : {"0001", "0010", "0099", "0100", "0999", "1000", "2024", "9999"}) {
+    const std::string day = fmt::format("\"{}-02-28", year);
+    EXPECT_TRUE(walker.Accepts(JsonSchema{R"({"type": "string", "format": "date"})"}, day + '"'));
+    EXPECT_TRUE(walker.Accepts(JsonSchema{R"({"type": "string", "format": "date-time"})"},
+                               day + "T23:59:59Z\""));
+  }
+  for (const char* bad : {"0000-02-28", "2024-02-30", "2024-00-01", "2024-13-01", "2024-01-00",
+                          "2024-1-1", "02024-01-01"}) {
+    EXPECT_FALSE(walker.Accepts(JsonSchema{R"({"type": "string", "format": "date"})"},
+                                fmt::format("\"{}\"", bad)))
+        << bad;
+  }
+}
+
 TEST(Grammar, AnyObjectIsJson) {
   Walker walker = Walker::Shipped();
   std::mt19937_64 random(5);

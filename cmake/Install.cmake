@@ -1,5 +1,6 @@
-# Installs the program, the shared library with the public headers, its CMake package, and the
-# shipped model and document.
+# Installs the program, the shared library with the public headers, its CMake package, the shipped
+# model and document, and the unit of systemd. `cmake --install BUILD --component program` leaves out
+# what only builds on the library need.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -13,15 +14,19 @@ target_include_directories(omnikv_lib INTERFACE $<BUILD_INTERFACE:${PROJECT_SOUR
 add_library(omnikv::omnikv ALIAS omnikv_lib)
 
 install(TARGETS omnikv_lib EXPORT omnikvTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS omnikv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/omnikv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES models/omnikv-tiny-q8_0.gguf models/omnikv-tiny-q8_0.duo.tsv
-              models/omnikv-tiny-q8_0.kascade.tsv
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/models)
-install(DIRECTORY examples/quickstart DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/examples)
-install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT omnikvTargets NAMESPACE omnikv:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/omnikv
         FILE omnikvConfig.cmake)
 write_basic_package_version_file(omnikvConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/omnikvConfigVersion.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/omnikv)
+
+install(TARGETS omnikv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+install(FILES models/omnikv-tiny-q8_0.gguf models/omnikv-tiny-q8_0.duo.tsv
+              models/omnikv-tiny-q8_0.kascade.tsv
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/models COMPONENT program)
+install(DIRECTORY examples/quickstart DESTINATION ${CMAKE_INSTALL_DATADIR}/omnikv/examples
+        COMPONENT program)
+install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
+# Where systemd looks under /usr and /usr/local, on multiarch systems too.
+install(FILES packaging/omnikv.service DESTINATION lib/systemd/system COMPONENT program)

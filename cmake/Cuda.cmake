@@ -17,6 +17,9 @@ elseif(NOT OMNIKV_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_COMPILER ${OMNIKV_NVCC})
     set(CMAKE_CUDA_ARCHITECTURES ${OMNIKV_CUDA_ARCHS})
     enable_language(CUDA)
+    if(NOT TARGET CUDA::nvToolsExt)  # CMake 3.25.1 wants it, CUDA 13 has it no longer; nothing links it
+      add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know this compiler's

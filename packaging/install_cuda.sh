@@ -14,5 +14,7 @@ python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-bina
 mkdir -p "$dir" "$lib"
 cp -a "$work"/nvidia/cu13/. "$dir"
 chmod +x "$dir"/bin/* "$dir"/nvvm/bin/*
+# The names that a compiler looks for; the runtime is linked statically all the same.
 [ -e "$dir/lib64" ] || ln -s lib "$dir/lib64"
+[ -e "$dir/lib/libcudart.so" ] || ln -s libcudart.so.13 "$dir/lib/libcudart.so"
 cp "$dir"/lib/libcublasLt.so.13 "$lib"

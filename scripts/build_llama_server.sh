@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds llama.cpp's server and llama-bench for this machine's CPU, to compare with
+# Builds llama.cpp's server for this machine's CPU, to compare with
 # (scripts/peer_serve.py): from the sdist of llama-cpp-python on PyPI, pinned by version and hash, of
 # which nothing else is built or run. About 15 minutes on two cores.
 #
@@ -33,5 +33,5 @@ fi
 cmake -S "$source" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
   -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
   -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >&2
-cmake --build "$dir/build" --target llama-server llama-bench >&2
+cmake --build "$dir/build" --target llama-server >&2
 echo "$dir/build/bin/llama-server"

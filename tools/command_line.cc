@@ -34,7 +34,7 @@ const std::map<std::string, std::string>& Examples() {
   static const std::map<std::string, std::string> examples = {{"run", R"(
   omnikv run -p "The pass key is 48213. What is the pass key?"
   echo "Once upon a time" | omnikv run --raw -f - --temp 0.8 -n 40
-  omnikv run -m models/omnikv-tiny-q8_0.gguf -p Hello --ctx 4k --set budget=512 --json)"},
+  omnikv run -q -p "The key is 48213." --save /tmp/a && omnikv run --load /tmp/a -p "What is it?")"},
                                                               {"chat", R"(
   omnikv chat
   omnikv chat --system "Be brief." --temp 0.7 --ctx 8k

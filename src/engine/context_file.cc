@@ -268,4 +268,21 @@ Result<SavedContext> ParseSavedContext(std::string_view text) {
   return saved;
 }
 
+Result<std::vector<int32_t>> TokensOf(const CheckedFile& file, const SavedContext& saved) {
+  const size_t bytes = static_cast<size_t>(saved.image.length) * sizeof(int32_t);
+  if (bytes > file.size()) return Corrupt(fmt::format("{}: ends inside its tokens", file.path()));
+  std::vector<int32_t> tokens(static_cast<size_t>(saved.image.length));
+  OKV_RETURN_IF_ERROR(file.Read(0, bytes, tokens.data()));
+  return tokens;
+}
+
+Result<ContextHead> ReadContextHead(const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  OKV_ASSIGN_OR_RETURN(const CheckedFile file, CheckedFile::Peek(std::move(input), kContextFile));
+  Result<SavedContext> saved = ParseSavedContext(file.text());
+  if (!saved.ok()) return saved.status().Prefixed(path);
+  OKV_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, TokensOf(file, *saved));
+  return ContextHead{.saved = std::move(*saved), .tokens = std::move(tokens)};
+}
+
 }  // namespace omnikv

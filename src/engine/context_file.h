@@ -50,6 +50,16 @@ struct SavedContext {
 nlohmann::json ModelMarks(const EngineCore& core);
 
 std::string TextOf(const SavedContext& saved);
+// The tokens, from behind the text of such a file. kCorrupt, with the file, where it ends before.
+Result<std::vector<int32_t>> TokensOf(const CheckedFile& file, const SavedContext& saved);
+
+// What a file that Session::Save wrote says of its context, and the tokens, without the K/V: damage
+// to those is not found.
+struct ContextHead {
+  SavedContext saved;
+  std::vector<int32_t> tokens;
+};
+Result<ContextHead> ReadContextHead(const std::string& path);
 // kCorrupt, without a name before the sentence, unless `text` is one. Numbers are in the ranges
 // that their own meanings and `image.length` give; CheckImage is still to come.
 Result<SavedContext> ParseSavedContext(std::string_view text);

@@ -92,10 +92,7 @@ Result<std::optional<StoredContext>> ContextStore::Peek(const std::string& path)
       !CheckImage(core_.bank->config(), saved->image).ok()) {
     return std::optional<StoredContext>();
   }
-  context.tokens.resize(static_cast<size_t>(saved->image.length));
-  const size_t bytes = context.tokens.size() * sizeof(int32_t);
-  if (bytes > file.size()) return Corrupt(fmt::format("{}: ends inside its tokens", path));
-  OKV_RETURN_IF_ERROR(file.Read(0, bytes, context.tokens.data()));
+  OKV_ASSIGN_OR_RETURN(context.tokens, TokensOf(file, *saved));
   context.dense_rows = saved->dense_rows;
   context.made_by = saved->resolved;
   return std::optional<StoredContext>(std::move(context));

@@ -92,6 +92,12 @@ Result<std::vector<int32_t>> EncodeChat(const ModelText& text, const std::vector
 // has none. REQUIRES a tokenizer.
 std::vector<int32_t> TurnEnd(const ModelText& text);
 
+// What comes between an answer and the next one: the end of the assistant's turn, a user's turn
+// that says `said`, and the beginning of the next answer. kUnsupported where there is no template,
+// or where it does not show where an answer ends. REQUIRES a tokenizer.
+Result<std::vector<int32_t>> NextTurn(const ModelText& text, const std::string& model,
+                                      std::string_view said);
+
 // Ok when there is a tokenizer, else why there is none.
 Status NeedTokenizer(const EngineCore& core);
 
@@ -101,6 +107,9 @@ Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptio
                                              const PolicyInfo* own = nullptr);
 // The group of a session: its sequence is member 0.
 const RowGroup& GroupOf(const Session& session);
+// The token that its last Generate drew and that is not in tokens(): the next one goes on with it;
+// -1: none.
+int32_t PendingToken(const Session& session);
 // One that Session::Save wrote to `path`.
 Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path);
 

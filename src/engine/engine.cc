@@ -137,6 +137,27 @@ std::vector<int32_t> TurnEnd(const ModelText& text) {
   return tokens.ok() ? *tokens : std::vector<int32_t>{};
 }
 
+Result<std::vector<int32_t>> NextTurn(const ModelText& text, const std::string& model,
+                                      std::string_view said) {
+  OKV_RETURN_IF_ERROR(CheckTextSize(said.size()));
+  const std::string answer = "b";
+  ChatInput input;
+  input.messages = nlohmann::ordered_json::array({{{"role", "user"}, {"content", "a"}},
+                                                  {{"role", "assistant"}, {"content", answer}},
+                                                  {{"role", "user"}, {"content", said}}});
+  input.add_generation_prompt = true;
+  OKV_ASSIGN_OR_RETURN(const std::vector<TextSpan> spans,
+                       RenderChat(text, model, std::move(input)));
+  const auto answered = std::find_if(spans.begin(), spans.end(), [&](const TextSpan& span) {
+    return span.literal && span.text == answer;
+  });
+  if (answered == spans.end()) {
+    return Unsupported(
+        fmt::format("{}: its chat template does not show where an answer ends", model));
+  }
+  return EncodeChat(text, {std::next(answered), spans.end()});
+}
+
 Status NeedTokenizer(const EngineCore& core) {
   if (core.text.tokenizer != nullptr || !core.text_status.ok()) return core.text_status;
   return Unsupported(fmt::format("{} has no tokenizer", core.options.model));

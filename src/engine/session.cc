@@ -42,6 +42,7 @@ class SessionImpl : public Session {
       : core_(core), options_(std::move(options)), own_(own), stepper_(core) {}
 
   const RowGroup& group() const { return *group_; }
+  int32_t pending() const { return pending_; }
 
   // The session's own state, on a new sequence or on a fork of `from`.
   Status Open(const SessionImpl* from);
@@ -532,6 +533,10 @@ Result<std::unique_ptr<Session>> MakeSession(EngineCore& core, const PolicyOptio
 
 const RowGroup& GroupOf(const Session& session) {
   return static_cast<const SessionImpl&>(session).group();
+}
+
+int32_t PendingToken(const Session& session) {
+  return static_cast<const SessionImpl&>(session).pending();
 }
 
 Result<std::unique_ptr<Session>> RestoreSession(EngineCore& core, const std::string& path) {

@@ -90,6 +90,12 @@ FAULTS = {
     "a_promise_is_not_kept": (
         "src/engine/scheduler_memory.cc", "std::ssize(s.tokens) + kAhead >= s.promised",
         "std::ssize(s.tokens) + kAhead >= 2 * s.promised"),
+    "pinned_contexts_make_room": (
+        "src/engine/kept_contexts.cc", "c.seq != but && !c.pinned", "c.seq != but"),
+    "pinned_files_make_room": (
+        "src/engine/context_store.cc", "if (Pinned(*c)) continue;", ""),
+    "longer_contexts_replace_pinned_files": (
+        "src/engine/context_store.cc", "if (Pinned(*one)) continue;", ""),
     "a_stored_context_is_not_checked": (
         "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
     "rows_ahead_are_not_fetched": (
@@ -592,6 +598,9 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("a_promise_is_not_kept", "*MakeRoom*cpu"))},
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
+               **{name: ("context_store_test", "*Pinned*") for name in (
+                   "pinned_contexts_make_room", "pinned_files_make_room",
+                   "longer_contexts_replace_pinned_files")},
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                LOCATE: ("parity_test", "*OverStreams*"),

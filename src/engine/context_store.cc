@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 #include <utility>
 
 #include "base/log.h"
+#include "base/printable.h"
 #include "engine/context_file.h"
 #include "io/checksum.h"
 
@@ -18,6 +20,18 @@ namespace fs = std::filesystem;
 
 constexpr FileKind kStoredFile = {.magic = "omnikvst", .version = 1, .name = "a stored context"};
 constexpr const char* kSuffix = ".ctx";
+constexpr const char* kPin = ".pin";
+
+fs::path PinOf(const fs::path& path) {
+  return fs::path(path).replace_extension(kPin);
+}
+
+// Of a context, and that it was pinned.
+void RemoveFile(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  fs::remove(PinOf(path), error);
+}
 
 // What a context is worth: to compute it takes a time that grows with the square of its tokens, and
 // its file grows with them; so a byte is worth a token's number, less the longer it is not used.
@@ -30,6 +44,10 @@ double Worth(const fs::path& path, int64_t tokens) {
 }
 
 }  // namespace
+
+std::string StoredContext::id() const {
+  return fs::path(path).stem().string();
+}
 
 ContextStore::ContextStore(EngineCore& core, ContextStoreOptions options)
     : core_(core), options_(std::move(options)), marks_(ModelMarks(core)) {}
@@ -66,7 +84,9 @@ Status ContextStore::ReadFolder() {
     return InvalidArgument(fmt::format("`store` is '{}', which cannot be read ({})",
                                        options_.folder, error.message()));
   }
+  std::vector<fs::path> pins;
   for (const fs::directory_entry& file : files) {
+    if (file.path().extension() == kPin) pins.push_back(file.path());
     if (file.path().extension() != kSuffix) continue;
     auto found = Peek(file.path().string());
     if (found.ok() && *found) {
@@ -75,8 +95,11 @@ Status ContextStore::ReadFolder() {
     } else if (found.status().code() == StatusCode::kCorrupt) {
       LogInfo("{}: it is deleted", found.status().message());
       ++stats_.failed;
-      fs::remove(file.path(), error);
+      RemoveFile(file.path());
     }
+  }
+  for (const fs::path& pin : pins) {  // of a file that went without it
+    if (!fs::exists(fs::path(pin).replace_extension(kSuffix), error)) fs::remove(pin, error);
   }
   MakeRoom(0);
   return {};
@@ -100,25 +123,46 @@ Result<std::optional<StoredContext>> ContextStore::Peek(const std::string& path)
 
 void ContextStore::Put(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
                        std::string made_by) {
-  const Bank& bank = *core_.bank;
   if (std::ssize(tokens) < options_.least_tokens) return;
+  Store(seq, std::move(tokens), dense_rows, std::move(made_by), {});
+}
+
+void ContextStore::Store(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
+                         std::string made_by, Done done) {
+  const Bank& bank = *core_.bank;
   Waiting waiting{.context = {.tokens = std::move(tokens),
                               .dense_rows = dense_rows,
                               .made_by = std::move(made_by)}};
   StoredContext& context = waiting.context;
   const size_t bytes =
       Bank::BytesPerToken(bank.config()) * context.tokens.size();  // about, windows apart
+  const auto covers = [&](const StoredContext& there) {
+    return Covers(there.Rows(), context.Rows());
+  };
+  std::optional<Result<std::string>> known;
   {
     const std::lock_guard lock(mutex_);
-    const auto covers = [&](const StoredContext& there) {
-      return Covers(there.Rows(), context.Rows());
-    };
-    const bool there = std::any_of(contexts_.begin(), contexts_.end(), covers) ||
-                       std::any_of(queue_.begin(), queue_.end(), [&](const Waiting& w) {
-                         return Covers(w.context.Rows(), context.Rows());
-                       });
-    if (there || queued_ + bytes > options_.queue_bytes || bytes > options_.bytes) return;
+    if (const auto there = std::find_if(contexts_.begin(), contexts_.end(), covers);
+        there != contexts_.end()) {
+      known = there->id();
+    } else if (const auto waits = std::find_if(queue_.begin(), queue_.end(),
+                                               [&](const Waiting& w) { return covers(w.context); });
+               waits != queue_.end()) {
+      if (done) waits->done.push_back(std::move(done));
+      return;
+    } else if (bytes > options_.bytes) {
+      known = ResourceExhausted(fmt::format(
+          "the context takes some {} bytes, but the store holds {} in all", bytes, options_.bytes));
+    } else if (queued_ + bytes > options_.queue_bytes) {
+      known = ResourceExhausted(
+          fmt::format("{} bytes of contexts wait to be written already", queued_));
+    }
   }
+  if (known) {
+    if (done) done(*known);
+    return;
+  }
+  if (done) waiting.done.push_back(std::move(done));
   core_.backend->Synchronize();
   SavedContext saved{.model = marks_,
                      .resolved = context.made_by,
@@ -150,18 +194,26 @@ void ContextStore::Write() {
     if (queue_.empty()) return;
     // It stays in the queue, where Put finds it, until it is among the contexts.
     Waiting& waiting = queue_.front();
-    MakeRoom(waiting.rows.size());
+    const bool fits = MakeRoom(waiting.rows.size());
     lock.unlock();
-    WriteOne(waiting);
+    const Status written = fits ? WriteOne(waiting)
+                                : ResourceExhausted(fmt::format(
+                                      "the contexts that are pinned leave no room in the store for "
+                                      "one of {} bytes",
+                                      waiting.rows.size()));
     lock.lock();
     queued_ -= waiting.rows.size();
-    if (waiting.context.bytes > 0) {
+    const Result<std::string> id =
+        written.ok() ? Result<std::string>(waiting.context.id()) : written;
+    if (written.ok()) {
       // What is the beginning of it is there with it.
       for (auto c = contexts_.begin(); c != contexts_.end();) {
         const auto one = c++;
         if (!Covers(waiting.context.Rows(), one->Rows())) continue;
-        std::error_code error;
-        if (one->path != waiting.context.path) fs::remove(one->path, error);
+        if (one->path != waiting.context.path) {
+          if (Pinned(*one)) continue;
+          RemoveFile(one->path);
+        }
         stats_.bytes -= one->bytes;
         contexts_.erase(one);
       }
@@ -171,12 +223,16 @@ void ContextStore::Write() {
     } else {
       ++stats_.failed;
     }
+    const std::vector<Done> calls = std::move(waiting.done);
     queue_.pop_front();
     changed_.notify_all();
+    lock.unlock();
+    for (const Done& done : calls) done(id);
+    lock.lock();
   }
 }
 
-void ContextStore::WriteOne(Waiting& waiting) {
+Status ContextStore::WriteOne(Waiting& waiting) {
   StoredContext& context = waiting.context;
   const Status written = [&]() -> Status {
     OKV_ASSIGN_OR_RETURN(const auto file,
@@ -185,23 +241,73 @@ void ContextStore::WriteOne(Waiting& waiting) {
     file->Write(waiting.rows.data(), waiting.rows.size());
     return file->Commit();
   }();
-  if (!written.ok()) return LogInfo("a context is not stored: {}", written.message());
+  if (!written.ok()) {
+    LogInfo("a context is not stored: {}", written.message());
+    return written;
+  }
   std::error_code error;
   context.bytes = fs::file_size(context.path, error);
+  return {};
 }
 
-void ContextStore::MakeRoom(uint64_t bytes) {
-  while (!contexts_.empty() && stats_.bytes + bytes > options_.bytes) {
-    const auto least = std::min_element(
-        contexts_.begin(), contexts_.end(), [](const StoredContext& a, const StoredContext& b) {
-          return Worth(a.path, std::ssize(a.tokens)) < Worth(b.path, std::ssize(b.tokens));
-        });
-    std::error_code error;
-    fs::remove(least->path, error);
+bool ContextStore::MakeRoom(uint64_t bytes) {
+  while (stats_.bytes + bytes > options_.bytes) {
+    auto least = contexts_.end();
+    double worth = 0;
+    for (auto c = contexts_.begin(); c != contexts_.end(); ++c) {
+      if (Pinned(*c)) continue;
+      const double of = Worth(c->path, std::ssize(c->tokens));
+      if (least != contexts_.end() && worth <= of) continue;
+      least = c;
+      worth = of;
+    }
+    if (least == contexts_.end()) return false;
+    RemoveFile(least->path);
     stats_.bytes -= least->bytes;
     ++stats_.dropped;
     contexts_.erase(least);
   }
+  return true;
+}
+
+std::optional<StoredContext> ContextStore::Find(std::string_view id) const {
+  const std::lock_guard lock(mutex_);
+  for (const StoredContext& c : contexts_) {
+    if (c.id() == id) return c;
+  }
+  return {};
+}
+
+bool ContextStore::Pinned(const StoredContext& context) const {
+  std::error_code error;
+  return fs::exists(PinOf(context.path), error);
+}
+
+Status ContextStore::Pin(std::string_view id, bool pinned) {
+  const auto context = Find(id);
+  if (!context) return NotFound(fmt::format("the store has no context {}", Printable(id)));
+  const fs::path pin = PinOf(context->path);
+  std::error_code error;
+  if (pinned) {
+    const bool made = std::ofstream(pin).good();
+    fs::permissions(pin, fs::perms::owner_read | fs::perms::owner_write, error);
+    if (!made || error) return Failed(fmt::format("{}: cannot be written", pin.string()));
+    return {};
+  }
+  fs::remove(pin, error);
+  if (error)
+    return Failed(fmt::format("{}: cannot be removed ({})", pin.string(), error.message()));
+  return {};
+}
+
+Status ContextStore::Delete(std::string_view id) {
+  const auto context = Find(id);
+  if (!context) return NotFound(fmt::format("the store has no context {}", Printable(id)));
+  Forget(context->path);
+  RemoveFile(context->path);
+  std::error_code error;
+  if (!fs::exists(context->path, error)) return {};
+  return Failed(fmt::format("{}: cannot be removed", context->path));
 }
 
 void ContextStore::Forget(const std::string& path) {
@@ -240,8 +346,7 @@ Result<int32_t> ContextStore::Load(const std::string& path) {
   Forget(path);
   if (loaded.code() == StatusCode::kCorrupt) {
     LogInfo("{}: it is deleted", loaded.message());
-    std::error_code error;
-    fs::remove(path, error);
+    RemoveFile(path);
     const std::lock_guard lock(mutex_);
     ++stats_.failed;
   }

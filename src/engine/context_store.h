@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,8 @@ struct StoredContext {
   int64_t dense_rows = 0;  // SharedRows
   std::string made_by;     // the same
 
+  // Names it for as long as its file is there, in every process that has the folder.
+  std::string id() const;
   SharedRows Rows() const {
     return {.tokens = tokens, .dense_rows = dense_rows, .made_by = made_by};
   }
@@ -47,10 +50,11 @@ struct ContextStoreStats {
 
 // A file each, which is there whole or not at all; a damaged or torn one is deleted when it is
 // found, and one of another model or format of K/V is left alone. The contexts that go first are
-// those of few tokens that were not used for long. Several processes may have one folder: what one
-// deletes, the others miss.
+// those of few tokens that were not used for long; one that is pinned stays until it is unpinned or
+// deleted. Several processes may have one folder: what one deletes, the others miss, and what one
+// pins is pinned for all, as an empty file beside it says so.
 //
-// The engine's thread calls Put, Find, Load and Flush; a thread of the store writes.
+// The engine's thread calls Put, Store, Load and Flush; a thread of the store writes.
 class ContextStore {
  public:
   // kInvalidArgument where the folder cannot be made or read.
@@ -61,6 +65,13 @@ class ContextStore {
   // begins with its tokens is there already, or too much waits. REQUIRES one that lost no rows by
   // choice, and whose rows nothing changes meanwhile.
   void Put(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, std::string made_by);
+  // The same of any length. Calls `done` once it is written, on the thread that writes or, where
+  // nothing is to be written, in this call: with the id of the file that has the context, which may
+  // be that of one that begins with its tokens, or with what keeps it from being stored
+  // (kResourceExhausted for want of room). It outlives what `done` names.
+  using Done = std::function<void(const Result<std::string>& id)>;
+  void Store(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, std::string made_by,
+             Done done);
 
   // Calls visit(context) for each that is in the folder.
   template <typename Visit>
@@ -68,6 +79,12 @@ class ContextStore {
     const std::lock_guard lock(mutex_);
     for (const StoredContext& c : contexts_) visit(c);
   }
+  // The context of that id, if it is there.
+  std::optional<StoredContext> Find(std::string_view id) const;
+  bool Pinned(const StoredContext& context) const;
+  // kNotFound where there is none of that id; kFailed where the folder cannot be written.
+  Status Pin(std::string_view id, bool pinned);
+  Status Delete(std::string_view id);
   // Makes a new sequence of the bank of the file at `path`: its number. What keeps it from that is
   // not there for later requests: a file that is gone or damaged. kResourceExhausted where there is
   // no room in the bank.
@@ -82,6 +99,7 @@ class ContextStore {
     StoredContext context;
     std::string text;  // of the file
     std::vector<std::byte> rows;
+    std::vector<Done> done = {};
   };
 
   ContextStore(EngineCore& core, ContextStoreOptions options);
@@ -89,9 +107,10 @@ class ContextStore {
   // The context of a file of this model; empty: of another. kCorrupt where it is damaged.
   Result<std::optional<StoredContext>> Peek(const std::string& path) const;
   void Write();  // the thread's
-  void WriteOne(Waiting& waiting);
-  // Deletes files until `bytes` more fit. The lock is held.
-  void MakeRoom(uint64_t bytes);
+  Status WriteOne(Waiting& waiting);
+  // Deletes files until `bytes` more fit; false: those that are pinned leave no room. The lock is
+  // held.
+  bool MakeRoom(uint64_t bytes);
   void Forget(const std::string& path);
 
   EngineCore& core_;

@@ -49,19 +49,20 @@ KeptContexts::~KeptContexts() {
 }
 
 void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
-                        std::string made_by, int64_t group) {
+                        std::string made_by, int64_t group, uint64_t id) {
   const SharedRows rows{.seq = seq, .tokens = tokens, .dense_rows = dense_rows, .made_by = made_by};
   std::erase_if(contexts_, [&](const Context& c) {
-    const bool covered = Covers(rows, c.Rows());
+    const bool covered = !c.pinned && Covers(rows, c.Rows());
     if (covered) core_.bank->Free(c.seq);
     return covered;
   });
-  contexts_.push_back({seq, std::move(tokens), dense_rows, std::move(made_by), group});
+  contexts_.push_back(
+      {id, /*pinned=*/false, seq, std::move(tokens), dense_rows, std::move(made_by), group});
 }
 
 bool KeptContexts::DropOldest(int32_t but) {
   const auto oldest = std::find_if(contexts_.begin(), contexts_.end(),
-                                   [&](const Context& c) { return c.seq != but; });
+                                   [&](const Context& c) { return c.seq != but && !c.pinned; });
   if (oldest == contexts_.end()) return false;
   core_.bank->Free(oldest->seq);
   contexts_.erase(oldest);
@@ -72,6 +73,41 @@ void KeptContexts::Touch(int32_t seq) {
   const auto used = std::find_if(contexts_.begin(), contexts_.end(),
                                  [&](const Context& c) { return c.seq == seq; });
   if (used != contexts_.end()) contexts_.splice(contexts_.end(), contexts_, used);
+}
+
+std::vector<KeptContext> KeptContexts::All() const {
+  std::vector<KeptContext> all;
+  for (const Context& c : contexts_) all.push_back({c.id, c.pinned, c.Rows()});
+  return all;
+}
+
+std::optional<KeptContext> KeptContexts::Find(uint64_t id) const {
+  for (const Context& c : contexts_) {
+    if (c.id == id) return KeptContext{c.id, c.pinned, c.Rows()};
+  }
+  return {};
+}
+
+bool KeptContexts::Pin(uint64_t id, bool pinned) {
+  const auto found = std::find_if(contexts_.begin(), contexts_.end(),
+                                  [&](const Context& c) { return c.id == id; });
+  if (found == contexts_.end()) return false;
+  found->pinned = pinned;
+  return true;
+}
+
+bool KeptContexts::Drop(uint64_t id) {
+  const auto found = std::find_if(contexts_.begin(), contexts_.end(),
+                                  [&](const Context& c) { return c.id == id; });
+  if (found == contexts_.end()) return false;
+  core_.bank->Free(found->seq);
+  contexts_.erase(found);
+  return true;
+}
+
+int64_t KeptContexts::pinned() const {
+  return std::count_if(contexts_.begin(), contexts_.end(),
+                       [](const Context& c) { return c.pinned; });
 }
 
 }  // namespace omnikv

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,17 +42,30 @@ int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_vie
 int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, std::string_view key,
                         const SharedRows& from, std::span<const int32_t> prompt);
 
+// One of those below.
+struct KeptContext {
+  uint64_t id = 0;
+  bool pinned = false;
+  SharedRows rows;
+};
+
 // Sequences of the bank that no group has, the least recently used first. Thread-compatible.
 class KeptContexts {
  public:
   explicit KeptContexts(EngineCore& core) : core_(core) {}
   ~KeptContexts();
 
-  // Takes the sequence over. One whose tokens all are the first ones of a new one goes.
+  // Takes the sequence over; no other has that `id`. One whose tokens all are the first ones of a
+  // new one goes, unless it is pinned.
   void Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, std::string made_by,
-            int64_t group);
-  // Frees the one that was not used for longest, but for `but`; false: there is none.
+            int64_t group, uint64_t id);
+  // Frees the one that was not used for longest, but for `but` and those that are pinned; false:
+  // there is none.
   bool DropOldest(int32_t but = -1);
+  // By their ids; false, and nothing: there is none of that id.
+  std::optional<KeptContext> Find(uint64_t id) const;
+  bool Pin(uint64_t id, bool pinned);
+  bool Drop(uint64_t id);
   // It is used now.
   void Touch(int32_t seq);
   // Calls visit(rows) for each.
@@ -59,10 +73,14 @@ class KeptContexts {
   void ForEach(const Visit& visit) const {
     for (const Context& c : contexts_) visit(c.Rows());
   }
+  std::vector<KeptContext> All() const;
   size_t size() const { return contexts_.size(); }
+  int64_t pinned() const;
 
  private:
   struct Context {
+    uint64_t id;
+    bool pinned;
     int32_t seq;
     std::vector<int32_t> tokens;
     int64_t dense_rows;

@@ -70,34 +70,19 @@ void Scheduler::Cancel(Id id) {
   wake_.notify_one();
 }
 
-void Scheduler::List(std::function<void(const std::vector<ListedContext>&)> call) {
+void Scheduler::Call(std::function<void()> call) {
   const std::lock_guard lock(mutex_);
-  lists_.push_back(std::move(call));
+  calls_.push_back(std::move(call));
   wake_.notify_one();
 }
 
-void Scheduler::TellLists() {
-  decltype(lists_) calls;
+void Scheduler::RunCalls() {
+  decltype(calls_) calls;
   {
     const std::lock_guard lock(mutex_);
-    calls.swap(lists_);
+    calls.swap(calls_);
   }
-  if (calls.empty()) return;
-  std::vector<ListedContext> contexts;
-  const auto list = [&](const Sequence& s) {
-    contexts.push_back({.request = s.id,
-                        .made_by = s.key,
-                        .tokens = std::ssize(s.tokens),
-                        .prompt_tokens = s.stats.prompt_tokens,
-                        .answer_tokens = std::ssize(s.answer.tokens()),
-                        .swapped = s.swapped.has_value()});
-  };
-  std::ranges::for_each(running_, list);
-  std::ranges::for_each(swapped_, list);
-  kept_.ForEach([&](const SharedRows& rows) {
-    contexts.push_back({.made_by = std::string(rows.made_by), .tokens = std::ssize(rows.tokens)});
-  });
-  for (const auto& call : calls) call(contexts);
+  for (const auto& call : calls) call();
 }
 
 SchedulerStats Scheduler::stats() const {
@@ -119,7 +104,7 @@ void Scheduler::Run() {
     if (stopped_ && (!drains_ || !busy)) return;
     if (!busy) {
       wake_.wait(lock, [&] {
-        return stopped_ || !incoming_.empty() || !cancels_.empty() || !lists_.empty();
+        return stopped_ || !incoming_.empty() || !cancels_.empty() || !calls_.empty();
       });
     }
   }
@@ -128,7 +113,7 @@ void Scheduler::Run() {
 bool Scheduler::Turn() {
   TakeIncoming();
   EndCancelled();
-  TellLists();
+  RunCalls();
   Admit();
   KeepPromises();
   if (!running_.empty()) {
@@ -152,6 +137,8 @@ bool Scheduler::Turn() {
   stats_.swap_bytes = 0;
   for (const Sequence& s : swapped_) stats_.swap_bytes += s.swapped->bytes();
   stats_.kept_contexts = static_cast<int64_t>(kept_.size());
+  stats_.pinned_contexts = kept_.pinned();
+  stats_.holdings = HoldingsOf(core_);
   stats_.blocks_total = core_.bank->TotalBlocks(0);
   stats_.blocks_used = stats_.blocks_total - core_.bank->FreeBlocks(0);
   return !running_.empty() || !swapped_.empty() || !waiting_.empty() || !incoming_.empty();
@@ -298,16 +285,8 @@ int64_t Scheduler::LookInStore(const Group& to, std::span<const int32_t> prompt,
   if (stored.path.empty()) return 0;
   const int64_t length = std::ssize(stored.tokens);
   const BlockCounts blocks = MostBlocks(core_, to.rows->policy(), length, length);
-  while (!Fits(blocks, 0)) {
-    if (!kept_.DropOldest(best.rows.seq)) return 0;
-  }
-  EndAhead();
-  auto seq = store_->Load(stored.path);
-  if (seq.status().code() == StatusCode::kResourceExhausted && kept_.DropOldest(best.rows.seq)) {
-    seq = store_->Load(stored.path);
-  }
+  const auto seq = Bring(stored, blocks, best.rows.seq);
   if (!seq.ok()) return 0;
-  kept_.Keep(*seq, std::move(stored.tokens), stored.dense_rows, stored.made_by, /*group=*/-1);
   best = BestRows(to, prompt);
   return best.rows.seq == *seq ? best.tokens : 0;
 }
@@ -318,7 +297,7 @@ Result<int32_t> Scheduler::Join(Group& group, std::span<const int32_t> prompt, B
     auto member = best.tokens > 0 ? rows.JoinPrefix(best.rows.seq, best.tokens) : rows.Join();
     if (member.ok() || kept_.size() == 0) return member;
     if (kept_.DropOldest(best.rows.seq)) continue;
-    kept_.DropOldest();  // that one, whose number is needed
+    if (!kept_.DropOldest()) return member;  // that one, whose number is needed
     best = BestRows(group, prompt);
   }
 }
@@ -365,8 +344,9 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
       continue;
     }
     return wait_or_refuse(ResourceExhausted(fmt::format(
-        "{} tokens of prompt and answer under policy {} do not fit beside what is in use", total,
-        rows.policy_name())));
+        "{} tokens of prompt and answer under policy {} do not fit beside what is in use{}", total,
+        rows.policy_name(),
+        kept_.pinned() > 0 ? fmt::format(", {} pinned contexts among it", kept_.pinned()) : "")));
   }
   auto answer = Answer::Begin(core_, request.generate, request.prompt);
   if (!answer.ok()) return refuse(answer.status());
@@ -421,6 +401,7 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
                                             : stats_.finished);
     stats_.prompt_tokens += s.stats.prompt_tokens;
     stats_.cached_tokens += s.stats.cached_tokens;
+    stats_.stored_tokens += s.stats.stored_tokens;
     stats_.answer_tokens += s.stats.answer_tokens;
   }
   swap_reserved_ -= std::exchange(s.swap_reserved, 0);
@@ -453,7 +434,7 @@ void Scheduler::Leave(Sequence& s) {
   const int32_t seq = rows.Detach(s.member);
   const int64_t dense = std::min(s.dense_rows, length);
   if (store_ != nullptr) store_->Put(seq, s.tokens, dense, s.key);
-  kept_.Keep(seq, std::move(s.tokens), dense, s.key, rows.id());
+  kept_.Keep(seq, std::move(s.tokens), dense, s.key, rows.id(), s.id);
 }
 
 void Scheduler::RemoveEnded() {

@@ -20,6 +20,7 @@
 #include "engine/chunk_pacer.h"
 #include "engine/context_store.h"
 #include "engine/group_pool.h"
+#include "engine/holdings.h"
 #include "engine/kept_contexts.h"
 #include "engine/stepper.h"
 #include "engine/swapped_member.h"
@@ -111,22 +112,35 @@ struct SchedulerStats {
   int64_t running = 0, waiting = 0, kept_contexts = 0;
   int64_t finished = 0, refused = 0, cancelled = 0, failed = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+  int64_t stored_tokens = 0;                  // of the cached ones, those from the store
   int64_t steps = 0, step_rows = 0;           // that decode
   int64_t preemptions = 0;                    // requests swapped out
   int64_t swapped = 0;                        // those that wait to be resumed
   uint64_t swap_bytes = 0;                    // of them
   int64_t blocks_used = 0, blocks_total = 0;  // of the first table of the bank
+  int64_t pinned_contexts = 0;                // of the kept ones
+  Holdings holdings = {};
 };
 
-// A context that the bank has: of a request that runs, or kept.
+// A context that is there: of a request that runs, kept, or in a file of the store.
 struct ListedContext {
+  enum class Where { kRunning, kKept, kStored };
+  static constexpr size_t kHead = 160;  // tokens
+
+  std::string id;  // in memory, for as long as the scheduler lives; of a file, for as long as that
+  Where where = Where::kKept;
   uint64_t request = 0;  // Scheduler::Id; 0: none has it
-  std::string made_by;   // policy and settings of its group
+  bool pinned = false;
+  std::string made_by;  // policy and settings of its group
   int64_t tokens = 0;
   int64_t prompt_tokens = 0;  // of a request
   int64_t answer_tokens = 0;
-  bool swapped = false;  // out of the bank
+  bool swapped = false;       // a request out of the bank, which waits to be resumed
+  uint64_t bytes = 0;         // of a file
+  std::vector<int32_t> head;  // its first tokens, up to kHead
 };
+// That of a file.
+ListedContext ListedOf(const ContextStore& store, const StoredContext& context);
 
 // One thread calls Turn or Run, and nothing else touches the engine meanwhile; the other functions
 // may be called from any thread.
@@ -148,8 +162,23 @@ class Scheduler {
   // Ends a request (kCancelled), unless it has ended. From its own calls, too.
   void Cancel(Id id);
   SchedulerStats stats() const;
-  // Calls `call` with what the bank has, from the thread of Turn.
-  void List(std::function<void(const std::vector<ListedContext>&)> call);
+  // Runs `call` on the thread of Turn, between two steps: what it may use the engine for.
+  void Call(std::function<void()> call);
+
+  // Only for what Call runs (scheduler_contexts.cc): the contexts that are there, and what is done
+  // with the one of an id. kNotFound: there is none; kInvalidArgument: it is one of a request that
+  // runs, which cannot be done that with.
+  std::vector<ListedContext> Contexts() const;
+  // Writes a kept one to the store; `done` as ContextStore::Store has it. kInvalidArgument without
+  // a store.
+  void SaveContext(const std::string& id, const ContextStore::Done& done);
+  // Brings one of the store into memory, where others that are not pinned make room: the id that it
+  // has there.
+  Result<std::string> LoadContext(const std::string& id);
+  // A pinned one makes room for no other. kInvalidArgument: as many as EngineOptions::kept_contexts
+  // are pinned in memory.
+  Status PinContext(const std::string& id, bool pinned);
+  Status DropContext(const std::string& id);
 
   // One step of those that run, and what goes before it. False: there is nothing to do.
   bool Turn();
@@ -209,7 +238,7 @@ class Scheduler {
   void TakeIncoming();
   Status Check(Waiting& waiting) const;
   void EndCancelled();
-  void TellLists();
+  void RunCalls();
   void Admit();
   enum class Admission { kRuns, kWaits, kWaitsForRows, kRefused };
   Admission TryAdmit(Waiting& waiting);
@@ -267,6 +296,10 @@ class Scheduler {
   // Brings from the store what has more of the prompt than `best`, if there is room: tokens that
   // `best` has of it then.
   int64_t LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best);
+  // Makes room for a context of the store, of which sequence `but` is no part, and keeps it: its
+  // sequence.
+  Result<int32_t> Bring(const StoredContext& stored, const BlockCounts& blocks, int32_t but);
+  Status NoContext(const std::string& id) const;
   SharedRows RowsOf(const Sequence& s) const;
   // A member with the rows of `best`, or with fewer where these have to go.
   Result<int32_t> Join(Group& group, std::span<const int32_t> prompt, Best& best);
@@ -322,7 +355,7 @@ class Scheduler {
   std::condition_variable wake_;
   std::vector<Waiting> incoming_;
   std::vector<Id> cancels_;
-  std::vector<std::function<void(const std::vector<ListedContext>&)>> lists_;
+  std::vector<std::function<void()>> calls_;
   Id next_id_ = 1;
   bool stopped_ = false;
   bool drains_ = false;

@@ -15,6 +15,7 @@
 #include "base/printable.h"
 #include "engine/answer.h"
 #include "engine/context_file.h"
+#include "engine/holdings.h"
 #include "engine/kept_contexts.h"
 #include "engine/prompt_chunks.h"
 #include "engine/stepper.h"
@@ -491,9 +492,7 @@ Status SessionImpl::FillContext(int64_t tokens) {
 void SessionImpl::AddHeld(SessionStats& stats) const {
   const Bank& bank = *core_.bank;
   const size_t stages = Bank::StageBytes(bank.config());
-  const size_t all = bank.DeviceBytes() + stages + core_.policy_bytes + core_.set_bytes;
-  stats.held_bytes.host = bank.HostBytes();
-  (core_.backend->OnDevice() ? stats.held_bytes.device : stats.held_bytes.host) += all;
+  stats.held_bytes = HoldingsOf(core_).bytes;
   const size_t kv = static_cast<size_t>(group_->length(0)) * Bank::BytesPerToken(bank.config());
   if (kv == 0) return;
   const size_t own = bank.DeviceBytes(group_->seq(0), group_->AllStates()) + stages +

@@ -13,6 +13,7 @@
 
 #include "base/printable.h"
 #include "omnikv/version.h"
+#include "server/context_routes.h"
 #include "server/generation.h"
 #include "server/grammar/grammar.h"
 #include "server/grammar_filter.h"
@@ -101,6 +102,8 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
         {"GET", "/version", &Impl::Version, false},
         {"GET", "/slots", &Impl::Slots, false},
         {"GET", "/v1/contexts", &Impl::Contexts, false},
+        {"POST", "/v1/contexts/", &Impl::ChangeContext, false},
+        {"DELETE", "/v1/contexts/", &Impl::ChangeContext, false},
         {"POST", "/v1/completions", &Impl::Completions, true},
         {"POST", "/v1/chat/completions", &Impl::Chat, true},
         {"POST", "/v1/responses", &Impl::Responses, true},
@@ -156,9 +159,9 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
                       {"has_chat_template", core.text.chat_template.has_value()}});
   }
   void Slots(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
-    scheduler.List([reply](const std::vector<ListedContext>& contexts) {
+    scheduler.Call([&scheduler = scheduler, reply] {
       Json slots = Json::array();
-      for (const ListedContext& c : contexts) {
+      for (const ListedContext& c : scheduler.Contexts()) {
         if (c.request == 0) continue;
         slots.push_back({{"id", slots.size()},
                          {"is_processing", true},
@@ -172,28 +175,10 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     });
   }
   void Contexts(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
-    Json files = Json::array();
-    if (options.store != nullptr) {
-      options.store->ForEach([&](const StoredContext& c) {
-        files.push_back({{"object", "context"},
-                         {"where", "store"},
-                         {"file", c.path.substr(c.path.rfind('/') + 1)},
-                         {"tokens", c.tokens.size()},
-                         {"made_by", c.made_by},
-                         {"bytes", c.bytes}});
-      });
-    }
-    scheduler.List([reply, files](const std::vector<ListedContext>& contexts) {
-      Json data = Json::array();
-      for (const ListedContext& c : contexts) {
-        data.push_back({{"object", "context"},
-                        {"where", c.request != 0 ? "running" : "kept"},
-                        {"tokens", c.tokens},
-                        {"made_by", c.made_by}});
-      }
-      data.insert(data.end(), files.begin(), files.end());
-      SendJson(*reply, {{"object", "list"}, {"data", data}});
-    });
+    ContextRoutes{core, scheduler, options.store}.List(reply);
+  }
+  void ChangeContext(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    ContextRoutes{core, scheduler, options.store}.Change(request, reply);
   }
   void Embeddings(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendError(*reply, kChat,

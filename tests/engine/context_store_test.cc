@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "../test_data.h"
 #include "engine/scheduler.h"
@@ -61,7 +64,33 @@ class House {
     store_->Flush();
     return got;
   }
+  // What one in memory, or of the store, is called: the one that was there last.
+  std::string Id(ListedContext::Where where) const {
+    std::string id;
+    for (const ListedContext& c : scheduler_->Contexts()) {
+      if (c.where == where) id = c.id;
+    }
+    return id;
+  }
+  int64_t Kept() const {
+    const auto contexts = scheduler_->Contexts();
+    return std::count_if(contexts.begin(), contexts.end(), [](const ListedContext& c) {
+      return c.where == ListedContext::Where::kKept;
+    });
+  }
+  // What saving the context of that id comes to.
+  Result<std::string> Save(const std::string& id) {
+    Result<std::string> saved = std::string();
+    std::atomic<bool> done = false;
+    scheduler_->SaveContext(id, [&](const Result<std::string>& of) {
+      saved = of;
+      done = true;
+    });
+    while (!done) std::this_thread::yield();
+    return saved;
+  }
   ContextStore& store() { return *store_; }
+  Scheduler& scheduler() { return *scheduler_; }
 
  private:
   std::unique_ptr<Engine> engine_;
@@ -241,6 +270,128 @@ TEST_F(ContextStoreTest, TwoOnOneFolder) {
   const House::Got got = three.Ask(Numbers(300, 30));
   EXPECT_EQ(got.stats.stored_tokens, 0);
   EXPECT_EQ(got.tokens, one.Ask(Numbers(300, 30)).tokens);
+}
+
+TEST_F(ContextStoreTest, PinnedFilesStayAndOutliveTheirServer) {
+  uint64_t one = 0;
+  std::string pinned;
+  {
+    House house(folder_);
+    house.Ask(Numbers(300, 40));
+    one = Bytes();
+    pinned = house.Id(ListedContext::Where::kStored);
+    ASSERT_TRUE(house.scheduler().PinContext(pinned, true).ok());
+  }
+  const uint64_t most = 2 * one + one / 2;
+  {
+    House house(folder_, most);
+    for (size_t i = 41; i < 46; ++i) house.Ask(Numbers(600, i));  // each worth more, and too large
+    for (size_t i = 51; i < 56; ++i) house.Ask(Numbers(300, i));
+    EXPECT_TRUE(house.store().Find(pinned));
+    EXPECT_LE(house.store().stats().bytes, most);
+    // A longer one does not take its place.
+    house.Ask(With(Numbers(300, 40), Numbers(20, 7)));
+    EXPECT_TRUE(house.store().Find(pinned));
+  }
+  {
+    // Nothing else fits: it stays alone, and others are not stored.
+    House house(folder_, one + one / 2);
+    EXPECT_EQ(house.store().stats().contexts, 1);
+    const int64_t failed = house.store().stats().failed;
+    house.Ask(Numbers(300, 60));
+    EXPECT_EQ(house.store().stats().contexts, 1);
+    EXPECT_EQ(house.store().stats().failed, failed + 1);
+    EXPECT_EQ(house.Ask(With(Numbers(300, 40), {9})).stats.stored_tokens, 300);
+    house.Ask(Numbers(280, 61));
+    EXPECT_THAT(house.Save(house.Id(ListedContext::Where::kKept)).status().message(),
+                HasSubstr("that are pinned leave no room"));
+    ASSERT_TRUE(house.scheduler().PinContext(pinned, false).ok());
+    house.Ask(Numbers(300, 62));
+    EXPECT_FALSE(house.store().Find(pinned));
+  }
+  std::ofstream(folder_ / "0123456789abcdef.pin");  // of a file that is gone
+  House house(folder_);
+  for (const fs::path& file : Files()) EXPECT_EQ(file.extension(), ".ctx");
+}
+
+TEST_F(ContextStoreTest, PinnedContextsStayInMemory) {
+  House house(folder_);
+  const std::vector<int32_t> text = Numbers(500, 70);
+  house.Ask(text);
+  const std::string pinned = house.Id(ListedContext::Where::kKept);
+  ASSERT_TRUE(house.scheduler().PinContext(pinned, true).ok());
+  const auto there = [&](const std::string& id) {
+    for (const ListedContext& c : house.scheduler().Contexts()) {
+      if (c.id == id) return true;
+    }
+    return false;
+  };
+  for (size_t i = 71; i < 80; ++i) house.Ask(Numbers(500, i));
+  EXPECT_TRUE(there(pinned));
+  const House::Got got = house.Ask(With(text, {9}));
+  EXPECT_EQ(got.stats.cached_tokens, 500);
+  EXPECT_EQ(got.stats.stored_tokens, 0);
+  EXPECT_TRUE(there(pinned));  // beside the longer one
+  // As many as are kept: requests have the other sequences.
+  const auto pin = [&] {
+    return house.scheduler().PinContext(house.Id(ListedContext::Where::kKept), true);
+  };
+  house.Ask(Numbers(600, 95));
+  ASSERT_TRUE(pin().ok());
+  EXPECT_EQ(house.scheduler().stats().pinned_contexts, 1);  // as of the last turn
+  house.Ask(Numbers(300, 80));
+  EXPECT_EQ(house.scheduler().stats().pinned_contexts, 2);
+  EXPECT_THAT(pin().message(), HasSubstr("cannot be pinned: 2 are, expected at most the 2 of"));
+  house.Ask(Numbers(300, 81));
+  // One whose blocks are those of pinned ones is refused, rather than waits for ever.
+  std::string refused;
+  Request large{.prompt = Numbers(1000, 82),
+                .policy = {.name = "full"},
+                .generate = {.max_tokens = 8, .ignore_eos = true}};
+  large.on_end = [&](const Result<RequestEnd>& end) {
+    refused = end.ok() ? "" : end.status().message();
+  };
+  Request other = large;
+  other.prompt = Numbers(1000, 83);
+  house.scheduler().Submit(std::move(large));
+  house.scheduler().Submit(std::move(other));
+  while (house.scheduler().Turn()) {
+  }
+  EXPECT_THAT(refused, HasSubstr(", 2 pinned contexts among it"));
+  EXPECT_TRUE(there(pinned));
+  // One that is unpinned or dropped makes room.
+  ASSERT_TRUE(house.scheduler().DropContext(pinned).ok());
+  EXPECT_FALSE(there(pinned));
+  EXPECT_EQ(house.scheduler().DropContext(pinned).code(), StatusCode::kNotFound);
+}
+
+TEST_F(ContextStoreTest, LoadsAndSavesWhatItIsAskedFor) {
+  std::string stored;
+  {
+    House house(folder_);
+    house.Ask(Numbers(100, 90));  // too short to be stored by itself
+    EXPECT_EQ(Files().size(), 0u);
+    const std::string kept = house.Id(ListedContext::Where::kKept);
+    const auto save = [&](const std::string& id) { return house.Save(id); };
+    const auto first = save(kept);
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    stored = *first;
+    EXPECT_EQ(*save(kept), stored);
+    EXPECT_EQ(*save(stored), stored);
+    EXPECT_EQ(save("ctx-99").status().code(), StatusCode::kNotFound);
+    EXPECT_EQ(save("x").status().code(), StatusCode::kNotFound);
+  }
+  House house(folder_);
+  EXPECT_EQ(house.Id(ListedContext::Where::kStored), stored);
+  const auto loaded = house.scheduler().LoadContext(stored);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(*house.scheduler().LoadContext(stored), *loaded);
+  EXPECT_EQ(house.Kept(), 1);
+  EXPECT_EQ(house.store().stats().read, 1);
+  EXPECT_EQ(house.Ask(With(Numbers(100, 90), {9})).stats.cached_tokens, 100);
+  ASSERT_TRUE(house.scheduler().DropContext(stored).ok());
+  EXPECT_EQ(Files().size(), 0u);
+  EXPECT_EQ(house.scheduler().LoadContext(stored).status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(ContextStoreTest, NoFolder) {

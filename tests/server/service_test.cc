@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -427,6 +428,131 @@ TEST_F(ServiceTest, SmallRoutes) {
               HasSubstr(kQuestion));
   EXPECT_THAT(Sentence("/detokenize", {{"tokens", {-1}}}), HasSubstr("tokens"));
   EXPECT_THAT(Sentence("/tokenize", Json::object()), HasSubstr("content"));
+}
+
+// With a store, of a folder of its own.
+class StoredContextsTest : public ServiceTest {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "omnikv_routes_XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    Start();
+  }
+  void TearDown() override {
+    Stop();
+    std::filesystem::remove_all(folder_);
+  }
+  void Start() {
+    store_ = std::move(
+        *ContextStore::Open(CoreOf(*engine_), {.folder = folder_.string(), .bytes = 1 << 30}));
+    scheduler_ = std::move(*Scheduler::Create(CoreOf(*engine_), {.seats = 4}, store_.get()));
+    service_ = std::make_unique<Service>(
+        CoreOf(*engine_), *scheduler_,
+        ServiceOptions{.name = "tiny", .max_tokens = 40, .store = store_.get()});
+    steps_ = std::thread([this] { scheduler_->Run(); });
+  }
+  void Stop() {
+    ServiceTest::TearDown();
+    store_.reset();
+  }
+  std::shared_ptr<FakeReply> Do(const std::string& method, const std::string& path) {
+    auto reply = Begin(method, "/v1/contexts" + path);
+    reply->Await();
+    return reply;
+  }
+  // The only one that is there.
+  Json One(const std::string& where) {
+    std::vector<Json> found;
+    const Json all = Do("GET", "")->json();
+    for (const Json& c : all["data"]) {
+      if (c["where"] == where) found.push_back(c);
+    }
+    EXPECT_EQ(found.size(), 1u) << where << " in " << all;
+    return found.empty() ? Json() : found[0];
+  }
+
+  std::filesystem::path folder_;
+  std::unique_ptr<ContextStore> store_;
+};
+
+TEST_F(StoredContextsTest, AreSavedLoadedPinnedAndDeleted) {
+  std::string text = "My garden is at the end of the road. ";
+  for (int i = 0; i < 20; ++i) text += "The grass is green. ";
+  const Json body = {{"prompt", text}, {"max_tokens", 2}, {"temperature", 0}};
+  Ask("/v1/completions", body);
+  const Json kept = One("kept");
+  EXPECT_EQ(kept["object"], "context");
+  EXPECT_EQ(kept["pinned"], false);
+  EXPECT_GT(kept["tokens"], 60);
+  EXPECT_THAT(std::string(kept["made_by"]), StartsWith("omnikv"));
+  EXPECT_EQ(std::string(kept["text"]), text.substr(0, 80));
+  const std::string id = kept["id"];
+  EXPECT_EQ(One("kept")["id"], id);
+
+  const auto saved = Do("POST", "/" + id + "/save");
+  ASSERT_EQ(saved->status(), 200) << saved->bytes();
+  EXPECT_EQ(saved->json()["where"], "store");
+  EXPECT_EQ(saved->json()["tokens"], kept["tokens"]);
+  EXPECT_EQ(saved->json()["text"], kept["text"]);
+  EXPECT_GT(saved->json()["bytes"], 1000);
+  const std::string file = saved->json()["id"];
+  EXPECT_EQ(One("store")["id"], file);
+
+  EXPECT_EQ(Do("POST", "/" + id + "/pin")->json()["pinned"], true);
+  EXPECT_EQ(One("kept")["pinned"], true);
+  EXPECT_EQ(One("store")["pinned"], false);
+  EXPECT_EQ(Do("POST", "/" + id + "/unpin")->json()["pinned"], false);
+  EXPECT_EQ(Do("POST", "/" + file + "/pin")->json()["pinned"], true);
+  const auto gone = Do("DELETE", "/" + id);
+  EXPECT_EQ(gone->json(), (Json{{"id", id}, {"object", "context"}, {"deleted", true}}));
+  EXPECT_EQ(Do("DELETE", "/" + id)->status(), 404);
+
+  // The id of a file, and that it is pinned, outlive the server.
+  Stop();
+  Start();
+  EXPECT_EQ(One("store")["id"], file);
+  EXPECT_EQ(One("store")["pinned"], true);
+  const auto loaded = Do("POST", "/" + file + "/load");
+  ASSERT_EQ(loaded->status(), 200) << loaded->bytes();
+  EXPECT_EQ(loaded->json()["where"], "kept");
+  const Json usage = Ask("/v1/completions", body)->json();
+  EXPECT_GT(usage["usage"]["prompt_tokens_details"]["cached_tokens"], 60);
+  EXPECT_EQ(Do("DELETE", "/" + file)->status(), 200);
+  EXPECT_EQ(Do("POST", "/" + file + "/load")->status(), 404);
+}
+
+TEST_F(ServiceTest, ContextsThatAreNotThereAndWithoutAStore) {
+  const auto sentence = [&](const std::string& method, const std::string& path, int status) {
+    const auto reply = Begin(method, "/v1/contexts" + path);
+    reply->Await();
+    EXPECT_EQ(reply->status(), status) << reply->bytes();
+    return reply->json()["error"]["message"].get<std::string>();
+  };
+  for (const char* action : {"save", "load", "pin", "unpin"}) {
+    EXPECT_EQ(sentence("POST", std::string("/ctx-77/") + action, 404),
+              "there is no context 'ctx-77'");
+  }
+  EXPECT_THAT(sentence("DELETE", "/0123456789abcdef", 404), HasSubstr("there is no context"));
+  EXPECT_THAT(sentence("POST", "/ctx-1/paint", 404), HasSubstr("expected POST /v1/contexts/ID/"));
+  EXPECT_THAT(sentence("DELETE", "/ctx-1/save", 404), HasSubstr("there is no DELETE"));
+  const auto running = Begin("POST", "/v1/completions",
+                             R"({"prompt":"Once upon","max_tokens":4000,"ignore_eos":true})");
+  const auto first = [&] {
+    const auto reply = Begin("GET", "/v1/contexts");
+    reply->Await();
+    const Json data = reply->json()["data"];
+    return data.empty() ? Json() : data[0];
+  };
+  Json context;
+  while (context.is_null() || context["tokens"] < 100) context = first();
+  const std::string id = context["id"];
+  EXPECT_THAT(sentence("DELETE", "/" + id, 400), HasSubstr("is of a request that runs"));
+  running->GoAfter(0);
+  running->Await();
+  EXPECT_EQ(first()["id"], id);  // it keeps its name
+  EXPECT_EQ(first()["where"], "kept");
+  EXPECT_THAT(sentence("POST", "/" + id + "/save", 400), HasSubstr("without a `store`"));
+  EXPECT_THAT(std::string(first()["text"]), StartsWith("Once upon"));
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+#include "engine/holdings.h"
+
+namespace omnikv {
+
+Holdings HoldingsOf(const EngineCore& core) {
+  const Bank& bank = *core.bank;
+  Holdings held;
+  const auto tables = static_cast<int32_t>(bank.config().tables.size());
+  for (int32_t table = 0; table < tables; ++table) {
+    if (bank.config().FirstSharing(table) != table) continue;
+    const int64_t total = bank.TotalBlocks(table);
+    held.blocks.push_back({.table = table, .used = total - bank.FreeBlocks(table), .total = total});
+  }
+  const size_t near =
+      bank.DeviceBytes() + Bank::StageBytes(bank.config()) + core.policy_bytes + core.set_bytes;
+  held.bytes.host = bank.HostBytes();
+  (core.backend->OnDevice() ? held.bytes.device : held.bytes.host) += near;
+  return held;
+}
+
+}  // namespace omnikv

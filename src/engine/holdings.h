@@ -1,0 +1,22 @@
+// What an engine holds, for those who watch it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/core.h"
+
+namespace omnikv {
+
+struct Holdings {
+  // Of the tables of the bank that have blocks of their own.
+  struct Blocks {
+    int32_t table = 0;
+    int64_t used = 0, total = 0;
+  };
+  std::vector<Blocks> blocks;
+  TierBytes bytes;  // K/V in blocks that are in use, stages, policies and working sets
+};
+Holdings HoldingsOf(const EngineCore& core);
+
+}  // namespace omnikv

@@ -1,0 +1,169 @@
+// What is done with contexts by their ids, between two steps.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include "base/printable.h"
+#include "engine/placement.h"
+#include "engine/scheduler.h"
+
+namespace omnikv {
+namespace {
+
+constexpr std::string_view kInMemory = "ctx-";
+
+std::string MemoryId(uint64_t number) {
+  return fmt::format("{}{}", kInMemory, number);
+}
+
+// The number of an id of one in memory; 0: it is none.
+uint64_t NumberOf(std::string_view id) {
+  if (!id.starts_with(kInMemory)) return 0;
+  id.remove_prefix(kInMemory.size());
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), number);
+  return error == std::errc() && end == id.data() + id.size() ? number : 0;
+}
+
+std::vector<int32_t> HeadOf(std::span<const int32_t> tokens) {
+  const auto head = tokens.first(std::min(tokens.size(), ListedContext::kHead));
+  return {head.begin(), head.end()};
+}
+
+}  // namespace
+
+ListedContext ListedOf(const ContextStore& store, const StoredContext& context) {
+  return {.id = context.id(),
+          .where = ListedContext::Where::kStored,
+          .pinned = store.Pinned(context),
+          .made_by = context.made_by,
+          .tokens = std::ssize(context.tokens),
+          .bytes = context.bytes,
+          .head = HeadOf(context.tokens)};
+}
+
+std::vector<ListedContext> Scheduler::Contexts() const {
+  std::vector<ListedContext> contexts;
+  const auto add = [&](const Sequence& s) {
+    const int64_t prompt = std::ssize(s.request.prompt);
+    contexts.push_back(
+        {.id = MemoryId(s.id),
+         .where = ListedContext::Where::kRunning,
+         .request = s.id,
+         .made_by = s.key,
+         .tokens = std::ssize(s.tokens),
+         .prompt_tokens = s.stats.prompt_tokens,
+         .answer_tokens = std::ssize(s.answer.tokens()),
+         .swapped = s.swapped.has_value(),
+         .head = HeadOf(std::ssize(s.tokens) < prompt ? s.request.prompt : s.tokens)});
+  };
+  std::ranges::for_each(running_, add);
+  std::ranges::for_each(swapped_, add);
+  for (const KeptContext& c : kept_.All()) {
+    contexts.push_back({.id = MemoryId(c.id),
+                        .pinned = c.pinned,
+                        .made_by = std::string(c.rows.made_by),
+                        .tokens = std::ssize(c.rows.tokens),
+                        .head = HeadOf(c.rows.tokens)});
+  }
+  if (store_ == nullptr) return contexts;
+  store_->ForEach([&](const StoredContext& c) { contexts.push_back(ListedOf(*store_, c)); });
+  return contexts;
+}
+
+Status Scheduler::NoContext(const std::string& id) const {
+  const uint64_t number = NumberOf(id);
+  const auto is = [&](const Sequence& s) { return s.id == number; };
+  const bool runs = std::ranges::any_of(running_, is) || std::ranges::any_of(swapped_, is);
+  if (!runs) return NotFound(fmt::format("there is no context {}", Printable(id)));
+  return InvalidArgument(fmt::format(
+      "context {} is of a request that runs, expected one whose request has ended", Printable(id)));
+}
+
+void Scheduler::SaveContext(const std::string& id, const ContextStore::Done& done) {
+  const auto kept = kept_.Find(NumberOf(id));
+  if (!kept) {
+    const bool stored = store_ != nullptr && store_->Find(id);
+    return stored ? done(id) : done(NoContext(id));
+  }
+  if (store_ == nullptr) {
+    return done(InvalidArgument(fmt::format(
+        "context {} cannot be saved: the server was started without a `store`", Printable(id))));
+  }
+  EndAhead();
+  store_->Store(kept->rows.seq, {kept->rows.tokens.begin(), kept->rows.tokens.end()},
+                kept->rows.dense_rows, std::string(kept->rows.made_by), done);
+}
+
+Result<int32_t> Scheduler::Bring(const StoredContext& stored, const BlockCounts& blocks,
+                                 int32_t but) {
+  while (!Fits(blocks, 0)) {
+    if (kept_.DropOldest(but)) continue;
+    return ResourceExhausted(
+        fmt::format("the {} tokens of context {} do not fit beside what is in "
+                    "use",
+                    stored.tokens.size(), stored.id()));
+  }
+  EndAhead();
+  auto seq = store_->Load(stored.path);
+  if (seq.status().code() == StatusCode::kResourceExhausted && kept_.DropOldest(but)) {
+    seq = store_->Load(stored.path);
+  }
+  if (!seq.ok()) return seq;
+  Id id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    id = next_id_++;
+  }
+  kept_.Keep(*seq, stored.tokens, stored.dense_rows, stored.made_by, /*group=*/-1, id);
+  return seq;
+}
+
+Result<std::string> Scheduler::LoadContext(const std::string& id) {
+  if (kept_.Find(NumberOf(id))) return id;
+  const auto stored = store_ != nullptr ? store_->Find(id) : std::nullopt;
+  if (!stored) return NoContext(id);
+  for (const KeptContext& c : kept_.All()) {
+    if (!Covers(c.rows, stored->Rows())) continue;
+    kept_.Touch(c.rows.seq);
+    return MemoryId(c.id);
+  }
+  // A file has the rows of all tokens.
+  OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> full,
+                       PolicyFor({.name = "full"}, core_.config, core_.bank->config().max_tokens,
+                                 core_.plan.host_layers > 0));
+  const int64_t length = std::ssize(stored->tokens);
+  OKV_ASSIGN_OR_RETURN(const int32_t seq,
+                       Bring(*stored, MostBlocks(core_, *full, length, length), /*but=*/-1));
+  for (const KeptContext& c : kept_.All()) {
+    if (c.rows.seq == seq) return MemoryId(c.id);
+  }
+  return NoContext(id);
+}
+
+Status Scheduler::PinContext(const std::string& id, bool pinned) {
+  const auto kept = kept_.Find(NumberOf(id));
+  if (!kept) {
+    const bool stored = store_ != nullptr && store_->Find(id);
+    return stored ? store_->Pin(id, pinned) : NoContext(id);
+  }
+  // Each has a number of a sequence, and requests need those of theirs.
+  if (pinned && !kept->pinned && kept_.pinned() >= core_.plan.kept) {
+    return InvalidArgument(fmt::format(
+        "context {} cannot be pinned: {} are, expected at most the {} of `kept_contexts`",
+        Printable(id), kept_.pinned(), core_.plan.kept));
+  }
+  kept_.Pin(kept->id, pinned);
+  return {};
+}
+
+Status Scheduler::DropContext(const std::string& id) {
+  if (kept_.Drop(NumberOf(id))) return {};
+  const bool stored = store_ != nullptr && store_->Find(id);
+  return stored ? store_->Delete(id) : NoContext(id);
+}
+
+}  // namespace omnikv

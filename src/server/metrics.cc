@@ -29,7 +29,8 @@ void Metrics::Ended(FinishReason reason, const RequestStats& stats) {
   }
 }
 
-std::string Metrics::Text(const SchedulerStats& now, const std::string& model) const {
+std::string Metrics::Text(const SchedulerStats& now, const std::optional<ContextStoreStats>& stored,
+                          const std::string& model) const {
   std::string label = "model_name=\"";
   for (const char c : model) {
     if (c == '"' || c == '\\') label += '\\';
@@ -59,9 +60,44 @@ std::string Metrics::Text(const SchedulerStats& now, const std::string& model) c
   one("vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were there already.",
       counts(now.cached_tokens));
   one("vllm:prompt_tokens_total", "counter", "Tokens of prompts.", counts(now.prompt_tokens));
+  one("vllm:prompt_tokens_cached_total", "counter",
+      "Tokens of prompts that were there already, in memory or in the store.",
+      counts(now.cached_tokens));
+  // A further label of some lines of a metric.
+  const auto part = [&](const char* name, const std::string& of, double value) {
+    fmt::format_to(std::back_inserter(out), "{}{{{},{}}} {}\n", name, label, of, value);
+  };
+  const char* const by_source = "vllm:prompt_tokens_by_source_total";
+  head(by_source, "counter", "Tokens of prompts that were computed, in memory, or in the store.");
+  part(by_source, "source=\"local_compute\"", counts(now.prompt_tokens - now.cached_tokens));
+  part(by_source, "source=\"local_cache_hit\"", counts(now.cached_tokens - now.stored_tokens));
+  part(by_source, "source=\"external_kv_transfer\"", counts(now.stored_tokens));
   one("vllm:generation_tokens_total", "counter", "Tokens of answers.", counts(now.answer_tokens));
   one("omnikv:kept_contexts", "gauge", "Contexts that no request has, kept for others.",
       counts(now.kept_contexts));
+  one("omnikv:pinned_contexts", "gauge", "Of those, the ones that are pinned.",
+      counts(now.pinned_contexts));
+  head("omnikv:kv_blocks", "gauge", "Blocks of K/V of a table of the bank.");
+  for (const Holdings::Blocks& blocks : now.holdings.blocks) {
+    const std::string table = fmt::format("table=\"{}\",state=", blocks.table);
+    part("omnikv:kv_blocks", table + "\"used\"", counts(blocks.used));
+    part("omnikv:kv_blocks", table + "\"free\"", counts(blocks.total - blocks.used));
+  }
+  head("omnikv:held_bytes", "gauge", "Bytes of K/V and of what policies know, by where they are.");
+  part("omnikv:held_bytes", "tier=\"device\"", static_cast<double>(now.holdings.bytes.device));
+  part("omnikv:held_bytes", "tier=\"host\"", static_cast<double>(now.holdings.bytes.host));
+  if (stored) {
+    one("omnikv:store_contexts", "gauge", "Contexts in files.", counts(stored->contexts));
+    one("omnikv:store_bytes", "gauge", "Bytes of those.", static_cast<double>(stored->bytes));
+    one("omnikv:store_written_total", "counter", "Contexts that were written to files.",
+        counts(stored->written));
+    one("omnikv:store_read_total", "counter", "Contexts that were read from files.",
+        counts(stored->read));
+    one("omnikv:store_dropped_total", "counter", "Contexts whose files made room for others.",
+        counts(stored->dropped));
+    one("omnikv:store_failed_total", "counter",
+        "Files that were damaged, and contexts that could not be written.", counts(stored->failed));
+  }
   one("omnikv:decode_steps_total", "counter", "Steps with rows that decode.", counts(now.steps));
   one("omnikv:decode_rows_total", "counter", "Rows of those.", counts(now.step_rows));
   one("omnikv:requests_refused_total", "counter", "Requests that were never admitted.",

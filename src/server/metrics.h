@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "engine/scheduler.h"
@@ -16,8 +17,9 @@ class Metrics {
  public:
   // A request has ended well, or was cancelled.
   void Ended(FinishReason reason, const RequestStats& stats);
-  // The page. `model`: a label of every line.
-  std::string Text(const SchedulerStats& now, const std::string& model) const;
+  // The page. `stored`: where there is a store; `model`: a label of every line.
+  std::string Text(const SchedulerStats& now, const std::optional<ContextStoreStats>& stored,
+                   const std::string& model) const;
 
  private:
   static constexpr std::array kBounds = {0.001, 0.005, 0.01, 0.02,  0.04,  0.06,  0.08, 0.1,

@@ -140,8 +140,10 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     SendError(*reply, kChat, NoModel(name));
   }
   void MetricsPage(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    std::optional<ContextStoreStats> stored;
+    if (options.store != nullptr) stored = options.store->stats();
     reply->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8"},
-                metrics->Text(scheduler.stats(), options.name));
+                metrics->Text(scheduler.stats(), stored, options.name));
   }
   void Props(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     const BankConfig& bank = core.bank->config();

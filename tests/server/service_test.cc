@@ -18,6 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 using Json = nlohmann::json;
 
@@ -519,6 +520,50 @@ TEST_F(StoredContextsTest, AreSavedLoadedPinnedAndDeleted) {
   EXPECT_GT(usage["usage"]["prompt_tokens_details"]["cached_tokens"], 60);
   EXPECT_EQ(Do("DELETE", "/" + file)->status(), 200);
   EXPECT_EQ(Do("POST", "/" + file + "/load")->status(), 404);
+}
+
+TEST_F(StoredContextsTest, AreCountedByMetrics) {
+  std::string text;
+  for (int i = 0; i < 80; ++i) text += "The grass is green. ";
+  const auto ask = [&] {
+    const Json reply =
+        Ask("/v1/completions", {{"prompt", text}, {"max_tokens", 2}, {"temperature", 0}})->json();
+    store_->Flush();
+    return reply["usage"]["prompt_tokens"].get<int>();
+  };
+  const auto page = [&] {
+    const auto reply = Begin("GET", "/metrics");
+    reply->Await();
+    return reply->bytes();
+  };
+  const auto line = [](const std::string& name, auto value, const std::string& more = "") {
+    return HasSubstr("\n" + name + "{model_name=\"tiny\"" + more + "} " + std::to_string(value) +
+                     "\n");
+  };
+  const int prompt = ask();
+  ask();
+  const std::string by_source = "vllm:prompt_tokens_by_source_total";
+  std::string said = page();
+  EXPECT_THAT(said, line(by_source, prompt + 1, ",source=\"local_compute\""));
+  EXPECT_THAT(said, line(by_source, prompt - 1, ",source=\"local_cache_hit\""));
+  EXPECT_THAT(said, line(by_source, 0, ",source=\"external_kv_transfer\""));
+  EXPECT_THAT(said, line("vllm:prompt_tokens_cached_total", prompt - 1));
+  EXPECT_THAT(said, line("omnikv:store_contexts", 1));
+  EXPECT_THAT(said, line("omnikv:store_written_total", 1));
+  EXPECT_THAT(said, line("omnikv:store_bytes", store_->stats().bytes));
+  EXPECT_THAT(said, Not(line("omnikv:store_bytes", 0)));
+  EXPECT_THAT(said, line("omnikv:held_bytes", 0, ",tier=\"device\""));
+  EXPECT_THAT(said, Not(line("omnikv:held_bytes", 0, ",tier=\"host\"")));
+  EXPECT_THAT(said, HasSubstr("omnikv:kv_blocks{model_name=\"tiny\",table=\"0\",state=\"used\"}"));
+  Stop();
+  Start();
+  ask();
+  said = page();
+  EXPECT_THAT(said, line(by_source, 1, ",source=\"local_compute\""));
+  EXPECT_THAT(said, line(by_source, prompt - 1, ",source=\"external_kv_transfer\""));
+  EXPECT_THAT(said, line("omnikv:store_read_total", 1));
+  EXPECT_THAT(said, line("omnikv:store_dropped_total", 0));
+  EXPECT_THAT(said, line("omnikv:store_failed_total", 0));
 }
 
 TEST_F(ServiceTest, ContextsThatAreNotThereAndWithoutAStore) {

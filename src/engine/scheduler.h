@@ -122,9 +122,9 @@ struct SchedulerStats {
   Holdings holdings = {};
 };
 
-// A context that is there: of a request that runs, kept, or in a file of the store.
+// A context that is there: of a request that runs or is preempted, kept, or in a file of the store.
 struct ListedContext {
-  enum class Where { kRunning, kKept, kStored };
+  enum class Where { kRunning, kSwapped, kKept, kStored };
   static constexpr size_t kHead = 160;  // tokens
 
   std::string id;  // in memory, for as long as the scheduler lives; of a file, for as long as that
@@ -135,7 +135,6 @@ struct ListedContext {
   int64_t tokens = 0;
   int64_t prompt_tokens = 0;  // of a request
   int64_t answer_tokens = 0;
-  bool swapped = false;       // a request out of the bank, which waits to be resumed
   uint64_t bytes = 0;         // of a file
   std::vector<int32_t> head;  // its first tokens, up to kHead
 };

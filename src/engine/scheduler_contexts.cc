@@ -51,13 +51,12 @@ std::vector<ListedContext> Scheduler::Contexts() const {
     const int64_t prompt = std::ssize(s.request.prompt);
     contexts.push_back(
         {.id = MemoryId(s.id),
-         .where = ListedContext::Where::kRunning,
+         .where = s.swapped ? ListedContext::Where::kSwapped : ListedContext::Where::kRunning,
          .request = s.id,
          .made_by = s.key,
          .tokens = std::ssize(s.tokens),
          .prompt_tokens = s.stats.prompt_tokens,
          .answer_tokens = std::ssize(s.answer.tokens()),
-         .swapped = s.swapped.has_value(),
          .head = HeadOf(std::ssize(s.tokens) < prompt ? s.request.prompt : s.tokens)});
   };
   std::ranges::for_each(running_, add);

@@ -19,6 +19,8 @@ std::string_view NameOf(ListedContext::Where where) {
   switch (where) {
     case ListedContext::Where::kRunning:
       return "running";
+    case ListedContext::Where::kSwapped:
+      return "swapped";
     case ListedContext::Where::kKept:
       return "kept";
     case ListedContext::Where::kStored:

@@ -275,9 +275,10 @@ TEST_F(ContextStoreTest, TwoOnOneFolder) {
 TEST_F(ContextStoreTest, PinnedFilesStayAndOutliveTheirServer) {
   uint64_t one = 0;
   std::string pinned;
+  std::vector<int32_t> whole = Numbers(300, 40);
   {
     House house(folder_);
-    house.Ask(Numbers(300, 40));
+    whole = With(whole, house.Ask(whole).tokens);
     one = Bytes();
     pinned = house.Id(ListedContext::Where::kStored);
     ASSERT_TRUE(house.scheduler().PinContext(pinned, true).ok());
@@ -290,7 +291,9 @@ TEST_F(ContextStoreTest, PinnedFilesStayAndOutliveTheirServer) {
     EXPECT_TRUE(house.store().Find(pinned));
     EXPECT_LE(house.store().stats().bytes, most);
     // A longer one does not take its place.
-    house.Ask(With(Numbers(300, 40), Numbers(20, 7)));
+    const int64_t written = house.store().stats().written;
+    house.Ask(With(whole, Numbers(20, 7)));
+    EXPECT_EQ(house.store().stats().written, written + 1);
     EXPECT_TRUE(house.store().Find(pinned));
   }
   {

@@ -29,6 +29,7 @@ WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 INFLLM = "src/policy/infllm/"
 KVZIP = "src/policy/kvzip/kvzip.cc"
+READ_PICTURE = "src/engine/read_picture.cc"
 CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
 OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
@@ -74,6 +75,14 @@ FAULTS = {
     "prompts_with_passes_are_read_together": (
         "src/engine/scheduler_steps.cc",
         "rows.PassesByLayer(s.member) || rows.AwaitsPasses(s.member)", "rows.PassesByLayer(s.member)"),
+    "pictures_take_all_heads_for_the_first": (
+        READ_PICTURE, "(kv_.pos_lists > 1 ? kv_head : 0)", "(kv_.pos_lists > 1 ? 0 * kv_head : 0)"),
+    "pictures_widen_windows_by_a_token": (
+        READ_PICTURE, "int64_t{pos} + 1 - s.window", "int64_t{pos} - s.window"),
+    "pictures_show_all_of_a_group": (
+        READ_PICTURE, "(apart > 0 ? row.seq / apart : row.seq) != watched.member", "row.seq < 0"),
+    "requests_with_pictures_run_ahead": (
+        "src/engine/scheduler_steps.cc", "!s->request.on_reads &&", ""),
     "far_places_of_a_step_are_one": (INFLLM + "infllm.h", "prefill ? 1 : 0", "prefill ? 0 : 0"),
     "generated_rows_are_for_everyone": (
         "src/engine/kept_contexts.cc", "own ? common",
@@ -596,6 +605,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("preempted_heads_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("equals_preempt_equals", "*Urgent*cpu"),
                    ("a_promise_is_not_kept", "*MakeRoom*cpu"))},
+               READ_PICTURE: ("read_picture_test", "*/cpu"),
+               "requests_with_pictures_run_ahead": ("read_picture_test", "ReadPictures.*"),
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
                **{name: ("context_store_test", "*Pinned*") for name in (

@@ -22,6 +22,7 @@
 #include "engine/group_pool.h"
 #include "engine/holdings.h"
 #include "engine/kept_contexts.h"
+#include "engine/read_picture.h"
 #include "engine/stepper.h"
 #include "engine/swapped_member.h"
 
@@ -88,6 +89,12 @@ struct Request {
   // Called on the thread of Turn, which they must not hold up. All but on_end may be empty.
   std::function<void(int64_t done, int64_t total, int64_t cached)> on_progress = {};
   std::function<void(const AnswerPiece& piece)> on_piece = {};
+  // What a step of the answer read, before its token comes: of the first step, of the one that is
+  // known to be the last, and of those between as often as reads_seconds says. Steps on a card do
+  // not run ahead for such a request.
+  std::function<void(const ReadPicture& picture)> on_reads = {};
+  int32_t read_bins = 128;  // ReadWatch::Add
+  double reads_seconds = 0.25;
   // The last call, once for each request. Not ok: kInvalidArgument or kUnsupported where it can
   // never run, kResourceExhausted where too many wait or memory ran out, else what it failed with.
   std::function<void(const Result<RequestEnd>& end)> on_end;
@@ -214,6 +221,7 @@ class Scheduler {
     Clock::time_point read_at = {};
     std::vector<int32_t> tokens;  // in the bank
     int64_t dense_rows = 0;       // SharedRows
+    Clock::time_point pictured = {};  // ReadPicture: when it had the last one
     int32_t next = -1;            // drawn, and not in the bank
     std::vector<float> logits;    // [vocab]
     int64_t total = 0;            // tokens that it has in the end
@@ -319,6 +327,10 @@ class Scheduler {
   void Apart(const Sequences& rows, Sequence* prompt, const Status& failure);
   Status StepOf(const Sequences& rows, Sequence* prompt);
   Status BeginPrompt(Sequence& s);
+  // Adds to `watch` those who want a picture of the step that is next: their numbers there, or -1.
+  std::vector<int32_t> WatchReads(const Sequences& rows, ReadWatch& watch) const;
+  static void TellReads(const Sequences& rows, std::span<const int32_t> watched,
+                        const ReadWatch& watch);
   // A step of its prompt was taken, which had `before` tokens in the bank.
   void AfterChunk(Sequence& s, int64_t before);
   void Appended(Sequence& s);

@@ -37,6 +37,24 @@ std::vector<ScoredToken> TopTokens(std::span<const float> logits, int32_t n, dou
   return top;
 }
 
+double Seconds(Scheduler::Clock::time_point from, Scheduler::Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// While it lives, steps are shown to `watch`, if that watches anything.
+class Watching {
+ public:
+  Watching(Stepper& stepper, ReadWatch& watch) : stepper_(stepper) {
+    if (!watch.empty()) stepper_.set_watch(&watch);
+  }
+  ~Watching() { stepper_.set_watch(nullptr); }
+  Watching(const Watching&) = delete;
+  Watching& operator=(const Watching&) = delete;
+
+ private:
+  Stepper& stepper_;
+};
+
 }  // namespace
 
 bool Scheduler::ReadsByItself(const Sequence& s) {
@@ -86,7 +104,7 @@ bool Scheduler::CanGoAhead(const Sequences& rows) const {
   return core_.backend->OnDevice() && !rows.empty() &&
          std::all_of(rows.begin(), rows.end(), [](const Sequence* s) {
            return s->request.top_logprobs < 0 && s->request.filter == nullptr &&
-                  !s->answer.sampler().ChangesLogits();
+                  !s->request.on_reads && !s->answer.sampler().ChangesLogits();
          });
 }
 
@@ -167,6 +185,9 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
     decode.push_back({s->group->rows.get(), s->member, s->next});
     logits.push_back(s->logits.data());
   }
+  ReadWatch watch(core_);
+  const std::vector<int32_t> watched = WatchReads(rows, watch);
+  const Watching watching(stepper_, watch);
   const auto start = Clock::now();
   const auto took = [&] {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -175,7 +196,7 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
   if (prompt == nullptr) {
     OKV_RETURN_IF_ERROR(stepper_.Step(decode, logits));
     constexpr double kNew = 0.2;  // the last steps count
-    alone_ms_ = alone_ms_ == 0 ? took() : (1 - kNew) * alone_ms_ + kNew * took();
+    if (watch.empty()) alone_ms_ = alone_ms_ == 0 ? took() : (1 - kNew) * alone_ms_ + kNew * took();
   } else {
     OKV_RETURN_IF_ERROR(BeginPrompt(*prompt));
     last_prompt_ = prompt->id;
@@ -201,9 +222,31 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
     stats_.step_rows += std::ssize(rows);
   }
   for (Sequence* s : rows) Appended(*s);
+  TellReads(rows, watched, watch);
   for (Sequence* s : rows) Draw(*s);
   if (prompt != nullptr) AfterChunk(*prompt, before);
   return {};
+}
+
+std::vector<int32_t> Scheduler::WatchReads(const Sequences& rows, ReadWatch& watch) const {
+  const auto now = Clock::now();
+  std::vector<int32_t> watched;
+  for (const Sequence* s : rows) {
+    const bool due =
+        s->request.on_reads && (s->pictured == Clock::time_point() || s->answer.left() == 1 ||
+                                Seconds(s->pictured, now) >= s->request.reads_seconds);
+    watched.push_back(due ? watch.Add(*s->group->rows, s->member, s->request.read_bins) : -1);
+  }
+  return watched;
+}
+
+void Scheduler::TellReads(const Sequences& rows, std::span<const int32_t> watched,
+                          const ReadWatch& watch) {
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (watched[r] < 0) continue;
+    rows[r]->pictured = Clock::now();
+    rows[r]->request.on_reads(watch.Take(watched[r]));
+  }
 }
 
 void Scheduler::AfterChunk(Sequence& s, int64_t before) {

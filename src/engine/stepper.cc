@@ -133,7 +133,8 @@ void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
                .config = core_.config,
                .weights = core_.weights,
                .work = work,
-               .shared_products = core_.options.shared_products},
+               .shared_products = core_.options.shared_products,
+               .watch = watch_},
               groups_, logits_row);
   if (end == StepEnd::kLogits) return;
   int32_t n_rows = 0;
@@ -179,9 +180,10 @@ void Stepper::SetGroups(std::span<const DecodeRow> rows) {
 Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end) {
   Backend& backend = *core_.backend;
   SetGroups(rows);
-  const bool recorded = std::all_of(groups_.begin(), groups_.end(), [](const StepGroup& group) {
-    return group.residency.CanRecord();
-  });
+  const bool recorded =
+      watch_ == nullptr && std::all_of(groups_.begin(), groups_.end(), [](const StepGroup& group) {
+        return group.residency.CanRecord();
+      });
   std::unique_ptr<Recording>* step = nullptr;
   if (recorded && groups_.size() == 1) {
     const StepGroup& group = groups_.front();

@@ -49,6 +49,8 @@ class Stepper {
   // in a choice of rows.
   Status Step(std::span<const DecodeRow> rows, std::span<float* const> logits,
               const PromptChunk* chunk = nullptr);
+  // Is shown what decode rows read in the steps from now on, which are not recorded; null: no one.
+  void set_watch(AttendWatch* watch) { watch_ = watch; }
   // A step of a chunk alone. Its logits are in the rows from 0 on.
   Status Chunk(const PromptChunk& chunk) { return Step({}, {}, &chunk); }
   // Makes the states that the group's policy keeps of all tokens of the member, which steps of
@@ -94,6 +96,7 @@ class Stepper {
   void Enqueue(int32_t logits_row, StepEnd end);
 
   EngineCore& core_;
+  AttendWatch* watch_ = nullptr;
   // Inputs on their way to the device.
   std::vector<int32_t> tokens_, out_rows_;
   std::vector<RowMeta> rows_, group_rows_;

@@ -257,6 +257,12 @@ std::vector<HeadView> ViewsOf(const std::vector<int32_t>& heads, const Places& p
   return views;
 }
 
+void ShowPlan(const StepContext& c, const Group& group, int32_t layer, const AttendArgs& attend,
+              int32_t apart = 0) {
+  if (c.watch == nullptr || group.rows.prefill) return;
+  c.watch->Planned(group.rows, layer, attend, apart);
+}
+
 // Attention of KV heads that are apart, by the group's policy, as one over sequences of one KV head
 // each. In decode steps queries lie as its rows do. Those of a prompt are brought in order by head.
 void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const LayerStep& step,
@@ -288,6 +294,7 @@ void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const Layer
   attend.n_heads /= heads;
   attend.busy_seqs *= heads;
   group.rows.policy.Plan(step, attend);
+  ShowPlan(c, group, layer, attend, heads);
   group.residency->BeforeAttend(layer, attend);
   c.backend.Enqueue(attend);
   group.residency->AfterAttend();
@@ -312,6 +319,7 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
     attend = planned;
     attend.heads = view.heads;
     if (!gathered) attend.kv = view.kv;
+    ShowPlan(c, group, layer, attend);
     group.residency->BeforeAttend(layer, attend);
     c.backend.Enqueue(attend);
     group.residency->AfterAttend();
@@ -359,6 +367,7 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
   if (window > 0) {  // sliding-window layers are outside every policy
     AttendArgs attend = DenseAttend(c, group, places.front());
     attend.plan = AttnPlan::Dense(window);
+    ShowPlan(c, group, layer, attend);
     c.backend.Enqueue(attend);
   } else {
     LayerStep step = StepOf(c, group, global);

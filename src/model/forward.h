@@ -58,6 +58,20 @@ struct Workspace {
   std::vector<Buffer> cos_sin;  // f32 [R, n_freq, 2], one for each of ModelConfig::ropes
 };
 
+struct StepGroup;
+
+// Who wants to see what a step's attention reads. Such a step is not recorded.
+class AttendWatch {
+ public:
+  virtual ~AttendWatch() = default;
+  // Decode rows of `group` are about to attend in `layer` of the model, as the policy planned it:
+  // `attend` names the tokens of the context, wherever their K/V are. What its plan points at is
+  // enqueued, and may be read until this returns. Comes for the KV heads that take part, until each
+  // had its turn. `apart`: as KvPlace::apart.
+  virtual void Planned(const StepGroup& group, int32_t layer, const AttendArgs& attend,
+                       int32_t apart) = 0;
+};
+
 // What all steps of an engine work with. All outlive it.
 struct StepContext {
   Backend& backend;
@@ -65,6 +79,7 @@ struct StepContext {
   const Weights& weights;
   const Workspace& work;
   bool shared_products = false;  // EngineOptions::shared_products
+  AttendWatch* watch = nullptr;  // null: no one
 };
 
 // A step of a prompt that passes layer by layer (docs/decisions/046): one layer of some of its

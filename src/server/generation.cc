@@ -1,5 +1,7 @@
 #include "server/generation.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "server/protocol/fields.h"
@@ -9,6 +11,29 @@ namespace {
 
 double PerSecond(double n, double seconds) {
   return seconds > 0 ? n / seconds : 0;
+}
+
+// Three decimals of a share, of which 0 and 1 mean none and all.
+double Rounded(double share) {
+  if (share <= 0 || share >= 1) return share;
+  return std::clamp(std::round(1000 * share) / 1000, 0.001, 0.999);
+}
+
+// The event of return_reads (docs/serve.md).
+Json ReadsJson(const ReadPicture& picture) {
+  Json read = Json::array();
+  for (const std::vector<float>& layer : picture.shares) {
+    Json shares = Json::array();
+    for (const float share : layer) shares.push_back(Rounded(share));
+    read.push_back(layer.empty() ? Json() : std::move(shares));
+  }
+  return {{"layers", picture.shares.size()},
+          {"tokens", picture.tokens},
+          {"bin_tokens", picture.bin_tokens},
+          {"read", std::move(read)},
+          {"attended", picture.attended},
+          {"bytes", picture.bytes},
+          {"hit_rate", picture.hit_rate ? Json(*picture.hit_rate) : Json()}};
 }
 
 }  // namespace
@@ -49,6 +74,10 @@ void Generation::Run(const Prompts& prompts, const Request& request, const MakeF
           self->Progress(done, total, cached);
         };
       }
+      if (question_.stream && question_.read_bins > 0 && choice == 0) {
+        one.read_bins = question_.read_bins;
+        one.on_reads = [self](const ReadPicture& picture) { self->Reads(picture); };
+      }
       one.on_piece = [self, choice](const AnswerPiece& piece) { self->Add(choice, piece); };
       one.on_end = [self, choice](const Result<RequestEnd>& end) { self->End(choice, end); };
       ids_.push_back(engines_.scheduler.Submit(std::move(one)));
@@ -85,6 +114,12 @@ void Generation::Progress(int64_t done, int64_t total, int64_t cached) {
   if (over_) return;
   Begin();
   Say(answering_->Progress(done, total, cached));
+}
+
+void Generation::Reads(const ReadPicture& picture) {
+  if (over_) return;
+  Begin();
+  Say(answering_->Reads(ReadsJson(picture)));
 }
 
 Piece Generation::PieceOf(const AnswerPiece& piece) const {

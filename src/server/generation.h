@@ -43,6 +43,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Begin();  // the stream, once
   void Say(std::string bytes);
   void Progress(int64_t done, int64_t total, int64_t cached);
+  void Reads(const ReadPicture& picture);
   void Add(int32_t choice, const AnswerPiece& piece);
   void End(int32_t choice, const Result<RequestEnd>& end);
   void Fail(const Status& status);

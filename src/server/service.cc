@@ -19,6 +19,7 @@
 #include "server/grammar_filter.h"
 #include "server/metrics.h"
 #include "server/page/page.h"
+#include "server/pdf_text.h"
 #include "server/prompts.h"
 #include "server/protocol/anthropic_messages.h"
 #include "server/protocol/conversation.h"
@@ -109,6 +110,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
         {"POST", "/v1/responses", &Impl::Responses, true},
         {"POST", "/v1/messages", &Impl::Messages, true},
         {"POST", "/v1/messages/count_tokens", &Impl::CountTokens, true},
+        {"POST", "/v1/documents/text", &Impl::DocumentText, false},
         {"POST", "/v1/embeddings", &Impl::Embeddings, false},
         {"POST", "/tokenize", &Impl::Tokenize, true},
         {"POST", "/detokenize", &Impl::Detokenize, true},
@@ -181,6 +183,16 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   }
   void ChangeContext(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     ContextRoutes{core, scheduler, options.store}.Change(request, reply);
+  }
+  void DocumentText(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    boost::asio::post(documents, [body = request.body, reply] {
+      const Result<std::string> text = PdfText(body);
+      if (text.ok()) return SendJson(*reply, {{"object", "document.text"}, {"text", *text}});
+      if (text.status().code() != StatusCode::kUnsupported) {
+        return SendError(*reply, kChat, text.status());
+      }
+      reply->Send({.status = 501}, Dump(OpenAiError(text.status())));
+    });
   }
   void Embeddings(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendError(*reply, kChat,
@@ -365,6 +377,23 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
     SendResult(*reply, kMessages, counted);
   }
 
+  // The bytes of text that each token stands for, so that clients find tokens in a text. Of tokens
+  // that are parts of one character, the last one has all of it.
+  Result<Json> LengthsOf(const std::vector<int32_t>& tokens) const {
+    constexpr size_t kMostParts = 8;
+    Json lengths = Json::array();
+    std::vector<int32_t> parts;
+    for (const int32_t token : tokens) {
+      parts.push_back(token);
+      OKV_ASSIGN_OR_RETURN(const std::string text,
+                           core.text.tokenizer->Decode(parts, /*skip_special=*/false));
+      const bool cut = text.find("\uFFFD") != std::string::npos && parts.size() < kMostParts;
+      lengths.push_back(cut ? 0 : text.size());
+      if (!cut) parts.clear();
+    }
+    return lengths;
+  }
+
   void Tokenize(const HttpRequest& http, const std::shared_ptr<HttpReply>& reply) {
     const auto answer = [&]() -> Result<Json> {
       OKV_RETURN_IF_ERROR(NeedTokenizer(core));
@@ -374,11 +403,16 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       EncodeOptions encode{.add_special = false, .parse_special = true};
       if (!fields.String("content", &content)) fields.Fail("content", "a text");
       fields.Bool("add_special", &encode.add_special);
+      bool with_lengths = false;
+      fields.Bool("with_lengths", &with_lengths);
       fields.Bool("parse_special", &encode.parse_special);
       OKV_RETURN_IF_ERROR(fields.status());
       OKV_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                            TextTokens(core.text, content, encode));
-      return Json{{"tokens", tokens}};
+      Json said = {{"tokens", tokens}};
+      if (!with_lengths) return said;
+      OKV_ASSIGN_OR_RETURN(said["lengths"], LengthsOf(tokens));
+      return said;
     }();
     SendResult(*reply, kChat, answer);
   }
@@ -428,6 +462,8 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   std::unique_ptr<GrammarEngine> grammars;
   boost::asio::thread_pool work;
   boost::asio::thread_pool masks{1};  // of grammars
+  // One PDF at a time: a long one holds up no prompt.
+  boost::asio::thread_pool documents{1};
 };
 
 Service::Service(const EngineCore& core, Scheduler& scheduler, ServiceOptions options)
@@ -435,6 +471,8 @@ Service::Service(const EngineCore& core, Scheduler& scheduler, ServiceOptions op
 
 Service::~Service() {
   impl_->work.join();
+  impl_->documents.stop();
+  impl_->documents.join();
 }
 
 void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {

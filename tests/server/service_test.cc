@@ -213,6 +213,69 @@ TEST_F(ServiceTest, ReportsHowFarAPromptIs) {
   EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
 }
 
+TEST_F(ServiceTest, SaysWhatEachLayerReads) {
+  Json body = {{"messages", Messages()},
+               {"temperature", 0},
+               {"stream", true},
+               {"return_reads", 64},
+               {"omnikv", {{"policy", "streaming"}, {"budget", 16}, {"sinks", 4}}}};
+  const auto reads = [&] {
+    std::vector<Json> all;
+    for (const std::string& event : Ask("/v1/chat/completions", body)->events()) {
+      const Json chunk = Json::parse(event, nullptr, false);
+      if (!chunk.is_object() || !chunk.contains("omnikv_reads")) continue;
+      EXPECT_EQ(chunk["choices"][0]["delta"], Json::object());
+      all.push_back(chunk["omnikv_reads"]);
+    }
+    return all;
+  };
+  const std::vector<Json> all = reads();
+  ASSERT_FALSE(all.empty());
+  for (const Json& one : all) {
+    const auto tokens = one["tokens"].get<size_t>();
+    EXPECT_GE(tokens, 22u);
+    EXPECT_EQ(one["bin_tokens"], 1);
+    EXPECT_EQ(one["read"].size(), one["layers"]);
+    for (const Json& layer : one["read"]) {
+      ASSERT_EQ(layer.size(), tokens);
+      for (size_t t = 0; t < tokens; ++t) {
+        EXPECT_EQ(layer[t], t < 4 || t + 12 >= tokens ? 1 : 0) << t << " of " << tokens;
+      }
+    }
+    for (const Json& attended : one["attended"]) EXPECT_EQ(attended, 16);
+    EXPECT_GT(one["bytes"], 0);
+    EXPECT_TRUE(one["hit_rate"].is_null());
+  }
+  body.erase("return_reads");
+  EXPECT_THAT(reads(), IsEmpty());
+  body["return_reads"] = "all";
+  EXPECT_EQ(Sentence("/v1/chat/completions", body),
+            "`return_reads` is 'all', expected true, false or a whole number from 1 to 1024");
+}
+
+TEST_F(ServiceTest, ReadsDocuments) {
+  const auto reply = Begin("POST", "/v1/documents/text", "a text");
+  reply->Await();
+  const std::string message = reply->json()["error"]["message"];
+  if (reply->status() == 501) {
+    EXPECT_THAT(message, HasSubstr("pdftotext is not installed"));
+  } else {
+    EXPECT_EQ(reply->status(), 400);
+    EXPECT_THAT(message, HasSubstr("the body is no PDF"));
+  }
+}
+
+TEST_F(ServiceTest, SaysHowMuchTextEachTokenIs) {
+  const std::string text = "The p\u00e4ss key is 48213.";
+  const Json plain = Ask("/tokenize", {{"content", "The key"}})->json();
+  EXPECT_FALSE(plain.contains("lengths"));
+  const Json answer = Ask("/tokenize", {{"content", text}, {"with_lengths", true}})->json();
+  ASSERT_EQ(answer["lengths"].size(), answer["tokens"].size());
+  size_t bytes = 0;
+  for (const Json& length : answer["lengths"]) bytes += length.get<size_t>();
+  EXPECT_EQ(bytes, text.size());
+}
+
 TEST_F(ServiceTest, AnswersManyTimesAndStopsWhereItIsTold) {
   const Json many = Ask("/v1/completions", {{"prompt", {"Once", "Twice"}},
                                             {"n", 2},

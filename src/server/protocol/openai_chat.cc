@@ -237,6 +237,13 @@ class ChatAnswering : public Answering {
     return DataEvent(chunk);
   }
 
+  std::string Reads(const Json& reads) override {
+    if (!stream_) return "";
+    Json chunk = ChunkJson(0, Json::object());
+    chunk["omnikv_reads"] = reads;
+    return DataEvent(chunk);
+  }
+
   std::string Add(int32_t choice, const Piece& piece) override {
     State& state = Of(choice);
     if (logprobs_) {

@@ -57,6 +57,8 @@ struct Question {
   bool stream = false;
   bool stream_usage = false;     // a last chunk has the usage
   bool stream_progress = false;  // events while the prompt is read
+  // Events of what each layer reads while the answer comes, by so many bins of positions; 0: none.
+  int32_t read_bins = 0;
 
   std::string policy;  // empty: the server's
   std::vector<std::pair<std::string, std::string>> settings;
@@ -104,6 +106,12 @@ class Answering {
   virtual std::string Begin() = 0;
   // Tokens of the prompt that are there by now, of all, and of them those that were there already.
   virtual std::string Progress(int64_t done, int64_t total, int64_t cached) = 0;
+  // What the last step of the first choice read, an object. Protocols without a form for it are
+  // silent.
+  virtual std::string Reads(const nlohmann::ordered_json& reads) {
+    static_cast<void>(reads);
+    return "";
+  }
   virtual std::string Add(int32_t choice, const Piece& piece) = 0;
   virtual std::string End(int32_t choice, const Ending& ending) = 0;
   // `extra`: members that the body, or the last event, has besides (timings, omnikv).

@@ -50,6 +50,17 @@ void ReadPenalty(FieldReader* body, SamplingOptions* sampling) {
   body->Number("repetition_penalty", 0.01, 100, &sampling->repeat_penalty);
 }
 
+void ReadReads(FieldReader* object, Question* question) {
+  const Json* value = object->Find("return_reads");
+  if (value == nullptr) return;
+  if (value->is_boolean()) {
+    question->read_bins = value->get<bool>() ? kReadBins : 0;
+    return;
+  }
+  object->Int("return_reads", 1, kMaxReadBins, &question->read_bins,
+              fmt::format("true, false or a whole number from 1 to {}", kMaxReadBins));
+}
+
 void ReadPolicy(FieldReader* body, Question* question) {
   std::string model;
   if (body->String("model", &model)) {
@@ -68,9 +79,10 @@ void ReadPolicy(FieldReader* body, Question* question) {
     question->policy = policy;
     question->settings.clear();
   }
+  ReadReads(&fields, question);
   body->Check(fields.status());
   for (const auto& [key, value] : object->items()) {
-    if (key == "policy" || value.is_null()) continue;
+    if (key == "policy" || key == "return_reads" || value.is_null()) continue;
     if (value.is_structured()) {
       return body->Check(Wrong(body->PathOf("omnikv." + Escaped(key, kPrintableBytes)), value,
                                "a number, a text, true or false"));
@@ -124,6 +136,7 @@ void ReadCommon(FieldReader* body, Question* question) {
             &question->priority);
   body->Bool("stream", &question->stream);
   body->Bool("return_progress", &question->stream_progress);
+  ReadReads(body, question);
   ReadSchemas(body, question);
   body->Refuse("min_tokens", "an answer may end at any token");
   body->Refuse("stop_token_ids", "stop takes texts, those of special tokens included");

@@ -11,6 +11,7 @@
 // - stop: a text or at most 16; empty ones are left out.
 // - ignore_eos, priority, stream.
 // - return_progress (llama-server's): events while the prompt is read.
+// - return_reads, also of omnikv: true, or a number of bins: events of what each layer reads.
 // - json_schema, structured_outputs.json: llama-server's and vLLM's schema of the answer.
 #pragma once
 
@@ -26,6 +27,8 @@ namespace omnikv::server {
 inline constexpr size_t kMaxStops = 16;
 inline constexpr int32_t kMaxTopLogprobs = 20;
 inline constexpr int32_t kMaxChoices = 128;
+inline constexpr int32_t kReadBins = 128;  // where return_reads is true
+inline constexpr int32_t kMaxReadBins = 1024;
 
 // The list above but for stop, which protocols name differently. Refuses fields of other servers
 // that would change the answer if they were passed over: min_tokens, stop_token_ids, grammar, and

@@ -330,6 +330,43 @@ TEST(Chat, StreamOfArguments) {
   }
 }
 
+TEST(Chat, ReadsAreAskedForInTheBodyOrInOmnikv) {
+  const auto bins = [](const std::string& more) {
+    const auto q =
+        ParseChat(J(R"({"messages": [{"role": "user", "content": "a"}], )" + more + "}"));
+    EXPECT_TRUE(q.ok()) << q.status().message();
+    return q.ok() ? q->read_bins : -1;
+  };
+  EXPECT_EQ(bins(R"("stream": true)"), 0);
+  EXPECT_EQ(bins(R"("return_reads": false)"), 0);
+  EXPECT_EQ(bins(R"("return_reads": true)"), 128);
+  EXPECT_EQ(bins(R"("return_reads": 512)"), 512);
+  EXPECT_EQ(bins(R"("omnikv": {"policy": "full", "return_reads": true})"), 128);
+  const auto q = ParseChat(J(R"({"messages": [{"role": "user", "content": "a"}],
+                                 "omnikv": {"budget": 8, "return_reads": true}})"));
+  ASSERT_TRUE(q.ok());
+  EXPECT_EQ(q->settings.size(), 1u);  // it is none of the policy's
+  for (const std::string wrong : {"0", "1025", "\"yes\"", "[]"}) {
+    const auto refused = ParseChat(
+        J(R"({"messages": [{"role": "user", "content": "a"}], "return_reads": )" + wrong + "}"));
+    ASSERT_FALSE(refused.ok()) << wrong;
+    EXPECT_NE(refused.status().message().find("true, false or a whole number from 1 to 1024"),
+              std::string::npos)
+        << refused.status().message();
+  }
+}
+
+TEST(Chat, StreamOfReads) {
+  const Json reads = J(R"({"layers": 1, "read": [[1.0, 0.5]]})");
+  const auto answer = AnswerChat(Asked(true), TestReply(), {});
+  const std::string out = answer->Reads(reads);
+  ASSERT_TRUE(out.starts_with("data: ")) << out;
+  const Json chunk = J(out.substr(6));
+  EXPECT_EQ(chunk["omnikv_reads"], reads);
+  EXPECT_EQ(chunk["choices"][0]["delta"], Json::object());
+  EXPECT_EQ(AnswerChat(Asked(false), TestReply(), {})->Reads(reads), "");
+}
+
 TEST(Chat, StreamOfLogprobsAndProgress) {
   Question q = Asked(true);
   q.stream_progress = true;

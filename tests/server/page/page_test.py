@@ -66,6 +66,9 @@ class Proxy(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.pass_on()
 
+    def do_DELETE(self):
+        self.pass_on()
+
     def pass_on(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         connection = http.client.HTTPConnection(self.base.hostname, self.base.port)
@@ -320,7 +323,9 @@ def test_layout():
                 s.look("5-answer-details")
                 s.reply_with(delta("It beg"), {"error": {"message": "the request ran out of time"}}, "[DONE]")
                 s.ask("And now?")
+                s.allowed.append("Failed to load resource")
                 s.drop("paper.pdf", "%PDF-1.7")
+                expect(page.locator("#notice")).to_contain_text("“paper.pdf”: ")
                 s.look("6-error")
                 if width < 760:
                     page.click("#menu")
@@ -492,7 +497,7 @@ def test_errors_are_sentences():
         roles = [m["role"] for m in s.bodies[-1]["messages"]]
         assert roles == ["user", "assistant", "user", "assistant", "user"], roles
         assert s.bodies[-1]["messages"][-1]["content"] == "Three?\n\nFour?\n\nFive?\n\nSix?"
-        for name, text, said in (("paper.pdf", "%PDF-1.7 ...", "has no PDF reader yet"),
+        for name, text, said in (("paper.pdf", "%PDF-1.7 ...", re.compile("“paper.pdf”: .*(PDF cannot be read|is not installed)")),
                                  ("picture.png", "\x89PNG\x00\x01", "“picture.png” is not a text."),
                                  ("nothing.txt", "", "“nothing.txt” is empty.")):
             s.drop(name, text, "")
@@ -605,21 +610,169 @@ def test_prefix():
             assert s.page.evaluate("BASE").endswith("/llm/")
 
 
-def test_reads():
-    """The picture of what layers read, of an event that the server does not send yet."""
+def test_picture():
+    """The picture of what layers read, of events as the server may send them."""
     with Session() as s:
-        reads = {"layers": 24, "tokens": 18492,
-                 "read": [[1 if layer in (2, 13) or x > 120 else (x * layer % 7) / 7 for x in range(128)]
-                          for layer in range(24)]}
-        s.reply_with({"choices": [], "omnikv_reads": reads}, delta("Read."), END, META, "[DONE]")
+        read = [[1 if layer in (2, 13) or x > 120 else (x * layer % 7) / 7 for x in range(128)]
+                for layer in range(24)]
+        reads = {"layers": 24, "tokens": 18492, "bin_tokens": 145, "read": read, "attended": [1.0] * 24,
+                 "bytes": 12345678, "hit_rate": 0.873}
+        event = {"choices": [{"index": 0, "delta": {}, "finish_reason": None}], "omnikv_reads": reads}
+        s.reply_with(event, delta("Read."), END, META, "[DONE]")
         s.ask("What?")
-        expect(s.answer().locator("figcaption")).to_contain_text("24 layers (down) of 18,492 tokens (across)")
+        caption = s.answer().locator("figcaption")
+        expect(caption).to_contain_text("24 layers (down) of 18,492 tokens (across)")
+        expect(caption).to_contain_text("12 MiB of K/V a step. 87% of the rows that were fetched were near already.")
         assert s.answer().locator("canvas").evaluate("(c) => [c.width, c.height]") == [128, 24]
         dark = s.answer().locator("canvas").evaluate(
             "(c) => { const all = c.getContext('2d').getImageData(0, 0, 128, 24).data;"
             "         return [all[4 * 2 * 128 + 3], all[4 * 128 + 3]]; }")
         assert dark == [255, 0], dark
-        s.look("12-reads")
+        s.look("12-picture")
+        # layers of which nothing is known, some and all
+        s.reply_with({**event, "omnikv_reads": {**reads, "read": [None, *read[1:]], "hit_rate": None}},
+                     delta("Read."), END, META, "[DONE]")
+        s.ask("What?")
+        expect(caption.last).to_contain_text("Of 1 layer it is not known. 12 MiB")
+        expect(caption.last).not_to_contain_text("fetched")
+        s.reply_with({**event, "omnikv_reads": {**reads, "read": [None] * 24}}, delta("Read."), END, META, "[DONE]")
+        s.ask("What?")
+        expect(caption.last).to_contain_text("What 24 layers read is not known")
+
+
+def test_reads():
+    """What the layers of the server's model read of a document, while the answer comes and after it."""
+    for width, scheme in ((1280, "light"), (360, "dark")):
+        with Session(width, 800, scheme) as s:
+            page = s.page
+            text = document(1200)
+            s.drop("notes.txt", text)
+            expect(page.locator("#documents")).to_contain_text(re.compile(r"\d tokens"))
+            page.select_option("#policy", "omnikv")
+            page.fill("#budget", "64")
+            page.click("#moretoggle")
+            page.fill("#extra", "dense_below=0")
+            page.click("#moretoggle")
+            s.ask(f"What is the pass key of {WHO}?")
+            assert s.bodies[-1]["return_reads"] == 256
+            caption = s.answer().locator("figcaption")
+            expect(caption).to_contain_text(re.compile(r"\d+ layers \(down\) of 1,\d{3} tokens \(across\)"))
+            expect(caption).to_contain_text("of K/V a step")
+            shape = s.answer().locator("canvas").evaluate("(c) => [c.width, c.height]")
+            assert 128 < shape[0] <= 256 and shape[1] > 1, shape
+            s.answer().get_by_text("What was read of the documents").click()
+            shown = s.answer().locator(".text")
+            expect(shown).to_be_visible()
+            assert shown.inner_text().strip() == text.strip()
+            shares = shown.locator("span").evaluate_all("(all) => all.map((n) => [n.textContent, Number(n.style.getPropertyValue('--share'))])")
+            assert len(shares) > 100 and max(v for _, v in shares) == 100, shares[:9]
+            # the answer stands in the document: its passage is read more than most
+            at = next(i for i, (part, _) in enumerate(shares) if KEY[:3] in part or KEY in part + shares[i + 1][0])
+            near = max(v for _, v in shares[max(0, at - 1):at + 2])
+            less = sum(v < near for _, v in shares)
+            assert less > len(shares) / 2, (near, less, len(shares))
+            note = s.answer().locator("details p.note")
+            expect(note).to_contain_text("layers that do not read everything")
+            shown.scroll_into_view_if_needed()
+            s.look("13-reads")
+            assert shown.evaluate("(n) => n.tabIndex") == 0
+            # under full nothing stands out, and who asks for no picture gets none
+            page.select_option("#policy", "full")
+            page.click("#moretoggle")
+            page.fill("#extra", "")
+            page.click("#moretoggle")
+            s.ask("And now?")
+            s.answer().get_by_text("What was read of the documents").click()
+            expect(s.answer().locator("details p.note")).to_contain_text("Every layer reads every token")
+            page.click("#moretoggle")
+            page.uncheck("#reads")
+            s.ask("And then?")
+            assert "return_reads" not in s.bodies[-1]
+            expect(s.answer().locator("figure")).to_be_hidden()
+
+
+def tiny_pdf(text):
+    """A PDF of one page that says `text`."""
+    stream = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET"
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+               "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 200] /Contents 4 0 R "
+               "/Resources << /Font << /F1 5 0 R >> >> >>",
+               f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+               "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    pdf, table = "%PDF-1.4\n", "0000000000 65535 f \n"
+    for i, thing in enumerate(objects):
+        table += f"{len(pdf):010d} 00000 n \n"
+        pdf += f"{i + 1} 0 obj\n{thing}\nendobj\n"
+    return f"{pdf}xref\n0 6\n{table}trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n{len(pdf)}\n%%EOF\n"
+
+
+def test_pdf():
+    with Session() as s:
+        s.allowed.append("Failed to load resource.*501")
+        s.drop("paper.pdf", tiny_pdf(f"The pass key of {WHO} is {KEY}."), "application/pdf")
+        said = s.page.locator("#notice:not([hidden]), #documents li")
+        expect(said.first).to_be_visible()
+        if s.page.locator("#notice").is_visible():
+            expect(s.page.locator("#notice")).to_contain_text("is not installed where the server runs")
+            return
+        expect(s.page.locator("#documents")).to_contain_text(re.compile(r"paper\.pdf · .* · \d+ tokens"))
+        s.ask(f"What is the pass key of {WHO}?")
+        assert f"The pass key of {WHO} is {KEY}." in s.bodies[-1]["messages"][0]["content"]
+        assert s.answer().locator(".wrong").count() == 0
+
+
+def test_contexts():
+    """Contexts that the server keeps: what it says of them today, and all that it may say."""
+    with Session() as s:
+        page = s.page
+        page.click("#moretoggle")
+        page.fill("#longest", "4")
+        page.click("#moretoggle")
+        s.ask("Say something about the sea, in a few words. " + GRASS * 12)
+        section = page.locator("#contexts")
+        section.locator("summary").click()
+        expect(section.locator("li").first).to_contain_text("tokens")
+        s.look("14-contexts")
+        section.locator("summary").click()
+        every = [{"object": "context", "id": "a/1", "where": "kept", "text": "You are a <b>helper</b>. The story of a very long name",
+                  "tokens": 18492, "pinned": False},
+                 {"object": "context", "id": "b2", "where": "store", "file": "b2.ctx", "tokens": 1, "bytes": 4096, "pinned": True},
+                 {"object": "context", "where": "running"}]
+        asked = []
+
+        def reply(route):
+            request = route.request
+            if request.method == "GET":
+                return route.fulfill(json={"object": "list", "data": every})
+            asked.append((request.method, request.url.removeprefix(BASE)))
+            if request.method == "DELETE":
+                every.pop(0)
+            elif request.url.endswith("/pin"):
+                every[0]["pinned"] = True
+            route.fulfill(json={})
+        page.route("**/v1/contexts**", reply)
+        page.route("**/v1/contexts/**", reply)
+        section.locator("summary").click()
+        rows = section.locator("li")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(0)).to_contain_text("You are a <b>helper</b>.")
+        expect(rows.nth(1)).to_contain_text("1 token · store · 4 KiB · pinned")
+        assert rows.nth(2).locator("button").count() == 0
+        s.look("14-contexts-all")
+        rows.nth(0).get_by_role("button", name="Pin").click()
+        expect(rows.nth(0)).to_contain_text("pinned")
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+        rows.nth(0).get_by_role("button", name="Delete").focus()
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(2)
+        assert asked == [("POST", "v1/contexts/a%2F1/pin"), ("DELETE", "v1/contexts/a%2F1")], asked
+        page.unroute("**/v1/contexts**")
+        page.unroute("**/v1/contexts/**")
+        page.route("**/v1/contexts", lambda route: route.fulfill(status=503, json={"error": {"message": "not now"}}))
+        s.allowed.append("Failed to load resource.*503")
+        section.locator("summary").click()
+        section.locator("summary").click()
+        expect(page.locator("#contextsnote")).to_have_text("Not now.")
 
 
 def test_keyboard():

@@ -80,7 +80,8 @@ FAULTS = {
     "pictures_widen_windows_by_a_token": (
         READ_PICTURE, "int64_t{pos} + 1 - s.window", "int64_t{pos} - s.window"),
     "pictures_show_all_of_a_group": (
-        READ_PICTURE, "(apart > 0 ? row.seq / apart : row.seq) != watched.member", "row.seq < 0"),
+        READ_PICTURE, "(apart > 0 ? row.seq / apart : row.seq) != watched.member",
+        "(apart > 0 ? row.seq / apart : row.seq) < 0"),
     "requests_with_pictures_run_ahead": (
         "src/engine/scheduler_steps.cc", "!s->request.on_reads &&", ""),
     "far_places_of_a_step_are_one": (INFLLM + "infllm.h", "prefill ? 1 : 0", "prefill ? 0 : 0"),

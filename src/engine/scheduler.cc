@@ -12,10 +12,6 @@
 namespace omnikv {
 namespace {
 
-double Seconds(Scheduler::Clock::time_point from, Scheduler::Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 // Rows that are worth keeping: a block of them.
 constexpr int64_t kLeastKept = 64;
 // A request waits for the rows of a prompt that is being read if it can have so many more of them.
@@ -309,8 +305,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
     return Admission::kRefused;
   };
   const auto wait_or_refuse = [&](const Status& status) {
-    const bool later =
-        status.code() == StatusCode::kResourceExhausted && (!running_.empty() || !swapped_.empty());
+    const bool later = status.code() == StatusCode::kResourceExhausted && !running_.empty();
     return later ? Admission::kWaits : refuse(status);
   };
   auto found = groups_.Get(waiting.key, request.policy);

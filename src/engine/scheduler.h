@@ -197,6 +197,10 @@ class Scheduler {
  private:
   using Group = GroupPool::Group;
 
+  static double Seconds(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+
   struct Waiting {
     Id id = 0;
     Request request;

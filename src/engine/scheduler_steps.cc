@@ -37,10 +37,6 @@ std::vector<ScoredToken> TopTokens(std::span<const float> logits, int32_t n, dou
   return top;
 }
 
-double Seconds(Scheduler::Clock::time_point from, Scheduler::Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 // While it lives, steps are shown to `watch`, if that watches anything.
 class Watching {
  public:

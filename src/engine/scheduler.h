@@ -223,13 +223,13 @@ class Scheduler {
     std::optional<PromptSteps> prompt;  // from its first chunk on, until then
     bool by_itself = false;             // ReadsByItself, when it began
     Clock::time_point read_at = {};
-    std::vector<int32_t> tokens;  // in the bank
-    int64_t dense_rows = 0;       // SharedRows
+    std::vector<int32_t> tokens;      // in the bank
+    int64_t dense_rows = 0;           // SharedRows
     Clock::time_point pictured = {};  // ReadPicture: when it had the last one
-    int32_t next = -1;            // drawn, and not in the bank
-    std::vector<float> logits;    // [vocab]
-    int64_t total = 0;            // tokens that it has in the end
-    int64_t promised = 0;         // of them, those that `most` has room for
+    int32_t next = -1;                // drawn, and not in the bank
+    std::vector<float> logits;        // [vocab]
+    int64_t total = 0;                // tokens that it has in the end
+    int64_t promised = 0;             // of them, those that `most` has room for
     BlockCounts most;
     uint64_t swap_reserved = 0;  // bytes, for when it is preempted
     std::optional<SwappedMember> swapped = {};

@@ -524,6 +524,32 @@ TEST_P(SchedulerTest, AnUrgentRequestNeedNotWait) {
   EXPECT_THAT(refused.status().message(), HasSubstr("/no/folder"));
 }
 
+// A request that preempts others in vain does not keep them out.
+TEST_P(SchedulerTest, WhatCannotRunBesidePinnedContextsIsRefused) {
+  EngineOptions options = Options(GetParam(), 3);
+  options.kv_tokens = 1024;
+  options.kept_contexts = 2;
+  const auto engine = Load(options);
+  ASSERT_NE(engine, nullptr);
+  House house(*engine, {.seats = 2, .swap_bytes = uint64_t{1} << 30});
+  house.Ask(Make(Numbers(300, 1), 3));
+  house.RunDry();
+  const std::vector<ListedContext> kept = house->Contexts();
+  ASSERT_EQ(kept.size(), 1u);
+  ASSERT_TRUE(house->PinContext(kept.front().id, true).ok());
+  const Asked& running = house.Ask(Make(Numbers(300, 2), 40));
+  while (running.tokens.size() < 3) house.Turns(1);
+  Request request = Make(Numbers(800, 3), 5);
+  request.priority = 1;
+  const Asked& urgent = house.Ask(request);
+  house.RunDry();
+  ASSERT_TRUE(urgent.end.has_value() && !urgent.end->ok());
+  EXPECT_EQ(urgent.end->status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(urgent.end->status().message(), HasSubstr("1 pinned contexts among it"));
+  EXPECT_EQ(running.Ended().stats.preemptions, 1);
+  EXPECT_EQ(running.tokens, Alone(*Load(Options(GetParam(), 1)), running.request));
+}
+
 TEST_P(SchedulerTest, ManyPoliciesTakeTurnsInTheMemoryOfGroups) {
   const auto engine = Load(Options(GetParam(), 4));
   const auto quiet = Load(Options(GetParam(), 1));

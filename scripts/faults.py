@@ -97,6 +97,11 @@ FAULTS = {
         "src/policy/kvzip/head_rows.cc", "Set(seq, numbers, tokens);", "Set(0, numbers, tokens);"),
     "equals_preempt_equals": (
         "src/engine/scheduler.h", ".id = std::numeric_limits<Id>::max()", ".id = 0"),
+    "the_waiting_wait_for_the_preempted": (
+        "src/engine/scheduler.cc",
+        "status.code() == StatusCode::kResourceExhausted && !running_.empty();",
+        "status.code() == StatusCode::kResourceExhausted &&"
+        " (!running_.empty() || !swapped_.empty());"),
     "a_promise_is_not_kept": (
         "src/engine/scheduler_memory.cc", "std::ssize(s.tokens) + kAhead >= s.promised",
         "std::ssize(s.tokens) + kAhead >= 2 * s.promised"),
@@ -605,7 +610,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("preempted_scores_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("preempted_heads_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("equals_preempt_equals", "*Urgent*cpu"),
-                   ("a_promise_is_not_kept", "*MakeRoom*cpu"))},
+                   ("a_promise_is_not_kept", "*MakeRoom*cpu"),
+                   ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
                READ_PICTURE: ("read_picture_test", "*/cpu"),
                "requests_with_pictures_run_ahead": ("read_picture_test", "ReadPictures.*"),
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),

@@ -532,7 +532,7 @@ TEST_P(SchedulerTest, WhatCannotRunBesidePinnedContextsIsRefused) {
   const auto engine = Load(options);
   ASSERT_NE(engine, nullptr);
   House house(*engine, {.seats = 2, .swap_bytes = uint64_t{1} << 30});
-  house.Ask(Make(Numbers(300, 1), 3));
+  house.Ask(Make(Numbers(400, 1), 3));
   house.RunDry();
   const std::vector<ListedContext> kept = house->Contexts();
   ASSERT_EQ(kept.size(), 1u);

@@ -92,9 +92,10 @@ FAULTS = {
         "src/policy/blocks/kept_state.cc", "c < n_choosers() && preselects_; ++c",
         "c < 0 && preselects_; ++c"),
     "preempted_scores_are_of_number_0": (
-        "src/policy/omnikv/filter_scores.h", "(seq * rows + r) * stride_", "r * stride_"),
+        "src/policy/omnikv/filter_scores.h", "(seq * rows + r) * stride_",
+        "(0 * seq * rows + r) * stride_"),
     "preempted_heads_are_of_number_0": (
-        "src/policy/kvzip/head_rows.cc", "Set(seq, numbers, tokens);", "Set(0, numbers, tokens);"),
+        "src/policy/kvzip/head_rows.cc", "Set(seq, numbers, tokens);", "Set(0 * seq, numbers, tokens);"),
     "equals_preempt_equals": (
         "src/engine/scheduler.h", ".id = std::numeric_limits<Id>::max()", ".id = 0"),
     "the_waiting_wait_for_the_preempted": (

@@ -285,14 +285,16 @@ class Scheduler {
   bool HasSwapRoom(int64_t tokens) const {
     return swap_reserved_ + SwapBytes(tokens) <= options_.swap_bytes;
   }
-  // Whether one that runs has left the bank for a request of such a rank, which all of those that
-  // may leave come behind.
+  // Swaps out the last of the sequences that come behind `rank`. Returns whether there was one that
+  // decodes and has room in the swap space.
   bool Preempt(const Rank& rank);
-  // Whether one of less priority has.
+  // The same for those of less priority.
   bool PreemptBelow(int32_t priority) {
     return Preempt({.priority = priority, .id = std::numeric_limits<Id>::max()});
   }
+  // Until it ends, or has the blocks of all its tokens.
   void ReserveSwap(Sequence& s) { swap_reserved_ += s.swap_reserved = SwapBytes(s.total); }
+  // Where the disk does not take it, it ends.
   void SwapOut(Sequence& s);
   Admission TryResume(Sequence& s);
   // Promises the sequences that decode what their next tokens need, or swaps some out.

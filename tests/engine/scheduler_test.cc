@@ -436,6 +436,23 @@ TEST_P(SchedulerTest, RequestsMakeRoomForOthers) {
   }
 }
 
+// All answers outgrow what they were promised first, and together they outgrow the bank.
+TEST_P(SchedulerTest, AnswersThatAllGrow) {
+  EngineOptions options = Options(GetParam(), 4);
+  options.kv_tokens = 1024;
+  const auto engine = Load(options);
+  ASSERT_NE(engine, nullptr);
+  House house(*engine, {.seats = 4, .token_ms = 0, .swap_bytes = uint64_t{1} << 30});
+  std::vector<Asked*> asked;
+  for (size_t i = 0; i < 4; ++i) asked.push_back(&house.Ask(Make(Numbers(40, i), 450)));
+  house.Turns(10);
+  EXPECT_GT(house->stats().running, 2);  // by the worst case two have room
+  house.RunDry();
+  const auto quiet = Load(Options(GetParam(), 1));
+  for (const Asked* one : asked) EXPECT_EQ(one->tokens, Alone(*quiet, one->request));
+  EXPECT_GT(house->stats().preemptions, 0);
+}
+
 // The state of every policy leaves and comes back, in the engine that is laid out for it; with two
 // at a time, so that the second one's is not that of number 0. On `ref`, which is slow, with the
 // first settings of each alone.

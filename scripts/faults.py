@@ -94,8 +94,9 @@ FAULTS = {
     "preempted_scores_are_of_number_0": (
         "src/policy/omnikv/filter_scores.h", "(seq * rows + r) * stride_",
         "(0 * seq * rows + r) * stride_"),
-    "preempted_heads_are_of_number_0": (
-        "src/policy/kvzip/head_rows.cc", "Set(seq, numbers, tokens);", "Set(0 * seq, numbers, tokens);"),
+    "preempted_choices_are_of_number_0": (
+        "src/policy/blocks/kept_state.cc", "choice().count(c) + seq * lists()",
+        "choice().count(c) + 0 * seq * lists()"),
     "equals_preempt_equals": (
         "src/engine/scheduler.h", ".id = std::numeric_limits<Id>::max()", ".id = 0"),
     "the_waiting_wait_for_the_preempted": (
@@ -609,7 +610,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("generated_rows_are_for_everyone", "*ShareTheRows*cpu"),
                    ("preempted_blocks_stay_excluded", "*EveryPolicyIsResumed*cpu"),
                    ("preempted_scores_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
-                   ("preempted_heads_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
+                   ("preempted_choices_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("equals_preempt_equals", "*Urgent*cpu"),
                    ("a_promise_is_not_kept", "*AllGrow*cpu"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},

@@ -18,9 +18,10 @@ constexpr int64_t kAhead = StepsAhead::kMost + 1;
 std::vector<Scheduler::Promise> Scheduler::Promises(const Policy& policy, int64_t prompt,
                                                     int64_t length, int64_t total,
                                                     bool can_be_preempted) const {
-  std::vector<Promise> promises = {PromiseOf(policy, prompt, total)};
+  std::vector<Promise> promises;
   const int64_t some = std::max(prompt, length) + kPromised;
   if (can_be_preempted && some < total) promises.push_back(PromiseOf(policy, prompt, some));
+  promises.push_back(PromiseOf(policy, prompt, total));
   return promises;
 }
 

@@ -274,8 +274,8 @@ class Scheduler {
   Promise PromiseOf(const Policy& policy, int64_t prompt, int64_t tokens) const {
     return {.tokens = tokens, .blocks = MostBlocks(core_, policy, prompt, tokens)};
   }
-  // Those under which a sequence of `length` tokens may run, the least first: some more than it has,
-  // where it can be preempted, or all that it will have.
+  // Those under which a sequence of `length` tokens may run, the least first: some more than it
+  // has, where it can be preempted, or all that it will have.
   std::vector<Promise> Promises(const Policy& policy, int64_t prompt, int64_t length, int64_t total,
                                 bool can_be_preempted) const;
   // Whether the blocks fit beside those that the admitted sequences were promised; `of`: they take

@@ -95,8 +95,8 @@ FAULTS = {
         "src/policy/omnikv/filter_scores.h", "(seq * rows + r) * stride_",
         "(0 * seq * rows + r) * stride_"),
     "preempted_choices_are_of_number_0": (
-        "src/policy/blocks/kept_state.cc", "choice().count(c) + seq * lists()",
-        "choice().count(c) + 0 * seq * lists()"),
+        "src/policy/blocks/kept_state.cc", "choice().index(c) + seq * ListWords()",
+        "choice().index(c) + 0 * seq * ListWords()"),
     "equals_preempt_equals": (
         "src/engine/scheduler.h", ".id = std::numeric_limits<Id>::max()", ".id = 0"),
     "the_waiting_wait_for_the_preempted": (

@@ -361,6 +361,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   s.tokens.assign(s.request.prompt.begin(), s.request.prompt.begin() + best.tokens);
   s.dense_rows = std::min(best.rows.dense_rows, best.tokens);
   s.logits.resize(static_cast<size_t>(core_.config.vocab));
+  s.turn = ++turns_;
   s.total = total;
   s.promised = promise->tokens;
   s.most = promise->blocks;

@@ -222,6 +222,7 @@ class Scheduler {
     bool read = false;                  // the prompt is
     std::optional<PromptSteps> prompt;  // from its first chunk on, until then
     bool by_itself = false;             // ReadsByItself, when it began
+    uint64_t turn = 0;                  // when it had its last chunk, or was admitted
     Clock::time_point read_at = {};
     std::vector<int32_t> tokens;      // in the bank
     int64_t dense_rows = 0;           // SharedRows
@@ -360,7 +361,7 @@ class Scheduler {
   uint64_t swap_reserved_ = 0;    // bytes, of all Sequence::swap_reserved
   std::vector<Waiting> waiting_;  // the first one is next
   uint64_t n_steps_ = 0;
-  Id last_prompt_ = 0;  // whose chunk was the last
+  uint64_t turns_ = 0;  // of prompts
   std::optional<ChunkPacer> pacer_;
   double alone_ms_ = 0;  // a step without a prompt, about
   std::optional<StepsAhead> ahead_;

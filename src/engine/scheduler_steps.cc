@@ -62,14 +62,12 @@ Scheduler::Sequence* Scheduler::NextPrompt() {
   const bool taken = std::any_of(running_.begin(), running_.end(), [](const Sequence& s) {
     return s.prompt && !s.ended && s.by_itself;
   });
-  Sequence* first = nullptr;
-  Sequence* next = nullptr;  // the first one after that of the last chunk
+  Sequence* next = nullptr;  // whose turn is the longest ago
   for (Sequence& s : running_) {
     if (s.ended || s.read || (taken && !s.prompt && ReadsByItself(s))) continue;
-    if (first == nullptr) first = &s;
-    if (next == nullptr && s.id > last_prompt_) next = &s;
+    if (next == nullptr || s.turn < next->turn) next = &s;
   }
-  return next != nullptr ? next : first;
+  return next;
 }
 
 void Scheduler::Decoding(const Sequence* prompt, Sequences& together, Sequences& alone) {
@@ -195,7 +193,7 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
     if (watch.empty()) alone_ms_ = alone_ms_ == 0 ? took() : (1 - kNew) * alone_ms_ + kNew * took();
   } else {
     OKV_RETURN_IF_ERROR(BeginPrompt(*prompt));
-    last_prompt_ = prompt->id;
+    prompt->turn = ++turns_;
     PromptSteps::Company company{.rows = decode, .logits = logits};
     if (!rows.empty()) {
       const double limit = std::max(options_.token_ms, 2 * alone_ms_);

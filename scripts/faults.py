@@ -104,6 +104,8 @@ FAULTS = {
         "status.code() == StatusCode::kResourceExhausted && !running_.empty();",
         "status.code() == StatusCode::kResourceExhausted &&"
         " (!running_.empty() || !swapped_.empty());"),
+    "newer_prompts_go_first": (
+        "src/engine/scheduler_steps.cc", "s.turn < next->turn", "s.turn > next->turn"),
     "a_promise_is_not_kept": (
         "src/engine/scheduler_memory.cc", "std::ssize(s.tokens) + kAhead >= s.promised",
         "std::ssize(s.tokens) + kAhead >= 2 * s.promised"),
@@ -613,6 +615,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("preempted_choices_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("equals_preempt_equals", "*Urgent*cpu"),
                    ("a_promise_is_not_kept", "*AllGrow*cpu"),
+                   ("newer_prompts_go_first", "*NewerPrompts*cpu"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
                READ_PICTURE: ("read_picture_test", "*/cpu"),
                "requests_with_pictures_run_ahead": ("read_picture_test", "ReadPictures.*"),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <system_error>
 
 #include "base/utf8.h"
 
@@ -42,6 +43,10 @@ std::string Escaped(std::string_view text, size_t max_bytes) {
 
 std::string Printable(std::string_view text, size_t max_bytes) {
   return fmt::format("'{}'", Escaped(text, max_bytes));
+}
+
+std::string ErrorText(int error) {
+  return std::generic_category().message(error);
 }
 
 }  // namespace omnikv

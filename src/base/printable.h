@@ -19,4 +19,7 @@ std::string Escaped(std::string_view text, size_t max_bytes = std::string_view::
 // Escaped(text, max_bytes) in single quotes, the dots inside them.
 std::string Printable(std::string_view text, size_t max_bytes = kPrintableBytes);
 
+// What the system says of an errno. Thread-safe.
+std::string ErrorText(int error);
+
 }  // namespace omnikv

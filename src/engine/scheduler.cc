@@ -126,6 +126,7 @@ bool Scheduler::Turn() {
     }
   }
   RemoveEnded();
+  Holdings holdings = HoldingsOf(core_);
   const std::lock_guard lock(mutex_);
   stats_.running = static_cast<int64_t>(running_.size());
   stats_.waiting = static_cast<int64_t>(waiting_.size());
@@ -134,7 +135,7 @@ bool Scheduler::Turn() {
   for (const Sequence& s : swapped_) stats_.swap_bytes += s.swapped->bytes();
   stats_.kept_contexts = static_cast<int64_t>(kept_.size());
   stats_.pinned_contexts = kept_.pinned();
-  stats_.holdings = HoldingsOf(core_);
+  stats_.holdings = std::move(holdings);
   stats_.blocks_total = core_.bank->TotalBlocks(0);
   stats_.blocks_used = stats_.blocks_total - core_.bank->FreeBlocks(0);
   return !running_.empty() || !swapped_.empty() || !waiting_.empty() || !incoming_.empty();
@@ -363,9 +364,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   s.logits.resize(static_cast<size_t>(core_.config.vocab));
   s.turn = ++turns_;
   s.total = total;
-  s.promised = promise->tokens;
-  s.most = promise->blocks;
-  if (s.promised < total) ReserveSwap(s);
+  Give(s, *promise);
   s.stats = {.policy = rows.policy_name(),
              .settings = rows.settings().ToString(),
              .prompt_tokens = prompt,
@@ -400,7 +399,7 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
     stats_.stored_tokens += s.stats.stored_tokens;
     stats_.answer_tokens += s.stats.answer_tokens;
   }
-  swap_reserved_ -= std::exchange(s.swap_reserved, 0);
+  ReleaseSwap(s);
   if (!s.swapped) Leave(s);
   if (!status.ok() || !rest.ok()) return s.request.on_end(status.ok() ? rest.status() : status);
   s.request.on_end(

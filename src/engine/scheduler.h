@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/answer.h"
@@ -293,8 +294,10 @@ class Scheduler {
   bool PreemptBelow(int32_t priority) {
     return Preempt({.priority = priority, .id = std::numeric_limits<Id>::max()});
   }
-  // Until it ends, or has the blocks of all its tokens.
+  // One that is not promised all its tokens has a place in the swap space.
+  void Give(Sequence& s, Promise promise);
   void ReserveSwap(Sequence& s) { swap_reserved_ += s.swap_reserved = SwapBytes(s.total); }
+  void ReleaseSwap(Sequence& s) { swap_reserved_ -= std::exchange(s.swap_reserved, 0); }
   // Where the disk does not take it, it ends.
   void SwapOut(Sequence& s);
   Admission TryResume(Sequence& s);

@@ -1,6 +1,7 @@
 // What requests are promised of the bank, and who is preempted for whom (docs/serving.md,
 // "Preemption").
 #include <algorithm>
+#include <utility>
 
 #include "engine/placement.h"
 #include "engine/scheduler.h"
@@ -44,6 +45,13 @@ bool Scheduler::Fits(const BlockCounts& most, int64_t shared, const Sequence* of
 
 uint64_t Scheduler::SwapBytes(int64_t tokens) const {
   return static_cast<uint64_t>(tokens) * Bank::BytesPerToken(core_.bank->config());
+}
+
+void Scheduler::Give(Sequence& s, Promise promise) {
+  s.promised = promise.tokens;
+  s.most = std::move(promise.blocks);
+  ReleaseSwap(s);
+  if (s.promised < s.total) ReserveSwap(s);
 }
 
 bool Scheduler::Preempt(const Rank& rank) {
@@ -115,9 +123,7 @@ Scheduler::Admission Scheduler::TryResume(Sequence& s) {
   s.group = &group;
   s.member = *member;
   ++group.used;
-  s.promised = promise->tokens;
-  s.most = promise->blocks;
-  if (s.promised == s.total) swap_reserved_ -= std::exchange(s.swap_reserved, 0);
+  Give(s, *promise);
   if (rows.max_seqs() == 1) rows.ropes().Choose(*core_.backend, core_.config, prompt);
   running_.splice(running_.end(), swapped_, swapped_.begin());
   return Admission::kRuns;
@@ -143,9 +149,7 @@ void Scheduler::KeepPromises() {
       SwapOut(*s);
       continue;
     }
-    s->promised = next.tokens;
-    s->most = next.blocks;
-    if (s->promised == s->total) swap_reserved_ -= std::exchange(s->swap_reserved, 0);
+    Give(*s, next);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/printable.h"
 #include "io/checksum.h"
 
 namespace omnikv {
@@ -34,10 +35,6 @@ struct Header {
 static_assert(sizeof(Header) == 32);
 constexpr size_t kSummedHeader = offsetof(Header, checksum);
 constexpr size_t kPiece = size_t{4} << 20;  // bytes that are read at once
-
-std::string ErrorText(int error) {
-  return std::generic_category().message(error);
-}
 
 }  // namespace
 

@@ -9,10 +9,10 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "base/printable.h"
 
 namespace omnikv {
 namespace {
@@ -21,10 +21,6 @@ namespace {
 constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/";
 
 constexpr size_t kHeadStep = size_t{1} << 20;  // bytes of a head that come in at once, at least
-
-std::string ErrorText(int error) {
-  return std::generic_category().message(error);
-}
 
 }  // namespace
 

@@ -6,20 +6,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "base/printable.h"
 
 namespace omnikv {
-namespace {
-
-std::string ErrorText(int error) {
-  return std::generic_category().message(error);
-}
-
-}  // namespace
-
 Result<Scratch> Scratch::Create(const std::string& folder) {
   Scratch scratch;
   if (folder.empty()) return scratch;

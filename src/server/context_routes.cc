@@ -7,7 +7,7 @@
 
 #include "base/printable.h"
 #include "base/utf8.h"
-#include "server/protocol/fields.h"
+#include "server/replies.h"
 
 namespace omnikv::server {
 namespace {
@@ -56,7 +56,7 @@ Json JsonOf(const EngineCore& core, const ListedContext& c) {
 }
 
 void SendStatus(HttpReply& reply, const Status& status) {
-  reply.Send({.status = HttpStatus(status.code())}, Dump(OpenAiError(status)));
+  SendError(reply, status, OpenAiError(status));
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ void ContextRoutes::List(const std::shared_ptr<HttpReply>& reply) const {
     for (const ListedContext& c : routes.scheduler.Contexts()) {
       data.push_back(JsonOf(routes.core, c));
     }
-    reply->Send({}, Dump({{"object", "list"}, {"data", data}}));
+    SendJson(*reply, {{"object", "list"}, {"data", data}});
   });
 }
 
@@ -92,7 +92,7 @@ void ContextRoutes::Change(const HttpRequest& request,
     // From the engine's thread alone.
     const auto show = [&routes, &reply](const std::string& shown) {
       for (const ListedContext& c : routes.scheduler.Contexts()) {
-        if (c.id == shown) return reply->Send({}, Dump(JsonOf(routes.core, c)));
+        if (c.id == shown) return SendJson(*reply, JsonOf(routes.core, c));
       }
       SendStatus(*reply, NotFound(fmt::format("there is no context {}", Printable(shown))));
     };
@@ -102,7 +102,7 @@ void ContextRoutes::Change(const HttpRequest& request,
           id, [&core = routes.core, store = routes.store, reply](const Result<std::string>& saved) {
             if (!saved.ok()) return SendStatus(*reply, saved.status());
             const auto file = store->Find(*saved);
-            if (file) return reply->Send({}, Dump(JsonOf(core, ListedOf(*store, *file))));
+            if (file) return SendJson(*reply, JsonOf(core, ListedOf(*store, *file)));
             SendStatus(*reply, NotFound(fmt::format("context {} is gone", *saved)));
           });
     }
@@ -113,7 +113,7 @@ void ContextRoutes::Change(const HttpRequest& request,
     const Status done = drop ? of.DropContext(id) : of.PinContext(id, action == "pin");
     if (!done.ok()) return SendStatus(*reply, done);
     if (!drop) return show(id);
-    reply->Send({}, Dump({{"id", id}, {"object", "context"}, {"deleted", true}}));
+    SendJson(*reply, {{"id", id}, {"object", "context"}, {"deleted", true}});
   });
 }
 

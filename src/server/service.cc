@@ -28,6 +28,7 @@
 #include "server/protocol/openai_chat.h"
 #include "server/protocol/openai_completions.h"
 #include "server/protocol/openai_responses.h"
+#include "server/replies.h"
 
 namespace omnikv::server {
 namespace {
@@ -57,12 +58,8 @@ std::string RandomId() {
   return fmt::format("{:016x}", random());
 }
 
-void SendJson(HttpReply& reply, const Json& body) {
-  reply.Send({}, Dump(body));
-}
-
 void SendError(HttpReply& reply, const Protocol& protocol, const Status& status) {
-  reply.Send({.status = HttpStatus(status.code())}, Dump(protocol.error(status)));
+  SendError(reply, status, protocol.error(status));
 }
 
 void SendResult(HttpReply& reply, const Protocol& protocol, const Result<Json>& body) {

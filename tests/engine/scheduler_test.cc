@@ -378,6 +378,23 @@ TEST_P(SchedulerTest, AShortPromptDoesNotWaitForALongOne) {
   house.RunDry();
 }
 
+TEST_P(SchedulerTest, NewerPromptsDoNotKeepAnOlderOneWaiting) {
+  EngineOptions options = Options(GetParam(), 3);
+  options.prefill_chunk = 64;
+  const auto engine = Load(options);
+  ASSERT_NE(engine, nullptr);
+  House house(*engine, {.seats = 3, .token_ms = 0});
+  const Asked& older = house.Ask(Make(Numbers(900, 1), 1));
+  house.Turns(2);
+  // Each is read in one chunk, and is gone when the next one comes.
+  for (size_t i = 0; i < 60 && older.tokens.empty(); ++i) {
+    house.Ask(Make(Numbers(50, i + 2), 1));
+    house.Turns(1);
+  }
+  EXPECT_FALSE(older.tokens.empty());
+  house.RunDry();
+}
+
 TEST_P(SchedulerTest, WaitsForMemoryAndUsesIt) {
   // Room for two contexts and a little: the bank's blocks are those of max_sessions contexts.
   const auto engine = Load(Options(GetParam(), 2));

@@ -21,10 +21,6 @@ namespace {
 
 constexpr int kBacklog = 1024;
 
-std::string Reason(int error) {
-  return std::generic_category().message(error);
-}
-
 Status Refusal(std::string_view where, const std::string& reason) {
   return InvalidArgument(
       fmt::format("`listen` is {}, which cannot be listened on: {}", Printable(where), reason));
@@ -105,18 +101,18 @@ Result<Listener> ListenOnPath(const std::string& path) {
     unlink(path.c_str());  // left behind by a program that was killed
   }
   Listener listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), AF_UNIX);
-  if (listener.fd_ < 0) return Refusal(where, Reason(errno));
+  if (listener.fd_ < 0) return Refusal(where, ErrorText(errno));
   fchmod(listener.fd_, 0600);  // before bind: the file is never open to others, on Linux
   if (bind(listener.fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return Refusal(where, Reason(errno));
+    return Refusal(where, ErrorText(errno));
   }
-  if (lstat(path.c_str(), &file) != 0) return Refusal(where, Reason(errno));
+  if (lstat(path.c_str(), &file) != 0) return Refusal(where, ErrorText(errno));
   listener.address_ = where;
   listener.path_ = path;
   listener.device_ = file.st_dev;
   listener.inode_ = file.st_ino;
   if (chmod(path.c_str(), 0600) != 0 || listen(listener.fd_, kBacklog) != 0) {
-    return Refusal(where, Reason(errno));
+    return Refusal(where, ErrorText(errno));
   }
   return listener;
 }
@@ -135,7 +131,7 @@ Result<Listener> ListenOnAddress(std::string_view where, const void* info, int p
   }
   Listener listener(socket(found.ai_family, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP),
                     found.ai_family);
-  if (listener.fd_ < 0) return Failed(Reason(errno));
+  if (listener.fd_ < 0) return Failed(ErrorText(errno));
   const int one = 1;
   setsockopt(listener.fd_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   // [::] means IPv6 alone, so that 0.0.0.0 can stand beside it.
@@ -146,8 +142,8 @@ Result<Listener> ListenOnAddress(std::string_view where, const void* info, int p
   if (bind(listener.fd_, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       listen(listener.fd_, kBacklog) != 0) {
     const int error = errno;
-    if (error == EADDRNOTAVAIL) return NotFound(Reason(error));
-    return Refusal(where, Reason(error));
+    if (error == EADDRNOTAVAIL) return NotFound(ErrorText(error));
+    return Refusal(where, ErrorText(error));
   }
   size = sizeof(address);
   getsockname(listener.fd_, reinterpret_cast<sockaddr*>(&address), &size);

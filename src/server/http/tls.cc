@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <system_error>
 
 #include "base/printable.h"
 #include "server/http/io.h"
@@ -32,7 +31,7 @@ Status CheckReadable(const char* field, const std::string& path) {
   const int error = errno;
   if (file == nullptr) {
     return InvalidArgument(fmt::format("`{}` is {}, which cannot be read: {}", field,
-                                       Printable(path), std::generic_category().message(error)));
+                                       Printable(path), ErrorText(error)));
   }
   std::fclose(file);
   return Status();

@@ -50,7 +50,7 @@ cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOMNI
   -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags |
   { grep FlashInfer || true; }
 programs=(tools/omnikv tests/backend/{parity_cuda,cuda_backend}_test tests/policy/policy_test
-  tests/engine/{engine,kvzip,kv_format,robustness,host_layers,card_text}_test bench/cuda_{attend,prefill,score,select}_bench)
+  tests/engine/{engine,kvzip,kv_format,robustness,host_layers,card_text,scheduler,read_picture}_test bench/cuda_{attend,prefill,score,select}_bench)
 cmake --build "$build" -j "$(nproc)" --target "${programs[@]##*/}"
 
 stage=$(mktemp -d)

@@ -88,6 +88,12 @@ FAULTS = {
     "generated_rows_are_for_everyone": (
         "src/engine/kept_contexts.cc", "own ? common",
         "own || from.dense_rows > 0 ? common"),
+    "steps_ahead_are_not_counted": (
+        "src/engine/scheduler_steps.cc", "  CountStep(rows);\n  std::vector<int32_t> drawn;",
+        "  std::vector<int32_t> drawn;"),
+    "hits_of_the_last_member_alone": (
+        "src/bank/slots.cc", "counted[2 * (first + static_cast<size_t>(seq)) + i]",
+        "counted[2 * (first + seqs - 1) + i]"),
     "preempted_blocks_stay_excluded": (
         "src/policy/blocks/kept_state.cc", "c < n_choosers() && preselects_; ++c",
         "c < 0 && preselects_; ++c"),
@@ -618,7 +624,9 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("newer_prompts_go_first", "*NewerPrompts*cpu"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
                READ_PICTURE: ("read_picture_test", "*/cpu"),
-               "requests_with_pictures_run_ahead": ("read_picture_test", "ReadPictures.*"),
+               **{name: ("read_picture_test", "ReadPictures.*") for name in (
+                   "requests_with_pictures_run_ahead", "steps_ahead_are_not_counted",
+                   "hits_of_the_last_member_alone")},
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
                **{name: ("context_store_test", "*Pinned*") for name in (

@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host batches capped brutal prefill shapes policies
+all_parts=(full omnikv host batches serving seats capped brutal prefill shapes policies
   kcache_1024 kcache_4096 kcache_7168 kcache_15360 kcache_8b attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
@@ -76,7 +76,19 @@ import json, sys
 report = json.load(open(sys.argv[1]))
 for case in report["cases"]:
     line = f"   {case['policy']:14}"
-    if "p95_ms" in case:
+    if "together" in case:
+        held = case["held_bytes"]
+        line += (f" {case['together']} of {case['requests']} requests of {case['context']} at a time: "
+                 f"{case['ms_per_step']:.3f} ms a step, {case['tokens_per_s']:.1f} tok/s, 95 % of tokens in "
+                 f"{case['p95_ms']:.3f} ms; {held['device'] / 2**30:.2f} GiB on the card, "
+                 f"{held['host'] / 2**30:.2f} beside it, {case['fetched_bytes'] / 1e6:.1f} MB a step; prompts in "
+                 f"{case['prompts_s']:.1f} s")
+        if "beside_p95_ms" in case:
+            prompt = case["prompt_s"]
+            line += (f"; with a prompt of {case['beside_tokens']} 95 % in {case['beside_p95_ms']:.3f} ms, "
+                     f"{case['beside_p95_ms'] / case['p95_ms']:.2f} x; the prompt in {prompt['beside']:.2f} s, "
+                     f"{prompt['beside'] / prompt['alone']:.2f} x of alone")
+    elif "p95_ms" in case:
         p95, prompt = case["p95_ms"], case["prompt_s"]
         line += (f" {case['batch']} x {case['context']} with a prompt of {case['beside_tokens']}: 95 % of tokens in "
                  f"{p95['beside']:.3f} ms, {p95['beside'] / p95['alone']:.2f} x of alone; the prompt "
@@ -212,6 +224,29 @@ if measure batches; then
   bench beside_32k_paced_together "${beside[@]}" --beside-limit 1.9 --together
   done_measuring
   if have_python; then python3 "$root/scripts/fetch_model.py" "$out/batches.jsonl" | sed 's/^/   /'; fi
+fi
+# The scheduler of the server: what it costs beside the same sequences without it, and a prompt that
+# comes while others decode.
+if measure serving; then
+  for policy in full omnikv; do
+    set_flags=()
+    [ $policy = full ] || set_flags=("${filters[@]:2}")
+    served=(--context 32768 --batch 8 --policies $policy "${set_flags[@]}" --steps 96)
+    bench "batch8_$policy" "${served[@]}"
+    bench "scheduler8_$policy" "${served[@]}" --scheduler --token-ms 1000
+  done
+  bench scheduler16_beside --context 8192 --batch 16 --policies full --steps 96 --scheduler --beside 32768 --together \
+    --token-ms 1
+  done_measuring
+fi
+# Requests of 32K tokens within 38 GiB of the card and 96 GiB beside it: as many as fit at a time.
+if measure seats; then
+  seats=(--ctx 32768 --context 32000 --batch 26 --kv-dtype f16 --gpu-memory 38GiB --host-memory 96GiB
+    --chunk 2048 --steps 96 --scheduler --token-ms 1000)
+  bench seats_full "${seats[@]}" --policies full --place device --kv-tokens $((5 * 32768))
+  bench seats_omnikv "${seats[@]}" --policies omnikv --set "filters=2,8,18" --set budget=1024 \
+    --set dense_after_filter=0 --place host --working-set 2048 --hit-rate 0.85
+  done_measuring
 fi
 if measure capped; then
   bench omnikv_128k_24g --context 131072 "${filters[@]}" --set dense_after_filter=0 --gpu-memory 24GiB \

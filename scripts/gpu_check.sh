@@ -17,6 +17,8 @@
 #              that served; the policies against their oracle in NumPy
 #   policies   what every policy must keep
 #   engine     sessions, batches, steps that run ahead, working sets of other sizes
+#   scheduler  requests in a full house get what they get alone: joins, leaves, preemption, the store
+#   pictures   what each layer reads, as the page shows it
 #   passes     the policy that reads its prompt again
 #   held       what every policy holds, as the driver counts it, against formulas
 #   formats    logits of every policy with K/V in blocks of few bits, beside f16
@@ -33,7 +35,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=check
-all_parts=(machine build parity backend goldens policies engine passes held formats tiers robust
+all_parts=(machine build parity backend goldens policies engine scheduler pictures passes held formats tiers robust
   answers text memory memcheck racecheck initcheck)
 out=gpu_check
 # shellcheck source=scripts/gpu_lib.sh
@@ -132,8 +134,8 @@ fi
 
 # --- build
 
-tests=(parity_cuda_test cuda_backend_test engine_test policy_test kvzip_test kv_format_test
-  held_memory_test robustness_test host_layers_test card_text_test)
+tests=(parity_cuda_test cuda_backend_test engine_test scheduler_test read_picture_test policy_test kvzip_test
+  kv_format_test held_memory_test robustness_test host_layers_test card_text_test)
 if [ -x "$root/bin/parity_cuda_test" ]; then
   program() { echo "$root/bin/$1"; }
   export OMNIKV_TEST_DATA=$root/test_data
@@ -222,6 +224,17 @@ if wanted engine; then
   begin engine
   run_tests "$(program engine_test)" '*/cuda'
   finish_tests "" 30
+fi
+
+if wanted scheduler; then
+  begin scheduler
+  run_tests "$(program scheduler_test)" '*/cuda*'
+  finish_tests "" 15
+fi
+if wanted pictures; then
+  begin pictures
+  run_tests "$(program read_picture_test)" '*/cuda*'
+  finish_tests "" 5
 fi
 
 if wanted passes; then

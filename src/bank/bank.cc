@@ -452,11 +452,29 @@ size_t Bank::BlocksOf(std::span<const Table> tables, int32_t seq) {
   return held;
 }
 
-size_t Bank::DeviceBytes(int32_t seq, const StateStreams& states) const {
+size_t Bank::BytesOf(int32_t seq, TierKind tier) const {
   size_t bytes = 0;
   for (const Stream& s : streams_) {
-    if (s.spec.tier == TierKind::kDevice) bytes += BlockBytes(s) * BlocksOf(TablesOf(s), seq);
+    if (s.spec.tier == tier) bytes += BlockBytes(s) * BlocksOf(TablesOf(s), seq);
   }
+  return bytes;
+}
+
+size_t Bank::BytesOf(std::span<const int64_t> blocks, const StateStreams& states) const {
+  const auto of = [&](int32_t table) {
+    return static_cast<size_t>(blocks[static_cast<size_t>(config_.FirstSharing(table))]);
+  };
+  size_t bytes = 0;
+  for (size_t stream = 0; stream < streams_.size(); ++stream) {
+    const Stream& s = streams_[stream];
+    if (s.memory == stream) bytes += BlockBytes(s) * of(s.spec.table);
+  }
+  for (const auto& s : states) bytes += s->BlockBytes() * of(TableNumber(s->spec.layer));
+  return bytes;
+}
+
+size_t Bank::DeviceBytes(int32_t seq, const StateStreams& states) const {
+  size_t bytes = BytesOf(seq, TierKind::kDevice);
   for (const auto& s : states) {
     bytes += s->BlockBytes() * BlocksOf(Sharing(TableNumber(s->spec.layer)), seq);
   }

@@ -192,8 +192,12 @@ class Bank {
   // one once.
   size_t DeviceBytes() const { return BytesInUse(TierKind::kDevice); }
   size_t HostBytes() const { return BytesInUse(TierKind::kHost); }
-  // The former of one sequence alone, shared blocks in full, with its states in `states`.
+  // The same of one sequence alone, shared blocks in full, with its states in `states`.
   size_t DeviceBytes(int32_t seq, const StateStreams& states = {}) const;
+  size_t HostBytes(int32_t seq) const { return BytesOf(seq, TierKind::kHost); }
+  // Bytes in all tiers of so many blocks of each table, with their states in `states`. Of tables
+  // that draw on the same blocks, the first one has the number of all.
+  size_t BytesOf(std::span<const int64_t> blocks, const StateStreams& states) const;
 
   // How a step that reads everything passes through a layer with streams on the host: their past
   // comes to one of the stages in the backend's memory, the step reads and writes there, and what
@@ -291,6 +295,7 @@ class Bank {
     return s.row_bytes * static_cast<size_t>(config_.block_tokens);
   }
   size_t BytesInUse(TierKind tier) const;
+  size_t BytesOf(int32_t seq, TierKind tier) const;
   // Rows that a sequence of `length` tokens has in a table.
   int64_t RowsOf(size_t table, int32_t seq, int64_t length) const;
   Status CheckLength(int32_t seq, int64_t n) const;

@@ -124,8 +124,8 @@ void FetchedUnits::Resolve(int32_t layer, AttendArgs& attend) {
   attend.seqs = by_table_.as<SeqMeta>();
 }
 
-SlotCounters FetchedUnits::Count() const {
-  const std::vector<SlotCounters> by_group = slots_.Count();
+SlotCounters FetchedUnits::Count(int32_t seq) const {
+  const std::vector<SlotCounters> by_group = slots_.Count(seq);
   SlotCounters sum;
   for (int32_t layer = 0; layer < bank_.n_layers(); ++layer) {
     const int32_t selection = SelectionOf(layer);

@@ -47,8 +47,9 @@ class FetchedUnits {
   // here. After Select.
   void Resolve(int32_t layer, AttendArgs& attend);
 
-  // Rows of a layer each, of all sequences, since Create or Reset. Waits for the backend.
-  SlotCounters Count() const;
+  // Rows of a layer each, of one sequence or of all (-1), since Create or Reset. Waits for the
+  // backend.
+  SlotCounters Count(int32_t seq = -1) const;
 
  private:
   // Tokens of a slot: a piece of a unit.

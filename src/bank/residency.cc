@@ -250,10 +250,10 @@ void Residency::Reset(int32_t seq) {
   streamed_bytes_ = 0;
 }
 
-std::optional<SlotCounters> Residency::Count() const {
-  if (units_ != nullptr) return units_->Count();
+std::optional<SlotCounters> Residency::Count(int32_t q) const {
+  if (units_ != nullptr) return units_->Count(q);
   if (sets_ == nullptr) return {};
-  return sets_->Count();
+  return sets_->Count(q);
 }
 
 }  // namespace omnikv

@@ -198,8 +198,9 @@ class Residency {
   // other than a decode step wrote K/V.
   void Reset(int32_t seq);
 
-  // Since Create or Reset, where layers are read through slots. Waits for the backend.
-  std::optional<SlotCounters> Count() const;
+  // Since Create or Reset, where layers are read through slots: of one sequence by its number in
+  // SeqMeta, or of all (-1). Waits for the backend.
+  std::optional<SlotCounters> Count(int32_t q = -1) const;
   // Bytes that the last decode step brought to stages.
   size_t StreamedBytes() const { return streamed_bytes_; }
 

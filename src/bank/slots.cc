@@ -111,7 +111,7 @@ void Slots::Fetch(size_t group, const std::byte* from, std::byte* to, int64_t by
                    lane);
 }
 
-std::vector<SlotCounters> Slots::Count() const {
+std::vector<SlotCounters> Slots::Count(int32_t seq) const {
   const auto seqs = static_cast<size_t>(config_.n_seqs);
   std::vector<SlotCounters> by_group(groups_.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -119,6 +119,7 @@ std::vector<SlotCounters> Slots::Count() const {
     backend_.Download(counted.data(), groups_[group].counters.as(), counted.size() * 8);
     const auto sum = [&](Use use, size_t i) {
       const size_t first = static_cast<size_t>(use) * seqs;
+      if (seq >= 0) return counted[2 * (first + static_cast<size_t>(seq)) + i];
       uint64_t all = 0;
       for (size_t q = first; q < first + seqs; ++q) all += counted[2 * q + i];
       return all;

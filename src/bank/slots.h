@@ -35,6 +35,14 @@ struct SlotCounters {
     return 1 - static_cast<double>(missed - before.missed) /
                    static_cast<double>(selected - before.selected);
   }
+  SlotCounters& operator+=(const SlotCounters& more) {
+    selected += more.selected;
+    missed += more.missed;
+    missed_bytes += more.missed_bytes;
+    primed += more.primed;
+    ahead += more.ahead;
+    return *this;
+  }
   // Of a layer whose group has these, with slots of `tokens` rows of `row_bytes`.
   void Add(const SlotCounters& group, uint64_t tokens, size_t row_bytes) {
     selected += group.selected * tokens;
@@ -83,8 +91,8 @@ class Slots {
   // `ahead`: for Use::kAhead.
   void Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane,
              bool ahead = false) const;
-  // Of each group, without bytes. Waits for the backend.
-  std::vector<SlotCounters> Count() const;
+  // Of each group, without bytes: of one sequence, or of all (-1). Waits for the backend.
+  std::vector<SlotCounters> Count(int32_t seq) const;
 
  private:
   Backend& backend_;

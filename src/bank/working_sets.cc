@@ -184,8 +184,8 @@ void WorkingSets::Resolve(int32_t layer, AttendArgs& attend) {
   attend.plan.Add(slots);
 }
 
-SlotCounters WorkingSets::Count() const {
-  const std::vector<SlotCounters> by_group = slots_.Count();
+SlotCounters WorkingSets::Count(int32_t seq) const {
+  const std::vector<SlotCounters> by_group = slots_.Count(seq);
   SlotCounters sum;
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     const int32_t selection = SelectionOf(static_cast<int32_t>(layer));

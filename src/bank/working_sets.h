@@ -61,8 +61,8 @@ class WorkingSets {
   // selection into one over the slots: the same rows in the same order.
   void Resolve(int32_t layer, AttendArgs& attend);
 
-  // Waits for the backend.
-  SlotCounters Count() const;
+  // Of one sequence, or of all (-1). Waits for the backend.
+  SlotCounters Count(int32_t seq = -1) const;
 
  private:
   WorkingSets(Backend& backend, const Bank& bank, WorkingSetConfig config)

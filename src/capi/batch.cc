@@ -130,6 +130,9 @@ std::string StatsText(const RequestEnd& end) {
                {"decode_seconds", s.decode_seconds},
                {"read_fraction", s.read_fraction},
                {"attended_tokens", s.attended_tokens},
+               {"held_bytes", {{"device", s.held.device}, {"host", s.held.host}}},
+               {"hit_rate", s.hit_rate ? nlohmann::ordered_json(*s.hit_rate) : nullptr},
+               {"fetched_bytes", s.fetched_bytes},
                {"stop", end.stop}});
 }
 

@@ -547,7 +547,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     return InvalidArgument(fmt::format("`kv_tokens` is {}, expected at least the context of {}",
                                        options.kv_tokens, plan.context));
   }
-  const auto most_tokens = [&] { return plan.context * options.max_sessions; };
+  const auto most_tokens = [&] {  // whole blocks of each session
+    return (plan.context + kBlockTokens - 1) / kBlockTokens * kBlockTokens * options.max_sessions;
+  };
   if (shared) plan.kv_tokens = std::clamp(options.kv_tokens, plan.context, most_tokens());
   plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
@@ -615,18 +617,31 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const bool always = card && reads.streamed.always;
   if (plan.may_leave && (!all_here || options.place == "host" || always || plan.values_away)) {
     OKV_RETURN_IF_ERROR(policy.status());
-    MemoryPlan placed = plan;
-    if (options.kv_tokens == EngineOptions::kAsManyAsFit) placed.kv_tokens = most_tokens();
-    for (;; placed.kv_tokens = std::max(plan.context, placed.kv_tokens / 2)) {
-      const bool least = !shared || placed.kv_tokens <= static_cast<int64_t>(asked);
-      if (placement.Place(reads, options.working_set, placed)) {
-        const Status on_host = fits_on_host(placed);
-        if (on_host.ok()) return placed;
-        if (least) return on_host;
-      } else if (least) {
-        break;
+    // None: there is no room in the backend's own memory.
+    const auto place = [&](int64_t kv_tokens) -> std::optional<Result<MemoryPlan>> {
+      MemoryPlan placed = plan;
+      placed.kv_tokens = kv_tokens;
+      if (!placement.Place(reads, options.working_set, placed)) return std::nullopt;
+      OKV_RETURN_IF_ERROR(fits_on_host(placed));
+      return placed;
+    };
+    if (auto best = place(plan.kv_tokens)) {
+      if (!best->ok() || options.kv_tokens != EngineOptions::kAsManyAsFit) return *best;
+      // Between the most that fits and the least that does not, to a sixteenth of a context.
+      int64_t most = most_tokens();
+      for (int64_t next = most; next > (*best)->kv_tokens;
+           next = (*best)->kv_tokens + (most - (*best)->kv_tokens) / 2) {
+        auto more = place(next);
+        if (more && more->ok()) {
+          best = std::move(more);
+        } else {
+          most = next;
+        }
+        if (most - (*best)->kv_tokens <= plan.context / 16) break;
       }
+      return *best;
     }
+    MemoryPlan placed = plan;
     if (options.working_set > 0 && placement.Place(reads, 0, placed)) {
       return ResourceExhausted(
           fmt::format("`working_set` is {} tokens, which do not fit; auto would be {}: {}",

@@ -88,7 +88,7 @@ int32_t ReadWatch::Add(const RowGroup& group, int32_t member, int32_t max_bins) 
       {.group = &group,
        .member = member,
        .max_bins = max_bins,
-       .before = group.residency().Count(),
+       .before = group.residency().Count(member),
        .rows = std::vector<std::vector<int64_t>>(static_cast<size_t>(core_.config.n_layers))});
   return static_cast<int32_t>(watched_.size()) - 1;
 }
@@ -160,7 +160,7 @@ ReadPicture ReadWatch::Take(int32_t number) const {
     }
     picture.shares.push_back(std::move(shares));
   }
-  if (const auto now = group.residency().Count(); now && watched.before) {
+  if (const auto now = group.residency().Count(watched.member); now && watched.before) {
     picture.hit_rate = now->HitRate(*watched.before);
   }
   return picture;

@@ -50,7 +50,7 @@ class ReadWatch : public AttendWatch {
     const RowGroup* group;
     int32_t member;
     int32_t max_bins;
-    std::optional<SlotCounters> before;      // of the group
+    std::optional<SlotCounters> before;      // of the member
     std::vector<std::vector<int64_t>> rows;  // [n_layers][bins]: read
   };
   static int64_t BinTokens(int64_t tokens, int32_t max_bins);

@@ -323,8 +323,10 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   const bool look = store_ != nullptr && !std::exchange(waiting.looked, true);
   const int64_t stored = look ? LookInStore(group, request.prompt, best) : 0;
   const int64_t total = TotalTokens(request);
+  const uint64_t swap_most =
+      core_.bank->BytesOf(PromiseOf(rows.policy(), prompt, total).blocks, rows.AllStates());
   const std::vector<Promise> promises =
-      Promises(rows.policy(), prompt, prompt, total, HasSwapRoom(total));
+      Promises(rows.policy(), prompt, prompt, total, HasSwapRoom(swap_most));
   // Rows that move, or of which some stay, become the sequence's own.
   const auto shared = [&] { return rows.policy().Kept().rows > 0 ? 0 : best.tokens; };
   const auto fits = [&](const Promise& promise) { return Fits(promise.blocks, shared()); };
@@ -364,6 +366,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   s.logits.resize(static_cast<size_t>(core_.config.vocab));
   s.turn = ++turns_;
   s.total = total;
+  s.swap_most = swap_most;
   Give(s, *promise);
   s.stats = {.policy = rows.policy_name(),
              .settings = rows.settings().ToString(),
@@ -409,6 +412,18 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
 void Scheduler::TakeReads(Sequence& s) {
   const RowGroup& rows = *s.group->rows;
   if (rows.length(s.member) == 0) return;
+  if (const auto slots = rows.residency().Count(s.member)) {
+    s.slots += *slots;
+    s.stats.hit_rate = s.slots.HitRate({});
+    s.stats.fetched_bytes = s.slots.missed_bytes;
+    const std::lock_guard lock(mutex_);
+    stats_.slots += *slots;
+  }
+  const Bank& bank = *core_.bank;
+  const int32_t seq = rows.seq(s.member);
+  s.stats.held.host = bank.HostBytes(seq);
+  (core_.backend->OnDevice() ? s.stats.held.device : s.stats.held.host) +=
+      bank.DeviceBytes(seq, rows.AllStates());
   const SeqLength at = rows.lengths(s.member);
   s.stats.read_fraction = ReadFraction(core_, rows.policy(), s.member, at);
   s.stats.attended_tokens = AttendedTokens(core_.config, rows.policy(), s.member, at);

@@ -57,6 +57,11 @@ struct RequestStats {
   int64_t preemptions = 0;     // times that it was swapped out for others
   double read_fraction = 1;
   double attended_tokens = 0;
+  // Of all steps of the answer, where layers are read through working sets.
+  std::optional<double> hit_rate = {};
+  uint64_t fetched_bytes = 0;  // that came to them
+  // K/V and what the policy keeps beside them, once the last step was taken, shared blocks in full.
+  TierBytes held = {};
 };
 
 struct RequestEnd {
@@ -122,6 +127,7 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
   int64_t stored_tokens = 0;                  // of the cached ones, those from the store
   int64_t steps = 0, step_rows = 0;           // that decode
+  SlotCounters slots = {};                    // of requests that ended or were swapped out
   int64_t preemptions = 0;                    // requests swapped out
   int64_t swapped = 0;                        // those that wait to be resumed
   uint64_t swap_bytes = 0;                    // of them
@@ -233,7 +239,9 @@ class Scheduler {
     int64_t total = 0;                // tokens that it has in the end
     int64_t promised = 0;             // of them, those that `most` has room for
     BlockCounts most;
-    uint64_t swap_reserved = 0;  // bytes, for when it is preempted
+    SlotCounters slots = {};     // until it was swapped out
+    uint64_t swap_most = 0;      // bytes that it takes when it is preempted
+    uint64_t swap_reserved = 0;  // of them, those that it has a place for: all or none
     std::optional<SwappedMember> swapped = {};
     bool failed_once = false;  // a step with others and a chunk of its prompt
     bool ended = false;
@@ -283,10 +291,7 @@ class Scheduler {
   // Whether the blocks fit beside those that the admitted sequences were promised; `of`: they take
   // the place of its own.
   bool Fits(const BlockCounts& most, int64_t shared, const Sequence* of = nullptr) const;
-  uint64_t SwapBytes(int64_t tokens) const;
-  bool HasSwapRoom(int64_t tokens) const {
-    return swap_reserved_ + SwapBytes(tokens) <= options_.swap_bytes;
-  }
+  bool HasSwapRoom(uint64_t bytes) const { return swap_reserved_ + bytes <= options_.swap_bytes; }
   // Swaps out the last of the sequences that come behind `rank`. Returns whether there was one that
   // decodes and has room in the swap space.
   bool Preempt(const Rank& rank);
@@ -296,7 +301,7 @@ class Scheduler {
   }
   // One that is not promised all its tokens has a place in the swap space.
   void Give(Sequence& s, Promise promise);
-  void ReserveSwap(Sequence& s) { swap_reserved_ += s.swap_reserved = SwapBytes(s.total); }
+  void ReserveSwap(Sequence& s) { swap_reserved_ += s.swap_reserved = s.swap_most; }
   void ReleaseSwap(Sequence& s) { swap_reserved_ -= std::exchange(s.swap_reserved, 0); }
   // Where the disk does not take it, it ends.
   void SwapOut(Sequence& s);
@@ -332,6 +337,9 @@ class Scheduler {
   bool CanGoAhead(const Sequences& rows) const;
   Status StepAhead(const Sequences& rows);
   void EndAhead();
+  // A step without a prompt took so long.
+  void CountAlone(double ms);
+  void CountStep(const Sequences& rows);
   void Together(const Sequences& rows, Sequence* prompt);
   // The step of these failed: each gets one by itself.
   void Apart(const Sequences& rows, Sequence* prompt, const Status& failure);
@@ -349,7 +357,7 @@ class Scheduler {
   void End(Sequence& s, const Status& status, FinishReason reason = FinishReason::kStop);
   void Refuse(const Waiting& waiting, const Status& status);
   void RemoveEnded();
-  void TakeReads(Sequence& s);  // of its last step, for its statistics
+  void TakeReads(Sequence& s);  // for its statistics, before it leaves its group
   // Lets its sequence of the bank go, or keeps it for others.
   void Leave(Sequence& s);
 
@@ -369,6 +377,8 @@ class Scheduler {
   double alone_ms_ = 0;  // a step without a prompt, about
   std::optional<StepsAhead> ahead_;
   Sequences ahead_rows_;
+  int64_t ahead_read_ = 0;  // steps, since these rows run ahead
+  Clock::time_point ahead_read_at_ = {};
   std::vector<uint32_t> allowed_;  // of TokenFilter
   std::vector<float> filtered_;    // logits
 

@@ -43,10 +43,6 @@ bool Scheduler::Fits(const BlockCounts& most, int64_t shared, const Sequence* of
   return true;
 }
 
-uint64_t Scheduler::SwapBytes(int64_t tokens) const {
-  return static_cast<uint64_t>(tokens) * Bank::BytesPerToken(core_.bank->config());
-}
-
 void Scheduler::Give(Sequence& s, Promise promise) {
   s.promised = promise.tokens;
   s.most = std::move(promise.blocks);
@@ -57,7 +53,7 @@ void Scheduler::Give(Sequence& s, Promise promise) {
 bool Scheduler::Preempt(const Rank& rank) {
   Sequence* last = nullptr;
   for (Sequence& s : running_) {
-    const bool may = s.read && !s.ended && (s.swap_reserved > 0 || HasSwapRoom(s.total));
+    const bool may = s.read && !s.ended && (s.swap_reserved > 0 || HasSwapRoom(s.swap_most));
     if (may && rank < RankOf(s) && (last == nullptr || RankOf(*last) < RankOf(s))) last = &s;
   }
   if (last == nullptr) return false;

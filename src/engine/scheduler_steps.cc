@@ -113,15 +113,33 @@ Status Scheduler::StepAhead(const Sequences& rows) {
     }
     ahead_.emplace(stepper_, std::move(decode), std::move(samplers));
     ahead_rows_ = rows;
+    ahead_read_ = 0;
   }
   int64_t wanted = rows.front()->answer.left();
   for (const Sequence* s : rows) wanted = std::min(wanted, s->answer.left());
   OKV_ASSIGN_OR_RETURN(const auto read, ahead_->Read(wanted));
+  const auto before = std::exchange(ahead_read_at_, Clock::now());
+  // The first ones are recorded, and those in flight came at once.
+  constexpr int64_t kFirst = int64_t{StepsAhead::kMost} * MixedSteps::kFirstRecorded;
+  if (++ahead_read_ > kFirst) CountAlone(1e3 * Seconds(before, ahead_read_at_));
+  CountStep(rows);
   std::vector<int32_t> drawn;
   for (const DecodeRow& row : read) drawn.push_back(row.token);
   for (Sequence* s : rows) Appended(*s);
   for (size_t r = 0; r < rows.size(); ++r) Drawn(*rows[r], drawn[r]);
   return {};
+}
+
+void Scheduler::CountAlone(double ms) {
+  constexpr double kNew = 0.2;  // the last steps count
+  alone_ms_ = alone_ms_ == 0 ? ms : (1 - kNew) * alone_ms_ + kNew * ms;
+}
+
+void Scheduler::CountStep(const Sequences& rows) {
+  if (rows.empty()) return;
+  const std::lock_guard lock(mutex_);
+  ++stats_.steps;
+  stats_.step_rows += std::ssize(rows);
 }
 
 void Scheduler::EndAhead() {
@@ -189,8 +207,7 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
   int64_t before = 0;
   if (prompt == nullptr) {
     OKV_RETURN_IF_ERROR(stepper_.Step(decode, logits));
-    constexpr double kNew = 0.2;  // the last steps count
-    if (watch.empty()) alone_ms_ = alone_ms_ == 0 ? took() : (1 - kNew) * alone_ms_ + kNew * took();
+    if (watch.empty()) CountAlone(took());
   } else {
     OKV_RETURN_IF_ERROR(BeginPrompt(*prompt));
     prompt->turn = ++turns_;
@@ -210,11 +227,7 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
     OKV_RETURN_IF_ERROR(prompt->prompt->Advance(company));
     if (prompt->prompt->computed() - before == company.most_rows) pacer_->Took(took());
   }
-  if (!rows.empty()) {
-    const std::lock_guard lock(mutex_);
-    ++stats_.steps;
-    stats_.step_rows += std::ssize(rows);
-  }
+  CountStep(rows);
   for (Sequence* s : rows) Appended(*s);
   TellReads(rows, watched, watch);
   for (Sequence* s : rows) Draw(*s);

@@ -180,6 +180,9 @@ nlohmann::ordered_json Generation::Extra() const {
             {"settings", s.settings},
             {"read_fraction", s.read_fraction},
             {"attended_tokens", s.attended_tokens},
+            {"held_bytes", {{"device", s.held.device}, {"host", s.held.host}}},
+            {"hit_rate", s.hit_rate ? nlohmann::ordered_json(*s.hit_rate) : nullptr},
+            {"fetched_bytes", s.fetched_bytes},
             {"stored_tokens", s.stored_tokens},
             {"queue_ms", 1e3 * s.queue_seconds}}}};
 }

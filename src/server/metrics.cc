@@ -100,6 +100,13 @@ std::string Metrics::Text(const SchedulerStats& now, const std::optional<Context
   }
   one("omnikv:decode_steps_total", "counter", "Steps with rows that decode.", counts(now.steps));
   one("omnikv:decode_rows_total", "counter", "Rows of those.", counts(now.step_rows));
+  one("omnikv:selected_rows_total", "counter",
+      "Rows that steps selected in layers with working sets, of requests that ended.",
+      static_cast<double>(now.slots.selected));
+  one("omnikv:selected_row_hits_total", "counter", "Of those, the ones that were there.",
+      static_cast<double>(now.slots.selected - now.slots.missed));
+  one("omnikv:fetched_bytes_total", "counter", "Bytes of the others.",
+      static_cast<double>(now.slots.missed_bytes));
   one("omnikv:requests_refused_total", "counter", "Requests that were never admitted.",
       counts(now.refused));
   one("omnikv:requests_failed_total", "counter", "Requests that failed.", counts(now.failed));

@@ -235,7 +235,8 @@ TEST_P(ReadPictureTest, CompanyChangesNoPicture) {
     SCOPED_TRACE(policies[i].name + ", " + policies[i + 1].name);
     std::deque<Asked> together(4), alone(4);
     const auto make = [&](size_t k, std::deque<Asked>& asked) {
-      Request request = Make(Numbers(90 + 20 * k, k), 6, policies[i + k / 2], asked[k]);
+      // On a card these lengths are a chunk each, also beside rows that decode.
+      Request request = Make(Numbers(90 + 10 * k, k), 6, policies[i + k / 2], asked[k]);
       if (k != 1) AskForReads(request, asked[k]);
       return request;
     };
@@ -405,16 +406,27 @@ TEST(ReadPictures, NameTokensWhereverTheirRowsAre) {
     ASSERT_EQ(asked[i].pictures.size(), 19u);
   }
   EXPECT_EQ(asked[0].tokens, asked[1].tokens);
-  double hits = 0;
+  std::vector<double> hits;
   for (size_t p = 0; p < 19; ++p) {
     EXPECT_EQ(asked[0].pictures[p].shares, asked[1].pictures[p].shares) << p;
     EXPECT_FALSE(asked[0].pictures[p].hit_rate.has_value());
     ASSERT_TRUE(asked[1].pictures[p].hit_rate.has_value());
     EXPECT_GE(*asked[1].pictures[p].hit_rate, 0);
     EXPECT_LE(*asked[1].pictures[p].hit_rate, 1);
-    hits += *asked[1].pictures[p].hit_rate;
+    hits.push_back(*asked[1].pictures[p].hit_rate);
   }
-  EXPECT_GT(hits, 0);
+  const auto [least, most] = std::ranges::minmax(hits);
+  EXPECT_GT(most, 0);
+  // The request's own statistics are of all its steps.
+  EXPECT_FALSE(asked[0].stats.hit_rate.has_value());
+  EXPECT_EQ(asked[0].stats.held.host, 0u);
+  ASSERT_TRUE(asked[1].stats.hit_rate.has_value());
+  EXPECT_GT(*asked[1].stats.hit_rate, least);
+  EXPECT_LT(*asked[1].stats.hit_rate, most);
+  EXPECT_GT(asked[1].stats.fetched_bytes, 0u);
+  EXPECT_GT(asked[1].stats.held.host, asked[1].stats.held.device)
+      << "five layers of eight are away";
+  EXPECT_EQ(asked[0].stats.held.device, asked[1].stats.held.device + asked[1].stats.held.host);
 }
 
 // On a card steps run ahead, but for those who want pictures. Between the first step and the last
@@ -431,6 +443,24 @@ TEST(ReadPictures, ComeAsOftenAsAskedFor) {
   ASSERT_EQ(asked.pictures.size(), 2u);
   EXPECT_EQ(asked.pictures[0].tokens, 61);
   EXPECT_EQ(asked.pictures[1].tokens, 79);
+}
+
+// Steps count once each, whether they ran ahead or not.
+TEST(ReadPictures, StepsAreCountedWhoeverWatches) {
+  for (const bool watched : {false, true}) {
+    const House house = Make(std::make_unique<AsDevice>(MakeRefBackend()), {.name = "full"});
+    std::deque<Asked> asked(2);
+    for (size_t i = 0; i < 2; ++i) {
+      Request request = Make(Numbers(60, i), 20, {.name = "full"}, asked[i]);
+      if (watched) AskForReads(request, asked[i]);
+      house.scheduler->Submit(std::move(request));
+    }
+    RunDry(*house.scheduler);
+    const SchedulerStats stats = house.scheduler->stats();
+    EXPECT_EQ(stats.step_rows, 2 * 19) << watched;
+    EXPECT_GE(stats.steps, 19) << watched;
+    EXPECT_LE(stats.steps, 21) << watched;
+  }
 }
 
 }  // namespace

@@ -528,7 +528,9 @@ TEST_P(SchedulerTest, AnUrgentRequestNeedNotWait) {
   }
   // One that is swapped out can be cancelled, and its room is free then.
   const auto engine = Load(Options(GetParam(), 2));
-  const uint64_t room = 70 * Bank::BytesPerToken(CoreOf(*engine).bank->config());
+  // More than rows of 70 tokens take, and less than those of 440.
+  const BankConfig& bank = CoreOf(*engine).bank->config();
+  const uint64_t room = 5 * static_cast<uint64_t>(bank.block_tokens) * Bank::BytesPerToken(bank);
   House house(*engine, {.seats = 1, .swap_bytes = room});
   for (int i = 0; i < 2; ++i) {
     const Asked& swapped = house.Ask(Make(Numbers(40, 1), 30));
@@ -544,14 +546,19 @@ TEST_P(SchedulerTest, AnUrgentRequestNeedNotWait) {
     EXPECT_EQ(swapped.Ended().stats.answer_tokens, std::ssize(swapped.tokens));
     house.RunDry();
   }
-  // Where there is no such room, it stays.
-  const Asked& stays = house.Ask(Make(Numbers(40, 1), 31));
-  while (stays.tokens.size() < 3) house.Turns(1);
-  Request request = Make(Numbers(20, 3), 5);
-  request.priority = 1;
-  house.Ask(request);
-  house.RunDry();
-  EXPECT_EQ(stays.Ended().stats.preemptions, 0);
+  // Where there is no such room, it stays. A policy needs room for what it keeps.
+  for (const bool keeps_all : {true, false}) {
+    PolicyOptions policy{.name = "full"};
+    if (!keeps_all) policy = {.name = "streaming", .settings = {{"budget", "16"}}};
+    const Asked& first = house.Ask(Make(Numbers(40, 1), 400, policy));
+    while (first.tokens.size() < 3) house.Turns(1);
+    Request request = Make(Numbers(20, 3), 5);
+    request.priority = 1;
+    house.Ask(request);
+    house.RunDry();
+    EXPECT_EQ(first.Ended().stats.preemptions, keeps_all ? 0 : 1);
+    EXPECT_EQ(first.tokens, Alone(*engine, first.request));
+  }
   auto refused = Scheduler::Create(CoreOf(*engine), {.seats = 1, .swap_folder = "/no/folder"});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);

@@ -319,6 +319,8 @@ TEST_F(ServiceTest, APolicyPerRequest) {
   EXPECT_EQ(own["policy"], "omnikv");
   EXPECT_THAT(std::string(own["settings"]), HasSubstr("budget=8 "));
   EXPECT_LT(own["read_fraction"], 1);
+  EXPECT_GT(own["held_bytes"]["host"], 0);
+  EXPECT_TRUE(own["hit_rate"].is_null()) << "nothing is beside a card";
   const Json named = with({{"model", "tiny@streaming:budget=12"}});
   EXPECT_EQ(named["policy"], "streaming");
   EXPECT_THAT(std::string(named["settings"]), HasSubstr("budget=12"));

@@ -20,6 +20,7 @@
 #include "bench/cases.h"
 #include "bench/ceiling.h"
 #include "bench/hits.h"
+#include "bench/scheduled.h"
 #include "engine/kcache_model.h"
 #include "flags.h"
 #include "model/forward.h"
@@ -55,6 +56,9 @@ struct BenchFlags {
   bool watch = false;
   bool ops = false;
   bool hits = false;
+  bool scheduler = false;
+  double token_ms = 50;
+  int64_t kv_tokens = EngineOptions::kAsManyAsFit;
   std::string predict;  // of kcache; empty: nothing
   bool json = false;
 };
@@ -219,12 +223,18 @@ class Bench {
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
     options_.shared_products = f_.together;
     options_.max_sessions = f_.batch + (f_.beside > 0 ? 1 : 0);
+    if (f_.scheduler) options_.kv_tokens = f_.kv_tokens;
     if (f_.mix) options_.max_sessions *= static_cast<int>(std::max<size_t>(1, f_.policies.size()));
     OKV_ASSIGN_OR_RETURN(format_, ParseFormat(f_.format));
     OKV_ASSIGN_OR_RETURN(policies_, Policies());
     if (options_.context == 0) {  // the geometry's own may be too short by the steps, or too long
       for (const int64_t n : f_.contexts) {
         options_.context = std::max(options_.context, n + f_.steps + 16);
+        // Those whose prompts were read decode while others are read.
+        if (f_.scheduler) {
+          constexpr int64_t kLeastChunk = 512;
+          options_.context += 512 + f_.batch * (n / kLeastChunk + 1);
+        }
         // Each step takes a chunk of the prompt and a token.
         if (f_.beside > 0) {
           constexpr int kLeastPaced = 64;
@@ -265,6 +275,7 @@ class Bench {
   Status PredictKcache(const DecodeCase& c, const PolicyOptions& policy);
   Status RunBeside(const PolicyOptions& policy, int64_t context);
   Status RunPrefill(const PolicyOptions& policy, int64_t tokens);
+  Status RunScheduled(const PolicyOptions& policy, int64_t context);
   bool Capped() const { return options_.gpu_memory != 0; }
   int Threads() const { return options_.threads == 0 ? PhysicalCores() : options_.threads; }
   std::string Label() const {
@@ -323,7 +334,9 @@ Status Bench::RunThreads(int threads) {
     for (const int64_t tokens : f_.prefill) OKV_RETURN_IF_ERROR(RunPrefill(policy, tokens));
     if (f_.mix) continue;  // measured together below
     for (const int64_t context : f_.contexts) {
-      OKV_RETURN_IF_ERROR(f_.beside > 0 ? RunBeside(policy, context) : RunDecode(policy, context));
+      OKV_RETURN_IF_ERROR(f_.scheduler    ? RunScheduled(policy, context)
+                          : f_.beside > 0 ? RunBeside(policy, context)
+                                          : RunDecode(policy, context));
     }
   }
   for (const int64_t context : f_.contexts) {
@@ -473,17 +486,16 @@ Status Bench::PredictKcache(const DecodeCase& c, const PolicyOptions& policy) {
                        .from_host_bytes_s = 1e9 * HostToDevice(last_),
                        .flops = last_.gemm_bf16.flops};
   const ModelConfig& config = bench_.config;
-  const KcacheLoad load{
-      .weight_bytes = static_cast<double>(bench_.weight_bytes),
-      .layers = GlobalLayers(config),
-      .kv_heads = config.n_kv_heads,
-      .head_dim = config.head_dim,
-      .value_bytes =
-          static_cast<double>(bench_.kv_row_bytes) / (2.0 * config.n_kv_heads * config.head_dim),
-      .batch = c.batch,
-      .context = c.context,
-      .top = settings.Int("budget"),
-      .first_layers = static_cast<int32_t>(settings.Int("first_layers"))};
+  const KcacheLoad load{.weight_bytes = static_cast<double>(bench_.weight_bytes),
+                        .layers = GlobalLayers(config),
+                        .kv_heads = config.n_kv_heads,
+                        .head_dim = config.head_dim,
+                        .value_bytes = static_cast<double>(bench_.kv_row_bytes) /
+                                       (2.0 * config.n_kv_heads * config.head_dim),
+                        .batch = c.batch,
+                        .context = c.context,
+                        .top = settings.Int("budget"),
+                        .first_layers = static_cast<int32_t>(settings.Int("first_layers"))};
   const KcacheStep step = is_kcache ? KcacheStepOf(card, load) : FullStep(card, load);
   auto json = StepJson(step);
   json["break_even"] = BreakEven(card);
@@ -531,6 +543,50 @@ Status Bench::RunBeside(const PolicyOptions& policy, int64_t context) {
       c.policy, context, f_.batch, c.alone_p95_ms, f_.beside, c.beside_p95_ms,
       c.beside_p95_ms / c.alone_p95_ms, c.longest_ms, c.beside_seconds, c.prompt_seconds,
       c.beside_seconds / c.prompt_seconds);
+  return {};
+}
+
+Status Bench::RunScheduled(const PolicyOptions& policy, int64_t context) {
+  OKV_ASSIGN_OR_RETURN(const ScheduledCase c, MeasureScheduled(bench_, policy, context, f_.batch,
+                                                               f_.steps, f_.beside, f_.token_ms));
+  OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
+  const double tokens_s = 1e3 * c.together / c.ms_per_step;
+  auto& json = AddCase(ceiling);
+  json.update({{"policy", c.policy},
+               {"settings", c.settings},
+               {"context", context},
+               {"requests", c.requests},
+               {"together", c.together},
+               {"prompts_s", c.prompts_s},
+               {"ms_per_step", c.ms_per_step},
+               {"tokens_per_s", tokens_s},
+               {"p95_ms", c.p95_ms},
+               {"held_bytes", {{"device", c.held.device}, {"host", c.held.host}}},
+               {"host_layers", bench_.host_layers},
+               {"fetched_bytes", c.fetched_bytes}});
+  if (c.hit_rate) json.update({{"hit_rate", *c.hit_rate}, {"simulated", f_.hit_rate >= 0}});
+  if (c.beside > 0) {
+    json.update({{"beside_tokens", c.beside},
+                 {"beside_p95_ms", c.beside_p95_ms},
+                 {"prompt_s", {{"alone", c.alone_s}, {"beside", c.beside_s}}}});
+  }
+  if (f_.json) return {};
+  fmt::print(
+      "scheduler {:<12} {:>7} context, {} of {} requests at a time: {:.3f} ms a step, {:.1f} "
+      "tok/s, "
+      "95 % of tokens in {:.3f} ms; prompts in {:.2f} s; {} on the device, {} beside it{}\n",
+      c.policy, context, c.together, c.requests, c.ms_per_step, tokens_s, c.p95_ms, c.prompts_s,
+      HumanBytes(c.held.device), HumanBytes(c.held.host),
+      c.hit_rate ? fmt::format(", {:.1f} % hits, {:.1f} MB fetched a step", 100 * *c.hit_rate,
+                               static_cast<double>(c.fetched_bytes) / 1e6)
+                 : "");
+  if (c.beside == 0) return {};
+  fmt::print(
+      "      with a prompt of {} beside them: 95 % of tokens in {:.3f} ms ({:.2f} x); the prompt "
+      "in "
+      "{:.2f} s, alone in {:.2f} s ({:.2f} x)\n",
+      c.beside, c.beside_p95_ms, c.beside_p95_ms / c.p95_ms, c.beside_s, c.alone_s,
+      c.beside_s / c.alone_s);
   return {};
 }
 
@@ -654,6 +710,20 @@ void AddBench(CLI::App& app, Command& command) {
       ->check(CLI::Range(1.0, 1000.0));
   sub->add_flag("--together", f->together, "multiply those rows together with the decoding ones")
       ->needs(beside);
+  CLI::Option* scheduler = sub->add_flag(
+      "--scheduler", f->scheduler,
+      "the sequences are --batch requests to the scheduler of the server, with computed prompts: "
+      "how many decode at a time, and how fast");
+  scheduler->excludes(mix)->needs(sub->get_option("--context"));
+  sub->add_option("--kv-tokens", f->kv_tokens,
+                  "tokens of K/V that the requests share; default: as many as fit")
+      ->needs(scheduler)
+      ->check(tokens);
+  sub->add_option("--token-ms", f->token_ms,
+                  "the scheduler's limit on the time between two tokens, as that of serve")
+      ->capture_default_str()
+      ->needs(scheduler)
+      ->check(CLI::NonNegativeNumber);
   sub->add_option("--repeats", f->repeats, "prompts a case")->check(CLI::Range(1, 1000));
   sub->add_option("--hit-rate", f->hit_rate,
                   "simulate this share of hits in working sets (layers on the host)")

@@ -587,6 +587,13 @@ FAULTS = {
     "q4_nibbles_swapped": (
         CPU + "rows.cc", "hn::Or(codes(from + i), hn::ShiftLeft<4>(codes(from + kHalf + i)))",
         "hn::Or(codes(from + kHalf + i), hn::ShiftLeft<4>(codes(from + i)))"),
+    "a_row_left_over_is_summed_as_the_others": (
+        CPU + "matvec.cc", "kAlone = M % kRegisterRows == 1;", "kAlone = M == 1;"),
+    "second_rows_of_wide_tiles_are_the_first_ones": (
+        CPU + "matvec.cc", "sums + (other - m) * R,", "sums,"),
+    "tiles_of_rows_are_cut_anywhere": (
+        CPU + "matvec.cc", "left <= most ? left : most / kRegisterRows * kRegisterRows;",
+        "std::min(left, most);"),
     "q4_codes_rounded_down": (CPU + "rows.cc", "hn::Set(d, 8.5f)", "hn::Set(d, 8.0f)"),
     "q4_query_of_the_other_half": (
         CPU + "attend_kernels.cc", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
@@ -650,6 +657,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                PLACEMENT: ("engine_test", "PlacementTest*"),
                **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")
                   for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING)},
+               CPU + "matvec.cc": ("cpu_backend_test", "*RowsOfProducts*"),
                MEMORY: ("held_memory_test", "*OfTheProcess*/full_cpu"),
                "a_stage_does_not_await_another_sequence": (
                    "host_layers_test", "*ChangeNothing/lanes"),

@@ -1,11 +1,14 @@
-// What is particular to the CPU backend: its options, custom ops, and that a step allocates
-// nothing.
+// What is particular to the CPU backend: its options, custom ops, that a step allocates nothing,
+// and that the number of rows in a product does not change the bits of each.
 #include "backend/cpu/cpu_backend.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
+#include <string>
+#include <vector>
 
 #include "../allocation_counter.h"
 #include "backend/kv_format.h"
@@ -126,6 +129,110 @@ TEST(CpuBackendTest, ReplayAllocatesNothing) {
   EXPECT_FLOAT_EQ(y[199], 4.0f);
   EXPECT_EQ(count[0], 50);
   EXPECT_EQ(index[49], 49);
+}
+
+// Made-up weights [n_out, n_in] of a format, with both signs, and scales of both where it has any.
+std::vector<std::byte> MakeWeights(DType format, int64_t n_out, int64_t n_in) {
+  std::vector<std::byte> bytes(DTypeBytes(format, static_cast<size_t>(n_out * n_in)));
+  uint32_t state = 1;
+  const auto next = [&] { return state = state * 1664525u + 1013904223u; };
+  // Tame exponents: 16 bits of an f16, a bf16 or the upper half of an f32.
+  const auto half = [&](uint32_t exponent, int mantissa_bits) {
+    const uint32_t bits = next() >> 16;
+    return static_cast<uint16_t>((bits & 0x8000u) | exponent << mantissa_bits |
+                                 (bits & ((1u << mantissa_bits) - 1)));
+  };
+  if (format == DType::kQ8_0) {
+    for (std::byte& b : bytes) b = static_cast<std::byte>(next() >> 24);
+    for (size_t at = 0; at < bytes.size(); at += kQ8BlockBytes) {
+      const uint16_t scale = half(8, 10);
+      std::memcpy(bytes.data() + at, &scale, sizeof(scale));
+    }
+    return bytes;
+  }
+  const size_t step = DTypeBytes(format, 1);
+  for (size_t at = 0; at < bytes.size(); at += step) {
+    const uint16_t value = format == DType::kF16 ? half(14, 10) : half(126, 7);
+    std::memcpy(bytes.data() + at + step - sizeof(value), &value, sizeof(value));
+  }
+  return bytes;
+}
+
+// Products of n_rows rows from row `first` on, then the gated ones.
+class Products {
+ public:
+  static constexpr int64_t kOut = 37;  // no multiple of a tile
+
+  Products(const std::string& isa, DType format, int64_t n_in)
+      : backend_({.threads = 1, .pin = false, .isa = isa}),
+        format_(format),
+        n_in_(n_in),
+        weights_(MakeWeights(format, 3 * kOut, n_in)),
+        norm_(static_cast<size_t>(n_in), 0.75f) {
+    for (int i = 0; i < kMostRows * n_in; ++i) {
+      x_.push_back(static_cast<float>(i * 37 % 101) / 32.0f - 1.5f);
+    }
+  }
+
+  static constexpr int kMostRows = 15;  // more are products of another kind
+  std::vector<std::vector<float>> Run(int first, int n_rows) {
+    const auto matrix = [&](int64_t i) {
+      const auto row_bytes = static_cast<int64_t>(DTypeBytes(format_, static_cast<size_t>(n_in_)));
+      return WeightRef{.format = format_,
+                       .data = weights_.data() + i * kOut * row_bytes,
+                       .n_out = kOut,
+                       .n_in = n_in_,
+                       .row_bytes = row_bytes};
+    };
+    std::vector<float> x(x_.begin() + first * n_in_, x_.begin() + (first + n_rows) * n_in_);
+    std::vector<float> y(static_cast<size_t>(n_rows * kOut)), gated(y.size());
+    backend_.Enqueue(LinearArgs{.x = x.data(), .w = matrix(0), .y = y.data(), .n_rows = n_rows});
+    backend_.Enqueue(NormGatedFfnArgs{
+        .in = {.x = x.data(), .norm = norm_.data(), .eps = 1e-5f, .d = static_cast<int32_t>(n_in_)},
+        .gate = matrix(1),
+        .up = matrix(2),
+        .out = gated.data(),
+        .n_rows = n_rows});
+    std::vector<std::vector<float>> rows;
+    for (int r = 0; r < n_rows; ++r) {
+      auto& row = rows.emplace_back(y.begin() + r * kOut, y.begin() + (r + 1) * kOut);
+      row.insert(row.end(), gated.begin() + r * kOut, gated.begin() + (r + 1) * kOut);
+    }
+    return rows;
+  }
+
+ private:
+  CpuBackend backend_;
+  DType format_;
+  int64_t n_in_;
+  std::vector<std::byte> weights_;
+  std::vector<float> norm_;
+  std::vector<float> x_;
+};
+
+// A row's bits are those that it has in a pair of rows, but for one row that is left over beyond
+// whole registers: it has the bits of a row alone.
+TEST(CpuBackendTest, RowsOfProductsKeepTheirBitsBesideAnyNumberOfOthers) {
+  for (const std::string& isa : CpuIsas()) {
+    const int in_registers = isa == "avx512" || isa == "neon" ? 4 : 2;
+    for (DType format : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
+      for (int64_t n_in : {32, 416, 100}) {
+        if (format == DType::kQ8_0 && n_in % kQ8Block != 0) continue;
+        Products products(isa, format, n_in);
+        for (int n = 1; n <= Products::kMostRows; ++n) {
+          const auto rows = products.Run(0, n);
+          for (int r = 0; r < n; ++r) {
+            const bool left_over = r == n - 1 && n % in_registers == 1;
+            const int first = left_over ? r : std::max(0, r - 1);
+            const auto few = products.Run(first, left_over ? 1 : 2);
+            EXPECT_EQ(rows[static_cast<size_t>(r)], few[static_cast<size_t>(r - first)])
+                << isa << ", " << DTypeName(format) << ", " << n_in << " values, row " << r
+                << " of " << n;
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -345,6 +345,8 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
   VF scale[kTogether][4];  // kQ8_0: of each token; kQ4_0: the first is of all four, as transposed
   size_t at = 0;
   do {
+    // The rows again from memory: kept for all turns they would take more registers than there are.
+    asm("" : "+r"(row));
     VF v[kTogether][4];
     for (size_t u = 0; u < kTogether; ++u) {
       if constexpr (K::kQ4) {
@@ -605,8 +607,17 @@ Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
   return pace;
 }
 
+// Pieces begin at multiples of 16 tokens.
+TokenWalker WalkerOf(const AttendArgs& a, const AttendAxis& axis, const AttendItem& item) {
+  const AttendGroup& group = *item.group;
+  const auto bound = [&](int64_t piece) {
+    return piece == group.pieces ? axis.total : axis.total * piece / group.pieces / 16 * 16;
+  };
+  return {a, group, axis, item, bound(item.piece), bound(item.piece + 1)};
+}
+
 template <DType kType>
-void PieceOf(const AttendJob& job, const AttendItem& item) {
+void PieceOf(const AttendJob& job, const AttendItem& item, const AttendItem* after) {
   const AttendArgs& a = *job.args;
   const AttendGroup& group = *item.group;
   const int32_t heads_per_kv = a.n_heads / a.kv.n_kv_heads;
@@ -621,11 +632,7 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
   const AttendAxis axis = MakeAttendAxis(a, group, a.KvHead(item.first));
   const bool tail = static_cast<size_t>(a.kv.dk) % Keys<kType>::kValues != 0;
   const Ahead pace = PaceOf(a, item, group.n_rows);
-  // Pieces begin at multiples of 16 tokens.
-  const auto bound = [&](int64_t piece) {
-    return piece == group.pieces ? axis.total : axis.total * piece / group.pieces / 16 * 16;
-  };
-  TokenWalker walker(a, group, axis, item, bound(item.piece), bound(item.piece + 1));
+  TokenWalker walker = WalkerOf(a, axis, item);
   Chunk chunks[2];
   bool more = walker.Next(chunks[0]);
   for (int turn = 0; more; turn ^= 1) {
@@ -633,6 +640,10 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
     Chunk& next = chunks[turn ^ 1];
     more = walker.Next(next);
     Ahead ahead = pace;
+    if (!more && after != nullptr) {  // no piece but a thread's first begins with cold rows
+      const AttendAxis other = MakeAttendAxis(a, *after->group, a.KvHead(after->first));
+      if (WalkerOf(a, other, *after).Next(next)) ahead = PaceOf(a, *after, group.n_rows);
+    }
     ahead.row = next.k;
     ahead.end = next.k + next.n;
     const PlanSegment& s = a.plan.segments[static_cast<size_t>(chunk.segment)];
@@ -694,18 +705,18 @@ void PieceOf(const AttendJob& job, const AttendItem& item) {
   }
 }
 
-void Piece(const AttendJob& job, const AttendItem& item) {
+void Piece(const AttendJob& job, const AttendItem& item, const AttendItem* after) {
   switch (job.args->kv.k.dtype) {
     case DType::kF32:
-      return PieceOf<DType::kF32>(job, item);
+      return PieceOf<DType::kF32>(job, item, after);
     case DType::kF16:
-      return PieceOf<DType::kF16>(job, item);
+      return PieceOf<DType::kF16>(job, item, after);
     case DType::kBF16:
-      return PieceOf<DType::kBF16>(job, item);
+      return PieceOf<DType::kBF16>(job, item, after);
     case DType::kQ8_0:
-      return PieceOf<DType::kQ8_0>(job, item);
+      return PieceOf<DType::kQ8_0>(job, item, after);
     case DType::kQ4_0:
-      return PieceOf<DType::kQ4_0>(job, item);
+      return PieceOf<DType::kQ4_0>(job, item, after);
   }
 }
 

@@ -59,7 +59,9 @@ struct AttendKernels {
   // One head's query, in the order that `piece` reads for a K of `dtype`: kPackedQuery * padded
   // floats, where padded >= dk is a multiple of kPackMultiple.
   void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
-  void (*piece)(const AttendJob& job, const AttendItem& item);
+  // Computes `item`, and fetches the first tokens of `after`, which the thread is likely to compute
+  // next (null: none), while it works on the last ones.
+  void (*piece)(const AttendJob& job, const AttendItem& item, const AttendItem* after);
   // o and lse of heads [begin, end) of row `row` of the group.
   void (*merge)(const AttendJob& job, const AttendGroup& group, int32_t row, int32_t begin,
                 int32_t end);

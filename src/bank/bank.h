@@ -40,6 +40,29 @@ struct SequenceImage {
   bool operator==(const SequenceImage&) const = default;
 };
 
+// Rows of a sequence on their way to the bank, piece by piece, in the order of Bank::Export. Its
+// calls are those of the thread that drives the backend, between two steps.
+class IncomingRows {
+ public:
+  size_t left() const { return left_; }  // bytes that are still to come
+  // Takes the next ones, which the caller may reuse on return. REQUIRES at most left() of them.
+  void Take(std::span<const std::byte> bytes);
+
+ private:
+  friend class Bank;
+  struct Run {
+    std::byte* to = nullptr;
+    size_t bytes = 0;
+  };
+  explicit IncomingRows(Backend& backend) : backend_(&backend) {}
+
+  Backend* backend_;
+  std::vector<Run> runs_;  // in their order; those side by side in one stream are one
+  size_t next_ = 0;        // the run that the next byte goes to
+  size_t at_ = 0;          // and where in it
+  size_t left_ = 0;
+};
+
 // Unless a bank of this shape can have the sequence: kInvalidArgument where its layers keep other
 // streams, else kCorrupt or kResourceExhausted, without a name before the sentence.
 Status CheckImage(const BankConfig& config, const SequenceImage& image);
@@ -137,6 +160,10 @@ class Bank {
   // leave it to be freed. REQUIRES CheckImage.
   Status Import(int32_t seq, const SequenceImage& image, const StateStreams& states, size_t bytes,
                 const std::function<Status(void* to, size_t bytes)>& read);
+  // The same for rows that come while steps of other sequences run: makes room for them. `seq` has
+  // its length at once; nothing but Free may use it until all its rows are there.
+  Result<IncomingRows> BeginImport(int32_t seq, const SequenceImage& image,
+                                   const StateStreams& states, size_t bytes);
 
   // Writes made-up K/V, reproducible, to every token of `seq`, and made-up f32 to all its states:
   // for benchmarks and tests, which need a context without the time to compute one.
@@ -306,8 +333,8 @@ class Bank {
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
   // Blocks that `seq` has in some tables.
   static size_t BlocksOf(std::span<const Table> tables, int32_t seq);
-  // Calls visit(data, bytes) for the rows of `seq` in each block of each stream, then of each of
-  // `states`.
+  // Calls visit(stream, data, bytes) for the rows of `seq` in each block of each stream, then of
+  // each of `states`, which have numbers behind those of the streams.
   template <typename Visit>
   void ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const;
   // Calls visit(stream) for each open stream of states, or for each of those in the blocks that a

@@ -9,6 +9,8 @@
 namespace omnikv {
 namespace {
 
+constexpr size_t kPiece = size_t{1} << 20;  // bytes that Import reads at once
+
 // Rows that a table has of a sequence.
 int64_t RowsOf(const SequenceImage::Table& table, int64_t length) {
   const int64_t rows = length - table.gone;
@@ -91,14 +93,16 @@ void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) 
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& s = streams_[stream];
     blocks(TablesOf(s), s.layer, [&](int32_t block, int64_t rows) {
-      visit(Home(stream) + static_cast<size_t>(block) * BlockBytes(s),
+      visit(stream, Home(stream) + static_cast<size_t>(block) * BlockBytes(s),
             static_cast<size_t>(rows) * s.row_bytes);
     });
   }
-  for (const auto& s : states) {
+  for (size_t state = 0; state < states.size(); ++state) {
+    const auto& s = states[state];
     blocks(Sharing(TableNumber(s->spec.layer)), s->spec.layer, [&](int32_t block, int64_t rows) {
       const int64_t units = (rows + s->spec.unit - 1) / s->spec.unit;
-      visit(s->Block(block), static_cast<size_t>(units * s->view.row_bytes));
+      visit(streams_.size() + state, s->Block(block),
+            static_cast<size_t>(units * s->view.row_bytes));
     });
   }
 }
@@ -126,15 +130,30 @@ SequenceImage Bank::Image(int32_t seq) const {
 void Bank::Export(int32_t seq, const StateStreams& states,
                   const std::function<void(const void*, size_t)>& write) const {
   std::vector<std::byte> piece;
-  ForRows(seq, states, [&](const std::byte* data, size_t bytes) {
+  ForRows(seq, states, [&](size_t, const std::byte* data, size_t bytes) {
     piece.resize(bytes);
     backend_.Download(piece.data(), data, bytes);
     write(piece.data(), bytes);
   });
 }
 
-Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams& states,
-                    size_t bytes, const std::function<Status(void*, size_t)>& read) {
+void IncomingRows::Take(std::span<const std::byte> bytes) {
+  OKV_CHECK(bytes.size() <= left_, "{} bytes, but {} are to come", bytes.size(), left_);
+  left_ -= bytes.size();
+  while (!bytes.empty()) {
+    const Run& run = runs_[next_];
+    const size_t n = std::min(bytes.size(), run.bytes - at_);
+    backend_->Upload(run.to + at_, bytes.data(), n);
+    bytes = bytes.subspan(n);
+    at_ += n;
+    if (at_ < run.bytes) continue;
+    ++next_;
+    at_ = 0;
+  }
+}
+
+Result<IncomingRows> Bank::BeginImport(int32_t seq, const SequenceImage& image,
+                                       const StateStreams& states, size_t bytes) {
   OKV_CHECK(Length(seq) == 0 && image.tables.size() == tables_.size());
   for (size_t i = 0; i < tables_.size(); ++i) {
     const SequenceImage::Table& from = image.tables[i];
@@ -155,20 +174,33 @@ Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams&
   }
   lengths_[static_cast<size_t>(seq)] = image.length;
   std::copy(image.fewer.begin(), image.fewer.end(), &fewer_[FewerIndex(seq, 0)]);
-  size_t expected = 0;
-  ForRows(seq, states, [&](const std::byte*, size_t n) { expected += n; });
-  if (expected != bytes) {
-    return Corrupt(fmt::format("its K/V take {} bytes, expected {}", bytes, expected));
-  }
-  std::vector<std::byte> piece;
-  Status status;
-  ForRows(seq, states, [&](std::byte* to, size_t n) {
-    if (!status.ok()) return;
-    piece.resize(n);
-    status = read(piece.data(), n);
-    if (status.ok()) backend_.Upload(to, piece.data(), n);
+  IncomingRows rows(backend_);
+  size_t last = streams_.size() + states.size();
+  ForRows(seq, states, [&](size_t stream, std::byte* to, size_t n) {
+    if (n == 0) return;
+    // Memory of two streams is not one copy's, even side by side.
+    const bool goes_on = stream == last && rows.runs_.back().to + rows.runs_.back().bytes == to;
+    if (goes_on) rows.runs_.back().bytes += n;
+    if (!goes_on) rows.runs_.push_back({to, n});
+    rows.left_ += n;
+    last = stream;
   });
-  return status;
+  if (rows.left() != bytes) {
+    return Corrupt(fmt::format("its K/V take {} bytes, expected {}", bytes, rows.left()));
+  }
+  return rows;
+}
+
+Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams& states,
+                    size_t bytes, const std::function<Status(void*, size_t)>& read) {
+  OKV_ASSIGN_OR_RETURN(IncomingRows rows, BeginImport(seq, image, states, bytes));
+  std::vector<std::byte> piece(std::min(bytes, kPiece));
+  while (rows.left() > 0) {
+    const size_t n = std::min(rows.left(), piece.size());
+    OKV_RETURN_IF_ERROR(read(piece.data(), n));
+    rows.Take({piece.data(), n});
+  }
+  return {};
 }
 
 }  // namespace omnikv

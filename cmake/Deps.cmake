@@ -10,6 +10,9 @@ pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(EDIT REQUIRED IMPORTED_TARGET libedit)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # of which the header is used alone
+# Of a few kilobytes, so that no machine needs it besides: the static library where there is one.
+find_path(URING_INCLUDE_DIR liburing.h REQUIRED)
+find_library(URING_LIBRARY NAMES liburing.a uring REQUIRED)
 if(OMNIKV_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)

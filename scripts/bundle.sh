@@ -94,8 +94,8 @@ libraries_of "${programs[@]/#/$build/}" |
     cp -L "$library" "$top/lib/"
     licence_of "$library"
   done
-# What is linked statically or included: tests, command line, JSON, CUDA's runtime.
-for header in gtest/gtest.h CLI/CLI.hpp nlohmann/json.hpp boost/version.hpp; do
+# What is linked statically or included: tests, command line, JSON, io_uring, CUDA's runtime.
+for header in gtest/gtest.h CLI/CLI.hpp nlohmann/json.hpp boost/version.hpp liburing.h; do
   [ -e "/usr/include/$header" ] && licence_of "/usr/include/$header"
 done
 for licence in "$build"/flashinfer-*/*.dist-info/licenses/LICENSE; do  # NOTICE: what it builds on

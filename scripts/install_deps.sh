@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(g++ cmake make ninja-build pkg-config
   libfmt-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libhwy-dev libpcre2-dev libutf8proc-dev libedit-dev
-  libxxhash-dev libopenblas-pthread-dev libdnnl-dev libssl-dev)
+  libxxhash-dev liburing-dev libopenblas-pthread-dev libdnnl-dev libssl-dev)
 # Debian 12's libboost-dev is 1.74, which is too old; later systems have 1.81 or newer under that name.
 if grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then packages+=(libboost1.81-dev); else packages+=(libboost-dev); fi
 [ "${1:-}" = tests ] && packages+=(libgtest-dev libgmock-dev python3 python3-dev python3-venv)

@@ -55,7 +55,7 @@ licences=$work/prefix/share/doc/omnikv/licenses
 mkdir -p "$licences"
 ldd "$work/prefix/bin/omnikv" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' |
   { grep -vE '/(libc|libm|libmvec|libstdc\+\+|libgcc_s)\.so' || true; } |
-  cat - <(printf '/usr/include/%s\n' CLI/CLI.hpp nlohmann/json.hpp xxhash.h boost/version.hpp) |
+  cat - <(printf '/usr/include/%s\n' CLI/CLI.hpp nlohmann/json.hpp xxhash.h boost/version.hpp liburing.h) |
   while read -r file; do
     path=$(realpath -q "$file") || continue  # dpkg may know it without the /usr before /lib
     package=$({ dpkg-query -S "$path" || dpkg-query -S "${path#/usr}"; } 2>/dev/null | head -1 | cut -d: -f1)

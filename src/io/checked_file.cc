@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "base/printable.h"
+#include "io/checked_header.h"
 #include "io/checksum.h"
 
 namespace omnikv {
@@ -23,17 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Little-endian, as the machines are that this is built for.
-static_assert(std::endian::native == std::endian::little);
-struct Header {
-  char magic[8];
-  uint32_t version;
-  uint32_t text_bytes;
-  uint64_t data_bytes;
-  uint64_t checksum;  // XXH3 of the text, the bytes, and what stands above
-};
-static_assert(sizeof(Header) == 32);
-constexpr size_t kSummedHeader = offsetof(Header, checksum);
 constexpr size_t kPiece = size_t{4} << 20;  // bytes that are read at once
 
 }  // namespace
@@ -44,7 +33,7 @@ struct CheckedFileWriter::State {
   std::string beside;
   int fd = -1;
   int error = 0;  // errno of the first failure
-  Header header = {};
+  CheckedHeader header = {};
   Checksum sum;
 
   ~State() {
@@ -93,7 +82,7 @@ Result<std::unique_ptr<CheckedFileWriter>> CheckedFileWriter::Create(const std::
   std::memcpy(state->header.magic, kind.magic, sizeof(state->header.magic));
   state->header.version = kind.version;
   state->header.text_bytes = static_cast<uint32_t>(text.size());
-  state->Put(&state->header, sizeof(Header));  // the place for it
+  state->Put(&state->header, sizeof(CheckedHeader));  // the place for it
   state->Put(text.data(), text.size());
   state->sum.Add(text.data(), text.size());
   return std::unique_ptr<CheckedFileWriter>(new CheckedFileWriter(std::move(state)));
@@ -107,10 +96,10 @@ void CheckedFileWriter::Write(const void* data, size_t bytes) {
 
 Status CheckedFileWriter::Commit() {
   State& s = *state_;
-  s.sum.Add(&s.header, kSummedHeader);
+  s.sum.Add(&s.header, CheckedHeader::kSummed);
   s.header.checksum = s.sum.Value();
   if (s.error == 0 && ::lseek(s.fd, 0, SEEK_SET) != 0) s.error = errno;
-  s.Put(&s.header, sizeof(Header));
+  s.Put(&s.header, sizeof(CheckedHeader));
   // Before the name: a power cut leaves the old file or the new one.
   if (s.error == 0 && ::fsync(s.fd) != 0) s.error = errno;
   if (s.error == 0 && ::rename(s.beside.c_str(), s.target.c_str()) != 0) s.error = errno;
@@ -121,6 +110,33 @@ Status CheckedFileWriter::Commit() {
   return {};
 }
 
+Status CheckHeader(const std::string& path, size_t size, FileKind kind,
+                   const CheckedHeader& header) {
+  const auto corrupt = [&](const std::string& why) {
+    return Corrupt(fmt::format("{}: {}", path, why));
+  };
+  if (size < sizeof(header.magic) ||
+      std::memcmp(header.magic, kind.magic, sizeof(header.magic)) != 0) {
+    return corrupt(fmt::format("is not {}", kind.name));
+  }
+  if (size < sizeof(header)) return corrupt("ends inside its header");
+  if (header.version != kind.version) {
+    return Unsupported(fmt::format("{}: is {} of version {}, expected {}", path, kind.name,
+                                   header.version, kind.version));
+  }
+  const size_t behind = size - sizeof(header);
+  if (header.text_bytes > CheckedFile::kMaxText || header.text_bytes > behind ||
+      header.data_bytes != behind - header.text_bytes) {
+    return corrupt(fmt::format("has {} bytes, but its header tells of {} and {} behind it", size,
+                               header.text_bytes, header.data_bytes));
+  }
+  return {};
+}
+
+Status Damaged(const std::string& path) {
+  return Corrupt(fmt::format("{}: is damaged: its checksum is not that of what it holds", path));
+}
+
 Result<CheckedFile> CheckedFile::Open(InputFile file, FileKind kind) {
   OKV_ASSIGN_OR_RETURN(CheckedFile checked, Peek(std::move(file), kind));
   OKV_RETURN_IF_ERROR(checked.CheckSum());
@@ -128,33 +144,16 @@ Result<CheckedFile> CheckedFile::Open(InputFile file, FileKind kind) {
 }
 
 Result<CheckedFile> CheckedFile::Peek(InputFile file, FileKind kind) {
-  const auto corrupt = [&](const std::string& why) {
-    return Corrupt(fmt::format("{}: {}", file.path(), why));
-  };
-  Header header;
+  CheckedHeader header;
   const size_t there = std::min(file.size(), sizeof(header));
   OKV_RETURN_IF_ERROR(file.Read(0, there, &header));
-  if (there < sizeof(header.magic) ||
-      std::memcmp(header.magic, kind.magic, sizeof(header.magic)) != 0) {
-    return corrupt(fmt::format("is not {}", kind.name));
-  }
-  if (there < sizeof(header)) return corrupt("ends inside its header");
-  if (header.version != kind.version) {
-    return Unsupported(fmt::format("{}: is {} of version {}, expected {}", file.path(), kind.name,
-                                   header.version, kind.version));
-  }
-  const size_t behind = file.size() - sizeof(header);
-  if (header.text_bytes > kMaxText || header.text_bytes > behind ||
-      header.data_bytes != behind - header.text_bytes) {
-    return corrupt(fmt::format("has {} bytes, but its header tells of {} and {} behind it",
-                               file.size(), header.text_bytes, header.data_bytes));
-  }
+  OKV_RETURN_IF_ERROR(CheckHeader(file.path(), file.size(), kind, header));
   CheckedFile checked;
   checked.text_.resize(header.text_bytes);
   OKV_RETURN_IF_ERROR(file.Read(sizeof(header), header.text_bytes, checked.text_.data()));
   checked.begin_ = sizeof(header) + header.text_bytes;
   checked.size_ = header.data_bytes;
-  checked.summed_.assign(reinterpret_cast<const char*>(&header), kSummedHeader);
+  checked.summed_.assign(reinterpret_cast<const char*>(&header), CheckedHeader::kSummed);
   checked.checksum_ = header.checksum;
   checked.file_ = std::move(file);
   return checked;
@@ -171,7 +170,7 @@ Status CheckedFile::CheckSum() const {
   }
   sum.Add(summed_.data(), summed_.size());
   if (sum.Value() == checksum_) return {};
-  return Corrupt(fmt::format("{}: is damaged: its checksum is not that of what it holds", path()));
+  return Damaged(path());
 }
 
 }  // namespace omnikv

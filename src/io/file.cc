@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/printable.h"
+#include "io/open_file.h"
 
 namespace omnikv {
 namespace {
@@ -52,9 +53,21 @@ InputFile InputFile::FromMemory(std::string name, const std::byte* data, size_t 
   return file;
 }
 
-Result<InputFile> InputFile::Open(const std::string& path) {
-  InputFile file;
-  file.path_ = path;
+OpenedFile::~OpenedFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+OpenedFile::OpenedFile(OpenedFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
+
+OpenedFile& OpenedFile::operator=(OpenedFile&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Result<OpenedFile> OpenedFile::Open(const std::string& path) {
+  OpenedFile file;
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file.fd_ < 0) {
@@ -77,8 +90,17 @@ Result<InputFile> InputFile::Open(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return InvalidArgument(fmt::format("{}: is a device or a pipe, expected a file", path));
   }
-  if (info.st_size == 0) return Corrupt(fmt::format("{}: is empty (0 bytes)", path));
   file.size_ = static_cast<size_t>(info.st_size);
+  return file;
+}
+
+Result<InputFile> InputFile::Open(const std::string& path) {
+  OKV_ASSIGN_OR_RETURN(OpenedFile opened, OpenedFile::Open(path));
+  if (opened.size() == 0) return Corrupt(fmt::format("{}: is empty (0 bytes)", path));
+  InputFile file;
+  file.path_ = path;
+  file.size_ = opened.size();
+  file.fd_ = opened.Release();
 
   char start[kLfsPointer.size()];
   const size_t n = std::min(sizeof(start), file.size_);

@@ -319,38 +319,34 @@ void ContextStore::Forget(const std::string& path) {
   });
 }
 
-Result<int32_t> ContextStore::Load(const std::string& path) {
-  OKV_ASSIGN_OR_RETURN(const int32_t seq, core_.bank->NewSequence());
-  const Status loaded = [&]() -> Status {
-    OKV_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
-    OKV_ASSIGN_OR_RETURN(const CheckedFile file, CheckedFile::Open(std::move(input), kStoredFile));
-    OKV_ASSIGN_OR_RETURN(const SavedContext saved, ParseSavedContext(file.text()));
-    OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
-    size_t at = static_cast<size_t>(saved.image.length) * sizeof(int32_t);
-    if (at > file.size()) return Corrupt("ends inside its tokens");
-    return core_.bank->Import(seq, saved.image, {}, file.size() - at, [&](void* to, size_t bytes) {
-      const Status status = file.Read(at, bytes, to);
-      at += bytes;
-      return status;
-    });
-  }();
-  if (loaded.ok()) {
+std::unique_ptr<ContextReading> ContextStore::Read(const std::string& path,
+                                                   std::function<void()> ready) {
+  return std::make_unique<ContextReading>(core_, path, kStoredFile, options_.reading,
+                                          std::move(ready));
+}
+
+void ContextStore::Ended(const ContextReading& reading, const Status& status) {
+  const std::string& path = reading.path();
+  if (status.ok()) {
+    LogVerbose("{}: {} read by {}", path, HumanBytes(reading.bytes()), reading.how());
     std::error_code error;
     fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // it is used now
     const std::lock_guard lock(mutex_);
     ++stats_.read;
-    return seq;
+    if (reading.direct()) ++stats_.read_direct;
+    stats_.read_bytes += reading.bytes();
+    return;
   }
-  core_.bank->Free(seq);
-  if (loaded.code() == StatusCode::kResourceExhausted) return loaded;
+  if (status.code() == StatusCode::kResourceExhausted || status.code() == StatusCode::kCancelled) {
+    return;
+  }
   Forget(path);
-  if (loaded.code() == StatusCode::kCorrupt) {
-    LogInfo("{}: it is deleted", loaded.message());
+  if (status.code() == StatusCode::kCorrupt) {
+    LogInfo("{}: it is deleted", status.message());
     RemoveFile(path);
     const std::lock_guard lock(mutex_);
     ++stats_.failed;
   }
-  return loaded;
 }
 
 void ContextStore::Flush() {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/context_reading.h"
 #include "engine/kept_contexts.h"
 #include "io/checked_file.h"
 
@@ -24,6 +25,7 @@ struct ContextStoreOptions {
   uint64_t bytes = 0;                      // that its files take at most
   int64_t least_tokens = 256;              // of a context that is worth a file
   uint64_t queue_bytes = size_t{2} << 30;  // that wait to be written; more are not stored
+  DiskReaderOptions reading = {};          // of one file
 };
 
 // The rows of a context as a store has them.
@@ -45,7 +47,9 @@ struct ContextStoreStats {
   int64_t contexts = 0;
   uint64_t bytes = 0;
   int64_t written = 0, read = 0, dropped = 0;  // since the start
-  int64_t failed = 0;                          // files that were damaged, or could not be written
+  int64_t read_direct = 0;                     // of those read, past the page cache
+  uint64_t read_bytes = 0;
+  int64_t failed = 0;  // files that were damaged, or could not be written
 };
 
 // A file each, which is there whole or not at all; a damaged or torn one is deleted when it is
@@ -54,7 +58,7 @@ struct ContextStoreStats {
 // deleted. Several processes may have one folder: what one deletes, the others miss, and what one
 // pins is pinned for all, as an empty file beside it says so.
 //
-// The engine's thread calls Put, Store, Load and Flush; a thread of the store writes.
+// The engine's thread calls Put, Store, Read, Ended and Flush; threads of the store write and read.
 class ContextStore {
  public:
   // kInvalidArgument where the folder cannot be made or read.
@@ -85,10 +89,12 @@ class ContextStore {
   // kNotFound where there is none of that id; kFailed where the folder cannot be written.
   Status Pin(std::string_view id, bool pinned);
   Status Delete(std::string_view id);
-  // Makes a new sequence of the bank of the file at `path`: its number. What keeps it from that is
-  // not there for later requests: a file that is gone or damaged. kResourceExhausted where there is
-  // no room in the bank.
-  Result<int32_t> Load(const std::string& path);
+  // Begins to read a file, of which the bank gets a new sequence. Ended comes behind it.
+  std::unique_ptr<ContextReading> Read(const std::string& path, std::function<void()> ready);
+  // What a reading came to, before its sequence is taken. What keeps a file from being read is not
+  // there for later requests: it is gone, or is damaged and is deleted. But where the bank had no
+  // room (kResourceExhausted), or nobody wanted it any more (kCancelled), it stays.
+  void Ended(const ContextReading& reading, const Status& status);
 
   // Once all that waits is written.
   void Flush();

@@ -16,8 +16,14 @@ namespace {
 constexpr int64_t kLeastKept = 64;
 // A request waits for the rows of a prompt that is being read if it can have so many more of them.
 constexpr int64_t kWorthWaiting = 64;
-// What the store has is read where it has so many more of a prompt than is there.
-constexpr int64_t kWorthReading = 256;
+
+Status Stopping() {
+  return ResourceExhausted("no more requests are taken: the engine is stopping");
+}
+
+Status Cancelled() {
+  return {StatusCode::kCancelled, "the request was cancelled"};
+}
 
 }  // namespace
 
@@ -44,6 +50,8 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(EngineCore& core,
 Scheduler::~Scheduler() {
   TakeIncoming();
   EndAhead();
+  if (bringing_) EndBringing(Stopping());
+  for (const Load& load : loads_) load.done(Stopping());
   for (Sequence& s : running_) End(s, {}, FinishReason::kCancelled);
   for (Sequence& s : swapped_) End(s, {}, FinishReason::kCancelled);
   for (const Waiting& w : waiting_) {
@@ -110,6 +118,7 @@ bool Scheduler::Turn() {
   TakeIncoming();
   EndCancelled();
   RunCalls();
+  TakeFromStore();
   Admit();
   KeepPromises();
   if (!running_.empty()) {
@@ -126,6 +135,7 @@ bool Scheduler::Turn() {
     }
   }
   RemoveEnded();
+  if (running_.empty() && bringing_) AwaitStore();
   Holdings holdings = HoldingsOf(core_);
   const std::lock_guard lock(mutex_);
   stats_.running = static_cast<int64_t>(running_.size());
@@ -138,7 +148,8 @@ bool Scheduler::Turn() {
   stats_.holdings = std::move(holdings);
   stats_.blocks_total = core_.bank->TotalBlocks(0);
   stats_.blocks_used = stats_.blocks_total - core_.bank->FreeBlocks(0);
-  return !running_.empty() || !swapped_.empty() || !waiting_.empty() || !incoming_.empty();
+  return !running_.empty() || !swapped_.empty() || !waiting_.empty() || !incoming_.empty() ||
+         bringing_ || !loads_.empty();
 }
 
 void Scheduler::TakeIncoming() {
@@ -149,7 +160,7 @@ void Scheduler::TakeIncoming() {
   }
   for (Waiting& w : taken) {
     if (w.late) {
-      Refuse(w, ResourceExhausted("no more requests are taken: the engine is stopping"));
+      Refuse(w, Stopping());
     } else if (static_cast<int32_t>(waiting_.size()) >= options_.max_waiting) {
       Refuse(w, ResourceExhausted(fmt::format("{} requests are waiting, expected at most {}",
                                               waiting_.size(), options_.max_waiting)));
@@ -212,6 +223,7 @@ void Scheduler::EndCancelled() {
   std::erase_if(waiting_, [&](const Waiting& w) {
     if (!over(w.id, w.request)) return false;
     w.request.on_end(RequestEnd{.reason = FinishReason::kCancelled});
+    if (IsBroughtFor(w.id)) EndBringing(Cancelled());
     const std::lock_guard lock(mutex_);
     ++stats_.cancelled;
     return true;
@@ -222,8 +234,14 @@ void Scheduler::Admit() {
   for (size_t i = 0; i < waiting_.size() || !swapped_.empty();) {
     const bool returns = !swapped_.empty() &&
                          (i == waiting_.size() || RankOf(swapped_.front()) < RankOf(waiting_[i]));
+    if (!returns && IsBroughtFor(waiting_[i].id)) {
+      ++i;
+      continue;
+    }
     const Rank rank = returns ? RankOf(swapped_.front()) : RankOf(waiting_[i]);
-    const bool full = static_cast<int32_t>(running_.size()) >= options_.seats;
+    // The one for which rows come from the store has its seat.
+    const int32_t taken = bringing_ && bringing_->request != 0 ? 1 : 0;
+    const bool full = static_cast<int32_t>(running_.size()) + taken >= options_.seats;
     if (full && !PreemptBelow(rank.priority)) return;
     switch (returns ? TryResume(swapped_.front()) : TryAdmit(waiting_[i])) {
       case Admission::kWaits:
@@ -268,26 +286,6 @@ Scheduler::Best Scheduler::BestRows(const Group& group, std::span<const int32_t>
   return best;
 }
 
-int64_t Scheduler::LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best) {
-  StoredContext stored;
-  int64_t most = best.tokens + kWorthReading - 1;
-  if (OneRotation(core_.config)) {
-    store_->ForEach([&](const StoredContext& c) {
-      const int64_t tokens = UsableTokens(core_, *to.rows, to.key, c.Rows(), prompt);
-      if (tokens <= most) return;
-      most = tokens;
-      stored = c;
-    });
-  }
-  if (stored.path.empty()) return 0;
-  const int64_t length = std::ssize(stored.tokens);
-  const BlockCounts blocks = MostBlocks(core_, to.rows->policy(), length, length);
-  const auto seq = Bring(stored, blocks, best.rows.seq);
-  if (!seq.ok()) return 0;
-  best = BestRows(to, prompt);
-  return best.rows.seq == *seq ? best.tokens : 0;
-}
-
 Result<int32_t> Scheduler::Join(Group& group, std::span<const int32_t> prompt, Best& best) {
   RowGroup& rows = *group.rows;
   while (true) {
@@ -306,7 +304,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
     return Admission::kRefused;
   };
   const auto wait_or_refuse = [&](const Status& status) {
-    const bool later = status.code() == StatusCode::kResourceExhausted && !running_.empty();
+    const bool later = status.code() == StatusCode::kResourceExhausted && OthersGoOn();
     return later ? Admission::kWaits : refuse(status);
   };
   auto found = groups_.Get(waiting.key, request.policy);
@@ -320,8 +318,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   Best best = BestRows(group, request.prompt);
   if (best.to_come >= best.tokens + kWorthWaiting) return Admission::kWaitsForRows;
-  const bool look = store_ != nullptr && !std::exchange(waiting.looked, true);
-  const int64_t stored = look ? LookInStore(group, request.prompt, best) : 0;
+  if (WaitsForStore(waiting, group, best)) return Admission::kWaitsForRows;
   const int64_t total = TotalTokens(request);
   const uint64_t swap_most =
       core_.bank->BytesOf(PromiseOf(rows.policy(), prompt, total).blocks, rows.AllStates());
@@ -351,6 +348,8 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   EndAhead();
   const auto member = Join(group, request.prompt, best);
   if (!member.ok()) return wait_or_refuse(member.status());
+  const auto brought = kept_.Find(waiting.brought);
+  const bool from_store = best.tokens > 0 && brought && brought->rows.seq == best.rows.seq;
   kept_.Touch(best.rows.seq);
   ++group.used;
   Sequence& s = running_.emplace_back(Sequence{.id = waiting.id,
@@ -372,7 +371,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
              .settings = rows.settings().ToString(),
              .prompt_tokens = prompt,
              .cached_tokens = best.tokens,
-             .stored_tokens = std::min(stored, best.tokens),
+             .stored_tokens = from_store ? best.tokens : 0,
              .queue_seconds = Seconds(waiting.arrived, s.admitted)};
   if (best.tokens > 0 && best.rows.group != rows.id()) {
     if (const Status made = stepper_.MakeStates(rows, s.member); !made.ok()) End(s, made);

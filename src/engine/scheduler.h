@@ -185,9 +185,10 @@ class Scheduler {
   // Writes a kept one to the store; `done` as ContextStore::Store has it. kInvalidArgument without
   // a store.
   void SaveContext(const std::string& id, const ContextStore::Done& done);
-  // Brings one of the store into memory, where others that are not pinned make room: the id that it
-  // has there.
-  Result<std::string> LoadContext(const std::string& id);
+  // Brings one of the store into memory, where others that are not pinned make room. Calls `done`
+  // on the thread of Turn once it is there, with the id that it has there, or with what keeps it
+  // from that; where nothing is to be read, in this call.
+  void LoadContext(const std::string& id, ContextStore::Done done);
   // A pinned one makes room for no other. kInvalidArgument: as many as EngineOptions::kept_contexts
   // are pinned in memory.
   Status PinContext(const std::string& id, bool pinned);
@@ -214,6 +215,7 @@ class Scheduler {
     Clock::time_point arrived;
     bool late = false;     // it came after Stop
     bool looked = false;   // in the store
+    Id brought = 0;        // id of the kept context that came from there for it
     std::string key = {};  // of its group
   };
   // A request that was admitted.
@@ -315,12 +317,39 @@ class Scheduler {
     int64_t to_come = 0;
   };
   Best BestRows(const Group& group, std::span<const int32_t> prompt) const;
-  // Brings from the store what has more of the prompt than `best`, if there is room: tokens that
-  // `best` has of it then.
-  int64_t LookInStore(const Group& to, std::span<const int32_t> prompt, Best& best);
-  // Makes room for a context of the store, of which sequence `but` is no part, and keeps it: its
-  // sequence.
-  Result<int32_t> Bring(const StoredContext& stored, const BlockCounts& blocks, int32_t but);
+  // --- What comes from the store while the steps of others go on (scheduler_store.cc).
+  // One context of it at a time.
+  struct Bringing {
+    StoredContext stored;
+    std::unique_ptr<ContextReading> file;
+    BlockCounts own;               // of the context, which the bank has once it is placed
+    BlockCounts most;              // that its request is promised besides
+    Id request = 0;                // 0: LoadContext
+    Group* group = nullptr;        // of the request: it stays open
+    ContextStore::Done done = {};  // of LoadContext
+  };
+  struct Load {
+    StoredContext stored;
+    ContextStore::Done done;
+  };
+  // The context of the store that has most of the prompt, if that is more than `best` has.
+  std::optional<StoredContext> LookInStore(const Group& to, std::span<const int32_t> prompt,
+                                           const Best& best) const;
+  // Whether a request waits for what the store has: it is on its way, or another one is. Begins to
+  // bring it, where there is room for it and for the request.
+  bool WaitsForStore(Waiting& waiting, Group& group, const Best& best);
+  // Begins to bring a context, where kept ones but sequence `but` make room.
+  Status Bring(Bringing bringing, int32_t but);
+  // Moves what has come to the bank; keeps a context that is all there.
+  void TakeFromStore();
+  void EndBringing(const Status& status);
+  void BeginLoads();
+  // Until something has come from the store, or there is something else to do.
+  void AwaitStore();
+  bool IsBroughtFor(Id request) const { return bringing_ && bringing_->request == request; }
+  // Whether there is anything that will free memory.
+  bool OthersGoOn() const { return !running_.empty() || bringing_; }
+  static std::string MemoryId(Id id);  // of a context in memory
   Status NoContext(const std::string& id) const;
   SharedRows RowsOf(const Sequence& s) const;
   // A member with the rows of `best`, or with fewer where these have to go.
@@ -379,6 +408,8 @@ class Scheduler {
   Sequences ahead_rows_;
   int64_t ahead_read_ = 0;  // steps, since these rows run ahead
   Clock::time_point ahead_read_at_ = {};
+  std::optional<Bringing> bringing_;
+  std::list<Load> loads_;          // that are next
   std::vector<uint32_t> allowed_;  // of TokenFilter
   std::vector<float> filtered_;    // logits
 
@@ -387,6 +418,7 @@ class Scheduler {
   std::vector<Waiting> incoming_;
   std::vector<Id> cancels_;
   std::vector<std::function<void()>> calls_;
+  bool has_come_ = false;  // something of bringing_, since it was looked for
   Id next_id_ = 1;
   bool stopped_ = false;
   bool drains_ = false;

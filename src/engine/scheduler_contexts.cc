@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::string_view kInMemory = "ctx-";
 
-std::string MemoryId(uint64_t number) {
-  return fmt::format("{}{}", kInMemory, number);
-}
-
 // The number of an id of one in memory; 0: it is none.
 uint64_t NumberOf(std::string_view id) {
   if (!id.starts_with(kInMemory)) return 0;
@@ -34,6 +30,10 @@ std::vector<int32_t> HeadOf(std::span<const int32_t> tokens) {
 }
 
 }  // namespace
+
+std::string Scheduler::MemoryId(Id id) {
+  return fmt::format("{}{}", kInMemory, id);
+}
 
 ListedContext ListedOf(const ContextStore& store, const StoredContext& context) {
   return {.id = context.id(),
@@ -97,52 +97,6 @@ void Scheduler::SaveContext(const std::string& id, const ContextStore::Done& don
                 kept->rows.dense_rows, std::string(kept->rows.made_by), done);
 }
 
-Result<int32_t> Scheduler::Bring(const StoredContext& stored, const BlockCounts& blocks,
-                                 int32_t but) {
-  while (!Fits(blocks, 0)) {
-    if (kept_.DropOldest(but)) continue;
-    return ResourceExhausted(
-        fmt::format("the {} tokens of context {} do not fit beside what is in "
-                    "use",
-                    stored.tokens.size(), stored.id()));
-  }
-  EndAhead();
-  auto seq = store_->Load(stored.path);
-  if (seq.status().code() == StatusCode::kResourceExhausted && kept_.DropOldest(but)) {
-    seq = store_->Load(stored.path);
-  }
-  if (!seq.ok()) return seq;
-  Id id = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    id = next_id_++;
-  }
-  kept_.Keep(*seq, stored.tokens, stored.dense_rows, stored.made_by, /*group=*/-1, id);
-  return seq;
-}
-
-Result<std::string> Scheduler::LoadContext(const std::string& id) {
-  if (kept_.Find(NumberOf(id))) return id;
-  const auto stored = store_ != nullptr ? store_->Find(id) : std::nullopt;
-  if (!stored) return NoContext(id);
-  for (const KeptContext& c : kept_.All()) {
-    if (!Covers(c.rows, stored->Rows())) continue;
-    kept_.Touch(c.rows.seq);
-    return MemoryId(c.id);
-  }
-  // A file has the rows of all tokens.
-  OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> full,
-                       PolicyFor({.name = "full"}, core_.config, core_.bank->config().max_tokens,
-                                 core_.plan.host_layers > 0));
-  const int64_t length = std::ssize(stored->tokens);
-  OKV_ASSIGN_OR_RETURN(const int32_t seq,
-                       Bring(*stored, MostBlocks(core_, *full, length, length), /*but=*/-1));
-  for (const KeptContext& c : kept_.All()) {
-    if (c.rows.seq == seq) return MemoryId(c.id);
-  }
-  return NoContext(id);
-}
-
 Status Scheduler::PinContext(const std::string& id, bool pinned) {
   const auto kept = kept_.Find(NumberOf(id));
   if (!kept) {
@@ -162,7 +116,12 @@ Status Scheduler::PinContext(const std::string& id, bool pinned) {
 Status Scheduler::DropContext(const std::string& id) {
   if (kept_.Drop(NumberOf(id))) return {};
   const bool stored = store_ != nullptr && store_->Find(id);
-  return stored ? store_->Delete(id) : NoContext(id);
+  if (!stored) return NoContext(id);
+  const Status deleted = store_->Delete(id);
+  if (bringing_ && bringing_->stored.id() == id) {
+    EndBringing(NotFound(fmt::format("context {} was deleted", Printable(id))));
+  }
+  return deleted;
 }
 
 }  // namespace omnikv

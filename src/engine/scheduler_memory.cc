@@ -38,6 +38,7 @@ bool Scheduler::Fits(const BlockCounts& most, int64_t shared, const Sequence* of
       const int64_t held = bank.HeldBlocks(s.group->rows->seq(s.member), table);
       free += &s == of ? held : -std::max<int64_t>(0, s.most[t] - held);
     }
+    if (bringing_) free -= bringing_->most[t] + (bringing_->file->placed() ? 0 : bringing_->own[t]);
     if (free < most[t] - (bank.config().tables[t].window == 0 ? there : 0)) return false;
   }
   return true;
@@ -88,7 +89,7 @@ Scheduler::Admission Scheduler::TryResume(Sequence& s) {
   const int32_t priority = s.request.priority;
   // Once nothing else has the memory, it does not come back if it cannot now.
   const auto wait_or_end = [&](const Status& status) {
-    if (status.code() == StatusCode::kResourceExhausted && !running_.empty()) {
+    if (status.code() == StatusCode::kResourceExhausted && OthersGoOn()) {
       return Admission::kWaits;
     }
     End(s, status);

@@ -90,7 +90,7 @@ void ContextRoutes::Change(const HttpRequest& request,
   scheduler.Call([routes = *this, id, action, drop, reply] {
     Scheduler& of = routes.scheduler;
     // From the engine's thread alone.
-    const auto show = [&routes, &reply](const std::string& shown) {
+    const auto show = [routes, reply](const std::string& shown) {
       for (const ListedContext& c : routes.scheduler.Contexts()) {
         if (c.id == shown) return SendJson(*reply, JsonOf(routes.core, c));
       }
@@ -107,8 +107,9 @@ void ContextRoutes::Change(const HttpRequest& request,
           });
     }
     if (action == "load") {
-      const auto loaded = of.LoadContext(id);
-      return loaded.ok() ? show(*loaded) : SendStatus(*reply, loaded.status());
+      return of.LoadContext(id, [show, reply](const Result<std::string>& loaded) {
+        loaded.ok() ? show(*loaded) : SendStatus(*reply, loaded.status());
+      });
     }
     const Status done = drop ? of.DropContext(id) : of.PinContext(id, action == "pin");
     if (!done.ok()) return SendStatus(*reply, done);

@@ -93,6 +93,11 @@ std::string Metrics::Text(const SchedulerStats& now, const std::optional<Context
         counts(stored->written));
     one("omnikv:store_read_total", "counter", "Contexts that were read from files.",
         counts(stored->read));
+    one("omnikv:store_read_direct_total", "counter",
+        "Contexts of those that were read past the page cache, by io_uring with O_DIRECT.",
+        counts(stored->read_direct));
+    one("omnikv:store_read_bytes_total", "counter", "Bytes of the files that were read.",
+        static_cast<double>(stored->read_bytes));
     one("omnikv:store_dropped_total", "counter", "Contexts whose files made room for others.",
         counts(stored->dropped));
     one("omnikv:store_failed_total", "counter",

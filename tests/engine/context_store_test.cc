@@ -89,6 +89,15 @@ class House {
     while (!done) std::this_thread::yield();
     return saved;
   }
+  // What loading it comes to.
+  Result<std::string> Load(const std::string& id) {
+    std::optional<Result<std::string>> loaded;
+    scheduler_->LoadContext(id, [&](const Result<std::string>& of) { loaded = of; });
+    while (scheduler_->Turn()) {
+    }
+    EXPECT_TRUE(loaded);
+    return *loaded;
+  }
   ContextStore& store() { return *store_; }
   Scheduler& scheduler() { return *scheduler_; }
 
@@ -386,15 +395,16 @@ TEST_F(ContextStoreTest, LoadsAndSavesWhatItIsAskedFor) {
   }
   House house(folder_);
   EXPECT_EQ(house.Id(ListedContext::Where::kStored), stored);
-  const auto loaded = house.scheduler().LoadContext(stored);
+  const auto loaded = house.Load(stored);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-  EXPECT_EQ(*house.scheduler().LoadContext(stored), *loaded);
+  EXPECT_EQ(*house.Load(stored), *loaded);
+  EXPECT_EQ(*house.Load(*loaded), *loaded);
   EXPECT_EQ(house.Kept(), 1);
   EXPECT_EQ(house.store().stats().read, 1);
   EXPECT_EQ(house.Ask(With(Numbers(100, 90), {9})).stats.cached_tokens, 100);
   ASSERT_TRUE(house.scheduler().DropContext(stored).ok());
   EXPECT_EQ(Files().size(), 0u);
-  EXPECT_EQ(house.scheduler().LoadContext(stored).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(house.Load(stored).status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(ContextStoreTest, NoFolder) {

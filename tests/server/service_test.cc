@@ -627,6 +627,10 @@ TEST_F(StoredContextsTest, AreCountedByMetrics) {
   EXPECT_THAT(said, line(by_source, 1, ",source=\"local_compute\""));
   EXPECT_THAT(said, line(by_source, prompt - 1, ",source=\"external_kv_transfer\""));
   EXPECT_THAT(said, line("omnikv:store_read_total", 1));
+  const ContextStoreStats stats = store_->stats();
+  EXPECT_THAT(said, line("omnikv:store_read_direct_total", stats.read_direct));
+  EXPECT_THAT(said, line("omnikv:store_read_bytes_total", stats.read_bytes));
+  EXPECT_EQ(stats.read_bytes, stats.bytes);
   EXPECT_THAT(said, line("omnikv:store_dropped_total", 0));
   EXPECT_THAT(said, line("omnikv:store_failed_total", 0));
 }

@@ -107,9 +107,9 @@ FAULTS = {
         "src/engine/scheduler.h", ".id = std::numeric_limits<Id>::max()", ".id = 0"),
     "the_waiting_wait_for_the_preempted": (
         "src/engine/scheduler.cc",
-        "status.code() == StatusCode::kResourceExhausted && !running_.empty();",
+        "status.code() == StatusCode::kResourceExhausted && OthersGoOn();",
         "status.code() == StatusCode::kResourceExhausted &&"
-        " (!running_.empty() || !swapped_.empty());"),
+        " (OthersGoOn() || !swapped_.empty());"),
     "newer_prompts_go_first": (
         "src/engine/scheduler_steps.cc", "s.turn < next->turn", "s.turn > next->turn"),
     "a_promise_is_not_kept": (
@@ -121,8 +121,28 @@ FAULTS = {
         "src/engine/context_store.cc", "if (Pinned(*c)) continue;", ""),
     "longer_contexts_replace_pinned_files": (
         "src/engine/context_store.cc", "if (Pinned(*one)) continue;", ""),
-    "a_stored_context_is_not_checked": (
+    "a_saved_context_is_not_checked": (
         "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
+    "a_stored_context_is_not_checked": (
+        "src/io/checked_reader.cc",
+        "if (sum_.Value() != header_.checksum) return Damaged(disk_->path());", ""),
+    "a_stored_context_is_kept_though_its_reading_failed": (
+        "src/engine/context_reading.cc", "if (end) OKV_RETURN_IF_ERROR(*end);", ""),
+    "a_reading_that_goes_keeps_its_sequence": (
+        "src/engine/context_reading.cc", "if (seq_ >= 0) core_.bank->Free(seq_);", ""),
+    "a_cancelled_reading_goes_on": (
+        "src/engine/scheduler.cc", "if (IsBroughtFor(w.id)) EndBringing(Cancelled());", ""),
+    "others_wait_for_the_store": (
+        "src/engine/scheduler.cc", "if (!running_.empty()) {", "if (!running_.empty() && !bringing_) {"),
+    "a_request_of_the_store_loses_its_seat": (
+        "src/engine/scheduler.cc", "bringing_ && bringing_->request != 0 ? 1 : 0;", "0;"),
+    "a_request_of_the_store_is_promised_nothing": (
+        "src/engine/scheduler_memory.cc", "if (bringing_) free -=", "if (false) free -="),
+    "rows_from_the_store_begin_where_a_run_began": (
+        "src/bank/bank_image.cc", "    ++next_;\n    at_ = 0;", "    ++next_;"),
+    "reads_of_a_ring_are_not_awaited": ("src/io/disk_reader.cc", "    if (ring_) Await(buffer);", ""),
+    "pieces_that_are_held_are_read_over": (
+        "src/io/disk_reader.cc", "  next_ += bytes;\n", "  next_ += bytes;\n  free_.push_back(buffer);\n"),
     "rows_ahead_are_not_fetched": (
         SETS, "Fetch(layer, bank_.View(layer), Lane::kIn, /*ahead=*/true);", ""),
     "rows_ahead_keep_what_is_there": (
@@ -635,7 +655,13 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    "requests_with_pictures_run_ahead", "steps_ahead_are_not_counted",
                    "hits_of_the_last_member_alone")},
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
-               "a_stored_context_is_not_checked": ("context_store_test", "*Damaged*"),
+               "a_saved_context_is_not_checked": ("context_test", "*SaveTest*/cpu"),
+               "src/engine/context_reading.cc": ("context_store_test", "StoreReading*"),
+               "src/io/disk_reader.cc": ("io_test", "*DiskReader*"),
+               **{name: ("context_store_test", "StoreReading*") for name in (
+                   "a_stored_context_is_not_checked", "a_cancelled_reading_goes_on",
+                   "others_wait_for_the_store", "a_request_of_the_store_loses_its_seat",
+                   "a_request_of_the_store_is_promised_nothing")},
                **{name: ("context_store_test", "*Pinned*") for name in (
                    "pinned_contexts_make_room", "pinned_files_make_room",
                    "longer_contexts_replace_pinned_files")},
@@ -646,6 +672,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/model/forward.cc": ("policy_test", "HeadsApart.*"),
                **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*")
                   for f in ("bank", "bank_config", "bank_image")},
+               "rows_from_the_store_begin_where_a_run_began": ("context_store_test", "StoreReading*"),
                "src/policy/kvzip/head_rows.cc": ("kvzip_test", "*KvzipTest*/cpu"),
                **{name: ("kvzip_test", "*LaterTurns*/cpu") for name in (
                    "kvzip_spares_the_first_tokens_of_every_turn",

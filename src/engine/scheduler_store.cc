@@ -22,16 +22,16 @@ constexpr std::chrono::milliseconds kLook{20};
 std::optional<StoredContext> Scheduler::LookInStore(const Group& to,
                                                     std::span<const int32_t> prompt,
                                                     const Best& best) const {
-  std::optional<StoredContext> stored;
+  if (!OneRotation(core_.config)) return {};
   int64_t most = best.tokens + kWorthReading - 1;
-  if (!OneRotation(core_.config)) return stored;
+  std::string id;
   store_->ForEach([&](const StoredContext& c) {
     const int64_t tokens = UsableTokens(core_, *to.rows, to.key, c.Rows(), prompt);
     if (tokens <= most) return;
     most = tokens;
-    stored = c;
+    id = c.id();
   });
-  return stored;
+  return id.empty() ? std::nullopt : store_->Find(id);
 }
 
 bool Scheduler::WaitsForStore(Waiting& waiting, Group& group, const Best& best) {
@@ -51,25 +51,24 @@ bool Scheduler::WaitsForStore(Waiting& waiting, Group& group, const Best& best) 
                                                 : UsableTokens(core_, *group.rows, group.key,
                                                                stored->Rows(), request.prompt);
   const BankConfig& bank = core_.bank->config();
-  for (Promise& promise : Promises(policy, prompt, prompt, total, HasSwapRoom(total))) {
-    BlockCounts most = std::move(promise.blocks);
-    for (size_t t = 0; t < most.size(); ++t) {
-      if (bank.tables[t].window > 0) continue;
-      most[t] = std::max<int64_t>(0, most[t] - shared / bank.block_tokens);
-    }
-    const Status begun = Bring({.stored = *stored,
-                                .file = nullptr,
-                                .own = {},
-                                .most = std::move(most),
-                                .request = waiting.id,
-                                .group = &group},
-                               best.rows.seq);
-    if (!begun.ok()) continue;
-    waiting.looked = true;
-    ++group.used;
-    return true;
+  // What it is promised at least.
+  BlockCounts most =
+      std::move(Promises(policy, prompt, prompt, total, HasSwapRoom(total)).front().blocks);
+  for (size_t t = 0; t < most.size(); ++t) {
+    if (bank.tables[t].window > 0) continue;
+    most[t] = std::max<int64_t>(0, most[t] - shared / bank.block_tokens);
   }
-  return false;
+  const Status begun = Bring({.stored = *stored,
+                              .file = nullptr,
+                              .own = {},
+                              .most = std::move(most),
+                              .request = waiting.id,
+                              .group = &group},
+                             best.rows.seq);
+  if (!begun.ok()) return false;
+  waiting.looked = true;
+  ++group.used;
+  return true;
 }
 
 Status Scheduler::Bring(Bringing bringing, int32_t but) {

@@ -39,8 +39,9 @@ std::string_view View(std::span<const std::byte> bytes) {
 class DiskReaderTest : public testing::TestWithParam<bool> {
  protected:
   DiskReaderTest() {
-    // Of the working folder, which is on a disk more often than /tmp is.
-    std::string name = (fs::current_path() / "disk_reader_XXXXXX").string();
+    // Beside the program, which is on a disk more often than /tmp is.
+    const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+    std::string name = (here / "disk_reader_XXXXXX").string();
     folder_ = mkdtemp(name.data());
   }
   ~DiskReaderTest() override { fs::remove_all(folder_); }

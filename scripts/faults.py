@@ -131,7 +131,8 @@ FAULTS = {
     "a_reading_that_goes_keeps_its_sequence": (
         "src/engine/context_reading.cc", "if (seq_ >= 0) core_.bank->Free(seq_);", ""),
     "a_cancelled_reading_goes_on": (
-        "src/engine/scheduler.cc", "if (IsBroughtFor(w.id)) EndBringing(Cancelled());", ""),
+        "src/engine/scheduler.cc", "if (IsBroughtFor(w.id)) EndBringing(Cancelled());",
+        "if (IsBroughtFor(0)) EndBringing(Cancelled());"),
     "others_wait_for_the_store": (
         "src/engine/scheduler.cc", "if (!running_.empty()) {", "if (!running_.empty() && !bringing_) {"),
     "a_request_of_the_store_loses_its_seat": (

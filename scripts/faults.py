@@ -13,7 +13,7 @@ BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY, LAST_ROWS, RESIDENCY = (
     f"src/bank/{f}.cc" for f in ("away_attention", "last_rows", "residency"))
 FETCHED = "src/bank/fetched_units.cc"
-REF_SETS, SETS = "src/backend/ref/ref_working_set.cc", "src/bank/working_sets.cc"
+REF_SETS, SETS = "src/backend/slots_on_host.cc", "src/bank/working_sets.cc"
 LOCATE = "src/backend/locate_rows.h"
 PLACEMENT, PLAN_BANK = "src/engine/placement.cc", "src/engine/plan_bank.cc"
 BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
@@ -61,8 +61,8 @@ FAULTS = {
         REF_SETS, "return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);",
         "return a.owner[s] < a.owner[t];"),
     "slots_of_one_age_go_from_the_highest": (
-        REF_SETS, "for (int32_t s = 0; s < a.n_slots; ++s) {",
-        "for (int32_t s = a.n_slots - 1; s >= 0; --s) {"),
+        REF_SETS, "== SlotAge(a.used[t], step)) return s < t;",
+        "== SlotAge(a.used[t], step)) return s > t;"),
     "below_counts_as_selected_before": (
         REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
         "if (slot >= 0) a.used[slot] = 2 * step - 2;"),

@@ -19,15 +19,16 @@ void AddModelFlag(CLI::App& app, std::string& model);
 // The path it means: without one, the shipped model.
 Result<std::string> ModelPath(const std::string& model);
 
-// -m, --device, --threads, --host-memory, --gpu-memory, --place, --working-set, --ctx, --kv-dtype,
-// --precision,
-// --chunk, -v, -q.
+// -m, --device, --threads, --host-memory, --gpu-memory, --place, --kv-folder, --disk-space,
+// --host-reads, --working-set, --ctx, --kv-dtype, --precision, --chunk, -v, -q.
 struct EngineFlags {
   std::string model;
   std::string device = "auto";
   std::string host_memory;
   std::string gpu_memory;
   std::string place = "auto";
+  std::string kv_folder;
+  std::string disk_space;
   std::string host_reads = "auto";
   int64_t working_set = 0;
   std::string kv_dtype = "auto";

@@ -28,14 +28,16 @@ struct InfoFlags {
   bool json = false;
 };
 
-// `own` bytes where the backend computes, `host` bytes in host memory beside a card.
-nlohmann::ordered_json ByTier(const Backend& backend, size_t own, size_t host) {
+// `own` bytes where the backend computes, `beside` bytes in host memory beside a card, or on a disk
+// beside the host's memory.
+nlohmann::ordered_json ByTier(const Backend& backend, size_t own, size_t beside) {
   const bool device = backend.OnDevice();
-  return {{"device", device ? own : 0}, {"host", device ? host : own}, {"disk", 0}};
+  return {
+      {"device", device ? own : 0}, {"host", device ? beside : own}, {"disk", device ? 0 : beside}};
 }
 
 size_t Sum(const nlohmann::ordered_json& tiers) {
-  return tiers["device"].get<size_t>() + tiers["host"].get<size_t>();
+  return tiers["device"].get<size_t>() + tiers["host"].get<size_t>() + tiers["disk"].get<size_t>();
 }
 
 // What `info` says of one policy at a context. `placed`: the plan is for it, else none of its

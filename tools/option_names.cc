@@ -7,11 +7,12 @@
 namespace omnikv::tools {
 
 std::string WithFlags(std::string_view message) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 34> kFlags = {{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 36> kFlags = {{
       {"api_keys", "--api-key-file"},
       {"certificate_file", "--ssl-cert-file"},
       {"context", "--ctx"},
       {"device", "--device"},
+      {"disk_space", "--disk-space"},
       {"frequency_penalty", "--frequency-penalty"},
       {"geometry", "--geometry"},
       {"gpu_memory", "--gpu-memory"},
@@ -20,6 +21,7 @@ std::string WithFlags(std::string_view message) {
       {"kept_contexts", "--kept-contexts"},
       {"key_file", "--ssl-key-file"},
       {"kv_dtype", "--kv-dtype"},
+      {"kv_folder", "--kv-folder"},
       {"kv_tokens", "--kv-tokens"},
       {"listen", "--listen"},
       {"logit_bias", "--logit-bias"},

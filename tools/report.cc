@@ -74,22 +74,27 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
   std::vector<std::string> lines = {fmt::format(
       "{} memory: weights {}, activations {}, K/V up to {} for {} tokens{}; {} available",
       needs.on_device ? "GPU" : "host", HumanBytes(needs.weights), HumanBytes(needs.activations),
-      HumanBytes(needs.kv),
-      needs.kv_tokens > 0 ? needs.kv_tokens : needs.context,
+      HumanBytes(needs.kv), needs.kv_tokens > 0 ? needs.kv_tokens : needs.context,
       needs.prompt == 0 ? ""
                         : fmt::format(", {} more while a prompt is read", HumanBytes(needs.prompt)),
       HumanBytes(needs.available))};
+  const bool disk = needs.kv_disk > 0;
+  const char* const beside = disk ? "disk" : "host memory";
+  const char* const here = disk ? "in memory" : "on the GPU";
+  const size_t kv = needs.kv_host + needs.kv_disk;
   if (!needs.host_values.empty()) {
-    lines.push_back(fmt::format("host memory: V of layers {}, up to {}; for prompts on the GPU: {}",
-                                Ranges(needs.host_values, ", "), HumanBytes(needs.kv_host),
+    lines.push_back(fmt::format("{}: V of layers {}, up to {}; for prompts {}: {}", beside,
+                                Ranges(needs.host_values, ", "), HumanBytes(kv), here,
                                 HumanBytes(needs.working_sets)));
   }
   if (!needs.host_layers.empty()) {
     lines.push_back(fmt::format(
-        "host memory: K/V of layers {}, up to {}; for them on the GPU: {}, with {} {} tokens{}",
-        Ranges(needs.host_layers, ", "), HumanBytes(needs.kv_host), HumanBytes(needs.working_sets),
+        "{}: K/V of layers {}, up to {}; for them {}: {}, with {} {} tokens{}", beside,
+        Ranges(needs.host_layers, ", "), HumanBytes(kv), here, HumanBytes(needs.working_sets),
         needs.keeps_last ? "the last" : "working sets of", needs.working_set,
-        needs.attends_away ? "; the host attends to the others" : ""));
+        !needs.attends_away ? ""
+        : disk              ? "; the others are attended to on the disk"
+                            : "; the host attends to the others"));
   }
   return lines;
 }
@@ -171,8 +176,8 @@ void PrintSummary(const Engine& engine, const SessionStats& s, const GenerateOpt
       "read {:.1f} % | held {:.1f} %, {} | weights {} | process {}",
       engine.load_seconds(), reply.ttft_s, s.attended_tokens, s.context_tokens,
       100 * s.read_fraction, 100 * s.held_fraction,
-      HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(engine.weight_bytes()),
-      HumanBytes(ResidentMemory()));
+      HumanBytes(s.held_bytes.host + s.held_bytes.device + s.held_bytes.disk),
+      HumanBytes(engine.weight_bytes()), HumanBytes(ResidentMemory()));
 }
 
 std::string Dump(const Json& json) {

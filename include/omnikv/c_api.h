@@ -109,9 +109,9 @@ OMNIKV_API omnikv_status omnikv_set_log_level(int32_t level);
  * `stop` and `logit_bias` add one each time.
  *
  * of an engine   model (required), device, threads, host_memory, gpu_memory, context, place,
- *                host_reads, working_set, kv_dtype, precision, prefill_chunk, shared_products,
- *                max_sessions, kv_tokens ("fit": as many as fit), kept_contexts, and those of a
- *                policy, which `place` auto reckons with
+ *                kv_folder, disk_space, host_reads, working_set, kv_dtype, precision,
+ *                prefill_chunk, shared_products, max_sessions, kv_tokens ("fit": as many as fit),
+ *                kept_contexts, and those of a policy, which `place` auto reckons with
  * of a policy    policy, policy.NAME for its setting NAME (policy.budget), force_indices
  * of an answer   max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
  *                frequency_penalty, logit_bias ("TOKEN=BIAS"), seed, stop, ignore_eos

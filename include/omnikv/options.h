@@ -16,16 +16,18 @@ namespace omnikv {
 class Engine;
 
 // What an engine will hold, known before anything is loaded. Bytes, in the device's memory where
-// there is a device, else in the host's.
+// there is a device, else in the host's. What lies beside that memory is on the host, and without a
+// device on a disk (EngineOptions::kv_folder).
 struct MemoryNeeds {
   bool on_device = false;
   size_t weights = 0;
   size_t activations = 0;   // and what the device works with
   size_t kv = 0;            // when all of it is in use; taken as contexts grow
   size_t kv_host = 0;       // beside a device: K/V in host memory
+  size_t kv_disk = 0;       // beside the host's memory: K/V in `kv_folder`
   size_t prompt = 0;        // taken while a prompt is read, where its K/V do not all stay
-  size_t working_sets = 0;  // on the device: what it holds of those, and their way through it
-  std::vector<int32_t> host_layers;  // whose K/V those are
+  size_t working_sets = 0;  // what the device, or the memory, holds of those, and their way there
+  std::vector<int32_t> host_layers;  // whose K/V those are, on the host or on a disk
   std::vector<int32_t> host_values;  // layers of which V alone are there
   int64_t working_set = 0;           // tokens of each of them, that the device holds
   bool keeps_last = false;           // the last ones
@@ -51,12 +53,21 @@ struct EngineOptions {
   size_t host_memory = 0;
   size_t gpu_memory = 0;
   int64_t context = 0;  // tokens a session can hold; 0: the model's
-  // Where K/V live, on a card: auto (the card, and where that is too small the host for layers that
-  // the policy reads sparsely or streams), device, or host (all of those layers).
+  // Where K/V live. On a card: auto (the card, and where that is too small the host for layers that
+  // the policy reads sparsely or streams), device, or host (all of those layers). On the CPU with
+  // `kv_folder`: auto (memory, and where that is too small the disk for those layers), or disk (all
+  // of those layers).
   std::string place = "auto";
+  // On the CPU: a folder for K/V that do not fit in memory. They lie in files without a name, whose
+  // room on the disk is taken when the engine loads and is free again when it ends. Empty: all K/V
+  // are in memory.
+  std::string kv_folder;
+  // Bytes that K/V may take there; 0: what is free.
+  size_t disk_space = 0;
   // How decode steps read layers on the host: fetch (what is missing of a selection comes to the
   // card), attend (the host attends to what was selected, where it is, and the card to the last
   // tokens), or auto (fetch, where the policy selects single tokens for all heads, else attend).
+  // The same of layers on a disk, where auto is fetch for all that can be fetched.
   std::string host_reads = "auto";
   // Tokens that the card keeps of each layer on the host, all that a layer reads in a step at
   // least; 0: as many as there is room for. Of fetch.

@@ -11,8 +11,8 @@ namespace omnikv {
 // Bytes by where they lie.
 struct TierBytes {
   size_t device = 0;  // a card's memory
-  size_t host = 0;    // all that is kept, on a machine without one
-  size_t disk = 0;
+  size_t host = 0;    // all that is kept in memory, on a machine without one
+  size_t disk = 0;    // files of EngineOptions::kv_folder
 };
 
 struct SessionStats {
@@ -45,9 +45,9 @@ struct SessionStats {
   // The same of all open sessions, in bytes of every tier; blocks that forks share count once.
   TierBytes held_bytes;
 
-  // Of the decode steps since the prompt, a mean; of streamed layers, the last step's. Nothing
-  // crosses a bus on the CPU: 0, and no hit rate.
-  size_t transfer_bytes_per_step = 0;  // K/V brought to the device
+  // Of the decode steps since the prompt, a mean; of streamed layers, the last step's. Where all
+  // K/V are in memory on the CPU, nothing moves: 0, and no hit rate.
+  size_t transfer_bytes_per_step = 0;  // K/V brought to the device, or from a disk to memory
   std::optional<double> hit_rate;      // share of the K/V read that was there already
 };
 

@@ -48,6 +48,8 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory: Union[int, str]
     context: Union[int, str]  # tokens a session can hold
     place: str
+    kv_folder: str
+    disk_space: Union[int, str]
     host_reads: str
     working_set: Union[int, str]
     kv_dtype: str

@@ -104,7 +104,8 @@ class Backend {
   // Memory that ops reach as they do Allocate's, and the host too: it sees what ops wrote once it
   // has waited for them. Slow for ops on a device.
   virtual Result<Buffer> AllocateShared(size_t bytes, std::string_view what) = 0;
-  // The same, made ready in the background where it is large: nothing may use it before AwaitShared
+  // The same, for K/V that may lie on a disk (HostBackend::KeepOnDisk), and made ready in the
+  // background where it is large: nothing may use it before AwaitShared
   // has returned ok. That gives kResourceExhausted, with the figures, when some of it could not be
   // had.
   virtual Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) {
@@ -160,28 +161,41 @@ class Backend {
   virtual void Synchronize() = 0;
 };
 
+class DiskMemory;
+
 // What ref and cpu share: memory of the host, ops that run when they are enqueued, recordings that
 // are lists of ops.
 class HostBackend : public Backend {
  public:
+  HostBackend();
+  ~HostBackend() override;
+
+  // From now on AllocateSharedLater gives memory in files without a name in `folder`. What is
+  // copied or fetched from there is read by threads of its own, with many reads under way at once;
+  // copies on Lane::kIn do not wait for it. kInvalidArgument where files cannot be made in the
+  // folder. A disk that fails later ends in TakeFailure.
+  Status KeepOnDisk(const std::string& folder);
+  // Bytes that were read from there so far.
+  uint64_t BytesFromDisk() const;
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
   size_t AvailableMemory() const override;
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
     return Allocate(bytes, what);
   }
+  Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override;
   Mark SetMark() override { return 0; }
   void Await(Mark) override {}
   void Upload(void* dst, const void* src, size_t bytes) override;
   void Download(void* dst, const void* src, size_t bytes) override;
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override;
-  void Copy(void* dst, const void* src, size_t bytes, Lane) override { Upload(dst, src, bytes); }
-  void Join(Lane, Lane) override {}
-  void Signal(size_t, Lane) override {}
-  void WaitFor(size_t, Lane) override {}
+  void Copy(void* dst, const void* src, size_t bytes, Lane lane) override;
+  void Join(Lane waits, Lane for_) override;
+  void Signal(size_t number, Lane lane) override;
+  void WaitFor(size_t number, Lane lane) override;
   std::unique_ptr<Recording> Record(const std::function<void()>& body) override;
   void Replay(const Recording& recording) override;
-  Status TakeFailure() override { return std::exchange(failure_, {}); }
-  void Synchronize() override {}
+  Status TakeFailure() override;
+  void Synchronize() override;
 
  protected:
   // Executes one op.
@@ -194,8 +208,16 @@ class HostBackend : public Backend {
   }
 
  private:
+  // Runs an op, with what it reads of a disk on its way.
+  void RunHere(const Op& op);
+  // Has the rows brought nearer that layers of a recording will fetch for the selection that its op
+  // `chosen` put in slots, if it did.
+  void ExpectFetches(const std::vector<Op>& ops, size_t chosen);
+
   std::vector<Op>* recording_ = nullptr;
   Status failure_;
+  std::unique_ptr<DiskMemory> disk_;  // null: all is in memory
+  std::vector<uint64_t> signals_;     // DiskMemory::begun, by number
 };
 
 }  // namespace omnikv

@@ -23,7 +23,9 @@ class Tier {
 
 enum class TierKind {
   kDevice,  // the backend's own memory: a card's, or the host's under a host backend
-  kHost,    // the host's memory, where the backend has its own
+  // Memory beside it (Backend::AllocateSharedLater): the host's where the backend has its own, and
+  // beside a host backend a file's (HostBackend::KeepOnDisk).
+  kHost,
 };
 
 // The blocks of one stream of one layer in a tier.

@@ -159,6 +159,8 @@ void ReadEngine(Reader& reader, EngineOptions& o) {
   reader.Whole("gpu_memory", o.gpu_memory);
   reader.Whole("context", o.context);
   reader.Text("place", o.place);
+  reader.Text("kv_folder", o.kv_folder);
+  reader.Whole("disk_space", o.disk_space);
   reader.Text("host_reads", o.host_reads);
   reader.Whole("working_set", o.working_set);
   reader.Text("kv_dtype", o.kv_dtype);

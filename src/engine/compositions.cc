@@ -37,7 +37,7 @@ bool Always(const Policy&) {
 
 constexpr UseRule kRules[] = {
     {Use::kPlacedOnHost, "place=host", NothingForTheHost,
-     "`place` is host, but policy {0} reads no layer sparsely: {1}"},
+     "`place` is {2}, but policy {0} reads no layer sparsely: {1}"},
     {Use::kBesideHostKv, "K/V on the host for another policy", Forgets,
      "policy {0} forgets rows, and cannot run where K or V of layers are on the host, as the "
      "policy of the engine has them: open the engine with {0}"},

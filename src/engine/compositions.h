@@ -14,7 +14,7 @@
 namespace omnikv {
 
 enum class Use : uint8_t {
-  kPlacedOnHost,    // opened with `place` host: its own layers live there
+  kPlacedOnHost,    // opened with `place` host or disk: its own layers live there
   kBesideHostKv,    // in an engine of another policy, which has K or V of layers on the host
   kBesideLastRows,  // the same, which keeps the last rows of them alone on the device
   kStreamedBatch,   // in a batch, where its group's layers are streamed

@@ -43,6 +43,16 @@ Result<std::unique_ptr<Backend>> MakeCuda(const EngineOptions& options, int devi
 #endif
 }
 
+// A HostBackend with a disk beside its memory, if the options say so.
+Result<std::unique_ptr<Backend>> WithDisk(std::unique_ptr<Backend> backend,
+                                          const EngineOptions& options) {
+  if (!options.kv_folder.empty()) {
+    const Status made = static_cast<HostBackend&>(*backend).KeepOnDisk(options.kv_folder);
+    if (!made.ok()) return made.Prefixed("`kv_folder`");
+  }
+  return backend;
+}
+
 // The N of "cuda:N", 0 for "cuda", nothing for other names.
 std::optional<int> CudaDevice(std::string_view name) {
   if (name == "cuda") return 0;
@@ -74,9 +84,9 @@ Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
         .threads = options.threads,
         .precision = options.precision == "full" ? GemmPrecision::kFull : GemmPrecision::kFast});
     OKV_RETURN_IF_ERROR(cpu->pool().status());
-    return std::unique_ptr<Backend>(std::move(cpu));
+    return WithDisk(std::move(cpu), options);
   }
-  if (name == "ref") return MakeRefBackend();
+  if (name == "ref") return WithDisk(MakeRefBackend(), options);
   return InvalidArgument(fmt::format("`device` is '{}', expected auto, cpu, cuda or cuda:N", name));
 }
 

@@ -13,8 +13,9 @@ Holdings HoldingsOf(const EngineCore& core) {
   }
   const size_t near =
       bank.DeviceBytes() + Bank::StageBytes(bank.config()) + core.policy_bytes + core.set_bytes;
-  held.bytes.host = bank.HostBytes();
-  (core.backend->OnDevice() ? held.bytes.device : held.bytes.host) += near;
+  const bool card = core.backend->OnDevice();
+  (card ? held.bytes.host : held.bytes.disk) = bank.HostBytes();
+  (card ? held.bytes.device : held.bytes.host) += near;
   return held;
 }
 

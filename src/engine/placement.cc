@@ -16,6 +16,7 @@
 #include "base/thread_pool.h"
 #include "engine/asking_backend.h"
 #include "engine/compositions.h"
+#include "io/nameless_file.h"
 #include "model/forward.h"
 #include "model/limits.h"
 #include "policy/policy.h"
@@ -62,8 +63,13 @@ Status CheckOptions(const EngineOptions& o) {
     return InvalidArgument(fmt::format(
         "`prefill_chunk` is {}, expected rows, 0 (the device's) to 65536", o.prefill_chunk));
   }
-  if (o.place != "auto" && o.place != "device" && o.place != "host") {
-    return InvalidArgument(fmt::format("`place` is '{}', expected auto, device or host", o.place));
+  if (o.place != "auto" && o.place != "device" && o.place != "host" && o.place != "disk") {
+    return InvalidArgument(
+        fmt::format("`place` is '{}', expected auto, device, host or disk", o.place));
+  }
+  if (o.kv_folder.empty() && (o.place == "disk" || o.disk_space != 0)) {
+    return InvalidArgument(fmt::format("{} is given, but no `kv_folder`, in which K/V could lie",
+                                       o.place == "disk" ? "`place` disk" : "`disk_space`"));
   }
   if (o.host_reads != "auto" && o.host_reads != "fetch" && o.host_reads != "attend") {
     return InvalidArgument(
@@ -127,6 +133,23 @@ Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const Mo
 
 namespace {
 
+// That the options of places are for this backend.
+Status CheckPlace(const EngineOptions& options, const Backend& backend) {
+  const bool disk = !options.kv_folder.empty();
+  if (backend.OnDevice()) {
+    if (!disk) return {};
+    return Unsupported(fmt::format(
+        "`kv_folder` is given, but the model runs on {}: K/V on a disk need `device` cpu",
+        backend.Name()));
+  }
+  const char* const other = options.gpu_memory != 0                                ? "`gpu_memory`"
+                            : options.place == "device" || options.place == "host" ? "`place`"
+                            : options.host_reads != "auto" && !disk                ? "`host_reads`"
+                                                                                   : nullptr;
+  if (other == nullptr) return {};
+  return Unsupported(fmt::format("{} is given, but the model runs on {}", other, backend.Name()));
+}
+
 Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) {
   if (options.host_reads == "attend" && reads.n_selections > 0 && reads.max_recent == 0) {
     return InvalidArgument(fmt::format(
@@ -159,13 +182,14 @@ namespace {
 
 // What memory there is: all of the machine's, or less by an option.
 struct Limit {
-  Limit(const char* field, size_t cap, size_t machine)
+  Limit(const char* field, size_t cap, size_t machine, std::string_view of = "of available memory")
       : capped(cap != 0 && cap <= machine),
         bytes(capped ? cap : machine),
-        name(capped     ? fmt::format("{} {}", field, HumanBytes(bytes))
-             : cap == 0 ? HumanBytes(bytes) + " of available memory"
-                        : fmt::format("{} of available memory ({} is {})", HumanBytes(bytes), field,
-                                      HumanBytes(cap))) {}
+        name(capped ? fmt::format("{} {}", field, HumanBytes(bytes))
+             : cap == 0
+                 ? fmt::format("{} {}", HumanBytes(bytes), of)
+                 : fmt::format("{} {} ({} is {})", HumanBytes(bytes), of, field, HumanBytes(cap))) {
+  }
   bool capped;
   size_t bytes;
   std::string name;
@@ -257,10 +281,13 @@ class Placement {
   bool Place(const DeclaredReads& declared, int64_t asked, MemoryPlan& plan) const {
     const DeclaredReads reads = ReadsByLayer(config_, declared);
     const StreamedLayers& streamed = reads.streamed;
+    // A disk is read once for what stays in slots.
+    const bool chooses = options_.host_reads == "auto";
+    const bool disk_fetches = chooses && plan.on_disk && reads.HeldByUnit();
     plan.attends_away =
         reads.n_selections > 0 && reads.max_recent > 0 &&
-        (options_.host_reads == "attend" || (options_.host_reads == "auto" && !reads.by_token));
-    plan.fetches_units = options_.host_reads == "fetch" && reads.HeldByUnit();
+        (options_.host_reads == "attend" || (chooses && !reads.by_token && !disk_fetches));
+    plan.fetches_units = (options_.host_reads == "fetch" || disk_fetches) && reads.HeldByUnit();
     const bool by_selection = reads.by_token || plan.fetches_units || plan.attends_away;
     // By working sets, stages or last rows, or attended to away: these go first.
     std::vector<size_t> can_go;
@@ -279,7 +306,7 @@ class Placement {
     can_go.insert(can_go.begin(), in_place.begin(), in_place.end());
     const auto bank_of = [&] { return MakeBankConfig(config_, plan, options_.max_sessions); };
     if (can_go.empty() && plan.values_away) return Fits(reads, asked, bank_of(), plan);
-    const bool all = options_.place == "host" || streamed.always;
+    const bool all = options_.place == "host" || options_.place == "disk" || streamed.always;
     const auto with_stages = [&](int32_t most, int32_t least) {
       for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
         plan.tiers.assign(config_.layers.size(), TierKind::kDevice);
@@ -319,8 +346,8 @@ class Placement {
       if (fits && placed.kv_host <= host) names.push_back(info.name);
     }
     if (names.empty()) return "";
-    return fmt::format("; it fits with layers on the host: `place` auto `policy` {}",
-                       fmt::join(names, " or "));
+    return fmt::format("; it fits with layers on the {}: `place` auto `policy` {}",
+                       plan.on_disk ? "disk" : "host", fmt::join(names, " or "));
   }
 
   // What policies keep beside the K/V: states, and what the engine's policy keeps of its own, but
@@ -486,7 +513,8 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .weights = plan.weights,
                     .activations = plan.activations,
                     .kv = plan.kv,
-                    .kv_host = plan.kv_host,
+                    .kv_host = plan.on_disk ? 0 : plan.kv_host,
+                    .kv_disk = plan.on_disk ? plan.kv_host : 0,
                     .prompt = plan.prompt,
                     .working_sets = plan.working_sets,
                     .working_set = plan.working_set,
@@ -517,15 +545,15 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                               size_t weight_bytes, bool all_f32, const Backend& backend) {
   OKV_RETURN_IF_ERROR(CheckOptions(options));
   const bool card = backend.OnDevice();
-  const char* of_a_card = options.gpu_memory != 0        ? "`gpu_memory`"
-                          : options.place != "auto"      ? "`place`"
-                          : options.host_reads != "auto" ? "`host_reads`"
-                                                         : nullptr;
-  if (!card && of_a_card != nullptr) {
-    return Unsupported(
-        fmt::format("{} is given, but the model runs on {}", of_a_card, backend.Name()));
-  }
+  OKV_RETURN_IF_ERROR(CheckPlace(options, backend));
   MemoryPlan plan;
+  plan.on_disk = !card && !options.kv_folder.empty();
+  size_t disk_room = 0;
+  if (plan.on_disk) {
+    OKV_ASSIGN_OR_RETURN(disk_room, FreeRoom(options.kv_folder));
+  }
+  // Whether layers may lie elsewhere than in the backend's memory.
+  const bool beside = card || plan.on_disk;
   OKV_ASSIGN_OR_RETURN(plan.kv_dtype, KvDType(options.kv_dtype, all_f32));
   if (!KvFits(plan.kv_dtype, config.head_dim)) {
     return Unsupported(
@@ -538,7 +566,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   plan.activations = Workspace::BytesFor(config, plan.chunk,
                                          MaxOutRows(config, plan.chunk, options.max_sessions)) +
                      backend.WorkBytes(LimitsOf(config, plan.chunk));
-  plan.may_leave = card && options.place != "device";
+  plan.may_leave = (card && options.place != "device") || options.place == "disk";
   plan.context = options.context != 0 ? options.context : config.max_context;
   plan.kept = options.kept_contexts;
   // Whether sessions share their tokens; then the plan is made for those that they have at least.
@@ -555,7 +583,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
   if (policy.ok()) {
     PlanPolicy(config, **policy, options.max_sessions, plan);
-    if (card) plan.policy = PolicyBytes(options.policy, config, plan, backend);
+    if (beside) plan.policy = PolicyBytes(options.policy, config, plan, backend);
     OKV_RETURN_IF_ERROR(CheckHostReads(options, (*policy)->Reads()));
   }
   const char* field = card ? "`gpu_memory`" : "`host_memory`";
@@ -573,9 +601,13 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const auto fits_here = [&] {
     const KvSize kv(config, plan, options.max_sessions);
     return kv.Fits(room, sessions) >= asked + spare &&
-           (!card || room >= kv.Most(asked + spare, sessions) + placement.PolicyRoom(plan));
+           (!beside || room >= kv.Most(asked + spare, sessions) + placement.PolicyRoom(plan));
   };
-  if (plan.heads_apart && plan.may_leave && !fits_here()) {
+  if (plan.on_disk && !plan.may_leave && policy.ok() && !fits_here()) {
+    plan.may_leave = true;
+    PlanPolicy(config, **policy, options.max_sessions, plan);
+  }
+  if (card && plan.heads_apart && plan.may_leave && !fits_here()) {
     PassByLayer(config, **policy, options.max_sessions, plan);
   }
   const bool all_here = fits_here();
@@ -596,7 +628,9 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                                                         ? "heads that keep few tokens"
                                                         : "sliding windows")),
       plan.limit);
-  const Limit host("`host_memory`", options.host_memory, AvailableMemory());
+  const Limit host = plan.on_disk ? Limit("`disk_space`", options.disk_space, disk_room,
+                                          fmt::format("free in {}", options.kv_folder))
+                                  : Limit("`host_memory`", options.host_memory, AvailableMemory());
   const auto fits_on_host = [&](const MemoryPlan& p) -> Status {
     if (p.prompt_host > host.bytes) {
       return ResourceExhausted(fmt::format(
@@ -608,14 +642,15 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     const auto values =
         p.values_away ? std::count(p.values_apart.begin(), p.values_apart.end(), true) : 0;
     return ResourceExhausted(fmt::format(
-        "{} of a context of {} tokens go to the host and take {}, expected at most {}: {}",
+        "{} of a context of {} tokens go to the {} and take {}, expected at most {}: {}",
         values > 0 ? fmt::format("V of {} layers", values)
                    : fmt::format("{} layers", p.host_layers),
-        p.context, HumanBytes(p.kv_host), host.name, sizes));
+        p.context, p.on_disk ? "disk" : "host", HumanBytes(p.kv_host), host.name, sizes));
   };
   const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
   const bool always = card && reads.streamed.always;
-  if (plan.may_leave && (!all_here || options.place == "host" || always || plan.values_away)) {
+  const bool all_leave = options.place == "host" || options.place == "disk";
+  if (plan.may_leave && (!all_here || all_leave || always || plan.values_away)) {
     OKV_RETURN_IF_ERROR(policy.status());
     // None: there is no room in the backend's own memory.
     const auto place = [&](int64_t kv_tokens) -> std::optional<Result<MemoryPlan>> {
@@ -652,18 +687,20 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
                       placed.host_layers, sizes, placement.Others(plan, host.bytes)));
     }
-    if (options.place == "host" && !plan.values_away) {
+    if (all_leave && !plan.values_away) {
       const std::string others = sizes + placement.Others(plan, host.bytes);
-      OKV_RETURN_IF_ERROR(CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, others));
-      return ResourceExhausted(fmt::format(
-          "`place` is host, but a context of {} tokens does not fit that way either: {}", asked,
-          others));
+      OKV_RETURN_IF_ERROR(
+          CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, others, options.place));
+      return ResourceExhausted(
+          fmt::format("`place` is {}, but a context of {} tokens does not fit that way either: {}",
+                      options.place, asked, others));
     }
   }
   if (fits < asked + spare) {
     if (options.context != 0 || options.kv_tokens > 0 || fits < 2 * spare) {
       return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked,
-                                           sizes, card ? placement.Others(plan, host.bytes) : ""));
+                                           sizes,
+                                           beside ? placement.Others(plan, host.bytes) : ""));
     }
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
     plan.context = static_cast<int64_t>(fits - fits / 16 - spare);

@@ -52,13 +52,14 @@ struct MemoryPlan {
   // empty: in no layer.
   std::vector<bool> values_apart;
 
-  // K/V in host memory beside a card.
+  // K/V in host memory beside a card, or on a disk beside the host's memory.
   bool may_leave = false;       // is an option
+  bool on_disk = false;         // the latter, if there are some
   std::vector<TierKind> tiers;  // [n_layers]
   bool values_away = false;     // V of those layers are there
   int32_t host_layers = 0;      // layers whose K and V are there
   size_t kv_host = 0;           // all that is there
-  size_t working_sets = 0;      // on the card, for that: working sets, and stages
+  size_t working_sets = 0;      // in the backend's memory, for that: working sets, and stages
   bool keeps_last = false;      // the last rows of host layers (LastRows), and no stages
   int32_t stages = 2;           // BankConfig::n_stages
   int32_t working_set = 0;      // tokens of each of them in a working set
@@ -72,7 +73,8 @@ Status CheckOptions(const EngineOptions& options);
 // Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
 // when a context that was asked for does not fit. Without one, the context is the model's, or what
 // fits of it. On a card too small for the context, layers that the policy reads sparsely, or
-// streams, go to the host, the last first, and what is left widens their working sets.
+// streams, go to the host, the last first, and what is left widens their working sets. So they go
+// to the disk of `kv_folder` from a memory that is too small, if the disk has room for them.
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
 

@@ -1,6 +1,5 @@
 #include "io/scratch.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -10,15 +9,17 @@
 
 #include "base/check.h"
 #include "base/printable.h"
+#include "io/nameless_file.h"
 
 namespace omnikv {
 Result<Scratch> Scratch::Create(const std::string& folder) {
   Scratch scratch;
   if (folder.empty()) return scratch;
   scratch.folder_ = folder;
-  scratch.file_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (scratch.file_ >= 0) return scratch;
-  return Failed(fmt::format("{}: no file can be made there ({})", folder, ErrorText(errno)));
+  const auto file = OpenNameless(folder);
+  if (!file.ok()) return Failed(file.status().message());
+  scratch.file_ = *file;
+  return scratch;
 }
 
 Scratch::~Scratch() {

@@ -86,6 +86,7 @@ std::string Metrics::Text(const SchedulerStats& now, const std::optional<Context
   head("omnikv:held_bytes", "gauge", "Bytes of K/V and of what policies know, by where they are.");
   part("omnikv:held_bytes", "tier=\"device\"", static_cast<double>(now.holdings.bytes.device));
   part("omnikv:held_bytes", "tier=\"host\"", static_cast<double>(now.holdings.bytes.host));
+  part("omnikv:held_bytes", "tier=\"disk\"", static_cast<double>(now.holdings.bytes.disk));
   if (stored) {
     one("omnikv:store_contexts", "gauge", "Contexts in files.", counts(stored->contexts));
     one("omnikv:store_bytes", "gauge", "Bytes of those.", static_cast<double>(stored->bytes));

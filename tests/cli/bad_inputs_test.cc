@@ -139,7 +139,17 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("run -p x --device cuda:99", 2, {"--device is 'cuda:99'"});  // no CUDA, or no such card
   Expect("run -p x --device cpu --gpu-memory 24GiB", 2, {"--gpu-memory is given", "runs on cpu"});
   Expect("run -p x --device cpu --place host", 2, {"--place is given", "runs on cpu"});
-  Expect("run -p x --place moon", 2, {"--place is 'moon'", "auto, device or host"});
+  Expect("run -p x --place moon", 2, {"--place is 'moon'", "auto, device, host or disk"});
+  Expect("run -p x --device cpu --place disk", 2, {"--place disk is given", "no --kv-folder"});
+  Expect("run -p x --disk-space 8GiB", 2, {"--disk-space is given", "no --kv-folder"});
+  Expect("run -p x --disk-space 0", 2, {"--disk-space is 0"});
+  Expect("run -p x --kv-folder /nonexistent --device cpu", 2,
+         {"--kv-folder: /nonexistent", "no file can be made there"});
+  Expect("run -p x --place host --kv-folder . --device cpu", 2, {"--place is given", "on cpu"});
+  Expect("run -p x --place disk --disk-space 1MiB --kv-folder . --device cpu --ctx 32k", 1,
+         {"go to the disk", "--disk-space 1.00 MiB"});
+  Expect("run -p x --place disk --policy full --kv-folder . --device cpu", 2,
+         {"--place is disk", "full reads no layer sparsely"});
   Expect("run -p x --device cpu --host-reads attend", 2, {"--host-reads is given", "runs on cpu"});
   Expect("run -p x --host-reads moon", 2, {"--host-reads is 'moon'", "auto, fetch or attend"});
   Expect("run -p x --gpu-memory 0", 2, {"--gpu-memory is 0"});

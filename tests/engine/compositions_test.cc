@@ -229,7 +229,7 @@ TEST(Compositions, TheHostTier) {
     if (refused) {
       EXPECT_EQ(engine.status().code(), StatusCode::kUnsupported);
       EXPECT_THAT(engine.status().message(),
-                  StartsWith(Sentence(Use::kPlacedOnHost, info.name, "")));
+                  StartsWith(Sentence(Use::kPlacedOnHost, info.name, "", "host")));
       continue;
     }
     ASSERT_TRUE(engine.ok()) << engine.status().message();

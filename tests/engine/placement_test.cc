@@ -550,5 +550,90 @@ TEST_F(PlacementTest, DroppedTokensTakeNoRoom) {
   EXPECT_LE(kv[0], rows * Bank::BytesPerToken(MakeBankConfig(config_, *Plan(18 * kGiB), 1)));
 }
 
+// The host's memory as the backend's, with so much of it.
+class Host : public Card {
+ public:
+  explicit Host(size_t memory) : Card(memory) {}
+  std::string_view Name() const override { return "cpu"; }
+  bool OnDevice() const override { return false; }
+};
+
+class DiskPlacementTest : public PlacementTest {
+ protected:
+  DiskPlacementTest() { options_.kv_folder = testing::TempDir(); }
+  Result<MemoryPlan> Plan(size_t memory) const {
+    const Host host(memory);
+    return PlanMemory(options_, config_, weights_, false, host);
+  }
+};
+
+TEST_F(DiskPlacementTest, SparseLayersGoToTheDiskWhereMemoryIsTooSmall) {
+  const auto all = Plan(80 * kGiB);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_EQ(all->host_layers, 0);
+  EXPECT_EQ(NeedsOf(*all, Host(80 * kGiB)).kv_disk, 0u);
+  const Result<MemoryPlan> plan = Plan(24 * kGiB);
+  if (!plan.ok()) EXPECT_THAT(plan.status().message(), HasSubstr("free in"));
+  if (!plan.ok()) GTEST_SKIP() << "the disk of the tests is too full: " << plan.status().message();
+  // As few as on a card of this size, and as wide working sets.
+  EngineOptions of_card = options_;
+  of_card.kv_folder = "";
+  const Card card(24 * kGiB);
+  const auto beside = PlanMemory(of_card, config_, weights_, false, card);
+  ASSERT_TRUE(beside.ok());
+  EXPECT_GT(plan->host_layers, 0);
+  EXPECT_EQ(plan->tiers, beside->tiers);
+  EXPECT_EQ(plan->working_set, beside->working_set);
+  EXPECT_LE(OnCard(*plan), 24 * kGiB);
+  const MemoryNeeds needs = NeedsOf(*plan, Host(24 * kGiB));
+  EXPECT_FALSE(needs.on_device);
+  EXPECT_EQ(needs.kv_host, 0u);
+  EXPECT_EQ(needs.kv_disk, size_t{131136} * 4096 * static_cast<size_t>(plan->host_layers));
+  options_.host_memory = 24 * kGiB;
+  EXPECT_EQ(Plan(80 * kGiB)->tiers, plan->tiers);
+  options_.place = "disk";
+  EXPECT_EQ(Plan(80 * kGiB)->host_layers, 24);
+}
+
+// V of kcache lie on the disk where memory is too small, and nowhere else.
+TEST_F(DiskPlacementTest, ValuesAloneGoWhereMemoryIsTooSmall) {
+  options_.policy = {.name = "kcache"};
+  options_.context = 16384;
+  EXPECT_FALSE(Plan(80 * kGiB)->values_away);
+  options_.place = "disk";
+  EXPECT_TRUE(Plan(80 * kGiB)->values_away);
+}
+
+TEST_F(DiskPlacementTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
+  options_.disk_space = kGiB;
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("layers of a context of 131072 tokens "
+                                                            "go to the disk and take"));
+  EXPECT_THAT(Plan(24 * kGiB).status().message(),
+              HasSubstr("expected at most `disk_space` 1.00 GiB"));
+  options_.disk_space = size_t{1} << 60;
+  options_.context = 0;
+  options_.max_sessions = 4096;
+  options_.place = "disk";
+  EXPECT_THAT(Plan(size_t{1} << 44).status().message(), HasSubstr("GiB free in "));
+  options_ = {.context = 131072, .kv_folder = "/no/such/folder"};
+  EXPECT_THAT(Plan(80 * kGiB).status().message(), HasSubstr("/no/such/folder"));
+}
+
+TEST_F(DiskPlacementTest, OptionsThatContradictAreRefused) {
+  const Card card(80 * kGiB);
+  EXPECT_THAT(PlanMemory(options_, config_, weights_, false, card).status().message(),
+              HasSubstr("`kv_folder` is given, but the model runs on card"));
+  for (const char* place : {"device", "host"}) {
+    options_.place = place;
+    EXPECT_THAT(Plan(80 * kGiB).status().message(), HasSubstr("`place` is given"));
+  }
+  options_.place = "disk";
+  options_.kv_folder = "";
+  EXPECT_THAT(Plan(80 * kGiB).status().message(), HasSubstr("no `kv_folder`"));
+  options_.place = "auto";
+  options_.disk_space = 1;
+  EXPECT_THAT(Plan(80 * kGiB).status().message(), HasSubstr("`disk_space` is given"));
+}
+
 }  // namespace
 }  // namespace omnikv

@@ -620,6 +620,15 @@ Status Bench::ReportDecode(const DecodeCase& c) {
   const double bus = HostToDevice(ceiling);
   const double bus_gb_s = static_cast<double>(c.transfer_bytes) / c.ms_per_token / 1e6;
   if (c.transfer_bytes > 0 && bus > 0) json_["cases"].back()["share_of_h2d"] = bus_gb_s / bus;
+  DiskCeiling disk;
+  if (!options_.kv_folder.empty() && bench_.host_layers > 0) {
+    const BankConfig& bank = CoreOf(*bench_.engine).bank->config();
+    OKV_ASSIGN_OR_RETURN(disk, MeasureDisk(options_.kv_folder, bank.LargestRowBytes()));
+    json_["cases"].back()["disk"] = {{"bytes", c.disk_bytes},
+                                     {"read_bytes", disk.read_bytes},
+                                     {"random_gb_s", disk.random_gb_s},
+                                     {"sequential_gb_s", disk.sequential_gb_s}};
+  }
   if (f_.json) return {};
   fmt::print(
       "decode  {:<14} {:>7} context{} {:>8.3f} ms {:>8.1f} tok/s  {:>8.1f} MB a step  "
@@ -629,11 +638,21 @@ Status Bench::ReportDecode(const DecodeCase& c) {
       100 * gb_s / peak, peak);
   if (bench_.host_layers > 0 && (c.transfer_bytes > 0 || c.hit_rate)) {
     fmt::print(
-        "      {} layers on the host, {:.1f} MB a step from there, {:.1f} GB/s{}{}\n",
-        bench_.host_layers, static_cast<double>(c.transfer_bytes) / 1e6, bus_gb_s,
+        "      {} layers on the {}, {:.1f} MB a step from there, {:.3f} GB/s{}{}\n",
+        bench_.host_layers, disk.read_bytes > 0 ? "disk" : "host",
+        static_cast<double>(c.transfer_bytes) / 1e6, bus_gb_s,
         bus > 0 ? fmt::format(", {:.1f} % of {:.1f} from host to device", 100 * bus_gb_s / bus, bus)
                 : "",
         c.hit_rate ? fmt::format(", {:.1f} % hits", 100 * *c.hit_rate) : "");
+  }
+  if (disk.read_bytes > 0) {
+    const double rate = static_cast<double>(c.disk_bytes) / c.ms_per_token / 1e6;
+    fmt::print(
+        "      disk: {:.1f} MB a step past the page cache, {:.3f} GB/s; it gives {:.3f} GB/s in "
+        "random "
+        "reads of {} bytes and {:.3f} GB/s in order\n",
+        static_cast<double>(c.disk_bytes) / 1e6, rate, disk.random_gb_s, disk.read_bytes,
+        disk.sequential_gb_s);
   }
   if (f_.ops) PrintOps(c.ops, peak, bench_.backend->OnDevice());
   return {};

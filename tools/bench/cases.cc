@@ -12,6 +12,7 @@
 #include "backend/kv_format.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "bench/ceiling.h"
 #include "engine/batch.h"
 #include "engine/chunk_pacer.h"
 #include "engine/devices.h"
@@ -229,11 +230,14 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
     result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
   } else {
     std::vector<double> ms;
+    uint64_t read = 0;
     for (size_t i = 0; i < tokens.size(); ++i) {
+      if (i == 2) read = BytesReadFromDisks();
       const auto start = Clock::now();
       OKV_RETURN_IF_ERROR(session->Step(tokens[i]));
       if (i >= 2) ms.push_back(1e3 * Seconds(start));  // the first records, the second warms up
     }
+    result.disk_bytes = (BytesReadFromDisks() - read) / ms.size();
     std::sort(ms.begin(), ms.end());
     result.ms_per_token = ms[ms.size() / 2];
     result.best_ms = ms.front();

@@ -32,7 +32,8 @@ struct DecodeCase {
   double best_ms = 0;
   uint64_t floor_bytes = 0;
   double attended_tokens = 0;
-  uint64_t transfer_bytes = 0;  // a step, from the host
+  uint64_t transfer_bytes = 0;  // a step, from the host or from a disk
+  uint64_t disk_bytes = 0;      // a step, of those that the page cache did not have
   std::optional<double> hit_rate;
   double prefill_seconds = 0;  // where the context was computed
   std::vector<OpShare> ops;

@@ -84,7 +84,7 @@ nlohmann::ordered_json PolicyJson(const std::string& name, const Document& docum
           {"prefill_tok_s", PerSecond(s.prefill_tokens, s.prefill_seconds)},
           {"ms_per_token", result.decode_ms},
           {"attended_tokens", s.attended_tokens},
-          {"held_bytes", s.held_bytes.host + s.held_bytes.device},
+          {"held_bytes", s.held_bytes.host + s.held_bytes.device + s.held_bytes.disk},
           {"process_bytes", ResidentMemory()},
           {"answers", answers}};
 }
@@ -172,7 +172,8 @@ Status Quickstart(const EvalFlags& f) {
         "{:<14} {:>2}/{:<2} {:>14.0f} {:>13.1f} {:>12.2f} {:>10.0f} {:>10} {:>10}", name, right,
         result.answers.size(), static_cast<double>(s.prefill_tokens) / s.prefill_seconds,
         1e3 / result.decode_ms, result.decode_ms, s.attended_tokens,
-        HumanBytes(s.held_bytes.host + s.held_bytes.device), HumanBytes(ResidentMemory())));
+        HumanBytes(s.held_bytes.host + s.held_bytes.device + s.held_bytes.disk),
+        HumanBytes(ResidentMemory())));
   }
   if (f.json) {
     fmt::print("{}\n", Dump({{"document", folder},

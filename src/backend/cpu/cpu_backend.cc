@@ -21,6 +21,7 @@
 #include "backend/cpu/score.h"
 #include "backend/cpu/select.h"
 #include "backend/locate_rows.h"
+#include "backend/slots_on_host.h"
 #include "base/check.h"
 #include "base/memory.h"
 
@@ -388,10 +389,10 @@ struct CpuBackend::Impl {
     const auto n = static_cast<size_t>(a.sample != nullptr ? a.vocab : 0);
     CpuNextToken(a, {reinterpret_cast<SampleCandidate*>(Scratch()), n});
   }
-  void Execute(const WorkingSetArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
-  void Execute(const FetchRowsArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
-  void Execute(const ListPiecesArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
-  void Execute(const PieceTableArgs&) { OKV_CHECK(false, "all K/V are on the host"); }
+  void Execute(const WorkingSetArgs& a) { WorkingSetOnHost(a); }
+  void Execute(const FetchRowsArgs& a) { FetchRowsOnHost(a); }
+  void Execute(const ListPiecesArgs& a) { ListPiecesOnHost(a); }
+  void Execute(const PieceTableArgs& a) { PieceTableOnHost(a); }
   void Execute(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
   void Execute(const PickHeadsArgs& a) { CpuPickHeads(a, pool); }
@@ -489,10 +490,6 @@ Support CpuBackend::Supports(const Op& op) const {
          a->plan.segments[0].window != 0)) {
       return {false, "scores need a plan of one range without a window"};
     }
-  }
-  if (std::holds_alternative<WorkingSetArgs>(op) || std::holds_alternative<FetchRowsArgs>(op) ||
-      std::holds_alternative<ListPiecesArgs>(op) || std::holds_alternative<PieceTableArgs>(op)) {
-    return {false, "all K/V are on the host"};
   }
   if (const auto* a = std::get_if<CustomArgs>(&op)) {
     if (a->kernels->cpu == nullptr) {

@@ -6,6 +6,7 @@
 
 #include "backend/kv_format.h"
 #include "backend/locate_rows.h"
+#include "backend/slots_on_host.h"
 
 namespace omnikv {
 namespace {
@@ -185,10 +186,10 @@ class RefBackend : public HostBackend {
   static void Execute(const PoolArgs& a) { RefPool(a); }
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }
   static void Execute(const TopKArgs& a) { RefTopK(a); }
-  static void Execute(const WorkingSetArgs& a) { RefWorkingSet(a); }
-  static void Execute(const FetchRowsArgs& a) { RefFetchRows(a); }
-  static void Execute(const ListPiecesArgs& a) { RefListPieces(a); }
-  static void Execute(const PieceTableArgs& a) { RefPieceTable(a); }
+  static void Execute(const WorkingSetArgs& a) { WorkingSetOnHost(a); }
+  static void Execute(const FetchRowsArgs& a) { FetchRowsOnHost(a); }
+  static void Execute(const ListPiecesArgs& a) { ListPiecesOnHost(a); }
+  static void Execute(const PieceTableArgs& a) { PieceTableOnHost(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
   static void Execute(const PickHeadsArgs& a) { RefPickHeads(a); }

@@ -7,7 +7,7 @@
 
 namespace omnikv {
 
-std::unique_ptr<Backend> MakeRefBackend();
+std::unique_ptr<Backend> MakeRefBackend();  // a HostBackend
 
 // The attention and selection ops (ref_attend.cc), for MakeRefBackend.
 void RefAttend(const AttendArgs& a);
@@ -16,10 +16,6 @@ void RefPickHeads(const PickHeadsArgs& args);
 void RefScoreReduce(const ScoreReduceArgs& a);
 void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
-void RefWorkingSet(const WorkingSetArgs& a);
-void RefFetchRows(const FetchRowsArgs& a);
-void RefListPieces(const ListPiecesArgs& a);
-void RefPieceTable(const PieceTableArgs& a);
 void RefStoreRows(const StoreRowsArgs& a);
 void RefCompact(const CompactArgs& a);
 void RefEvict(const EvictArgs& a);

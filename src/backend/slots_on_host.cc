@@ -2,20 +2,23 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/ref/ref_backend.h"
+#include "backend/slots_on_host.h"
 #include "base/check.h"
 
 namespace omnikv {
 
 namespace {
 
-// The `n` slots to give, ascending.
+// The `n` slots to give, ascending: those that were read longest ago, the first of equals.
 std::vector<int32_t> SlotsToGive(const WorkingSetArgs& a, uint32_t step, int64_t n) {
   std::vector<int32_t> slots;
   for (int32_t s = 0; s < a.n_slots; ++s) {
     if (SlotAge(a.used[s], step) > 0) slots.push_back(s);
   }
-  std::stable_sort(slots.begin(), slots.end(), [&](int32_t s, int32_t t) {
+  OKV_CHECK(n <= static_cast<int64_t>(slots.size()));
+  // Most slots stay, so they are not sorted.
+  std::nth_element(slots.begin(), slots.begin() + n, slots.end(), [&](int32_t s, int32_t t) {
+    if (SlotAge(a.used[s], step) == SlotAge(a.used[t], step)) return s < t;
     return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);
   });
   slots.resize(static_cast<size_t>(n));
@@ -91,11 +94,11 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
 
 }  // namespace
 
-void RefWorkingSet(const WorkingSetArgs& a) {
+void WorkingSetOnHost(const WorkingSetArgs& a) {
   for (int32_t q = 0; q < a.n_seqs; ++q) UpdateSequence(a.Of(q), q * a.n_slots);
 }
 
-void RefFetchRows(const FetchRowsArgs& a) {
+void FetchRowsOnHost(const FetchRowsArgs& a) {
   for (int32_t l = 0; l < a.lists; ++l) {
     const int32_t* from = a.from_row + int64_t{l} * a.capacity;
     const int32_t* to = a.to_row + int64_t{l} * a.capacity;
@@ -106,7 +109,7 @@ void RefFetchRows(const FetchRowsArgs& a) {
   }
 }
 
-void RefListPieces(const ListPiecesArgs& a) {
+void ListPiecesOnHost(const ListPiecesArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     const SeqMeta seq = a.seqs[s];
     const int32_t n = seq.q_len == 0 ? 0 : a.count[s];
@@ -125,7 +128,7 @@ void RefListPieces(const ListPiecesArgs& a) {
   }
 }
 
-void RefPieceTable(const PieceTableArgs& a) {
+void PieceTableOnHost(const PieceTableArgs& a) {
   for (int32_t s = 0; s < a.n_seqs; ++s) {
     if (a.seqs[s].q_len == 0) continue;
     const int64_t first = int64_t{s} * a.capacity;

@@ -30,6 +30,8 @@ KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "bl
 INFLLM = "src/policy/infllm/"
 KVZIP = "src/policy/kvzip/kvzip.cc"
 READ_PICTURE = "src/engine/read_picture.cc"
+NAMELESS, DISK = "src/io/nameless_file.cc", "src/backend/disk_memory.cc"
+HOST_BACKEND, HOLDINGS = "src/backend/host_backend.cc", "src/engine/holdings.cc"
 CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
 OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
@@ -622,6 +624,30 @@ FAULTS = {
         KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
+    "files_of_the_disk_have_holes": (
+        NAMELESS, "posix_fallocate(mapped.file_, 0, static_cast<off_t>(bytes))",
+        "ftruncate(mapped.file_, static_cast<off_t>(bytes))"),
+    "all_rows_of_a_fetch_are_neighbours": (
+        DISK, "pieces[i].from == pieces[i - 1].from + pieces[i - 1].bytes;", "true;"),
+    "reads_of_a_disk_are_not_awaited": (
+        DISK, "done_.wait(lock, [&] { return job->Done(); });", ""),
+    "copies_from_a_disk_overtake": (
+        DISK, "in_order_.push_back(job);", "in_order_.push_front(job);"),
+    "a_lane_does_not_await_the_disk": (
+        HOST_BACKEND, "if (disk_ != nullptr && for_ == Lane::kIn && waits != for_)",
+        "if (disk_ != nullptr && for_ == Lane::kOut && waits != for_)"),
+    "signals_of_a_disk_are_reached_at_once": (
+        HOST_BACKEND, "lane == Lane::kIn ? disk_->begun() : 0",
+        "lane == Lane::kOut ? disk_->begun() : 0"),
+    "units_of_a_disk_are_attended_to_there": (
+        PLACEMENT, "chooses && plan.on_disk && reads.HeldByUnit()", "false"),
+    "the_room_of_a_disk_is_not_checked": (
+        PLACEMENT, "if (p.kv_host <= host.bytes) return {};",
+        "if (p.on_disk || p.kv_host <= host.bytes) return {};"),
+    "layers_leave_memory_that_has_room": (
+        PLACEMENT, "|| options.place == \"disk\";\n  plan.context", "|| plan.on_disk;\n  plan.context"),
+    "kv_on_a_disk_count_as_memory": (
+        HOLDINGS, "(card ? held.bytes.host : held.bytes.disk)", "held.bytes.host"),
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
@@ -655,6 +681,9 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{name: ("read_picture_test", "ReadPictures.*") for name in (
                    "requests_with_pictures_run_ahead", "steps_ahead_are_not_counted",
                    "hits_of_the_last_member_alone")},
+               NAMELESS: ("io_test", "MappedFile.*"),
+               **{path: ("disk_memory_test", "*") for path in (DISK, HOST_BACKEND)},
+               HOLDINGS: ("disk_tier_test", "*Statistics*/cpu"),
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_saved_context_is_not_checked": ("context_test", "*SaveTest*/cpu"),
                "src/engine/context_reading.cc": ("context_store_test", "StoreReading*"),
@@ -683,6 +712,9 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    "kvzip_passes_see_the_chunks_before")},
                "src/policy/block_rule.h": ("policy_test", "Blocks*"),
                PLACEMENT: ("engine_test", "PlacementTest*"),
+               "units_of_a_disk_are_attended_to_there": ("disk_tier_test", "*ChangesNothing/cpu"),
+               **{name: ("engine_test", "DiskPlacementTest.*") for name in (
+                   "the_room_of_a_disk_is_not_checked", "layers_leave_memory_that_has_room")},
                **{path: ("held_memory_test", "*Reserved*streaming_cpu:*AtThePeak*_cpu")
                   for path in (BANK_CONFIG, PROMPT_STAGE, STREAMING)},
                CPU + "matvec.cc": ("cpu_backend_test", "*RowsOfProducts*"),

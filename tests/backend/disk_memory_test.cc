@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -56,6 +58,20 @@ TEST(DiskMemory, ReadsEachPieceToItsPlace) {
     ASSERT_EQ(std::memcmp(pieces[i].to, data.data() + rows[i] * kRow, kRow), 0) << "piece " << i;
   }
   EXPECT_EQ(memory->bytes_read(), rows.size() * kRow);
+  // All are there when the call returns, whoever reads them.
+  constexpr size_t kPart = size_t{16} << 10;
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::byte> all(kSize);
+    pieces.clear();
+    for (size_t at = kSize; at > 0;
+         at -= kPart) {  // no neighbours; what is compared first comes last
+      pieces.push_back({.from = buffer.as<std::byte>() + at - kPart,
+                        .to = all.data() + at - kPart,
+                        .bytes = kPart});
+    }
+    memory->Read(pieces);
+    ASSERT_EQ(std::memcmp(all.data(), data.data(), kSize), 0);
+  }
   EXPECT_TRUE(memory->TakeFailure().ok());
 }
 
@@ -102,6 +118,32 @@ TEST(DiskMemory, KnowsWhatIsItsOwn) {
   EXPECT_TRUE(std::filesystem::is_empty(Folder())) << "its files have no names";
 }
 
+// As if the disk had lost the end of a file.
+TEST(DiskMemory, ADiskThatFailsEndsInASentence) {
+  const auto memory = *DiskMemory::Create(Folder());
+  const Buffer buffer = *memory->Allocate(kSize, "test");
+  int cut = 0;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(file.path(), error);
+    if (target.find("/disk_memory/") == std::string::npos) continue;
+    ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
+    ++cut;
+  }
+  ASSERT_EQ(cut, 1);
+  std::vector<std::byte> to(100);
+  memory->Read({{.from = buffer.as<std::byte>(), .to = to.data(), .bytes = to.size()}});
+  EXPECT_TRUE(memory->TakeFailure().ok());
+  memory->Read({{.from = buffer.as<std::byte>() + 8192, .to = to.data(), .bytes = to.size()}});
+  EXPECT_THAT(memory->TakeFailure().message(),
+              ::testing::AllOf(::testing::HasSubstr(Folder()),
+                               ::testing::HasSubstr("K/V cannot be read there")));
+  EXPECT_TRUE(memory->TakeFailure().ok()) << "it is said once";
+  memory->Begin({.from = buffer.as<std::byte>() + 8192, .to = to.data(), .bytes = to.size()});
+  memory->Await(memory->begun());
+  EXPECT_FALSE(memory->TakeFailure().ok());
+}
+
 // A lane's signal is reached when what was copied there before it has come.
 TEST(HostBackendOnDisk, LanesAreWaitedFor) {
   const auto backend = MakeRefBackend();
@@ -109,16 +151,22 @@ TEST(HostBackendOnDisk, LanesAreWaitedFor) {
   const Buffer disk = *backend->AllocateSharedLater(kSize, "test");
   const std::vector<std::byte> data = Bytes(kSize, 5);
   backend->Upload(disk.as<>(), data.data(), kSize);
-  for (int round = 0; round < 10; ++round) {
-    std::vector<std::byte> a(kSize), b(kSize), c(kSize);
-    backend->Copy(a.data(), disk.as<>(), kSize, Lane::kIn);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::byte> before(kSize), a(kSize), b(kSize), c(kSize);
+    const auto copy = [&](std::vector<std::byte>& to) {  // behind others that take longer
+      for (int i = 0; i < 20; ++i) {
+        backend->Copy(before.data(), disk.as<>(), kSize, Lane::kIn);
+      }
+      backend->Copy(to.data(), disk.as<>(), kSize, Lane::kIn);
+    };
+    copy(a);
     backend->Signal(1, Lane::kIn);
-    backend->Copy(b.data(), disk.as<>(), kSize, Lane::kIn);
+    copy(b);
     backend->WaitFor(1, Lane::kMain);
     ASSERT_EQ(a, data);
     backend->Join(Lane::kMain, Lane::kIn);
     ASSERT_EQ(b, data);
-    backend->Copy(c.data(), disk.as<>(), kSize, Lane::kIn);
+    copy(c);
     backend->Synchronize();
     ASSERT_EQ(c, data);
   }

@@ -77,7 +77,7 @@ House Make(std::unique_ptr<Backend> backend, const PolicyOptions& policy,
   if (on_device) core->options.place = place;
   core->options.policy = policy;
   core->options.kv_dtype = card ? "f16" : "f32";
-  core->options.prefill_chunk = 48;
+  core->options.prefill_chunk = card ? 256 : 48;
   SmallShape shape{.n_layers = kLayers, .max_context = 400};
   if (card) shape.d_model = 128, shape.head_dim = 64, shape.ffn = 256;
   ModelConfig& config = core->config = SmallLlama(shape);

@@ -528,6 +528,7 @@ TEST_P(SchedulerTest, AnUrgentRequestNeedNotWait) {
   }
   // One that is swapped out can be cancelled, and its room is free then.
   const auto engine = Load(Options(GetParam(), 2));
+  const auto quiet = Load(Options(GetParam(), 1));
   // More than rows of 70 tokens take, and less than those of 440.
   const BankConfig& bank = CoreOf(*engine).bank->config();
   const uint64_t room = 5 * static_cast<uint64_t>(bank.block_tokens) * Bank::BytesPerToken(bank);
@@ -557,7 +558,7 @@ TEST_P(SchedulerTest, AnUrgentRequestNeedNotWait) {
     house.Ask(request);
     house.RunDry();
     EXPECT_EQ(first.Ended().stats.preemptions, keeps_all ? 0 : 1);
-    EXPECT_EQ(first.tokens, Alone(*engine, first.request));
+    EXPECT_EQ(first.tokens, Alone(*quiet, first.request));
   }
   auto refused = Scheduler::Create(CoreOf(*engine), {.seats = 1, .swap_folder = "/no/folder"});
   ASSERT_FALSE(refused.ok());

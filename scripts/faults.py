@@ -90,6 +90,11 @@ FAULTS = {
     "generated_rows_are_for_everyone": (
         "src/engine/kept_contexts.cc", "own ? common",
         "own || from.dense_rows > 0 ? common"),
+    "samplers_do_not_know_what_the_device_drew": (
+        "src/engine/stepper.cc", "if (draws->samplers[r] != nullptr) draws->samplers[r]->Take",
+        "if (draws->samplers[r] == nullptr) draws->samplers[r]->Take"),
+    "a_device_draws_for_the_prompt": (
+        "src/engine/stepper.cc", "n_rows += group.prefill ? 0 : group.n_rows", "n_rows += group.n_rows"),
     "steps_ahead_are_not_counted": (
         "src/engine/scheduler_steps.cc", "  CountStep(rows);\n  std::vector<int32_t> drawn;",
         "  std::vector<int32_t> drawn;"),
@@ -676,6 +681,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("equals_preempt_equals", "*Urgent*cpu"),
                    ("a_promise_is_not_kept", "*AllGrow*cpu"),
                    ("newer_prompts_go_first", "*NewerPrompts*cpu"),
+                   ("samplers_do_not_know_what_the_device_drew", "SchedulerAhead.*"),
+                   ("a_device_draws_for_the_prompt", "SchedulerAhead.*"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
                READ_PICTURE: ("read_picture_test", "*/cpu"),
                **{name: ("read_picture_test", "ReadPictures.*") for name in (

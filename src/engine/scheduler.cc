@@ -126,7 +126,7 @@ bool Scheduler::Turn() {
     Sequences together;
     Sequences alone;
     Decoding(prompt, together, alone);
-    if (prompt == nullptr && alone.empty() && CanGoAhead(together)) {
+    if (prompt == nullptr && alone.empty() && DeviceDraws(together)) {
       if (const Status ran = StepAhead(together); !ran.ok()) Apart(together, nullptr, ran);
     } else {
       EndAhead();

@@ -363,7 +363,7 @@ class Scheduler {
   // Sequences that decode: those that share a step, group after group, and those that take one
   // each.
   void Decoding(const Sequence* prompt, Sequences& together, Sequences& alone);
-  bool CanGoAhead(const Sequences& rows) const;
+  bool DeviceDraws(const Sequences& rows) const;
   Status StepAhead(const Sequences& rows);
   void EndAhead();
   // A step without a prompt took so long.

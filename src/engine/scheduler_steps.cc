@@ -94,7 +94,7 @@ void Scheduler::Decoding(const Sequence* prompt, Sequences& together, Sequences&
   }
 }
 
-bool Scheduler::CanGoAhead(const Sequences& rows) const {
+bool Scheduler::DeviceDraws(const Sequences& rows) const {
   return core_.backend->OnDevice() && !rows.empty() &&
          std::all_of(rows.begin(), rows.end(), [](const Sequence* s) {
            return s->request.top_logprobs < 0 && s->request.filter == nullptr &&
@@ -193,10 +193,15 @@ Status Scheduler::BeginPrompt(Sequence& s) {
 Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
   std::vector<DecodeRow> decode;
   std::vector<float*> logits;
+  std::vector<Sampler*> samplers;
+  std::vector<int32_t> drawn(rows.size());
   for (Sequence* s : rows) {
     decode.push_back({s->group->rows.get(), s->member, s->next});
     logits.push_back(s->logits.data());
+    samplers.push_back(&s->answer.sampler());
   }
+  const BackendDraws by_device{.samplers = samplers, .tokens = drawn};
+  const BackendDraws* const draws = DeviceDraws(rows) ? &by_device : nullptr;
   ReadWatch watch(core_);
   const std::vector<int32_t> watched = WatchReads(rows, watch);
   const Watching watching(stepper_, watch);
@@ -206,12 +211,12 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
   };
   int64_t before = 0;
   if (prompt == nullptr) {
-    OKV_RETURN_IF_ERROR(stepper_.Step(decode, logits));
+    OKV_RETURN_IF_ERROR(stepper_.Step(decode, logits, nullptr, draws));
     if (watch.empty()) CountAlone(took());
   } else {
     OKV_RETURN_IF_ERROR(BeginPrompt(*prompt));
     prompt->turn = ++turns_;
-    PromptSteps::Company company{.rows = decode, .logits = logits};
+    PromptSteps::Company company{.rows = decode, .logits = logits, .draws = draws};
     if (!rows.empty()) {
       const double limit = std::max(options_.token_ms, 2 * alone_ms_);
       const auto beside =
@@ -230,7 +235,9 @@ Status Scheduler::StepOf(const Sequences& rows, Sequence* prompt) {
   CountStep(rows);
   for (Sequence* s : rows) Appended(*s);
   TellReads(rows, watched, watch);
-  for (Sequence* s : rows) Draw(*s);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    draws != nullptr ? Drawn(*rows[r], drawn[r]) : Draw(*rows[r]);
+  }
   if (prompt != nullptr) AfterChunk(*prompt, before);
   return {};
 }

@@ -138,7 +138,7 @@ void Stepper::Enqueue(int32_t logits_row, StepEnd end) {
               groups_, logits_row);
   if (end == StepEnd::kLogits) return;
   int32_t n_rows = 0;
-  for (const StepGroup& group : groups_) n_rows += group.n_rows;
+  for (const StepGroup& group : groups_) n_rows += group.prefill ? 0 : group.n_rows;
   const ChoiceBuffers& choices = core_.choices;
   const bool draws = end == StepEnd::kSample;
   core_.backend->Enqueue(
@@ -177,6 +177,42 @@ void Stepper::SetGroups(std::span<const DecodeRow> rows) {
   }
 }
 
+StepEnd Stepper::EndOf(std::span<Sampler* const> samplers) {
+  const bool draws = std::any_of(samplers.begin(), samplers.end(), [](const Sampler* sampler) {
+    return sampler != nullptr && !sampler->IsArgmax();
+  });
+  return draws ? StepEnd::kSample : StepEnd::kArgmax;
+}
+
+Status Stepper::PrepareDraws(std::span<Sampler* const> samplers, StepEnd end, uint32_t step) {
+  Backend& backend = *core_.backend;
+  ChoiceBuffers& choices = core_.choices;
+  const auto words = static_cast<size_t>(SeenWords(core_.config.vocab));
+  const auto take = [&](Buffer& buffer, size_t bytes) -> Status {
+    if (buffer.size() != 0) return {};
+    OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(bytes, "chosen tokens"));
+    return {};
+  };
+  OKV_RETURN_IF_ERROR(take(choices.count, 4));
+  if (choices.chosen.size() == 0) {
+    OKV_ASSIGN_OR_RETURN(
+        choices.chosen, backend.AllocateShared(4 * StepsAhead::kMost * kMaxBatch, "chosen tokens"));
+  }
+  backend.Upload(choices.count.as(), &step, sizeof(step));
+  if (end != StepEnd::kSample) return {};
+  OKV_RETURN_IF_ERROR(take(choices.samples, kMaxBatch * sizeof(SampleMeta)));
+  OKV_RETURN_IF_ERROR(take(choices.seen, kMaxBatch * words * sizeof(uint32_t)));
+  for (size_t r = 0; r < samplers.size(); ++r) {
+    const Sampler* sampler = samplers[r];
+    const SampleMeta meta = sampler != nullptr ? sampler->meta() : SampleMeta{};
+    backend.Upload(choices.samples.as<SampleMeta>() + r, &meta, sizeof(meta));
+    if (sampler == nullptr) continue;
+    backend.Upload(choices.seen.as<uint32_t>() + r * words, sampler->seen().data(),
+                   words * sizeof(uint32_t));
+  }
+  return {};
+}
+
 Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end) {
   Backend& backend = *core_.backend;
   SetGroups(rows);
@@ -212,7 +248,8 @@ Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_ro
   return backend.TakeFailure();
 }
 
-Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk) {
+Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk,
+                                 StepEnd end) {
   SetGroups(rows);
   RowGroup& group = *chunk.group;
   const auto n_rows = static_cast<int32_t>(chunk.tokens.size());
@@ -231,7 +268,7 @@ Status Stepper::EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptCh
        .chooses = group.ChoosesAfter(chunk.member, FirstPos(chunk) + n_rows, chunk.prompt_end),
        .pass = chunk.pass,
        .one_layer = chunk.one_layer});
-  Enqueue(0, StepEnd::kLogits);
+  Enqueue(0, end);
   return core_.backend->TakeFailure();
 }
 
@@ -243,7 +280,7 @@ Status Stepper::Logits(int32_t row, int64_t length, float* to) const {
 }
 
 Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> logits,
-                     const PromptChunk* chunk) {
+                     const PromptChunk* chunk, const BackendDraws* draws) {
   OKV_RETURN_IF_ERROR(Check(rows, chunk));
   OKV_RETURN_IF_ERROR(Append(rows));
   const int64_t chunk_pos = chunk != nullptr ? chunk->group->length(chunk->member) : 0;
@@ -253,10 +290,20 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
     if (!room.ok()) return GiveUp(rows, room);
   }
   Upload(rows, chunk);
-  Status status =
-      chunk != nullptr ? EnqueueWithChunk(rows, *chunk) : EnqueueDecode(rows, 0, StepEnd::kLogits);
+  const StepEnd end = draws != nullptr && !rows.empty() ? EndOf(draws->samplers) : StepEnd::kLogits;
+  Status status;
+  if (end != StepEnd::kLogits) status = PrepareDraws(draws->samplers, end, /*step=*/0);
+  if (status.ok()) {
+    status = chunk != nullptr ? EnqueueWithChunk(rows, *chunk, end) : EnqueueDecode(rows, 0, end);
+  }
+  if (status.ok() && end != StepEnd::kLogits) core_.backend->Await(core_.backend->SetMark());
   for (size_t r = 0; r < rows.size() && status.ok(); ++r) {
-    status = Logits(static_cast<int32_t>(r), rows[r].group->length(rows[r].member), logits[r]);
+    const int64_t length = rows[r].group->length(rows[r].member);
+    if (end == StepEnd::kLogits) {
+      status = Logits(static_cast<int32_t>(r), length, logits[r]);
+    } else if ((draws->tokens[r] = core_.choices.chosen.as<int32_t>()[r]) < 0) {
+      status = LogitsNotFinite(core_, length);
+    }
   }
   if (!status.ok() && chunk != nullptr) {
     core_.backend->Synchronize();
@@ -271,6 +318,9 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   for (const auto& [group, member, token] : rows) group->Drop(member, group->length(member));
   if (chunk != nullptr) {
     chunk->group->EndPromptRows(chunk->member, chunk->prompt_end);
+  }
+  for (size_t r = 0; r < rows.size() && end != StepEnd::kLogits; ++r) {
+    if (draws->samplers[r] != nullptr) draws->samplers[r]->Take(draws->tokens[r]);
   }
   return {};
 }
@@ -435,7 +485,8 @@ bool PromptSteps::TakesCompany(int32_t n) const {
 
 Status PromptSteps::Run(const PromptChunk& chunk, int64_t first_pos, int64_t row,
                         const Company& company) {
-  if (by_layer_ == nullptr) return stepper_->Step(company.rows, company.logits, &chunk);
+  if (by_layer_ == nullptr)
+    return stepper_->Step(company.rows, company.logits, &chunk, company.draws);
   EngineCore& core = stepper_->core_;
   const int64_t d = core.config.d_model;
   float* const x = by_layer_->x.as<float>() + row * d;
@@ -546,49 +597,21 @@ Status PromptSteps::AdvancePrompt(const Company& company) {
 
 StepsAhead::StepsAhead(Stepper& stepper, std::vector<DecodeRow> rows,
                        std::vector<Sampler*> samplers)
-    : stepper_(stepper), rows_(std::move(rows)), samplers_(std::move(samplers)) {
+    : stepper_(stepper),
+      rows_(std::move(rows)),
+      samplers_(std::move(samplers)),
+      end_(Stepper::EndOf(samplers_)) {
   OKV_CHECK(samplers_.size() == rows_.size());
-  const bool draws = std::any_of(samplers_.begin(), samplers_.end(), [](const Sampler* sampler) {
-    return sampler != nullptr && !sampler->IsArgmax();
-  });
-  end_ = draws ? StepEnd::kSample : StepEnd::kArgmax;
-}
-
-Status StepsAhead::Prepare() {
-  Backend& backend = *stepper_.core_.backend;
-  ChoiceBuffers& choices = stepper_.core_.choices;
-  const auto words = static_cast<size_t>(SeenWords(stepper_.core_.config.vocab));
-  const auto take = [&](Buffer& buffer, size_t bytes) -> Status {
-    if (buffer.size() != 0) return {};
-    OKV_ASSIGN_OR_RETURN(buffer, backend.Allocate(bytes, "chosen tokens"));
-    return {};
-  };
-  OKV_RETURN_IF_ERROR(take(choices.count, 4));
-  if (choices.chosen.size() == 0) {
-    OKV_ASSIGN_OR_RETURN(choices.chosen,
-                         backend.AllocateShared(4 * kMost * kMaxBatch, "chosen tokens"));
-  }
-  stepper_.Upload(rows_, nullptr);
-  backend.Upload(choices.count.as(), &launched_, sizeof(launched_));
-  if (end_ != StepEnd::kSample) return {};
-  OKV_RETURN_IF_ERROR(take(choices.samples, kMaxBatch * sizeof(SampleMeta)));
-  OKV_RETURN_IF_ERROR(take(choices.seen, kMaxBatch * words * sizeof(uint32_t)));
-  // This also forgets what steps that nobody read have drawn.
-  for (size_t r = 0; r < samplers_.size(); ++r) {
-    const Sampler* sampler = samplers_[r];
-    const SampleMeta meta = sampler != nullptr ? sampler->meta() : SampleMeta{};
-    backend.Upload(choices.samples.as<SampleMeta>() + r, &meta, sizeof(meta));
-    if (sampler == nullptr) continue;
-    backend.Upload(choices.seen.as<uint32_t>() + r * words, sampler->seen().data(),
-                   words * sizeof(uint32_t));
-  }
-  return {};
 }
 
 Status StepsAhead::Launch() {
   OKV_RETURN_IF_ERROR(stepper_.Check(rows_, nullptr));
   OKV_RETURN_IF_ERROR(stepper_.Append(rows_));
-  Status status = launched_ == read_ ? Prepare() : Status();
+  Status status;
+  if (launched_ == read_) {  // forgets what steps that nobody read have drawn
+    status = stepper_.PrepareDraws(samplers_, end_, launched_);
+    stepper_.Upload(rows_, nullptr);
+  }
   if (status.ok()) status = stepper_.EnqueueDecode(rows_, RowOf(launched_), end_);
   if (!status.ok()) return stepper_.GiveUp(rows_, status);
   marks_[launched_ % kMost] = stepper_.core_.backend->SetMark();

@@ -35,6 +35,14 @@ struct PromptChunk {
   int32_t pass = -1;      // the rows are those of a pass over the prompt, behind its end
 };
 
+// Who draws what follows the decode rows of a step, on the backend: samplers[r] (null: the highest
+// logit) the one of row r, which goes to tokens[r] and is known to the sampler then. REQUIRES none
+// that ChangesLogits.
+struct BackendDraws {
+  std::span<Sampler* const> samplers;
+  std::span<int32_t> tokens;
+};
+
 // Enqueues steps into the workspace of an engine. A step may have rows of several groups, which
 // follow each other; weights are read once for all of its decode rows. One thread drives it, as it
 // drives the engine.
@@ -46,9 +54,9 @@ class Stepper {
   // their tokens. Row r of the logits is that of rows[r]; those of the chunk come after them. On
   // failure (a full context, a token out of range, logits of a row that are not finite) nothing has
   // changed, but what was near of the chunk's sequence is lost; and all of it, where the chunk ends
-  // in a choice of rows.
+  // in a choice of rows. With `draws` no logits of rows come, but tokens.
   Status Step(std::span<const DecodeRow> rows, std::span<float* const> logits,
-              const PromptChunk* chunk = nullptr);
+              const PromptChunk* chunk = nullptr, const BackendDraws* draws = nullptr);
   // Is shown what decode rows read in the steps from now on, which are not recorded; null: no one.
   void set_watch(AttendWatch* watch) { watch_ = watch; }
   // A step of a chunk alone. Its logits are in the rows from 0 on.
@@ -91,7 +99,10 @@ class Stepper {
   void AddRow(int32_t member, int64_t pos, int32_t token, size_t first_seq);
   // Enqueues it. Its logits go to the rows from `logits_row` on.
   Status EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_row, StepEnd end);
-  Status EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk);
+  Status EnqueueWithChunk(std::span<const DecodeRow> rows, const PromptChunk& chunk, StepEnd end);
+  static StepEnd EndOf(std::span<Sampler* const> samplers);
+  // What the backend draws from in a step that ends so, its number among those that do.
+  Status PrepareDraws(std::span<Sampler* const> samplers, StepEnd end, uint32_t step);
   void SetGroups(std::span<const DecodeRow> rows);
   void Enqueue(int32_t logits_row, StepEnd end);
 
@@ -121,11 +132,12 @@ class PromptSteps {
   ~PromptSteps();
 
   bool done() const { return InPlace() && pass_ == passes_.size(); }
-  // Decode rows of other sequences that share a step of the prompt, where their logits go
-  // (Stepper::Step), and the most rows of the prompt in it.
+  // Decode rows of other sequences that share a step of the prompt, where their logits go or who
+  // draws from them (Stepper::Step), and the most rows of the prompt in it.
   struct Company {
     std::span<const DecodeRow> rows = {};
     std::span<float* const> logits = {};
+    const BackendDraws* draws = nullptr;
     int32_t most_rows = std::numeric_limits<int32_t>::max();
   };
   // Whether the next step can have `n` decode rows besides: it is of all layers, and there is room
@@ -214,7 +226,6 @@ class StepsAhead {
   static constexpr uint32_t kMost = 2;  // steps launched and not read; their logits alternate
 
  private:
-  Status Prepare();
   Status Launch();
   int32_t RowOf(uint32_t step) const {
     return static_cast<int32_t>(step % kMost) * static_cast<int32_t>(rows_.size());

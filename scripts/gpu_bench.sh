@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host batches serving seats capped brutal prefill shapes policies
+all_parts=(full omnikv host batches serving seats store capped brutal prefill shapes policies
   kcache_1024 kcache_4096 kcache_7168 kcache_15360 kcache_8b attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
@@ -246,6 +246,23 @@ if measure seats; then
   bench seats_full "${seats[@]}" --policies full --place device --kv-tokens $((5 * 32768))
   bench seats_omnikv "${seats[@]}" --policies omnikv --set "filters=2,8,18" --set budget=1024 \
     --set dense_after_filter=0 --place host --working-set 2048 --hit-rate 0.85
+  done_measuring
+fi
+# A context of 130,000 tokens with the K/V of an 8B model (its weights are smaller): computed, and read
+# from the store, beside the disk's rate. Writes 20 GB to the disk of the working folder.
+if measure store; then
+  folder=$(mktemp -d -p .)
+  if python3 scripts/make_geometry_model.py "$folder/model" 32 2048 16 8 128 4096 32000 >"$logs/store.err" 2>&1 &&
+    timeout "$(left)" python3 scripts/store_speed.py "$omnikv" --tokens 130000 --runs 2 --folder "$folder" -- \
+      -m "$folder/model" --device cuda --policy full >"$logs/store.txt" 2>>"$logs/store.err"; then
+    cases=1
+    while read -r line; do note "\"figure\": $(quote "$line")"; done <"$logs/store.txt"
+    sed 's/^/   /' "$logs/store.txt"
+  else
+    echo "   failed: $(tail -1 "$logs/store.err")"
+    bad+=("store ($(tail -1 "$logs/store.err"))")
+  fi
+  rm -rf "$folder"
   done_measuring
 fi
 if measure capped; then

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/printable.h"
 #include "engine/context_file.h"
 #include "io/checksum.h"
@@ -153,9 +154,12 @@ void ContextStore::Store(int32_t seq, std::vector<int32_t> tokens, int64_t dense
     } else if (bytes > options_.bytes) {
       known = ResourceExhausted(fmt::format(
           "the context takes some {} bytes, but the store holds {} in all", bytes, options_.bytes));
-    } else if (queued_ + bytes > options_.queue_bytes) {
+    } else if (queued_ + bytes > options_.queue_bytes &&
+               (queued_ > 0 || bytes > AvailableMemory() / 2)) {
       known = ResourceExhausted(
-          fmt::format("{} bytes of contexts wait to be written already", queued_));
+          fmt::format("a context of {} bytes waits for memory to be written from, and {} bytes of "
+                      "others wait already",
+                      bytes, queued_));
     }
   }
   if (known) {

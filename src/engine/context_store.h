@@ -24,7 +24,9 @@ struct ContextStoreOptions {
   std::string folder;                      // made where it is not there
   uint64_t bytes = 0;                      // that its files take at most
   int64_t least_tokens = 256;              // of a context that is worth a file
-  uint64_t queue_bytes = size_t{2} << 30;  // that wait to be written; more are not stored
+  // That wait to be written; more are not stored. A context that finds none waiting may take half of
+  // the memory that is free.
+  uint64_t queue_bytes = size_t{2} << 30;
   DiskReaderOptions reading = {};          // of one file
 };
 

@@ -358,7 +358,7 @@ Status Stepper::MakeStates(RowGroup& group, int32_t member) {
 Status Stepper::OneLayerOf(const PromptChunk& chunk) {
   OKV_RETURN_IF_ERROR(Check({}, &chunk));
   Upload({}, &chunk);
-  return EnqueueWithChunk({}, chunk);
+  return EnqueueWithChunk({}, chunk, StepEnd::kLogits);
 }
 
 Status Stepper::ChooseAfterPasses(RowGroup& group, int32_t member, int64_t tokens,

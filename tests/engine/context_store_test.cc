@@ -28,7 +28,8 @@ std::vector<int32_t> Numbers(size_t n, size_t seed) {
 // An engine with a scheduler and a store, and what a request gets from them.
 class House {
  public:
-  explicit House(const fs::path& folder, uint64_t bytes = 1 << 30, const char* kv_dtype = "f32") {
+  explicit House(const fs::path& folder, uint64_t bytes = 1 << 30, const char* kv_dtype = "f32",
+                 uint64_t queue_bytes = 1 << 30) {
     auto engine = Engine::Load({.model = TestData("tests/golden/policy_model"),
                                 .device = "cpu",
                                 .threads = 2,
@@ -39,7 +40,8 @@ class House {
                                 .kept_contexts = 2});
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
-    auto store = ContextStore::Open(CoreOf(*engine_), {.folder = folder.string(), .bytes = bytes});
+    auto store = ContextStore::Open(
+        CoreOf(*engine_), {.folder = folder.string(), .bytes = bytes, .queue_bytes = queue_bytes});
     EXPECT_TRUE(store.ok()) << store.status().message();
     store_ = std::move(*store);
     scheduler_ = std::move(*Scheduler::Create(CoreOf(*engine_), {.seats = 2}, store_.get()));
@@ -243,6 +245,15 @@ TEST_F(ContextStoreTest, LongerContextsReplaceTheirBeginnings) {
   EXPECT_EQ(Files().size(), 1u);
   house.Ask(Numbers(100, 5));  // too short to be worth a file
   EXPECT_EQ(Files().size(), 1u);
+}
+
+// A context of more bytes than may wait is written where it is the only one.
+TEST_F(ContextStoreTest, OneContextMayBeLongerThanTheQueue) {
+  House house(folder_, 1 << 30, "f32", /*queue_bytes=*/1);
+  house.Ask(Numbers(300, 4));
+  house.Ask(Numbers(300, 5));
+  EXPECT_EQ(house.store().stats().written, 2);
+  EXPECT_EQ(Files().size(), 2u);
 }
 
 TEST_F(ContextStoreTest, KeepsToItsSize) {

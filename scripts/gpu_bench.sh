@@ -242,7 +242,7 @@ fi
 # Requests of 32K tokens within 38 GiB of the card and 96 GiB beside it: as many as fit at a time.
 if measure seats; then
   seats=(--ctx 32768 --context 32000 --batch 26 --kv-dtype f16 --gpu-memory 38GiB --host-memory 96GiB
-    --chunk 2048 --steps 96 --scheduler --token-ms 1000)
+    --chunk 1024 --steps 96 --scheduler --token-ms 1000)
   bench seats_full "${seats[@]}" --policies full --place device --kv-tokens $((5 * 32768))
   bench seats_omnikv "${seats[@]}" --policies omnikv --set "filters=2,8,18" --set budget=1024 \
     --set dense_after_filter=0 --place host --working-set 2048 --hit-rate 0.85

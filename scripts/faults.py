@@ -95,6 +95,12 @@ FAULTS = {
         "if (draws->samplers[r] == nullptr) draws->samplers[r]->Take"),
     "a_device_draws_for_the_prompt": (
         "src/engine/stepper.cc", "n_rows += group.prefill ? 0 : group.n_rows", "n_rows += group.n_rows"),
+    "other_texts_are_the_same": (
+        "src/engine/same_text.cc", "if (of_kept.compare(0, common, of_prompt, 0, common) != 0)",
+        "if (common > 99)"),
+    "a_respelled_prompt_has_the_tokens_of_the_other": (
+        "src/engine/scheduler.cc", "prompt.begin() + same.prompt, prompt.end()",
+        "prompt.begin() + same.kept, prompt.end()"),
     "steps_ahead_are_not_counted": (
         "src/engine/scheduler_steps.cc", "  CountStep(rows);\n  std::vector<int32_t> drawn;",
         "  std::vector<int32_t> drawn;"),
@@ -685,6 +691,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("a_device_draws_for_the_prompt", "SchedulerAhead.*"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
                READ_PICTURE: ("read_picture_test", "*/cpu"),
+               "other_texts_are_the_same": ("engine_test", "*SameText*"),
+               "a_respelled_prompt_has_the_tokens_of_the_other": ("service_test", "*OtherTokens*"),
                **{name: ("read_picture_test", "ReadPictures.*") for name in (
                    "requests_with_pictures_run_ahead", "steps_ahead_are_not_counted",
                    "hits_of_the_last_member_alone")},

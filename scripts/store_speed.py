@@ -116,8 +116,11 @@ def main():
     parser.add_argument("--tokens", type=int, default=24_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", default=".")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS")
-    args = parser.parse_args()
+    own, flags = sys.argv[1:], []
+    if "--" in own:
+        own, flags = own[:own.index("--")], own[own.index("--") + 1:]
+    args = parser.parse_args(own)
+    args.flags = flags
     draw = random.Random(1)
     prompt = [draw.randrange(100, 1000) for _ in range(args.tokens)]
     with tempfile.TemporaryDirectory(dir=args.folder) as store:

@@ -652,9 +652,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const bool all_leave = options.place == "host" || options.place == "disk";
   if (plan.may_leave && (!all_here || all_leave || always || plan.values_away)) {
     OKV_RETURN_IF_ERROR(policy.status());
+    MemoryPlan placed;  // tried last
     // None: there is no room in the backend's own memory.
     const auto place = [&](int64_t kv_tokens) -> std::optional<Result<MemoryPlan>> {
-      MemoryPlan placed = plan;
+      placed = plan;
       placed.kv_tokens = kv_tokens;
       if (!placement.Place(reads, options.working_set, placed)) return std::nullopt;
       OKV_RETURN_IF_ERROR(fits_on_host(placed));
@@ -676,7 +677,6 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       }
       return *best;
     }
-    MemoryPlan placed = plan;
     if (options.working_set > 0 && placement.Place(reads, 0, placed)) {
       return ResourceExhausted(
           fmt::format("`working_set` is {} tokens, which do not fit; auto would be {}: {}",

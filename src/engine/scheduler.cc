@@ -265,6 +265,43 @@ SharedRows Scheduler::RowsOf(const Sequence& s) const {
           .group = s.group->rows->id()};
 }
 
+void Scheduler::Respell(const Group& group, Request& request) {
+  const Tokenizer* const tokenizer = core_.text.tokenizer.get();
+  if (!request.any_spelling || tokenizer == nullptr || !OneRotation(core_.config)) return;
+  if (!token_texts_) {
+    auto texts = TokenTexts::Of(*tokenizer);
+    if (!texts.ok()) return;
+    token_texts_.emplace(std::move(*texts));
+  }
+  int64_t most = 0;
+  std::vector<int32_t> best;
+  const auto offer = [&](const SharedRows& rows) {
+    const std::vector<int32_t>& prompt = request.prompt;
+    const auto usable = [&](std::span<const int32_t> of) {
+      return UsableTokens(core_, *group.rows, group.key, rows, of);
+    };
+    const SameText same = BeginningOf(*token_texts_, rows.tokens, prompt);
+    const bool others = same.kept > CommonTokens(rows.tokens, prompt);
+    const int64_t length = std::ssize(prompt) - same.prompt + same.kept;
+    if (!others || length > core_.bank->config().max_tokens) return;
+    std::vector<int32_t> spelled(rows.tokens.begin(), rows.tokens.begin() + same.kept);
+    spelled.insert(spelled.end(), prompt.begin() + same.prompt, prompt.end());
+    const int64_t gain = usable(spelled) - usable(prompt);
+    if (gain <= most) return;
+    most = gain;
+    best = std::move(spelled);
+  };
+  kept_.ForEach(offer);
+  if (store_ != nullptr) store_->ForEach([&](const StoredContext& c) { offer(c.Rows()); });
+  if (best.empty()) return;
+  // One that could run could still not, with more tokens.
+  const auto total =
+      std::min<int64_t>(core_.bank->config().max_tokens,
+                        TotalTokens(request) + std::ssize(best) - std::ssize(request.prompt));
+  const BlockCounts blocks = MostBlocks(core_, group.rows->policy(), std::ssize(best), total);
+  if (CheckBlocks(core_, blocks, total).ok()) request.prompt = std::move(best);
+}
+
 Scheduler::Best Scheduler::BestRows(const Group& group, std::span<const int32_t> prompt) const {
   const RowGroup& to = *group.rows;
   Best best;
@@ -315,6 +352,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   if (!found.ok()) return wait_or_refuse(found.status());
   Group& group = **found;
   RowGroup& rows = *group.rows;
+  Respell(group, request);
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   Best best = BestRows(group, request.prompt);
   if (best.to_come >= best.tokens + kWorthWaiting) return Admission::kWaitsForRows;

@@ -24,6 +24,7 @@
 #include "engine/holdings.h"
 #include "engine/kept_contexts.h"
 #include "engine/read_picture.h"
+#include "engine/same_text.h"
 #include "engine/stepper.h"
 #include "engine/swapped_member.h"
 
@@ -84,6 +85,9 @@ class TokenFilter {
 
 struct Request {
   std::vector<int32_t> prompt;
+  // The prompt stands for its text: where a context that is there begins with other tokens of the
+  // same text, these are taken (RequestStats::prompt_tokens counts them).
+  bool any_spelling = false;
   PolicyOptions policy;
   GenerateOptions generate;
   int32_t top_logprobs = -1;                 // -1: no log-probabilities
@@ -316,6 +320,9 @@ class Scheduler {
     int64_t tokens = 0;
     int64_t to_come = 0;
   };
+  // Spells the request's prompt as the context, in memory or in the store, of which it can then
+  // have most tokens more than as it is.
+  void Respell(const Group& group, Request& request);
   Best BestRows(const Group& group, std::span<const int32_t> prompt) const;
   // --- What comes from the store while the steps of others go on (scheduler_store.cc).
   // One context of it at a time.
@@ -409,9 +416,10 @@ class Scheduler {
   int64_t ahead_read_ = 0;  // steps, since these rows run ahead
   Clock::time_point ahead_read_at_ = {};
   std::optional<Bringing> bringing_;
-  std::list<Load> loads_;          // that are next
-  std::vector<uint32_t> allowed_;  // of TokenFilter
-  std::vector<float> filtered_;    // logits
+  std::list<Load> loads_;                  // that are next
+  std::optional<TokenTexts> token_texts_;  // once a prompt was to be respelled
+  std::vector<uint32_t> allowed_;          // of TokenFilter
+  std::vector<float> filtered_;            // logits
 
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable wake_;

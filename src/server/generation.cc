@@ -67,6 +67,7 @@ void Generation::Run(const Prompts& prompts, const Request& request, const MakeF
     for (int32_t i = 0; i < question_.n; ++i, ++choice) {
       Request one = request;
       one.prompt = prompt;
+      one.any_spelling = prompts.of_text && !question_.echo;
       if (filter) one.filter = filter();
       one.generate.sampling.seed += static_cast<uint64_t>(i);
       if (question_.stream && question_.stream_progress && choice == 0) {
@@ -150,7 +151,9 @@ void Generation::End(int32_t choice, const Result<RequestEnd>& end) {
   Begin();
   usage_.completion_tokens += end->stats.answer_tokens;
   if (choice % question_.n == 0) {
-    usage_.cached_tokens += end->stats.cached_tokens;
+    // A prompt that was respelled has another number of tokens than was counted for the client.
+    usage_.cached_tokens =
+        std::min(usage_.cached_tokens + end->stats.cached_tokens, usage_.prompt_tokens);
     stats_[static_cast<size_t>(choice / question_.n)] = end->stats;
   }
   if (!end->text.empty()) Say(answering_->Add(choice, {.text = end->text}));

@@ -40,6 +40,9 @@ Result<std::vector<TextSpan>> RenderQuestion(const EngineCore& core, const Quest
 
 Result<Prompts> PromptsOf(const EngineCore& core, const Question& question) {
   Prompts prompts;
+  prompts.of_text = std::ranges::all_of(question.prompts, [](const PlainPrompt& prompt) {
+    return std::holds_alternative<std::string>(prompt);
+  });
   if (!question.messages.is_null()) {
     OKV_RETURN_IF_ERROR(NeedTokenizer(core));
     OKV_ASSIGN_OR_RETURN(const std::vector<TextSpan> spans, RenderQuestion(core, question));

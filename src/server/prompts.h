@@ -19,6 +19,7 @@ Result<std::vector<TextSpan>> RenderQuestion(const EngineCore& core, const Quest
 
 struct Prompts {
   std::vector<std::vector<int32_t>> tokens;  // of each prompt
+  bool of_text = false;                      // all of them, not given as tokens
   std::string end;                           // the last of a conversation's text, up to kEndBytes
   static constexpr size_t kEndBytes = 256;
 };

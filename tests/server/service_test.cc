@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 
 #include "../test_data.h"
 #include "engine/core.h"
+#include "text/tokenizer/token_texts.h"
 
 namespace omnikv::server {
 namespace {
@@ -337,6 +339,49 @@ TEST_F(ServiceTest, TheSamePromptIsThereAlready) {
             0);
   const Json again = Ask("/v1/chat/completions", longer)->json()["usage"];
   EXPECT_EQ(again["prompt_tokens_details"]["cached_tokens"], again["prompt_tokens"].get<int>() - 1);
+}
+
+// A conversation that comes back spells the answer as the tokenizer does, and not as the model did.
+TEST_F(ServiceTest, OtherTokensOfTheSameTextAreThereAlready) {
+  const auto tokens_of = [&](const std::string& text) {
+    return Ask("/tokenize", {{"content", text}, {"add_special", true}})
+        ->json()["tokens"]
+        .get<std::vector<int32_t>>();
+  };
+  const auto answer = [&](const Json& prompt) {
+    return Ask("/v1/completions", {{"prompt", prompt}, {"max_tokens", 8}, {"temperature", 0}})
+        ->json();
+  };
+  const std::string text = "Once the grass was green, and the sky was blue over all of the grass";
+  std::string rest;
+  for (int i = 0; i < 12; ++i) rest += " and the sky was blue";
+  const std::string question = ", said the fox";
+  const std::vector<int32_t> begin = tokens_of(text);
+  const std::vector<int32_t> whole = tokens_of(text + rest);
+  const std::vector<int32_t> asked = tokens_of(text + rest + question);
+  ASSERT_TRUE(std::equal(begin.begin(), begin.end(), whole.begin()));
+  ASSERT_TRUE(std::equal(whole.begin(), whole.end(), asked.begin()));
+  // The rest by letters.
+  const TokenTexts texts = *TokenTexts::Of(*CoreOf(*engine_).text.tokenizer);
+  const std::vector<std::string> all = texts.All();
+  std::vector<int32_t> spelled = begin;
+  for (const char letter : rest) {
+    const auto id = std::find(all.begin(), all.end(), std::string(1, letter));
+    ASSERT_NE(id, all.end());
+    spelled.push_back(static_cast<int32_t>(id - all.begin()));
+  }
+  ASSERT_GT(spelled.size(), whole.size());
+  answer(spelled);
+  std::vector<int32_t> respelled = spelled;
+  respelled.insert(respelled.end(), asked.begin() + std::ssize(whole), asked.end());
+  const Json got = answer(text + rest + question);
+  EXPECT_EQ(got["timings"]["cache_n"], spelled.size());
+  EXPECT_EQ(got["usage"]["prompt_tokens"], asked.size());
+  EXPECT_LE(got["usage"]["prompt_tokens_details"]["cached_tokens"], asked.size());
+  const Json same = answer(respelled);
+  EXPECT_EQ(got["choices"][0]["text"], same["choices"][0]["text"]);
+  // Tokens that a client gives are those that it means.
+  EXPECT_LE(answer(asked)["timings"]["cache_n"], begin.size() + 1);
 }
 
 TEST_F(ServiceTest, AClientThatGoesTakesItsRequestAlong) {

@@ -18,8 +18,8 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/printable.h"
-#include "server/grammar/token_bytes.h"
 #include "server/protocol/fields.h"
+#include "text/tokenizer/token_texts.h"
 
 namespace {
 // What xgrammar warned of first in the compilation of this thread: it does not keep something.
@@ -238,7 +238,8 @@ Result<std::unique_ptr<GrammarEngine>> GrammarEngine::Create(const Tokenizer& to
     }
     SetBit(&vocabulary->end_bits, end);
   }
-  OKV_ASSIGN_OR_RETURN(std::vector<std::string> texts, TokenBytes(tokenizer));
+  OKV_ASSIGN_OR_RETURN(const TokenTexts token_texts, TokenTexts::Of(tokenizer));
+  std::vector<std::string> texts = token_texts.All();
   texts.resize(static_cast<size_t>(vocab));
   for (int32_t token = 0; token < vocab; ++token) {
     std::string& text = texts[static_cast<size_t>(token)];

@@ -405,12 +405,12 @@ TEST(Grammar, BytesOfTokens) {
     const std::string json((std::istreambuf_iterator<char>(file)), {});
     auto tokenizer = Tokenizer::FromJson(json, name);
     ASSERT_TRUE(tokenizer.ok());
-    const auto bytes = TokenBytes(**tokenizer);
+    const auto bytes = TokenTexts::Of(**tokenizer);
     ASSERT_TRUE(bytes.ok());
     std::string joined;
     const auto tokens = (*tokenizer)->Encode(text, {.add_special = false, .parse_special = false});
     for (const int32_t token : *tokens) {
-      joined += (*bytes)[static_cast<size_t>(token)];
+      joined += (*bytes)[token];
     }
     EXPECT_EQ(joined, bytes_first ? fmt::format(" {}", text) : text);
   }

@@ -17,7 +17,7 @@
 
 #include "model/loader.h"
 #include "server/grammar/grammar.h"
-#include "server/grammar/token_bytes.h"
+#include "text/tokenizer/token_texts.h"
 
 namespace omnikv::server {
 
@@ -136,7 +136,7 @@ class Walker {
 
   // Whether `text` may come and then an end, by tokens of any lengths.
   bool Accepts(Matcher& matcher, const std::string& text) {
-    if (bytes_.empty()) bytes_ = *TokenBytes(*tokenizer_);
+    if (bytes_.empty()) bytes_ = TokenTexts::Of(*tokenizer_)->All();
     for (std::string_view rest = text; !rest.empty();) {
       std::vector<int32_t> fitting;
       for (const int32_t token : Allowed(matcher)) {

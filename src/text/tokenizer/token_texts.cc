@@ -1,11 +1,11 @@
-#include "server/grammar/token_bytes.h"
+#include "text/tokenizer/token_texts.h"
 
 #include <cstdio>
 #include <optional>
 
 #include "text/tokenizer/byte_level.h"
 
-namespace omnikv::server {
+namespace omnikv {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -50,32 +50,36 @@ std::string SpelledBytes(std::string_view spelling, bool byte_level) {
 
 }  // namespace
 
-Result<std::vector<std::string>> TokenBytes(const Tokenizer& tokenizer) {
+Result<TokenTexts> TokenTexts::Of(const Tokenizer& tokenizer) {
   const std::optional<int32_t> anchor = Anchor(tokenizer);
   if (!anchor) {
     return Unsupported("the model's tokenizer has no token that stands for itself alone");
   }
-  const std::string before = *TextOf(tokenizer, {*anchor});
-  const auto after_anchor = [&](int32_t id) -> std::optional<std::string> {
-    auto text = TextOf(tokenizer, {*anchor, id});
-    if (!text || !text->starts_with(before)) return std::nullopt;
-    return text->substr(before.size());
-  };
+  TokenTexts texts(tokenizer, *anchor);
+  texts.before_ = *TextOf(tokenizer, {*anchor});
   const std::optional<int32_t> space = tokenizer.TokenToId(kByteLevelSpace);
-  const bool byte_level = space && after_anchor(*space) == " ";
-  std::vector<std::string> all(static_cast<size_t>(tokenizer.vocab_size()));
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    const std::string_view spelling = tokenizer.IdToToken(id);
-    if (spelling.empty() || tokenizer.IsSpecial(id)) continue;
-    std::string& bytes = all[static_cast<size_t>(id)];
-    const auto text = after_anchor(id);
-    if (text && text->find(kReplacement) == std::string::npos) {
-      bytes = *text;
-    } else {
-      bytes = SpelledBytes(spelling, byte_level);
-    }
-  }
+  texts.byte_level_ = space && texts.AfterAnchor(*space) == " ";
+  return texts;
+}
+
+std::optional<std::string> TokenTexts::AfterAnchor(int32_t id) const {
+  auto text = TextOf(*tokenizer_, {anchor_, id});
+  if (!text || !text->starts_with(before_)) return std::nullopt;
+  return text->substr(before_.size());
+}
+
+std::string TokenTexts::operator[](int32_t id) const {
+  const std::string_view spelling = tokenizer_->IdToToken(id);
+  if (spelling.empty() || tokenizer_->IsSpecial(id)) return {};
+  const auto text = AfterAnchor(id);
+  if (text && text->find(kReplacement) == std::string::npos) return *text;
+  return SpelledBytes(spelling, byte_level_);
+}
+
+std::vector<std::string> TokenTexts::All() const {
+  std::vector<std::string> all;
+  for (int32_t id = 0; id < tokenizer_->vocab_size(); ++id) all.push_back((*this)[id]);
   return all;
 }
 
-}  // namespace omnikv::server
+}  // namespace omnikv

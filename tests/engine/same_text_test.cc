@@ -138,7 +138,7 @@ TEST_P(SameTextTest, SpecialTokensAreTheSameAsThemselves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokenizers, SameTextTest, testing::Values("o200k", "llama2"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& of) { return std::string(of.param); });
 
 }  // namespace
 }  // namespace omnikv

@@ -92,9 +92,10 @@ FAULTS = {
         "own || from.dense_rows > 0 ? common"),
     "samplers_do_not_know_what_the_device_drew": (
         "src/engine/stepper.cc", "if (draws->samplers[r] != nullptr) draws->samplers[r]->Take",
-        "if (draws->samplers[r] == nullptr) draws->samplers[r]->Take"),
-    "a_device_draws_for_the_prompt": (
-        "src/engine/stepper.cc", "n_rows += group.prefill ? 0 : group.n_rows", "n_rows += group.n_rows"),
+        "if (rows.empty()) draws->samplers[r]->Take"),
+    "a_device_draws_for_one_row_too_few": (
+        "src/engine/stepper.cc", "n_rows += group.prefill ? 0 : group.n_rows",
+        "n_rows += group.prefill ? 0 : group.n_rows - 1"),
     "other_texts_are_the_same": (
         "src/engine/same_text.cc", "if (of_kept.compare(0, common, of_prompt, 0, common) != 0)",
         "if (common > 99)"),
@@ -688,7 +689,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("a_promise_is_not_kept", "*AllGrow*cpu"),
                    ("newer_prompts_go_first", "*NewerPrompts*cpu"),
                    ("samplers_do_not_know_what_the_device_drew", "SchedulerAhead.*"),
-                   ("a_device_draws_for_the_prompt", "SchedulerAhead.*"),
+                   ("a_device_draws_for_one_row_too_few", "SchedulerAhead.*"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
                READ_PICTURE: ("read_picture_test", "*/cpu"),
                "other_texts_are_the_same": ("engine_test", "*SameText*"),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace omnikv {
 namespace {
@@ -34,6 +35,24 @@ class Ordered {
   size_t sorted_ = 0;
 };
 
+// Whole numbers in the order of the floats, -0 as 0, and NaN before all: maxima of these run on
+// vectors.
+int32_t OrderOf(float logit) {
+  constexpr int32_t kUnsigned = 0x7fffffff;
+  const auto bits = std::bit_cast<int32_t>(logit);
+  const int32_t order = bits < 0 ? -(bits & kUnsigned) : bits;
+  return (bits & kUnsigned) > 0x7f800000 ? std::numeric_limits<int32_t>::min() : order;
+}
+
+// The highest, of equals the first; NaN is none. 0 where there is nothing else.
+int32_t HighestOf(const float* logits, int64_t vocab) {
+  int32_t most = std::numeric_limits<int32_t>::min();
+  for (int64_t t = 0; t < vocab; ++t) most = std::max(most, OrderOf(logits[t]));
+  int64_t first = 0;
+  while (first < vocab && OrderOf(logits[first]) != most) ++first;
+  return static_cast<int32_t>(first);
+}
+
 }  // namespace
 
 bool AllFinite(const float* logits, int64_t vocab) {
@@ -48,6 +67,7 @@ bool AllFinite(const float* logits, int64_t vocab) {
 
 int32_t SampleToken(const float* logits, int64_t vocab, const SampleMeta& meta,
                     const uint32_t* seen, std::span<SampleCandidate> scratch) {
+  if (meta.temperature == 0 && meta.repeat_penalty == 1) return HighestOf(logits, vocab);
   size_t n = 0;
   SampleCandidate best{0, 0, 0};
   for (int32_t t = 0; t < vocab; ++t) {

@@ -35,6 +35,21 @@ TEST(Sampler, GreedyTakesTheHighestAndOfEqualsTheFirst) {
   Sampler sampler({}, 5);
   const float logits[] = {1, 7, 3, 7, kNaN};
   EXPECT_EQ(sampler.Sample(logits), 1);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> few[] = {{-1, -0.0f, 0, -0.0f, kNaN},
+                                    {kNaN, -kInfinity, kNaN, -kInfinity, kNaN},
+                                    {kNaN, -3, -2, -4, -kInfinity},
+                                    {-kNaN, 1e-40f, 2, kInfinity, kInfinity}};
+  const int32_t highest[] = {1, 1, 2, 3};
+  for (size_t i = 0; i < std::size(few); ++i) EXPECT_EQ(sampler.Sample(few[i].data()), highest[i]);
+  std::mt19937 random(1);
+  for (const size_t vocab : {1, 31, 1000}) {
+    Sampler of_many({}, static_cast<int32_t>(vocab));
+    std::vector<float> many(vocab);
+    for (float& logit : many) logit = static_cast<float>(static_cast<int>(random() % 400) - 399);
+    EXPECT_EQ(of_many.Sample(many.data()),
+              std::max_element(many.begin(), many.end()) - many.begin());
+  }
 }
 
 TEST(Sampler, NothingButNaNStillGivesAToken) {

@@ -659,7 +659,7 @@ FAULTS = {
     "layers_leave_memory_that_has_room": (
         PLACEMENT, "|| options.place == \"disk\";\n  plan.context", "|| plan.on_disk;\n  plan.context"),
     "kv_on_a_disk_count_as_memory": (
-        HOLDINGS, "(card ? held.bytes.host : held.bytes.disk)", "held.bytes.host"),
+        HOLDINGS, "(card ? bytes.host : bytes.disk)", "bytes.host"),
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {

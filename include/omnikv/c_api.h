@@ -257,8 +257,8 @@ OMNIKV_API void omnikv_stream_cancel(omnikv_stream* stream);
 OMNIKV_API omnikv_status omnikv_stream_finish(omnikv_stream* stream, omnikv_finish* finish);
 /* A JSON object, "{}" until the end: policy, settings, prompt_tokens, cached_tokens, stored_tokens,
  * answer_tokens, queue_seconds, prefill_seconds, decode_seconds, read_fraction, attended_tokens,
- * held_bytes (of its K/V: device, host), hit_rate and fetched_bytes (where layers are read through
- * working sets, else null and 0), stop (the stop text that ended it). */
+ * held_bytes (of its K/V: device, host, disk), hit_rate and fetched_bytes (where layers are read
+ * through working sets, else null and 0), stop (the stop text that ended it). */
 OMNIKV_API omnikv_status omnikv_stream_stats(omnikv_stream* stream, char** json);
 /* Cancels it, unless it has ended. */
 OMNIKV_API void omnikv_stream_free(omnikv_stream* stream);

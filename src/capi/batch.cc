@@ -119,21 +119,22 @@ Status BatchState::Stop(bool drain) {
 
 std::string StatsText(const RequestEnd& end) {
   const RequestStats& s = end.stats;
-  return Dump({{"policy", s.policy},
-               {"settings", s.settings},
-               {"prompt_tokens", s.prompt_tokens},
-               {"cached_tokens", s.cached_tokens},
-               {"stored_tokens", s.stored_tokens},
-               {"answer_tokens", s.answer_tokens},
-               {"queue_seconds", s.queue_seconds},
-               {"prefill_seconds", s.prefill_seconds},
-               {"decode_seconds", s.decode_seconds},
-               {"read_fraction", s.read_fraction},
-               {"attended_tokens", s.attended_tokens},
-               {"held_bytes", {{"device", s.held.device}, {"host", s.held.host}}},
-               {"hit_rate", s.hit_rate ? nlohmann::ordered_json(*s.hit_rate) : nullptr},
-               {"fetched_bytes", s.fetched_bytes},
-               {"stop", end.stop}});
+  return Dump(
+      {{"policy", s.policy},
+       {"settings", s.settings},
+       {"prompt_tokens", s.prompt_tokens},
+       {"cached_tokens", s.cached_tokens},
+       {"stored_tokens", s.stored_tokens},
+       {"answer_tokens", s.answer_tokens},
+       {"queue_seconds", s.queue_seconds},
+       {"prefill_seconds", s.prefill_seconds},
+       {"decode_seconds", s.decode_seconds},
+       {"read_fraction", s.read_fraction},
+       {"attended_tokens", s.attended_tokens},
+       {"held_bytes", {{"device", s.held.device}, {"host", s.held.host}, {"disk", s.held.disk}}},
+       {"hit_rate", s.hit_rate ? nlohmann::ordered_json(*s.hit_rate) : nullptr},
+       {"fetched_bytes", s.fetched_bytes},
+       {"stop", end.stop}});
 }
 
 // A request whose callbacks are the caller's.

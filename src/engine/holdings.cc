@@ -13,10 +13,16 @@ Holdings HoldingsOf(const EngineCore& core) {
   }
   const size_t near =
       bank.DeviceBytes() + Bank::StageBytes(bank.config()) + core.policy_bytes + core.set_bytes;
-  const bool card = core.backend->OnDevice();
-  (card ? held.bytes.host : held.bytes.disk) = bank.HostBytes();
-  (card ? held.bytes.device : held.bytes.host) += near;
+  held.bytes = BytesByTier(core, near, bank.HostBytes());
   return held;
+}
+
+TierBytes BytesByTier(const EngineCore& core, size_t near, size_t beside) {
+  const bool card = core.backend->OnDevice();
+  TierBytes bytes;
+  (card ? bytes.host : bytes.disk) = beside;
+  (card ? bytes.device : bytes.host) = near;
+  return bytes;
 }
 
 }  // namespace omnikv

@@ -18,5 +18,7 @@ struct Holdings {
   TierBytes bytes;  // K/V in blocks that are in use, stages, policies and working sets
 };
 Holdings HoldingsOf(const EngineCore& core);
+// `near` in the backend's own memory, `beside` in what lies beside it: a card's host, or a disk.
+TierBytes BytesByTier(const EngineCore& core, size_t near, size_t beside);
 
 }  // namespace omnikv

@@ -358,8 +358,7 @@ Scheduler::Admission Scheduler::TryAdmit(Waiting& waiting) {
   if (best.to_come >= best.tokens + kWorthWaiting) return Admission::kWaitsForRows;
   if (WaitsForStore(waiting, group, best)) return Admission::kWaitsForRows;
   const int64_t total = TotalTokens(request);
-  const uint64_t swap_most =
-      core_.bank->BytesOf(PromiseOf(rows.policy(), prompt, total).blocks, rows.AllStates());
+  const uint64_t swap_most = SwapMost(rows, prompt, total);
   const std::vector<Promise> promises =
       Promises(rows.policy(), prompt, prompt, total, HasSwapRoom(swap_most));
   // Rows that move, or of which some stay, become the sequence's own.
@@ -458,9 +457,7 @@ void Scheduler::TakeReads(Sequence& s) {
   }
   const Bank& bank = *core_.bank;
   const int32_t seq = rows.seq(s.member);
-  s.stats.held.host = bank.HostBytes(seq);
-  (core_.backend->OnDevice() ? s.stats.held.device : s.stats.held.host) +=
-      bank.DeviceBytes(seq, rows.AllStates());
+  s.stats.held = BytesByTier(core_, bank.DeviceBytes(seq, rows.AllStates()), bank.HostBytes(seq));
   const SeqLength at = rows.lengths(s.member);
   s.stats.read_fraction = ReadFraction(core_, rows.policy(), s.member, at);
   s.stats.attended_tokens = AttendedTokens(core_.config, rows.policy(), s.member, at);

@@ -297,6 +297,10 @@ class Scheduler {
   // Whether the blocks fit beside those that the admitted sequences were promised; `of`: they take
   // the place of its own.
   bool Fits(const BlockCounts& most, int64_t shared, const Sequence* of = nullptr) const;
+  // Bytes that a sequence takes in the swap space at most.
+  uint64_t SwapMost(const RowGroup& rows, int64_t prompt, int64_t total) const {
+    return core_.bank->BytesOf(PromiseOf(rows.policy(), prompt, total).blocks, rows.AllStates());
+  }
   bool HasSwapRoom(uint64_t bytes) const { return swap_reserved_ + bytes <= options_.swap_bytes; }
   // Swaps out the last of the sequences that come behind `rank`. Returns whether there was one that
   // decodes and has room in the swap space.

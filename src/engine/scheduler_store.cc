@@ -52,8 +52,10 @@ bool Scheduler::WaitsForStore(Waiting& waiting, Group& group, const Best& best) 
                                                                stored->Rows(), request.prompt);
   const BankConfig& bank = core_.bank->config();
   // What it is promised at least.
-  BlockCounts most =
-      std::move(Promises(policy, prompt, prompt, total, HasSwapRoom(total)).front().blocks);
+  BlockCounts most = std::move(
+      Promises(policy, prompt, prompt, total, HasSwapRoom(SwapMost(*group.rows, prompt, total)))
+          .front()
+          .blocks);
   for (size_t t = 0; t < most.size(); ++t) {
     if (bank.tables[t].window > 0) continue;
     most[t] = std::max<int64_t>(0, most[t] - shared / bank.block_tokens);

@@ -169,25 +169,26 @@ void Generation::End(int32_t choice, const Result<RequestEnd>& end) {
 nlohmann::ordered_json Generation::Extra() const {
   const RequestStats& s = stats_.front();
   const int64_t computed = s.prompt_tokens - s.cached_tokens;
-  return {{"timings",
-           {{"cache_n", s.cached_tokens},
-            {"prompt_n", computed},
-            {"prompt_ms", 1e3 * s.prefill_seconds},
-            {"prompt_per_second", PerSecond(static_cast<double>(computed), s.prefill_seconds)},
-            {"predicted_n", s.answer_tokens},
-            {"predicted_ms", 1e3 * s.decode_seconds},
-            {"predicted_per_second",
-             PerSecond(static_cast<double>(s.answer_tokens), s.decode_seconds)}}},
-          {"omnikv",
-           {{"policy", s.policy},
-            {"settings", s.settings},
-            {"read_fraction", s.read_fraction},
-            {"attended_tokens", s.attended_tokens},
-            {"held_bytes", {{"device", s.held.device}, {"host", s.held.host}}},
-            {"hit_rate", s.hit_rate ? nlohmann::ordered_json(*s.hit_rate) : nullptr},
-            {"fetched_bytes", s.fetched_bytes},
-            {"stored_tokens", s.stored_tokens},
-            {"queue_ms", 1e3 * s.queue_seconds}}}};
+  return {
+      {"timings",
+       {{"cache_n", s.cached_tokens},
+        {"prompt_n", computed},
+        {"prompt_ms", 1e3 * s.prefill_seconds},
+        {"prompt_per_second", PerSecond(static_cast<double>(computed), s.prefill_seconds)},
+        {"predicted_n", s.answer_tokens},
+        {"predicted_ms", 1e3 * s.decode_seconds},
+        {"predicted_per_second",
+         PerSecond(static_cast<double>(s.answer_tokens), s.decode_seconds)}}},
+      {"omnikv",
+       {{"policy", s.policy},
+        {"settings", s.settings},
+        {"read_fraction", s.read_fraction},
+        {"attended_tokens", s.attended_tokens},
+        {"held_bytes", {{"device", s.held.device}, {"host", s.held.host}, {"disk", s.held.disk}}},
+        {"hit_rate", s.hit_rate ? nlohmann::ordered_json(*s.hit_rate) : nullptr},
+        {"fetched_bytes", s.fetched_bytes},
+        {"stored_tokens", s.stored_tokens},
+        {"queue_ms", 1e3 * s.queue_seconds}}}};
 }
 
 void Generation::Fail(const Status& status) {

@@ -552,18 +552,19 @@ Status Bench::RunScheduled(const PolicyOptions& policy, int64_t context) {
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   const double tokens_s = 1e3 * c.together / c.ms_per_step;
   auto& json = AddCase(ceiling);
-  json.update({{"policy", c.policy},
-               {"settings", c.settings},
-               {"context", context},
-               {"requests", c.requests},
-               {"together", c.together},
-               {"prompts_s", c.prompts_s},
-               {"ms_per_step", c.ms_per_step},
-               {"tokens_per_s", tokens_s},
-               {"p95_ms", c.p95_ms},
-               {"held_bytes", {{"device", c.held.device}, {"host", c.held.host}}},
-               {"host_layers", bench_.host_layers},
-               {"fetched_bytes", c.fetched_bytes}});
+  json.update(
+      {{"policy", c.policy},
+       {"settings", c.settings},
+       {"context", context},
+       {"requests", c.requests},
+       {"together", c.together},
+       {"prompts_s", c.prompts_s},
+       {"ms_per_step", c.ms_per_step},
+       {"tokens_per_s", tokens_s},
+       {"p95_ms", c.p95_ms},
+       {"held_bytes", {{"device", c.held.device}, {"host", c.held.host}, {"disk", c.held.disk}}},
+       {"host_layers", bench_.host_layers},
+       {"fetched_bytes", c.fetched_bytes}});
   if (c.hit_rate) json.update({{"hit_rate", *c.hit_rate}, {"simulated", f_.hit_rate >= 0}});
   if (c.beside > 0) {
     json.update({{"beside_tokens", c.beside},
@@ -576,7 +577,7 @@ Status Bench::RunScheduled(const PolicyOptions& policy, int64_t context) {
       "tok/s, "
       "95 % of tokens in {:.3f} ms; prompts in {:.2f} s; {} on the device, {} beside it{}\n",
       c.policy, context, c.together, c.requests, c.ms_per_step, tokens_s, c.p95_ms, c.prompts_s,
-      HumanBytes(c.held.device), HumanBytes(c.held.host),
+      HumanBytes(c.held.device), HumanBytes(c.held.host + c.held.disk),
       c.hit_rate ? fmt::format(", {:.1f} % hits, {:.1f} MB fetched a step", 100 * *c.hit_rate,
                                static_cast<double>(c.fetched_bytes) / 1e6)
                  : "");

@@ -83,8 +83,8 @@ struct EngineOptions {
   // reads each weight matrix once, but the bits of a decoding row then depend on the prompt.
   bool shared_products = false;
   int32_t max_sessions = 1;  // open at once
-  // Tokens of K/V that all sessions share, in layers that keep every token, at least a context; 0: a
-  // context for each session; kAsManyAsFit: what there is room for, up to that.
+  // Tokens of K/V that all sessions share, in layers that keep every token, at least a context; 0:
+  // a context for each session; kAsManyAsFit: what there is room for, up to that.
   static constexpr int64_t kAsManyAsFit = -1;
   int64_t kv_tokens = 0;
   // Contexts of requests that have ended, kept beside the open sessions while there is room in the
@@ -123,8 +123,8 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::vector<std::string> stop;  // texts (or special tokens) that end it; not part of the answer
   bool ignore_eos = false;
-  // Special tokens of the answer come as text, such as the marks of a call of a tool; not those that
-  // end it.
+  // Special tokens of the answer come as text, such as the marks of a call of a tool; not those
+  // that end it.
   bool special_text = false;
 };
 

@@ -14,10 +14,14 @@
 namespace omnikv {
 namespace {
 
+// Of this process alone: others run the tests beside it.
 std::string Folder() {
-  const std::string folder = ::testing::TempDir() + "/disk_memory";
-  std::filesystem::create_directories(folder);
-  return folder;
+  static const struct Own {
+    Own() { std::filesystem::create_directories(path); }
+    ~Own() { std::filesystem::remove_all(path); }
+    std::string path = ::testing::TempDir() + "/disk_memory_" + std::to_string(getpid());
+  } own;
+  return own.path;
 }
 
 std::vector<std::byte> Bytes(size_t n, uint32_t seed) {

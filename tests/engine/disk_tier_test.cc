@@ -2,6 +2,7 @@
 // tokens, and the same logits bit by bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -31,10 +32,14 @@ std::vector<int32_t> Tokens(size_t n, int32_t seed) {
   return tokens;
 }
 
+// Of this process alone: others run the tests beside it.
 std::string Folder() {
-  const std::string folder = ::testing::TempDir() + "/disk_tier";
-  std::filesystem::create_directories(folder);
-  return folder;
+  static const struct Own {
+    Own() { std::filesystem::create_directories(path); }
+    ~Own() { std::filesystem::remove_all(path); }
+    std::string path = ::testing::TempDir() + "/disk_tier_" + std::to_string(getpid());
+  } own;
+  return own.path;
 }
 
 const PolicyOptions kOmnikv{
@@ -257,7 +262,7 @@ TEST_P(DiskTier, StatisticsCountWhatIsThere) {
 }
 
 TEST_P(DiskTier, AFolderThatTakesNoFilesIsAMistake) {
-  const std::string file = ::testing::TempDir() + "/disk_tier_file";
+  const std::string file = Folder() + "/file";
   std::ofstream(file) << "x";
   for (const std::string& folder : {std::string("/no/such/folder"), file, std::string("/proc")}) {
     const auto backend = MakeBackend({.device = GetParam(), .kv_folder = folder});

@@ -130,7 +130,7 @@ TEST(DiskMemory, ADiskThatFailsEndsInASentence) {
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;
     const std::string target = std::filesystem::read_symlink(file.path(), error);
-    if (target.find("/disk_memory/") == std::string::npos) continue;
+    if (target.find("/disk_memory_") == std::string::npos) continue;
     ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
     ++cut;
   }

@@ -9,20 +9,11 @@
 #include <filesystem>
 #include <random>
 
+#include "../own_folder.h"
 #include "backend/ref/ref_backend.h"
 
 namespace omnikv {
 namespace {
-
-// Of this process alone: others run the tests beside it.
-std::string Folder() {
-  static const struct Own {
-    Own() { std::filesystem::create_directories(path); }
-    ~Own() { std::filesystem::remove_all(path); }
-    std::string path = ::testing::TempDir() + "/disk_memory_" + std::to_string(getpid());
-  } own;
-  return own.path;
-}
 
 std::vector<std::byte> Bytes(size_t n, uint32_t seed) {
   std::mt19937 random(seed);
@@ -35,7 +26,7 @@ constexpr size_t kSize = size_t{5} << 20;
 
 // Rows in any order, neighbours among them, more than one call takes.
 TEST(DiskMemory, ReadsEachPieceToItsPlace) {
-  const auto memory = *DiskMemory::Create(Folder());
+  const auto memory = *DiskMemory::Create(OwnFolder());
   const Buffer buffer = *memory->Allocate(kSize, "test");
   EXPECT_EQ(*std::max_element(buffer.as<std::byte>(), buffer.as<std::byte>() + kSize),
             std::byte{0});
@@ -81,7 +72,7 @@ TEST(DiskMemory, ReadsEachPieceToItsPlace) {
 
 // Copies that were begun one after another end so: the later ones win.
 TEST(DiskMemory, CopiesComeInTheirOrder) {
-  const auto memory = *DiskMemory::Create(Folder());
+  const auto memory = *DiskMemory::Create(OwnFolder());
   const Buffer buffer = *memory->Allocate(kSize, "test");
   const std::vector<std::byte> data = Bytes(kSize, 3);
   memory->Write(buffer.as<std::byte>(), data.data(), kSize);
@@ -104,7 +95,7 @@ TEST(DiskMemory, CopiesComeInTheirOrder) {
 }
 
 TEST(DiskMemory, KnowsWhatIsItsOwn) {
-  const auto memory = *DiskMemory::Create(Folder());
+  const auto memory = *DiskMemory::Create(OwnFolder());
   std::byte own{};
   const std::byte* gone = nullptr;
   {
@@ -119,18 +110,18 @@ TEST(DiskMemory, KnowsWhatIsItsOwn) {
     memory->Expect({{.from = gone, .bytes = 100}});
   }
   EXPECT_FALSE(memory->Holds(gone));
-  EXPECT_TRUE(std::filesystem::is_empty(Folder())) << "its files have no names";
+  EXPECT_TRUE(std::filesystem::is_empty(OwnFolder())) << "its files have no names";
 }
 
 // As if the disk had lost the end of a file.
 TEST(DiskMemory, ADiskThatFailsEndsInASentence) {
-  const auto memory = *DiskMemory::Create(Folder());
+  const auto memory = *DiskMemory::Create(OwnFolder());
   const Buffer buffer = *memory->Allocate(kSize, "test");
   int cut = 0;
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;
     const std::string target = std::filesystem::read_symlink(file.path(), error);
-    if (target.find("/disk_memory_") == std::string::npos) continue;
+    if (target.find("/omnikv_test_") == std::string::npos) continue;
     ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
     ++cut;
   }
@@ -140,7 +131,7 @@ TEST(DiskMemory, ADiskThatFailsEndsInASentence) {
   EXPECT_TRUE(memory->TakeFailure().ok());
   memory->Read({{.from = buffer.as<std::byte>() + 8192, .to = to.data(), .bytes = to.size()}});
   EXPECT_THAT(memory->TakeFailure().message(),
-              ::testing::AllOf(::testing::HasSubstr(Folder()),
+              ::testing::AllOf(::testing::HasSubstr(OwnFolder()),
                                ::testing::HasSubstr("K/V cannot be read there")));
   EXPECT_TRUE(memory->TakeFailure().ok()) << "it is said once";
   memory->Begin({.from = buffer.as<std::byte>() + 8192, .to = to.data(), .bytes = to.size()});
@@ -151,7 +142,7 @@ TEST(DiskMemory, ADiskThatFailsEndsInASentence) {
 // A lane's signal is reached when what was copied there before it has come.
 TEST(HostBackendOnDisk, LanesAreWaitedFor) {
   const auto backend = MakeRefBackend();
-  ASSERT_TRUE(static_cast<HostBackend&>(*backend).KeepOnDisk(Folder()).ok());
+  ASSERT_TRUE(static_cast<HostBackend&>(*backend).KeepOnDisk(OwnFolder()).ok());
   const Buffer disk = *backend->AllocateSharedLater(kSize, "test");
   const std::vector<std::byte> data = Bytes(kSize, 5);
   backend->Upload(disk.as<>(), data.data(), kSize);

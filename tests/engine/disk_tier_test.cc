@@ -2,12 +2,12 @@
 // tokens, and the same logits bit by bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "../made_up_model.h"
+#include "../own_folder.h"
 #include "engine/batch.h"
 #include "engine/core.h"
 #include "engine/devices.h"
@@ -30,16 +30,6 @@ std::vector<int32_t> Tokens(size_t n, int32_t seed) {
     tokens[i] = (seed * 37 + static_cast<int32_t>(i * i % 91) * 5 + static_cast<int32_t>(i)) % 256;
   }
   return tokens;
-}
-
-// Of this process alone: others run the tests beside it.
-std::string Folder() {
-  static const struct Own {
-    Own() { std::filesystem::create_directories(path); }
-    ~Own() { std::filesystem::remove_all(path); }
-    std::string path = ::testing::TempDir() + "/disk_tier_" + std::to_string(getpid());
-  } own;
-  return own.path;
 }
 
 const PolicyOptions kOmnikv{
@@ -88,7 +78,7 @@ class DiskTier : public OnDevice {
     core->options.max_sessions = 4;
     if (place != kMemory) {
       core->options.place = place;
-      core->options.kv_folder = Folder();
+      core->options.kv_folder = OwnFolder();
       core->options.working_set = working_set;
     }
     core->options.kv_dtype = kv_dtype;
@@ -141,7 +131,7 @@ std::vector<std::vector<float>> Play(Engine& engine, const PolicyOptions& policy
   generate(*first, 6);
   EXPECT_TRUE(fork->Step(77).ok());
   generate(*fork, 6);
-  const std::string file = Folder() + "/saved.okv";
+  const std::string file = OwnFolder() + "/saved.okv";
   const Status saved = first->Save(file);
   EXPECT_TRUE(saved.ok()) << saved.message();
   auto back = engine.Restore(file);
@@ -179,7 +169,7 @@ TEST_P(DiskTier, ChangesNothing) {
   const PolicyOptions streams{.name = "brutal_offload"};
   EXPECT_EQ(Play(*Open(streams, "disk"), streams),
             Play(*Open({.name = "full"}, kMemory), {.name = "full"}));
-  EXPECT_TRUE(std::filesystem::is_empty(Folder())) << "its files have no names";
+  EXPECT_TRUE(std::filesystem::is_empty(OwnFolder())) << "its files have no names";
 }
 
 // Working sets of single tokens: to `ref` every place is the same. The kernels of `cpu` cut a
@@ -262,7 +252,7 @@ TEST_P(DiskTier, StatisticsCountWhatIsThere) {
 }
 
 TEST_P(DiskTier, AFolderThatTakesNoFilesIsAMistake) {
-  const std::string file = Folder() + "/file";
+  const std::string file = OwnFolder() + "/file";
   std::ofstream(file) << "x";
   for (const std::string& folder : {std::string("/no/such/folder"), file, std::string("/proc")}) {
     const auto backend = MakeBackend({.device = GetParam(), .kv_folder = folder});
@@ -277,7 +267,7 @@ TEST_P(DiskTier, AFolderThatTakesNoFilesIsAMistake) {
 
 // What was free when the plan was made may be gone when the room is taken.
 TEST_P(DiskTier, ADiskThatBecameFullEndsInASentence) {
-  const auto backend = *MakeBackend({.device = GetParam(), .kv_folder = Folder()});
+  const auto backend = *MakeBackend({.device = GetParam(), .kv_folder = OwnFolder()});
   const auto buffer = backend->AllocateSharedLater(size_t{1} << 60, "K/V");
   ASSERT_FALSE(buffer.ok());
   EXPECT_EQ(buffer.status().code(), StatusCode::kResourceExhausted);

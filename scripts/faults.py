@@ -32,6 +32,7 @@ KVZIP = "src/policy/kvzip/kvzip.cc"
 READ_PICTURE = "src/engine/read_picture.cc"
 NAMELESS, DISK = "src/io/nameless_file.cc", "src/backend/disk_memory.cc"
 HOST_BACKEND, HOLDINGS = "src/backend/host_backend.cc", "src/engine/holdings.cc"
+DISK_LAYERS, POSTED = "src/engine/disk_layers.cc", "src/backend/posted_jobs.cc"
 CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
 OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
@@ -654,12 +655,32 @@ FAULTS = {
     "units_of_a_disk_are_attended_to_there": (
         PLACEMENT, "chooses && plan.on_disk && reads.HeldByUnit()", "false"),
     "the_room_of_a_disk_is_not_checked": (
-        PLACEMENT, "if (p.kv_host <= host.bytes) return {};",
-        "if (p.on_disk || p.kv_host <= host.bytes) return {};"),
+        PLACEMENT, "if (to_disk ? p.OnDisk() <= disk.bytes :", "if (to_disk ? true :"),
     "layers_leave_memory_that_has_room": (
         PLACEMENT, "|| options.place == \"disk\";\n  plan.context", "|| plan.on_disk;\n  plan.context"),
     "kv_on_a_disk_count_as_memory": (
-        HOLDINGS, "(card ? bytes.host : bytes.disk)", "bytes.host"),
+        HOLDINGS, ".disk = on_disk}", ".disk = 0}"),
+    # A disk beside a card.
+    "more_layers_than_necessary_go_to_the_disk": (
+        DISK_LAYERS, "size_t n = all ?", "size_t n = true ?"),
+    "the_way_from_a_disk_takes_no_memory": (
+        DISK_LAYERS, "plan.disk_way = n > 0 ? way : 0;", "plan.disk_way = 0;"),
+    "the_first_layers_go_to_the_disk": (
+        DISK_LAYERS, "for (size_t i = may_go.size() - n; i < may_go.size(); ++i)",
+        "for (size_t i = 0; i < n; ++i)"),
+    "a_card_reads_a_disk_in_place": (
+        "src/engine/asking_backend.h", "OnDevice() && UsesInPlace(op, on_disk)", "false"),
+    "rows_of_a_step_stay_away_from_the_disk": (
+        "src/bank/own_rows.cc", ".n = own.n_own.as<int32_t>()", ".n = nothing_.as<int32_t>()"),
+    "a_step_sends_the_row_before_to_the_disk": (
+        "src/bank/own_rows.cc", "backend_.Join(Lane::kOut, Lane::kMain);", ""),
+    "layers_of_a_disk_lie_in_memory": (
+        PLAN_BANK, "stream.on_disk = stream.tier == TierKind::kHost;", "stream.on_disk = false;"),
+    "jobs_run_before_their_posts": (
+        POSTED, "if (!AwaitPost(number)) return;", ""),
+    "jobs_are_counted_before_they_ran": (
+        POSTED, "    job();\n    counts_.done.store(number, std::memory_order_release);",
+        "    counts_.done.store(number, std::memory_order_release);\n    job();"),
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
@@ -698,7 +719,11 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    "requests_with_pictures_run_ahead", "steps_ahead_are_not_counted",
                    "hits_of_the_last_member_alone")},
                NAMELESS: ("io_test", "MappedFile.*"),
-               **{path: ("disk_memory_test", "*") for path in (DISK, HOST_BACKEND)},
+               **{path: ("disk_memory_test", "*") for path in (DISK, HOST_BACKEND, POSTED)},
+               DISK_LAYERS: ("engine_test", "DiskOfCardTest.*"),
+               "layers_of_a_disk_lie_in_memory": ("engine_test", "DiskOfCardTest.*"),
+               **{path: ("host_layers_test", "*DiskBesideCard*/lanes")
+                  for path in ("src/engine/asking_backend.h", "src/bank/own_rows.cc")},
                HOLDINGS: ("disk_tier_test", "*Statistics*/cpu"),
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_saved_context_is_not_checked": ("context_test", "*SaveTest*/cpu"),

@@ -12,7 +12,7 @@ set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 kind=bench
-all_parts=(full omnikv host batches serving seats store capped brutal prefill shapes policies
+all_parts=(full omnikv host batches serving seats store capped disk brutal prefill shapes policies
   kcache_1024 kcache_4096 kcache_7168 kcache_15360 kcache_8b attention hits)
 out=gpu_bench
 # shellcheck source=scripts/gpu_lib.sh
@@ -102,6 +102,13 @@ for case in report["cases"]:
         if case.get("host_layers"):
             line += (f", {case['host_layers']} layers on the host, "
                      f"{case['transfer_bytes'] / 1e6:.1f} MB a step")
+        if "disk" in case:
+            disk = case["disk"]
+            wanted = case["transfer_bytes"] / case["ms_per_token"] / 1e6
+            read = disk["bytes"] / case["ms_per_token"] / 1e6
+            line += (f", {disk['layers']} of them on the disk: {wanted:.3f} GB/s of rows, {read:.3f} past the page "
+                     f"cache; the disk gives {disk['random_gb_s']:.3f} at random ({read / disk['random_gb_s']:.2f} "
+                     f"of it), {disk['sequential_gb_s']:.3f} in order")
         if "share_of_h2d" in case:
             line += f", {100 * case['share_of_h2d']:.1f} % of the bus"
         if "hit_rate" in case:
@@ -272,6 +279,18 @@ if measure capped; then
     --steps 48
   bench omnikv_450k_40g --context 460800 "${filters[@]}" --set dense_after_filter=0 --gpu-memory 40GiB \
     --steps 48
+  done_measuring
+fi
+# A context that fits neither the card nor the host's memory, with made-up K/V: rows come from the
+# disk of the working folder (or OMNIKV_KV_FOLDER), beside its rate in the same run. Writes as many
+# bytes there as K/V of OMNIKV_DISK_CONTEXT tokens take (262,144: 30 GB).
+if measure disk; then
+  folder=${OMNIKV_KV_FOLDER:-$(mktemp -d -p .)}
+  there=(--context "${OMNIKV_DISK_CONTEXT:-262144}" "${filters[@]}" --set dense_after_filter=0 --gpu-memory 24GiB
+    --host-memory 8GiB --kv-folder "$folder" --kv-dtype f16)
+  for hits in 0.85 0.95; do bench "disk_hits$hits" "${there[@]}" --hit-rate $hits --steps 32; done
+  bench disk_all_hits0.85 "${there[@]}" --place disk --hit-rate 0.85 --steps 32
+  [ -n "${OMNIKV_KV_FOLDER:-}" ] || rm -rf "$folder"
   done_measuring
 fi
 if measure brutal; then

@@ -64,20 +64,21 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
   app.add_option(
          "--place", f.place,
          "where K/V live: auto, device, or host (layers read sparsely or streamed) beside a GPU; "
-         "auto or disk (those layers) on the CPU with --kv-folder")
+         "auto or disk (those layers) with --kv-folder")
       ->capture_default_str();
   app.add_option("--kv-folder", f.kv_folder,
-                 "on the CPU: a folder on whose disk K/V lie that memory has no room for");
+                 "a folder on whose disk K/V lie that host memory has no room for");
   app.add_option("--disk-space", f.disk_space,
                  "cap on the K/V there, as 100GiB; default: what is free");
   app.add_option("--host-reads", f.host_reads,
                  "how steps read layers on the host: fetch what is missing, attend (the host does, "
                  "where they are), or auto (fetch selections of single tokens, attend to others)")
       ->capture_default_str();
-  app.add_option("--working-set", f.working_set,
-                 "tokens that a GPU keeps of each layer on the host, or the memory of one on the "
-                 "disk, all that a layer reads in a step at least; default: as many as there is "
-                 "room for");
+  app.add_option(
+      "--working-set", f.working_set,
+      "tokens that a GPU keeps of each layer on the host or the disk, or the memory of one "
+      "on the disk, all that a layer reads in a step at least; default: as many as there is "
+      "room for");
   may_stand_in_a_file(
       app.add_option("--ctx", f.ctx, "tokens a context can hold, as 32k; default: the model's"));
   may_stand_in_a_file(

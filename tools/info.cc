@@ -28,12 +28,10 @@ struct InfoFlags {
   bool json = false;
 };
 
-// `own` bytes where the backend computes, `beside` bytes in host memory beside a card, or on a disk
-// beside the host's memory.
-nlohmann::ordered_json ByTier(const Backend& backend, size_t own, size_t beside) {
+// `own` bytes where the backend computes; beside it, in host memory and on a disk.
+nlohmann::ordered_json ByTier(const Backend& backend, size_t own, size_t host, size_t disk) {
   const bool device = backend.OnDevice();
-  return {
-      {"device", device ? own : 0}, {"host", device ? beside : own}, {"disk", device ? 0 : beside}};
+  return {{"device", device ? own : 0}, {"host", device ? host : own + host}, {"disk", disk}};
 }
 
 size_t Sum(const nlohmann::ordered_json& tiers) {
@@ -54,8 +52,9 @@ nlohmann::ordered_json PolicyJson(const PolicyInfo& info, Result<PolicySettings>
   }
   json["settings"] = cost->settings;
   json["dense_layers"] = cost->dense_layers;
-  json["held_bytes"] = ByTier(backend, cost->held.own, cost->held.host);
-  json["reserved_bytes"] = ByTier(backend, cost->reserved.own, cost->reserved.host);
+  json["held_bytes"] = ByTier(backend, cost->held.own, cost->held.host, cost->held.disk);
+  json["reserved_bytes"] =
+      ByTier(backend, cost->reserved.own, cost->reserved.host, cost->reserved.disk);
   json["policy_bytes"] = cost->policy_bytes;
   json["read_bytes_per_step"] = cost->read_bytes;
   return json;
@@ -114,22 +113,23 @@ Status Info(const InfoFlags& f) {
   const MemoryNeeds needs = NeedsOf(plan, *backend);
   const std::string by_default =
       RecommendedPolicy(files.config.name, GlobalLayers(files.config)).name;
-  nlohmann::ordered_json json = {{"model", ModelJson(files)},
-                                 {"notes", WeightNotes(files)},
-                                 {"device", backend->Describe()},
-                                 {"weight_bytes", plan.weights},
-                                 {"activation_bytes", plan.activations},
-                                 {"kv_dtype", DTypeName(plan.kv_dtype)},
-                                 {"kv_bytes_per_token", plan.kv_per_token},
-                                 {"kv_bytes", ByTier(*backend, plan.kv, plan.kv_host)},
-                                 {"host_layers", needs.host_layers},
-                                 {"host_value_layers", needs.host_values},
-                                 {"working_set_bytes", plan.working_sets},
-                                 {"working_set_tokens", plan.working_set},
-                                 {"available_bytes", plan.available},
-                                 {"context", plan.context},
-                                 {"default_policy", by_default},
-                                 {"policies", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json json = {
+      {"model", ModelJson(files)},
+      {"notes", WeightNotes(files)},
+      {"device", backend->Describe()},
+      {"weight_bytes", plan.weights},
+      {"activation_bytes", plan.activations},
+      {"kv_dtype", DTypeName(plan.kv_dtype)},
+      {"kv_bytes_per_token", plan.kv_per_token},
+      {"kv_bytes", ByTier(*backend, plan.kv, needs.kv_host, needs.kv_disk)},
+      {"host_layers", needs.host_layers},
+      {"host_value_layers", needs.host_values},
+      {"working_set_bytes", plan.working_sets},
+      {"working_set_tokens", plan.working_set},
+      {"available_bytes", plan.available},
+      {"context", plan.context},
+      {"default_policy", by_default},
+      {"policies", nlohmann::ordered_json::array()}};
   // One that is named is shown alone; settings are those of the one that would run.
   const bool all = policy.name == "auto";
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* running,

@@ -79,22 +79,25 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
                         : fmt::format(", {} more while a prompt is read", HumanBytes(needs.prompt)),
       HumanBytes(needs.available))};
   const bool disk = needs.kv_disk > 0;
-  const char* const beside = disk ? "disk" : "host memory";
-  const char* const here = disk ? "in memory" : "on the GPU";
-  const size_t kv = needs.kv_host + needs.kv_disk;
+  const bool both = disk && needs.kv_host > 0;
+  const char* const beside = both ? "host memory and disk" : disk ? "disk" : "host memory";
+  const char* const here = needs.on_device ? "on the GPU" : "in memory";
+  const std::string kv = both ? fmt::format("{} in memory and {} on the disk",
+                                            HumanBytes(needs.kv_host), HumanBytes(needs.kv_disk))
+                              : HumanBytes(needs.kv_host + needs.kv_disk);
   if (!needs.host_values.empty()) {
     lines.push_back(fmt::format("{}: V of layers {}, up to {}; for prompts {}: {}", beside,
-                                Ranges(needs.host_values, ", "), HumanBytes(kv), here,
+                                Ranges(needs.host_values, ", "), kv, here,
                                 HumanBytes(needs.working_sets)));
   }
   if (!needs.host_layers.empty()) {
-    lines.push_back(fmt::format(
-        "{}: K/V of layers {}, up to {}; for them {}: {}, with {} {} tokens{}", beside,
-        Ranges(needs.host_layers, ", "), HumanBytes(kv), here, HumanBytes(needs.working_sets),
-        needs.keeps_last ? "the last" : "working sets of", needs.working_set,
-        !needs.attends_away ? ""
-        : disk              ? "; the others are attended to on the disk"
-                            : "; the host attends to the others"));
+    lines.push_back(
+        fmt::format("{}: K/V of layers {}, up to {}; for them {}: {}, with {} {} tokens{}", beside,
+                    Ranges(needs.host_layers, ", "), kv, here, HumanBytes(needs.working_sets),
+                    needs.keeps_last ? "the last" : "working sets of", needs.working_set,
+                    !needs.attends_away ? ""
+                    : disk              ? "; the others are attended to on the disk"
+                                        : "; the host attends to the others"));
   }
   return lines;
 }

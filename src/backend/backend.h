@@ -104,14 +104,24 @@ class Backend {
   // Memory that ops reach as they do Allocate's, and the host too: it sees what ops wrote once it
   // has waited for them. Slow for ops on a device.
   virtual Result<Buffer> AllocateShared(size_t bytes, std::string_view what) = 0;
-  // The same, for K/V that may lie on a disk (HostBackend::KeepOnDisk), and made ready in the
-  // background where it is large: nothing may use it before AwaitShared
+  // The same, made ready in the background where it is large: nothing may use it before AwaitShared
   // has returned ok. That gives kResourceExhausted, with the figures, when some of it could not be
   // had.
   virtual Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) {
     return AllocateShared(bytes, what);
   }
   virtual Status AwaitShared() { return {}; }
+
+  // From now on AllocateOnDisk gives memory in files without a name in `folder`, which threads of
+  // its own read, many reads at once. kInvalidArgument where no files can be made there. A disk
+  // that fails later ends in TakeFailure.
+  virtual Status KeepOnDisk(const std::string& folder);
+  // Zeroed memory for K/V on that disk, whose room is taken at once. Copies, uploads, downloads and
+  // FetchRows reach it, in both directions; where OnDevice, no other op does (in_place.h).
+  // kResourceExhausted, with the figures and `what`, where the disk has no room.
+  virtual Result<Buffer> AllocateOnDisk(size_t bytes, std::string_view what);
+  // Bytes that were read from there so far.
+  virtual uint64_t BytesFromDisk() const { return 0; }
   // A point in the queue, after what is enqueued so far; Await returns when it is reached. At most
   // kMarks are kept: an older one is as good as the oldest of those.
   using Mark = uint64_t;
@@ -170,19 +180,15 @@ class HostBackend : public Backend {
   HostBackend();
   ~HostBackend() override;
 
-  // From now on AllocateSharedLater gives memory in files without a name in `folder`. What is
-  // copied or fetched from there is read by threads of its own, with many reads under way at once;
-  // copies on Lane::kIn do not wait for it. kInvalidArgument where files cannot be made in the
-  // folder. A disk that fails later ends in TakeFailure.
-  Status KeepOnDisk(const std::string& folder);
-  // Bytes that were read from there so far.
-  uint64_t BytesFromDisk() const;
+  // Copies on Lane::kIn do not wait for what they read there. All ops reach it, in place.
+  Status KeepOnDisk(const std::string& folder) override;
+  Result<Buffer> AllocateOnDisk(size_t bytes, std::string_view what) override;
+  uint64_t BytesFromDisk() const override;
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
   size_t AvailableMemory() const override;
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
     return Allocate(bytes, what);
   }
-  Result<Buffer> AllocateSharedLater(size_t bytes, std::string_view what) override;
   Mark SetMark() override { return 0; }
   void Await(Mark) override {}
   void Upload(void* dst, const void* src, size_t bytes) override;

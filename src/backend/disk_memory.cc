@@ -192,10 +192,18 @@ void DiskMemory::Serve() {
 
 void DiskMemory::Read(std::vector<Piece> pieces) {
   if (pieces.empty()) return;
-  size_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
   auto file = FileOf(pieces.front().from);
-  const auto job = std::make_shared<Job>(std::move(file), std::move(pieces), /*together=*/true);
+  DoNow(std::make_shared<Job>(std::move(file), std::move(pieces), /*together=*/true));
+}
+
+void DiskMemory::ReadLong(Piece copy) {
+  if (copy.bytes == 0) return;
+  DoNow(std::make_shared<Job>(FileOf(copy.from), PartsOf(copy), /*together=*/false));
+}
+
+void DiskMemory::DoNow(const std::shared_ptr<Job>& job) {
+  size_t bytes = 0;
+  for (const Piece& piece : job->pieces) bytes += piece.bytes;
   std::unique_lock lock(mutex_);
   bytes_read_ += bytes;
   urgent_.push_back(job);
@@ -204,12 +212,17 @@ void DiskMemory::Read(std::vector<Piece> pieces) {
   done_.wait(lock, [&] { return job->Done(); });
 }
 
-void DiskMemory::Begin(Piece copy) {
+std::vector<DiskMemory::Piece> DiskMemory::PartsOf(const Piece& copy) {
   std::vector<Piece> parts;
   for (size_t at = 0; at < copy.bytes; at += kPart) {
     parts.push_back(
         {.from = copy.from + at, .to = copy.to + at, .bytes = std::min(kPart, copy.bytes - at)});
   }
+  return parts;
+}
+
+void DiskMemory::Begin(Piece copy) {
+  std::vector<Piece> parts = PartsOf(copy);
   if (parts.empty()) return;
   const auto job = std::make_shared<Job>(FileOf(copy.from), std::move(parts), /*together=*/false);
   const std::lock_guard lock(mutex_);

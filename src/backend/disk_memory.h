@@ -1,4 +1,4 @@
-// Memory of a host backend that lies in files, and the reads of it: a page fault at a time reaches
+// Memory for K/V that lies in files, and the reads of it: a page fault at a time reaches
 // a small part of a disk's rate, many reads at once reach it.
 #pragma once
 
@@ -20,12 +20,16 @@
 
 namespace omnikv {
 
-// One thread calls it at a time, but for the deleters of its buffers. Buffers may outlive it.
+// Any thread, but for Begin, begun and Await, which are one thread's. Buffers may outlive it.
 class DiskMemory {
  public:
   // Reads that are under way at once, at most: a disk of NVMe needs as many, one behind a network
   // more.
   static constexpr int kReaders = 16;
+  // Beside a card: bytes of a copy that pass through pinned memory together, of which there are two
+  // parts in each direction. Readers share a part.
+  static constexpr size_t kPartIn = size_t{16} << 20;
+  static constexpr size_t kPartOut = size_t{4} << 20;
 
   // Bytes that are copied together. Those of one call lie in one buffer of this memory.
   struct Piece {
@@ -46,6 +50,8 @@ class DiskMemory {
 
   // Reads the pieces and returns when all are there.
   void Read(std::vector<Piece> pieces);
+  // The same of one long piece, which all readers share.
+  void ReadLong(Piece copy);
   // Begins to read the pieces, after those of earlier calls of Begin, and returns. `from` and `to`
   // stay as they are until Await. A copy of many bytes is as many pieces as readers like.
   void Begin(Piece copy);
@@ -78,6 +84,9 @@ class DiskMemory {
   // Does a part of the job that nobody has taken. REQUIRES the lock, and that there is one.
   void Take(const std::shared_ptr<Job>& job, std::unique_lock<std::mutex>& lock);
   void Do(const Job& job, size_t run);
+  // Before all that was begun or expected; returns when it is done.
+  void DoNow(const std::shared_ptr<Job>& job);
+  static std::vector<Piece> PartsOf(const Piece& copy);
   void Fail(int error, const char* what);
 
   std::string folder_;

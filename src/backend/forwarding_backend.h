@@ -32,6 +32,11 @@ class ForwardingBackend : public Backend {
     return inner_.AllocateSharedLater(bytes, what);
   }
   Status AwaitShared() override { return inner_.AwaitShared(); }
+  Status KeepOnDisk(const std::string& folder) override { return inner_.KeepOnDisk(folder); }
+  Result<Buffer> AllocateOnDisk(size_t bytes, std::string_view what) override {
+    return inner_.AllocateOnDisk(bytes, what);
+  }
+  uint64_t BytesFromDisk() const override { return inner_.BytesFromDisk(); }
   Mark SetMark() override { return inner_.SetMark(); }
   void Await(Mark mark) override { inner_.Await(mark); }
   Support Supports(const Op& op) const override { return inner_.Supports(op); }

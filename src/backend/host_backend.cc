@@ -47,6 +47,14 @@ double Backend::TimeAlone(const Op& op) {
   return seconds.count();
 }
 
+Status Backend::KeepOnDisk(const std::string& folder) {
+  return Unsupported(fmt::format("{} keeps no K/V on the disk of {}", Name(), folder));
+}
+
+Result<Buffer> Backend::AllocateOnDisk(size_t bytes, std::string_view what) {
+  return Unsupported(fmt::format("{} has no disk for {} of {}", Name(), HumanBytes(bytes), what));
+}
+
 Result<Buffer> HostBackend::Allocate(size_t bytes, std::string_view what) {
   auto pages = Pages::Reserve(bytes);
   if (!pages.ok()) {
@@ -70,8 +78,8 @@ uint64_t HostBackend::BytesFromDisk() const {
   return disk_ != nullptr ? disk_->bytes_read() : 0;
 }
 
-Result<Buffer> HostBackend::AllocateSharedLater(size_t bytes, std::string_view what) {
-  return disk_ != nullptr ? disk_->Allocate(bytes, what) : Allocate(bytes, what);
+Result<Buffer> HostBackend::AllocateOnDisk(size_t bytes, std::string_view what) {
+  return disk_ != nullptr ? disk_->Allocate(bytes, what) : Backend::AllocateOnDisk(bytes, what);
 }
 
 size_t HostBackend::AvailableMemory() const {

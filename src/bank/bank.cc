@@ -38,6 +38,14 @@ size_t Bank::ReservedBytes(const BankConfig& config, TierKind tier) {
   return bytes;
 }
 
+size_t Bank::ReservedOnDisk(const BankConfig& config) {
+  BankConfig on_disk = config;
+  for (LayerSpec& layer : on_disk.layers) {
+    std::erase_if(layer.streams, [](const StreamSpec& s) { return !s.on_disk; });
+  }
+  return ReservedBytes(on_disk, TierKind::kHost);
+}
+
 Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) {
   OKV_CHECK(config.block_tokens > 0 && config.max_tokens > 0 && config.max_seqs > 0 &&
             config.n_stages >= 0 && !config.tables.empty());
@@ -108,7 +116,8 @@ Status Bank::Allocate() {
     for (size_t i = 0; i < streams.size(); ++i) {
       if (streams_[i].spec.tier != kind || streams_[i].memory != i) continue;
       streams[i] = {.block_bytes = BlockBytes(streams_[i]),
-                    .n_blocks = TableOf(streams_[i]).blocks.total_blocks()};
+                    .n_blocks = TableOf(streams_[i]).blocks.total_blocks(),
+                    .on_disk = streams_[i].spec.on_disk};
     }
     return MakeTier(backend_, kind, streams);
   };
@@ -425,21 +434,37 @@ int64_t Bank::LeastLength(int32_t seq) const {
   return least;
 }
 
-size_t Bank::BytesInUse(TierKind tier) const {
+template <typename Counts>
+size_t Bank::BytesInUse(const Counts& counts) const {
   const auto in_use = [](const Table& table) {
     return static_cast<size_t>(table.blocks.total_blocks() - table.blocks.free_blocks());
   };
   size_t bytes = 0;
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& s = streams_[stream];
-    const bool own = s.spec.tier == tier && s.memory == stream;
-    if (own) bytes += BlockBytes(s) * in_use(TableOf(s));
+    if (counts(s.spec) && s.memory == stream) bytes += BlockBytes(s) * in_use(TableOf(s));
   }
-  if (tier != TierKind::kDevice) return bytes;
+  return bytes;
+}
+
+size_t Bank::DeviceBytes() const {
+  size_t bytes =
+      BytesInUse([](const StreamSpec& stream) { return stream.tier == TierKind::kDevice; });
   ForStates([&](const StateStream& s) {
-    bytes += s.BlockBytes() * in_use(tables_[TableIndex(s.spec.layer)]);
+    const Table& table = tables_[TableIndex(s.spec.layer)];
+    const int64_t blocks = table.blocks.total_blocks() - table.blocks.free_blocks();
+    bytes += s.BlockBytes() * static_cast<size_t>(blocks);
   });
   return bytes;
+}
+
+size_t Bank::HostBytes() const {
+  return BytesInUse(
+      [](const StreamSpec& stream) { return stream.tier == TierKind::kHost && !stream.on_disk; });
+}
+
+size_t Bank::DiskBytes() const {
+  return BytesInUse([](const StreamSpec& stream) { return stream.on_disk; });
 }
 
 size_t Bank::BlocksOf(std::span<const Table> tables, int32_t seq) {
@@ -452,10 +477,11 @@ size_t Bank::BlocksOf(std::span<const Table> tables, int32_t seq) {
   return held;
 }
 
-size_t Bank::BytesOf(int32_t seq, TierKind tier) const {
+size_t Bank::BytesOf(int32_t seq, TierKind tier, bool on_disk) const {
   size_t bytes = 0;
   for (const Stream& s : streams_) {
-    if (s.spec.tier == tier) bytes += BlockBytes(s) * BlocksOf(TablesOf(s), seq);
+    if (s.spec.tier == tier && s.spec.on_disk == on_disk)
+      bytes += BlockBytes(s) * BlocksOf(TablesOf(s), seq);
   }
   return bytes;
 }

@@ -199,7 +199,8 @@ class Bank {
   // Entries from a table that kernels read to the next one, which is that of the next head where
   // heads are apart.
   int32_t HeadTableStride() const { return tables_.front().blocks.max_blocks() * config_.max_seqs; }
-  // Whether some stream of it is on the host.
+  // Whether some stream of it is on the host or on a disk; on a disk.
+  bool OnDisk(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnDisk(); }
   bool OnHost(int32_t layer) const { return config_.layers[static_cast<size_t>(layer)].OnHost(); }
   bool HasHostLayers() const { return config_.HasHostLayers(); }
   // Whether host layers can pass through stages.
@@ -215,13 +216,15 @@ class Bank {
   int64_t HeldBlocks(int32_t seq, int32_t table) const {
     return static_cast<int64_t>(BlocksOf(Sharing(table), seq));
   }
-  // Bytes of the blocks in use in the backend's own memory and in the host's beside it, a shared
-  // one once.
-  size_t DeviceBytes() const { return BytesInUse(TierKind::kDevice); }
-  size_t HostBytes() const { return BytesInUse(TierKind::kHost); }
+  // Bytes of the blocks in use in the backend's own memory, in the host's beside it and on a disk,
+  // a shared one once.
+  size_t DeviceBytes() const;
+  size_t HostBytes() const;
+  size_t DiskBytes() const;
   // The same of one sequence alone, shared blocks in full, with its states in `states`.
   size_t DeviceBytes(int32_t seq, const StateStreams& states = {}) const;
   size_t HostBytes(int32_t seq) const { return BytesOf(seq, TierKind::kHost); }
+  size_t DiskBytes(int32_t seq) const { return BytesOf(seq, TierKind::kHost, /*on_disk=*/true); }
   // Bytes in all tiers of so many blocks of each table, with their states in `states`. Of tables
   // that draw on the same blocks, the first one has the number of all.
   size_t BytesOf(std::span<const int64_t> blocks, const StateStreams& states) const;
@@ -251,6 +254,8 @@ class Bank {
   static size_t BytesPerToken(const BankConfig& config);
   // Bytes of the streams in `tier`, reserved by Create.
   static size_t ReservedBytes(const BankConfig& config, TierKind tier);
+  // The part of those in TierKind::kHost that lies on a disk.
+  static size_t ReservedOnDisk(const BankConfig& config);
 
  private:
   // What a sequence has lost in a table.
@@ -321,8 +326,10 @@ class Bank {
   size_t BlockBytes(const Stream& s) const {
     return s.row_bytes * static_cast<size_t>(config_.block_tokens);
   }
-  size_t BytesInUse(TierKind tier) const;
-  size_t BytesOf(int32_t seq, TierKind tier) const;
+  // Of the streams of which counts(spec) is true.
+  template <typename Counts>
+  size_t BytesInUse(const Counts& counts) const;
+  size_t BytesOf(int32_t seq, TierKind tier, bool on_disk = false) const;
   // Rows that a sequence of `length` tokens has in a table.
   int64_t RowsOf(size_t table, int32_t seq, int64_t length) const;
   Status CheckLength(int32_t seq, int64_t n) const;

@@ -56,6 +56,10 @@ bool LayerSpec::OnHost() const {
                      [](const StreamSpec& s) { return s.tier == TierKind::kHost; });
 }
 
+bool LayerSpec::OnDisk() const {
+  return std::any_of(streams.begin(), streams.end(), [](const StreamSpec& s) { return s.on_disk; });
+}
+
 bool LayerSpec::InBothTiers() const {
   return OnHost() && std::any_of(streams.begin(), streams.end(),
                                  [](const StreamSpec& s) { return s.tier == TierKind::kDevice; });

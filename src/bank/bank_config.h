@@ -25,7 +25,8 @@ struct StreamSpec {
   std::vector<int32_t> heads;  // KV heads of the layer, ascending; empty: all
   Planes planes = Planes::kBoth;
   TierKind tier = TierKind::kDevice;
-  int32_t table = 0;  // of BankConfig::tables
+  bool on_disk = false;  // of kHost: on a disk, not in the host's memory
+  int32_t table = 0;     // of BankConfig::tables
   // Each KV head has rows of its own, in a table of its own: that of head h is `table` + h, and
   // they draw on the same blocks (TableSpec::shares). REQUIRES K and V of all heads on the device.
   bool heads_apart = false;
@@ -62,7 +63,8 @@ struct LayerSpec {
   bool HeadsApart() const { return streams.front().heads_apart; }
   // Whether K and V of all heads lie in one row.
   bool OneStream() const { return streams.size() == 1 && !HeadsApart(); }
-  bool OnHost() const;  // some stream is
+  bool OnHost() const;  // some stream is, or is on a disk
+  bool OnDisk() const;  // some stream is
   bool InBothTiers() const;
 
   bool operator==(const LayerSpec&) const = default;

@@ -21,6 +21,7 @@ LastRowsConfig FetchedUnits::LastRowsOf(const BankConfig& bank, const WorkingSet
   LastRowsConfig last = LastRows::OfSelections(bank, config.reads, config.n_seqs);
   const int64_t slots = int64_t{config.n_seqs} * SlotsOf(bank, config).n_slots;
   last.rows_before = slots * PieceOf(bank, config.reads);
+  last.of_steps = true;
   return last;
 }
 

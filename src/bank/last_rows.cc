@@ -53,8 +53,17 @@ size_t LastRows::Bytes(const BankConfig& bank, const LastRowsConfig& config) {
     if (config.layers[layer]) row_bytes += bank.RowBytes(layer);
   }
   const int64_t kept = KeptTokens(bank, config) * config.n_seqs;
-  return static_cast<size_t>(config.rows_before + kept) * row_bytes +
+  return OwnRows::Bytes(bank, SentHome(bank, config), config.n_seqs) +
+         static_cast<size_t>(config.rows_before + kept) * row_bytes +
          static_cast<size_t>(bank.Rows().table_entries) * sizeof(int32_t);
+}
+
+std::vector<bool> LastRows::SentHome(const BankConfig& bank, const LastRowsConfig& config) {
+  std::vector<bool> layers(bank.layers.size());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    layers[layer] = config.of_steps && config.layers[layer] && bank.layers[layer].OnDisk();
+  }
+  return layers;
 }
 
 LastRows::LastRows(Backend& backend, Bank& bank, const LastRowsConfig& config)
@@ -84,7 +93,18 @@ Status LastRows::Allocate(const LastRowsConfig& config) {
     if (!config.layers[layer]) continue;
     OKV_ASSIGN_OR_RETURN(rows_[layer], backend_.Allocate(rows * bank.RowBytes(layer), "last rows"));
   }
+  const std::vector<bool> sent = SentHome(bank, config);
+  if (std::count(sent.begin(), sent.end(), true) == 0) return {};
+  OKV_ASSIGN_OR_RETURN(own_, OwnRows::Create(backend_, bank_, sent, config.n_seqs));
   return {};
+}
+
+void LastRows::BeginStep(const SeqMeta* seqs) {
+  if (own_ != nullptr) own_->Begin(seqs);
+}
+
+void LastRows::EndStep() {
+  if (own_ != nullptr) own_->SendHome();
 }
 
 KvView LastRows::View(int32_t layer) const {
@@ -125,8 +145,10 @@ void LastRows::Fill(int32_t q, int32_t seq) {
 }
 
 void LastRows::StoreHome(int32_t layer, const RowMeta* rows, const SeqMeta* seqs, int32_t n_rows) {
+  const bool sent = own_ != nullptr && own_->Has(layer);
   backend_.Enqueue(StoreRowsArgs{.from = View(layer),
                                  .kv = bank_.View(layer),
+                                 .slot = sent ? own_->Slot(layer) : KvSlot{},
                                  .rows = rows,
                                  .seqs = seqs,
                                  .n_rows = n_rows,

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "bank/bank.h"
 #include "bank/declared_reads.h"
+#include "bank/own_rows.h"
 
 namespace omnikv {
 
@@ -18,6 +19,9 @@ struct LastRowsConfig {
   int64_t tokens = 0;        // that a step reads at most, back from its last row
   int32_t n_seqs = 1;        // of a group
   int64_t rows_before = 0;   // of others, in the memory of each layer
+  // Decode steps alone write here (BeginStep, EndStep): their rows of layers on a disk go home
+  // after all layers.
+  bool of_steps = false;
 };
 
 // Enqueues at record time, like a policy. Thread-compatible.
@@ -56,12 +60,17 @@ class LastRows {
   void Fill(int32_t q, int32_t seq);
   // Rows of q were written at home alone.
   void Forget(int32_t q) { filled_[static_cast<size_t>(q)] = false; }
+  // With LastRowsConfig::of_steps: before the first layer of a step, and after the last one.
+  void BeginStep(const SeqMeta* seqs);
+  void EndStep();
   // Enqueues the way home of a step's own rows, which are in View.
   void StoreHome(int32_t layer, const RowMeta* rows, const SeqMeta* seqs, int32_t n_rows);
 
  private:
   LastRows(Backend& backend, Bank& bank, const LastRowsConfig& config);
   Status Allocate(const LastRowsConfig& config);
+  // Whose own rows go home by OwnRows.
+  static std::vector<bool> SentHome(const BankConfig& bank, const LastRowsConfig& config);
   // The first row of the layer's blocks.
   std::byte* Blocks(int32_t layer) const {
     const size_t row_bytes = bank_.config().RowBytes(static_cast<size_t>(layer));
@@ -72,9 +81,10 @@ class LastRows {
   Bank& bank_;
   int64_t blocks_;  // of a sequence
   int64_t rows_before_;
-  Buffer entries_;            // int32: a block table as the bank's, of those blocks
-  std::vector<Buffer> rows_;  // [layers]: blocks of all sequences; empty: not of this layer
-  std::vector<bool> filled_;  // [n_seqs]
+  Buffer entries_;                // int32: a block table as the bank's, of those blocks
+  std::vector<Buffer> rows_;      // [layers]: blocks of all sequences; empty: not of this layer
+  std::vector<bool> filled_;      // [n_seqs]
+  std::unique_ptr<OwnRows> own_;  // null: all rows go home in their layer
 };
 
 }  // namespace omnikv

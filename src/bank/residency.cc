@@ -71,7 +71,10 @@ Residency::Step::Step(Residency& residency, const StepRows& rows)
   if (r_.kept_ != nullptr) {
     r_.kept_->Locate(rows.rows, rows.n_rows, rows.seqs, rows.prefill, rows.stage);
   }
-  if (r_.units_ != nullptr) selected_.resize(static_cast<size_t>(r_.units_->n_selections()));
+  if (r_.units_ != nullptr) {
+    selected_.resize(static_cast<size_t>(r_.units_->n_selections()));
+    if (!rows.prefill) r_.units_->last().BeginStep(rows.seqs);
+  }
   if (r_.sets_ == nullptr) return;
   selected_.resize(static_cast<size_t>(r_.sets_->n_selections()));
   // Decode rows of the same step would lose what they selected themselves.
@@ -205,6 +208,7 @@ void Residency::Step::AfterObserve(int32_t layer, const std::optional<Selection>
 }
 
 void Residency::Step::AfterLayers() {
+  if (r_.units_ != nullptr && !rows_.prefill) r_.units_->last().EndStep();
   if (r_.sets_ != nullptr && !rows_.prefill) r_.sets_->WriteBack(rows_.seqs, selected_);
 }
 

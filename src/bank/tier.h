@@ -23,8 +23,8 @@ class Tier {
 
 enum class TierKind {
   kDevice,  // the backend's own memory: a card's, or the host's under a host backend
-  // Memory beside it (Backend::AllocateSharedLater): the host's where the backend has its own, and
-  // beside a host backend a file's (HostBackend::KeepOnDisk).
+  // Memory beside it: the host's where the backend has its own, or files on a disk
+  // (Backend::AllocateOnDisk).
   kHost,
 };
 
@@ -32,6 +32,7 @@ enum class TierKind {
 struct TierStream {
   size_t block_bytes = 0;  // 0: another tier holds the stream
   int32_t n_blocks = 0;
+  bool on_disk = false;  // of kHost
 };
 
 // Room for all blocks of `streams`, reserved at once, so that rows never move and growth never

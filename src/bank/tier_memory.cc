@@ -37,9 +37,9 @@ Result<std::unique_ptr<Tier>> MakeTier(Backend& backend, TierKind kind,
     Buffer& buffer = memory.emplace_back();
     const size_t bytes = stream.block_bytes * static_cast<size_t>(stream.n_blocks);
     if (bytes == 0) continue;
-    OKV_ASSIGN_OR_RETURN(buffer, kind == TierKind::kDevice
-                                     ? backend.Allocate(bytes, "K/V")
-                                     : backend.AllocateSharedLater(bytes, "K/V"));
+    OKV_ASSIGN_OR_RETURN(buffer, kind == TierKind::kDevice ? backend.Allocate(bytes, "K/V")
+                                 : stream.on_disk          ? backend.AllocateOnDisk(bytes, "K/V")
+                                                  : backend.AllocateSharedLater(bytes, "K/V"));
   }
   return std::unique_ptr<Tier>(std::make_unique<MemoryTier>(backend, std::move(memory), streams));
 }

@@ -1,12 +1,16 @@
 // A backend that computes nothing: for what can be known before anything runs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backend/backend.h"
+#include "backend/in_place.h"
 
 namespace omnikv {
 
@@ -29,6 +33,11 @@ class AskingBackend : public HostBackend {
     next_ += (bytes + kAlignment) / kAlignment * kAlignment;
     return Buffer(data, bytes, [](void*) {});
   }
+  Result<Buffer> AllocateOnDisk(size_t bytes, std::string_view what) override {
+    auto buffer = Allocate(bytes, what);
+    if (buffer.ok() && bytes > 0) on_disk_.emplace_back(buffer->as<std::byte>(), bytes);
+    return buffer;
+  }
   void Upload(void*, const void*, size_t) override {}
   void Download(void* dst, const void*, size_t bytes) override {
     if (bytes != 0) std::memset(dst, 0, bytes);
@@ -42,13 +51,22 @@ class AskingBackend : public HostBackend {
  protected:
   void Run(const Op& op) override {
     if (!answer_.ok) return;
+    const auto on_disk = [this](const void* p) {
+      return std::any_of(on_disk_.begin(), on_disk_.end(), [p](const std::span<std::byte>& memory) {
+        return p >= memory.data() && p < memory.data() + memory.size();
+      });
+    };
     answer_ = asked_.Supports(op);
+    if (answer_.ok && OnDevice() && UsesInPlace(op, on_disk)) {
+      answer_ = {false, "some of the K/V that it uses in place lie on a disk (`kv_folder`)"};
+    }
     if (!answer_.ok) refused_ = OpName(op);
   }
 
  private:
   const Backend& asked_;
   uintptr_t next_ = uintptr_t{1} << 20;
+  std::vector<std::span<std::byte>> on_disk_;
   Support answer_;
   std::string_view refused_;
 };

@@ -43,11 +43,11 @@ Result<std::unique_ptr<Backend>> MakeCuda(const EngineOptions& options, int devi
 #endif
 }
 
-// A HostBackend with a disk beside its memory, if the options say so.
+// With a disk beside the backend's memory, if the options say so.
 Result<std::unique_ptr<Backend>> WithDisk(std::unique_ptr<Backend> backend,
                                           const EngineOptions& options) {
   if (!options.kv_folder.empty()) {
-    const Status made = static_cast<HostBackend&>(*backend).KeepOnDisk(options.kv_folder);
+    const Status made = backend->KeepOnDisk(options.kv_folder);
     if (!made.ok()) return made.Prefixed("`kv_folder`");
   }
   return backend;
@@ -71,11 +71,12 @@ Result<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options) {
   OKV_RETURN_IF_ERROR(CheckOptions(options));
   if (const std::optional<int> device = CudaDevice(name)) {
     auto backend = MakeCuda(options, *device);
-    if (backend.ok()) return backend;
+    if (backend.ok()) return WithDisk(std::move(*backend), options);
     return backend.status().Prefixed(fmt::format("`device` is '{}'", name));
   }
   if (name == "auto") {
     auto backend = MakeCuda(options, 0);
+    if (backend.ok()) return WithDisk(std::move(*backend), options);
     if (backend.status().code() != StatusCode::kUnsupported) return backend;
     LogVerbose("running on the CPU: {}", backend.status().message());
   }

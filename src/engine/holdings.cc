@@ -13,15 +13,13 @@ Holdings HoldingsOf(const EngineCore& core) {
   }
   const size_t near =
       bank.DeviceBytes() + Bank::StageBytes(bank.config()) + core.policy_bytes + core.set_bytes;
-  held.bytes = BytesByTier(core, near, bank.HostBytes());
+  held.bytes = BytesByTier(core, near, bank.HostBytes(), bank.DiskBytes());
   return held;
 }
 
-TierBytes BytesByTier(const EngineCore& core, size_t near, size_t beside) {
-  const bool card = core.backend->OnDevice();
-  TierBytes bytes;
-  (card ? bytes.host : bytes.disk) = beside;
-  (card ? bytes.device : bytes.host) = near;
+TierBytes BytesByTier(const EngineCore& core, size_t near, size_t on_host, size_t on_disk) {
+  TierBytes bytes{.host = on_host, .disk = on_disk};
+  (core.backend->OnDevice() ? bytes.device : bytes.host) += near;
   return bytes;
 }
 

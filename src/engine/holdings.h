@@ -18,7 +18,7 @@ struct Holdings {
   TierBytes bytes;  // K/V in blocks that are in use, stages, policies and working sets
 };
 Holdings HoldingsOf(const EngineCore& core);
-// `near` in the backend's own memory, `beside` in what lies beside it: a card's host, or a disk.
-TierBytes BytesByTier(const EngineCore& core, size_t near, size_t beside);
+// `near` in the backend's own memory; beside it, in the host's memory and on a disk.
+TierBytes BytesByTier(const EngineCore& core, size_t near, size_t on_host, size_t on_disk);
 
 }  // namespace omnikv

@@ -16,6 +16,7 @@
 #include "base/thread_pool.h"
 #include "engine/asking_backend.h"
 #include "engine/compositions.h"
+#include "engine/disk_layers.h"
 #include "io/nameless_file.h"
 #include "model/forward.h"
 #include "model/limits.h"
@@ -135,19 +136,33 @@ namespace {
 
 // That the options of places are for this backend.
 Status CheckPlace(const EngineOptions& options, const Backend& backend) {
+  if (backend.OnDevice()) return {};
   const bool disk = !options.kv_folder.empty();
-  if (backend.OnDevice()) {
-    if (!disk) return {};
-    return Unsupported(fmt::format(
-        "`kv_folder` is given, but the model runs on {}: K/V on a disk need `device` cpu",
-        backend.Name()));
-  }
   const char* const other = options.gpu_memory != 0                                ? "`gpu_memory`"
                             : options.place == "device" || options.place == "host" ? "`place`"
                             : options.host_reads != "auto" && !disk                ? "`host_reads`"
                                                                                    : nullptr;
   if (other == nullptr) return {};
   return Unsupported(fmt::format("{} is given, but the model runs on {}", other, backend.Name()));
+}
+
+// That some of the layers which a policy lets go can lie on the disk of a card.
+Status CheckDiskOfCard(const EngineOptions& options, const DeclaredReads& reads) {
+  const bool fetched = options.host_reads != "attend" && reads.CanFetch();
+  if ((reads.n_selections > 0 && fetched) || reads.streamed.layers > 0) return {};
+  const auto any = [](const auto& layers, auto value) {
+    return std::count(layers.begin(), layers.end(), value) > 0;
+  };
+  if (reads.n_selections == 0 && !any(reads.few_values, true) &&
+      !any(reads.selection_of, kFewRows) && !any(reads.selection_of, kLastRows)) {
+    return {};  // it lets none go
+  }
+  return Unsupported(
+      fmt::format("`place` is disk, but `policy` {} with {} reads K/V where they are, which a card "
+                  "cannot do on "
+                  "a disk: expected `place` auto or host",
+                  options.policy.name,
+                  options.host_reads == "attend" ? "`host_reads` attend" : "these settings"));
 }
 
 Status CheckHostReads(const EngineOptions& options, const DeclaredReads& reads) {
@@ -291,7 +306,8 @@ class Placement {
     const bool by_selection = reads.by_token || plan.fetches_units || plan.attends_away;
     // By working sets, stages or last rows, or attended to away: these go first.
     std::vector<size_t> can_go;
-    std::vector<size_t> in_place;           // is how they would be read
+    std::vector<size_t> in_place;  // is how they would be read
+    const bool all_on_disk = backend_.OnDevice() && options_.place == "disk";
     int32_t after = GlobalLayers(config_);  // global layers after this one
     for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
       const bool global = config_.layers[layer].window == 0;
@@ -304,6 +320,9 @@ class Placement {
       }
     }
     can_go.insert(can_go.begin(), in_place.begin(), in_place.end());
+    if (all_on_disk) {
+      std::erase_if(can_go, [&](size_t l) { return !MayLieOnDisk(config_, reads, plan, l); });
+    }
     const auto bank_of = [&] { return MakeBankConfig(config_, plan, options_.max_sessions); };
     if (can_go.empty() && plan.values_away) return Fits(reads, asked, bank_of(), plan);
     const bool all = options_.place == "host" || options_.place == "disk" || streamed.always;
@@ -328,9 +347,9 @@ class Placement {
            (streamed.layers == 0 && with_stages(1, 1));
   }
 
-  // The end of a message: which policies, as they are by default, make `plan` fit with layers on a
-  // host of `host` bytes.
-  std::string Others(const MemoryPlan& plan, size_t host) const {
+  // The end of a message: which policies, as they are by default, make `plan` fit with layers in so
+  // much of the host's memory and of a disk.
+  std::string Others(const MemoryPlan& plan, size_t host, size_t disk) const {
     std::vector<std::string> names;
     for (const PolicyInfo& info : AllPolicies()) {
       EngineOptions other = options_;
@@ -343,7 +362,11 @@ class Placement {
       placed.policy = PolicyBytes({.name = info.name}, config_, placed, backend_);
       const Placement placement(other, config_, backend_, room_);
       const bool fits = placement.Place((*policy)->Reads(), 0, placed);
-      if (fits && placed.kv_host <= host) names.push_back(info.name);
+      if (fits && backend_.OnDevice() && disk > 0) {
+        SendToDisk(config_, ReadsByLayer(config_, (*policy)->Reads()), options_.max_sessions, host,
+                   /*all=*/false, placed);
+      }
+      if (fits && placed.OnHost() <= host && placed.OnDisk() <= disk) names.push_back(info.name);
     }
     if (names.empty()) return "";
     return fmt::format("; it fits with layers on the {}: `place` auto `policy` {}",
@@ -513,8 +536,8 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .weights = plan.weights,
                     .activations = plan.activations,
                     .kv = plan.kv,
-                    .kv_host = plan.on_disk ? 0 : plan.kv_host,
-                    .kv_disk = plan.on_disk ? plan.kv_host : 0,
+                    .kv_host = plan.kv_host - plan.OnDisk(),
+                    .kv_disk = plan.OnDisk(),
                     .prompt = plan.prompt,
                     .working_sets = plan.working_sets,
                     .working_set = plan.working_set,
@@ -547,9 +570,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
   const bool card = backend.OnDevice();
   OKV_RETURN_IF_ERROR(CheckPlace(options, backend));
   MemoryPlan plan;
-  plan.on_disk = !card && !options.kv_folder.empty();
+  const bool has_disk = !options.kv_folder.empty();
+  plan.on_disk = !card && has_disk;  // a card's is for what exceeds the host's memory
   size_t disk_room = 0;
-  if (plan.on_disk) {
+  if (has_disk) {
     OKV_ASSIGN_OR_RETURN(disk_room, FreeRoom(options.kv_folder));
   }
   // Whether layers may lie elsewhere than in the backend's memory.
@@ -628,9 +652,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
                                                         ? "heads that keep few tokens"
                                                         : "sliding windows")),
       plan.limit);
-  const Limit host = plan.on_disk ? Limit("`disk_space`", options.disk_space, disk_room,
-                                          fmt::format("free in {}", options.kv_folder))
-                                  : Limit("`host_memory`", options.host_memory, AvailableMemory());
+  const Limit disk("`disk_space`", options.disk_space, disk_room,
+                   fmt::format("free in {}", options.kv_folder));
+  const Limit memory("`host_memory`", options.host_memory, AvailableMemory());
+  const Limit& host = card ? memory : disk;  // of what leaves the backend's own memory
   const auto fits_on_host = [&](const MemoryPlan& p) -> Status {
     if (p.prompt_host > host.bytes) {
       return ResourceExhausted(fmt::format(
@@ -638,26 +663,48 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
           "{}: {}",
           p.context, HumanBytes(p.prompt_host), host.name, sizes));
     }
-    if (p.kv_host <= host.bytes) return {};
+    const bool to_disk = has_disk && (!card || p.OnHost() <= host.bytes);
+    if (to_disk ? p.OnDisk() <= disk.bytes : p.OnHost() <= host.bytes) return {};
     const auto values =
         p.values_away ? std::count(p.values_apart.begin(), p.values_apart.end(), true) : 0;
+    const auto there = std::count(p.disk_layers.begin(), p.disk_layers.end(), true);
+    const int64_t layers = !card || !has_disk ? p.host_layers
+                           : to_disk          ? there
+                                              : p.host_layers - there;
     return ResourceExhausted(fmt::format(
-        "{} of a context of {} tokens go to the {} and take {}, expected at most {}: {}",
-        values > 0 ? fmt::format("V of {} layers", values)
-                   : fmt::format("{} layers", p.host_layers),
-        p.context, p.on_disk ? "disk" : "host", HumanBytes(p.kv_host), host.name, sizes));
+        "{} of a context of {} tokens go to the {} and take {}, expected at most {}{}: {}",
+        values > 0 ? fmt::format("V of {} layers", values) : fmt::format("{} layers", layers),
+        p.context, to_disk ? "disk" : "host", HumanBytes(to_disk ? p.OnDisk() : p.OnHost()),
+        to_disk ? disk.name : host.name,
+        card && has_disk && !to_disk ? ", since they cannot lie on the disk of a card" : "",
+        sizes));
   };
+  const auto others = [&] { return placement.Others(plan, memory.bytes, disk.bytes); };
   const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
   const bool always = card && reads.streamed.always;
   const bool all_leave = options.place == "host" || options.place == "disk";
   if (plan.may_leave && (!all_here || all_leave || always || plan.values_away)) {
     OKV_RETURN_IF_ERROR(policy.status());
+    if (card && options.place == "disk") {
+      OKV_RETURN_IF_ERROR(CheckDiskOfCard(options, reads));
+    }
     MemoryPlan placed;  // tried last
     // None: there is no room in the backend's own memory.
     const auto place = [&](int64_t kv_tokens) -> std::optional<Result<MemoryPlan>> {
-      placed = plan;
-      placed.kv_tokens = kv_tokens;
-      if (!placement.Place(reads, options.working_set, placed)) return std::nullopt;
+      const auto try_place = [&](bool fetched) {
+        placed = plan;
+        placed.kv_tokens = kv_tokens;
+        placed.on_disk = fetched;
+        return placement.Place(reads, options.working_set, placed);
+      };
+      const bool all_there = card && options.place == "disk";
+      if (!try_place(plan.on_disk || all_there)) return std::nullopt;
+      if (card && has_disk && (all_there || placed.kv_host > host.bytes)) {
+        // What the host would attend to in its memory is fetched from a disk.
+        if (!try_place(/*fetched=*/true)) return std::nullopt;
+        SendToDisk(config, ReadsByLayer(config, reads), options.max_sessions, host.bytes, all_there,
+                   placed);
+      }
       OKV_RETURN_IF_ERROR(fits_on_host(placed));
       return placed;
     };
@@ -685,22 +732,21 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     if (always) {
       return ResourceExhausted(
           fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
-                      placed.host_layers, sizes, placement.Others(plan, host.bytes)));
+                      placed.host_layers, sizes, others()));
     }
     if (all_leave && !plan.values_away) {
-      const std::string others = sizes + placement.Others(plan, host.bytes);
+      const std::string why = sizes + others();
       OKV_RETURN_IF_ERROR(
-          CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, others, options.place));
+          CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, why, options.place));
       return ResourceExhausted(
           fmt::format("`place` is {}, but a context of {} tokens does not fit that way either: {}",
-                      options.place, asked, others));
+                      options.place, asked, why));
     }
   }
   if (fits < asked + spare) {
     if (options.context != 0 || options.kv_tokens > 0 || fits < 2 * spare) {
       return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked,
-                                           sizes,
-                                           beside ? placement.Others(plan, host.bytes) : ""));
+                                           sizes, beside ? others() : ""));
     }
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
     plan.context = static_cast<int64_t>(fits - fits / 16 - spare);

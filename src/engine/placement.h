@@ -52,19 +52,26 @@ struct MemoryPlan {
   // empty: in no layer.
   std::vector<bool> values_apart;
 
-  // K/V in host memory beside a card, or on a disk beside the host's memory.
-  bool may_leave = false;       // is an option
-  bool on_disk = false;         // the latter, if there are some
-  std::vector<TierKind> tiers;  // [n_layers]
-  bool values_away = false;     // V of those layers are there
-  int32_t host_layers = 0;      // layers whose K and V are there
-  size_t kv_host = 0;           // all that is there
-  size_t working_sets = 0;      // in the backend's memory, for that: working sets, and stages
-  bool keeps_last = false;      // the last rows of host layers (LastRows), and no stages
-  int32_t stages = 2;           // BankConfig::n_stages
-  int32_t working_set = 0;      // tokens of each of them in a working set
-  bool attends_away = false;    // the host attends to what is there, without working sets
-  bool fetches_units = false;   // working sets hold units, with the last rows beside them
+  // K/V in host memory beside a card, or on a disk beside either.
+  bool may_leave = false;         // is an option
+  bool on_disk = false;           // those that leave lie on a disk: of `disk_layers`,
+  std::vector<bool> disk_layers;  // [n_layers]; or of all layers, if this is empty
+  std::vector<TierKind> tiers;    // [n_layers]
+  bool values_away = false;       // V of those layers are there
+  int32_t host_layers = 0;        // layers whose K and V are there
+  size_t kv_host = 0;             // all that is there, in host memory and on a disk
+  size_t kv_disk = 0;             // of disk_layers
+  size_t disk_way = 0;            // host memory through which those pass on their way to a card
+  size_t working_sets = 0;        // in the backend's memory, for that: working sets, and stages
+  bool keeps_last = false;        // the last rows of host layers (LastRows), and no stages
+  int32_t stages = 2;             // BankConfig::n_stages
+  int32_t working_set = 0;        // tokens of each of them in a working set
+  bool attends_away = false;      // the host attends to what is there, without working sets
+  bool fetches_units = false;     // working sets hold units, with the last rows beside them
+
+  size_t OnDisk() const { return !on_disk ? 0 : disk_layers.empty() ? kv_host : kv_disk; }
+  // What a card's plan takes in host memory.
+  size_t OnHost() const { return kv_host - OnDisk() + disk_way; }
 };
 
 // kInvalidArgument for options that are wrong whatever the model and the device are.
@@ -74,7 +81,8 @@ Status CheckOptions(const EngineOptions& options);
 // when a context that was asked for does not fit. Without one, the context is the model's, or what
 // fits of it. On a card too small for the context, layers that the policy reads sparsely, or
 // streams, go to the host, the last first, and what is left widens their working sets. So they go
-// to the disk of `kv_folder` from a memory that is too small, if the disk has room for them.
+// to the disk of `kv_folder` from a memory that is too small, if the disk has room for them, and
+// from a card those for which the host's memory is too small (disk_layers.h).
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
                               size_t weight_bytes, bool all_f32, const Backend& backend);
 

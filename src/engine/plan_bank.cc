@@ -107,6 +107,12 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
     const TierKind tier = plan.values_away ? TierKind::kHost : TierKind::kDevice;
     bank.layers[layer].streams = {{.planes = Planes::kK}, {.planes = Planes::kV, .tier = tier}};
   }
+  for (size_t layer = 0; plan.on_disk && layer < bank.layers.size(); ++layer) {
+    if (!plan.disk_layers.empty() && !plan.disk_layers[layer]) continue;
+    for (StreamSpec& stream : bank.layers[layer].streams) {
+      stream.on_disk = stream.tier == TierKind::kHost;
+    }
+  }
   bank.tables[0].max_held = plan.max_held;
   SplitByLayers(config, plan, bank);
   std::map<int32_t, int32_t> table_of;  // by window

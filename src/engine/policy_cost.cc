@@ -97,7 +97,9 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
     const LayerSpec& layer = bank.layers[l];
     for (const StreamSpec& s : layer.streams) {
       const size_t block = bank.StreamBytes(layer, s) * static_cast<size_t>(bank.block_tokens);
-      (s.tier == TierKind::kHost ? cost.held.host : cost.held.own) +=
+      (s.on_disk                   ? cost.held.disk
+       : s.tier == TierKind::kHost ? cost.held.host
+                                   : cost.held.own) +=
           BlocksBytes(*policy, bank, l, s.table, tokens, block);
     }
   }
@@ -105,7 +107,8 @@ Result<PolicyCost> CostOf(const PolicyInfo& info, PolicySettings settings,
   cost.held.own += own.working_sets + cost.policy_bytes;
   cost.reserved = {.own = Bank::ReservedBytes(bank, TierKind::kDevice) + own.prompt +
                           own.working_sets + policy->Bytes() + StateBytes(config, bank, *policy),
-                   .host = Bank::ReservedBytes(bank, TierKind::kHost)};
+                   .host = Bank::ReservedBytes(bank, TierKind::kHost) - Bank::ReservedOnDisk(bank),
+                   .disk = Bank::ReservedOnDisk(bank)};
   cost.held_fraction = static_cast<double>(cost.held.own) /
                        (static_cast<double>(tokens) * static_cast<double>(plan.kv_per_token));
   return cost;

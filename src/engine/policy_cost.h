@@ -17,10 +17,11 @@
 namespace omnikv {
 
 struct PolicyCost {
-  // Where the backend computes, and in host memory beside a card.
+  // Where the backend computes, in host memory beside a card, and on a disk.
   struct Bytes {
     size_t own = 0;
     size_t host = 0;
+    size_t disk = 0;
   };
 
   std::string settings;      // every one, as resolved

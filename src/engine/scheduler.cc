@@ -457,7 +457,8 @@ void Scheduler::TakeReads(Sequence& s) {
   }
   const Bank& bank = *core_.bank;
   const int32_t seq = rows.seq(s.member);
-  s.stats.held = BytesByTier(core_, bank.DeviceBytes(seq, rows.AllStates()), bank.HostBytes(seq));
+  s.stats.held = BytesByTier(core_, bank.DeviceBytes(seq, rows.AllStates()), bank.HostBytes(seq),
+                             bank.DiskBytes(seq));
   const SeqLength at = rows.lengths(s.member);
   s.stats.read_fraction = ReadFraction(core_, rows.policy(), s.member, at);
   s.stats.attended_tokens = AttendedTokens(core_.config, rows.policy(), s.member, at);

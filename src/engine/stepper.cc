@@ -59,8 +59,13 @@ Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
   if (!rows.empty()) core_.backend->Synchronize();
   for (const auto& [group, member, token] : rows) {
     group->Forget(member, group->length(member) - 1);
+    ForgetSlots(*group, member, failure);
   }
   return failure;
+}
+
+void Stepper::ForgetSlots(RowGroup& group, int32_t member, const Status& failure) {
+  if (failure.code() == StatusCode::kFailed) group.residency().Reset(member);
 }
 
 int64_t Stepper::FirstPos(const PromptChunk& chunk) {
@@ -305,6 +310,8 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
       status = LogitsNotFinite(core_, length);
     }
   }
+  // Of work that the step waited for: the host's beside a card.
+  if (const Status late = core_.backend->TakeFailure(); !late.ok()) status = late;
   if (!status.ok() && chunk != nullptr) {
     core_.backend->Synchronize();
     // Rows that a choice has moved in some layers are of no use, nor are sums that some layers have
@@ -624,10 +631,13 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
   while (launched_ - read_ < std::min<int64_t>(kMost, wanted)) {
     // What cannot be had ahead of time may not be needed.
     const Status launched = Launch();
-    if (!launched.ok() && launched_ > read_) break;
-    OKV_RETURN_IF_ERROR(launched);
+    const bool lacks = launched.code() == StatusCode::kResourceExhausted;
+    if (lacks && launched_ > read_) break;
+    if (!launched.ok()) return GiveUp(launched);
   }
   stepper_.core_.backend->Await(marks_[read_ % kMost]);
+  // Of the host's work beside a card: of this step, or of one that follows it.
+  if (const Status late = stepper_.core_.backend->TakeFailure(); !late.ok()) return GiveUp(late);
   const int32_t* chosen = stepper_.core_.choices.chosen.as<int32_t>() + RowOf(read_);
   const auto unread = static_cast<int64_t>(launched_ - read_) - 1;  // after this one
   for (size_t r = 0; r < rows_.size(); ++r) {
@@ -642,6 +652,12 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
     if (samplers_[r] != nullptr) samplers_[r]->Take(token);
   }
   return std::span<const DecodeRow>(rows_);
+}
+
+Status StepsAhead::GiveUp(const Status& failure) {
+  stepper_.core_.backend->Synchronize();
+  for (const auto& [group, member, token] : rows_) Stepper::ForgetSlots(*group, member, failure);
+  return failure;
 }
 
 void StepsAhead::End() {

@@ -92,6 +92,8 @@ class Stepper {
   Status Append(std::span<const DecodeRow> rows);
   // Forgets those, once nothing runs any more; returns `failure`.
   Status GiveUp(std::span<const DecodeRow> rows, const Status& failure);
+  // After a failure of a disk: rows may not have come to the slots that they were given.
+  static void ForgetSlots(RowGroup& group, int32_t member, const Status& failure);
   // Writes the inputs of a step whose tokens are appended.
   void Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk);
   static int64_t FirstPos(const PromptChunk& chunk);  // once its rows are appended
@@ -227,6 +229,8 @@ class StepsAhead {
 
  private:
   Status Launch();
+  // What a failure leaves, once nothing runs any more; returns it.
+  Status GiveUp(const Status& failure);
   int32_t RowOf(uint32_t step) const {
     return static_cast<int32_t>(step % kMost) * static_cast<int32_t>(rows_.size());
   }

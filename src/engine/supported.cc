@@ -60,8 +60,13 @@ Status EnqueueSteps(EngineCore& core, RowGroup& group) {
   OKV_RETURN_IF_ERROR(group.Append(member, 1));
   const SeqLength now = group.lengths(member);
   const SeqLength full{.tokens = most, .prompt = most - 1, .gone = now.gone};
-  for (const int32_t variant :
-       std::set{group.policy().Variant(now), group.policy().Variant(full)}) {
+  std::set<int32_t> variants{group.policy().Variant(now), group.policy().Variant(full)};
+  // Some lengths may be read in place that others fetch, which a card cannot do on a disk.
+  const int64_t stride = std::max<int64_t>(1, most / 2048);
+  for (int64_t tokens = 2; core.plan.on_disk && tokens <= most; tokens += stride) {
+    variants.insert(group.policy().Variant({.tokens = tokens, .prompt = tokens - 1}));
+  }
+  for (const int32_t variant : variants) {
     step.n_rows = 1;
     step.prefill = step.chooses = false;
     step.first_pos = now.tokens - 1;

@@ -142,8 +142,8 @@ TEST(DiskMemory, ADiskThatFailsEndsInASentence) {
 // A lane's signal is reached when what was copied there before it has come.
 TEST(HostBackendOnDisk, LanesAreWaitedFor) {
   const auto backend = MakeRefBackend();
-  ASSERT_TRUE(static_cast<HostBackend&>(*backend).KeepOnDisk(OwnFolder()).ok());
-  const Buffer disk = *backend->AllocateSharedLater(kSize, "test");
+  ASSERT_TRUE(backend->KeepOnDisk(OwnFolder()).ok());
+  const Buffer disk = *backend->AllocateOnDisk(kSize, "test");
   const std::vector<std::byte> data = Bytes(kSize, 5);
   backend->Upload(disk.as<>(), data.data(), kSize);
   for (int round = 0; round < 2; ++round) {

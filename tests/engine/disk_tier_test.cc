@@ -247,8 +247,7 @@ TEST_P(DiskTier, StatisticsCountWhatIsThere) {
   EXPECT_LT(*stats.hit_rate, 1);
   EXPECT_GT(stats.transfer_bytes_per_step, 0u);
   EXPECT_EQ(HoldingsOf(CoreOf(*engine)).bytes.disk, stats.held_bytes.disk);
-  const auto& backend = static_cast<const HostBackend&>(*CoreOf(*engine).backend);
-  EXPECT_GE(backend.BytesFromDisk(), 9 * stats.transfer_bytes_per_step);
+  EXPECT_GE(CoreOf(*engine).backend->BytesFromDisk(), 9 * stats.transfer_bytes_per_step);
 }
 
 TEST_P(DiskTier, AFolderThatTakesNoFilesIsAMistake) {
@@ -268,7 +267,7 @@ TEST_P(DiskTier, AFolderThatTakesNoFilesIsAMistake) {
 // What was free when the plan was made may be gone when the room is taken.
 TEST_P(DiskTier, ADiskThatBecameFullEndsInASentence) {
   const auto backend = *MakeBackend({.device = GetParam(), .kv_folder = OwnFolder()});
-  const auto buffer = backend->AllocateSharedLater(size_t{1} << 60, "K/V");
+  const auto buffer = backend->AllocateOnDisk(size_t{1} << 60, "K/V");
   ASSERT_FALSE(buffer.ok());
   EXPECT_EQ(buffer.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(buffer.status().message(), HasSubstr("no room for a file of 1048576.00 TiB"));

@@ -10,10 +10,12 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/in_place.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -32,20 +34,23 @@ class LanesBackend : public Backend {
   Support Supports(const Op& op) const override { return inner_->Supports(op); }
 
   Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
-    return Own(inner_->Allocate(bytes, what), /*pinned=*/false);
+    return Own(inner_->Allocate(bytes, what), Kind::kOwn);
   }
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
-    return Own(inner_->AllocateShared(bytes, what), /*pinned=*/true);
+    return Own(inner_->AllocateShared(bytes, what), Kind::kPinned);
+  }
+  // Memory too, but of a kind that ops must not use in place.
+  Status KeepOnDisk(const std::string&) override { return {}; }
+  Result<Buffer> AllocateOnDisk(size_t bytes, std::string_view what) override {
+    return Own(inner_->AllocateShared(bytes, what), Kind::kOnDisk);
   }
   // As a card does: other memory of the host is read at once, its own when the lane gets there, and
   // pinned memory then too, but before this returns.
   void Upload(void* dst, const void* src, size_t bytes) override {
     if (bytes == 0) return;
-    const auto own = owned_.upper_bound(src);
-    const bool known = own != owned_.begin() && Holds(*std::prev(own), src);
-    if (known) {
+    if (const Owned* own = OwnerOf(src); own != nullptr) {
       Push(kMainLane, [=] { std::memcpy(dst, src, bytes); });
-      if (std::prev(own)->second.pinned) Drain(kMainLane);
+      if (own->kind != Kind::kOwn) Drain(kMainLane);
       return;
     }
     const auto* from = static_cast<const std::byte*>(src);
@@ -65,12 +70,16 @@ class LanesBackend : public Backend {
   }
 
   void Enqueue(const Op& op, Lane lane = Lane::kMain) override {
+    OKV_CHECK(!UsesInPlace(op, [&](const void* p) { return OnDisk(p); }), "{} uses K/V on a disk",
+              OpName(op));
     Do([this, op](const Lanes& lanes,
                   Lane to) { Push(lanes[Index(to)], [this, op] { inner_->Enqueue(op); }); },
        lane);
   }
   void Copy(void* dst, const void* src, size_t bytes, Lane lane) override {
     OKV_CHECK(recording_ == nullptr);
+    OKV_CHECK(!OnDisk(src) || lane == Lane::kIn);
+    OKV_CHECK(!OnDisk(dst) || lane == Lane::kOut);
     Push(Index(lane), [=] { std::memcpy(dst, src, bytes); });
   }
   void Join(Lane waits, Lane for_) override {
@@ -117,9 +126,10 @@ class LanesBackend : public Backend {
   struct Recorded : Recording {
     std::vector<std::function<void(const Lanes&)>> calls;
   };
+  enum class Kind { kOwn, kPinned, kOnDisk };
   struct Owned {
     size_t bytes;
-    bool pinned;
+    Kind kind;
   };
 
   static size_t Index(Lane lane) { return static_cast<size_t>(lane); }
@@ -127,10 +137,20 @@ class LanesBackend : public Backend {
     return static_cast<const std::byte*>(p) <
            static_cast<const std::byte*>(own.first) + own.second.bytes;
   }
-  Result<Buffer> Own(Result<Buffer> inner, bool pinned) {
+  // Null: memory that this did not give out.
+  const Owned* OwnerOf(const void* p) const {
+    const auto after = owned_.upper_bound(p);
+    if (after == owned_.begin() || !Holds(*std::prev(after), p)) return nullptr;
+    return &std::prev(after)->second;
+  }
+  bool OnDisk(const void* p) const {
+    const Owned* const own = OwnerOf(p);
+    return own != nullptr && own->kind == Kind::kOnDisk;
+  }
+  Result<Buffer> Own(Result<Buffer> inner, Kind kind) {
     if (!inner.ok()) return inner.status();
     auto buffer = std::make_shared<Buffer>(std::move(*inner));
-    owned_[buffer->as()] = {buffer->size(), pinned};
+    owned_[buffer->as()] = {buffer->size(), kind};
     return Buffer(buffer->as(), buffer->size(), [this, buffer](void* p) mutable {
       if (buffer == nullptr) return;
       Synchronize();  // as a card does before it gives memory back

@@ -620,9 +620,6 @@ TEST_F(DiskPlacementTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
 }
 
 TEST_F(DiskPlacementTest, OptionsThatContradictAreRefused) {
-  const Card card(80 * kGiB);
-  EXPECT_THAT(PlanMemory(options_, config_, weights_, false, card).status().message(),
-              HasSubstr("`kv_folder` is given, but the model runs on card"));
   for (const char* place : {"device", "host"}) {
     options_.place = place;
     EXPECT_THAT(Plan(80 * kGiB).status().message(), HasSubstr("`place` is given"));
@@ -633,6 +630,111 @@ TEST_F(DiskPlacementTest, OptionsThatContradictAreRefused) {
   options_.place = "auto";
   options_.disk_space = 1;
   EXPECT_THAT(Plan(80 * kGiB).status().message(), HasSubstr("`disk_space` is given"));
+}
+
+// Beside a card: host memory, and a disk for what exceeds it.
+class DiskOfCardTest : public DiskPlacementTest {
+ protected:
+  DiskOfCardTest() {
+    options_.context = 32768;  // 128 MiB of K/V in a layer
+    options_.host_memory = 2 * kGiB;
+    options_.policy.settings.back() = {"dense_after_filter", "0"};
+  }
+  Result<MemoryPlan> Plan(size_t memory) const {
+    const Card card(memory);
+    return PlanMemory(options_, config_, weights_, false, card);
+  }
+};
+
+TEST_F(DiskOfCardTest, WhatExceedsTheHostsMemoryGoesToTheDisk) {
+  const auto near = Plan(80 * kGiB);
+  ASSERT_TRUE(near.ok()) << near.status().message();
+  EXPECT_EQ(near->host_layers, 0);
+  EXPECT_FALSE(near->on_disk);
+  const auto few = Plan(18 * kGiB);  // those that leave fit in the host's memory
+  ASSERT_TRUE(few.ok()) << few.status().message();
+  EXPECT_GT(few->host_layers, 0);
+  EXPECT_EQ(few->OnDisk(), 0u);
+  EXPECT_EQ(few->OnHost(), few->kv_host);
+  options_.place = "host";
+  const auto plan = Plan(24 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  ASSERT_EQ(plan->host_layers, 27);
+  // As few as necessary, of those that leave the last ones.
+  const auto there = std::count(plan->disk_layers.begin(), plan->disk_layers.end(), true);
+  const size_t layer = plan->kv_host / 27;
+  ASSERT_GT(there, 10);
+  EXPECT_EQ(plan->kv_disk, static_cast<size_t>(there) * layer);
+  EXPECT_LE(plan->OnHost(), 2 * kGiB);
+  EXPECT_GT(plan->OnHost() + layer, 2 * kGiB);
+  EXPECT_GT(plan->disk_way, size_t{40} << 20);
+  std::vector<size_t> leave;
+  for (size_t l = 0; l < plan->tiers.size(); ++l) {
+    if (plan->tiers[l] == TierKind::kHost) leave.push_back(l);
+  }
+  for (size_t i = 0; i < leave.size(); ++i) {
+    EXPECT_EQ(plan->disk_layers[leave[i]], i + static_cast<size_t>(there) >= leave.size()) << i;
+  }
+  const MemoryNeeds needs = NeedsOf(*plan, Card(24 * kGiB));
+  EXPECT_EQ(needs.kv_disk, plan->kv_disk);
+  EXPECT_EQ(needs.kv_host + needs.kv_disk, plan->kv_host);
+  EXPECT_EQ(needs.host_layers.size(), 27u);
+  // The bank lies so.
+  const BankConfig bank = MakeBankConfig(config_, *plan, 1);
+  EXPECT_EQ(Bank::ReservedOnDisk(bank), plan->kv_disk);
+  options_.place = "disk";
+  const auto all = Plan(80 * kGiB);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_EQ(all->kv_disk, all->kv_host);
+  EXPECT_EQ(NeedsOf(*all, Card(80 * kGiB)).kv_host, 0u);
+  options_.policy = {.name = "brutal_offload"};
+  EXPECT_EQ(Plan(80 * kGiB)->kv_disk, size_t{32} * layer);
+}
+
+// Units come to slots from a disk, though the host would attend to them in its memory.
+TEST_F(DiskOfCardTest, UnitsAreFetchedFromThere) {
+  options_.policy = {.name = "blocks", .settings = {{"dense_layers", "0"}}};
+  options_.place = "host";
+  const auto plan = Plan(24 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_FALSE(plan->attends_away);
+  EXPECT_TRUE(plan->fetches_units);
+  EXPECT_GT(plan->kv_disk, 0u);
+  options_.host_memory = 8 * kGiB;
+  const auto in_memory = Plan(24 * kGiB);
+  EXPECT_TRUE(in_memory->attends_away);
+  EXPECT_EQ(in_memory->OnDisk(), 0u);
+}
+
+TEST_F(DiskOfCardTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
+  options_.place = "host";
+  options_.disk_space = kGiB;
+  EXPECT_THAT(Plan(24 * kGiB).status().message(),
+              HasSubstr("layers of a context of 32768 tokens go to the disk and take"));
+  EXPECT_THAT(Plan(24 * kGiB).status().message(),
+              HasSubstr("expected at most `disk_space` 1.00 GiB"));
+  options_.disk_space = 0;
+  options_.host_memory = size_t{30} << 20;  // too little for the way to the card
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("go to the host and take"));
+  // What the card reads in place, or the host, stays in the host's memory.
+  options_.host_memory = kGiB;
+  for (const char* policy : {"infllm", "kcache"}) {
+    options_.policy = {.name = policy};
+    EXPECT_THAT(Plan(24 * kGiB).status().message(),
+                HasSubstr("expected at most `host_memory` 1.00 GiB, since they cannot lie on the "
+                          "disk of a card"))
+        << policy;
+  }
+  options_.policy = {.name = "quest"};
+  options_.host_reads = "attend";
+  EXPECT_THAT(Plan(24 * kGiB).status().message(), HasSubstr("since they cannot lie on the disk"));
+  options_.place = "disk";
+  EXPECT_THAT(Plan(24 * kGiB).status().message(),
+              HasSubstr("`place` is disk, but `policy` quest with `host_reads` attend"));
+  options_.policy = {.name = "full"};
+  options_.host_reads = "auto";
+  EXPECT_THAT(Plan(80 * kGiB).status().message(),
+              HasSubstr("`place` is disk, but policy full reads no layer sparsely"));
 }
 
 }  // namespace

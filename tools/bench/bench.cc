@@ -622,10 +622,11 @@ Status Bench::ReportDecode(const DecodeCase& c) {
   const double bus_gb_s = static_cast<double>(c.transfer_bytes) / c.ms_per_token / 1e6;
   if (c.transfer_bytes > 0 && bus > 0) json_["cases"].back()["share_of_h2d"] = bus_gb_s / bus;
   DiskCeiling disk;
-  if (!options_.kv_folder.empty() && bench_.host_layers > 0) {
+  if (bench_.disk_layers > 0) {
     const BankConfig& bank = CoreOf(*bench_.engine).bank->config();
     OKV_ASSIGN_OR_RETURN(disk, MeasureDisk(options_.kv_folder, bank.LargestRowBytes()));
-    json_["cases"].back()["disk"] = {{"bytes", c.disk_bytes},
+    json_["cases"].back()["disk"] = {{"layers", bench_.disk_layers},
+                                     {"bytes", c.disk_bytes},
                                      {"read_bytes", disk.read_bytes},
                                      {"random_gb_s", disk.random_gb_s},
                                      {"sequential_gb_s", disk.sequential_gb_s}};
@@ -639,8 +640,11 @@ Status Bench::ReportDecode(const DecodeCase& c) {
       100 * gb_s / peak, peak);
   if (bench_.host_layers > 0 && (c.transfer_bytes > 0 || c.hit_rate)) {
     fmt::print(
-        "      {} layers on the {}, {:.1f} MB a step from there, {:.3f} GB/s{}{}\n",
-        bench_.host_layers, disk.read_bytes > 0 ? "disk" : "host",
+        "      {} layers on the {}{}, {:.1f} MB a step from there, {:.3f} GB/s{}{}\n",
+        bench_.host_layers, bench_.disk_layers == bench_.host_layers ? "disk" : "host",
+        bench_.disk_layers == 0 || bench_.disk_layers == bench_.host_layers
+            ? ""
+            : fmt::format(", {} of them on the disk", bench_.disk_layers),
         static_cast<double>(c.transfer_bytes) / 1e6, bus_gb_s,
         bus > 0 ? fmt::format(", {:.1f} % of {:.1f} from host to device", 100 * bus_gb_s / bus, bus)
                 : "",

@@ -182,6 +182,7 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   bench.chunk = core.plan.chunk;
   for (int32_t layer = 0; layer < core.bank->n_layers(); ++layer) {
     bench.host_layers += core.bank->OnHost(layer) ? 1 : 0;
+    bench.disk_layers += core.bank->OnDisk(layer) ? 1 : 0;
   }
   bench.working_set = core.plan.working_set;
   bench.kv_row_bytes = core.plan.kv_per_token / bench.config.layers.size();
@@ -225,9 +226,11 @@ Result<DecodeCase> MeasureDecode(BenchEngine& bench, const PolicyOptions& policy
     GenerateOptions options{.max_tokens = 4, .ignore_eos = true};
     OKV_RETURN_IF_ERROR(session->Generate(options).status());  // records, warms up
     options.max_tokens = steps;
+    const uint64_t read = BytesReadFromDisks();
     const auto start = Clock::now();
     OKV_RETURN_IF_ERROR(session->Generate(options).status());
     result.ms_per_token = result.best_ms = 1e3 * Seconds(start) / steps;
+    result.disk_bytes = (BytesReadFromDisks() - read) / static_cast<uint64_t>(steps);
   } else {
     std::vector<double> ms;
     uint64_t read = 0;

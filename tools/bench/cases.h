@@ -70,6 +70,7 @@ struct BenchEngine {
   DType kv_dtype = DType::kF16;
   int32_t chunk = 0;        // rows of a prefill step
   int32_t host_layers = 0;  // of whose K/V some live beside the device
+  int32_t disk_layers = 0;  // of them, on a disk
   int32_t working_set = 0;  // tokens of each of them, near the device
   size_t kv_row_bytes = 0;  // K and V of a token in one layer
 };

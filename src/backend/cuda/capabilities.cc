@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "backend/cuda/many_logits.h"
+#include "backend/cuda/memory.h"
 
 namespace omnikv::cuda {
 namespace {
@@ -16,6 +19,32 @@ size_t U(int64_t n) {
 }
 
 }  // namespace
+
+Result<NamedDevice> FindDevice(int ordinal) {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    return Unsupported("no CUDA device: no NVIDIA driver is installed");
+  }
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    const std::string reason = LastError();
+    return Unsupported(
+        fmt::format("no CUDA device: {}", count == 0 && reason == "no error" ? "none" : reason));
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return Unsupported(fmt::format("no CUDA device {}, expected 0 to {}", ordinal, count - 1));
+  }
+  const auto card = cudaSetDevice(ordinal) == cudaSuccess ? ReadDevice(ordinal) : std::nullopt;
+  if (!card) {
+    return Unsupported(fmt::format("CUDA device {} cannot be used: {}", ordinal, LastError()));
+  }
+  if (!HasCodeFor(card->device)) {
+    return Unsupported(fmt::format(
+        "CUDA device {} ({}) is of architecture sm_{}, which this build has no code for", ordinal,
+        card->name, card->device.arch));
+  }
+  return *card;
+}
 
 size_t BytesToWork(const StepLimits& limits, const Device& device, bool full_precision) {
   const DType type = full_precision ? DType::kF32 : DType::kBF16;

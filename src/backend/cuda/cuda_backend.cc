@@ -15,6 +15,7 @@
 #include "backend/cuda/capabilities.h"
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/delay.h"
+#include "backend/cuda/disk_lane.h"
 #include "backend/cuda/host_lane.h"
 #include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
@@ -22,6 +23,7 @@
 #include "backend/cuda/memory.h"
 #include "backend/cuda/pinned_memory.h"
 #include "backend/fusion.h"
+#include "backend/in_place.h"
 #include "base/check.h"
 #include "base/log.h"
 
@@ -33,16 +35,22 @@ size_t U(int64_t n) {
   return static_cast<size_t>(n);
 }
 
+// What the host does in a recorded step.
+struct HostJobs {
+  std::vector<PostedJobs::Job> attention;
+  DiskLane::Jobs disk;
+};
+
 class Graph : public Recording {
  public:
-  Graph(cudaGraphExec_t exec, HostLane::Jobs jobs) : exec_(exec), jobs_(std::move(jobs)) {}
+  Graph(cudaGraphExec_t exec, HostJobs jobs) : exec_(exec), jobs_(std::move(jobs)) {}
   ~Graph() override { cudaGraphExecDestroy(exec_); }
   cudaGraphExec_t exec() const { return exec_; }
-  const HostLane::Jobs& jobs() const { return jobs_; }
+  const HostJobs& jobs() const { return jobs_; }
 
  private:
   cudaGraphExec_t exec_;
-  HostLane::Jobs jobs_;
+  HostJobs jobs_;
 };
 
 class CudaBackend : public Backend {
@@ -70,6 +78,9 @@ class CudaBackend : public Backend {
     return pinned_.AllocateLater(bytes, what);
   }
   Status AwaitShared() override { return pinned_.Await(); }
+  Status KeepOnDisk(const std::string& folder) override;
+  Result<Buffer> AllocateOnDisk(size_t bytes, std::string_view what) override;
+  uint64_t BytesFromDisk() const override { return disk_ != nullptr ? disk_->bytes_read() : 0; }
   Mark SetMark() override;
   void Await(Mark mark) override;
   void Upload(void* dst, const void* src, size_t bytes) override;
@@ -114,6 +125,10 @@ class CudaBackend : public Backend {
   void Attempt(const Work& work);
   // Of Lane::kHost.
   void EnqueueHost(const AttendArgs& attend);
+  // A fetch from a disk or to it; false where it is another.
+  bool FetchByDisk(const FetchRowsArgs& fetch, const Launch& launch);
+  bool OnDisk(const void* p) const { return disk_ != nullptr && disk_->Holds(p); }
+  Launch On(Lane lane) { return {.device = &device_, .stream = Stream(lane)}; }
   // The test's delay of a side lane, before what comes next on it.
   void HoldUp(Lane lane);
 
@@ -139,7 +154,9 @@ class CudaBackend : public Backend {
   void Execute(const PlanRangeArgs& a) { PlanRange(a, Here()); }
   void Execute(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
   void Execute(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
-  void Execute(const FetchRowsArgs& a) { FetchRows(a, Here()); }
+  void Execute(const FetchRowsArgs& a) {
+    if (!FetchByDisk(a, Here())) FetchRows(a, Here());
+  }
   void Execute(const ListPiecesArgs& a) { ListPieces(a, Here()); }
   void Execute(const PieceTableArgs& a) { PieceTable(a, Here()); }
   void Execute(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
@@ -210,13 +227,15 @@ class CudaBackend : public Backend {
   Status failure_;
   Buffer delays_;  // uint64 [kLanes], the state of each lane's delays; empty: none
   std::unique_ptr<HostLane> host_lane_;  // null: there is none
-  HostLane::Jobs recorded_jobs_;         // of the recording under way
+  std::unique_ptr<DiskLane> disk_;       // null: there is none
+  HostJobs recorded_jobs_;               // of the recording under way
 };
 
 CudaBackend::~CudaBackend() {
   if (stream_ == nullptr) return;
   cudaStreamSynchronize(stream_);
   host_lane_.reset();
+  disk_.reset();
   for (cudaEvent_t event : marks_) cudaEventDestroy(event);
   for (cudaEvent_t event : joins_) cudaEventDestroy(event);
   for (cudaEvent_t event : signals_) cudaEventDestroy(event);
@@ -278,6 +297,10 @@ Result<Buffer> CudaBackend::Allocate(size_t bytes, std::string_view what) {
 
 void CudaBackend::Upload(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return;
+  if (OnDisk(dst) || OnDisk(src)) {
+    CheckLaunch(cudaStreamSynchronize(Main()), "device");
+    return disk_->CopyNow(dst, src, bytes);
+  }
   CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Main()), "copy to the device");
   // Ordinary memory has been staged by now; pinned memory is still being read.
   cudaPointerAttributes attributes{};
@@ -288,6 +311,7 @@ void CudaBackend::Upload(void* dst, const void* src, size_t bytes) {
 }
 
 void CudaBackend::Download(void* dst, const void* src, size_t bytes) {
+  if (OnDisk(src)) return Upload(dst, src, bytes);
   if (bytes != 0) {
     CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Main()),
                 "copy from the device");
@@ -309,7 +333,27 @@ void CudaBackend::Synchronize() {
   const cudaStream_t main = Main();
   for (const cudaStream_t side : side_streams_) CheckLaunch(cudaStreamSynchronize(side), "device");
   CheckLaunch(cudaStreamSynchronize(main), "device");
-  if (host_lane_ != nullptr) host_lane_->Drain();
+  if (host_lane_ != nullptr) host_lane_->posts().Drain();
+  if (disk_ != nullptr) disk_->Drain();
+}
+
+Status CudaBackend::KeepOnDisk(const std::string& folder) {
+  OKV_ASSIGN_OR_RETURN(disk_, DiskLane::Create(folder, memory_, pinned_));
+  return {};
+}
+
+Result<Buffer> CudaBackend::AllocateOnDisk(size_t bytes, std::string_view what) {
+  if (options_.refuse && options_.refuse()) return ResourceExhausted("refused by a test");
+  return disk_ != nullptr ? disk_->Allocate(bytes, what) : Backend::AllocateOnDisk(bytes, what);
+}
+
+bool CudaBackend::FetchByDisk(const FetchRowsArgs& fetch, const Launch& launch) {
+  DiskLane::Jobs* const recorded = recording_ ? &recorded_jobs_.disk : nullptr;
+  const bool from = OnDisk(fetch.from);
+  if (from) disk_->Fetch(fetch, launch, recorded);
+  const bool to = !from && OnDisk(fetch.to);
+  if (to) disk_->Store(fetch, launch, recorded);
+  return from || to;
 }
 
 double CudaBackend::TimeAlone(const Op& op) {
@@ -347,6 +391,7 @@ void CudaBackend::Attempt(const Work& work) {
 Status CudaBackend::TakeFailure() {
   Flush();
   if (host_lane_ != nullptr && failure_.ok()) failure_ = host_lane_->TakeFailure();
+  if (disk_ != nullptr && failure_.ok()) failure_ = disk_->TakeFailure();
   return std::exchange(failure_, {});
 }
 
@@ -360,6 +405,15 @@ void CudaBackend::HoldUp(Lane lane) {
 void CudaBackend::Copy(void* dst, const void* src, size_t bytes, Lane lane) {
   HoldUp(lane);
   fetched_[static_cast<size_t>(lane)] = false;
+  if (OnDisk(src)) {
+    OKV_CHECK(lane == Lane::kIn && !recording_);
+    return Attempt(
+        [&] { disk_->CopyIn(dst, static_cast<const std::byte*>(src), bytes, On(lane)); });
+  }
+  if (OnDisk(dst)) {
+    OKV_CHECK(lane == Lane::kOut && !recording_);
+    return Attempt([&] { disk_->CopyOut(static_cast<std::byte*>(dst), src, bytes, On(lane)); });
+  }
   CheckLaunch(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, Stream(lane)), "copy");
 }
 
@@ -368,11 +422,13 @@ void CudaBackend::Join(Lane waits, Lane for_) {
   if (waits == Lane::kHost) return;  // what it is given is posted on the main lane
   if (for_ == Lane::kHost) {
     return Attempt([&] {
-      if (host_lane_ != nullptr) host_lane_->Await(Here());  // of nothing too: it is cheap
+      // Of nothing too: it is cheap.
+      if (host_lane_ != nullptr) host_lane_->posts().Await(Here());
     });
   }
   // A recording waits for nothing outside it.
   if (recording_ && for_ != Lane::kMain && !branched_[static_cast<size_t>(for_)]) return;
+  if (for_ == Lane::kOut && disk_ != nullptr) Attempt([&] { disk_->AwaitWrites(On(for_)); });
   const cudaEvent_t reached = joins_[next_join_++ % joins_.size()];
   const cudaError_t recorded = cudaEventRecord(reached, Stream(for_));
   const cudaError_t waiting = cudaStreamWaitEvent(Stream(waits), reached, 0);
@@ -391,6 +447,7 @@ void CudaBackend::Signal(size_t number, Lane lane) {
     CheckLaunch(cudaEventCreateWithFlags(&signals_.emplace_back(), cudaEventDisableTiming),
                 "signals");
   }
+  if (lane == Lane::kOut && disk_ != nullptr) Attempt([&] { disk_->AwaitWrites(On(lane)); });
   CheckLaunch(cudaEventRecord(signals_[number], Stream(lane)), "signal");
 }
 
@@ -403,14 +460,21 @@ void CudaBackend::WaitFor(size_t number, Lane lane) {
 
 void CudaBackend::Enqueue(const Op& op, Lane lane) {
   Attempt([&] {
+    if (disk_ != nullptr && UsesInPlace(op, [&](const void* p) { return OnDisk(p); })) {
+      failure_ = Unsupported(fmt::format(
+          "{} uses K/V in place that lie on a disk, which {} cannot reach", OpName(op), name_));
+      return;
+    }
     if (lane == Lane::kMain) return EnqueueMain(op);
     if (lane == Lane::kHost) return EnqueueHost(std::get<AttendArgs>(op));
     HoldUp(lane);
     // The two that run beside others, the second on one lane alone.
-    Launch beside{.device = &device_, .stream = Stream(lane)};
+    Launch beside = On(lane);
     const auto* fetch = std::get_if<FetchRowsArgs>(&op);
     bool& fetched = fetched_[static_cast<size_t>(lane)];
-    if (fetch != nullptr) {
+    if (fetch != nullptr && FetchByDisk(*fetch, beside)) {
+      fetch = nullptr;  // whose last launch is no fetch, or one that a post follows
+    } else if (fetch != nullptr) {
       FetchRows(*fetch, beside, fetched);
     } else {
       OKV_CHECK(lane == Lane::kIn, "an op of Lane::kIn");
@@ -426,11 +490,11 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
 void CudaBackend::EnqueueHost(const AttendArgs& attend) {
   Flush();
   OKV_CHECK(host_lane_ != nullptr, "attention on the host without a host");
-  const HostLane::Job job = host_lane_->Post(attend, Here());
+  const PostedJobs::Job job = host_lane_->Post(attend, Here());
   if (recording_) {
-    recorded_jobs_.push_back(job);
+    recorded_jobs_.attention.push_back(job);
   } else {
-    host_lane_->Run({job});
+    host_lane_->posts().Run({&job, 1});
   }
 }
 
@@ -485,7 +549,8 @@ cudaGraph_t CudaBackend::Capture(const std::function<void()>& body) {
   const cudaStream_t main = Main();
   branched_.fill(false);
   fetched_.fill(false);
-  recorded_jobs_.clear();
+  recorded_jobs_ = {};
+  if (disk_ != nullptr) disk_->BeginRecording();
   // Relaxed: the body may have to make room for scratch, which is not part of the graph.
   CheckLaunch(cudaStreamBeginCapture(main, cudaStreamCaptureModeRelaxed), "recording");
   recording_ = true;
@@ -509,7 +574,7 @@ std::unique_ptr<Recording> CudaBackend::Record(const std::function<void()>& body
   if (graph != nullptr) cudaGraphDestroy(graph);
   static_cast<void>(cudaGetLastError());
   if (exec == nullptr) return nullptr;
-  return std::make_unique<Graph>(exec, std::move(recorded_jobs_));
+  return std::make_unique<Graph>(exec, std::exchange(recorded_jobs_, {}));
 }
 
 std::vector<std::string> CudaBackend::KernelsOf(const Op& op) {
@@ -525,7 +590,8 @@ void CudaBackend::Replay(const Recording& recording) {
   const auto& graph = static_cast<const Graph&>(recording);
   Attempt([&] {
     CheckLaunch(cudaGraphLaunch(graph.exec(), main), "replay");
-    if (!graph.jobs().empty()) host_lane_->Run(graph.jobs());
+    if (host_lane_ != nullptr) host_lane_->posts().Run(graph.jobs().attention);
+    if (disk_ != nullptr) disk_->Run(graph.jobs().disk);
   });
 }
 
@@ -734,51 +800,15 @@ void CheckLaunch(cudaError_t error, const char* what) {
 }  // namespace cuda
 
 Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
-  using cuda::LastError;
-  int driver = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-    return Unsupported("no CUDA device: no NVIDIA driver is installed");
-  }
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    const std::string reason = LastError();
-    return Unsupported(
-        fmt::format("no CUDA device: {}", count == 0 && reason == "no error" ? "none" : reason));
-  }
-  if (options.device < 0 || options.device >= count) {
-    return Unsupported(
-        fmt::format("no CUDA device {}, expected 0 to {}", options.device, count - 1));
-  }
-  const auto card = cudaSetDevice(options.device) == cudaSuccess ? cuda::ReadDevice(options.device)
-                                                                 : std::nullopt;
-  if (!card) {
-    return Unsupported(
-        fmt::format("CUDA device {} cannot be used: {}", options.device, LastError()));
-  }
-  const cuda::Device& device = card->device;
-  if (!cuda::HasCodeFor(device)) {
-    return Unsupported(fmt::format(
-        "CUDA device {} ({}) is of architecture sm_{}, which this build has no code for",
-        options.device, card->name, device.arch));
-  }
+  OKV_ASSIGN_OR_RETURN(const cuda::NamedDevice card, cuda::FindDevice(options.device));
   auto backend = std::make_unique<cuda::CudaBackend>(
-      options, device, fmt::format("{}, {} multiprocessors", card->name, device.sm_count));
+      options, card.device, fmt::format("{}, {} multiprocessors", card.name, card.device.sm_count));
   try {
     OKV_RETURN_IF_ERROR(backend->Open());
   } catch (const cuda::OutOfMemory& error) {
     return ResourceExhausted(error.what());
   }
   return std::unique_ptr<Backend>(std::move(backend));
-}
-
-std::optional<size_t> CudaMemoryInUse(int device) {
-  size_t free = 0;
-  size_t total = 0;
-  if (cudaSetDevice(device) == cudaSuccess && cudaMemGetInfo(&free, &total) == cudaSuccess) {
-    return total - free;
-  }
-  static_cast<void>(cudaGetLastError());
-  return std::nullopt;
 }
 
 }  // namespace omnikv

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/cuda_backend.h"
 #include "base/log.h"
 
 namespace omnikv::cuda {
@@ -75,3 +76,17 @@ std::byte* GrowingBuffer::Get(size_t bytes) {
 }
 
 }  // namespace omnikv::cuda
+
+namespace omnikv {
+
+std::optional<size_t> CudaMemoryInUse(int device) {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaSetDevice(device) == cudaSuccess && cudaMemGetInfo(&free, &total) == cudaSuccess) {
+    return total - free;
+  }
+  static_cast<void>(cudaGetLastError());
+  return std::nullopt;
+}
+
+}  // namespace omnikv

@@ -16,6 +16,7 @@
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/delay.h"
 #include "backend/cuda/disk_lane.h"
+#include "backend/cuda/graph.h"
 #include "backend/cuda/host_lane.h"
 #include "backend/cuda/kernel_names.h"
 #include "backend/cuda/launch.h"
@@ -34,24 +35,6 @@ namespace {
 size_t U(int64_t n) {
   return static_cast<size_t>(n);
 }
-
-// What the host does in a recorded step.
-struct HostJobs {
-  std::vector<PostedJobs::Job> attention;
-  DiskLane::Jobs disk;
-};
-
-class Graph : public Recording {
- public:
-  Graph(cudaGraphExec_t exec, HostJobs jobs) : exec_(exec), jobs_(std::move(jobs)) {}
-  ~Graph() override { cudaGraphExecDestroy(exec_); }
-  cudaGraphExec_t exec() const { return exec_; }
-  const HostJobs& jobs() const { return jobs_; }
-
- private:
-  cudaGraphExec_t exec_;
-  HostJobs jobs_;
-};
 
 class CudaBackend : public Backend {
  public:

@@ -33,6 +33,7 @@ READ_PICTURE = "src/engine/read_picture.cc"
 NAMELESS, DISK = "src/io/nameless_file.cc", "src/backend/disk_memory.cc"
 HOST_BACKEND, HOLDINGS = "src/backend/host_backend.cc", "src/engine/holdings.cc"
 DISK_LAYERS, POSTED = "src/engine/disk_layers.cc", "src/backend/posted_jobs.cc"
+DISK_LANE = "src/backend/cuda/disk_lane.cc"
 CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
 OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
@@ -659,23 +660,33 @@ FAULTS = {
     "layers_leave_memory_that_has_room": (
         PLACEMENT, "|| options.place == \"disk\";\n  plan.context", "|| plan.on_disk;\n  plan.context"),
     "kv_on_a_disk_count_as_memory": (
-        HOLDINGS, ".disk = on_disk}", ".disk = 0}"),
+        HOLDINGS, ".disk = on_disk}", ".disk = on_disk / 2}"),
     # A disk beside a card.
     "more_layers_than_necessary_go_to_the_disk": (
-        DISK_LAYERS, "size_t n = all ?", "size_t n = true ?"),
+        DISK_LAYERS, "size_t n = all ?", "size_t n = all || host > 0 ?"),
     "the_way_from_a_disk_takes_no_memory": (
-        DISK_LAYERS, "plan.disk_way = n > 0 ? way : 0;", "plan.disk_way = 0;"),
+        DISK_LAYERS, "plan.disk_way = n > 0 ? way : 0;", "plan.disk_way = n > 0 ? way / 2 : 0;"),
     "the_first_layers_go_to_the_disk": (
         DISK_LAYERS, "for (size_t i = may_go.size() - n; i < may_go.size(); ++i)",
         "for (size_t i = 0; i < n; ++i)"),
     "a_card_reads_a_disk_in_place": (
-        "src/engine/asking_backend.h", "OnDevice() && UsesInPlace(op, on_disk)", "false"),
+        "src/engine/asking_backend.h", "OnDevice() && UsesInPlace(op, on_disk)",
+        "on_disk_.empty() && UsesInPlace(op, on_disk)"),
     "rows_of_a_step_stay_away_from_the_disk": (
         "src/bank/own_rows.cc", ".n = own.n_own.as<int32_t>()", ".n = nothing_.as<int32_t>()"),
     "a_step_sends_the_row_before_to_the_disk": (
         "src/bank/own_rows.cc", "backend_.Join(Lane::kOut, Lane::kMain);", ""),
     "layers_of_a_disk_lie_in_memory": (
         PLAN_BANK, "stream.on_disk = stream.tier == TierKind::kHost;", "stream.on_disk = false;"),
+    "rows_of_a_disk_are_not_awaited": (
+        DISK_LANE, "  reads_->Await(launch);\n", ""),
+    "writes_to_a_disk_are_not_awaited": (
+        DISK_LANE, "if (std::exchange(next_way_out_, 0) > 0) copies_out_->Await(launch);",
+        "next_way_out_ = 0;"),
+    "parts_from_a_disk_share_a_way": (
+        DISK_LANE, "return ways_in_[i % 2]", "return ways_in_[i / 2 % 1]"),
+    "rows_to_a_disk_go_where_they_came_from": (
+        DISK_LANE, "here.to_row = RowsInOrder(rows);", ""),
     "jobs_run_before_their_posts": (
         POSTED, "if (!AwaitPost(number)) return;", ""),
     "jobs_are_counted_before_they_ran": (
@@ -689,10 +700,11 @@ CHECKS = {
     "engine": (
         "engine_test",
         "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda:*SparsePromptsOn*/cuda", 180),
+    "disk": ("cuda_backend_test", "CudaDisk*", 60),
     "parity": ("parity_cuda_test", "*", 180),
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
-            "parity_cuda_test": "tests/backend"}
+            "cuda_backend_test": "tests/backend", "parity_cuda_test": "tests/backend"}
 # Of faults that need no card: the file, its folder or the fault -> program, tests. The last of several
 # counts, and what names a file, or lies in CPU, is not tried on the card.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")

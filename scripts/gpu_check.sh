@@ -22,7 +22,7 @@
 #   passes     the policy that reads its prompt again
 #   held       what every policy holds, as the driver counts it, against formulas
 #   formats    logits of every policy with K/V in blocks of few bits, beside f16
-#   tiers      sessions with layers on the host answer what others do
+#   tiers      sessions with layers on the host, or on a disk, answer what others do
 #   robust     late transfers change no bit; every failure ends in a sentence and leaks nothing
 #   answers    prompts to the shipped model, every policy: the same tokens as on the CPU
 #   text       the same of the program itself, in the fast precision too

@@ -347,6 +347,23 @@ class Placement {
            (streamed.layers == 0 && with_stages(1, 1));
   }
 
+  // The same, where a card's layers that exceed `host` bytes of the host's memory lie on a disk, if
+  // there is one. What the host would attend to in its memory is fetched from there.
+  bool PlaceBeside(const DeclaredReads& declared, int64_t asked, size_t host,
+                   MemoryPlan& plan) const {
+    const bool disk = backend_.OnDevice() && !options_.kv_folder.empty();
+    const bool all = disk && options_.place == "disk";
+    const MemoryPlan before = plan;
+    plan.on_disk = plan.on_disk || all;
+    if (!Place(declared, asked, plan)) return false;
+    if (!disk || (!all && plan.kv_host <= host)) return true;
+    plan = before;
+    plan.on_disk = true;
+    if (!Place(declared, asked, plan)) return false;
+    SendToDisk(config_, ReadsByLayer(config_, declared), options_.max_sessions, host, all, plan);
+    return true;
+  }
+
   // The end of a message: which policies, as they are by default, make `plan` fit with layers in so
   // much of the host's memory and of a disk.
   std::string Others(const MemoryPlan& plan, size_t host, size_t disk) const {
@@ -361,11 +378,7 @@ class Placement {
       PlanPolicy(config_, **policy, options_.max_sessions, placed);
       placed.policy = PolicyBytes({.name = info.name}, config_, placed, backend_);
       const Placement placement(other, config_, backend_, room_);
-      const bool fits = placement.Place((*policy)->Reads(), 0, placed);
-      if (fits && backend_.OnDevice() && disk > 0) {
-        SendToDisk(config_, ReadsByLayer(config_, (*policy)->Reads()), options_.max_sessions, host,
-                   /*all=*/false, placed);
-      }
+      const bool fits = placement.PlaceBeside((*policy)->Reads(), 0, host, placed);
       if (fits && placed.OnHost() <= host && placed.OnDisk() <= disk) names.push_back(info.name);
     }
     if (names.empty()) return "";
@@ -691,19 +704,10 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
     MemoryPlan placed;  // tried last
     // None: there is no room in the backend's own memory.
     const auto place = [&](int64_t kv_tokens) -> std::optional<Result<MemoryPlan>> {
-      const auto try_place = [&](bool fetched) {
-        placed = plan;
-        placed.kv_tokens = kv_tokens;
-        placed.on_disk = fetched;
-        return placement.Place(reads, options.working_set, placed);
-      };
-      const bool all_there = card && options.place == "disk";
-      if (!try_place(plan.on_disk || all_there)) return std::nullopt;
-      if (card && has_disk && (all_there || placed.kv_host > host.bytes)) {
-        // What the host would attend to in its memory is fetched from a disk.
-        if (!try_place(/*fetched=*/true)) return std::nullopt;
-        SendToDisk(config, ReadsByLayer(config, reads), options.max_sessions, host.bytes, all_there,
-                   placed);
+      placed = plan;
+      placed.kv_tokens = kv_tokens;
+      if (!placement.PlaceBeside(reads, options.working_set, memory.bytes, placed)) {
+        return std::nullopt;
       }
       OKV_RETURN_IF_ERROR(fits_on_host(placed));
       return placed;
@@ -724,7 +728,7 @@ Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& c
       }
       return *best;
     }
-    if (options.working_set > 0 && placement.Place(reads, 0, placed)) {
+    if (options.working_set > 0 && placement.PlaceBeside(reads, 0, memory.bytes, placed)) {
       return ResourceExhausted(
           fmt::format("`working_set` is {} tokens, which do not fit; auto would be {}: {}",
                       options.working_set, placed.working_set, sizes));

@@ -15,6 +15,8 @@
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "engine/holdings.h"
+#include "engine/stepper.h"
+#include "engine/swapped_member.h"
 #include "lanes_backend.h"
 #include "model/generated.h"
 #include "on_device.h"
@@ -186,6 +188,47 @@ TEST_P(DiskBesideCard, BatchesGiveTheSameTokens) {
       const auto answers = batch->Generate(next, 40);
       ASSERT_TRUE(answers.ok()) << answers.status().message();
       told.push_back(*answers);
+    }
+    EXPECT_EQ(told[0], told[1]) << policy.name;
+  }
+}
+
+// A sequence that leaves its seat and comes back goes on as one that stayed.
+TEST_P(DiskBesideCard, ASequenceIsSwappedOut) {
+  for (const PolicyOptions& policy : {Omnikv({{"tail", "8"}}), kUnits}) {
+    const auto engine = Open(policy, Where::kDisk, policy.name == "omnikv" ? 56 : 80);
+    EngineCore& core = CoreOf(*engine);
+    const auto rows = *RowGroup::Open(core, policy, 2);
+    Stepper stepper(core);
+    const std::vector<int32_t> prompt = Tokens(200, 5);
+    const auto generate = [&](int32_t member, int64_t n) {
+      StepsAhead ahead(stepper, {{rows.get(), member, 7}}, {nullptr});
+      std::vector<int32_t> tokens;
+      for (; n > 0; --n) {
+        const auto read = ahead.Read(n);
+        EXPECT_TRUE(read.ok()) << read.status().message();
+        if (!read.ok()) break;
+        tokens.push_back(read->front().token);
+      }
+      ahead.End();
+      return tokens;
+    };
+    std::vector<std::vector<int32_t>> told;
+    for (const bool leaves : {false, true}) {
+      int32_t member = *rows->Join();
+      PromptSteps steps = *PromptSteps::Begin(stepper, *rows, member, prompt, /*all_logits=*/false);
+      while (!steps.done()) ASSERT_TRUE(steps.Advance().ok());
+      generate(member, 20);
+      if (leaves) {
+        const auto swapped = SwappedMember::Of(core, *rows, member, "");
+        ASSERT_TRUE(swapped.ok()) << swapped.status().message();
+        rows->Leave(member);
+        const auto back = swapped->Resume(core, *rows);
+        ASSERT_TRUE(back.ok()) << back.status().message();
+        member = *back;
+      }
+      told.push_back(generate(member, 30));
+      rows->Leave(member);
     }
     EXPECT_EQ(told[0], told[1]) << policy.name;
   }

@@ -735,6 +735,10 @@ TEST_F(DiskOfCardTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
   options_.host_reads = "auto";
   EXPECT_THAT(Plan(80 * kGiB).status().message(),
               HasSubstr("`place` is disk, but policy full reads no layer sparsely"));
+  // Others would fit, those alone that can lie on the disk of a card.
+  options_.host_memory = size_t{200} << 20;
+  EXPECT_THAT(Plan(17 * kGiB).status().message(),
+              EndsWith("`place` auto `policy` brutal_offload or omnikv"));
 }
 
 }  // namespace

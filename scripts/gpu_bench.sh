@@ -283,13 +283,22 @@ if measure capped; then
 fi
 # A context that fits neither the card nor the host's memory, with made-up K/V: rows come from the
 # disk of the working folder (or OMNIKV_KV_FOLDER), beside its rate in the same run. Writes as many
-# bytes there as K/V of OMNIKV_DISK_CONTEXT tokens take (262,144: 30 GB).
+# bytes there as K/V of OMNIKV_DISK_CONTEXT tokens take (262,144: up to 27 GB). Where the page cache
+# has room for them, OMNIKV_DROP_CACHES=1 empties it all the time, as root.
 if measure disk; then
   folder=${OMNIKV_KV_FOLDER:-$(mktemp -d -p .)}
-  there=(--context "${OMNIKV_DISK_CONTEXT:-262144}" "${filters[@]}" --set dense_after_filter=0 --gpu-memory 24GiB
-    --host-memory 8GiB --kv-folder "$folder" --kv-dtype f16)
-  for hits in 0.85 0.95; do bench "disk_hits$hits" "${there[@]}" --hit-rate $hits --steps 32; done
-  bench disk_all_hits0.85 "${there[@]}" --place disk --hit-rate 0.85 --steps 32
+  context=${OMNIKV_DISK_CONTEXT:-262144}
+  there=(--context "$context" --gpu-memory 24GiB --host-memory 8GiB --kv-folder "$folder" --kv-dtype f16)
+  sparse=("${filters[@]}" --set dense_after_filter=0 --steps 32)
+  dropping=''
+  if [ -n "${OMNIKV_DROP_CACHES:-}" ]; then
+    while sync -f "$folder" && echo 1 >/proc/sys/vm/drop_caches; do sleep 0.05; done &
+    dropping=$!
+  fi
+  bench disk_in_memory "${there[@]:0:4}" --host-memory 96GiB --kv-dtype f16 "${sparse[@]}" --hit-rate 0.85
+  for hits in 0.85 0.95; do bench "disk_hits$hits" "${there[@]}" "${sparse[@]}" --hit-rate $hits; done
+  bench disk_brutal "${there[@]}" --policies brutal_offload --steps 3
+  [ -z "$dropping" ] || kill "$dropping"
   [ -n "${OMNIKV_KV_FOLDER:-}" ] || rm -rf "$folder"
   done_measuring
 fi

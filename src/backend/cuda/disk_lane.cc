@@ -10,6 +10,8 @@ namespace omnikv::cuda {
 namespace {
 
 constexpr size_t kPieceNow = size_t{16} << 20;
+// Bytes of a long copy that one word to the system announces.
+constexpr size_t kExpected = size_t{1} << 20;
 
 size_t U(int64_t n) {
   return static_cast<size_t>(n);
@@ -168,13 +170,21 @@ void DiskLane::CopyIn(void* to, const std::byte* from, size_t bytes, const Launc
   const size_t parts = (bytes + part - 1) / part;
   const auto way = [&](size_t i) { return ways_in_[i % 2].Get(pinned_, part); };
   const auto size = [&](size_t i) { return std::min(part, bytes - i * part); };
-  // While the card takes one part, the next one is read.
+  // While the card takes one part, the next one is read; and while that one ends, the disk is told
+  // of the one that follows.
   const auto read = [&](size_t i) {
     copies_in_->Post({}, launch);
-    Give([disk = disk_.get(), copy = DiskMemory::Piece{.from = from + i * part,
-                                                       .to = way(i),
-                                                       .bytes = size(i)}] { disk->ReadLong(copy); },
-         *copies_in_, nullptr);
+    const DiskMemory::Piece copy{.from = from + i * part, .to = way(i), .bytes = size(i)};
+    std::vector<DiskMemory::Piece> next;
+    for (size_t at = (i + 1) * part; at < std::min((i + 2) * part, bytes); at += kExpected) {
+      next.push_back({.from = from + at, .bytes = std::min(kExpected, bytes - at)});
+    }
+    Give(
+        [disk = disk_.get(), copy, next] {
+          for (const DiskMemory::Piece& piece : next) disk->Expect({piece});
+          disk->ReadLong(copy);
+        },
+        *copies_in_, nullptr);
   };
   if (parts > 0) read(0);
   for (size_t i = 0; i < parts; ++i) {

@@ -16,7 +16,7 @@ Result<std::unique_ptr<HostLane>> HostLane::Create(MakeHost make_host, DeviceMem
 }
 
 HostLane::~HostLane() {
-  posts_->Stop();
+  if (posts_ != nullptr) posts_->Stop();  // before what its jobs use
 }
 
 void HostLane::Start() {

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "engine/context_file.h"
+#include "engine/context_segments.h"
 
 using namespace omnikv;
 
@@ -14,7 +15,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   OKV_CHECK(file.ok() || !file.status().message().empty());
   if (file.ok()) OKV_CHECK((*file).size() + (*file).text().size() < size);
 
-  const auto saved = ParseSavedContext({reinterpret_cast<const char*>(data), size});
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto segments = ParseSegments(text);
+  OKV_CHECK(segments.ok() || !segments.status().message().empty());
+  if (segments.ok()) OKV_CHECK(*ParseSegments(WithSegments("{}", *segments)) == *segments);
+
+  const auto saved = ParseSavedContext(text);
   OKV_CHECK(saved.ok() || !saved.status().message().empty());
   if (!saved.ok()) return 0;
   // What was read says the same when it is written and read again.

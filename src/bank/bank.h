@@ -40,6 +40,28 @@ struct SequenceImage {
   bool operator==(const SequenceImage&) const = default;
 };
 
+// Some of the rows of a sequence: those of the tokens [begin, end) in the tables that keep all
+// tokens (BankConfig::KeepsAll), and with `others` all rows in the other tables, too. `begin` is
+// the first token of a block; `end` is one, or the length of the sequence.
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool others = false;
+};
+
+// The image of a sequence of so many tokens that holds all of them in every table.
+SequenceImage WholeImage(const BankConfig& config, int64_t length);
+// Whether it holds all its tokens in the tables that keep all.
+bool IsWhole(const BankConfig& config, const SequenceImage& image);
+// Bytes of some of its K/V. REQUIRES CheckImage.
+size_t BytesOf(const BankConfig& config, const SequenceImage& image, const RowRange& which);
+
+// Bytes of the bank's memory that lie side by side, of one stream.
+struct RowRun {
+  std::byte* at = nullptr;
+  size_t bytes = 0;
+};
+
 // Rows of a sequence on their way to the bank, piece by piece, in the order of Bank::Export. Its
 // calls are those of the thread that drives the backend, between two steps.
 class IncomingRows {
@@ -50,16 +72,31 @@ class IncomingRows {
 
  private:
   friend class Bank;
-  struct Run {
-    std::byte* to = nullptr;
-    size_t bytes = 0;
-  };
-  explicit IncomingRows(Backend& backend) : backend_(&backend) {}
+  IncomingRows(Backend& backend, std::vector<RowRun> runs);
 
   Backend* backend_;
-  std::vector<Run> runs_;  // in their order; those side by side in one stream are one
-  size_t next_ = 0;        // the run that the next byte goes to
-  size_t at_ = 0;          // and where in it
+  std::vector<RowRun> runs_;  // in their order
+  size_t next_ = 0;           // the run that the next byte goes to
+  size_t at_ = 0;             // and where in it
+  size_t left_ = 0;
+};
+
+// The other way, under the same rules. The sequence stays as it is, and open, until all are copied.
+class OutgoingRows {
+ public:
+  size_t left() const { return left_; }  // bytes that are still to be copied
+  // Copies the next ones: as many as there is room for in `to`, or all that are left. Returns
+  // their number.
+  size_t Copy(std::span<std::byte> to);
+
+ private:
+  friend class Bank;
+  OutgoingRows(Backend& backend, std::vector<RowRun> runs);
+
+  Backend* backend_;
+  std::vector<RowRun> runs_;
+  size_t next_ = 0;
+  size_t at_ = 0;
   size_t left_ = 0;
 };
 
@@ -160,10 +197,13 @@ class Bank {
   // leave it to be freed. REQUIRES CheckImage.
   Status Import(int32_t seq, const SequenceImage& image, const StateStreams& states, size_t bytes,
                 const std::function<Status(void* to, size_t bytes)>& read);
-  // The same for rows that come while steps of other sequences run: makes room for them. `seq` has
-  // its length at once; nothing but Free may use it until all its rows are there.
-  Result<IncomingRows> BeginImport(int32_t seq, const SequenceImage& image,
-                                   const StateStreams& states, size_t bytes);
+  // Rows that come or go while steps of other sequences run. Place makes an empty `seq` have its
+  // length and its blocks, or returns kResourceExhausted and leaves it to be freed; nothing but
+  // Free and Truncate may use it until all its rows are there. REQUIRES CheckImage.
+  Status Place(int32_t seq, const SequenceImage& image);
+  IncomingRows BeginImport(int32_t seq, const RowRange& which);
+  // What steps wrote must have come home.
+  OutgoingRows BeginExport(int32_t seq, const RowRange& which) const;
 
   // Writes made-up K/V, reproducible, to every token of `seq`, and made-up f32 to all its states:
   // for benchmarks and tests, which need a context without the time to compute one.
@@ -340,10 +380,13 @@ class Bank {
   Status MakeOwn(size_t table, int32_t seq, int32_t first, int32_t last);
   // Blocks that `seq` has in some tables.
   static size_t BlocksOf(std::span<const Table> tables, int32_t seq);
-  // Calls visit(stream, data, bytes) for the rows of `seq` in each block of each stream, then of
+  RowRange AllRows(int32_t seq) const { return {.begin = 0, .end = Length(seq), .others = true}; }
+  // Calls visit(stream, data, bytes) for those rows of `seq` in each block of each stream, then of
   // each of `states`, which have numbers behind those of the streams.
   template <typename Visit>
-  void ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const;
+  void ForRows(int32_t seq, const StateStreams& states, const RowRange& which,
+               const Visit& visit) const;
+  std::vector<RowRun> RunsOf(int32_t seq, const StateStreams& states, const RowRange& which) const;
   // Calls visit(stream) for each open stream of states, or for each of those in the blocks that a
   // table draws on.
   template <typename Visit>

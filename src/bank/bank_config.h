@@ -130,6 +130,11 @@ struct BankConfig {
   bool IsGlobal(size_t layer) const {
     return tables[static_cast<size_t>(layers[layer].table())].window == 0;
   }
+  // Whether all tokens of a sequence have rows in the table, unless a policy gives some up.
+  bool KeepsAll(int32_t table) const {
+    const TableSpec& spec = tables[static_cast<size_t>(table)];
+    return spec.window == 0 && spec.max_held == 0;
+  }
   bool HasHostLayers() const;  // some layer has streams there
   RowLayout Rows() const;      // of table 0
   // Bytes that a stream of states takes.

@@ -77,14 +77,63 @@ Status CheckImage(const BankConfig& config, const SequenceImage& image) {
   return {};
 }
 
+SequenceImage WholeImage(const BankConfig& config, int64_t length) {
+  SequenceImage image{.length = length, .tables = {}, .fewer = {}, .layout = config.Layout()};
+  image.tables.resize(config.tables.size());
+  const auto blocks = static_cast<int32_t>(config.BlocksFor(length));
+  for (SequenceImage::Table& table : image.tables) {
+    if (blocks > 0) table.held = {{0, blocks}};
+  }
+  return image;
+}
+
+bool IsWhole(const BankConfig& config, const SequenceImage& image) {
+  const SequenceImage whole = WholeImage(config, image.length);
+  for (size_t table = 0; table < image.tables.size(); ++table) {
+    const bool keeps_all = config.KeepsAll(static_cast<int32_t>(table));
+    if (keeps_all && image.tables[table] != whole.tables[table]) return false;
+  }
+  return image.fewer.empty() && image.layout == whole.layout;
+}
+
+size_t BytesOf(const BankConfig& config, const SequenceImage& image, const RowRange& which) {
+  const int64_t bt = config.block_tokens;
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    const LayerSpec& spec = config.layers[layer];
+    const int64_t fewer = image.fewer.empty() ? 0 : image.fewer[layer];
+    for (const StreamSpec& stream : spec.streams) {
+      for (int32_t t = stream.table; t < stream.table + config.TablesOf(spec, stream); ++t) {
+        if (!config.KeepsAll(t) && !which.others) continue;
+        const SequenceImage::Table& table = image.tables[static_cast<size_t>(t)];
+        const int64_t least = config.KeepsAll(t) ? which.begin : 0;
+        int64_t most = RowsOf(table, image.length) - fewer;
+        if (config.KeepsAll(t)) most = std::min(most, config.BlocksFor(which.end) * bt);
+        for (const auto& [first, last] : table.held) {
+          const int64_t rows = std::min(most, last * bt) - std::max(least, first * bt);
+          if (rows <= 0) continue;
+          bytes += static_cast<size_t>(rows) * config.StreamRowBytes(spec, stream);
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
 template <typename Visit>
-void Bank::ForRows(int32_t seq, const StateStreams& states, const Visit& visit) const {
+void Bank::ForRows(int32_t seq, const StateStreams& states, const RowRange& which,
+                   const Visit& visit) const {
   const int64_t bt = config_.block_tokens;
   // each(block, its rows). A layer with fewer rows than its table may have none in the last blocks.
   const auto blocks = [&](std::span<const Table> tables, int32_t layer, const auto& each) {
     for (const Table& t : tables) {
+      const bool keeps_all = config_.KeepsAll(NumberOf(t));
+      if (!keeps_all && !which.others) continue;
       const int64_t rows = Rows(seq, NumberOf(t)) - fewer_[FewerIndex(seq, layer)];
-      for (int32_t i = 0; i < t.blocks.n_blocks(seq) && i * bt < rows; ++i) {
+      const auto first = keeps_all ? static_cast<int32_t>(which.begin / bt) : 0;
+      const int32_t last = keeps_all ? std::min(t.blocks.n_blocks(seq), BlocksFor(which.end))
+                                     : t.blocks.n_blocks(seq);
+      for (int32_t i = first; i < last && i * bt < rows; ++i) {
         const int32_t block = t.blocks.entries(seq)[i];
         if (block >= 0) each(block, std::min(bt, rows - i * bt));
       }
@@ -127,23 +176,51 @@ SequenceImage Bank::Image(int32_t seq) const {
   return image;
 }
 
+std::vector<RowRun> Bank::RunsOf(int32_t seq, const StateStreams& states,
+                                 const RowRange& which) const {
+  std::vector<RowRun> runs;
+  size_t last = streams_.size() + states.size();
+  ForRows(seq, states, which, [&](size_t stream, std::byte* at, size_t bytes) {
+    if (bytes == 0) return;
+    // Memory of two streams is not one copy's, even side by side.
+    const bool goes_on = stream == last && runs.back().at + runs.back().bytes == at;
+    if (goes_on) runs.back().bytes += bytes;
+    if (!goes_on) runs.push_back({at, bytes});
+    last = stream;
+  });
+  return runs;
+}
+
 void Bank::Export(int32_t seq, const StateStreams& states,
                   const std::function<void(const void*, size_t)>& write) const {
   std::vector<std::byte> piece;
-  ForRows(seq, states, [&](size_t, const std::byte* data, size_t bytes) {
+  ForRows(seq, states, AllRows(seq), [&](size_t, const std::byte* data, size_t bytes) {
     piece.resize(bytes);
     backend_.Download(piece.data(), data, bytes);
     write(piece.data(), bytes);
   });
 }
 
+namespace {
+
+size_t BytesOf(const std::vector<RowRun>& runs) {
+  size_t bytes = 0;
+  for (const RowRun& run : runs) bytes += run.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+IncomingRows::IncomingRows(Backend& backend, std::vector<RowRun> runs)
+    : backend_(&backend), runs_(std::move(runs)), left_(BytesOf(runs_)) {}
+
 void IncomingRows::Take(std::span<const std::byte> bytes) {
   OKV_CHECK(bytes.size() <= left_, "{} bytes, but {} are to come", bytes.size(), left_);
   left_ -= bytes.size();
   while (!bytes.empty()) {
-    const Run& run = runs_[next_];
+    const RowRun& run = runs_[next_];
     const size_t n = std::min(bytes.size(), run.bytes - at_);
-    backend_->Upload(run.to + at_, bytes.data(), n);
+    backend_->Upload(run.at + at_, bytes.data(), n);
     bytes = bytes.subspan(n);
     at_ += n;
     if (at_ < run.bytes) continue;
@@ -152,8 +229,26 @@ void IncomingRows::Take(std::span<const std::byte> bytes) {
   }
 }
 
-Result<IncomingRows> Bank::BeginImport(int32_t seq, const SequenceImage& image,
-                                       const StateStreams& states, size_t bytes) {
+OutgoingRows::OutgoingRows(Backend& backend, std::vector<RowRun> runs)
+    : backend_(&backend), runs_(std::move(runs)), left_(BytesOf(runs_)) {}
+
+size_t OutgoingRows::Copy(std::span<std::byte> to) {
+  const size_t all = std::min(to.size(), left_);
+  left_ -= all;
+  for (to = to.first(all); !to.empty();) {
+    const RowRun& run = runs_[next_];
+    const size_t n = std::min(to.size(), run.bytes - at_);
+    backend_->Download(to.data(), run.at + at_, n);
+    to = to.subspan(n);
+    at_ += n;
+    if (at_ < run.bytes) continue;
+    ++next_;
+    at_ = 0;
+  }
+  return all;
+}
+
+Status Bank::Place(int32_t seq, const SequenceImage& image) {
   OKV_CHECK(Length(seq) == 0 && image.tables.size() == tables_.size());
   for (size_t i = 0; i < tables_.size(); ++i) {
     const SequenceImage::Table& from = image.tables[i];
@@ -174,26 +269,24 @@ Result<IncomingRows> Bank::BeginImport(int32_t seq, const SequenceImage& image,
   }
   lengths_[static_cast<size_t>(seq)] = image.length;
   std::copy(image.fewer.begin(), image.fewer.end(), &fewer_[FewerIndex(seq, 0)]);
-  IncomingRows rows(backend_);
-  size_t last = streams_.size() + states.size();
-  ForRows(seq, states, [&](size_t stream, std::byte* to, size_t n) {
-    if (n == 0) return;
-    // Memory of two streams is not one copy's, even side by side.
-    const bool goes_on = stream == last && rows.runs_.back().to + rows.runs_.back().bytes == to;
-    if (goes_on) rows.runs_.back().bytes += n;
-    if (!goes_on) rows.runs_.push_back({to, n});
-    rows.left_ += n;
-    last = stream;
-  });
-  if (rows.left() != bytes) {
-    return Corrupt(fmt::format("its K/V take {} bytes, expected {}", bytes, rows.left()));
-  }
-  return rows;
+  return {};
+}
+
+IncomingRows Bank::BeginImport(int32_t seq, const RowRange& which) {
+  return {backend_, RunsOf(seq, {}, which)};
+}
+
+OutgoingRows Bank::BeginExport(int32_t seq, const RowRange& which) const {
+  return {backend_, RunsOf(seq, {}, which)};
 }
 
 Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams& states,
                     size_t bytes, const std::function<Status(void*, size_t)>& read) {
-  OKV_ASSIGN_OR_RETURN(IncomingRows rows, BeginImport(seq, image, states, bytes));
+  OKV_RETURN_IF_ERROR(Place(seq, image));
+  IncomingRows rows(backend_, RunsOf(seq, states, AllRows(seq)));
+  if (rows.left() != bytes) {
+    return Corrupt(fmt::format("its K/V take {} bytes, expected {}", bytes, rows.left()));
+  }
   std::vector<std::byte> piece(std::min(bytes, kPiece));
   while (rows.left() > 0) {
     const size_t n = std::min(rows.left(), piece.size());

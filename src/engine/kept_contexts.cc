@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/context_store.h"
+
 namespace omnikv {
 
 bool TakesRows(const EngineCore& core, const RowGroup& to) {
@@ -45,15 +47,25 @@ int64_t ShareableTokens(const EngineCore& core, const RowGroup& to, std::string_
 }
 
 KeptContexts::~KeptContexts() {
-  for (const Context& c : contexts_) core_.bank->Free(c.seq);
+  for (const Context& c : contexts_) Free(c.seq);
+}
+
+void KeptContexts::Free(int32_t seq) {
+  if (store_ != nullptr) store_->GiveUp(seq);
+  core_.bank->Free(seq);
+}
+
+bool KeptContexts::HasToStay(const Context& context) const {
+  return context.pinned ||
+         (store_ != nullptr && store_->HoldOf(context.seq) == ContextStore::Hold::kStays);
 }
 
 void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
                         std::string made_by, int64_t group, uint64_t id) {
   const SharedRows rows{.seq = seq, .tokens = tokens, .dense_rows = dense_rows, .made_by = made_by};
   std::erase_if(contexts_, [&](const Context& c) {
-    const bool covered = !c.pinned && Covers(rows, c.Rows());
-    if (covered) core_.bank->Free(c.seq);
+    const bool covered = Covers(rows, c.Rows()) && !HasToStay(c);
+    if (covered) Free(c.seq);
     return covered;
   });
   contexts_.push_back(
@@ -61,10 +73,14 @@ void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_
 }
 
 bool KeptContexts::DropOldest(int32_t but) {
-  const auto oldest = std::find_if(contexts_.begin(), contexts_.end(),
-                                   [&](const Context& c) { return c.seq != but && !c.pinned; });
+  const auto may_go = [&](const Context& c) { return c.seq != but && !HasToStay(c); };
+  auto oldest = std::ranges::find_if(contexts_, [&](const Context& c) {
+    const bool written = store_ != nullptr && store_->HoldOf(c.seq) != ContextStore::Hold::kNone;
+    return may_go(c) && !written;
+  });
+  if (oldest == contexts_.end()) oldest = std::ranges::find_if(contexts_, may_go);
   if (oldest == contexts_.end()) return false;
-  core_.bank->Free(oldest->seq);
+  Free(oldest->seq);
   contexts_.erase(oldest);
   return true;
 }
@@ -100,7 +116,7 @@ bool KeptContexts::Drop(uint64_t id) {
   const auto found = std::find_if(contexts_.begin(), contexts_.end(),
                                   [&](const Context& c) { return c.id == id; });
   if (found == contexts_.end()) return false;
-  core_.bank->Free(found->seq);
+  Free(found->seq);
   contexts_.erase(found);
   return true;
 }

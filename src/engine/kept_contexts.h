@@ -49,18 +49,21 @@ struct KeptContext {
   SharedRows rows;
 };
 
-// Sequences of the bank that no group has, the least recently used first. Thread-compatible.
+class ContextStore;
+
+// Sequences of the bank that no group has, the least recently used first. Those that `store` still
+// copies are its, too (ContextStore::HoldOf); null: there is none. Thread-compatible.
 class KeptContexts {
  public:
-  explicit KeptContexts(EngineCore& core) : core_(core) {}
+  explicit KeptContexts(EngineCore& core, ContextStore* store) : core_(core), store_(store) {}
   ~KeptContexts();
 
   // Takes the sequence over; no other has that `id`. One whose tokens all are the first ones of a
-  // new one goes, unless it is pinned.
+  // new one goes, unless it is pinned or has to be written.
   void Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows, std::string made_by,
             int64_t group, uint64_t id);
-  // Frees the one that was not used for longest, but for `but` and those that are pinned; false:
-  // there is none.
+  // Frees the one that was not used for longest, but for `but`, those that are pinned, and those
+  // that have to be written; others that are being written go last. False: there is none.
   bool DropOldest(int32_t but = -1);
   // By their ids; false, and nothing: there is none of that id.
   std::optional<KeptContext> Find(uint64_t id) const;
@@ -89,7 +92,11 @@ class KeptContexts {
     SharedRows Rows() const { return {seq, tokens, dense_rows, made_by, group}; }
   };
 
+  void Free(int32_t seq);
+  bool HasToStay(const Context& context) const;
+
   EngineCore& core_;
+  ContextStore* store_;
   std::list<Context> contexts_;
 };
 

@@ -44,7 +44,11 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(EngineCore& core,
   if (const Status made = Scratch::Create(options.swap_folder).status(); !made.ok()) {
     return InvalidArgument(made.message());
   }
-  return std::unique_ptr<Scheduler>(new Scheduler(core, options, store));
+  std::unique_ptr<Scheduler> scheduler(new Scheduler(core, options, store));
+  if (store != nullptr) {
+    store->set_ready([raw = scheduler.get()] { raw->StoreIsReady(); });
+  }
+  return scheduler;
 }
 
 Scheduler::~Scheduler() {
@@ -57,6 +61,9 @@ Scheduler::~Scheduler() {
   for (const Waiting& w : waiting_) {
     w.request.on_end(RequestEnd{.reason = FinishReason::kCancelled});
   }
+  if (store_ == nullptr) return;
+  store_->Flush();  // before the sequences go that it has rows of
+  store_->set_ready({});
 }
 
 Scheduler::Id Scheduler::Submit(Request request) {
@@ -118,10 +125,11 @@ bool Scheduler::Turn() {
   TakeIncoming();
   EndCancelled();
   RunCalls();
-  TakeFromStore();
+  ServeStore();
   Admit();
   KeepPromises();
-  if (!running_.empty()) {
+  const bool steps = !running_.empty();
+  if (steps) {
     Sequence* const prompt = NextPrompt();
     Sequences together;
     Sequences alone;
@@ -135,7 +143,8 @@ bool Scheduler::Turn() {
     }
   }
   RemoveEnded();
-  if (running_.empty() && bringing_) AwaitStore();
+  // Those that wait may run in the next turn where the last one of this ended.
+  if (!steps && (bringing_ || StoreWrites())) AwaitStore();
   Holdings holdings = HoldingsOf(core_);
   const std::lock_guard lock(mutex_);
   stats_.running = static_cast<int64_t>(running_.size());
@@ -149,7 +158,7 @@ bool Scheduler::Turn() {
   stats_.blocks_total = core_.bank->TotalBlocks(0);
   stats_.blocks_used = stats_.blocks_total - core_.bank->FreeBlocks(0);
   return !running_.empty() || !swapped_.empty() || !waiting_.empty() || !incoming_.empty() ||
-         bringing_ || !loads_.empty();
+         bringing_ || !loads_.empty() || StoreWrites();
 }
 
 void Scheduler::TakeIncoming() {

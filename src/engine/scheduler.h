@@ -260,7 +260,7 @@ class Scheduler {
         store_(store),
         stepper_(core),
         groups_(core, options.seats),
-        kept_(core) {}
+        kept_(core, store) {}
 
   void TakeIncoming();
   Status Check(Waiting& waiting) const;
@@ -332,6 +332,7 @@ class Scheduler {
   // One context of it at a time.
   struct Bringing {
     StoredContext stored;
+    int64_t tokens = 0;  // of it that are brought
     std::unique_ptr<ContextReading> file;
     BlockCounts own;               // of the context, which the bank has once it is placed
     BlockCounts most;              // that its request is promised besides
@@ -351,15 +352,21 @@ class Scheduler {
   bool WaitsForStore(Waiting& waiting, Group& group, const Best& best);
   // Begins to bring a context, where kept ones but sequence `but` make room.
   Status Bring(Bringing bringing, int32_t but);
-  // Moves what has come to the bank; keeps a context that is all there.
+  // Moves what has come to the bank; keeps a context that is all there. Copies for the store what
+  // it still has to write.
+  void ServeStore();
+  void StoreIsReady();  // on a thread of the store
   void TakeFromStore();
   void EndBringing(const Status& status);
   void BeginLoads();
-  // Until something has come from the store, or there is something else to do.
+  // Until the store has something to take or to copy, or there is something else to do.
   void AwaitStore();
   bool IsBroughtFor(Id request) const { return bringing_ && bringing_->request == request; }
   // Whether there is anything that will free memory.
-  bool OthersGoOn() const { return !running_.empty() || bringing_; }
+  bool OthersGoOn() const {
+    return !running_.empty() || bringing_ || (store_ != nullptr && store_->Saves());
+  }
+  bool StoreWrites() const { return store_ != nullptr && store_->Writes(); }
   static std::string MemoryId(Id id);  // of a context in memory
   Status NoContext(const std::string& id) const;
   SharedRows RowsOf(const Sequence& s) const;
@@ -430,7 +437,7 @@ class Scheduler {
   std::vector<Waiting> incoming_;
   std::vector<Id> cancels_;
   std::vector<std::function<void()>> calls_;
-  bool has_come_ = false;  // something of bringing_, since it was looked for
+  bool has_come_ = false;  // something for ServeStore to do, since it was there
   Id next_id_ = 1;
   bool stopped_ = false;
   bool drains_ = false;

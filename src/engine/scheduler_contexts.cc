@@ -41,7 +41,7 @@ ListedContext ListedOf(const ContextStore& store, const StoredContext& context) 
           .pinned = store.Pinned(context),
           .made_by = context.made_by,
           .tokens = std::ssize(context.tokens),
-          .bytes = context.bytes,
+          .bytes = store.BytesOf(context),
           .head = HeadOf(context.tokens)};
 }
 
@@ -117,11 +117,10 @@ Status Scheduler::DropContext(const std::string& id) {
   if (kept_.Drop(NumberOf(id))) return {};
   const bool stored = store_ != nullptr && store_->Find(id);
   if (!stored) return NoContext(id);
-  const Status deleted = store_->Delete(id);
   if (bringing_ && bringing_->stored.id() == id) {
     EndBringing(NotFound(fmt::format("context {} was deleted", Printable(id))));
   }
-  return deleted;
+  return store_->Delete(id);
 }
 
 }  // namespace omnikv

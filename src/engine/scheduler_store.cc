@@ -1,5 +1,5 @@
-// What comes from the store for requests and for LoadContext, while the steps of others go on
-// (docs/serving.md, "The store").
+// What comes from the store for requests and for LoadContext, and what goes there, while the steps
+// of others go on (docs/serving.md, "The store").
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,10 +46,10 @@ bool Scheduler::WaitsForStore(Waiting& waiting, Group& group, const Best& best) 
   const Policy& policy = group.rows->policy();
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t total = TotalTokens(request);
+  const int64_t usable =
+      UsableTokens(core_, *group.rows, group.key, stored->Rows(), request.prompt);
   // Rows that move, or of which some stay, become the sequence's own.
-  const int64_t shared = policy.Kept().rows > 0 ? 0
-                                                : UsableTokens(core_, *group.rows, group.key,
-                                                               stored->Rows(), request.prompt);
+  const int64_t shared = policy.Kept().rows > 0 ? 0 : usable;
   const BankConfig& bank = core_.bank->config();
   // What it is promised at least.
   BlockCounts most = std::move(
@@ -61,6 +61,7 @@ bool Scheduler::WaitsForStore(Waiting& waiting, Group& group, const Best& best) 
     most[t] = std::max<int64_t>(0, most[t] - shared / bank.block_tokens);
   }
   const Status begun = Bring({.stored = *stored,
+                              .tokens = store_->TokensToRead(*stored, usable),
                               .file = nullptr,
                               .own = {},
                               .most = std::move(most),
@@ -75,8 +76,8 @@ bool Scheduler::WaitsForStore(Waiting& waiting, Group& group, const Best& best) 
 
 Status Scheduler::Bring(Bringing bringing, int32_t but) {
   const StoredContext& stored = bringing.stored;
-  const int64_t length = std::ssize(stored.tokens);
-  // A file has the rows of all tokens.
+  const int64_t length = bringing.tokens;
+  // Files have the rows of all tokens.
   OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> full,
                        PolicyFor({.name = "full"}, core_.config, core_.bank->config().max_tokens,
                                  core_.plan.host_layers > 0));
@@ -89,22 +90,30 @@ Status Scheduler::Bring(Bringing bringing, int32_t but) {
     return ResourceExhausted(fmt::format(
         "the {} tokens of context {} do not fit beside what is in use", length, stored.id()));
   }
-  bringing.file = store_->Read(stored.path, [this] {
-    const std::lock_guard lock(mutex_);
-    has_come_ = true;
-    wake_.notify_one();
-  });
+  bringing.file = store_->Read(stored, length, [this] { StoreIsReady(); });
   bringing_ = std::move(bringing);
   return {};
+}
+
+void Scheduler::StoreIsReady() {
+  const std::lock_guard lock(mutex_);
+  has_come_ = true;
+  wake_.notify_one();
+}
+
+void Scheduler::ServeStore() {
+  if (store_ == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    has_come_ = false;
+  }
+  TakeFromStore();
+  store_->Advance();
 }
 
 void Scheduler::TakeFromStore() {
   if (!bringing_) BeginLoads();
   if (!bringing_) return;
-  {
-    const std::lock_guard lock(mutex_);
-    has_come_ = false;
-  }
   ContextReading& file = *bringing_->file;
   if (!file.placed()) EndAhead();  // the bank may get a new sequence
   Result<bool> there = file.Advance();
@@ -123,7 +132,7 @@ void Scheduler::EndBringing(const Status& status) {
   Bringing ended = std::move(*bringing_);
   bringing_.reset();
   if (ended.group != nullptr) --ended.group->used;
-  store_->Ended(*ended.file, status);
+  store_->Ended(ended.stored, *ended.file, status);
   if (!status.ok()) {
     if (ended.done) ended.done(status);
     return;
@@ -133,12 +142,17 @@ void Scheduler::EndBringing(const Status& status) {
     const std::lock_guard lock(mutex_);
     id = next_id_++;
   }
-  kept_.Keep(ended.file->TakeSequence(), std::move(ended.stored.tokens), ended.stored.dense_rows,
-             std::move(ended.stored.made_by), /*group=*/-1, id);
+  StoredContext& stored = ended.stored;
+  const int64_t length = ended.file->length();
+  stored.tokens.resize(static_cast<size_t>(length));
+  kept_.Keep(ended.file->TakeSequence(), std::move(stored.tokens),
+             std::min(stored.dense_rows, length), std::move(stored.made_by), /*group=*/-1, id);
   for (Waiting& w : waiting_) {
     if (w.id == ended.request) w.brought = id;
   }
-  if (ended.done) ended.done(MemoryId(id));
+  if (!ended.done) return;
+  const Status& damage = ended.file->damage();
+  damage.ok() ? ended.done(MemoryId(id)) : ended.done(damage);
 }
 
 void Scheduler::LoadContext(const std::string& id, ContextStore::Done done) {
@@ -165,6 +179,7 @@ void Scheduler::BeginLoads() {
       continue;
     }
     const Status begun = Bring({.stored = load.stored,
+                                .tokens = std::ssize(load.stored.tokens),
                                 .file = nullptr,
                                 .own = {},
                                 .most = {},

@@ -6,30 +6,50 @@
 
 namespace omnikv {
 
-Result<std::unique_ptr<CheckedReader>> CheckedReader::Open(const std::string& path, FileKind kind,
+Result<std::unique_ptr<CheckedReader>> CheckedReader::Open(std::vector<Source> sources,
                                                            const DiskReaderOptions& options) {
+  std::vector<std::string> paths;
+  for (const Source& source : sources) paths.push_back(source.path);
   std::unique_ptr<CheckedReader> file(new CheckedReader);
-  OKV_ASSIGN_OR_RETURN(file->disk_, DiskReader::Open(path, options));
-  OKV_ASSIGN_OR_RETURN(auto piece, file->disk_->Next());
+  file->sources_ = std::move(sources);
+  OKV_ASSIGN_OR_RETURN(file->disk_, DiskReader::Open(std::move(paths), options));
+  OKV_RETURN_IF_ERROR(file->ReadText());
+  return file;
+}
+
+Status CheckedReader::ReadText() {
+  const Source& source = sources_[source_];
+  header_ = {};
+  text_.clear();
+  sum_ = Checksum();
+  OKV_ASSIGN_OR_RETURN(auto piece, disk_->Next());
   std::span<const std::byte> bytes;
   if (piece) bytes = piece->bytes;
-  const size_t there = std::min(bytes.size(), sizeof(file->header_));
-  if (there > 0) std::memcpy(&file->header_, bytes.data(), there);
-  OKV_RETURN_IF_ERROR(CheckHeader(path, file->disk_->size(), kind, file->header_));
+  const size_t there = std::min(bytes.size(), sizeof(header_));
+  if (there > 0) std::memcpy(&header_, bytes.data(), there);
+  OKV_RETURN_IF_ERROR(CheckHeader(source.path, disk_->size(), source.kind, header_));
   bytes = bytes.subspan(there);
-  const size_t text_bytes = file->header_.text_bytes;
+  const size_t text_bytes = header_.text_bytes;
   while (true) {
-    const size_t n = std::min(bytes.size(), text_bytes - file->text_.size());
-    file->text_.append(reinterpret_cast<const char*>(bytes.data()), n);
+    const size_t n = std::min(bytes.size(), text_bytes - text_.size());
+    text_.append(reinterpret_cast<const char*>(bytes.data()), n);
     bytes = bytes.subspan(n);
-    if (file->text_.size() == text_bytes) break;
-    file->disk_->GiveBack(piece->buffer);
-    OKV_ASSIGN_OR_RETURN(piece, file->disk_->Next());
+    if (text_.size() == text_bytes) break;
+    disk_->GiveBack(piece->buffer);
+    OKV_ASSIGN_OR_RETURN(piece, disk_->Next());
     bytes = piece->bytes;  // the file is as long as its header says
   }
-  file->sum_.Add(file->text_.data(), file->text_.size());
-  file->rest_ = {.bytes = bytes, .buffer = piece->buffer};
-  return file;
+  sum_.Add(text_.data(), text_.size());
+  rest_ = {.bytes = bytes, .buffer = piece->buffer};
+  return {};
+}
+
+Result<bool> CheckedReader::NextFile() {
+  OKV_ASSIGN_OR_RETURN(const bool more, disk_->NextFile());
+  if (!more) return false;
+  ++source_;
+  OKV_RETURN_IF_ERROR(ReadText());
+  return true;
 }
 
 Result<std::optional<DiskReader::Piece>> CheckedReader::Next() {

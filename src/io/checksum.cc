@@ -14,6 +14,8 @@ Checksum::Checksum() : state_(std::make_unique<State>()) {
   XXH3_64bits_reset(&state_->xxh);
 }
 Checksum::~Checksum() = default;
+Checksum::Checksum(Checksum&& other) noexcept = default;
+Checksum& Checksum::operator=(Checksum&& other) noexcept = default;
 
 void Checksum::Add(const void* data, size_t bytes) {
   XXH3_64bits_update(&state_->xxh, data, bytes);

@@ -11,6 +11,8 @@ class Checksum {
  public:
   Checksum();
   ~Checksum();
+  Checksum(Checksum&& other) noexcept;
+  Checksum& operator=(Checksum&& other) noexcept;
   void Add(const void* data, size_t bytes);
   uint64_t Value() const;
 

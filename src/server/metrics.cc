@@ -89,9 +89,16 @@ std::string Metrics::Text(const SchedulerStats& now, const std::optional<Context
   part("omnikv:held_bytes", "tier=\"disk\"", static_cast<double>(now.holdings.bytes.disk));
   if (stored) {
     one("omnikv:store_contexts", "gauge", "Contexts in files.", counts(stored->contexts));
-    one("omnikv:store_bytes", "gauge", "Bytes of those.", static_cast<double>(stored->bytes));
+    one("omnikv:store_segments", "gauge", "Files of what contexts have in common.",
+        counts(stored->segments));
+    one("omnikv:store_bytes", "gauge", "Bytes of both.", static_cast<double>(stored->bytes));
     one("omnikv:store_written_total", "counter", "Contexts that were written to files.",
         counts(stored->written));
+    one("omnikv:store_written_bytes_total", "counter", "Bytes of the files that were written.",
+        static_cast<double>(stored->written_bytes));
+    one("omnikv:store_given_up_total", "counter",
+        "Contexts that were not written, because their memory was needed or a longer one came.",
+        counts(stored->given_up));
     one("omnikv:store_read_total", "counter", "Contexts that were read from files.",
         counts(stored->read));
     one("omnikv:store_read_direct_total", "counter",

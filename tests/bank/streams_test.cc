@@ -97,6 +97,29 @@ class StreamsTest : public ::testing::Test {
     return copy;
   }
 
+  // The same in ranges of tokens, which end at `ends`, by pieces of `piece` bytes.
+  int32_t CopyInRanges(int32_t seq, const std::vector<int64_t>& ends, size_t piece) {
+    const SequenceImage image = bank_->Image(seq);
+    const int32_t copy = *bank_->NewSequence();
+    EXPECT_TRUE(bank_->Place(copy, image).ok());
+    int64_t begin = 0;
+    for (const int64_t end : ends) {
+      const RowRange range{.begin = begin, .end = end, .others = end == image.length};
+      OutgoingRows out = bank_->BeginExport(seq, range);
+      IncomingRows in = bank_->BeginImport(copy, range);
+      EXPECT_EQ(out.left(), in.left());
+      EXPECT_EQ(out.left(), BytesOf(bank_->config(), image, range));
+      std::vector<std::byte> bytes(piece);
+      while (out.left() > 0) {
+        const size_t n = out.Copy(bytes);
+        in.Take({bytes.data(), n});
+      }
+      EXPECT_EQ(in.left(), 0u);
+      begin = end;
+    }
+    return copy;
+  }
+
   std::unique_ptr<Backend> backend_ = MakeRefBackend();
   std::unique_ptr<Bank> bank_;
 };
@@ -109,6 +132,28 @@ BankConfig TwoClasses() {
                     .streams = {{.heads = {0, 2}}, {.heads = {1}, .table = 1}}},
                    {.n_kv_heads = 1, .dk = 8, .dv = 4}},
                   {TableSpec{}, {.max_held = 8}});
+}
+
+TEST_F(StreamsTest, LeaveAndComeBackInRanges) {
+  Open(TwoClasses());
+  const int32_t a = *bank_->NewSequence();
+  ASSERT_TRUE(bank_->Append(a, 14).ok());
+  Write(a, 0, 14);
+  EXPECT_TRUE(IsWhole(bank_->config(), bank_->Image(a)));
+  EXPECT_TRUE(WholeImage(bank_->config(), 14) == bank_->Image(a));
+  bank_->Drop(a, 1, 0, 9);  // which the last range has, with the other rows of that table
+  EXPECT_TRUE(IsWhole(bank_->config(), bank_->Image(a)));
+  for (const size_t piece : {size_t{1}, size_t{100}, size_t{10'000}}) {
+    for (const std::vector<int64_t>& ends :
+         std::vector<std::vector<int64_t>>{{14}, {4, 8, 14}, {12, 14}}) {
+      const int32_t copy = CopyInRanges(a, ends, piece);
+      EXPECT_TRUE(bank_->Image(copy) == bank_->Image(a));
+      Expect(copy, 8, 14);
+      bank_->Free(copy);
+    }
+  }
+  bank_->Drop(a, 0, 0, 4);
+  EXPECT_FALSE(IsWhole(bank_->config(), bank_->Image(a)));
 }
 
 TEST_F(StreamsTest, HeadClassesHaveTablesOfTheirOwn) {

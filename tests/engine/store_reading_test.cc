@@ -10,20 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "../test_data.h"
-#include "engine/scheduler.h"
+#include "store_house.h"
 
 namespace omnikv {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-std::vector<int32_t> Numbers(size_t n, size_t seed) {
-  std::vector<int32_t> tokens(n);
-  for (size_t i = 0; i < n; ++i) tokens[i] = static_cast<int32_t>((i * 37 + seed * 11) % 125) + 3;
-  return tokens;
-}
 
 // What a turn can take from the store in these tests: a context comes in many of them.
 constexpr DiskReaderOptions kSlow = {.piece = 4096, .pieces = 2, .on_their_way = 2};

@@ -58,7 +58,7 @@ class DiskReaderTest : public testing::TestWithParam<bool> {
   }
   std::unique_ptr<DiskReader> Reader(DiskReaderOptions options) const {
     options.direct = GetParam();
-    auto reader = DiskReader::Open(Path(), options);
+    auto reader = DiskReader::Open({Path()}, options);
     EXPECT_TRUE(reader.ok()) << reader.status().message();
     return std::move(*reader);
   }
@@ -140,11 +140,81 @@ TEST_P(DiskReaderTest, MayGoWhileReadsAreOnTheirWay) {
 }
 
 TEST_P(DiskReaderTest, WhatIsNoFile) {
-  const auto open = [](const std::string& path) { return DiskReader::Open(path, {}).status(); };
+  const auto open = [](const std::string& path) { return DiskReader::Open({path}, {}).status(); };
   EXPECT_EQ(open(folder_ / "none").code(), StatusCode::kNotFound);
   EXPECT_EQ(open(folder_).code(), StatusCode::kInvalidArgument);
   ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   EXPECT_THAT(open(folder_ / "pipe").message(), HasSubstr("is a device or a pipe"));
+}
+
+// Of all files that are there: the bytes of each, or the error that it ends with.
+struct ManyFiles {
+  std::vector<std::string> files;
+  Status status;
+};
+
+ManyFiles ReadMany(DiskReader& reader) {
+  ManyFiles read{.files = {""}};
+  while (true) {
+    const auto piece = reader.Next();
+    if (!piece.ok()) read.status = piece.status();
+    if (!piece.ok()) return read;
+    if (*piece) {
+      read.files.back() += View((*piece)->bytes);
+      reader.GiveBack((*piece)->buffer);
+      continue;
+    }
+    const auto more = reader.NextFile();
+    if (!more.ok()) read.status = more.status();
+    if (!more.ok() || !*more) return read;
+    read.files.emplace_back();
+  }
+}
+
+TEST_P(DiskReaderTest, ManyFilesOneAfterAnother) {
+  std::vector<std::string> paths, bytes;
+  for (const size_t size : {size_t{10'000}, size_t{0}, size_t{4096}, size_t{1}, size_t{70'001}}) {
+    paths.push_back((folder_ / std::to_string(paths.size())).string());
+    bytes.push_back(Bytes(size));
+    std::ofstream(paths.back(), std::ios::binary) << bytes.back();
+  }
+  for (DiskReaderOptions options :
+       {kSmall, DiskReaderOptions{.piece = 8192, .pieces = 1}, DiskReaderOptions()}) {
+    options.direct = GetParam();
+    const auto reader = DiskReader::Open(paths, options);
+    ASSERT_TRUE(reader.ok());
+    const ManyFiles read = ReadMany(**reader);
+    EXPECT_TRUE(read.status.ok()) << read.status.message();
+    EXPECT_TRUE(read.files == bytes);
+    EXPECT_EQ((*reader)->direct(), GetParam()) << (*reader)->how();
+    EXPECT_EQ((*reader)->path(), paths.back());
+  }
+}
+
+TEST_P(DiskReaderTest, OneOfManyFilesIsMissing) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 4; ++i) {
+    paths.push_back((folder_ / std::to_string(i)).string());
+    if (i != 2) std::ofstream(paths.back(), std::ios::binary) << Bytes(5000);
+  }
+  DiskReaderOptions options = kSmall;
+  options.direct = GetParam();
+  const auto reader = DiskReader::Open(paths, options);
+  ASSERT_TRUE(reader.ok());
+  const ManyFiles read = ReadMany(**reader);
+  EXPECT_EQ(read.status.code(), StatusCode::kNotFound);
+  EXPECT_THAT(read.status.message(), HasSubstr(paths[2]));
+  EXPECT_EQ(read.files, (std::vector<std::string>{Bytes(5000), Bytes(5000)}));
+  // It is there by the time that it is wanted.
+  const auto again = DiskReader::Open(paths, options);
+  ASSERT_TRUE(again.ok());
+  const auto first = (*again)->Next();
+  ASSERT_TRUE(first.ok() && *first);
+  (*again)->GiveBack((*first)->buffer);
+  std::ofstream(paths[2], std::ios::binary) << Bytes(7);
+  const ManyFiles all = ReadMany(**again);
+  EXPECT_TRUE(all.status.ok()) << all.status.message();
+  EXPECT_EQ(all.files.size(), 4u);
 }
 
 // What a file of our own holds, read in one pass: the text, then the bytes, or the error.
@@ -163,7 +233,7 @@ class CheckedReaderTest : public DiskReaderTest {
   }
   Whole ReadAll(DiskReaderOptions options) const {
     options.direct = GetParam();
-    auto file = CheckedReader::Open(Path(), kKind, options);
+    auto file = CheckedReader::Open({{Path(), kKind}}, options);
     if (!file.ok()) return {.status = file.status()};
     Whole whole{.text = (*file)->text()};
     while (true) {
@@ -217,6 +287,45 @@ TEST_P(CheckedReaderTest, DamageIsFoundAtTheEndAtTheLatest) {
   }
   Write(good);
   EXPECT_TRUE(ReadAll(kSmall).bytes == bytes);
+}
+
+TEST_P(CheckedReaderTest, ManyFilesOneAfterAnother) {
+  constexpr FileKind kOther = {.magic = "omnikvto", .version = 1, .name = "another file of tests"};
+  std::vector<CheckedReader::Source> sources;
+  for (const size_t size : {size_t{0}, size_t{20'000}, size_t{3}}) {
+    const FileKind kind = sources.size() == 1 ? kOther : kKind;
+    sources.push_back({(folder_ / std::to_string(size)).string(), kind});
+    auto writer = CheckedFileWriter::Create(sources.back().path, kind, std::to_string(size));
+    ASSERT_TRUE(writer.ok());
+    (*writer)->Write(Bytes(size).data(), size);
+    ASSERT_TRUE((*writer)->Commit().ok());
+  }
+  const auto read = [&]() -> Status {
+    DiskReaderOptions options = kSmall;
+    options.direct = GetParam();
+    OKV_ASSIGN_OR_RETURN(const auto file, CheckedReader::Open(sources, options));
+    while (true) {
+      std::string bytes;
+      while (true) {
+        OKV_ASSIGN_OR_RETURN(const auto piece, file->Next());
+        if (!piece) break;
+        bytes += View(piece->bytes);
+        file->GiveBack(piece->buffer);
+      }
+      EXPECT_EQ(file->text(), std::to_string(bytes.size()));
+      EXPECT_TRUE(bytes == Bytes(bytes.size()));
+      OKV_ASSIGN_OR_RETURN(const bool more, file->NextFile());
+      if (!more) return {};
+    }
+  };
+  EXPECT_TRUE(read().ok());
+  {  // the last byte of the one in the middle
+    std::fstream bytes(sources[1].path, std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekp(-1, std::ios::end);
+    bytes.put('?');
+  }
+  EXPECT_EQ(read().message(),
+            sources[1].path + ": is damaged: its checksum is not that of what it holds");
 }
 
 }  // namespace

@@ -638,7 +638,7 @@ TEST_F(StoredContextsTest, AreCountedByMetrics) {
   const auto ask = [&] {
     const Json reply =
         Ask("/v1/completions", {{"prompt", text}, {"max_tokens", 2}, {"temperature", 0}})->json();
-    store_->Flush();
+    store_->AwaitWritten();
     return reply["usage"]["prompt_tokens"].get<int>();
   };
   const auto page = [&] {
@@ -660,7 +660,10 @@ TEST_F(StoredContextsTest, AreCountedByMetrics) {
   EXPECT_THAT(said, line("vllm:prompt_tokens_cached_total", prompt - 1));
   EXPECT_THAT(said, line("omnikv:store_contexts", 1));
   EXPECT_THAT(said, line("omnikv:store_written_total", 1));
+  EXPECT_THAT(said, line("omnikv:store_segments", 0));
   EXPECT_THAT(said, line("omnikv:store_bytes", store_->stats().bytes));
+  EXPECT_THAT(said, line("omnikv:store_written_bytes_total", store_->stats().bytes));
+  EXPECT_THAT(said, line("omnikv:store_given_up_total", 0));
   EXPECT_THAT(said, Not(line("omnikv:store_bytes", 0)));
   EXPECT_THAT(said, line("omnikv:held_bytes", 0, ",tier=\"device\""));
   EXPECT_THAT(said, Not(line("omnikv:held_bytes", 0, ",tier=\"host\"")));

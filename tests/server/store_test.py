@@ -60,8 +60,9 @@ with tempfile.TemporaryDirectory() as folder:
                 sys.exit(f"after {kill} kills {q} is answered by {answer!r}, not {right[q]!r}")
             if kill < KILLS and draw.random() < 0.4:
                 break
-        # An answer is out before its context is written: the kill comes in between, or in the middle.
-        time.sleep(draw.random() * 0.02)
+        # An answer is out before its context is written: the kill comes in between, in the middle of a
+        # segment, or between the segments and the file that names them.
+        time.sleep(draw.random() * 0.04)
         process.kill() if kill < KILLS else process.send_signal(signal.SIGTERM)
         code = process.wait(60)
         if kill == KILLS and code != 0:
@@ -74,7 +75,8 @@ with tempfile.TemporaryDirectory() as folder:
             sys.exit(f"in the end {q} is answered by {answer!r}, not {right[q]!r}")
     process.send_signal(signal.SIGTERM)
     process.wait(60)
-    files = len(list(Path(folder).glob("*.ctx")))
-print(f"{KILLS} kills, {from_store} prompts from the store, {files} files in the end")
-if from_store == 0 or files == 0:
+    contexts, segments = (len(list(Path(folder).glob(kind))) for kind in ("*.ctx", "*.seg"))
+print(f"{KILLS} kills, {from_store} prompts from the store, "
+      f"{contexts} contexts and {segments} segments in the end")
+if from_store == 0 or contexts == 0 or segments == 0:
     sys.exit("nothing came from the store")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what the store saves: a prompt is computed by one server and read from the store by later
 ones. Prints the time to the first token of both, the bytes, and the rate at which the disk gives the
-same file with O_DIRECT in the same run.
+same files with O_DIRECT in the same run.
 
     store_speed.py OMNIKV [--tokens 24000] [--runs 3] [--folder DIR] [-- FLAGS OF serve]
 
@@ -75,39 +75,41 @@ class Server:
         self.process.wait()
 
 
-def forget(path):
-    """Drops the pages of a file from the page cache."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def forget(paths):
+    """Drops the pages of files from the page cache."""
+    for path in paths:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def disk_rate(path):
+def disk_rate(paths):
     """Bytes a second with O_DIRECT; None where the file system refuses it."""
-    size = os.path.getsize(path)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        return None
+    fds = []
     memory = threading.local()
 
-    def read(at):
+    def read(piece):
         if not hasattr(memory, "piece"):
             memory.piece = mmap.mmap(-1, PIECE)
+        fd, at = piece
         return os.preadv(fd, [memory.piece], at)
 
     try:
+        for path in paths:
+            fds.append(os.open(path, os.O_RDONLY | os.O_DIRECT))
+        pieces = [(fd, at) for fd in fds for at in range(0, os.fstat(fd).st_size, PIECE)]
         best = 0
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in range(3):
                 start = time.monotonic()
-                got = sum(pool.map(read, range(0, size, PIECE)))
+                got = sum(pool.map(read, pieces))
                 best = max(best, got / (time.monotonic() - start))
         return best
     except OSError:
         return None
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
 
 
 def main():
@@ -127,15 +129,16 @@ def main():
         server = Server(args, store)
         computed, _ = server.ask(prompt)
         server.stop()  # which writes what is to be stored
-        path = max(Path(store).glob("*.ctx"), key=os.path.getsize, default=None)
-        if path is None:
+        # A folder of this run alone: the context, and the segments that it names.
+        paths = [path for kind in ("*.ctx", "*.seg") for path in Path(store).glob(kind)]
+        if not paths:
             sys.exit("store_speed.py: the server stored nothing")
-        size = os.path.getsize(path)
+        size = sum(os.path.getsize(path) for path in paths)
         times, rates, direct = [], [], 0
         for _ in range(args.runs):
-            forget(path)
-            rates.append(disk_rate(path))
-            forget(path)
+            forget(paths)
+            rates.append(disk_rate(paths))
+            forget(paths)
             server = Server(args, store)
             seconds, stored = server.ask(prompt)
             times.append(seconds)
@@ -145,7 +148,7 @@ def main():
                 sys.exit(f"store_speed.py: {stored} of {args.tokens} tokens came from the store")
     first = statistics.median(times)
     print(f"tokens                        {args.tokens}")
-    print(f"bytes of the file             {size} ({size / 2**20:.1f} MiB)")
+    print(f"bytes of its {len(paths):3} files         {size} ({size / 2**20:.1f} MiB)")
     print(f"first token, computed         {computed:.3f} s")
     print(f"first token, from the store   {first:.3f} s"
           f" (median of {', '.join(f'{t:.3f}' for t in times)})")

@@ -699,9 +699,9 @@ FAULTS = {
     "units_of_a_disk_are_attended_to_there": (
         PLACEMENT, "chooses && plan.on_disk && reads.HeldByUnit()", "false"),
     "the_room_of_a_disk_is_not_checked": (
-        PLACEMENT, "if (to_disk ? p.OnDisk() <= disk.bytes :", "if (to_disk ? true :"),
+        PLACEMENT, "if (to_disk ? p.OnDisk() <= disk_->bytes :", "if (to_disk ? true :"),
     "layers_leave_memory_that_has_room": (
-        PLACEMENT, "|| options.place == \"disk\";\n  plan.context", "|| plan.on_disk;\n  plan.context"),
+        PLACEMENT, "|| options_.place == \"disk\";\n    plan_.context", "|| plan_.on_disk;\n    plan_.context"),
     "kv_on_a_disk_count_as_memory": (
         HOLDINGS, ".disk = on_disk}", ".disk = on_disk / 2}"),
     # A disk beside a card.

@@ -108,8 +108,8 @@ Status Info(const InfoFlags& f) {
   OKV_ASSIGN_OR_RETURN(const ModelFiles files, OpenModel(options.model));
   OKV_ASSIGN_OR_RETURN(const size_t weight_bytes, WeightBytes(files));
   OKV_ASSIGN_OR_RETURN(const auto backend, MakeBackend(options));
-  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
-                       PlanMemory(options, files.config, weight_bytes, AllF32(files), *backend));
+  OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, files.config, weight_bytes,
+                                                         FormatOfAll(files), *backend));
   const MemoryNeeds needs = NeedsOf(plan, *backend);
   const std::string by_default =
       RecommendedPolicy(files.config.name, GlobalLayers(files.config)).name;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,6 +70,7 @@ struct StepLimits {
   int32_t head_dim = 0;
   int64_t widest = 0;   // values of the widest row of activations
   int64_t largest = 0;  // values of the largest matrix that a prompt's rows are multiplied with
+  std::optional<DType> weights;  // the format of all those matrices; none where they differ
 };
 
 // One device. Not thread-safe: one thread drives a backend at a time.

@@ -59,7 +59,7 @@ struct EngineModel {
   ModelText text;      // as EngineCore's
   Status text_status;  // not ok: why there is none
   size_t weight_bytes = 0;
-  bool all_f32 = false;
+  std::optional<DType> format;
   // Brings the weights into the memory of a backend; `progress` may be null.
   using Progress = std::function<void(size_t done, size_t total)>;
   std::function<Result<Weights>(Backend& backend, const Progress& progress)> load;

@@ -202,7 +202,7 @@ Result<std::unique_ptr<Engine>> MakeEngine(std::unique_ptr<EngineCore> core, con
 Result<EngineModel> ModelOfFiles(const std::string& path) {
   OKV_ASSIGN_OR_RETURN(ModelFiles opened, OpenModel(path));
   const auto files = std::make_shared<const ModelFiles>(std::move(opened));
-  EngineModel model{.config = files->config, .all_f32 = AllF32(*files)};
+  EngineModel model{.config = files->config, .format = FormatOfAll(*files)};
   OKV_ASSIGN_OR_RETURN(model.weight_bytes, WeightBytes(*files));
   auto text = LoadText(*files);
   model.text_status = text.status();
@@ -218,10 +218,7 @@ EngineModel MadeUpModel(ModelConfig config, DType format) {
   const auto generate = [config, format](Backend& backend, const EngineModel::Progress&) {
     return GenerateWeights(backend, config, format);
   };
-  return {.config = std::move(config),
-          .weight_bytes = bytes,
-          .all_f32 = format == DType::kF32,
-          .load = generate};
+  return {.config = std::move(config), .weight_bytes = bytes, .format = format, .load = generate};
 }
 
 Result<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& options) {
@@ -249,8 +246,8 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, EngineM
   core.text = std::move(model.text);
   core.text_status = model.text_status;
   OKV_ASSIGN_OR_RETURN(core.backend, make());
-  OKV_ASSIGN_OR_RETURN(core.plan, PlanMemory(options, core.config, model.weight_bytes,
-                                             model.all_f32, *core.backend));
+  OKV_ASSIGN_OR_RETURN(
+      core.plan, PlanMemory(options, core.config, model.weight_bytes, model.format, *core.backend));
   const MemoryPlan& plan = core.plan;
   if (plan.context > core.config.max_context) {
     LogInfo(

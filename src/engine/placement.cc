@@ -4,6 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "backend/kv_format.h"
 #include "bank/fetched_units.h"
@@ -17,6 +21,7 @@
 #include "engine/asking_backend.h"
 #include "engine/compositions.h"
 #include "engine/disk_layers.h"
+#include "engine/kv_size.h"
 #include "io/nameless_file.h"
 #include "model/forward.h"
 #include "model/limits.h"
@@ -25,16 +30,7 @@
 namespace omnikv {
 namespace {
 
-Result<DType> KvDType(const std::string& name, bool all_f32) {
-  if (name == "auto") return all_f32 ? DType::kF32 : DType::kF16;
-  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32, DType::kQ8_0, DType::kQ4_0}) {
-    if (name == DTypeName(t)) return t;
-  }
-  return InvalidArgument(
-      fmt::format("`kv_dtype` is '{}', expected auto, f16, bf16, f32, q8_0 or q4_0", name));
-}
-
-StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
+StepLimits LimitsOf(const ModelConfig& config, std::optional<DType> weights, int32_t max_rows) {
   const int64_t heads = int64_t{config.n_heads} * config.head_dim;
   const int64_t widest = std::max({int64_t{config.d_model}, heads, int64_t{config.ffn}});
   return {.max_rows = max_rows,
@@ -42,58 +38,11 @@ StepLimits LimitsOf(const ModelConfig& config, int32_t max_rows) {
           .n_kv_heads = config.n_kv_heads,
           .head_dim = config.head_dim,
           .widest = widest,
-          .largest = widest * config.d_model};
+          .largest = widest * config.d_model,
+          .weights = weights};
 }
 
 }  // namespace
-
-Status CheckOptions(const EngineOptions& o) {
-  if (o.threads < 0 || o.threads > ThreadPool::kMaxThreads) {
-    return InvalidArgument(fmt::format("`threads` is {}, expected 0 (physical cores) to {}",
-                                       o.threads, ThreadPool::kMaxThreads));
-  }
-  if (o.precision != "fast" && o.precision != "full") {
-    return InvalidArgument(fmt::format("`precision` is '{}', expected fast or full", o.precision));
-  }
-  OKV_RETURN_IF_ERROR(KvDType(o.kv_dtype, /*all_f32=*/false).status());
-  if (o.context < 0 || o.context > ModelLimits::kContext) {
-    return InvalidArgument(fmt::format("`context` is {}, expected tokens, 0 (the model's) to {}",
-                                       o.context, ModelLimits::kContext));
-  }
-  if (o.prefill_chunk < 0 || o.prefill_chunk > 65536) {
-    return InvalidArgument(fmt::format(
-        "`prefill_chunk` is {}, expected rows, 0 (the device's) to 65536", o.prefill_chunk));
-  }
-  if (o.place != "auto" && o.place != "device" && o.place != "host" && o.place != "disk") {
-    return InvalidArgument(
-        fmt::format("`place` is '{}', expected auto, device, host or disk", o.place));
-  }
-  if (o.kv_folder.empty() && (o.place == "disk" || o.disk_space != 0)) {
-    return InvalidArgument(fmt::format("{} is given, but no `kv_folder`, in which K/V could lie",
-                                       o.place == "disk" ? "`place` disk" : "`disk_space`"));
-  }
-  if (o.host_reads != "auto" && o.host_reads != "fetch" && o.host_reads != "attend") {
-    return InvalidArgument(
-        fmt::format("`host_reads` is '{}', expected auto, fetch or attend", o.host_reads));
-  }
-  if (o.working_set < 0 || o.working_set > ModelLimits::kContext) {
-    return InvalidArgument(
-        fmt::format("`working_set` is {}, expected tokens, 0 (what there is room for) to {}",
-                    o.working_set, ModelLimits::kContext));
-  }
-  if (o.max_sessions < 1 || o.max_sessions > 4096) {
-    return InvalidArgument(fmt::format("max_sessions is {}, expected 1 to 4096", o.max_sessions));
-  }
-  if (o.kept_contexts < 0 || o.kept_contexts > 4096) {
-    return InvalidArgument(
-        fmt::format("`kept_contexts` is {}, expected 0 to 4096", o.kept_contexts));
-  }
-  if (o.kv_tokens < EngineOptions::kAsManyAsFit) {
-    return InvalidArgument(
-        fmt::format("`kv_tokens` is {}, expected a number of tokens, or auto", o.kv_tokens));
-  }
-  return {};
-}
 
 PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
   const int32_t n_layers = GlobalLayers(config);
@@ -208,65 +157,6 @@ struct Limit {
   bool capped;
   size_t bytes;
   std::string name;
-};
-
-size_t ResidualBytes(const ModelConfig& config, int64_t tokens) {
-  return static_cast<size_t>(tokens) * static_cast<size_t>(config.d_model) * sizeof(float);
-}
-
-// Bytes of the rows of one layer of a prompt that passes layer by layer, and of its residual, which
-// is in the host's memory where passes follow.
-size_t PromptBytes(const ModelConfig& config, const BankConfig& bank, int64_t tokens) {
-  const size_t rows = static_cast<size_t>(tokens) * bank.LargestRowBytes();
-  return bank.Rows().heads_apart ? rows : rows + ResidualBytes(config, tokens);
-}
-
-// Bytes of the K/V of `plan` in all sessions, what is on the host left out: of layers that keep
-// every token, by the token of one session; of the others, whatever the context. And the bytes of
-// states and of stages by token.
-struct KvSize {
-  KvSize(const ModelConfig& config, const MemoryPlan& plan, int32_t sessions) {
-    BankConfig bank = MakeBankConfig(config, plan, sessions);
-    const auto tokens = static_cast<size_t>(bank.PoolTokens());
-    stages_per_token = (Bank::StageBytes(bank) + tokens - 1) / tokens;
-    for (LayerSpec& layer : bank.layers) {
-      std::erase_if(layer.streams, [&](const StreamSpec& stream) {
-        if (bank.tables[static_cast<size_t>(stream.table)].max_held != 0) return false;
-        if (stream.tier == TierKind::kDevice) per_token += bank.StreamBytes(layer, stream);
-        return true;
-      });
-    }
-    // What heads that are apart keep is a share of the context.
-    const size_t kept = Bank::ReservedBytes(bank, TierKind::kDevice);
-    for (LayerSpec& layer : bank.layers) {
-      std::erase_if(layer.streams, [](const StreamSpec& stream) { return stream.heads_apart; });
-    }
-    fixed = Bank::ReservedBytes(bank, TierKind::kDevice);
-    per_token += (kept - fixed + tokens - 1) / tokens;
-    if (plan.by_layer) prompt_per_token = PromptBytes(config, bank, 1);
-    states_per_token = (plan.states + tokens - 1) / tokens;
-  }
-  size_t Of(size_t tokens, size_t sessions) const { return fixed + tokens * per_token * sessions; }
-  // With what a prompt of those takes, and stages.
-  size_t Most(size_t tokens, size_t sessions) const {
-    return Of(tokens, sessions) + tokens * (prompt_per_token + stages_per_token * sessions);
-  }
-  // Tokens of every session that fit in `room` bytes.
-  size_t Fits(size_t room, size_t sessions) const {
-    if (room < fixed) return 0;
-    const size_t a_token = InSession() * sessions + prompt_per_token;
-    return a_token == 0 ? static_cast<size_t>(ModelLimits::kContext) + kBlockTokens
-                        : (room - fixed) / a_token;
-  }
-
-  // Of one token of one session.
-  size_t InSession() const { return per_token + states_per_token + stages_per_token; }
-
-  size_t per_token = 0;
-  size_t states_per_token = 0;
-  size_t stages_per_token = 0;
-  size_t prompt_per_token = 0;
-  size_t fixed = 0;
 };
 
 // What a policy keeps of its own in a session of such a plan; 0 where it cannot be prepared.
@@ -577,217 +467,303 @@ int32_t MaxOutRows(const ModelConfig& config, int32_t chunk, int32_t max_session
                                                   std::max(chunk, least)));
 }
 
-Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
-                              size_t weight_bytes, bool all_f32, const Backend& backend) {
-  OKV_RETURN_IF_ERROR(CheckOptions(options));
-  const bool card = backend.OnDevice();
-  OKV_RETURN_IF_ERROR(CheckPlace(options, backend));
-  MemoryPlan plan;
-  const bool has_disk = !options.kv_folder.empty();
-  plan.on_disk = !card && has_disk;  // a card's is for what exceeds the host's memory
-  size_t disk_room = 0;
-  if (has_disk) {
-    OKV_ASSIGN_OR_RETURN(disk_room, FreeRoom(options.kv_folder));
+namespace {
+
+// PlanMemory, in the order of its steps.
+class Planner {
+ public:
+  Planner(const EngineOptions& options, const ModelConfig& config, const Backend& backend)
+      : options_(options), config_(config), backend_(backend) {}
+
+  Result<MemoryPlan> Run(size_t weight_bytes, std::optional<DType> weights) {
+    OKV_RETURN_IF_ERROR(SetSizes(weight_bytes, weights));
+    OKV_RETURN_IF_ERROR(SetPolicy());
+    OKV_RETURN_IF_ERROR(SetLimits());
+    const bool all_here = Passes();
+    const KvSize kv(config_, plan_, options_.max_sessions);
+    sizes_ = Sizes(kv);
+    const bool always = card_ && reads_.streamed.always;
+    const bool all_leave = options_.place == "host" || options_.place == "disk";
+    if (plan_.may_leave && (!all_here || all_leave || always || plan_.values_away)) {
+      OKV_ASSIGN_OR_RETURN(std::optional<MemoryPlan> placed, PlaceAway(always, all_leave));
+      if (placed) return std::move(*placed);
+    }
+    OKV_RETURN_IF_ERROR(CutToFit(kv));
+    if (cap_ != 0 && !limit_->capped) {
+      LogInfo("{} is {}, but {} are available: planned with that", field_, HumanBytes(cap_),
+              HumanBytes(machine_));
+    }
+    return AllHere(kv);
   }
-  // Whether layers may lie elsewhere than in the backend's memory.
-  const bool beside = card || plan.on_disk;
-  OKV_ASSIGN_OR_RETURN(plan.kv_dtype, KvDType(options.kv_dtype, all_f32));
-  if (!KvFits(plan.kv_dtype, config.head_dim)) {
-    return Unsupported(
-        fmt::format("`kv_dtype` is {}, but the model's heads have {} values, expected a multiple "
-                    "of {}",
-                    options.kv_dtype, config.head_dim, kBlockValues));
+
+ private:
+  Status SetSizes(size_t weight_bytes, std::optional<DType> weights) {
+    OKV_RETURN_IF_ERROR(CheckOptions(options_));
+    OKV_RETURN_IF_ERROR(CheckPlace(options_, backend_));
+    plan_.on_disk = !card_ && has_disk_;  // a card's is for what exceeds the host's memory
+    OKV_ASSIGN_OR_RETURN(plan_.kv_dtype, KvDType(options_.kv_dtype, weights));
+    if (!KvFits(plan_.kv_dtype, config_.head_dim)) {
+      return Unsupported(
+          fmt::format("`kv_dtype` is {}, but the model's heads have {} values, expected a multiple "
+                      "of {}",
+                      options_.kv_dtype, config_.head_dim, kBlockValues));
+    }
+    plan_.weights = weight_bytes;
+    plan_.chunk = options_.prefill_chunk != 0 ? options_.prefill_chunk : backend_.PrefillRows();
+    plan_.activations =
+        Workspace::BytesFor(config_, plan_.chunk,
+                            MaxOutRows(config_, plan_.chunk, options_.max_sessions)) +
+        backend_.WorkBytes(LimitsOf(config_, weights, plan_.chunk));
+    plan_.may_leave = (card_ && options_.place != "device") || options_.place == "disk";
+    plan_.context = options_.context != 0 ? options_.context : config_.max_context;
+    plan_.kept = options_.kept_contexts;
+    if (options_.kv_tokens > 0 && options_.kv_tokens < plan_.context) {
+      return InvalidArgument(fmt::format("`kv_tokens` is {}, expected at least the context of {}",
+                                         options_.kv_tokens, plan_.context));
+    }
+    if (shared_) plan_.kv_tokens = std::clamp(options_.kv_tokens, plan_.context, MostTokens());
+    plan_.kv_per_token = Bank::BytesPerToken(Layout());
+    return {};
   }
-  plan.weights = weight_bytes;
-  plan.chunk = options.prefill_chunk != 0 ? options.prefill_chunk : backend.PrefillRows();
-  plan.activations = Workspace::BytesFor(config, plan.chunk,
-                                         MaxOutRows(config, plan.chunk, options.max_sessions)) +
-                     backend.WorkBytes(LimitsOf(config, plan.chunk));
-  plan.may_leave = (card && options.place != "device") || options.place == "disk";
-  plan.context = options.context != 0 ? options.context : config.max_context;
-  plan.kept = options.kept_contexts;
-  // Whether sessions share their tokens; then the plan is made for those that they have at least.
-  const bool shared = options.kv_tokens != 0;
-  if (options.kv_tokens > 0 && options.kv_tokens < plan.context) {
-    return InvalidArgument(fmt::format("`kv_tokens` is {}, expected at least the context of {}",
-                                       options.kv_tokens, plan.context));
+
+  Status SetPolicy() {
+    auto policy = PolicyFor(options_.policy, config_, plan_.context, /*fetches=*/true);
+    policy_status_ = policy.status();
+    if (!policy.ok()) return {};
+    policy_ = std::move(*policy);
+    reads_ = policy_->Reads();
+    PlanPolicy(config_, *policy_, options_.max_sessions, plan_);
+    if (beside_) plan_.policy = PolicyBytes(options_.policy, config_, plan_, backend_);
+    return CheckHostReads(options_, reads_);
   }
-  const auto most_tokens = [&] {  // whole blocks of each session
-    return (plan.context + kBlockTokens - 1) / kBlockTokens * kBlockTokens * options.max_sessions;
-  };
-  if (shared) plan.kv_tokens = std::clamp(options.kv_tokens, plan.context, most_tokens());
-  plan.kv_per_token = Bank::BytesPerToken(MakeBankConfig(config, plan, options.max_sessions));
-  const auto policy = PolicyFor(options.policy, config, plan.context, /*fetches=*/true);
-  if (policy.ok()) {
-    PlanPolicy(config, **policy, options.max_sessions, plan);
-    if (beside) plan.policy = PolicyBytes(options.policy, config, plan, backend);
-    OKV_RETURN_IF_ERROR(CheckHostReads(options, (*policy)->Reads()));
+
+  Status SetLimits() {
+    size_t disk_room = 0;
+    if (has_disk_) {
+      OKV_ASSIGN_OR_RETURN(disk_room, FreeRoom(options_.kv_folder));
+    }
+    limit_.emplace(field_, cap_, machine_);
+    disk_.emplace("`disk_space`", options_.disk_space, disk_room,
+                  fmt::format("free in {}", options_.kv_folder));
+    memory_.emplace("`host_memory`", options_.host_memory, AvailableMemory());
+    plan_.available = limit_->bytes;
+    plan_.limit = limit_->name;
+    const size_t fixed = plan_.weights + plan_.activations;
+    room_ = plan_.available > fixed ? plan_.available - fixed : 0;
+    asked_ = static_cast<size_t>(shared_ ? plan_.kv_tokens : plan_.context);
+    placement_.emplace(options_, config_, backend_, room_);
+    return {};
   }
-  const char* field = card ? "`gpu_memory`" : "`host_memory`";
-  const size_t cap = card ? options.gpu_memory : options.host_memory;
-  const size_t machine = backend.AvailableMemory();
-  const Limit limit(field, cap, machine);
-  plan.available = limit.bytes;
-  plan.limit = limit.name;
-  const auto sessions = static_cast<size_t>(shared ? 1 : options.max_sessions);
-  const auto spare = static_cast<size_t>(kBlockTokens * (shared ? options.max_sessions : 1));
-  const size_t fixed = plan.weights + plan.activations;
-  const size_t room = plan.available > fixed ? plan.available - fixed : 0;
-  const auto asked = static_cast<size_t>(shared ? plan.kv_tokens : plan.context);
-  const Placement placement(options, config, backend, room);
-  const auto fits_here = [&] {
-    const KvSize kv(config, plan, options.max_sessions);
-    return kv.Fits(room, sessions) >= asked + spare &&
-           (!beside || room >= kv.Most(asked + spare, sessions) + placement.PolicyRoom(plan));
-  };
-  if (plan.on_disk && !plan.may_leave && policy.ok() && !fits_here()) {
-    plan.may_leave = true;
-    PlanPolicy(config, **policy, options.max_sessions, plan);
+
+  BankConfig Layout() const { return MakeBankConfig(config_, plan_, options_.max_sessions); }
+  // Of whole blocks of each session.
+  int64_t MostTokens() const {
+    return (plan_.context + kBlockTokens - 1) / kBlockTokens * kBlockTokens * options_.max_sessions;
   }
-  if (card && plan.heads_apart && plan.may_leave && !fits_here()) {
-    PassByLayer(config, **policy, options.max_sessions, plan);
+  const Limit& Away() const { return card_ ? *memory_ : *disk_; }
+  std::string Others() const { return placement_->Others(plan_, memory_->bytes, disk_->bytes); }
+
+  // Whether all K/V fit in the backend's own memory.
+  bool FitsHere() const {
+    const KvSize kv(config_, plan_, options_.max_sessions);
+    return kv.Fits(room_, sessions_) >= asked_ + spare_ &&
+           (!beside_ ||
+            room_ >= kv.Most(asked_ + spare_, sessions_) + placement_->PolicyRoom(plan_));
   }
-  const bool all_here = fits_here();
-  const KvSize kv(config, plan, options.max_sessions);
-  const size_t fits = kv.Fits(room, sessions);
-  const std::string sizes = fmt::format(
-      "weights {} and activations {} leave {} in {}", HumanBytes(plan.weights),
-      HumanBytes(plan.activations),
-      kv.per_token + kv.prompt_per_token == 0
-          ? fmt::format("{} for K/V, which take {},", HumanBytes(room), HumanBytes(kv.fixed))
-          : fmt::format("room for {} tokens of K/V{} at {} each{}", fits - std::min(fits, spare),
-                        kv.states_per_token == 0 ? "" : " and the policy's states",
-                        HumanBytes(kv.InSession() + kv.prompt_per_token),
-                        kv.fixed == 0 ? ""
-                                      : fmt::format(", and {} of {},", HumanBytes(kv.fixed),
-                                                    plan.by_layer ? "what stays of a prompt"
-                                                    : !plan.head_classes.empty()
-                                                        ? "heads that keep few tokens"
-                                                        : "sliding windows")),
-      plan.limit);
-  const Limit disk("`disk_space`", options.disk_space, disk_room,
-                   fmt::format("free in {}", options.kv_folder));
-  const Limit memory("`host_memory`", options.host_memory, AvailableMemory());
-  const Limit& host = card ? memory : disk;  // of what leaves the backend's own memory
-  const auto fits_on_host = [&](const MemoryPlan& p) -> Status {
+  // The same, once prompts pass in the way that takes less where that is needed.
+  bool Passes() {
+    if (policy_ != nullptr && plan_.on_disk && !plan_.may_leave && !FitsHere()) {
+      plan_.may_leave = true;
+      PlanPolicy(config_, *policy_, options_.max_sessions, plan_);
+    }
+    if (card_ && plan_.heads_apart && plan_.may_leave && !FitsHere()) {
+      PassByLayer(config_, *policy_, options_.max_sessions, plan_);
+    }
+    return FitsHere();
+  }
+
+  // For sentences: what there is room for.
+  std::string Sizes(const KvSize& kv) const {
+    const size_t fits = kv.Fits(room_, sessions_);
+    const char* const fixed_is = plan_.by_layer                ? "what stays of a prompt"
+                                 : !plan_.head_classes.empty() ? "heads that keep few tokens"
+                                                               : "sliding windows";
+    const std::string fixed =
+        kv.fixed == 0 ? "" : fmt::format(", and {} of {},", HumanBytes(kv.fixed), fixed_is);
+    const std::string leave =
+        kv.per_token + kv.prompt_per_token == 0
+            ? fmt::format("{} for K/V, which take {},", HumanBytes(room_), HumanBytes(kv.fixed))
+            : fmt::format("room for {} tokens of K/V{} at {} each{}", fits - std::min(fits, spare_),
+                          kv.states_per_token == 0 ? "" : " and the policy's states",
+                          HumanBytes(kv.InSession() + kv.prompt_per_token), fixed);
+    return fmt::format("weights {} and activations {} leave {} in {}", HumanBytes(plan_.weights),
+                       HumanBytes(plan_.activations), leave, plan_.limit);
+  }
+
+  // kResourceExhausted where what leaves the backend's memory has no room there.
+  Status CheckAway(const MemoryPlan& p) const {
+    const Limit& host = Away();
     if (p.prompt_host > host.bytes) {
       return ResourceExhausted(fmt::format(
           "K/V of a prompt of {} tokens wait in the host's memory and take {}, expected at most "
           "{}: {}",
-          p.context, HumanBytes(p.prompt_host), host.name, sizes));
+          p.context, HumanBytes(p.prompt_host), host.name, sizes_));
     }
-    const bool to_disk = has_disk && (!card || p.OnHost() <= host.bytes);
-    if (to_disk ? p.OnDisk() <= disk.bytes : p.OnHost() <= host.bytes) return {};
+    const bool to_disk = has_disk_ && (!card_ || p.OnHost() <= host.bytes);
+    if (to_disk ? p.OnDisk() <= disk_->bytes : p.OnHost() <= host.bytes) return {};
     const auto values =
         p.values_away ? std::count(p.values_apart.begin(), p.values_apart.end(), true) : 0;
     const auto there = std::count(p.disk_layers.begin(), p.disk_layers.end(), true);
-    const int64_t layers = !card || !has_disk ? p.host_layers
-                           : to_disk          ? there
-                                              : p.host_layers - there;
+    const int64_t layers = !card_ || !has_disk_ ? p.host_layers
+                           : to_disk            ? there
+                                                : p.host_layers - there;
     return ResourceExhausted(fmt::format(
         "{} of a context of {} tokens go to the {} and take {}, expected at most {}{}: {}",
         values > 0 ? fmt::format("V of {} layers", values) : fmt::format("{} layers", layers),
         p.context, to_disk ? "disk" : "host", HumanBytes(to_disk ? p.OnDisk() : p.OnHost()),
-        to_disk ? disk.name : host.name,
-        card && has_disk && !to_disk ? ", since they cannot lie on the disk of a card" : "",
-        sizes));
-  };
-  const auto others = [&] { return placement.Others(plan, memory.bytes, disk.bytes); };
-  const DeclaredReads reads = policy.ok() ? (*policy)->Reads() : DeclaredReads{};
-  const bool always = card && reads.streamed.always;
-  const bool all_leave = options.place == "host" || options.place == "disk";
-  if (plan.may_leave && (!all_here || all_leave || always || plan.values_away)) {
-    OKV_RETURN_IF_ERROR(policy.status());
-    if (card && options.place == "disk") {
-      OKV_RETURN_IF_ERROR(CheckDiskOfCard(options, reads));
+        to_disk ? disk_->name : host.name,
+        card_ && has_disk_ && !to_disk ? ", since they cannot lie on the disk of a card" : "",
+        sizes_));
+  }
+
+  // With layers elsewhere, for so many tokens; none: the backend's own memory has no room even so.
+  // `last` is the plan that was tried last.
+  Result<std::optional<MemoryPlan>> Place(int64_t kv_tokens, MemoryPlan& last) const {
+    last = plan_;
+    last.kv_tokens = kv_tokens;
+    if (!placement_->PlaceBeside(reads_, options_.working_set, memory_->bytes, last)) {
+      return std::optional<MemoryPlan>();
     }
-    MemoryPlan placed;  // tried last
-    // None: there is no room in the backend's own memory.
-    const auto place = [&](int64_t kv_tokens) -> std::optional<Result<MemoryPlan>> {
-      placed = plan;
-      placed.kv_tokens = kv_tokens;
-      if (!placement.PlaceBeside(reads, options.working_set, memory.bytes, placed)) {
-        return std::nullopt;
+    OKV_RETURN_IF_ERROR(CheckAway(last));
+    return std::optional(last);
+  }
+
+  // `placed`, or the same for as many tokens as fit, to a sixteenth of a context.
+  MemoryPlan Widest(MemoryPlan placed) const {
+    int64_t most = MostTokens();
+    MemoryPlan last;
+    for (int64_t next = most; next > placed.kv_tokens;
+         next = placed.kv_tokens + (most - placed.kv_tokens) / 2) {
+      auto more = Place(next, last);
+      if (more.ok() && *more) {
+        placed = std::move(**more);
+      } else {
+        most = next;
       }
-      OKV_RETURN_IF_ERROR(fits_on_host(placed));
-      return placed;
-    };
-    if (auto best = place(plan.kv_tokens)) {
-      if (!best->ok() || options.kv_tokens != EngineOptions::kAsManyAsFit) return *best;
-      // Between the most that fits and the least that does not, to a sixteenth of a context.
-      int64_t most = most_tokens();
-      for (int64_t next = most; next > (*best)->kv_tokens;
-           next = (*best)->kv_tokens + (most - (*best)->kv_tokens) / 2) {
-        auto more = place(next);
-        if (more && more->ok()) {
-          best = std::move(more);
-        } else {
-          most = next;
-        }
-        if (most - (*best)->kv_tokens <= plan.context / 16) break;
-      }
-      return *best;
+      if (most - placed.kv_tokens <= plan_.context / 16) break;
     }
-    if (options.working_set > 0 && placement.PlaceBeside(reads, 0, memory.bytes, placed)) {
+    return placed;
+  }
+
+  // None: it does not fit so, but may fit without.
+  Result<std::optional<MemoryPlan>> PlaceAway(bool always, bool all_leave) const {
+    OKV_RETURN_IF_ERROR(policy_status_);
+    if (card_ && options_.place == "disk") OKV_RETURN_IF_ERROR(CheckDiskOfCard(options_, reads_));
+    MemoryPlan last;
+    OKV_ASSIGN_OR_RETURN(std::optional<MemoryPlan> placed, Place(plan_.kv_tokens, last));
+    if (placed && options_.kv_tokens == EngineOptions::kAsManyAsFit) {
+      return std::optional(Widest(std::move(*placed)));
+    }
+    if (placed) return placed;
+    if (options_.working_set > 0 && placement_->PlaceBeside(reads_, 0, memory_->bytes, last)) {
       return ResourceExhausted(
           fmt::format("`working_set` is {} tokens, which do not fit; auto would be {}: {}",
-                      options.working_set, placed.working_set, sizes));
+                      options_.working_set, last.working_set, sizes_));
     }
     if (always) {
       return ResourceExhausted(
-          fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}", asked,
-                      placed.host_layers, sizes, others()));
+          fmt::format("a context of {} tokens does not fit with {} layers on the host: {}{}",
+                      asked_, last.host_layers, sizes_, Others()));
     }
-    if (all_leave && !plan.values_away) {
-      const std::string why = sizes + others();
+    if (all_leave && !plan_.values_away) {
+      const std::string why = sizes_ + Others();
       OKV_RETURN_IF_ERROR(
-          CheckUse(Use::kPlacedOnHost, **policy, options.policy.name, why, options.place));
+          CheckUse(Use::kPlacedOnHost, *policy_, options_.policy.name, why, options_.place));
       return ResourceExhausted(
           fmt::format("`place` is {}, but a context of {} tokens does not fit that way either: {}",
-                      options.place, asked, why));
+                      options_.place, asked_, why));
     }
+    return std::optional<MemoryPlan>();
   }
-  if (fits < asked + spare) {
-    if (options.context != 0 || options.kv_tokens > 0 || fits < 2 * spare) {
-      return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked,
-                                           sizes, beside ? others() : ""));
+
+  // A context that nobody asked for becomes what fits of it.
+  Status CutToFit(const KvSize& kv) {
+    const size_t fits = kv.Fits(room_, sessions_);
+    if (fits >= asked_ + spare_) return {};
+    if (options_.context != 0 || options_.kv_tokens > 0 || fits < 2 * spare_) {
+      return ResourceExhausted(fmt::format("a context of {} tokens does not fit: {}{}", asked_,
+                                           sizes_, beside_ ? Others() : ""));
     }
     // What a policy keeps beside the K/V takes room too, by default well below a part in sixteen.
-    plan.context = static_cast<int64_t>(fits - fits / 16 - spare);
-    if (shared) plan.kv_tokens = plan.context;
-    LogInfo("the context is cut from {} to {} tokens: {}", asked, plan.context, sizes);
-    if (policy.ok() && plan.heads_apart) {  // of which it keeps a share
-      OKV_ASSIGN_OR_RETURN(const auto fitting,
-                           PolicyFor(options.policy, config, plan.context, /*fetches=*/true));
-      const bool by_layer = plan.by_layer;
-      PlanPolicy(config, *fitting, options.max_sessions, plan);
-      if (by_layer) PassByLayer(config, *fitting, options.max_sessions, plan);
+    plan_.context = static_cast<int64_t>(fits - fits / 16 - spare_);
+    if (shared_) plan_.kv_tokens = plan_.context;
+    LogInfo("the context is cut from {} to {} tokens: {}", asked_, plan_.context, sizes_);
+    if (policy_ == nullptr || !plan_.heads_apart) return {};
+    // It keeps a share of the context.
+    OKV_ASSIGN_OR_RETURN(const auto fitting,
+                         PolicyFor(options_.policy, config_, plan_.context, /*fetches=*/true));
+    const bool by_layer = plan_.by_layer;
+    PlanPolicy(config_, *fitting, options_.max_sessions, plan_);
+    if (by_layer) PassByLayer(config_, *fitting, options_.max_sessions, plan_);
+    return {};
+  }
+
+  // All K/V in the backend's own memory, but V that a policy always sends away.
+  Result<MemoryPlan> AllHere(const KvSize& kv) {
+    if (options_.kv_tokens == EngineOptions::kAsManyAsFit && kv.InSession() > 0) {
+      const size_t taken = kv.Most(static_cast<size_t>(plan_.kv_tokens) + spare_, sessions_) +
+                           placement_->PolicyRoom(plan_);
+      // Groups of other policies need room, too.
+      const size_t more = (room_ - std::min(room_, taken)) / kv.InSession() / 16 * 15;
+      plan_.kv_tokens = std::min(MostTokens(), plan_.kv_tokens + static_cast<int64_t>(more));
     }
+    const BankConfig bank = Layout();
+    if (policy_ != nullptr) plan_.states = StateBytes(config_, bank, *policy_);
+    if (plan_.by_layer) plan_.prompt = PromptBytes(config_, bank, plan_.context);
+    const auto tokens = static_cast<size_t>(shared_ ? plan_.kv_tokens : plan_.context);
+    plan_.kv = kv.Of(tokens, sessions_);
+    plan_.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
+    const size_t chosen =
+        FetchedValues::Bytes(bank, ReadsByLayer(config_, reads_), options_.max_sessions);
+    plan_.working_sets = Bank::StageBytes(bank) + chosen;
+    OKV_RETURN_IF_ERROR(CheckAway(plan_));
+    const size_t most = kv.Most(tokens + spare_, sessions_);
+    plan_.policies = room_ - std::min(room_, most + chosen);
+    return plan_;
   }
-  if (cap != 0 && !limit.capped) {
-    LogInfo("{} is {}, but {} are available: planned with that", field, HumanBytes(cap),
-            HumanBytes(machine));
-  }
-  if (options.kv_tokens == EngineOptions::kAsManyAsFit && kv.InSession() > 0) {
-    const size_t taken =
-        kv.Most(static_cast<size_t>(plan.kv_tokens) + spare, sessions) + placement.PolicyRoom(plan);
-    // Groups of other policies need room, too.
-    const size_t more = (room - std::min(room, taken)) / kv.InSession() / 16 * 15;
-    plan.kv_tokens = std::min(most_tokens(), plan.kv_tokens + static_cast<int64_t>(more));
-  }
-  const BankConfig bank = MakeBankConfig(config, plan, options.max_sessions);
-  if (policy.ok()) plan.states = StateBytes(config, bank, **policy);
-  if (plan.by_layer) plan.prompt = PromptBytes(config, bank, plan.context);
-  const auto tokens = static_cast<size_t>(shared ? plan.kv_tokens : plan.context);
-  plan.kv = kv.Of(tokens, sessions);
-  plan.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
-  const size_t chosen =
-      FetchedValues::Bytes(bank, ReadsByLayer(config, reads), options.max_sessions);
-  plan.working_sets = Bank::StageBytes(bank) + chosen;
-  OKV_RETURN_IF_ERROR(fits_on_host(plan));
-  const size_t most = kv.Most(tokens + spare, sessions);
-  plan.policies = room - std::min(room, most + chosen);
-  return plan;
+
+  const EngineOptions& options_;
+  const ModelConfig& config_;
+  const Backend& backend_;
+  const bool card_ = backend_.OnDevice();
+  const bool has_disk_ = !options_.kv_folder.empty();
+  // Whether layers may lie elsewhere than in the backend's memory.
+  const bool beside_ = card_ || has_disk_;
+  // Whether sessions share their tokens; then the plan is made for those that they have at least.
+  const bool shared_ = options_.kv_tokens != 0;
+  const size_t sessions_ = static_cast<size_t>(shared_ ? 1 : options_.max_sessions);
+  const size_t spare_ = static_cast<size_t>(kBlockTokens * (shared_ ? options_.max_sessions : 1));
+  const char* const field_ = card_ ? "`gpu_memory`" : "`host_memory`";
+  const size_t cap_ = card_ ? options_.gpu_memory : options_.host_memory;
+  const size_t machine_ = backend_.AvailableMemory();
+
+  MemoryPlan plan_;
+  Status policy_status_;
+  std::unique_ptr<Policy> policy_;  // null: it cannot be had
+  DeclaredReads reads_;
+  std::optional<Limit> limit_, memory_, disk_;
+  std::optional<Placement> placement_;
+  size_t room_ = 0;    // for K/V, in the backend's own memory
+  size_t asked_ = 0;   // tokens
+  std::string sizes_;  // for sentences
+};
+
+}  // namespace
+
+Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
+                              size_t weight_bytes, std::optional<DType> weights,
+                              const Backend& backend) {
+  return Planner(options, config, backend).Run(weight_bytes, weights);
 }
 
 }  // namespace omnikv

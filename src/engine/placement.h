@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,17 +75,23 @@ struct MemoryPlan {
   size_t OnHost() const { return kv_host - OnDisk() + disk_way; }
 };
 
+// The format of K/V by its name; auto is that of the weights if they are all f32, else f16.
+// kInvalidArgument for another name.
+Result<DType> KvDType(const std::string& name, std::optional<DType> weights);
+
 // kInvalidArgument for options that are wrong whatever the model and the device are.
 Status CheckOptions(const EngineOptions& options);
 
-// Sizes everything; kInvalidArgument for options out of range, kResourceExhausted with the numbers
-// when a context that was asked for does not fit. Without one, the context is the model's, or what
-// fits of it. On a card too small for the context, layers that the policy reads sparsely, or
-// streams, go to the host, the last first, and what is left widens their working sets. So they go
-// to the disk of `kv_folder` from a memory that is too small, if the disk has room for them, and
-// from a card those for which the host's memory is too small (disk_layers.h).
+// Sizes everything; `weights` is the format of all matrices, if they have one. kInvalidArgument for
+// options out of range, kResourceExhausted with the numbers when a context that was asked for does
+// not fit. Without one, the context is the model's, or what fits of it. On a card too small for the
+// context, layers that the policy reads sparsely, or streams, go to the host, the last first, and
+// what is left widens their working sets. So they go to the disk of `kv_folder` from a memory that
+// is too small, if the disk has room for them, and from a card those for which the host's memory is
+// too small (disk_layers.h).
 Result<MemoryPlan> PlanMemory(const EngineOptions& options, const ModelConfig& config,
-                              size_t weight_bytes, bool all_f32, const Backend& backend);
+                              size_t weight_bytes, std::optional<DType> weights,
+                              const Backend& backend);
 
 // What a group of `n_seqs` sequences attends to on the host under such a plan, whose policy
 // declares `reads`.

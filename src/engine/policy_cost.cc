@@ -129,7 +129,7 @@ Result<PolicyCost> CostOf(const CostModel& model, const PolicyOptions& policy, i
   OKV_ASSIGN_OR_RETURN(PolicySettings settings,
                        PolicySettings::Parse(info->name, info->settings, policy.settings));
   OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(options, model.config, model.weight_bytes,
-                                                         model.all_f32, model.backend));
+                                                         model.format, model.backend));
   return CostOf(*info, std::move(settings), model.config, model.backend, plan, /*placed=*/true,
                 tokens);
 }

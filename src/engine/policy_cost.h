@@ -47,7 +47,7 @@ struct CostModel {
   const EngineOptions& options;  // whose policy is not looked at
   const ModelConfig& config;
   size_t weight_bytes = 0;
-  bool all_f32 = false;
+  std::optional<DType> format;
   Backend& backend;
 };
 

@@ -162,7 +162,7 @@ Result<Weights> GenerateWeights(Backend& backend, const ModelConfig& c, DType fo
     OKV_ASSIGN_OR_RETURN(layer.up, matrix(c.ffn, c.d_model));
     OKV_ASSIGN_OR_RETURN(layer.down, matrix(c.d_model, c.ffn));
   }
-  w.all_f32 = format == DType::kF32;
+  w.format = format;
   return w;
 }
 

@@ -42,8 +42,8 @@ std::vector<std::string> SupportedFamilies();
 Result<Weights> LoadWeights(const ModelFiles& files, Backend& backend,
                             const std::function<void(size_t done, size_t total)>& progress);
 
-// Whether every matrix is stored in f32, so that the model is computed in f32 throughout.
-bool AllF32(const ModelFiles& files);
+// The format that all matrices will have; none where they differ.
+std::optional<DType> FormatOfAll(const ModelFiles& files);
 
 // What LoadWeights will not keep as it is stored, a sentence each: Weights::notes.
 std::vector<std::string> WeightNotes(const ModelFiles& files);

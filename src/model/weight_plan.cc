@@ -61,9 +61,7 @@ class Planner {
                      [](const TensorCopy& a, const TensorCopy& b) { return a.source < b.source; });
     plan_.bytes = static_cast<size_t>(size_);
     w.bytes = plan_.bytes;
-    w.all_f32 = std::all_of(plan_.copies.begin(), plan_.copies.end(), [](const TensorCopy& copy) {
-      return copy.vector || copy.format == DType::kF32;
-    });
+    w.format = FormatOfAll();
     for (const auto& [type, n] : converted_) {
       w.notes.push_back(fmt::format("{} ({} tensor{}) is dequantised to bf16",
                                     StorageTypeName(type), n, n == 1 ? "" : "s"));
@@ -72,6 +70,16 @@ class Planner {
   }
 
  private:
+  std::optional<DType> FormatOfAll() const {
+    std::optional<DType> format;
+    for (const TensorCopy& copy : plan_.copies) {
+      if (copy.vector) continue;
+      if (format && *format != copy.format) return std::nullopt;
+      format = copy.format;
+    }
+    return format;
+  }
+
   void Layer(int32_t i, LayerWeights& w) {
     const ModelConfig& c = config_;
     const auto name = [&](std::string_view part) {
@@ -321,9 +329,9 @@ Result<WeightPlan> PlanWeights(const ModelFiles& files, std::byte* base) {
   return Planner(files, base).Run();
 }
 
-bool AllF32(const ModelFiles& files) {
+std::optional<DType> FormatOfAll(const ModelFiles& files) {
   const Result<WeightPlan> plan = PlanWeights(files, nullptr);
-  return plan.ok() && plan->weights.all_f32;
+  return plan.ok() ? plan->weights.format : std::nullopt;
 }
 
 std::vector<std::string> WeightNotes(const ModelFiles& files) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,9 @@ struct Weights {
 
   std::vector<Buffer> memory;  // what the above points into
   size_t bytes = 0;            // of it
-  bool all_f32 = false;        // an f32 model: computed, and its K/V kept, in f32
+  // Of all matrices; none where they differ. An f32 model is computed, and its K/V are kept, in
+  // f32.
+  std::optional<DType> format;
   // "Q4_K (32 tensors) is dequantised to bf16": what was not kept as stored, for `info`.
   std::vector<std::string> notes;
 };

@@ -370,7 +370,7 @@ std::unique_ptr<Engine> MakeTiny(std::unique_ptr<Backend> backend) {
   core->options = {.context = 600, .max_sessions = 9};
   core->config = *GeometryConfig("tiny");
   core->weights = *GenerateWeights(*backend, core->config, DType::kBF16);
-  auto plan = PlanMemory(core->options, core->config, core->weights.bytes, false, *backend);
+  auto plan = PlanMemory(core->options, core->config, core->weights.bytes, DType::kBF16, *backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   core->backend = std::move(backend);
   auto engine = MakeEngine(std::move(core), *plan, 0);

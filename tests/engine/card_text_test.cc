@@ -218,7 +218,7 @@ std::unique_ptr<Engine> MakeRandom(const std::string& device, int32_t without = 
                           zeros.size());
   }
   const auto plan =
-      PlanMemory(core->options, core->config, core->weights.bytes, false, *core->backend);
+      PlanMemory(core->options, core->config, core->weights.bytes, DType::kBF16, *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   auto engine = MakeEngine(std::move(core), *plan, 0);
   EXPECT_TRUE(engine.ok()) << engine.status().message();

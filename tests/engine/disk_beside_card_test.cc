@@ -91,8 +91,8 @@ class DiskBesideCard : public OnDevice {
       core->backend = std::make_unique<LanesBackend>(MakeRefBackend(), size_t{1} << 30, seed);
     }
     const size_t bytes = GeneratedWeightBytes(core->config, DType::kBF16);
-    OKV_ASSIGN_OR_RETURN(MemoryPlan plan,
-                         PlanMemory(core->options, core->config, bytes, false, *core->backend));
+    OKV_ASSIGN_OR_RETURN(MemoryPlan plan, PlanMemory(core->options, core->config, bytes,
+                                                     DType::kBF16, *core->backend));
     EXPECT_EQ(plan.on_disk, where != Where::kHost);
     for (size_t layer = 0; layer < plan.disk_layers.size(); ++layer) {
       if (where == Where::kBoth && layer % 2 == 1) plan.disk_layers[layer] = false;

@@ -87,8 +87,8 @@ class DiskTier : public OnDevice {
         {.head_dim = 32, .ffn = 128, .vocab = 256, .max_context = kContext, .attn_scale = 0.5f});
     OKV_ASSIGN_OR_RETURN(core->backend, MakeBackend(core->options));
     const size_t bytes = GeneratedWeightBytes(core->config, DType::kF32);
-    OKV_ASSIGN_OR_RETURN(const MemoryPlan plan,
-                         PlanMemory(core->options, core->config, bytes, false, *core->backend));
+    OKV_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(core->options, core->config, bytes,
+                                                           DType::kBF16, *core->backend));
     EXPECT_EQ(plan.host_layers > 0 || plan.values_away, place == "disk");
     core->weights = *GenerateWeights(*core->backend, core->config, DType::kF32);
     return MakeEngine(std::move(core), plan, 0);

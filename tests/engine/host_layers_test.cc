@@ -85,7 +85,7 @@ class HostLayers : public OnDevice {
                         ? *MakeBackend({.device = "cuda"})
                         : std::make_unique<LanesBackend>(MakeRefBackend(), size_t{1} << 30, seed);
     const size_t bytes = GeneratedWeightBytes(core->config, DType::kBF16);
-    const auto plan = PlanMemory(core->options, core->config, bytes, false, *core->backend);
+    const auto plan = PlanMemory(core->options, core->config, bytes, DType::kBF16, *core->backend);
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_EQ(plan->host_layers > 0 || plan->values_away, place != "device");
     core->weights = *GenerateWeights(*core->backend, core->config, DType::kBF16);
@@ -463,7 +463,7 @@ TEST_P(HostLayersOf8B, ABatchGivesWhatSessionsGive) {
   if (core->backend->AvailableMemory() < bytes + (size_t{8} << 30)) {
     GTEST_SKIP() << "the card has no room for the weights";
   }
-  const auto plan = PlanMemory(core->options, core->config, bytes, false, *core->backend);
+  const auto plan = PlanMemory(core->options, core->config, bytes, DType::kBF16, *core->backend);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   ASSERT_EQ(plan->host_layers, 24);
   core->weights = *GenerateWeights(*core->backend, core->config, DType::kBF16);

@@ -74,7 +74,8 @@ std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, s
   auto weights = GenerateWeights(*core->backend, config, on_cuda() ? DType::kBF16 : DType::kF32);
   EXPECT_TRUE(weights.ok());
   core->weights = std::move(*weights);
-  auto plan = PlanMemory(core->options, config, core->weights.bytes, !on_cuda(), *core->backend);
+  auto plan = PlanMemory(core->options, config, core->weights.bytes,
+                         on_cuda() ? DType::kBF16 : DType::kF32, *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   const int32_t can_go = policy.name == "omnikv" ? 3 : 6;
   EXPECT_EQ(plan->host_layers, place == "host" ? can_go : 0);

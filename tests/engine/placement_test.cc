@@ -48,7 +48,7 @@ class PlacementTest : public testing::Test {
   }
   Result<MemoryPlan> Plan(size_t memory) const {
     const Card card(memory);
-    return PlanMemory(options_, config_, weights_, false, card);
+    return PlanMemory(options_, config_, weights_, DType::kBF16, card);
   }
   // What the plan puts on the card; all of the policy's room taken.
   static size_t OnCard(const MemoryPlan& plan) {
@@ -563,7 +563,7 @@ class DiskPlacementTest : public PlacementTest {
   DiskPlacementTest() { options_.kv_folder = testing::TempDir(); }
   Result<MemoryPlan> Plan(size_t memory) const {
     const Host host(memory);
-    return PlanMemory(options_, config_, weights_, false, host);
+    return PlanMemory(options_, config_, weights_, DType::kBF16, host);
   }
 };
 
@@ -579,7 +579,7 @@ TEST_F(DiskPlacementTest, SparseLayersGoToTheDiskWhereMemoryIsTooSmall) {
   EngineOptions of_card = options_;
   of_card.kv_folder = "";
   const Card card(18 * kGiB);
-  const auto beside = PlanMemory(of_card, config_, weights_, false, card);
+  const auto beside = PlanMemory(of_card, config_, weights_, DType::kBF16, card);
   ASSERT_TRUE(beside.ok()) << beside.status().message();
   EXPECT_GT(plan->host_layers, 0);
   EXPECT_EQ(plan->tiers, beside->tiers);
@@ -642,7 +642,7 @@ class DiskOfCardTest : public DiskPlacementTest {
   }
   Result<MemoryPlan> Plan(size_t memory) const {
     const Card card(memory);
-    return PlanMemory(options_, config_, weights_, false, card);
+    return PlanMemory(options_, config_, weights_, DType::kBF16, card);
   }
 };
 

@@ -41,7 +41,7 @@ struct Costs {
         model{.options = core.options,
               .config = core.config,
               .weight_bytes = core.weights.bytes,
-              .all_f32 = false,
+              .format = DType::kBF16,
               .backend = *core.backend} {}
   EngineCore& core;
   CostModel model;

@@ -109,7 +109,7 @@ Result<std::unique_ptr<Engine>> Make(const std::string& device, const Made& setu
   OKV_ASSIGN_OR_RETURN(core->weights, GenerateWeights(*core->backend, core->config, DType::kF32));
   // The weights are there already.
   OKV_ASSIGN_OR_RETURN(MemoryPlan plan,
-                       PlanMemory(core->options, core->config, 0, true, *core->backend));
+                       PlanMemory(core->options, core->config, 0, DType::kF32, *core->backend));
   const bool keeps = setup.policy.name != "full";
   const bool passes = setup.policy.name == "kvzip";
   if (passes && plan.by_layer) {

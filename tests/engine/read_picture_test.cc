@@ -85,7 +85,8 @@ House Make(std::unique_ptr<Backend> backend, const PolicyOptions& policy,
   auto weights = GenerateWeights(*core->backend, config, card ? DType::kBF16 : DType::kF32);
   EXPECT_TRUE(weights.ok());
   core->weights = std::move(*weights);
-  auto plan = PlanMemory(core->options, config, core->weights.bytes, !card, *core->backend);
+  auto plan = PlanMemory(core->options, config, core->weights.bytes,
+                         card ? DType::kBF16 : DType::kF32, *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   if (place == "host") plan->working_set = 40;  // some rows must leave
   EXPECT_EQ(plan->host_layers > 0, place == "host" && on_device);
@@ -227,8 +228,8 @@ TEST_P(ReadPictureTest, BinsAreMeansOfTheirTokens) {
   }
 }
 
-// Whoever shares the steps: the same tokens as without pictures, and the same pictures as alone. Not
-// on a card, where the order of sums, and so what is chosen, depends on the rows beside.
+// Whoever shares the steps: the same tokens as without pictures, and the same pictures as alone.
+// Not on a card, where the order of sums, and so what is chosen, depends on the rows beside.
 class ReadPictureCompany : public ReadPictureTest {};
 TEST_P(ReadPictureCompany, ChangesNoPicture) {
   const std::vector<PolicyOptions> policies = Policies();

@@ -57,8 +57,8 @@ class StepperTest : public OnDevice {
     auto weights = GenerateWeights(*core->backend, core->config, DType::kF32);
     ASSERT_TRUE(weights.ok());
     core->weights = std::move(*weights);
-    const auto plan = PlanMemory(core->options, core->config, core->weights.bytes,
-                                 /*all_f32=*/true, *core->backend);
+    const auto plan =
+        PlanMemory(core->options, core->config, core->weights.bytes, DType::kF32, *core->backend);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     auto engine = MakeEngine(std::move(core), *plan, 0);
     ASSERT_TRUE(engine.ok()) << engine.status().message();

@@ -80,7 +80,7 @@ struct Opened {
     core->config = Model();
     core->weights = *GenerateWeights(*core->backend, core->config, DType::kF32);
     const auto plan =
-        PlanMemory(core->options, core->config, core->weights.bytes, true, *core->backend);
+        PlanMemory(core->options, core->config, core->weights.bytes, DType::kF32, *core->backend);
     EXPECT_EQ(plan->host_layers > 0, place == "host");
     engine = *MakeEngine(std::move(core), *plan, 0);
   }

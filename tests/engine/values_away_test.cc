@@ -58,8 +58,8 @@ class ValuesAway : public OnDevice {
     core->config = SmallLlama(shape);
     core->weights =
         *GenerateWeights(*core->backend, core->config, on_cuda() ? DType::kBF16 : DType::kF32);
-    const auto plan =
-        PlanMemory(core->options, core->config, core->weights.bytes, !on_cuda(), *core->backend);
+    const auto plan = PlanMemory(core->options, core->config, core->weights.bytes,
+                                 on_cuda() ? DType::kBF16 : DType::kF32, *core->backend);
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_EQ(!plan->values_away, place == "device" || policy.name != "kcache");
     EXPECT_EQ(plan->kv_host == 0, !plan->values_away);

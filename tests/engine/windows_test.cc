@@ -40,7 +40,7 @@ class SlidingWindows : public OnDevice {
     core->backend = std::move(*backend);
     core->weights = *GenerateWeights(*core->backend, core->config, DType::kF32);
     const auto plan =
-        PlanMemory(core->options, core->config, core->weights.bytes, true, *core->backend);
+        PlanMemory(core->options, core->config, core->weights.bytes, DType::kF32, *core->backend);
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     auto engine = MakeEngine(std::move(core), *plan, 0);
     EXPECT_TRUE(engine.ok()) << engine.status().message();

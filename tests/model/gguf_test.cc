@@ -444,7 +444,7 @@ TEST(Gguf, BlockFormats) {
   EXPECT_EQ(l.wq.row_bytes, 34);
   // Whole rows of a quantised q move: row 1 of a head of 8 is row 2 of the file's.
   EXPECT_EQ(Values(l.wq)[32], 0.5f * 2);
-  EXPECT_FALSE(m.weights.all_f32);
+  EXPECT_NE(m.weights.format, DType::kF32);
 }
 
 struct Wrong {

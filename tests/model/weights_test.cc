@@ -75,8 +75,8 @@ TEST(Weights, AreTheFilesValues) {
         EXPECT_EQ(Values(l.up_bias, c.ffn), file("mlp.up_proj.bias"));
       }
     }
-    EXPECT_EQ(w.all_f32, std::string(name) == "llama_f32");
-    EXPECT_EQ(AllF32(m.files), w.all_f32);
+    EXPECT_EQ(w.format == DType::kF32, std::string(name) == "llama_f32");
+    EXPECT_EQ(FormatOfAll(m.files), w.format);
     EXPECT_TRUE(w.notes.empty());
   }
 }

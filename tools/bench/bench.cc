@@ -400,7 +400,7 @@ Status Bench::RunPrefill(const PolicyOptions& policy, int64_t tokens) {
   OKV_ASSIGN_OR_RETURN(const PrefillCase c, MeasurePrefill(bench_, policy, tokens, f_.repeats));
   OKV_ASSIGN_OR_RETURN(const Ceiling ceiling, Ceilings());
   const double rate = static_cast<double>(c.flops) / c.seconds;
-  const bool f32 = options_.precision == "full" || bench_.all_f32;
+  const bool f32 = options_.precision == "full" || bench_.format == DType::kF32;
   const GemmRate& peak = f32 ? ceiling.gemm_f32 : ceiling.gemm_bf16;
   const double tok_s = static_cast<double>(tokens) / c.seconds;
   AddCase(ceiling).update({{"policy", c.policy},

@@ -143,7 +143,7 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   }
   bench.config = model.config;
   bench.vocab = bench.config.vocab;
-  bench.all_f32 = model.all_f32;
+  bench.format = model.format;
   const int64_t context = options.context != 0 ? options.context : bench.config.max_context;
   const auto drops = [&](const PolicyOptions& options_of) {
     const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);

@@ -66,7 +66,7 @@ struct BenchEngine {
   ModelConfig config;
   int32_t vocab = 0;
   size_t weight_bytes = 0;
-  bool all_f32 = false;
+  std::optional<DType> format;
   DType kv_dtype = DType::kF16;
   int32_t chunk = 0;        // rows of a prefill step
   int32_t host_layers = 0;  // of whose K/V some live beside the device

@@ -136,7 +136,7 @@ class Comparison {
       const CostModel model{.options = options,
                             .config = model_.config,
                             .weight_bytes = model_.weight_bytes,
-                            .all_f32 = model_.all_f32,
+                            .format = model_.format,
                             .backend = *backend};
       for (size_t p = 0; p < o_.policies.size(); ++p) {
         if (p == 0 || o_.equal.empty()) {

@@ -48,6 +48,8 @@ Result<NamedDevice> FindDevice(int ordinal) {
 
 size_t BytesToWork(const StepLimits& limits, const Device& device, bool full_precision) {
   const DType type = full_precision ? DType::kF32 : DType::kBF16;
+  // Weights that have the type of products already are not copied to it.
+  const bool converts = limits.weights != type && limits.weights != DType::kF32;
   const int32_t few = std::min(limits.max_rows, kMaxDecodeRows);
   const AttendArgs attend{
       .kv = {.n_kv_heads = limits.n_kv_heads, .dk = limits.head_dim, .dv = limits.head_dim},
@@ -65,7 +67,7 @@ size_t BytesToWork(const StepLimits& limits, const Device& device, bool full_pre
     }
     const size_t values = U(limits.max_rows) * U(limits.widest);
     bytes += values * DTypeBytes(type, 1) + std::max(4 * values, kLogitsBytes) +
-             DTypeBytes(type, U(limits.largest));
+             (converts ? DTypeBytes(type, U(limits.largest)) : 0);
   }
   bytes += scratch;
   return bytes + bytes / 2;  // as GrowingBuffer grows

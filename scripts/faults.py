@@ -12,6 +12,9 @@ TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
 BLOCK_CHOICE = "src/policy/block_choice.cc"
 AWAY, LAST_ROWS, RESIDENCY = (
     f"src/bank/{f}.cc" for f in ("away_attention", "last_rows", "residency"))
+IMAGE = "src/bank/bank_image.cc"
+SEGMENTS, SEGMENT_FILES, STORE, READING, KEPT = (f"src/engine/{f}.cc" for f in (
+    "context_segments", "segment_files", "context_store", "context_reading", "kept_contexts"))
 FETCHED = "src/bank/fetched_units.cc"
 REF_SETS, SETS = "src/backend/slots_on_host.cc", "src/bank/working_sets.cc"
 LOCATE = "src/backend/locate_rows.h"
@@ -131,73 +134,52 @@ FAULTS = {
     "a_promise_is_not_kept": (
         "src/engine/scheduler_memory.cc", "std::ssize(s.tokens) + kAhead >= s.promised",
         "std::ssize(s.tokens) + kAhead >= 2 * s.promised"),
-    "pinned_contexts_make_room": (
-        "src/engine/kept_contexts.cc", "return context.pinned ||", "return"),
-    "pinned_files_make_room": (
-        "src/engine/context_store.cc", "if (Pinned(*c)) continue;", ""),
-    "longer_contexts_replace_pinned_files": (
-        "src/engine/context_writes.cc", "if (Pinned(*one)) continue;", ""),
+    "pinned_contexts_make_room": (KEPT, "return context.pinned ||", "return"),
+    "pinned_files_make_room": (STORE, "if (Pinned(*c)) continue;", ""),
+    "longer_contexts_replace_pinned_files": ("src/engine/context_writes.cc", "if (Pinned(*one)) continue;", ""),
     "a_saved_context_is_not_checked": (
         "src/io/checked_file.cc", "if (sum.Value() == checksum_) return {};", "return {};"),
     "a_stored_context_is_not_checked": (
-        "src/io/checked_reader.cc",
-        "if (sum_.Value() != header_.checksum) return Damaged(disk_->path());", ""),
-    "a_stored_context_is_kept_though_its_reading_failed": (
-        "src/engine/context_reading.cc", "if (!Cut(*end)) return *end;", ""),
-    "a_reading_that_goes_keeps_its_sequence": (
-        "src/engine/context_reading.cc", "if (seq_ >= 0) core_.bank->Free(seq_);", ""),
-    "a_cancelled_reading_goes_on": (
-        "src/engine/scheduler.cc", "if (IsBroughtFor(w.id)) EndBringing(Cancelled());",
-        "if (IsBroughtFor(0)) EndBringing(Cancelled());"),
-    "others_wait_for_the_store": (
-        "src/engine/scheduler.cc", "const bool steps = !running_.empty();",
-        "const bool steps = !running_.empty() && !bringing_;"),
+        "src/io/checked_reader.cc", "if (sum_.Value() != header_.checksum) return Damaged(disk_->path());", ""),
+    "a_stored_context_is_kept_though_its_reading_failed": (READING, "if (!Cut(*end)) return *end;", ""),
+    "a_reading_that_goes_keeps_its_sequence": (READING, "if (seq_ >= 0) core_.bank->Free(seq_);", ""),
+    "a_cancelled_reading_goes_on": ("src/engine/scheduler.cc",
+        "if (IsBroughtFor(w.id)) EndBringing(Cancelled());", "if (IsBroughtFor(0)) EndBringing(Cancelled());"),
+    "others_wait_for_the_store": ("src/engine/scheduler.cc",
+        "const bool steps = !running_.empty();", "const bool steps = !running_.empty() && !bringing_;"),
     "a_request_of_the_store_loses_its_seat": (
         "src/engine/scheduler.cc", "bringing_ && bringing_->request != 0 ? 1 : 0;", "0;"),
     "a_request_of_the_store_is_promised_nothing": (
         "src/engine/scheduler_memory.cc", "if (bringing_) free -=", "if (false) free -="),
     "rows_from_the_store_begin_where_a_run_began": (
-        "src/bank/bank_image.cc", "backend_->Upload(run.at + at_, bytes", "backend_->Upload(run.at, bytes"),
+        IMAGE, "backend_->Upload(run.at + at_, bytes", "backend_->Upload(run.at, bytes"),
     "rows_for_the_store_begin_where_a_run_began": (
-        "src/bank/bank_image.cc", "run.at + at_, n);\n    to = to.subspan", "run.at, n);\n    to = to.subspan"),
+        IMAGE, "run.at + at_, n);\n    to = to.subspan", "run.at, n);\n    to = to.subspan"),
     "a_range_begins_at_the_first_block": (
-        "src/bank/bank_image.cc", "keeps_all ? static_cast<int32_t>(which.begin / bt) : 0;", "0;"),
+        IMAGE, "keeps_all ? static_cast<int32_t>(which.begin / bt) : 0;", "0;"),
     "segments_of_other_policies_are_the_same": (
-        "src/engine/context_segments.cc",
-        "if (dense < shape.tokens) sum.Add(made_by", "if (dense < 0) sum.Add(made_by"),
-    "segments_of_prompts_and_of_answers_are_the_same": (
-        "src/engine/context_segments.cc", "sum.Add(&dense, sizeof(dense));", ""),
-    "segments_do_not_depend_on_those_before": (
-        "src/engine/context_segments.cc", "sum.Add(last.data(), last.size());", ""),
-    "segments_go_with_the_first_of_their_contexts": (
-        "src/engine/segment_files.cc", "++segment.needed;", "segment.needed = 1;"),
-    "segments_that_other_servers_claimed_are_deleted": (
-        "src/engine/segment_files.cc",
+        SEGMENTS, "if (dense < shape.tokens) sum.Add(made_by", "if (dense < 0) sum.Add(made_by"),
+    "segments_of_prompts_and_of_answers_are_the_same": (SEGMENTS, "sum.Add(&dense, sizeof(dense));", ""),
+    "segments_do_not_depend_on_those_before": (SEGMENTS, "sum.Add(last.data(), last.size());", ""),
+    "segments_go_with_the_first_of_their_contexts": (SEGMENT_FILES, "++segment.needed;", "segment.needed = 1;"),
+    "segments_that_other_servers_claimed_are_deleted": (SEGMENT_FILES,
         "if (!error && !ours && Time::clock::now() - changed < kMayBeNamed) continue;",
         "if (error && !ours) continue;"),
-    "segments_that_other_servers_name_are_deleted": (
-        "src/engine/context_store.cc", "const auto named = LookAgain();",
-        "const std::optional named = std::unordered_set<std::string>();"),
+    "segments_that_other_servers_name_are_deleted": (STORE,
+        "const auto named = LookAgain();", "const std::optional named = std::unordered_set<std::string>();"),
     "what_others_have_in_common_makes_no_difference": (
-        "src/engine/context_store.cc", "static_cast<double>(tokens + shared)",
-        "static_cast<double>(tokens + 0 * shared)"),
-    "all_of_a_context_is_read": (
-        "src/engine/context_store.cc", "const bool cut = !shape_.others &&", "const bool cut = false &&"),
-    "a_segment_of_another_name_is_read": (
-        "src/engine/context_reading.cc",
+        STORE, "static_cast<double>(tokens + shared)", "static_cast<double>(tokens + 0 * shared)"),
+    "all_of_a_context_is_read": (STORE, "const bool cut = !shape_.others &&", "const bool cut = false &&"),
+    "a_segment_of_another_name_is_read": (READING,
         "if (reader_->text() == TextOfSegment(files_.segments[file].name)) return {};",
         "if (file < files_.segments.size()) return {};"),
     "a_context_is_cut_behind_its_damage": (
-        "src/engine/context_reading.cc", "static_cast<int64_t>(whole_) *",
-        "static_cast<int64_t>(whole_ + 1) *"),
+        READING, "static_cast<int64_t>(whole_) *", "static_cast<int64_t>(whole_ + 1) *"),
     "requests_wait_for_what_is_written": (
-        "src/engine/kept_contexts.cc",
-        "if (oldest == contexts_.end()) oldest = std::ranges::find_if(contexts_, may_go);", ""),
+        KEPT, "if (oldest == contexts_.end()) oldest = std::ranges::find_if(contexts_, may_go);", ""),
     "what_is_saved_makes_room": (
-        "src/engine/kept_contexts.cc", "store_->HoldOf(context.seq) == ContextStore::Hold::kStays",
-        "store_ == nullptr"),
-    "what_makes_room_is_written_on": (
-        "src/engine/kept_contexts.cc", "if (store_ != nullptr) store_->GiveUp(seq);", ""),
+        KEPT, "store_->HoldOf(context.seq) == ContextStore::Hold::kStays", "store_ == nullptr"),
+    "what_makes_room_is_written_on": (KEPT, "if (store_ != nullptr) store_->GiveUp(seq);", ""),
     "what_waits_to_be_written_goes_with_the_scheduler": (
         "src/engine/scheduler.cc", "store_->Flush();  // before", "// before"),
     "reads_of_a_ring_are_not_awaited": ("src/io/disk_reader.cc", "    if (ring_) Await(buffer);", ""),
@@ -782,10 +764,9 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                HOLDINGS: ("disk_tier_test", "*Statistics*/cpu"),
                "sessions_of_sparse_prompts_take_rows": ("context_test", "*/cpu"),
                "a_saved_context_is_not_checked": ("context_test", "*SaveTest*/cpu"),
-               "src/engine/context_reading.cc": ("context_store_test", "StoreReading*"),
-               **{f"src/engine/{f}.cc": ("context_store_test", "StoreSegments*") for f in (
-                   "context_segments", "segment_files", "context_store")},
-               "src/engine/kept_contexts.cc": ("context_store_test", "StoreWriting*"),
+               READING: ("context_store_test", "StoreReading*"),
+               **{path: ("context_store_test", "StoreSegments*") for path in (SEGMENTS, SEGMENT_FILES, STORE)},
+               KEPT: ("context_store_test", "StoreWriting*"),
                "src/io/disk_reader.cc": ("io_test", "*DiskReader*"),
                **{name: ("context_store_test", "StoreReading*") for name in (
                    "a_stored_context_is_not_checked", "a_cancelled_reading_goes_on",
@@ -794,15 +775,14 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{name: ("context_store_test", "*Pinned*") for name in (
                    "pinned_contexts_make_room", "pinned_files_make_room",
                    "longer_contexts_replace_pinned_files")},
-               **{name: ("context_store_test", "StoreSegments*") for name in (
-                   "a_segment_of_another_name_is_read", "a_context_is_cut_behind_its_damage")},
+               **{n: ("context_store_test", "StoreSegments*")
+                  for n in ("a_segment_of_another_name_is_read", "a_context_is_cut_behind_its_damage")},
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                LOCATE: ("parity_test", "*OverStreams*"),
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*:HeadsApart.*"),
                "src/model/forward.cc": ("policy_test", "HeadsApart.*"),
-               **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*")
-                  for f in ("bank", "bank_config", "bank_image")},
+               **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*") for f in ("bank", "bank_config", "bank_image")},
                "rows_from_the_store_begin_where_a_run_began": ("context_store_test", "StoreReading*"),
                **{name: ("context_store_test", "StoreWriting*") for name in (
                    "rows_for_the_store_begin_where_a_run_began",

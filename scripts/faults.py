@@ -2,6 +2,9 @@
 place. And which tests look for them, on a card and without one.
 """
 
+from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACKEND, NAMELESS,
+                         PLACEMENT, PLAN_BANK, POSTED)
+
 KERNELS = "src/backend/cuda/kernels/"
 CPU = "src/backend/cpu/"
 SCORE_OPS = "src/backend/score_ops.h"
@@ -18,7 +21,6 @@ SEGMENTS, SEGMENT_FILES, STORE, READING, KEPT = (f"src/engine/{f}.cc" for f in (
 FETCHED = "src/bank/fetched_units.cc"
 REF_SETS, SETS = "src/backend/slots_on_host.cc", "src/bank/working_sets.cc"
 LOCATE = "src/backend/locate_rows.h"
-PLACEMENT, PLAN_BANK = "src/engine/placement.cc", "src/engine/plan_bank.cc"
 BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
 STREAMING, MEMORY = "src/policy/streaming/streaming.cc", "src/base/memory.cc"
 TILES, SIMILARITY = "src/policy/kascade/tile_prompt.cc", "src/policy/layer_similarity.cc"
@@ -33,10 +35,6 @@ KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "bl
 INFLLM = "src/policy/infllm/"
 KVZIP = "src/policy/kvzip/kvzip.cc"
 READ_PICTURE = "src/engine/read_picture.cc"
-NAMELESS, DISK = "src/io/nameless_file.cc", "src/backend/disk_memory.cc"
-HOST_BACKEND, HOLDINGS = "src/backend/host_backend.cc", "src/engine/holdings.cc"
-DISK_LAYERS, POSTED = "src/engine/disk_layers.cc", "src/backend/posted_jobs.cc"
-DISK_LANE = "src/backend/cuda/disk_lane.cc"
 CHUNK_SCORES = "src/policy/kvzip/chunk_scores.cc"
 OMNIKV_DUO = "src/policy/omnikv_duo/omnikv_duo.cc"
 # Name -> file, what stands there once, what is put in its place.
@@ -663,60 +661,7 @@ FAULTS = {
         KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
-    "files_of_the_disk_have_holes": (
-        NAMELESS, "posix_fallocate(mapped.file_, 0, static_cast<off_t>(bytes))",
-        "ftruncate(mapped.file_, static_cast<off_t>(bytes))"),
-    "all_rows_of_a_fetch_are_neighbours": (
-        DISK, "pieces[i].from == pieces[i - 1].from + pieces[i - 1].bytes;", "true;"),
-    "reads_of_a_disk_are_not_awaited": (
-        DISK, "done_.wait(lock, [&] { return job->Done(); });", ""),
-    "copies_from_a_disk_overtake": (
-        DISK, "in_order_.push_back(job);", "in_order_.push_front(job);"),
-    "a_lane_does_not_await_the_disk": (
-        HOST_BACKEND, "if (disk_ != nullptr && for_ == Lane::kIn && waits != for_)",
-        "if (disk_ != nullptr && for_ == Lane::kOut && waits != for_)"),
-    "signals_of_a_disk_are_reached_at_once": (
-        HOST_BACKEND, "lane == Lane::kIn ? disk_->begun() : 0",
-        "lane == Lane::kOut ? disk_->begun() : 0"),
-    "units_of_a_disk_are_attended_to_there": (
-        PLACEMENT, "chooses && plan.on_disk && reads.HeldByUnit()", "false"),
-    "the_room_of_a_disk_is_not_checked": (
-        PLACEMENT, "if (to_disk ? p.OnDisk() <= disk_->bytes :", "if (to_disk ? true :"),
-    "layers_leave_memory_that_has_room": (
-        PLACEMENT, "|| options_.place == \"disk\";\n    plan_.context", "|| plan_.on_disk;\n    plan_.context"),
-    "kv_on_a_disk_count_as_memory": (
-        HOLDINGS, ".disk = on_disk}", ".disk = on_disk / 2}"),
-    # A disk beside a card.
-    "more_layers_than_necessary_go_to_the_disk": (
-        DISK_LAYERS, "size_t n = all ?", "size_t n = all || host > 0 ?"),
-    "the_way_from_a_disk_takes_no_memory": (
-        DISK_LAYERS, "plan.disk_way = n > 0 ? way : 0;", "plan.disk_way = n > 0 ? way / 2 : 0;"),
-    "the_first_layers_go_to_the_disk": (
-        DISK_LAYERS, "for (size_t i = may_go.size() - n; i < may_go.size(); ++i)",
-        "for (size_t i = 0; i < n; ++i)"),
-    "a_card_reads_a_disk_in_place": (
-        "src/engine/asking_backend.h", "OnDevice() && UsesInPlace(op, on_disk)",
-        "on_disk_.empty() && UsesInPlace(op, on_disk)"),
-    "rows_of_a_step_stay_away_from_the_disk": (
-        "src/bank/own_rows.cc", ".n = own.n_own.as<int32_t>()", ".n = nothing_.as<int32_t>()"),
-    "a_step_sends_the_row_before_to_the_disk": (
-        "src/bank/own_rows.cc", "backend_.Join(Lane::kOut, Lane::kMain);", ""),
-    "layers_of_a_disk_lie_in_memory": (
-        PLAN_BANK, "stream.on_disk = stream.tier == TierKind::kHost;", "stream.on_disk = false;"),
-    "rows_of_a_disk_are_not_awaited": (
-        DISK_LANE, "  reads_->Await(launch);\n", ""),
-    "writes_to_a_disk_are_not_awaited": (
-        DISK_LANE, "if (std::exchange(next_way_out_, 0) > 0) copies_out_->Await(launch);",
-        "next_way_out_ = 0;"),
-    "parts_from_a_disk_share_a_way": (
-        DISK_LANE, "return ways_in_[i % 2]", "return ways_in_[i / 2 % 1]"),
-    "rows_to_a_disk_go_where_they_came_from": (
-        DISK_LANE, "here.to_row = RowsInOrder(rows);", ""),
-    "jobs_run_before_their_posts": (
-        POSTED, "if (!AwaitPost(number)) return;", ""),
-    "jobs_are_counted_before_they_ran": (
-        POSTED, "    job();\n    counts_.done.store(number, std::memory_order_release);",
-        "    counts_.done.store(number, std::memory_order_release);\n    job();"),
+    **FAULTS_OF_DISKS,
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {

@@ -13,16 +13,15 @@ run the figures are noise, so the machine's load before each round is printed.
 """
 
 import argparse
-import http.client
 import json
 import os
 import random
+import selectors
 import signal
 import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -97,48 +96,57 @@ def prompt(base, draw):
 
 
 class Answer:
-    """A stream: when it was asked, and when each token came."""
+    """A stream: when it was asked, and when each piece of it came. It is parsed once it has ended, because
+    the clients share the cores with the server."""
 
     def __init__(self, base, text):
-        self.asked, self.times, self.usage = time.monotonic(), [], None
         address = urlsplit(base)
-        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
-        body = {"prompt": text, "max_tokens": ANSWER, "temperature": 0, "stream": True, "ignore_eos": True,
-                "cache_prompt": False, "stream_options": {"include_usage": True}}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        if reply.status != 200:
-            raise OSError(f"{reply.status}: {reply.read()[:500]!r}")
-        for line in reply:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if event.get("choices"):
-                self.times.append(time.monotonic())
-            self.usage = event.get("usage") or self.usage
-        connection.close()
-        self.tokens = self.usage["completion_tokens"]
+        body = json.dumps({"prompt": text, "max_tokens": ANSWER, "temperature": 0, "stream": True,
+                           "ignore_eos": True, "cache_prompt": False,
+                           "stream_options": {"include_usage": True}}).encode()
+        self.socket = socket.create_connection((address.hostname, address.port), timeout=600)
+        self.asked, self.pieces = time.monotonic(), []
+        self.socket.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+                            "Content-Type: application/json\r\nConnection: close\r\n"
+                            f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    def more(self):
+        """Takes what came; false at the end."""
+        piece = self.socket.recv(1 << 16)
+        self.pieces.append((time.monotonic(), piece))
+        return bool(piece)
+
+    def parse(self):
+        self.socket.close()
+        whole = b"".join(piece for _, piece in self.pieces)
+        if not whole.startswith(b"HTTP/1.1 200"):
+            raise OSError(f"expected status 200, got {whole[:500]!r}")
+        self.times, self.tokens = [], 0
+        for when, piece in self.pieces:
+            self.times += [when] * piece.count(b'"text":')
+        for line in whole.splitlines():
+            usage = line.startswith(b"data: {") and json.loads(line[6:]).get("usage")
+            if usage:
+                self.tokens = usage["completion_tokens"]
         if self.tokens != ANSWER:
             raise OSError(f"{self.tokens} tokens came, not {ANSWER}")
 
 
 def together(base, texts):
     """Tokens per second of the streams between the first and the last token, and from the start."""
-    answers, failures = [], []
-
-    def one(text):
-        try:
-            answers.append(Answer(base, text))
-        except (OSError, KeyError, TypeError, ValueError) as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=one, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        sys.exit(f"{base}: {failures[0]}")
+    answers = [Answer(base, text) for text in texts]
+    with selectors.DefaultSelector() as selector:
+        for answer in answers:
+            selector.register(answer.socket, selectors.EVENT_READ, answer)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.more():
+                    selector.unregister(key.fileobj)
+    try:
+        for answer in answers:
+            answer.parse()
+    except (OSError, KeyError, TypeError, ValueError) as failure:
+        sys.exit(f"{base}: {failure}")
     tokens = sum(answer.tokens for answer in answers)
     end = max(answer.times[-1] for answer in answers)
     # While all decode: from the last stream's first token on.

@@ -246,15 +246,14 @@ if measure serving; then
     --token-ms 1
   done_measuring
 fi
-# Requests of 32K tokens within 38 GiB of the card and 96 GiB beside it: as many as fit at a time.
+# Requests of 32,000 tokens and their answers within 38 GiB of the card and 96 GiB beside it.
 if measure seats; then
-  seats=(--ctx 32768 --context 32000 --batch 26 --kv-dtype f16 --gpu-memory 38GiB --host-memory 96GiB
-    --chunk 1024 --steps 96 --scheduler --token-ms 1000)
-  bench seats_full "${seats[@]}" --policies full --place device --kv-tokens $((5 * 32768))
+  seats=(--ctx 32256 --context 32000 --batch 26 --kv-dtype f16 --gpu-memory 38GiB --host-memory 96GiB
+    --chunk 512 --steps 96 --scheduler --token-ms 1000)
+  bench seats_full "${seats[@]}" --policies full --place device --kv-tokens $((5 * 32256))
   sparse=(--policies omnikv --set "filters=2,8,18" --set budget=1024 --set dense_after_filter=0 --place host
     --hit-rate 0.85)
-  bench seats_omnikv "${seats[@]}" "${sparse[@]}" --working-set 2048
-  bench seats_omnikv_26 "${seats[@]}" "${sparse[@]}" --working-set 1856 --kv-tokens $((26 * 32768))
+  bench seats_omnikv "${seats[@]}" "${sparse[@]}" --working-set 2048 --kv-tokens $((26 * 32256))
   done_measuring
 fi
 # A context of 130,000 tokens with the K/V of an 8B model (its weights are smaller): computed, and read

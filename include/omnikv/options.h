@@ -16,15 +16,15 @@ namespace omnikv {
 class Engine;
 
 // What an engine will hold, known before anything is loaded. Bytes, in the device's memory where
-// there is a device, else in the host's. What lies beside that memory is on the host, and without a
-// device on a disk (EngineOptions::kv_folder).
+// there is a device, else in the host's. What lies beside that memory is on the host, or on a disk
+// (EngineOptions::kv_folder).
 struct MemoryNeeds {
   bool on_device = false;
   size_t weights = 0;
   size_t activations = 0;   // and what the device works with
   size_t kv = 0;            // when all of it is in use; taken as contexts grow
   size_t kv_host = 0;       // beside a device: K/V in host memory
-  size_t kv_disk = 0;       // beside the host's memory: K/V in `kv_folder`
+  size_t kv_disk = 0;       // beside either: K/V in `kv_folder`
   size_t prompt = 0;        // taken while a prompt is read, where its K/V do not all stay
   size_t working_sets = 0;  // what the device, or the memory, holds of those, and their way there
   std::vector<int32_t> host_layers;  // whose K/V those are, on the host or on a disk
@@ -54,11 +54,11 @@ struct EngineOptions {
   size_t gpu_memory = 0;
   int64_t context = 0;  // tokens a session can hold; 0: the model's
   // Where K/V live. On a card: auto (the card, and where that is too small the host for layers that
-  // the policy reads sparsely or streams), device, or host (all of those layers). On the CPU with
-  // `kv_folder`: auto (memory, and where that is too small the disk for those layers), or disk (all
-  // of those layers).
+  // the policy reads sparsely or streams), device, or host (all of those layers). With `kv_folder`,
+  // auto sends those layers to the disk for which the host's memory is too small, too, and disk
+  // sends all that may lie there.
   std::string place = "auto";
-  // On the CPU: a folder for K/V that do not fit in memory. They lie in files without a name, whose
+  // A folder for K/V that do not fit in memory. They lie there in files without a name, whose
   // room on the disk is taken when the engine loads and is free again when it ends. Empty: all K/V
   // are in memory.
   std::string kv_folder;

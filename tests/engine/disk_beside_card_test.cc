@@ -20,6 +20,7 @@
 #include "lanes_backend.h"
 #include "model/generated.h"
 #include "on_device.h"
+#include "play.h"
 
 namespace omnikv {
 namespace {
@@ -110,44 +111,8 @@ class DiskBesideCard : public OnDevice {
 
 INSTANTIATE_TEST_SUITE_P(Devices, DiskBesideCard, testing::Values("lanes", "cuda"), NameOf);
 
-// What sessions of an engine answer that go on, go back, part, take turns, are saved and come back.
 std::vector<std::vector<float>> Play(Engine& engine, const PolicyOptions& policy) {
-  std::vector<std::vector<float>> seen;
-  const auto see = [&](const Session& session) {
-    seen.emplace_back(session.logits(), session.logits() + engine.vocab());
-  };
-  const auto generate = [&](Session& session, int64_t n) {
-    const auto answer = session.Generate({.max_tokens = n, .ignore_eos = true});
-    ASSERT_TRUE(answer.ok()) << answer.status().message();
-    seen.emplace_back(answer->tokens.begin(), answer->tokens.end());
-    see(session);
-  };
-  auto opened = engine.NewSession(policy);
-  EXPECT_TRUE(opened.ok()) << opened.status().message();
-  if (!opened.ok()) return seen;
-  const auto first = std::move(*opened);
-  EXPECT_TRUE(first->Prompt(Tokens(130, 1)).ok());
-  see(*first);
-  generate(*first, 9);
-  std::vector<int32_t> again = Tokens(100, 1);
-  for (const int32_t t : Tokens(180, 9)) again.push_back(t);
-  EXPECT_TRUE(first->Prompt(again).ok());  // keeps 100 tokens, writes the others anew
-  generate(*first, 17);
-  {
-    const auto fork = *first->Fork();
-    generate(*first, 6);
-    EXPECT_TRUE(fork->Step(77).ok());
-    generate(*fork, 6);
-  }
-  const std::string file = OwnFolder() + "/saved.okv";
-  const Status saved = first->Save(file);
-  EXPECT_TRUE(saved.ok()) << saved.message();
-  auto back = engine.Restore(file);
-  EXPECT_TRUE(back.ok()) << back.status().message();
-  std::filesystem::remove(file);
-  generate(*first, 5);
-  if (back.ok()) generate(**back, 5);
-  return seen;
+  return PlaySessions(engine, policy, Tokens, 180, 17);
 }
 
 TEST_P(DiskBesideCard, ChangesNothing) {

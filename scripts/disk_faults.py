@@ -40,7 +40,7 @@ FAULTS_OF_DISKS = {
         "src/engine/asking_backend.h", "OnDevice() && UsesInPlace(op, on_disk)",
         "on_disk_.empty() && UsesInPlace(op, on_disk)"),
     "rows_of_a_step_stay_away_from_the_disk": (
-        "src/bank/own_rows.cc", ".n = own.n_own.as<int32_t>()", ".n = nothing_.as<int32_t>()"),
+        "src/bank/own_rows.cc", "slots_.SendHome(0,", "if (layer > rows_.size()) slots_.SendHome(0,"),
     "a_step_sends_the_row_before_to_the_disk": (
         "src/bank/own_rows.cc", "backend_.Join(Lane::kOut, Lane::kMain);", ""),
     "layers_of_a_disk_lie_in_memory": (

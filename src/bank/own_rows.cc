@@ -72,19 +72,9 @@ KvSlot OwnRows::Slot(int32_t layer) const {
 
 void OwnRows::SendHome() {
   backend_.Join(Lane::kOut, Lane::kMain);
-  const Slots::Group& own = slots_.group(0);
   for (size_t layer = 0; layer < rows_.size(); ++layer) {
     if (rows_[layer].size() == 0) continue;
-    const KvView home = bank_.View(static_cast<int32_t>(layer));
-    backend_.Enqueue(FetchRowsArgs{.from = rows_[layer].as<std::byte>(),
-                                   .to = home.k.base,
-                                   .row_bytes = home.k.row_bytes,
-                                   .from_row = own.own.as<int32_t>(),
-                                   .to_row = own.own_row.as<int32_t>(),
-                                   .n = own.n_own.as<int32_t>(),
-                                   .capacity = 1,
-                                   .lists = n_seqs_},
-                     Lane::kOut);
+    slots_.SendHome(0, rows_[layer].as<std::byte>(), bank_.View(static_cast<int32_t>(layer)));
   }
 }
 

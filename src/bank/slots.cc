@@ -111,6 +111,19 @@ void Slots::Fetch(size_t group, const std::byte* from, std::byte* to, int64_t by
                    lane);
 }
 
+void Slots::SendHome(size_t group, const std::byte* from, const KvView& home) const {
+  const Lists& lists = groups_[group];
+  backend_.Enqueue(FetchRowsArgs{.from = from,
+                                 .to = home.k.base,
+                                 .row_bytes = home.k.row_bytes,
+                                 .from_row = lists.own.as<int32_t>(),
+                                 .to_row = lists.own_row.as<int32_t>(),
+                                 .n = lists.n_own.as<int32_t>(),
+                                 .capacity = 1,
+                                 .lists = config_.n_seqs},
+                   Lane::kOut);
+}
+
 std::vector<SlotCounters> Slots::Count(int32_t seq) const {
   const auto seqs = static_cast<size_t>(config_.n_seqs);
   std::vector<SlotCounters> by_group(groups_.size());

@@ -91,6 +91,9 @@ class Slots {
   // `ahead`: for Use::kAhead.
   void Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane,
              bool ahead = false) const;
+  // Enqueues the copy of the rows that a decode step has made from the slots of a layer to its home
+  // in the bank, on Lane::kOut.
+  void SendHome(size_t group, const std::byte* from, const KvView& home) const;
   // Of each group, without bytes: of one sequence, or of all (-1). Waits for the backend.
   std::vector<SlotCounters> Count(int32_t seq) const;
 

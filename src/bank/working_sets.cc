@@ -156,17 +156,7 @@ void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& select
     const auto layer = static_cast<int32_t>(i);
     const int32_t selection = SelectionOf(layer);
     if (selection < 0 || !selected[static_cast<size_t>(selection)]) continue;
-    const Slots::Group& g = slots_.group(GroupOf(layer));
-    const KvView home = bank_.View(layer);
-    backend_.Enqueue(FetchRowsArgs{.from = rows_[i].as<std::byte>(),
-                                   .to = home.k.base,
-                                   .row_bytes = home.k.row_bytes,
-                                   .from_row = g.own.as<int32_t>(),
-                                   .to_row = g.own_row.as<int32_t>(),
-                                   .n = g.n_own.as<int32_t>(),
-                                   .capacity = 1,
-                                   .lists = config_.n_seqs},
-                     Lane::kOut);
+    slots_.SendHome(GroupOf(layer), rows_[i].as<std::byte>(), bank_.View(layer));
   }
 }
 

@@ -62,42 +62,53 @@ struct RowRun {
   size_t bytes = 0;
 };
 
+// A place in rows that lie in several runs.
+class RowCursor {
+ public:
+  explicit RowCursor(std::vector<RowRun> runs);
+  size_t left() const { return left_; }  // bytes behind it
+  // The next bytes that lie side by side, `most` of them at most, and passes them. REQUIRES left().
+  RowRun Next(size_t most);
+
+ private:
+  std::vector<RowRun> runs_;  // in their order
+  size_t next_ = 0;           // the run of the next byte
+  size_t at_ = 0;             // and where in it
+  size_t left_;
+};
+
 // Rows of a sequence on their way to the bank, piece by piece, in the order of Bank::Export. Its
 // calls are those of the thread that drives the backend, between two steps.
 class IncomingRows {
  public:
-  size_t left() const { return left_; }  // bytes that are still to come
+  size_t left() const { return to_.left(); }  // bytes that are still to come
   // Takes the next ones, which the caller may reuse on return. REQUIRES at most left() of them.
   void Take(std::span<const std::byte> bytes);
 
  private:
   friend class Bank;
-  IncomingRows(Backend& backend, std::vector<RowRun> runs);
+  IncomingRows(Backend& backend, std::vector<RowRun> runs)
+      : backend_(&backend), to_(std::move(runs)) {}
 
   Backend* backend_;
-  std::vector<RowRun> runs_;  // in their order
-  size_t next_ = 0;           // the run that the next byte goes to
-  size_t at_ = 0;             // and where in it
-  size_t left_ = 0;
+  RowCursor to_;
 };
 
 // The other way, under the same rules. The sequence stays as it is, and open, until all are copied.
 class OutgoingRows {
  public:
-  size_t left() const { return left_; }  // bytes that are still to be copied
+  size_t left() const { return from_.left(); }  // bytes that are still to be copied
   // Copies the next ones: as many as there is room for in `to`, or all that are left. Returns
   // their number.
   size_t Copy(std::span<std::byte> to);
 
  private:
   friend class Bank;
-  OutgoingRows(Backend& backend, std::vector<RowRun> runs);
+  OutgoingRows(Backend& backend, std::vector<RowRun> runs)
+      : backend_(&backend), from_(std::move(runs)) {}
 
   Backend* backend_;
-  std::vector<RowRun> runs_;
-  size_t next_ = 0;
-  size_t at_ = 0;
-  size_t left_ = 0;
+  RowCursor from_;
 };
 
 // Unless a bank of this shape can have the sequence: kInvalidArgument where its layers keep other

@@ -211,39 +211,35 @@ size_t BytesOf(const std::vector<RowRun>& runs) {
 
 }  // namespace
 
-IncomingRows::IncomingRows(Backend& backend, std::vector<RowRun> runs)
-    : backend_(&backend), runs_(std::move(runs)), left_(BytesOf(runs_)) {}
+RowCursor::RowCursor(std::vector<RowRun> runs) : runs_(std::move(runs)), left_(BytesOf(runs_)) {}
 
-void IncomingRows::Take(std::span<const std::byte> bytes) {
-  OKV_CHECK(bytes.size() <= left_, "{} bytes, but {} are to come", bytes.size(), left_);
-  left_ -= bytes.size();
-  while (!bytes.empty()) {
-    const RowRun& run = runs_[next_];
-    const size_t n = std::min(bytes.size(), run.bytes - at_);
-    backend_->Upload(run.at + at_, bytes.data(), n);
-    bytes = bytes.subspan(n);
-    at_ += n;
-    if (at_ < run.bytes) continue;
+RowRun RowCursor::Next(size_t most) {
+  const RowRun& run = runs_[next_];
+  const RowRun part = {.at = run.at + at_, .bytes = std::min(most, run.bytes - at_)};
+  at_ += part.bytes;
+  left_ -= part.bytes;
+  if (at_ == run.bytes) {
     ++next_;
     at_ = 0;
   }
+  return part;
 }
 
-OutgoingRows::OutgoingRows(Backend& backend, std::vector<RowRun> runs)
-    : backend_(&backend), runs_(std::move(runs)), left_(BytesOf(runs_)) {}
+void IncomingRows::Take(std::span<const std::byte> bytes) {
+  OKV_CHECK(bytes.size() <= left(), "{} bytes, but {} are to come", bytes.size(), left());
+  while (!bytes.empty()) {
+    const RowRun part = to_.Next(bytes.size());
+    backend_->Upload(part.at, bytes.data(), part.bytes);
+    bytes = bytes.subspan(part.bytes);
+  }
+}
 
 size_t OutgoingRows::Copy(std::span<std::byte> to) {
-  const size_t all = std::min(to.size(), left_);
-  left_ -= all;
+  const size_t all = std::min(to.size(), left());
   for (to = to.first(all); !to.empty();) {
-    const RowRun& run = runs_[next_];
-    const size_t n = std::min(to.size(), run.bytes - at_);
-    backend_->Download(to.data(), run.at + at_, n);
-    to = to.subspan(n);
-    at_ += n;
-    if (at_ < run.bytes) continue;
-    ++next_;
-    at_ = 0;
+    const RowRun part = from_.Next(to.size());
+    backend_->Download(to.data(), part.at, part.bytes);
+    to = to.subspan(part.bytes);
   }
   return all;
 }

@@ -194,8 +194,10 @@ Status ContextStore::WriteOne(Waiting& waiting) {
   {
     const std::lock_guard files(files_mutex_);
     for (size_t s = 0; s < context.segments.size(); ++s) {
+      const std::string& name = context.segments[s];
+      const bool claimed = segments_.Claim(name);  // a disk may take long: not under mutex_
       const std::lock_guard lock(mutex_);
-      if (!segments_.Claim(context.segments[s])) missing.push_back(s);
+      if (!segments_.Claimed(name, claimed)) missing.push_back(s);
     }
     const std::lock_guard lock(mutex_);
     segments_.Need(context.segments);

@@ -68,15 +68,17 @@ bool SegmentFiles::NeededByOthers(const std::string& name) const {
   return found != segments_.end() && found->second.needed > 1;
 }
 
-bool SegmentFiles::Claim(const std::string& name) {
-  Segment& segment = segments_[name];
-  if (!Check(name).ok()) {
-    Gone(segment);
-    return false;
-  }
+bool SegmentFiles::Claim(const std::string& name) const {
+  if (!Check(name).ok()) return false;
   std::error_code error;
   fs::last_write_time(PathOf(name), fs::file_time_type::clock::now(), error);
-  Look(name, segment);
+  return !error;
+}
+
+bool SegmentFiles::Claimed(const std::string& name, bool claimed) {
+  Segment& segment = segments_[name];
+  Gone(segment);
+  if (claimed) Look(name, segment);
   return segment.there;
 }
 

@@ -35,8 +35,12 @@ class SegmentFiles {
   void Release(std::span<const std::string> names);
   // Whether others need it beside the one that asks.
   bool NeededByOthers(const std::string& name) const;
-  // Whether the file is there, and is a segment of this version. Then it is claimed.
-  bool Claim(const std::string& name);
+  // Claims the file; false where it is not there, or no segment of this version. Reads nothing of
+  // what is known here, so it may run beside the other calls.
+  bool Claim(const std::string& name) const;
+  // Looks again at a file after Claim, which said whether it was claimed. Returns whether it is
+  // still there.
+  bool Claimed(const std::string& name, bool claimed);
   // It was written by this process.
   void Wrote(const std::string& name);
   // Its file is damaged: it goes, whoever needs it.

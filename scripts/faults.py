@@ -132,7 +132,7 @@ FAULTS = {
     "a_promise_is_not_kept": (
         "src/engine/scheduler_memory.cc", "std::ssize(s.tokens) + kAhead >= s.promised",
         "std::ssize(s.tokens) + kAhead >= 2 * s.promised"),
-    "pinned_contexts_make_room": (KEPT, "return context.pinned ||", "return"),
+    "pinned_contexts_make_room": (KEPT, "if (pinned) return", "if (pinned && seq < 0) return"),
     "pinned_files_make_room": (STORE, "if (Pinned(*c)) continue;", ""),
     "longer_contexts_replace_pinned_files": ("src/engine/context_writes.cc", "if (Pinned(*one)) continue;", ""),
     "a_saved_context_is_not_checked": (
@@ -149,10 +149,7 @@ FAULTS = {
         "src/engine/scheduler.cc", "bringing_ && bringing_->request != 0 ? 1 : 0;", "0;"),
     "a_request_of_the_store_is_promised_nothing": (
         "src/engine/scheduler_memory.cc", "if (bringing_) free -=", "if (false) free -="),
-    "rows_from_the_store_begin_where_a_run_began": (
-        IMAGE, "backend_->Upload(run.at + at_, bytes", "backend_->Upload(run.at, bytes"),
-    "rows_for_the_store_begin_where_a_run_began": (
-        IMAGE, "run.at + at_, n);\n    to = to.subspan", "run.at, n);\n    to = to.subspan"),
+    "pieces_begin_where_their_run_began": (IMAGE, "{.at = run.at + at_,", "{.at = run.at,"),
     "a_range_begins_at_the_first_block": (
         IMAGE, "keeps_all ? static_cast<int32_t>(which.begin / bt) : 0;", "0;"),
     "segments_of_other_policies_are_the_same": (
@@ -174,9 +171,10 @@ FAULTS = {
     "a_context_is_cut_behind_its_damage": (
         READING, "static_cast<int64_t>(whole_) *", "static_cast<int64_t>(whole_ + 1) *"),
     "requests_wait_for_what_is_written": (
-        KEPT, "if (oldest == contexts_.end()) oldest = std::ranges::find_if(contexts_, may_go);", ""),
+        KEPT, "if (oldest == contexts_.end() || hold == ContextStore::Hold::kNone)",
+        "if (hold == ContextStore::Hold::kNone)"),
     "what_is_saved_makes_room": (
-        KEPT, "store_->HoldOf(context.seq) == ContextStore::Hold::kStays", "store_ == nullptr"),
+        KEPT, "c->seq == but || hold == ContextStore::Hold::kStays", "c->seq == but"),
     "what_makes_room_is_written_on": (KEPT, "if (store_ != nullptr) store_->GiveUp(seq);", ""),
     "what_waits_to_be_written_goes_with_the_scheduler": (
         "src/engine/scheduler.cc", "store_->Flush();  // before", "// before"),
@@ -728,10 +726,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/kept_rows.cc": ("policy_test", "PyramidKv.*:HeadsApart.*"),
                "src/model/forward.cc": ("policy_test", "HeadsApart.*"),
                **{f"src/bank/{f}.cc": ("bank_test", "StreamsTest.*") for f in ("bank", "bank_config", "bank_image")},
-               "rows_from_the_store_begin_where_a_run_began": ("context_store_test", "StoreReading*"),
-               **{name: ("context_store_test", "StoreWriting*") for name in (
-                   "rows_for_the_store_begin_where_a_run_began",
-                   "what_waits_to_be_written_goes_with_the_scheduler")},
+               "pieces_begin_where_their_run_began": ("context_store_test", "StoreReading*:StoreWriting*"),
+               "what_waits_to_be_written_goes_with_the_scheduler": ("context_store_test", "StoreWriting*"),
                "src/policy/kvzip/head_rows.cc": ("kvzip_test", "*KvzipTest*/cpu"),
                **{name: ("kvzip_test", "*LaterTurns*/cpu") for name in (
                    "kvzip_spares_the_first_tokens_of_every_turn",

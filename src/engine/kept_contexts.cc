@@ -6,6 +6,15 @@
 #include "engine/context_store.h"
 
 namespace omnikv {
+namespace {
+
+// For how long a context of a sequence stays; a pinned one does.
+ContextStore::Hold HoldOf(const ContextStore* store, int32_t seq, bool pinned) {
+  if (pinned) return ContextStore::Hold::kStays;
+  return store == nullptr ? ContextStore::Hold::kNone : store->HoldOf(seq);
+}
+
+}  // namespace
 
 bool TakesRows(const EngineCore& core, const RowGroup& to) {
   const Keeps keeps = to.policy().Kept();
@@ -55,16 +64,12 @@ void KeptContexts::Free(int32_t seq) {
   core_.bank->Free(seq);
 }
 
-bool KeptContexts::HasToStay(const Context& context) const {
-  return context.pinned ||
-         (store_ != nullptr && store_->HoldOf(context.seq) == ContextStore::Hold::kStays);
-}
-
 void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_rows,
                         std::string made_by, int64_t group, uint64_t id) {
   const SharedRows rows{.seq = seq, .tokens = tokens, .dense_rows = dense_rows, .made_by = made_by};
   std::erase_if(contexts_, [&](const Context& c) {
-    const bool covered = Covers(rows, c.Rows()) && !HasToStay(c);
+    const bool covered =
+        Covers(rows, c.Rows()) && HoldOf(store_, c.seq, c.pinned) != ContextStore::Hold::kStays;
     if (covered) Free(c.seq);
     return covered;
   });
@@ -73,12 +78,13 @@ void KeptContexts::Keep(int32_t seq, std::vector<int32_t> tokens, int64_t dense_
 }
 
 bool KeptContexts::DropOldest(int32_t but) {
-  const auto may_go = [&](const Context& c) { return c.seq != but && !HasToStay(c); };
-  auto oldest = std::ranges::find_if(contexts_, [&](const Context& c) {
-    const bool written = store_ != nullptr && store_->HoldOf(c.seq) != ContextStore::Hold::kNone;
-    return may_go(c) && !written;
-  });
-  if (oldest == contexts_.end()) oldest = std::ranges::find_if(contexts_, may_go);
+  auto oldest = contexts_.end();
+  for (auto c = contexts_.begin(); c != contexts_.end(); ++c) {
+    const ContextStore::Hold hold = HoldOf(store_, c->seq, c->pinned);
+    if (c->seq == but || hold == ContextStore::Hold::kStays) continue;
+    if (oldest == contexts_.end() || hold == ContextStore::Hold::kNone) oldest = c;
+    if (hold == ContextStore::Hold::kNone) break;
+  }
   if (oldest == contexts_.end()) return false;
   Free(oldest->seq);
   contexts_.erase(oldest);

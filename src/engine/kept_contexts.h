@@ -93,7 +93,6 @@ class KeptContexts {
   };
 
   void Free(int32_t seq);
-  bool HasToStay(const Context& context) const;
 
   EngineCore& core_;
   ContextStore* store_;

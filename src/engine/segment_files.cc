@@ -72,13 +72,16 @@ bool SegmentFiles::Claim(const std::string& name) const {
   if (!Check(name).ok()) return false;
   std::error_code error;
   fs::last_write_time(PathOf(name), fs::file_time_type::clock::now(), error);
-  return !error;
+  return true;  // one of another user, whose time is not ours to set, is used as it is
 }
 
 bool SegmentFiles::Claimed(const std::string& name, bool claimed) {
   Segment& segment = segments_[name];
-  Gone(segment);
-  if (claimed) Look(name, segment);
+  if (claimed) {
+    Look(name, segment);
+  } else {
+    Gone(segment);
+  }
   return segment.there;
 }
 

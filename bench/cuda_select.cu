@@ -1,10 +1,11 @@
 // Selection on the card: TopK against a choice made on the host, then its time, and the speed of
-// ScoreReduce.
+// ScoreReduce and IndexScore.
 // Usage: cuda_select. Fails where a choice is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -135,6 +136,99 @@ void RunScoreReduce(const Device& device, cudaStream_t stream, int n, int n_head
               4e-3 * (static_cast<double>(values) + n) / us);
 }
 
+// IndexScore of one row of 32 query heads by 8 KV heads of 128 values, in blocks of 64 tokens whose
+// rows repeat. Whether logits and their sums are right; prints its time.
+bool RunIndexScore(const Device& device, cudaStream_t stream, int n) {
+  constexpr int kKvHeads = 8;
+  constexpr int kHeads = 4 * kKvHeads;
+  constexpr int kDk = 128;
+  constexpr int kBlock = 64;
+  constexpr int kRows = 4096;  // that differ
+  constexpr float kScale = 0.09f;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  const auto row_bytes = static_cast<size_t>(IndexRowBytes(kKvHeads, kDk));
+  const auto ranges_at = static_cast<size_t>(IndexRangesAt(kKvHeads, kDk));
+  std::vector<uint8_t> pattern(kRows * row_bytes);
+  std::vector<float> q(size_t{kHeads} * kDk);
+  for (float& v : q) v = normal(random);
+  std::vector<float> logits_of(size_t{kRows} * kHeads);
+  for (size_t row = 0; row < kRows; ++row) {
+    uint8_t* const codes = pattern.data() + row * row_bytes;
+    for (size_t i = 0; i < ranges_at; ++i) codes[i] = static_cast<uint8_t>(random());
+    for (size_t g = 0; g < kKvHeads; ++g) {
+      const IndexRange range = {0.2f + 0.05f * std::fabs(normal(random)), normal(random) - 1.5f};
+      std::memcpy(codes + ranges_at + g * sizeof(range), &range, sizeof(range));
+      for (size_t h = 4 * g; h < 4 * g + 4; ++h) {
+        double dot = 0;
+        for (size_t i = 0; i < kDk; ++i) {
+          const uint8_t both = codes[g * kDk / 2 + i % (kDk / 2)];
+          dot +=
+              static_cast<double>(q[h * kDk + i]) *
+              (range.zero + range.scale * static_cast<float>(i < kDk / 2 ? both & 15 : both >> 4));
+        }
+        logits_of[row * kHeads + h] = static_cast<float>(kScale * dot);
+      }
+    }
+  }
+  std::vector<int32_t> table(static_cast<size_t>(n) / kBlock);
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), random);
+  const Memory index = Allocate(static_cast<size_t>(n) * row_bytes);
+  for (size_t at = 0; at < static_cast<size_t>(n); at += kRows) {
+    CheckLaunch(
+        cudaMemcpy(index.get() + at * row_bytes, pattern.data(), pattern.size(), cudaMemcpyDefault),
+        "upload");
+  }
+  const Memory blocks = Upload(table);
+  const Memory queries = Upload(q);
+  const Memory rows = Upload(std::vector<RowMeta>{{0, n - 1}});
+  const Memory seqs = Upload(std::vector<SeqMeta>{{0, 1, n, 0, 0}});
+  const Memory logits = Allocate(sizeof(float) * kHeads * static_cast<size_t>(n));
+  const Memory lse = Allocate(sizeof(float) * kHeads);
+  const IndexScoreArgs args{.q = As<float>(queries),
+                            .index = {.base = index.get(),
+                                      .block_table = As<int32_t>(blocks),
+                                      .block_units = kBlock,
+                                      .row_bytes = static_cast<int64_t>(row_bytes)},
+                            .rows = As<RowMeta>(rows),
+                            .seqs = As<SeqMeta>(seqs),
+                            .logits = As<float>(logits),
+                            .lse = As<float>(lse),
+                            .stride = n,
+                            .n_rows = 1,
+                            .n_heads = kHeads,
+                            .n_kv_heads = kKvHeads,
+                            .dk = kDk,
+                            .scale = kScale};
+  const Memory scratch = Allocate(IndexScoreScratch(args, device));
+  const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
+  const double us = Microseconds(stream, kLaunches, [&](int) { IndexScore(args, launch); });
+
+  std::vector<float> got(kHeads * static_cast<size_t>(n));
+  std::vector<float> got_lse(kHeads);
+  CheckLaunch(cudaMemcpy(got.data(), args.logits, 4 * got.size(), cudaMemcpyDefault), "logits");
+  CheckLaunch(cudaMemcpy(got_lse.data(), args.lse, 4 * got_lse.size(), cudaMemcpyDefault), "lse");
+  double furthest = 0;
+  for (size_t h = 0; h < kHeads; ++h) {
+    double sum = 0;
+    for (size_t t = 0; t < static_cast<size_t>(n); ++t) {
+      const size_t row = static_cast<size_t>(table[t / kBlock]) * kBlock + t % kBlock;
+      const float want = logits_of[row % kRows * kHeads + h];
+      furthest = std::fmax(furthest, std::fabs(got[h * static_cast<size_t>(n) + t] - want));
+      sum += std::exp(static_cast<double>(want));
+    }
+    furthest = std::fmax(furthest, std::fabs(got_lse[h] - std::log(sum)));
+  }
+  const bool right = furthest < 1e-4;
+  std::printf(
+      "IndexScore n %8d  %7.2f us  %6.0f GB/s of the index, %6.0f with the logits  %s %.1e\n", n,
+      us, 1e-3 * n * static_cast<double>(row_bytes) / us,
+      1e-3 * n * static_cast<double>(row_bytes + sizeof(float) * kHeads) / us,
+      right ? "right" : "WRONG", furthest);
+  return right;
+}
+
 bool RunAll() {
   const Device device = BenchDevice();
   cudaStream_t stream = nullptr;
@@ -142,7 +236,7 @@ bool RunAll() {
   bool right = true;
   for (const Data& data : AllData()) {
     for (int n : {4096, 1 << 17, 1 << 20, 1 << 22}) {
-      for (int k : {1024, 2048}) right &= RunTopK(device, stream, data, n, k, 1, n);
+      for (int k : {1024, 2048, 8192}) right &= RunTopK(device, stream, data, n, k, 1, n);
     }
     right &= RunTopK(device, stream, data, 1 << 17, 2048, 1, 1 << 20);  // room for more
     right &= RunTopK(device, stream, data, 99991, 30011, 1, 100003);    // nothing aligned
@@ -152,6 +246,7 @@ bool RunAll() {
   for (int n : {1 << 12, 1 << 17, 1 << 20}) {
     for (bool softmax : {true, false}) RunScoreReduce(device, stream, n, 32, softmax);
   }
+  for (int n : {1 << 15, 1 << 17, 1 << 20}) right &= RunIndexScore(device, stream, n);
   cudaStreamDestroy(stream);
   return right;
 }

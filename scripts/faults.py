@@ -7,6 +7,7 @@ from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACK
 
 KERNELS = "src/backend/cuda/kernels/"
 CPU = "src/backend/cpu/"
+INDEX_SCORE = KERNELS + "index_score.cu"
 SCORE_OPS = "src/backend/score_ops.h"
 STEP_CHOICE = "src/policy/step_choice.cc"
 TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
@@ -233,7 +234,7 @@ FAULTS = {
     "rows_stand_in_a_stage_as_in_the_bank": (
         "src/bank/bank.cc", "InOrder(stream.layer) ? first : row", "row"),
     "sets_are_primed_from_places_of_the_bank": (
-        "src/bank/working_sets.cc", "primes ? bank_.StageView(first_layer_) : ", ""),
+        "src/bank/working_sets.cc", "primes ? bank_.StageView(first_layer_) :", "primes && false ? bank_.StageView(first_layer_) :"),
     "stages_have_room_for_all_sequences": (
         "src/bank/bank_config.h", "layer.InBothTiers() ?", "layer.OnHost() ?"),
     "a_prompts_stage_has_room_for_the_context": (
@@ -473,15 +474,15 @@ FAULTS = {
         "src/policy/omnikv/filter_layers.cc", "static_cast<size_t>(filter)])]",
         "static_cast<size_t>(filter)] + layers.Chooses(layer - 1))]"),
     "index_codes_of_the_upper_half_not_shifted": (
-        KERNELS + "index.cu", "codes.v[1][e] >> 4 & kLower", "codes.v[1][e] & kLower"),
+        INDEX_SCORE, "codes.v[1][e] >> 4 & kLower", "codes.v[1][e] & kLower"),
     "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
-    "index_zero_of_a_key_left_out": (KERNELS + "index.cu", "ranges[half].zero * q", "0 * q"),
+    "index_zero_of_a_key_left_out": (INDEX_SCORE, "codes.ranges[half].zero * sum", "0 * sum"),
     "indexed_chooses_among_all": ("src/policy/omnikv/omnikv.cc", "scores, among)", "scores)"),
     "listed_tokens_by_place": (KERNELS + "topk.cu", "in.tokens[of_block]", "in.first + of_block"),
-    "index_digits_of_another_base": (KERNELS + "index.cu", "dot = dot * 256", "dot = dot * 255"),
-    "index_tiles_of_the_block_before": (
-        KERNELS + "index.cu", "block = block_of(tile + 2 * walkers);",
-        "block = block_of(tile + walkers);"),
+    "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
+    "index_stages_of_the_block_before": (INDEX_SCORE, "block = next;", ""),
+    "index_stages_are_all_of_the_first_side": (INDEX_SCORE, "tile = side * kTile;", "tile = 0;"),
+    "index_tops_do_not_rise": (INDEX_SCORE, "part.sum *= Exp2((part.top - most) * kLog2E);", ""),
     "rescore_gives_heads_those_of_the_first_four": (
         KERNELS + "index.cu", "begin + Lane() == four + h", "begin + Lane() % 4 == four + h"),
     "rescored_tokens_count_twice": (
@@ -683,7 +684,6 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("prompts_with_passes_are_read_together", "*OnEngines*cpu"),
                    ("far_places_of_a_step_are_one", "*OnEngines*cpu"),
                    ("generated_rows_are_for_everyone", "*ShareTheRows*cpu"),
-                   ("preempted_blocks_stay_excluded", "*EveryPolicyIsResumed*cpu"),
                    ("preempted_scores_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("preempted_choices_are_of_number_0", "*EveryPolicyIsResumed*cpu"),
                    ("equals_preempt_equals", "*Urgent*cpu"),
@@ -720,6 +720,8 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    "longer_contexts_replace_pinned_files")},
                **{n: ("context_store_test", "StoreSegments*")
                   for n in ("a_segment_of_another_name_is_read", "a_context_is_cut_behind_its_damage")},
+               "preempted_blocks_stay_excluded": ("policy_test", "BlocksPreselect.*"),
+               "rows_ahead_are_not_fetched": ("policy_test", "OmnikvTest.RowsThatComeAhead*"),
                REF_SETS: ("bank_test", "WorkingSet*"),
                SETS: ("policy_test", "OmnikvTest.Sets*"),
                LOCATE: ("parity_test", "*OverStreams*"),

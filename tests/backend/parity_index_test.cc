@@ -106,8 +106,9 @@ StateView RandomIndex(const Bank& bank, const Shape& s, std::vector<float>& memo
 }
 
 void CheckIndexScore(const Shape& shape, const std::vector<int32_t>& q_len,
-                     const std::vector<int32_t>& kv_len, float softcap, Random& random) {
-  const Attention data(shape, q_len, kv_len, random);
+                     const std::vector<int32_t>& kv_len, float softcap, Random& random,
+                     int32_t block_tokens = 16) {
+  const Attention data(shape, q_len, kv_len, random, block_tokens);
   std::vector<float> memory;
   const StateView index = RandomIndex(data.bank, shape, memory, random);
   const int64_t stride = *std::max_element(kv_len.begin(), kv_len.end()) + 3;
@@ -148,6 +149,16 @@ TEST_F(ParityTest, IndexScoreOfManyTokens) {
   CheckIndexScore({6, 2, 64, 64, DType::kF16}, {1}, {70000}, 0, random);
   CheckIndexScore({16, 2, 128, 128, DType::kF16}, {1, 1}, {30011, 17}, 0, random);
   CheckIndexScore({2, 2, 40, 40, DType::kF16}, {1}, {20001}, 0, random);
+}
+
+// Blocks of several tiles, and of no whole ones, whose rows no card copies in long pieces.
+TEST_F(ParityTest, IndexScoreInBlocksOfAnySize) {
+  Random random(68);
+  for (const int32_t block : {32, 64, 256, 24, 1}) {
+    CheckIndexScore({32, 8, 128, 128, DType::kF16}, {1, 1}, {3001, 33}, 0, random, block);
+    CheckIndexScore({4, 1, 64, 64, DType::kF16}, {1}, {5017}, 0, random, block);
+    CheckIndexScore({4, 2, 256, 256, DType::kF16}, {1}, {1000}, 0, random, block);
+  }
 }
 
 // One row per sequence, with so many last tokens that all lists leave out.

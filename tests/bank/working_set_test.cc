@@ -23,6 +23,7 @@ struct Chosen {
   int32_t recent = 0;
   int32_t kv_len = 0;
   std::vector<int32_t> wider = {};
+  bool ahead = false;
 };
 
 class Op {
@@ -54,6 +55,7 @@ class Op {
                                      .capacity = kContext,
                                      .n_slots = static_cast<int32_t>(owner_.size()),
                                      .max_tokens = kContext,
+                                     .ahead = chosen.ahead,
                                      .slot_of = slot_of_.data(),
                                      .owner = owner_.data(),
                                      .used = used_.data(),
@@ -207,6 +209,18 @@ TEST(WorkingSet, GivesUpWhatWasReadLongestAgo) {
       EXPECT_TRUE(below == 0 || !some_go || op.counters[1] < missed_without);
     }
   }
+}
+
+// Rows that come ahead are as old as tokens that rank below a choice, and what is there already
+// stays as old as it was.
+TEST(WorkingSet, RowsThatComeAheadChangeNoAge) {
+  Op op(3);
+  op.Step({{5}, 0, 100});
+  op.Step({.tokens = {5, 6}, .kv_len = 100, .ahead = true});
+  EXPECT_EQ(op.missed, std::vector<int32_t>{6});
+  op.Step({{7}, 0, 101});
+  op.Step({{8}, 0, 102});
+  EXPECT_EQ(op.owner(), (std::vector<int32_t>{5, 8, 7}));
 }
 
 // Ages end at 511 steps, and slots of no token still go before all.

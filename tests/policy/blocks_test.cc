@@ -194,6 +194,27 @@ TEST(BlocksPreselect, AllTheRestIsReadWithoutWaiting) {
   for (size_t i = 0; i < kSteps; ++i) EXPECT_EQ(fixture.Decode(), expected[i + 1]) << "step " << i;
 }
 
+// A sequence that comes back to a place where another one excluded later blocks excludes its own
+// alone.
+TEST(BlocksPreselect, AResumedSequenceKnowsNoneOfAnother) {
+  const auto backend = MakeRefBackend();
+  const auto make = [&] {
+    return std::make_unique<StepFixture>(
+        *backend, "blocks", With(kSmall, {{"budget", "64"}, {"preselect", "3"}, {"queries", "4"}}));
+  };
+  const auto resumed = make();
+  const auto other = make();
+  const auto fresh = make();
+  resumed->Prompt(40);
+  other->Prompt(kPrompt);
+  const std::string state = resumed->policy->SaveState(0, 40);
+  ASSERT_NE(other->policy->SaveState(0, kPrompt), fresh->policy->SaveState(0, kPrompt));
+  for (const auto& place : {&other, &fresh}) {
+    ASSERT_TRUE((*place)->policy->LoadState(0, 40, state));
+  }
+  EXPECT_EQ(other->policy->SaveState(0, kPrompt), fresh->policy->SaveState(0, kPrompt));
+}
+
 Status Prepare(const SettingList& given, int32_t max_rows = 512) {
   const PolicyInfo& info = **FindPolicy("blocks");
   auto settings = PolicySettings::Parse(info.name, info.settings, given);

@@ -142,6 +142,17 @@ __device__ __forceinline__ void CopyBox(void* to, const CUtensorMap* map, uint64
 #endif
 }
 
+// `bytes` in one piece, a multiple of 16 as both addresses are.
+__device__ __forceinline__ void CopyBulk(void* to, const void* from, uint64_t* barrier, int bytes) {
+#if OMNIKV_SM90A
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::
+          "r"(SharedAddress(to)),
+      "l"(from), "r"(SharedAddress(barrier)), "r"(bytes)
+      : "memory");
+#endif
+}
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
 #if OMNIKV_SM90A
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -12,7 +12,8 @@ namespace {
 // of few heads leave warps over, which take tiles beside it.
 
 constexpr int kReduceWarps = 8;
-constexpr int kReduceWide = 4;  // tokens a lane reduces at once, where alignment allows
+constexpr int kReduceWide = 4;    // tokens a lane reduces at once, where alignment allows
+constexpr int kReduceBlocks = 5;  // per multiprocessor: as many as registers allow, in one wave
 
 // Warps that share a tile: a power of two.
 __host__ __device__ inline int WarpsOfTile(const ScoreReduceArgs& a) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void Exponentiate(Pack<float, N>& v) {
 
 // Grid: x walks tiles, y rows, z lists. With kSome, tokens are those of a.only, one (N = 1) a lane.
 template <int N, bool kSum, bool kSome>
-__global__ void __launch_bounds__(32 * kReduceWarps)
+__global__ void __launch_bounds__(32 * kReduceWarps, kReduceBlocks)
     ScoreReduceKernel(const __grid_constant__ ScoreReduceArgs a) {
   // Of a tile, and of the one before, which the first warp may still read.
   __shared__ Pack<float, N> parts[2][kReduceWarps][32];
@@ -165,7 +166,7 @@ void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
   const int64_t tiles = 32 * (wide ? kReduceWide : 1) * (kReduceWarps / WarpsOfTile(args));
   const int64_t walkers =
       std::max<int64_t>(1, std::min(CeilDiv(some ? args.only.capacity : args.stride, tiles),
-                                    8 * int64_t{launch.device->sm_count}));
+                                    kReduceBlocks * int64_t{launch.device->sm_count}));
   const dim3 grid(static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_rows),
                   static_cast<uint32_t>(args.lists));
   const auto launch_of = [&](auto kernel) {

@@ -243,9 +243,10 @@ class Bench {
          static_cast<double>(copies * row_bytes * n_out), parts);
   }
 
-  // The attention of every layer of a decode step; picks > 0: over that many random tokens.
+  // The attention of every layer of a decode step; picks > 0: over that many random tokens; with
+  // units of more tokens over that many of them, others for each KV head.
   void Attend(const std::string& name, DType dtype, int32_t layers, int32_t heads, int32_t kv_heads,
-              int32_t dk, int32_t tokens, int32_t picks, ScoreKind score) {
+              int32_t dk, int32_t tokens, int32_t picks, ScoreKind score, int32_t unit = 1) {
     constexpr int32_t kBlock = 256;
     const int64_t row_bytes = KvRowBytes(dtype, kv_heads, dk, dk);
     const int64_t layer_bytes = row_bytes * ((tokens + kBlock - 1) / kBlock * kBlock);
@@ -258,16 +259,24 @@ class Bench {
     std::vector<float> scores(static_cast<size_t>(heads) * static_cast<size_t>(tokens));
     const RowMeta row{0, tokens - 1};
     const SeqMeta seq{.q_begin = 0, .q_len = 1, .kv_len = tokens, .table_off = 0, .prompt_len = 0};
-    std::vector<int32_t> index(static_cast<size_t>(std::max(picks, 1)));
-    for (int32_t i = 0; i < picks; ++i) {  // uneven steps
-      index[static_cast<size_t>(i)] =
-          static_cast<int32_t>(int64_t{tokens} * i / picks) + (i * 7) % 3;
+    const int32_t lists = unit > 1 ? kv_heads : 1;
+    std::vector<int32_t> index;
+    for (int32_t list = 0; list < lists; ++list) {
+      for (int32_t i = 0; i < picks; ++i) {  // uneven steps
+        index.push_back(static_cast<int32_t>(int64_t{tokens / unit} * i / picks) +
+                        (i * 7 + list * 5) % (lists > 1 ? 8 : 3));
+      }
     }
+    const std::vector<int32_t> counts(static_cast<size_t>(lists), picks);
     AttnPlan plan = AttnPlan::Dense();
     if (picks > 0) {
       plan = {};
-      plan.Add(
-          {.kind = SegmentKind::kList, .capacity = picks, .index = index.data(), .count = &picks});
+      plan.Add({.kind = SegmentKind::kList,
+                .unit = unit,
+                .lists = lists,
+                .capacity = picks,
+                .index = index.data(),
+                .count = counts.data()});
     }
     std::vector<std::function<void()>> parts;
     {
@@ -290,10 +299,12 @@ class Bench {
                             .score_stride = tokens}));
       }
     }
-    const double bytes =
-        static_cast<double>(layers) * static_cast<double>(row_bytes) * (picks > 0 ? picks : tokens);
+    const double bytes = static_cast<double>(layers) * static_cast<double>(row_bytes) *
+                         (picks > 0 ? picks * unit : tokens);
     Case(fmt::format("{} {} over {}{}{}", name, DTypeName(dtype), tokens,
-                     picks > 0 ? fmt::format(", {} picked", picks) : "",
+                     unit > 1    ? fmt::format(", {} of {} picked per KV head", picks, unit)
+                     : picks > 0 ? fmt::format(", {} picked", picks)
+                                 : "",
                      score == ScoreKind::kNone ? "" : ", scores"),
          bytes, parts);
   }
@@ -417,6 +428,7 @@ int Main(int argc, char** argv) {
     bench.Attend("1B attention", dtype, 16, 32, 8, 64, 16384, 0, ScoreKind::kNone);
     bench.Attend("8B attention", dtype, 16, 32, 8, 128, 16384, 0, ScoreKind::kNone);
     bench.Attend("GQA 8 attention", dtype, 16, 32, 4, 128, 16384, 0, ScoreKind::kNone);
+    bench.Attend("8B blocks", dtype, 16, 32, 8, 128, 131072, 96, ScoreKind::kNone, 128);
   }
   bench.Attend("28M attention", DType::kBF16, 16, 6, 2, 64, 30000, 0, ScoreKind::kHeadMax);
   bench.Attend("28M attention", DType::kBF16, 16, 6, 2, 64, 30000, 0, ScoreKind::kLogits);

@@ -656,6 +656,8 @@ FAULTS = {
     "q4_codes_rounded_down": (CPU + "rows.cc", "hn::Set(d, 8.5f)", "hn::Set(d, 8.0f)"),
     "q4_query_of_the_other_half": (
         CPU + "attend_kernels.cc", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
+    "threads_end_one_after_another": (
+        CPU + "attend.cc", "share(pieces) > share(best) + 0.01", "share(pieces) > share(best) + 1"),
     "q4_offset_of_seven_on_a_card": (
         KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
     "q4_v_of_low_nibbles_on_a_card": (
@@ -757,6 +759,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                   for name in ("heads_that_lie_alone_by_their_numbers",
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
+               "threads_end_one_after_another": ("cpu_backend_test", "CpuAttendPieces.*"),
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
                   for when in ("one_token_late", "when_it_begins")},

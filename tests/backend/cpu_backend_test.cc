@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../allocation_counter.h"
+#include "backend/cpu/attend.h"
 #include "backend/kv_format.h"
 
 namespace omnikv {
@@ -233,6 +234,17 @@ TEST(CpuBackendTest, RowsOfProductsKeepTheirBitsBesideAnyNumberOfOthers) {
       }
     }
   }
+}
+
+// Pieces of as many lists as there are KV heads, which few numbers of threads divide.
+TEST(CpuAttendPieces, ThreadsEndTogether) {
+  EXPECT_EQ(EvenPieces(8, 60, 8, 15), 13);  // 104 of 105 places, not 64 of 75
+  EXPECT_EQ(EvenPieces(8, 12, 8, 15), 11);  // 88 of 90
+  EXPECT_EQ(EvenPieces(8, 8, 8, 15), 8);    // no smaller ones
+  EXPECT_EQ(EvenPieces(8, 60, 8, 16), 8);
+  EXPECT_EQ(EvenPieces(60, 60, 1, 15), 60);
+  EXPECT_EQ(EvenPieces(1, 8, 8, 2), 1);
+  EXPECT_EQ(EvenPieces(1, 1, 2, 3), 1);
 }
 
 }  // namespace

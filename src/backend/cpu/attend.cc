@@ -53,6 +53,20 @@ AttendAxis MakeAttendAxis(const AttendArgs& a, const AttendGroup& group, int32_t
   return axis;
 }
 
+int32_t EvenPieces(int32_t least, int32_t most, int64_t lists, int32_t threads) {
+  // Of the time that the threads have until the last one ends, the share that they work.
+  const auto share = [&](int32_t pieces) {
+    const int64_t all = pieces * lists;
+    const int64_t rounds = (all + threads - 1) / threads;
+    return static_cast<double>(all) / static_cast<double>(rounds * threads);
+  };
+  int32_t best = least;
+  for (int32_t pieces = least + 1; pieces <= std::min(2 * least, most); ++pieces) {
+    if (share(pieces) > share(best) + 0.01) best = pieces;  // more pieces cost a little
+  }
+  return best;
+}
+
 CpuAttend::CpuAttend(ThreadPool& pool, const Isa& isa)
     : pool_(pool), kernels_(GetAttendKernels(isa)) {}
 
@@ -141,8 +155,14 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
 
   items_.clear();
   for (AttendGroup& group : groups_) {
-    group.pieces = static_cast<int32_t>(std::clamp<int64_t>(
-        (work_of(group) / lists + piece_bytes - 1) / piece_bytes, 1, max_pieces));
+    const int64_t bytes = work_of(group) / lists;
+    const auto pieces_of = [&](int64_t bytes_each, int32_t most) {
+      return static_cast<int32_t>(
+          std::clamp<int64_t>((bytes + bytes_each - 1) / bytes_each, 1, most));
+    };
+    const int32_t most = pieces_of(kMinPieceBytes, max_pieces);
+    group.pieces = EvenPieces(pieces_of(piece_bytes, most), most,
+                              lists * static_cast<int64_t>(groups_.size()), pool_.size());
     group.state = scratch;
     scratch += group.pieces * group.n_rows * a.n_heads * job.state_stride;
     for (int32_t p = 0; p < group.pieces; ++p) {

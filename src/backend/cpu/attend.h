@@ -9,6 +9,11 @@
 
 namespace omnikv {
 
+// How many pieces a walk over the tokens of one list is cut into: `least`, or more of them, up to
+// twice as many and at most `most`, where threads that take the pieces of `lists` such walks one by
+// one then end together.
+int32_t EvenPieces(int32_t least, int32_t most, int64_t lists, int32_t threads);
+
 class CpuAttend {
  public:
   CpuAttend(ThreadPool& pool, const Isa& isa);

@@ -150,7 +150,7 @@ struct ScoreShape {
   static constexpr int kRows = kRuns * (kBound ? 2 : 1);           // loads of a unit
   static constexpr int kUnits = std::min(8 / kRows, 32 / kHeads);  // of a warp at a time
   static constexpr int kSums = kUnits * kHeads;
-  static constexpr int kBlocksAnSm = kRuns * kHeads > 4 ? 2 : 3;  // as registers allow
+  static constexpr int kBlocksAnSm = kBound && kRuns * kHeads <= 4 ? 3 : 2;  // as registers allow
 };
 
 // How the warps of a block divide the KV heads of a tile of units among them.

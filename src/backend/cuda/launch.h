@@ -187,8 +187,7 @@ void BlockScore(const BlockScoreArgs& args, const Launch& launch);
 size_t KeyScoreScratch(const KeyScoreArgs& args);
 void KeyScore(const KeyScoreArgs& args, const Launch& launch);
 
-// --- kernels/index.cu and index_score.cu: an index of K, scores of tokens by it, and by K of listed
-// ones.
+// --- kernels/index.cu, index_score.cu: an index of K, scores by it, and by K of listed tokens.
 
 void IndexKeys(const IndexKeysArgs& args, const Launch& launch);
 size_t IndexScoreScratch(const IndexScoreArgs& args, const Device& device);

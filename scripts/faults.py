@@ -388,8 +388,7 @@ FAULTS = {
     "moments_turned_the_other_way": (
         KERNELS + "expected.cu", "(low ? partner : -partner)", "(low ? -partner : partner)"),
     "moments_forget_the_distance_of_means": (
-        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x]) * (mean[y] - before[y]))",
-        "*out"),
+        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x])", "(*out + 0 * (mean[x] - before[x])"),
     "expected_covariance_counts_twice": (
         KERNELS + "expected.cu", "scale * scale / 2 * v", "scale * scale * v"),
     "h2o_forgets_what_earlier_queries_gave": (H2O, ".accumulate = true", ".accumulate = false"),
@@ -413,7 +412,8 @@ FAULTS = {
         KERNELS + "score_tiles.cu", "step % list_heads == 0, queries",
         "step % list_heads <= 1, queries"),
     "compact_leaves_scores": (
-        KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to_scores[i] = score[u];", ""),
+        KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to",
+        "if (moves_scores && i < 0 * count) to"),
     "evicts_recent_rows": (KERNELS + "kept_rows.cu", "    if (IsRecent(a, s, l, i)) continue;\n", ""),
     "infllm_window_one_wider": (
         INFLLM + "infllm.cc", "AttnPlan::Dense(shape_.recent)", "AttnPlan::Dense(shape_.recent + 1)"),

@@ -1,6 +1,6 @@
-// Selection on the card: TopK against a choice made on the host, then its time, and the speed of
-// ScoreReduce and IndexScore.
-// Usage: cuda_select. Fails where a choice is wrong.
+// Selection on the card: TopK and IndexScore against the host, their times, and the speed of
+// ScoreReduce.
+// Usage: cuda_select. Fails where a choice or a logit is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -234,7 +234,8 @@ FAULTS = {
     "rows_stand_in_a_stage_as_in_the_bank": (
         "src/bank/bank.cc", "InOrder(stream.layer) ? first : row", "row"),
     "sets_are_primed_from_places_of_the_bank": (
-        "src/bank/working_sets.cc", "primes ? bank_.StageView(first_layer_) :", "primes && false ? bank_.StageView(first_layer_) :"),
+        "src/bank/working_sets.cc", "primes ? bank_.StageView(first_layer_) :",
+        "primes && false ? bank_.StageView(first_layer_) :"),
     "stages_have_room_for_all_sequences": (
         "src/bank/bank_config.h", "layer.InBothTiers() ?", "layer.OnHost() ?"),
     "a_prompts_stage_has_room_for_the_context": (
@@ -388,7 +389,8 @@ FAULTS = {
     "moments_turned_the_other_way": (
         KERNELS + "expected.cu", "(low ? partner : -partner)", "(low ? -partner : partner)"),
     "moments_forget_the_distance_of_means": (
-        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x])", "(*out + 0 * (mean[x] - before[x])"),
+        KERNELS + "expected.cu", "(*out + share * (mean[x] - before[x])",
+        "(*out + 0 * (mean[x] - before[x])"),
     "expected_covariance_counts_twice": (
         KERNELS + "expected.cu", "scale * scale / 2 * v", "scale * scale * v"),
     "h2o_forgets_what_earlier_queries_gave": (H2O, ".accumulate = true", ".accumulate = false"),
@@ -676,8 +678,9 @@ CHECKS = {
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",
             "cuda_backend_test": "tests/backend", "parity_cuda_test": "tests/backend"}
-# Of faults that need no card: the file, its folder or the fault -> program, tests. The last of several
-# counts, and what names a file, or lies in CPU, is not tried on the card.
+# Of faults that need no card: the file, its folder or the fault -> program, tests. The fault's own
+# counts before those of its place, of which the last counts. What names a file, or lies in CPU, is
+# not tried on the card.
 ENGINE_CHECK = ("engine_test", "*PolicyOracle*cpu*:*Anchors*cpu*:*SparsePromptsOn*/cpu")
 HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                "src/bank/": ("host_layers_test", "*/lanes"),

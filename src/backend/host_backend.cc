@@ -146,6 +146,7 @@ using Piece = DiskMemory::Piece;
 
 // The rows that `fetch` copies; without places where they go: those that it will read.
 std::vector<Piece> PiecesOf(const FetchRowsArgs& fetch, bool read) {
+  OKV_CHECK(fetch.gap_bytes == 0);
   std::vector<Piece> pieces;
   for (int32_t l = 0; l < fetch.lists; ++l) {
     const int64_t first = int64_t{l} * fetch.capacity;

@@ -293,7 +293,7 @@ struct CostVisitor {
   Cost operator()(const FetchRowsArgs& a) const {
     uint64_t n = 0;
     for (int32_t l = 0; l < a.lists; ++l) n += U(a.n[l]);
-    return {.bytes_read = n * U(a.row_bytes) + 8 * n, .bytes_written = n * U(a.row_bytes)};
+    return {.bytes_read = n * U(a.CopiedBytes()) + 8 * n, .bytes_written = n * U(a.CopiedBytes())};
   }
   Cost operator()(const ListPiecesArgs& a) const {
     Cost c{.bytes_read = (sizeof(SeqMeta) + 4) * U(a.n_seqs),

@@ -399,7 +399,8 @@ struct WorkingSetArgs {
   OMNIKV_HOST_DEVICE uint32_t UsedAt(uint32_t step) const { return 2 * step - (ahead ? 1 : 0); }
 };
 
-// Row to_row[l][i] of `to` = row from_row[l][i] of `from`, for each list l and i < n[l].
+// Row to_row[l][i] of `to` = row from_row[l][i] of `from`, for each list l and i < n[l], but for
+// the gap_bytes from `gap` on, which stay as they are.
 struct FetchRowsArgs {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -409,8 +410,10 @@ struct FetchRowsArgs {
   const int32_t* n = nullptr;         // [lists]
   int32_t capacity = 0;               // of a list
   int32_t lists = 1;
+  int64_t gap = 0, gap_bytes = 0;  // REQUIRES none where rows lie on a disk
 
   bool operator==(const FetchRowsArgs&) const = default;
+  OMNIKV_HOST_DEVICE int64_t CopiedBytes() const { return row_bytes - gap_bytes; }
 };
 
 // Selections of units, for slots that each hold a piece of them: a unit, or a block of K/V where

@@ -103,8 +103,12 @@ void FetchRowsOnHost(const FetchRowsArgs& a) {
     const int32_t* from = a.from_row + int64_t{l} * a.capacity;
     const int32_t* to = a.to_row + int64_t{l} * a.capacity;
     for (int32_t i = 0; i < a.n[l]; ++i) {
-      std::memcpy(a.to + to[i] * a.row_bytes, a.from + from[i] * a.row_bytes,
-                  static_cast<size_t>(a.row_bytes));
+      const auto copy = [&](int64_t begin, int64_t end) {
+        std::memcpy(a.to + to[i] * a.row_bytes + begin, a.from + from[i] * a.row_bytes + begin,
+                    static_cast<size_t>(end - begin));
+      };
+      copy(0, a.gap);
+      copy(a.gap + a.gap_bytes, a.row_bytes);
     }
   }
 }

@@ -309,7 +309,23 @@ TEST_F(ParityDeviceTest, FetchRows) {
   constexpr int32_t kCapacity = 300;
   const std::vector<std::vector<int32_t>> all_lists = {
       {0}, {1}, {9}, {300}, {0, 3, 0, 0, 280, 1, 0}, {300, 50, 1}};
-  for (int32_t row_bytes : {16, 36, 38, 512, 2048, 4096}) {
+  struct Row {
+    int32_t bytes, gap = 0, gap_bytes = 0;
+  };
+  const std::vector<Row> kinds = {{16},
+                                  {36},
+                                  {38},
+                                  {512},
+                                  {2048},
+                                  {4096},
+                                  {2176, 1024, 1024},
+                                  {2176, 1024, 1152},
+                                  {4096, 0, 16},
+                                  {36, 4, 8},
+                                  {38, 2, 34},
+                                  {512, 500, 12}};
+  for (const Row& kind : kinds) {
+    const int32_t row_bytes = kind.bytes;
     std::vector<std::byte> from(static_cast<size_t>(kFrom * row_bytes));
     for (std::byte& b : from) b = static_cast<std::byte>(random.Int(0, 255));
     for (const std::vector<int32_t>& count : all_lists) {
@@ -326,7 +342,8 @@ TEST_F(ParityDeviceTest, FetchRows) {
           to_row[l * kCapacity + i] = to[row++];
         }
       }
-      Check(fmt::format("FetchRows {} of {} bytes", fmt::join(count, "+"), row_bytes),
+      Check(fmt::format("FetchRows {} of {} bytes without {} from {} on", fmt::join(count, "+"),
+                        row_bytes, kind.gap_bytes, kind.gap),
             [&](const Execute& run) {
               std::vector<std::byte> rows(static_cast<size_t>(kTo * row_bytes), std::byte{0x77});
               run(FetchRowsArgs{.from = from.data(),
@@ -336,7 +353,9 @@ TEST_F(ParityDeviceTest, FetchRows) {
                                 .to_row = to_row.data(),
                                 .n = count.data(),
                                 .capacity = kCapacity,
-                                .lists = static_cast<int32_t>(count.size())});
+                                .lists = static_cast<int32_t>(count.size()),
+                                .gap = kind.gap,
+                                .gap_bytes = kind.gap_bytes});
               Array bytes{"to", {}, 0};
               for (std::byte b : rows) {
                 bytes.values.push_back(static_cast<float>(std::to_integer<int>(b)));

@@ -9,6 +9,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kSlotsAThread = 8;  // whose ages are on their way together
+constexpr int kTokensAThread = 4;
 static_assert(kSlotAges == kThreads, "a thread counts the slots of one age");
 
 // The sum of the threads before this one, and of the block.
@@ -16,35 +17,23 @@ struct Sums {
   int32_t before, total;
 };
 
-// `in_warp`: the same of this thread's warp.
-__device__ Sums BlockSums(Sums in_warp, int32_t* warps) {
+__device__ Sums BlockScan(int32_t value, int32_t* warps) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
+  int32_t upto = value;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t lower = __shfl_up_sync(kAllLanes, upto, offset);
+    if (lane >= offset) upto += lower;
+  }
   __syncthreads();  // the last use of `warps` is over
-  if (threadIdx.x % 32 == 0) warps[warp] = in_warp.total;
+  if (lane == 31) warps[warp] = upto;
   __syncthreads();
-  Sums sums{in_warp.before, 0};
+  Sums sums{upto - value, 0};
   for (int w = 0; w < kWarps; ++w) {
     if (w < warp) sums.before += warps[w];
     sums.total += warps[w];
   }
   return sums;
-}
-
-// How many threads have the flag.
-__device__ Sums BlockRank(bool flag, int32_t* warps) {
-  const uint32_t votes = __ballot_sync(kAllLanes, flag);
-  const uint32_t lower = (1u << (threadIdx.x % 32)) - 1;
-  return BlockSums({__popc(votes & lower), __popc(votes)}, warps);
-}
-
-// The sums of any values.
-__device__ Sums BlockScan(int32_t value, int32_t* warps) {
-  int32_t upto = value;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t lower = __shfl_up_sync(kAllLanes, upto, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) upto += lower;
-  }
-  return BlockSums({upto - value, __shfl_sync(kAllLanes, upto, 31)}, warps);
 }
 
 // What FindSlots shares.
@@ -59,6 +48,7 @@ __device__ void FindSlots(const WorkingSetArgs& a, uint32_t step, int32_t missin
   const auto thread = static_cast<int32_t>(threadIdx.x);
   ages.slots[thread] = 0;
   __syncthreads();
+#pragma unroll 4
   for (int32_t begin = 0; begin < a.n_slots; begin += kThreads) {
     const int32_t slot = begin + thread;
     const uint32_t age = slot < a.n_slots ? SlotAge(a.used[slot], step) : 0;
@@ -153,46 +143,53 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();  // those that are selected too count as such
 
-  int32_t missing = 0;
-  for (int32_t begin = 0; begin < n; begin += kThreads) {
-    const int32_t i = begin + thread;
-    int32_t slot = 0;
-    if (i < n) {
-      slot = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
-      a.slots[i] = slot < 0 ? slot : first_slot + slot;
-      if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);
-    }
-    missing += BlockRank(i < n && slot < 0, warps).total;
+  const bool simulated = a.simulated_hits >= 0;
+  int32_t own_missing = 0;  // of this thread
+#pragma unroll 4
+  for (int32_t i = thread; i < n; i += kThreads) {
+    const int32_t slot = simulated ? i : a.slot_of[token(i)];
+    a.slots[i] = slot < 0 ? slot : first_slot + slot;
+    if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);
+    own_missing += slot < 0 ? 1 : 0;
   }
+  int32_t missing = BlockScan(own_missing, warps).total;
   __syncthreads();
 
   if (missing > 0) FindSlots(a, step, missing, free_slots, ages, warps);
 
-  const bool simulated = a.simulated_hits >= 0;
-  for (int32_t given = 0, begin = 0; begin < n; begin += kThreads) {
-    const int32_t i = begin + thread;
-    const bool lot = simulated && i != own && !IsSimulatedHit(a.simulated_hits, step, i);
-    const bool miss = i < n && (a.slots[i] < 0 || lot);
-    const Sums rank = BlockRank(miss, warps);
-    const int32_t place = given + rank.before;
-    if (miss && lot) {
-      a.miss_row[place] = row_of(token(i));
-      a.miss_slot[place] = first_slot + i;
-    } else if (miss) {
-      const int32_t slot = free_slots[place];
+  const int32_t tokens = n > kThreads ? kTokensAThread : 1;  // of a thread, one after the other
+  for (int32_t given = 0, begin = 0; begin < n; begin += kThreads * tokens) {
+    const int32_t first = begin + thread * tokens;
+    uint32_t missed = 0;  // a bit for each
+#pragma unroll
+    for (int j = 0; j < kTokensAThread; ++j) {
+      const int32_t i = first + j;
+      const bool lot = simulated && i != own && !IsSimulatedHit(a.simulated_hits, step, i);
+      if (j < tokens && i < n && (lot || a.slots[i] < 0)) missed |= 1u << j;
+    }
+    const Sums rank = BlockScan(__popc(missed), warps);
+    int32_t place = given + rank.before;
+#pragma unroll
+    for (int j = 0; j < kTokensAThread; ++j) {
+      const int32_t i = first + j;
+      if ((missed >> j & 1) == 0) continue;
       const int32_t t = token(i);
-      const int32_t old = a.owner[slot];
-      if (old >= 0) a.slot_of[old] = -1;
-      a.owner[slot] = t;
-      a.slot_of[t] = slot;
-      a.used[slot] = a.UsedAt(step);
-      a.slots[i] = first_slot + slot;
+      const int32_t slot = simulated ? i : free_slots[place];
+      if (!simulated) {
+        const int32_t old = a.owner[slot];
+        if (old >= 0) a.slot_of[old] = -1;
+        a.owner[slot] = t;
+        a.slot_of[t] = slot;
+        a.used[slot] = a.UsedAt(step);
+        a.slots[i] = first_slot + slot;
+      }
       if (i == own) {
         own_missed = 1;
       } else {
         a.miss_row[place] = row_of(t);
         a.miss_slot[place] = first_slot + slot;
       }
+      ++place;
     }
     given += rank.total;
     if (simulated) missing = given;
@@ -267,21 +264,24 @@ struct FetchLists {
 // `behind_fetch`: the kernel launched before is a fetch, and reads nothing that this one waits for.
 // This one then starts at the last units of that one, so that the bus never idles between the two,
 // and ends after it.
-template <typename Word>
+//
+// `kPart`: of rows with a gap. The step waits for such a part.
+template <typename Word, bool kPart>
 __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a, bool behind_fetch) {
   if (!behind_fetch) GridWait();
   constexpr int32_t kUnit = 32 * kInFlight;
-  const auto pieces = static_cast<int32_t>(a.row_bytes / static_cast<int64_t>(sizeof(Word)));
+  constexpr int64_t kWord = sizeof(Word);
+  const auto pieces = static_cast<int32_t>(a.CopiedBytes() / kWord);
   const int32_t parts = (pieces + kUnit - 1) / kUnit;  // of a row
   FetchLists lists{a};
   const int32_t n = lists.Rows();
   const int32_t n_units = n * parts;
   const auto lane = static_cast<int32_t>(threadIdx.x);
   const int32_t capacity = a.capacity * a.lists;
-  const bool quiet = n <= capacity - capacity / 8;
+  const bool quiet = !kPart && n <= capacity - capacity / 8;
   const int32_t most = a.lists > 1 && n <= capacity / 4 ? kQuietSharedBlocks : kQuietBlocks;
   const int64_t block_bytes = kLeastBlockBytes + a.lists * kLeastBlockBytesASequence;
-  const auto wanted = static_cast<int32_t>(CeilDiv(n * a.row_bytes, block_bytes));
+  const auto wanted = static_cast<int32_t>(CeilDiv(n * a.CopiedBytes(), block_bytes));
   const auto all = static_cast<int32_t>(gridDim.x);
   const int32_t n_blocks = quiet ? min(all, max(kFetchCluster, min(wanted, most))) : all;
   auto unit = static_cast<int32_t>(blockIdx.x);
@@ -300,18 +300,22 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a, bool behind_
     // Not earlier: all fetches of a selection would wait on multiprocessors that the step needs.
     if (unit + kLastUnits * n_blocks >= n_units) GridTrigger();
     const int32_t first = unit % parts * kUnit + lane;
-    const auto* in = reinterpret_cast<const Word*>(a.from + from * a.row_bytes) + first;
-    auto* out = reinterpret_cast<Word*>(a.to + to * a.row_bytes) + first;
+    const auto* in = reinterpret_cast<const Word*>(a.from + from * a.row_bytes);
+    auto* out = reinterpret_cast<Word*>(a.to + to * a.row_bytes);
+    const auto at = [&](int u) {
+      const int32_t i = first + 32 * u;
+      return !kPart || i < a.gap / kWord ? i : i + static_cast<int32_t>(a.gap_bytes / kWord);
+    };
     Word piece[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      if (first + 32 * u < pieces) piece[u] = __ldcv(in + 32 * u);
+      if (first + 32 * u < pieces) piece[u] = __ldcv(in + at(u));
     }
     unit += n_blocks;
     find_rows();
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      if (first + 32 * u < pieces) out[32 * u] = piece[u];
+      if (first + 32 * u < pieces) out[at(u)] = piece[u];
     }
   }
   if (blockIdx.x > 0) return;
@@ -321,20 +325,33 @@ __global__ void __maxnreg__(kFetchRegisters) Fetch(FetchRowsArgs a, bool behind_
 
 constexpr int kPieceThreads = 256;
 
-// A block per sequence.
+// Grid: x walks pieces, y sequences.
+dim3 PieceGrid(int32_t capacity, int32_t n_seqs) {
+  constexpr int64_t kMost = 32;
+  return {static_cast<unsigned>(std::clamp<int64_t>(CeilDiv(capacity, kPieceThreads), 1, kMost)),
+          static_cast<unsigned>(n_seqs)};
+}
+
+__device__ __forceinline__ int32_t PieceThread() {
+  return static_cast<int32_t>(blockIdx.x * kPieceThreads + threadIdx.x);
+}
+__device__ __forceinline__ int32_t PieceThreads() {
+  return static_cast<int32_t>(gridDim.x) * kPieceThreads;
+}
+
 __global__ void __launch_bounds__(kPieceThreads)
     ListPiecesKernel(const __grid_constant__ ListPiecesArgs a) {
   GridTrigger();
   GridWait();
-  const auto s = static_cast<int32_t>(blockIdx.x);
+  const auto s = static_cast<int32_t>(blockIdx.y);
   const SeqMeta seq = a.seqs[s];
   const int32_t n = seq.q_len == 0 ? 0 : a.count[s] * a.per_unit;
   const int32_t* const index = a.index + int64_t{s} * a.capacity;
   int32_t* const to = a.to_index + int64_t{s} * a.to_capacity;
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < n; i += kPieceThreads) {
+  for (int32_t i = PieceThread(); i < n; i += PieceThreads()) {
     to[i] = index[i / a.per_unit] * a.per_unit + i % a.per_unit;
   }
-  if (threadIdx.x != 0) return;
+  if (PieceThread() != 0) return;
   a.to_count[s] = n;
   SeqMeta by_piece = seq;
   by_piece.kv_len = UnitsOf(seq.kv_len, a.piece_tokens);
@@ -344,23 +361,21 @@ __global__ void __launch_bounds__(kPieceThreads)
   a.by_table[s] = by_table;
 }
 
-// A block per sequence.
 __global__ void __launch_bounds__(kPieceThreads)
     PieceTableKernel(const __grid_constant__ PieceTableArgs a) {
   GridTrigger();
   GridWait();
-  const auto s = static_cast<int32_t>(blockIdx.x);
+  const auto s = static_cast<int32_t>(blockIdx.y);
   if (a.seqs[s].q_len == 0) return;
-  const auto thread = static_cast<int32_t>(threadIdx.x);
   const int64_t first = int64_t{s} * a.capacity;
   int32_t* const table = a.table + int64_t{s} * a.table_stride;
-  for (int32_t i = thread; i < a.count[s]; i += kPieceThreads) {
+  const int32_t listed = a.count[s];
+  for (int32_t i = PieceThread(); i < listed; i += PieceThreads()) {
     table[a.index[first + i]] = a.slots[first + i];
   }
   const int32_t end = UnitsOf(a.bounds[2 * s + 1], a.piece_tokens);
-  for (int32_t p = a.bounds[2 * s] / a.piece_tokens + thread; p < end; p += kPieceThreads) {
-    table[p] = a.OfLast(s, p);
-  }
+  const int32_t begin = a.bounds[2 * s] / a.piece_tokens;
+  for (int32_t p = begin + PieceThread(); p < end; p += PieceThreads()) table[p] = a.OfLast(s, p);
 }
 
 }  // namespace
@@ -375,30 +390,40 @@ void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
 }
 
 void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch) {
-  const auto fetch = args.row_bytes % 16 == 0  ? Fetch<uint4>
-                     : args.row_bytes % 4 == 0 ? Fetch<uint32_t>
-                                               : Fetch<uint16_t>;
+  const int64_t bits = args.row_bytes | args.gap | args.gap_bytes;
+  const auto of_word = [&](auto word) {
+    using Word = decltype(word);
+    return args.gap_bytes > 0 ? Fetch<Word, true> : Fetch<Word, false>;
+  };
+  const auto fetch = bits % 16 == 0  ? of_word(uint4{})
+                     : bits % 4 == 0 ? of_word(uint32_t{})
+                                     : of_word(uint16_t{});
   // Room for the step's kernels beside it: where a fetch comes first, its division of shared memory
   // stays until the multiprocessor runs empty (with a smaller one steps are 3 to 5 % slower).
   CheckLaunch(cudaFuncSetAttribute(fetch, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared),
               "fetch");
+  constexpr int64_t kUnitBytes = 32 * kInFlight * 16;
   const int64_t blocks =
-      CeilDiv(int64_t{args.lists} * args.capacity * args.row_bytes, 32 * kInFlight * 16);
-  const auto clusters =
-      static_cast<unsigned>(CeilDiv(std::min(kFetchBlocks, blocks), kFetchCluster));
+      CeilDiv(int64_t{args.lists} * args.capacity * args.CopiedBytes(), kUnitBytes);
+  // As many bytes under way where rows are shorter than a unit, in parts that a step waits for.
+  const int64_t most =
+      args.gap_bytes == 0
+          ? kFetchBlocks
+          : kFetchBlocks * kUnitBytes / std::clamp<int64_t>(args.CopiedBytes(), 512, kUnitBytes);
+  const auto clusters = static_cast<unsigned>(CeilDiv(std::min(most, blocks), kFetchCluster));
   KernelLaunch(launch, dim3(clusters * kFetchCluster), dim3(32), 0, kFetchCluster)
       .Run(fetch, args, behind_fetch);
 }
 
 void ListPieces(const ListPiecesArgs& args, const Launch& launch) {
-  LaunchKernel(ListPiecesKernel, launch, dim3(static_cast<unsigned>(args.n_seqs)),
+  LaunchKernel(ListPiecesKernel, launch, PieceGrid(args.to_capacity, args.n_seqs),
                dim3(kPieceThreads), 0, args);
 }
 
 void PieceTable(const PieceTableArgs& args, const Launch& launch) {
-  LaunchKernel(PieceTableKernel, launch, dim3(static_cast<unsigned>(args.n_seqs)),
-               dim3(kPieceThreads), 0, args);
+  LaunchKernel(PieceTableKernel, launch, PieceGrid(args.capacity, args.n_seqs), dim3(kPieceThreads),
+               0, args);
 }
 
 }  // namespace omnikv::cuda

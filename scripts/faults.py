@@ -208,7 +208,7 @@ FAULTS = {
     "away_rows_come_one_block_late": (
         LAST_ROWS, "t / bt % blocks_) * bt", "(t / bt + 1) % blocks_) * bt"),
     "units_are_read_before_they_are_there": (
-        FETCHED, "backend_.Join(Lane::kMain, Lane::kIn);", ""),
+        FETCHED, "backend_.Join(Lane::kMain, Lane::kIn);\n  Redirect", "Redirect"),
     "units_come_before_they_are_chosen": (FETCHED, "backend_.Join(Lane::kIn, Lane::kMain);", ""),
     "units_outlive_a_turn": (FETCHED, "slots_.Reset(seq);", "static_cast<void>(seq);"),
     "last_rows_stand_behind_one_sequence": (
@@ -216,8 +216,16 @@ FAULTS = {
         ".first_last = slots_of_.n_slots"),
     "a_piece_counts_as_a_row": (FETCHED, "static_cast<uint64_t>(piece_),", "uint64_t{1},"),
     "layers_that_share_a_choice_list_the_first_ones": (
-        RESIDENCY, "if (!selected_[selection]) r_.units_->Select(layer, attend);",
-        "if (selection == 0 && !selected_[0]) r_.units_->Select(layer, attend);"),
+        RESIDENCY, "if (!selected_[selection]) r_", "if (selection == 0 && !selected_[0]) r_"),
+    "candidates_outlive_a_turn": (
+        RESIDENCY, "if (candidates_ != nullptr) candidates_->Reset(seq);", ""),
+    "dense_steps_read_the_last_rows_alone": (RESIDENCY, "attend.kv = r_.bank_.View(layer);  //", "//"),
+    "values_of_candidates_are_not_awaited": (RESIDENCY, "r_.candidates_->AwaitValues();", ""),
+    "keys_of_candidates_are_not_awaited": (
+        FETCHED, "backend_.Join(Lane::kMain, Lane::kIn);\n  copy", "copy"),
+    "scales_come_with_the_values": (
+        FETCHED, "values = home.n_kv_heads * home.v.head_bytes;", "values = home.k.row_bytes - to_values;"),
+    "rows_have_no_gap_on_a_card": (KERNELS + "working_set.cu", "!kPart || i <", "true || i <"),
     "last_rows_of_a_prompt_stay_there": (
         RESIDENCY, "last->StoreHome(layer,", "if (!rows_.prefill) last->StoreHome(layer,"),
     "last_rows_are_all_there_is": (RESIDENCY, "place.home = place.kv;", ""),

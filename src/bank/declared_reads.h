@@ -21,7 +21,8 @@ struct StreamedLayers {
 };
 
 // DeclaredReads::selection_of a layer whose steps read few rows, but by no selection that was made
-// before its turn: its K/V may live away from the device, where steps read and write them in place.
+// before its turn: its K/V may live away from the device, where steps read and write them in place,
+// but for what DeclaredReads::max_candidates says.
 inline constexpr int32_t kFewRows = -2;
 
 // Of a layer whose attention reads the last tokens alone, in prompts too: its K/V may live away
@@ -51,6 +52,10 @@ struct DeclaredReads {
   // Of a layer with kLastRows: the attention of a step reads the last so many, back from its last
   // row. So do the policy's ops, but for those that read in place.
   int64_t max_recent = 0;
+  // Of layers with kFewRows: a step lists so many tokens at most before their attention, and reads
+  // no others but the last max_recent (LayerStep::bring). The device may keep what is listed
+  // (bank/fetched_units.h). 0: steps of them read in place.
+  int64_t max_candidates = 0;
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads K of all tokens of the layer, and then attends to one list of at
   // most max_tokens for each KV head: its V may live away from the device (bank/fetched_values.h),

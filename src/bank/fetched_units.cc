@@ -1,10 +1,35 @@
 #include "bank/fetched_units.h"
 
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 
 namespace omnikv {
+namespace {
+
+// Slots for each candidate of a step: steps of a text list much the same tokens.
+constexpr int64_t kSlotsACandidate = 2;
+
+}  // namespace
+
+WorkingSetConfig FetchedUnits::OfCandidates(const BankConfig& bank, const DeclaredReads& reads,
+                                            int32_t n_seqs) {
+  const int64_t most = reads.max_candidates;
+  DeclaredReads own{.selection_of = std::vector<int32_t>(bank.layers.size(), -1),
+                    .max_tokens = most + reads.max_recent,
+                    .by_token = false,
+                    .unit = 1,
+                    .max_recent = reads.max_recent};
+  for (size_t layer = 0; most > 0 && layer < bank.layers.size(); ++layer) {
+    if (reads.selection_of[layer] != kFewRows || !LastRows::CanKeep(bank.layers[layer])) continue;
+    own.selection_of[layer] = own.n_selections++;
+  }
+  const int64_t slots = std::max(most, std::min(kSlotsACandidate * most, bank.max_tokens));
+  return {.reads = std::move(own),
+          .n_slots = static_cast<int32_t>(slots + reads.max_recent),
+          .n_seqs = n_seqs};
+}
 
 SlotsConfig FetchedUnits::SlotsOf(const BankConfig& bank, const WorkingSetConfig& config) {
   const int32_t piece = PieceOf(bank, config.reads);
@@ -26,6 +51,7 @@ LastRowsConfig FetchedUnits::LastRowsOf(const BankConfig& bank, const WorkingSet
 }
 
 size_t FetchedUnits::Bytes(const BankConfig& bank, const WorkingSetConfig& config) {
+  if (!AnyHeld(bank, config)) return 0;
   const SlotsConfig slots = SlotsOf(bank, config);
   const auto words = static_cast<size_t>(slots.capacity + 1 + slots.max_tokens);
   return LastRows::Bytes(bank, LastRowsOf(bank, config)) + Slots::Bytes(slots) +
@@ -64,8 +90,7 @@ void FetchedUnits::Reset(int32_t seq) {
   slots_.Reset(seq);
 }
 
-void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
-  const AttnPlan& plan = attend.plan;
+void FetchedUnits::Select(int32_t layer, const AttnPlan& plan, const SeqMeta* seqs) {
   const PlanSegment& list = plan.segments[0];
   OKV_CHECK(plan.n_segments == 2 && list.kind == SegmentKind::kList && list.lists == 1 &&
             list.unit == config_.reads.unit && plan.segments[1].bounds != nullptr);
@@ -73,7 +98,7 @@ void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
   const int32_t per_block = bank_.config().block_tokens / piece_;
   auto* const index = index_.as<int32_t>();
   auto* const count = count_.as<int32_t>();
-  backend_.Enqueue(ListPiecesArgs{.seqs = attend.seqs,
+  backend_.Enqueue(ListPiecesArgs{.seqs = seqs,
                                   .index = list.index,
                                   .count = list.count,
                                   .to_index = index,
@@ -96,7 +121,7 @@ void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
                  .block_tokens = per_block,
                  .index_stride = slots_of_.capacity},
                 Slots::Use::kStep);
-  backend_.Enqueue(PieceTableArgs{.seqs = attend.seqs,
+  backend_.Enqueue(PieceTableArgs{.seqs = seqs,
                                   .index = index,
                                   .count = count,
                                   .slots = slots_.group(group).slots.as<int32_t>(),
@@ -115,11 +140,37 @@ void FetchedUnits::Select(int32_t layer, const AttendArgs& attend) {
 void FetchedUnits::Resolve(int32_t layer, AttendArgs& attend) {
   const KvView home = bank_.View(layer);
   OKV_CHECK(home.Interleaved());
-  std::byte* const here = last_->Memory(layer);
-  slots_.Fetch(static_cast<size_t>(SelectionOf(layer)), home.k.base, here,
-               piece_ * home.k.row_bytes, Lane::kIn);
+  slots_.Fetch(
+      static_cast<size_t>(SelectionOf(layer)),
+      {.from = home.k.base, .to = last_->Memory(layer), .row_bytes = piece_ * home.k.row_bytes},
+      Lane::kIn);
   backend_.Join(Lane::kMain, Lane::kIn);
-  attend.kv = home.MovedTo(here);
+  Redirect(layer, attend);
+}
+
+void FetchedUnits::ResolveKeys(int32_t layer, AttendArgs& attend) {
+  const KvView home = bank_.View(layer);
+  OKV_CHECK(home.Interleaved() && piece_ == 1);
+  const auto group = static_cast<size_t>(SelectionOf(layer));
+  const int64_t to_values = home.v.base - home.k.base;
+  const int64_t values = home.n_kv_heads * home.v.head_bytes;
+  FetchRowsArgs copy{.from = home.k.base,
+                     .to = last_->Memory(layer),
+                     .row_bytes = home.k.row_bytes,
+                     .gap = to_values,
+                     .gap_bytes = values};
+  slots_.Fetch(group, copy, Lane::kIn);
+  backend_.Join(Lane::kMain, Lane::kIn);
+  copy.from += to_values;
+  copy.to += to_values;
+  copy.gap = values;
+  copy.gap_bytes = copy.row_bytes - values;
+  slots_.Fetch(group, copy, Lane::kIn);
+  Redirect(layer, attend);
+}
+
+void FetchedUnits::Redirect(int32_t layer, AttendArgs& attend) const {
+  attend.kv = bank_.View(layer).MovedTo(last_->Memory(layer));
   attend.kv.block_table = table_.as<int32_t>();
   attend.kv.block_tokens = piece_;
   attend.seqs = by_table_.as<SeqMeta>();

@@ -1,7 +1,8 @@
 // Layers on the host whose selections stand in their plans alone, as units of one list for all KV
 // heads (DeclaredReads::unit): what a step lists comes to slots of the device, beside the rows of
 // the last tokens, which stay there. One block table names both, so attention reads the plan as it
-// is, row by row in the same order, and no sum changes (docs/decisions/074).
+// is, row by row in the same order, and no sum changes (docs/decisions/074). Candidates are such
+// units of one token, listed before the plan is made (DeclaredReads::max_candidates).
 #pragma once
 
 #include <algorithm>
@@ -25,10 +26,13 @@ class FetchedUnits {
   static bool AnyHeld(const BankConfig& bank, const WorkingSetConfig& config) {
     return LastRows::Any(LastRowsOf(bank, config));
   }
+  // What holds the candidates of `reads`, as selections of their layers.
+  static WorkingSetConfig OfCandidates(const BankConfig& bank, const DeclaredReads& reads,
+                                       int32_t n_seqs);
   // REQUIRES AnyHeld.
   static Result<std::unique_ptr<FetchedUnits>> Create(Backend& backend, Bank& bank,
                                                       const WorkingSetConfig& config);
-  // Bytes of the backend's memory that Create takes.
+  // Bytes of the backend's memory that Create takes; 0 where no layer is held.
   static size_t Bytes(const BankConfig& bank, const WorkingSetConfig& config);
 
   int32_t n_selections() const { return config_.reads.n_selections; }
@@ -40,12 +44,16 @@ class FetchedUnits {
   LastRows& last() { return *last_; }
   // Forgets what is in slots of a sequence: after something other than a decode step wrote K/V.
   void Reset(int32_t seq);
-  // Enqueues the choice of slots for what `attend` lists, of the first layer of a step that reads
-  // its selection from here.
-  void Select(int32_t layer, const AttendArgs& attend);
+  // Enqueues the choice of slots for what `plan` lists, of the first layer of a step that reads its
+  // selection from here.
+  void Select(int32_t layer, const AttnPlan& plan, const SeqMeta* seqs);
   // Enqueues the fetch of what `layer` misses, waits for it, and turns the attention to what is
   // here. After Select.
   void Resolve(int32_t layer, AttendArgs& attend);
+  // The same of slots of one token, but that what reads K alone need not wait for V, which comes
+  // behind it until AwaitValues.
+  void ResolveKeys(int32_t layer, AttendArgs& attend);
+  void AwaitValues() { backend_.Join(Lane::kMain, Lane::kIn); }
 
   // Rows of a layer each, of one sequence or of all (-1), since Create or Reset. Waits for the
   // backend.
@@ -67,6 +75,7 @@ class FetchedUnits {
         slots_of_(SlotsOf(bank.config(), config)),
         slots_(backend) {}
   Status Allocate();
+  void Redirect(int32_t layer, AttendArgs& attend) const;
 
   Backend& backend_;
   Bank& bank_;

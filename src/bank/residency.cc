@@ -31,7 +31,14 @@ Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& ban
   } else if (FetchedUnits::AnyHeld(bank.config(), config)) {
     OKV_ASSIGN_OR_RETURN(residency->units_, FetchedUnits::Create(backend, bank, config));
     residency->bytes_ += FetchedUnits::Bytes(bank.config(), config);
-  } else if (on_host && config.reads.by_token && WorkingSets::AnyHeld(bank.config(), config)) {
+  } else if (const WorkingSetConfig few =
+                 FetchedUnits::OfCandidates(bank.config(), config.reads, config.n_seqs);
+             FetchedUnits::AnyHeld(bank.config(), few)) {
+    OKV_ASSIGN_OR_RETURN(residency->candidates_, FetchedUnits::Create(backend, bank, few));
+    residency->bytes_ += FetchedUnits::Bytes(bank.config(), few);
+  }
+  if (on_host && config.reads.by_token && residency->away_ == nullptr &&
+      WorkingSets::AnyHeld(bank.config(), config)) {
     OKV_ASSIGN_OR_RETURN(residency->sets_, WorkingSets::Create(backend, bank, std::move(config)));
     residency->bytes_ += residency->sets_->Bytes();
   }
@@ -160,13 +167,25 @@ void Residency::Step::AfterAppend(int32_t layer) {
 void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
   if (InSet(layer)) r_.sets_->Resolve(layer, attend);
   if (Listed(layer)) ReadListed(layer, attend);
+  if (HasCandidates(layer) && brought_ == layer) {
+    r_.candidates_->AwaitValues();
+  } else if (HasCandidates(layer)) {
+    attend.kv = r_.bank_.View(layer);  // the step lists none and reads everything, where all is
+  }
   if (CopiesListed(layer)) r_.values_->Fetch(attend);
   if (Away(layer)) merge_ = r_.away_->Split(layer, attend);
 }
 
+void Residency::Step::Bring(int32_t layer, const AttnPlan& candidates, AttendArgs& attend) {
+  if (!HasCandidates(layer)) return;
+  r_.candidates_->Select(layer, candidates, attend.seqs);
+  r_.candidates_->ResolveKeys(layer, attend);
+  brought_ = layer;
+}
+
 void Residency::Step::ReadListed(int32_t layer, AttendArgs& attend) {
   const auto selection = static_cast<size_t>(r_.units_->SelectionOf(layer));
-  if (!selected_[selection]) r_.units_->Select(layer, attend);
+  if (!selected_[selection]) r_.units_->Select(layer, attend.plan, attend.seqs);
   selected_[selection] = true;
   r_.units_->Resolve(layer, attend);
 }
@@ -251,6 +270,7 @@ void Residency::Reset(int32_t seq) {
   if (LastRows* last = LastOfSteps(); last != nullptr) last->Forget(seq);
   if (sets_ != nullptr) sets_->Reset(seq);
   if (units_ != nullptr) units_->Reset(seq);
+  if (candidates_ != nullptr) candidates_->Reset(seq);
   streamed_bytes_ = 0;
 }
 
@@ -258,6 +278,14 @@ std::optional<SlotCounters> Residency::Count(int32_t q) const {
   if (units_ != nullptr) return units_->Count(q);
   if (sets_ == nullptr) return {};
   return sets_->Count(q);
+}
+
+std::optional<SlotCounters> Residency::CountBytes(int32_t q) const {
+  std::optional<SlotCounters> all = Count(q);
+  if (candidates_ == nullptr) return all;
+  if (!all) all.emplace();
+  all->missed_bytes += candidates_->Count(q).missed_bytes;
+  return all;
 }
 
 }  // namespace omnikv

@@ -137,6 +137,10 @@ class Residency {
     std::vector<KvPlace> BeforeAppend(int32_t layer);
     // The new rows are written: K and V of all tokens are at the place.
     void AfterAppend(int32_t layer);
+    // Of a decode step, whose layer will read some of the tokens that `candidates` lists and the
+    // last ones of its range alone: makes these near, and turns `attend` there; nothing where they
+    // are near already, or are read in place.
+    void Bring(int32_t layer, const AttnPlan& candidates, AttendArgs& attend);
     // `attend` has its plan. Makes what it reads near, and redirects it there.
     void BeforeAttend(int32_t layer, AttendArgs& attend);
     // What BeforeAttend left of it is enqueued.
@@ -173,6 +177,10 @@ class Residency {
       return !rows_.prefill && r_.units_ != nullptr && r_.units_->SelectionOf(layer) >= 0;
     }
     void ReadListed(int32_t layer, AttendArgs& attend);
+    // Whether what it lists before its plan does.
+    bool HasCandidates(int32_t layer) const {
+      return !rows_.prefill && r_.candidates_ != nullptr && r_.candidates_->SelectionOf(layer) >= 0;
+    }
     // Whether K and V of what its plan lists are copied together.
     bool CopiesListed(int32_t layer) const {
       return !rows_.prefill && r_.values_ != nullptr && r_.values_->Has(layer);
@@ -188,6 +196,7 @@ class Residency {
     StepRows rows_;
     std::optional<MergeStatesArgs> merge_;  // of the attention under way
     std::vector<bool> selected_;            // [n_selections]: made in this step
+    int32_t brought_ = -1;                  // the layer whose candidates are near
     bool primes_ = false;
     size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
   };
@@ -198,9 +207,11 @@ class Residency {
   // other than a decode step wrote K/V.
   void Reset(int32_t seq);
 
-  // Since Create or Reset, where layers are read through slots: of one sequence by its number in
-  // SeqMeta, or of all (-1). Waits for the backend.
+  // Since Create or Reset, where layers read selections through slots: of one sequence by its
+  // number in SeqMeta, or of all (-1). Waits for the backend.
   std::optional<SlotCounters> Count(int32_t q = -1) const;
+  // The same, but all bytes that crossed the bus for slots: those of candidates, too.
+  std::optional<SlotCounters> CountBytes(int32_t q = -1) const;
   // Bytes that the last decode step brought to stages.
   size_t StreamedBytes() const { return streamed_bytes_; }
 
@@ -210,7 +221,8 @@ class Residency {
   // The last rows that decode steps alone have on the device, and prompts do not; null: none.
   LastRows* LastOfSteps() const {
     if (away_ != nullptr) return &away_->last();
-    return units_ != nullptr ? &units_->last() : nullptr;
+    const auto& units = units_ != nullptr ? units_ : candidates_;
+    return units != nullptr ? &units->last() : nullptr;
   }
   // The first layer of the host tier from `layer` on, or -1.
   int32_t NextOnHost(int32_t layer) const;
@@ -222,12 +234,14 @@ class Residency {
 
   Backend& backend_;
   Bank& bank_;
-  bool streams_;                           // decode steps read host layers through stages
-  bool decodes_ = false;                   // the step under way has decode rows
-  std::unique_ptr<WorkingSets> sets_;      // null: no layer is read through one
-  std::unique_ptr<KeptRows> kept_;         // null: no rows are forgotten by choice
-  std::unique_ptr<AwayAttention> away_;    // null: the device attends to everything
-  std::unique_ptr<FetchedUnits> units_;    // null: no layer reads listed units from slots
+  bool streams_;                         // decode steps read host layers through stages
+  bool decodes_ = false;                 // the step under way has decode rows
+  std::unique_ptr<WorkingSets> sets_;    // null: no layer is read through one
+  std::unique_ptr<KeptRows> kept_;       // null: no rows are forgotten by choice
+  std::unique_ptr<AwayAttention> away_;  // null: the device attends to everything
+  std::unique_ptr<FetchedUnits> units_;  // null: no layer reads listed units from slots
+  // Null: no layer lists candidates, or they are read in place. Never beside `away_` or `units_`.
+  std::unique_ptr<FetchedUnits> candidates_;
   std::unique_ptr<FetchedValues> values_;  // null: V of no layer is away alone
   std::unique_ptr<LastRows> last_;         // of all host layers, if steps read them so; else null
   size_t bytes_ = 0;

@@ -97,18 +97,14 @@ void Slots::Update(size_t group, WorkingSetArgs selection, Use use) {
   backend_.Enqueue(selection, ahead ? Lane::kIn : Lane::kMain);
 }
 
-void Slots::Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane,
-                  bool ahead) const {
+void Slots::Fetch(size_t group, FetchRowsArgs copy, Lane lane, bool ahead) const {
   const Lists& missing = ahead ? groups_[group].ahead : groups_[group];
-  backend_.Enqueue(FetchRowsArgs{.from = from,
-                                 .to = to,
-                                 .row_bytes = bytes,
-                                 .from_row = missing.miss_row.as<int32_t>(),
-                                 .to_row = missing.miss_slot.as<int32_t>(),
-                                 .n = missing.n_miss.as<int32_t>(),
-                                 .capacity = ahead ? config_.ahead : config_.capacity,
-                                 .lists = config_.n_seqs},
-                   lane);
+  copy.from_row = missing.miss_row.as<int32_t>();
+  copy.to_row = missing.miss_slot.as<int32_t>();
+  copy.n = missing.n_miss.as<int32_t>();
+  copy.capacity = ahead ? config_.ahead : config_.capacity;
+  copy.lists = config_.n_seqs;
+  backend_.Enqueue(copy, lane);
 }
 
 void Slots::SendHome(size_t group, const std::byte* from, const KvView& home) const {

@@ -87,10 +87,9 @@ class Slots {
   // Enqueues `selection`, of which the caller says what is selected, and of which tokens and block
   // table.
   void Update(size_t group, WorkingSetArgs selection, Use use);
-  // Enqueues the copy of what is missing from `from` to the slots of a layer, tokens of `bytes`.
-  // `ahead`: for Use::kAhead.
-  void Fetch(size_t group, const std::byte* from, std::byte* to, int64_t bytes, Lane lane,
-             bool ahead = false) const;
+  // Enqueues `copy` of what is missing to the slots of a layer; it says which part of which rows,
+  // one for each token. `ahead`: for Use::kAhead.
+  void Fetch(size_t group, FetchRowsArgs copy, Lane lane, bool ahead = false) const;
   // Enqueues the copy of the rows that a decode step has made from the slots of a layer to its home
   // in the bank, on Lane::kOut.
   void SendHome(size_t group, const std::byte* from, const KvView& home) const;

@@ -120,8 +120,11 @@ void WorkingSets::Update(size_t group, const PlanSegment& list, const int32_t* b
 
 void WorkingSets::Fetch(int32_t layer, const KvView& from, Lane lane, bool ahead) {
   OKV_CHECK(from.Interleaved());
-  slots_.Fetch(GroupOf(layer), from.k.base, rows_[static_cast<size_t>(layer)].as<std::byte>(),
-               from.k.row_bytes, lane, ahead);
+  slots_.Fetch(GroupOf(layer),
+               {.from = from.k.base,
+                .to = rows_[static_cast<size_t>(layer)].as<std::byte>(),
+                .row_bytes = from.k.row_bytes},
+               lane, ahead);
 }
 
 void WorkingSets::Prime(int32_t layer, const KvView& kv) {

@@ -52,8 +52,8 @@ class Batch {
   int32_t max_seqs() const { return group_->max_seqs(); }
   // Tokens that a layer reads in a step of the sequence as it is now, mean over layers.
   double attended_tokens(int32_t member) const;
-  // As Residency::Count, of all members.
-  std::optional<SlotCounters> Count() const { return group_->residency().Count(); }
+  // As Residency::CountBytes, of all members.
+  std::optional<SlotCounters> Count() const { return group_->residency().CountBytes(); }
   const std::string& policy() const { return group_->policy_name(); }
   std::string settings() const { return group_->settings().ToString(); }
 

@@ -308,8 +308,10 @@ class Placement {
     };
     const LastRowsConfig last = LastRows::ConfigOf(bank, reads, options_.max_sessions);
     plan.keeps_last = LastRows::Any(last);
+    const WorkingSetConfig candidates = FetchedUnits::OfCandidates(bank, reads, 1);
     const size_t stages = Bank::StageBytes(bank) + LastRows::Bytes(bank, last) +
-                          FetchedValues::Bytes(bank, reads, options_.max_sessions);
+                          FetchedValues::Bytes(bank, reads, options_.max_sessions) +
+                          sessions * FetchedUnits::Bytes(bank, candidates);
     const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
     const size_t least = fixed + set_bytes();
     if (least > room_) return false;

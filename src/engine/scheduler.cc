@@ -457,7 +457,7 @@ void Scheduler::End(Sequence& s, const Status& status, FinishReason reason) {
 void Scheduler::TakeReads(Sequence& s) {
   const RowGroup& rows = *s.group->rows;
   if (rows.length(s.member) == 0) return;
-  if (const auto slots = rows.residency().Count(s.member)) {
+  if (const auto slots = rows.residency().CountBytes(s.member)) {
     s.slots += *slots;
     s.stats.hit_rate = s.slots.HitRate({});
     s.stats.fetched_bytes = s.slots.missed_bytes;

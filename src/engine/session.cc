@@ -514,7 +514,7 @@ SessionStats SessionImpl::stats() const {
   if (group_->residency().CanRecord()) {
     stats.transfer_bytes_per_step = BytesReadAway(core_, policy(), at);
   }
-  if (const auto rows = group_->residency().Count()) {
+  if (const auto rows = group_->residency().CountBytes()) {
     stats.transfer_bytes_per_step = rows->missed_bytes / static_cast<size_t>(steps_since_reset_);
     stats.hit_rate = rows->HitRate({});
   }

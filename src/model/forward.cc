@@ -372,6 +372,10 @@ void EnqueueGroup(const StepContext& c, Group& group, int32_t layer, int32_t glo
   } else {
     LayerStep step = StepOf(c, group, global);
     if (places.front().home) step.home = &*places.front().home;
+    const BringNear bring = [&](const AttnPlan& candidates, AttendArgs& attend) {
+      group.residency->Bring(layer, candidates, attend);
+    };
+    if (!step.prefill) step.bring = &bring;
     const int32_t classes = rows.policy.HeadClasses();
     for (; step.head_class < classes; ++step.head_class) {
       const std::vector<int32_t> heads = rows.policy.HeadsOf(global, step.head_class);

@@ -56,6 +56,10 @@ struct PolicyContext {
   std::function<std::vector<int32_t>()> turn_end;
 };
 
+// Enqueues what makes tokens of a layer near whose K/V may live away, and turns `attend` there.
+// `candidates`: one list for all KV heads, and last tokens by bounds (DeclaredReads says how many).
+using BringNear = std::function<void(const AttnPlan& candidates, AttendArgs& attend)>;
+
 // One global-attention layer of one step, as the policy sees it.
 struct LayerStep {
   int32_t layer = 0;
@@ -73,6 +77,8 @@ struct LayerStep {
   // All rows of the layer, which ops may read in place, where AttendArgs::kv has the last ones
   // alone; null: it has them all.
   const KvView* home = nullptr;
+  // Decode steps: what a policy calls once in a layer of which it declared candidates.
+  const BringNear* bring = nullptr;
   int32_t head_class = 0;  // of Policy::HeadClasses: the heads that take part
   int32_t seq = 0;         // prefill: the rows' sequence, of SeqMeta
   // prefill: the pass of Policy::Passes whose rows these are, behind prompt_end; -1: the prompt's.

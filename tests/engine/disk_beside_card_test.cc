@@ -285,7 +285,8 @@ TEST_P(DiskBesideCard, ADiskThatFailsEndsInASentence) {
     for (size_t i = 0; i < files.size(); ++i) {
       ASSERT_EQ(truncate(files[i].c_str(), static_cast<off_t>(sizes[i])), 0);
     }
-    ASSERT_TRUE(session->Prompt(Tokens(200, 4)).ok());
+    const Status again = session->Prompt(Tokens(200, 4));
+    ASSERT_TRUE(again.ok()) << policy.name << ": " << again.message();
     EXPECT_TRUE(session->Generate({.max_tokens = 5, .ignore_eos = true}).ok());
   }
 }

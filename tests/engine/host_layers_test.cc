@@ -63,6 +63,19 @@ struct LastRowsCase {
 };
 const LastRowsCase kWithLastRows[] = {{kInfllm, "auto"}, {kUnits, "fetch"}};
 
+// All layers choose among candidates, at every step or beyond some length, and no other layer reads
+// their choice.
+PolicyOptions Candidates(const SettingList& more, bool force_indices = true) {
+  PolicyOptions policy{.name = "omnikv",
+                       .settings = {{"filters", "1,3"},
+                                    {"select_every_layer", "1"},
+                                    {"dense", "indexed"},
+                                    {"budget", "10"}},
+                       .force_indices = force_indices};
+  policy.settings.insert(policy.settings.end(), more.begin(), more.end());
+  return policy;
+}
+
 class HostLayers : public OnDevice {
  protected:
   static bool on_card() { return GetParam() == "cuda"; }
@@ -105,7 +118,7 @@ class HostLayers : public OnDevice {
           .settings = {{"filters", "1,3"}, {"budget", "40"}, {"dense_after_filter", "0"}},
           .force_indices = true},
          "host"},
-        {"few rows in place",
+        {"candidates",
          {.name = "omnikv",
           .settings = {{"filters", "1,3"},
                        {"budget", "40"},
@@ -262,14 +275,38 @@ TEST_P(HostLayers, ListedUnitsComeToSlots) {
   }
 }
 
+// What a layer lists before it chooses comes to slots: the exact weights and what is read are of
+// the same rows, so the bits are the same. There are fewer slots than tokens, and the last rows,
+// three blocks of 64, are not all that a dense step reads.
+TEST_P(HostLayers, CandidatesComeToSlots) {
+  PolicyOptions share = Candidates({{"tail", "2"}, {"mem", "0.05"}});
+  std::erase(share.settings, SettingList::value_type("budget", "10"));
+  const std::vector<PolicyOptions> policies = {
+      Candidates({{"tail", "4"}}), Candidates({{"tail", "1"}, {"rescore", "1"}}),
+      Candidates({{"tail", "4"}, {"dense_below", "196"}}, /*force_indices=*/false), share};
+  for (const PolicyOptions& policy : policies) {
+    for (const char* kv_dtype : {"auto", "q8_0"}) {
+      const auto expected = Play(*Open(policy, "device", 0, "auto", 3, 0, kv_dtype), policy);
+      for (uint32_t seed = 1; seed <= (on_card() ? 1u : 2u); ++seed) {
+        const auto host = Open(policy, "host", seed, "auto", 3, 0, kv_dtype);
+        const EngineCore& core = CoreOf(*host);
+        EXPECT_LT(core.plan.working_sets - Bank::StageBytes(core.bank->config()),
+                  3 * kContext * core.plan.kv_per_token);  // of three sessions
+        EXPECT_EQ(Play(*host, policy), expected) << kv_dtype << ", seed " << seed;
+      }
+    }
+  }
+}
+
 // A step that ran ahead and is forgotten lists every unit that is whole by then, and its row is
 // written anew by another token.
 TEST_P(HostLayers, UnitsOfForgottenStepsChangeNothing) {
-  const PolicyOptions policy{
+  const PolicyOptions blocks{
       .name = "blocks",
       .settings = {{"block", "4"}, {"budget", "640"}, {"sinks", "0"}, {"recent", "0"}},
       .force_indices = true};
-  const auto play = [&](const char* place, const char* host_reads, uint32_t seed) {
+  const auto play = [&](const PolicyOptions& policy, const char* place, const char* host_reads,
+                        uint32_t seed) {
     const auto engine = Open(policy, place, seed, host_reads);
     std::vector<int32_t>& ends = CoreOf(*engine).config.eos_ids;
     ends.resize(static_cast<size_t>(engine->vocab()));
@@ -286,9 +323,11 @@ TEST_P(HostLayers, UnitsOfForgottenStepsChangeNothing) {
     }
     return seen;
   };
-  const auto expected = play("device", "auto", 0);
-  for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
-    EXPECT_EQ(play("host", "fetch", seed), expected) << "seed " << seed;
+  for (const PolicyOptions& policy : {blocks, Candidates({{"tail", "1"}, {"rescore", "50"}})}) {
+    const auto expected = play(policy, "device", "auto", 0);
+    for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
+      EXPECT_EQ(play(policy, "host", "fetch", seed), expected) << policy.name << ", seed " << seed;
+    }
   }
 }
 
@@ -323,6 +362,24 @@ TEST_P(HostLayers, WhatUnitsMissIsCounted) {
   EXPECT_LT(*all.hit_rate, *once.hit_rate);
   EXPECT_GT(few.transfer_bytes_per_step, all.transfer_bytes_per_step);
   EXPECT_GT(all.transfer_bytes_per_step, once.transfer_bytes_per_step);
+}
+
+// Where all tokens are candidates, each is fetched once.
+TEST_P(HostLayers, WhatCandidatesMissIsCounted) {
+  constexpr size_t kSteps = 40;
+  const PolicyOptions policy = Candidates({{"tail", "4"}, {"rescore", "60"}});
+  const auto engine = Open(policy, "host", 3, "auto", 1);
+  const auto session = *engine->NewSession(policy);
+  EXPECT_TRUE(session->Prompt(Tokens(300, 1)).ok());
+  for (size_t i = 0; i < kSteps; ++i) {
+    EXPECT_TRUE(session->Step(static_cast<int32_t>(i * 53 % 251)).ok());
+  }
+  const size_t row = 2 * 2 * 64 * 2;  // K and V of two heads of 64 in f16
+  const SessionStats stats = session->stats();
+  EXPECT_EQ(stats.transfer_bytes_per_step, 6 * (300 + kSteps - 4) * row / kSteps);
+  EXPECT_EQ(stats.hit_rate, std::nullopt) << "no layer has a selection";
+  const EngineCore& core = CoreOf(*engine);
+  EXPECT_EQ(core.set_bytes, core.plan.working_sets - Bank::StageBytes(core.bank->config()));
 }
 
 TEST_P(HostLayers, FiveHundredSteps) {

@@ -40,7 +40,8 @@ void KeyIndex::Append(int32_t choice, const AttendArgs& attend) const {
                                           .n_seqs = attend.n_seqs});
 }
 
-SomeTokens KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const {
+SomeTokens KeyIndex::Score(const LayerStep& step, int32_t choice, const FilterScores& scores,
+                           AttendArgs& attend, AttendArgs& reader) const {
   scores.AskFor(choice, attend);
   context_.backend->Enqueue(IndexScoreArgs{.q = attend.q,
                                            .index = states_[static_cast<size_t>(choice)],
@@ -58,13 +59,14 @@ SomeTokens KeyIndex::Score(int32_t choice, const FilterScores& scores, AttendArg
   scores.Reduce(choice, attend);
   // As many as there are to be: top_p is of the scores that come of it.
   scores.ChooseMost(choice, candidates_.Choice(0, attend));
+  (*step.bring)(candidates_.Plan(0), reader);
   const SomeTokens candidates = candidates_.Tokens(0);
   SomeTokens rescored = candidates;
   rescored.bounds = candidates_.Recent();
   context_.backend->Enqueue(RescoreArgs{.q = attend.q,
-                                        .kv = attend.kv,
+                                        .kv = reader.kv,
                                         .rows = attend.rows,
-                                        .seqs = attend.seqs,
+                                        .seqs = reader.seqs,
                                         .tokens = rescored,
                                         .logits = attend.scores,
                                         .lse = attend.lse,

@@ -32,9 +32,10 @@ class KeyIndex {
   // How many tokens get exact scores: once per step, before the rest.
   void EnqueueRange(const AttendArgs& step) const { candidates_.EnqueueRange(step); }
   // What scores.AskFor asks for, without attention: approximate, but exact for the tokens that the
-  // approximate scores choose and for the last ones. Reduces them. Returns the first of these: the
-  // candidates of the layer's choice.
-  SomeTokens Score(int32_t choice, const FilterScores& scores, AttendArgs& attend) const;
+  // approximate scores choose and for the last ones, whose K is read where `reader` finds it once
+  // they are near. Reduces them. Returns the first of these: the candidates of the layer's choice.
+  SomeTokens Score(const LayerStep& step, int32_t choice, const FilterScores& scores,
+                   AttendArgs& attend, AttendArgs& reader) const;
 
  private:
   PolicyContext context_;

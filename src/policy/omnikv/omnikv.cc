@@ -84,12 +84,10 @@ class Omnikv : public Policy {
            !Shortcut({.tokens = step.prompt_end + 1, .prompt = step.prompt_end});
   }
   // Before the layer's attention, by a pass for the scores alone; then it reads what it chose.
-  void ChooseFirst(int32_t choice, AttendArgs& attend) const;
+  void ChooseFirst(const LayerStep& step, int32_t choice, AttendArgs& attend) const;
   // Among all tokens before the last ones, or among these.
   void Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& among = {}) const;
   bool has_wider() const { return budget_.below > 0; }
-  AttnPlan PlanOf(const TokenLists& lists, int32_t choice) const;
-  AttnPlan ChosenPlan(int32_t choice) const { return PlanOf(chosen_, choice); }
 
   PolicyContext context_;
   FilterLayers layers_;
@@ -155,28 +153,19 @@ void Omnikv::Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& 
   if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend, among));
 }
 
-AttnPlan Omnikv::PlanOf(const TokenLists& lists, int32_t choice) const {
-  PlanSegment recent;
-  recent.bounds = lists.Recent();
-  AttnPlan plan;
-  plan.Add(lists.Segment(choice));
-  plan.Add(recent);
-  return plan;
-}
-
-void Omnikv::ChooseFirst(int32_t choice, AttendArgs& attend) const {
+void Omnikv::ChooseFirst(const LayerStep& step, int32_t choice, AttendArgs& attend) const {
   AttendArgs scores = attend;
   scores.o = nullptr;
   SomeTokens among;
   if (layers_.indexed()) {
-    among = index_.Score(choice, scores_, scores);
+    among = index_.Score(step, choice, scores_, scores, attend);
   } else {
     scores_.AskFor(choice, scores);
     context_.backend->Enqueue(scores);
     scores_.Reduce(choice, scores);
   }
   Choose(choice, scores, among);
-  attend.plan = ChosenPlan(choice);
+  attend.plan = chosen_.Plan(choice);
 }
 
 void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
@@ -190,11 +179,11 @@ void Omnikv::Plan(const LayerStep& step, AttendArgs& attend) {
   }
   if (step.prefill || choice < 0) return;
   if (sparse_step_ && layers_.ChoosesFirst(step.layer)) {
-    ChooseFirst(choice, attend);
+    ChooseFirst(step, choice, attend);
   } else if (layers_.Chooses(step.layer) && (sparse_step_ || scores_.window() > 1)) {
     scores_.AskFor(choice, attend);  // a dense step too, for the window of past queries
   } else if (sparse_step_ && !layers_.Dense(step.layer)) {
-    attend.plan = ChosenPlan(choice);
+    attend.plan = chosen_.Plan(choice);
   }
 }
 
@@ -237,8 +226,14 @@ DeclaredReads Omnikv::Reads() const {
   if (selections) {
     reads.n_selections = layers_.n_filters();
     reads.by_token = !scores_.per_kv_head();
-    reads.max_recent = budget_.MaxRecent();
     reads.max_ahead = budget_.max_ahead;
+  }
+  reads.max_recent = budget_.MaxRecent();
+  // A step that selects for a sequence below dense_below reads all of it as its last tokens.
+  const bool whole = context_.max_seqs > 1 && budget_.rule.dense_below > 0;
+  if (layers_.indexed() && !scores_.per_kv_head() && !whole && reads.max_recent > 0) {
+    const RangeRule& rescored = budget_.rescored;
+    reads.max_candidates = BudgetAt(rescored.budget, rescored.share, context_.max_context);
   }
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(layers_.ReadsAll(layer)               ? -1
@@ -254,9 +249,9 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   if (!layers_.IsFilter(step.layer)) return std::nullopt;
   const int32_t choice = layers_.ChoiceOf(step.layer);
   return Selection{.number = layers_.FilterOf(step.layer),
-                   .plan = ChosenPlan(choice),
+                   .plan = chosen_.Plan(choice),
                    .wider = has_wider() ? wider_.Segment(choice) : PlanSegment{},
-                   .ahead = budget_.max_ahead > 0 ? PlanOf(wider_, choice) : AttnPlan{}};
+                   .ahead = budget_.max_ahead > 0 ? wider_.Plan(choice) : AttnPlan{}};
 }
 
 }  // namespace

@@ -46,6 +46,15 @@ PlanSegment TokenLists::Segment(int32_t choice) const {
           .count = Count(choice)};
 }
 
+AttnPlan TokenLists::Plan(int32_t choice) const {
+  PlanSegment recent;
+  recent.bounds = Recent();
+  AttnPlan plan;
+  plan.Add(Segment(choice));
+  plan.Add(recent);
+  return plan;
+}
+
 SomeTokens TokenLists::Tokens(int32_t choice) const {
   return {.index = List(choice), .count = Count(choice), .capacity = capacity_};
 }

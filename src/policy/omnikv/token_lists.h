@@ -27,6 +27,8 @@ class TokenLists {
   PlanSegment Segment(int32_t choice) const;
   SomeTokens Tokens(int32_t choice) const;
   const int32_t* Counts(int32_t choice) const { return Count(choice); }  // [max_seqs, lists]
+  // That, and the last tokens.
+  AttnPlan Plan(int32_t choice) const;
   // The last tokens of each sequence, which are no candidates: int32 [max_seqs, 2].
   const int32_t* Recent() const { return bounds_.as<int32_t>(); }
 

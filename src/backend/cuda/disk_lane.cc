@@ -242,6 +242,14 @@ void DiskLane::CopyNow(void* to, const void* from, size_t bytes) {
   }
 }
 
+Status DiskLane::TakeFailure() {
+  Status failure = disk_->TakeFailure();
+  if (failure.ok()) return failure;
+  Drain();
+  static_cast<void>(disk_->TakeFailure());
+  return failure;
+}
+
 void DiskLane::Drain() {
   for (auto* posts : {&reads_, &writes_, &copies_in_, &copies_out_}) (*posts)->Drain();
 }

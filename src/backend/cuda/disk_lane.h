@@ -29,7 +29,9 @@ class DiskLane {
   Result<Buffer> Allocate(size_t bytes, std::string_view what);
   bool Holds(const void* p) const { return p != nullptr && disk_->Holds(p); }
   uint64_t bytes_read() const { return disk_->bytes_read(); }
-  Status TakeFailure() { return disk_->TakeFailure(); }
+  // The first failure since the last call. Jobs that are under way then have ended, so none of them
+  // fails the next step.
+  Status TakeFailure();
 
   // Each of the following enqueues on the stream of `launch`. They throw OutOfMemory. `recorded`:
   // takes the jobs of what is recorded; null: they run once, now.

@@ -137,9 +137,9 @@ class Residency {
     std::vector<KvPlace> BeforeAppend(int32_t layer);
     // The new rows are written: K and V of all tokens are at the place.
     void AfterAppend(int32_t layer);
-    // Of a decode step, whose layer will read some of the tokens that `candidates` lists and the
-    // last ones of its range alone: makes these near, and turns `attend` there; nothing where they
-    // are near already, or are read in place.
+    // In a decode step, `layer` will read no tokens but some that `candidates` lists and the last
+    // ones of its range. Makes K of these near and turns `attend` there; V is near after
+    // BeforeAttend. Does nothing where all is near already, or is read in place.
     void Bring(int32_t layer, const AttnPlan& candidates, AttendArgs& attend);
     // `attend` has its plan. Makes what it reads near, and redirects it there.
     void BeforeAttend(int32_t layer, AttendArgs& attend);
@@ -177,7 +177,7 @@ class Residency {
       return !rows_.prefill && r_.units_ != nullptr && r_.units_->SelectionOf(layer) >= 0;
     }
     void ReadListed(int32_t layer, AttendArgs& attend);
-    // Whether what it lists before its plan does.
+    // Whether it lists candidates before its plan, which come to slots.
     bool HasCandidates(int32_t layer) const {
       return !rows_.prefill && r_.candidates_ != nullptr && r_.candidates_->SelectionOf(layer) >= 0;
     }

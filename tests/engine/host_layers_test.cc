@@ -11,6 +11,7 @@
 
 #include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
+#include "batch_as_sessions.h"
 #include "engine/batch.h"
 #include "engine/core.h"
 #include "engine/devices.h"
@@ -508,7 +509,6 @@ class HostLayersOf8B : public OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Devices, HostLayersOf8B, testing::Values("cuda"), NameOf);
 
 TEST_P(HostLayersOf8B, ABatchGivesWhatSessionsGive) {
-  constexpr int64_t kSteps = 40;
   const PolicyOptions policy{.name = "omnikv",
                              .settings = {{"filters", "2,8,18"}, {"budget", "512"}}};
   auto core = std::make_unique<EngineCore>();
@@ -527,20 +527,9 @@ TEST_P(HostLayersOf8B, ABatchGivesWhatSessionsGive) {
   const auto engine = MakeEngine(std::move(core), *plan, 0);
   ASSERT_TRUE(engine.ok()) << engine.status().message();
 
-  const auto batch = *Batch::Open(CoreOf(**engine), policy, 8);
-  std::vector<Batch::Next> next;
-  std::vector<std::vector<int32_t>> alone;
-  for (size_t i = 0; i < 8; ++i) {
-    const std::vector<int32_t> prompt = Tokens(1000 + 399 * i, i);
-    next.push_back({.member = *batch->Join(prompt), .token = 7});
-    const auto session = *(*engine)->NewSession(policy);
-    ASSERT_TRUE(session->Prompt(prompt).ok());
-    ASSERT_TRUE(session->Step(7).ok());
-    alone.push_back(session->Generate({.max_tokens = kSteps, .ignore_eos = true})->tokens);
-  }
-  const auto together = batch->Generate(next, kSteps);
-  ASSERT_TRUE(together.ok()) << together.status().message();
-  EXPECT_EQ(*together, alone);
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t i = 0; i < 8; ++i) prompts.push_back(Tokens(1000 + 399 * i, i));
+  ExpectABatchGivesWhatSessionsGive(**engine, policy, prompts);
 }
 
 }  // namespace

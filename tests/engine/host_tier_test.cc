@@ -9,6 +9,7 @@
 #include "../made_up_model.h"
 #include "backend/ref/ref_backend.h"
 #include "backend/trace/trace_backend.h"
+#include "batch_as_sessions.h"
 #include "engine/batch.h"
 #include "engine/core.h"
 #include "engine/devices.h"
@@ -77,11 +78,9 @@ std::unique_ptr<Engine> HostTier::Make(Room room, const PolicyOptions& policy, s
   auto plan = PlanMemory(core->options, config, core->weights.bytes,
                          on_cuda() ? DType::kBF16 : DType::kF32, *core->backend);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
-  const SettingList& settings = policy.settings;
-  const bool indexed =
-      std::find(settings.begin(), settings.end(),
-                std::pair<std::string, std::string>("dense", "indexed")) != settings.end();
-  const int32_t can_go = policy.name == "omnikv" && !indexed ? 3 : 6;
+  const auto indexed = std::count(policy.settings.begin(), policy.settings.end(),
+                                  SettingList::value_type("dense", "indexed"));
+  const int32_t can_go = policy.name == "omnikv" && indexed == 0 ? 3 : 6;
   EXPECT_EQ(plan->host_layers, place == "host" ? can_go : 0);
   if (room == Room::kFew) plan->working_set = 40;  // some rows must leave
   if (room == Room::kAll) plan->working_set = 500;
@@ -284,21 +283,9 @@ INSTANTIATE_TEST_SUITE_P(On, HostTierOnRef, ::testing::Values("ref"), NameOf);
 TEST_P(HostTierOnRef, BatchesGiveWhatSessionsGive) {
   for (const PolicyOptions& policy :
        {Policy({}), Policy({{"dense", "indexed"}, {"rescore", "2"}})}) {
-    const auto engine = Make(Room::kFew, policy);
-    const auto batch = *Batch::Open(CoreOf(*engine), policy, 8);
-    std::vector<Batch::Next> next;
-    std::vector<std::vector<int32_t>> alone;
-    for (size_t i = 0; i < 8; ++i) {
-      const std::vector<int32_t> prompt = Numbers(60 + 19 * i, i);
-      next.push_back({.member = *batch->Join(prompt), .token = 7});
-      const auto session = Open(*engine, policy);
-      ASSERT_TRUE(session->Prompt(prompt).ok());
-      ASSERT_TRUE(session->Step(7).ok());
-      alone.push_back(Generate(*session, 40));
-    }
-    const auto together = batch->Generate(next, 40);
-    ASSERT_TRUE(together.ok()) << together.status().message();
-    EXPECT_EQ(*together, alone);
+    std::vector<std::vector<int32_t>> prompts;
+    for (size_t i = 0; i < 8; ++i) prompts.push_back(Numbers(60 + 19 * i, i));
+    ExpectABatchGivesWhatSessionsGive(*Make(Room::kFew, policy), policy, prompts);
   }
 }
 

@@ -10,7 +10,7 @@
 #include "../made_up_model.h"
 #include "as_device.h"
 #include "backend/ref/ref_backend.h"
-#include "engine/batch.h"
+#include "batch_as_sessions.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "lanes_backend.h"
@@ -263,21 +263,9 @@ TEST_P(ValuesAway, OtherPoliciesRunBesideIt) {
 class ValuesAwayOfBatches : public ValuesAway {};
 
 TEST_P(ValuesAwayOfBatches, GiveWhatSessionsGive) {
-  const auto engine = Make(KCache(), "auto");
-  const auto batch = *Batch::Open(CoreOf(*engine), KCache(), 5);
-  std::vector<Batch::Next> next;
-  std::vector<std::vector<int32_t>> alone;
-  for (size_t i = 0; i < 5; ++i) {
-    const std::vector<int32_t> prompt = Numbers(60 + 31 * i, i);
-    next.push_back({.member = *batch->Join(prompt), .token = 7});
-    const auto session = Take(engine->NewSession(KCache()));
-    ASSERT_TRUE(session->Prompt(prompt).ok());
-    ASSERT_TRUE(session->Step(7).ok());
-    alone.push_back(Generate(*session, 40));
-  }
-  const auto together = batch->Generate(next, 40);
-  ASSERT_TRUE(together.ok()) << together.status().message();
-  EXPECT_EQ(*together, alone);
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t i = 0; i < 5; ++i) prompts.push_back(Numbers(60 + 31 * i, i));
+  ExpectABatchGivesWhatSessionsGive(*Make(KCache(), "auto"), KCache(), prompts);
 }
 
 INSTANTIATE_TEST_SUITE_P(On, ValuesAway, ::testing::Values("ref", "lanes", "cuda"), NameOf);

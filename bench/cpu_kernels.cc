@@ -244,10 +244,12 @@ class Bench {
   }
 
   // The attention of every layer of a decode step; picks > 0: over that many random tokens; with
-  // units of more tokens over that many of them, others for each KV head.
+  // units of more tokens over that many of them, others for each KV head. `by_head`: whose rows
+  // follow one another.
   void Attend(const std::string& name, DType dtype, int32_t layers, int32_t heads, int32_t kv_heads,
-              int32_t dk, int32_t tokens, int32_t picks, ScoreKind score, int32_t unit = 1) {
-    constexpr int32_t kBlock = 256;
+              int32_t dk, int32_t tokens, int32_t picks, ScoreKind score, int32_t unit = 1,
+              bool by_head = false) {
+    constexpr int32_t kBlock = 64;  // as an engine has
     const int64_t row_bytes = KvRowBytes(dtype, kv_heads, dk, dk);
     const int64_t layer_bytes = row_bytes * ((tokens + kBlock - 1) / kBlock * kBlock);
     layers = static_cast<int32_t>(
@@ -278,30 +280,31 @@ class Bench {
                 .index = index.data(),
                 .count = counts.data()});
     }
+    const auto make = by_head ? MakeKvViewByHead : MakeKvView;
     std::vector<std::function<void()>> parts;
     {
       for (int32_t layer = 0; layer < layers; ++layer) {
-        parts.push_back(
-            Part(AttendArgs{.q = q.data(),
-                            .o = o.data(),
-                            .lse = lse.data(),
-                            .kv = MakeKvView(memory_.data() + layer * layer_bytes, table.data(),
-                                             kBlock, dtype, kv_heads, dk, dk),
-                            .plan = plan,
-                            .rows = &row,
-                            .seqs = &seq,
-                            .n_rows = 1,
-                            .n_seqs = 1,
-                            .n_heads = heads,
-                            .scale = 0.125f,
-                            .score = score,
-                            .scores = scores.data(),
-                            .score_stride = tokens}));
+        parts.push_back(Part(AttendArgs{.q = q.data(),
+                                        .o = o.data(),
+                                        .lse = lse.data(),
+                                        .kv = make(memory_.data() + layer * layer_bytes,
+                                                   table.data(), kBlock, dtype, kv_heads, dk, dk),
+                                        .plan = plan,
+                                        .rows = &row,
+                                        .seqs = &seq,
+                                        .n_rows = 1,
+                                        .n_seqs = 1,
+                                        .n_heads = heads,
+                                        .scale = 0.125f,
+                                        .score = score,
+                                        .scores = scores.data(),
+                                        .score_stride = tokens}));
       }
     }
     const double bytes = static_cast<double>(layers) * static_cast<double>(row_bytes) *
                          (picks > 0 ? picks * unit : tokens);
-    Case(fmt::format("{} {} over {}{}{}", name, DTypeName(dtype), tokens,
+    Case(fmt::format("{}{} {} over {}{}{}", name, by_head ? " by head" : "", DTypeName(dtype),
+                     tokens,
                      unit > 1    ? fmt::format(", {} of {} picked per KV head", picks, unit)
                      : picks > 0 ? fmt::format(", {} picked", picks)
                                  : "",
@@ -428,7 +431,9 @@ int Main(int argc, char** argv) {
     bench.Attend("1B attention", dtype, 16, 32, 8, 64, 16384, 0, ScoreKind::kNone);
     bench.Attend("8B attention", dtype, 16, 32, 8, 128, 16384, 0, ScoreKind::kNone);
     bench.Attend("GQA 8 attention", dtype, 16, 32, 4, 128, 16384, 0, ScoreKind::kNone);
-    bench.Attend("8B blocks", dtype, 16, 32, 8, 128, 131072, 96, ScoreKind::kNone, 128);
+    for (const bool by_head : {false, true}) {
+      bench.Attend("8B blocks", dtype, 16, 32, 8, 128, 131072, 96, ScoreKind::kNone, 128, by_head);
+    }
   }
   bench.Attend("28M attention", DType::kBF16, 16, 6, 2, 64, 30000, 0, ScoreKind::kHeadMax);
   bench.Attend("28M attention", DType::kBF16, 16, 6, 2, 64, 30000, 0, ScoreKind::kLogits);

@@ -85,7 +85,7 @@ struct AttnPlan {
   }
 };
 
-// Where K, or V, of one layer lies: in rows, one a token, of all KV heads (see kv_format.h).
+// Where K, or V, of one layer lies: in rows, of all KV heads or of one each (see kv_format.h).
 struct KvPlane {
   std::byte* base = nullptr;  // head 0 of row 0
   int64_t row_bytes = 0;      // from one token to the next
@@ -114,12 +114,15 @@ struct KvPlane {
 };
 
 // Where one layer's K/V lie. Token t of a sequence is in row
-//   block_table[seq.table_off + t / block_tokens] * block_tokens + t % block_tokens
+//   block_table[seq.table_off + t / block_tokens] * BlockRows() + t % block_tokens
 // of both planes.
 struct KvView {
   KvPlane k, v;
   const int32_t* block_table = nullptr;  // [max_seqs * blocks a sequence]
   int32_t block_tokens = 0;
+  // Rows that a token has: one, or one for each KV head. Then the rows of a head follow one another
+  // within a block (MakeKvViewByHead), and the row that is named is that of head 0.
+  int32_t token_rows = 1;
   int32_t n_kv_heads = 0;
   int32_t dk = 0;  // values of one K head
   int32_t dv = 0;  // values of one V head
@@ -133,11 +136,14 @@ struct KvView {
 
   bool operator==(const KvView&) const = default;
 
+  OMNIKV_HOST_DEVICE int32_t BlockRows() const { return block_tokens * token_rows; }
   // The row of token t of the sequence whose table starts at table_off. The table must be readable.
   OMNIKV_HOST_DEVICE int64_t RowIndex(int32_t table_off, int64_t t) const {
     const int64_t block = block_table[table_off + t / block_tokens];
-    return block * block_tokens + t % block_tokens;
+    return block * BlockRows() + t % block_tokens;
   }
+  // Whether each KV head has rows of its own.
+  OMNIKV_HOST_DEVICE bool ByHead() const { return token_rows > 1; }
   // The position of the token in row t of that sequence, for KV head `list` (pos_lists > 1).
   OMNIKV_HOST_DEVICE int32_t PosOf(int32_t table_off, int64_t t, int32_t list) const {
     if (pos == nullptr) return static_cast<int32_t>(t);
@@ -154,17 +160,23 @@ struct KvView {
   }
   // Whether K and V of a token lie in one row, which begins with K of head 0 and may be moved
   // whole: row r is the k.row_bytes from k.Head(r, 0) on.
-  bool Interleaved() const {
-    return k.row_bytes == v.row_bytes && v.base >= k.base && v.base < k.base + k.row_bytes;
-  }
+  bool Interleaved() const { return Together() && !ByHead(); }
   // Bytes of a token's rows.
-  int64_t TokenBytes() const { return Interleaved() ? k.row_bytes : k.row_bytes + v.row_bytes; }
-  // The same rows elsewhere, from `base` on. REQUIRES Interleaved().
+  int64_t TokenBytes() const {
+    return Together() ? token_rows * k.row_bytes : k.row_bytes + v.row_bytes;
+  }
+  // The same rows elsewhere, from `base` on. REQUIRES K and V of a head in one row.
   KvView MovedTo(std::byte* base) const {
     KvView moved = *this;
     moved.k = k.MovedTo(base);
     moved.v = v.MovedTo(base + (v.base - k.base));
     return moved;
+  }
+
+ private:
+  // Whether K and V of a head lie in one row.
+  bool Together() const {
+    return k.row_bytes == v.row_bytes && v.base >= k.base && v.base < k.base + k.row_bytes;
   }
 };
 

@@ -5,7 +5,8 @@
 // [scales of K: n_kv_heads × dk / 32 | scales of V], and room up to a multiple of 16 bytes. Values
 // of kQ8_0 are int8. 32 of kQ4_0 are 16 bytes as in GGUF: byte j has value j in its low nibble and
 // value j + 16 in its high one, each with 8 added.
-// K and V may also lie apart, each in rows of its own (MakeKvPlanes).
+// K and V may also lie apart, each in rows of its own (MakeKvPlanes), or each KV head in rows of
+// its own (MakeKvViewByHead).
 #pragma once
 
 #include <algorithm>
@@ -23,10 +24,10 @@ inline bool KvFits(DType dtype, int32_t head_dim) {
 }
 
 // Bytes of the scales of a head's d values, and of the values.
-inline int64_t KvScaleBytes(DType dtype, int32_t d) {
+constexpr int64_t KvScaleBytes(DType dtype, int32_t d) {
   return InBlocks(dtype) ? d / static_cast<int64_t>(kBlockValues) * 2 : 0;
 }
-inline int64_t KvHeadBytes(DType dtype, int32_t d) {
+constexpr int64_t KvHeadBytes(DType dtype, int32_t d) {
   return static_cast<int64_t>(DTypeBytes(dtype, static_cast<size_t>(d))) - KvScaleBytes(dtype, d);
 }
 
@@ -62,6 +63,34 @@ inline KvView MakeKvView(std::byte* base, const int32_t* block_table, int32_t bl
           .n_kv_heads = n_kv_heads,
           .dk = dk,
           .dv = dv};
+}
+
+// A view of rows of other memory that all heads of `kv` have side by side. REQUIRES K and V of a
+// head of `kv` in one row.
+inline KvView MakeKvViewOf(const KvView& kv, std::byte* base, const int32_t* block_table) {
+  return MakeKvView(base, block_table, kv.block_tokens, kv.k.dtype, kv.n_kv_heads, kv.dk, kv.dv);
+}
+
+// Whether rows of single heads take the room that rows of all heads take, and begin at multiples of
+// 16 bytes where these do.
+inline bool KvFitsByHead(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv) {
+  const int64_t row_bytes = KvRowBytes(dtype, 1, dk, dv);
+  return row_bytes % 16 == 0 && n_kv_heads * row_bytes == KvRowBytes(dtype, n_kv_heads, dk, dv);
+}
+
+// A view of blocks in which the rows of a head follow one another, then those of the next head: a
+// reader of many tokens of one head touches one piece of memory a block. A row is that of a view of
+// one head. REQUIRES KvFitsByHead.
+inline KvView MakeKvViewByHead(std::byte* base, const int32_t* block_table, int32_t block_tokens,
+                               DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv) {
+  KvView view = MakeKvView(base, block_table, block_tokens, dtype, 1, dk, dv);
+  for (KvPlane* plane : {&view.k, &view.v}) {
+    plane->head_bytes = block_tokens * plane->row_bytes;
+    if (InBlocks(dtype)) plane->scale_head_bytes = plane->head_bytes;
+  }
+  view.token_rows = n_kv_heads;
+  view.n_kv_heads = n_kv_heads;
+  return view;
 }
 
 // A view of K and V apart: rows [n_kv_heads × dk] from `k` on, rows [n_kv_heads × dv] from `v` on.

@@ -1,10 +1,25 @@
 // The parts of a token's row that go together where each KV head has a list of rows of its own.
 #pragma once
 
+#include "backend/kv_format.h"
 #include "backend/ops.h"
 #include "base/host_device.h"
 
 namespace omnikv {
+
+// Bytes of a head in slice i.
+OMNIKV_HOST_DEVICE constexpr int64_t HeadBytesOfSlice(const KvView& kv, int32_t i) {
+  const DType dtype = i % 2 == 0 ? kv.k.dtype : kv.v.dtype;
+  const int32_t d = i % 2 == 0 ? kv.dk : kv.dv;
+  return i < 2 ? KvHeadBytes(dtype, d) : KvScaleBytes(dtype, d);
+}
+
+// Bytes of all slices of a row.
+OMNIKV_HOST_DEVICE constexpr int64_t PackedRowBytes(const KvView& kv) {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < 4; ++i) bytes += HeadBytesOfSlice(kv, i);
+  return kv.n_kv_heads * bytes;
+}
 
 // The same bytes of every row.
 struct RowSlice {
@@ -18,19 +33,27 @@ struct RowSlice {
 
 inline constexpr int32_t kRowSlices = 4;  // K, V and the scales of both, if they have any
 
-// Slice i < kRowSlices of the heads of list l: all KV heads (lists = 1), or KV head l.
+// Slice i < kRowSlices of the heads of list l: all KV heads (lists = 1), or KV head l. REQUIRES
+// heads side by side, or lists.
 OMNIKV_HOST_DEVICE inline RowSlice SliceOf(const KvView& kv, int32_t lists, int32_t l, int32_t i) {
   const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
   const bool scales = i >= 2;
-  const int64_t head_bytes = scales ? plane.scale_head_bytes : plane.head_bytes;
+  const int64_t head_bytes = HeadBytesOfSlice(kv, i);
   const int64_t heads = kv.n_kv_heads / lists;
-  const int64_t first = l * heads * head_bytes;
-  const int64_t before = (i > 0 ? kv.k.head_bytes : 0) + (i > 1 ? kv.v.head_bytes : 0) +
-                         (i > 2 ? kv.k.scale_head_bytes : 0);
-  return {.base = (scales ? plane.scales : plane.base) + first,
+  const int64_t first = l * heads;
+  int64_t before = 0;
+  for (int32_t j = 0; j < i; ++j) before += HeadBytesOfSlice(kv, j);
+  return {.base = scales ? plane.scales + first * plane.scale_head_bytes
+                         : plane.base + first * plane.head_bytes,
           .bytes = heads * head_bytes,
           .stride = plane.row_bytes,
-          .packed_at = kv.n_kv_heads * before + first};
+          .packed_at = kv.n_kv_heads * before + first * head_bytes};
+}
+
+// Slice i of list l as CompactArgs moves it: of each head that moves alone, `n` slices.
+OMNIKV_HOST_DEVICE inline RowSlice SliceOf(const CompactArgs& a, const KvView& kv, int32_t l,
+                                           int32_t i, int32_t n) {
+  return SliceOf(kv, a.lists * a.Split(), l * a.Split() + i / n, i % n);
 }
 
 // Calls visit(slice, bytes) for each slice of list l that has any: rows without scales have two.
@@ -48,16 +71,6 @@ OMNIKV_HOST_DEVICE inline std::byte* HeadOfSlice(const KvView& kv, const KvTarge
   const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
   std::byte* const values = (i % 2 == 0 ? row.k : row.v) + head * plane.head_bytes;
   return i < 2 ? values : values + plane.ToScales(head);
-}
-OMNIKV_HOST_DEVICE inline int64_t HeadBytesOfSlice(const KvView& kv, int32_t i) {
-  const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
-  return i < 2 ? plane.head_bytes : plane.scale_head_bytes;
-}
-
-// Bytes of all slices of a row.
-OMNIKV_HOST_DEVICE inline int64_t PackedRowBytes(const KvView& kv) {
-  return kv.n_kv_heads *
-         (kv.k.head_bytes + kv.v.head_bytes + kv.k.scale_head_bytes + kv.v.scale_head_bytes);
 }
 
 }  // namespace omnikv

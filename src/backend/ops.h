@@ -553,6 +553,10 @@ struct CompactArgs {
   bool operator==(const CompactArgs&) const = default;
   OMNIKV_HOST_DEVICE bool InPlace() const { return from.k.base == nullptr; }
   OMNIKV_HOST_DEVICE const KvView& Source() const { return InPlace() ? kv : from; }
+  // KV heads of a list that move one by one, since they lie apart; 1: those of a list together.
+  OMNIKV_HOST_DEVICE int32_t Split() const {
+    return lists == 1 && (kv.ByHead() || Source().ByHead()) ? kv.n_kv_heads : 1;
+  }
 };
 
 // The last so many evictions of a sequence can be undone: more than the steps that run ahead of the

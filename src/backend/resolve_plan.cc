@@ -32,7 +32,7 @@ void ToPositions(Backend& backend, const AttendArgs& attend, const std::vector<R
     for (int32_t& token : resolved[at]) {
       const int32_t* entry = kv.block_table + seqs[seq].table_off + token / kv.block_tokens;
       const int64_t row =
-          int64_t{Fetched(backend, entry, 1)[0]} * kv.block_tokens + token % kv.block_tokens;
+          int64_t{Fetched(backend, entry, 1)[0]} * kv.BlockRows() + token % kv.block_tokens;
       token = Fetched(backend, kv.pos + row * kv.pos_lists + list, 1)[0];
     }
   }

@@ -181,8 +181,10 @@ Bank::Bank(DType dtype, int32_t n_kv_heads, int32_t dk, int32_t dv, int32_t bloc
   table_ = order;
   const auto rows = static_cast<int64_t>(n_blocks + 1) * block_tokens;
   const auto assign = [&](std::vector<std::byte>& data, int32_t k, int32_t v) {
-    data.assign(static_cast<size_t>(rows * KvRowBytes(dtype, n_kv_heads, k, v)),
-                std::byte{0xff});  // NaN in every type
+    const bool by_head = planes == Planes::kByHead;
+    const int64_t row_bytes =
+        by_head ? n_kv_heads * KvRowBytes(dtype, 1, k, v) : KvRowBytes(dtype, n_kv_heads, k, v);
+    data.assign(static_cast<size_t>(rows * row_bytes), std::byte{0xff});  // NaN in every type
   };
   const bool apart = planes == Planes::kApart;
   assign(data_, dk, apart ? 0 : dv);
@@ -207,8 +209,9 @@ KvView Bank::View() const {
                         const_cast<std::byte*>(values_.data()), table_.data(), block_tokens_,
                         dtype_, n_kv_heads_, dk_, dv_);
   }
-  return MakeKvView(const_cast<std::byte*>(data_.data()), table_.data(), block_tokens_, dtype_,
-                    n_kv_heads_, dk_, dv_);
+  const auto make = planes_ == Planes::kByHead ? MakeKvViewByHead : MakeKvView;
+  return make(const_cast<std::byte*>(data_.data()), table_.data(), block_tokens_, dtype_,
+              n_kv_heads_, dk_, dv_);
 }
 
 StateView Bank::States(int32_t unit, int64_t values, std::vector<float>& memory, float fill) const {
@@ -226,7 +229,9 @@ Array Bank::Values() const {
   const double step = dtype_ == DType::kQ8_0 ? 1.0 / 127 : dtype_ == DType::kQ4_0 ? 1.0 / 8 : 0.0;
   Array kv{"kv", {}, rounding, step};
   const KvView view = View();
+  const auto block_rows = static_cast<size_t>(view.BlockRows());
   for (size_t row = 0; row < n_rows(); ++row) {
+    if (row % block_rows >= static_cast<size_t>(block_tokens_)) continue;  // another head's
     for (const auto& [plane, d] : {std::pair{view.k, dk_}, {view.v, dv_}}) {
       for (int32_t head = 0; head < n_kv_heads_; ++head) {
         const std::byte* values = plane.Head(static_cast<int64_t>(row), head);

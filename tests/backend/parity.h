@@ -105,8 +105,9 @@ class Weights {
   std::vector<std::byte> data_;
 };
 
-// Whether K and V of a token lie in one row.
-enum class Planes { kTogether, kApart };
+// K and V of a token in one row, in one each, or in one for each KV head.
+enum class Planes { kTogether, kApart, kByHead };
+inline constexpr Planes kOtherPlanes[] = {Planes::kApart, Planes::kByHead};
 
 // A bank of K/V rows in shuffled blocks, and the tables of its sequences.
 class Bank {

@@ -129,8 +129,9 @@ TEST_F(ParityTest, AttendSeveralSegments) {
   a.Run("a segment with its own queries", split);
 }
 
-// K and V apart: rows as far apart in both, and rows that are not; steps of few rows and prompts.
-TEST_F(ParityTest, AttendPlanesApart) {
+// K and V apart: rows as far apart in both, and rows that are not; rows of single heads. Steps of
+// few rows and prompts.
+TEST_F(ParityTest, AttendOtherPlanes) {
   Random random(21);
   for (DType dtype : kKvFormats) {
     for (const Shape& s : {Shape{6, 2, 64, 64, dtype}, Shape{8, 2, 128, 128, dtype},
@@ -139,21 +140,25 @@ TEST_F(ParityTest, AttendPlanesApart) {
       const std::vector<int32_t> lens = {400, 61, 170};
       for (const std::vector<int32_t>& q_len :
            {std::vector<int32_t>{1, 2, 1}, std::vector<int32_t>{70, 1, 100}}) {
-        const Attention a(s, q_len, lens, random, 64, Planes::kApart);
-        a.Run("dense", AttnPlan::Dense());
-        a.Run("window", AttnPlan::Dense(33));
-        AttnPlan sinks;
-        sinks.Add({.begin = 0, .end = 4});
-        sinks.Add({.window = 16, .begin = 4});
-        a.Run("sinks and window", sinks);
-        for (int32_t per_seq : {1, s.n_kv_heads}) {
-          const Lists lists(lens, per_seq, 4, 40, random);
-          AttnPlan plan;
-          plan.Add(lists.Segment());
-          a.Run(fmt::format("{} lists", per_seq), plan);
+        for (const Planes planes : kOtherPlanes) {
+          const bool many_sums = q_len.front() > 1 && s.dk != 128;
+          if (planes == Planes::kByHead && many_sums) continue;
+          const Attention a(s, q_len, lens, random, 64, planes);
+          a.Run("dense", AttnPlan::Dense());
+          a.Run("window", AttnPlan::Dense(33));
+          AttnPlan sinks;
+          sinks.Add({.begin = 0, .end = 4});
+          sinks.Add({.window = 16, .begin = 4});
+          a.Run("sinks and window", sinks);
+          for (int32_t per_seq : {1, s.n_kv_heads}) {
+            const Lists lists(lens, per_seq, 4, 40, random);
+            AttnPlan plan;
+            plan.Add(lists.Segment());
+            a.Run(fmt::format("{} lists", per_seq), plan);
+          }
+          a.Run("logits", AttnPlan::Dense(), ScoreKind::kLogits);
+          a.Run("maximum over heads only", AttnPlan::Dense(), ScoreKind::kHeadMax, 0, false);
         }
-        a.Run("logits", AttnPlan::Dense(), ScoreKind::kLogits);
-        a.Run("maximum over heads only", AttnPlan::Dense(), ScoreKind::kHeadMax, 0, false);
       }
     }
   }

@@ -381,7 +381,9 @@ TEST_F(ParityDeviceTest, AttendManyRowsOfManyHeads) {
             Size{{192}, {193}, 64}, Size{{129}, {511}, 64}, Size{{100}, {512}, 32},
             Size{{101}, {640}, 256}, Size{{100, 0, 200}, {130, 40, 300}, 64}}) {
         const int32_t n_kv_heads = size.block_tokens == 16 ? 24 : 4;
-        Attention({72, n_kv_heads, d, d, dtype}, size.q_len, size.kv_len, random, size.block_tokens)
+        const bool by_head = size.block_tokens == 32 || size.q_len.size() > 1;
+        Attention({72, n_kv_heads, d, d, dtype}, size.q_len, size.kv_len, random, size.block_tokens,
+                  by_head ? Planes::kByHead : Planes::kTogether)
             .Run(fmt::format("dense, blocks of {}", size.block_tokens), AttnPlan::Dense());
       }
     }
@@ -396,7 +398,9 @@ TEST_F(ParityDeviceTest, AttendAChunkOfALongPast) {
   for (const int32_t d : {64, 96, 128, 256}) {
     for (const int32_t past : {1023, 2048, 2271, 3457}) {
       const DType dtype = past % 2 == 0 ? DType::kF16 : DType::kBF16;
-      Attention chunk({4, 2, d, d, dtype}, {0, 0, 101, 0}, {40, 0, past + 101, 7}, random, 64);
+      const Planes planes = past > 2100 ? Planes::kByHead : Planes::kTogether;
+      Attention chunk({4, 2, d, d, dtype}, {0, 0, 101, 0}, {40, 0, past + 101, 7}, random, 64,
+                      planes);
       chunk.busy_seqs = 1;
       chunk.Run(fmt::format("a chunk after {}", past), AttnPlan::Dense());
     }

@@ -104,6 +104,7 @@ TEST_F(ParityTest, ExpectedScore) {
            {{6, 3, 96, 64, DType::kQ4_0}, 177, 32, 512, 7},
            {{2, 1, 256, 256, DType::kF16}, 129, 128, 32, 4, Planes::kTogether, 0, true, false},
            {{3, 3, 37, 11, DType::kBF16}, 65, 11, 7, 3, Planes::kApart},
+           {{4, 2, 64, 64, DType::kF16}, 150, 16, 7, 3, Planes::kByHead},
            {{2, 2, 300, 20, DType::kF16}, 90, 0, 4, 1},
            {{8, 1, 16, 16, DType::kF16}, 20001, 8, 512, 4, Planes::kTogether, 0, false},
            {{5, 1, 64, 64, DType::kBF16}, 64, 32, 3, 0},

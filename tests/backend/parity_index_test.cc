@@ -35,7 +35,8 @@ TEST_F(ParityTest, IndexKeys) {
   for (const Shape& shape : Shapes()) {
     for (const std::vector<int32_t>& q_len :
          std::vector<std::vector<int32_t>>{{1, 0, 1, 1}, {130, 0, 1, 17}}) {
-      const Attention data(shape, q_len, {130, 5, 1, 70}, random);
+      const Planes planes = q_len[0] == 1 ? Planes::kTogether : Planes::kByHead;
+      const Attention data(shape, q_len, {130, 5, 1, 70}, random, 16, planes);
       Check(NameOf("IndexKeys", shape), [&](const Execute& run) {
         std::vector<float> memory;
         const StateView out = data.bank.States(1, RowFloats(shape), memory);
@@ -165,7 +166,8 @@ TEST_F(ParityTest, IndexScoreInBlocksOfAnySize) {
 void CheckRescore(const Shape& shape, const std::vector<int32_t>& q_len,
                   const std::vector<int32_t>& kv_len, int32_t listed, int32_t last, bool per_head,
                   float softcap, Random& random) {
-  const Attention data(shape, q_len, kv_len, random);
+  const Planes planes = random.Int(0, 1) == 0 ? Planes::kTogether : Planes::kByHead;
+  const Attention data(shape, q_len, kv_len, random, 16, planes);
   const int32_t lists = per_head ? shape.n_kv_heads : 1;
   std::vector<int32_t> before;
   std::vector<int32_t> bounds;

@@ -27,7 +27,9 @@ constexpr Layout kLayouts[] = {{DType::kF16, 1, 64, 64, 64},
                                {DType::kQ8_0, 3, 32, 96, 16, Planes::kApart},
                                {DType::kQ4_0, 2, 64, 32, 16},
                                {DType::kQ4_0, 3, 32, 96, 16, Planes::kApart},
-                               {DType::kF16, 4, 128, 128, 64, Planes::kApart}};
+                               {DType::kF16, 4, 128, 128, 64, Planes::kApart},
+                               {DType::kBF16, 3, 24, 21, 16, Planes::kByHead},
+                               {DType::kQ8_0, 2, 64, 32, 16, Planes::kByHead}};
 
 // All heads, and some of them to a view that has no others; home, and to slots.
 TEST_F(ParityTest, StoreRows) {
@@ -36,8 +38,10 @@ TEST_F(ParityTest, StoreRows) {
     const std::vector<int32_t> lens = {100, 40, 0, 57, 13};
     const Bank placed(l.dtype, 1, l.dk, l.dv, l.block_tokens, lens, 100, random);
     const Step step({1, 30, 0, 1, 13}, lens, [&](int32_t s) { return placed.TableOff(s); });
+    // Its rows are numbered without a table.
+    const Planes of_made = l.planes == Planes::kByHead ? Planes::kTogether : l.planes;
     const Bank made(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, {step.n_rows()}, 64, random,
-                    l.planes);
+                    of_made);
     KvView made_rows = made.View();
     made_rows.block_table = nullptr;  // never to be read
     const Bank elsewhere(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 100, random,
@@ -54,6 +58,7 @@ TEST_F(ParityTest, StoreRows) {
                         lens, 100, random, l.planes);
       for (const auto& [to_slots, by_table] :
            {std::pair{false, false}, {true, false}, {false, true}}) {
+        if (to_slots && l.planes == Planes::kByHead) continue;  // slots have no blocks
         Check(fmt::format("StoreRows of {} heads of {} {} of {}{}", n_heads, l.n_kv_heads,
                           DTypeName(l.dtype), l.dk,
                           to_slots   ? ", some to slots"
@@ -96,6 +101,7 @@ TEST_F(ParityTest, StoreRows) {
 TEST_F(ParityTest, StoreRowsOfHeadsApart) {
   Random random(46);
   for (const Layout& l : kLayouts) {
+    if (l.planes == Planes::kByHead) continue;  // a head's own table has rows of one head anyway
     const int32_t heads = l.n_kv_heads;
     // Sequence s and head h: s * heads + h.
     std::vector<int32_t> lens;
@@ -249,9 +255,9 @@ TEST_F(ParityTest, Compact) {
   for (const Layout& l : kLayouts) {
     const std::vector<int32_t> lens = {600, 1, 257, 0, 300};
     const Bank bank(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random, l.planes);
-    // Other rows, in other blocks.
+    // Other rows, in other blocks, and by head.
     const Bank stage(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random,
-                     l.planes);
+                     l.planes == Planes::kTogether ? Planes::kByHead : l.planes);
     const Step step({1, 1, 7, 0, 0}, lens, [&](int32_t s) { return bank.TableOff(s); });
     for (const int32_t lists : {1, l.n_kv_heads}) {
       for (const int32_t most : {0, 1, 30, 270, 599, 600}) {
@@ -325,6 +331,7 @@ TEST_F(ParityTest, Compact) {
 TEST_F(ParityTest, EvictAndUndo) {
   Random random(43);
   for (const Layout& l : kLayouts) {
+    if (l.planes == Planes::kByHead) continue;                 // no table that loses rows lies so
     const std::vector<int32_t> lens = {101, 40, 0, 101, 101};  // of the table
     const std::vector<int32_t> all = {900, 40, 0, 101, 3001};  // tokens
     const Bank bank(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 128, random, l.planes);

@@ -245,7 +245,8 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
       const auto k_norm = random.Floats(static_cast<size_t>(c.n_kv_heads * c.dk));
       for (const std::vector<int32_t>& q_len :
            {std::vector<int32_t>{1}, std::vector<int32_t>{2, 1}, std::vector<int32_t>{1, 9, 7}}) {
-        const Planes planes = (turn + q_len.size()) % 2 != 0 ? Planes::kApart : Planes::kTogether;
+        constexpr Planes kPlanes[] = {Planes::kTogether, Planes::kApart, Planes::kByHead};
+        const Planes planes = kPlanes[(turn + static_cast<int>(q_len.size())) % 3];
         std::vector<int32_t> kv_len;
         for (int32_t n : q_len) kv_len.push_back(n + random.Int(0, 20));
         const Bank bank(kv_type, c.n_kv_heads, c.dk, c.dv, 16,
@@ -267,7 +268,9 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
             fmt::format("NormQkvRopeAppend {} heads {}/{} of {}/{} kv {} rows {}{}{}{}",
                         DTypeName(format), c.n_heads, c.n_kv_heads, c.dk, c.dv, DTypeName(kv_type),
                         n_rows, keys ? ", keys" : "", raw_keys ? ", raw keys" : "",
-                        planes == Planes::kApart ? ", planes apart" : ""),
+                        planes == Planes::kApart    ? ", planes apart"
+                        : planes == Planes::kByHead ? ", by head"
+                                                    : ""),
             [&](const Execute& run) {
               Bank copy = bank;
               std::vector<float> x;

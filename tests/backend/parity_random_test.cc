@@ -202,7 +202,9 @@ void RandomCase::DrawRows() {
 void RandomCase::DrawTables() {
   bank_.emplace(shape_.dtype, alone_.Count(shape_.n_kv_heads), shape_.dk, shape_.dv, block_tokens_,
                 held_, blocks_ * block_tokens_, random_,
-                Chance(50) ? Planes::kApart : Planes::kTogether);
+                Chance(33)                    ? Planes::kApart
+                : gone_.empty() && Chance(50) ? Planes::kByHead
+                                              : Planes::kTogether);
   const int32_t* drawn = bank_->View().block_table;
   for (size_t s = 0; s < n_seqs(); ++s) {
     for (int32_t b = 0; b < blocks_; ++b) {
@@ -219,8 +221,8 @@ void RandomCase::DrawTables() {
 // Block -1 of the view is the bank's block of no token: who reads a hole reads NaN.
 KvView RandomCase::View() const {
   KvView view = bank_->View().OfHeads(alone_, shape_.n_kv_heads);
-  view.k = view.k.MovedTo(view.k.base + block_tokens_ * view.k.row_bytes);
-  view.v = view.v.MovedTo(view.v.base + block_tokens_ * view.v.row_bytes);
+  view.k = view.k.MovedTo(view.k.base + view.BlockRows() * view.k.row_bytes);
+  view.v = view.v.MovedTo(view.v.base + view.BlockRows() * view.v.row_bytes);
   view.block_table = table_.data();
   view.pos = gone_.empty() ? nullptr : pos_.data();
   view.pos_lists = pos_lists_;
@@ -447,7 +449,8 @@ void RandomCase::FindFeatures() {
   had(kF32, view.k.dtype == DType::kF32);
   had(kQ8, view.k.dtype == DType::kQ8_0);
   had(kQ4, view.k.dtype == DType::kQ4_0);
-  had(kPlanesApart, !view.Interleaved());
+  had(kPlanesApart, !view.Interleaved() && !view.ByHead());
+  had(kRowsByHead, view.ByHead());
   had(kDkIsNotDv, view.dk != view.dv);
   had(kOneTokenBlocks, view.block_tokens == 1);
   had(kSharedBlocks, n_seqs() > 1 && held_[1] > 0 && table_[0] != kHole &&

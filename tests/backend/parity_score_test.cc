@@ -24,7 +24,8 @@ struct Scoring {
 };
 
 // Scores of a step's sequences; what no unit's score is keeps its poison.
-void CheckScore(const Attention& data, const Scoring& how, Random& random) {
+void CheckScore(const Attention& data, const Scoring& how, Random& random,
+                int64_t turn = kAllCandidates) {
   const auto n_seqs = static_cast<size_t>(data.step.n_seqs());
   const int32_t lists = how.per_head ? data.shape.n_kv_heads : 1;
   const int64_t stride = *std::max_element(data.kv_len.begin(), data.kv_len.end()) / how.unit + 3;
@@ -45,36 +46,38 @@ void CheckScore(const Attention& data, const Scoring& how, Random& random) {
     }
   }
   const Shape& shape = data.shape;
-  Check(fmt::format("Score {}/{} heads of {} {} rows {} by {} {}{}{}{} unit {} window {} cap {}",
-                    shape.n_heads, shape.n_kv_heads, shape.dk, DTypeName(shape.dtype),
-                    data.step.n_rows(), static_cast<int>(how.heads), static_cast<int>(how.queries),
-                    how.per_head ? " per head" : "", how.softmax ? " softmax" : "",
-                    how.accumulate ? how.ring > 1 ? " in a ring" : " accumulated" : "", how.unit,
-                    how.window, how.softcap),
-        [&](const Execute& run) {
-          std::vector<float> out = held;
-          run(ScoreArgs{.q = data.q.data(),
-                        .lse = how.softmax ? lse.data() : nullptr,
-                        .kv = data.bank.View(),
-                        .seqs = data.step.seqs.data(),
-                        .steps = how.ring > 1 ? steps.data() : nullptr,
-                        .out = out.data(),
-                        .stride = stride,
-                        .ring = how.ring,
-                        .n_rows = data.step.n_rows(),
-                        .n_seqs = data.step.n_seqs(),
-                        .n_heads = shape.n_heads,
-                        .lists = lists,
-                        .unit = how.unit,
-                        .window = how.window,
-                        .heads = how.heads,
-                        .queries = how.queries,
-                        .scale = 0.125f,
-                        .softcap = how.softcap,
-                        .decay = 0.9f,
-                        .accumulate = how.accumulate});
-          return Outputs{{"out", out}};
-        });
+  Check(
+      fmt::format("Score {}/{} heads of {} {} rows {} by {} {}{}{}{} unit {} window {} cap {}",
+                  shape.n_heads, shape.n_kv_heads, shape.dk, DTypeName(shape.dtype),
+                  data.step.n_rows(), static_cast<int>(how.heads), static_cast<int>(how.queries),
+                  how.per_head ? " per head" : "", how.softmax ? " softmax" : "",
+                  how.accumulate ? how.ring > 1 ? " in a ring" : " accumulated" : "", how.unit,
+                  how.window, how.softcap),
+      [&](const Execute& run) {
+        std::vector<float> out = held;
+        run(ScoreArgs{.q = data.q.data(),
+                      .lse = how.softmax ? lse.data() : nullptr,
+                      .kv = data.bank.View(),
+                      .seqs = data.step.seqs.data(),
+                      .steps = how.ring > 1 ? steps.data() : nullptr,
+                      .out = out.data(),
+                      .stride = stride,
+                      .ring = how.ring,
+                      .n_rows = data.step.n_rows(),
+                      .n_seqs = data.step.n_seqs(),
+                      .n_heads = shape.n_heads,
+                      .lists = lists,
+                      .unit = how.unit,
+                      .window = how.window,
+                      .heads = how.heads,
+                      .queries = how.queries,
+                      .scale = 0.125f,
+                      .softcap = how.softcap,
+                      .decay = 0.9f,
+                      .accumulate = how.accumulate});
+        return Outputs{{"out", out}};
+      },
+      turn);
 }
 
 // Every way to reduce, with and without a window, over sequences of many lengths, one without rows.
@@ -175,7 +178,7 @@ TEST_F(ParityTest, ScoreUnitsAndWindows) {
   }
 }
 
-TEST_F(ParityTest, ScorePlanesApart) {
+TEST_F(ParityTest, ScoreOtherPlanes) {
   Random random(37);
   for (const Shape& shape : std::vector<Shape>{{8, 2, 64, 64, DType::kF16},
                                                {6, 2, 128, 80, DType::kBF16},
@@ -183,9 +186,11 @@ TEST_F(ParityTest, ScorePlanesApart) {
                                                {6, 2, 32, 64, DType::kQ8_0},
                                                {6, 2, 32, 64, DType::kQ4_0},
                                                {6, 3, 51, 17, DType::kF16}}) {
-    const Attention data(shape, {1, 9}, {300, 97}, random, 16, Planes::kApart);
-    CheckScore(data, {.per_head = true, .softmax = true, .unit = 8}, random);
-    CheckScore(data, {HeadReduce::kMean, QueryReduce::kSum}, random);
+    for (const Planes planes : kOtherPlanes) {
+      const Attention data(shape, {1, 9}, {300, 97}, random, 16, planes);
+      CheckScore(data, {.per_head = true, .softmax = true, .unit = 8}, random);
+      CheckScore(data, {HeadReduce::kMean, QueryReduce::kSum}, random);
+    }
   }
 }
 
@@ -257,24 +262,29 @@ TEST_F(ParityTest, ScoreOfManyRows) {
 // tile.
 TEST_F(ParityTest, ScoreOfRoundedQueries) {
   Random random(43);
+  int64_t turn = 0;
   for (const Shape& shape : std::vector<Shape>{{8, 2, 128, 128, DType::kBF16},
                                                {8, 2, 64, 64, DType::kF16},
                                                {6, 6, 64, 32, DType::kBF16},
                                                {14, 2, 128, 64, DType::kF16}}) {
-    for (const Planes planes : {Planes::kTogether, Planes::kApart}) {
+    for (const Planes planes : {Planes::kTogether, Planes::kApart, Planes::kByHead}) {
       Attention chunk(shape, {300, 0, 75}, {300, 40, 1111}, random, 64, planes);
       for (float& v : chunk.q) {
         v = shape.dtype == DType::kF16 ? F32FromF16(F16FromF32(v)) : F32FromBf16(Bf16FromF32(v));
       }
       for (const HeadReduce heads : kHeadReduces) {
+        // Where rows lie is one thing, and what is summed another.
+        const bool again = heads != kHeadReduces[0] || shape.dv != 128;
+        if (planes == Planes::kByHead && again) continue;
         for (const bool per_head : {false, true}) {
           Scoring how{heads, QueryReduce::kSum, per_head, /*softmax=*/true};
-          CheckScore(chunk, how, random);
+          CheckScore(chunk, how, random, turn++);
           how.accumulate = true;
           how.unit = 16;
           how.window = 130;
-          CheckScore(chunk, how, random);
+          CheckScore(chunk, how, random, turn++);
         }
+        ++turn;  // so that each candidate has all of these
       }
     }
   }
@@ -337,11 +347,13 @@ TEST_F(ParityTest, BlockSummary) {
     const Attention decode(shape, {1, 1, 0, 1, 1, 1}, {128, 64, 16, 1, 65, 96}, random);
     const Attention prompt(shape, {40, 150}, {177, 150}, random);
     const Attention apart(shape, {40, 1}, {177, 144}, random, 16, Planes::kApart);
+    const Attention by_head(shape, {40, 1}, {177, 144}, random, 16, Planes::kByHead);
     for (const SummaryKind kind : kSummaryKinds) {
       for (const int32_t unit : {1, 4, 16, 48, 128}) {  // in blocks of 16 tokens
         CheckSummary(decode, kind, unit);
         CheckSummary(prompt, kind, unit);
         CheckSummary(apart, kind, unit);
+        CheckSummary(by_head, kind, unit);
       }
       for (const int32_t every : {3, 16, 128}) CheckSummary(prompt, kind, 128, every);
     }
@@ -562,6 +574,7 @@ TEST_F(ParityTest, KeyScore) {
                          {{6, 3, 96, 64, DType::kQ4_0}, {1, 40}, {130, 177}},
                          {{2, 1, 256, 256, DType::kF16}, {1, 1}, {511, 65}},
                          {{3, 3, 37, 11, DType::kBF16}, {1, 1}, {512, 65}, Planes::kApart},
+                         {{8, 2, 64, 64, DType::kF16}, {1, 1}, {300, 65}, Planes::kByHead},
                          {{2, 2, 300, 20, DType::kF16}, {1}, {90}},
                          {{2, 1, 16, 16, DType::kF16}, {1}, {70001}}}) {
     Attention data(c.shape, c.q_len, c.kv_len, random, 16, c.planes);

@@ -14,6 +14,7 @@ enum Feature : size_t {
   kQ8,
   kQ4,
   kPlanesApart,
+  kRowsByHead,
   kDkIsNotDv,
   kOneTokenBlocks,
   kSharedBlocks,
@@ -69,6 +70,7 @@ inline constexpr std::string_view kFeatureNames[] = {"bf16",
                                                      "q8_0",
                                                      "q4_0",
                                                      "planes apart",
+                                                     "rows by head",
                                                      "dk is not dv",
                                                      "blocks of one token",
                                                      "shared blocks",
@@ -131,6 +133,10 @@ inline bool GoTogether(size_t a, size_t b) {
   };
   return a == b || !(both(kBf16, kQ4) || both(kLogits, kHeadMax) || both(kMeanHeads, kSumHeads) ||
                      both(kSumQueries, kDecayedQueries) || both(kFewRows, kChunk) ||
+                     both(kPlanesApart, kRowsByHead) ||
+                     // Rows by head have no table that loses rows.
+                     between(kRowsByHead, kRowsByHead, kLostRows, kLastPlace) ||
+                     between(kRowsByHead, kRowsByHead, kHeadPos, kHeadPos) ||
                      between(kDecode, kDecode, kFewRows, kFewRows) ||
                      between(kLastPlace, kLastPlace, kFewRows, kFewRows) ||  // a place has one row
                      // Score reads all tokens, and merges and scores have all heads.

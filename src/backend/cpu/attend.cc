@@ -17,13 +17,14 @@ int64_t RoundUp(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Lists that differ per KV head are walked head by head.
-bool PerHead(const AttnPlan& plan) {
-  for (int32_t i = 0; i < plan.n_segments; ++i) {
-    const PlanSegment& s = plan.segments[static_cast<size_t>(i)];
+// Lists that differ per KV head are walked head by head, and so are rows of single heads, unless
+// one score is wanted of all heads.
+bool PerHead(const AttendArgs& a) {
+  for (int32_t i = 0; i < a.plan.n_segments; ++i) {
+    const PlanSegment& s = a.plan.segments[static_cast<size_t>(i)];
     if (s.kind == SegmentKind::kList && s.lists != 1) return true;
   }
-  return false;
+  return a.kv.ByHead() && a.score != ScoreKind::kHeadMax;
 }
 
 int64_t StateStride(const AttendArgs& a) {
@@ -81,7 +82,7 @@ size_t CpuAttend::Reserve(const AttendArgs& a) {
   // Every row may be a group of its own, in every piece.
   int64_t most = 0;  // row pieces
   for (int32_t n = 1; n <= rows; ++n) most = std::max(most, int64_t{n} * MaxPieces(n));
-  const auto items = static_cast<size_t>(most * (PerHead(a.plan) ? a.KvHeads() : 1));
+  const auto items = static_cast<size_t>(most * (PerHead(a) ? a.KvHeads() : 1));
   items_.reserve(std::max(items_.capacity(), items));
   const int64_t q = int64_t{a.plan.n_segments} * rows * a.n_heads * kPackedQuery *
                     RoundUp(a.kv.dk, kPackMultiple);
@@ -137,7 +138,7 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
   }
 
   MakeGroups(a, begin, end);
-  const bool per_head = PerHead(a.plan);
+  const bool per_head = PerHead(a);
   const int32_t lists = per_head ? a.KvHeads() : 1;
   const int64_t token_bytes = a.kv.TokenBytes() * a.KvHeads() / a.kv.heads.Count(a.kv.n_kv_heads);
   const auto work_of = [&](const AttendGroup& group) {

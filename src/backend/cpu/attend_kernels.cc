@@ -45,7 +45,7 @@ class TokenWalker {
               const AttendItem& item, int64_t begin, int64_t end)
       : a_(a),
         axis_(axis),
-        table_(a.kv.block_table + a.seqs[group.seq].table_off),
+        table_off_(a.seqs[group.seq].table_off),
         last_(a.rows[group.row + group.n_rows - 1].pos),
         seq_(group.seq),
         kv_head_(a.KvHead(item.first)),
@@ -75,13 +75,9 @@ class TokenWalker {
  private:
   // Tokens of a chunk of ranges: whole vectors of scores.
   static int64_t ChunkOf(const KvView& kv, int32_t n_kv_heads) {
-    const int64_t bytes = n_kv_heads * (kv.k.head_bytes + kv.v.head_bytes);
+    const int64_t bytes =
+        n_kv_heads * (KvHeadBytes(kv.k.dtype, kv.dk) + KvHeadBytes(kv.v.dtype, kv.dv));
     return std::clamp<int64_t>(kChunkBytes / bytes / 16 * 16, 16, kChunk);
-  }
-
-  int64_t Row(int64_t token) const {
-    const int64_t block = table_[token / a_.kv.block_tokens];
-    return block * a_.kv.block_tokens + token % a_.kv.block_tokens;
   }
 
   int64_t FillRange(int64_t from, int64_t to, Chunk& chunk) const {
@@ -96,7 +92,7 @@ class TokenWalker {
       const int64_t token = first + i;
       const auto run = static_cast<int>(
           std::min<int64_t>(n - i, a_.kv.block_tokens - token % a_.kv.block_tokens));
-      const int64_t row = Row(token);
+      const int64_t row = a_.kv.RowIndex(table_off_, token);
       const std::byte* k = a_.kv.k.Head(row, 0);
       const std::byte* v = a_.kv.v.Head(row, 0);
       for (int j = 0; j < run; ++j, ++i, ++chunk.n) {
@@ -120,7 +116,7 @@ class TokenWalker {
         chunk.n = i;
         return to - from;
       }
-      const int64_t row = Row(token);
+      const int64_t row = a_.kv.RowIndex(table_off_, token);
       chunk.k[i] = a_.kv.k.Head(row, 0);
       chunk.v[i] = a_.kv.v.Head(row, 0);
       chunk.token[i] = static_cast<int32_t>(token);
@@ -146,7 +142,7 @@ class TokenWalker {
 
   const AttendArgs& a_;
   const AttendAxis& axis_;
-  const int32_t* table_;
+  int32_t table_off_;
   int64_t last_;
   int32_t seq_;
   int32_t kv_head_;
@@ -586,6 +582,12 @@ Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
   const int32_t place = kv.Place(a.KvHead(item.first));
   const int32_t places = kv.Place(a.KvHead(item.first + item.n_kv_heads - 1)) + 1 - place;
   pace.offset = place * kv.k.head_bytes;
+  if (kv.ByHead()) {  // a row of each
+    pace.units = places;
+    pace.stride = kv.k.head_bytes;
+    pace.lines = static_cast<int32_t>((kv.k.row_bytes + 63) / 64);
+    return pace;
+  }
   const int64_t k_bytes = places * kv.k.head_bytes;
   const int64_t v_offset = place * kv.v.head_bytes;
   const int64_t v_bytes = a.o != nullptr ? places * kv.v.head_bytes : 0;

@@ -34,7 +34,8 @@ void StoreIn(const KvView& kv, const KvSlot& slot, const StoreRowsArgs& a, int32
   for (int32_t i = 0; i < kRowSlices; ++i) {
     const auto bytes = static_cast<size_t>(HeadBytesOfSlice(kv, i));
     if (bytes == 0) continue;
-    if (kv.heads.All() && a.head_step == 0) {  // heads lie side by side
+    const bool by_head = kv.ByHead() || a.from.ByHead();
+    if (kv.heads.All() && a.head_step == 0 && !by_head) {  // heads lie side by side
       std::memcpy(HeadOfSlice(kv, TargetIn(kv, slot, a.seqs, a.rows[row]), i, 0),
                   HeadOfSlice(a.from, from, i, 0), bytes * static_cast<size_t>(kv.n_kv_heads));
       continue;
@@ -62,23 +63,24 @@ void CpuStoreRows(const StoreRowsArgs& a, ThreadPool& pool) {
 // A thread moves its part of the rows of a list, front to back: no other thread touches it, and row
 // i is written once the row that it gets, at or behind it, has been read.
 void CpuCompact(const CompactArgs& a, ThreadPool& pool) {
-  const int64_t heads = a.kv.n_kv_heads / a.lists;
-  const int64_t parts =
-      (heads * std::max(a.kv.k.head_bytes, a.kv.v.head_bytes) + kPart - 1) / kPart;
-  const int64_t items = int64_t{a.n_seqs} * a.lists * kRowSlices * parts;
+  const int64_t heads = a.kv.n_kv_heads / (a.lists * a.Split());
+  const int64_t head_bytes = std::max(HeadBytesOfSlice(a.kv, 0), HeadBytesOfSlice(a.kv, 1));
+  const int64_t parts = (heads * head_bytes + kPart - 1) / kPart;
+  const int64_t slices = int64_t{kRowSlices} * a.Split();
+  const int64_t items = int64_t{a.n_seqs} * a.lists * slices * parts;
   pool.ParallelFor(items, 1, [&](int64_t first, int64_t last, int) {
     for (int64_t item = first; item < last; ++item) {
-      const auto list = static_cast<int32_t>(item / (kRowSlices * parts));
+      const auto list = static_cast<int32_t>(item / (slices * parts));
       const SeqMeta& seq = a.seqs[list / a.lists];
       if (seq.q_len == 0) continue;
       const int32_t l = list % a.lists;
-      const auto part = static_cast<int32_t>(item / parts % kRowSlices);
-      const RowSlice slice = SliceOf(a.kv, a.lists, l, part);
-      const RowSlice source = SliceOf(a.Source(), a.lists, l, part);
+      const auto part = static_cast<int32_t>(item / parts % slices);
+      const RowSlice slice = SliceOf(a, a.kv, l, part, kRowSlices);
+      const RowSlice source = SliceOf(a, a.Source(), l, part, kRowSlices);
       const int64_t at = item % parts * kPart;
       if (at >= slice.bytes) continue;
       const auto bytes = static_cast<size_t>(std::min(kPart, slice.bytes - at));
-      const bool first_part = item % (kRowSlices * parts) == 0;  // moves what else moves
+      const bool first_part = item % (slices * parts) == 0;  // moves what else moves
       const bool moves_pos = a.pos != nullptr && first_part;
       const Kept kept(a, list);
       if (a.scores.scores != nullptr && first_part) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "backend/cpu/matvec.h"
+#include "backend/kv_format.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -24,7 +25,7 @@ int64_t Blocks(int64_t tokens) {
 
 // Tokens that are scored at a time: whole units.
 int64_t BlockTokens(const ScoreArgs& a) {
-  const int64_t fit = kBlockBytes / (a.kv.n_kv_heads * a.kv.k.head_bytes);
+  const int64_t fit = kBlockBytes / (a.kv.n_kv_heads * KvHeadBytes(a.kv.k.dtype, a.kv.dk));
   return std::max<int64_t>(1, std::clamp<int64_t>(fit, 16, kScoreBlock) / a.unit) * a.unit;
 }
 

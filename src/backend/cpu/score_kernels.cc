@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "backend/cpu/simd-inl.h"
+#include "backend/kv_format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace omnikv {
@@ -49,8 +50,8 @@ HWY_NOINLINE void Dots(const Rows& rows, int n, const KvView& kv, int32_t kv_hea
                        int64_t q_stride, float (*w)[kScoreBlock]) {
   const DF d;
   const auto values = static_cast<size_t>(kv.dk);
-  const int64_t bytes = kv.k.head_bytes;
-  const int64_t offset = kv_head * bytes;
+  const int64_t bytes = KvHeadBytes(kType, kv.dk);
+  const int64_t offset = kv_head * kv.k.head_bytes;
   const int64_t to_scales = kv.k.ToScales(kv_head);
   const bool second_level = PrefetchesToSecondLevel();
   for (int t = 0; t < n; t += kTogether) {

@@ -46,6 +46,7 @@ void RefStoreRows(const StoreRowsArgs& a) {
 
 void RefCompact(const CompactArgs& a) {
   const auto packed = static_cast<size_t>(PackedRowBytes(a.kv));
+  const int32_t split = a.Split();
   for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
     const SeqMeta seq = a.seqs[list / a.lists];
     if (seq.q_len == 0) continue;
@@ -65,12 +66,16 @@ void RefCompact(const CompactArgs& a) {
     }
     for (size_t i = 0; i < from.size(); ++i) {
       const int64_t row = a.Source().RowIndex(seq.table_off, from[i]);
-      Pack(a.Source(), a.lists, l, row, &rows[i * packed]);
+      for (int32_t h = 0; h < split; ++h) {
+        Pack(a.Source(), a.lists * split, l * split + h, row, &rows[i * packed]);
+      }
       if (a.pos != nullptr) pos[i] = a.InPlace() ? a.pos[row * a.lists + l] : from[i];
     }
     for (size_t i = 0; i < from.size(); ++i) {
       const int64_t row = a.kv.RowIndex(seq.table_off, static_cast<int64_t>(i));
-      Unpack(a.kv, a.lists, l, &rows[i * packed], row);
+      for (int32_t h = 0; h < split; ++h) {
+        Unpack(a.kv, a.lists * split, l * split + h, &rows[i * packed], row);
+      }
       if (a.pos != nullptr) a.pos[row * a.lists + l] = pos[i];
     }
     if (scores.empty()) continue;

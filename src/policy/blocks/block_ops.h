@@ -18,7 +18,8 @@ struct KeyRows {
   const std::byte* scales;  // in blocks; else null
   int64_t scale_head_bytes;
   const int32_t* block_table;
-  int32_t dtype, block_tokens;
+  int16_t dtype, token_rows;
+  int32_t block_tokens;
 
   static KeyRows Of(const KvView& kv) {
     return {kv.k.base,
@@ -27,7 +28,8 @@ struct KeyRows {
             kv.k.scales,
             kv.k.scale_head_bytes,
             kv.block_table,
-            static_cast<int32_t>(kv.k.dtype),
+            static_cast<int16_t>(kv.k.dtype),
+            static_cast<int16_t>(kv.token_rows),
             kv.block_tokens};
   }
   KvPlane Plane() const {
@@ -40,7 +42,7 @@ struct KeyRows {
   }
   OMNIKV_HOST_DEVICE int64_t Row(int32_t table_off, int32_t t) const {
     const int64_t block = block_table[table_off + t / block_tokens];
-    return block * block_tokens + t % block_tokens;
+    return block * (block_tokens * token_rows) + t % block_tokens;
   }
   OMNIKV_HOST_DEVICE const std::byte* Head(int64_t row, int32_t head) const {
     return base + row * row_bytes + head * head_bytes;

@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(kCopyThreads) CopyKernel(const __grid_constant
             *reinterpret_cast<const uint16_t*>(from_v + from_at + i);
       }
     };
-    copy(0, 0, a.from.v.head_bytes);
-    copy(a.from.v.ToScales(head), a.to.v.ToScales(head), a.from.v.scale_head_bytes);
+    copy(0, 0, KvHeadBytes(a.from.v.dtype, a.from.dv));
+    copy(a.from.v.ToScales(head), a.to.v.ToScales(head), KvScaleBytes(a.from.v.dtype, a.from.dv));
     if (head == 0 && threadIdx.x == 0) a.pos[to] = t;
     __syncthreads();
   }

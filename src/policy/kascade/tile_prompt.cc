@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend/kv_format.h"
 #include "base/check.h"
 #include "policy/kascade/map_lists.h"
 
@@ -180,10 +181,9 @@ void TilePrompt::Choose(const LayerStep& step, const AttendArgs& attend) const {
 }
 
 void TilePrompt::Gather(const AttendArgs& all, const int32_t* list_of, AttendArgs& last) const {
-  OKV_CHECK(all.kv.Interleaved(), "K and V of a token lie apart");
+  OKV_CHECK(all.kv.Interleaved() || all.kv.ByHead(), "K and V of a token lie apart");
   Backend& backend = *context_.backend;
-  KvView stage = all.kv.MovedTo(stage_.as<std::byte>());
-  stage.block_table = stage_blocks_.as<int32_t>();
+  const KvView stage = MakeKvViewOf(all.kv, stage_.as<std::byte>(), stage_blocks_.as<int32_t>());
   ForGroups(all.n_rows, [&](int32_t first, int32_t n) {
     const int32_t* index = index_.as<int32_t>() + int64_t{first} * lists_ * capacity_;
     const int32_t* const count = count_.as<int32_t>() + int64_t{first} * lists_;

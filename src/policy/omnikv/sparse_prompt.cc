@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "backend/kv_format.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -152,9 +153,8 @@ void SparsePrompt::Choose(const LayerStep& step, const AttendArgs& attend) const
 }
 
 void SparsePrompt::Gather(const LayerStep& step, AttendArgs& attend) const {
-  OKV_CHECK(attend.kv.Interleaved(), "K and V of a token lie apart");
-  KvView stage = attend.kv.MovedTo(stage_.as<std::byte>());
-  stage.block_table = blocks_.as<int32_t>();
+  OKV_CHECK(attend.kv.Interleaved() || attend.kv.ByHead(), "K and V of a token lie apart");
+  const KvView stage = MakeKvViewOf(attend.kv, stage_.as<std::byte>(), blocks_.as<int32_t>());
   context_.backend->Enqueue(CompactArgs{.kv = stage,
                                         .from = attend.kv,
                                         .seqs = attend.seqs + step.seq,

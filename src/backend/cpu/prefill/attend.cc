@@ -9,6 +9,7 @@
 
 #include "backend/cpu/prefill/amx_kernels.h"
 #include "backend/cpu/prefill/bf16_kernels.h"
+#include "backend/kv_format.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -200,8 +201,10 @@ class PrefillAttention::Task {
   void Fetch(int64_t first, int64_t last) const {
     const KvView& kv = a_.kv;
     ForEachRow(first, last, first, [&](int64_t, const std::byte* k, const std::byte* v) {
-      for (int64_t b = 0; b < kv.k.head_bytes; b += 64) __builtin_prefetch(k + b, 0, 2);
-      for (int64_t b = 0; b < kv.v.head_bytes; b += 64) __builtin_prefetch(v + b, 0, 2);
+      const int64_t k_bytes = KvHeadBytes(kv.k.dtype, kv.dk);
+      const int64_t v_bytes = KvHeadBytes(kv.v.dtype, kv.dv);
+      for (int64_t b = 0; b < k_bytes; b += 64) __builtin_prefetch(k + b, 0, 2);
+      for (int64_t b = 0; b < v_bytes; b += 64) __builtin_prefetch(v + b, 0, 2);
     });
   }
 

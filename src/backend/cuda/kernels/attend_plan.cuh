@@ -251,6 +251,7 @@ class Walk {
       : tokens_(tokens),
         table_(kv.block_table + table_off),
         block_tokens_(static_cast<uint32_t>(kv.block_tokens)),
+        block_rows_(static_cast<uint32_t>(kv.BlockRows())),
         pos_(pos),
         i_(first + static_cast<int32_t>(threadIdx.x) % 32) {
     const int32_t unit = Unit(i_);
@@ -268,7 +269,7 @@ class Walk {
   __device__ void Advance() {
     token_ = next_token_;
     row_ = token_ < 0 ? -1
-                      : static_cast<int32_t>(next_block_ * block_tokens_ +
+                      : static_cast<int32_t>(next_block_ * block_rows_ +
                                              static_cast<uint32_t>(token_) % block_tokens_);
     i_ += 32;
     next_token_ = Token(i_, next_unit_);
@@ -297,6 +298,7 @@ class Walk {
   const SegmentTokens& tokens_;
   const int32_t* table_;
   uint32_t block_tokens_;
+  uint32_t block_rows_;
   int32_t pos_;
   int32_t i_;  // of the batch after this one
   int32_t token_, row_;

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/kernels/pack.cuh"
+#include "backend/kv_format.h"
 
 namespace omnikv::cuda {
 namespace {
@@ -89,16 +90,18 @@ int PieceOf(uintptr_t bits) {
 KeyPiece KeyPieceOf(const RescoreArgs& a) {
   const KvPlane& k = a.kv.k;
   const int64_t query_bytes = int64_t{4} * a.kv.dk * (a.n_heads / a.kv.n_kv_heads);
-  const int64_t most = std::min(kMostKeyBytes / k.head_bytes, kMostQueryBytes / query_bytes);
-  const int64_t heads = a.lists > 1 ? 1 : std::clamp<int64_t>(most, 1, a.kv.n_kv_heads);
-  const int64_t scale_bytes = k.scales == nullptr ? 0 : k.scale_head_bytes;
+  const int64_t key_bytes = KvHeadBytes(k.dtype, a.kv.dk);
+  const int64_t most = std::min(kMostKeyBytes / key_bytes, kMostQueryBytes / query_bytes);
+  const bool apart = a.lists > 1 || a.kv.ByHead();
+  const int64_t heads = apart ? 1 : std::clamp<int64_t>(most, 1, a.kv.n_kv_heads);
+  const int64_t scale_bytes = KvScaleBytes(k.dtype, a.kv.dk);
   const auto piece = [&](const std::byte* base, int64_t head_bytes) {
     return PieceOf(AddressBits(base) | AddressBits(k.row_bytes) | AddressBits(heads * head_bytes));
   };
-  return {static_cast<int>(heads), static_cast<int>(heads * k.head_bytes),
-          static_cast<int>(heads * scale_bytes), piece(k.base, k.head_bytes),
+  return {static_cast<int>(heads), static_cast<int>(heads * key_bytes),
+          static_cast<int>(heads * scale_bytes), piece(k.base, key_bytes),
           // They lie behind the values in shared memory.
-          std::min(piece(k.scales, scale_bytes), PieceOf(AddressBits(heads * k.head_bytes)))};
+          std::min(piece(k.scales, scale_bytes), PieceOf(AddressBits(heads * key_bytes)))};
 }
 
 // A warp's part of a row.

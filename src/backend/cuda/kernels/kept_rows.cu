@@ -83,9 +83,10 @@ constexpr int kTogether = 4;  // rows that a thread reads before it waits
 constexpr int kGroups = kThreads / kLanes;
 constexpr int kBatch = kGroups * kTogether;
 
-// Grid: (parts of a slice, slices of a list, all lists).
+// Grid: (parts of a slice, slices of a list: n_slices of heads that go together, all lists).
 template <typename Word>
-__global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant__ CompactArgs a) {
+__global__ void __launch_bounds__(kThreads)
+    CompactKernel(const __grid_constant__ CompactArgs a, int32_t n_slices) {
   GridTrigger();
   GridWait();
   const auto list = static_cast<int32_t>(blockIdx.z);
@@ -99,8 +100,9 @@ __global__ void __launch_bounds__(kThreads) CompactKernel(const __grid_constant_
   const int32_t* const index = a.index + int64_t{list} * a.capacity;
   const bool in_place = a.InPlace();
   const KvView& source = a.Source();
-  const RowSlice slice = SliceOf(a.kv, a.lists, l, static_cast<int32_t>(blockIdx.y));
-  const RowSlice from_slice = SliceOf(source, a.lists, l, static_cast<int32_t>(blockIdx.y));
+  const auto part = static_cast<int32_t>(blockIdx.y);
+  const RowSlice slice = SliceOf(a, a.kv, l, part, n_slices);
+  const RowSlice from_slice = SliceOf(a, source, l, part, n_slices);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t piece = static_cast<int32_t>(blockIdx.x) * kLanes + thread % kLanes;
   const bool any = piece < slice.bytes / int64_t{sizeof(Word)};
@@ -237,9 +239,10 @@ __global__ void __launch_bounds__(kEvictThreads)
 void StoreRows(const StoreRowsArgs& args, const Launch& launch) {
   if (args.n_rows == 0) return;
   const KvView& kv = args.kv;
-  const bool scales = kv.k.scale_head_bytes + kv.v.scale_head_bytes > 0;
+  const bool scales = InBlocks(kv.k.dtype);
   const auto run = [&](auto* kernel, int64_t piece_bytes) {
-    const int64_t bytes = args.from.n_kv_heads * std::max(kv.k.head_bytes, kv.v.head_bytes);
+    const int64_t head_bytes = std::max(HeadBytesOfSlice(kv, 0), HeadBytesOfSlice(kv, 1));
+    const int64_t bytes = args.from.n_kv_heads * head_bytes;
     const int32_t slices = scales ? kRowSlices : kRowSlices / 2;
     const dim3 grid(static_cast<unsigned>(args.n_rows),
                     static_cast<unsigned>(CeilDiv(bytes / piece_bytes, kStoreThreads)),
@@ -254,6 +257,9 @@ void StoreRows(const StoreRowsArgs& args, const Launch& launch) {
           return false;
         }
       }
+    }
+    for (int32_t i = 0; i < kRowSlices; ++i) {
+      if (HeadBytesOfSlice(kv, i) % bytes != 0) return false;
     }
     return AreMultiples(bytes, args.slot.k, args.slot.v);
   };
@@ -276,14 +282,15 @@ void LocateRows(const LocateRowsArgs& args, const Launch& launch) {
 
 void Compact(const CompactArgs& args, const Launch& launch) {
   if (args.n_seqs == 0) return;
-  const auto to = [&](int32_t i) { return SliceOf(args.kv, args.lists, 0, i); };
-  const auto from = [&](int32_t i) { return SliceOf(args.Source(), args.lists, 0, i); };
+  const auto to = [&](int32_t i) { return SliceOf(args, args.kv, 0, i, kRowSlices); };
+  const auto from = [&](int32_t i) { return SliceOf(args, args.Source(), 0, i, kRowSlices); };
   const bool scales = to(2).bytes + to(3).bytes > 0;
   const auto run = [&](auto* kernel, int64_t piece_bytes) {
     const int64_t parts = CeilDiv(CeilDiv(std::max(to(0).bytes, to(1).bytes), piece_bytes), kLanes);
-    const dim3 grid(static_cast<unsigned>(parts), scales ? kRowSlices : kRowSlices / 2,
+    const int32_t n_slices = scales ? kRowSlices : kRowSlices / 2;
+    const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(n_slices * args.Split()),
                     static_cast<unsigned>(args.n_seqs * args.lists));
-    LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args);
+    LaunchKernel(kernel, launch, grid, dim3(kThreads), 0, args, n_slices);
   };
   const auto in_pieces_of = [&](int64_t bytes) {
     for (int32_t i = 0; i < kRowSlices; ++i) {

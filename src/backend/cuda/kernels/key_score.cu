@@ -49,8 +49,7 @@ __device__ __forceinline__ Pack<float, N> LoadKey(const KvPlane& plane, const st
 
 __device__ __forceinline__ const std::byte* KeyOf(const KvView& kv, const SeqMeta& seq, int t,
                                                   int head) {
-  const int64_t block = kv.block_table[seq.table_off + t / kv.block_tokens];
-  return kv.k.Head(block * kv.block_tokens + t % kv.block_tokens, head);
+  return kv.k.Head(kv.RowIndex(seq.table_off, t), head);
 }
 
 // How a sequence is cut, the same on every card.

@@ -177,7 +177,7 @@ __device__ __forceinline__ void FetchTile(const KvView& kv, int32_t table_off, c
     const auto block_tokens = static_cast<unsigned>(kv.block_tokens);
     const unsigned entry = static_cast<unsigned>(t) / block_tokens;
     const int64_t block = kv.block_table[int64_t{table_off} + entry];
-    return (block * block_tokens + static_cast<unsigned>(t) % block_tokens) * kv.k.row_bytes;
+    return (block * kv.BlockRows() + static_cast<unsigned>(t) % block_tokens) * kv.k.row_bytes;
   };
   if (kv.block_tokens % S::kTokens == 0 && first >= low && first + S::kTokens <= high) {
     const int64_t from = row_of(first) + row * kv.k.row_bytes + chunk * 16;

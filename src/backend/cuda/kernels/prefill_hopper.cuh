@@ -149,6 +149,7 @@ struct Mainloop {
     CUtensorMap q, k, v, k_tail, v_tail;  // [rows, heads] of kD values
     const int32_t* block_table;
     int block_shift;  // block_tokens = 1 << block_shift
+    int block_rows;
     int box_rows;
     int window_left;
     struct {
@@ -248,7 +249,7 @@ struct Mainloop {
       if (!in_tail) {
         const int t = at.first + first + r;
         const int block = p.block_table[at.table_off + (t >> p.block_shift)];
-        row = (block << p.block_shift) + (t & ((1 << p.block_shift) - 1));
+        row = block * p.block_rows + (t & ((1 << p.block_shift) - 1));
       }
 #pragma unroll
       for (int d = 0; d < kD; d += kBoxValues) {
@@ -373,6 +374,7 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   }
   p.block_table = kv.block_table;
   p.block_shift = std::countr_zero(static_cast<uint32_t>(kv.block_tokens));
+  p.block_rows = kv.BlockRows();
   p.box_rows = box_rows;
   p.window_left = -1;
   p.additional_params.sm_scale = a.scale;

@@ -31,8 +31,7 @@ __device__ __forceinline__ float ReduceHeads(HeadReduce how, float a, float b) {
 // --- Keys.
 
 __device__ __forceinline__ const std::byte* KeyRow(const KvView& kv, int32_t table_off, int t) {
-  const int64_t block = kv.block_table[table_off + t / kv.block_tokens];
-  return kv.k.Head(block * kv.block_tokens + t % kv.block_tokens, 0);
+  return kv.k.Head(kv.RowIndex(table_off, t), 0);
 }
 
 // A lane's part of a tile of K: values 32 i + 8 t .. + 7 of tokens g and g + 8, g = lane / 4,

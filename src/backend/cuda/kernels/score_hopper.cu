@@ -94,7 +94,7 @@ __device__ __forceinline__ void Bring(const ScoreArgs& a, const Maps& maps, cons
           const int run = box % kRuns;
           const int t = box / kRuns * kBoxTokens;
           const int block = min((w.first + t) / a.kv.block_tokens, last_block);
-          const int row = a.kv.block_table[w.seq.table_off + block] * a.kv.block_tokens +
+          const int row = a.kv.block_table[w.seq.table_off + block] * a.kv.BlockRows() +
                           (w.first + t) % a.kv.block_tokens;
           CopyBox(shared.keys[keys.slot][run][t], &maps.keys, &shared.keys_full[keys.slot],
                   run * kBoxValues, row, head / w.group);

@@ -73,9 +73,7 @@ __global__ void __launch_bounds__(kThreads)
       if (turn < turns && value < dk) {
 #pragma unroll 4
         for (int t = first + turn * a.every; t < first + a.unit; t += turns * a.every) {
-          const int64_t block = a.kv.block_table[seq.table_off + t / a.kv.block_tokens];
-          const int64_t row = block * a.kv.block_tokens + t % a.kv.block_tokens;
-          const std::byte* head = base + row * a.kv.k.row_bytes;
+          const std::byte* head = base + a.kv.RowIndex(seq.table_off, t) * a.kv.k.row_bytes;
           [[maybe_unused]] Pack<T, N> k{};
           if constexpr (!kInBlocks<T>) k = LoadPack<N>(reinterpret_cast<const T*>(head) + value);
           const float share = kSpread ? 1.0f / (seen += 1) : 0.0f;

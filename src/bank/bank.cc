@@ -59,8 +59,12 @@ Result<std::unique_ptr<Bank>> Bank::Create(Backend& backend, BankConfig config) 
         fmt::format("{} sequences of {} tokens, {} in all, are too many, expected at most {}",
                     config.max_seqs, config.max_tokens, config.pool_tokens, most));
   }
+  int64_t of_token = 1;  // rows
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.streams.front().by_head) of_token = std::max<int64_t>(of_token, layer.n_kv_heads);
+  }
   for (size_t table = 0; table < config.tables.size(); ++table) {
-    const int64_t rows = config.PoolBlocks(static_cast<int32_t>(table)) * bt;
+    const int64_t rows = config.PoolBlocks(static_cast<int32_t>(table)) * bt * of_token;
     if (rows <= most) continue;
     return ResourceExhausted(fmt::format(
         "{} rows of KV heads that share memory are too many, expected at most {}", rows, most));
@@ -239,20 +243,19 @@ void Bank::CopyHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, cons
   OKV_CHECK(config_.layers[static_cast<size_t>(layer)].OneStream());
   const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
   std::byte* const home = Home(stream);
-  rows += static_cast<size_t>(begin) * streams_[stream].row_bytes;
-  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, int64_t, size_t bytes) {
-    backend_.Upload(home + offset, rows, bytes);
-    rows += bytes;
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t to, int64_t from, size_t bytes) {
+    backend_.Upload(home + to, rows + from, bytes);
   });
 }
 
 void Bank::CopyFromHome(int32_t layer, int32_t seq, int64_t begin, int64_t end, std::byte* rows) {
   OKV_CHECK(config_.layers[static_cast<size_t>(layer)].OneStream());
   const size_t stream = classes_[static_cast<size_t>(layer)].front().k;
+  OKV_CHECK(begin % config_.block_tokens == 0);
   const std::byte* const home = Home(stream);
-  ForRuns(streams_[stream], seq, begin, end, [&](int64_t offset, int64_t, size_t bytes) {
-    backend_.Copy(rows, home + offset, bytes, Lane::kIn);
-    rows += bytes;
+  const int64_t first = begin * static_cast<int64_t>(streams_[stream].row_bytes);
+  ForRuns(streams_[stream], seq, begin, end, [&](int64_t from, int64_t to, size_t bytes) {
+    backend_.Copy(rows + (to - first), home + from, bytes, Lane::kIn);
   });
 }
 
@@ -559,10 +562,13 @@ void Bank::FillWithNoise(int32_t seq) {
     const LayerSpec& spec = config_.layers[static_cast<size_t>(s.layer)];
     const int32_t dk = s.spec.planes != Planes::kV ? spec.dk : 0;
     const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
-    const int32_t heads = s.spec.heads_apart ? 1 : spec.HeadsOf(s.spec);
+    const int32_t heads = s.spec.heads_apart || s.spec.by_head ? 1 : spec.HeadsOf(s.spec);
+    const int32_t of_token = s.spec.by_head ? spec.n_kv_heads : 1;
     for (const Table& table : TablesOf(s)) {
-      fill(table, Home(stream), static_cast<int64_t>(s.row_bytes), config_.block_tokens,
-           Rows(seq, NumberOf(table)) - fewer_[FewerIndex(seq, s.layer)], [&](std::byte* row) {
+      int64_t rows = Rows(seq, NumberOf(table)) - fewer_[FewerIndex(seq, s.layer)];
+      if (s.spec.by_head) rows = config_.BlocksFor(rows) * config_.block_tokens * of_token;
+      fill(table, Home(stream), static_cast<int64_t>(s.row_bytes) / of_token,
+           int64_t{config_.block_tokens} * of_token, rows, [&](std::byte* row) {
              const KvView at =
                  MakeKvView(row, nullptr, config_.block_tokens, config_.dtype, heads, dk, dv);
              for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
@@ -612,6 +618,10 @@ KvView Bank::MakeView(int32_t layer, int32_t head_class, bool staged) const {
   const int32_t* entries = staged && InOrder(layer)
                                ? stage_entries_.as<int32_t>()
                                : tables_[static_cast<size_t>(heads.table)].entries;
+  if (streams_[heads.k].spec.by_head) {
+    return MakeKvViewByHead(base(heads.k), entries, config_.block_tokens, config_.dtype,
+                            heads.n_kv_heads, spec.dk, spec.dv);
+  }
   return heads.k == heads.v
              ? MakeKvView(base(heads.k), entries, config_.block_tokens, config_.dtype,
                           heads.n_kv_heads, spec.dk, spec.dv)
@@ -649,15 +659,32 @@ void Bank::ForRuns(const Stream& stream, int32_t seq, int64_t begin, int64_t end
   const auto row_bytes = static_cast<int64_t>(stream.row_bytes);
   const int64_t bt = config_.block_tokens;
   const int32_t* blocks = TableOf(stream).blocks.entries(seq);
+  // A block by head is one piece if all of it goes, else a piece for each head.
+  const bool by_head = stream.spec.by_head;
+  const int64_t end_of_whole = by_head ? end / bt * bt : end;
+  const auto part = [&](int64_t first, int64_t n) {
+    const int32_t heads = config_.layers[static_cast<size_t>(stream.layer)].n_kv_heads;
+    const auto at = [&](int64_t block, int32_t head) {
+      return ((block * heads + head) * bt + first % bt) * row_bytes / heads;
+    };
+    for (int32_t head = 0; head < heads; ++head) {
+      visit(at(blocks[first / bt], head), at(first / bt, head),
+            static_cast<size_t>(n * row_bytes / heads));
+    }
+  };
   for (int64_t t = begin; t < end;) {
     const int64_t first = t;
     const int64_t row = blocks[t / bt] * bt + t % bt;
-    do {
+    if (by_head && (t % bt != 0 || t >= end_of_whole)) {
       t = std::min(end, (t / bt + 1) * bt);
-    } while (row >= 0 && t < end && blocks[t / bt] == blocks[t / bt - 1] + 1);
+      if (row >= 0) part(first, t - first);
+      continue;
+    }
+    do {
+      t = std::min(end_of_whole, (t / bt + 1) * bt);
+    } while (row >= 0 && t < end_of_whole && blocks[t / bt] == blocks[t / bt - 1] + 1);
     if (row < 0) continue;
-    const int64_t stage_row = InOrder(stream.layer) ? first : row;
-    visit(row * row_bytes, stage_row * row_bytes, static_cast<size_t>((t - first) * row_bytes));
+    visit(row * row_bytes, first * row_bytes, static_cast<size_t>((t - first) * row_bytes));
   }
 }
 
@@ -668,8 +695,8 @@ void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
   if (s.layer != layer || s.seq != seq) s = {.layer = layer, .seq = seq};
   if (s.tokens >= n) return;
   ForHostStreams(layer, [&](size_t stream) {
-    ForRuns(streams_[stream], seq, s.tokens, n, [&](int64_t home, int64_t stage, size_t bytes) {
-      backend_.Copy(InStage(stream) + stage, Home(stream) + home, bytes, Lane::kIn);
+    ForRuns(streams_[stream], seq, s.tokens, n, [&](int64_t home, int64_t in_order, size_t bytes) {
+      backend_.Copy(InStage(stream, home, in_order), Home(stream) + home, bytes, Lane::kIn);
       bytes_staged_ += bytes;
     });
   });
@@ -679,8 +706,8 @@ void Bank::StageIn(int32_t layer, int32_t seq, int64_t n) {
 
 void Bank::StageOut(int32_t layer, int32_t seq, int64_t begin, int64_t end) {
   ForHostStreams(layer, [&](size_t stream) {
-    ForRuns(streams_[stream], seq, begin, end, [&](int64_t home, int64_t stage, size_t bytes) {
-      backend_.Copy(Home(stream) + home, InStage(stream) + stage, bytes, Lane::kOut);
+    ForRuns(streams_[stream], seq, begin, end, [&](int64_t home, int64_t in_order, size_t bytes) {
+      backend_.Copy(Home(stream) + home, InStage(stream, home, in_order), bytes, Lane::kOut);
     });
   });
   Staged& s = staged_[StageOf(layer)];  // the step wrote there

@@ -60,6 +60,9 @@ size_t BytesOf(const BankConfig& config, const SequenceImage& image, const RowRa
 struct RowRun {
   std::byte* at = nullptr;
   size_t bytes = 0;
+  // Of which the rows, the first ones of a block, lie by head; -1: as they are sent. Rows are sent
+  // with all heads side by side, so that any bank of the same layers can have them.
+  int32_t layer_by_head = -1;
 };
 
 // A place in rows that lie in several runs.
@@ -67,6 +70,9 @@ class RowCursor {
  public:
   explicit RowCursor(std::vector<RowRun> runs);
   size_t left() const { return left_; }  // bytes behind it
+  // The run of the next byte, and where in it. REQUIRES left().
+  const RowRun& run() const { return runs_[next_]; }
+  size_t at() const { return at_; }
   // The next bytes that lie side by side, `most` of them at most, and passes them. REQUIRES left().
   RowRun Next(size_t most);
 
@@ -76,6 +82,8 @@ class RowCursor {
   size_t at_ = 0;             // and where in it
   size_t left_;
 };
+
+class Bank;
 
 // Rows of a sequence on their way to the bank, piece by piece, in the order of Bank::Export. Its
 // calls are those of the thread that drives the backend, between two steps.
@@ -87,11 +95,11 @@ class IncomingRows {
 
  private:
   friend class Bank;
-  IncomingRows(Backend& backend, std::vector<RowRun> runs)
-      : backend_(&backend), to_(std::move(runs)) {}
+  IncomingRows(const Bank& bank, std::vector<RowRun> runs) : bank_(&bank), to_(std::move(runs)) {}
 
-  Backend* backend_;
+  const Bank* bank_;
   RowCursor to_;
+  std::vector<std::byte> sent_;  // so far, of a run that lies by head
 };
 
 // The other way, under the same rules. The sequence stays as it is, and open, until all are copied.
@@ -104,11 +112,11 @@ class OutgoingRows {
 
  private:
   friend class Bank;
-  OutgoingRows(Backend& backend, std::vector<RowRun> runs)
-      : backend_(&backend), from_(std::move(runs)) {}
+  OutgoingRows(const Bank& bank, std::vector<RowRun> runs) : bank_(&bank), from_(std::move(runs)) {}
 
-  Backend* backend_;
+  const Bank* bank_;
   RowCursor from_;
+  std::vector<std::byte> sent_;  // all of a run that lies by head
 };
 
 // Unless a bank of this shape can have the sequence: kInvalidArgument where its layers keep other
@@ -346,6 +354,10 @@ class Bank {
     const Stream& s = streams_[stream];
     return stages_[StageOf(s.layer)].as<std::byte>() + s.stage_at;
   }
+  // What lies at `home` in the stream, and at `in_order` in blocks of its sequence alone.
+  std::byte* InStage(size_t stream, int64_t home, int64_t in_order) const {
+    return InStage(stream) + (InOrder(streams_[stream].layer) ? in_order : home);
+  }
   // Of a stream whose heads are not apart; of others that of head 0.
   const Table& TableOf(const Stream& s) const { return tables_[static_cast<size_t>(s.spec.table)]; }
   // All of a stream; of the first one of a layer.
@@ -398,6 +410,11 @@ class Bank {
   void ForRows(int32_t seq, const StateStreams& states, const RowRange& which,
                const Visit& visit) const;
   std::vector<RowRun> RunsOf(int32_t seq, const StateStreams& states, const RowRange& which) const;
+  // Of a run that lies by head: what is sent of it.
+  friend class IncomingRows;
+  friend class OutgoingRows;
+  std::vector<std::byte> ReadByHead(const RowRun& run) const;
+  void WriteByHead(const RowRun& run, std::vector<std::byte>& sent) const;
   // Calls visit(stream) for each open stream of states, or for each of those in the blocks that a
   // table draws on.
   template <typename Visit>
@@ -405,8 +422,9 @@ class Bank {
   // Calls visit(number) for each stream of a layer that is on the host.
   template <typename Visit>
   void ForHostStreams(int32_t layer, const Visit& visit) const;
-  // Calls visit(home, stage, bytes) for each run of those of the tokens [begin, end) that are held,
-  // and that lies in one piece: where it begins in the stream and in its part of a stage, in bytes.
+  // Calls visit(home, in_order, bytes) for each run of those of the tokens [begin, end) that are
+  // held, and that lies in one piece: where it begins in the stream, and where in memory that has
+  // the blocks of the sequence one after the other, in bytes.
   template <typename Visit>
   void ForRuns(const Stream& stream, int32_t seq, int64_t begin, int64_t end,
                const Visit& visit) const;

@@ -29,6 +29,7 @@ std::vector<HeadClass> LayerSpec::HeadClasses() const {
       }
       continue;
     }
+    OKV_CHECK(!s.by_head || (s.planes == Planes::kBoth && s.heads.empty()));
     HeadClass of{.heads = s.heads, .n_kv_heads = HeadsOf(s), .k = i, .v = i, .table = s.table};
     if (s.planes == Planes::kBoth) classes.push_back(of);
     if (s.planes != Planes::kK) continue;

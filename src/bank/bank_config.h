@@ -30,6 +30,9 @@ struct StreamSpec {
   // Each KV head has rows of its own, in a table of its own: that of head h is `table` + h, and
   // they draw on the same blocks (TableSpec::shares). REQUIRES K and V of all heads on the device.
   bool heads_apart = false;
+  // Within a block the rows of each KV head follow one another (MakeKvViewByHead), as one who reads
+  // other tokens of each head likes to have them. REQUIRES K and V of all heads, and KvFitsByHead.
+  bool by_head = false;
 
   bool operator==(const StreamSpec&) const = default;
 };

@@ -3,13 +3,62 @@
 
 #include <algorithm>
 
+#include "backend/kv_slices.h"
 #include "bank/bank.h"
 #include "base/check.h"
 
 namespace omnikv {
 namespace {
 
-constexpr size_t kPiece = size_t{1} << 20;  // bytes that Import reads at once
+constexpr size_t kPiece = size_t{1} << 20;  // bytes that Import and Export move at once
+
+// A run of rows that lie by head, the first ones of a block.
+class BlockByHead {
+ public:
+  BlockByHead(const BankConfig& config, const RowRun& run)
+      : config_(config),
+        layer_(config.layers[static_cast<size_t>(run.layer_by_head)]),
+        head_row_bytes_(KvRowBytes(config.dtype, 1, layer_.dk, layer_.dv)),
+        rows_(static_cast<int64_t>(run.bytes) / (layer_.n_kv_heads * head_row_bytes_)) {}
+
+  size_t bytes() const {
+    return static_cast<size_t>(layer_.n_kv_heads * config_.block_tokens * head_row_bytes_);
+  }
+  KvView ByHead(std::byte* block) const {
+    return MakeKvViewByHead(block, nullptr, config_.block_tokens, config_.dtype, layer_.n_kv_heads,
+                            layer_.dk, layer_.dv);
+  }
+  KvView Sent(std::byte* rows) const {
+    return MakeKvView(rows, nullptr, config_.block_tokens, config_.dtype, layer_.n_kv_heads,
+                      layer_.dk, layer_.dv);
+  }
+  // Calls copy(offset, bytes) for each piece of the block in which those rows are.
+  template <typename Copy>
+  void ForPieces(const Copy& copy) const {
+    const int64_t apart = config_.block_tokens * head_row_bytes_;
+    for (int32_t head = 0; head < layer_.n_kv_heads; ++head) {
+      copy(head * apart, static_cast<size_t>(rows_ * head_row_bytes_));
+    }
+  }
+  void CopyRows(const KvView& from, const KvView& to) const {
+    for (int64_t row = 0; row < rows_; ++row) {
+      const KvTarget source{from.k.Head(row, 0), from.v.Head(row, 0)};
+      const KvTarget target{to.k.Head(row, 0), to.v.Head(row, 0)};
+      for (int32_t head = 0; head < layer_.n_kv_heads; ++head) {
+        for (int32_t i = 0; i < kRowSlices; ++i) {
+          std::copy_n(HeadOfSlice(from, source, i, head), HeadBytesOfSlice(from, i),
+                      HeadOfSlice(to, target, i, head));
+        }
+      }
+    }
+  }
+
+ private:
+  const BankConfig& config_;
+  const LayerSpec& layer_;
+  int64_t head_row_bytes_;
+  int64_t rows_;
+};
 
 // Rows that a table has of a sequence.
 int64_t RowsOf(const SequenceImage::Table& table, int64_t length) {
@@ -182,10 +231,11 @@ std::vector<RowRun> Bank::RunsOf(int32_t seq, const StateStreams& states,
   size_t last = streams_.size() + states.size();
   ForRows(seq, states, which, [&](size_t stream, std::byte* at, size_t bytes) {
     if (bytes == 0) return;
+    const bool by_head = stream < streams_.size() && streams_[stream].spec.by_head;
     // Memory of two streams is not one copy's, even side by side.
-    const bool goes_on = stream == last && runs.back().at + runs.back().bytes == at;
+    const bool goes_on = stream == last && !by_head && runs.back().at + runs.back().bytes == at;
     if (goes_on) runs.back().bytes += bytes;
-    if (!goes_on) runs.push_back({at, bytes});
+    if (!goes_on) runs.push_back({at, bytes, by_head ? streams_[stream].layer : -1});
     last = stream;
   });
   return runs;
@@ -193,12 +243,27 @@ std::vector<RowRun> Bank::RunsOf(int32_t seq, const StateStreams& states,
 
 void Bank::Export(int32_t seq, const StateStreams& states,
                   const std::function<void(const void*, size_t)>& write) const {
-  std::vector<std::byte> piece;
-  ForRows(seq, states, AllRows(seq), [&](size_t, const std::byte* data, size_t bytes) {
-    piece.resize(bytes);
-    backend_.Download(piece.data(), data, bytes);
-    write(piece.data(), bytes);
-  });
+  OutgoingRows rows(*this, RunsOf(seq, states, AllRows(seq)));
+  std::vector<std::byte> piece(std::min(rows.left(), kPiece));
+  while (rows.left() > 0) write(piece.data(), rows.Copy(piece));
+}
+
+std::vector<std::byte> Bank::ReadByHead(const RowRun& run) const {
+  std::vector<std::byte> sent(run.bytes);
+  const BlockByHead block(config_, run);
+  std::vector<std::byte> bytes(block.bytes());
+  block.ForPieces(
+      [&](int64_t at, size_t n) { backend_.Download(bytes.data() + at, run.at + at, n); });
+  block.CopyRows(block.ByHead(bytes.data()), block.Sent(sent.data()));
+  return sent;
+}
+
+void Bank::WriteByHead(const RowRun& run, std::vector<std::byte>& sent) const {
+  const BlockByHead block(config_, run);
+  std::vector<std::byte> bytes(block.bytes());
+  block.CopyRows(block.Sent(sent.data()), block.ByHead(bytes.data()));
+  block.ForPieces(
+      [&](int64_t at, size_t n) { backend_.Upload(run.at + at, bytes.data() + at, n); });
 }
 
 namespace {
@@ -228,8 +293,17 @@ RowRun RowCursor::Next(size_t most) {
 void IncomingRows::Take(std::span<const std::byte> bytes) {
   OKV_CHECK(bytes.size() <= left(), "{} bytes, but {} are to come", bytes.size(), left());
   while (!bytes.empty()) {
+    const RowRun run = to_.run();
     const RowRun part = to_.Next(bytes.size());
-    backend_->Upload(part.at, bytes.data(), part.bytes);
+    if (run.layer_by_head < 0) {
+      bank_->backend_.Upload(part.at, bytes.data(), part.bytes);
+    } else {
+      sent_.insert(sent_.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(part.bytes));
+      if (sent_.size() == run.bytes) {
+        bank_->WriteByHead(run, sent_);
+        sent_.clear();
+      }
+    }
     bytes = bytes.subspan(part.bytes);
   }
 }
@@ -237,8 +311,15 @@ void IncomingRows::Take(std::span<const std::byte> bytes) {
 size_t OutgoingRows::Copy(std::span<std::byte> to) {
   const size_t all = std::min(to.size(), left());
   for (to = to.first(all); !to.empty();) {
+    const bool by_head = from_.run().layer_by_head >= 0;
+    const size_t at = from_.at();
+    if (by_head && at == 0) sent_ = bank_->ReadByHead(from_.run());
     const RowRun part = from_.Next(to.size());
-    backend_->Download(to.data(), part.at, part.bytes);
+    if (by_head) {
+      std::copy_n(sent_.data() + at, part.bytes, to.data());
+    } else {
+      bank_->backend_.Download(to.data(), part.at, part.bytes);
+    }
     to = to.subspan(part.bytes);
   }
   return all;
@@ -269,17 +350,17 @@ Status Bank::Place(int32_t seq, const SequenceImage& image) {
 }
 
 IncomingRows Bank::BeginImport(int32_t seq, const RowRange& which) {
-  return {backend_, RunsOf(seq, {}, which)};
+  return {*this, RunsOf(seq, {}, which)};
 }
 
 OutgoingRows Bank::BeginExport(int32_t seq, const RowRange& which) const {
-  return {backend_, RunsOf(seq, {}, which)};
+  return {*this, RunsOf(seq, {}, which)};
 }
 
 Status Bank::Import(int32_t seq, const SequenceImage& image, const StateStreams& states,
                     size_t bytes, const std::function<Status(void*, size_t)>& read) {
   OKV_RETURN_IF_ERROR(Place(seq, image));
-  IncomingRows rows(backend_, RunsOf(seq, states, AllRows(seq)));
+  IncomingRows rows(*this, RunsOf(seq, states, AllRows(seq)));
   if (rows.left() != bytes) {
     return Corrupt(fmt::format("its K/V take {} bytes, expected {}", bytes, rows.left()));
   }

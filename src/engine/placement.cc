@@ -192,6 +192,7 @@ class Placement {
     plan.attends_away =
         reads.n_selections > 0 && reads.max_recent > 0 &&
         (options_.host_reads == "attend" || (chooses && !reads.by_token && !disk_fetches));
+    plan.by_head = plan.attends_away && !reads.by_token;
     plan.fetches_units = (options_.host_reads == "fetch" || disk_fetches) && reads.HeldByUnit();
     const bool by_selection = reads.by_token || plan.fetches_units || plan.attends_away;
     // By working sets, stages or last rows, or attended to away: these go first.

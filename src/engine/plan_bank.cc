@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/kv_format.h"
 #include "bank/kept_rows.h"
 #include "engine/placement.h"
 #include "model/forward.h"
@@ -101,6 +102,11 @@ BankConfig MakeBankConfig(const ModelConfig& config, const MemoryPlan& plan, int
       {.n_kv_heads = config.n_kv_heads, .dk = config.head_dim, .dv = config.head_dim});
   for (size_t layer = 0; layer < plan.tiers.size(); ++layer) {
     bank.layers[layer].streams.front().tier = plan.tiers[layer];
+  }
+  const bool fits_by_head =
+      KvFitsByHead(plan.kv_dtype, config.n_kv_heads, config.head_dim, config.head_dim);
+  for (LayerSpec& layer : bank.layers) {
+    layer.streams.front().by_head = plan.by_head && fits_by_head && layer.OnHost();
   }
   for (size_t layer = 0; layer < plan.values_apart.size(); ++layer) {
     if (!plan.values_apart[layer]) continue;

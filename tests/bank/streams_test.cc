@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "backend/kv_format.h"
 #include "backend/ref/ref_backend.h"
@@ -53,10 +54,14 @@ class StreamsTest : public ::testing::Test {
         const int32_t off = bank_->TableOffset(seq);
         const bool held = bank_->Holds(seq, TableOf(layer, c), t, t + 1);
         for (int32_t head = 0; head < view.n_kv_heads; ++head) {
-          for (const KvPlane* plane : {&view.k, &view.v}) {
+          for (const auto& [plane, d] : {std::pair{view.k, view.dk}, {view.v, view.dv}}) {
             mark += 7;
             if (!held) continue;
-            each(At(view, *plane, off, t, head), static_cast<size_t>(plane->head_bytes), mark);
+            const auto bytes = static_cast<size_t>(KvHeadBytes(plane.dtype, d));
+            each(At(view, plane, off, t, head), bytes, mark);
+            if (!InBlocks(plane.dtype)) continue;
+            each(At(view, plane, off, t, head) + plane.ToScales(head),
+                 static_cast<size_t>(KvScaleBytes(plane.dtype, d)), mark + 3);
           }
         }
       }
@@ -77,14 +82,17 @@ class StreamsTest : public ::testing::Test {
       });
     }
   }
-  // A new sequence with what is exported of `seq`.
-  int32_t Copy(int32_t seq) {
+  std::vector<std::byte> Exported(int32_t seq) const {
     std::vector<std::byte> bytes;
     bank_->Export(seq, {}, [&](const void* data, size_t n) {
       const auto* from = static_cast<const std::byte*>(data);
       bytes.insert(bytes.end(), from, from + n);
     });
-    const SequenceImage image = bank_->Image(seq);
+    return bytes;
+  }
+  // A new sequence with what is exported of `seq`.
+  int32_t Copy(int32_t seq) { return Imported(bank_->Image(seq), Exported(seq)); }
+  int32_t Imported(const SequenceImage& image, const std::vector<std::byte>& bytes) {
     EXPECT_TRUE(CheckImage(bank_->config(), image).ok());
     const int32_t copy = *bank_->NewSequence();
     size_t at = 0;
@@ -443,6 +451,127 @@ TEST_F(StreamsTest, KAndVLieApart) {
   Expect(copy, 5, 9, 60);
 }
 
+// Two layers of which the second lies by head, and the same with all heads side by side.
+BankConfig RowsByHead(DType dtype, int32_t dk, int32_t dv, bool by_head) {
+  LayerSpec away{.n_kv_heads = 2, .dk = dk, .dv = dv, .streams = {{.tier = TierKind::kHost}}};
+  away.streams[0].by_head = by_head;
+  BankConfig config =
+      ConfigOf({{.n_kv_heads = 2, .dk = dk, .dv = dv}, std::move(away)}, {TableSpec{}});
+  config.dtype = dtype;
+  return config;
+}
+
+struct HeadSize {
+  DType dtype;
+  int32_t dk, dv;
+};
+constexpr HeadSize kByHead[] = {
+    {DType::kBF16, 8, 16}, {DType::kQ8_0, 128, 128}, {DType::kQ4_0, 128, 128}};
+
+// Within a block; and what passes through a stage comes and goes row by row, whole blocks or not.
+TEST_F(StreamsTest, RowsOfAHeadFollowOneAnother) {
+  for (const auto& [dtype, dk, dv] : kByHead) {
+    const BankConfig config = RowsByHead(dtype, dk, dv, true);
+    Open(config);
+    EXPECT_EQ(config.RowBytes(1), config.RowBytes(0));
+    const int32_t other = *bank_->NewSequence();
+    const int32_t a = *bank_->NewSequence();
+    ASSERT_TRUE(bank_->Append(other, 1).ok());
+    ASSERT_TRUE(bank_->Append(a, 9).ok());
+    bank_->Free(other);
+    ASSERT_TRUE(bank_->Append(a, 5).ok());  // its last block is before the others
+    Write(a, 0, 14);
+    const KvView view = bank_->View(1);
+    const auto row_bytes = static_cast<int64_t>(config.RowBytes(1)) / 2;
+    EXPECT_EQ(view.TokenBytes(), 2 * row_bytes);
+    EXPECT_FALSE(view.Interleaved());
+    const int32_t off = bank_->TableOffset(a);
+    for (int64_t t = 1; t < 14; ++t) {
+      if (t % kBlock == 0) continue;
+      for (int32_t head = 0; head < 2; ++head) {
+        for (const KvPlane& plane : {view.k, view.v}) {
+          EXPECT_EQ(At(view, plane, off, t, head) - At(view, plane, off, t - 1, head), row_bytes);
+        }
+      }
+    }
+    const int32_t b = *bank_->Fork(a);
+    bank_->Truncate(b, 6);
+    ASSERT_TRUE(bank_->Append(b, 8).ok());
+    Write(b, 6, 14, 60);
+    Expect(a, 0, 14);
+    Expect(b, 0, 6);
+
+    const KvView home = bank_->View(1);
+    const KvView stage = bank_->StageView(1);
+    const auto same = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int32_t head = 0; head < 2; ++head) {
+          const std::byte* const row = home.k.Head(home.RowIndex(off, t), head);
+          const std::byte* const staged = stage.k.Head(stage.RowIndex(off, t), head);
+          EXPECT_EQ(std::memcmp(row, staged, static_cast<size_t>(row_bytes)), 0) << "token " << t;
+        }
+      }
+    };
+    bank_->StageIn(1, a, 7);
+    same(0, 7);
+    bank_->StageIn(1, a, 11);
+    same(0, 11);
+    EXPECT_EQ(bank_->BytesStaged(), 11 * config.RowBytes(1));
+    for (int64_t t = 11; t < 14; ++t) {
+      for (int32_t head = 0; head < 2; ++head) {
+        std::memset(stage.k.Head(stage.RowIndex(off, t), head), static_cast<int>(100 + t),
+                    static_cast<size_t>(row_bytes));
+      }
+    }
+    bank_->StageOut(1, a, 11, 14);
+    same(0, 14);
+    Expect(a, 0, 11);
+
+    std::vector<std::byte> rows(static_cast<size_t>(2 * row_bytes * 3 * kBlock));
+    bank_->CopyFromHome(1, a, kBlock, 14, rows.data());
+    const std::vector<int32_t> in_order = {0, 0, 1, 2};
+    KvView copied = home.MovedTo(rows.data());
+    copied.block_table = in_order.data();
+    for (int64_t t = kBlock; t < 14; ++t) {
+      for (int32_t head = 0; head < 2; ++head) {
+        EXPECT_EQ(
+            std::memcmp(home.k.Head(home.RowIndex(off, t), head),
+                        copied.k.Head(copied.RowIndex(0, t), head), static_cast<size_t>(row_bytes)),
+            0)
+            << "token " << t;
+      }
+    }
+  }
+}
+
+// A file has all heads of a token side by side, however they lie in the bank.
+TEST_F(StreamsTest, RowsByHeadAreSentAsOthersAre) {
+  for (const auto& [dtype, dk, dv] : kByHead) {
+    std::vector<std::byte> bytes[2];
+    SequenceImage image;
+    for (const bool by_head : {true, false}) {
+      Open(RowsByHead(dtype, dk, dv, by_head));
+      const int32_t a = *bank_->NewSequence();
+      ASSERT_TRUE(bank_->Append(a, 14).ok());
+      Write(a, 0, 14);
+      image = bank_->Image(a);
+      bytes[by_head ? 1 : 0] = Exported(a);
+      for (const size_t piece : {size_t{1}, size_t{100}, size_t{10'000}}) {
+        for (const std::vector<int64_t>& ends :
+             std::vector<std::vector<int64_t>>{{14}, {4, 8, 14}, {12, 14}}) {
+          const int32_t copy = CopyInRanges(a, ends, piece);
+          Expect(copy, 0, 14);
+          bank_->Free(copy);
+        }
+      }
+    }
+    EXPECT_EQ(bytes[0], bytes[1]);
+    Expect(Imported(image, bytes[1]), 0, 14);
+    Open(RowsByHead(dtype, dk, dv, true));
+    Expect(Imported(image, bytes[0]), 0, 14);
+  }
+}
+
 // Two classes with streams on the host, in two tables, of which one lost tokens: a stage has room
 // for all of them.
 TEST_F(StreamsTest, AStageHoldsAllStreamsOfALayer) {
@@ -493,24 +622,31 @@ TEST_F(StreamsTest, AStageHoldsAllStreamsOfALayer) {
 }
 
 TEST_F(StreamsTest, NoiseFillsEveryStream) {
-  BankConfig config = ConfigOf({Apart()}, {TableSpec{}});
-  config.layers[0].dk = config.layers[0].dv = 32;
-  for (const DType dtype : {DType::kF32, DType::kQ8_0, DType::kQ4_0}) {
-    config.dtype = dtype;
-    Open(config);
-    const int32_t a = *bank_->NewSequence();
-    ASSERT_TRUE(bank_->Append(a, 7).ok());
-    bank_->FillWithNoise(a);
-    const KvView view = bank_->View(0);
-    for (int64_t t = 0; t < 7; ++t) {
-      for (int32_t head = 0; head < 2; ++head) {
-        for (const KvPlane& plane : {view.k, view.v}) {
-          const std::byte* at = At(view, plane, bank_->TableOffset(a), t, head);
-          float top = 0;
-          for (size_t i = 0; i < 32; ++i)
-            top = std::max(top, std::abs(LoadKvValue(plane, head, at, i)));
-          EXPECT_GT(top, 0);
-          EXPECT_LE(top, 1);
+  BankConfig apart = ConfigOf({Apart()}, {TableSpec{}});
+  apart.layers[0].dk = apart.layers[0].dv = 128;
+  for (BankConfig config : {apart, RowsByHead(DType::kF32, 128, 128, true)}) {
+    for (const DType dtype : {DType::kF32, DType::kQ8_0, DType::kQ4_0}) {
+      config.dtype = dtype;
+      Open(config);
+      const int32_t a = *bank_->NewSequence();
+      ASSERT_TRUE(bank_->Append(a, 7).ok());
+      bank_->FillWithNoise(a);
+      const KvView view = bank_->View(bank_->n_layers() - 1);
+      float last = 0;
+      for (int64_t t = 0; t < 7; ++t) {
+        for (int32_t head = 0; head < 2; ++head) {
+          for (const KvPlane& plane : {view.k, view.v}) {
+            const std::byte* at = At(view, plane, bank_->TableOffset(a), t, head);
+            float top = 0;
+            float sum = 0;
+            for (size_t i = 0; i < 128; ++i) {
+              top = std::max(top, std::abs(LoadKvValue(plane, head, at, i)));
+              sum += LoadKvValue(plane, head, at, i);
+            }
+            EXPECT_GT(top, 0);
+            EXPECT_LE(top, 1);
+            EXPECT_NE(sum, std::exchange(last, sum)) << "as the row before";
+          }
         }
       }
     }

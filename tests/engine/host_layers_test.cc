@@ -233,6 +233,36 @@ TEST_P(HostLayers, AttentionOnTheHostIsAttention) {
   }
 }
 
+// Prompts that gather rows find them where each KV head has rows of its own.
+TEST_P(HostLayers, SparsePromptsGatherRowsThatLieByHead) {
+  const PolicyOptions blocks = {.name = "blocks",
+                                .settings = {{"block", "8"},
+                                             {"budget", "64"},
+                                             {"sinks", "8"},
+                                             {"recent", "24"},
+                                             {"dense_layers", "0"},
+                                             {"lists", "per_kv_head"}}};
+  const PolicyOptions policies[] = {
+      {.name = "omnikv",
+       .settings = {{"filters", "1,3"}, {"budget", "40"}, {"prefill", "sparse"}, {"r", "1"}},
+       .force_indices = true},
+      {.name = "kascade",
+       .settings = {{"anchors", "0,2"}, {"least", "24"}, {"prefill", "sparse"}, {"tile", "16"}}}};
+  for (const PolicyOptions& policy : policies) {
+    const auto expected = Play(*Open(blocks, "device", 0, "attend"), policy);
+    const auto host = Open(blocks, "host", 1, "attend");
+    const KvView view = CoreOf(*host).bank->View(CoreOf(*host).bank->n_layers() - 1);
+    EXPECT_TRUE(view.ByHead());
+    const auto got = Play(*host, policy);
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_THAT(got[i],
+                  testing::Pointwise(testing::FloatNear(on_card() ? 1e-3f : 1e-5f), expected[i]))
+          << policy.name << ", part " << i;
+    }
+  }
+}
+
 // What a plan lists comes to slots, and the last rows stay: the same rows in the same order, so the
 // same bits. The smallest sets have to give up units that later steps read again.
 TEST_P(HostLayers, ListedUnitsComeToSlots) {

@@ -202,6 +202,35 @@ TEST_F(PlacementTest, LayersThatReadInPlaceAreNotAttendedToAway) {
   EXPECT_EQ(none->working_set, 0);
 }
 
+// Whoever attends there reads other tokens of each KV head: where heads fill their rows.
+TEST_F(PlacementTest, RowsLieByHeadWhereTheHostReadsListsOfHeads) {
+  options_.place = "host";
+  const auto by_head = [&](const char* policy, const char* host_reads, DType dtype) {
+    options_.policy = {.name = policy, .settings = {}};
+    options_.host_reads = host_reads;
+    options_.kv_dtype = DTypeName(dtype);
+    const auto plan = Plan(40 * kGiB);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    if (!plan.ok()) return std::vector<bool>{};
+    std::vector<bool> layers;
+    for (const LayerSpec& layer : MakeBankConfig(config_, *plan, 1).layers) {
+      EXPECT_TRUE(layer.OnHost() || !layer.streams.front().by_head);
+      layers.push_back(layer.streams.front().by_head);
+    }
+    return layers;
+  };
+  const auto count = [](const std::vector<bool>& layers) {
+    return std::count(layers.begin(), layers.end(), true);
+  };
+  EXPECT_EQ(count(by_head("blocks", "auto", DType::kBF16)), 30);
+  EXPECT_EQ(count(by_head("blocks", "attend", DType::kQ8_0)), 30);
+  EXPECT_EQ(count(by_head("blocks", "fetch", DType::kBF16)), 0);
+  EXPECT_EQ(count(by_head("omnikv", "attend", DType::kBF16)), 0) << "one list for all heads";
+  config_.head_dim = 64;
+  EXPECT_EQ(count(by_head("blocks", "auto", DType::kBF16)), 30);
+  EXPECT_EQ(count(by_head("blocks", "auto", DType::kQ8_0)), 0) << "rows of 136 bytes";
+}
+
 TEST_F(PlacementTest, MoreMemoryWidensTheWorkingSets) {
   options_.place = "host";
   const auto small = Plan(24 * kGiB);

@@ -252,6 +252,7 @@ TEST_F(ParityTest, LocateRowsOfHeadsApart) {
 
 TEST_F(ParityTest, Compact) {
   Random random(41);
+  int64_t turn = 0;  // what moves bytes is the same on many candidates
   for (const Layout& l : kLayouts) {
     const std::vector<int32_t> lens = {600, 1, 257, 0, 300};
     const Bank bank(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random, l.planes);
@@ -320,8 +321,10 @@ TEST_F(ParityTest, Compact) {
                                {"pos", AsFloats(pos), 0},
                                {"scores", scores, 0},
                                {"scores elsewhere", to_scores, 0}};
-              });
+              },
+              turn++);
         }
+        ++turn;  // so that each candidate has both
       }
     }
   }

@@ -263,6 +263,39 @@ TEST_P(HostLayers, SparsePromptsGatherRowsThatLieByHead) {
   }
 }
 
+// A file has the K/V of all heads of a token side by side, so it goes on where they lie so, and
+// where they lie by head.
+TEST_P(HostLayers, FilesGoFromRowsByHeadToOthersAndBack) {
+  const PolicyOptions blocks = {.name = "blocks",
+                                .settings = {{"block", "8"},
+                                             {"budget", "64"},
+                                             {"sinks", "8"},
+                                             {"recent", "24"},
+                                             {"dense_layers", "0"}}};
+  const auto host = Open(blocks, "host", 2, "attend");
+  const auto near = Open(blocks, "device", 0, "attend");
+  const std::string file = testing::TempDir() + "by_head_" + GetParam() + ".ctx";
+  std::vector<int32_t> turn = Tokens(230, 5);
+  for (const int32_t t : Tokens(30, 8)) turn.push_back(t);
+  const auto logits_of = [&](Engine& engine, Session& session) {
+    EXPECT_TRUE(session.Prompt(turn).ok());
+    EXPECT_EQ(session.stats().recomputed_tokens, 0);
+    EXPECT_TRUE(session.Step(9).ok());
+    return std::vector<float>(session.logits(), session.logits() + engine.vocab());
+  };
+  for (const auto& [from, to] : {std::pair{host.get(), near.get()}, {near.get(), host.get()}}) {
+    const auto session = *from->NewSession(blocks);
+    EXPECT_TRUE(session->Prompt(Tokens(230, 5)).ok());
+    EXPECT_TRUE(session->Save(file).ok());
+    const auto again = to->Restore(file);
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_THAT(logits_of(*to, **again),
+                testing::Pointwise(testing::FloatNear(on_card() ? 1e-3f : 1e-5f),
+                                   logits_of(*from, *session)));
+    std::remove(file.c_str());
+  }
+}
+
 // What a plan lists comes to slots, and the last rows stay: the same rows in the same order, so the
 // same bits. The smallest sets have to give up units that later steps read again.
 TEST_P(HostLayers, ListedUnitsComeToSlots) {

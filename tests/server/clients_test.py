@@ -120,7 +120,7 @@ class OpenAi(unittest.TestCase):
 
     def test_tools_that_must_be_called(self):
         answer = self.client.chat.completions.create(
-            model=MODEL, messages=ASK, tool_choice="required", max_tokens=300,
+            model=MODEL, messages=ASK, tool_choice="required", max_tokens=300, seed=1,
             tools=[{"type": "function", "function": {"name": "weather", "parameters": PLACE}}])
         self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
         call = answer.choices[0].message.tool_calls[0].function

@@ -64,6 +64,15 @@ struct LastRowsCase {
 };
 const LastRowsCase kWithLastRows[] = {{kInfllm, "auto"}, {kUnits, "fetch"}};
 
+// Whose host layers lie by head, in an engine that attends to them there.
+const PolicyOptions kByHead = {.name = "blocks",
+                               .settings = {{"block", "8"},
+                                            {"budget", "64"},
+                                            {"sinks", "8"},
+                                            {"recent", "24"},
+                                            {"dense_layers", "0"},
+                                            {"lists", "per_kv_head"}}};
+
 // All layers choose among candidates, at every step or beyond some length, and no other layer reads
 // their choice.
 PolicyOptions Candidates(const SettingList& more, bool force_indices = true) {
@@ -235,13 +244,6 @@ TEST_P(HostLayers, AttentionOnTheHostIsAttention) {
 
 // Prompts that gather rows find them where each KV head has rows of its own.
 TEST_P(HostLayers, SparsePromptsGatherRowsThatLieByHead) {
-  const PolicyOptions blocks = {.name = "blocks",
-                                .settings = {{"block", "8"},
-                                             {"budget", "64"},
-                                             {"sinks", "8"},
-                                             {"recent", "24"},
-                                             {"dense_layers", "0"},
-                                             {"lists", "per_kv_head"}}};
   const PolicyOptions policies[] = {
       {.name = "omnikv",
        .settings = {{"filters", "1,3"}, {"budget", "40"}, {"prefill", "sparse"}, {"r", "1"}},
@@ -249,8 +251,8 @@ TEST_P(HostLayers, SparsePromptsGatherRowsThatLieByHead) {
       {.name = "kascade",
        .settings = {{"anchors", "0,2"}, {"least", "24"}, {"prefill", "sparse"}, {"tile", "16"}}}};
   for (const PolicyOptions& policy : policies) {
-    const auto expected = Play(*Open(blocks, "device", 0, "attend"), policy);
-    const auto host = Open(blocks, "host", 1, "attend");
+    const auto expected = Play(*Open(kByHead, "device", 0, "attend"), policy);
+    const auto host = Open(kByHead, "host", 1, "attend");
     const KvView view = CoreOf(*host).bank->View(CoreOf(*host).bank->n_layers() - 1);
     EXPECT_TRUE(view.ByHead());
     const auto got = Play(*host, policy);
@@ -266,14 +268,8 @@ TEST_P(HostLayers, SparsePromptsGatherRowsThatLieByHead) {
 // A file has the K/V of all heads of a token side by side, so it goes on where they lie so, and
 // where they lie by head.
 TEST_P(HostLayers, FilesGoFromRowsByHeadToOthersAndBack) {
-  const PolicyOptions blocks = {.name = "blocks",
-                                .settings = {{"block", "8"},
-                                             {"budget", "64"},
-                                             {"sinks", "8"},
-                                             {"recent", "24"},
-                                             {"dense_layers", "0"}}};
-  const auto host = Open(blocks, "host", 2, "attend");
-  const auto near = Open(blocks, "device", 0, "attend");
+  const auto host = Open(kByHead, "host", 2, "attend");
+  const auto near = Open(kByHead, "device", 0, "attend");
   const std::string file = testing::TempDir() + "by_head_" + GetParam() + ".ctx";
   std::vector<int32_t> turn = Tokens(230, 5);
   for (const int32_t t : Tokens(30, 8)) turn.push_back(t);
@@ -284,7 +280,7 @@ TEST_P(HostLayers, FilesGoFromRowsByHeadToOthersAndBack) {
     return std::vector<float>(session.logits(), session.logits() + engine.vocab());
   };
   for (const auto& [from, to] : {std::pair{host.get(), near.get()}, {near.get(), host.get()}}) {
-    const auto session = *from->NewSession(blocks);
+    const auto session = *from->NewSession(kByHead);
     EXPECT_TRUE(session->Prompt(Tokens(230, 5)).ok());
     EXPECT_TRUE(session->Save(file).ok());
     const auto again = to->Restore(file);

@@ -158,6 +158,10 @@ struct KvView {
     view.n_kv_heads = n;
     return view;
   }
+  // Whether K and V of a head lie in one row.
+  bool Together() const {
+    return k.row_bytes == v.row_bytes && v.base >= k.base && v.base < k.base + k.row_bytes;
+  }
   // Whether K and V of a token lie in one row, which begins with K of head 0 and may be moved
   // whole: row r is the k.row_bytes from k.Head(r, 0) on.
   bool Interleaved() const { return Together() && !ByHead(); }
@@ -165,18 +169,12 @@ struct KvView {
   int64_t TokenBytes() const {
     return Together() ? token_rows * k.row_bytes : k.row_bytes + v.row_bytes;
   }
-  // The same rows elsewhere, from `base` on. REQUIRES K and V of a head in one row.
+  // The same rows elsewhere, from `base` on. REQUIRES Together().
   KvView MovedTo(std::byte* base) const {
     KvView moved = *this;
     moved.k = k.MovedTo(base);
     moved.v = v.MovedTo(base + (v.base - k.base));
     return moved;
-  }
-
- private:
-  // Whether K and V of a head lie in one row.
-  bool Together() const {
-    return k.row_bytes == v.row_bytes && v.base >= k.base && v.base < k.base + k.row_bytes;
   }
 };
 

@@ -65,8 +65,7 @@ inline KvView MakeKvView(std::byte* base, const int32_t* block_table, int32_t bl
           .dv = dv};
 }
 
-// A view of rows of other memory that all heads of `kv` have side by side. REQUIRES K and V of a
-// head of `kv` in one row.
+// A view of rows of other memory that all heads of `kv` have side by side. REQUIRES kv.Together().
 inline KvView MakeKvViewOf(const KvView& kv, std::byte* base, const int32_t* block_table) {
   return MakeKvView(base, block_table, kv.block_tokens, kv.k.dtype, kv.n_kv_heads, kv.dk, kv.dv);
 }

@@ -1,6 +1,8 @@
 // The parts of a token's row that go together where each KV head has a list of rows of its own.
 #pragma once
 
+#include <cstring>
+
 #include "backend/kv_format.h"
 #include "backend/ops.h"
 #include "base/host_device.h"
@@ -71,6 +73,16 @@ OMNIKV_HOST_DEVICE inline std::byte* HeadOfSlice(const KvView& kv, const KvTarge
   const KvPlane& plane = i % 2 == 0 ? kv.k : kv.v;
   std::byte* const values = (i % 2 == 0 ? row.k : row.v) + head * plane.head_bytes;
   return i < 2 ? values : values + plane.ToScales(head);
+}
+
+// Copies a head, K and V, to another place. REQUIRES views of one format.
+inline void CopyHead(const KvView& from, const KvTarget& row, int32_t head, const KvView& to,
+                     const KvTarget& to_row, int32_t to_head) {
+  for (int32_t i = 0; i < kRowSlices; ++i) {
+    const auto bytes = static_cast<size_t>(HeadBytesOfSlice(from, i));
+    if (bytes == 0) continue;  // of no scales
+    std::memcpy(HeadOfSlice(to, to_row, i, to_head), HeadOfSlice(from, row, i, head), bytes);
+  }
 }
 
 }  // namespace omnikv

@@ -32,23 +32,12 @@ class BlockByHead {
     return MakeKvView(rows, nullptr, config_.block_tokens, config_.dtype, layer_.n_kv_heads,
                       layer_.dk, layer_.dv);
   }
-  // Calls copy(offset, bytes) for each piece of the block in which those rows are.
-  template <typename Copy>
-  void ForPieces(const Copy& copy) const {
-    const int64_t apart = config_.block_tokens * head_row_bytes_;
-    for (int32_t head = 0; head < layer_.n_kv_heads; ++head) {
-      copy(head * apart, static_cast<size_t>(rows_ * head_row_bytes_));
-    }
-  }
   void CopyRows(const KvView& from, const KvView& to) const {
     for (int64_t row = 0; row < rows_; ++row) {
       const KvTarget source{from.k.Head(row, 0), from.v.Head(row, 0)};
       const KvTarget target{to.k.Head(row, 0), to.v.Head(row, 0)};
       for (int32_t head = 0; head < layer_.n_kv_heads; ++head) {
-        for (int32_t i = 0; i < kRowSlices; ++i) {
-          std::copy_n(HeadOfSlice(from, source, i, head), HeadBytesOfSlice(from, i),
-                      HeadOfSlice(to, target, i, head));
-        }
+        CopyHead(from, source, head, to, target, head);
       }
     }
   }
@@ -252,8 +241,7 @@ std::vector<std::byte> Bank::ReadByHead(const RowRun& run) const {
   std::vector<std::byte> sent(run.bytes);
   const BlockByHead block(config_, run);
   std::vector<std::byte> bytes(block.bytes());
-  block.ForPieces(
-      [&](int64_t at, size_t n) { backend_.Download(bytes.data() + at, run.at + at, n); });
+  backend_.Download(bytes.data(), run.at, bytes.size());
   block.CopyRows(block.ByHead(bytes.data()), block.Sent(sent.data()));
   return sent;
 }
@@ -262,8 +250,7 @@ void Bank::WriteByHead(const RowRun& run, std::vector<std::byte>& sent) const {
   const BlockByHead block(config_, run);
   std::vector<std::byte> bytes(block.bytes());
   block.CopyRows(block.Sent(sent.data()), block.ByHead(bytes.data()));
-  block.ForPieces(
-      [&](int64_t at, size_t n) { backend_.Upload(run.at + at, bytes.data() + at, n); });
+  backend_.Upload(run.at, bytes.data(), bytes.size());  // rows of no token as zeros
 }
 
 namespace {

@@ -31,21 +31,21 @@ struct Kept {
 // Row `row` of the step.
 void StoreIn(const KvView& kv, const KvSlot& slot, const StoreRowsArgs& a, int32_t row) {
   const KvTarget from = a.Source(row);
-  for (int32_t i = 0; i < kRowSlices; ++i) {
-    const auto bytes = static_cast<size_t>(HeadBytesOfSlice(kv, i));
-    if (bytes == 0) continue;
-    const bool by_head = kv.ByHead() || a.from.ByHead();
-    if (kv.heads.All() && a.head_step == 0 && !by_head) {  // heads lie side by side
-      std::memcpy(HeadOfSlice(kv, TargetIn(kv, slot, a.seqs, a.rows[row]), i, 0),
-                  HeadOfSlice(a.from, from, i, 0), bytes * static_cast<size_t>(kv.n_kv_heads));
-      continue;
+  const bool apart = kv.ByHead() || a.from.ByHead();
+  if (kv.heads.All() && a.head_step == 0 && !apart) {  // heads lie side by side
+    const KvTarget to = TargetIn(kv, slot, a.seqs, a.rows[row]);
+    for (int32_t i = 0; i < kRowSlices; ++i) {
+      const int64_t bytes = HeadBytesOfSlice(kv, i) * kv.n_kv_heads;
+      if (bytes == 0) continue;
+      std::memcpy(HeadOfSlice(kv, to, i, 0), HeadOfSlice(a.from, from, i, 0),
+                  static_cast<size_t>(bytes));
     }
-    for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
-      const int32_t to_head = a.To(kv, h);
-      if (to_head < 0) continue;
-      const KvTarget to = TargetIn(kv, slot, a.seqs, a.RowOf(row, h));
-      std::memcpy(HeadOfSlice(kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
-    }
+    return;
+  }
+  for (int32_t h = 0; h < a.from.n_kv_heads; ++h) {
+    const int32_t to_head = a.To(kv, h);
+    if (to_head < 0) continue;
+    CopyHead(a.from, from, h, kv, TargetIn(kv, slot, a.seqs, a.RowOf(row, h)), to_head);
   }
 }
 

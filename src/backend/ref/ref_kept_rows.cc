@@ -28,11 +28,7 @@ void StoreIn(const KvView& kv, const KvSlot& slot, const StoreRowsArgs& a) {
       const int32_t to_head = a.To(kv, h);
       if (to_head < 0) continue;
       const KvTarget to = TargetIn(kv, slot, a.seqs, a.RowOf(r, h));
-      for (int32_t i = 0; i < kRowSlices; ++i) {
-        const auto bytes = static_cast<size_t>(HeadBytesOfSlice(kv, i));
-        if (bytes == 0) continue;
-        std::memcpy(HeadOfSlice(kv, to, i, to_head), HeadOfSlice(a.from, from, i, h), bytes);
-      }
+      CopyHead(a.from, from, h, kv, to, to_head);
     }
   }
 }

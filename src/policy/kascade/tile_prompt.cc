@@ -181,7 +181,7 @@ void TilePrompt::Choose(const LayerStep& step, const AttendArgs& attend) const {
 }
 
 void TilePrompt::Gather(const AttendArgs& all, const int32_t* list_of, AttendArgs& last) const {
-  OKV_CHECK(all.kv.Interleaved() || all.kv.ByHead(), "K and V of a token lie apart");
+  OKV_CHECK(all.kv.Together(), "K and V of a token lie apart");
   Backend& backend = *context_.backend;
   const KvView stage = MakeKvViewOf(all.kv, stage_.as<std::byte>(), stage_blocks_.as<int32_t>());
   ForGroups(all.n_rows, [&](int32_t first, int32_t n) {

@@ -153,7 +153,7 @@ void SparsePrompt::Choose(const LayerStep& step, const AttendArgs& attend) const
 }
 
 void SparsePrompt::Gather(const LayerStep& step, AttendArgs& attend) const {
-  OKV_CHECK(attend.kv.Interleaved() || attend.kv.ByHead(), "K and V of a token lie apart");
+  OKV_CHECK(attend.kv.Together(), "K and V of a token lie apart");
   const KvView stage = MakeKvViewOf(attend.kv, stage_.as<std::byte>(), blocks_.as<int32_t>());
   context_.backend->Enqueue(CompactArgs{.kv = stage,
                                         .from = attend.kv,

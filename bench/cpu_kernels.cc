@@ -312,6 +312,61 @@ class Bench {
          bytes, parts);
   }
 
+  // V of `picks` random tokens of each KV head, of `n_seqs` sequences, summed by known logits, in
+  // every layer.
+  void Sum(const std::string& name, DType dtype, int32_t n_seqs, int32_t kv_heads, int32_t dv,
+           int32_t tokens, int32_t picks) {
+    constexpr int32_t kBlock = 64;  // as an engine has
+    const int64_t layer_bytes = KvRowBytes(dtype, kv_heads, 0, dv) * tokens * n_seqs;
+    constexpr int64_t kLayers = 16;  // that share memory, but hardly a row
+    const auto apart = static_cast<int64_t>(memory_.size()) / layer_bytes;
+    std::vector<int32_t> table(static_cast<size_t>(n_seqs) * static_cast<size_t>(tokens / kBlock));
+    std::iota(table.begin(), table.end(), 0);
+    std::vector<RowMeta> rows;
+    std::vector<SeqMeta> seqs;
+    for (int32_t s = 0; s < n_seqs; ++s) {
+      rows.push_back({s, tokens - 1});
+      seqs.push_back({s, 1, tokens, s * (tokens / kBlock), 0});
+    }
+    const auto lists = static_cast<size_t>(n_seqs * kv_heads);
+    const std::vector<int32_t> counts(lists, picks);
+    const std::vector<float> logits(lists * static_cast<size_t>(picks), 0.5f);
+    std::vector<float> o(lists * static_cast<size_t>(dv)), lse(lists);
+    std::vector<std::vector<int32_t>> index(kLayers);
+    std::vector<std::function<void()>> parts;
+    uint32_t state = 1;
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      std::vector<int32_t>& listed = index[static_cast<size_t>(layer)];
+      for (size_t i = 0; i < logits.size(); ++i) {
+        state = state * 1664525u + 1013904223u;
+        listed.push_back(static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(tokens)));
+      }
+      for (size_t l = 0; l < lists; ++l) {
+        const auto first = listed.begin() + static_cast<ptrdiff_t>(l) * picks;
+        std::sort(first, first + picks);
+      }
+      std::byte* const v = memory_.data() + layer % apart * layer_bytes;
+      parts.push_back(Part(
+          SumValuesArgs{.logits = logits.data(),
+                        .kv = MakeKvPlanes(v, v, table.data(), kBlock, dtype, kv_heads, dv, dv),
+                        .index = listed.data(),
+                        .count = counts.data(),
+                        .rows = rows.data(),
+                        .seqs = seqs.data(),
+                        .o = o.data(),
+                        .lse = lse.data(),
+                        .capacity = picks,
+                        .lists = kv_heads,
+                        .n_rows = n_seqs,
+                        .n_seqs = n_seqs,
+                        .n_heads = kv_heads}));
+    }
+    const double bytes = static_cast<double>(kLayers) * static_cast<double>(logits.size()) *
+                         static_cast<double>(DTypeBytes(dtype, static_cast<size_t>(dv)));
+    Case(fmt::format("{} {}, {} of {} tokens", name, DTypeName(dtype), picks, tokens), bytes,
+         parts);
+  }
+
   void Select(int32_t n, int32_t k) {
     std::vector<float> scores(static_cast<size_t>(n));
     uint32_t state = 1;
@@ -440,6 +495,10 @@ int Main(int argc, char** argv) {
   bench.Attend("28M attention", DType::kBF16, 16, 6, 2, 64, 30000, 2048, ScoreKind::kNone);
   bench.Attend("1B attention", DType::kBF16, 16, 32, 8, 64, 30000, 2048, ScoreKind::kNone);
   bench.Attend("28M attention", DType::kBF16, 16, 6, 2, 64, 300, 0, ScoreKind::kNone);
+  for (const int32_t picks : {32, 64, 128}) {
+    bench.Sum("11 x 7B values", DType::kF16, 11, 32, 128, 15360, picks);
+    bench.Sum("8B values", DType::kF16, 1, 8, 128, 131072, picks);
+  }
   for (int32_t n : {8192, 32768, 131072, 1 << 20, 1 << 22}) bench.Select(n, std::min(2048, n / 8));
   return 0;
 }

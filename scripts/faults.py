@@ -5,6 +5,7 @@ place. And which tests look for them, on a card and without one.
 from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACKEND, NAMELESS,
                          PLACEMENT, PLAN_BANK, POSTED)
 from row_faults import CHECKS_OF_ROWS_BY_HEAD, FAULTS_OF_ROWS_BY_HEAD
+from value_faults import CHECKS_OF_VALUES, FAULTS_OF_VALUES
 
 KERNELS = "src/backend/cuda/kernels/"
 CPU = "src/backend/cpu/"
@@ -674,7 +675,7 @@ FAULTS = {
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
     **FAULTS_OF_DISKS,
-    **FAULTS_OF_ROWS_BY_HEAD,
+    **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES,
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
@@ -773,7 +774,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
                "threads_end_one_after_another": ("cpu_backend_test", "CpuAttendPieces.*"),
-               **CHECKS_OF_ROWS_BY_HEAD,
+               **CHECKS_OF_ROWS_BY_HEAD, **CHECKS_OF_VALUES,
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
                   for when in ("one_token_late", "when_it_begins")},

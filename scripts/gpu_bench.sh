@@ -369,21 +369,27 @@ keydiff keydiff
 POLICIES
   done_measuring
 fi
-# The table of KCache's paper: the largest batch, of at most 64, whose K/V fit in 64 GiB with the
-# weights and a tenth of what is left for all else. A sequence holds its answer and a spare block too.
-largest_batch() { # CONTEXT BYTES_PER_TOKEN
-  echo $((batch = (64 * 2**30 - 13476831232) * 9 / 10 / (($1 + 128) * $2), batch > 64 ? 64 : batch))
+# The table of KCache's paper: the largest batch, of at most 64, that fits in 64 GiB. Chunks are short,
+# since what a prompt works with takes room from K/V.
+bench_largest() { # NAME CONTEXT BYTES_PER_TOKEN ARGUMENTS...
+  local name=$1 context=$2 batch=$(((64 * 2**30 - 13476831232) / ($2 * $3)))
+  shift 3
+  for ((batch = batch > 64 ? 64 : batch; batch > 0; --batch)); do
+    bench "$name" --context "$context" --batch "$batch" --gpu-memory 64GiB --chunk 512 --steps 16 \
+      --kv-dtype f16 "$@"
+    grep -q "does not fit" "$logs/$name.err" || return 0
+    unset 'bad[-1]'  # refused in a second
+  done
+  bad+=("$name (no batch fits)")
 }
 for context in 1024 4096 7168 15360; do
   measure kcache_$context || continue
   geometry=$shapes/llama-2-7b.json
-  bench "kcache_full_$context" --context $context --batch "$(largest_batch $context 524288)" --policies full \
-    --gpu-memory 64GiB --steps 16 --kv-dtype f16
+  bench_largest "kcache_full_$context" $context 524288 --policies full
   for first in 0 1 2 3; do
     for budget in 32 64 128; do
-      bench "kcache_${context}_L${first}_N$budget" --context $context --policies kcache --set budget=$budget \
-        --set first_layers=$first --batch "$(largest_batch $context $((262144 + 8192 * first)))" \
-        --gpu-memory 64GiB --steps 16 --kv-dtype f16
+      bench_largest "kcache_${context}_L${first}_N$budget" $context $((262144 + 8192 * first)) \
+        --policies kcache --set budget=$budget --set first_layers=$first
     done
   done
   done_measuring

@@ -72,7 +72,8 @@ void AddEngineFlags(CLI::App& app, EngineFlags& f) {
                  "cap on the K/V there, as 100GiB; default: what is free");
   app.add_option("--host-reads", f.host_reads,
                  "how steps read layers on the host: fetch what is missing, attend (the host does, "
-                 "where they are), or auto (fetch selections of single tokens, attend to others)")
+                 "where they are; under kcache it sums V), or auto (fetch selections of single "
+                 "tokens for all heads, attend to others)")
       ->capture_default_str();
   app.add_option(
       "--working-set", f.working_set,

@@ -86,9 +86,10 @@ std::vector<std::string> PlanLines(const MemoryNeeds& needs) {
                                             HumanBytes(needs.kv_host), HumanBytes(needs.kv_disk))
                               : HumanBytes(needs.kv_host + needs.kv_disk);
   if (!needs.host_values.empty()) {
-    lines.push_back(fmt::format("{}: V of layers {}, up to {}; for prompts {}: {}", beside,
+    lines.push_back(fmt::format("{}: V of layers {}, up to {}; for prompts {}: {}{}", beside,
                                 Ranges(needs.host_values, ", "), kv, here,
-                                HumanBytes(needs.working_sets)));
+                                HumanBytes(needs.working_sets),
+                                needs.sums_away ? "; the host sums those that steps read" : ""));
   }
   if (!needs.host_layers.empty()) {
     lines.push_back(

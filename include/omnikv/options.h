@@ -32,6 +32,7 @@ struct MemoryNeeds {
   int64_t working_set = 0;           // tokens of each of them, that the device holds
   bool keeps_last = false;           // the last ones
   bool attends_away = false;         // and the host attends to the others
+  bool sums_away = false;            // the host sums what steps read of host_values
   size_t available = 0;              // the cap given, or what there is
   int64_t context = 0;               // tokens a session can hold
   int64_t kv_tokens = 0;             // and all together, in layers that keep every token
@@ -66,7 +67,8 @@ struct EngineOptions {
   size_t disk_space = 0;
   // How decode steps read layers on the host: fetch (what is missing of a selection comes to the
   // card), attend (the host attends to what was selected, where it is, and the card to the last
-  // tokens), or auto (fetch, where the policy selects single tokens for all heads, else attend).
+  // tokens; or it sums V, where V alone are there), or auto (fetch, where the policy selects single
+  // tokens for all heads, else attend).
   // The same of layers on a disk, where auto is fetch for all that can be fetched.
   std::string host_reads = "auto";
   // Tokens that the card keeps of each layer on the host, all that a layer reads in a step at

@@ -1,4 +1,4 @@
-// The arrays that an attention reads: what moves elsewhere when it runs elsewhere.
+// The arrays that an attention reads: these move elsewhere when it runs elsewhere.
 #pragma once
 
 #include "backend/ops.h"
@@ -26,6 +26,18 @@ void ForInputs(AttendArgs& a, const Visit& visit) {
     visit_any(s.count, lists);
     visit_any(s.list_of, a.kv.n_kv_heads);
   }
+}
+
+// The same, but for logits, which are in shared memory already.
+template <typename Visit>
+void ForInputs(SumValuesArgs& a, const Visit& visit) {
+  const int64_t lists = int64_t{a.n_seqs} * a.lists;
+  const int64_t heads = int64_t{a.n_rows} * a.n_heads;
+  visit(a.rows, a.n_rows);
+  visit(a.seqs, a.n_seqs);
+  if (a.lse_in != nullptr) visit(a.lse_in, heads);
+  visit(a.index, lists * a.capacity);
+  visit(a.count, lists);
 }
 
 }  // namespace omnikv

@@ -46,9 +46,10 @@ enum class Lane {
   kIn,   // brings K/V from the host
   kOut,  // takes K/V to the host
   // The host's processor, beside a device: attention over K/V that live in its memory. It takes
-  // AttendArgs alone. K/V, the block table and what is written are shared memory (AllocateShared).
-  // What else is read may lie in the backend's, and is taken before the main lane goes on: a Join
-  // with the main lane comes before each op, and before what was written is read.
+  // AttendArgs and SumValuesArgs alone. K/V that it reads, the block table, logits and what is
+  // written are shared memory (AllocateShared). What else is read may lie in the backend's, and is
+  // taken before the main lane goes on: a Join with the main lane comes before each op, and before
+  // what was written is read.
   kHost,
 };
 inline constexpr size_t kLanes = 4;

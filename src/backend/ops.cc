@@ -326,6 +326,27 @@ struct CostVisitor {
             .bytes_written = a.lse != nullptr ? bytes : 4 * row_heads * U(a.dv),
             .flops = 2 * U(a.n_parts) * row_heads * U(a.dv)};
   }
+  Cost operator()(const PickLogitsArgs& a) const {
+    uint64_t n = 0;
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      for (int32_t h = 0; h < a.n_heads; ++h) n += U(a.count[a.ListOf(a.rows[r].seq, h)]);
+    }
+    return {.bytes_read = 8 * n, .bytes_written = 4 * n};
+  }
+  Cost operator()(const SumValuesArgs& a) const {
+    Cost c;
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      for (int32_t h = 0; h < a.kv.n_kv_heads; ++h) {
+        const int64_t n = a.count[a.ListOf(a.rows[r].seq, h)];
+        c.kv_bytes += U(n) * (DTypeBytes(a.kv.v.dtype, static_cast<size_t>(a.kv.dv)));
+        c.bytes_read += 4 * U(n) * (1 + U(a.Group()));
+        c.flops += 2 * U(n) * U(a.Group()) * U(a.kv.dv);
+      }
+    }
+    c.bytes_read += c.kv_bytes;
+    c.bytes_written = 4 * U(a.n_rows) * U(a.n_heads) * (U(a.kv.dv) + (a.lse != nullptr ? 1 : 0));
+    return c;
+  }
   Cost operator()(const PickHeadsArgs& a) const {
     const uint64_t bytes = 4 * U(a.n_rows) * U(a.Named()) * U(a.width);
     return {.bytes_read = bytes, .bytes_written = bytes};
@@ -404,6 +425,8 @@ struct NameVisitor {
   std::string_view operator()(const PieceTableArgs&) const { return "PieceTable"; }
   std::string_view operator()(const NextTokenArgs&) const { return "NextToken"; }
   std::string_view operator()(const MergeStatesArgs&) const { return "MergeStates"; }
+  std::string_view operator()(const PickLogitsArgs&) const { return "PickLogits"; }
+  std::string_view operator()(const SumValuesArgs&) const { return "SumValues"; }
   std::string_view operator()(const PickHeadsArgs&) const { return "PickHeads"; }
   std::string_view operator()(const LocateRowsArgs&) const { return "LocateRows"; }
   std::string_view operator()(const CompactArgs&) const { return "Compact"; }

@@ -20,6 +20,7 @@
 #include "backend/index_ops.h"
 #include "backend/sampling.h"
 #include "backend/score_ops.h"
+#include "backend/value_ops.h"
 #include "base/dtype.h"
 
 namespace omnikv {
@@ -175,7 +176,8 @@ struct StoreRowsArgs {
 // What a mask of KV heads names of each row, `width` values a head, side by side; or `back` from
 // there. With n heads of the mask before head h:
 //   to[r][n] = from[r][h], or to[r][h] = from[r][n]
-// Of what the mask does not name, `to` keeps what it holds.
+// Of what the mask does not name, `to` keeps what it holds. On a device, `from` may also lie in
+// shared memory (Backend::AllocateShared).
 struct PickHeadsArgs {
   const float* from = nullptr;  // [n_rows, n_heads, width], or `back` [n_rows, heads named, width]
   float* to = nullptr;          // the other
@@ -228,6 +230,11 @@ struct AttendArgs {
   int64_t score_stride = 0;  // tokens of room in a row of scores
   HeadMask heads = {};       // KV heads that take part, of those that `kv` has; all: all of these
   int32_t busy_seqs = 0;     // that have rows, at most; 0: all n_seqs may. Only speed depends on it
+  // The logits of all tokens that the plan may name, where a score op has made them of the same
+  // queries and K; null: unknown. Attention computes its own; who attends in its place may take
+  // these (bank/summed_values.h).
+  const float* logits = nullptr;  // [n_rows, n_heads, logits_stride]
+  int64_t logits_stride = 0;      // tokens
 
   bool operator==(const AttendArgs&) const = default;
   OMNIKV_HOST_DEVICE int32_t BusySeqs() const { return busy_seqs > 0 ? busy_seqs : n_seqs; }
@@ -713,8 +720,8 @@ using Op =
                  BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs, IndexScoreArgs,
                  RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs, AgedScoresArgs, PoolArgs,
                  PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, ListPiecesArgs,
-                 PieceTableArgs, NextTokenArgs, MergeStatesArgs, PickHeadsArgs, LocateRowsArgs,
-                 CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
+                 PieceTableArgs, NextTokenArgs, MergeStatesArgs, PickLogitsArgs, SumValuesArgs,
+                 PickHeadsArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

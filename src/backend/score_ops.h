@@ -468,7 +468,8 @@ OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
 // may be a token or a unit of tokens. With `among`, whose lists are these and which has no range,
 // its tokens are the candidates, whatever n_candidates says.
 struct TopKArgs {
-  const float* scores = nullptr;   // [n_seqs, lists, window, stride]
+  // [n_seqs, lists, window, stride]; by_row: [n_rows, lists, stride]
+  const float* scores = nullptr;
   const float* weights = nullptr;  // [window], newest first
   const SeqMeta* seqs = nullptr;
   const int32_t* n_candidates = nullptr;  // [n_seqs]
@@ -482,8 +483,15 @@ struct TopKArgs {
   int32_t capacity = 0;
   int32_t n_seqs = 0;
   SomeTokens among = {};
+  bool by_row = false;  // scores are those of a sequence's first row. REQUIRES a window of 1
 
   bool operator==(const TopKArgs&) const = default;
+
+  // The scores of list `list` of all sequences' lists, [window, stride].
+  OMNIKV_HOST_DEVICE const float* ScoresOf(int64_t list) const {
+    if (by_row) list = seqs[list / lists].q_begin * int64_t{lists} + list % lists;
+    return scores + list * window * stride;
+  }
 
   // Candidates of list `list` of all sequences' lists, at most `room()`; and candidate i.
   OMNIKV_HOST_DEVICE int32_t CandidatesOf(int64_t list) const {

@@ -5,7 +5,7 @@
 namespace omnikv {
 
 LastRowsConfig AwayAttention::LastRowsOf(const BankConfig& bank, const AwayConfig& config) {
-  if (config.n_heads == 0 || config.reads.max_recent == 0) {
+  if (!config.attends || config.reads.max_recent == 0) {
     return {.layers = std::vector<bool>(bank.layers.size())};
   }
   return LastRows::OfSelections(bank, config.reads, config.n_seqs);

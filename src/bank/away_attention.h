@@ -14,9 +14,11 @@
 namespace omnikv {
 
 struct AwayConfig {
-  DeclaredReads reads;  // by layer of the bank
-  int32_t n_heads = 0;  // query heads of a layer; 0: nothing is attended to away
-  int32_t n_seqs = 1;   // rows of a decode step, at most
+  DeclaredReads reads;       // by layer of the bank
+  bool attends = false;      // the host attends to selections
+  bool sums_values = false;  // it sums V, where V alone are there (bank/summed_values.h)
+  int32_t n_heads = 0;       // query heads of a layer
+  int32_t n_seqs = 1;        // rows of a decode step, at most
 };
 
 // Enqueues at record time, like a policy. Thread-compatible.
@@ -33,9 +35,8 @@ class AwayAttention {
   // The rows of the last tokens, those of a decode step included. Prompts write others.
   LastRows& last() { return *last_; }
   // Sends the host's part of `attend` out, and leaves the device its own. What is returned makes
-  // one of both once the host is through (Await).
+  // one of both, after a join with Lane::kHost.
   MergeStatesArgs Split(int32_t layer, AttendArgs& attend);
-  void Await() { backend_.Join(Lane::kMain, Lane::kHost); }
 
  private:
   AwayAttention(Backend& backend, Bank& bank) : backend_(backend), bank_(bank) {}

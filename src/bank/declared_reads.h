@@ -58,10 +58,12 @@ struct DeclaredReads {
   int64_t max_candidates = 0;
   StreamedLayers streamed;  // where there are no selections
   // Whether a decode step reads K of all tokens of the layer, and then attends to one list of at
-  // most max_tokens for each KV head: its V may live away from the device (bank/fetched_values.h),
-  // where steps with other plans read in place.
+  // most max_tokens for each KV head: its V may live away from the device (bank/fetched_values.h,
+  // bank/summed_values.h), where steps with other plans read in place.
   // By layer, or empty: none.
   std::vector<bool> few_values;
+  // Whether these attentions have AttendArgs::logits, so that the host can sum such V.
+  bool gives_logits = false;
 
   // Whether the listed part of a selection is held by unit, and whether any of it is held.
   bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }

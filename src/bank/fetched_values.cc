@@ -76,13 +76,18 @@ void FetchedValues::Begin(int32_t q, int32_t seq) {
                   entries.size() * sizeof(int32_t));
 }
 
-void FetchedValues::Fetch(AttendArgs& attend) const {
+bool FetchedValues::Takes(const BankConfig& bank, const DeclaredReads& reads, int32_t layer,
+                          const AttendArgs& attend) {
+  const PlanSegment& list = attend.plan.segments[0];
+  return Has(bank, reads, static_cast<size_t>(layer)) && attend.plan.n_segments == 1 &&
+         list.kind == SegmentKind::kList && list.unit == 1 && list.lists == attend.kv.n_kv_heads &&
+         list.capacity <= reads.max_tokens;
+}
+
+void FetchedValues::Fetch(int32_t layer, AttendArgs& attend) const {
+  if (!Takes(bank_.config(), reads_, layer, attend)) return;
   PlanSegment& list = attend.plan.segments[0];
   const KvView& home = attend.kv;
-  if (attend.plan.n_segments != 1 || list.kind != SegmentKind::kList || list.unit != 1 ||
-      list.lists != home.n_kv_heads || list.capacity > reads_.max_tokens) {
-    return;
-  }
   const KvView here =
       MakeKvView(rows_.as<std::byte>(), entries_.as<int32_t>(), bank_.config().block_tokens,
                  home.k.dtype, home.n_kv_heads, home.dk, home.dv);

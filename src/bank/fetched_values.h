@@ -24,12 +24,14 @@ class FetchedValues {
   // Bytes of the backend's memory that Create takes; 0 where there are none.
   static size_t Bytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs);
 
-  bool Has(int32_t layer) const { return Has(bank_.config(), reads_, static_cast<size_t>(layer)); }
   // Sequence q of SeqMeta is `seq` of the bank from now on.
   void Begin(int32_t q, int32_t seq);
-  // Enqueues the copy of what `attend` lists, and turns it to the copy. REQUIRES Has of its layer.
-  // A plan that is not one list for each KV head, of reads.max_tokens at most, reads in place.
-  void Fetch(AttendArgs& attend) const;
+  // Whether a decode step of `layer` whose plan this is reads V of few tokens there: the plan is
+  // one list for each KV head, of reads.max_tokens at most. Other plans read in place.
+  static bool Takes(const BankConfig& bank, const DeclaredReads& reads, int32_t layer,
+                    const AttendArgs& attend);
+  // Enqueues the copy of what `attend` lists, and turns it to the copy, if Takes.
+  void Fetch(int32_t layer, AttendArgs& attend) const;
 
  private:
   static bool Has(const BankConfig& bank, const DeclaredReads& reads, size_t layer);

@@ -16,7 +16,9 @@ Result<std::unique_ptr<Residency>> Residency::Create(Backend& backend, Bank& ban
                          KeptRows::Create(backend, bank, keeps, config.n_seqs, max_rows));
     residency->bytes_ += residency->kept_->Bytes();
   }
-  if (FetchedValues::Any(bank.config(), config.reads)) {
+  if (SummedValues::Any(bank.config(), away)) {
+    OKV_ASSIGN_OR_RETURN(residency->sums_, SummedValues::Create(backend, bank, away));
+  } else if (FetchedValues::Any(bank.config(), config.reads)) {
     OKV_ASSIGN_OR_RETURN(residency->values_,
                          FetchedValues::Create(backend, bank, config.reads, config.n_seqs));
     residency->bytes_ += FetchedValues::Bytes(bank.config(), config.reads, config.n_seqs);
@@ -164,7 +166,7 @@ void Residency::Step::AfterAppend(int32_t layer) {
   if (bank.StagesAhead() > 0) r_.StageNext(layer, rows_.seq, rows_.first_pos);
 }
 
-void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
+bool Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
   if (InSet(layer)) r_.sets_->Resolve(layer, attend);
   if (Listed(layer)) ReadListed(layer, attend);
   if (HasCandidates(layer) && brought_ == layer) {
@@ -172,8 +174,15 @@ void Residency::Step::BeforeAttend(int32_t layer, AttendArgs& attend) {
   } else if (HasCandidates(layer)) {
     attend.kv = r_.bank_.View(layer);  // the step lists none and reads everything, where all is
   }
-  if (CopiesListed(layer)) r_.values_->Fetch(attend);
+  if (r_.values_ != nullptr && !rows_.prefill) r_.values_->Fetch(layer, attend);
+  if (r_.sums_ != nullptr && !rows_.prefill) {
+    if (const auto fetch = r_.sums_->Send(layer, attend)) {
+      merge_ = *fetch;
+      return false;
+    }
+  }
   if (Away(layer)) merge_ = r_.away_->Split(layer, attend);
+  return true;
 }
 
 void Residency::Step::Bring(int32_t layer, const AttnPlan& candidates, AttendArgs& attend) {
@@ -192,7 +201,7 @@ void Residency::Step::ReadListed(int32_t layer, AttendArgs& attend) {
 
 void Residency::Step::AfterAttend() {
   if (!merge_) return;
-  r_.away_->Await();
+  r_.backend_.Join(Lane::kMain, Lane::kHost);
   r_.backend_.Enqueue(*merge_);
   merge_.reset();
 }

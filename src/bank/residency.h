@@ -18,6 +18,7 @@
 #include "bank/kept_rows.h"
 #include "bank/last_rows.h"
 #include "bank/prompt_stage.h"
+#include "bank/summed_values.h"
 #include "bank/working_sets.h"
 
 namespace omnikv {
@@ -117,8 +118,8 @@ class Residency {
     if (kept_ != nullptr) kept_->Locate(rows, n_rows, seqs, /*prefill=*/true, stage);
   }
 
-  // Whether the host attends to K/V that live there.
-  bool AttendsAway() const { return away_ != nullptr; }
+  // Whether the host attends to K/V that live there, or sums V.
+  bool AttendsAway() const { return away_ != nullptr || sums_ != nullptr; }
 
   // Whether decode steps may be recorded. What a step moves through stages depends on its length.
   bool CanRecord() const { return !streams_; }
@@ -141,8 +142,9 @@ class Residency {
     // ones of its range. Makes K of these near and turns `attend` there; V is near after
     // BeforeAttend. Does nothing where all is near already, or is read in place.
     void Bring(int32_t layer, const AttnPlan& candidates, AttendArgs& attend);
-    // `attend` has its plan. Makes what it reads near, and redirects it there.
-    void BeforeAttend(int32_t layer, AttendArgs& attend);
+    // `attend` has its plan. Makes what it reads near, and redirects it there. False: nothing of it
+    // is left to the device.
+    bool BeforeAttend(int32_t layer, AttendArgs& attend);
     // What BeforeAttend left of it is enqueued.
     void AfterAttend();
     // Whether the selection that the last row of this prompt would make is of use: the first decode
@@ -181,10 +183,6 @@ class Residency {
     bool HasCandidates(int32_t layer) const {
       return !rows_.prefill && r_.candidates_ != nullptr && r_.candidates_->SelectionOf(layer) >= 0;
     }
-    // Whether K and V of what its plan lists are copied together.
-    bool CopiesListed(int32_t layer) const {
-      return !rows_.prefill && r_.values_ != nullptr && r_.values_->Has(layer);
-    }
     // The last rows of the layer, where the step has these alone on the device; else null.
     LastRows* Last(int32_t layer) const {
       LastRows* const last = rows_.prefill ? nullptr : r_.LastOfSteps();
@@ -194,9 +192,9 @@ class Residency {
 
     Residency& r_;
     StepRows rows_;
-    std::optional<MergeStatesArgs> merge_;  // of the attention under way
-    std::vector<bool> selected_;            // [n_selections]: made in this step
-    int32_t brought_ = -1;                  // the layer whose candidates are near
+    std::optional<Op> merge_;     // brings in what the host does of the attention under way
+    std::vector<bool> selected_;  // [n_selections]: made in this step
+    int32_t brought_ = -1;        // the layer whose candidates are near
     bool primes_ = false;
     size_t staged_before_ = 0;  // Bank::BytesStaged when the step began
   };
@@ -242,7 +240,8 @@ class Residency {
   std::unique_ptr<FetchedUnits> units_;  // null: no layer reads listed units from slots
   // Null: no layer lists candidates, or they are read in place. Never beside `away_` or `units_`.
   std::unique_ptr<FetchedUnits> candidates_;
-  std::unique_ptr<FetchedValues> values_;  // null: V of no layer is away alone
+  std::unique_ptr<FetchedValues> values_;  // null: V of no layer is away alone, or the host sums it
+  std::unique_ptr<SummedValues> sums_;     // null: it does not
   std::unique_ptr<LastRows> last_;         // of all host layers, if steps read them so; else null
   size_t bytes_ = 0;
   size_t streamed_bytes_ = 0;

@@ -218,9 +218,12 @@ Status CheckLayout(const EngineCore& core, const std::string& name, const Policy
 
 uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLength& at) {
   if (!core.plan.values_away) return 0;
+  const DeclaredReads reads = policy.Reads();
+  const bool sums = core.plan.sums_away && reads.gives_logits;
   uint64_t bytes = 0;
   ForGlobalLayers(core.config, [&](int32_t layer, int32_t global) {
     if (!core.plan.values_apart[static_cast<size_t>(layer)]) return;
+    if (sums && reads.few_values[static_cast<size_t>(global)]) return;
     const KvView kv = core.bank->View(layer);
     const int64_t rows = policy.TokensRead(global, at) * kv.n_kv_heads;
     bytes += KvBytes(kv, rows, /*values=*/true) - KvBytes(kv, rows, /*values=*/false);

@@ -173,6 +173,20 @@ size_t PolicyBytes(const PolicyOptions& options, const ModelConfig& config, cons
                                                                                 : 0;
 }
 
+// MemoryPlan::sums_away.
+bool SumsAway(const EngineOptions& options, const Backend& backend, const DeclaredReads& reads,
+              const MemoryPlan& plan) {
+  return plan.values_away && backend.OnDevice() && reads.gives_logits &&
+         options.host_reads != "fetch";
+}
+
+// What `n_seqs` sequences take on the card for V of few tokens, where V alone are away. `reads` is
+// by layer of the bank.
+size_t ValuesBytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs,
+                   const MemoryPlan& plan) {
+  return plan.sums_away ? 0 : FetchedValues::Bytes(bank, reads, n_seqs);
+}
+
 // Where the layers of a card's model go.
 class Placement {
  public:
@@ -193,6 +207,7 @@ class Placement {
         reads.n_selections > 0 && reads.max_recent > 0 &&
         (options_.host_reads == "attend" || (chooses && !reads.by_token && !disk_fetches));
     plan.by_head = plan.attends_away && !reads.by_token;
+    plan.sums_away = SumsAway(options_, backend_, declared, plan);
     plan.fetches_units = (options_.host_reads == "fetch" || disk_fetches) && reads.HeldByUnit();
     const bool by_selection = reads.by_token || plan.fetches_units || plan.attends_away;
     // By working sets, stages or last rows, or attended to away: these go first.
@@ -215,7 +230,12 @@ class Placement {
       std::erase_if(can_go, [&](size_t l) { return !MayLieOnDisk(config_, reads, plan, l); });
     }
     const auto bank_of = [&] { return MakeBankConfig(config_, plan, options_.max_sessions); };
-    if (can_go.empty() && plan.values_away) return Fits(reads, asked, bank_of(), plan);
+    if (can_go.empty() && plan.values_away) {
+      // Prompts alone pass through stages: one will do.
+      if (Fits(reads, asked, bank_of(), plan)) return true;
+      plan.stages = 1;
+      return Fits(reads, asked, bank_of(), plan);
+    }
     const bool all = options_.place == "host" || options_.place == "disk" || streamed.always;
     const auto with_stages = [&](int32_t most, int32_t least) {
       for (size_t n = all ? std::max<size_t>(can_go.size(), 1) : 1; n <= can_go.size(); ++n) {
@@ -311,7 +331,7 @@ class Placement {
     plan.keeps_last = LastRows::Any(last);
     const WorkingSetConfig candidates = FetchedUnits::OfCandidates(bank, reads, 1);
     const size_t stages = Bank::StageBytes(bank) + LastRows::Bytes(bank, last) +
-                          FetchedValues::Bytes(bank, reads, options_.max_sessions) +
+                          ValuesBytes(bank, reads, options_.max_sessions, plan) +
                           sessions * FetchedUnits::Bytes(bank, candidates);
     const size_t fixed = plan.kv + plan.prompt + stages + PolicyRoom(plan);
     const size_t least = fixed + set_bytes();
@@ -335,8 +355,10 @@ class Placement {
 
   // Where the host attends to what is there.
   bool FitsAway(const DeclaredReads& reads, const BankConfig& bank, MemoryPlan& plan) const {
-    const AwayConfig away{
-        .reads = reads, .n_heads = config_.n_heads, .n_seqs = options_.max_sessions};
+    const AwayConfig away{.reads = reads,
+                          .attends = true,
+                          .n_heads = config_.n_heads,
+                          .n_seqs = options_.max_sessions};
     const LastRowsConfig last = AwayAttention::LastRowsOf(bank, away);
     plan.working_set = static_cast<int32_t>(LastRows::KeptTokens(bank, last));
     plan.working_sets = Bank::StageBytes(bank) + AwayAttention::Bytes(bank, away);
@@ -433,7 +455,9 @@ void PassByLayer(const ModelConfig& config, const Policy& policy, int32_t max_se
 AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const DeclaredReads& reads,
                   int32_t n_seqs) {
   return {.reads = ReadsByLayer(config, reads),
-          .n_heads = plan.attends_away ? config.n_heads : 0,
+          .attends = plan.attends_away,
+          .sums_values = plan.sums_away,
+          .n_heads = config.n_heads,
           .n_seqs = n_seqs};
 }
 
@@ -449,6 +473,7 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend) {
                     .working_set = plan.working_set,
                     .keeps_last = plan.attends_away || plan.keeps_last,
                     .attends_away = plan.attends_away,
+                    .sums_away = plan.sums_away,
                     .available = plan.available,
                     .context = plan.context,
                     .kv_tokens = plan.kv_tokens};
@@ -726,8 +751,9 @@ class Planner {
     const auto tokens = static_cast<size_t>(shared_ ? plan_.kv_tokens : plan_.context);
     plan_.kv = kv.Of(tokens, sessions_);
     plan_.kv_host = Bank::ReservedBytes(bank, TierKind::kHost);
+    plan_.sums_away = SumsAway(options_, backend_, reads_, plan_);
     const size_t chosen =
-        FetchedValues::Bytes(bank, ReadsByLayer(config_, reads_), options_.max_sessions);
+        ValuesBytes(bank, ReadsByLayer(config_, reads_), options_.max_sessions, plan_);
     plan_.working_sets = Bank::StageBytes(bank) + chosen;
     OKV_RETURN_IF_ERROR(CheckAway(plan_));
     const size_t most = kv.Most(tokens + spare_, sessions_);

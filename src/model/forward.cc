@@ -295,8 +295,7 @@ void EnqueueApart(const StepContext& c, Group& group, int32_t layer, const Layer
   attend.busy_seqs *= heads;
   group.rows.policy.Plan(step, attend);
   ShowPlan(c, group, layer, attend, heads);
-  group.residency->BeforeAttend(layer, attend);
-  c.backend.Enqueue(attend);
+  if (group.residency->BeforeAttend(layer, attend)) c.backend.Enqueue(attend);
   group.residency->AfterAttend();
   for_heads(attend.o, o, /*back=*/true);
   group.rows.policy.Observe(step, attend);
@@ -320,8 +319,7 @@ void EnqueueHeads(const StepContext& c, Group& group, int32_t layer, const Layer
     attend.heads = view.heads;
     if (!gathered) attend.kv = view.kv;
     ShowPlan(c, group, layer, attend);
-    group.residency->BeforeAttend(layer, attend);
-    c.backend.Enqueue(attend);
+    if (group.residency->BeforeAttend(layer, attend)) c.backend.Enqueue(attend);
     group.residency->AfterAttend();
   }
   group.rows.policy.Observe(step, attend);

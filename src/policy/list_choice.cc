@@ -35,7 +35,8 @@ void ListChoice::EnqueueRange(const SeqMeta* seqs, int32_t n_seqs, int32_t budge
 }
 
 void ListChoice::EnqueueBest(const float* scores, int64_t stride, const SeqMeta* seqs,
-                             int32_t n_seqs, int32_t choice, const int32_t* keep) const {
+                             int32_t n_seqs, int32_t choice, const int32_t* keep,
+                             bool by_row) const {
   backend_->Enqueue(TopKArgs{.scores = scores,
                              .weights = weight_.as<float>(),
                              .seqs = seqs,
@@ -47,7 +48,8 @@ void ListChoice::EnqueueBest(const float* scores, int64_t stride, const SeqMeta*
                              .stride = stride,
                              .lists = lists_,
                              .capacity = capacity_,
-                             .n_seqs = n_seqs});
+                             .n_seqs = n_seqs,
+                             .by_row = by_row});
 }
 
 int32_t* ListChoice::index(int32_t choice) const {

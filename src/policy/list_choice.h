@@ -25,10 +25,11 @@ class ListChoice {
   }
   // The same with another budget, in a step that is not recorded. REQUIRES that the choices fit.
   void EnqueueRange(const SeqMeta* seqs, int32_t n_seqs, int32_t budget) const;
-  // Chooses by scores [n_seqs, lists, stride], the lower index where equal. Sequences with `keep`
-  // [n_seqs] not 0 keep what they have.
+  // Chooses by scores [n_seqs, lists, stride], the lower index where equal; `by_row`: [n_rows,
+  // lists, stride], of one row per sequence. Sequences with `keep` [n_seqs] not 0 keep what they
+  // have.
   void EnqueueBest(const float* scores, int64_t stride, const SeqMeta* seqs, int32_t n_seqs,
-                   int32_t choice = 0, const int32_t* keep = nullptr) const;
+                   int32_t choice = 0, const int32_t* keep = nullptr, bool by_row = false) const;
 
   int32_t* n_candidates() const { return n_candidates_.as<int32_t>(); }  // [n_seqs]
   int32_t* n_pick() const { return n_pick_.as<int32_t>(); }              // [n_seqs]

@@ -567,6 +567,82 @@ TEST_F(CudaBackendTest, TheHostAttendsInRecordedSteps) {
   EXPECT_TRUE(backend->TakeFailure().ok());
 }
 
+// The host sums V by logits that the card picks for it, in recorded steps.
+TEST_F(CudaBackendTest, TheHostSumsValuesInRecordedSteps) {
+  const auto backend = Make({.make_host = [] { return Result(MakeRefBackend()); }});
+  const auto reference = MakeRefBackend();
+  constexpr int32_t kTokens = 48, kHead = 32, kHeads = 2, kListed = 4;
+  const auto shared = [&](size_t n) {
+    auto buffer = backend->AllocateShared(n * 4, "test");
+    EXPECT_TRUE(buffer.ok());
+    return std::move(*buffer);
+  };
+  const Buffer v = shared(kTokens * kHead);
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (int32_t i = 0; i < kTokens * kHead; ++i) v.as<float>()[i] = normal(random);
+  const Buffer table = shared(3);
+  std::iota(table.as<int32_t>(), table.as<int32_t>() + 3, 0);
+  const Buffer picked = shared(kHeads * kListed);
+  const Buffer o = shared(kHeads * kHead);
+  const std::vector<int32_t> numbers = {0, kTokens - 1, 0, 1, kTokens, 0, kTokens - 1,
+                                        4, 1,           7, 9, 40};  // row, sequence, count, list
+  constexpr size_t kLogits = kHeads * kTokens;
+  const auto device = backend->Allocate((numbers.size() + kLogits + kHeads * kHead) * 4, "test");
+  ASSERT_TRUE(device.ok());
+  auto* const ints = device->as<int32_t>();
+  auto* const logits_there = reinterpret_cast<float*>(ints + numbers.size());
+  float* const out_there = logits_there + kLogits;
+  const auto pick_of = [&](const int32_t* at, const float* logits) {
+    return PickLogitsArgs{.logits = logits,
+                          .rows = reinterpret_cast<const RowMeta*>(at),
+                          .index = at + 8,
+                          .count = at + 7,
+                          .out = picked.as<float>(),
+                          .stride = kTokens,
+                          .capacity = kListed,
+                          .n_rows = 1,
+                          .n_seqs = 1,
+                          .n_heads = kHeads};
+  };
+  const auto sum_of = [&](const int32_t* at) {
+    return SumValuesArgs{.logits = picked.as<float>(),
+                         .kv = MakeKvPlanes(v.as<std::byte>(), v.as<std::byte>(),
+                                            table.as<int32_t>(), 16, DType::kF32, 1, kHead, kHead),
+                         .index = at + 8,
+                         .count = at + 7,
+                         .rows = reinterpret_cast<const RowMeta*>(at),
+                         .seqs = reinterpret_cast<const SeqMeta*>(at + 2),
+                         .o = o.as<float>(),
+                         .capacity = kListed,
+                         .n_rows = 1,
+                         .n_seqs = 1,
+                         .n_heads = kHeads};
+  };
+  backend->Upload(ints, numbers.data(), numbers.size() * 4);
+  const auto recorded = backend->Record([&] {
+    backend->Enqueue(pick_of(ints, logits_there));
+    backend->Join(Lane::kHost, Lane::kMain);
+    backend->Enqueue(sum_of(ints), Lane::kHost);
+    backend->Join(Lane::kMain, Lane::kHost);
+    backend->Enqueue(PickHeadsArgs{
+        .from = o.as<float>(), .to = out_there, .n_heads = kHeads, .width = kHead, .n_rows = 1});
+  });
+  ASSERT_NE(recorded, nullptr);
+  for (int step = 0; step < 20; ++step) {
+    std::vector<float> logits(kLogits);
+    for (float& logit : logits) logit = normal(random);
+    backend->Upload(logits_there, logits.data(), kLogits * 4);
+    backend->Replay(*recorded);
+    std::vector<float> got(kHeads * kHead);
+    backend->Download(got.data(), out_there, got.size() * 4);
+    reference->Enqueue(pick_of(numbers.data(), logits.data()));
+    reference->Enqueue(sum_of(numbers.data()));
+    ASSERT_EQ(got, std::vector<float>(o.as<float>(), o.as<float>() + got.size())) << step;
+  }
+  EXPECT_TRUE(backend->TakeFailure().ok());
+}
+
 // A product waits for the op after it, but not where it is timed.
 TEST_F(CudaBackendTest, TimedAloneAnOpDoesWhatItDoes) {
   const auto backend = Make();

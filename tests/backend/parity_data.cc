@@ -192,20 +192,43 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
         [&](const Execute& run) {
           std::vector<int32_t> index(static_cast<size_t>(n_seqs * lists * capacity), -1);
           std::vector<int32_t> count(static_cast<size_t>(n_seqs * lists), -1);
-          run(TopKArgs{.scores = scores.data(),
-                       .weights = weights.data(),
-                       .seqs = seqs.data(),
-                       .n_candidates = n_candidates.data(),
-                       .n_pick = n_pick.data(),
-                       .keep = keep.empty() ? nullptr : keep.data(),
-                       .index = index.data(),
-                       .count = count.data(),
-                       .stride = stride,
-                       .window = window,
-                       .lists = lists,
-                       .capacity = capacity,
-                       .n_seqs = n_seqs,
-                       .among = listed > 0 ? among.Tokens() : SomeTokens{}});
+          TopKArgs args{.scores = scores.data(),
+                        .weights = weights.data(),
+                        .seqs = seqs.data(),
+                        .n_candidates = n_candidates.data(),
+                        .n_pick = n_pick.data(),
+                        .keep = keep.empty() ? nullptr : keep.data(),
+                        .index = index.data(),
+                        .count = count.data(),
+                        .stride = stride,
+                        .window = window,
+                        .lists = lists,
+                        .capacity = capacity,
+                        .n_seqs = n_seqs,
+                        .among = listed > 0 ? among.Tokens() : SomeTokens{}};
+          run(args);
+          if (window == 1 && n_seqs > 1) {  // the same by rows, in another order than the sequences
+            const std::vector<int32_t> by_sequence = index;
+            const std::vector<int32_t> counts = count;
+            for (size_t l = 0; l < count.size(); ++l) {
+              const size_t s = l / static_cast<size_t>(lists);
+              if (!keep.empty() && keep[s] != 0) continue;
+              count[l] = -1;
+              std::fill_n(index.begin() + static_cast<ptrdiff_t>(l) * capacity, capacity, -1);
+            }
+            std::vector<float> rows = scores;
+            std::rotate(rows.begin(), rows.end() - lists * stride, rows.end());
+            std::vector<SeqMeta> steps = seqs;
+            for (int32_t s = 0; s < n_seqs; ++s) {
+              steps[static_cast<size_t>(s)].q_begin = (s + 1) % n_seqs;
+            }
+            args.scores = rows.data();
+            args.seqs = steps.data();
+            args.by_row = true;
+            run(args);
+            EXPECT_EQ(index, by_sequence) << "by row";
+            EXPECT_EQ(count, counts) << "by row";
+          }
           return Outputs{{"count", AsFloats(count), 0}, {"index", AsFloats(index), 0}};
         });
 }

@@ -292,6 +292,8 @@ TEST_F(ParityTest, TopKOfABatch) {
     std::vector<Choice> many;  // as many as decode together
     for (int32_t s = 0; s < 16; ++s) many.push_back({1200 * s, 1199 * s, 256});
     CheckTopK(kind, 1, many, 256, random);
+    // More lists than a card has multiprocessors.
+    CheckTopK(kind, 1, {{9001, 9000, 64}, {5000, 4990, 64}, {12000, 11000, 33}}, 64, random, 48);
   }
 }
 

@@ -35,6 +35,7 @@ struct Case {
   const char* name;
   PolicyOptions policy;
   const char* place = "auto";
+  const char* host_reads = "auto";
 };
 
 // A window of 40 tokens, so that most of a text is far, and copies of three blocks beside it.
@@ -136,7 +137,7 @@ class HostLayers : public OnDevice {
                        {"dense_after_filter", "0"}},
           .force_indices = true},
          "host"},
-        {"V alone", {.name = "kcache", .settings = {{"budget", "24"}}}},
+        {"V alone", {.name = "kcache", .settings = {{"budget", "24"}}}, "auto", "fetch"},
         {"the last rows", kInfllm, "host"}};
   }
 };
@@ -192,7 +193,7 @@ TEST_P(HostLayers, ChangeNothing) {
         c.policy.name == "brutal_offload" ? PolicyOptions{.name = "full"} : c.policy;
     const auto expected = Play(*Open(same, "device"), same);
     for (uint32_t seed = 1; seed <= (on_card() ? 1u : 4u); ++seed) {
-      const auto host = Open(c.policy, c.place, seed);
+      const auto host = Open(c.policy, c.place, seed, c.host_reads);
       EXPECT_EQ(Play(*host, c.policy), expected) << c.name << ", seed " << seed;
     }
   }
@@ -217,6 +218,8 @@ TEST_P(HostLayers, AttentionOnTheHostIsAttention) {
                     {"recent", "128"},
                     {"dense_layers", "0"}}},
       {.name = "quest", .settings = {{"budget", "64"}}, .force_indices = true},
+      {.name = "kcache", .settings = {{"budget", "24"}}},
+      {.name = "kcache", .settings = {{"budget", "7"}, {"renormalise", "on"}}},
       {.name = "omnikv",
        .settings = {{"filters", "1,3"}, {"budget", "40"}, {"tail", "4"}, {"dense_below", "160"}}},
       // Beside layers that the device reads in place.

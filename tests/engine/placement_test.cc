@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "bank/working_sets.h"
 #include "model/generated.h"
@@ -501,7 +502,7 @@ TEST_F(PlacementTest, TheCapIsTheCards) {
 }
 
 // V of the layers that read few of them are on the host, whatever room there is; K, V of the first
-// layer, stages for V of one layer, and room for the rows that a step chose are on the card.
+// layer, stages for V of one layer, and room for the rows that a step copies, are on the card.
 TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   options_.policy = {.name = "kcache"};
   const size_t plane = size_t{1024} * 2;  // of a token in a layer
@@ -510,21 +511,34 @@ TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   const auto chosen = [](int64_t context) {
     return 128 * 2 * size_t{2048} + 8 * 128 * 4 + static_cast<size_t>((context + 63) / 64) * 4;
   };
-  for (const char* place : {"auto", "host"}) {
+  for (const auto& [place, host_reads] :
+       {std::pair{"auto", "auto"}, {"auto", "attend"}, {"host", "auto"}, {"host", "fetch"}}) {
     options_.place = place;
+    options_.host_reads = host_reads;
+    const bool copies = options_.host_reads == "fetch";
     const auto plan = Plan(80 * kGiB);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->sums_away, !copies);
     EXPECT_EQ(plan->kv, tokens * 33 * plane);
     EXPECT_EQ(plan->kv_host, tokens * 31 * plane);
-    EXPECT_EQ(plan->working_sets, 2 * tokens * plane + chosen(131072));
+    EXPECT_EQ(plan->working_sets, 2 * tokens * plane + (copies ? chosen(131072) : 0));
     EXPECT_EQ(plan->host_layers, 0);
     EXPECT_EQ(plan->kv_per_token, 64 * plane);
     const MemoryNeeds needs = NeedsOf(*plan, Card(80 * kGiB));
     ASSERT_EQ(needs.host_values.size(), 31u);
     EXPECT_EQ(needs.host_values.front(), 1);
     EXPECT_TRUE(needs.host_layers.empty());
+    EXPECT_EQ(needs.sums_away, !copies);
     EXPECT_EQ(OnCard(*plan), 80 * kGiB);
   }
+  options_.host_reads = "auto";
+  // One stage where two have no room.
+  size_t room = 26 * kGiB;
+  while (room > 23 * kGiB && Plan(room).ok() && Plan(room)->stages == 2) room -= kGiB / 16;
+  const auto one = Plan(room);
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  EXPECT_EQ(one->stages, 1);
+  EXPECT_EQ(one->working_sets, tokens * plane);
   EXPECT_TRUE(Plan(26 * kGiB).ok()) << "16 GiB of K/V, 8.75 of it here, beside 15 of weights";
   EXPECT_THAT(Plan(23 * kGiB).status().message(), HasSubstr("a context of 131072 tokens does not"));
   options_.place = "device";
@@ -548,7 +562,8 @@ TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   EXPECT_LE(OnCard(*cut), 26 * kGiB);
   const BankConfig bank = MakeBankConfig(config_, *cut, 1);
   EXPECT_EQ(cut->kv_host, Bank::ReservedBytes(bank, TierKind::kHost));
-  EXPECT_EQ(cut->working_sets, Bank::StageBytes(bank) + chosen(cut->context));
+  EXPECT_TRUE(cut->sums_away);
+  EXPECT_EQ(cut->working_sets, Bank::StageBytes(bank));
   // Sliding-window layers keep both planes.
   config_.layers[5].window = 1024;
   options_.context = 65536;

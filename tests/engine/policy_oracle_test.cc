@@ -38,6 +38,17 @@ class Probe : public ForwardingBackend {
     if (const auto* copy = std::get_if<CompactArgs>(&op); copy != nullptr && !copy->InPlace()) {
       copied_ = *copy;
     }
+    if (const auto* sum = std::get_if<SumValuesArgs>(&op); sum != nullptr) {
+      layers.back().resize(kKvHeads);
+      for (size_t h = 0; h < kKvHeads; ++h) {
+        int32_t n = 0;
+        inner().Download(&n, sum->count + h, 4);
+        std::vector<int32_t>& tokens = layers.back()[h];
+        tokens.resize(static_cast<size_t>(n));
+        inner().Download(tokens.data(), sum->index + h * static_cast<size_t>(sum->capacity),
+                         tokens.size() * 4);
+      }
+    }
     const auto* attend = std::get_if<AttendArgs>(&op);
     if (attend != nullptr && attend->o != nullptr) {
       // A layer may take several, of other heads or other tokens.
@@ -154,6 +165,9 @@ class PolicyOracle
     const EngineOptions options{.model = ModelFolder(),
                                 .device = device(),
                                 .threads = 2,
+                                .host_reads = !away()  ? "auto"
+                                              : sums() ? "attend"
+                                                       : "fetch",
                                 .policy = policy,
                                 .precision = "full",
                                 .prefill_chunk = std::get<1>(GetParam())};
@@ -174,7 +188,9 @@ class PolicyOracle
     const std::string& name = std::get<0>(GetParam());
     return name.substr(0, name.find('_'));
   }
-  static bool away() { return std::get<0>(GetParam()).ends_with("_away"); }
+  // V of `kcache` on the host, which steps copy or the host sums.
+  static bool away() { return device() != std::get<0>(GetParam()); }
+  static bool sums() { return std::get<0>(GetParam()).ends_with("_sums"); }
   std::string ModelFolder() const { return kGoldens + "/" + json_.at("model").get<std::string>(); }
   PolicyOptions PolicyOf(const Json& c) const;
   void RunCase(const Json& c);
@@ -322,7 +338,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
                                                               "policies_kvzip")),
                          NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Away, PolicyOracle,
-                         ::testing::Combine(::testing::Values("ref_away", "cpu_away", "cuda_away"),
+                         ::testing::Combine(::testing::Values("ref_away", "cpu_away", "cuda_away",
+                                                              "ref_sums", "cpu_sums", "cuda_sums"),
                                             ::testing::Values(512, 59),
                                             ::testing::Values("policies_kcache")),
                          NameOfCase);

@@ -178,6 +178,13 @@ TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
       ExpectSame(logits, expected, tiered.residency->AttendsAway());
       if (of_slots.empty()) of_slots = logits;
       ASSERT_EQ(logits, of_slots);
+      if (!tiered.policy->Reads().few_values.empty()) {
+        const auto summing_backend = backend();
+        StepFixture summing(*summing_backend, info().name, settings, true, more_slots,
+                            /*split=*/false, /*sums_values=*/true);
+        ASSERT_TRUE(summing.residency->AttendsAway());
+        ExpectSame(RunSteps(summing), expected, /*rounded=*/true);
+      }
       if (!tiered.residency->CanRecord()) {
         EXPECT_EQ(tiered.bank->BytesStaged(), RowsStreamed(tiered) * 2 * 2 * 16 * sizeof(float));
         EXPECT_TRUE(tiered.trace.recordings().empty());

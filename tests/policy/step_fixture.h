@@ -26,7 +26,8 @@ class StepFixture {
   // or all those that the policy streams do. `split`: heads of each class have a table of their
   // own, and so have layers, and KV heads, that keep different numbers of rows.
   StepFixture(Backend& backend, const std::string& name, const SettingList& given,
-              bool force_indices = true, int32_t more_slots = -1, bool split = false)
+              bool force_indices = true, int32_t more_slots = -1, bool split = false,
+              bool sums_values = false)
       : trace(backend) {
     config = SmallLlama({.max_context = kContext});
     weights = Take(GenerateWeights(trace, config, DType::kF32));
@@ -104,7 +105,11 @@ class StepFixture {
     residency = Take(Residency::Create(
         trace, *bank,
         {.reads = reads, .n_slots = static_cast<int32_t>(reads.LeastSlots()) + more_slots},
-        {.reads = reads, .n_heads = reads.by_token ? 0 : config.n_heads}, policy->Kept(), kChunk));
+        {.reads = reads,
+         .attends = !reads.by_token,
+         .sums_values = sums_values,
+         .n_heads = config.n_heads},
+        policy->Kept(), kChunk));
     residency->Begin(0, seq);
   }
 

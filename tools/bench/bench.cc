@@ -249,6 +249,8 @@ class Bench {
              {"ceiling", nullptr},
              {"cases", nlohmann::ordered_json::array()}};
     if (!f_.predict.empty()) json_["kcache_paper"] = PredictPaper(!f_.json);
+    // The model is of rows that cross the bus.
+    if (!f_.predict.empty() && options_.host_reads == "auto") options_.host_reads = "fetch";
     for (const int threads : f_.threads.empty() ? std::vector<int>{options_.threads} : f_.threads) {
       OKV_RETURN_IF_ERROR(RunThreads(threads));
     }

@@ -20,6 +20,7 @@
 #include "backend/cpu/rows.h"
 #include "backend/cpu/score.h"
 #include "backend/cpu/select.h"
+#include "backend/cpu/values.h"
 #include "backend/locate_rows.h"
 #include "backend/slots_on_host.h"
 #include "base/check.h"
@@ -94,6 +95,7 @@ struct CpuBackend::Impl {
         pool(options.threads > 0 ? options.threads : PhysicalCores(), options.pin, options.spin),
         rows(GetRowKernels(isa)),
         matvec(GetMatvecKernels(isa)),
+        sum_values(GetSumValuesKernel(isa)),
         attend(pool, isa),
         select(pool, isa),
         score(pool, isa),
@@ -106,6 +108,7 @@ struct CpuBackend::Impl {
   ThreadPool pool;
   const RowKernels& rows;
   const MatvecKernels& matvec;
+  const SumValuesKernel sum_values;
   CpuAttend attend;
   CpuSelect select;
   CpuScore score;
@@ -395,6 +398,8 @@ struct CpuBackend::Impl {
   void Execute(const PieceTableArgs& a) { PieceTableOnHost(a); }
   void Execute(const TopKArgs& a) { select.Run(a, reinterpret_cast<uint32_t*>(Scratch())); }
   void Execute(const MergeStatesArgs& a) { CpuMergeStates(a, pool); }
+  void Execute(const PickLogitsArgs& a) { CpuPickLogits(a, pool); }
+  void Execute(const SumValuesArgs& a) { CpuSumValues(a, sum_values, pool, Scratch()); }
   void Execute(const PickHeadsArgs& a) { CpuPickHeads(a, pool); }
   void Execute(const StoreRowsArgs& a) { CpuStoreRows(a, pool); }
   void Execute(const LocateRowsArgs& a) { LocateRowsOnHost(a); }
@@ -462,6 +467,8 @@ struct CpuBackend::Impl {
   int64_t Need(const PieceTableArgs&) { return 0; }
   int64_t Need(const TopKArgs& a) { return static_cast<int64_t>(select.ScratchWords(a)); }
   int64_t Need(const MergeStatesArgs&) { return 0; }
+  int64_t Need(const PickLogitsArgs&) { return 0; }
+  int64_t Need(const SumValuesArgs& a) { return pool.size() * SumScratchFloats(a); }
   int64_t Need(const PickHeadsArgs&) { return 0; }
   int64_t Need(const StoreRowsArgs&) { return 0; }
   int64_t Need(const LocateRowsArgs&) { return 0; }

@@ -83,9 +83,8 @@ HWY_INLINE hn::Vec<DU> KeyOf(VF v) {
 
 void ScoreKeys(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint32_t* keys) {
   const int64_t p = int64_t{a.seqs[list / a.lists].kv_len} - 1;
-  const auto row_of = [&](int64_t age) {
-    return a.scores + (int64_t{list} * a.window + (p - age) % a.window) * a.stride;
-  };
+  const float* const scores = a.ScoresOf(list);
+  const auto row_of = [&](int64_t age) { return scores + (p - age) % a.window * a.stride; };
   const int64_t ages = std::min<int64_t>(a.window, p + 1);
   const auto key_of = [&](int64_t t) {
     double sum = 0;

@@ -107,7 +107,7 @@ class CudaBackend : public Backend {
   template <typename Work>
   void Attempt(const Work& work);
   // Of Lane::kHost.
-  void EnqueueHost(const AttendArgs& attend);
+  void EnqueueHost(const Op& op);
   // A fetch from a disk or to it; false where it is another.
   bool FetchByDisk(const FetchRowsArgs& fetch, const Launch& launch);
   bool OnDisk(const void* p) const { return disk_ != nullptr && disk_->Holds(p); }
@@ -144,6 +144,8 @@ class CudaBackend : public Backend {
   void Execute(const PieceTableArgs& a) { PieceTable(a, Here()); }
   void Execute(const NextTokenArgs& a) { NextToken(a, Here(NextTokenScratch(a, device_))); }
   void Execute(const MergeStatesArgs& a) { MergeStates(a, Here()); }
+  void Execute(const PickLogitsArgs& a) { PickLogits(a, Here()); }
+  void Execute(const SumValuesArgs& a) { SumValues(a, Here()); }
   void Execute(const PickHeadsArgs& a) { PickHeads(a, Here()); }
   void Execute(const StoreRowsArgs& a) { StoreRows(a, Here()); }
   void Execute(const LocateRowsArgs& a) { LocateRows(a, Here()); }
@@ -449,7 +451,7 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
       return;
     }
     if (lane == Lane::kMain) return EnqueueMain(op);
-    if (lane == Lane::kHost) return EnqueueHost(std::get<AttendArgs>(op));
+    if (lane == Lane::kHost) return EnqueueHost(op);
     HoldUp(lane);
     // The two that run beside others, the second on one lane alone.
     Launch beside = On(lane);
@@ -470,10 +472,10 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
   });
 }
 
-void CudaBackend::EnqueueHost(const AttendArgs& attend) {
+void CudaBackend::EnqueueHost(const Op& op) {
   Flush();
-  OKV_CHECK(host_lane_ != nullptr, "attention on the host without a host");
-  const PostedJobs::Job job = host_lane_->Post(attend, Here());
+  OKV_CHECK(host_lane_ != nullptr, "an op of the host without a host");
+  const PostedJobs::Job job = host_lane_->Post(op, Here());
   if (recording_) {
     recorded_jobs_.attention.push_back(job);
   } else {

@@ -3,10 +3,21 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "backend/attend_inputs.h"
 
 namespace omnikv::cuda {
+namespace {
+
+// ForInputs of an op of Lane::kHost.
+template <typename Visit>
+void ForInputsOf(Op& op, const Visit& visit) {
+  if (auto* sum = std::get_if<SumValuesArgs>(&op)) return ForInputs(*sum, visit);
+  ForInputs(std::get<AttendArgs>(op), visit);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<HostLane>> HostLane::Create(MakeHost make_host, DeviceMemory& memory,
                                                    PinnedMemory& pinned) {
@@ -27,22 +38,22 @@ void HostLane::Start() {
   host_ = std::move(*host);
 }
 
-PostedJobs::Job HostLane::Post(const AttendArgs& attend, const Launch& launch) {
+PostedJobs::Job HostLane::Post(const Op& op, const Launch& launch) {
   Start();
-  AttendArgs there = attend;
+  Op there = op;
   size_t bytes = 0;
-  ForInputs(there, [&](const auto* array, int64_t n) {
+  ForInputsOf(there, [&](const auto* array, int64_t n) {
     bytes += PostPieces::InLines(sizeof(*array) * static_cast<size_t>(n));
   });
   const std::shared_ptr<Buffer> room = posts_->Room(bytes);
   PostPieces pieces(room->as<std::byte>());
-  ForInputs(there, [&](auto*& from, int64_t n) { from = pieces.Add(from, n); });
+  ForInputsOf(there, [&](auto*& from, int64_t n) { from = pieces.Add(from, n); });
   posts_->Post(pieces.post(), launch);
   return [this, there, room] { Run(there); };
 }
 
-void HostLane::Run(const AttendArgs& attend) {
-  host_->Enqueue(attend);
+void HostLane::Run(const Op& op) {
+  host_->Enqueue(op);
   const Status failure = host_->TakeFailure();
   if (failure.ok()) return;
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,4 @@
-// Lane::kHost of a card: a thread of its own runs the attention that the card posts to it
+// Lane::kHost of a card: a thread of its own runs the ops that the card posts to it
 // (host_posts.h).
 #pragma once
 
@@ -20,9 +20,10 @@ class HostLane {
                                                   PinnedMemory& pinned);
   ~HostLane();
 
-  // Enqueues the copy of what `attend` reads. The job is to be given to posts().Run, once for each
-  // time that the copy runs. Throws OutOfMemory, also where threads cannot be had.
-  PostedJobs::Job Post(const AttendArgs& attend, const Launch& launch);
+  // Enqueues the copy of what `op`, one of Lane::kHost, reads. The job is to be given to
+  // posts().Run, once for each time that the copy runs. Throws OutOfMemory, also where threads
+  // cannot be had.
+  PostedJobs::Job Post(const Op& op, const Launch& launch);
   HostPosts& posts() { return *posts_; }
   // What went wrong since the last call, once.
   Status TakeFailure();
@@ -30,7 +31,7 @@ class HostLane {
  private:
   explicit HostLane(MakeHost make_host) : make_host_(std::move(make_host)) {}
   void Start();
-  void Run(const AttendArgs& attend);
+  void Run(const Op& op);
 
   MakeHost make_host_;
   std::unique_ptr<HostPosts> posts_;

@@ -142,6 +142,11 @@ void Attend(const AttendArgs& args, const Launch& launch);
 void MergeStates(const MergeStatesArgs& args, const Launch& launch);
 void PickHeads(const PickHeadsArgs& args, const Launch& launch);
 
+// --- kernels/values.cu
+
+void PickLogits(const PickLogitsArgs& args, const Launch& launch);
+void SumValues(const SumValuesArgs& args, const Launch& launch);
+
 // --- kernels/prefill_attend.cu: attention of many rows of consecutive positions.
 
 // Where tiles of queries are fewer than the card holds blocks, the tokens of each are dealt to

@@ -103,6 +103,50 @@ void RefAttend(const AttendArgs& a) {
   }
 }
 
+void RefPickLogits(const PickLogitsArgs& a) {
+  for (int32_t r = 0; r < a.n_rows; ++r) {
+    for (int32_t h = 0; h < a.n_heads; ++h) {
+      const int64_t row_head = int64_t{r} * a.n_heads + h;
+      const int64_t list = a.ListOf(a.rows[r].seq, h);
+      for (int32_t i = 0; i < a.count[list]; ++i) {
+        a.out[row_head * a.capacity + i] =
+            a.logits[row_head * a.stride + a.index[list * a.capacity + i]];
+      }
+    }
+  }
+}
+
+void RefSumValues(const SumValuesArgs& a) {
+  for (int64_t row_head = 0; row_head < int64_t{a.n_rows} * a.n_heads; ++row_head) {
+    const RowMeta row = a.rows[row_head / a.n_heads];
+    const auto kv_head = static_cast<int32_t>(row_head % a.n_heads / a.Group());
+    const int64_t list = a.ListOf(row.seq, kv_head);
+    const int32_t n = a.count[list];
+    const float* logits = a.logits + row_head * a.capacity;
+    const double top = n == 0 ? 0 : *std::max_element(logits, logits + n);
+    double sum = 0;
+    std::vector<double> o(static_cast<size_t>(a.kv.dv), 0.0);
+    for (int32_t i = 0; i < n; ++i) {
+      const double p = std::exp(logits[i] - top);
+      sum += p;
+      const int64_t token = a.index[list * a.capacity + i];
+      const std::byte* v =
+          a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, token), a.kv.Place(kv_head));
+      for (size_t d = 0; d < o.size(); ++d) {
+        o[d] += p * LoadKvValue(a.kv.v, a.kv.Place(kv_head), v, d);
+      }
+    }
+    if (a.lse != nullptr) {
+      a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
+    }
+    const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
+    for (size_t d = 0; d < o.size(); ++d) {
+      a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
+          static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
+    }
+  }
+}
+
 void RefMergeStates(const MergeStatesArgs& a) {
   for (int64_t row_head = 0; row_head < int64_t{a.n_rows} * a.n_heads; ++row_head) {
     double top = kNegInf;
@@ -200,8 +244,8 @@ void RefTopK(const TopKArgs& a) {
       const int32_t t = a.Candidate(list, i);
       double sum = 0;
       for (int32_t age = 0; age < a.window && t <= p - age; ++age) {
-        const int64_t row = int64_t{list} * a.window + (p - age) % a.window;
-        sum += static_cast<double>(a.weights[age]) * a.scores[row * a.stride + t];
+        sum += static_cast<double>(a.weights[age]) *
+               a.ScoresOf(list)[(p - age) % a.window * a.stride + t];
       }
       score[static_cast<size_t>(i)] = static_cast<float>(sum);
     }

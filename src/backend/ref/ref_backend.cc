@@ -192,6 +192,8 @@ class RefBackend : public HostBackend {
   static void Execute(const PieceTableArgs& a) { PieceTableOnHost(a); }
   static void Execute(const NextTokenArgs& a) { RefNextToken(a); }
   static void Execute(const MergeStatesArgs& a) { RefMergeStates(a); }
+  static void Execute(const PickLogitsArgs& a) { RefPickLogits(a); }
+  static void Execute(const SumValuesArgs& a) { RefSumValues(a); }
   static void Execute(const PickHeadsArgs& a) { RefPickHeads(a); }
   static void Execute(const StoreRowsArgs& a) { RefStoreRows(a); }
   static void Execute(const LocateRowsArgs& a) { LocateRowsOnHost(a); }

@@ -17,6 +17,8 @@ void RefScoreReduce(const ScoreReduceArgs& a);
 void RefPlanRange(const PlanRangeArgs& a);
 void RefTopK(const TopKArgs& a);
 void RefStoreRows(const StoreRowsArgs& a);
+void RefPickLogits(const PickLogitsArgs& a);
+void RefSumValues(const SumValuesArgs& a);
 void RefCompact(const CompactArgs& a);
 void RefEvict(const EvictArgs& a);
 void RefUndoEvict(const UndoEvictArgs& a);

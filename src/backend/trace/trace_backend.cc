@@ -93,6 +93,14 @@ struct Localise {
     a.count = host.Of(a.count, a.n_seqs);
     a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
   }
+  void operator()(PickLogitsArgs& a) const {
+    a.rows = host.Of(a.rows, a.n_rows);
+    a.count = host.Of(a.count, int64_t{a.n_seqs} * a.lists);
+  }
+  void operator()(SumValuesArgs& a) const {
+    a.rows = host.Of(a.rows, a.n_rows);
+    a.count = host.Of(a.count, int64_t{a.n_seqs} * a.lists);
+  }
   void operator()(CompactArgs& a) const {
     const int64_t lists = int64_t{a.n_seqs} * a.lists;
     a.seqs = host.Of(a.seqs, a.n_seqs);

@@ -34,19 +34,25 @@ class KCache : public Policy {
     weigh.scores = logits_.as<float>();
     weigh.score_stride = stride_;
     backend.Enqueue(weigh);
-    backend.Enqueue(ScoreReduceArgs{.logits = weigh.scores,
-                                    .lse = weigh.lse,
-                                    .out = scores_.as<float>(),
-                                    .rows = attend.rows,
-                                    .stride = stride_,
-                                    .n_heads = attend.n_heads,
-                                    .lists = context_.n_kv_heads,
-                                    .n_rows = attend.n_rows,
-                                    .heads = HeadReduce::kMax});
-    choice_.EnqueueBest(scores_.as<float>(), stride_, attend.seqs, attend.n_seqs);
+    if (Grouped()) {
+      backend.Enqueue(ScoreReduceArgs{.logits = weigh.scores,
+                                      .lse = weigh.lse,
+                                      .out = scores_.as<float>(),
+                                      .rows = attend.rows,
+                                      .stride = stride_,
+                                      .n_heads = attend.n_heads,
+                                      .lists = context_.n_kv_heads,
+                                      .n_rows = attend.n_rows,
+                                      .heads = HeadReduce::kMax});
+    }
+    // The probabilities of one head have the order of its logits.
+    choice_.EnqueueBest(Grouped() ? scores_.as<float>() : weigh.scores, stride_, attend.seqs,
+                        attend.n_seqs, 0, nullptr, /*by_row=*/!Grouped());
     attend.plan = AttnPlan{};
     attend.plan.Add(choice_.List());
     if (!renormalise_) attend.lse_in = weigh.lse;
+    attend.logits = weigh.scores;
+    attend.logits_stride = stride_;
   }
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
@@ -59,6 +65,7 @@ class KCache : public Policy {
     DeclaredReads reads;
     for (int32_t i = 0; i < context_.n_layers; ++i) reads.few_values.push_back(Budgeted(i));
     reads.max_tokens = budget_;
+    reads.gives_logits = true;
     return reads;
   }
   bool Budgeted(int32_t layer) const override { return layer >= first_layers_; }
@@ -66,6 +73,9 @@ class KCache : public Policy {
   size_t Bytes() const override { return memory_.bytes(); }
 
  private:
+  // Whether query heads share a KV head.
+  bool Grouped() const { return context_.n_heads > context_.n_kv_heads; }
+
   Status Allocate() {
     Backend& backend = *context_.backend;
     stride_ = (context_.max_context + 15) / 16 * 16;
@@ -73,7 +83,9 @@ class KCache : public Policy {
     const int64_t heads = int64_t{context_.max_seqs} * context_.n_heads;
     OKV_ASSIGN_OR_RETURN(lse_, memory_.Take(backend, heads, "sums"));
     OKV_ASSIGN_OR_RETURN(logits_, memory_.Take(backend, heads * stride_, "scores"));
-    OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, lists * stride_, "scores"));
+    if (Grouped()) {
+      OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, lists * stride_, "scores"));
+    }
     return choice_.Prepare(backend, memory_, {.budget = budget_}, context_.max_seqs,
                            context_.n_kv_heads, budget_, "chosen tokens");
   }
@@ -87,7 +99,7 @@ class KCache : public Policy {
   // S = max_seqs. What a layer chooses stands here until the next one chooses.
   Buffer lse_;         // f32 [S, n_heads]: of all tokens
   Buffer logits_;      // f32 [S, n_heads, stride]
-  Buffer scores_;      // f32 [S, n_kv_heads, stride]
+  Buffer scores_;      // f32 [S, n_kv_heads, stride]; none where heads are not grouped
   ListChoice choice_;  // a list per KV head
 };
 

@@ -137,8 +137,8 @@ class HeadWarp {
     __syncwarp();
     Walk walk(args_.kv, *tokens_, part.table_off, part.meta.pos, from * kTileTokens);
     const bool with_v = args_.o != nullptr;
-    // Stages are K and V of a tile in turn. Each is a group of copies, be it an empty one, so that
-    // the oldest stage is always kStages groups back.
+    // Stages are K and V of a tile in turn, or K where V are not read. Each is a group of copies,
+    // be it an empty one, so that the oldest stage is always kStages groups back.
     const auto issue = [&](int slot, int32_t tile, bool is_v) {
       if (tile < to) {
         const int first = (tile - from) % 2 * kTileTokens;  // of this tile in the walk's batch
@@ -147,18 +147,20 @@ class HeadWarp {
           const uint32_t valid = __ballot_sync(kAllLanes, walk.row() >= 0);
           if (lane_ == 0) valid_[slot] = valid >> first;
         }
-        if (!is_v || with_v) {
-          std::byte* const stage = ring_ + slot * S::kStageBytes;
-          Copy(stage, is_v ? v_ : k_, is_v ? v_shift_ : k_shift_, walk.row(), first);
-          if constexpr (S::kInBlocks) {
-            CopyScales(stage, is_v ? v_ + to_v_scales_ : k_ + to_k_scales_, walk.row(), first);
-          }
+        std::byte* const stage = ring_ + slot * S::kStageBytes;
+        Copy(stage, is_v ? v_ : k_, is_v ? v_shift_ : k_shift_, walk.row(), first);
+        if constexpr (S::kInBlocks) {
+          CopyScales(stage, is_v ? v_ + to_v_scales_ : k_ + to_k_scales_, walk.row(), first);
         }
       }
       CopyAsyncCommit();
     };
+    // Stage i from K of `tile` on.
+    const auto issue_stage = [&](int slot, int32_t tile, int i) {
+      issue(slot, tile + (with_v ? i / 2 : i), with_v && i % 2 != 0);
+    };
 #pragma unroll 1
-    for (int i = 0; i < S::kStages; ++i) issue(i, from + i / 2, i % 2 != 0);
+    for (int i = 0; i < S::kStages; ++i) issue_stage(i, from, i);
     CopyAsyncWait<S::kStages>();
     __syncwarp();
     LoadQueries();
@@ -168,10 +170,9 @@ class HeadWarp {
       CopyAsyncWait<S::kStages - 1>();
       __syncwarp();
     };
-    // Gives the slot to the stage kStages ahead: stage `ahead` from K of `tile` on.
-    const auto next = [&](int32_t tile, int ahead) {
-      __syncwarp();  // all lanes have read it
-      issue(slot, tile + ahead / 2, ahead % 2 != 0);
+    const auto next = [&](int32_t tile, int ahead) {  // the slot is that of the stage so far ahead
+      __syncwarp();                                   // all lanes have read it
+      issue_stage(slot, tile, ahead);
       slot = slot + 1 == S::kStages ? 0 : slot + 1;
     };
     const int32_t late = part.last ? max(from, to - kLateTiles) : to;
@@ -193,14 +194,15 @@ class HeadWarp {
         WriteScores(logits, valid, part.row, tokens_->begin + tile * kTileTokens);
       }
       Weigh(logits, valid);
+      if (!with_v) continue;
       if constexpr (S::kInBlocks) {
         wait();
-        if (with_v) MultiplyBlocksV(ring_ + slot * S::kStageBytes, logits);
+        MultiplyBlocksV(ring_ + slot * S::kStageBytes, logits);
       } else {
         uint32_t p_high[kOctets][2], p_low[kOctets][2];
         SplitWeights(logits, 1.0f, 1.0f, p_high, p_low);
         wait();
-        if (with_v) MultiplyV(ring_ + slot * S::kStageBytes, p_high, p_low);
+        MultiplyV(ring_ + slot * S::kStageBytes, p_high, p_low);
       }
       next(tile, S::kStages + 1);
     }

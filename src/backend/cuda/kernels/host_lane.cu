@@ -10,6 +10,7 @@ template <typename Word>
 __device__ void CopyPiece(const HostPost::Piece& piece) {
   const auto* const from = static_cast<const Word*>(piece.from);
   auto* const to = static_cast<Word*>(piece.to);
+#pragma unroll 4
   for (size_t i = threadIdx.x; i < piece.bytes / sizeof(Word); i += kPostThreads) to[i] = from[i];
 }
 

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(256)
   if (a.keep != nullptr && a.keep[s] != 0) return;
   const int n = a.CandidatesOf(list);
   const int p = a.seqs[s].kv_len - 1;
-  const float* rows = a.scores + list * a.window * a.stride;
+  const float* rows = a.ScoresOf(list);
   const int step = static_cast<int>(gridDim.x) * 256;
   for (int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x); i < n; i += step) {
     const int64_t t = a.Candidate(list, i);
@@ -317,8 +317,8 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
 // Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
 // null where keys are those of scores as they are. Shared memory: Shared, then room for n_kept
 // keys.
-template <int kQuads>
-__global__ void __launch_bounds__(kThreads, 1)
+template <int kQuads, int kBlocksAnSm>
+__global__ void __launch_bounds__(kThreads, kBlocksAnSm)
     SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {
   extern __shared__ uint4 memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first = min(n, block * width);
   Keys in;
   in.scores = window_keys == nullptr;
-  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.scores) + list * a.stride
+  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.ScoresOf(list))
                        : window_keys + list * key_stride) +
             first;
   in.n = min(width, n - first);
@@ -461,9 +461,8 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
   __syncthreads();
   GridWait();
   const int64_t list = seq * gridDim.y + blockIdx.y;
-  const auto* from = window_keys != nullptr
-                         ? window_keys + list * key_stride
-                         : reinterpret_cast<const uint32_t*>(a.scores) + list * a.stride;
+  const auto* from = window_keys != nullptr ? window_keys + list * key_stride
+                                            : reinterpret_cast<const uint32_t*>(a.ScoresOf(list));
   const int first = tid * kFewHeld;
   uint32_t key[kFewHeld];  // all loads are under way together
 #pragma unroll
@@ -540,6 +539,7 @@ class SelectLaunch {
   SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
       : n_keys_(CeilDiv(args.room(), 4 * n_blocks) * 4),
         n_kept_(KeptKeys(*launch.device)),
+        kernel_(KernelFor(args, n_blocks, *launch.device)),
         launch_(launch, GridOf(args, n_blocks), kThreads,
                 sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_), n_blocks) {
     AllowShared(kernel_, launch.device->shared_per_block);
@@ -566,9 +566,20 @@ class SelectLaunch {
     return static_cast<int>(std::min(CeilDiv(n_keys_, kChunk<4>), fits)) * kChunk<4>;
   }
 
+  // Where each list is one block's, and not every block has an SM to itself, two share one: they
+  // wait for their own counts most of the time.
+  decltype(&SelectKernel<4, 1>) KernelFor(const TopKArgs& args, int n_blocks,
+                                          const Device& device) const {
+    const bool fit = device.arch >= 90 && args.room() <= kOneBlockTokens;
+    if (fit && n_blocks == 1 && int64_t{args.n_seqs} * args.lists > device.sm_count) {
+      return SelectKernel<2, 2>;
+    }
+    return n_keys_ <= kFewKeys ? SelectKernel<2, 1> : SelectKernel<4, 1>;
+  }
+
   int64_t n_keys_;  // of a block, at most
   int n_kept_;
-  decltype(&SelectKernel<4>) kernel_ = n_keys_ <= kFewKeys ? SelectKernel<2> : SelectKernel<4>;
+  decltype(&SelectKernel<4, 1>) kernel_;
   KernelLaunch launch_;
 };
 

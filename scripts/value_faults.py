@@ -23,8 +23,8 @@ FAULTS_OF_VALUES = {
     "sums_are_taken_before_they_are_made": (
         "src/bank/residency.cc", "  r_.backend_.Join(Lane::kMain, Lane::kHost);\n", ""),
     "the_host_sums_whatever_is_asked": (
-        "src/engine/placement.cc", 'backend_.OnDevice() && options_.host_reads != "fetch"',
-        "backend_.OnDevice()"),
+        "src/engine/placement.cc", 'options.host_reads != "fetch";',
+        "!options.host_reads.empty();"),
     "choices_by_the_rows_of_others": (
         "src/backend/score_ops.h", "seqs[list / lists].q_begin * int64_t{lists} + list % lists",
         "list"),

@@ -68,7 +68,7 @@ struct MemoryPlan {
   int32_t stages = 2;             // BankConfig::n_stages
   int32_t working_set = 0;        // tokens of each of them in a working set
   bool attends_away = false;      // the host attends to what is there, without working sets
-  bool sums_away = false;         // the host sums V of those layers, whose K are here
+  bool sums_away = false;         // the host sums what steps read of V, where V alone are there
   bool by_head = false;           // and K/V there lie by head, since it reads other tokens of each
   bool fetches_units = false;     // working sets hold units, with the last rows beside them
 

@@ -184,6 +184,11 @@ TEST_P(EveryPolicy, LayersOnTheHostChangeNothing) {
                             /*split=*/false, /*sums_values=*/true);
         ASSERT_TRUE(summing.residency->AttendsAway());
         ExpectSame(RunSteps(summing), expected, /*rounded=*/true);
+        for (const std::vector<Op>& step : summing.trace.recordings()) {
+          EXPECT_TRUE(std::any_of(step.begin(), step.end(), [](const Op& op) {
+            return std::holds_alternative<SumValuesArgs>(op);
+          })) << "rows are read in place";
+        }
       }
       if (!tiered.residency->CanRecord()) {
         EXPECT_EQ(tiered.bank->BytesStaged(), RowsStreamed(tiered) * 2 * 2 * 16 * sizeof(float));

@@ -3,7 +3,7 @@
 FAULTS_OF_VALUES = {
     "picked_logits_of_the_first_list": (
         "src/backend/value_ops.h", "int64_t{seq} * lists + int64_t{head} * lists / n_heads",
-        "int64_t{seq} * lists"),
+        "int64_t{seq} * lists + int64_t{head} * 0 / n_heads"),
     "picked_logits_of_the_first_row": (
         "src/backend/cpu/values.cc", "const float* logits = a.logits + at * a.stride;",
         "const float* logits = a.logits + at % a.n_heads * a.stride;"),

@@ -32,7 +32,7 @@ FAULTS_OF_VALUES = {
         "src/policy/kcache/kcache.cc", "    attend.logits = weigh.scores;\n", ""),
     "picked_logits_on_a_card_are_of_the_first_list": (
         "src/backend/cuda/kernels/values.cu", "const int64_t list = a.ListOf(a.rows[r].seq, h);",
-        "const int64_t list = a.ListOf(a.rows[r].seq, 0);"),
+        "const int64_t list = a.ListOf(a.rows[r].seq, h * 0);"),
     "a_card_merges_by_the_sums_of_the_first_block": (
         "src/backend/cuda/kernels/merge_states.cu", "__ldcv(a.parts[part].lse + first + i)",
         "__ldcv(a.parts[part].lse + i)"),

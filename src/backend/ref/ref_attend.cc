@@ -123,6 +123,7 @@ void RefSumValues(const SumValuesArgs& a) {
     const int64_t list = a.ListOf(row.seq, kv_head);
     const int32_t n = a.count[list];
     const float* logits = a.logits + row_head * a.capacity;
+    const int32_t place = a.kv.Place(kv_head);
     const double top = n == 0 ? 0 : *std::max_element(logits, logits + n);
     double sum = 0;
     std::vector<double> o(static_cast<size_t>(a.kv.dv), 0.0);
@@ -130,11 +131,8 @@ void RefSumValues(const SumValuesArgs& a) {
       const double p = std::exp(logits[i] - top);
       sum += p;
       const int64_t token = a.index[list * a.capacity + i];
-      const std::byte* v =
-          a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, token), a.kv.Place(kv_head));
-      for (size_t d = 0; d < o.size(); ++d) {
-        o[d] += p * LoadKvValue(a.kv.v, a.kv.Place(kv_head), v, d);
-      }
+      const std::byte* v = a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, token), place);
+      for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadKvValue(a.kv.v, place, v, d);
     }
     if (a.lse != nullptr) {
       a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
@@ -239,13 +237,13 @@ void RefTopK(const TopKArgs& a) {
     if (a.keep != nullptr && a.keep[s] != 0) continue;
     const int32_t n = a.CandidatesOf(list);
     const int32_t p = a.seqs[s].kv_len - 1;
+    const float* const scores = a.ScoresOf(list);
     std::vector<float> score(static_cast<size_t>(n), 0.0f);
     for (int32_t i = 0; i < n; ++i) {
       const int32_t t = a.Candidate(list, i);
       double sum = 0;
       for (int32_t age = 0; age < a.window && t <= p - age; ++age) {
-        sum += static_cast<double>(a.weights[age]) *
-               a.ScoresOf(list)[(p - age) % a.window * a.stride + t];
+        sum += static_cast<double>(a.weights[age]) * scores[(p - age) % a.window * a.stride + t];
       }
       score[static_cast<size_t>(i)] = static_cast<float>(sum);
     }

@@ -524,67 +524,52 @@ bool Bank::Holds(int32_t seq, int32_t table, int64_t begin, int64_t end) const {
 
 void Bank::FillWithNoise(int32_t seq) {
   Unstage(seq, 0);
-  // A pattern of a prime number of rows, repeated, so that no two near rows are alike; values in
-  // (-1, 1) from a multiplicative generator.
-  constexpr int64_t kPatternRows = 1021;
-  uint64_t state = 0x9e3779b97f4a7c15u;
-  std::vector<float> noise;
-  const auto draw = [&](int64_t n) {
-    noise.resize(static_cast<size_t>(n));
-    for (float& value : noise) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      value = static_cast<float>(static_cast<int64_t>(state) >> 40) * 0x1p-23f;
-    }
-    return noise.data();
-  };
-  // The first n_rows of the rows of K/V or states, of which a block has block_rows. `make` writes a
-  // row.
-  const auto fill = [&](const Table& table, std::byte* base, int64_t row_bytes, int64_t block_rows,
-                        int64_t n_rows, const auto& make) {
-    // A block's rows more than the pattern, so that each block is one piece of it.
-    std::vector<std::byte> pattern(static_cast<size_t>(kPatternRows * row_bytes));
-    for (int64_t r = 0; r < kPatternRows; ++r) make(pattern.data() + r * row_bytes);
-    pattern.reserve(pattern.size() + static_cast<size_t>(block_rows * row_bytes));
-    for (int64_t r = 0; r < block_rows; ++r) {
-      const auto row = pattern.begin() + static_cast<ptrdiff_t>(r * row_bytes);
-      pattern.insert(pattern.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
-    }
-    for (int64_t r = 0; r < n_rows; r += block_rows) {
-      const int64_t block = table.blocks.entries(seq)[r / block_rows];
+  if (noise_ == nullptr) noise_ = std::make_unique<NoiseRows>();
+  // The first n_rows of the rows of K/V or states, from row `from` of their pattern on. `make`
+  // writes a row.
+  const auto fill = [&](const Table& table, std::byte* base, const NoiseRows::Kind& kind,
+                        int64_t from, int64_t n_rows, const auto& make) {
+    for (int64_t r = 0; r < n_rows; r += kind.block_rows) {
+      const int64_t block = table.blocks.entries(seq)[r / kind.block_rows];
       if (block < 0) continue;  // dropped
-      backend_.Upload(base + block * block_rows * row_bytes,
-                      pattern.data() + r % kPatternRows * row_bytes,
-                      static_cast<size_t>(std::min(block_rows, n_rows - r) * row_bytes));
+      backend_.Upload(base + block * kind.block_rows * kind.row_bytes,
+                      noise_->Piece(kind, from + r, make),
+                      static_cast<size_t>(std::min(kind.block_rows, n_rows - r) * kind.row_bytes));
     }
   };
+  constexpr int64_t kApart = 257;  // rows of a pattern from one stream's first to the next one's
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     const Stream& s = streams_[stream];
     const LayerSpec& spec = config_.layers[static_cast<size_t>(s.layer)];
-    const int32_t dk = s.spec.planes != Planes::kV ? spec.dk : 0;
-    const int32_t dv = s.spec.planes != Planes::kK ? spec.dv : 0;
-    const int32_t heads = s.spec.heads_apart || s.spec.by_head ? 1 : spec.HeadsOf(s.spec);
     const int32_t of_token = s.spec.by_head ? spec.n_kv_heads : 1;
+    const NoiseRows::Kind kind{
+        .row_bytes = static_cast<int64_t>(s.row_bytes) / of_token,
+        .block_rows = int64_t{config_.block_tokens} * of_token,
+        .heads = s.spec.heads_apart || s.spec.by_head ? 1 : spec.HeadsOf(s.spec),
+        .dk = s.spec.planes != Planes::kV ? spec.dk : 0,
+        .dv = s.spec.planes != Planes::kK ? spec.dv : 0};
     for (const Table& table : TablesOf(s)) {
       int64_t rows = Rows(seq, NumberOf(table)) - fewer_[FewerIndex(seq, s.layer)];
-      if (s.spec.by_head) rows = config_.BlocksFor(rows) * config_.block_tokens * of_token;
-      fill(table, Home(stream), static_cast<int64_t>(s.row_bytes) / of_token,
-           int64_t{config_.block_tokens} * of_token, rows, [&](std::byte* row) {
-             const KvView at =
-                 MakeKvView(row, nullptr, config_.block_tokens, config_.dtype, heads, dk, dv);
+      if (s.spec.by_head) rows = config_.BlocksFor(rows) * kind.block_rows;
+      fill(table, Home(stream), kind, kApart * static_cast<int64_t>(stream), rows,
+           [&](std::byte* row, Noise& noise) {
+             const KvView at = MakeKvView(row, nullptr, config_.block_tokens, config_.dtype,
+                                          kind.heads, kind.dk, kind.dv);
              for (const auto& [plane, d] : {std::pair{at.k, at.dk}, {at.v, at.dv}}) {
                for (int32_t head = 0; d > 0 && head < at.n_kv_heads; ++head) {
-                 StoreKvHead(plane, head, d, draw(d), plane.base);
+                 StoreKvHead(plane, head, d, noise.Draw(d), plane.base);
                }
              }
            });
     }
   }
   ForStates([&](const StateStream& s) {
+    const NoiseRows::Kind kind{.row_bytes = s.view.row_bytes, .block_rows = s.view.block_units};
     for (const Table& table : Sharing(TableNumber(s.spec.layer))) {
-      fill(table, s.view.base, s.view.row_bytes, s.view.block_units,
-           int64_t{s.view.block_units} * table.blocks.n_blocks(seq), [&](std::byte* row) {
-             const auto bytes = static_cast<size_t>(s.view.row_bytes);
-             std::memcpy(row, draw(s.view.row_bytes / int64_t{sizeof(float)}), bytes);
+      fill(table, s.view.base, kind, kApart * s.spec.layer,
+           kind.block_rows * table.blocks.n_blocks(seq), [&](std::byte* row, Noise& noise) {
+             const int64_t values = kind.row_bytes / int64_t{sizeof(float)};
+             std::memcpy(row, noise.Draw(values), static_cast<size_t>(kind.row_bytes));
            });
     }
   });

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "backend/ref/ref_backend.h"
 #include "bank/set_simulation.h"
@@ -187,6 +188,32 @@ TEST_F(BankTest, NoiseIsReproducibleAndVaries) {
   EXPECT_NE(first, row(1));
   bank_->FillWithNoise(a);
   EXPECT_EQ(first, row(0));
+}
+
+// A pattern is made once, of rows that differ, and goes on from its end to its begin.
+TEST(NoiseRowsTest, APatternRepeats) {
+  NoiseRows rows;
+  const NoiseRows::Kind kind{.row_bytes = 4, .block_rows = 3};
+  int64_t made = 0;
+  const auto at = [&](int64_t row) {
+    return rows.Piece(kind, row, [&](std::byte* to, Noise& noise) {
+      std::memcpy(to, noise.Draw(1), 4);
+      ++made;
+    });
+  };
+  at(0);
+  const int64_t period = made;
+  EXPECT_GT(period, 1000);
+  std::set<float> values;
+  for (int64_t r = 0; r < period; ++r) {
+    float value = 0;
+    std::memcpy(&value, at(r), 4);
+    EXPECT_LT(std::abs(value), 1);
+    values.insert(value);
+  }
+  EXPECT_GT(std::ssize(values), period - 10);
+  EXPECT_EQ(std::memcmp(at(period - 1) + 4, at(period), 8), 0);
+  EXPECT_EQ(made, period);
 }
 
 // States of layers 0 and 1 in units of half a block, and of layer 0 in units of two blocks.

@@ -1,4 +1,4 @@
-// The ops of far memory on a card. A warp keeps the LRU of a sequence.
+// The ops of far memory on a card. A block keeps the LRU of a sequence.
 #include <algorithm>
 
 #include "backend/cuda/kernels/common.cuh"
@@ -52,14 +52,15 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const MeanRowsArgs a) {
   a.out[i] = static_cast<float>(sum / a.n_rows);
 }
 
-// Grid: x sequences. One warp.
-__global__ void __launch_bounds__(32) KeepKernel(const KeepBlocksArgs a) {
+// Grid: x sequences.
+__global__ void __launch_bounds__(kThreads) KeepKernel(const KeepBlocksArgs a) {
+  __shared__ int n_missing;
   const int s = static_cast<int>(blockIdx.x);
-  const int lane = static_cast<int>(threadIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
   const FarShape& shape = a.shape;
   const SeqMeta seq = a.seqs[s];
   if (seq.q_len == 0) {
-    if (lane == 0) a.n_miss[s] = a.range[2 * s] = a.range[2 * s + 1] = 0;
+    if (thread == 0) a.n_miss[s] = a.range[2 * s] = a.range[2 * s + 1] = 0;
     return;
   }
   const int n = seq.kv_len - seq.q_len;
@@ -71,70 +72,75 @@ __global__ void __launch_bounds__(32) KeepKernel(const KeepBlocksArgs a) {
   int32_t* const table = a.table + int64_t{s} * shape.Entries();
   int32_t* const chosen_at = table + shape.SinkBlocks();
   const int first = s * shape.Slots();
+  const uint32_t now = (n == 0 ? 0 : a.clock[s]) + 1;
+  const int copied = n == 0 ? 0 : a.copied[s];
   if (n == 0) {
-    for (int slot = lane; slot < shape.cache; slot += 32) {
+    for (int slot = thread; slot < shape.cache; slot += kThreads) {
       owner[slot] = -1;
       stamp[slot] = 0;
     }
   }
-  const uint32_t now = (n == 0 ? 0 : a.clock[s]) + 1;
-  const int copied = n == 0 ? 0 : a.copied[s];
-  __syncwarp();
-  for (int i = lane; i < shape.SinkBlocks(); i += 32) table[i] = first + i;
-  for (int i = 0; i < count; ++i) {
+  if (thread == 0) n_missing = 0;
+  __syncthreads();
+  for (int i = thread; i < shape.SinkBlocks(); i += kThreads) table[i] = first + i;
+  for (int i = thread; i < count; i += kThreads) {
+    const int32_t block = chosen[i];
     int found = -1;
-    for (int slot = lane; slot < shape.cache; slot += 32) {
-      if (owner[slot] == chosen[i]) found = slot;
+#pragma unroll 8
+    for (int slot = 0; slot < shape.cache; ++slot) {
+      if (owner[slot] == block) found = slot;
     }
-    for (int other = 16; other > 0; other /= 2) {
-      found = max(found, __shfl_xor_sync(kAllLanes, found, other));
-    }
-    if (lane == 0) {
-      chosen_at[i] = found;
-      if (found >= 0) stamp[found] = now;
+    chosen_at[i] = found;
+    if (found >= 0) {
+      stamp[found] = now;
+    } else {
+      atomicAdd(&n_missing, 1);
     }
   }
-  __syncwarp();
-  int n_miss = 0;
-  for (int i = 0; i < count; ++i) {
+  __syncthreads();
+  // The i-th block that is missing gets the i-th oldest slot: of the oldest choice, then the lowest
+  // block (a free slot is older than any), then slot. What was chosen now is not among them, since
+  // the LRU has room for a choice.
+  const int n_miss = n_missing;
+  const auto key = [&](int slot) {
+    return static_cast<unsigned long long>(stamp[slot]) << 32 |
+           static_cast<uint32_t>(owner[slot] + 1);
+  };
+  for (int slot = thread; n_miss > 0 && slot < shape.cache; slot += kThreads) {
+    const unsigned long long own = key(slot);
+    int older = 0;
+    for (int from = 0; from < shape.cache && older < n_miss; from += 8) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int other = min(from + i, shape.cache - 1);
+        const unsigned long long its = key(other);
+        older += from + i < shape.cache && (its < own || (its == own && other < slot)) ? 1 : 0;
+      }
+    }
+    if (older < n_miss) miss[2 * older + 1] = slot;
+  }
+  for (int i = thread; i < count; i += kThreads) {
+    if (chosen_at[i] >= 0) continue;
+    int before = 0;
+    for (int j = 0; j < i; ++j) before += chosen_at[j] < 0 ? 1 : 0;
+    miss[2 * before] = chosen[i];
+    chosen_at[i] = -1 - before;  // below 0 for the other threads too
+  }
+  __syncthreads();
+  for (int i = thread; i < count; i += kThreads) {
     int at = chosen_at[i];
     if (at < 0) {
-      // The oldest choice, then the lowest block (a free slot is older than any), then slot.
-      unsigned long long oldest = ~0ull;
-      int oldest_slot = 0;
-      for (int slot = lane; slot < shape.cache; slot += 32) {
-        const unsigned long long key = static_cast<unsigned long long>(stamp[slot]) << 32 |
-                                       static_cast<uint32_t>(owner[slot] + 1);
-        if (key < oldest) {
-          oldest = key;
-          oldest_slot = slot;
-        }
-      }
-      for (int other = 16; other > 0; other /= 2) {
-        const unsigned long long key = __shfl_xor_sync(kAllLanes, oldest, other);
-        const int slot = __shfl_xor_sync(kAllLanes, oldest_slot, other);
-        if (key < oldest || (key == oldest && slot < oldest_slot)) {
-          oldest = key;
-          oldest_slot = slot;
-        }
-      }
-      at = oldest_slot;
-      if (lane == 0) {
-        owner[at] = chosen[i];
-        stamp[at] = now;
-        miss[2 * n_miss] = chosen[i];
-        miss[2 * n_miss + 1] = at;
-      }
-      ++n_miss;
+      at = miss[2 * (-1 - at) + 1];
+      owner[at] = chosen[i];
+      stamp[at] = now;
     }
-    __syncwarp();
-    if (lane == 0) chosen_at[i] = first + shape.SinkBlocks() + at;
+    chosen_at[i] = first + shape.SinkBlocks() + at;
   }
-  for (int i = lane; i < shape.rest; i += 32) {
+  for (int i = thread; i < shape.rest; i += kThreads) {
     chosen_at[count + i] =
         first + shape.SinkBlocks() + shape.cache + (shape.Blocks(n) + i) % shape.rest;
   }
-  if (lane != 0) return;
+  if (thread != 0) return;
   const int end = max(copied, seq.kv_len - shape.recent);
   a.n_miss[s] = n_miss;
   a.clock[s] = now;
@@ -222,7 +228,8 @@ void MeanRowsCuda(const void* args, void* stream) {
 
 void KeepBlocksCuda(const void* args, void* stream) {
   const auto& a = *static_cast<const KeepBlocksArgs*>(args);
-  KeepKernel<<<static_cast<uint32_t>(a.n_seqs), 32, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  KeepKernel<<<static_cast<uint32_t>(a.n_seqs), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      a);
 }
 
 void CopyFarCuda(const void* args, void* stream) {

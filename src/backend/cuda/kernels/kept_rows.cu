@@ -147,23 +147,44 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kEvictThreads = 512;
 
+__device__ __forceinline__ uint64_t WarpMin(uint64_t v) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) v = min(v, __shfl_xor_sync(kAllLanes, v, step));
+  return v;
+}
+
 // The row of the lowest score of n, of equals the last.
 __device__ int32_t Lowest(const EvictArgs& a, int32_t s, int32_t l, const float* scores,
                           int32_t n) {
-  __shared__ unsigned long long best;
-  if (threadIdx.x == 0) best = ~0ull;
-  __syncthreads();
-  unsigned long long mine = ~0ull;
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < n; i += kEvictThreads) {
-    if (IsRecent(a, s, l, i)) continue;
+  constexpr int kWarps = kEvictThreads / 32;
+  __shared__ uint64_t of_warps[kWarps];
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  uint64_t lowest = ~uint64_t{0};
+#pragma unroll 4
+  for (int32_t i = thread; i < n; i += kEvictThreads) {
     // Scores become keys, unsigned numbers of the same order; then the last index first.
     const uint32_t bits = __float_as_uint(scores[i] + 0.0f);  // -0 as 0
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-    mine = min(mine, static_cast<unsigned long long>(key) << 32 | ~static_cast<uint32_t>(i));
+    if (!IsRecent(a, s, l, i)) {
+      lowest = min(lowest, uint64_t{key} << 32 | ~static_cast<uint32_t>(i));
+    }
   }
-  atomicMin(&best, mine);
+  lowest = WarpMin(lowest);
+  if (thread % 32 == 0) of_warps[thread / 32] = lowest;
   __syncthreads();
-  return static_cast<int32_t>(~static_cast<uint32_t>(best));
+  return static_cast<int32_t>(~static_cast<uint32_t>(WarpMin(of_warps[thread % kWarps])));
+}
+
+// Bytes of a row that are saved and then overwritten with another's, in words, by `n_threads`.
+template <typename Word>
+__device__ __forceinline__ void SaveAndMove(std::byte* row, std::byte* saved, const std::byte* from,
+                                            int64_t bytes, int32_t thread, int32_t n_threads) {
+  for (int64_t i = thread; i < bytes / int64_t{sizeof(Word)}; i += n_threads) {
+    Word* const word = reinterpret_cast<Word*>(row) + i;
+    const Word old = *word;
+    *word = reinterpret_cast<const Word*>(from)[i];
+    reinterpret_cast<Word*>(saved)[i] = old;
+  }
 }
 
 __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_constant__ EvictArgs a) {
@@ -178,15 +199,16 @@ __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_consta
   GridWait();
   const SeqMeta seq = a.seqs[s];
   if (seq.q_len == 0) return;
-  const int64_t entry = int64_t{s} * kEvictionLog + a.steps[s].kv_len % kEvictionLog;
+  const int32_t length = a.steps[s].kv_len;
+  const int64_t entry = int64_t{s} * kEvictionLog + length % kEvictionLog;
   const bool evicts = seq.kv_len > a.most;
-  float* const scores = a.scores.At(s, l, a.lists, a.steps[s].kv_len);
+  float* const scores = a.scores.At(s, l, a.lists, length);
   const int32_t newest = seq.kv_len - 1;
+  const int64_t from = evicts ? a.kv.RowIndex(seq.table_off, newest) : 0;
   const int32_t victim = evicts ? Lowest(a, s, l, scores, seq.kv_len) : -1;
   const int64_t to = evicts ? a.kv.RowIndex(seq.table_off, victim) : 0;
-  const int64_t from = evicts ? a.kv.RowIndex(seq.table_off, newest) : 0;
   if (threadIdx.x == 0) {
-    a.log.length[entry * a.lists + l] = a.steps[s].kv_len;
+    a.log.length[entry * a.lists + l] = length;
     a.log.victim[entry * a.lists + l] = victim;
     if (evicts) scores[victim] = scores[newest];
     if (evicts && a.pos != nullptr) {
@@ -195,15 +217,19 @@ __global__ void __launch_bounds__(kEvictThreads) EvictKernel(const __grid_consta
     }
   }
   if (!evicts) return;
-  for (int32_t i = 0; i < kRowSlices; ++i) {
-    const RowSlice slice = SliceOf(a.kv, a.lists, l, i);
-    std::byte* const saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
-    for (auto at = static_cast<int64_t>(threadIdx.x) * 2; at < slice.bytes;
-         at += 2 * kEvictThreads) {
-      auto* const row = reinterpret_cast<uint16_t*>(slice.Of(to) + at);
-      *reinterpret_cast<uint16_t*>(saved + at) = *row;
-      *row = *reinterpret_cast<const uint16_t*>(slice.Of(from) + at);
-    }
+  // A part of the threads for each slice.
+  constexpr int32_t kPart = kEvictThreads / kRowSlices;
+  const auto thread = static_cast<int32_t>(threadIdx.x) % kPart;
+  const RowSlice slice = SliceOf(a.kv, a.lists, l, static_cast<int32_t>(threadIdx.x) / kPart);
+  std::byte* const saved = a.log.rows + entry * PackedRowBytes(a.kv) + slice.packed_at;
+  std::byte* const row = slice.Of(to);
+  const std::byte* const last = slice.Of(from);
+  const auto bits = reinterpret_cast<uintptr_t>(row) | reinterpret_cast<uintptr_t>(last) |
+                    reinterpret_cast<uintptr_t>(saved) | static_cast<uintptr_t>(slice.bytes);
+  if (bits % sizeof(uint4) == 0) {
+    SaveAndMove<uint4>(row, saved, last, slice.bytes, thread, kPart);
+  } else {
+    SaveAndMove<uint16_t>(row, saved, last, slice.bytes, thread, kPart);
   }
 }
 

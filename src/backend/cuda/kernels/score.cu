@@ -100,20 +100,33 @@ __device__ __forceinline__ void LoadQueries(const ScoreArgs& a, const Shape& sha
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = a.n_heads / a.kv.n_kv_heads;
   const int heads = shape.pass_heads * group;
-  for (int i = warp; i < b.pass_rows * heads; i += kWarps) {
-    const int row = i / heads;
-    const int head = b.first_head * group + i % heads;
-    const int column = (i % heads / group * shape.pass_rows + row) * group + i % group;
-    float back = 1;
-    if constexpr (kBlocks > 0) {
-      back = SplitQuery<T, kBlocks>(LoadQuery<kBlocks>(QueryOf(a, b, row, head), a.kv.dk),
-                                    s.queries + column * kQueryPitch<kBlocks>,
-                                    s.queries + (s.columns + column) * kQueryPitch<kBlocks>);
+  // All that a warp has of a batch is under way together.
+  constexpr int kTogether = 4;
+  const int all = b.pass_rows * heads;
+  for (int from = warp; from < all; from += kTogether * kWarps) {
+    [[maybe_unused]] Query<std::max(kBlocks, 1)> query[kTogether];
+    const float* at[kTogether];
+    float lse[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int i = min(from + j * kWarps, all - 1);
+      at[j] = QueryOf(a, b, i / heads, b.first_head * group + i % heads);
+      if constexpr (kBlocks > 0) query[j] = LoadQuery<kBlocks>(at[j], a.kv.dk);
+      if (a.lse != nullptr) lse[j] = a.lse[(at[j] - a.q) / a.kv.dk];
     }
-    if (lane == 0) {
-      s.scale[column] = a.scale * back;
-      if (a.lse != nullptr) {
-        s.lse[column] = a.lse[(QueryOf(a, b, row, head) - a.q) / a.kv.dk];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int i = from + j * kWarps;
+      if (i >= all) break;
+      const int column = (i % heads / group * shape.pass_rows + i / heads) * group + i % group;
+      float back = 1;
+      if constexpr (kBlocks > 0) {
+        back = SplitQuery<T, kBlocks>(query[j], s.queries + column * kQueryPitch<kBlocks>,
+                                      s.queries + (s.columns + column) * kQueryPitch<kBlocks>);
+      }
+      if (lane == 0) {
+        s.scale[column] = a.scale * back;
+        if (a.lse != nullptr) s.lse[column] = lse[j];
       }
     }
   }
@@ -399,9 +412,10 @@ Shape ShapeOf(const ScoreArgs& a, const Device& device) {
   }
   const bool several = !by_head && rows > shape.pass_rows;
   shape.step_tokens = std::min(kStepTokens, kTile * std::max(1, kWarps / shape.pass_heads));
-  shape.least_tokens = by_head   ? kStepTokens
-                       : several ? kBlockTokens
-                                 : std::clamp(64 * kWarps / a.kv.n_kv_heads, 64, kBlockTokens);
+  shape.least_tokens = by_head ? kStepTokens
+                       : several
+                           ? kBlockTokens
+                           : std::clamp(kTile * kWarps / a.kv.n_kv_heads, kTile, kBlockTokens);
   const auto set_most = [&](int32_t tokens) {
     shape.most_tokens = std::max(1, tokens / a.unit) * a.unit;
     shape.pitch = static_cast<int32_t>(CeilDiv(shape.most_tokens, kTile)) * kTile;

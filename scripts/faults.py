@@ -426,7 +426,8 @@ FAULTS = {
     "compact_leaves_scores": (
         KERNELS + "kept_rows.cu", "if (moves_scores && i < count) to",
         "if (moves_scores && i < 0 * count) to"),
-    "evicts_recent_rows": (KERNELS + "kept_rows.cu", "    if (IsRecent(a, s, l, i)) continue;\n", ""),
+    "evicts_recent_rows": (
+        KERNELS + "kept_rows.cu", "if (!IsRecent(a, s, l, i)) {", "if (!IsRecent(a, s, l, i) || i < a.most) {"),
     "infllm_window_one_wider": (
         INFLLM + "infllm.cc", "AttnPlan::Dense(shape_.recent)", "AttnPlan::Dense(shape_.recent + 1)"),
     "infllm_blocks_are_whole_one_step_late": (
@@ -453,7 +454,7 @@ FAULTS = {
     "infllm_sees_weights_of_the_next_token": (
         INFLLM + "local_weights.cu", "t > at ||", "t > at + 1 ||"),
     "infllm_evicts_the_newest": (
-        INFLLM + "far_ops.cu", "if (key < oldest) {", "if (key > oldest) {"),
+        INFLLM + "far_ops.cu", "(its < own ||", "(its > own ||"),
     "quest_other_reduction": (
         QUEST, ": HeadReduce::kMax", ": HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".recent = 1,", ".recent = 0,"),

@@ -19,8 +19,11 @@ FAULTS_OF_ROWS_BY_HEAD = {
     "a_later_block_is_sent_as_the_first": (
         "src/bank/bank_image.cc", "if (by_head && at == 0)", "if (by_head && sent_.empty())"),
     "noise_fills_the_rows_of_the_first_head": (
-        "src/bank/bank.cc", "rows = config_.BlocksFor(rows) * config_.block_tokens * of_token;",
+        "src/bank/bank.cc", "rows = config_.BlocksFor(rows) * kind.block_rows;",
         "rows = config_.BlocksFor(rows) * config_.block_tokens;"),
+    "a_pattern_of_noise_ends_with_its_last_row": (
+        "src/bank/noise_rows.cc", "for (int64_t r = 0; r < kind.block_rows; ++r) {",
+        "for (int64_t r = 0; r < 0 * kind.block_rows; ++r) {"),
     "no_kv_lie_by_head": (
         "src/engine/placement.cc", "plan.attends_away && !reads.by_token;", "false;"),
     "heads_lie_apart_that_leave_their_rows_unfilled": (

@@ -253,8 +253,9 @@ class LangChain(unittest.TestCase):
 
 class Agents(unittest.TestCase):
     def test_codex(self):
-        """Its twelve fields, with tools that are no functions."""
+        """Its twelve fields and, for one answer, a temperature; with tools that are no functions."""
         events = post("/v1/responses", {
+            "temperature": 0,
             "model": MODEL, "instructions": "You are a coding agent.", "stream": True,
             "store": False, "include": ["reasoning.encrypted_content"], "tool_choice": "auto",
             "parallel_tool_calls": False, "prompt_cache_key": "0198", "client_metadata": {"a": "b"},

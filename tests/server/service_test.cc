@@ -445,10 +445,12 @@ TEST_F(ServiceTest, ToolsThatMustBeCalled) {
   const Json arguments = Json::parse(std::string(call["arguments"]), nullptr, false);
   EXPECT_TRUE(arguments["city"] == "Rome" || arguments["city"] == "Paris");
   const Json message =
-      Ask("/v1/messages", {{"messages", Messages()},
-                           {"max_tokens", 200},
-                           {"tool_choice", {{"type", "tool"}, {"name", "weather"}}},
-                           {"tools", {{{"name", "weather"}, {"input_schema", parameters}}}}})
+      Ask("/v1/messages",
+          {{"messages", Messages()},
+           {"max_tokens", 200},
+           {"tool_choice",
+            {{"type", "tool"}, {"name", "weather"}, {"disable_parallel_tool_use", true}}},
+           {"tools", {{{"name", "weather"}, {"input_schema", parameters}}}}})
           ->json();
   EXPECT_EQ(message["stop_reason"], "tool_use") << message;
   EXPECT_EQ(message["content"][0]["name"], "weather");

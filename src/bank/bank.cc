@@ -7,6 +7,7 @@
 #include <set>
 
 #include "backend/kv_format.h"
+#include "bank/noise_rows.h"
 #include "base/check.h"
 
 namespace omnikv {
@@ -524,7 +525,7 @@ bool Bank::Holds(int32_t seq, int32_t table, int64_t begin, int64_t end) const {
 
 void Bank::FillWithNoise(int32_t seq) {
   Unstage(seq, 0);
-  if (noise_ == nullptr) noise_ = std::make_unique<NoiseRows>();
+  NoiseRows noise_rows;
   // The first n_rows of the rows of K/V or states, from row `from` of their pattern on. `make`
   // writes a row.
   const auto fill = [&](const Table& table, std::byte* base, const NoiseRows::Kind& kind,
@@ -533,7 +534,7 @@ void Bank::FillWithNoise(int32_t seq) {
       const int64_t block = table.blocks.entries(seq)[r / kind.block_rows];
       if (block < 0) continue;  // dropped
       backend_.Upload(base + block * kind.block_rows * kind.row_bytes,
-                      noise_->Piece(kind, from + r, make),
+                      noise_rows.Piece(kind, from + r, make),
                       static_cast<size_t>(std::min(kind.block_rows, n_rows - r) * kind.row_bytes));
     }
   };

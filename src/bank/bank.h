@@ -14,7 +14,6 @@
 #include "backend/backend.h"
 #include "bank/bank_config.h"
 #include "bank/block_table.h"
-#include "bank/noise_rows.h"
 #include "bank/state_stream.h"
 #include "bank/tier.h"
 #include "omnikv/status.h"
@@ -467,10 +466,9 @@ class Bank {
   };
   std::vector<OpenStream> states_;
   std::vector<Table> tables_;
-  Buffer entries_, shared_entries_;   // int32 [tables, max_seqs, max_blocks]
-  std::vector<int64_t> lengths_;      // tokens, [max_seqs]
-  std::vector<int64_t> fewer_;        // SequenceImage::fewer, [max_seqs, layers]
-  std::unique_ptr<NoiseRows> noise_;  // null until FillWithNoise
+  Buffer entries_, shared_entries_;  // int32 [tables, max_seqs, max_blocks]
+  std::vector<int64_t> lengths_;     // tokens, [max_seqs]
+  std::vector<int64_t> fewer_;       // SequenceImage::fewer, [max_seqs, layers]
 };
 
 }  // namespace omnikv

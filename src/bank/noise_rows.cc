@@ -5,7 +5,7 @@
 namespace omnikv {
 namespace {
 
-constexpr int64_t kPatternRows = 8191;
+constexpr int64_t kPatternRows = 4093;
 
 }  // namespace
 

@@ -22,7 +22,7 @@ class Noise {
 };
 
 // For each kind of row a pattern of a prime number of them, so that no two near rows are alike, and
-// scores of a context have few ties. A pattern is made once and serves all layers and sequences.
+// scores of a context have few ties. A pattern is made once and serves all layers.
 // Thread-compatible.
 class NoiseRows {
  public:

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "backend/ref/ref_backend.h"
+#include "bank/noise_rows.h"
 #include "bank/set_simulation.h"
 
 namespace omnikv {

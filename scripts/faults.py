@@ -2,6 +2,7 @@
 place. And which tests look for them, on a card and without one.
 """
 
+from choice_faults import FAULTS_OF_CHOICES
 from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACKEND, NAMELESS,
                          PLACEMENT, PLAN_BANK, POSTED)
 from row_faults import CHECKS_OF_ROWS_BY_HEAD, FAULTS_OF_ROWS_BY_HEAD
@@ -598,8 +599,6 @@ FAULTS = {
     "sinks_one_unit_short": (
         KERNELS + "summary.cu", "unit < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }",
         "unit + 1 < a.sinks ? kChosenFirst : score * share;\n      }\n    }\n  }"),
-    "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
-    "few_digits_one_bin_too_high": (KERNELS + "topk.cu", "at = i + 1, n_at", "at = i, n_at"),
     "a_unit_is_complete_one_token_late": (SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len - 1) / unit};"),
     "a_unit_is_complete_when_it_begins": (
         SCORE_OPS, "seq.kv_len / unit};", "(seq.kv_len + unit - 1) / unit};"),
@@ -676,7 +675,7 @@ FAULTS = {
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
     **FAULTS_OF_DISKS,
-    **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES,
+    **FAULTS_OF_CHOICES, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES,
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {

@@ -1,8 +1,7 @@
 // The tokens with the highest scores: TopK.
 #include <algorithm>
 
-#include "backend/cuda/kernels/cluster.cuh"
-#include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/kernels/topk.cuh"
 
 namespace omnikv::cuda {
 namespace {
@@ -17,8 +16,6 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
 constexpr int kDigits = 3;
-constexpr uint32_t kNoKey = 0;              // of no token: lower than any score's
-constexpr int64_t kOneBlockTokens = 16384;  // room for at most so many: a cluster of one block
 constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
 constexpr int64_t kFewKeys = 8192;  // of a block: its lanes then hold two fours of keys, else four
 
@@ -27,21 +24,6 @@ __device__ __forceinline__ int DigitShift(int digit) {
 }
 __device__ __forceinline__ uint32_t DigitMask(int digit) {
   return digit == 2 ? 0x3ff : 0x7ff;
-}
-
-// What a choice reads beside scores, before GridWait.
-__device__ __forceinline__ void PrefetchSelection(const TopKArgs& a, int64_t seq) {
-  if (threadIdx.x != 0) return;
-  PrefetchL2(a.n_candidates + seq);
-  PrefetchL2(a.n_pick + seq);
-  PrefetchL2(a.weights);
-  if (a.keep != nullptr) PrefetchL2(a.keep + seq);
-}
-
-// Bigger scores give bigger keys; both zeros the same, NaN that of -inf. Never kNoKey.
-__device__ __forceinline__ uint32_t KeyOf(float v) {
-  const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(v, -INFINITY), 0.0f));
-  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
 // keys[list][i] of candidates that are listed, or whose scores are sums over a window. Grid: x
@@ -317,8 +299,8 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
 // Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
 // null where keys are those of scores as they are. Shared memory: Shared, then room for n_kept
 // keys.
-template <int kQuads, int kBlocksAnSm>
-__global__ void __launch_bounds__(kThreads, kBlocksAnSm)
+template <int kQuads>
+__global__ void __launch_bounds__(kThreads, 1)
     SelectKernel(const TopKArgs a, const uint32_t* window_keys, int64_t key_stride, int n_kept) {
   extern __shared__ uint4 memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -412,38 +394,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksAnSm)
 constexpr int kFewWarps = 8;  // or twice as many
 constexpr int kFewHeld = 4;   // keys of a thread
 constexpr int64_t kFewTokens = 32 * kFewWarps * kFewHeld;
-constexpr int kFewBins = 256;
-constexpr int kLaneBins = kFewBins / 32;
-
-// A digit of the key of rank `rank`: its bin, how many keys that has, and the key's rank in there.
-struct FewFound {
-  uint32_t bin, n, rank;
-};
-
-// REQUIRES at least `rank` keys in the bins.
-__device__ __forceinline__ FewFound FindFew(const uint32_t* bins, uint32_t rank) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto* mine = reinterpret_cast<const uint4*>(bins + kLaneBins * (31 - lane));
-  const uint4 low = mine[0];
-  const uint4 high = mine[1];
-  const uint32_t n[kLaneBins] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
-  uint32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kLaneBins; ++i) sum += n[i];
-  const uint32_t end = WarpPrefix(sum);
-  const uint32_t left = rank - (end - sum);  // of this lane's keys
-  uint32_t at = 0, n_at = n[0], before = 0, upto = 0;
-#pragma unroll
-  for (int i = 0; i + 1 < kLaneBins; ++i) {
-    upto += n[i];
-    if (upto < left) at = i + 1, n_at = n[i + 1], before = upto;
-  }
-  const int found = __ffs(static_cast<int>(__ballot_sync(kAllLanes, end >= rank))) - 1;
-  const uint32_t all = __shfl_sync(kAllLanes, at | n_at << 4 | (left - before) << 16, found);
-  return {static_cast<uint32_t>(kFewBins - 1 - kLaneBins * found) - (all & 15), all >> 4 & 0xfff,
-          all >> 16};
-}
-
 // Grid: y lists, z sequences. `window_keys` as SelectKernel's. REQUIRES at most 32 * kWarpsOfBlock
 // * kFewHeld tokens.
 template <int kWarpsOfBlock>
@@ -525,7 +475,8 @@ int64_t KeyStride(const TopKArgs& args) {
 
 // Whether keys are made first: else they are those of scores as they are.
 bool MakesKeys(const TopKArgs& args) {
-  return args.window > 1 || args.among.index != nullptr;
+  return args.window > 1 || (args.among.index != nullptr &&
+                             (args.room() <= 2 * kFewTokens || args.room() > kListedTokens));
 }
 
 dim3 GridOf(const TopKArgs& args, int64_t blocks) {
@@ -539,7 +490,7 @@ class SelectLaunch {
   SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
       : n_keys_(CeilDiv(args.room(), 4 * n_blocks) * 4),
         n_kept_(KeptKeys(*launch.device)),
-        kernel_(KernelFor(args, n_blocks, *launch.device)),
+        kernel_(n_keys_ <= kFewKeys ? SelectKernel<2> : SelectKernel<4>),
         launch_(launch, GridOf(args, n_blocks), kThreads,
                 sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_), n_blocks) {
     AllowShared(kernel_, launch.device->shared_per_block);
@@ -566,20 +517,9 @@ class SelectLaunch {
     return static_cast<int>(std::min(CeilDiv(n_keys_, kChunk<4>), fits)) * kChunk<4>;
   }
 
-  // Where each list is one block's, and not every block has an SM to itself, two share one: they
-  // wait for their own counts most of the time.
-  decltype(&SelectKernel<4, 1>) KernelFor(const TopKArgs& args, int n_blocks,
-                                          const Device& device) const {
-    const bool fit = device.arch >= 90 && args.room() <= kOneBlockTokens;
-    if (fit && n_blocks == 1 && int64_t{args.n_seqs} * args.lists > device.sm_count) {
-      return SelectKernel<2, 2>;
-    }
-    return n_keys_ <= kFewKeys ? SelectKernel<2, 1> : SelectKernel<4, 1>;
-  }
-
   int64_t n_keys_;  // of a block, at most
   int n_kept_;
-  decltype(&SelectKernel<4, 1>) kernel_;
+  decltype(&SelectKernel<4>) kernel_;
   KernelLaunch launch_;
 };
 
@@ -606,12 +546,12 @@ void TopK(const TopKArgs& args, const Launch& launch) {
     return LaunchKernel(kernel, launch, GridOf(args, 1), 32 * kFewWarps * (half ? 1 : 2), 0, args,
                         keys, KeyStride(args));
   }
+  if (room <= kListedTokens) return SelectListed(args, keys, KeyStride(args), launch);
   if (launch.device->arch >= 90 && room > kWideTokens) {
     const SelectLaunch wide(args, 16, launch);
     if (wide.CanRun(int64_t{args.n_seqs} * args.lists)) return wide.Run(args, keys);
   }
-  const bool one = launch.device->arch < 90 || room <= kOneBlockTokens;
-  SelectLaunch(args, one ? 1 : 8, launch).Run(args, keys);
+  SelectLaunch(args, launch.device->arch < 90 ? 1 : 8, launch).Run(args, keys);
 }
 
 }  // namespace omnikv::cuda

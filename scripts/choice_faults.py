@@ -1,0 +1,14 @@
+"""Faults of TopK on a card, for mutants.py: the form is that of faults.py."""
+
+KERNELS = "src/backend/cuda/kernels/"
+LISTED = KERNELS + "topk_listed.cu"
+
+FAULTS_OF_CHOICES = {
+    "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
+    "few_digits_one_bin_too_high": (KERNELS + "topk.cuh", "at = i + 1, n_at", "at = i, n_at"),
+    "keys_are_listed_by_too_few_groups": (LISTED, "n_groups < k", "2 * n_groups < k"),
+    "more_keys_are_listed_than_there_is_room_for": (
+        LISTED, "n_listed <= kListed", "n_listed <= 2 * kListed"),
+    "listed_ties_are_one_short": (LISTED, "n_equal >= ties", "n_equal + 1 >= ties"),
+    "listed_digits_have_bits_of_the_last": (LISTED, "bin >> n_bits == 0", "bin < kFewBins"),
+}

@@ -33,6 +33,9 @@ std::vector<float> MakeScores(Scores kind, size_t n, Random& random) {
       case Scores::kNarrow:
         v[i] = 1.0f + 1e-6f * v[i];
         break;
+      case Scores::kFalling:
+        v[i] = i % 4 == 0 ? -static_cast<float>(i) : -1e9f;
+        break;
       case Scores::kBroken:
         if (i % 5 == 0) v[i] = std::numeric_limits<float>::quiet_NaN();
         if (i % 7 == 0) v[i] = -std::numeric_limits<float>::infinity();

@@ -84,7 +84,8 @@ inline std::vector<float> AsFloats(const std::vector<int32_t>& v) {
 }
 
 // What the scores of a choice look like.
-enum class Scores { kNormal, kManyTies, kAllEqual, kPositive, kNarrow, kBroken };
+// kFalling: each fourth is higher than all others, and lower than those of them before it.
+enum class Scores { kNormal, kManyTies, kAllEqual, kPositive, kNarrow, kFalling, kBroken };
 
 std::vector<float> MakeScores(Scores kind, size_t n, Random& random);
 

@@ -255,7 +255,7 @@ TEST_F(ParityTest, BudgetsByShare) {
 TEST_F(ParityTest, TopK) {
   Random random(22);
   for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kPositive,
-                      Scores::kNarrow, Scores::kBroken}) {
+                      Scores::kNarrow, Scores::kFalling, Scores::kBroken}) {
     for (int32_t window : {1, 3, 8}) {
       CheckTopK(kind, window, {{1, 0, 5}}, 8, random);
       CheckTopK(kind, window, {{2, 1, 1}}, 8, random);
@@ -266,6 +266,7 @@ TEST_F(ParityTest, TopK) {
       CheckTopK(kind, window, {{6001, 6000, 1000}, {8192, 8190, 8189}}, 8192, random);
       CheckTopK(kind, window, {{16384, 16384, 2048}, {9001, 9000, 1}}, 2048, random);
     }
+    CheckTopK(kind, 1, {{4096, 4096, 64}, {4096, 4090, 500}}, 512, random);
     CheckTopK(kind, 1, {{70001, 70000, 2048}}, 2048, random);
     CheckTopK(kind, 4, {{40003, 40000, 1000}, {900, 800, 300}}, 1000, random);
   }

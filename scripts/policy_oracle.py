@@ -21,7 +21,8 @@ default OUT/models).
                                all. They tell the other logits too: all come from a state of 32
                                values.
 
-A case says how much of the prompt it has, its settings, by how much the logits move in float32
+A case says how many tokens the answer follows: those of the prompt, or with `first_turn` [n, a] n
+of them, the first a of the answer and more of the prompt, which are a second one. It gives its settings, by how much the logits move in float32
 (`moved_in_float32`, which another CPU or NumPy may give otherwise: no test reads it) and against
 `full`, and what is read by choice:
     reads     by layer, or by layer and KV head, the key of what is read; empty: everything
@@ -38,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oracle.cases import GATES, HEAD_MAP, N_PROMPT, cases, first_cases, gates, head_map
+from oracle.cases import GATES, HEAD_MAP, cases, first_cases, gates, head_map
 from oracle.fixtures import (Bench, check_against_goldens, check_cases, check_model, draw,
                              draw_text, find_seed, make_case, policy_config, relative, stored)
 from oracle.model import Model, write_safetensors
@@ -84,9 +85,9 @@ def main():
     made, logits = [], {}
     for file, of_file in cases().items():
         own, own_logits = [], {}
-        for name, (policy, settings, *n_prompt) in of_file.items():
-            case, own_logits[name], rule = make_case(name, policy, settings,
-                                                     *(n_prompt or [N_PROMPT]), bench, bench32)
+        for name, (policy, settings, *of_text) in of_file.items():
+            case, own_logits[name], rule = make_case(name, policy, settings, bench, bench32,
+                                                     *of_text)
             own.append(case)
             print(f"{name:32s} against full {case['moved_against_full']:.3f}  float32 "
                   f"{case['moved_in_float32']:.0e}  smallest gap {rule.min_gap():.0e}")

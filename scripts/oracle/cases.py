@@ -129,6 +129,12 @@ OTHERS = {
         {"no_sinks": {"ratio": 0.4, "chunk": 64, "sinks": 0},
          "sinks": {"ratio": 0.2, "chunk": 64, "sinks": 16},
          "one_chunk": {"ratio": 0.3, "chunk": 128},
+         "another_turn": {"ratio": 0.25, "chunk": 64, "first_turn": (60, 7)},
+         "recompress": {"ratio": 0.3, "chunk": 64, "turn": "recompress", "first_turn": (55, 9)},
+         "recompress_chunks": {"ratio": 0.4, "chunk": 64, "turn": "recompress",
+                               "first_turn": (40, 6)},
+         "recompress_no_sinks": {"ratio": 0.3, "chunk": 64, "sinks": 0, "turn": "recompress",
+                                 "first_turn": (70, 3)},
          "defaults": {"ratio": 0.2}}),
     # knorm has lengths and budgets that do not cut through equal tokens of the first layer, whose keys
     # differ by their rotation alone.
@@ -344,7 +350,9 @@ def cases():
         for (budget, settings), n_prompt in itertools.product(budgets.items(), lengths):
             own[f"{policy}_{budget}_of_{n_prompt}"] = (policy, settings, n_prompt)
         for name, settings in others.items():
-            own[f"{policy}_{name}"] = (policy, settings, lengths[-1])
+            settings = dict(settings)
+            first_turn = settings.pop("first_turn", None)
+            own[f"{policy}_{name}"] = (policy, settings, lengths[-1], first_turn)
     own = out[f"policies_{INDEXED}"]
     own.update({name: ("omnikv", *case) for name, (_, *case) in own.items()})
     return out

@@ -55,17 +55,30 @@ class Bench:
         self.model, self.prompt, self.decode = model, prompt, decode
         self.full_prefill = {}
 
-    def prefill(self, policy, n_prompt):
-        context = Context(self.model, n_prompt + len(self.decode))
+    def prefill(self, policy, n_prompt, later=0):
+        """With room for `later` rows beside those of the answer."""
+        context = Context(self.model, n_prompt + later + len(self.decode))
         for first in range(0, n_prompt, policy.chunk_rows):
             last = min(first + policy.chunk_rows, n_prompt)
             context.append_rows(self.prompt[first:last], policy, is_prompt=True)
         return context
 
-    def run(self, policy, n_prompt=N_PROMPT):
-        """Logits [n_decode, vocab] of the teacher-forced tokens."""
+    def run(self, policy, n_prompt=N_PROMPT, first_turn=None):
+        """Logits [n_decode, vocab] of the teacher-forced tokens. `first_turn`: how many of the
+        prompt's tokens are those of a first prompt, and how many behind them those of an answer to
+        it, which begins as the answer to all of them does. Its policy has dense prompts."""
         policy.prompt = self.prompt[:n_prompt]
-        if not policy.dense_prompts:
+        if first_turn is not None:
+            n, answer = first_turn
+            policy.prompt = (self.prompt[:n] + self.decode[:answer] +
+                             self.prompt[n:n_prompt - answer])
+            context = self.prefill(Full(), n, n_prompt - n)
+            for token in policy.prompt[n:n + answer]:
+                context.append(token, policy)
+            policy.begin_turn()
+            context.append_rows(policy.prompt[n + answer:], policy, is_prompt=True)
+            policy.end_turn()
+        elif not policy.dense_prompts:
             context = self.prefill(policy, n_prompt)
         else:
             if n_prompt not in self.full_prefill:
@@ -181,15 +194,18 @@ def bits(tokens):
     return f"{sum(1 << int(t) for t in tokens):x}"
 
 
-def make_case(name, policy, settings, n_prompt, bench, bench32):
+def make_case(name, policy, settings, bench, bench32, n_prompt=N_PROMPT, first_turn=None):
     rule, rule32 = make_policy(policy, settings), make_policy(policy, settings)
-    logits, logits32 = bench.run(rule, n_prompt), bench32.run(rule32, n_prompt)
-    full = bench.run(Full(), n_prompt)
+    logits, logits32 = (b.run(r, n_prompt, first_turn)
+                        for b, r in ((bench, rule), (bench32, rule32)))
+    full = bench.run(Full(), n_prompt, first_turn)
     largest = np.abs(full).max()
     case = {"name": name, "policy": policy, "prompt_tokens": n_prompt,
             "settings": {k: str(v) for k, v in settings.items()},
             "moved_against_full": round(float(np.abs(logits - full).max() / largest), 3),
             "moved_in_float32": float(f"{np.abs(logits32 - logits).max() / largest:.1e}")}
+    if first_turn is not None:
+        case["first_turn"] = first_turn
     if rule.chosen:
         keys = [[rule.key_of(layer, head) for head in range(KV_HEADS)] for layer in range(LAYERS)]
         case["reads"] = [own if len(set(own)) > 1 else own[0] for own in keys]
@@ -216,9 +232,9 @@ def check_cases(bench, cases, logits):
     """Cases that a wrong implementation could mix up must differ."""
     same = {}
     for case in cases:
-        same.setdefault(case["prompt_tokens"], []).append(case["name"])
-    for n_prompt, names in same.items():
-        full = bench.run(Full(), n_prompt)
+        same.setdefault((case["prompt_tokens"], case.get("first_turn")), []).append(case["name"])
+    for of_text, names in same.items():
+        full = bench.run(Full(), *of_text)
         largest = np.abs(full).max()
         covered = [name for name in names if np.abs(logits[name] - full).max() < 1e-9 * largest]
         assert set(covered) <= COVERED, f"{covered} read everything"

@@ -1,4 +1,4 @@
-"""kvzip       ratio=R, sinks=S, chunk=C. Prompt rows read everything. The prompt of N tokens falls into
+"""kvzip       ratio=R, sinks=S, chunk=C, turn=append|recompress. Prompt rows read everything. The prompt of N tokens falls into
             chunks of C, the last one shorter. For each chunk, the model reads the chunk's tokens
             once more, as rows at the positions N, N + 1 and so on that read everything before them,
             and forgets them again. (With a tokenizer, the request to repeat the chunk comes first.)
@@ -17,53 +17,81 @@ from oracle.model import Context, softmax
 from oracle.policy import Full, PerHead, best
 
 
-class KvZip(PerHead):
-    def __init__(self, ratio, sinks=4, chunk=2048):
+class Pass(PerHead):
+    """Rows that read what their KV head kept and everything since."""
+
+    def __init__(self, kept, since):
         super().__init__()
-        self.ratio, self.sinks, self.chunk = ratio, sinks, chunk
+        self.kept, self.since = kept, since
 
     def tokens_of(self, context, layer, p, head):
-        key = f"{layer}.{head}"
-        if key not in self.chosen:
-            self.choose(context)
-        return np.append(self.chosen[key][0], np.arange(context.n_prompt + 1, p + 1))
+        return np.append(self.kept[layer, head], np.arange(self.since, p + 1))
+
+
+class KvZip(PerHead):
+    def __init__(self, ratio, sinks=4, chunk=2048, turn="append"):
+        super().__init__()
+        self.ratio, self.sinks, self.chunk, self.turn = ratio, sinks, chunk, turn
+        self.kept, self.since = {}, 0  # of the tokens before `since`
+        self.in_prompt = False
+
+    def begin_turn(self):
+        self.chosen, self.gaps, self.in_prompt = {}, {}, True
+
+    def end_turn(self):
+        self.in_prompt = False
+
+    def tokens_of(self, context, layer, p, head):
+        if not self.in_prompt and self.key_of(layer, head) not in self.chosen:
+            gap = 0.0
+            if self.since == 0 or self.turn == "recompress":
+                gap = self.choose(context, p)
+            for at in self.kept:
+                self.note(self.key_of(*at), np.append(self.kept[at], np.arange(self.since, p + 1)),
+                          gap)
+        return np.append(self.kept[layer, head], np.arange(self.since, p + 1))
 
     def key_of(self, layer, head):
         return f"{layer}.{head}"
 
-    def choose(self, context):
-        m, n = context.model, context.n_prompt
-        scores = np.zeros((m.n_layers, m.kv_heads, n))
-        for begin in range(0, n, self.chunk):
+    def choose(self, context, n):
+        """Chooses of the tokens from `since` to n; the gap of the choice."""
+        m, since = context.model, self.since
+        if not self.kept:
+            self.kept = {(layer, head): np.zeros(0, int)
+                         for layer in range(m.n_layers) for head in range(m.kv_heads)}
+        scores = np.zeros((m.n_layers, m.kv_heads, n - since))
+        for begin in range(since, n, self.chunk):
             end = min(begin + self.chunk, n)
-            scores[:, :, begin:end] = self.repeat(context, begin, end)
-        first = min(self.sinks, n)
-        others = n - first
-        kept, gap = best(scores[:, :, first:].reshape(-1),
-                         int(self.ratio * (others * m.n_layers * m.kv_heads)))
+            scores[:, :, begin - since:end - since] = self.repeat(context, n, begin, end)
+        first = min(self.sinks, n) if since == 0 else 0
+        others = n - since - first
+        best_ones, gap = best(scores[:, :, first:].reshape(-1),
+                              int(self.ratio * (others * m.n_layers * m.kv_heads)))
         stays = np.zeros(m.n_layers * m.kv_heads * others, bool)
-        stays[kept] = True
-        for layer in range(m.n_layers):
-            for head in range(m.kv_heads):
-                own = stays.reshape(m.n_layers, m.kv_heads, others)[layer, head]
-                tokens = np.append(np.arange(first), first + np.flatnonzero(own))
-                self.note(f"{layer}.{head}", np.append(tokens, n), gap)
+        stays[best_ones] = True
+        stays = stays.reshape(m.n_layers, m.kv_heads, others)
+        for at in self.kept:
+            self.kept[at] = np.concatenate([self.kept[at], np.arange(first),
+                                            since + first + np.flatnonzero(stays[at])])
+        self.since = n
+        return gap
 
-    def repeat(self, context, begin, end):
+    def repeat(self, context, n, begin, end):
         """Scores [layers, kv_heads, end - begin] of the tokens of a chunk."""
-        m, n = context.model, context.n_prompt
+        m = context.model
         again = Context(m, n + end - begin)
         for name in ("q", "k", "v"):
             getattr(again, name)[:, :, :n] = getattr(context, name)[:, :, :n]
-        again.n = again.n_prompt = n
-        again.append_rows(self.prompt[begin:end], Full())
+        again.n = n
+        again.append_rows(self.prompt[begin:end], Pass(self.kept, self.since))
+        sinks = np.arange(min(self.sinks, self.since or begin))
         scores = np.zeros((m.n_layers, m.kv_heads, end - begin))
         for layer in range(m.n_layers):
             for row in range(n, n + end - begin):
-                seen = np.concatenate([np.arange(min(self.sinks, begin)), np.arange(begin, end),
-                                       np.arange(n, row + 1)])
+                seen = np.concatenate([sinks, np.arange(begin, end), np.arange(n, row + 1)])
                 a = softmax(again.logits_of(layer, row, seen, row, seen))
-                a = a[:, min(self.sinks, begin):][:, :end - begin]
+                a = a[:, len(sinks):][:, :end - begin]
                 for head in range(m.kv_heads):
                     of_group = a[m.group(head)].max(axis=0)
                     scores[layer, head] = np.maximum(scores[layer, head], of_group)

@@ -52,6 +52,12 @@ class Full:
         """The key of `chosen` by which a KV head of a layer reads; empty: everything."""
         return ""
 
+    def begin_turn(self):
+        """Rows of a later prompt follow, up to end_turn."""
+
+    def end_turn(self):
+        """Rows of the answer follow."""
+
     def note(self, key, tokens, gap):
         self.chosen.setdefault(key, []).append(tokens)
         self.gaps.setdefault(key, []).append(gap)

@@ -252,6 +252,15 @@ void PolicyOracle::RunCase(const Json& c) {
   const auto decode = json_.at("decode").get<std::vector<int32_t>>();
   const auto session = engine_->NewSession(PolicyOf(c));
   ASSERT_TRUE(session.ok()) << session.status().message();
+  if (c.contains("first_turn")) {
+    const auto tokens = c.at("first_turn").at(0).get<size_t>();
+    const auto answer = c.at("first_turn").at(1).get<size_t>();
+    const auto end = prompt.begin() + static_cast<ptrdiff_t>(tokens);
+    ASSERT_TRUE((*session)->Prompt({prompt.begin(), end}).ok());
+    for (size_t i = 0; i < answer; ++i) ASSERT_TRUE((*session)->Step(decode[i]).ok());
+    prompt.insert(end, decode.begin(), decode.begin() + static_cast<ptrdiff_t>(answer));
+    prompt.resize(prompt.size() - answer);
+  }
   ASSERT_TRUE((*session)->Prompt(prompt).ok());
   const auto expected = Rows(*tensors_, name);
   ASSERT_EQ(expected.size(), decode.size());

@@ -50,6 +50,10 @@ class Blocks(PerHead):
         self.held = {}  # key -> the blocks of the last choice, and its gap
         self.memory = {}  # what was computed of the prompt
 
+    def end_turn(self, context):
+        super().end_turn(context)
+        self.memory = {}
+
     def tokens_of(self, context, layer, p, head):
         if layer < self.dense_layers:
             return np.arange(p + 1)

@@ -89,6 +89,8 @@ def first_cases():
         "covering": {**plain, "budget": 512, "tail": 8},
     }.items():
         out[f"omnikv_{name}"] = ("omnikv", settings)
+    out["streaming_another_turn"] = ("streaming", out["streaming_original"][1], N_PROMPT, (60, 7))
+    out["omnikv_another_turn"] = ("omnikv", {**plain, **small}, N_PROMPT, (60, 7))
     for budget, n_prompt in itertools.product((12, 48), (40, 80)):
         out[f"omnikv_{budget}_of_{n_prompt}"] = (
             "omnikv", {**plain, "budget": budget, "tail": 8}, n_prompt)
@@ -101,8 +103,10 @@ def first_cases():
 OTHERS = {
     "strided": (LENGTHS, {budget: {"budget": budget} for budget in (24, 32, 56)},
                 {"no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 12, "sinks": 12},
-                 "one": {"budget": 1}}),
-    "tova": (LENGTHS, {budget: {"budget": budget} for budget in (16, 32, 56)}, {}),
+                 "one": {"budget": 1}, "another_turn": {"budget": 24, "first_turn": (60, 7)}}),
+    "tova": (LENGTHS, {budget: {"budget": budget} for budget in (16, 32, 56)},
+             {"another_turn": {"budget": 32, "first_turn": (60, 7)},
+              "short_turns": {"budget": 56, "first_turn": (30, 40)}}),
     "snapkv": (
         LENGTHS,
         {budget: {"budget": budget, "window": window, "pool": "mean", "kernel": 5}
@@ -110,7 +114,8 @@ OTHERS = {
         {f"{pool}{kernel}": {"budget": 32, "window": window, "pool": pool, "kernel": kernel}
          for pool, kernel, window in (("mean", 1, 8), ("max", 5, 8), ("max", 7, 8),
                                       ("mean", 15, 12), ("max", 15, 12))} |
-        {"defaults": {"budget": 48, "pool": "mean"}}),
+        {"defaults": {"budget": 48, "pool": "mean"},
+         "another_turn": {"budget": 32, "window": 8, "pool": "mean", "first_turn": (70, 7)}}),
     # pyramidkv has budgets at which the numbers are those of the formula's first branch and of its
     # second, and at which rounding moves its logits least.
     "pyramidkv": (
@@ -122,7 +127,8 @@ OTHERS = {
              "beta_2": {"beta": 2}, "beta_5": {"beta": 5},
              "max7": {"budget": 48, "pool": "max", "kernel": 7}, "last_chooses_none": {"budget": 15},
              "steep": {"budget": 62, "window": 4}}.items()} |
-        {"defaults": {"budget": 48, "pool": "mean"}}),
+        {"defaults": {"budget": 48, "pool": "mean"},
+         "another_turn": {"budget": 32, "window": 8, "pool": "mean", "first_turn": (70, 7)}}),
     # kvzip has ratios at which rounding moves its logits least.
     "kvzip": (
         LENGTHS, {ratio: {"ratio": ratio, "chunk": 64} for ratio in (0.15, 0.3, 0.5)},
@@ -139,19 +145,24 @@ OTHERS = {
     # knorm has lengths and budgets that do not cut through equal tokens of the first layer, whose keys
     # differ by their rotation alone.
     "knorm": ((40, 104, 112),
-              {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)}, {}),
-    "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)}, {}),
+              {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)},
+              {"another_turn": {"budget": 16, "first_turn": (40, 7)}}),
+    "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)},
+                {"another_turn": {"budget": 24, "first_turn": (70, 7)}}),
     "expected_attention": (
         LENGTHS, {budget: {"budget": budget} for budget in (16, 24, 32, 56)},
         {"mean": {"budget": 24, "covariance": 0}, "no_vnorm": {"budget": 24, "vnorm": 0},
          "no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 24, "sinks": 12},
          "next": {"budget": 24, "future": 1}, "near": {"budget": 24, "future": 16},
-         "epsilon": {"budget": 24, "epsilon": 0.05}}),
+         "epsilon": {"budget": 24, "epsilon": 0.05},
+         "another_turn": {"budget": 24, "first_turn": (70, 7)}}),
     "h2o": (
         LENGTHS,
         {budget: {"budget": budget} for budget in (16, 32, 56)},
         {"recent_4": {"budget": 32, "recent": 4}, "recent_0": {"budget": 24, "recent": 0},
-         "recent_23": {"budget": 24, "recent": 23}, "one": {"budget": 1, "recent": 0}} |
+         "recent_23": {"budget": 24, "recent": 23}, "one": {"budget": 1, "recent": 0},
+         "another_turn": {"budget": 32, "first_turn": (60, 7)},
+         "another_turn_recent_0": {"budget": 24, "recent": 0, "first_turn": (40, 20)}} |
         {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)} |
         {f"chunked_{chunk}": {"budget": 32, "mode": "chunked", "chunk": chunk}
          for chunk in (16, 40, 100)} |
@@ -166,7 +177,10 @@ OTHERS = {
          "dense_5": {"budget": 32, "heads": "sum", "dense_layers": 5},
          "mean_std_sum": {"budget": 48, "heads": "sum", "score": "mean_std"},
          "mean_std_dense_0": {"budget": 48, "heads": "max", "dense_layers": 0,
-                              "score": "mean_std"}}),
+                              "score": "mean_std"},
+         "another_turn": {"budget": 48, "heads": "max", "first_turn": (60, 7)},
+         "mean_std_another_turn": {"budget": 48, "heads": "max", "score": "mean_std",
+                                   "first_turn": (50, 11)}}),
     # What came after the cases of first_cases.
     "omnikv": (
         LENGTHS,
@@ -178,6 +192,7 @@ OTHERS = {
              "exp_by_head": {"lists": "per_kv_head", "selector": "exp", "window": 4, "sinks": 3},
              "raw_by_head": {"lists": "per_kv_head", "score": "raw"},
              "every_layer_by_head": {"lists": "per_kv_head", "select_every_layer": 1},
+             "another_turn_by_head": {"lists": "per_kv_head", "first_turn": (60, 7)},
              "sinks": {"sinks": 4},
              "sinks_raw": {"sinks": 4, "score": "raw"},
              "sinks_uniform": {"sinks": 4, "selector": "uniform", "window": 4}}.items()} |
@@ -209,6 +224,9 @@ OTHERS = {
          for name, which in {
              "max": {"representative": "max"},
              "quest": {"representative": "quest"},
+             "another_turn": {"first_turn": (60, 7)},
+             "another_turn_steps": {"token_step": 7, "lists": "per_kv_head",
+                                    "representative": "quest", "first_turn": (55, 9)},
              "fixed_1": {"representative": "fixed"},
              "fixed_4": {"representative": "fixed", "representatives": 4},
              "per_kv_head": {"lists": "per_kv_head"},
@@ -282,6 +300,7 @@ OTHERS = {
              "rescore_1": {"rescore": 1, "budget": 12},
              "rescore_2": {"rescore": 2, "dense_after_filter": 1},
              "rescore_all": {"rescore": 100, "budget": 20},
+             "another_turn": {"rescore": 2, "first_turn": (60, 7)},
              "raw": {"score": "raw", "rescore": 2},
              "by_head": {"lists": "per_kv_head"},
              "raw_by_head": {"lists": "per_kv_head", "score": "raw", "rescore": 1},
@@ -297,7 +316,8 @@ OTHERS = {
         {name: {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2, "least": 8, **which}
          for name, which in {"identity": {"head_map": "identity"}, "one": {"lists": "one"},
                              "least": {"least": 40}, "first": {"anchors": "0"},
-                             "all": {"anchors": "0,1,2,3,4,5,6,7"}}.items()} |
+                             "all": {"anchors": "0,1,2,3,4,5,6,7"},
+                             "another_turn": {"first_turn": (60, 7)}}.items()} |
         {f"sparse_prompt_{name}": {"anchors": "0,2,5", "head_map": HEAD_MAP, "share": 0.2,
                                    "least": 8, "prefill": "sparse", "tile": 8, **which}
          for name, which in {"8": {}, "32": {"tile": 32}, "1": {"tile": 1, "share": 0.3},
@@ -312,7 +332,9 @@ OTHERS = {
          for name, which in {"quarter": {"sparsity": 0.25}, "most": {"sparsity": 0.75},
                              "all": {"sparsity": 1}, "by_layer": {"sparsity": 0.4, "by_layer": 1},
                              "threshold": {"threshold": 0.4}}.items()} |
-        {"no_sinks": {"gates": GATES, "sinks": 0, "recent": 24, "sparsity": 0.5}}),
+        {"no_sinks": {"gates": GATES, "sinks": 0, "recent": 24, "sparsity": 0.5},
+         "another_turn": {"gates": GATES, "sinks": 4, "recent": 16, "sparsity": 0.5,
+                          "first_turn": (60, 7)}}),
     "omnikv_duo": (
         LENGTHS,
         {budget: {"gates": GATES, "sparsity": 0.5, "stream_sinks": sinks, "stream_recent": recent,
@@ -337,6 +359,8 @@ OTHERS = {
         {"renormalised": {"budget": 16, "renormalise": "on", "first_layers": 1},
          "renormalised_4": {"budget": 4, "renormalise": "on", "first_layers": 2},
          "first_0": {"budget": 8, "renormalise": "off", "first_layers": 0},
+         "another_turn": {"budget": 16, "renormalise": "on", "first_layers": 1,
+                          "first_turn": (30, 5)},
          "first_4": {"budget": 8, "renormalise": "off", "first_layers": 4}}),
 }
 

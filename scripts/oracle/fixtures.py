@@ -66,18 +66,17 @@ class Bench:
     def run(self, policy, n_prompt=N_PROMPT, first_turn=None):
         """Logits [n_decode, vocab] of the teacher-forced tokens. `first_turn`: how many of the
         prompt's tokens are those of a first prompt, and how many behind them those of an answer to
-        it, which begins as the answer to all of them does. Its policy has dense prompts."""
+        it, which begins as the answer to all of them does."""
         policy.prompt = self.prompt[:n_prompt]
         if first_turn is not None:
             n, answer = first_turn
             policy.prompt = (self.prompt[:n] + self.decode[:answer] +
                              self.prompt[n:n_prompt - answer])
-            context = self.prefill(Full(), n, n_prompt - n)
+            context = self.prefill(Full() if policy.dense_prompts else policy, n, n_prompt - n)
             for token in policy.prompt[n:n + answer]:
                 context.append(token, policy)
-            policy.begin_turn()
-            context.append_rows(policy.prompt[n + answer:], policy, is_prompt=True)
-            policy.end_turn()
+            context.append_rows(policy.prompt[n + answer:], policy.later_rows())
+            policy.end_turn(context)
         elif not policy.dense_prompts:
             context = self.prefill(policy, n_prompt)
         else:

@@ -28,6 +28,7 @@ class H2o(PerHead):
         self.dense_prompts = self.chunk == 0
         self.recent = (0 if self.observed else budget // 2) if recent is None else recent
         self.held, self.sums = {}, {}  # key -> tokens, ascending, and their sums
+        self.rows = None  # of a later prompt
 
     def tokens_of(self, context, layer, p, head):
         key = self.key_of(layer, head)
@@ -41,21 +42,33 @@ class H2o(PerHead):
                 self.keep_best(key, p)
             if p < n:
                 return np.append(self.held[key], np.arange(p // self.chunk * self.chunk, p + 1))
-        elif p == n:
+        elif p == n and self.rows is None:
             self.held[key] = np.arange(n)
             self.sums[key] = self.of_prompt(context, layer, head)
             self.keep_best(key, n)
+        elif p == n:
+            self.take_chunk(context, layer, head, np.arange(self.rows.first, n))
+            self.keep_best(key, n)
         elif self.observed:
             return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
-        else:  # what the query before this one read, and what that leaves
-            read = np.append(self.held[key], p - 1)
-            weights = self.probabilities(context, layer, p - 1, read, head).mean(axis=0)
-            self.held[key] = read
-            self.sums[key] = np.append(self.sums[key], 0) + weights
-            self.keep_best(key, p)
+        else:
+            self.take_row(context, layer, head, p - 1)
         tokens = np.append(self.held[key], p)
         self.note(key, tokens, self.gap)
         return tokens
+
+    def take_row(self, context, layer, head, p):
+        """Adds what the query at p gave the tokens that it read, of which the best stay."""
+        key = self.key_of(layer, head)
+        self.held[key] = read = np.append(self.held[key], p)
+        weights = self.probabilities(context, layer, p, read, head).mean(axis=0)
+        self.sums[key] = np.append(self.sums[key], 0) + weights
+        self.keep_best(key, p + 1)
+
+    def later_rows(self):
+        assert not self.observed and not self.chunk, "not said of other modes"
+        self.rows = RowsOfATurn(self)
+        return self.rows
 
     def take_chunk(self, context, layer, head, rows):
         key = self.key_of(layer, head)
@@ -88,3 +101,19 @@ class H2o(PerHead):
 
     def key_of(self, layer, head):
         return f"{layer}.{head}"
+
+
+class RowsOfATurn(PerHead):
+    """Rows of a later prompt: they read what their KV head held before them, and one another."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy, self.first = policy, None
+
+    def tokens_of(self, context, layer, p, head):
+        if self.first is None:
+            self.first = p
+        if p == self.first:
+            self.policy.take_row(context, layer, head, p - 1)
+        return np.append(self.policy.held[self.policy.key_of(layer, head)],
+                         np.arange(self.first, p + 1))

@@ -8,10 +8,10 @@ keydiff     the C tokens of the highest scores; a prompt of at most C tokens is 
 
 import numpy as np
 
-from oracle.policy import PerHead, best
+from oracle.policy import KeepsOnce, best
 
 
-class KeyChoice(PerHead):
+class KeyChoice(KeepsOnce):
     size = None  # that gaps are relative to
 
     def __init__(self, budget):
@@ -27,9 +27,6 @@ class KeyChoice(PerHead):
             kept, gap = best(self.scores(k), min(self.budget, n), self.size)
             self.note(key, np.append(kept, n), gap)
         return np.append(self.chosen[key][0], np.arange(context.n_prompt + 1, p + 1))
-
-    def key_of(self, layer, head):
-        return f"{layer}.{head}"
 
 
 class Knorm(KeyChoice):

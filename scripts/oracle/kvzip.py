@@ -33,16 +33,12 @@ class KvZip(PerHead):
         super().__init__()
         self.ratio, self.sinks, self.chunk, self.turn = ratio, sinks, chunk, turn
         self.kept, self.since = {}, 0  # of the tokens before `since`
-        self.in_prompt = False
 
-    def begin_turn(self):
-        self.chosen, self.gaps, self.in_prompt = {}, {}, True
-
-    def end_turn(self):
-        self.in_prompt = False
+    def later_rows(self):
+        return Pass(self.kept, self.since)
 
     def tokens_of(self, context, layer, p, head):
-        if not self.in_prompt and self.key_of(layer, head) not in self.chosen:
+        if self.key_of(layer, head) not in self.chosen:
             gap = 0.0
             if self.since == 0 or self.turn == "recompress":
                 gap = self.choose(context, p)

@@ -52,11 +52,14 @@ class Full:
         """The key of `chosen` by which a KV head of a layer reads; empty: everything."""
         return ""
 
-    def begin_turn(self):
-        """Rows of a later prompt follow, up to end_turn."""
+    def later_rows(self):
+        """The rule for the rows of a later prompt."""
+        return Full() if self.dense_prompts else self
 
-    def end_turn(self):
-        """Rows of the answer follow."""
+    def end_turn(self, context):
+        """After the rows of a later prompt: those of its answer follow."""
+        self.chosen, self.gaps = {}, {}
+        context.n_prompt = context.n
 
     def note(self, key, tokens, gap):
         self.chosen.setdefault(key, []).append(tokens)
@@ -64,6 +67,39 @@ class Full:
 
     def min_gap(self):
         return min((g for gaps in self.gaps.values() for g in gaps if g > 0), default=np.inf)
+
+
+class HeldByLayer(Full):
+    """Decode rows of a layer read what it holds. What that is, `kept(context, layer, p)` says: the
+    tokens that stay before row p comes, of those in `held`, and the gap of that choice. Rows of a
+    prompt are all held up to its end."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = {}  # layer -> tokens that it has when the next row comes; none yet: all
+
+    def later_rows(self):
+        self.rows = RowsOfATurn(self)
+        return self.rows
+
+    def end_turn(self, context):
+        super().end_turn(context)
+        for layer, held in self.rows.held.items():
+            self.held[layer] = np.append(held, np.arange(self.rows.first, context.n))
+
+
+class RowsOfATurn(Full):
+    """Rows of a later prompt that read what their layer held before them, and one another."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy, self.held = policy, {}
+
+    def reads(self, context, layer, p):
+        if layer not in self.held:
+            self.held[layer], self.first = self.policy.kept(context, layer, p)[0], p
+        tokens = np.append(self.held[layer], np.arange(self.first, p + 1))
+        return tokens, tokens, p
 
 
 class PerHead(Full):
@@ -85,3 +121,17 @@ class PerHead(Full):
             out.append(a @ context.v[layer][head, tokens])
         return np.concatenate(out).reshape(-1)
 
+
+class KeepsOnce(PerHead):
+    """Chooses once, after the first prompt. All that comes later is read, in later prompts too."""
+
+    def key_of(self, layer, head):
+        return f"{layer}.{head}"
+
+    def later_rows(self):
+        return self
+
+    def end_turn(self, context):
+        later = np.arange(context.n_prompt + 1, context.n + 1)
+        self.chosen = {key: [np.append(steps[0], later)] for key, steps in self.chosen.items()}
+        context.n_prompt = context.n

@@ -12,10 +12,10 @@
 import numpy as np
 
 from oracle.model import softmax
-from oracle.policy import PerHead, best
+from oracle.policy import KeepsOnce, best
 
 
-class SnapKv(PerHead):
+class SnapKv(KeepsOnce):
     def __init__(self, budget, window=32, pool="mean", kernel=5):
         super().__init__()
         self.budget, self.window, self.pool, self.kernel = budget, window, pool, kernel
@@ -49,6 +49,3 @@ class SnapKv(PerHead):
         padded = np.pad(weights, self.kernel // 2)
         around = np.lib.stride_tricks.sliding_window_view(padded, self.kernel)
         return around.mean(axis=1) if self.pool == "mean" else around.max(axis=1)
-
-    def key_of(self, layer, head):
-        return f"{layer}.{head}"

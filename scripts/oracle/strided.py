@@ -9,26 +9,28 @@
 
 import numpy as np
 
-from oracle.policy import Full
+from oracle.policy import HeldByLayer
 
 
-class Strided(Full):
+class Strided(HeldByLayer):
     def __init__(self, budget, sinks=4):
         super().__init__()
         self.budget, self.sinks = budget, min(sinks, budget - 1)
-        self.held = {}  # layer -> tokens that it has when the next row comes
 
     def reads(self, context, layer, p):
         if p < context.n_prompt:
             return super().reads(context, layer, p)
-        held = np.arange(p) if p == context.n_prompt else self.held[layer]
-        rank = [(-1 if t < self.sinks else (p - t - 0.5) / (t & -t or 2**30), t)
-                for t in held.tolist()]
-        kept = np.sort([t for _, t in sorted(rank)[:self.budget]])
+        kept, gap = self.kept(context, layer, p)
         tokens = self.held[layer] = np.append(kept, p)
         if layer == 0:
-            self.note("0", tokens, 1.0)  # nothing that could be near another
+            self.note("0", tokens, gap)
         return tokens, tokens, p
+
+    def kept(self, context, layer, p):
+        held = self.held.get(layer, np.arange(p))
+        rank = [(-1 if t < self.sinks else (p - t - 0.5) / (t & -t or 2**30), t)
+                for t in held.tolist()]
+        return np.sort([t for _, t in sorted(rank)[:self.budget]]), 1.0  # nothing is near another
 
     def key_of(self, layer, head):
         return "0"  # all read the same

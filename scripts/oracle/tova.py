@@ -10,25 +10,28 @@
 import numpy as np
 
 from oracle.model import softmax
-from oracle.policy import Full, best
+from oracle.policy import HeldByLayer, best
 
 
-class Tova(Full):
+class Tova(HeldByLayer):
     def __init__(self, budget):
         super().__init__()
         self.budget = budget
-        self.held = {}  # layer -> tokens that it has when the next row comes
 
     def reads(self, context, layer, p):
         if p < context.n_prompt:
             return super().reads(context, layer, p)
-        # What the query before this one read, and what that leaves.
-        held = np.arange(p) if p == context.n_prompt else self.held[layer]
-        weights = softmax(context.logits_of(layer, p - 1, held, p - 1, held)).mean(axis=0)
-        kept, gap = best(weights, self.budget)
-        tokens = self.held[layer] = np.append(held[kept], p)
+        kept, gap = self.kept(context, layer, p)
+        tokens = self.held[layer] = np.append(kept, p)
         self.note(str(layer), tokens, gap)
         return tokens, tokens, p
+
+    def kept(self, context, layer, p):
+        """Of what the query before this one read."""
+        held = self.held.get(layer, np.arange(p))
+        weights = softmax(context.logits_of(layer, p - 1, held, p - 1, held)).mean(axis=0)
+        kept, gap = best(weights, self.budget)
+        return held[kept], gap
 
     def key_of(self, layer, head):
         return str(layer)

@@ -287,6 +287,8 @@ OTHERS = {
              "all_representatives": {"representatives": 8},
              "small": {"block": 2, "budget": 12, "sinks": 4, "cache": 9},
              "large": {"block": 24, "budget": 24, "sinks": 24, "representatives": 4},
+             "another_turn": {"first_turn": (60, 7)},
+             "another_turn_late": {"budget": 24, "first_turn": (90, 11)},
              "chunk_1": {"chunk": 1, "recent": 17}, "chunk_is_window": {"chunk": 24, "recent": 24},
              "odd": {"block": 5, "budget": 15, "sinks": 10, "recent": 13, "chunk": 7,
                      "cache": 3}}.items()}),
@@ -348,7 +350,7 @@ OTHERS = {
              "raw": {"score": "raw", "sparsity": 0.25}, "sinks": {"sinks": 3, "tail": "all"},
              "uniform": {"selector": "uniform", "window": 4, "dense_after_filter": 0},
              "exp_raw": {"selector": "exp", "window": 4, "score": "raw"},
-             "top_p": {"top_p": 0.5, "budget": 48},
+             "top_p": {"top_p": 0.5, "budget": 48}, "another_turn": {"first_turn": (60, 7)},
              "every_layer": {"select_every_layer": 1, "by_layer": 1}}.items()} |
         {"mem": {"gates": GATES, "sparsity": 0.4, "stream_sinks": 4, "stream_recent": 16,
                  "filters": "1,4", "dense_after_filter": 0, "mem": 0.5, "tail": 4}}),

@@ -75,7 +75,10 @@ class Bench:
             context = self.prefill(Full() if policy.dense_prompts else policy, n, n_prompt - n)
             for token in policy.prompt[n:n + answer]:
                 context.append(token, policy)
-            context.append_rows(policy.prompt[n + answer:], policy.later_rows())
+            rule = policy.later_rows(context)
+            for first in range(n + answer, n_prompt, rule.chunk_rows):
+                last = min(first + rule.chunk_rows, n_prompt)
+                context.append_rows(policy.prompt[first:last], rule)
             policy.end_turn(context)
         elif not policy.dense_prompts:
             context = self.prefill(policy, n_prompt)

@@ -65,7 +65,7 @@ class H2o(PerHead):
         self.sums[key] = np.append(self.sums[key], 0) + weights
         self.keep_best(key, p + 1)
 
-    def later_rows(self):
+    def later_rows(self, context):
         assert not self.observed and not self.chunk, "not said of other modes"
         self.rows = RowsOfATurn(self)
         return self.rows

@@ -29,9 +29,14 @@ class InfLlm(Full):
         self.representatives, self.chunk_rows = representatives, chunk
         self.sums, self.keys, self.picked = {}, {}, {}  # by layer
         self.key_gap = np.inf
+        self.start = 0  # of a prompt, which falls into chunks from there on
 
     def key_of(self, layer, head):
         return str(layer)
+
+    def later_rows(self, context):
+        self.start = context.n
+        return super().later_rows(context)
 
     def min_gap(self):
         return min(super().min_gap(), self.key_gap)
@@ -61,7 +66,8 @@ class InfLlm(Full):
 
     def attend(self, context, layer, p):
         m = context.model
-        first = p // self.chunk_rows * self.chunk_rows if p < context.n_prompt else p
+        in_chunk = (p - self.start) % self.chunk_rows if p < context.n_prompt else 0
+        first = p - in_chunk
         if p == first:
             self.begin(context, layer, first)
         near = np.arange(max(0, p + 1 - self.recent), p + 1)

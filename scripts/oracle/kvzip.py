@@ -34,7 +34,7 @@ class KvZip(PerHead):
         self.ratio, self.sinks, self.chunk, self.turn = ratio, sinks, chunk, turn
         self.kept, self.since = {}, 0  # of the tokens before `since`
 
-    def later_rows(self):
+    def later_rows(self, context):
         return Pass(self.kept, self.since)
 
     def tokens_of(self, context, layer, p, head):

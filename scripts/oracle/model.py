@@ -98,6 +98,7 @@ class Context:
     def __init__(self, model, capacity):
         m = self.model = model
         self.n = self.n_prompt = 0
+        self.capacity = capacity
         self.q = np.zeros((m.n_layers, m.heads, capacity, m.head_dim), m.dtype)
         self.k = np.zeros((m.n_layers, m.kv_heads, capacity, m.head_dim), m.dtype)
         self.v = np.zeros_like(self.k)

@@ -52,9 +52,13 @@ class Full:
         """The key of `chosen` by which a KV head of a layer reads; empty: everything."""
         return ""
 
-    def later_rows(self):
-        """The rule for the rows of a later prompt."""
-        return Full() if self.dense_prompts else self
+    def later_rows(self, context):
+        """The rule for the rows of a later prompt. A policy of its own for them takes all rows up
+        to their end for those of a prompt."""
+        if self.dense_prompts:
+            return Full()
+        context.n_prompt = context.capacity
+        return self
 
     def end_turn(self, context):
         """After the rows of a later prompt: those of its answer follow."""
@@ -78,7 +82,7 @@ class HeldByLayer(Full):
         super().__init__()
         self.held = {}  # layer -> tokens that it has when the next row comes; none yet: all
 
-    def later_rows(self):
+    def later_rows(self, context):
         self.rows = RowsOfATurn(self)
         return self.rows
 
@@ -128,7 +132,7 @@ class KeepsOnce(PerHead):
     def key_of(self, layer, head):
         return f"{layer}.{head}"
 
-    def later_rows(self):
+    def later_rows(self, context):
         return self
 
     def end_turn(self, context):

@@ -166,7 +166,11 @@ OTHERS = {
         {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)} |
         {f"chunked_{chunk}": {"budget": 32, "mode": "chunked", "chunk": chunk}
          for chunk in (16, 40, 100)} |
-        {"chunked_recent_4": {"budget": 40, "recent": 4, "mode": "chunked", "chunk": 24}}),
+        {"chunked_recent_4": {"budget": 40, "recent": 4, "mode": "chunked", "chunk": 24},
+         "chunked_another_turn": {"budget": 32, "mode": "chunked", "chunk": 16,
+                                  "first_turn": (50, 6)},
+         "chunked_long_chunk": {"budget": 32, "mode": "chunked", "chunk": 100,
+                                "first_turn": (60, 9)}}),
     "quest": (
         LENGTHS,
         {budget: {"budget": budget, "heads": "max"} for budget in (32, 48, 64)} |

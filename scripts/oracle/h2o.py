@@ -33,7 +33,7 @@ class H2o(PerHead):
     def tokens_of(self, context, layer, p, head):
         key = self.key_of(layer, head)
         n = context.n_prompt
-        if self.chunk and p <= n:
+        if self.chunk and p <= n and self.rows is None:
             first = (p - 1) // self.chunk * self.chunk  # of the chunk before this row, if it is over
             if p == 0:
                 self.held[key], self.sums[key] = np.arange(0), np.zeros(0, context.model.dtype)
@@ -47,7 +47,7 @@ class H2o(PerHead):
             self.sums[key] = self.of_prompt(context, layer, head)
             self.keep_best(key, n)
         elif p == n:
-            self.take_chunk(context, layer, head, np.arange(self.rows.first, n))
+            self.take_chunk(context, layer, head, np.arange(self.rows.begin[key], n))
             self.keep_best(key, n)
         elif self.observed:
             return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
@@ -66,7 +66,7 @@ class H2o(PerHead):
         self.keep_best(key, p + 1)
 
     def later_rows(self, context):
-        assert not self.observed and not self.chunk, "not said of other modes"
+        assert not self.observed, "not said of this mode"
         self.rows = RowsOfATurn(self)
         return self.rows
 
@@ -108,12 +108,15 @@ class RowsOfATurn(PerHead):
 
     def __init__(self, policy):
         super().__init__()
-        self.policy, self.first = policy, None
+        self.policy, self.begin = policy, {}  # key -> the first row of the chunk
 
     def tokens_of(self, context, layer, p, head):
-        if self.first is None:
-            self.first = p
-        if p == self.first:
-            self.policy.take_row(context, layer, head, p - 1)
-        return np.append(self.policy.held[self.policy.key_of(layer, head)],
-                         np.arange(self.first, p + 1))
+        policy, key = self.policy, self.policy.key_of(layer, head)
+        if key not in self.begin:
+            policy.take_row(context, layer, head, p - 1)
+            self.begin[key] = p
+        elif policy.chunk and p % policy.chunk == 0:
+            policy.take_chunk(context, layer, head, np.arange(self.begin[key], p))
+            policy.keep_best(key, p)
+            self.begin[key] = p
+        return np.append(policy.held[key], np.arange(self.begin[key], p + 1))

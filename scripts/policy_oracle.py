@@ -21,10 +21,11 @@ default OUT/models).
                                all. They tell the other logits too: all come from a state of 32
                                values.
 
-A case says how many tokens the answer follows: those of the prompt, or with `first_turn` [n, a] n
-of them, the first a of the answer and more of the prompt, which are a second one. It gives its settings, by how much the logits move in float32
-(`moved_in_float32`, which another CPU or NumPy may give otherwise: no test reads it) and against
-`full`, and what is read by choice:
+A case says how many tokens come before the answer (`prompt_tokens`): so many of the prompt; or with
+`first_turn` [n, a] n of the prompt, then a first answer, which is the first a tokens of the answer,
+then more of the prompt, which is a second one. It has its settings, by how much the logits move in
+float32 (`moved_in_float32`, which another CPU or NumPy may give otherwise: no test reads it) and
+against `full`, and what is read by choice:
     reads     by layer, or by layer and KV head, the key of what is read; empty: everything
     chosen    by key the tokens read at each step: bit t of a hexadecimal number is token t. Where
               there are fewer than steps: the last, and the tokens that came after it

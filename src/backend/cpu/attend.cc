@@ -131,9 +131,9 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
     }
     job.q[i] = scratch;
     const float* q = source[i] + int64_t{begin} * a.n_heads * a.kv.dk;
-    for (int64_t h = 0; h < row_heads; ++h) {
-      kernels_.pack_query(a.kv.k.dtype, q + h * a.kv.dk, a.kv.dk, dk_padded, scratch);
-      scratch += job.q_stride;
+    for (int64_t h = 0; h < row_heads; h += a.Group()) {
+      kernels_.pack_queries(a.kv.k.dtype, q + h * a.kv.dk, a.kv.dk, dk_padded, a.Group(), scratch);
+      scratch += a.Group() * job.q_stride;
     }
   }
 

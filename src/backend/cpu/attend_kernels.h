@@ -56,9 +56,10 @@ struct AttendJob {
 inline constexpr int64_t kPackedQuery = 4;
 
 struct AttendKernels {
-  // One head's query, in the order that `piece` reads for a K of `dtype`: kPackedQuery * padded
-  // floats, where padded >= dk is a multiple of kPackMultiple.
-  void (*pack_query)(DType dtype, const float* q, int64_t dk, int64_t padded, float* out);
+  // The queries of the `heads` of one KV head, in the order that `piece` reads for a K of `dtype`:
+  // kPackedQuery * padded floats per head, where padded >= dk is a multiple of kPackMultiple.
+  void (*pack_queries)(DType dtype, const float* q, int64_t dk, int64_t padded, int32_t heads,
+                       float* out);
   // Computes `item`, and fetches the first tokens of `after`, which the thread is likely to compute
   // next (null: none), while it works on the last ones.
   void (*piece)(const AttendJob& job, const AttendItem& item, const AttendItem* after);

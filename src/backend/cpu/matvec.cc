@@ -33,17 +33,6 @@ HWY_INLINE void PrefetchStep(const std::byte* p, int64_t offset) {
   for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(p + offset + kPrefetchAhead + i);
 }
 
-// Loads v here, not again in each of its uses.
-HWY_INLINE void KeepInRegister(VF& v) {
-#if OKV_AVX512
-  asm("" : "+v"(v.raw));
-#elif OKV_AVX2
-  asm("" : "+x"(v.raw));
-#else
-  (void)v;
-#endif
-}
-
 // out[i][r] = the sum of the lanes of sum[r][i]: the same additions for any R and M.
 template <int R, int M>
 HWY_INLINE void StoreSums(const VF (&sum)[R][M], float (*out)[kTileRows]) {
@@ -73,33 +62,36 @@ HWY_INLINE void Dot(const std::byte* const* w, int64_t n_in, const float* x, int
   VF second[kAlone ? R : 1];
   std::fill_n(second, kAlone ? R : 1, hn::Zero(d));
   for (int r = 0; r < R; ++r) std::fill_n(sum[r], M, hn::Zero(d));
-  const auto add = [&](int64_t i, int r, VF a, VF b) HWY_ATTR {
+  const auto add = [&](int64_t i, const VF(&a)[R], const VF(&b)[R]) HWY_ATTR {
     for (int m = 0; m < M; ++m) {
-      const float* xi = x + m * ldx + i;
-      sum[r][m] = hn::MulAdd(a, hn::LoadU(d, xi), sum[r][m]);
-      VF& to = kAlone && m == M - 1 ? second[r] : sum[r][m];
-      to = hn::MulAdd(b, hn::LoadU(d, xi + kLanes), to);
+      VF x0 = hn::LoadU(d, x + m * ldx + i);
+      VF x1 = hn::LoadU(d, x + m * ldx + i + kLanes);
+      KeepInRegister(x0);  // one load for all rows of weights
+      KeepInRegister(x1);
+      for (int r = 0; r < R; ++r) {
+        sum[r][m] = hn::MulAdd(a[r], x0, sum[r][m]);
+        VF& to = kAlone && m == M - 1 ? second[r] : sum[r][m];
+        to = hn::MulAdd(b[r], x1, to);
+      }
     }
   };
   constexpr auto kStepInt = static_cast<int64_t>(kStep);
   const int64_t full = n_in - n_in % kStepInt;
   int64_t offset = 0;
+  VF a[R];
+  VF b[R];
   for (int64_t i = 0; i < full; i += kStepInt, offset += E::kStepBytes) {
     for (int r = 0; r < R; ++r) {
       PrefetchStep<E::kStepBytes>(w[r], offset);
-      VF a;
-      VF b;
-      E::LoadStep(w[r] + offset, a, b);
-      add(i, r, a, b);
+      E::LoadStep(w[r] + offset, a[r], b[r]);
     }
+    add(i, a, b);
   }
   if (full < n_in) {
     for (int r = 0; r < R; ++r) {
-      VF a;
-      VF b;
-      E::LoadTail(w[r] + offset, static_cast<size_t>(n_in - full), a, b);
-      add(full, r, a, b);
+      E::LoadTail(w[r] + offset, static_cast<size_t>(n_in - full), a[r], b[r]);
     }
+    add(full, a, b);
   }
   if constexpr (kAlone) {
     for (int r = 0; r < R; ++r) sum[r][M - 1] = hn::Add(sum[r][M - 1], second[r]);

@@ -38,7 +38,8 @@ inline constexpr size_t kStep = 2 * kLanes;  // values that LoadStep reads
 #define OKV_AVX2 (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3 && HWY_TARGET <= HWY_AVX2)
 
 // Registers decide how much a kernel may block: AVX-512 and NEON have 32, AVX2 and SSE 16.
-#if OKV_AVX512 || HWY_TARGET == HWY_NEON
+#define OKV_MANY_REGISTERS (OKV_AVX512 || HWY_TARGET == HWY_NEON)
+#if OKV_MANY_REGISTERS
 inline constexpr int kRegisterRows = 4;
 #else
 inline constexpr int kRegisterRows = 2;
@@ -46,6 +47,17 @@ inline constexpr int kRegisterRows = 2;
 
 // Masked loads that never touch what the mask excludes.
 #define OKV_SAFE_MASKED_LOAD (OKV_AVX512 || OKV_AVX2)
+
+// Loads v here, not again in each of its uses.
+HWY_INLINE void KeepInRegister(VF& v) {
+#if OKV_AVX512
+  asm("" : "+v"(v.raw));
+#elif OKV_AVX2
+  asm("" : "+x"(v.raw));
+#else
+  (void)v;
+#endif
+}
 
 // Fetches a line of a K/V row ahead of its use, to the first or the second level of the cache.
 HWY_INLINE void PrefetchRow(const std::byte* p, bool second_level) {

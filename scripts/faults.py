@@ -666,6 +666,8 @@ FAULTS = {
         CPU + "matvec.cc", "left <= most ? left : most / kRegisterRows * kRegisterRows;",
         "std::min(left, most);"),
     "q4_codes_rounded_down": (CPU + "rows.cc", "hn::Set(d, 8.5f)", "hn::Set(d, 8.0f)"),
+    "q4_query_of_the_other_half": (
+        CPU + "attend_scores-inl.h", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
     "queries_packed_in_one_place": (
         CPU + "attend_kernels.cc", "dk, padded, g, heads, out)", "dk, padded, 0, heads, out)"),
     "threads_end_one_after_another": (

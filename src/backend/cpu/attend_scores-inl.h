@@ -82,7 +82,6 @@ HWY_INLINE void Transpose4(VF (&v)[4]) {
   v[2] = hn::BitCast(d, hn::InterleaveLower(dw, high01, high23));
   v[3] = hn::BitCast(d, hn::InterleaveUpper(dw, high01, high23));
 }
-
 #endif
 
 #if OKV_TRANSPOSES_K
@@ -290,7 +289,7 @@ HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahea
 #endif
 }
 
-#elif HWY_TARGET != HWY_SCALAR  // few registers
+#elif HWY_TARGET != HWY_SCALAR  // SSE4, and whatever else has vectors of four
 
 // Values that a head's row is a multiple of, unless it has a tail; the factor of its products.
 template <DType kType>
@@ -308,21 +307,8 @@ void PackQuery(const float* q, size_t dk, size_t padded, size_t head, size_t hea
   }
 }
 
-// A step of the K of a token.
-template <DType kType, bool kTail>
-HWY_INLINE void LoadKeys(const std::byte* k, size_t at, size_t dk, VF& a, VF& b) {
-  using E = Elements<kType>;
-  if constexpr (kType == DType::kQ4_0) {
-    E::LoadStep(k, at, a, b);
-  } else if (!kTail || at + kStep <= dk) {
-    E::LoadStep(k + at / kStep * E::kStepBytes, a, b);
-  } else {
-    E::LoadTail(k + at / kStep * E::kStepBytes, dk - at, a, b);
-  }
-}
-
 // sum[t][g] = q[g] · k of token t, in parts: one for each lane.
-template <DType kType, int G, bool kTail, int T>
+template <DType kType, int G, int T>
 HWY_INLINE void ScoreTokens(const HeadPass& pass, const std::byte* const* row, VF (&sum)[T][4]) {
   const DF d;
   for (auto& of : sum) std::fill_n(of, 4, hn::Zero(d));
@@ -338,7 +324,7 @@ HWY_INLINE void ScoreTokens(const HeadPass& pass, const std::byte* const* row, V
     }
     for (size_t at = whole; at < whole + kWhole; at += kStep) {
       const auto load = [&](int t, VF& a, VF& b) HWY_ATTR {
-        LoadKeys<kType, kTail>(row[t] + pass.k_offset, at, dk, a, b);
+        LoadHeadValues<kType>(row[t] + pass.k_offset, at, dk, a, b);
         if constexpr (InBlocks(kType)) {
           a = hn::Mul(a, scale[t]);
           b = hn::Mul(b, scale[t]);
@@ -365,10 +351,8 @@ HWY_INLINE void ScoreTokens(const HeadPass& pass, const std::byte* const* row, V
         VF b[T];
         for (int t = 0; t < T; ++t) load(t, a[t], b[t]);
         for (int g = 0; g < G; ++g) {
-          VF q0 = hn::LoadU(d, q + g * kStep);
-          VF q1 = hn::LoadU(d, q + g * kStep + kLanes);
-          KeepInRegister(q0);  // loads are scarcer than registers here
-          KeepInRegister(q1);
+          const VF q0 = hn::LoadU(d, q + g * kStep);
+          const VF q1 = hn::LoadU(d, q + g * kStep + kLanes);
           for (int t = 0; t < T; ++t) {
             sum[t][g] = hn::MulAdd(b[t], q1, hn::MulAdd(a[t], q0, sum[t][g]));
           }
@@ -379,34 +363,20 @@ HWY_INLINE void ScoreTokens(const HeadPass& pass, const std::byte* const* row, V
   }
 }
 
-// The four floats at `low` in the first four lanes, those at `high` in the next ones, if there are
-// any. Each four were stored together: a load of eight would wait until the stores are through.
-HWY_INLINE VF LoadFours(const float* low, const float* high) {
-  const DF d;
-  const hn::FixedTag<float, 4> d4;
-#if HWY_CAP_GE256
-  return hn::Combine(d, hn::Load(d4, high), hn::Load(d4, low));
-#else
-  (void)high;
-  return hn::Load(d4, low);
-#endif
-}
-
 // dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. As many tokens are taken together as
 // their sums leave room for in 16 registers.
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
-  constexpr int kTokens = static_cast<int>(kLanes);
-  constexpr int T = G == 1 ? kTokens : G == 2 ? 4 : 2;
-  alignas(64) float total[kTokens][4];  // of one head: [t / 4][t % 4]; of more: [t][g]
-  for (int first = 0; first < kTokens; first += T) {
+  static_assert(kLanes == 4, "the sums of four tokens fill a vector");
+  const DF d;
+  constexpr int T = G <= 2 ? 4 : 2;
+  alignas(16) float total[4][4];  // of one head: [0][t]; of more: [t][g]
+  for (int first = 0; first < 4; first += T) {
     for (int t = 0; t < T; ++t) ahead.Advance();
     VF sum[T][4];
-    ScoreTokens<kType, G, kTail>(pass, pass.k + i + first, sum);
+    ScoreTokens<kType, G>(pass, pass.k + i + first, sum);
     if constexpr (G == 1) {
-      for (int t = 0; t < T; t += 4) {
-        Sum4(sum[t][0], sum[t + 1][0], sum[t + 2][0], sum[t + 3][0], total[t / 4]);
-      }
+      Sum4(sum[0][0], sum[1][0], sum[2][0], sum[3][0], total[0]);
     } else {
       for (int t = 0; t < T; ++t) {
         Sum4(sum[t][0], sum[t][1], sum[t][2], sum[t][3], total[first + t]);
@@ -414,10 +384,10 @@ HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahea
     }
   }
   if constexpr (G == 1) {
-    dot[0] = LoadFours(total[0], total[1]);
+    dot[0] = hn::Load(d, total[0]);
   } else {
     VF v[4];
-    for (int t = 0; t < 4; ++t) v[t] = LoadFours(total[t], total[t + kTokens - 4]);
+    for (int t = 0; t < 4; ++t) v[t] = hn::Load(d, total[t]);
     Transpose4(v);
     std::copy_n(v, G, dot);
   }

@@ -48,17 +48,6 @@ inline constexpr int kRegisterRows = 2;
 // Masked loads that never touch what the mask excludes.
 #define OKV_SAFE_MASKED_LOAD (OKV_AVX512 || OKV_AVX2)
 
-// Loads v here, not again in each of its uses.
-HWY_INLINE void KeepInRegister(VF& v) {
-#if OKV_AVX512
-  asm("" : "+v"(v.raw));
-#elif OKV_AVX2
-  asm("" : "+x"(v.raw));
-#else
-  (void)v;
-#endif
-}
-
 // Fetches a line of a K/V row ahead of its use, to the first or the second level of the cache.
 HWY_INLINE void PrefetchRow(const std::byte* p, bool second_level) {
   if (second_level) {
@@ -231,10 +220,9 @@ HWY_INLINE VF LoadScale(const std::byte* p) {
   return hn::Set(DF(), hn::GetLane(scale));
 }
 
-// Values [at, at + kStep) of a head of n values of K or V, whose scales lie `to_scales` behind.
+// Values [at, at + kStep) of a head of n values of K or V, without their scales.
 template <DType kType>
-HWY_INLINE void LoadHeadStep(const std::byte* head, int64_t to_scales, size_t at, size_t n, VF& a,
-                             VF& b) {
+HWY_INLINE void LoadHeadValues(const std::byte* head, size_t at, size_t n, VF& a, VF& b) {
   using E = Elements<kType>;
   if constexpr (kType == DType::kQ4_0) {
     E::LoadStep(head, at, a, b);
@@ -246,6 +234,13 @@ HWY_INLINE void LoadHeadStep(const std::byte* head, int64_t to_scales, size_t at
       E::LoadTail(p, n - at, a, b);
     }
   }
+}
+
+// The same with them: they lie `to_scales` behind.
+template <DType kType>
+HWY_INLINE void LoadHeadStep(const std::byte* head, int64_t to_scales, size_t at, size_t n, VF& a,
+                             VF& b) {
+  LoadHeadValues<kType>(head, at, n, a, b);
   if constexpr (InBlocks(kType)) {
     const VF scale = LoadScale(head + to_scales + at / kBlockValues * 2);
     a = hn::Mul(a, scale);

@@ -29,7 +29,9 @@ class StepFixture {
               bool force_indices = true, int32_t more_slots = -1, bool split = false,
               bool sums_values = false)
       : trace(backend) {
-    config = SmallLlama({.max_context = kContext});
+    // Less sharp than other tests' models, which enlarge the roundings of a step tenfold: logits of
+    // full attention are then the same but for 2e-6 of the largest one, whatever the order of sums.
+    config = SmallLlama({.max_context = kContext, .attn_scale = 0.5f});
     weights = Take(GenerateWeights(trace, config, DType::kF32));
     ropes = Take(RopeState::Create(trace, config));
     work = Take(Workspace::Create(trace, config, kChunk, 1));

@@ -19,11 +19,11 @@ namespace HWY_NAMESPACE {
 
 // Tokens scored before their values are summed, and fetched while the chunk before is worked on: so
 // few that both chunks stay in the second-level cache with room to spare (on Sapphire Rapids rows
-// of 2 to 4 KB reach 62 to 69 % of the read bandwidth with chunks of 128, 71 to 97 % with 64 KB).
-// Lists are short, and a thread's first chunk is fetched while nothing else is to be done: a
-// smaller one.
+// of 2 to 4 KB reach 62 to 69 % of the read bandwidth with chunks of 128, 71 to 97 % with 64 KB; on
+// a Zen 3 rows of 512 bytes take 12.3 ms with 32 KB where they take 13.9 with 64). Lists are short,
+// and a thread's first chunk is fetched while nothing else is to be done: a smaller one.
 constexpr int kChunk = 128;
-constexpr int64_t kChunkBytes = 64 << 10;
+constexpr int64_t kChunkBytes = OKV_MANY_REGISTERS ? 64 << 10 : 32 << 10;
 constexpr int kListChunk = 32;
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
@@ -288,10 +288,8 @@ template <DType kType, bool kTail>
 HWY_INLINE void HeadsOf(int g, const HeadPass& pass, const ScoreOut& out) {
   if (g == 1) return Heads<kType, 1, kTail>(pass, out);
   if (g == 2) return Heads<kType, 2, kTail>(pass, out);
-  if constexpr (kMaxHeads == 4) {
-    if (g == 3) return Heads<kType, 3, kTail>(pass, out);
-    return Heads<kType, 4, kTail>(pass, out);
-  }
+  if (g == 3) return Heads<kType, 3, kTail>(pass, out);
+  return Heads<kType, 4, kTail>(pass, out);
 }
 
 // How a chunk's prefetches spread over the work of `n_rows` rows on the chunk before: a step of it

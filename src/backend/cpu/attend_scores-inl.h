@@ -1,6 +1,6 @@
 // The products of queries with K that attention is made of: some query heads of one KV head with a
-// tile of tokens. Two ways to make them, by the target, and a plain one for targets without vectors
-// (docs/kernels.md, "A CPU's scores"). Included once for each Highway target.
+// tile of tokens. Two ways to make them, by the number of registers, and a plain one for targets
+// without vectors (docs/kernels.md, "A CPU's scores"). Included once for each Highway target.
 #if defined(OMNIKV_BACKEND_CPU_ATTEND_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OMNIKV_BACKEND_CPU_ATTEND_SCORES_INL_H_
 #undef OMNIKV_BACKEND_CPU_ATTEND_SCORES_INL_H_
@@ -21,11 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace omnikv {
 namespace HWY_NAMESPACE {
 
-// AVX2 would be faster without transposing K (docs/performance.md, "AVX2 alone"), but its sums are
-// then others, for which a test of the house has no room.
-#define OKV_TRANSPOSES_K (OKV_MANY_REGISTERS || OKV_AVX2)
-
-constexpr int kMaxHeads = OKV_AVX2 ? 2 : 4;  // query heads of a KV head taken together
+constexpr int kMaxHeads = 4;  // query heads of a KV head taken together
 
 // Prefetches the next chunk while this one is worked on: its rows in their order, which is that of
 // memory where they are neighbours, a unit of a few lines with every step of the work. Bursts would
@@ -84,7 +80,7 @@ HWY_INLINE void Transpose4(VF (&v)[4]) {
 }
 #endif
 
-#if OKV_TRANSPOSES_K
+#if OKV_MANY_REGISTERS
 // A vector of a K row as it is transposed: a lane is a pair of 16-bit values, one f32, one int8
 // brought to f32, or a pair of nibbles.
 template <DType kType>
@@ -289,7 +285,7 @@ HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahea
 #endif
 }
 
-#elif HWY_TARGET != HWY_SCALAR  // SSE4, and whatever else has vectors of four
+#elif HWY_TARGET != HWY_SCALAR  // few registers
 
 // Values that a head's row is a multiple of, unless it has a tail; the factor of its products.
 template <DType kType>
@@ -351,8 +347,10 @@ HWY_INLINE void ScoreTokens(const HeadPass& pass, const std::byte* const* row, V
         VF b[T];
         for (int t = 0; t < T; ++t) load(t, a[t], b[t]);
         for (int g = 0; g < G; ++g) {
-          const VF q0 = hn::LoadU(d, q + g * kStep);
-          const VF q1 = hn::LoadU(d, q + g * kStep + kLanes);
+          VF q0 = hn::LoadU(d, q + g * kStep);
+          VF q1 = hn::LoadU(d, q + g * kStep + kLanes);
+          KeepInRegister(q0);  // loads are scarcer than registers here
+          KeepInRegister(q1);
           for (int t = 0; t < T; ++t) {
             sum[t][g] = hn::MulAdd(b[t], q1, hn::MulAdd(a[t], q0, sum[t][g]));
           }
@@ -363,20 +361,34 @@ HWY_INLINE void ScoreTokens(const HeadPass& pass, const std::byte* const* row, V
   }
 }
 
+// The four floats at `low` in the first four lanes, those at `high` in the next ones, if there are
+// any. Each four were stored together: a load of eight would wait until the stores are through.
+HWY_INLINE VF LoadFours(const float* low, const float* high) {
+  const DF d;
+  const hn::FixedTag<float, 4> d4;
+#if HWY_CAP_GE256
+  return hn::Combine(d, hn::Load(d4, high), hn::Load(d4, low));
+#else
+  (void)high;
+  return hn::Load(d4, low);
+#endif
+}
+
 // dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. As many tokens are taken together as
 // their sums leave room for in 16 registers.
 template <DType kType, int G, bool kTail>
 HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
-  static_assert(kLanes == 4, "the sums of four tokens fill a vector");
-  const DF d;
-  constexpr int T = G <= 2 ? 4 : 2;
-  alignas(16) float total[4][4];  // of one head: [0][t]; of more: [t][g]
-  for (int first = 0; first < 4; first += T) {
+  constexpr int kTokens = static_cast<int>(kLanes);
+  constexpr int T = G == 1 ? kTokens : G == 2 ? 4 : 2;
+  alignas(64) float total[kTokens][4];  // of one head: [t / 4][t % 4]; of more: [t][g]
+  for (int first = 0; first < kTokens; first += T) {
     for (int t = 0; t < T; ++t) ahead.Advance();
     VF sum[T][4];
     ScoreTokens<kType, G>(pass, pass.k + i + first, sum);
     if constexpr (G == 1) {
-      Sum4(sum[0][0], sum[1][0], sum[2][0], sum[3][0], total[0]);
+      for (int t = 0; t < T; t += 4) {
+        Sum4(sum[t][0], sum[t + 1][0], sum[t + 2][0], sum[t + 3][0], total[t / 4]);
+      }
     } else {
       for (int t = 0; t < T; ++t) {
         Sum4(sum[t][0], sum[t][1], sum[t][2], sum[t][3], total[first + t]);
@@ -384,10 +396,10 @@ HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahea
     }
   }
   if constexpr (G == 1) {
-    dot[0] = hn::Load(d, total[0]);
+    dot[0] = LoadFours(total[0], total[1]);
   } else {
     VF v[4];
-    for (int t = 0; t < 4; ++t) v[t] = hn::Load(d, total[t]);
+    for (int t = 0; t < 4; ++t) v[t] = LoadFours(total[t], total[t + kTokens - 4]);
     Transpose4(v);
     std::copy_n(v, G, dot);
   }

@@ -33,17 +33,6 @@ HWY_INLINE void PrefetchStep(const std::byte* p, int64_t offset) {
   for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(p + offset + kPrefetchAhead + i);
 }
 
-// Loads v here, not again in each of its uses.
-HWY_INLINE void KeepInRegister(VF& v) {
-#if OKV_AVX512
-  asm("" : "+v"(v.raw));
-#elif OKV_AVX2
-  asm("" : "+x"(v.raw));
-#else
-  (void)v;
-#endif
-}
-
 // out[i][r] = the sum of the lanes of sum[r][i]: the same additions for any R and M.
 template <int R, int M>
 HWY_INLINE void StoreSums(const VF (&sum)[R][M], float (*out)[kTileRows]) {

@@ -48,6 +48,17 @@ inline constexpr int kRegisterRows = 2;
 // Masked loads that never touch what the mask excludes.
 #define OKV_SAFE_MASKED_LOAD (OKV_AVX512 || OKV_AVX2)
 
+// Loads v here, not again in each of its uses.
+HWY_INLINE void KeepInRegister(VF& v) {
+#if OKV_AVX512
+  asm("" : "+v"(v.raw));
+#elif OKV_AVX2
+  asm("" : "+x"(v.raw));
+#else
+  (void)v;
+#endif
+}
+
 // Fetches a line of a K/V row ahead of its use, to the first or the second level of the cache.
 HWY_INLINE void PrefetchRow(const std::byte* p, bool second_level) {
   if (second_level) {

@@ -90,6 +90,7 @@ class FailuresOn : public testing::TestWithParam<Where> {
     return LoadEngine(options, [&] { return Make(GetParam(), options, fault); });
   }
   Result<std::unique_ptr<Engine>> Load(Fault& fault) const { return Load(Options(), fault); }
+  int64_t Apart() const { return GetParam().device == "ref" ? 3 : 1; }
   // Load, prompt and three steps, with memory refused at each `stride`-th place where it is asked
   // for, one after the other. What is there after a failure goes on to be used.
   void RefuseAnywhere(const PolicyOptions& policy, int64_t stride);
@@ -199,15 +200,17 @@ void FailuresOn::RefuseAnywhere(const PolicyOptions& policy, int64_t stride) {
   ExpectNoLeak(before, static_cast<int>(places / stride));
 }
 
+// On the slow reference some of the places: the others see the same ones.
 TEST_P(FailuresOn, MemoryRefusedAnywhere) {
-  RefuseAnywhere(Policy(), GetParam().device == "ref" ? 3 : 1);  // the others see the same places
+  RefuseAnywhere(Policy(), Apart());
 }
 
 // Of policies that move rows: what a step that failed had moved is where it was.
 TEST_P(FailuresOn, MemoryRefusedWhereRowsMove) {
-  RefuseAnywhere({.name = "tova", .settings = {{"budget", "24"}}}, 1);
-  RefuseAnywhere({.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}}, 2);
-  RefuseAnywhere({.name = "kvzip", .settings = {{"chunk", "64"}}}, 3);  // in its passes, too
+  RefuseAnywhere({.name = "tova", .settings = {{"budget", "24"}}}, Apart());
+  RefuseAnywhere({.name = "snapkv", .settings = {{"budget", "24"}, {"window", "8"}}}, 2 * Apart());
+  RefuseAnywhere({.name = "kvzip", .settings = {{"chunk", "64"}}},
+                 3 * Apart());  // in its passes, too
 }
 
 // Runs `attempt`, which fails with `code` and a sentence that has all of `parts`.

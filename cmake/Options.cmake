@@ -69,6 +69,8 @@ function(omnikv_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE omnikv_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE OMNIKV_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  # Tests take longer to compile than to run: a quarter less so.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   set(discover DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 900)
   if(arg_CARD AND OMNIKV_HAVE_CUDA)
     gtest_discover_tests(${name} TEST_FILTER "-*cuda*" ${discover})

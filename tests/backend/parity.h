@@ -47,8 +47,8 @@ struct Candidate {
 
 // What this test program compares with the reference; called once, before the first test. Where
 // there is nothing (kUnsupported) every test is skipped with the reason. parity_cpu.cc: every
-// instruction set of the CPU with 1, 2 and 3 threads. parity_cuda.cc: a card, fast and in full
-// precision.
+// instruction set of the CPU, the best one with 1, 2 and 3 threads. parity_cuda.cc: a card, fast
+// and in full precision.
 Result<std::vector<Candidate>> MakeCandidates();
 // Of the cases of a sweep (parity_sweep_test.cc), the program runs each so-many-th.
 int64_t SweepStride();

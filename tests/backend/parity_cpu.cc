@@ -1,5 +1,6 @@
 // What parity_test compares with the reference: the CPU backend with every instruction set of this
-// CPU, and 1, 2 and 3 threads.
+// CPU, the best one with 1, 2 and 3 threads. The others have 3: how work is split among threads
+// does not depend on the instructions.
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_backend.h"
@@ -10,7 +11,9 @@ namespace omnikv::parity {
 Result<std::vector<Candidate>> MakeCandidates() {
   std::vector<Candidate> all;
   for (const std::string& isa : CpuIsas()) {
+    const bool best = all.empty();
     for (int threads : {1, 2, 3}) {
+      if (!best && threads < 3) continue;
       all.push_back(
           {.name = fmt::format("{}, {} threads", isa, threads),
            .backend = MakeCpuBackend(

@@ -11,9 +11,7 @@ namespace omnikv::parity {
 Result<std::vector<Candidate>> MakeCandidates() {
   std::vector<Candidate> all;
   for (const std::string& isa : CpuIsas()) {
-    const bool best = all.empty();
-    for (int threads : {1, 2, 3}) {
-      if (!best && threads < 3) continue;
+    for (int threads = all.empty() ? 1 : 3; threads <= 3; ++threads) {
       all.push_back(
           {.name = fmt::format("{}, {} threads", isa, threads),
            .backend = MakeCpuBackend(

@@ -90,6 +90,7 @@ class FailuresOn : public testing::TestWithParam<Where> {
     return LoadEngine(options, [&] { return Make(GetParam(), options, fault); });
   }
   Result<std::unique_ptr<Engine>> Load(Fault& fault) const { return Load(Options(), fault); }
+  // A `stride`: the slow reference sees the places that the CPU, and a card, see one by one.
   int64_t Apart() const { return GetParam().device == "ref" ? 3 : 1; }
   // Load, prompt and three steps, with memory refused at each `stride`-th place where it is asked
   // for, one after the other. What is there after a failure goes on to be used.
@@ -200,7 +201,6 @@ void FailuresOn::RefuseAnywhere(const PolicyOptions& policy, int64_t stride) {
   ExpectNoLeak(before, static_cast<int>(places / stride));
 }
 
-// On the slow reference some of the places: the others see the same ones.
 TEST_P(FailuresOn, MemoryRefusedAnywhere) {
   RefuseAnywhere(Policy(), Apart());
 }

@@ -49,7 +49,8 @@ inline constexpr int kRegisterRows = 2;
 #define OKV_SAFE_MASKED_LOAD (OKV_AVX512 || OKV_AVX2)
 
 // Loads v here, not again in each of its uses.
-HWY_INLINE void KeepInRegister(VF& v) {
+template <class V>
+HWY_INLINE void KeepInRegister(V& v) {
 #if OKV_AVX512
   asm("" : "+v"(v.raw));
 #elif OKV_AVX2
@@ -134,11 +135,7 @@ struct Elements<DType::kBF16> {
   static HWY_INLINE void Split(hn::Vec<DU> pairs, VF& even, VF& odd) {
     const DF d;
     const DU du;
-#if OKV_AVX512  // else both uses load: a quarter slower from cache (Zen 5)
-    asm("" : "+v"(pairs.raw));
-#elif OKV_AVX2
-    asm("" : "+x"(pairs.raw));
-#endif
+    KeepInRegister(pairs);  // else both uses load: a quarter slower from cache (Zen 5)
     even = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
     odd = hn::BitCast(d, hn::And(pairs, hn::Set(du, 0xffff0000u)));
   }

@@ -2,10 +2,13 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "backend/kv_format.h"
 #include "backend/ref/ref_backend.h"
+#include "backend/ref/ref_dots.h"
 
 namespace omnikv {
 namespace {
@@ -42,63 +45,120 @@ std::vector<PlannedToken> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_
   return tokens;
 }
 
+// K or V of a KV head, of a sequence's first n_tokens, as f32: each loaded when first read.
+class LoadedHead {
+ public:
+  LoadedHead(const KvView& kv, const KvPlane& plane, int32_t d, int32_t table_off, int32_t kv_head,
+             size_t n_tokens)
+      : kv_(kv),
+        plane_(plane),
+        d_(static_cast<size_t>(d)),
+        table_off_(table_off),
+        place_(kv.Place(kv_head)),
+        loaded_(n_tokens),
+        values_(n_tokens * d_) {}
+
+  const float* Token(int64_t token) {
+    const auto t = static_cast<size_t>(token);
+    float* const values = values_.data() + t * d_;
+    if (!loaded_[t]) {
+      loaded_[t] = true;
+      const std::byte* from = plane_.Head(kv_.RowIndex(table_off_, token), place_);
+      for (size_t i = 0; i < d_; ++i) values[i] = LoadKvValue(plane_, place_, from, i);
+    }
+    return values;
+  }
+
+ private:
+  const KvView& kv_;
+  const KvPlane& plane_;
+  const size_t d_;
+  const int32_t table_off_;
+  const int32_t place_;
+  std::vector<bool> loaded_;   // [n_tokens]
+  std::vector<float> values_;  // [n_tokens, d]
+};
+
+// The products of row r's query of head h with K of the tokens.
+std::vector<double> Dots(const AttendArgs& a, int32_t r, int32_t h,
+                         const std::vector<PlannedToken>& tokens, LoadedHead& k) {
+  std::vector<const float*> rows;
+  rows.reserve(tokens.size());
+  for (const PlannedToken& t : tokens) rows.push_back(k.Token(t.token));
+  std::vector<double> dots(tokens.size());
+  for (size_t first = 0, end = 0; first < tokens.size(); first = end) {  // tokens of one segment
+    while (end < tokens.size() && tokens[end].segment == tokens[first].segment) ++end;
+    const PlanSegment& s = a.plan.segments[static_cast<size_t>(tokens[first].segment)];
+    const float* q = (s.q != nullptr ? s.q : a.q) + (int64_t{r} * a.n_heads + h) * a.kv.dk;
+    const auto value = [&](int64_t i, int64_t d) {
+      return rows[first + static_cast<size_t>(i)][d];
+    };
+    RefDots(static_cast<int64_t>(end - first), a.kv.dk, value, 1, q, dots.data() + first);
+  }
+  return dots;
+}
+
+// Attention of row r's head h, over K and V of its sequence and KV head.
+void AttendRow(const AttendArgs& a, int32_t r, int32_t h, LoadedHead& k, LoadedHead& v) {
+  const RowMeta row = a.rows[r];
+  const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
+  const std::vector<PlannedToken> tokens = TokensOf(a, row, h / a.Group());
+  std::vector<double> logits = Dots(a, r, h, tokens, k);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    double logit = logits[i] * a.scale;
+    if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
+    logits[i] = logit;
+    if (a.score == ScoreKind::kLogits) {
+      a.scores[row_head * a.score_stride + tokens[i].token] = static_cast<float>(logit);
+    } else if (a.score == ScoreKind::kHeadMax) {
+      float& out = a.scores[r * a.score_stride + tokens[i].token];
+      out = std::max(out, static_cast<float>(logit));
+    }
+  }
+  const double top = logits.empty() ? 0 : *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  std::vector<double> o(static_cast<size_t>(a.kv.dv), 0.0);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const double p = std::exp(logits[i] - top);
+    sum += p;
+    if (a.o == nullptr) continue;
+    const float* values = v.Token(tokens[i].token);
+    for (size_t d = 0; d < o.size(); ++d) o[d] += p * values[d];
+  }
+  if (a.lse != nullptr) {
+    a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
+  }
+  if (a.o == nullptr) return;
+  const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
+  for (size_t d = 0; d < o.size(); ++d) {
+    a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
+        static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
+  }
+}
+
 }  // namespace
 
 void RefAttend(const AttendArgs& a) {
+  for (int32_t r = 0; r < a.n_rows && a.score == ScoreKind::kHeadMax; ++r) {
+    std::fill_n(a.scores + r * a.score_stride, a.rows[r].pos + 1,
+                -std::numeric_limits<float>::infinity());
+  }
+  std::optional<LoadedHead> k;
+  std::optional<LoadedHead> v;
+  std::pair<int32_t, int32_t> loaded;  // sequence and KV head
+  size_t n_tokens = 0;
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    const RowMeta row = a.rows[r];
-    if (a.score == ScoreKind::kHeadMax) {
-      std::fill_n(a.scores + r * a.score_stride, row.pos + 1,
-                  -std::numeric_limits<float>::infinity());
-    }
-    for (int32_t n = 0; n < a.Heads(); ++n) {
-      const int32_t h = a.Head(n);
-      const int32_t kv_head = h / a.Group();
-      const int32_t place = a.kv.Place(kv_head);
-      const std::vector<PlannedToken> tokens = TokensOf(a, row, kv_head);
-      std::vector<double> logits(tokens.size());
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        const PlanSegment& s = a.plan.segments[static_cast<size_t>(tokens[i].segment)];
-        const float* q =
-            (s.q != nullptr ? s.q : a.q) + (static_cast<int64_t>(r) * a.n_heads + h) * a.kv.dk;
-        const std::byte* k =
-            a.kv.k.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), place);
-        double dot = 0;
-        for (int32_t d = 0; d < a.kv.dk; ++d) {
-          dot += static_cast<double>(q[d]) * LoadKvValue(a.kv.k, place, k, static_cast<size_t>(d));
-        }
-        double logit = dot * a.scale;
-        if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
-        logits[i] = logit;
-        if (a.score == ScoreKind::kLogits) {
-          a.scores[(static_cast<int64_t>(r) * a.n_heads + h) * a.score_stride + tokens[i].token] =
-              static_cast<float>(logit);
-        } else if (a.score == ScoreKind::kHeadMax) {
-          float& out = a.scores[r * a.score_stride + tokens[i].token];
-          out = std::max(out, static_cast<float>(logit));
-        }
+    n_tokens = std::max(n_tokens, static_cast<size_t>(a.rows[r].pos) + 1);
+  }
+  for (int32_t n = 0; n < a.Heads(); ++n) {
+    for (int32_t r = 0; r < a.n_rows; ++r) {
+      const std::pair<int32_t, int32_t> wanted(a.rows[r].seq, a.Head(n) / a.Group());
+      if (!k || wanted != loaded) {
+        const auto [seq, kv_head] = loaded = wanted;
+        k.emplace(a.kv, a.kv.k, a.kv.dk, a.seqs[seq].table_off, kv_head, n_tokens);
+        v.emplace(a.kv, a.kv.v, a.kv.dv, a.seqs[seq].table_off, kv_head, n_tokens);
       }
-      const double top = logits.empty() ? 0 : *std::max_element(logits.begin(), logits.end());
-      double sum = 0;
-      std::vector<double> o(static_cast<size_t>(a.kv.dv), 0.0);
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        const double p = std::exp(logits[i] - top);
-        sum += p;
-        if (a.o == nullptr) continue;
-        const std::byte* v =
-            a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, tokens[i].token), place);
-        for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadKvValue(a.kv.v, place, v, d);
-      }
-      const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
-      if (a.lse != nullptr) {
-        a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
-      }
-      if (a.o == nullptr) continue;
-      const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
-      for (size_t d = 0; d < o.size(); ++d) {
-        a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
-            static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
-      }
+      AttendRow(a, r, a.Head(n), *k, *v);
     }
   }
 }

@@ -6,23 +6,28 @@
 
 #include "backend/kv_format.h"
 #include "backend/locate_rows.h"
+#include "backend/ref/ref_dots.h"
 #include "backend/slots_on_host.h"
 
 namespace omnikv {
 namespace {
 
-double Dot(const WeightRef& w, int64_t row, const float* x) {
-  double sum = 0;
-  for (int64_t i = 0; i < w.n_in; ++i) {
-    sum += static_cast<double>(LoadAsF32(w.format, w.Row(row), static_cast<size_t>(i))) * x[i];
-  }
-  return sum;
+// W x of every row: [n_rows, n_out].
+std::vector<double> Products(const WeightRef& w, const float* x, int64_t n_rows) {
+  const auto value = [&](int64_t o, int64_t i) {
+    return LoadAsF32(w.format, w.Row(o), static_cast<size_t>(i));
+  };
+  std::vector<double> products(static_cast<size_t>(n_rows * w.n_out));
+  RefDots(w.n_out, w.n_in, value, n_rows, x, products.data());
+  return products;
 }
 
-// y[0..n_out) = W x + b.
-void MatVec(const WeightRef& w, const float* x, const float* bias, float* y) {
-  for (int64_t o = 0; o < w.n_out; ++o) {
-    y[o] = static_cast<float>(Dot(w, o, x) + (bias != nullptr ? bias[o] : 0.0f));
+// y = W x + b of every row.
+void MatVec(const WeightRef& w, const float* x, const float* bias, int64_t n_rows, float* y) {
+  const std::vector<double> products = Products(w, x, n_rows);
+  for (int64_t i = 0; i < n_rows * w.n_out; ++i) {
+    const float add = bias != nullptr ? bias[i % w.n_out] : 0.0f;
+    y[i] = static_cast<float>(products[static_cast<size_t>(i)] + add);
   }
 }
 
@@ -34,18 +39,21 @@ void RmsNorm(const float* v, const float* w, int32_t n, float eps, float* out) {
   for (int32_t i = 0; i < n; ++i) out[i] = static_cast<float>(v[i] * inv * w[i]);
 }
 
-// Runs the prologue for row r and gives h.
-std::vector<float> Prologue(const Residual& in, int32_t r) {
+// Runs the prologue and gives h of every row: [n_rows, d].
+std::vector<float> Prologue(const Residual& in, int32_t n_rows) {
   const auto d = static_cast<size_t>(in.d);
-  float* x = in.x + static_cast<size_t>(r) * d;
-  if (in.y != nullptr) {
-    const float* y = in.y + static_cast<size_t>(r) * d;
-    std::vector<float> delta(y, y + d);
-    if (in.post_norm != nullptr) RmsNorm(y, in.post_norm, in.d, in.eps, delta.data());
-    for (size_t i = 0; i < d; ++i) x[i] += in.scale * delta[i];
+  std::vector<float> h(static_cast<size_t>(n_rows) * d);
+  for (size_t r = 0; r < static_cast<size_t>(n_rows); ++r) {
+    float* x = in.x + r * d;
+    if (in.y != nullptr) {
+      const float* y = in.y + r * d;
+      std::vector<float> delta(y, y + d);
+      if (in.post_norm != nullptr) RmsNorm(y, in.post_norm, in.d, in.eps, delta.data());
+      for (size_t i = 0; i < d; ++i) x[i] += in.scale * delta[i];
+    }
+    std::copy_n(x, d, h.data() + r * d);
+    if (in.norm != nullptr) RmsNorm(x, in.norm, in.d, in.eps, h.data() + r * d);
   }
-  std::vector<float> h(x, x + d);
-  if (in.norm != nullptr) RmsNorm(x, in.norm, in.d, in.eps, h.data());
   return h;
 }
 
@@ -73,21 +81,23 @@ void NormAndRotate(const NormQkvRopeAppendArgs& a, int32_t r, const float* norm,
 }
 
 void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
+  const std::vector<float> h = Prologue(a.in, a.n_rows);
+  std::vector<float> ks(static_cast<size_t>(a.n_rows * a.wk.n_out));
+  std::vector<float> vs(static_cast<size_t>(a.n_rows * a.wv.n_out));
+  MatVec(a.wq, h.data(), a.bq, a.n_rows, a.q);
+  MatVec(a.wk, h.data(), a.bk, a.n_rows, ks.data());
+  MatVec(a.wv, h.data(), a.bv, a.n_rows, vs.data());
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    const std::vector<float> h = Prologue(a.in, r);
-    float* q = a.q + static_cast<int64_t>(r) * a.wq.n_out;
-    std::vector<float> k(static_cast<size_t>(a.wk.n_out));
-    std::vector<float> v(static_cast<size_t>(a.wv.n_out));
-    MatVec(a.wq, h.data(), a.bq, q);
-    MatVec(a.wk, h.data(), a.bk, k.data());
-    MatVec(a.wv, h.data(), a.bv, v.data());
+    float* q = a.q + r * a.wq.n_out;
+    float* k = ks.data() + r * a.wk.n_out;
+    const float* v = vs.data() + r * a.wv.n_out;
     NormAndRotate(a, r, a.q_norm, a.n_heads, q, nullptr);
     float* raw = a.k_raw_out != nullptr ? a.k_raw_out + r * a.wk.n_out : nullptr;
-    NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k.data(), raw);
+    NormAndRotate(a, r, a.k_norm, a.kv.n_kv_heads, k, raw);
     const KvTarget to = TargetOf(a, a.rows[r]);
     for (int32_t head = 0; head < a.kv.n_kv_heads; ++head) {
-      StoreKvHead(a.kv.k, head, a.kv.dk, k.data() + head * a.kv.dk, to.k);
-      StoreKvHead(a.kv.v, head, a.kv.dv, v.data() + head * a.kv.dv, to.v);
+      StoreKvHead(a.kv.k, head, a.kv.dk, k + head * a.kv.dk, to.k);
+      StoreKvHead(a.kv.v, head, a.kv.dv, v + head * a.kv.dv, to.v);
     }
     for (int64_t i = 0; a.k_out != nullptr && i < a.wk.n_out; ++i) {
       const auto head = static_cast<int32_t>(i / a.kv.dk);
@@ -108,27 +118,27 @@ double Activate(Activation act, double v) {
 }
 
 void NormGatedFfn(const NormGatedFfnArgs& a) {
-  for (int32_t r = 0; r < a.n_rows; ++r) {
-    const std::vector<float> h = Prologue(a.in, r);
-    for (int64_t i = 0; i < a.gate.n_out; ++i) {
-      const double g = Dot(a.gate, i, h.data()) + (a.gate_bias != nullptr ? a.gate_bias[i] : 0.0f);
-      const double u = Dot(a.up, i, h.data()) + (a.up_bias != nullptr ? a.up_bias[i] : 0.0f);
-      a.out[r * a.gate.n_out + i] = static_cast<float>(Activate(a.act, g) * u);
-    }
+  const std::vector<float> h = Prologue(a.in, a.n_rows);
+  const std::vector<double> gates = Products(a.gate, h.data(), a.n_rows);
+  const std::vector<double> ups = Products(a.up, h.data(), a.n_rows);
+  for (size_t i = 0; i < gates.size(); ++i) {
+    const size_t o = i % static_cast<size_t>(a.gate.n_out);
+    const double g = gates[i] + (a.gate_bias != nullptr ? a.gate_bias[o] : 0.0f);
+    const double u = ups[i] + (a.up_bias != nullptr ? a.up_bias[o] : 0.0f);
+    a.out[i] = static_cast<float>(Activate(a.act, g) * u);
   }
 }
 
 void NormLogits(const NormLogitsArgs& a) {
-  for (int32_t r = 0; r < a.n_rows; ++r) {
-    const std::vector<float> h = Prologue(a.in, r);
-    for (int32_t o = 0; o < a.n_out; ++o) {
-      if ((a.out_rows != nullptr ? a.out_rows[o] : o) != r) continue;
-      for (int64_t i = 0; i < a.head.n_out; ++i) {
-        double v = Dot(a.head, i, h.data()) + (a.bias != nullptr ? a.bias[i] : 0.0f);
-        v *= a.scale;
-        if (a.softcap > 0) v = a.softcap * std::tanh(v / a.softcap);
-        a.logits[o * a.head.n_out + i] = static_cast<float>(v);
-      }
+  const std::vector<float> h = Prologue(a.in, a.n_rows);
+  for (int32_t o = 0; o < a.n_out; ++o) {
+    const int64_t row = a.out_rows != nullptr ? a.out_rows[o] : o;
+    std::vector<double> logits = Products(a.head, h.data() + row * a.in.d, 1);
+    for (size_t i = 0; i < logits.size(); ++i) {
+      double v = logits[i] + (a.bias != nullptr ? a.bias[i] : 0.0f);
+      v *= a.scale;
+      if (a.softcap > 0) v = a.softcap * std::tanh(v / a.softcap);
+      a.logits[o * a.head.n_out + static_cast<int64_t>(i)] = static_cast<float>(v);
     }
   }
 }
@@ -165,11 +175,7 @@ class RefBackend : public HostBackend {
   }
   static void Execute(const NormQkvRopeAppendArgs& a) { NormQkvRopeAppend(a); }
   static void Execute(const AttendArgs& a) { RefAttend(a); }
-  static void Execute(const LinearArgs& a) {
-    for (int32_t r = 0; r < a.n_rows; ++r) {
-      MatVec(a.w, a.x + r * a.w.n_in, a.bias, a.y + r * a.w.n_out);
-    }
-  }
+  static void Execute(const LinearArgs& a) { MatVec(a.w, a.x, a.bias, a.n_rows, a.y); }
   static void Execute(const NormGatedFfnArgs& a) { NormGatedFfn(a); }
   static void Execute(const NormLogitsArgs& a) { NormLogits(a); }
   static void Execute(const ScoreReduceArgs& a) { RefScoreReduce(a); }

@@ -65,8 +65,8 @@ if(OMNIKV_HAVE_CUDA AND NOT OMNIKV_FLASHINFER STREQUAL "OFF")
   endif()
 endif()
 
-# omnikv_flashinfer_library(NAME SOURCES ...): instances of its kernel. Each takes a minute and 2 GB
-# to compile: one at a time.
+# omnikv_flashinfer_library(NAME SOURCES ...): instances of its kernel. A file takes some minutes
+# and 3.4 GB to compile: one at a time.
 function(omnikv_flashinfer_library name)
   cmake_parse_arguments(arg "" "" "SOURCES" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})

@@ -6,7 +6,7 @@
 #include "backend/kv_format.h"
 #include "backend/ops.h"
 
-namespace omnikv {
+namespace omnikv::cost_test {
 namespace {
 
 // Pieces of 16 tokens: two listed ones, and the last tokens, which begin a fourth piece.
@@ -36,4 +36,4 @@ TEST(CostOfOps, RowsOfTheHeadsThatAViewHasAreStored) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::cost_test

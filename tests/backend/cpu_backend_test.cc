@@ -14,7 +14,7 @@
 #include "backend/cpu/attend.h"
 #include "backend/kv_format.h"
 
-namespace omnikv {
+namespace omnikv::cpu_backend_test {
 namespace {
 
 struct CountArgs {
@@ -248,4 +248,4 @@ TEST(CpuAttendPieces, ThreadsEndTogether) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::cpu_backend_test

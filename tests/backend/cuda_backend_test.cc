@@ -19,7 +19,7 @@
 #include "base/memory.h"
 #include "cuda_fixture.h"
 
-namespace omnikv {
+namespace omnikv::cuda_backend_test {
 namespace {
 
 using testing::AnyOf;
@@ -673,4 +673,4 @@ TEST_F(CudaBackendTest, TimedAloneAnOpDoesWhatItDoes) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::cuda_backend_test

@@ -12,7 +12,7 @@
 #include "../own_folder.h"
 #include "cuda_fixture.h"
 
-namespace omnikv {
+namespace omnikv::cuda_disk_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -213,4 +213,4 @@ TEST_F(CudaDiskTest, WhatFailsEndsInASentence) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::cuda_disk_test

@@ -11,7 +11,7 @@
 #include "backend/kv_format.h"
 #include "cuda_fixture.h"
 
-namespace omnikv {
+namespace omnikv::cuda_early_test {
 namespace {
 
 class CudaEarlyTest : public CudaBackendTest {
@@ -199,4 +199,4 @@ TEST_F(CudaEarlyTest, ScoresOfASequenceThatMovesOn) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::cuda_early_test

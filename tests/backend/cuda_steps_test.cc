@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "cuda_fixture.h"
 
-namespace omnikv {
+namespace omnikv::cuda_steps_test {
 namespace {
 
 using testing::HasSubstr;
@@ -475,4 +475,4 @@ TEST_F(CudaBackendTest, SaysWhatItCannotRun) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::cuda_steps_test

@@ -12,7 +12,7 @@
 #include "../own_folder.h"
 #include "backend/ref/ref_backend.h"
 
-namespace omnikv {
+namespace omnikv::disk_memory_test {
 namespace {
 
 std::vector<std::byte> Bytes(size_t n, uint32_t seed) {
@@ -173,4 +173,4 @@ TEST(HostBackendOnDisk, LanesAreWaitedFor) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::disk_memory_test

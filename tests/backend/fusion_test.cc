@@ -5,7 +5,7 @@
 
 #include <array>
 
-namespace omnikv {
+namespace omnikv::fusion_test {
 namespace {
 
 constexpr int32_t kRows = 3;
@@ -138,4 +138,4 @@ TEST(Fusion, ALayer) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::fusion_test

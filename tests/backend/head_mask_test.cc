@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace omnikv {
+namespace omnikv::head_mask_test {
 namespace {
 
 TEST(HeadMask, NamesHeadsInTheirOrder) {
@@ -39,4 +39,4 @@ TEST(HeadMask, WithoutABitAllHeadsOfAnyNumber) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::head_mask_test

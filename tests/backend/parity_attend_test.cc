@@ -5,7 +5,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_attend_test {
 namespace {
 
 TEST_F(ParityTest, AttendDenseShapes) {
@@ -299,4 +299,4 @@ TEST_F(ParityTest, AttendScores) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_attend_test

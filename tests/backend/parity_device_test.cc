@@ -8,7 +8,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_device_test {
 namespace {
 
 using ParityDeviceTest = ParityTest;
@@ -491,4 +491,4 @@ TEST_F(ParityDeviceTest, AppendToASlot) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_device_test

@@ -8,7 +8,7 @@
 #include "parity.h"
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_expected_test {
 namespace {
 
 std::vector<float> Frequencies(int32_t n) {
@@ -171,4 +171,4 @@ TEST_F(ParityTest, ExpectedScore) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_expected_test

@@ -7,7 +7,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_index_test {
 namespace {
 
 // Heads whose halves are whole vectors, or not, and that a card's tensor cores take, or not.
@@ -235,4 +235,4 @@ TEST_F(ParityTest, RescoreOfAllTokens) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_index_test

@@ -9,7 +9,7 @@
 #include "backend/kv_slices.h"
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_kept_rows_test {
 namespace {
 
 struct Layout {
@@ -413,4 +413,4 @@ TEST_F(ParityTest, EvictAndUndo) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_kept_rows_test

@@ -3,7 +3,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_linear_test {
 namespace {
 
 TEST_F(ParityTest, Embed) {
@@ -312,4 +312,4 @@ TEST_F(ParityTest, NormQkvRopeAppend) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_linear_test

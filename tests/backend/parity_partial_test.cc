@@ -9,7 +9,7 @@
 #include "backend/resolve_plan.h"
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_partial_test {
 namespace {
 
 constexpr float kNoTokens = -std::numeric_limits<float>::infinity();
@@ -322,4 +322,4 @@ TEST_F(ParityTest, AttendListsOfKvHeads) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_partial_test

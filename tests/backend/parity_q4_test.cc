@@ -5,7 +5,7 @@
 #include "parity.h"
 #include "q4_golden.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_q4_test {
 namespace {
 
 constexpr auto kDim = static_cast<int32_t>(kBlockValues);
@@ -72,4 +72,4 @@ TEST_F(ParityTest, Q4Goldens) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_q4_test

@@ -17,7 +17,7 @@
 #include "parity_data.h"
 #include "random_features.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_random_test {
 namespace {
 
 using ParityRandomTest = ParityTest;
@@ -792,4 +792,4 @@ TEST_F(ParityRandomTest, PlansOverStreams) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_random_test

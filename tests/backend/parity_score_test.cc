@@ -7,7 +7,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_score_test {
 namespace {
 
 constexpr HeadReduce kHeadReduces[] = {HeadReduce::kMax, HeadReduce::kMean, HeadReduce::kSum};
@@ -690,4 +690,4 @@ TEST_F(ParityTest, Pool) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_score_test

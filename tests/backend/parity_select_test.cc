@@ -5,7 +5,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_select_test {
 namespace {
 
 TEST_F(ParityTest, ScoreReduce) {
@@ -474,4 +474,4 @@ TEST_F(ParityTest, NextTokenDraws) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_select_test

@@ -4,7 +4,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_sweep_test {
 namespace {
 
 constexpr int32_t kHeadDims[] = {64, 80, 96, 128, 256};
@@ -553,4 +553,4 @@ TEST_F(ParitySweepTest, TopK) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_sweep_test

@@ -8,7 +8,7 @@
 
 #include "parity_data.h"
 
-namespace omnikv::parity {
+namespace omnikv::parity::parity_values_test {
 namespace {
 
 constexpr const char* kNames[] = {"together", "apart", "by head"};
@@ -124,4 +124,4 @@ TEST_F(ParityTest, SumValues) {
 }
 
 }  // namespace
-}  // namespace omnikv::parity
+}  // namespace omnikv::parity::parity_values_test

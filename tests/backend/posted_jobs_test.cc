@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace omnikv {
+namespace omnikv::posted_jobs_test {
 namespace {
 
 using Job = PostedJobs::Job;
@@ -63,4 +63,4 @@ TEST(PostedJobs, EndsWhileAPostIsAwaited) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::posted_jobs_test

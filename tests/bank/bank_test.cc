@@ -12,7 +12,7 @@
 #include "bank/noise_rows.h"
 #include "bank/set_simulation.h"
 
-namespace omnikv {
+namespace omnikv::bank_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -515,4 +515,4 @@ TEST_F(BankTest, RefusesWhatItCannotNumber) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::bank_test

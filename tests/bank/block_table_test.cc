@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace omnikv {
+namespace omnikv::block_table_test {
 namespace {
 
 TEST(BlockTable, GrowTakesTheLowestBlocks) {
@@ -92,4 +92,4 @@ TEST(BlockTable, ReferencesAgreeWithEntriesThroughRandomUse) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::block_table_test

@@ -10,7 +10,7 @@
 #include "backend/ref/ref_backend.h"
 #include "bank/bank.h"
 
-namespace omnikv {
+namespace omnikv::streams_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -671,4 +671,4 @@ TEST_F(StreamsTest, ImagesOfOtherStreamsAreRefused) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::streams_test

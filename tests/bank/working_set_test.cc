@@ -12,7 +12,7 @@
 
 #include "backend/ref/ref_backend.h"
 
-namespace omnikv {
+namespace omnikv::working_set_test {
 namespace {
 
 constexpr int32_t kContext = 400;
@@ -245,4 +245,4 @@ TEST(WorkingSet, SlotsOfLongAgoAreAlike) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::working_set_test

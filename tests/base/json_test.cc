@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace omnikv {
+namespace omnikv::json_test {
 namespace {
 
 std::string Message(const std::string& text, const JsonLimits& limits = {}) {
@@ -38,4 +38,4 @@ TEST(Json, IsBounded) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::json_test

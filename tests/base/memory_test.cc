@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace omnikv {
+namespace omnikv::memory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -99,4 +99,4 @@ TEST(AvailableMemory, IsWithinTheLimitOfAddressSpace) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::memory_test

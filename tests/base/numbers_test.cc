@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-namespace omnikv {
+namespace omnikv::numbers_test {
 namespace {
 
 TEST(Numbers, WholeOnesMayHaveAUnit) {
@@ -55,4 +55,4 @@ TEST(Numbers, JunkIsNone) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::numbers_test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace omnikv {
+namespace omnikv::printable_test {
 namespace {
 
 TEST(Printable, KeepsWhatCanBeRead) {
@@ -38,4 +38,4 @@ TEST(Printable, CutsAtACharacter) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::printable_test

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <numeric>
 
-namespace omnikv {
+namespace omnikv::thread_pool_test {
 namespace {
 
 // One thread, as many as the machine has, and more.
@@ -112,4 +112,4 @@ TEST(ThreadPoolTest, LeavesTheCallersAffinityAlone) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::thread_pool_test

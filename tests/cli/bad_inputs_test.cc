@@ -8,7 +8,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::bad_inputs_test {
 namespace {
 
 const fs::path kRoot = OMNIKV_SOURCE_DIR;
@@ -255,4 +255,4 @@ TEST_F(BadInputs, StatsHaveBothMeasures) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::bad_inputs_test

@@ -13,7 +13,7 @@
 
 #include "eval/questions.h"
 
-namespace omnikv {
+namespace omnikv::document_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -348,4 +348,4 @@ TEST(Questions, LossesAreCountedWhereTheFirstPolicyIsRight) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::document_test

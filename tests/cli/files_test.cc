@@ -16,7 +16,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::files_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -403,4 +403,4 @@ TEST_F(Files, ComparisonsAreCheckedFirst) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::files_test

@@ -14,7 +14,7 @@
 #include "../test_data.h"
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::flags_test {
 namespace {
 
 using nlohmann::json;
@@ -246,4 +246,4 @@ TEST_F(Flags, TheTableOfPoliciesIsTheReadmes) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::flags_test

@@ -8,7 +8,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::hostile_text_test {
 namespace {
 
 using nlohmann::json;
@@ -174,4 +174,4 @@ TEST_F(HostileText, ControlTokensCannotBeTyped) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::hostile_text_test

@@ -7,7 +7,7 @@
 #include <regex>
 #include <sstream>
 
-namespace omnikv::tools {
+namespace omnikv::tools::option_names_test {
 namespace {
 
 TEST(OptionNames, FieldsBecomeFlags) {
@@ -19,4 +19,4 @@ TEST(OptionNames, FieldsBecomeFlags) {
 }
 
 }  // namespace
-}  // namespace omnikv::tools
+}  // namespace omnikv::tools::option_names_test

@@ -14,7 +14,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::output_test {
 namespace {
 
 using nlohmann::json;
@@ -670,4 +670,4 @@ TEST_F(Output, AFullDiskIsAFailure) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::output_test

@@ -9,7 +9,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::policy_file_test {
 namespace {
 
 using nlohmann::json;
@@ -224,4 +224,4 @@ TEST_F(PolicyFile, HostileFiles) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::policy_file_test

@@ -9,7 +9,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::saved_context_test {
 namespace {
 
 using nlohmann::json;
@@ -130,4 +130,4 @@ TEST_F(SavedContextTest, WhatCannotBeLoadedOrSavedIsNamed) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::saved_context_test

@@ -10,7 +10,7 @@
 
 #include "program.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::streams_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -155,4 +155,4 @@ TEST_F(Streams, TextsWithoutEndEnd) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::streams_test

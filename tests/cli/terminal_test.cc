@@ -9,7 +9,7 @@
 #include "program.h"
 #include "terminal.h"
 
-namespace omnikv::cli {
+namespace omnikv::cli::terminal_test {
 namespace {
 
 using ::testing::EndsWith;
@@ -323,4 +323,4 @@ TEST_F(AtTerminal, IgnoredInterruptsStayIgnored) {
 }
 
 }  // namespace
-}  // namespace omnikv::cli
+}  // namespace omnikv::cli::terminal_test

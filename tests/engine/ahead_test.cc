@@ -15,7 +15,7 @@
 #include "engine/sampler.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::ahead_test {
 namespace {
 
 const std::string kTiny = TestData("tests/golden/models/llama_f32");  // 256 tokens, no text
@@ -278,4 +278,4 @@ TEST(AheadText, StopsLeaveNoTraceOfWhatRanAhead) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::ahead_test

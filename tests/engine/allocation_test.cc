@@ -5,7 +5,7 @@
 #include "../allocation_counter.h"
 #include "omnikv/engine.h"
 
-namespace omnikv {
+namespace omnikv::allocation_test {
 namespace {
 
 class Allocations : public ::testing::TestWithParam<const char*> {};
@@ -31,4 +31,4 @@ INSTANTIATE_TEST_SUITE_P(Policies, Allocations,
                          ::testing::Values("full", "omnikv", "quest", "streaming"));
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::allocation_test

@@ -17,7 +17,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::anchors_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -298,4 +298,4 @@ TEST(Anchors, KascadeFindsItsFileBesideTheModel) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::anchors_test

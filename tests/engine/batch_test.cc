@@ -16,7 +16,7 @@
 #include "model/generated.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::batch_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -435,4 +435,4 @@ TEST(Batch, AStepIsOneForAll) {
 INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, ::testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::batch_test

@@ -17,7 +17,7 @@
 #include "model/generated.h"
 #include "text_parity.h"
 
-namespace omnikv {
+namespace omnikv::card_text_test {
 namespace {
 
 constexpr int kForcedSteps = 64;  // that measure the error
@@ -301,4 +301,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, RandomText, ::testing::Values("cpu", "cuda"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::card_text_test

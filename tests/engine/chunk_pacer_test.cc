@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace omnikv {
+namespace omnikv::chunk_pacer_test {
 namespace {
 
 // A step of 8 decode rows and a chunk of `rows` after `past` tokens, in milliseconds: as a card
@@ -67,4 +67,4 @@ TEST(ChunkPacer, KeepsToTheRowsOfAStep) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::chunk_pacer_test

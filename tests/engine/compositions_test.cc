@@ -24,7 +24,7 @@
 #include "policy/combinations.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::compositions_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -353,4 +353,4 @@ TEST(Compositions, HeadsThatAnotherPolicyHasApart) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::compositions_test

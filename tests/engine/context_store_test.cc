@@ -9,7 +9,7 @@
 
 #include "store_house.h"
 
-namespace omnikv {
+namespace omnikv::context_store_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -282,4 +282,4 @@ TEST_F(ContextStoreTest, NoFolder) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::context_store_test

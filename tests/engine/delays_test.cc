@@ -12,7 +12,7 @@
 #include "backend/cuda/cuda_backend.h"
 #endif
 
-namespace omnikv {
+namespace omnikv::delays_test {
 namespace {
 
 #ifdef OMNIKV_HAVE_CUDA
@@ -103,4 +103,4 @@ TEST(Delays, FiveHundredStepsAreTheSameToTheBit) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::delays_test

@@ -22,7 +22,7 @@
 #include "on_device.h"
 #include "play.h"
 
-namespace omnikv {
+namespace omnikv::disk_beside_card_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -292,4 +292,4 @@ TEST_P(DiskBesideCard, ADiskThatFailsEndsInASentence) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::disk_beside_card_test

@@ -17,7 +17,7 @@
 #include "on_device.h"
 #include "play.h"
 
-namespace omnikv {
+namespace omnikv::disk_tier_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -248,4 +248,4 @@ TEST_P(DiskTier, PoliciesThatReadNothingSparselyAreRefusedThere) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::disk_tier_test

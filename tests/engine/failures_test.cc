@@ -24,7 +24,7 @@
 #include "backend/cuda/cuda_backend.h"
 #endif
 
-namespace omnikv {
+namespace omnikv::failures_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -354,4 +354,4 @@ INSTANTIATE_TEST_SUITE_P(On, FailuresBeside,
                          NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::failures_test

@@ -15,7 +15,7 @@
 #include "engine/devices.h"
 #include "io/safetensors.h"
 
-namespace omnikv {
+namespace omnikv::finite_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -173,4 +173,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, FiniteTest,
                          });
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::finite_test

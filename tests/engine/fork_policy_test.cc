@@ -16,7 +16,7 @@
 #include "policy/policy.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::fork_policy_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -231,4 +231,4 @@ TEST_P(ForkPolicyOn, CountsWhatALaterPromptComputesAgain) {
 INSTANTIATE_TEST_SUITE_P(Devices, ForkPolicyOn, testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::fork_policy_test

@@ -11,7 +11,7 @@
 
 #include "omnikv/engine.h"
 
-namespace omnikv {
+namespace omnikv::given_text_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -230,4 +230,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, GivenTextTest, ::testing::Values("ref", "cpu",
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::given_text_test

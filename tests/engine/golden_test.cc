@@ -12,7 +12,7 @@
 #include "omnikv/engine.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::golden_test {
 namespace {
 
 const std::string kGoldens = TestData("tests/golden/models");
@@ -140,4 +140,4 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Family,
                          NameOfBoth);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::golden_test

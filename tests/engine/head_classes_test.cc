@@ -18,7 +18,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::head_classes_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -442,4 +442,4 @@ TEST(HeadClasses, MistakesInAFileOfGatesAreSentences) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::head_classes_test

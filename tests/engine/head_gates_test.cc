@@ -16,7 +16,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::head_gates_test {
 namespace {
 
 using ::testing::DoubleNear;
@@ -237,4 +237,4 @@ TEST(HeadGates, WhatCannotBeMeasuredIsASentence) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::head_gates_test

@@ -19,7 +19,7 @@
 #include "kernel_log.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::head_golden_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -220,4 +220,4 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Heads,
                          NameOfBoth);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::head_golden_test

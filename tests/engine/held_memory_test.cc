@@ -26,7 +26,7 @@
 #include "resources.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::held_memory_test {
 namespace {
 
 constexpr double kTolerance = 0.03;  // of what a formula gives
@@ -449,4 +449,4 @@ INSTANTIATE_TEST_SUITE_P(Policies, OfTheProcess,
                          testing::Combine(testing::ValuesIn(Near(512)), kOnCpu), CaseName);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::held_memory_test

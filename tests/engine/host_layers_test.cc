@@ -20,7 +20,7 @@
 #include "on_device.h"
 #include "two_groups.h"
 
-namespace omnikv {
+namespace omnikv::host_layers_test {
 namespace {
 
 constexpr int64_t kContext = 640;
@@ -595,4 +595,4 @@ TEST_P(HostLayersOf8B, ABatchGivesWhatSessionsGive) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::host_layers_test

@@ -17,7 +17,7 @@
 #include "on_device.h"
 #include "two_groups.h"
 
-namespace omnikv {
+namespace omnikv::host_tier_test {
 namespace {
 
 struct Inner {
@@ -330,4 +330,4 @@ TEST_P(HostTier, SlidingWindowsBesideWorkingSetsChangeNothing) {
 INSTANTIATE_TEST_SUITE_P(On, HostTier, ::testing::Values("ref", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::host_tier_test

@@ -8,7 +8,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::index_recall_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -75,4 +75,4 @@ TEST(IndexRecall, RefusesWhatItCannotMeasure) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::index_recall_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace omnikv {
+namespace omnikv::kcache_model_test {
 namespace {
 
 TEST(KcacheModel, BytesOfAStep) {
@@ -77,4 +77,4 @@ TEST(KcacheModel, BoundsThePapersNumbers) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::kcache_model_test

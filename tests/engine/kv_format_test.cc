@@ -16,7 +16,7 @@
 #include "policy/policy.h"
 #include "text_parity.h"
 
-namespace omnikv {
+namespace omnikv::kv_format_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -176,4 +176,4 @@ TEST(KvFormatRefusals, AreSentences) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::kv_format_test

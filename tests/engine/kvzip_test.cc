@@ -18,7 +18,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::kvzip_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -437,4 +437,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, KvzipTest, testing::Values("ref", "cpu", "cuda
 INSTANTIATE_TEST_SUITE_P(Devices, KvzipHolds, testing::Values("cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::kvzip_test

@@ -17,7 +17,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::layer_rows_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -290,4 +290,4 @@ TEST_P(LayerRows, GoThroughFiles) {
 INSTANTIATE_TEST_SUITE_P(Devices, LayerRows, testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::layer_rows_test

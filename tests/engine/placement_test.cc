@@ -10,7 +10,7 @@
 #include "bank/working_sets.h"
 #include "model/generated.h"
 
-namespace omnikv {
+namespace omnikv::placement_test {
 namespace {
 
 using testing::EndsWith;
@@ -786,4 +786,4 @@ TEST_F(DiskOfCardTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::placement_test

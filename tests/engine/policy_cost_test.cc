@@ -15,7 +15,7 @@
 #include "engine/row_group.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::policy_cost_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -192,4 +192,4 @@ TEST(EqualCost, WhatIsSolvedIsNotGiven) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::policy_cost_test

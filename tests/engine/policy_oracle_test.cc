@@ -18,7 +18,7 @@
 #include "on_device.h"
 #include "policy/policy.h"
 
-namespace omnikv {
+namespace omnikv::policy_oracle_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -354,4 +354,4 @@ INSTANTIATE_TEST_SUITE_P(Away, PolicyOracle,
                          NameOfCase);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::policy_oracle_test

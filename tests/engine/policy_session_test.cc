@@ -13,7 +13,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::policy_session_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -374,4 +374,4 @@ TEST(PolicySession, ACutContextHasRoomForThePolicy) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::policy_session_test

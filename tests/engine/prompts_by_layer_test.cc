@@ -17,7 +17,7 @@
 #include "on_device.h"
 #include "refusing_backend.h"
 
-namespace omnikv {
+namespace omnikv::prompts_by_layer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -132,7 +132,7 @@ Result<std::unique_ptr<Engine>> Make(const std::string& device, const Made& setu
 class PromptsByLayer : public OnDevice {
  protected:
   std::unique_ptr<Engine> Make(const Made& setup) {
-    auto engine = omnikv::Make(GetParam(), setup, [&](std::unique_ptr<Backend> inner) {
+    auto engine = prompts_by_layer_test::Make(GetParam(), setup, [&](std::unique_ptr<Backend> inner) {
       auto counting = std::make_unique<CountingBackend>(std::move(inner), setup.cap, setup.own_work,
                                                         setup.card);
       backend_ = counting.get();
@@ -261,7 +261,7 @@ TEST_P(PromptsByLayer, FourTimesTheContextThatFitsWhole) {
     return std::make_unique<CountingBackend>(std::move(inner), setup.cap, setup.own_work,
                                              setup.card);
   };
-  const auto full = omnikv::Make(GetParam(), setup, none);
+  const auto full = prompts_by_layer_test::Make(GetParam(), setup, none);
   ASSERT_FALSE(full.ok());
   EXPECT_THAT(full.status().message(), HasSubstr("a context of 2048 tokens does not fit"));
   for (const PolicyOptions& policy :
@@ -271,7 +271,7 @@ TEST_P(PromptsByLayer, FourTimesTheContextThatFitsWhole) {
     setup.policy = policy;
     setup.card = passes;
     setup.by_layer = false;
-    const auto by_chunk = omnikv::Make(GetParam(), setup, none);
+    const auto by_chunk = prompts_by_layer_test::Make(GetParam(), setup, none);
     ASSERT_FALSE(by_chunk.ok());
     EXPECT_THAT(by_chunk.status().message(),
                 HasSubstr(passes ? "does not fit" : "K/V cannot be had"));
@@ -330,7 +330,7 @@ TEST_P(PromptsByLayer, AFailureLeavesNothingBehind) {
                                                   {kH2o, false, false}}) {
     SCOPED_TRACE(policy.name);
     Fault fault;
-    auto engine = omnikv::Make(
+    auto engine = prompts_by_layer_test::Make(
         GetParam(), {.policy = policy, .windows = windows, .by_layer = by_layer, .sessions = 2},
         [&](std::unique_ptr<Backend> inner) {
           auto counting = std::make_unique<CountingBackend>(std::move(inner), kNoCap);
@@ -434,4 +434,4 @@ TEST_P(PromptsByLayer, TurnsAndAnswersHaveTheirRoom) {
 INSTANTIATE_TEST_SUITE_P(Devices, PromptsByLayer, testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::prompts_by_layer_test

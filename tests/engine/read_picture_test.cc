@@ -22,7 +22,7 @@
 #include "model/generated.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::read_picture_test {
 namespace {
 
 constexpr int32_t kLayers = 8;
@@ -467,4 +467,4 @@ TEST(ReadPictures, StepsAreCountedWhoeverWatches) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::read_picture_test

@@ -13,7 +13,7 @@
 
 #include "../test_data.h"
 
-namespace omnikv {
+namespace omnikv::same_text_test {
 namespace {
 
 class SameTextTest : public testing::TestWithParam<const char*> {
@@ -141,4 +141,4 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, SameTextTest, testing::Values("o200k", "lla
                          [](const auto& of) { return std::string(of.param); });
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::same_text_test

@@ -16,7 +16,7 @@
 #include "backend/ref/ref_backend.h"
 #include "engine/stop_text.h"
 
-namespace omnikv {
+namespace omnikv::sampler_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -304,4 +304,4 @@ TEST(StopText, TheEarliestStopWins) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::sampler_test

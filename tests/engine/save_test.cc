@@ -18,7 +18,7 @@
 #include "policy/policy.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::save_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -312,4 +312,4 @@ TEST_P(SaveTest, ReplacesFilesWhole) {
 INSTANTIATE_TEST_SUITE_P(Devices, SaveTest, testing::Values("cpu"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::save_test

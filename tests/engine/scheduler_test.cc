@@ -17,7 +17,7 @@
 #include "backend/ref/ref_backend.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::scheduler_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -722,4 +722,4 @@ TEST(SchedulerOptions, AreChecked) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::scheduler_test

@@ -19,7 +19,7 @@
 #include "omnikv/engine.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::session_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -712,4 +712,4 @@ TEST(Engine, WithoutAContextTakesWhatFits) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::session_test

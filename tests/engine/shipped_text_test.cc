@@ -9,7 +9,7 @@
 
 #include "text_parity.h"
 
-namespace omnikv {
+namespace omnikv::shipped_text_test {
 namespace {
 
 std::unique_ptr<Engine> Load(const std::string& precision, const std::string& kv_dtype) {
@@ -105,4 +105,4 @@ TEST(ShippedModel, RefusesTextsThatAreTooLong) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::shipped_text_test

@@ -16,7 +16,7 @@
 #include "on_device.h"
 #include "sessions.h"
 
-namespace omnikv {
+namespace omnikv::sparse_prompts_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -269,4 +269,4 @@ TEST_P(SparsePromptsOn, ABatchGivesWhatEachGivesAlone) {
 INSTANTIATE_TEST_SUITE_P(Devices, SparsePromptsOn, testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::sparse_prompts_test

@@ -16,7 +16,7 @@
 #include "model/generated.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::stepper_test {
 namespace {
 
 constexpr int32_t kVocab = 160;
@@ -336,4 +336,4 @@ TEST(MixedSteps, AreRecordedAtTheirFourthUseAndForgottenWithAGroup) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::stepper_test

@@ -12,7 +12,7 @@
 
 #include "store_house.h"
 
-namespace omnikv {
+namespace omnikv::store_reading_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -321,4 +321,4 @@ TEST_F(StoreReadingTest, ItsRequestIsPromisedMemory) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::store_reading_test

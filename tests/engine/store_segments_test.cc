@@ -8,7 +8,7 @@
 #include "engine/context_file.h"
 #include "store_house.h"
 
-namespace omnikv {
+namespace omnikv::store_segments_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -386,4 +386,4 @@ TEST_F(StoreSegmentsTest, OfModelsWithSlidingWindows) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::store_segments_test

@@ -4,7 +4,7 @@
 
 #include "store_house.h"
 
-namespace omnikv {
+namespace omnikv::store_writing_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -165,4 +165,4 @@ TEST_F(StoreWritingTest, NothingWaitsForAStepWhereNoneIsTaken) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::store_writing_test

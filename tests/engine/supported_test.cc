@@ -12,7 +12,7 @@
 #include "engine/batch.h"
 #include "model/generated.h"
 
-namespace omnikv {
+namespace omnikv::supported_test {
 namespace {
 
 // The reference, but for one op. It passes for a card, so that layers can live on the host.
@@ -162,4 +162,4 @@ TEST(Supported, BeforeWeightsAreRead) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::supported_test

@@ -20,7 +20,7 @@
 #include "on_device.h"
 #include "two_groups.h"
 
-namespace omnikv {
+namespace omnikv::values_away_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -340,4 +340,4 @@ INSTANTIATE_TEST_SUITE_P(On, ValuesAwayOfBatches,
                          ::testing::Values("ref", "lanes", "ref_sums", "lanes_sums"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::values_away_test

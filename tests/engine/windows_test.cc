@@ -9,7 +9,7 @@
 #include "model/generated.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::windows_test {
 namespace {
 
 constexpr int64_t kContext = 2048;
@@ -107,4 +107,4 @@ TEST_P(SlidingWindows, ACutGoesOnOrStartsOver) {
 INSTANTIATE_TEST_SUITE_P(Devices, SlidingWindows, testing::Values("ref", "cpu", "cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::windows_test

@@ -7,7 +7,7 @@
 #include "omnikv/engine.h"
 #include "on_device.h"
 
-namespace omnikv {
+namespace omnikv::working_set_size_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -72,4 +72,4 @@ TEST_P(WorkingSetSize, ChangesOnlyWhatTravels) {
 INSTANTIATE_TEST_SUITE_P(Devices, WorkingSetSize, testing::Values("cuda"), NameOf);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::working_set_size_test

@@ -15,7 +15,7 @@
 
 #include "io/checked_reader.h"
 
-namespace omnikv {
+namespace omnikv::disk_reader_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -329,4 +329,4 @@ TEST_P(CheckedReaderTest, ManyFilesOneAfterAnother) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::disk_reader_test

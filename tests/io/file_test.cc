@@ -11,7 +11,7 @@
 
 #include "builders.h"
 
-namespace omnikv {
+namespace omnikv::file_test {
 namespace {
 
 using testing::HasSubstr;
@@ -121,4 +121,4 @@ TEST(InputFile, TellsOfALinkThatLeadsNowhere) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::file_test

@@ -7,7 +7,7 @@
 
 #include "builders.h"
 
-namespace omnikv {
+namespace omnikv::gguf_test {
 namespace {
 
 using testing::ElementsAre;
@@ -426,4 +426,4 @@ TEST(Gguf, OpenNamesWhatIsWrongWithThePath) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::gguf_test

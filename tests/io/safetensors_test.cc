@@ -5,7 +5,7 @@
 
 #include "builders.h"
 
-namespace omnikv {
+namespace omnikv::safetensors_test {
 namespace {
 
 using testing::ElementsAre;
@@ -415,4 +415,4 @@ TEST(Safetensors, OpenNamesWhatIsWrongWithThePath) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::safetensors_test

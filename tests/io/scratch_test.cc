@@ -12,7 +12,7 @@
 
 #include "io/nameless_file.h"
 
-namespace omnikv {
+namespace omnikv::scratch_test {
 namespace {
 
 std::vector<int> Numbers(size_t n) {
@@ -99,4 +99,4 @@ TEST(MappedFile, SaysWhatTheDiskRefuses) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::scratch_test

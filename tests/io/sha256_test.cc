@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace omnikv {
+namespace omnikv::sha256_test {
 namespace {
 
 std::string HexOfText(std::string_view text, size_t piece) {
@@ -47,4 +47,4 @@ TEST(Sha256Test, TheLengthIsAddedWhereverItFalls) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::sha256_test

@@ -11,7 +11,7 @@
 #include "io/gguf.h"
 #include "io/safetensors.h"
 
-namespace omnikv {
+namespace omnikv::shipped_model_test {
 namespace {
 
 constexpr const char* kGguf = OMNIKV_SOURCE_DIR "/models/omnikv-tiny-q8_0.gguf";
@@ -120,4 +120,4 @@ TEST(ShippedModel, IsTheQuantisedFolder) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::shipped_model_test

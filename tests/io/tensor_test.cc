@@ -11,7 +11,7 @@
 #include "builders.h"
 #include "io/gguf.h"
 
-namespace omnikv {
+namespace omnikv::tensor_test {
 namespace {
 
 using testing::ElementsAre;
@@ -216,4 +216,4 @@ TEST(ConvertValuesDeathTest, ChecksItsCaller) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::tensor_test

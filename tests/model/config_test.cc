@@ -14,7 +14,7 @@
 #include "model/loader.h"
 #include "model_files.h"
 
-namespace omnikv {
+namespace omnikv::config_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -520,4 +520,4 @@ TEST(HfConfig, TensorsThatShowAnotherModelAreRefused) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::config_test

@@ -13,7 +13,7 @@
 #include "model/rope.h"
 #include "model_files.h"
 
-namespace omnikv {
+namespace omnikv::gguf_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -542,4 +542,4 @@ TEST(Gguf, LongContextsOfQwenByYarn) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::gguf_test

@@ -11,7 +11,7 @@
 
 #include "model/hf_config.h"
 
-namespace omnikv {
+namespace omnikv::rope_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -95,4 +95,4 @@ TEST(Rope, FrequencyFactorsDivide) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::rope_test

@@ -7,7 +7,7 @@
 #include "model/loader.h"
 #include "model_files.h"
 
-namespace omnikv {
+namespace omnikv::text_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -143,4 +143,4 @@ TEST(LoadText, ControlTokensOfTheTemplateAreHeldBack) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::text_test

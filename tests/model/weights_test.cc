@@ -12,7 +12,7 @@
 #include "loaded.h"
 #include "model_files.h"
 
-namespace omnikv {
+namespace omnikv::weights_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -365,4 +365,4 @@ TEST(Weights, ShippedModelIsTheSharedOneQuantised) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::weights_test

@@ -12,7 +12,7 @@
 #include "policy/kv_bytes_read.h"
 #include "step_fixture.h"
 
-namespace omnikv {
+namespace omnikv::blocks_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -280,4 +280,4 @@ TEST(BlocksState, OtherBytesAreRefused) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::blocks_test

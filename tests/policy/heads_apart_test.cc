@@ -9,7 +9,7 @@
 #include "backend/ref/ref_backend.h"
 #include "step_fixture.h"
 
-namespace omnikv {
+namespace omnikv::heads_apart_test {
 namespace {
 
 // A decode step has one op for all heads of a layer where it had one, and one more that makes its
@@ -94,4 +94,4 @@ TEST(HeadsApart, HoldWhatTheyReadAndReadTheSame) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::heads_apart_test

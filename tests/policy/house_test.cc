@@ -20,7 +20,7 @@
 #include "backend/cuda/cuda_backend.h"
 #endif
 
-namespace omnikv {
+namespace omnikv::house_test {
 namespace {
 
 constexpr int32_t kPrompt = 100;
@@ -454,4 +454,4 @@ INSTANTIATE_TEST_SUITE_P(All, EveryPolicy,
                          NameOfBoth);
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::house_test

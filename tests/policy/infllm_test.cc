@@ -12,7 +12,7 @@
 #include "policy/infllm/far_ops.h"
 #include "step_fixture.h"
 
-namespace omnikv {
+namespace omnikv::infllm_test {
 namespace {
 
 constexpr size_t kLayers = 6;
@@ -141,4 +141,4 @@ TEST(Infllm, RefusesSettingsThatContradictEachOther) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::infllm_test

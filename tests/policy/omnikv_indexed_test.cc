@@ -5,7 +5,7 @@
 #include "backend/ref/ref_backend.h"
 #include "step_fixture.h"
 
-namespace omnikv {
+namespace omnikv::omnikv_indexed_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -117,4 +117,4 @@ TEST(OmnikvIndexed, OddHeadsAreRefused) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::omnikv_indexed_test

@@ -11,7 +11,7 @@
 #include "policy/omnikv/presets.h"
 #include "step_fixture.h"
 
-namespace omnikv {
+namespace omnikv::omnikv_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -465,4 +465,4 @@ TEST(OmnikvPresets, GuessesAreLayersOfTheModel) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::omnikv_test

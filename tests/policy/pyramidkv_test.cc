@@ -9,7 +9,7 @@
 #include "backend/ref/ref_backend.h"
 #include "step_fixture.h"
 
-namespace omnikv {
+namespace omnikv::pyramidkv_test {
 namespace {
 
 // The formula of the paper's code, of a prompt that is longer than the budget.
@@ -137,4 +137,4 @@ TEST(PyramidKv, HoldsTheRowsOfItsLayers) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::pyramidkv_test

@@ -10,7 +10,7 @@
 #include "policy/number_table.h"
 #include "policy/policy.h"
 
-namespace omnikv {
+namespace omnikv::settings_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -138,4 +138,4 @@ TEST(PolicyRegistry, EveryPolicyIsWellFormed) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::settings_test

@@ -15,7 +15,7 @@
 #include "backend/cuda/cuda_backend.h"
 #endif
 
-namespace omnikv {
+namespace omnikv::top_p_test {
 namespace {
 
 // Lists of a case: scores [n_seqs, lists, window, stride] of so many candidates in each sequence,
@@ -226,4 +226,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, TopPOn, ::testing::Values("ref", "cpu", "cuda"
                          [](const auto& of) { return of.param; });
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::top_p_test

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 
-namespace omnikv::server {
+namespace omnikv::server::pdf_text_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -154,4 +154,4 @@ TEST(PdfText, TheProgramHasNoneOfOurFiles) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::pdf_text_test

@@ -14,7 +14,7 @@
 #include "engine/core.h"
 #include "text/tokenizer/token_texts.h"
 
-namespace omnikv::server {
+namespace omnikv::server::service_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -720,4 +720,4 @@ TEST_F(ServiceTest, ContextsThatAreNotThereAndWithoutAStore) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::service_test

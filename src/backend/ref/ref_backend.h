@@ -1,4 +1,6 @@
-// The oracle: every op as its definition reads, scalar, accumulated in double, never optimised.
+// The oracle: every op as its definition reads, scalar, accumulated in double. It is not optimised,
+// but for sums side by side and values loaded once (RefDots, LoadedHead), which leave every bit as
+// it was (decision 090).
 #pragma once
 
 #include <memory>

@@ -17,7 +17,7 @@
 #include "backend/kv_format.h"
 #include "prefill_test_util.h"
 
-namespace omnikv {
+namespace omnikv::attend_test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -500,4 +500,4 @@ TEST(PrefillAttention, SaysWhatItDoesNotRun) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::attend_test

@@ -15,7 +15,7 @@
 #include "backend/cpu/prefill/onednn.h"
 #include "prefill_test_util.h"
 
-namespace omnikv {
+namespace omnikv::gemm_test {
 namespace {
 
 constexpr DType kFormats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
@@ -277,4 +277,4 @@ TEST(PrefillGemm, InfinityAndNanStayInTheirRow) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::gemm_test

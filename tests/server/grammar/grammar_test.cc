@@ -13,7 +13,7 @@
 #include "text/tokenizer/byte_level.h"
 #include "walker.h"
 
-namespace omnikv::server {
+namespace omnikv::server::grammar_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -524,4 +524,4 @@ TEST(Grammar, DISABLED_FiguresOfALargeVocabulary) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::grammar_test

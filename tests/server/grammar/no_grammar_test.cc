@@ -4,7 +4,7 @@
 #include "model/loader.h"
 #include "server/grammar/grammar.h"
 
-namespace omnikv::server {
+namespace omnikv::server::no_grammar_test {
 namespace {
 
 TEST(NoGrammar, IsRefused) {
@@ -18,4 +18,4 @@ TEST(NoGrammar, IsRefused) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::no_grammar_test

@@ -7,7 +7,7 @@
 
 #include "server/protocol/fields.h"
 
-namespace omnikv::server {
+namespace omnikv::server::schema_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -197,4 +197,4 @@ TEST(Schema, Limits) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::schema_test

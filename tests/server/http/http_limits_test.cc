@@ -4,7 +4,7 @@
 
 #include "http_client.h"
 
-namespace omnikv::server {
+namespace omnikv::server::http_limits_test {
 namespace {
 
 TEST(HttpLimits, OfTheHead) {
@@ -281,4 +281,4 @@ TEST(HttpLimits, FiveHundredConnectionsAtOnce) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::http_limits_test

@@ -5,7 +5,7 @@
 #include "http_client.h"
 #include "server/http/request_reader.h"
 
-namespace omnikv::server {
+namespace omnikv::server::http_malformed_test {
 namespace {
 
 struct Malformed {
@@ -167,4 +167,4 @@ TEST(HttpMalformed, TrailersChangeNothing) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::http_malformed_test

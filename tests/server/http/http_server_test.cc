@@ -11,7 +11,7 @@
 
 #include "http_client.h"
 
-namespace omnikv::server {
+namespace omnikv::server::http_server_test {
 namespace {
 
 std::string Folder() {
@@ -415,4 +415,4 @@ TEST(HttpServer, StopsInTheMidst) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::http_server_test

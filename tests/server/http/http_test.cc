@@ -6,7 +6,7 @@
 
 #include "http_client.h"
 
-namespace omnikv::server {
+namespace omnikv::server::http_test {
 namespace {
 
 TEST(Http, BringsTheRequestAndTheReply) {
@@ -342,4 +342,4 @@ TEST(Http, HandlersMayFail) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::http_test

@@ -5,7 +5,7 @@
 
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::answer_parser_test {
 namespace {
 
 const char kTools[] = R"([
@@ -434,4 +434,4 @@ TEST(AnswerParser, FormatsAreSeenInTheTemplate) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::answer_parser_test

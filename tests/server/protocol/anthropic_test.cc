@@ -2,7 +2,7 @@
 
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::anthropic_test {
 namespace {
 
 Question Parse(std::string_view body) {
@@ -306,4 +306,4 @@ TEST(Anthropic, Errors) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::anthropic_test

@@ -2,7 +2,7 @@
 
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::chat_test {
 namespace {
 
 Question Parse(std::string_view body) {
@@ -412,4 +412,4 @@ TEST(Chat, ErrorsInTheMiddle) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::chat_test

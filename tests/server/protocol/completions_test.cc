@@ -4,7 +4,7 @@
 #include "server/protocol/openai_completions.h"
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::completions_test {
 namespace {
 
 Question Parse(std::string_view body) {
@@ -275,4 +275,4 @@ TEST(Completions, ErrorsInTheMiddle) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::completions_test

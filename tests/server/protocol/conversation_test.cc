@@ -3,7 +3,7 @@
 #include "server/protocol/tool_calls.h"
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::conversation_test {
 namespace {
 
 const char kTools[] = R"([{"type": "function", "function": {"name": "f"}},
@@ -88,4 +88,4 @@ TEST(Conversation, LeadingSystemMessagesBecomeOne) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::conversation_test

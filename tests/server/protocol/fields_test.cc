@@ -3,7 +3,7 @@
 #include "server/protocol/model_name.h"
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::fields_test {
 namespace {
 
 std::string BodyMistake(std::string_view text, const JsonLimits& limits = {}) {
@@ -121,4 +121,4 @@ TEST(ModelName, HoldsAPolicy) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::fields_test

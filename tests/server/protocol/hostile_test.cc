@@ -7,7 +7,7 @@
 #include "server/protocol/openai_responses.h"
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::hostile_test {
 namespace {
 
 // Bodies that hold most of the fields, for all parsers at once.
@@ -189,4 +189,4 @@ TEST(Hostile, AnythingThatModelsSayComesOutTheSameHoweverItIsCut) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::hostile_test

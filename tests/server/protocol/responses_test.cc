@@ -2,7 +2,7 @@
 
 #include "sse.h"
 
-namespace omnikv::server {
+namespace omnikv::server::responses_test {
 namespace {
 
 Question Parse(std::string_view body) {
@@ -338,4 +338,4 @@ TEST(Responses, SaysWhatWasAsked) {
 }
 
 }  // namespace
-}  // namespace omnikv::server
+}  // namespace omnikv::server::responses_test

@@ -7,7 +7,7 @@
 #include "base/printable.h"
 #include "text/jinja/chat_template.h"
 
-namespace omnikv {
+namespace omnikv::golden_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -79,4 +79,4 @@ TEST(ChatTemplateGolden, RendersWhatTransformersRenders) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::golden_test

@@ -10,7 +10,7 @@
 
 #include "text/jinja/chat_template.h"
 
-namespace omnikv {
+namespace omnikv::limits_test {
 namespace {
 
 using testing::HasSubstr;
@@ -316,4 +316,4 @@ TEST(Limits, OneTemplateRendersInManyThreads) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::limits_test

@@ -8,7 +8,7 @@
 
 #include "text/jinja/chat_template.h"
 
-namespace omnikv {
+namespace omnikv::span_test {
 namespace {
 
 using testing::ElementsAre;
@@ -254,4 +254,4 @@ TEST(Span, BlocksAndMacrosKeepTheOrigin) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::span_test

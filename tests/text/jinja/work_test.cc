@@ -11,7 +11,7 @@
 #include "text/jinja/builtins.h"
 #include "text/jinja/chat_template.h"
 
-namespace omnikv {
+namespace omnikv::work_test {
 namespace {
 
 using jinja::Args;
@@ -268,4 +268,4 @@ TEST(Work, LongNamesAndManyParametersAreRefused) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::work_test

@@ -11,7 +11,7 @@
 #include "io/gguf.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace omnikv {
+namespace omnikv::gguf_test {
 namespace {
 
 const std::string kShared = std::string(OMNIKV_SOURCE_DIR) + "/../shared/";
@@ -410,4 +410,4 @@ TEST_F(Handmade, KnowsItsPreTokenizers) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::gguf_test

@@ -9,7 +9,7 @@
 #include "golden.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace omnikv {
+namespace omnikv::golden_test {
 namespace {
 
 using golden::HashIds;
@@ -171,4 +171,4 @@ TEST(Golden, Variants) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::golden_test

@@ -9,7 +9,7 @@
 
 #include "text/tokenizer/work.h"
 
-namespace omnikv::tok {
+namespace omnikv::tok::regex_test {
 namespace {
 
 std::vector<std::string> Matches(const std::string& pattern, const std::string& text) {
@@ -136,4 +136,4 @@ TEST(Regex, FindsBehindLongGaps) {
 }
 
 }  // namespace
-}  // namespace omnikv::tok
+}  // namespace omnikv::tok::regex_test

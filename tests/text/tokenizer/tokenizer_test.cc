@@ -13,7 +13,7 @@
 
 #include "golden.h"
 
-namespace omnikv {
+namespace omnikv::tokenizer_test {
 namespace {
 
 using nlohmann::json;
@@ -441,4 +441,4 @@ TEST(Tokenizer, HeldBackTokensAreNotTyped) {
 }
 
 }  // namespace
-}  // namespace omnikv
+}  // namespace omnikv::tokenizer_test

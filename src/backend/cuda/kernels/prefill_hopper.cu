@@ -131,20 +131,8 @@ const float* DenseQueries(const AttendArgs& a) {
 HopperKernel* KernelFor([[maybe_unused]] const KvView& kv) {
 #ifdef OMNIKV_HAVE_FLASHINFER
   if (kv.dk != kv.dv || kv.k.dtype != kv.v.dtype) return nullptr;
-  const bool bf16 = kv.k.dtype == DType::kBF16;
-  if (!bf16 && kv.k.dtype != DType::kF16) return nullptr;
-  switch (kv.dk) {
-    case 64:
-      return bf16 ? AttendHopperBf16x64 : AttendHopperF16x64;
-    case 96:
-      return bf16 ? AttendHopperBf16x96 : AttendHopperF16x96;
-    case 128:
-      return bf16 ? AttendHopperBf16x128 : AttendHopperF16x128;
-    case 256:
-      return bf16 ? AttendHopperBf16x256 : AttendHopperF16x256;
-    default:
-      break;
-  }
+  if (kv.k.dtype == DType::kBF16) return HopperKernelBf16(kv.dk);
+  if (kv.k.dtype == DType::kF16) return HopperKernelF16(kv.dk);
 #endif
   return nullptr;
 }

@@ -412,4 +412,21 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   return cudaGetLastError();
 }
 
+// Heads of other sizes have none: null.
+template <typename T>
+HopperKernel* KernelFor(int32_t head_dim) {
+  switch (head_dim) {
+    case 64:
+      return Attend<T, 64>;
+    case 96:
+      return Attend<T, 96>;
+    case 128:
+      return Attend<T, 128>;
+    case 256:
+      return Attend<T, 256>;
+    default:
+      return nullptr;
+  }
+}
+
 }  // namespace omnikv::cuda::hopper

@@ -1,6 +1,7 @@
 // What the two sides of attention by FlashInfer's Hopper kernel share: prefill_hopper.cu, which is
-// compiled as the other kernels are, and its instances, each a file of its own that sees the
-// library's headers (prefill_hopper.cuh) and is compiled for sm_90a only.
+// compiled as the other kernels are, and its instances, a file for each type of K/V. These see the
+// library's headers (prefill_hopper.cuh), which take most of their compilation, and are compiled
+// for sm_90a only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,7 +45,8 @@ struct HopperInputs {
 
 using HopperKernel = cudaError_t(const AttendArgs& args, const HopperInputs& inputs,
                                  cudaStream_t stream);
-HopperKernel AttendHopperBf16x64, AttendHopperBf16x96, AttendHopperBf16x128, AttendHopperBf16x256;
-HopperKernel AttendHopperF16x64, AttendHopperF16x96, AttendHopperF16x128, AttendHopperF16x256;
+// By the type of K/V; null where there is none for the size of the heads.
+HopperKernel* HopperKernelBf16(int32_t head_dim);
+HopperKernel* HopperKernelF16(int32_t head_dim);
 
 }  // namespace omnikv::cuda

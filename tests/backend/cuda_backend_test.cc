@@ -66,7 +66,8 @@ TEST_F(CudaBackendTest, NamesTheKernelsOfAnOp) {
   ASSERT_TRUE(from.ok() && to.ok());
   const std::vector<uint8_t> ones(kBytes, 1);
   backend->Upload(from->as(), ones.data(), kBytes);
-  EXPECT_THAT(backend->KernelsOf(copy(from->as(), to->as())), testing::ElementsAre("Fetch<uint4>"));
+  EXPECT_THAT(backend->KernelsOf(copy(from->as(), to->as())),
+              testing::ElementsAre("Fetch<uint4, false>"));
   std::vector<uint8_t> copied(kBytes);
   backend->Download(copied.data(), to->as(), kBytes);
   EXPECT_THAT(copied, testing::Each(0));

@@ -43,6 +43,7 @@ FAULTS_OF_ROWS_BY_HEAD = {
         "block] * a.kv.block_tokens +"),
 }
 CHECKS_OF_ROWS_BY_HEAD = {
+    "a_pattern_of_noise_ends_with_its_last_row": ("bank_test", "NoiseRowsTest.*"),
     "heads_that_lie_apart_move_as_one": ("parity_test", "*Compact"),
     "blocks_by_head_have_a_row_per_token": ("bank_test", "StreamsTest.*"),
     "one_score_of_heads_that_are_walked_alone": ("parity_test", "*AttendOtherPlanes"),

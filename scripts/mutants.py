@@ -38,7 +38,7 @@ from pathlib import Path
 from faults import AWAY, CHECKS, CPU, FAULTS, FETCHED, HOST_CHECKS, LAST_ROWS, PROGRAMS, RESIDENCY
 
 # Faults of code that not every CPU runs: what /proc/cpuinfo lists of one that does.
-NEEDS = {"q4_query_of_the_other_half": "avx512f"}
+NEEDS = {"q4_query_of_the_other_half": "avx512f", "tiles_of_rows_are_cut_anywhere": "avx512f"}
 
 
 def place(root, name):

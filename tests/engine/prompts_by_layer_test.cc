@@ -132,12 +132,13 @@ Result<std::unique_ptr<Engine>> Make(const std::string& device, const Made& setu
 class PromptsByLayer : public OnDevice {
  protected:
   std::unique_ptr<Engine> Make(const Made& setup) {
-    auto engine = prompts_by_layer_test::Make(GetParam(), setup, [&](std::unique_ptr<Backend> inner) {
-      auto counting = std::make_unique<CountingBackend>(std::move(inner), setup.cap, setup.own_work,
-                                                        setup.card);
-      backend_ = counting.get();
-      return counting;
-    });
+    auto engine =
+        prompts_by_layer_test::Make(GetParam(), setup, [&](std::unique_ptr<Backend> inner) {
+          auto counting = std::make_unique<CountingBackend>(std::move(inner), setup.cap,
+                                                            setup.own_work, setup.card);
+          backend_ = counting.get();
+          return counting;
+        });
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return std::move(*engine);
   }

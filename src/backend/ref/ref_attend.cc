@@ -45,6 +45,22 @@ std::vector<PlannedToken> TokensOf(const AttendArgs& a, RowMeta row, int32_t kv_
   return tokens;
 }
 
+// Stores what a row's head has read, of AttendArgs or SumValuesArgs: the sum of weights
+// exp(logit - top), and `o`, V by these weights.
+template <typename Args>
+void StoreSums(const Args& a, int64_t row_head, double top, double sum,
+               const std::vector<double>& o) {
+  if (a.lse != nullptr) {
+    a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
+  }
+  if (a.o == nullptr) return;
+  const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
+  for (size_t d = 0; d < o.size(); ++d) {
+    a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
+        static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
+  }
+}
+
 // K or V of a KV head, of a sequence's first n_tokens, as f32: each loaded when first read.
 class LoadedHead {
  public:
@@ -125,15 +141,7 @@ void AttendRow(const AttendArgs& a, int32_t r, int32_t h, LoadedHead& k, LoadedH
     const float* values = v.Token(tokens[i].token);
     for (size_t d = 0; d < o.size(); ++d) o[d] += p * values[d];
   }
-  if (a.lse != nullptr) {
-    a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
-  }
-  if (a.o == nullptr) return;
-  const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
-  for (size_t d = 0; d < o.size(); ++d) {
-    a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
-        static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
-  }
+  StoreSums(a, row_head, top, sum, o);
 }
 
 }  // namespace
@@ -194,14 +202,7 @@ void RefSumValues(const SumValuesArgs& a) {
       const std::byte* v = a.kv.v.Head(a.kv.RowIndex(a.seqs[row.seq].table_off, token), place);
       for (size_t d = 0; d < o.size(); ++d) o[d] += p * LoadKvValue(a.kv.v, place, v, d);
     }
-    if (a.lse != nullptr) {
-      a.lse[row_head] = static_cast<float>(sum > 0 ? top + std::log(sum) : kNegInf);
-    }
-    const double norm = a.lse_in != nullptr ? std::exp(a.lse_in[row_head] - top) : sum;
-    for (size_t d = 0; d < o.size(); ++d) {
-      a.o[row_head * a.kv.dv + static_cast<int64_t>(d)] =
-          static_cast<float>(sum > 0 ? o[d] / norm : 0.0);
-    }
+    StoreSums(a, row_head, top, sum, o);
   }
 }
 

@@ -23,7 +23,7 @@ std::vector<double> Products(const WeightRef& w, const float* x, int64_t n_rows)
 }
 
 // y = W x + b of every row.
-void MatVec(const WeightRef& w, const float* x, const float* bias, int64_t n_rows, float* y) {
+void Linear(const WeightRef& w, const float* x, const float* bias, int64_t n_rows, float* y) {
   const std::vector<double> products = Products(w, x, n_rows);
   for (int64_t i = 0; i < n_rows * w.n_out; ++i) {
     const float add = bias != nullptr ? bias[i % w.n_out] : 0.0f;
@@ -84,9 +84,9 @@ void NormQkvRopeAppend(const NormQkvRopeAppendArgs& a) {
   const std::vector<float> h = Prologue(a.in, a.n_rows);
   std::vector<float> ks(static_cast<size_t>(a.n_rows * a.wk.n_out));
   std::vector<float> vs(static_cast<size_t>(a.n_rows * a.wv.n_out));
-  MatVec(a.wq, h.data(), a.bq, a.n_rows, a.q);
-  MatVec(a.wk, h.data(), a.bk, a.n_rows, ks.data());
-  MatVec(a.wv, h.data(), a.bv, a.n_rows, vs.data());
+  Linear(a.wq, h.data(), a.bq, a.n_rows, a.q);
+  Linear(a.wk, h.data(), a.bk, a.n_rows, ks.data());
+  Linear(a.wv, h.data(), a.bv, a.n_rows, vs.data());
   for (int32_t r = 0; r < a.n_rows; ++r) {
     float* q = a.q + r * a.wq.n_out;
     float* k = ks.data() + r * a.wk.n_out;
@@ -131,15 +131,18 @@ void NormGatedFfn(const NormGatedFfnArgs& a) {
 
 void NormLogits(const NormLogitsArgs& a) {
   const std::vector<float> h = Prologue(a.in, a.n_rows);
+  std::vector<float> chosen;  // [n_out, d]
   for (int32_t o = 0; o < a.n_out; ++o) {
-    const int64_t row = a.out_rows != nullptr ? a.out_rows[o] : o;
-    std::vector<double> logits = Products(a.head, h.data() + row * a.in.d, 1);
-    for (size_t i = 0; i < logits.size(); ++i) {
-      double v = logits[i] + (a.bias != nullptr ? a.bias[i] : 0.0f);
-      v *= a.scale;
-      if (a.softcap > 0) v = a.softcap * std::tanh(v / a.softcap);
-      a.logits[o * a.head.n_out + static_cast<int64_t>(i)] = static_cast<float>(v);
-    }
+    const auto row = h.begin() + int64_t{a.out_rows != nullptr ? a.out_rows[o] : o} * a.in.d;
+    chosen.insert(chosen.end(), row, row + a.in.d);
+  }
+  const std::vector<double> logits = Products(a.head, chosen.data(), a.n_out);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const size_t token = i % static_cast<size_t>(a.head.n_out);
+    double v = logits[i] + (a.bias != nullptr ? a.bias[token] : 0.0f);
+    v *= a.scale;
+    if (a.softcap > 0) v = a.softcap * std::tanh(v / a.softcap);
+    a.logits[i] = static_cast<float>(v);
   }
 }
 
@@ -175,7 +178,7 @@ class RefBackend : public HostBackend {
   }
   static void Execute(const NormQkvRopeAppendArgs& a) { NormQkvRopeAppend(a); }
   static void Execute(const AttendArgs& a) { RefAttend(a); }
-  static void Execute(const LinearArgs& a) { MatVec(a.w, a.x, a.bias, a.n_rows, a.y); }
+  static void Execute(const LinearArgs& a) { Linear(a.w, a.x, a.bias, a.n_rows, a.y); }
   static void Execute(const NormGatedFfnArgs& a) { NormGatedFfn(a); }
   static void Execute(const NormLogitsArgs& a) { NormLogits(a); }
   static void Execute(const ScoreReduceArgs& a) { RefScoreReduce(a); }

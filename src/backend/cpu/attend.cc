@@ -84,8 +84,7 @@ size_t CpuAttend::Reserve(const AttendArgs& a) {
   for (int32_t n = 1; n <= rows; ++n) most = std::max(most, int64_t{n} * MaxPieces(n));
   const auto items = static_cast<size_t>(most * (PerHead(a) ? a.KvHeads() : 1));
   items_.reserve(std::max(items_.capacity(), items));
-  const int64_t q = int64_t{a.plan.n_segments} * rows * a.n_heads * kPackedQuery *
-                    RoundUp(a.kv.dk, kPackMultiple);
+  const int64_t q = int64_t{a.plan.n_segments} * rows * a.n_heads * PackedQueryFloats(a.kv.dk);
   return static_cast<size_t>(q + most * a.n_heads * StateStride(a));
 }
 
@@ -113,8 +112,6 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
   AttendJob job;
   job.args = &a;
   job.first_row = begin;
-  const int64_t dk_padded = RoundUp(a.kv.dk, kPackMultiple);
-  job.q_stride = kPackedQuery * dk_padded;
   job.state_stride = StateStride(a);
 
   // Queries in packed order; segments that share them share the copy.
@@ -132,8 +129,8 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
     job.q[i] = scratch;
     const float* q = source[i] + int64_t{begin} * a.n_heads * a.kv.dk;
     for (int64_t h = 0; h < row_heads; h += a.Group()) {
-      kernels_.pack_queries(a.kv.k.dtype, q + h * a.kv.dk, a.kv.dk, dk_padded, a.Group(), scratch);
-      scratch += a.Group() * job.q_stride;
+      kernels_.pack_queries(a.kv, q + h * a.kv.dk, a.Group(), scratch);
+      scratch += a.Group() * PackedQueryFloats(a.kv.dk);
     }
   }
 

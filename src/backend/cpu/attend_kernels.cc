@@ -22,7 +22,6 @@ namespace HWY_NAMESPACE {
 // of 2 to 4 KB reach 62 to 69 % of the read bandwidth with chunks of 128, 71 to 97 % with 64 KB; on
 // a Zen 3 rows of 512 bytes take 12.3 ms with 32 KB where they take 13.9 with 64). Lists are short,
 // and a thread's first chunk is fetched while nothing else is to be done: a smaller one.
-constexpr int kChunk = 128;
 constexpr int64_t kChunkBytes = OKV_MANY_REGISTERS ? 64 << 10 : 32 << 10;
 constexpr int kListChunk = 32;
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
@@ -153,10 +152,54 @@ class TokenWalker {
   int64_t segment_begin_ = 0;
 };
 
+// Whether softmax weights are multiplied by the scales of V, once for a pass of SumValues, so that
+// values need none. With few registers passes are too many for that.
+template <DType kType>
+constexpr bool kScaledWeights = InBlocks(kType) && OKV_MANY_REGISTERS;
+
+// What a pass of SumValues multiplies the values of `kBlocks` blocks by: p, and, where
+// kScaledWeights, the scale of each block.
+template <DType kType, int G, size_t kBlocks>
+class Weights {
+ public:
+  HWY_INLINE Weights(const HeadPass& pass, const float (*p)[kChunk], size_t block) : p_(p) {
+    if constexpr (kScaledWeights<kType>) {
+      alignas(64) F16 scales[kBlocks][kChunk];
+      for (int t = 0; t < pass.n; ++t) {
+        const std::byte* from = pass.v[t] + pass.v_scales + block * sizeof(F16);
+        for (size_t b = 0; b < kBlocks; ++b) {
+          std::memcpy(&scales[b][t], from + b * sizeof(F16), sizeof(F16));
+        }
+      }
+      const DF d;
+      const hn::Rebind<hwy::float16_t, DF> d16;
+      for (size_t b = 0; b < kBlocks; ++b) {
+        for (int t = 0; t < pass.n; t += static_cast<int>(kLanes)) {
+          const VF scale = hn::PromoteTo(
+              d, hn::Load(d16, reinterpret_cast<const hwy::float16_t*>(scales[b] + t)));
+          for (int g = 0; g < G; ++g) {
+            hn::Store(hn::Mul(scale, hn::Load(d, p[g] + t)), d, scaled_[b][g] + t);
+          }
+        }
+      }
+    }
+  }
+
+  // That of token t for query head g, in every lane.
+  HWY_INLINE VF Of(size_t block, int g, int t) const {
+    if constexpr (kScaledWeights<kType>) return hn::Set(DF(), scaled_[block][g][t]);
+    return hn::Set(DF(), p_[g][t]);
+  }
+
+ private:
+  const float (*p_)[kChunk];
+  alignas(64) float scaled_[kScaledWeights<kType> ? kBlocks : 1][G][kChunk];
+};
+
 // values[g] = scale[g] * values[g] + sum of p[g][t] v[t], for P steps from value `at`.
 template <DType kType, int G, int P>
 HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const float* scale,
-                          size_t at, size_t tail, Ahead& ahead) {
+                          size_t at, size_t tail) {
   using E = Elements<kType>;
   const DF d;
   const int64_t stride = pass.job->state_stride;
@@ -172,32 +215,44 @@ HWY_INLINE void SumValues(const HeadPass& pass, const float (*p)[kChunk], const 
   constexpr bool kQ4 = kType == DType::kQ4_0;
   int64_t offset = pass.v_offset;
   if constexpr (!kQ4) offset += static_cast<int64_t>(at / kStep * E::kStepBytes);
-  for (int t = 0; t < pass.n; ++t) {
-    const std::byte* v = pass.v[t] + offset;
-    if (at == 0) ahead.Advance();
-    VF weight[G];
-    for (int g = 0; g < G; ++g) weight[g] = hn::Set(d, p[g][t]);
-    for (int j = 0; j < P; ++j) {
-      VF a;
-      VF b;
-      if constexpr (kQ4) {
-        E::LoadStep(v, at + static_cast<size_t>(j) * kStep, a, b);
-      } else if (InBlocks(kType) || tail == 0) {
-        E::LoadStep(v + static_cast<size_t>(j) * E::kStepBytes, a, b);
-      } else {
-        E::LoadTail(v, tail, a, b);
-      }
-      if constexpr (InBlocks(kType)) {
-        const size_t block = (at + static_cast<size_t>(j) * kStep) / kBlockValues;
-        const VF s = LoadScale(pass.v[t] + pass.v_scales + block * 2);
-        a = hn::Mul(a, s);
-        b = hn::Mul(b, s);
-      }
-      for (int g = 0; g < G; ++g) {
-        sum[g][j][0] = hn::MulAdd(a, weight[g], sum[g][j][0]);
-        sum[g][j][1] = hn::MulAdd(b, weight[g], sum[g][j][1]);
+  constexpr size_t kSteps = InBlocks(kType) ? std::max<size_t>(kBlockValues / kStep, 1) : P;
+  constexpr size_t kBlocks = (P + kSteps - 1) / kSteps;
+  const Weights<kType, G, kBlocks> weights(pass, p, at / kBlockValues);
+  const std::byte* const* v = pass.v;
+  const int64_t scales = pass.v_scales + static_cast<int64_t>(at / kBlockValues * sizeof(F16));
+  const auto add = [&](int t) HWY_ATTR {
+    for (size_t block = 0; block < kBlocks; ++block) {
+      VF weight[G];
+      for (int g = 0; g < G; ++g) weight[g] = weights.Of(block, g, t);
+      for (size_t j = block * kSteps; j < std::min<size_t>((block + 1) * kSteps, P); ++j) {
+        VF a;
+        VF b;
+        if constexpr (kQ4) {
+          E::LoadStep(v[t] + offset, at + j * kStep, a, b);
+        } else if (InBlocks(kType) || tail == 0) {
+          E::LoadStep(v[t] + offset + j * E::kStepBytes, a, b);
+        } else {
+          E::LoadTail(v[t] + offset, tail, a, b);
+        }
+        if constexpr (InBlocks(kType) && !kScaledWeights<kType>) {
+          const VF s = LoadScale(v[t] + scales + block * sizeof(F16));
+          a = hn::Mul(a, s);
+          b = hn::Mul(b, s);
+        }
+        for (int g = 0; g < G; ++g) {
+          sum[g][j][0] = hn::MulAdd(a, weight[g], sum[g][j][0]);
+          sum[g][j][1] = hn::MulAdd(b, weight[g], sum[g][j][1]);
+        }
       }
     }
+  };
+  // With few registers there are many passes, and each looks ahead seldom.
+  constexpr int kTokens = OKV_MANY_REGISTERS ? 1 : 16;
+  const int32_t share =
+      pass.ahead->Share(kTokens, P * kStep, static_cast<size_t>(pass.job->args->kv.dv));
+  for (int t = 0; t < pass.n;) {
+    pass.ahead->Advance(share);
+    for (const int end = std::min(t + kTokens, pass.n); t < end; ++t) add(t);
   }
   for (int g = 0; g < G; ++g) {
     float* to = pass.state + g * stride + kAttendStateHead + at;
@@ -221,7 +276,6 @@ HWY_NOINLINE void Heads(const HeadPass& pass, const ScoreOut& out) {
   const AttendArgs& a = *pass.job->args;
   const int n = pass.n;
   alignas(64) float p[G][kChunk];  // logits, then their exponentials
-  Ahead ahead = *pass.ahead;       // in registers
   const VF scale = hn::Set(d, a.scale * kLogitScale<kType>);
   const VF none = hn::Set(d, kNegInf);
   const bool plain = a.softcap <= 0 && out.logits == nullptr && out.head_max == nullptr;
@@ -229,7 +283,7 @@ HWY_NOINLINE void Heads(const HeadPass& pass, const ScoreOut& out) {
   std::fill_n(top, G, none);
   for (int i = 0; i < n; i += static_cast<int>(kLanes)) {
     VF logit[G];
-    ScoreTile<kType, G, kTail>(pass, i, logit, ahead);
+    ScoreTile<kType, G, kTail>(pass, i, logit);
     const auto left = static_cast<size_t>(n - i);
     for (int g = 0; g < G; ++g) {
       logit[g] = hn::Mul(logit[g], scale);
@@ -275,13 +329,12 @@ HWY_NOINLINE void Heads(const HeadPass& pass, const ScoreOut& out) {
     size_t at = 0;
     if constexpr (G <= kRegisterRows) {
       for (; at + 2 * kStep <= dv; at += 2 * kStep) {
-        SumValues<kType, G, 2>(pass, p, rescale, at, 0, ahead);
+        SumValues<kType, G, 2>(pass, p, rescale, at, 0);
       }
     }
-    for (; at + kStep <= dv; at += kStep) SumValues<kType, G, 1>(pass, p, rescale, at, 0, ahead);
-    if (at < dv) SumValues<kType, G, 1>(pass, p, rescale, at, dv - at, ahead);
+    for (; at + kStep <= dv; at += kStep) SumValues<kType, G, 1>(pass, p, rescale, at, 0);
+    if (at < dv) SumValues<kType, G, 1>(pass, p, rescale, at, dv - at);
   }
-  *pass.ahead = ahead;
 }
 
 template <DType kType, bool kTail>
@@ -292,44 +345,43 @@ HWY_INLINE void HeadsOf(int g, const HeadPass& pass, const ScoreOut& out) {
   return Heads<kType, 4, kTail>(pass, out);
 }
 
-// How a chunk's prefetches spread over the work of `n_rows` rows on the chunk before: a step of it
-// is a token of ScoreTile or of SumValues.
-Ahead PaceOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
+// Where the bytes of an item's tokens lie.
+Ahead::Rows RowsOf(const AttendArgs& a, const AttendItem& item) {
   const KvView& kv = a.kv;
-  const int32_t heads_per_kv = a.n_heads / kv.n_kv_heads;
-  const int64_t passes =
-      int64_t{n_rows} * item.n_kv_heads * ((heads_per_kv + kMaxHeads - 1) / kMaxHeads);
-  Ahead pace;
-  pace.second_level = PrefetchesToSecondLevel();
   // From the first of the heads to the last: others may lie between.
   const int32_t place = kv.Place(a.KvHead(item.first));
   const int32_t places = kv.Place(a.KvHead(item.first + item.n_kv_heads - 1)) + 1 - place;
-  pace.offset = place * kv.k.head_bytes;
-  if (kv.ByHead()) {  // a row of each
-    pace.units = places;
-    pace.stride = kv.k.head_bytes;
-    pace.lines = static_cast<int32_t>((kv.k.row_bytes + 63) / 64);
-    return pace;
+  Ahead::Rows rows;
+  rows.second_level = PrefetchesToSecondLevel();
+  rows.offset = place * kv.k.head_bytes;
+  if (kv.ByHead()) {  // a row of each head; those of one follow one another, for the second level
+    rows.second_level = true;
+    rows.units = places;
+    rows.stride = kv.k.head_bytes;
+    rows.bytes = kv.k.row_bytes;
+    return rows;
   }
   const int64_t k_bytes = places * kv.k.head_bytes;
   const int64_t v_offset = place * kv.v.head_bytes;
   const int64_t v_bytes = a.o != nullptr ? places * kv.v.head_bytes : 0;
   const bool together =
-      kv.v.base + v_offset == kv.k.base + pace.offset + k_bytes && kv.k.row_bytes == kv.v.row_bytes;
+      kv.v.base + v_offset == kv.k.base + rows.offset + k_bytes && kv.k.row_bytes == kv.v.row_bytes;
+  rows.bytes = k_bytes + v_bytes;
   if (v_bytes > 0 && !together) {  // two parts: K's, then V's
-    pace.units = 2;
-    pace.stride = v_offset - pace.offset;
-    pace.apart =
+    rows.units = 2;
+    rows.stride = v_offset - rows.offset;
+    rows.apart =
         offsetof(Chunk, v) / sizeof(Chunk::v[0]) - offsetof(Chunk, k) / sizeof(Chunk::k[0]);
-    pace.lines = static_cast<int32_t>((std::max(k_bytes, v_bytes) + 63) / 64);
-    return pace;
+    rows.bytes = std::max(k_bytes, v_bytes);
   }
-  const int64_t lines = (k_bytes + v_bytes + 63) / 64;
-  const int64_t steps = v_bytes > 0 ? 2 * passes : passes;  // a token of the chunk
-  pace.lines = static_cast<int32_t>((lines + steps - 1) / steps);
-  pace.units = static_cast<int32_t>((lines + pace.lines - 1) / pace.lines);
-  pace.stride = pace.lines * 64;
-  return pace;
+  return rows;
+}
+
+// How many parts the work of `n_rows` rows on a token has: its scores and its values, of the heads
+// that are taken together.
+int32_t WorksOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
+  const int32_t passes = (a.n_heads / a.kv.n_kv_heads + kMaxHeads - 1) / kMaxHeads;
+  return n_rows * item.n_kv_heads * passes * (a.o != nullptr ? 2 : 1);
 }
 
 // Pieces begin at multiples of 16 tokens.
@@ -356,7 +408,8 @@ void PieceOf(const AttendJob& job, const AttendItem& item, const AttendItem* aft
   }
   const AttendAxis axis = MakeAttendAxis(a, group, a.KvHead(item.first));
   const bool tail = static_cast<size_t>(a.kv.dk) % kTileValues<kType> != 0;
-  const Ahead pace = PaceOf(a, item, group.n_rows);
+  const Ahead::Rows rows = RowsOf(a, item);
+  const int32_t works = WorksOf(a, item, group.n_rows);
   TokenWalker walker = WalkerOf(a, axis, item);
   Chunk chunks[2];
   bool more = walker.Next(chunks[0]);
@@ -364,13 +417,12 @@ void PieceOf(const AttendJob& job, const AttendItem& item, const AttendItem* aft
     const Chunk& chunk = chunks[turn];
     Chunk& next = chunks[turn ^ 1];
     more = walker.Next(next);
-    Ahead ahead = pace;
+    Ahead::Rows of_next = rows;
     if (!more && after != nullptr) {  // no piece but a thread's first begins with cold rows
       const AttendAxis other = MakeAttendAxis(a, *after->group, a.KvHead(after->first));
-      if (WalkerOf(a, other, *after).Next(next)) ahead = PaceOf(a, *after, group.n_rows);
+      if (WalkerOf(a, other, *after).Next(next)) of_next = RowsOf(a, *after);
     }
-    ahead.row = next.k;
-    ahead.end = next.k + next.n;
+    Ahead ahead(of_next, next.k, next.k + next.n, works);
     const PlanSegment& s = a.plan.segments[static_cast<size_t>(chunk.segment)];
     for (int32_t r = 0; r < group.n_rows; ++r) {
       const int32_t row = group.row + r;
@@ -406,7 +458,7 @@ void PieceOf(const AttendJob& job, const AttendItem& item, const AttendItem* aft
         for (int32_t h = 0; h < heads_per_kv; h += kMaxHeads) {
           const int32_t head = kv * heads_per_kv + h;
           const int64_t row_head = int64_t{row - job.first_row} * a.n_heads + head;
-          pass.q = job.q[chunk.segment] + row_head * job.q_stride;
+          pass.q = job.q[chunk.segment] + row_head * PackedQueryFloats(a.kv.dk);
           pass.state = job.State(group, item.piece, r, head);
           ScoreOut out;
           if (a.score == ScoreKind::kLogits) {
@@ -491,31 +543,32 @@ void Merge(const AttendJob& job, const AttendGroup& group, int32_t row, int32_t 
 }
 
 template <DType kType>
-void PackHeads(const float* q, size_t dk, size_t padded, size_t heads, float* out) {
+void PackHeads(const float* q, size_t dk, size_t heads, float* out) {
+  const size_t padded = (dk + kTileValues<kType> - 1) / kTileValues<kType> * kTileValues<kType>;
   for (size_t g = 0; g < heads; ++g) PackQuery<kType>(q + g * dk, dk, padded, g, heads, out);
 }
 
-void PackQueries(DType dtype, const float* q, int64_t dk, int64_t padded, int32_t heads,
-                 float* out) {
-  const auto n = static_cast<size_t>(dk);
-  const auto to = static_cast<size_t>(padded);
+void PackQueries(const KvView& kv, const float* q, int32_t heads, float* out) {
+  const auto dk = static_cast<size_t>(kv.dk);
   for (int32_t h = 0; h < heads; h += kMaxHeads) {  // as Heads takes them
     const auto g = static_cast<size_t>(std::min(kMaxHeads, heads - h));
-    const float* from = q + h * dk;
-    float* into = out + h * kPackedQuery * padded;
-    switch (dtype) {
+    const float* from = q + h * kv.dk;
+    float* into = out + h * PackedQueryFloats(kv.dk);
+    switch (kv.k.dtype) {
       case DType::kF32:
-      case DType::kQ8_0:  // brought to f32 before it meets the query
-        PackHeads<DType::kF32>(from, n, to, g, into);
+        PackHeads<DType::kF32>(from, dk, g, into);
         break;
       case DType::kF16:
-        PackHeads<DType::kF16>(from, n, to, g, into);
+        PackHeads<DType::kF16>(from, dk, g, into);
         break;
       case DType::kBF16:
-        PackHeads<DType::kBF16>(from, n, to, g, into);
+        PackHeads<DType::kBF16>(from, dk, g, into);
+        break;
+      case DType::kQ8_0:
+        PackHeads<DType::kQ8_0>(from, dk, g, into);
         break;
       case DType::kQ4_0:
-        PackHeads<DType::kQ4_0>(from, n, to, g, into);
+        PackHeads<DType::kQ4_0>(from, dk, g, into);
         break;
     }
   }

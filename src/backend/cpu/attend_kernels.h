@@ -41,9 +41,9 @@ inline constexpr int64_t kAttendStateHead = 16;  // floats before the values: a 
 
 struct AttendJob {
   const AttendArgs* args = nullptr;
-  const float* q[kMaxSegments] = {};  // packed: [n_rows, n_heads, q_stride], from row `first_row`
+  // Packed: [n_rows, n_heads, PackedQueryFloats], from row `first_row`.
+  const float* q[kMaxSegments] = {};
   int32_t first_row = 0;
-  int64_t q_stride = 0;
   int64_t state_stride = 0;
 
   float* State(const AttendGroup& g, int32_t piece, int32_t row, int32_t head) const {
@@ -52,14 +52,16 @@ struct AttendJob {
   }
 };
 
-// A packed query takes this many floats for each of its values.
-inline constexpr int64_t kPackedQuery = 4;
+// Floats of a packed query of dk values. Targets have it differently: at most four floats for each
+// value, which are padded to whole vectors (64 of int8).
+inline int64_t PackedQueryFloats(int64_t dk) {
+  return 4 * ((dk + 63) / 64 * 64);
+}
 
 struct AttendKernels {
-  // The queries of the `heads` of one KV head, in the order that `piece` reads for a K of `dtype`:
-  // kPackedQuery * padded floats per head, where padded >= dk is a multiple of kPackMultiple.
-  void (*pack_queries)(DType dtype, const float* q, int64_t dk, int64_t padded, int32_t heads,
-                       float* out);
+  // The queries [heads, dk] of one KV head, in the order that `piece` reads for these K and V:
+  // PackedQueryFloats for each.
+  void (*pack_queries)(const KvView& kv, const float* q, int32_t heads, float* out);
   // Computes `item`, and fetches the first tokens of `after`, which the thread is likely to compute
   // next (null: none), while it works on the last ones.
   void (*piece)(const AttendJob& job, const AttendItem& item, const AttendItem* after);

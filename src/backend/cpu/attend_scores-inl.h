@@ -22,31 +22,82 @@ namespace omnikv {
 namespace HWY_NAMESPACE {
 
 constexpr int kMaxHeads = 4;  // query heads of a KV head taken together
+constexpr int kChunk = 128;   // tokens scored before their values are summed, at most
 
-// Prefetches the next chunk while this one is worked on: its rows in their order, which is that of
-// memory where they are neighbours, a unit of a few lines with every step of the work. Bursts would
-// stall on the misses a core can have in flight, and a head's part of each row in turn would keep
-// the prefetchers from seeing a stream.
-struct Ahead {
-  const std::byte* const* row = nullptr;
-  const std::byte* const* end = nullptr;
-  int64_t offset = 0;   // of the row's first unit
-  int64_t stride = 0;   // from one unit to the next
-  ptrdiff_t apart = 0;  // from the row of one unit to that of the next
-  int32_t lines = 0;    // of a unit
-  int32_t units = 0;    // of a row
-  int32_t unit = 0;
-  bool second_level = false;  // PrefetchesToSecondLevel()
+// Prefetches the next chunk while this one is worked on, line by line at an even pace: its rows in
+// their order, which is that of memory where they are neighbours. Bursts would stall on the misses
+// a core can have in flight, pauses would leave memory idle, and a head's part of each row in turn
+// would keep the prefetchers from seeing a stream.
+class Ahead {
+ public:
+  // Where the bytes of a row lie: `units` pieces of `bytes`, `stride` apart, each of them in the
+  // row that is `apart` pointers behind the one before.
+  struct Rows {
+    int64_t offset = 0;  // of the first piece
+    int64_t stride = 0;
+    ptrdiff_t apart = 0;
+    int64_t bytes = 0;
+    int32_t units = 1;
+    bool second_level = false;  // PrefetchesToSecondLevel()
+  };
 
-  HWY_INLINE void Advance() {
-    if (row == end) return;
-    const std::byte* p = row[unit * apart] + offset + unit * stride;
-    for (int32_t i = 0; i < lines; ++i) PrefetchRow(p + i * 64, second_level);
-    if (++unit == units) {
-      unit = 0;
-      ++row;
+  // Rows [row, end), spread over as many tokens: the scores of one and its values are two of
+  // `works` parts of the work on it.
+  Ahead(const Rows& rows, const std::byte* const* row, const std::byte* const* end, int32_t works)
+      : token_(static_cast<int32_t>((rows.bytes * rows.units + 63) * (kLine / 64) / works)),
+        second_level_(rows.second_level) {
+    int n = 0;
+    while (row != end) {
+      const std::byte* const* first = row;
+      while (++row != end && row[0] - row[-1] == rows.bytes) {
+      }
+      for (int32_t unit = 0; unit < rows.units && n < kMostRuns; ++unit) {
+        const std::byte* from = first[unit * rows.apart] + rows.offset + unit * rows.stride;
+        const std::byte* begin = from - reinterpret_cast<uintptr_t>(from) % 64;
+        runs_[n++] = {begin, (from + (row - first) * rows.bytes - begin + 63) / 64};
+      }
+    }
+    runs_[n].lines = 0;
+    at_ = runs_[0].at;
+    left_ = runs_[0].lines;
+  }
+
+  // What the work on `part` of the `whole` values of K or V of `tokens` tokens is worth.
+  int32_t Share(size_t tokens, size_t part, size_t whole) const {
+    return static_cast<int32_t>(static_cast<size_t>(token_) * tokens * part / whole);
+  }
+  HWY_INLINE void Advance(int32_t share) {
+    given_ += static_cast<uint32_t>(share);
+    for (int64_t due = given_ / kLine; due > 0 && left_ > 0;) {
+      const int64_t n = std::min(due, left_);
+      for (int64_t i = 0; i < n; ++i) PrefetchRow(at_ + i * 64, second_level_);
+      given_ -= static_cast<uint32_t>(n) * kLine;
+      due -= n;
+      at_ += n * 64;
+      left_ -= n;
+      if (left_ > 0) return;
+      ++run_;
+      at_ = runs_[run_].at;
+      left_ = runs_[run_].lines;
     }
   }
+
+ private:
+  static constexpr uint32_t kLine = 1 << 10;    // what a line is worth
+  static constexpr int kMostRuns = 2 * kChunk;  // further ones are left to the processor
+
+  struct Run {
+    const std::byte* at;
+    int64_t lines;
+  };
+
+  int32_t token_;
+  bool second_level_;
+  uint32_t given_ = 0;
+  int run_ = 0;
+  Run runs_[kMostRuns + 1];
+  const std::byte* at_;  // the next line, of `left_` in runs_[run_]
+  int64_t left_;
 };
 
 // What a pass over a chunk needs for some query heads of one KV head.
@@ -81,34 +132,41 @@ HWY_INLINE void Transpose4(VF (&v)[4]) {
 #endif
 
 #if OKV_MANY_REGISTERS
-// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, one f32, one int8
-// brought to f32, or a pair of nibbles.
+// A vector of a K row as it is transposed: a lane is a pair of 16-bit values, one f32, four int8 or
+// a pair of nibbles.
 template <DType kType>
 struct Keys {
   static constexpr bool kQ8 = kType == DType::kQ8_0;
   static constexpr bool kQ4 = kType == DType::kQ4_0;
-  static constexpr size_t kParts = kType == DType::kF32 || kQ8 ? 1 : 2;  // values of a lane
+  static constexpr size_t kParts = kType == DType::kF32 ? 1 : kQ8 ? 4 : 2;  // values of a lane
   static constexpr size_t kValues = kParts * kLanes;
-  static constexpr size_t kBytes = kQ8 || kQ4 ? kLanes : kLanes * sizeof(float);
+  static constexpr size_t kBytes = kQ4 ? kLanes : kLanes * sizeof(float);
+  // Values whose products are summed before a scale is applied, if there are any, and how many
+  // scales these have.
+  static constexpr size_t kRun = std::max(kValues, InBlocks(kType) ? kBlockValues : 0);
+  static constexpr size_t kScales = kRun / kBlockValues;
   // Part() of an f16 gives 2^-112 of it, exactly: its exponent where that of an f32 is. PackQuery
   // makes up for 2^96 of that (so that no query overflows), the scale of the logits for the rest.
   // An f16 NaN comes out finite; who stored it has a NaN in its own row's output.
+  // That of an int8 gives 2^24 of it: the highest byte of a lane.
   static constexpr bool kShifted = kType == DType::kF16;
   static constexpr float kQueryScale = kShifted ? 0x1p96f : 1.0f;
-  static constexpr float kLogitScale = kShifted ? 0x1p16f : 1.0f;
+  static constexpr float kLogitScale = kShifted ? 0x1p16f : kQ8 ? 0x1p-24f : 1.0f;
 
   static HWY_INLINE VF Load(const std::byte* p) {
-    if constexpr (kQ8) {
-      return Elements<kType>::Load(p);
-    } else if constexpr (kQ4) {
+    if constexpr (kQ4) {
       return hn::BitCast(DF(), Elements<kType>::LoadPairs(p));
     } else {
       return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
     }
   }
   static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
-    if constexpr (kQ8 || kQ4) {
-      return Load(p);  // blocks are whole vectors: there is no tail
+    if constexpr (kQ4) {
+      return Load(p);            // blocks are whole vectors: there is no tail
+    } else if constexpr (kQ8) {  // a block is left
+      alignas(64) std::byte buffer[std::max(kBytes, kBlockValues)] = {};
+      std::memcpy(buffer, p, kBlockValues);
+      return Load(buffer);
     } else if constexpr (kType == DType::kF32) {
       return LoadFloats(reinterpret_cast<const float*>(p), n);
     } else {
@@ -126,6 +184,13 @@ struct Keys {
     const DI di;
     if constexpr (kParts == 1) {
       return v;
+    } else if constexpr (kQ8) {
+      auto high = hn::BitCast(di, v);
+      if (part == 0) high = hn::ShiftLeft<24>(high);
+      if (part == 1) high = hn::ShiftLeft<16>(high);
+      if (part == 2) high = hn::ShiftLeft<8>(high);
+      if (part != 0) high = hn::And(high, hn::Set(di, static_cast<int32_t>(0xff000000u)));
+      return hn::ConvertTo(d, high);
     } else if constexpr (kQ4) {
       return Elements<kType>::Value(hn::BitCast(di, v), part == 1);
     } else if constexpr (kType == DType::kBF16) {
@@ -159,13 +224,15 @@ void PackQuery(const float* q, size_t dk, size_t padded, size_t head, size_t hea
   for (size_t at = 0; at < padded; at += K::kValues) {
     alignas(64) float values[K::kValues] = {};
     if (at < dk) std::memcpy(values, q + at, std::min(dk - at, K::kValues) * sizeof(float));
-    VF part[2];
+    VF part[K::kParts];
     if constexpr (K::kQ4) {
       constexpr size_t kHalf = kBlockValues / 2;
       const size_t first = at / kBlockValues * kBlockValues + at % kBlockValues / 2;
       for (size_t i = 0; i < 2; ++i) {
         part[i] = at < dk ? hn::LoadU(d, q + first + i * kHalf) : hn::Zero(d);
       }
+    } else if constexpr (K::kQ8) {
+      hn::LoadInterleaved4(d, values, part[0], part[1], part[2], part[3]);
     } else if constexpr (K::kParts == 2) {
       hn::LoadInterleaved2(d, values, part[0], part[1]);
       if (K::kShifted) {
@@ -189,12 +256,12 @@ void PackQuery(const float* q, size_t dk, size_t padded, size_t head, size_t hea
 
 constexpr size_t kTogether = kQuads < 2 ? 1 : 2;  // quads that share the loads of q
 
-// The scales at four rows, a lane each in every block of four.
-HWY_INLINE VF LoadScales(const std::byte* const* row, int64_t offset) {
+// The scales of block `block` of four rows, a lane each in every four lanes.
+HWY_INLINE VF LoadScales(const HeadPass& pass, const std::byte* const* row, size_t block) {
   uint64_t bits = 0;
   for (int t = 0; t < 4; ++t) {
     F16 scale;
-    std::memcpy(&scale, row[t] + offset, sizeof(scale));
+    std::memcpy(&scale, row[t] + pass.k_scales + block * sizeof(scale), sizeof(scale));
     bits |= uint64_t{scale} << 16 * t;
   }
   const hn::FixedTag<float, 4> d4;
@@ -203,6 +270,60 @@ HWY_INLINE VF LoadScales(const std::byte* const* row, int64_t offset) {
   hn::Store(hn::PromoteTo(d4, hn::BitCast(d16, hn::Set(hn::FixedTag<uint64_t, 1>(), bits))), d4,
             scales);
   return hn::LoadDup128(DF(), scales);
+}
+
+// Those of the sums of values [at, at + kRun) of four tokens, as transposed.
+template <DType kType>
+HWY_INLINE VF ScalesOfRun(const HeadPass& pass, const std::byte* const* row, size_t at) {
+  const size_t block = at / kBlockValues;
+#if OKV_AVX512
+  if constexpr (Keys<kType>::kScales == 2) {
+    if (at + kBlockValues < static_cast<size_t>(pass.job->args->kv.dk)) {
+      uint64_t pairs[4];  // the scales of a token's two blocks
+      for (int t = 0; t < 4; ++t) {
+        uint32_t pair;
+        std::memcpy(&pair, row[t] + pass.k_scales + block * sizeof(F16), sizeof(pair));
+        pairs[t] = pair;
+      }
+      const __m128i all = _mm_set_epi64x(static_cast<int64_t>(pairs[2] | pairs[3] << 32),
+                                         static_cast<int64_t>(pairs[0] | pairs[1] << 32));
+      // Those of the first block in the lower half, of the second in the upper one.
+      const __m512i places = _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
+      return VF{_mm512_permutexvar_ps(places, _mm512_castps256_ps512(_mm256_cvtph_ps(all)))};
+    }
+  }
+#endif
+  return LoadScales(pass, row, block);
+}
+
+// sum[g] += q[g] · values [at, at + kValues) of kTogether quads of tokens whose rows are `row`.
+template <DType kType, int G, bool kTail>
+HWY_INLINE void AddProducts(const HeadPass& pass, const std::byte* const* row, size_t at,
+                            VF (&sum)[G][kTogether], int32_t share) {
+  using K = Keys<kType>;
+  const DF d;
+  const auto dk = static_cast<size_t>(pass.job->args->kv.dk);
+  const float* q = pass.q + at * 4 * G;
+  const int64_t offset = pass.k_offset + static_cast<int64_t>(at / K::kValues * K::kBytes);
+  VF v[kTogether][4];
+  for (size_t u = 0; u < kTogether; ++u) {
+    for (size_t t = 0; t < 4; ++t) {
+      const std::byte* k = row[4 * u + t] + offset;
+      v[u][t] = kTail && at + K::kValues > dk ? K::LoadTail(k, dk - at) : K::Load(k);
+    }
+    Transpose4(v[u]);
+  }
+  for (size_t j = 0; j < 4; ++j) {
+    pass.ahead->Advance(share);
+    for (size_t part = 0; part < K::kParts; ++part) {
+      VF k[kTogether];
+      for (size_t u = 0; u < kTogether; ++u) k[u] = K::Part(v[u][j], part);
+      for (int g = 0; g < G; ++g) {
+        const VF qv = hn::LoadU(d, q + ((j * K::kParts + part) * G + g) * kLanes);
+        for (size_t u = 0; u < kTogether; ++u) sum[g][u] = hn::MulAdd(k[u], qv, sum[g][u]);
+      }
+    }
+  }
 }
 
 // half[g]: q[g] · k of kTogether quads of tokens whose rows are `row`. Sums lie in the blocks of
@@ -214,49 +335,25 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
   VF sum[G][kTogether];
   for (auto& of : sum) std::fill_n(of, kTogether, hn::Zero(d));
   const auto dk = static_cast<size_t>(pass.job->args->kv.dk);
-  const float* q = pass.q;
-  int64_t offset = pass.k_offset;
-  VF scale[kTogether][4];  // kQ8_0: of each token; kQ4_0: the first is of all four, as transposed
+  const int32_t share = pass.ahead->Share(kTogether, K::kValues, dk);  // of a quarter of a vector
   size_t at = 0;
   do {
     // The rows again from memory: kept for all turns they would take more registers than there are.
     asm("" : "+r"(row));
-    VF v[kTogether][4];
-    for (size_t u = 0; u < kTogether; ++u) {
-      if constexpr (K::kQ4) {
-        if (at % kBlockValues == 0) {
-          scale[u][0] =
-              LoadScales(row + 4 * u, pass.k_scales + static_cast<int64_t>(at / kBlockValues * 2));
-        }
+    if constexpr (InBlocks(kType)) {
+      VF run[G][kTogether];
+      for (auto& of : run) std::fill_n(of, kTogether, hn::Zero(d));
+      for (size_t i = 0; i < K::kRun; i += K::kValues) {
+        AddProducts<kType, G, kTail>(pass, row, at + i, run, share);
       }
-      for (size_t t = 0; t < 4; ++t) {
-        const std::byte* k = row[4 * u + t] + offset;
-        v[u][t] = kTail && at + K::kValues > dk ? K::LoadTail(k, dk - at) : K::Load(k);
-        if constexpr (K::kQ8) {
-          if (at % kQ8Block == 0) {
-            scale[u][t] = LoadScale(row[4 * u + t] + pass.k_scales + at / kQ8Block * 2);
-          }
-          v[u][t] = hn::Mul(v[u][t], scale[u][t]);
-        }
+      for (size_t u = 0; u < kTogether; ++u) {
+        const VF scale = ScalesOfRun<kType>(pass, row + 4 * u, at);
+        for (int g = 0; g < G; ++g) sum[g][u] = hn::MulAdd(run[g][u], scale, sum[g][u]);
       }
-      Transpose4(v[u]);
+    } else {
+      AddProducts<kType, G, kTail>(pass, row, at, sum, share);
     }
-    for (size_t j = 0; j < 4; ++j) {
-      for (size_t part = 0; part < K::kParts; ++part) {
-        VF k[kTogether];
-        for (size_t u = 0; u < kTogether; ++u) {
-          k[u] = K::Part(v[u][j], part);
-          if constexpr (K::kQ4) k[u] = hn::Mul(k[u], scale[u][0]);
-        }
-        for (int g = 0; g < G; ++g) {
-          const VF qv = hn::LoadU(d, q + ((j * K::kParts + part) * G + g) * kLanes);
-          for (size_t u = 0; u < kTogether; ++u) sum[g][u] = hn::MulAdd(k[u], qv, sum[g][u]);
-        }
-      }
-    }
-    q += 4 * K::kValues * G;
-    offset += K::kBytes;
-    at += K::kValues;
+    at += K::kRun;
   } while (at < dk);
   for (int g = 0; g < G; ++g) {
 #if HWY_CAP_GE256
@@ -271,10 +368,8 @@ HWY_INLINE void ScoreQuads(const HeadPass& pass, const std::byte* const* row, VF
 // dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. K is transposed in blocks of four
 // tokens, so that tokens lie side by side and no product needs its lanes added one by one.
 template <DType kType, int G, bool kTail>
-HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
-  for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
+HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G]) {
   ScoreQuads<kType, G, kTail>(pass, pass.k + i, dot);
-  for (size_t t = 0; t < kLanes / 2; ++t) ahead.Advance();
 #if HWY_CAP_GE512
   VF second[G];
   ScoreQuads<kType, G, kTail>(pass, pass.k + i + 8, second);
@@ -377,12 +472,13 @@ HWY_INLINE VF LoadFours(const float* low, const float* high) {
 // dot[g] = q[g] · k of tokens i .. i + kLanes, one a lane. As many tokens are taken together as
 // their sums leave room for in 16 registers.
 template <DType kType, int G, bool kTail>
-HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
+HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G]) {
   constexpr int kTokens = static_cast<int>(kLanes);
   constexpr int T = G == 1 ? kTokens : G == 2 ? 4 : 2;
   alignas(64) float total[kTokens][4];  // of one head: [t / 4][t % 4]; of more: [t][g]
+  const int32_t share = pass.ahead->Share(T, 1, 1);
   for (int first = 0; first < kTokens; first += T) {
-    for (int t = 0; t < T; ++t) ahead.Advance();
+    pass.ahead->Advance(share);
     VF sum[T][4];
     ScoreTokens<kType, G>(pass, pass.k + i + first, sum);
     if constexpr (G == 1) {
@@ -418,10 +514,10 @@ void PackQuery(const float* q, size_t dk, size_t, size_t head, size_t heads, flo
 }
 
 template <DType kType, int G, bool kTail>
-HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G], Ahead& ahead) {
+HWY_INLINE void ScoreTile(const HeadPass& pass, int i, VF (&dot)[G]) {
   const KvView& kv = pass.job->args->kv;
   const auto place = static_cast<int32_t>(pass.k_offset / kv.k.head_bytes);
-  ahead.Advance();
+  pass.ahead->Advance(pass.ahead->Share(1, 1, 1));
   for (int g = 0; g < G; ++g) {
     float sum = 0;
     for (int32_t at = 0; at < kv.dk; ++at) {

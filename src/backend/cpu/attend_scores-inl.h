@@ -30,10 +30,10 @@ constexpr int kChunk = 128;   // tokens scored before their values are summed, a
 // would keep the prefetchers from seeing a stream.
 class Ahead {
  public:
-  // Where the bytes of a row lie: `units` pieces of `bytes`, `stride` apart, each of them in the
-  // row that is `apart` pointers behind the one before.
+  // Where the bytes of a row lie: `units` times `bytes`, `stride` apart, each of them in the row
+  // that is `apart` pointers behind the one before.
   struct Rows {
-    int64_t offset = 0;  // of the first piece
+    int64_t offset = 0;  // of the first unit
     int64_t stride = 0;
     ptrdiff_t apart = 0;
     int64_t bytes = 0;
@@ -57,7 +57,7 @@ class Ahead {
         runs_[n++] = {begin, (from + (row - first) * rows.bytes - begin + 63) / 64};
       }
     }
-    runs_[n].lines = 0;
+    runs_[n] = {nullptr, 0};
     at_ = runs_[0].at;
     left_ = runs_[0].lines;
   }

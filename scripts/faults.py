@@ -669,7 +669,7 @@ FAULTS = {
     "q4_query_of_the_other_half": (
         CPU + "attend_scores-inl.h", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
     "queries_packed_in_one_place": (
-        CPU + "attend_kernels.cc", "dk, padded, g, heads, out)", "dk, padded, 0, heads, out)"),
+        CPU + "attend_kernels.cc", "dk, g, heads, out)", "dk, 0, heads, out)"),
     "threads_end_one_after_another": (
         CPU + "attend.cc", "share(pieces) > share(best) + 0.01", "share(pieces) > share(best) + 1"),
     "q4_offset_of_seven_on_a_card": (

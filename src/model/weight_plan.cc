@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/printable.h"
+#include "base/round.h"
 #include "model/arch/arch.h"
 
 namespace omnikv {
@@ -15,10 +16,6 @@ namespace {
 
 constexpr size_t kAlign = 256;  // of a tensor: whole cache lines, and what CUDA's loads like best
 constexpr int64_t kRowAlign = 64;  // of a row, where its format allows
-
-int64_t RoundUp(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 // Tensors in layers that say nothing about the model: caches of rotary tables, causal masks.
 bool IsBallast(std::string_view name) {

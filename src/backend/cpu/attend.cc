@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace omnikv {
 namespace {
@@ -12,10 +13,6 @@ constexpr int32_t kGroupRows = 8;        // rows of a sequence that share a walk
 constexpr int32_t kPiecesPerThread = 4;  // taken as threads become free
 constexpr int64_t kMinPieceBytes = 32 << 10;  // of K and V: below, a merge costs more than it saves
 constexpr int64_t kMergeInline = 16 << 10;    // floats that the calling thread merges by itself
-
-int64_t RoundUp(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 // Lists that differ per KV head are walked head by head, and so are rows of single heads, unless
 // one score is wanted of all heads.

@@ -380,7 +380,7 @@ Ahead::Rows RowsOf(const AttendArgs& a, const AttendItem& item) {
 // How many parts the work of `n_rows` rows on a token has: its scores and its values, of the heads
 // that are taken together.
 int32_t WorksOf(const AttendArgs& a, const AttendItem& item, int32_t n_rows) {
-  const int32_t passes = (a.n_heads / a.kv.n_kv_heads + kMaxHeads - 1) / kMaxHeads;
+  const int32_t passes = (a.Group() + kMaxHeads - 1) / kMaxHeads;
   return n_rows * item.n_kv_heads * passes * (a.o != nullptr ? 2 : 1);
 }
 
@@ -544,8 +544,7 @@ void Merge(const AttendJob& job, const AttendGroup& group, int32_t row, int32_t 
 
 template <DType kType>
 void PackHeads(const float* q, size_t dk, size_t heads, float* out) {
-  const size_t padded = (dk + kTileValues<kType> - 1) / kTileValues<kType> * kTileValues<kType>;
-  for (size_t g = 0; g < heads; ++g) PackQuery<kType>(q + g * dk, dk, padded, g, heads, out);
+  for (size_t g = 0; g < heads; ++g) PackQuery<kType>(q + g * dk, dk, g, heads, out);
 }
 
 void PackQueries(const KvView& kv, const float* q, int32_t heads, float* out) {

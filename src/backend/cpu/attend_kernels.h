@@ -6,6 +6,7 @@
 
 #include "backend/cpu/isa.h"
 #include "backend/ops.h"
+#include "base/round.h"
 
 namespace omnikv {
 
@@ -55,7 +56,7 @@ struct AttendJob {
 // Floats of a packed query of dk values. Targets have it differently: at most four floats for each
 // value, which are padded to whole vectors (64 of int8).
 inline int64_t PackedQueryFloats(int64_t dk) {
-  return 4 * ((dk + 63) / 64 * 64);
+  return 4 * RoundUp(dk, 64);
 }
 
 struct AttendKernels {

@@ -68,11 +68,10 @@ class Ahead {
   }
   HWY_INLINE void Advance(int32_t share) {
     given_ += static_cast<uint32_t>(share);
-    for (int64_t due = given_ / kLine; due > 0 && left_ > 0;) {
-      const int64_t n = std::min(due, left_);
+    while (given_ >= kLine && left_ > 0) {
+      const int64_t n = std::min<int64_t>(given_ / kLine, left_);
       for (int64_t i = 0; i < n; ++i) PrefetchRow(at_ + i * 64, second_level_);
       given_ -= static_cast<uint32_t>(n) * kLine;
-      due -= n;
       at_ += n * 64;
       left_ -= n;
       if (left_ > 0) return;
@@ -218,18 +217,18 @@ constexpr size_t kQuads = kLanes / 4;  // 128-bit blocks of a vector
 // times, in block b of vector j, since there it meets four tokens. `out` is that of the first head,
 // whose vectors and those of the others alternate.
 template <DType kType>
-void PackQuery(const float* q, size_t dk, size_t padded, size_t head, size_t heads, float* out) {
+void PackQuery(const float* q, size_t dk, size_t head, size_t heads, float* out) {
   using K = Keys<kType>;
   const DF d;
-  for (size_t at = 0; at < padded; at += K::kValues) {
+  for (size_t at = 0; at < dk; at += K::kValues) {
     alignas(64) float values[K::kValues] = {};
-    if (at < dk) std::memcpy(values, q + at, std::min(dk - at, K::kValues) * sizeof(float));
+    std::memcpy(values, q + at, std::min(dk - at, K::kValues) * sizeof(float));
     VF part[K::kParts];
     if constexpr (K::kQ4) {
       constexpr size_t kHalf = kBlockValues / 2;
       const size_t first = at / kBlockValues * kBlockValues + at % kBlockValues / 2;
       for (size_t i = 0; i < 2; ++i) {
-        part[i] = at < dk ? hn::LoadU(d, q + first + i * kHalf) : hn::Zero(d);
+        part[i] = hn::LoadU(d, q + first + i * kHalf);
       }
     } else if constexpr (K::kQ8) {
       hn::LoadInterleaved4(d, values, part[0], part[1], part[2], part[3]);
@@ -391,10 +390,9 @@ inline constexpr float kLogitScale = 1.0f;
 // One of `heads` queries, as ScoreTile reads them: in packed order, the steps of the heads
 // alternating. `out` is that of the first head.
 template <DType kType>
-void PackQuery(const float* q, size_t dk, size_t padded, size_t head, size_t heads, float* out) {
-  for (size_t at = 0; at < padded; at += kStep) {
-    const size_t from = std::min(at, dk);
-    Pack<kType>(q + from, dk - from, kStep, out + at * heads + head * kStep);
+void PackQuery(const float* q, size_t dk, size_t head, size_t heads, float* out) {
+  for (size_t at = 0; at < dk; at += kStep) {
+    Pack<kType>(q + at, dk - at, kStep, out + at * heads + head * kStep);
   }
 }
 
@@ -509,7 +507,7 @@ template <DType kType>
 inline constexpr float kLogitScale = 1.0f;
 
 template <DType kType>
-void PackQuery(const float* q, size_t dk, size_t, size_t head, size_t heads, float* out) {
+void PackQuery(const float* q, size_t dk, size_t head, size_t heads, float* out) {
   for (size_t at = 0; at < dk; ++at) out[at * heads + head] = q[at];
 }
 

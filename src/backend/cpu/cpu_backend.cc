@@ -25,6 +25,7 @@
 #include "backend/slots_on_host.h"
 #include "base/check.h"
 #include "base/memory.h"
+#include "base/round.h"
 
 namespace omnikv {
 namespace {
@@ -38,10 +39,6 @@ constexpr int32_t kPrefillRows = 16;
 // From so many on, rounding to bf16 saves time (GemmPrecision::kFast). Fewer rows wait for the
 // weights more than for the products, and so a short prompt is as exact as decoding.
 constexpr int32_t kFastRows = 64;
-
-int64_t RoundUp(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 int64_t Padded(int64_t n) {
   return RoundUp(n, kPackMultiple);

@@ -6,12 +6,13 @@
 #include "backend/cpu/isa.h"
 #include "backend/cpu/matvec.h"
 #include "backend/ops.h"
+#include "base/round.h"
 
 namespace omnikv {
 
 // Floats of a head's values in the arrays of these kernels, zeros behind them.
 inline constexpr int64_t PaddedHead(int64_t d) {
-  return (d + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
+  return RoundUp(d, kPackMultiple);
 }
 
 struct ExpectedKernels {

@@ -6,6 +6,7 @@
 #include "backend/cpu/isa.h"
 #include "backend/cpu/matvec.h"
 #include "backend/ops.h"
+#include "base/round.h"
 
 namespace omnikv {
 
@@ -30,7 +31,7 @@ inline int64_t ScoreBlockFloats(const ScoreArgs& a) {
 
 // Floats that a key takes in the order in which it is loaded.
 inline int64_t KeyFloats(int32_t dk) {
-  return (int64_t{dk} + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
+  return RoundUp(dk, kPackMultiple);
 }
 
 // The most values that a head with an index has.
@@ -38,7 +39,7 @@ inline constexpr int32_t kIndexDim = 1024;
 
 // Values of half a head's query, as `index_score` reads them: zeros behind them.
 inline int64_t HalfFloats(int32_t dk) {
-  return (int64_t{dk} / 2 + kPackMultiple - 1) / kPackMultiple * kPackMultiple;
+  return RoundUp(dk / 2, kPackMultiple);
 }
 
 // What a block of tokens adds to the sum of a head's exponentials.

@@ -19,7 +19,6 @@ using prefill::AttendKernels;
 using prefill::AttendRows;
 using prefill::AttendTile;
 using prefill::DivUp;
-using prefill::RoundUp;
 
 constexpr int64_t kMinQueries = 64;
 constexpr int64_t kBatch = 32;  // panels that a kernel takes at once

@@ -19,7 +19,6 @@ using prefill::GemmKernels;
 using prefill::GemmProduct;
 using prefill::kRowUnit;
 using prefill::kWindowRows;
-using prefill::RoundUp;
 using prefill::TaskGrid;
 
 // A task multiplies a panel of at most kPanelRows weight rows by a window of at most kWindowRows

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "backend/ops.h"
+#include "base/round.h"
 
 namespace omnikv::prefill {
 
@@ -29,9 +30,6 @@ inline constexpr int64_t kWindowRows = 512;
 
 inline int64_t DivUp(int64_t n, int64_t d) {
   return (n + d - 1) / d;
-}
-inline int64_t RoundUp(int64_t n, int64_t unit) {
-  return DivUp(n, unit) * unit;
 }
 
 // How a window of `rows` rows is cut into tasks: panels of `width` weight rows (of both factors

@@ -2,6 +2,7 @@
 place. And which tests look for them, on a card and without one.
 """
 
+from attend_faults import CHECKS_OF_ATTENTION, FAULTS_OF_ATTENTION
 from choice_faults import FAULTS_OF_CHOICES
 from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACKEND, NAMELESS,
                          PLACEMENT, PLAN_BANK, POSTED)
@@ -668,16 +669,12 @@ FAULTS = {
     "q4_codes_rounded_down": (CPU + "rows.cc", "hn::Set(d, 8.5f)", "hn::Set(d, 8.0f)"),
     "q4_query_of_the_other_half": (
         CPU + "attend_scores-inl.h", "q + first + i * kHalf", "q + first + (1 - i) * kHalf"),
-    "queries_packed_in_one_place": (
-        CPU + "attend_kernels.cc", "dk, g, heads, out)", "dk, 0, heads, out)"),
-    "threads_end_one_after_another": (
-        CPU + "attend.cc", "share(pieces) > share(best) + 0.01", "share(pieces) > share(best) + 1"),
     "q4_offset_of_seven_on_a_card": (
         KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
     **FAULTS_OF_DISKS,
-    **FAULTS_OF_CHOICES, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES,
+    **FAULTS_OF_CHOICES, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES, **FAULTS_OF_ATTENTION,
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {
@@ -775,8 +772,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                   for name in ("heads_that_lie_alone_by_their_numbers",
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
-               "threads_end_one_after_another": ("cpu_backend_test", "CpuAttendPieces.*"),
-               **CHECKS_OF_ROWS_BY_HEAD, **CHECKS_OF_VALUES,
+               **CHECKS_OF_ROWS_BY_HEAD, **CHECKS_OF_VALUES, **CHECKS_OF_ATTENTION,
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
                   for when in ("one_token_late", "when_it_begins")},

@@ -35,10 +35,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from attend_faults import NEEDS_OF_ATTENTION
 from faults import AWAY, CHECKS, CPU, FAULTS, FETCHED, HOST_CHECKS, LAST_ROWS, PROGRAMS, RESIDENCY
 
 # Faults of code that not every CPU runs: what /proc/cpuinfo lists of one that does.
-NEEDS = {"q4_query_of_the_other_half": "avx512f", "tiles_of_rows_are_cut_anywhere": "avx512f"}
+NEEDS = {"q4_query_of_the_other_half": "avx512f", "tiles_of_rows_are_cut_anywhere": "avx512f",
+         **NEEDS_OF_ATTENTION}
 
 
 def place(root, name):

@@ -159,21 +159,14 @@ struct Keys {
       return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
     }
   }
+  // The first `n` values, of a head's end.
   static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
     if constexpr (kQ4) {
-      return Load(p);            // blocks are whole vectors: there is no tail
-    } else if constexpr (kQ8) {  // a block is left
-      alignas(64) std::byte buffer[std::max(kBytes, kBlockValues)] = {};
-      std::memcpy(buffer, p, kBlockValues);
-      return Load(buffer);
-    } else if constexpr (kType == DType::kF32) {
-      return LoadFloats(reinterpret_cast<const float*>(p), n);
+      return Load(p);  // blocks are whole vectors: there is no tail
     } else {
-#if OKV_SAFE_MASKED_LOAD
-      if (n % 2 == 0) return LoadFloats(reinterpret_cast<const float*>(p), n / 2);
-#endif
+      if (n % kParts == 0) return LoadFloats(reinterpret_cast<const float*>(p), n / kParts);
       alignas(64) std::byte buffer[kBytes] = {};
-      std::memcpy(buffer, p, 2 * n);
+      std::memcpy(buffer, p, n * kBytes / kValues);
       return Load(buffer);
     }
   }

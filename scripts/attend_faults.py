@@ -1,0 +1,23 @@
+"""Faults of attention on the CPU, for mutants.py: the form is that of faults.py."""
+
+SCORES = "src/backend/cpu/attend_scores-inl.h"
+KERNELS = "src/backend/cpu/attend_kernels.cc"
+
+FAULTS_OF_ATTENTION = {
+    "queries_packed_in_one_place": (KERNELS, "dk, g, heads, out)", "dk, 0, heads, out)"),
+    "threads_end_one_after_another": (
+        "src/backend/cpu/attend.cc", "share(pieces) > share(best) + 0.01",
+        "share(pieces) > share(best) + 1"),
+    # Of q8_0, where a target has 32 registers.
+    "q8_k_of_two_blocks_by_the_scales_of_one": (
+        SCORES, "2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7)", "2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6)"),
+    "q8_k_keeps_the_bytes_below_its_value": (SCORES, "if (part != 0) high", "if (part > 1) high"),
+    "q8_v_of_all_blocks_by_the_scales_of_the_first": (
+        KERNELS, "from + b * sizeof(F16)", "from + 0 * b * sizeof(F16)"),
+}
+CHECKS_OF_ATTENTION = {
+    "threads_end_one_after_another": ("cpu_backend_test", "CpuAttendPieces.*"),
+    **{name: ("parity_test", "*Attend*") for name in FAULTS_OF_ATTENTION if name.startswith("q8_")},
+}
+# As NEEDS of mutants.py.
+NEEDS_OF_ATTENTION = {name: "avx512f" for name in FAULTS_OF_ATTENTION if name.startswith("q8_")}

@@ -17,7 +17,4 @@ FAULTS_OF_ATTENTION = {
 }
 CHECKS_OF_ATTENTION = {
     "threads_end_one_after_another": ("cpu_backend_test", "CpuAttendPieces.*"),
-    **{name: ("parity_test", "*Attend*") for name in FAULTS_OF_ATTENTION if name.startswith("q8_")},
 }
-# As NEEDS of mutants.py.
-NEEDS_OF_ATTENTION = {name: "avx512f" for name in FAULTS_OF_ATTENTION if name.startswith("q8_")}

@@ -35,12 +35,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from attend_faults import NEEDS_OF_ATTENTION
 from faults import AWAY, CHECKS, CPU, FAULTS, FETCHED, HOST_CHECKS, LAST_ROWS, PROGRAMS, RESIDENCY
 
 # Faults of code that not every CPU runs: what /proc/cpuinfo lists of one that does.
-NEEDS = {"q4_query_of_the_other_half": "avx512f", "tiles_of_rows_are_cut_anywhere": "avx512f",
-         **NEEDS_OF_ATTENTION}
+NEEDS = dict.fromkeys(
+    ("q4_query_of_the_other_half", "tiles_of_rows_are_cut_anywhere",
+     "q8_k_of_two_blocks_by_the_scales_of_one", "q8_k_keeps_the_bytes_below_its_value",
+     "q8_v_of_all_blocks_by_the_scales_of_the_first"), "avx512f")
 
 
 def place(root, name):

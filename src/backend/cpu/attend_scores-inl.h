@@ -159,7 +159,7 @@ struct Keys {
       return hn::LoadU(DF(), reinterpret_cast<const float*>(p));
     }
   }
-  // The first `n` values, of a head's end.
+  // The last `n` values of a head, zeros after them.
   static HWY_INLINE VF LoadTail(const std::byte* p, size_t n) {
     if constexpr (kQ4) {
       return Load(p);  // blocks are whole vectors: there is no tail

@@ -1,6 +1,7 @@
 // Selection on the card: TopK and IndexScore against the host, their times, and the speed of
-// ScoreReduce.
-// Usage: cuda_select. Fails where a choice or a logit is wrong.
+// ScoreReduce and Rescore.
+// Usage: cuda_select [index]. With `index`, the ops of an index of K alone. Fails where a choice or
+// a logit is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -136,6 +137,61 @@ void RunScoreReduce(const Device& device, cudaStream_t stream, int n, int n_head
               4e-3 * (static_cast<double>(values) + n) / us);
 }
 
+// IndexScore of `args` in units, and of the tokens of some of them; `logits` are those of all
+// tokens. Whether they are the same; prints its times.
+bool RunIndexUnits(const IndexScoreArgs& args, const std::vector<float>& logits,
+                   const Device& device, cudaStream_t stream) {
+  const auto n = static_cast<size_t>(args.stride);
+  const size_t n_units = n / kIndexUnit;
+  const auto n_heads = static_cast<size_t>(args.n_heads);
+  IndexScoreArgs units = args;
+  units.unit = kIndexUnit;
+  units.stride = static_cast<int64_t>(n_units);
+  const Memory scratch = Allocate(IndexScoreScratch(units, device));
+  const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
+  const double units_us = Microseconds(stream, kLaunches, [&](int) { IndexScore(units, launch); });
+  std::vector<float> got(n_heads * n_units);
+  CheckLaunch(cudaMemcpy(got.data(), units.logits, 4 * got.size(), cudaMemcpyDefault), "units");
+  bool right = true;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const float* of = logits.data() + i / n_units * n + i % n_units * kIndexUnit;
+    right &= got[i] == *std::max_element(of, of + kIndexUnit);
+  }
+
+  std::vector<int32_t> chosen(n_units);
+  std::iota(chosen.begin(), chosen.end(), 0);
+  std::shuffle(chosen.begin(), chosen.end(), std::mt19937(11));
+  chosen.resize(std::min<size_t>(n_units, 8192));
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<int32_t> list;
+  for (const int32_t u : chosen) {
+    for (int32_t j = 0; j < kIndexUnit; ++j) list.push_back(u * kIndexUnit + j);
+  }
+  const auto n_listed = static_cast<int32_t>(list.size());
+  const Memory index = Upload(list);
+  const Memory count = Upload(std::vector<int32_t>{n_listed});
+  IndexScoreArgs some = args;
+  some.only = {.index = As<int32_t>(index), .count = As<int32_t>(count), .capacity = n_listed};
+  CheckLaunch(cudaMemset(args.logits, 0, 4 * logits.size()), "clear");
+  const double some_us = Microseconds(stream, kLaunches, [&](int) { IndexScore(some, launch); });
+  got.resize(logits.size());
+  CheckLaunch(cudaMemcpy(got.data(), args.logits, 4 * got.size(), cudaMemcpyDefault), "listed");
+  for (size_t h = 0; h < n_heads; ++h) {
+    for (const int32_t t : list) {
+      const size_t at = h * n + static_cast<size_t>(t);
+      right &= got[at] == logits[at];
+    }
+  }
+  const auto gbps = [&](size_t rows, double us) {
+    return 1e-3 * static_cast<double>(rows) * static_cast<double>(args.index.row_bytes) / us;
+  };
+  std::printf(
+      "  in units %7.2f us  %6.0f GB/s of the index; %6d listed  %6.2f us  %6.0f GB/s  %s\n",
+      units_us, gbps(n, units_us), n_listed, some_us, gbps(list.size(), some_us),
+      right ? "right" : "WRONG");
+  return right;
+}
+
 // IndexScore of one row of 32 query heads by 8 KV heads of 128 values, in blocks of 64 tokens whose
 // rows repeat. Whether logits and their sums are right; prints its time.
 bool RunIndexScore(const Device& device, cudaStream_t stream, int n) {
@@ -226,15 +282,70 @@ bool RunIndexScore(const Device& device, cudaStream_t stream, int n) {
       us, 1e-3 * n * static_cast<double>(row_bytes) / us,
       1e-3 * n * static_cast<double>(row_bytes + sizeof(float) * kHeads) / us,
       right ? "right" : "WRONG", furthest);
-  return right;
+  return right & RunIndexUnits(args, got, device, stream);
 }
 
-bool RunAll() {
+// Rescore of some of 32K tokens, whose K of 8 KV heads of 128 values is q8_0 (all zeros) in rows of
+// blocks of one token.
+void RunRescore(const Device& device, cudaStream_t stream, int n_listed) {
+  constexpr int kKvHeads = 8;
+  constexpr int kHeads = 4 * kKvHeads;
+  constexpr int kDk = 128;
+  constexpr int kTokens = 1 << 15;
+  constexpr int kLogits = 1 << 20;  // tokens that the logits have room for
+  constexpr int64_t kRowBytes = kKvHeads * (kDk + 2 * kDk / kBlockValues);
+  std::mt19937 random(13);
+  std::vector<int32_t> table(kTokens);
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), random);
+  std::vector<int32_t> list = table;
+  list.resize(static_cast<size_t>(n_listed));
+  std::sort(list.begin(), list.end());
+  const Memory k = Allocate(kTokens * static_cast<size_t>(kRowBytes));
+  const Memory blocks = Upload(table);
+  const Memory queries = Upload(std::vector<float>(kHeads * kDk, 0.5f));
+  const Memory rows = Upload(std::vector<RowMeta>{{0, kTokens - 1}});
+  const Memory seqs = Upload(std::vector<SeqMeta>{{0, 1, kTokens, 0, 0}});
+  const Memory logits = Allocate(sizeof(float) * kHeads * size_t{kLogits});
+  const Memory lse = Upload(std::vector<float>(kHeads, 10.0f));
+  const Memory index = Upload(list);
+  const Memory count = Upload(std::vector<int32_t>{n_listed});
+  RescoreArgs args{
+      .q = As<float>(queries),
+      .rows = As<RowMeta>(rows),
+      .seqs = As<SeqMeta>(seqs),
+      .tokens = {.index = As<int32_t>(index), .count = As<int32_t>(count), .capacity = n_listed},
+      .logits = As<float>(logits),
+      .lse = As<float>(lse),
+      .stride = kLogits,
+      .n_rows = 1,
+      .n_seqs = 1,
+      .n_heads = kHeads,
+      .scale = 0.09f};
+  args.kv.k = {.base = k.get(),
+               .row_bytes = kRowBytes,
+               .head_bytes = kDk,
+               .dtype = DType::kQ8_0,
+               .scales = k.get() + kKvHeads * kDk,
+               .scale_head_bytes = 2 * kDk / kBlockValues};
+  args.kv.block_table = As<int32_t>(blocks);
+  args.kv.block_tokens = 1;
+  args.kv.n_kv_heads = kKvHeads;
+  args.kv.dk = kDk;
+  const Memory scratch = Allocate(RescoreScratch(args, device));
+  const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
+  const double us = Microseconds(stream, kLaunches, [&](int) { Rescore(args, launch); });
+  std::printf("Rescore of %5d tokens  %7.2f us  %6.0f GB/s of K\n", n_listed, us,
+              1e-3 * n_listed * static_cast<double>(kRowBytes) / us);
+}
+
+bool RunAll(bool index_alone) {
   const Device device = BenchDevice();
   cudaStream_t stream = nullptr;
   CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   bool right = true;
   for (const Data& data : AllData()) {
+    if (index_alone) break;
     for (int n : {4096, 1 << 17, 1 << 20, 1 << 22}) {
       for (int k : {1024, 2048, 8192}) right &= RunTopK(device, stream, data, n, k, 1, n);
     }
@@ -244,9 +355,11 @@ bool RunAll() {
     right &= RunTopK(device, stream, data, 1 << 17, 2048, 8, 1 << 17);
   }
   for (int n : {1 << 12, 1 << 17, 1 << 20}) {
+    if (index_alone) break;
     for (bool softmax : {true, false}) RunScoreReduce(device, stream, n, 32, softmax);
   }
   for (int n : {1 << 15, 1 << 17, 1 << 20}) right &= RunIndexScore(device, stream, n);
+  for (int n : {256, 2048, 8192}) RunRescore(device, stream, n);
   cudaStreamDestroy(stream);
   return right;
 }
@@ -254,6 +367,7 @@ bool RunAll() {
 }  // namespace
 }  // namespace omnikv::cuda
 
-int main() {
-  return omnikv::cuda::RunAll() ? 0 : 1;
+int main(int argc, char** argv) {
+  const bool index_alone = argc > 1 && std::strcmp(argv[1], "index") == 0;
+  return omnikv::cuda::RunAll(index_alone) ? 0 : 1;
 }

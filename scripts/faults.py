@@ -6,12 +6,12 @@ from attend_faults import CHECKS_OF_ATTENTION, FAULTS_OF_ATTENTION
 from choice_faults import FAULTS_OF_CHOICES
 from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACKEND, NAMELESS,
                          PLACEMENT, PLAN_BANK, POSTED)
+from index_faults import CHECKS_OF_INDEX, FAULTS_OF_INDEX
 from row_faults import CHECKS_OF_ROWS_BY_HEAD, FAULTS_OF_ROWS_BY_HEAD
 from value_faults import CHECKS_OF_VALUES, FAULTS_OF_VALUES
 
 KERNELS = "src/backend/cuda/kernels/"
 CPU = "src/backend/cpu/"
-INDEX_SCORE = KERNELS + "index_score.cu"
 SCORE_OPS = "src/backend/score_ops.h"
 STEP_CHOICE = "src/policy/step_choice.cc"
 TOVA, QUEST, DUO, KCACHE, H2O, STRIDED, KASCADE, PYRAMIDKV = (
@@ -34,7 +34,6 @@ TOP_P = "src/policy/omnikv/top_p"
 COST, COMBINATIONS = "src/engine/policy_cost.cc", "src/policy/combinations.cc"
 COMPOSITIONS = "src/engine/compositions.cc"
 EXPECTED = "src/policy/expected_attention/expected_attention.cc"
-KEY_INDEX = "src/policy/omnikv/key_index.cc"
 WINDOW_CHOICE = "src/policy/window_choice.cc"  # snapkv and pyramidkv
 KEY_BLOCKS, BLOCK_OPS = (f"src/policy/blocks/{f}.cc" for f in ("key_blocks", "block_ops"))
 INFLLM = "src/policy/infllm/"
@@ -479,29 +478,12 @@ FAULTS = {
     "omnikv_best_of_the_group": (
         "src/policy/omnikv/filter_scores.cc", "per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax",
         "HeadReduce::kMax"),
-    "indexed_scores_stay_those_of_the_index": (
-        KEY_INDEX, "  scores.Reduce(choice, attend, rescored);\n", ""),
-    "indexed_last_tokens_not_rescored": (
-        KEY_INDEX, "rescored.bounds = candidates_.Recent();", ""),
     "indexed_rescores_the_budget_alone": (
         "src/policy/omnikv/budget.cc", "static_cast<double>(settings.Int(\"rescore\"))", "1.0"),
     "indexed_sparse_layers_read_the_dense_layer_below": (
         "src/policy/omnikv/filter_layers.cc", "static_cast<size_t>(filter)])]",
         "static_cast<size_t>(filter)] + layers.Chooses(layer - 1))]"),
-    "index_codes_of_the_upper_half_not_shifted": (
-        INDEX_SCORE, "codes.v[1][e] >> 4 & kLower", "codes.v[1][e] & kLower"),
-    "index_codes_cut_off": (KERNELS + "index.cu", "rintf((HeadValue", "floorf((HeadValue"),
-    "index_zero_of_a_key_left_out": (INDEX_SCORE, "codes.ranges[half].zero * sum", "0 * sum"),
     "indexed_chooses_among_all": ("src/policy/omnikv/omnikv.cc", "scores, among)", "scores)"),
-    "listed_tokens_by_place": (KERNELS + "topk.cu", "in.tokens[of_block]", "in.first + of_block"),
-    "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
-    "index_stages_of_the_block_before": (INDEX_SCORE, "block = next;", ""),
-    "index_stages_are_all_of_the_first_side": (INDEX_SCORE, "tile = side * kTile;", "tile = 0;"),
-    "index_tops_do_not_rise": (INDEX_SCORE, "part.sum *= Exp2((part.top - most) * kLog2E);", ""),
-    "rescore_gives_heads_those_of_the_first_four": (
-        KERNELS + "index.cu", "begin + Lane() == four + h", "begin + Lane() % 4 == four + h"),
-    "rescored_tokens_count_twice": (
-        KERNELS + "index.cu", "fmaxf(0.0f, 1 - before) + after", "1 + after"),
     "omnikv_sinks_compete": (
         "src/policy/omnikv/filter_scores.cc", ".sinks = sinks_,", ".sinks = 0,"),
     "omnikv_chunk_of_the_first_sequence": (
@@ -673,7 +655,7 @@ FAULTS = {
         KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
-    **FAULTS_OF_DISKS,
+    **FAULTS_OF_DISKS, **FAULTS_OF_INDEX,
     **FAULTS_OF_CHOICES, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES, **FAULTS_OF_ATTENTION,
 }
 # Name -> program, tests, seconds. In the order in which they run.
@@ -773,6 +755,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
                **CHECKS_OF_ROWS_BY_HEAD, **CHECKS_OF_VALUES, **CHECKS_OF_ATTENTION,
+               **CHECKS_OF_INDEX,
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
                   for when in ("one_token_late", "when_it_begins")},

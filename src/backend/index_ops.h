@@ -54,24 +54,32 @@ struct IndexKeysArgs {
   bool operator==(const IndexKeysArgs&) const = default;
 };
 
+// Tokens of a unit that IndexScoreArgs::unit may name.
+inline constexpr int32_t kIndexUnit = 8;
+
 // What the index says of the logits of each row, at position p, with tokens t <= p:
 //   logits[r][h][t] = softcap(scale * q[r][h]·k[t]), k what the codes stand for
 //   lse[r][h]       = log of the sum of their exponentials
-// REQUIRES an even dk.
+// With units of several tokens, logits[r][h][u] is the highest of the tokens of unit u <= p / unit.
+// With `only` (one list for all heads, and one row per sequence) these tokens alone get logits, and
+// lse is not written. REQUIRES an even dk, and a unit of 1 or, without `only`, kIndexUnit.
 struct IndexScoreArgs {
   const float* q = nullptr;  // [n_rows, n_heads, dk]
   StateView index;           // as IndexKeysArgs::out
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
-  float* logits = nullptr;  // [n_rows, n_heads, stride]
+  float* logits = nullptr;  // [n_rows, n_heads, stride]; by_token: [n_rows, stride, n_heads]
   float* lse = nullptr;     // [n_rows, n_heads]
-  int64_t stride = 0;       // tokens
+  int64_t stride = 0;       // units
   int32_t n_rows = 0;
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;
   int32_t dk = 0;
+  int32_t unit = 1;  // tokens
   float scale = 1;
   float softcap = 0;  // c > 0: c * tanh(logit / c)
+  SomeTokens only = {};
+  bool by_token = false;  // REQUIRES `only`
 
   bool operator==(const IndexScoreArgs&) const = default;
 };
@@ -90,7 +98,7 @@ struct RescoreArgs {
   const RowMeta* rows = nullptr;
   const SeqMeta* seqs = nullptr;
   SomeTokens tokens;
-  float* logits = nullptr;  // [n_rows, n_heads, stride]
+  float* logits = nullptr;  // [n_rows, n_heads, stride]; by_token: [n_rows, stride, n_heads]
   float* lse = nullptr;     // [n_rows, n_heads]
   int64_t stride = 0;       // tokens
   int32_t lists = 1;
@@ -99,6 +107,7 @@ struct RescoreArgs {
   int32_t n_heads = 0;
   float scale = 1;
   float softcap = 0;
+  bool by_token = false;
 
   bool operator==(const RescoreArgs&) const = default;
 };

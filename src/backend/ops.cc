@@ -117,7 +117,7 @@ struct CostVisitor {
     for (int32_t r = 0; r < a.n_rows; ++r) {
       uint64_t n = 0;  // of all lists
       for (int32_t l = 0; l < a.lists; ++l) {
-        n += U(SomeTokens::Of(a.only, a.rows[r], a.lists, l).size());
+        n += U(SomeTokens::Of(a.only, a.Row(r), a.lists, l).size());
       }
       c.bytes_read += 4 * n * heads / U(a.lists);
       c.bytes_written += 4 * n;
@@ -195,10 +195,11 @@ struct CostVisitor {
   Cost operator()(const IndexScoreArgs& a) const {
     Cost c;
     for (int32_t r = 0; r < a.n_rows; ++r) {
-      const uint64_t n = U(a.rows[r].pos) + 1;
-      c.kv_bytes += n * U(a.index.row_bytes);
-      c.bytes_written += 4 * (n + 1) * U(a.n_heads);
-      c.flops += 2 * n * U(a.n_heads) * U(a.dk);
+      const int32_t n = SomeTokens::Of(a.only, a.rows[r], 1, 0).size();
+      c.kv_bytes += U(n) * U(a.index.row_bytes);
+      c.bytes_written +=
+          4 * U(UnitsOf(n, a.unit) + (a.only.index == nullptr ? 1 : 0)) * U(a.n_heads);
+      c.flops += 2 * U(n) * U(a.n_heads) * U(a.dk);
     }
     c.bytes_read = c.kv_bytes + 4 * U(a.n_rows) * U(a.n_heads) * U(a.dk);
     return c;
@@ -272,7 +273,7 @@ struct CostVisitor {
       for (int32_t list = s * a.lists; list < (s + 1) * a.lists; ++list) {
         const int32_t n = a.CandidatesOf(list);
         candidates += U(n);
-        c.bytes_written += 4 * U(std::min(a.n_pick[s], n));
+        c.bytes_written += 4 * U(std::min(a.n_pick[s], n)) * U(a.unit);
       }
       c.bytes_read += 4 * candidates * (U(a.window) + (a.among.index != nullptr ? 1 : 0));
       c.flops += 2 * candidates * U(a.window - 1);

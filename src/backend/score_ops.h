@@ -52,6 +52,13 @@ struct SomeTokens {
   };
 };
 
+// Where the logit of head h and token (or unit) t is, of a row's [n_heads, stride] or, by token,
+// [stride, n_heads].
+OMNIKV_HOST_DEVICE inline int64_t LogitAt(bool by_token, int64_t stride, int32_t n_heads, int32_t h,
+                                          int32_t t) {
+  return by_token ? int64_t{t} * n_heads + h : h * stride + t;
+}
+
 // How the scores of the query heads of a list become one score.
 enum class HeadReduce : int32_t { kMax, kMean, kSum };
 
@@ -62,9 +69,11 @@ enum class HeadReduce : int32_t { kMax, kMean, kSum };
 // slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores. List l is
 // all heads (lists = 1), or n_heads / lists of them in a row. With a mask of KV heads, only the
 // query heads of their groups take part; each list has some of these. With `only`, whose lists are
-// these, the other tokens keep their scores. REQUIRES one row per sequence then.
+// these, the other tokens keep their scores. REQUIRES one row per sequence then. With a unit of
+// several tokens logits and scores are of units u <= p / unit, and sinks and stride count units:
+// not with `only` or a ring.
 struct ScoreReduceArgs {
-  const float* logits = nullptr;  // [n_rows, n_heads, stride]
+  const float* logits = nullptr;  // [n_rows, n_heads, stride]; by_token: [n_rows, stride, n_heads]
   const float* lse = nullptr;     // [n_rows, n_heads]
   float* out = nullptr;           // [n_seqs, lists, ring, stride]
   const RowMeta* rows = nullptr;
@@ -72,17 +81,21 @@ struct ScoreReduceArgs {
   int32_t ring = 1;
   int32_t n_heads = 0;
   int32_t lists = 1;
+  int32_t unit = 1;   // tokens
   int32_t sinks = 0;  // tokens
   int32_t n_rows = 0;
   HeadReduce heads = HeadReduce::kMax;  // or kSum
   HeadMask kv_heads = {};               // that take part
   int32_t n_kv_heads = 0;               // REQUIRED where these are not all
   SomeTokens only = {};
+  bool by_token = false;  // REQUIRES `only`
 
   bool operator==(const ScoreReduceArgs&) const = default;
   OMNIKV_HOST_DEVICE bool Takes(int32_t head) const {
     return kv_heads.All() || kv_heads.Has(head / (n_heads / n_kv_heads));
   }
+  // Row r, at a position in units.
+  OMNIKV_HOST_DEVICE RowMeta Row(int32_t r) const { return {rows[r].seq, rows[r].pos / unit}; }
 };
 
 // How those of several query rows do.
@@ -467,6 +480,9 @@ OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
 // where p = kv_len - 1, and queries before position 0 do not exist. With a window of 1 a candidate
 // may be a token or a unit of tokens. With `among`, whose lists are these and which has no range,
 // its tokens are the candidates, whatever n_candidates says.
+// With `unit`, n_candidates counts tokens, and the whole units of these are chosen among; the list
+// then has the tokens of the chosen units, and the n_candidates % unit behind all whole units:
+// none where n_pick is 0. REQUIRES a window of 1 and no `among`.
 struct TopKArgs {
   // [n_seqs, lists, window, stride]; by_row: [n_rows, lists, stride]
   const float* scores = nullptr;
@@ -482,6 +498,7 @@ struct TopKArgs {
   int32_t lists = 1;  // of a sequence
   int32_t capacity = 0;
   int32_t n_seqs = 0;
+  int32_t unit = 1;  // tokens
   SomeTokens among = {};
   bool by_row = false;  // scores are those of a sequence's first row. REQUIRES a window of 1
 
@@ -495,13 +512,39 @@ struct TopKArgs {
 
   // Candidates of list `list` of all sequences' lists, at most `room()`; and candidate i.
   OMNIKV_HOST_DEVICE int32_t CandidatesOf(int64_t list) const {
-    return among.index != nullptr ? among.count[list] : n_candidates[list / lists];
+    return among.index != nullptr ? among.count[list] : n_candidates[list / lists] / unit;
   }
   OMNIKV_HOST_DEVICE int64_t room() const {
     return among.index != nullptr ? among.capacity : stride;
   }
   OMNIKV_HOST_DEVICE int32_t Candidate(int64_t list, int32_t i) const {
     return among.index != nullptr ? among.index[list * among.capacity + i] : i;
+  }
+  // How many of n candidates are chosen.
+  OMNIKV_HOST_DEVICE int32_t Picks(int32_t pick, int32_t n) const {
+    const int32_t room = capacity / unit;
+    const int32_t most = pick < room ? pick : room;
+    return most > n ? n : most > 0 ? most : 0;
+  }
+  // Makes candidate i number `at` of those that are chosen for a list.
+  OMNIKV_HOST_DEVICE void Put(int64_t list, int32_t at, int32_t i) const {
+    int32_t* const to = index + list * capacity + int64_t{at} * unit;
+    if (unit == 1) {
+      *to = Candidate(list, i);
+      return;
+    }
+    for (int32_t j = 0; j < unit; ++j) to[j] = i * unit + j;
+  }
+  // What a list has besides, once `chosen` are chosen for it: a length, and the last tokens.
+  OMNIKV_HOST_DEVICE void Finish(int64_t list, int32_t chosen) const {
+    int32_t n = chosen * unit;
+    if (unit > 1 && n_pick[list / lists] > 0) {
+      const int32_t all = n_candidates[list / lists];
+      for (int32_t t = all / unit * unit; t < all && n < capacity; ++t) {
+        index[list * capacity + n++] = t;
+      }
+    }
+    count[list] = n;
   }
 };
 

@@ -172,7 +172,8 @@ Residual ResidualData::On(std::vector<float>& x_copy) const {
 }
 
 void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
-               Random& random, int32_t lists, const std::vector<int32_t>& keep, int32_t listed) {
+               Random& random, int32_t lists, const std::vector<int32_t>& keep, int32_t listed,
+               int32_t unit) {
   std::vector<SeqMeta> seqs;
   std::vector<int32_t> n_candidates;
   std::vector<int32_t> n_pick;
@@ -181,7 +182,7 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
     seqs.push_back({.q_begin = 0, .q_len = 1, .kv_len = c.kv_len, .table_off = 0, .prompt_len = 0});
     n_candidates.push_back(c.n_candidates);
     n_pick.push_back(c.n_pick);
-    stride = std::max<int64_t>(stride, c.kv_len);
+    stride = std::max<int64_t>(stride, UnitsOf(c.kv_len, unit));
   }
   const auto n_seqs = static_cast<int32_t>(choices.size());
   const auto scores =
@@ -189,9 +190,9 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
   std::vector<float> weights = random.Floats(static_cast<size_t>(window));
   weights[0] = 1.0f;
   const Lists among(n_candidates, lists, 1, listed, random);
-  Check(fmt::format("TopK kind {} window {} of {} first {} lists {}{} listed {}",
+  Check(fmt::format("TopK kind {} window {} of {} first {} lists {}{} listed {} unit {}",
                     static_cast<int>(kind), window, n_seqs, choices[0].n_candidates, lists,
-                    keep.empty() ? "" : " some kept", listed),
+                    keep.empty() ? "" : " some kept", listed, unit),
         [&](const Execute& run) {
           std::vector<int32_t> index(static_cast<size_t>(n_seqs * lists * capacity), -1);
           std::vector<int32_t> count(static_cast<size_t>(n_seqs * lists), -1);
@@ -208,6 +209,7 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
                         .lists = lists,
                         .capacity = capacity,
                         .n_seqs = n_seqs,
+                        .unit = unit,
                         .among = listed > 0 ? among.Tokens() : SomeTokens{}};
           run(args);
           if (window == 1 && n_seqs > 1) {  // the same by rows, in another order than the sequences

@@ -97,6 +97,6 @@ struct Choice {
 // among so many of the candidates.
 void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, int32_t capacity,
                Random& random, int32_t lists = 1, const std::vector<int32_t>& keep = {},
-               int32_t listed = 0);
+               int32_t listed = 0, int32_t unit = 1);
 
 }  // namespace omnikv::parity

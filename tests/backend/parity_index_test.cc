@@ -106,33 +106,56 @@ StateView RandomIndex(const Bank& bank, const Shape& s, std::vector<float>& memo
   return index;
 }
 
+// Of all tokens, of units of them, and of so many listed ones and a range of last ones.
 void CheckIndexScore(const Shape& shape, const std::vector<int32_t>& q_len,
                      const std::vector<int32_t>& kv_len, float softcap, Random& random,
-                     int32_t block_tokens = 16) {
+                     int32_t block_tokens = 16, int32_t listed = 77) {
   const Attention data(shape, q_len, kv_len, random, block_tokens);
   std::vector<float> memory;
   const StateView index = RandomIndex(data.bank, shape, memory, random);
-  const int64_t stride = *std::max_element(kv_len.begin(), kv_len.end()) + 3;
+  const int32_t most = *std::max_element(kv_len.begin(), kv_len.end());
   const auto row_heads = static_cast<size_t>(data.step.n_rows() * shape.n_heads);
-  Check(fmt::format("{} of {} cap {}", NameOf("IndexScore", shape), kv_len[0], softcap),
-        [&](const Execute& run) {
-          std::vector<float> logits(row_heads * static_cast<size_t>(stride), kPoison);
-          std::vector<float> lse(row_heads, kPoison);
-          run(IndexScoreArgs{.q = data.q.data(),
-                             .index = index,
-                             .rows = data.step.rows.data(),
-                             .seqs = data.step.seqs.data(),
-                             .logits = logits.data(),
-                             .lse = lse.data(),
-                             .stride = stride,
-                             .n_rows = data.step.n_rows(),
-                             .n_heads = shape.n_heads,
-                             .n_kv_heads = shape.n_kv_heads,
-                             .dk = shape.dk,
-                             .scale = 1 / std::sqrt(static_cast<float>(shape.dk)),
-                             .softcap = softcap});
-          return Outputs{{"logits", logits}, {"lse", lse}};
-        });
+  std::vector<int32_t> before;
+  std::vector<int32_t> bounds;
+  for (const int32_t n : kv_len) {
+    before.push_back(std::max(0, n - 5));
+    bounds.insert(bounds.end(), {before.back(), n});
+  }
+  const Lists chosen(before, 1, 1, listed, random);
+  struct Case {
+    const char* name;
+    int32_t unit;
+    SomeTokens only;
+    bool by_token = false;
+  };
+  SomeTokens some = chosen.Tokens();
+  some.bounds = bounds.data();
+  for (const Case& c : {Case{"", 1, {}}, Case{" in units", kIndexUnit, {}},
+                        Case{" of some", 1, some}, Case{" of some, by token", 1, some, true}}) {
+    const int64_t stride = UnitsOf(most, c.unit) + 3;
+    Check(fmt::format("{} of {} cap {}{}", NameOf("IndexScore", shape), kv_len[0], softcap, c.name),
+          [&](const Execute& run) {
+            std::vector<float> logits(row_heads * static_cast<size_t>(stride), kPoison);
+            std::vector<float> lse(row_heads, kPoison);
+            run(IndexScoreArgs{.q = data.q.data(),
+                               .index = index,
+                               .rows = data.step.rows.data(),
+                               .seqs = data.step.seqs.data(),
+                               .logits = logits.data(),
+                               .lse = lse.data(),
+                               .stride = stride,
+                               .n_rows = data.step.n_rows(),
+                               .n_heads = shape.n_heads,
+                               .n_kv_heads = shape.n_kv_heads,
+                               .dk = shape.dk,
+                               .unit = c.unit,
+                               .scale = 1 / std::sqrt(static_cast<float>(shape.dk)),
+                               .softcap = softcap,
+                               .only = c.only,
+                               .by_token = c.by_token});
+            return Outputs{{"logits", logits}, {"lse", lse}};
+          });
+  }
 }
 
 TEST_F(ParityTest, IndexScore) {
@@ -149,7 +172,8 @@ TEST_F(ParityTest, IndexScoreOfManyTokens) {
   Random random(64);
   CheckIndexScore({6, 2, 64, 64, DType::kF16}, {1}, {70000}, 0, random);
   CheckIndexScore({16, 2, 128, 128, DType::kF16}, {1, 1}, {30011, 17}, 0, random);
-  CheckIndexScore({2, 2, 40, 40, DType::kF16}, {1}, {20001}, 0, random);
+  CheckIndexScore({2, 2, 40, 40, DType::kF16}, {1}, {20001}, 0, random, 16, 9000);
+  CheckIndexScore({32, 8, 128, 128, DType::kF16}, {1, 1}, {25001, 20003}, 0, random, 16, 19000);
 }
 
 // Blocks of several tiles, and of no whole ones, whose rows no card copies in long pieces.
@@ -167,6 +191,7 @@ void CheckRescore(const Shape& shape, const std::vector<int32_t>& q_len,
                   const std::vector<int32_t>& kv_len, int32_t listed, int32_t last, bool per_head,
                   float softcap, Random& random) {
   const Planes planes = random.Int(0, 1) == 0 ? Planes::kTogether : Planes::kByHead;
+  const bool by_token = random.Int(0, 1) == 0;
   const Attention data(shape, q_len, kv_len, random, 16, planes);
   const int32_t lists = per_head ? shape.n_kv_heads : 1;
   std::vector<int32_t> before;
@@ -192,8 +217,17 @@ void CheckRescore(const Shape& shape, const std::vector<int32_t>& q_len,
       logits.insert(logits.end(), own.begin(), own.end());
     }
   }
-  Check(fmt::format("{} {} of {} listed{} cap {}", NameOf("Rescore", shape), listed, kv_len[0],
-                    per_head ? " per head" : "", softcap),
+  if (by_token) {
+    const std::vector<float> by_head = logits;
+    const auto tokens_of_row = static_cast<size_t>(stride);
+    for (size_t at = 0; at < logits.size(); ++at) {
+      const size_t row = at / (n_heads * tokens_of_row);
+      const size_t h = at / tokens_of_row % n_heads;
+      logits[(row * tokens_of_row + at % tokens_of_row) * n_heads + h] = by_head[at];
+    }
+  }
+  Check(fmt::format("{} {} of {} listed{} cap {}{}", NameOf("Rescore", shape), listed, kv_len[0],
+                    per_head ? " per head" : "", softcap, by_token ? " by token" : ""),
         [&](const Execute& run) {
           std::vector<float> new_logits = logits;
           std::vector<float> new_lse = lse;
@@ -210,7 +244,8 @@ void CheckRescore(const Shape& shape, const std::vector<int32_t>& q_len,
                           .n_seqs = data.step.n_seqs(),
                           .n_heads = shape.n_heads,
                           .scale = 1 / std::sqrt(static_cast<float>(shape.dk)),
-                          .softcap = softcap});
+                          .softcap = softcap,
+                          .by_token = by_token});
           return Outputs{{"logits", new_logits}, {"lse", new_lse}};
         });
 }

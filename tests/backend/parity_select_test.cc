@@ -106,9 +106,11 @@ TEST_F(ParityTest, ScoreReduceOfSomeTokens) {
     for (int32_t ring : {1, 3}) {
       for (bool softmax : {true, false}) {
         for (HeadReduce heads : {HeadReduce::kMax, HeadReduce::kSum}) {
-          for (bool with_range : {true, false}) {
-            Check(fmt::format("ScoreReduce of some, lists {} ring {} softmax {} range {}", lists,
-                              ring, softmax, with_range),
+          for (int32_t form = 0; form < 4; ++form) {
+            const bool with_range = form % 2 != 0;
+            const bool by_token = form / 2 != 0;
+            Check(fmt::format("ScoreReduce of some, lists {} ring {} softmax {} range {}{}", lists,
+                              ring, softmax, with_range, by_token ? " by token" : ""),
                   [&](const Execute& run) {
                     const auto size = static_cast<size_t>(4 * lists * ring * kStride);
                     std::vector<float> out(size, kPoison);
@@ -125,13 +127,41 @@ TEST_F(ParityTest, ScoreReduceOfSomeTokens) {
                                         .sinks = 100,
                                         .n_rows = static_cast<int32_t>(rows.size()),
                                         .heads = heads,
-                                        .only = some});
+                                        .only = some,
+                                        .by_token = by_token});
                     const bool exact = !softmax && heads == HeadReduce::kMax;
                     return Outputs{{"out", out, exact ? 0 : 1e-5}};
                   });
           }
         }
       }
+    }
+  }
+}
+
+// Of units of tokens, of which the last one of a row may be partly there.
+TEST_F(ParityTest, ScoreReduceOfUnits) {
+  Random random(29);
+  constexpr int32_t kHeads = 12;
+  const std::vector<RowMeta> rows = {{1, 9006}, {0, 7}, {2, 8}, {3, 40000}};
+  for (const int64_t stride : {5001, 5004}) {
+    const auto logits = random.Floats(rows.size() * kHeads * static_cast<size_t>(stride), 5.0f);
+    const auto lse = random.Floats(rows.size() * kHeads, 3.0f);
+    for (const bool softmax : {true, false}) {
+      Check(fmt::format("ScoreReduce of units, stride {} softmax {}", stride, softmax),
+            [&](const Execute& run) {
+              std::vector<float> out(rows.size() * static_cast<size_t>(stride), kPoison);
+              run(ScoreReduceArgs{.logits = logits.data(),
+                                  .lse = softmax ? lse.data() : nullptr,
+                                  .out = out.data(),
+                                  .rows = rows.data(),
+                                  .stride = stride,
+                                  .n_heads = kHeads,
+                                  .unit = 8,
+                                  .sinks = 2,
+                                  .n_rows = static_cast<int32_t>(rows.size())});
+              return Outputs{{"out", out, softmax ? 1e-5 : 0}};
+            });
     }
   }
 }
@@ -314,6 +344,20 @@ TEST_F(ParityTest, TopKOfLists) {
     CheckTopK(kind, 1, {{40003, 40000, 1000}, {900, 800, 300}, {70000, 66000, 5}}, 1000, random, 4,
               {0, 0, 1});
     CheckTopK(kind, 1, {{300, 300, 1000}, {270001, 270000, 999}}, 1000, random, 2, {0, 0});
+  }
+}
+
+// The tokens of whole units, and those behind them: for a block of few threads, one block, and
+// clusters. Lists have room for all, and none more.
+TEST_F(ParityTest, TopKOfUnits) {
+  Random random(30);
+  for (const Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kBroken}) {
+    CheckTopK(kind, 1, {{7, 5, 3}, {900, 890, 40}, {70, 64, 60}, {80, 70, 0}, {900, 800, -1}}, 488,
+              random, 1, {}, 0, 8);
+    CheckTopK(kind, 1, {{9006, 9001, 40}, {16, 15, 5}}, 327, random, 2, {0, 1}, 0, 8);
+    CheckTopK(kind, 1, {{40007, 39999, 1000}, {26000, 25000, 900}}, 8007, random, 1, {}, 0, 8);
+    CheckTopK(kind, 1, {{180007, 180001, 2000}}, 16008, random, 1, {}, 0, 8);
+    CheckTopK(kind, 1, {{600006, 600005, 300}}, 2407, random, 1, {}, 0, 8);
   }
 }
 

@@ -134,7 +134,7 @@ void CpuScore::Run(const IndexKeysArgs& a) {
 }
 
 int64_t CpuScore::ScratchFloats(const IndexScoreArgs& a) const {
-  return a.n_heads * (2 * HalfFloats(a.dk) + 2 * Blocks(a.stride));
+  return a.n_heads * (2 * HalfFloats(a.dk) + 2 * Blocks(a.stride * a.unit));
 }
 
 void CpuScore::Run(const IndexScoreArgs& a, float* scratch) {
@@ -147,13 +147,14 @@ void CpuScore::Run(const IndexScoreArgs& a, float* scratch) {
     for (int64_t i = 0; i < 2 * int64_t{a.n_heads}; ++i) {
       std::copy_n(a.q + int64_t{r} * a.n_heads * a.dk + i * half, half, q + i * padded);
     }
-    const int64_t n = int64_t{a.rows[r].pos} + 1;
+    const int64_t n = SomeTokens::Of(a.only, a.rows[r], 1, 0).size();
     pool_.ParallelFor(Blocks(n), 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t b = begin; b < end; ++b) {
         kernels_.index_score(a, r, b * kScoreBlock, std::min((b + 1) * kScoreBlock, n), q,
                              sums + b * a.n_heads);
       }
     });
+    if (a.only.index != nullptr) continue;
     for (int32_t h = 0; h < a.n_heads; ++h) {  // in order, whatever the threads
       float top = sums[h].top;
       for (int64_t b = 1; b < Blocks(n); ++b) top = std::max(top, sums[b * a.n_heads + h].top);

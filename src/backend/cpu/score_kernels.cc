@@ -496,9 +496,13 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
   const int64_t padded = HalfFloats(a.dk);
   const int64_t ranges_at = IndexRangesAt(a.n_kv_heads, a.dk);
   const auto n = static_cast<int>(end - begin);
+  const bool listed = a.only.index != nullptr;
+  const SomeTokens::Of tokens(a.only, a.rows[row], 1, 0);
+  int32_t token[kScoreBlock];
   Rows rows;
   for (int t = 0; t < n; ++t) {
-    rows.at[t] = a.index.Row<const std::byte>(table_off, static_cast<int32_t>(begin + t));
+    token[t] = tokens.At(static_cast<int32_t>(begin) + t);
+    rows.at[t] = a.index.Row<const std::byte>(table_off, token[t]);
   }
   alignas(64) float scales[kScoreBlock];
   alignas(64) float zeros[kScoreBlock];
@@ -524,7 +528,8 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
         total = hn::Add(total, hn::LoadU(d, of + i * 2 * padded + at));
       }
       const VF q_sum = hn::Set(d, Sum(total));
-      float* out = a.logits + (int64_t{row} * a.n_heads + h) * a.stride + begin;
+      float* const of_row = a.logits + int64_t{row} * a.n_heads * a.stride;
+      float* const out = of_row + h * a.stride;
       VF top = hn::Set(d, kNegInf);
       for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
         const auto left = static_cast<size_t>(n - t);
@@ -533,9 +538,16 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
         if (a.softcap > 0) v = Softcap(v, hn::Set(d, a.softcap), hn::Set(d, 1.0f / a.softcap));
         if (left < kLanes) v = hn::IfThenElse(hn::FirstN(d, left), v, hn::Set(d, kNegInf));
         hn::Store(v, d, w[i] + t);
-        StoreFloats(v, out + t, left);
+        if (!listed && a.unit == 1) StoreFloats(v, out + begin + t, left);
         top = hn::Max(top, v);
       }
+      for (int t = 0; listed && t < n; ++t) {
+        of_row[LogitAt(a.by_token, a.stride, a.n_heads, h, token[t])] = w[i][t];
+      }
+      for (int t = 0; a.unit > 1 && t < n; t += a.unit) {  // blocks begin with a unit
+        out[(begin + t) / a.unit] = *std::max_element(w[i] + t, w[i] + std::min(t + a.unit, n));
+      }
+      if (listed) continue;
       const float highest = Max(top);
       VF sum = hn::Zero(d);
       for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
@@ -571,9 +583,12 @@ void RescoreOf(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, i
     DotsOf<kType>(together, rows, n, a.kv, kv_head, q + h * q_stride, q_stride, w);
     for (int32_t i = 0; i < together; ++i, ++h) {
       const int64_t row_head = int64_t{row} * a.n_heads + h;
-      float* logits = a.logits + row_head * a.stride;
+      float* const of_row = a.logits + int64_t{row} * a.n_heads * a.stride;
+      const auto logit = [&](int t) -> float& {
+        return of_row[LogitAt(a.by_token, a.stride, a.n_heads, h, token[t])];
+      };
       const VF lse = hn::Set(d, a.lse[row_head]);
-      for (int t = 0; t < n; ++t) held[t] = logits[token[t]];
+      for (int t = 0; t < n; ++t) held[t] = logit(t);
       VF before = hn::Zero(d);
       VF after = hn::Zero(d);
       for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
@@ -585,7 +600,7 @@ void RescoreOf(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, i
         before = hn::Add(before, hn::IfThenElseZero(in, Exp(hn::Sub(hn::Load(d, held + t), lse))));
       }
       sums[h] = {Sum(before), Sum(after)};
-      for (int t = 0; t < n; ++t) logits[token[t]] = w[i][t];
+      for (int t = 0; t < n; ++t) logit(t) = w[i][t];
     }
   }
 }

@@ -38,13 +38,13 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* pa
   const int32_t seq = list / a.lists;
   if (a.keep != nullptr && a.keep[seq] != 0) return;
   const int64_t n = a.CandidatesOf(list);
-  const int64_t k = std::clamp<int64_t>(std::min(a.n_pick[seq], a.capacity), 0, n);
+  const int64_t k = a.Picks(a.n_pick[seq], static_cast<int32_t>(n));
   int32_t* index = a.index + int64_t{list} * a.capacity;
-  a.count[list] = static_cast<int32_t>(k);
-  // Of numbers of candidates.
+  a.Finish(list, static_cast<int32_t>(k));
+  // Of numbers of candidates, the last one first: a unit takes the places of those behind it.
   const auto name_tokens = [&] {
-    if (a.among.index == nullptr) return;
-    for (int64_t i = 0; i < k; ++i) index[i] = a.Candidate(list, index[i]);
+    if (a.among.index == nullptr && a.unit == 1) return;
+    for (auto i = static_cast<int32_t>(k) - 1; i >= 0; --i) a.Put(list, i, index[i]);
   };
   if (k == n) {
     std::iota(index, index + k, 0);
@@ -130,7 +130,7 @@ void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
 void CpuSelect::Run(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
     for (int32_t l = 0; l < a.lists; ++l) {
-      const int64_t n = SomeTokens::Of(a.only, a.rows[r], a.lists, l).size();
+      const int64_t n = SomeTokens::Of(a.only, a.Row(r), a.lists, l).size();
       pool_.ParallelFor(n, kReduceGrain / a.lists, [&](int64_t begin, int64_t end, int) {
         kernels_.score_reduce(a, r, l, begin, end);
       });

@@ -20,19 +20,19 @@ constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int32_t l, int64_t begin, int64_t end) {
   const DF d;
-  const RowMeta meta = a.rows[row];
+  const RowMeta meta = a.Row(row);
   const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
   const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
   const int32_t list_heads = a.n_heads / a.lists;
   const bool sum = a.heads == HeadReduce::kSum;
   const int64_t list = int64_t{meta.seq} * a.lists + l;
   float* out = a.out + (list * a.ring + meta.pos % a.ring) * a.stride;
-  // Of a vector of tokens; `load` gives logits of one head.
+  // Of a vector of tokens; `load` gives logits of a head.
   const auto reduce = [&](const auto& load) {
     VF score = hn::Set(d, sum ? 0.0f : kNegInf);
     for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
       if (!a.Takes(h)) continue;
-      VF v = load(logits + h * a.stride);
+      VF v = load(h);
       if (lse != nullptr) v = hn::Sub(v, hn::Set(d, lse[h]));
       if (sum && lse != nullptr) v = Exp(v);
       score = sum ? hn::Add(score, v) : hn::Max(score, v);
@@ -48,8 +48,10 @@ void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int32_t l, int64_t begin
       for (size_t j = 0; j < n; ++j)
         token[j] = tokens.At(static_cast<int32_t>(i) + static_cast<int32_t>(j));
       alignas(64) float scores[kLanes] = {};
-      const VF reduced = reduce([&](const float* head) {
-        for (size_t j = 0; j < n; ++j) scores[j] = head[token[j]];
+      const VF reduced = reduce([&](int32_t h) {
+        for (size_t j = 0; j < n; ++j) {
+          scores[j] = logits[LogitAt(a.by_token, a.stride, a.n_heads, h, token[j])];
+        }
         return hn::Load(d, scores);
       });
       hn::Store(reduced, d, scores);
@@ -59,8 +61,8 @@ void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int32_t l, int64_t begin
   }
   for (int64_t t = begin; t < end; t += static_cast<int64_t>(kLanes)) {
     const auto left = static_cast<size_t>(end - t);
-    StoreFloats(reduce([&](const float* head) { return LoadFloats(head + t, left); }), out + t,
-                left);
+    const auto load = [&](int32_t h) { return LoadFloats(logits + h * a.stride + t, left); };
+    StoreFloats(reduce(load), out + t, left);
   }
   const auto sinks = std::min<int64_t>(a.sinks, end);
   if (begin < sinks) std::fill(out + begin, out + sinks, kChosenFirst);

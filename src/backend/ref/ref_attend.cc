@@ -244,7 +244,7 @@ void RefPickHeads(const PickHeadsArgs& a) {
 
 void RefScoreReduce(const ScoreReduceArgs& a) {
   for (int32_t r = 0; r < a.n_rows; ++r) {
-    const RowMeta row = a.rows[r];
+    const RowMeta row = a.Row(r);
     const int32_t list_heads = a.n_heads / a.lists;
     for (int32_t l = 0; l < a.lists; ++l) {
       const int64_t list = int64_t{row.seq} * a.lists + l;
@@ -257,7 +257,8 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
           if (!a.Takes(h)) continue;
           const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
-          const double logit = a.logits[row_head * a.stride + t];
+          const double logit = a.logits[int64_t{r} * a.n_heads * a.stride +
+                                        LogitAt(a.by_token, a.stride, a.n_heads, h, t)];
           const double v = a.lse != nullptr ? std::exp(logit - a.lse[row_head]) : logit;
           best = std::max(best, v);
           sum += v;
@@ -317,12 +318,10 @@ void RefTopK(const TopKArgs& a) {
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](int32_t x, int32_t y) { return key(x) > key(y); });
-    const int32_t k = std::clamp(std::min(a.n_pick[s], a.capacity), 0, n);
+    const int32_t k = a.Picks(a.n_pick[s], n);
     std::sort(order.begin(), order.begin() + k);
-    for (int32_t i = 0; i < k; ++i) {
-      a.index[int64_t{list} * a.capacity + i] = a.Candidate(list, order[static_cast<size_t>(i)]);
-    }
-    a.count[list] = k;
+    for (int32_t i = 0; i < k; ++i) a.Put(list, i, order[static_cast<size_t>(i)]);
+    a.Finish(list, k);
   }
 }
 

@@ -54,10 +54,12 @@ void RefIndexScore(const IndexScoreArgs& a) {
       const int32_t g = h / (a.n_heads / a.n_kv_heads);
       const int64_t row_head = int64_t{r} * a.n_heads + h;
       const float* q = a.q + row_head * a.dk;
-      float* logits = a.logits + row_head * a.stride;
+      float* logits = a.logits + int64_t{r} * a.n_heads * a.stride;
       double top = -INFINITY;
       std::vector<double> all;
-      for (int32_t t = 0; t <= row.pos; ++t) {
+      const SomeTokens::Of tokens(a.only, row, 1, 0);
+      for (int32_t item = 0; item < tokens.size(); ++item) {
+        const int32_t t = tokens.At(item);
         const auto* from = a.index.Row<const uint8_t>(a.seqs[row.seq].table_off, t);
         IndexRange range;
         std::memcpy(&range, from + IndexRangesAt(a.n_kv_heads, a.dk) + g * int64_t{sizeof(range)},
@@ -69,9 +71,12 @@ void RefIndexScore(const IndexScoreArgs& a) {
           dot += q[i] * (static_cast<double>(range.zero) + static_cast<double>(range.scale) * code);
         }
         all.push_back(Softcapped(dot * a.scale, a.softcap));
-        logits[t] = static_cast<float>(all.back());
+        const auto logit = static_cast<float>(all.back());
+        float& out = logits[LogitAt(a.by_token, a.stride, a.n_heads, h, t / a.unit)];
+        out = t % a.unit == 0 ? logit : std::max(out, logit);
         top = std::max(top, all.back());
       }
+      if (a.only.index != nullptr) continue;
       double sum = 0;
       for (const double logit : all) sum += std::exp(logit - top);
       a.lse[row_head] = static_cast<float>(top + std::log(sum));
@@ -99,7 +104,8 @@ void RefRescore(const RescoreArgs& a) {
           dot += static_cast<double>(q[d]) * LoadKvValue(a.kv.k, g, k, static_cast<size_t>(d));
         }
         const double w = Softcapped(dot * a.scale, a.softcap);
-        float& logit = a.logits[row_head * a.stride + t];
+        float& logit = a.logits[int64_t{r} * a.n_heads * a.stride +
+                                LogitAt(a.by_token, a.stride, a.n_heads, h, t)];
         before += std::exp(logit - lse);
         after += std::exp(w - lse);
         logit = static_cast<float>(w);

@@ -45,6 +45,12 @@ struct Localise {
       if constexpr (!kIsData) array = host.Of(array, n);
     });
   }
+  // Sequences up to the last one that has a row.
+  static int32_t SeqsOf(const RowMeta* rows, int32_t n_rows) {
+    int32_t n_seqs = 0;
+    for (int32_t r = 0; r < n_rows; ++r) n_seqs = std::max(n_seqs, rows[r].seq + 1);
+    return n_seqs;
+  }
   // The lengths of `some`.
   void Lengths(SomeTokens& some, int32_t n_seqs, int32_t lists) const {
     some.count = host.Of(some.count, int64_t{n_seqs} * lists);
@@ -52,16 +58,17 @@ struct Localise {
   }
   void operator()(ScoreReduceArgs& a) const {
     a.rows = host.Of(a.rows, a.n_rows);
-    int32_t n_seqs = 0;
-    for (int32_t r = 0; r < a.n_rows; ++r) n_seqs = std::max(n_seqs, a.rows[r].seq + 1);
-    Lengths(a.only, n_seqs, a.lists);
+    Lengths(a.only, SeqsOf(a.rows, a.n_rows), a.lists);
   }
   void operator()(ScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockSummaryArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(BlockScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(KeyScoreArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
   void operator()(IndexKeysArgs& a) const { a.seqs = host.Of(a.seqs, a.n_seqs); }
-  void operator()(IndexScoreArgs& a) const { a.rows = host.Of(a.rows, a.n_rows); }
+  void operator()(IndexScoreArgs& a) const {
+    a.rows = host.Of(a.rows, a.n_rows);
+    Lengths(a.only, SeqsOf(a.rows, a.n_rows), 1);
+  }
   void operator()(RescoreArgs& a) const {
     a.rows = host.Of(a.rows, a.n_rows);
     Lengths(a.tokens, a.n_seqs, a.lists);

@@ -53,23 +53,36 @@ void FilterScores::AskFor(int32_t filter, AttendArgs& attend) const {
   attend.lse = lse_.as<float>();
 }
 
-void FilterScores::Reduce(int32_t filter, const AttendArgs& attend, const SomeTokens& only) const {
+ScoreReduceArgs FilterScores::Reduction(const AttendArgs& attend) const {
+  return {.logits = attend.scores,
+          .lse = softmax_ ? attend.lse : nullptr,
+          .rows = attend.rows,
+          .stride = stride_,
+          .ring = window_,
+          .n_heads = head_max_ ? 1 : attend.n_heads,
+          .lists = lists_,
+          .sinks = sinks_,
+          .n_rows = attend.n_rows,
+          .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax,
+          .kv_heads = head_max_ ? HeadMask{} : attend.TakePart(),
+          .n_kv_heads = attend.kv.n_kv_heads};
+}
+
+void FilterScores::Reduce(int32_t filter, const AttendArgs& attend, const SomeTokens& only,
+                          bool by_token) const {
   if (!Reduces()) return;
-  context_.backend->Enqueue(
-      ScoreReduceArgs{.logits = attend.scores,
-                      .lse = softmax_ ? attend.lse : nullptr,
-                      .out = Ring(filter),
-                      .rows = attend.rows,
-                      .stride = stride_,
-                      .ring = window_,
-                      .n_heads = head_max_ ? 1 : attend.n_heads,
-                      .lists = lists_,
-                      .sinks = sinks_,
-                      .n_rows = attend.n_rows,
-                      .heads = per_kv_head() ? HeadReduce::kSum : HeadReduce::kMax,
-                      .kv_heads = head_max_ ? HeadMask{} : attend.TakePart(),
-                      .n_kv_heads = attend.kv.n_kv_heads,
-                      .only = only});
+  ScoreReduceArgs reduction = Reduction(attend);
+  reduction.out = Ring(filter);
+  reduction.only = only;
+  reduction.by_token = by_token;
+  context_.backend->Enqueue(reduction);
+}
+
+ScoreReduceArgs FilterScores::OfUnits(const AttendArgs& attend, int32_t unit) const {
+  ScoreReduceArgs reduction = Reduction(attend);
+  reduction.unit = unit;
+  reduction.sinks = UnitsOf(sinks_, unit);
+  return reduction;
 }
 
 void FilterScores::Choose(int32_t filter, const TopKArgs& choice) const {

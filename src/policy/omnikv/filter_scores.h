@@ -24,16 +24,25 @@ class FilterScores {
   // Whether each KV head has scores of its own, and so a choice: else all heads share one.
   bool per_kv_head() const { return lists_ > 1; }
   int32_t lists() const { return lists_; }
+  // Whether a score is the highest of the heads, by the last query, so that those of a unit of
+  // tokens have a bound: and no one asks for the scores of tokens that are no candidates.
+  bool bounded() const { return lists_ == 1 && window_ == 1 && !cuts(); }
 
   // Asks the attention of a filter for what Reduce reads after it.
   void AskFor(int32_t filter, AttendArgs& attend) const;
-  // Of the heads that took part; with `only`, the scores of these tokens anew.
-  void Reduce(int32_t filter, const AttendArgs& attend, const SomeTokens& only = {}) const;
+  // Of the heads that took part; with `only`, the scores of these tokens anew, whose logits may lie
+  // by token.
+  void Reduce(int32_t filter, const AttendArgs& attend, const SomeTokens& only = {},
+              bool by_token = false) const;
+  // The reduction of the logits of units of `unit` tokens. REQUIRES bounded().
+  ScoreReduceArgs OfUnits(const AttendArgs& attend, int32_t unit) const;
   // Chooses by them: as many as `choice` says, or of these the fewest that hold `top_p` of what all
   // candidates have.
   void Choose(int32_t filter, const TopKArgs& choice) const;
   // As many as `choice` says.
   void ChooseMost(int32_t filter, TopKArgs choice) const;
+  // The weights of a window of queries, [window]: the newest first.
+  const float* weights() const { return weights_.as<float>(); }
   // Whether choices depend on more than lengths.
   bool cuts() const { return top_p_ < 1; }
 
@@ -44,6 +53,7 @@ class FilterScores {
   bool Load(int32_t seq, int64_t length, std::string_view state);
 
  private:
+  ScoreReduceArgs Reduction(const AttendArgs& attend) const;
   // [max_seqs, lists, window, stride]
   float* Ring(int32_t filter) const {
     return rings_.as<float>() + int64_t{filter} * context_.max_seqs * lists_ * window_ * stride_;

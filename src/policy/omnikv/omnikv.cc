@@ -23,7 +23,9 @@ namespace {
 class Omnikv : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
-  int32_t Variant(const SeqLength& at) const override { return Shortcut(at) ? 0 : 1; }
+  int32_t Variant(const SeqLength& at) const override {
+    return Shortcut(at) ? 0 : index_.ScoresUnits(at.tokens) ? 2 : 1;
+  }
   Status AfterPrefill(int64_t length) override { return budget_.CheckPrompt(length); }
   void BeginStep(int32_t variant, const AttendArgs& step) override;
   void Plan(const LayerStep& step, AttendArgs& attend) override;
@@ -34,7 +36,7 @@ class Omnikv : public Policy {
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override;
   int64_t StateBytesRead(int32_t layer, const SeqLength& at) const override {
     const bool reads = layers_.indexed() && layers_.Chooses(layer) && !Shortcut(at);
-    return reads ? at.tokens * index_.RowBytes() : 0;
+    return reads ? index_.RowsRead(at) * index_.RowBytes() : 0;
   }
   bool ReadsByScore() const override { return scores_.cuts(); }
   int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
@@ -107,7 +109,7 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_ASSIGN_OR_RETURN(layers_, FilterLayers::Resolve(context, settings));
   OKV_RETURN_IF_ERROR(scores_.Prepare(context, layers_.n_choices(), settings, memory_));
   OKV_ASSIGN_OR_RETURN(budget_, OmnikvBudget::Resolve(context, layers_, settings));
-  OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_.lists(), memory_));
+  OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_, memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
   if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
@@ -131,10 +133,10 @@ int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& 
 }
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
-  sparse_step_ = variant == 1;
+  sparse_step_ = variant > 0;
   if (!sparse_step_) return;
   EnqueueRange(step);
-  if (layers_.indexed()) index_.EnqueueRange(step);
+  if (layers_.indexed()) index_.BeginStep(step, /*units=*/variant == 2);
 }
 
 int64_t Omnikv::TokensScored(int32_t layer, const SeqLength& at) const {

@@ -153,6 +153,21 @@ __device__ __forceinline__ void CopyBulk(void* to, const void* from, uint64_t* b
 #endif
 }
 
+// The same of bytes that are read once: they leave the L2 cache before all others.
+__device__ __forceinline__ void CopyBulkOnce(void* to, const void* from, uint64_t* barrier,
+                                             int bytes) {
+#if OMNIKV_SM90A
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], "
+      "%3, [%2], %4;" ::"r"(SharedAddress(to)),
+      "l"(from), "r"(SharedAddress(barrier)), "r"(bytes), "l"(policy)
+      : "memory");
+#endif
+}
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
 #if OMNIKV_SM90A
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -118,11 +118,47 @@ __device__ __forceinline__ void CopyPieces(std::byte* to, const std::byte* from,
   }
 }
 
+// Values i to i + N - 1 of a head, as HeadValue has them. REQUIRES whole fours of N = 4.
+template <typename T, int N>
+__device__ __forceinline__ Pack<float, N> HeadValues(const std::byte* values, int64_t to_scales,
+                                                     int i) {
+  Pack<float, N> to;
+  if constexpr (N == 1 || std::is_same_v<T, Q4>) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to.v[j] = HeadValue<T>(values, to_scales, i + j);
+  } else {
+    const auto from = LoadPack<N>(reinterpret_cast<const T*>(values) + i);
+    float scale = 1;
+    if constexpr (kInBlocks<T>) {
+      scale = ToF32(reinterpret_cast<const __half*>(values + to_scales)[i / kBlockValues]);
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      to.v[j] = kInBlocks<T> ? ToF32(from.v[j]) * scale : ToF32(from.v[j]);
+    }
+  }
+  return to;
+}
+
+// Of 2 kStep sums of which 2 kStep lanes have parts, each lane gets that of its number.
+template <int kStep = 16>
+__device__ __forceinline__ float SumOfLane(float (&parts)[32]) {
+  const bool upper = (Lane() & kStep) != 0;
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) {
+    const float own = upper ? parts[i + kStep] : parts[i];
+    const float other = upper ? parts[i] : parts[i + kStep];
+    parts[i] = own + __shfl_xor_sync(kAllLanes, other, kStep);
+  }
+  if constexpr (kStep > 1) return SumOfLane<kStep / 2>(parts);
+  return parts[0];
+}
+
 // Grid: x walks tokens, y groups of piece.heads KV heads, z rows. changes [rows, gridDim.x, heads].
 // Shared memory: the queries of the KV heads, f32 [heads, dk]; Change [warps, heads]; two pieces
-// for each warp.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
+// for each warp. A lane takes N values of a head at a time.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads, 4)
     RescoreKernel(const __grid_constant__ RescoreArgs a, const KeyPiece piece, Change* changes) {
   extern __shared__ __align__(16) std::byte shared[];
   GridTrigger();
@@ -157,8 +193,9 @@ __global__ void __launch_bounds__(kThreads)
     CopyAsyncCommit();
   };
   copy(i, 0);
-  for (int at = static_cast<int>(threadIdx.x); at < heads * dk; at += kThreads) {
-    q[at] = a.q[first_head * dk + at];
+#pragma unroll 4
+  for (int at = static_cast<int>(threadIdx.x) * N; at < heads * dk; at += kThreads * N) {
+    *reinterpret_cast<Pack<float, N>*>(q + at) = LoadPack<N>(a.q + first_head * dk + at);
   }
   for (int h = Lane(); h < heads; h += 32) found[h] = {0, 0};
   __syncthreads();
@@ -167,43 +204,40 @@ __global__ void __launch_bounds__(kThreads)
     CopyAsyncWait<1>();
     __syncwarp();
     const std::byte* const own_keys = pieces + side * pitch;
-    // A lane has a head of those from `begin` on. What stood in its place comes while the dots are
-    // made, for all of them at once.
-    float* const logits = a.logits + first_head * a.stride + tokens.At(i);
-    int begin = 0;
-    float own = 0;
-    const auto own_logit = [&] { return logits + int64_t{begin + Lane()} * a.stride; };
-    const auto old_logit = [&] { return begin + Lane() < heads ? *own_logit() : 0; };
-    float old = old_logit();
-    for (int g = 0; g < kv_heads; ++g) {
-      const int first = g * group;
-      const std::byte* const k = own_keys + g * head_bytes;
-      const int64_t to_scales = piece.values + g * (scale_bytes - head_bytes);
-      for (int four = first; four < first + group; four += 4) {
-        const int end = min(four + 4, first + group);
-        float dots[4] = {0, 0, 0, 0};
-#pragma unroll 4
-        for (int d = Lane(); d < dk; d += 32) {
-          const float v = HeadValue<T>(k, to_scales, d);
+    float* const logits = a.logits + int64_t{r} * a.n_heads * a.stride;
+    const int token = tokens.At(i);
+    for (int begin = 0; begin < heads; begin += 32) {  // a lane has head begin + Lane()
+      const int h = begin + Lane();
+      float* const logit =
+          logits + LogitAt(a.by_token, a.stride, a.n_heads, kv_head * group + h, token);
+      // What stood in its place comes while the dots are made.
+      const float old = h < heads ? *logit : 0;
+      float dots[32] = {};
+      for (int d = Lane() * N; d < dk; d += 32 * N) {
+        Pack<float, N> k{};
+        int g = begin / group;
+        int end = begin;  // of the heads that k is for
 #pragma unroll
-          for (int h = 0; h < 4; ++h) dots[h] += v * q[min(four + h, heads - 1) * dk + d];
-        }
+        for (int j = 0; j < 32; ++j) {
+          if (begin + j < heads) {
+            if (begin + j == end) {
+              k = HeadValues<T, N>(own_keys + g * head_bytes,
+                                   piece.values + g * (scale_bytes - head_bytes), d);
+              end = ++g * group;
+            }
+            const auto of_head = LoadPack<N>(q + (begin + j) * dk + d);
 #pragma unroll
-        for (int h = 0; h < 4; ++h) {
-          const float dot = WarpSum(dots[h]);
-          if (begin + Lane() == four + h && four + h < end) own = dot;
+            for (int e = 0; e < N; ++e) dots[j] += k.v[e] * of_head.v[e];
+          }
         }
-        if (end < heads && end + 4 <= begin + 32) continue;
-        const int h = begin + Lane();
-        if (h < end) {
-          const float w = Softcap(a.scale * own, a.softcap);
-          const float lse = a.lse[first_head + h];
-          found[h].before += Exp2((old - lse) * kLog2E);
-          found[h].after += Exp2((w - lse) * kLog2E);
-          *own_logit() = w;
-        }
-        begin = end;
-        old = old_logit();
+      }
+      const float own = SumOfLane(dots);
+      if (h < heads) {
+        const float w = Softcap(a.scale * own, a.softcap);
+        const float lse = a.lse[first_head + h];
+        found[h].before += Exp2((old - lse) * kLog2E);
+        found[h].after += Exp2((w - lse) * kLog2E);
+        *logit = w;
       }
     }
     __syncwarp();
@@ -221,23 +255,27 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// lse [rows, heads], by changes [rows, n_parts, heads]. Grid: x heads, y rows; a warp each.
-__global__ void ChangeKernel(const Change* changes, int n_parts, float* lse) {
+// lse [rows, heads], by changes [rows, n_parts, heads]. Grid: x heads, y rows.
+__global__ void __launch_bounds__(kThreads)
+    ChangeKernel(const Change* changes, int n_parts, float* lse) {
+  __shared__ Change of_warps[kWarps];
   GridTrigger();
   GridWait();
   const auto heads = static_cast<int>(gridDim.x);
   const Change* own = changes + int64_t{blockIdx.y} * n_parts * heads + blockIdx.x;
-  float before = 0;
-  float after = 0;
-  for (int p = Lane(); p < n_parts; p += 32) {
-    before += own[int64_t{p} * heads].before;
-    after += own[int64_t{p} * heads].after;
+  Change all = {0, 0};
+  for (int p = static_cast<int>(threadIdx.x); p < n_parts; p += kThreads) {
+    const Change part = own[int64_t{p} * heads];
+    all = {all.before + part.before, all.after + part.after};
   }
-  before = WarpSum(before);
-  after = WarpSum(after);
-  if (Lane() == 0) {
-    lse[blockIdx.y * heads + blockIdx.x] += logf(fmaxf(0.0f, 1 - before) + after);
+  all = {WarpSum(all.before), WarpSum(all.after)};
+  if (Lane() == 0) of_warps[Warp()] = all;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kWarps; ++w) {
+    all = {all.before + of_warps[w].before, all.after + of_warps[w].after};
   }
+  lse[blockIdx.y * heads + blockIdx.x] += logf(fmaxf(0.0f, 1 - all.before) + all.after);
 }
 
 // Blocks of a row's KV heads side by side.
@@ -281,11 +319,14 @@ void Rescore(const RescoreArgs& args, const Launch& launch) {
   const dim3 grid(static_cast<uint32_t>(n_parts),
                   static_cast<uint32_t>(CeilDiv(args.kv.n_kv_heads, piece.heads)),
                   static_cast<uint32_t>(args.n_rows));
+  const bool fours = args.kv.dk % 4 == 0 && AreMultiples(16, args.q);
   WithKvType(args.kv.k.dtype, [&](auto t) {
-    AllowShared(RescoreKernel<decltype(t)>, shared);
-    LaunchKernel(RescoreKernel<decltype(t)>, launch, grid, kThreads, shared, args, piece, changes);
+    using T = decltype(t);
+    const auto kernel = fours ? RescoreKernel<T, 4> : RescoreKernel<T, 1>;
+    AllowShared(kernel, shared);
+    LaunchKernel(kernel, launch, grid, kThreads, shared, args, piece, changes);
   });
-  LaunchKernel(ChangeKernel, launch, HeadsOfRows(args.n_heads, args.n_rows), 32, 0, changes,
+  LaunchKernel(ChangeKernel, launch, HeadsOfRows(args.n_heads, args.n_rows), kThreads, 0, changes,
                static_cast<int>(n_parts), args.lse);
 }
 

@@ -1,11 +1,13 @@
-// Logits of all tokens by an index of K in 4 bits: IndexScore. It is bound by memory.
+// Logits by an index of K in 4 bits, of all tokens, of units of them or of listed ones: IndexScore.
+// It is bound by memory.
 //
 // A warp takes a KV head of 16 tokens at a time, with up to eight of its queries: S [16 tokens, 8
 // queries] = codes [16, dk] Q^T [dk, 8] on tensor cores, in whole numbers, without an error.
 // Queries are whole numbers of 23 bits, in three parts of 8 bits, which a lane holds in registers.
-// A lane has as many neighbouring bytes of a token's codes as three others, in an order of values
-// that makes them operands as they lie. The warps of a block share the KV heads of the tokens among
-// them, so rows are read whole.
+// Of up to four queries per KV head, columns 4 to 7 have other digits of them, and a warp takes
+// twice as many tokens at a time. A lane has as many neighbouring bytes of a token's codes as three
+// others, in an order of values that makes them operands as they lie. The warps of a block share
+// the KV heads of the tokens among them, so rows are read whole.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -55,19 +57,32 @@ __device__ __forceinline__ void Add(Part& part, float v, float w) {
     part.sum *= Exp2((part.top - most) * kLog2E);
     part.top = most;
   }
-  part.sum += Exp2((v - part.top) * kLog2E) + Exp2((w - part.top) * kLog2E);
+  const float top = part.top * kLog2E;
+  part.sum += Exp2(fmaf(v, kLog2E, -top)) + Exp2(fmaf(w, kLog2E, -top));
 }
 
-// lse [rows, heads] of parts [rows, n_parts, heads]. Grid: x heads, y rows; a warp each.
-__global__ void LseKernel(const Part* parts, int n_parts, float* lse) {
+// lse [rows, heads] of parts [rows, n_parts, heads]. Grid: x heads, y rows.
+__global__ void __launch_bounds__(kThreads) LseKernel(const Part* parts, int n_parts, float* lse) {
+  __shared__ Part of_warps[kWarps];
   GridTrigger();
   GridWait();
   const auto heads = static_cast<int>(gridDim.x);
   const Part* own = parts + int64_t{blockIdx.y} * n_parts * heads + blockIdx.x;
   Part all = {-INFINITY, 0};
-  for (int p = Lane(); p < n_parts; p += 32) all = Join(all, own[int64_t{p} * heads]);
+  for (int p = static_cast<int>(threadIdx.x); p < n_parts; p += kThreads) {
+    all = Join(all, own[int64_t{p} * heads]);
+  }
   all = JoinLanes(all, 1, 32);
-  if (Lane() == 0) lse[blockIdx.y * heads + blockIdx.x] = all.top + logf(all.sum);
+  if (Lane() == 0) of_warps[Warp()] = all;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kWarps; ++w) all = Join(all, of_warps[w]);
+  lse[blockIdx.y * heads + blockIdx.x] = all.top + logf(all.sum);
+}
+
+// Apart: few models have a cap, and its code would take registers from all.
+__device__ __noinline__ float Capped(float v, float cap) {
+  return Softcap(v, cap);
 }
 
 // --- Tiles.
@@ -75,6 +90,9 @@ __global__ void LseKernel(const Part* parts, int n_parts, float* lse) {
 constexpr int kTile = 16;    // tokens
 constexpr int kColumns = 8;  // queries
 constexpr int kDigits = 3;   // of a value of a query, in base 256: from -128 to 127
+
+// What gets a logit.
+enum class Scored { kTokens, kUnits, kListed };
 
 // How the warps of a block divide what is to be done for a tile.
 struct Tiling {
@@ -90,12 +108,10 @@ __host__ __device__ inline Tiling TilingOf(const IndexScoreArgs& a) {
   return {octets, items, per, kWarps / per};
 }
 
-// What a lane has of a tile: its codes of tokens g and g + 8, eight in a word, and what they stand
-// for.
+// What a lane has of a tile: its codes of tokens g and g + 8, eight in a word.
 template <int kWords>
 struct TileCodes {
   uint32_t v[2][kWords];
-  IndexRange ranges[2];
 };
 
 // c [16, 8] += a [16, 32] b [32, 8], codes times digits. Lanes hold c, and as many bytes of a and b
@@ -109,12 +125,20 @@ __device__ __forceinline__ void MultiplyAddCodes(int32_t (&c)[4], const uint32_t
 }
 
 // A warp's queries: an octet of a KV head's, `item` of the row. Lane 4 g + t multiplies by query g,
-// and gets the logits of queries 2 t and 2 t + 1.
-template <int kWords>
+// and gets the logits of queries 2 t and 2 t + 1. Paired, an octet has four queries: columns g and
+// g + 4 are digits of the same one, and of two tiles, a lane gets the logits of tile t / 2.
+template <int kWords, bool kPaired>
 class Queries {
+  static constexpr int kOwn = kPaired ? 4 : kColumns;  // queries
+  static constexpr int kSums = kPaired ? 2 : kDigits;  // of products with a tile
+
+ public:
+  static constexpr int kTiles = kPaired ? 2 : 1;  // at a time
+
  public:
   __device__ __forceinline__ Queries(const IndexScoreArgs& a, const Tiling& tiling, int r, int item)
-      : softcap_(a.softcap) {
+      : token_stride_(a.by_token ? a.n_heads : 1), softcap_(a.softcap) {
+    const bool by_token = a.by_token;
     constexpr int kDim = 32 * kWords;
     const int group = a.n_heads / a.n_kv_heads;
     const int first = item % tiling.octets * kColumns;  // of the group
@@ -122,7 +146,7 @@ class Queries {
     const int g = Lane() / 4;
     const int t = Lane() % 4;
     // As the halves of the codes' bytes.
-    const float* q = a.q + (head + g) * kDim + t * 4 * kWords;
+    const float* q = a.q + (head + g % kOwn) * kDim + t * 4 * kWords;
     float v[2][4 * kWords];
     float top = 0;
     float sum = 0;
@@ -131,7 +155,7 @@ class Queries {
 #pragma unroll
       for (int i = 0; i < 4 * kWords; i += 4) {
         Pack<float, 4> four{};
-        if (first + g < group) four = LoadPack<4>(q + half * (kDim / 2) + i);
+        if (first + g % kOwn < group) four = LoadPack<4>(q + half * (kDim / 2) + i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           v[half][i + j] = four.v[j];
@@ -165,73 +189,151 @@ class Queries {
           }
           digits_[digit][half][word] = bytes;
         }
+        if (kPaired && g >= kOwn) {
+          const uint32_t highest = digits_[0][half][word];
+          digits_[0][half][word] = digits_[1][half][word];
+          digits_[1][half][word] = highest;
+        }
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int from = 4 * (2 * t + i);
-      factor_[i] = a.scale * __int_as_float((127 - __shfl_sync(kAllLanes, up, from)) << 23);
-      sum_[i] = a.scale * __shfl_sync(kAllLanes, sum, from);
-      out_[i] = first + 2 * t + i < group ? a.logits + (head + 2 * t + i) * a.stride : nullptr;
+      const int own = (2 * t + i) % kOwn;
+      factor_[i] = a.scale * __int_as_float((127 - __shfl_sync(kAllLanes, up, 4 * own)) << 23);
+      sum_[i] = a.scale * __shfl_sync(kAllLanes, sum, 4 * own);
+      out_[i] = first + own < group
+                    ? a.logits + (by_token ? r * a.n_heads * a.stride + (head + own) % a.n_heads
+                                           : (head + own) * a.stride)
+                    : nullptr;
       part_[i] = {-INFINITY, 0};
     }
   }
 
-  // The logits of a tile, whose lane has token `token` and the one 8 behind it, of n.
-  __device__ __forceinline__ void Take(const TileCodes<kWords>& codes, int token, int n) {
-    int32_t c[kDigits][4] = {};
+  // Which of its tiles a lane gets logits of.
+  __device__ __forceinline__ static int OwnTile() {
+    return kPaired ? Lane() / 2 % 2 : 0;
+  }
+
+  // The logits of tiles. A lane has the ranges of its two tokens of its own tile, and these; -1:
+  // none. `first` is the first unit of that tile, of n, and `back` says when units are stored: now,
+  // or < 0: with those of the next tiles, or > 0: with those of the last tiles, so far before.
+  template <Scored kScored>
+  __device__ __forceinline__ void Take(const TileCodes<kWords> (&codes)[kTiles],
+                                       const IndexRange (&ranges)[2], const int (&token)[2],
+                                       int first, int n, int back) {
+    int32_t sums[kTiles][kSums][4] = {};
 #pragma unroll
-    for (int e = 0; e < kWords; ++e) {
-      constexpr uint32_t kLower = 0x0f0f0f0f;
-      const uint32_t k[4] = {codes.v[0][e] & kLower, codes.v[1][e] & kLower,
-                             codes.v[0][e] >> 4 & kLower, codes.v[1][e] >> 4 & kLower};
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int digit = 0; digit < kDigits; ++digit) {
-        MultiplyAddCodes(c[digit], k, digits_[digit][0][e], digits_[digit][1][e]);
+      for (int e = 0; e < kWords; ++e) {
+        constexpr uint32_t kLower = 0x0f0f0f0f;
+        const auto& v = codes[tile].v;
+        const uint32_t k[4] = {v[0][e] & kLower, v[1][e] & kLower, v[0][e] >> 4 & kLower,
+                               v[1][e] >> 4 & kLower};
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          const auto& digits = digits_[kPaired ? (i == 0 ? tile : 2) : i];
+          MultiplyAddCodes(sums[tile][i], k, digits[0][e], digits[1][e]);
+        }
       }
     }
-    if (token >= n) return;
-    const bool both = token + 8 < n;
+    int32_t c[kDigits][4];
+#pragma unroll
+    for (int at = 0; at < 4; ++at) {
+      if constexpr (kPaired) {
+        // The first sums have the highest digit in the lanes of their own tile, and the next one in
+        // the others.
+        const bool own = OwnTile() != 0;
+        c[0][at] = own ? sums[1][0][at] : sums[0][0][at];
+        c[1][at] = __shfl_xor_sync(kAllLanes, own ? sums[0][0][at] : sums[1][0][at], 2);
+        c[2][at] = own ? sums[1][1][at] : sums[0][1][at];
+      } else {
+#pragma unroll
+        for (int digit = 0; digit < kDigits; ++digit) c[digit][at] = sums[0][digit][at];
+      }
+    }
+    float v[2][2];  // by query
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (out_[i] == nullptr) continue;
-      float v[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int at = 2 * half + i;
         const int32_t high = c[0][at] * 256 + c[1][at];  // below 2^31: codes have 4 bits
         const float dot = static_cast<float>(high) * 256 + static_cast<float>(c[2][at]);
-        v[half] = Softcap(
-            codes.ranges[half].scale * (factor_[i] * dot) + codes.ranges[half].zero * sum_[i],
-            softcap_);
+        v[i][half] = ranges[half].scale * (factor_[i] * dot) + ranges[half].zero * sum_[i];
       }
-      out_[i][token] = v[0];
-      if (both) out_[i][token + 8] = v[1];
-      Add(part_[i], v[0], both ? v[1] : -INFINITY);
     }
+    if (softcap_ > 0) {
+#pragma unroll
+      for (int at = 0; at < 4; ++at) v[at / 2][at % 2] = Capped(v[at / 2][at % 2], softcap_);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (token[half] < 0) {
+          v[i][half] = -INFINITY;
+        } else if (kScored != Scored::kUnits && out_[i] != nullptr) {
+          out_[i][kScored == Scored::kListed ? token[half] * token_stride_ : token[half]] =
+              v[i][half];
+        }
+      }
+      if (kScored != Scored::kListed && token[0] >= 0) Add(part_[i], v[i][0], v[i][1]);
+    }
+    if (kScored == Scored::kUnits) StoreUnits(v, first, n, back);
   }
 
   // The sums of the warp: to[0], to[1] and so on, of its queries.
   __device__ __forceinline__ void StoreParts(Part* to) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const Part all = JoinLanes(part_[i], 4, 32);
-      if (Lane() < 4 && out_[i] != nullptr) to[2 * Lane() + i] = all;
+      const Part all = JoinLanes(part_[i], kOwn / 2, 32);
+      if (Lane() < kOwn / 2 && out_[i] != nullptr) to[2 * Lane() + i] = all;
     }
   }
 
  private:
-  uint32_t digits_[kDigits][2][kWords];  // the highest first
+  // The highest v of each query and half of the lanes' tokens, which are a unit: lanes swap halves,
+  // then queries, and so have one of these four each, as has the lane of the next token. The two
+  // store units of two times, which fill a sector of memory.
+  __device__ __forceinline__ void StoreUnits(const float (&v)[2][2], int first, int n, int back) {
+    static_assert(kIndexUnit == 8, "lanes have the tokens of a unit");
+    const int half = Lane() / 16;
+    const int i = Lane() / 8 % 2;
+    const bool next_token = Lane() / 4 % 2 != 0;
+    float of_half[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float other = __shfl_xor_sync(kAllLanes, half == 0 ? v[j][1] : v[j][0], 16);
+      of_half[j] = fmaxf(half == 0 ? v[j][0] : v[j][1], other);
+    }
+    const float other = __shfl_xor_sync(kAllLanes, i == 0 ? of_half[1] : of_half[0], 8);
+    float highest = fmaxf(i == 0 ? of_half[0] : of_half[1], other);
+    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 4));
+    if (back < 0) {
+      held_ = highest;
+      return;
+    }
+    float* const out = i == 0 ? out_[0] : out_[1];
+    const bool before = back > 0 && !next_token;
+    const int unit = first + half - (before ? back : 0);
+    if (out == nullptr || unit >= n || (back == 0 && next_token)) return;
+    out[unit] = before ? held_ : highest;
+  }
+
+  // The highest first; paired, columns 4 to 7 have the first two the other way round.
+  uint32_t digits_[kDigits][2][kWords];
   float factor_[2], sum_[2];
   float* out_[2];
+  int64_t token_stride_;  // of listed tokens' logits
+  float held_ = 0;        // of the lane's unit of the last tiles
   Part part_[2];
   float softcap_;
 };
 
-// Codes and range of a lane's token i, from where its row has those of the KV head.
+// Codes of a lane's token i, from where its row has those of the KV head.
 template <int kWords>
-__device__ __forceinline__ void LoadRow(const std::byte* codes, const std::byte* range, int i,
-                                        TileCodes<kWords>& to) {
+__device__ __forceinline__ void LoadCodes(const std::byte* codes, int i, TileCodes<kWords>& to) {
   constexpr int kWide = kWords % 4 == 0 ? 4 : kWords % 2 == 0 ? 2 : 1;
 #pragma unroll
   for (int word = 0; word < kWords; word += kWide) {
@@ -239,8 +341,11 @@ __device__ __forceinline__ void LoadRow(const std::byte* codes, const std::byte*
 #pragma unroll
     for (int j = 0; j < kWide; ++j) to.v[i][word + j] = v.v[j];
   }
+}
+
+__device__ __forceinline__ IndexRange LoadRange(const std::byte* range) {
   const auto v = LoadPack<2>(reinterpret_cast<const float*>(range));
-  to.ranges[i] = {v.v[0], v.v[1]};
+  return {v.v[0], v.v[1]};
 }
 
 // Where a warp's parts go: those of its octet, of part `walker` of the row.
@@ -257,8 +362,9 @@ __host__ __device__ constexpr int BlocksPerSm(int words) {
   return words > 4 ? 1 : 2;
 }
 
-// Grid: x walks tiles, y groups of `per` items, z rows. parts [rows, gridDim.x * sides, heads].
-template <int kWords>
+// Grid: x walks tiles, y groups of `per` items, z rows. parts [rows, gridDim.x * sides, heads], but
+// for listed tokens.
+template <int kWords, Scored kScored>
 __global__ void __launch_bounds__(kThreads, BlocksPerSm(kWords))
     IndexScoreKernel(const __grid_constant__ IndexScoreArgs a, Part* parts) {
   constexpr int kDim = 32 * kWords;
@@ -273,34 +379,49 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kWords))
   if (side >= tiling.sides || item >= tiling.items) return;
   const int kv_head = item / tiling.octets;
   const int g = Lane() / 4;
-  const int n = row.pos + 1;
+  const SomeTokens::Of tokens(a.only, row, 1, 0);
+  const int n = tokens.size();
   const int n_tiles = (n + kTile - 1) / kTile;
   const int walkers = static_cast<int>(gridDim.x) * tiling.sides;
   const int64_t codes_at = kv_head * IndexCodeBytes(kDim) + Lane() % 4 * 4 * kWords;
   const int64_t range_at =
       IndexRangesAt(a.n_kv_heads, kDim) + kv_head * int64_t{sizeof(IndexRange)};
-  Queries<kWords> queries(a, tiling, r, item);
-  TileCodes<kWords> next;
-  const auto load = [&](int tile) {
+  Queries<kWords, false> queries(a, tiling, r, item);
+  TileCodes<kWords> next[1];  // of the tile that comes next, as are ranges and tokens of the lane
+  IndexRange next_ranges[2];
+  int listed[2];
+  const auto find = [&](int tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto* of_token =
-          a.index.Row<const std::byte>(table_off, min(tile * kTile + 8 * i + g, n - 1));
-      LoadRow<kWords>(of_token + codes_at, of_token + range_at, i, next);
+      const int at = tile * kTile + 8 * i + g;
+      listed[i] = at >= n ? -1 : kScored == Scored::kListed ? tokens.At(at) : at;
+    }
+  };
+  const auto load = [&] {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto* of_token = a.index.Row<const std::byte>(table_off, max(listed[i], 0));
+      LoadCodes(of_token + codes_at, i, next[0]);
+      next_ranges[i] = LoadRange(of_token + range_at);
     }
   };
   const int first = static_cast<int>(blockIdx.x) * tiling.sides + side;
-  if (first < n_tiles) load(first);
+  if (first < n_tiles) find(first), load();
   for (int tile = first; tile < n_tiles; tile += walkers) {
-    const TileCodes<kWords> codes = next;
-    if (tile + walkers < n_tiles) load(tile + walkers);
-    queries.Take(codes, tile * kTile + g, n);
+    const TileCodes<kWords> codes[1] = {next[0]};
+    const IndexRange ranges[2] = {next_ranges[0], next_ranges[1]};
+    const int token[2] = {listed[0], listed[1]};
+    if (tile + walkers < n_tiles) find(tile + walkers), load();
+    queries.template Take<kScored>(codes, ranges, token, tile * (kTile / kIndexUnit),
+                                   UnitsOf(n, kIndexUnit), /*back=*/0);
   }
+  if (kScored == Scored::kListed) return;
   queries.StoreParts(PartsOfItem(parts, a, tiling, r, item, walkers, first));
 }
 
-// --- The same on Hopper cards, where blocks of the table have whole tiles: a warp more copies rows
-// by the bulk engine to a ring of stages, so that far more is under way than registers hold.
+// --- The same on Hopper cards, where blocks of the table have whole tiles, or tokens are listed: a
+// warp more copies rows by the bulk engine to a ring of stages, so that far more is under way than
+// registers hold.
 
 constexpr int kRingThreads = kThreads + 32;
 constexpr int kMostStages = 8;
@@ -308,13 +429,13 @@ constexpr int kMostStages = 8;
 // How the tokens of a row are divided into stages, and a stage into copies.
 struct Stages {
   int tokens;  // of a stage
-  int copy;    // tokens of a copy: whole tiles of one block of the table
+  int copy;    // tokens of a copy: whole tiles of one block of the table, or a listed one
   int shift;   // a block of the table has 1 << shift tokens
   int n;       // in the ring
 };
 
 // Grid: as IndexScoreKernel's, x walks stages. Shared memory: the ring.
-template <int kWords>
+template <int kWords, Scored kScored, bool kPaired>
 __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
     IndexRingKernel(const __grid_constant__ IndexScoreArgs a, const Stages stages, Part* parts) {
   constexpr int kDim = 32 * kWords;
@@ -333,7 +454,8 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
   const auto r = static_cast<int>(blockIdx.z);
   const RowMeta row = a.rows[r];
   const int32_t table_off = a.seqs[row.seq].table_off;
-  const int n = row.pos + 1;
+  const SomeTokens::Of tokens(a.only, row, 1, 0);
+  const int n = tokens.size();
   const int n_stages = (n + stages.tokens - 1) / stages.tokens;
   const auto row_bytes = static_cast<int>(a.index.row_bytes);
   const int stage_bytes = stages.tokens * row_bytes;
@@ -348,32 +470,41 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
   if (Warp() == kWarps) {
     // A lane has a copy of each stage. Rows past the last token, to the end of its tile, are there.
     const int of_stage = Lane() * stages.copy;
-    const int end = (n + kTile - 1) / kTile * kTile;
+    const bool listed = kScored == Scored::kListed;
+    const int end = listed ? n : (n + kTile - 1) / kTile * kTile;
     const auto tokens_of = [&](int of) {
       return of_stage >= stages.tokens
                  ? 0
                  : max(0, min(stages.copy, end - of * stages.tokens - of_stage));
     };
-    const auto block_of = [&](int of) {
-      if (tokens_of(of) == 0) return 0;
-      return __ldg(a.index.block_table + table_off +
-                   ((of * stages.tokens + of_stage) >> stages.shift));
+    // The lane's first token of a stage, and its block of the table.
+    const auto token_of = [&](int of) {
+      const int at = of * stages.tokens + of_stage;
+      return listed && tokens_of(of) > 0 ? tokens.At(at) : at;
     };
-    int block = block_of(stage);
+    const auto block_of = [&](int of, int token) {
+      if (tokens_of(of) == 0) return 0;
+      return __ldg(a.index.block_table + table_off + (token >> stages.shift));
+    };
+    int token = token_of(stage);
+    int block = block_of(stage, token);
+    int next = token_of(stage + walkers);
     for (int turn = 0; stage < n_stages; advance(), ++turn) {
-      const int next = block_of(stage + walkers);
+      const int next_block = block_of(stage + walkers, next);
+      const int after = token_of(stage + 2 * walkers);
       const int bytes = tokens_of(stage) * row_bytes;
       if (turn >= stages.n) Wait(empty + slot, parity ^ 1);
       const int all = min(stages.tokens, end - stage * stages.tokens) * row_bytes;
       if (Lane() == 0) ArriveExpect(full + slot, all);
       __syncwarp();
-      const int64_t first = (int64_t{block} << stages.shift) +
-                            ((stage * stages.tokens + of_stage) & ((1 << stages.shift) - 1));
+      const int64_t first = (int64_t{block} << stages.shift) + (token & ((1 << stages.shift) - 1));
       if (bytes > 0) {
-        CopyBulk(ring + slot * stage_bytes + of_stage * row_bytes, a.index.base + first * row_bytes,
-                 full + slot, bytes);
+        // What is written stays in the cache, but where that is too much for it.
+        constexpr auto kCopy = kScored == Scored::kTokens ? CopyBulk : CopyBulkOnce;
+        kCopy(ring + slot * stage_bytes + of_stage * row_bytes, a.index.base + first * row_bytes,
+              full + slot, bytes);
       }
-      block = next;
+      token = next, next = after, block = next_block;
     }
     return;
   }
@@ -385,29 +516,46 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
   const auto codes_at = static_cast<int>(kv_head * IndexCodeBytes(kDim)) + Lane() % 4 * 4 * kWords;
   const auto range_at =
       static_cast<int>(IndexRangesAt(a.n_kv_heads, kDim) + kv_head * int64_t{sizeof(IndexRange)});
-  Queries<kWords> queries(a, tiling, r, item);
+  using Own = Queries<kWords, kPaired>;
+  constexpr int kSpan = Own::kTiles * kTile;  // tokens that a warp takes at a time
+  Own queries(a, tiling, r, item);
   for (; stage < n_stages; advance()) {
     Wait(full + slot, parity);
-    for (int tile = side * kTile; tile < stages.tokens; tile += tiling.sides * kTile) {
-      TileCodes<kWords> codes;
+    const int step = tiling.sides * kSpan;
+    for (int span = side * kSpan, turn = 0; span < stages.tokens; span += step, ++turn) {
+      const std::byte* const rows = ring + slot * stage_bytes + (span + g) * row_bytes;
+      TileCodes<kWords> codes[Own::kTiles];
+      IndexRange ranges[2];
+      int token[2];
+      const int own = span + Own::OwnTile() * kTile;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::byte* of_token = ring + slot * stage_bytes + (tile + 8 * i + g) * row_bytes;
-        LoadRow<kWords>(of_token + codes_at, of_token + range_at, i, codes);
+#pragma unroll
+        for (int tile = 0; tile < Own::kTiles; ++tile) {
+          LoadCodes(rows + (tile * kTile + 8 * i) * row_bytes + codes_at, i, codes[tile]);
+        }
+        ranges[i] = LoadRange(rows + (own - span + 8 * i) * row_bytes + range_at);
+        const int at = stage * stages.tokens + own + 8 * i + g;
+        token[i] = at >= n ? -1 : kScored == Scored::kListed ? tokens.At(at) : at;
       }
-      if (tile + tiling.sides * kTile >= stages.tokens) {
+      const bool last = span + step >= stages.tokens;
+      if (last) {
         __syncwarp();
         if (Lane() == 0) Arrive(empty + slot);
       }
-      queries.Take(codes, stage * stages.tokens + tile + g, n);
+      const int back = turn % 2 != 0 ? step / kIndexUnit : last ? 0 : -1;
+      queries.template Take<kScored>(codes, ranges, token,
+                                     (stage * stages.tokens + own) / kIndexUnit,
+                                     UnitsOf(n, kIndexUnit), back);
     }
   }
+  if (kScored == Scored::kListed) return;
   queries.StoreParts(PartsOfItem(parts, a, tiling, r, item, int64_t{walkers} * tiling.sides,
                                  int64_t{blockIdx.x} * tiling.sides + side));
 }
 
-// Heads of any size: a warp takes a token of a query head, value after value. Grid: x walks tokens,
-// y heads, z rows. parts [rows, gridDim.x, heads].
+// Heads of any size: a warp takes a unit of a query head, value after value. Grid: x walks units, y
+// heads, z rows. parts [rows, gridDim.x, heads], but for listed tokens.
 __global__ void __launch_bounds__(kThreads)
     IndexScoreAny(const __grid_constant__ IndexScoreArgs a, Part* parts) {
   __shared__ Part of_warps[kWarps];
@@ -424,21 +572,33 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = Lane(); i < a.dk; i += 32) q_sum += q[i];
   q_sum = WarpSum(q_sum);
   Part part = {-INFINITY, 0};
-  for (int t = static_cast<int>(blockIdx.x) * kWarps + Warp(); t <= row.pos;
-       t += static_cast<int>(gridDim.x) * kWarps) {
-    const auto* from = a.index.Row<const uint8_t>(table_off, t);
-    const IndexRange range =
-        reinterpret_cast<const IndexRange*>(from + IndexRangesAt(a.n_kv_heads, a.dk))[kv_head];
-    float dot = 0;
-    for (int i = Lane(); i < half; i += 32) {
-      const uint8_t both = from[kv_head * half + i];
-      dot += q[i] * static_cast<float>(both & 15) + q[half + i] * static_cast<float>(both >> 4);
+  const SomeTokens::Of tokens(a.only, row, 1, 0);
+  const int n = tokens.size();
+  const int n_units = UnitsOf(n, a.unit);
+  for (int unit = static_cast<int>(blockIdx.x) * kWarps + Warp(); unit < n_units;
+       unit += static_cast<int>(gridDim.x) * kWarps) {
+    float highest = -INFINITY;
+    for (int at = unit * a.unit; at < min((unit + 1) * a.unit, n); ++at) {
+      const auto* from = a.index.Row<const uint8_t>(table_off, tokens.At(at));
+      const IndexRange range =
+          reinterpret_cast<const IndexRange*>(from + IndexRangesAt(a.n_kv_heads, a.dk))[kv_head];
+      float dot = 0;
+      for (int i = Lane(); i < half; i += 32) {
+        const uint8_t both = from[kv_head * half + i];
+        dot += q[i] * static_cast<float>(both & 15) + q[half + i] * static_cast<float>(both >> 4);
+      }
+      dot = WarpSum(dot);
+      const float v = Softcap(a.scale * (range.scale * dot + range.zero * q_sum), a.softcap);
+      highest = fmaxf(highest, v);
+      part = Join(part, {v, 1});
     }
-    dot = WarpSum(dot);
-    const float v = Softcap(a.scale * (range.scale * dot + range.zero * q_sum), a.softcap);
-    if (Lane() == 0) a.logits[row_head * a.stride + t] = v;
-    part = Join(part, {v, 1});
+    const int out = a.only.index != nullptr ? tokens.At(unit) : unit;
+    if (Lane() == 0) {
+      a.logits[int64_t{blockIdx.z} * a.n_heads * a.stride +
+               LogitAt(a.by_token, a.stride, a.n_heads, head, out)] = highest;
+    }
   }
+  if (a.only.index != nullptr) return;
   if (Lane() == 0) of_warps[Warp()] = part;
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -451,18 +611,33 @@ bool IsWide(const IndexScoreArgs& a) {
   return words && AreMultiples(16, a.index.base, a.index.row_bytes, a.q);
 }
 
+bool IsPaired(const IndexScoreArgs& a) {
+  return a.n_heads / a.n_kv_heads <= kColumns / 2;
+}
+
 // The stages of IndexRingKernel; none where it does not run.
 Stages StagesOf(const IndexScoreArgs& a, const Device& device) {
   const int per = a.index.block_units;
-  const bool whole = per % kTile == 0 && (per & (per - 1)) == 0 && a.index.unit_blocks == 1;
-  if (!whole || !IsWide(a) || !RunsHopperCode(device)) return {};
-  const int tokens = kTile * std::max(2, TilingOf(a).sides);
+  const bool listed = a.only.index != nullptr;
+  const bool whole = (listed || per % kTile == 0) && (per & (per - 1)) == 0;
+  if (!whole || a.index.unit_blocks != 1 || !IsWide(a) || !RunsHopperCode(device)) return {};
   const int64_t room =
       static_cast<int64_t>(device.shared_per_block / BlocksPerSm(a.dk / 32) - kBesideDynamic);
+  // As many tokens as leave three stages. A lane copies one listed token of a stage.
+  const int least = kTile * (IsPaired(a) ? 2 : 1) * TilingOf(a).sides;
+  int tokens = std::max(least, 2 * kTile);
+  while (!listed && tokens < 4 * kTile && 3 * 2 * tokens * a.index.row_bytes <= room) tokens *= 2;
+  if (listed && tokens > 32) return {};
   const auto n =
       static_cast<int>(std::min<int64_t>(room / (tokens * a.index.row_bytes), kMostStages));
   if (n < 2) return {};
-  return {tokens, std::min(tokens, per), std::countr_zero(static_cast<uint32_t>(per)), n};
+  return {tokens, listed ? 1 : std::min(tokens, per), std::countr_zero(static_cast<uint32_t>(per)),
+          n};
+}
+
+// Tokens of a row at most.
+int64_t RoomOf(const IndexScoreArgs& a) {
+  return a.stride * a.unit;
 }
 
 // Blocks of a row side by side, and what each of them makes of a head.
@@ -470,26 +645,37 @@ int64_t WalkersOf(const IndexScoreArgs& a, const Device& device) {
   if (!IsWide(a)) return std::min<int64_t>(CeilDiv(a.stride, kWarps), 2 * device.sm_count);
   const int64_t most = int64_t{BlocksPerSm(a.dk / 32)} * device.sm_count;
   const Stages stages = StagesOf(a, device);
-  if (stages.n > 0) return std::min(CeilDiv(a.stride, stages.tokens), most);
-  return std::min(CeilDiv(a.stride, int64_t{kTile} * TilingOf(a).sides), most);
+  if (stages.n > 0) return std::min(CeilDiv(RoomOf(a), stages.tokens), most);
+  return std::min(CeilDiv(RoomOf(a), int64_t{kTile} * TilingOf(a).sides), most);
 }
 int64_t PartsOf(const IndexScoreArgs& a, const Device& device) {
   return WalkersOf(a, device) * (IsWide(a) ? TilingOf(a).sides : 1);
 }
 
-template <int kWords>
-void LaunchIndexScore(const IndexScoreArgs& args, Part* parts, const Launch& launch) {
+template <int kWords, Scored kScored>
+void LaunchScored(const IndexScoreArgs& args, Part* parts, const Launch& launch) {
   const Tiling tiling = TilingOf(args);
   const dim3 grid(static_cast<uint32_t>(WalkersOf(args, *launch.device)),
                   static_cast<uint32_t>(CeilDiv(tiling.items, tiling.per)),
                   static_cast<uint32_t>(args.n_rows));
   const Stages stages = StagesOf(args, *launch.device);
   if (stages.n == 0) {
-    return LaunchKernel(IndexScoreKernel<kWords>, launch, grid, kThreads, 0, args, parts);
+    return LaunchKernel(IndexScoreKernel<kWords, kScored>, launch, grid, kThreads, 0, args, parts);
   }
   const auto shared = static_cast<size_t>(stages.n * stages.tokens * args.index.row_bytes);
-  AllowShared(IndexRingKernel<kWords>, shared);
-  LaunchKernel(IndexRingKernel<kWords>, launch, grid, kRingThreads, shared, args, stages, parts);
+  const auto kernel = IsPaired(args) ? IndexRingKernel<kWords, kScored, true>
+                                     : IndexRingKernel<kWords, kScored, false>;
+  AllowShared(kernel, shared);
+  LaunchKernel(kernel, launch, grid, kRingThreads, shared, args, stages, parts);
+}
+
+template <int kWords>
+void LaunchIndexScore(const IndexScoreArgs& args, Part* parts, const Launch& launch) {
+  if (args.only.index != nullptr) {
+    return LaunchScored<kWords, Scored::kListed>(args, parts, launch);
+  }
+  if (args.unit > 1) return LaunchScored<kWords, Scored::kUnits>(args, parts, launch);
+  LaunchScored<kWords, Scored::kTokens>(args, parts, launch);
 }
 
 }  // namespace
@@ -516,8 +702,9 @@ void IndexScore(const IndexScoreArgs& args, const Launch& launch) {
   } else {
     LaunchIndexScore<8>(args, parts, launch);
   }
+  if (args.only.index != nullptr) return;
   const dim3 heads_of_rows(static_cast<uint32_t>(args.n_heads), static_cast<uint32_t>(args.n_rows));
-  LaunchKernel(LseKernel, launch, heads_of_rows, 32, 0, parts,
+  LaunchKernel(LseKernel, launch, heads_of_rows, kThreads, 0, parts,
                static_cast<int>(PartsOf(args, *launch.device)), args.lse);
 }
 

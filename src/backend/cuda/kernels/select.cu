@@ -46,12 +46,12 @@ __global__ void __launch_bounds__(32 * kReduceWarps, kReduceBlocks)
   GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const RowMeta meta = a.rows[row];
+  const RowMeta meta = a.Row(row);
   const int slot = meta.pos % a.ring;
   // Of the rows that share a slot, the last one to cover a token gives its score.
   int first = 0;
   for (int later = row + 1; !kSome && later < a.n_rows; ++later) {
-    const RowMeta other = a.rows[later];
+    const RowMeta other = a.Row(later);
     if (other.seq == meta.seq && other.pos % a.ring == slot) first = max(first, other.pos + 1);
   }
   const float* logits = a.logits + int64_t{row} * a.n_heads * a.stride;
@@ -106,6 +106,48 @@ __global__ void __launch_bounds__(32 * kReduceWarps, kReduceBlocks)
   }
 }
 
+// --- ScoreReduce by token: a thread takes a listed token, whose logits lie side by side. Grid: x
+// walks tokens, y rows, z lists.
+
+constexpr int kTokenThreads = 256;
+
+template <int N, bool kSum>
+__global__ void __launch_bounds__(kTokenThreads)
+    ScoreReduceByToken(const __grid_constant__ ScoreReduceArgs a) {
+  GridTrigger();
+  GridWait();
+  const auto row = static_cast<int>(blockIdx.y);
+  const auto list = static_cast<int>(blockIdx.z);
+  const RowMeta meta = a.Row(row);
+  const float* lse = a.lse != nullptr ? a.lse + int64_t{row} * a.n_heads : nullptr;
+  const int heads = a.n_heads / a.lists;
+  float* const out =
+      a.out + ((int64_t{meta.seq} * a.lists + list) * a.ring + meta.pos % a.ring) * a.stride;
+  const SomeTokens::Of tokens(a.only, meta, a.lists, list);
+  for (int i = static_cast<int>(blockIdx.x) * kTokenThreads + static_cast<int>(threadIdx.x);
+       i < tokens.size(); i += static_cast<int>(gridDim.x) * kTokenThreads) {
+    const int t = tokens.At(i);
+    const float* const logits = a.logits + (int64_t{row} * a.stride + t) * a.n_heads;
+    float score = kSum ? 0.0f : -INFINITY;
+#pragma unroll 8
+    for (int h = list * heads; h < (list + 1) * heads; h += N) {
+      Pack<float, N> v = LoadPack<N>(logits + h);
+      if (lse != nullptr) {
+        const auto base = LoadPack<N>(lse + h);
+#pragma unroll
+        for (int j = 0; j < N; ++j) v.v[j] = kSum ? expf(v.v[j] - base.v[j]) : v.v[j] - base.v[j];
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (a.Takes(h + j)) score = kSum ? score + v.v[j] : fmaxf(score, v.v[j]);
+      }
+    }
+    // The exponential is monotone: one of the maximum is the maximum of them.
+    if (!kSum && lse != nullptr) score = expf(score);
+    out[t] = t < a.sinks ? kChosenFirst : score;
+  }
+}
+
 // --- Pool: a thread a score; neighbours come from the first-level cache.
 
 constexpr int kPoolThreads = 256;
@@ -156,11 +198,25 @@ __global__ void PlanRangeKernel(const PlanRangeArgs a) {
   if (s < a.n_seqs) WriteRange(a, s);
 }
 
+void ReduceByToken(const ScoreReduceArgs& args, const Launch& launch) {
+  const int64_t most = kReduceBlocks * int64_t{launch.device->sm_count};
+  const dim3 grid(static_cast<uint32_t>(
+                      std::clamp<int64_t>(CeilDiv(args.only.capacity, kTokenThreads), 1, most)),
+                  static_cast<uint32_t>(args.n_rows), static_cast<uint32_t>(args.lists));
+  const bool fours = args.n_heads / args.lists % 4 == 0 &&
+                     AreMultiples(16, args.logits, args.lse, int64_t{4} * args.n_heads);
+  const bool sum = args.heads == HeadReduce::kSum;
+  const auto kernel = sum ? (fours ? ScoreReduceByToken<4, true> : ScoreReduceByToken<1, true>)
+                          : (fours ? ScoreReduceByToken<4, false> : ScoreReduceByToken<1, false>);
+  LaunchKernel(kernel, launch, grid, kTokenThreads, 0, args);
+}
+
 }  // namespace
 
 void ScoreReduce(const ScoreReduceArgs& args, const Launch& launch) {
   if (args.n_rows == 0) return;
   const bool some = args.only.index != nullptr;
+  if (args.by_token) return ReduceByToken(args, launch);
   const bool wide = !some && args.stride % kReduceWide == 0 &&
                     AreMultiples(kReduceWide * sizeof(float), args.logits, args.out);
   const int64_t tiles = 32 * (wide ? kReduceWide : 1) * (kReduceWarps / WarpsOfTile(args));

@@ -70,11 +70,10 @@ struct Keys {
   int n;
   bool scores;  // `from` holds floats: keys are those of weight times them
   float weight;
-  bool aligned;           // fours of `from` may be loaded at once
-  uint32_t* kept;         // the first n_kept, in shared memory
-  int n_kept;             // whole chunks
-  const int32_t* tokens;  // that they are of; null: those from `first` on
-  int first;
+  bool aligned;    // fours of `from` may be loaded at once
+  uint32_t* kept;  // the first n_kept, in shared memory
+  int n_kept;      // whole chunks
+  int first;       // the candidate that the first one is of
 };
 
 __device__ __forceinline__ uint32_t ToKey(const Keys& in, uint32_t raw) {
@@ -237,11 +236,12 @@ __device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t fo
   }
 }
 
-// Writes the tokens with keys above `threshold` and the first `ties` of those equal to it, of which
-// `above` and `equal` lie before this block.
+// Writes the candidates with keys above `threshold` and the first `ties` of those equal to it, of
+// which `above` and `equal` lie before this block.
 template <int kQuads>
-__device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint32_t ties,
-                                        uint32_t above, uint32_t equal, int32_t* index, Shared& s) {
+__device__ __forceinline__ void Collect(const TopKArgs& a, int64_t list, const Keys& in,
+                                        uint32_t threshold, uint32_t ties, uint32_t above,
+                                        uint32_t equal, Shared& s) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int turn = 0;
@@ -282,9 +282,8 @@ __device__ __forceinline__ void Collect(const Keys& in, uint32_t threshold, uint
           const uint32_t n_above = above + (at_key & 0xffff);
           const uint32_t n_equal = equal + (at_key >> 16);
           if (key > threshold || n_equal < ties) {
-            const int of_block = at + 128 * i + 4 * lane + j;
-            index[n_above + min(n_equal, ties)] =
-                in.tokens != nullptr ? in.tokens[of_block] : in.first + of_block;
+            a.Put(list, static_cast<int>(n_above + min(n_equal, ties)),
+                  in.first + at + 128 * i + 4 * lane + j);
           }
           at_key += key > threshold ? 1u : 0x10000u;
         }
@@ -324,13 +323,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t list = seq * gridDim.y + blockIdx.y;
   if (a.keep != nullptr && a.keep[seq] != 0) return;
   const int n = a.CandidatesOf(list);
-  const int k = max(0, min(min(a.n_pick[seq], a.capacity), n));
-  int32_t* index = a.index + list * a.capacity;
-  if (block == 0 && tid == 0) a.count[list] = k;
+  const int k = a.Picks(a.n_pick[seq], n);
+  if (block == 0 && tid == 0) a.Finish(list, k);
   if (k == n) {
-    for (int i = block * kThreads + tid; i < n; i += n_blocks * kThreads) {
-      index[i] = a.Candidate(list, i);
-    }
+    for (int i = block * kThreads + tid; i < n; i += n_blocks * kThreads) a.Put(list, i, i);
   }
   if (k == 0 || k == n) return;
 
@@ -346,7 +342,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   in.aligned = reinterpret_cast<uintptr_t>(in.from) % sizeof(uint4) == 0;
   in.kept = reinterpret_cast<uint32_t*>(&s + 1);
   in.n_kept = n_kept;
-  in.tokens = a.among.index != nullptr ? a.among.index + list * a.among.capacity + first : nullptr;
   in.first = first;
 
   Found found{0, static_cast<uint32_t>(k)};
@@ -385,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     atomicAdd(InBlock(&s.equal_before, tid), s.equal);
   }
   ClusterSync();  // the last use of another block's memory lies before
-  Collect<kQuads>(in, threshold, found.rank, s.above_before, s.equal_before, index, s);
+  Collect<kQuads>(a, list, in, threshold, found.rank, s.above_before, s.equal_before, s);
 }
 
 // --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The
@@ -422,9 +417,8 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
   const int n_pick = a.n_pick[seq];
   const float weight = a.weights[0];
   if (keep != 0) return;
-  const auto k = static_cast<uint32_t>(max(0, min(min(n_pick, a.capacity), n)));
-  int32_t* const index = a.index + list * a.capacity;
-  if (tid == 0) a.count[list] = static_cast<int32_t>(k);
+  const auto k = static_cast<uint32_t>(a.Picks(n_pick, n));
+  if (tid == 0) a.Finish(list, static_cast<int>(k));
   if (k == 0) return;
 #pragma unroll
   for (int i = 0; i < kFewHeld; ++i) {
@@ -463,7 +457,7 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
     if (key[i] < threshold) continue;
     const uint32_t n_equal = at >> 16;
     if (key[i] > threshold || n_equal < rank) {
-      index[(at & 0xffff) + min(n_equal, rank)] = a.Candidate(list, first + i);
+      a.Put(list, static_cast<int>((at & 0xffff) + min(n_equal, rank)), first + i);
     }
     at += key[i] > threshold ? 1u : 0x10000u;
   }

@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int n_pick = a.n_pick[seq];
   const float weight = a.weights[0];
   if (keep != 0) return;
-  const int k = max(0, min(min(n_pick, a.capacity), n));
-  if (tid == 0) a.count[list] = k;
+  const int k = a.Picks(n_pick, n);
+  if (tid == 0) a.Finish(list, k);
   if (k == 0) return;
   uint32_t low = ~kNoKey;
   uint32_t high = kNoKey;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto write = [&](Threshold least, uint32_t v, int n_above, int n_equal, int token) {
     const auto ties = static_cast<int>(least.n_equal);
     if (v == least.key && n_equal >= ties) return;
-    a.index[list * a.capacity + n_above + min(n_equal, ties)] = a.Candidate(list, token);
+    a.Put(list, n_above + min(n_equal, ties), token);
   };
   // As many as 4, 8, 16 or 32, so that a thread's lie in one run of 32.
   int width = 4;

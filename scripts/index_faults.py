@@ -1,0 +1,43 @@
+"""Faults of dense=indexed and of its index of K, for mutants.py: the form is that of faults.py."""
+
+KERNELS = "src/backend/cuda/kernels/"
+INDEX, INDEX_SCORE = KERNELS + "index.cu", KERNELS + "index_score.cu"
+KEY_INDEX = "src/policy/omnikv/key_index.cc"
+
+FAULTS_OF_INDEX = {
+    "indexed_scores_stay_those_of_the_index": (
+        KEY_INDEX, "  scores.Reduce(choice, attend, rescored, units_first_);\n", ""),
+    "indexed_last_tokens_not_rescored": (KEY_INDEX, "rescored.bounds = candidates_.Recent();", ""),
+    "near_last_tokens_have_no_logits": (
+        KEY_INDEX, "if (units_first_) logits.only.bounds = candidates_.Recent();", ""),
+    "units_leave_out_the_tokens_behind_them": (
+        "src/backend/score_ops.h", "t = all / unit * unit;", "t = all;"),
+    "index_codes_of_the_upper_half_not_shifted": (
+        INDEX_SCORE, "v[1][e] >> 4 & kLower", "v[1][e] & kLower"),
+    "index_codes_cut_off": (INDEX, "rintf((HeadValue", "floorf((HeadValue"),
+    "index_zero_of_a_key_left_out": (INDEX_SCORE, "ranges[half].zero * sum", "0 * sum"),
+    "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
+    "index_digits_of_the_other_tile": (
+        INDEX_SCORE, "own ? sums[0][0][at] : sums[1][0][at]", "own ? sums[1][0][at] : sums[0][0][at]"),
+    "index_stages_of_the_block_before": (INDEX_SCORE, ", block = next_block;", ";"),
+    "index_stages_are_all_of_the_first_side": (INDEX_SCORE, "span = side * kSpan,", "span = 0,"),
+    "index_tops_do_not_rise": (INDEX_SCORE, "part.sum *= Exp2((part.top - most) * kLog2E);", ""),
+    "units_of_the_index_have_four_tokens": (
+        INDEX_SCORE, "fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 4))", "highest"),
+    "units_are_all_of_the_last_tiles": (INDEX_SCORE, "before ? held_ : highest", "highest"),
+    "listed_logits_by_head": (INDEX_SCORE, "token_stride_(a.by_token ? a.n_heads : 1)",
+                              "token_stride_(1)"),
+    "chosen_tokens_are_of_the_first_block": (KERNELS + "topk.cu", "in.first + at + 128", "at + 128"),
+    "units_on_a_cpu_have_one_token": (
+        "src/backend/cpu/score_kernels.cc", "std::min(t + a.unit, n)", "std::min(t + 1, n)"),
+    "rescore_gives_heads_those_of_their_neighbours": (
+        INDEX, "parts[i] = own + __shfl_xor_sync(kAllLanes, other, kStep);",
+        "parts[i] = own + __shfl_xor_sync(kAllLanes, own, kStep);"),
+    "rescored_tokens_count_twice": (INDEX, "1 - all.before) + all.after", "1.0f) + all.after"),
+}
+
+CHECKS_OF_INDEX = {
+    "near_last_tokens_have_no_logits": ("policy_test", "OmnikvIndexed.*"),
+    "units_leave_out_the_tokens_behind_them": ("policy_test", "OmnikvIndexed.*"),
+    "units_on_a_cpu_have_one_token": ("parity_test", "*IndexScore*"),
+}

@@ -11,7 +11,7 @@ FAULTS_OF_INDEX = {
     "near_last_tokens_have_no_logits": (
         KEY_INDEX, "if (units_first_) logits.only.bounds = candidates_.Recent();", ""),
     "units_leave_out_the_tokens_behind_them": (
-        "src/backend/score_ops.h", "t = all / unit * unit;", "t = all;"),
+        KEY_INDEX, "(rescored_.budget + 1) * kIndexUnit", "rescored_.budget * kIndexUnit"),
     "index_codes_of_the_upper_half_not_shifted": (
         INDEX_SCORE, "v[1][e] >> 4 & kLower", "v[1][e] & kLower"),
     "index_codes_cut_off": (INDEX, "rintf((HeadValue", "floorf((HeadValue"),

@@ -441,6 +441,7 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
   constexpr int kDim = 32 * kWords;
   extern __shared__ __align__(128) std::byte ring[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  __shared__ int listed_tokens[kMostStages][32];
   GridTrigger();
   const Tiling tiling = TilingOf(a);
   const int first_item = static_cast<int>(blockIdx.y) * tiling.per;
@@ -495,6 +496,8 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
       const int bytes = tokens_of(stage) * row_bytes;
       if (turn >= stages.n) Wait(empty + slot, parity ^ 1);
       const int all = min(stages.tokens, end - stage * stages.tokens) * row_bytes;
+      if (listed) listed_tokens[slot][Lane()] = token;
+      __syncwarp();
       if (Lane() == 0) ArriveExpect(full + slot, all);
       __syncwarp();
       const int64_t first = (int64_t{block} << stages.shift) + (token & ((1 << stages.shift) - 1));
@@ -536,7 +539,9 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
         }
         ranges[i] = LoadRange(rows + (own - span + 8 * i) * row_bytes + range_at);
         const int at = stage * stages.tokens + own + 8 * i + g;
-        token[i] = at >= n ? -1 : kScored == Scored::kListed ? tokens.At(at) : at;
+        token[i] = at >= n                      ? -1
+                   : kScored == Scored::kListed ? listed_tokens[slot][own + 8 * i + g]
+                                                : at;
       }
       const bool last = span + step >= stages.tokens;
       if (last) {

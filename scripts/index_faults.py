@@ -29,7 +29,7 @@ FAULTS_OF_INDEX = {
                               "token_stride_(1)"),
     "chosen_tokens_are_of_the_first_block": (KERNELS + "topk.cu", "in.first + at + 128", "at + 128"),
     "units_on_a_cpu_have_one_token": (
-        "src/backend/cpu/score_kernels.cc", "std::min(t + a.unit, n)", "std::min(t + 1, n)"),
+        "src/backend/cpu/score_kernels.cc", "HighestOfUnit(w[i] + t, n - t)", "w[i][t]"),
     "rescore_gives_heads_those_of_their_neighbours": (
         INDEX, "parts[i] = own + __shfl_xor_sync(kAllLanes, other, kStep);",
         "parts[i] = own + __shfl_xor_sync(kAllLanes, own, kStep);"),

@@ -488,6 +488,17 @@ void CodeDotsOf(int g, const Rows& rows, int n, int64_t offset, size_t half, con
   return CodeDots<4>(rows, n, offset, half, q, w);
 }
 
+// Of a unit's logits, of which `left` are there.
+HWY_INLINE float HighestOfUnit(const float* w, int left) {
+  if (left < kIndexUnit) return *std::max_element(w, w + left);
+  const hn::CappedTag<float, kIndexUnit> d;
+  auto top = hn::LoadU(d, w);
+  for (size_t i = hn::Lanes(d); i < size_t{kIndexUnit}; i += hn::Lanes(d)) {
+    top = hn::Max(top, hn::LoadU(d, w + i));
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, top));
+}
+
 void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end, const float* q,
                 ExpSum* sums) {
   const DF d;
@@ -544,8 +555,8 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
       for (int t = 0; listed && t < n; ++t) {
         of_row[LogitAt(a.by_token, a.stride, a.n_heads, h, token[t])] = w[i][t];
       }
-      for (int t = 0; a.unit > 1 && t < n; t += a.unit) {  // blocks begin with a unit
-        out[(begin + t) / a.unit] = *std::max_element(w[i] + t, w[i] + std::min(t + a.unit, n));
+      for (int t = 0; a.unit > 1 && t < n; t += kIndexUnit) {  // blocks begin with a unit
+        out[(begin + t) / kIndexUnit] = HighestOfUnit(w[i] + t, n - t);
       }
       if (listed) continue;
       const float highest = Max(top);

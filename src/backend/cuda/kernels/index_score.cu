@@ -135,7 +135,6 @@ class Queries {
  public:
   static constexpr int kTiles = kPaired ? 2 : 1;  // at a time
 
- public:
   __device__ __forceinline__ Queries(const IndexScoreArgs& a, const Tiling& tiling, int r, int item)
       : token_stride_(a.by_token ? a.n_heads : 1), softcap_(a.softcap) {
     const bool by_token = a.by_token;

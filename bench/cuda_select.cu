@@ -339,13 +339,9 @@ void RunRescore(const Device& device, cudaStream_t stream, int n_listed) {
               1e-3 * n_listed * static_cast<double>(kRowBytes) / us);
 }
 
-bool RunAll(bool index_alone) {
-  const Device device = BenchDevice();
-  cudaStream_t stream = nullptr;
-  CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+bool RunChoices(const Device& device, cudaStream_t stream) {
   bool right = true;
   for (const Data& data : AllData()) {
-    if (index_alone) break;
     for (int n : {4096, 1 << 17, 1 << 20, 1 << 22}) {
       for (int k : {1024, 2048, 8192}) right &= RunTopK(device, stream, data, n, k, 1, n);
     }
@@ -355,11 +351,24 @@ bool RunAll(bool index_alone) {
     right &= RunTopK(device, stream, data, 1 << 17, 2048, 8, 1 << 17);
   }
   for (int n : {1 << 12, 1 << 17, 1 << 20}) {
-    if (index_alone) break;
     for (bool softmax : {true, false}) RunScoreReduce(device, stream, n, 32, softmax);
   }
+  return right;
+}
+
+bool RunIndex(const Device& device, cudaStream_t stream) {
+  bool right = true;
   for (int n : {1 << 15, 1 << 17, 1 << 20}) right &= RunIndexScore(device, stream, n);
   for (int n : {256, 2048, 8192}) RunRescore(device, stream, n);
+  return right;
+}
+
+bool RunAll(bool index_alone) {
+  const Device device = BenchDevice();
+  cudaStream_t stream = nullptr;
+  CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  bool right = index_alone || RunChoices(device, stream);
+  right &= RunIndex(device, stream);
   cudaStreamDestroy(stream);
   return right;
 }

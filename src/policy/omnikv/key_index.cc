@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/round.h"
+
 namespace omnikv {
 namespace {
 
@@ -29,12 +31,12 @@ Status KeyIndex::Prepare(const PolicyContext& context, const FilterLayers& layer
   const int64_t least = kContextOfCandidates * rescored_.budget;
   const bool units = scores.bounded() && rescored_.share == 0 && least <= context.max_context;
   unit_least_ = units ? least : 0;
-  near_capacity_ = (rescored_.budget + 1) * kIndexUnit;
   if (context.backend == nullptr) return {};
   OKV_RETURN_IF_ERROR(candidates_.Prepare(context, rescored_, budget.rescored_capacity,
                                           /*n_choices=*/1, lists_, memory));
   if (!units) return {};
-  unit_stride_ = (context.max_context / kIndexUnit + 4) / 4 * 4;
+  near_capacity_ = (rescored_.budget + 1) * kIndexUnit;
+  unit_stride_ = RoundUp(context.max_context, 4 * kIndexUnit) / kIndexUnit;  // whole fours
   const auto seqs = int64_t{context.max_seqs};
   return memory.Take(*context.backend, "scores of units",
                      {{unit_logits_, seqs * context.n_heads * unit_stride_},

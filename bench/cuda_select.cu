@@ -213,7 +213,8 @@ bool RunIndexScore(const Device& device, cudaStream_t stream, int n) {
     uint8_t* const codes = pattern.data() + row * row_bytes;
     for (size_t i = 0; i < ranges_at; ++i) codes[i] = static_cast<uint8_t>(random());
     for (size_t g = 0; g < kKvHeads; ++g) {
-      const IndexRange range = {0.2f + 0.05f * std::fabs(normal(random)), normal(random) - 1.5f};
+      const float low = normal(random) - 1.5f;
+      const IndexRange range = RangeOf(low, low + 3.0f + 0.75f * std::fabs(normal(random)));
       std::memcpy(codes + ranges_at + g * sizeof(range), &range, sizeof(range));
       for (size_t h = 4 * g; h < 4 * g + 4; ++h) {
         double dot = 0;
@@ -221,7 +222,7 @@ bool RunIndexScore(const Device& device, cudaStream_t stream, int n) {
           const uint8_t both = codes[g * kDk / 2 + i % (kDk / 2)];
           dot +=
               static_cast<double>(q[h * kDk + i]) *
-              (range.zero + range.scale * static_cast<float>(i < kDk / 2 ? both & 15 : both >> 4));
+              (range.zero() + range.scale() * static_cast<float>(i < kDk / 2 ? both & 15 : both >> 4));
         }
         logits_of[row * kHeads + h] = static_cast<float>(kScale * dot);
       }

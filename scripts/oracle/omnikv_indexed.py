@@ -2,8 +2,9 @@
   dense     Layers that are dense in omnikv choose for themselves at a decode row, and read only
             that. Sparse layers read what the filter below them chose, as before.
   index     Of every rotated key, per KV head, with low and high the lowest and the highest of its
-            values: each value v becomes low + scale c, scale = (high - low) / 15, c the whole
-            number nearest to (v - low) / scale.
+            values, zero the highest bf16 that is not above low, and scale the lowest bf16 that is
+            not below (high - zero) / 15: each value v becomes zero + scale c, c the whole number
+            nearest to (v - zero) / scale.
   scores    Those of omnikv, but for decode rows from logits by the index. Candidates are the
             rescore * budget best of the tokens that are not read beside the choice, for each list
             its own. They and those tokens get new scores: from exact logits in place of their own,
@@ -20,6 +21,12 @@ import numpy as np
 from oracle.model import softmax
 from oracle.omnikv import OmniKv
 from oracle.policy import best
+
+
+def bf16_not_above(v):
+    bits = np.float32(v).view(np.uint32)
+    below = bits + np.where(bits >> 31, np.uint32(0xffff), np.uint32(0))
+    return np.float64((below & np.uint32(0xffff0000)).view(np.float32))
 
 
 class OmniKvIndexed(OmniKv):
@@ -55,8 +62,9 @@ class OmniKvIndexed(OmniKv):
         m = context.model
         k = m.rotate(context.k[layer][:, :p + 1], np.arange(p + 1))
         low, high = k.min(axis=-1, keepdims=True), k.max(axis=-1, keepdims=True)
-        scale = (high - low) / 15
-        k = low + scale * np.rint((k - low) / np.where(scale > 0, scale, 1))
+        zero = bf16_not_above(low)
+        scale = -bf16_not_above((zero - high) / 15)
+        k = zero + scale * np.rint((k - zero) / np.where(scale > 0, scale, 1))
         q = m.rotate(context.q[layer][:, p:p + 1], [p])
         return (np.repeat(k, m.heads // m.kv_heads, axis=0) * q).sum(axis=-1) / np.sqrt(m.head_dim)
 

@@ -10,25 +10,29 @@
 
 #include "backend/attn_plan.h"
 #include "backend/score_ops.h"
+#include "base/dtype.h"
 
 namespace omnikv {
 
 // The highest code.
 inline constexpr int32_t kIndexTop = 15;
 
-// What the codes of a key stand for: its lowest value is code 0, and its highest one the top code.
-struct IndexRange {
-  float scale, zero;
+// What the codes of a key stand for, in bf16.
+struct alignas(4) IndexRange {
+  Bf16 scale_bits, zero_bits;
+
+  constexpr float scale() const { return F32FromBf16(scale_bits); }
+  constexpr float zero() const { return F32FromBf16(zero_bits); }
+  // What a value's distance from zero() is multiplied by, to become a code once it is rounded to
+  // the nearest whole number (of equals the even one). 0 where all values are zero().
+  constexpr float CodesAUnit() const { return scale() > 0 ? 1 / scale() : 0; }
 };
 
-OMNIKV_HOST_DEVICE inline IndexRange RangeOf(float low, float high) {
-  return {(high - low) / static_cast<float>(kIndexTop), low};
-}
-
-// What a value's distance from `low` is multiplied by, to become a code once it is rounded to the
-// nearest whole number (of equals the even one). 0 where all values are equal.
-OMNIKV_HOST_DEVICE inline float CodesAUnit(float low, float high) {
-  return high > low ? static_cast<float>(kIndexTop) / (high - low) : 0.0f;
+// Of values from `low` to `high`. Zero is not above the lowest one, and the top code not below the
+// highest one, so that no value is further from its code than half of the scale.
+constexpr IndexRange RangeOf(float low, float high) {
+  const Bf16 zero = Bf16NotAbove(low);
+  return {Bf16NotBelow((high - F32FromBf16(zero)) / static_cast<float>(kIndexTop)), zero};
 }
 
 OMNIKV_HOST_DEVICE inline int64_t IndexCodeBytes(int32_t dk) {

@@ -275,7 +275,7 @@ struct CostVisitor {
         candidates += U(n);
         c.bytes_written += 4 * U(std::min(a.n_pick[s], n)) * U(a.unit);
       }
-      c.bytes_read += 4 * candidates * (U(a.window) + (a.among.index != nullptr ? 1 : 0));
+      c.bytes_read += 4 * candidates * (U(a.window) + (a.Gathers() ? 1 : 0));
       c.flops += 2 * candidates * U(a.window - 1);
     }
     return c;

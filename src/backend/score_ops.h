@@ -20,6 +20,7 @@ struct SomeTokens {
   const int32_t* count = nullptr;   // [n_seqs, lists]
   const int32_t* bounds = nullptr;  // [n_seqs, 2]; null: no range
   int32_t capacity = 0;
+  bool by_place = false;  // their scores lie by their places in the list, not by token
 
   bool operator==(const SomeTokens&) const = default;
 
@@ -52,11 +53,12 @@ struct SomeTokens {
   };
 };
 
-// Where the logit of head h and token (or unit) t is, of a row's [n_heads, stride] or, by token,
-// [stride, n_heads].
-OMNIKV_HOST_DEVICE inline int64_t LogitAt(bool by_token, int64_t stride, int32_t n_heads, int32_t h,
-                                          int32_t t) {
-  return by_token ? int64_t{t} * n_heads + h : h * stride + t;
+// Where the logit of row r, head h and token (or unit) t is, of the logits of an op: [n_rows,
+// n_heads, stride] or, by token, [n_rows, stride, n_heads].
+template <typename Args>
+OMNIKV_HOST_DEVICE int64_t LogitAt(const Args& a, int64_t r, int32_t h, int32_t t) {
+  return r * a.n_heads * a.stride +
+         (a.by_token ? int64_t{t} * a.n_heads + h : int64_t{h} * a.stride + t);
 }
 
 // How the scores of the query heads of a list become one score.
@@ -69,7 +71,8 @@ enum class HeadReduce : int32_t { kMax, kMean, kSum };
 // slot = p % ring: a window of past queries keeps its last `ring` rows of reduced scores. List l is
 // all heads (lists = 1), or n_heads / lists of them in a row. With a mask of KV heads, only the
 // query heads of their groups take part; each list has some of these. With `only`, whose lists are
-// these, the other tokens keep their scores. REQUIRES one row per sequence then. With a unit of
+// these, the other tokens keep their scores. REQUIRES one row per sequence then, and a ring of 1
+// where their scores lie by place. With a unit of
 // several tokens logits and scores are of units u <= p / unit, and sinks and stride count units:
 // not with `only` or a ring.
 struct ScoreReduceArgs {
@@ -93,6 +96,10 @@ struct ScoreReduceArgs {
   bool operator==(const ScoreReduceArgs&) const = default;
   OMNIKV_HOST_DEVICE bool Takes(int32_t head) const {
     return kv_heads.All() || kv_heads.Has(head / (n_heads / n_kv_heads));
+  }
+  // Where the score of a token goes, which is number i of `only`.
+  OMNIKV_HOST_DEVICE int64_t ScoreAt(int64_t i, int64_t token) const {
+    return only.by_place ? i : token;
   }
   // Row r, at a position in units.
   OMNIKV_HOST_DEVICE RowMeta Row(int32_t r) const { return {rows[r].seq, rows[r].pos / unit}; }
@@ -479,7 +486,8 @@ OMNIKV_HOST_DEVICE inline void WriteRange(const PlanRangeArgs& a, int32_t s) {
 //   S[t] = sum over age a < window of weights[a] * scores[(p - a) % window][t], t <= p - a
 // where p = kv_len - 1, and queries before position 0 do not exist. With a window of 1 a candidate
 // may be a token or a unit of tokens. With `among`, whose lists are these and which has no range,
-// its tokens are the candidates, whatever n_candidates says.
+// its tokens are the candidates, whatever n_candidates says. REQUIRES a window of 1 and a
+// capacity of at most the stride where their scores lie by place.
 // With `unit`, n_candidates counts tokens, and the whole units of these are chosen among; the list
 // then has the tokens of the chosen units, and the n_candidates % unit behind all whole units:
 // none where n_pick is 0. REQUIRES a window of 1 and no `among`.
@@ -509,6 +517,9 @@ struct TopKArgs {
     if (by_row) list = seqs[list / lists].q_begin * int64_t{lists} + list % lists;
     return scores + list * window * stride;
   }
+
+  // Whether candidate i has another score than number i.
+  OMNIKV_HOST_DEVICE bool Gathers() const { return among.index != nullptr && !among.by_place; }
 
   // Candidates of list `list` of all sequences' lists, at most `room()`; and candidate i.
   OMNIKV_HOST_DEVICE int32_t CandidatesOf(int64_t list) const {

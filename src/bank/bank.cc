@@ -569,8 +569,12 @@ void Bank::FillWithNoise(int32_t seq) {
     for (const Table& table : Sharing(TableNumber(s.spec.layer))) {
       fill(table, s.view.base, kind, kApart * s.spec.layer,
            kind.block_rows * table.blocks.n_blocks(seq), [&](std::byte* row, Noise& noise) {
-             const int64_t values = kind.row_bytes / int64_t{sizeof(float)};
-             std::memcpy(row, noise.Draw(values), static_cast<size_t>(kind.row_bytes));
+             const int64_t halves = kind.row_bytes / int64_t{sizeof(Bf16)};
+             const float* values = noise.Draw(halves);
+             for (int64_t i = 0; i < halves; ++i) {
+               const Bf16 half = Bf16FromF32(values[i]);
+               std::memcpy(row + i * int64_t{sizeof(half)}, &half, sizeof(half));
+             }
            });
     }
   });

@@ -224,8 +224,9 @@ class Bank {
   // What steps wrote must have come home.
   OutgoingRows BeginExport(int32_t seq, const RowRange& which) const;
 
-  // Writes made-up K/V, reproducible, to every token of `seq`, and made-up f32 to all its states:
-  // for benchmarks and tests, which need a context without the time to compute one.
+  // Writes made-up K/V, reproducible, to every token of `seq`, and made-up bf16 to all its states,
+  // which are such numbers as f32 too: for benchmarks and tests, which need a context without the
+  // time to compute one.
   void FillWithNoise(int32_t seq);
 
   int64_t Length(int32_t seq) const { return lengths_[static_cast<size_t>(seq)]; }

@@ -29,7 +29,7 @@ class NoiseRows {
   struct Kind {
     int64_t row_bytes = 0;
     int64_t block_rows = 0;  // most rows that Piece gives
-    int32_t heads = 0;       // of K/V, whose heads have dk and dv values; 0: rows of f32
+    int32_t heads = 0;       // of K/V, whose heads have dk and dv values; 0: rows of states
     int32_t dk = 0;
     int32_t dv = 0;
 

@@ -60,15 +60,24 @@ inline constexpr size_t DTypeBytes(DType t, size_t n) {
 using Bf16 = uint16_t;  // the upper half of an IEEE-754 binary32
 using F16 = uint16_t;   // IEEE-754 binary16
 
-inline float F32FromBf16(Bf16 v) {
+constexpr float F32FromBf16(Bf16 v) {
   return std::bit_cast<float>(static_cast<uint32_t>(v) << 16);
 }
 
 // Round to nearest, ties to even; NaN stays a quiet NaN.
-inline Bf16 Bf16FromF32(float f) {
+constexpr Bf16 Bf16FromF32(float f) {
   uint32_t u = std::bit_cast<uint32_t>(f);
   if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<Bf16>((u >> 16) | 0x40u);
   return static_cast<Bf16>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+// The highest that is not above f, and the lowest that is not below it. REQUIRES a number.
+constexpr Bf16 Bf16NotAbove(float f) {
+  const auto u = std::bit_cast<uint32_t>(f);
+  return static_cast<Bf16>((u + (u >> 31) * 0xffffu) >> 16);
+}
+constexpr Bf16 Bf16NotBelow(float f) {
+  return static_cast<Bf16>(Bf16NotAbove(-f) ^ 0x8000u);
 }
 
 inline float F32FromF16(F16 h) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace omnikv::parity {
 namespace {
@@ -212,15 +213,33 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
                         .unit = unit,
                         .among = listed > 0 ? among.Tokens() : SomeTokens{}};
           run(args);
-          if (window == 1 && n_seqs > 1) {  // the same by rows, in another order than the sequences
-            const std::vector<int32_t> by_sequence = index;
-            const std::vector<int32_t> counts = count;
+          const std::vector<int32_t> first_index = index;
+          const std::vector<int32_t> first_count = count;
+          const auto run_again = [&](const TopKArgs& other, const char* how) {
             for (size_t l = 0; l < count.size(); ++l) {
               const size_t s = l / static_cast<size_t>(lists);
               if (!keep.empty() && keep[s] != 0) continue;
               count[l] = -1;
               std::fill_n(index.begin() + static_cast<ptrdiff_t>(l) * capacity, capacity, -1);
             }
+            run(other);
+            EXPECT_EQ(index, first_index) << how;
+            EXPECT_EQ(count, first_count) << how;
+          };
+          if (window == 1 && listed > 0) {  // with the scores of what is listed side by side
+            TopKArgs places = args;
+            places.among.by_place = true;
+            std::vector<float> by_place(scores.size(), std::numeric_limits<float>::max());
+            for (int64_t l = 0; l < int64_t{n_seqs} * lists; ++l) {
+              for (int32_t i = 0; i < args.CandidatesOf(l); ++i) {
+                by_place[static_cast<size_t>(l * stride + i)] =
+                    scores[static_cast<size_t>(l * stride + args.Candidate(l, i))];
+              }
+            }
+            places.scores = by_place.data();
+            run_again(places, "by place");
+          }
+          if (window == 1 && n_seqs > 1) {  // the same by rows, in another order than the sequences
             std::vector<float> rows = scores;
             std::rotate(rows.begin(), rows.end() - lists * stride, rows.end());
             std::vector<SeqMeta> steps = seqs;
@@ -230,9 +249,7 @@ void CheckTopK(Scores kind, int32_t window, const std::vector<Choice>& choices, 
             args.scores = rows.data();
             args.seqs = steps.data();
             args.by_row = true;
-            run(args);
-            EXPECT_EQ(index, by_sequence) << "by row";
-            EXPECT_EQ(count, counts) << "by row";
+            run_again(args, "by row");
           }
           return Outputs{{"count", AsFloats(count), 0}, {"index", AsFloats(index), 0}};
         });

@@ -77,7 +77,7 @@ TEST_F(ParityTest, IndexKeysOfExtremes) {
       const auto* row = out.Row<const std::byte>(0, t);
       IndexRange range;
       std::memcpy(&range, row + IndexRangesAt(1, 64), sizeof(range));
-      rows.insert(rows.end(), {range.scale, range.zero, static_cast<float>(row[5])});
+      rows.insert(rows.end(), {range.scale(), range.zero(), static_cast<float>(row[5])});
     }
     return Outputs{{"rows", rows, 0}};
   });
@@ -98,8 +98,8 @@ StateView RandomIndex(const Bank& bank, const Shape& s, std::vector<float>& memo
       bytes[row + i] = static_cast<uint8_t>(random.Int(0, 255));
     }
     for (size_t g = 0; g < static_cast<size_t>(s.n_kv_heads); ++g) {
-      const IndexRange range = {0.2f + 0.1f * std::fabs(random.Floats(1)[0]),
-                                random.Floats(1)[0] - 1.5f};
+      const float low = random.Floats(1)[0] - 1.5f;
+      const IndexRange range = RangeOf(low, low + 3 + 1.5f * std::fabs(random.Floats(1)[0]));
       std::memcpy(bytes + row + ranges_at + g * sizeof(range), &range, sizeof(range));
     }
   }

@@ -106,16 +106,19 @@ TEST_F(ParityTest, ScoreReduceOfSomeTokens) {
     for (int32_t ring : {1, 3}) {
       for (bool softmax : {true, false}) {
         for (HeadReduce heads : {HeadReduce::kMax, HeadReduce::kSum}) {
-          for (int32_t form = 0; form < 4; ++form) {
+          for (int32_t form = 0; form < (ring == 1 ? 8 : 4); ++form) {
             const bool with_range = form % 2 != 0;
-            const bool by_token = form / 2 != 0;
-            Check(fmt::format("ScoreReduce of some, lists {} ring {} softmax {} range {}{}", lists,
-                              ring, softmax, with_range, by_token ? " by token" : ""),
+            const bool by_token = form / 2 % 2 != 0;
+            const bool by_place = form / 4 != 0;
+            Check(fmt::format("ScoreReduce of some, lists {} ring {} softmax {} range {}{}{}",
+                              lists, ring, softmax, with_range, by_token ? " by token" : "",
+                              by_place ? " by place" : ""),
                   [&](const Execute& run) {
                     const auto size = static_cast<size_t>(4 * lists * ring * kStride);
                     std::vector<float> out(size, kPoison);
                     SomeTokens some = listed.Tokens();
                     if (with_range) some.bounds = range.data();
+                    some.by_place = by_place;
                     run(ScoreReduceArgs{.logits = logits.data(),
                                         .lse = softmax ? lse.data() : nullptr,
                                         .out = out.data(),

@@ -368,6 +368,9 @@ TEST_F(StatesTest, NoiseFillsThemToo) {
       EXPECT_GT(std::abs(At(s, a, u)), 0);
       EXPECT_LT(std::abs(At(s, a, u)), 1);
       EXPECT_TRUE(u == 0 || At(s, a, u) != At(s, a, u - 1));
+      Bf16 halves[2];  // numbers as well
+      std::memcpy(halves, &At(s, a, u), sizeof(halves));
+      for (const Bf16 half : halves) EXPECT_LE(std::abs(F32FromBf16(half)), 1);
     }
   }
 }

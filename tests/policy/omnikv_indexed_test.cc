@@ -128,6 +128,17 @@ TEST(OmnikvIndexed, CandidatesOfUnitsAreTheBestOfAllTokens) {
       again.by_token = false;
       backend->Enqueue(again);
       for (size_t h = 0; h < lse.size(); ++h) EXPECT_NEAR(rescore.lse[h], lse[h], 1e-5) << n;
+      // And by them the step reads the same.
+      const auto chosen = LastOf<TopKArgs>(
+          fixture.trace, [&](const auto& op) { return op.among.index == candidates; });
+      ASSERT_NE(chosen.index, nullptr);
+      backend->Enqueue(reduce);
+      const std::vector<int32_t> read(chosen.index, chosen.index + *chosen.count);
+      choice.among = {.index = candidates, .count = rescore.tokens.count, .capacity = 2};
+      choice.n_pick = chosen.n_pick;
+      backend->Enqueue(choice);
+      ASSERT_EQ(count, static_cast<int32_t>(read.size())) << n;
+      EXPECT_THAT(read, ElementsAreArray(index.begin(), count)) << n;
       // What it counts as read of the index is what it read.
       int64_t rows = 0;
       for (const TraceEntry& entry : fixture.trace.entries()) {

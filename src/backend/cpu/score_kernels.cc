@@ -406,8 +406,8 @@ void IndexKeysOf(const IndexKeysArgs& a, int32_t seq, int64_t begin, int64_t end
       }
       const auto [low, high] = std::minmax_element(k, k + dk);
       const IndexRange range = RangeOf(*low, *high);
-      const VF zero = hn::Set(d, *low);
-      const VF codes = hn::Set(d, CodesAUnit(*low, *high));
+      const VF zero = hn::Set(d, range.zero());
+      const VF codes = hn::Set(d, range.CodesAUnit());
       const VF top = hn::Set(d, static_cast<float>(kIndexTop));
       const auto code = [&](const float* from, size_t n) {
         const VF c = hn::Round(hn::Mul(hn::Sub(LoadFloats(from, n), zero), codes));
@@ -525,8 +525,8 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
         IndexRange range;
         std::memcpy(&range, rows.at[t] + ranges_at + kv_head * static_cast<int64_t>(sizeof(range)),
                     sizeof(range));
-        scales[t] = range.scale * a.scale;
-        zeros[t] = range.zero * a.scale;
+        scales[t] = range.scale() * a.scale;
+        zeros[t] = range.zero() * a.scale;
       }
     }
     const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
@@ -539,8 +539,7 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
         total = hn::Add(total, hn::LoadU(d, of + i * 2 * padded + at));
       }
       const VF q_sum = hn::Set(d, Sum(total));
-      float* const of_row = a.logits + int64_t{row} * a.n_heads * a.stride;
-      float* const out = of_row + h * a.stride;
+      float* const out = a.logits + LogitAt(a, row, h, 0);  // of tokens that are not listed
       VF top = hn::Set(d, kNegInf);
       for (int t = 0; t < n; t += static_cast<int>(kLanes)) {
         const auto left = static_cast<size_t>(n - t);
@@ -553,7 +552,7 @@ void IndexScore(const IndexScoreArgs& a, int32_t row, int64_t begin, int64_t end
         top = hn::Max(top, v);
       }
       for (int t = 0; listed && t < n; ++t) {
-        of_row[LogitAt(a.by_token, a.stride, a.n_heads, h, token[t])] = w[i][t];
+        a.logits[LogitAt(a, row, h, token[t])] = w[i][t];
       }
       for (int t = 0; a.unit > 1 && t < n; t += kIndexUnit) {  // blocks begin with a unit
         out[(begin + t) / kIndexUnit] = HighestOfUnit(w[i] + t, n - t);
@@ -594,10 +593,7 @@ void RescoreOf(const RescoreArgs& a, int32_t row, int32_t list, int32_t begin, i
     DotsOf<kType>(together, rows, n, a.kv, kv_head, q + h * q_stride, q_stride, w);
     for (int32_t i = 0; i < together; ++i, ++h) {
       const int64_t row_head = int64_t{row} * a.n_heads + h;
-      float* const of_row = a.logits + int64_t{row} * a.n_heads * a.stride;
-      const auto logit = [&](int t) -> float& {
-        return of_row[LogitAt(a.by_token, a.stride, a.n_heads, h, token[t])];
-      };
+      const auto logit = [&](int t) -> float& { return a.logits[LogitAt(a, row, h, token[t])]; };
       const VF lse = hn::Set(d, a.lse[row_head]);
       for (int t = 0; t < n; ++t) held[t] = logit(t);
       VF before = hn::Zero(d);

@@ -50,12 +50,15 @@ void ScoreReduce(const ScoreReduceArgs& a, int32_t row, int32_t l, int64_t begin
       alignas(64) float scores[kLanes] = {};
       const VF reduced = reduce([&](int32_t h) {
         for (size_t j = 0; j < n; ++j) {
-          scores[j] = logits[LogitAt(a.by_token, a.stride, a.n_heads, h, token[j])];
+          scores[j] = a.logits[LogitAt(a, row, h, token[j])];
         }
         return hn::Load(d, scores);
       });
       hn::Store(reduced, d, scores);
-      for (size_t j = 0; j < n; ++j) out[token[j]] = token[j] < a.sinks ? kChosenFirst : scores[j];
+      for (size_t j = 0; j < n; ++j) {
+        out[a.ScoreAt(i + static_cast<int64_t>(j), token[j])] =
+            token[j] < a.sinks ? kChosenFirst : scores[j];
+      }
     }
     return;
   }
@@ -96,7 +99,7 @@ void ScoreKeys(const TopKArgs& a, int32_t list, int64_t begin, int64_t end, uint
     return KeyOf(static_cast<float>(sum));
   };
   int64_t t = begin;
-  if (a.among.index != nullptr) {
+  if (a.Gathers()) {
     for (int64_t i = begin; i < end; ++i) {
       keys[i] = key_of(a.Candidate(list, static_cast<int32_t>(i)));
     }

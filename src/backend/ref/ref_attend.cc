@@ -257,14 +257,14 @@ void RefScoreReduce(const ScoreReduceArgs& a) {
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
           if (!a.Takes(h)) continue;
           const int64_t row_head = static_cast<int64_t>(r) * a.n_heads + h;
-          const double logit = a.logits[int64_t{r} * a.n_heads * a.stride +
-                                        LogitAt(a.by_token, a.stride, a.n_heads, h, t)];
+          const double logit = a.logits[LogitAt(a, r, h, t)];
           const double v = a.lse != nullptr ? std::exp(logit - a.lse[row_head]) : logit;
           best = std::max(best, v);
           sum += v;
         }
-        out[t] = t < a.sinks ? kChosenFirst
-                             : static_cast<float>(a.heads == HeadReduce::kSum ? sum : best);
+        out[a.ScoreAt(i, t)] = t < a.sinks
+                                   ? kChosenFirst
+                                   : static_cast<float>(a.heads == HeadReduce::kSum ? sum : best);
       }
     }
   }
@@ -302,7 +302,7 @@ void RefTopK(const TopKArgs& a) {
     const float* const scores = a.ScoresOf(list);
     std::vector<float> score(static_cast<size_t>(n), 0.0f);
     for (int32_t i = 0; i < n; ++i) {
-      const int32_t t = a.Candidate(list, i);
+      const int32_t t = a.Gathers() ? a.Candidate(list, i) : i;
       double sum = 0;
       for (int32_t age = 0; age < a.window && t <= p - age; ++age) {
         sum += static_cast<double>(a.weights[age]) * scores[(p - age) % a.window * a.stride + t];

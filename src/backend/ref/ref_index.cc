@@ -30,15 +30,16 @@ void RefIndexKeys(const IndexKeysArgs& a) {
         const auto ends = std::minmax_element(values.begin(), values.end());
         const float low = *ends.first;
         const float high = *ends.second;
-        const float codes = CodesAUnit(low, high);
+        const IndexRange range = RangeOf(low, high);
+        const float zero = range.zero();
+        const float codes = range.CodesAUnit();
         const auto code = [&](int32_t i) {
-          const float c = std::nearbyint((values[static_cast<size_t>(i)] - low) * codes);
+          const float c = std::nearbyint((values[static_cast<size_t>(i)] - zero) * codes);
           return static_cast<uint8_t>(c > 0 ? std::min<float>(c, kIndexTop) : 0.0f);
         };
         for (int32_t i = 0; i < half; ++i) {
           row[g * half + i] = static_cast<uint8_t>(code(i) | code(i + half) << 4);
         }
-        const IndexRange range = RangeOf(low, high);
         std::memcpy(row + IndexRangesAt(a.kv.n_kv_heads, a.kv.dk) + g * int64_t{sizeof(range)},
                     &range, sizeof(range));
       }
@@ -54,7 +55,6 @@ void RefIndexScore(const IndexScoreArgs& a) {
       const int32_t g = h / (a.n_heads / a.n_kv_heads);
       const int64_t row_head = int64_t{r} * a.n_heads + h;
       const float* q = a.q + row_head * a.dk;
-      float* logits = a.logits + int64_t{r} * a.n_heads * a.stride;
       double top = -INFINITY;
       std::vector<double> all;
       const SomeTokens::Of tokens(a.only, row, 1, 0);
@@ -68,11 +68,11 @@ void RefIndexScore(const IndexScoreArgs& a) {
         for (int32_t i = 0; i < a.dk; ++i) {
           const uint8_t both = from[g * half + i % half];
           const int code = i < half ? both & 15 : both >> 4;
-          dot += q[i] * (static_cast<double>(range.zero) + static_cast<double>(range.scale) * code);
+          dot += q[i] * (double{range.zero()} + double{range.scale()} * code);
         }
         all.push_back(Softcapped(dot * a.scale, a.softcap));
         const auto logit = static_cast<float>(all.back());
-        float& out = logits[LogitAt(a.by_token, a.stride, a.n_heads, h, t / a.unit)];
+        float& out = a.logits[LogitAt(a, r, h, t / a.unit)];
         out = t % a.unit == 0 ? logit : std::max(out, logit);
         top = std::max(top, all.back());
       }
@@ -104,8 +104,7 @@ void RefRescore(const RescoreArgs& a) {
           dot += static_cast<double>(q[d]) * LoadKvValue(a.kv.k, g, k, static_cast<size_t>(d));
         }
         const double w = Softcapped(dot * a.scale, a.softcap);
-        float& logit = a.logits[int64_t{r} * a.n_heads * a.stride +
-                                LogitAt(a.by_token, a.stride, a.n_heads, h, t)];
+        float& logit = a.logits[LogitAt(a, r, h, t)];
         before += std::exp(logit - lse);
         after += std::exp(w - lse);
         logit = static_cast<float>(w);

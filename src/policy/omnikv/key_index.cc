@@ -12,6 +12,9 @@ namespace {
 // Units first pay where they leave few of the tokens: from so many times the candidates on.
 constexpr int64_t kContextOfCandidates = 8 * kIndexUnit;
 
+// By its name, a saved context with an index of another format is refused.
+constexpr char kFormat[] = "int4 K with bf16 ranges";
+
 }  // namespace
 
 Status KeyIndex::Prepare(const PolicyContext& context, const FilterLayers& layers,
@@ -61,7 +64,7 @@ int64_t KeyIndex::RowBytes() const {
 std::vector<StateSpec> KeyIndex::States(const FilterLayers& layers) const {
   std::vector<StateSpec> states;
   for (int32_t layer = 0; layers.indexed() && layer < context_.n_layers; ++layer) {
-    if (layers.Chooses(layer)) states.push_back({layer, 1, RowBytes(), "int4 K"});
+    if (layers.Chooses(layer)) states.push_back({layer, 1, RowBytes(), kFormat});
   }
   return states;
 }
@@ -96,7 +99,8 @@ SomeTokens KeyIndex::Near(const IndexScoreArgs& of_all, const FilterScores& scor
   best.count = near_count_.as<int32_t>();
   best.capacity = near_capacity_;
   context_.backend->Enqueue(best);
-  return {.index = best.index, .count = best.count, .capacity = near_capacity_};
+  return {
+      .index = best.index, .count = best.count, .capacity = near_capacity_, .by_place = true};
 }
 
 SomeTokens KeyIndex::Score(const LayerStep& step, int32_t choice, const FilterScores& scores,
@@ -124,7 +128,8 @@ SomeTokens KeyIndex::Score(const LayerStep& step, int32_t choice, const FilterSc
   // As many as there are to be: top_p is of the scores that come of it.
   scores.ChooseMost(choice, candidates_.Choice(0, attend, near));
   (*step.bring)(candidates_.Plan(0), reader);
-  const SomeTokens candidates = candidates_.Tokens(0);
+  SomeTokens candidates = candidates_.Tokens(0);
+  candidates.by_place = units_first_;  // so the choice gathers nothing
   SomeTokens rescored = candidates;
   rescored.bounds = candidates_.Recent();
   context_.backend->Enqueue(RescoreArgs{.q = attend.q,

@@ -44,9 +44,11 @@ __global__ void __launch_bounds__(kThreads) KeysKernel(const __grid_constant__ I
     }
     low = -WarpMax(-low);
     high = WarpMax(high);
-    const float codes = CodesAUnit(low, high);
+    const IndexRange range = RangeOf(low, high);
+    const float zero = range.zero();
+    const float codes = range.CodesAUnit();
     const auto code = [&](int i) {
-      const float c = rintf((HeadValue<T>(k, to_scales, i) - low) * codes);
+      const float c = rintf((HeadValue<T>(k, to_scales, i) - zero) * codes);
       return static_cast<uint32_t>(fminf(fmaxf(c, 0.0f), static_cast<float>(kIndexTop)));
     };
     auto* row = a.out.Row<uint8_t>(seq.table_off, t);
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) KeysKernel(const __grid_constant__ I
     }
     if (Lane() == 0) {
       auto* ranges = reinterpret_cast<IndexRange*>(row + IndexRangesAt(a.kv.n_kv_heads, a.kv.dk));
-      ranges[g] = RangeOf(low, high);
+      ranges[g] = range;
     }
   }
 }
@@ -204,12 +206,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     CopyAsyncWait<1>();
     __syncwarp();
     const std::byte* const own_keys = pieces + side * pitch;
-    float* const logits = a.logits + int64_t{r} * a.n_heads * a.stride;
     const int token = tokens.At(i);
     for (int begin = 0; begin < heads; begin += 32) {  // a lane has head begin + Lane()
       const int h = begin + Lane();
-      float* const logit =
-          logits + LogitAt(a.by_token, a.stride, a.n_heads, kv_head * group + h, token);
+      float* const logit = a.logits + LogitAt(a, r, kv_head * group + h, token);
       // What stood in its place comes while the dots are made.
       const float old = h < heads ? *logit : 0;
       float dots[32] = {};

@@ -80,11 +80,6 @@ __global__ void __launch_bounds__(kThreads) LseKernel(const Part* parts, int n_p
   lse[blockIdx.y * heads + blockIdx.x] = all.top + logf(all.sum);
 }
 
-// Apart: few models have a cap, and its code would take registers from all.
-__device__ __noinline__ float Capped(float v, float cap) {
-  return Softcap(v, cap);
-}
-
 // --- Tiles.
 
 constexpr int kTile = 16;    // tokens
@@ -137,15 +132,14 @@ class Queries {
 
   __device__ __forceinline__ Queries(const IndexScoreArgs& a, const Tiling& tiling, int r, int item)
       : token_stride_(a.by_token ? a.n_heads : 1), softcap_(a.softcap) {
-    const bool by_token = a.by_token;
     constexpr int kDim = 32 * kWords;
     const int group = a.n_heads / a.n_kv_heads;
     const int first = item % tiling.octets * kColumns;  // of the group
-    const int64_t head = int64_t{r} * a.n_heads + item / tiling.octets * group + first;
+    const int head = item / tiling.octets * group + first;
     const int g = Lane() / 4;
     const int t = Lane() % 4;
     // As the halves of the codes' bytes.
-    const float* q = a.q + (head + g % kOwn) * kDim + t * 4 * kWords;
+    const float* q = a.q + (int64_t{r} * a.n_heads + head + g % kOwn) * kDim + t * 4 * kWords;
     float v[2][4 * kWords];
     float top = 0;
     float sum = 0;
@@ -200,10 +194,7 @@ class Queries {
       const int own = (2 * t + i) % kOwn;
       factor_[i] = a.scale * __int_as_float((127 - __shfl_sync(kAllLanes, up, 4 * own)) << 23);
       sum_[i] = a.scale * __shfl_sync(kAllLanes, sum, 4 * own);
-      out_[i] = first + own < group
-                    ? a.logits + (by_token ? r * a.n_heads * a.stride + (head + own) % a.n_heads
-                                           : (head + own) * a.stride)
-                    : nullptr;
+      out_[i] = first + own < group ? a.logits + LogitAt(a, r, head + own, 0) : nullptr;
       part_[i] = {-INFINITY, 0};
     }
   }
@@ -259,12 +250,12 @@ class Queries {
         const int at = 2 * half + i;
         const int32_t high = c[0][at] * 256 + c[1][at];  // below 2^31: codes have 4 bits
         const float dot = static_cast<float>(high) * 256 + static_cast<float>(c[2][at]);
-        v[i][half] = ranges[half].scale * (factor_[i] * dot) + ranges[half].zero * sum_[i];
+        v[i][half] = ranges[half].scale() * (factor_[i] * dot) + ranges[half].zero() * sum_[i];
       }
     }
     if (softcap_ > 0) {
 #pragma unroll
-      for (int at = 0; at < 4; ++at) v[at / 2][at % 2] = Capped(v[at / 2][at % 2], softcap_);
+      for (int at = 0; at < 4; ++at) v[at / 2][at % 2] = Softcap(v[at / 2][at % 2], softcap_);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -343,8 +334,7 @@ __device__ __forceinline__ void LoadCodes(const std::byte* codes, int i, TileCod
 }
 
 __device__ __forceinline__ IndexRange LoadRange(const std::byte* range) {
-  const auto v = LoadPack<2>(reinterpret_cast<const float*>(range));
-  return {v.v[0], v.v[1]};
+  return *reinterpret_cast<const IndexRange*>(range);
 }
 
 // Where a warp's parts go: those of its octet, of part `walker` of the row.
@@ -424,6 +414,13 @@ __global__ void __launch_bounds__(kThreads, BlocksPerSm(kWords))
 
 constexpr int kRingThreads = kThreads + 32;
 constexpr int kMostStages = 8;
+
+// Which of eight rows of a stage the four lanes of number g read. Lanes 8 i to 8 i + 7 read 128
+// bytes of dk = 128 together, 64 of two rows: from different banks, where the size of a row allows.
+__device__ __forceinline__ int RowOfLanes(int g, int row_bytes) {
+  const int apart = min(4, 64 / (row_bytes & -row_bytes));
+  return apart <= 1 ? g : (g & ~(1 | apart)) | (g & 1) * apart | (g / apart & 1);
+}
 
 // How the tokens of a row are divided into stages, and a stage into copies.
 struct Stages {
@@ -514,7 +511,7 @@ __global__ void __launch_bounds__(kRingThreads, BlocksPerSm(kWords))
   const int item = first_item + Warp() % tiling.per;
   if (side >= tiling.sides || item >= tiling.items) return;
   const int kv_head = item / tiling.octets;
-  const int g = Lane() / 4;
+  const int g = RowOfLanes(Lane() / 4, row_bytes);
   const auto codes_at = static_cast<int>(kv_head * IndexCodeBytes(kDim)) + Lane() % 4 * 4 * kWords;
   const auto range_at =
       static_cast<int>(IndexRangesAt(a.n_kv_heads, kDim) + kv_head * int64_t{sizeof(IndexRange)});
@@ -592,15 +589,12 @@ __global__ void __launch_bounds__(kThreads)
         dot += q[i] * static_cast<float>(both & 15) + q[half + i] * static_cast<float>(both >> 4);
       }
       dot = WarpSum(dot);
-      const float v = Softcap(a.scale * (range.scale * dot + range.zero * q_sum), a.softcap);
+      const float v = Softcap(a.scale * (range.scale() * dot + range.zero() * q_sum), a.softcap);
       highest = fmaxf(highest, v);
       part = Join(part, {v, 1});
     }
     const int out = a.only.index != nullptr ? tokens.At(unit) : unit;
-    if (Lane() == 0) {
-      a.logits[int64_t{blockIdx.z} * a.n_heads * a.stride +
-               LogitAt(a.by_token, a.stride, a.n_heads, head, out)] = highest;
-    }
+    if (Lane() == 0) a.logits[LogitAt(a, blockIdx.z, head, out)] = highest;
   }
   if (a.only.index != nullptr) return;
   if (Lane() == 0) of_warps[Warp()] = part;

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps, kReduceBlocks)
         if (t + j < a.sinks) score.v[j] = kChosenFirst;
       }
       if (kSome || (t >= first && t + N <= n)) {
-        StorePack(out + t, score);
+        StorePack(out + a.ScoreAt(item, t), score);
       } else {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kTokenThreads)
   for (int i = static_cast<int>(blockIdx.x) * kTokenThreads + static_cast<int>(threadIdx.x);
        i < tokens.size(); i += static_cast<int>(gridDim.x) * kTokenThreads) {
     const int t = tokens.At(i);
-    const float* const logits = a.logits + (int64_t{row} * a.stride + t) * a.n_heads;
+    const float* const logits = a.logits + LogitAt(a, row, 0, t);
     float score = kSum ? 0.0f : -INFINITY;
 #pragma unroll 8
     for (int h = list * heads; h < (list + 1) * heads; h += N) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kTokenThreads)
     }
     // The exponential is monotone: one of the maximum is the maximum of them.
     if (!kSum && lse != nullptr) score = expf(score);
-    out[t] = t < a.sinks ? kChosenFirst : score;
+    out[a.ScoreAt(i, t)] = t < a.sinks ? kChosenFirst : score;
   }
 }
 

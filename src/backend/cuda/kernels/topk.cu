@@ -469,8 +469,8 @@ int64_t KeyStride(const TopKArgs& args) {
 
 // Whether keys are made first: else they are those of scores as they are.
 bool MakesKeys(const TopKArgs& args) {
-  return args.window > 1 || (args.among.index != nullptr &&
-                             (args.room() <= 2 * kFewTokens || args.room() > kListedTokens));
+  return args.window > 1 ||
+         (args.Gathers() && (args.room() <= 2 * kFewTokens || args.room() > kListedTokens));
 }
 
 dim3 GridOf(const TopKArgs& args, int64_t blocks) {

@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t list = seq * gridDim.y + blockIdx.y;
   const auto* from = made != nullptr ? made + list * key_stride
                                      : reinterpret_cast<const uint32_t*>(a.ScoresOf(list));
-  const bool among = made == nullptr && a.among.index != nullptr;
+  const bool gathers = made == nullptr && a.Gathers();
   const bool in_fours =
-      !among && a.room() % 4 == 0 && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0;
+      !gathers && a.room() % 4 == 0 && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0;
   const int n_fours = in_fours ? static_cast<int>(a.room() / 4) : 0;
   uint4 fours[kFours];  // all loads are under way together
 #pragma unroll
@@ -175,8 +175,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     put(4 * four + 3, fours[i].w);
   }
   if (!in_fours) {
-    for (int t = tid; t < n; t += kThreads)
-      put(t, __ldcg(from + (among ? a.Candidate(list, t) : t)));
+    for (int t = tid; t < n; t += kThreads) {
+      put(t, __ldcg(from + (gathers ? a.Candidate(list, t) : t)));
+    }
   }
 
   const Span span = SpanOf(low, high, in_fours ? (n + 3) / 4 : n, k, s);

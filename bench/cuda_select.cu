@@ -220,9 +220,9 @@ bool RunIndexScore(const Device& device, cudaStream_t stream, int n) {
         double dot = 0;
         for (size_t i = 0; i < kDk; ++i) {
           const uint8_t both = codes[g * kDk / 2 + i % (kDk / 2)];
-          dot +=
-              static_cast<double>(q[h * kDk + i]) *
-              (range.zero() + range.scale() * static_cast<float>(i < kDk / 2 ? both & 15 : both >> 4));
+          dot += static_cast<double>(q[h * kDk + i]) *
+                 (range.zero() +
+                  range.scale() * static_cast<float>(i < kDk / 2 ? both & 15 : both >> 4));
         }
         logits_of[row * kHeads + h] = static_cast<float>(kScale * dot);
       }
@@ -343,7 +343,7 @@ void RunRescore(const Device& device, cudaStream_t stream, int n_listed) {
 bool RunChoices(const Device& device, cudaStream_t stream) {
   bool right = true;
   for (const Data& data : AllData()) {
-    for (int n : {4096, 1 << 17, 1 << 20, 1 << 22}) {
+    for (int n : {4096, 1 << 17, (1 << 17) + 48, 1 << 20, (1 << 20) + 48, 1 << 22}) {
       for (int k : {1024, 2048, 8192}) right &= RunTopK(device, stream, data, n, k, 1, n);
     }
     right &= RunTopK(device, stream, data, 1 << 17, 2048, 1, 1 << 20);  // room for more

@@ -15,7 +15,13 @@ FAULTS_OF_INDEX = {
     "index_codes_of_the_upper_half_not_shifted": (
         INDEX_SCORE, "v[1][e] >> 4 & kLower", "v[1][e] & kLower"),
     "index_codes_cut_off": (INDEX, "rintf((HeadValue", "floorf((HeadValue"),
-    "index_zero_of_a_key_left_out": (INDEX_SCORE, "ranges[half].zero * sum", "0 * sum"),
+    "index_zero_of_a_key_left_out": (INDEX_SCORE, "ranges[half].zero() * sum", "0 * sum"),
+    "ranges_begin_above_the_lowest_value": (
+        "src/base/dtype.h", "(u >> 31) * 0xffffu", "(u >> 31) * 0"),
+    "scores_by_place_lie_by_token": (
+        "src/backend/score_ops.h", "return only.by_place ? i : token;", "return token;"),
+    "keys_of_the_next_block_count_twice": (
+        KERNELS + "topk.cu", "mine + 128 * i + 4 <= in.n", "mine + 128 * i < in.n"),
     "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
     "index_digits_of_the_other_tile": (
         INDEX_SCORE, "own ? sums[0][0][at] : sums[1][0][at]", "own ? sums[1][0][at] : sums[0][0][at]"),
@@ -38,6 +44,8 @@ FAULTS_OF_INDEX = {
 
 CHECKS_OF_INDEX = {
     "near_last_tokens_have_no_logits": ("policy_test", "OmnikvIndexed.*"),
+    "ranges_begin_above_the_lowest_value": ("parity_test", "*IndexKeys*"),
+    "scores_by_place_lie_by_token": ("policy_test", "OmnikvIndexed.*"),
     "units_leave_out_the_tokens_behind_them": ("policy_test", "OmnikvIndexed.*"),
     "units_on_a_cpu_have_one_token": ("parity_test", "*IndexScore*"),
 }

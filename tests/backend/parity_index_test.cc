@@ -54,6 +54,39 @@ TEST_F(ParityTest, IndexKeys) {
   }
 }
 
+// No value is further from its code than half of the scale, wherever the values of a key lie.
+TEST_F(ParityTest, IndexKeysRoundToTheNearest) {
+  Random random(69);
+  const Shape shape = {2, 1, 64, 64, DType::kF32};
+  constexpr int32_t kTokens = 40;
+  const Attention data(shape, {kTokens}, {kTokens}, random);
+  const KvView view = data.bank.View();
+  const auto key = [&](int32_t t) {
+    return reinterpret_cast<float*>(view.k.Head(view.RowIndex(0, t), 0));
+  };
+  for (int32_t t = 0; t < kTokens; ++t) {
+    for (int32_t i = 0; i < shape.dk; ++i) key(t)[i] += static_cast<float>(t / 4 % 5 - 2) * 30;
+  }
+  Check("IndexKeys to the nearest", [&](const Execute& run) {
+    std::vector<float> memory;
+    const StateView out = data.bank.States(1, RowFloats(shape), memory);
+    run(IndexKeysArgs{
+        .kv = view, .seqs = data.step.seqs.data(), .out = out, .n_rows = kTokens, .n_seqs = 1});
+    for (int32_t t = 0; t < kTokens; ++t) {
+      const auto* row = out.Row<const uint8_t>(0, t);
+      IndexRange range;
+      std::memcpy(&range, row + IndexRangesAt(1, shape.dk), sizeof(range));
+      for (int32_t i = 0; i < shape.dk; ++i) {
+        const uint8_t both = row[i % (shape.dk / 2)];
+        const int32_t code = i < shape.dk / 2 ? both & 15 : both >> 4;
+        const double rounded = range.zero() + static_cast<double>(range.scale()) * code;
+        EXPECT_LE(std::abs(rounded - key(t)[i]), 0.5001 * range.scale()) << t << " " << i;
+      }
+    }
+    return Outputs{};
+  });
+}
+
 // A key of equal values has no range, and outliers of any size are codes.
 TEST_F(ParityTest, IndexKeysOfExtremes) {
   Random random(62);

@@ -99,8 +99,7 @@ SomeTokens KeyIndex::Near(const IndexScoreArgs& of_all, const FilterScores& scor
   best.count = near_count_.as<int32_t>();
   best.capacity = near_capacity_;
   context_.backend->Enqueue(best);
-  return {
-      .index = best.index, .count = best.count, .capacity = near_capacity_, .by_place = true};
+  return {.index = best.index, .count = best.count, .capacity = near_capacity_, .by_place = true};
 }
 
 SomeTokens KeyIndex::Score(const LayerStep& step, int32_t choice, const FilterScores& scores,

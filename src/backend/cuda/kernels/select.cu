@@ -110,6 +110,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps, kReduceBlocks)
 // walks tokens, y rows, z lists.
 
 constexpr int kTokenThreads = 256;
+constexpr int kTogether = 8;  // loads of a thread that are under way
 
 template <int N, bool kSum>
 __global__ void __launch_bounds__(kTokenThreads)
@@ -129,17 +130,27 @@ __global__ void __launch_bounds__(kTokenThreads)
     const int t = tokens.At(i);
     const float* const logits = a.logits + LogitAt(a, row, 0, t);
     float score = kSum ? 0.0f : -INFINITY;
-#pragma unroll 8
-    for (int h = list * heads; h < (list + 1) * heads; h += N) {
-      Pack<float, N> v = LoadPack<N>(logits + h);
-      if (lse != nullptr) {
-        const auto base = LoadPack<N>(lse + h);
+    const int end = (list + 1) * heads;
+    for (int first = list * heads; first < end; first += kTogether * N) {
+      Pack<float, N> of_heads[kTogether];
 #pragma unroll
-        for (int j = 0; j < N; ++j) v.v[j] = kSum ? expf(v.v[j] - base.v[j]) : v.v[j] - base.v[j];
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i * N < end) of_heads[i] = LoadPack<N>(logits + first + i * N);
       }
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (a.Takes(h + j)) score = kSum ? score + v.v[j] : fmaxf(score, v.v[j]);
+      for (int i = 0; i < kTogether; ++i) {
+        const int h = first + i * N;
+        if (h >= end) break;
+        Pack<float, N> v = of_heads[i];
+        if (lse != nullptr) {
+          const auto base = LoadPack<N>(lse + h);
+#pragma unroll
+          for (int j = 0; j < N; ++j) v.v[j] = kSum ? expf(v.v[j] - base.v[j]) : v.v[j] - base.v[j];
+        }
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (a.Takes(h + j)) score = kSum ? score + v.v[j] : fmaxf(score, v.v[j]);
+        }
       }
     }
     // The exponential is monotone: one of the maximum is the maximum of them.

@@ -1,5 +1,6 @@
 // The tokens with the highest scores: TopK.
 #include <algorithm>
+#include <limits>
 
 #include "backend/cuda/kernels/topk.cuh"
 
@@ -17,7 +18,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
 constexpr int kDigits = 3;
 constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
-constexpr int64_t kFewKeys = 8192;  // of a block: its lanes then hold two fours of keys, else four
 
 __device__ __forceinline__ int DigitShift(int digit) {
   return digit == 0 ? 21 : digit == 1 ? 10 : 0;
@@ -97,23 +97,35 @@ template <int kQuads>
 __device__ __forceinline__ Chunk<kQuads> LoadChunk(const Keys& in, int at) {
   Chunk<kQuads> c;
   const int mine = at + static_cast<int>(threadIdx.x) % 32 * 4;
+  const auto to_keys = [&](int i, uint4 raw) {
+    c.key[i][0] = ToKey(in, raw.x);
+    c.key[i][1] = ToKey(in, raw.y);
+    c.key[i][2] = ToKey(in, raw.z);
+    c.key[i][3] = ToKey(in, raw.w);
+  };
+  const auto load = [&](int i) {
+    return __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
+  };
+  uint4 raw[kQuads];  // all loads are under way together
   if (in.aligned && at + kChunk<kQuads> <= in.n) {
-    uint4 raw[kQuads];
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      raw[i] = __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
-    }
+    for (int i = 0; i < kQuads; ++i) raw[i] = load(i);
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      c.key[i][0] = ToKey(in, raw[i].x);
-      c.key[i][1] = ToKey(in, raw[i].y);
-      c.key[i][2] = ToKey(in, raw[i].z);
-      c.key[i][3] = ToKey(in, raw[i].w);
-    }
+    for (int i = 0; i < kQuads; ++i) to_keys(i, raw[i]);
     return c;
+  }
+  // The same at the end of the keys, where a lane has fewer fours, or not all of one.
+  const auto whole = [&](int i) { return in.aligned && mine + 128 * i + 4 <= in.n; };
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    if (whole(i)) raw[i] = load(i);
   }
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
+    if (whole(i)) {
+      to_keys(i, raw[i]);
+      continue;
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int t = mine + 128 * i + j;
@@ -478,42 +490,64 @@ dim3 GridOf(const TopKArgs& args, int64_t blocks) {
           static_cast<uint32_t>(args.n_seqs)};
 }
 
+// SelectKernel<quads>.
+struct Select {
+  decltype(&SelectKernel<2>) kernel = nullptr;
+  int quads = 0;
+
+  int64_t chunk() const { return 128 * int64_t{quads}; }
+};
+
+// The fastest for a block of so many keys: a tile takes about as long as its quads and two more.
+// With five, registers spill.
+Select SelectOf(int64_t n_keys) {
+  Select best;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Select& s :
+       {Select{SelectKernel<2>, 2}, Select{SelectKernel<3>, 3}, Select{SelectKernel<4>, 4}}) {
+    const int64_t time = CeilDiv(n_keys, kWarps * s.chunk()) * (s.quads + 2);
+    if (time < least) best = s, least = time;
+  }
+  return best;
+}
+
 // A launch of SelectKernel in clusters of n_blocks.
 class SelectLaunch {
  public:
   SelectLaunch(const TopKArgs& args, int n_blocks, const Launch& launch)
       : n_keys_(CeilDiv(args.room(), 4 * n_blocks) * 4),
+        select_(SelectOf(n_keys_)),
         n_kept_(KeptKeys(*launch.device)),
-        kernel_(n_keys_ <= kFewKeys ? SelectKernel<2> : SelectKernel<4>),
         launch_(launch, GridOf(args, n_blocks), kThreads,
                 sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(n_kept_), n_blocks) {
-    AllowShared(kernel_, launch.device->shared_per_block);
+    AllowShared(select_.kernel, launch.device->shared_per_block);
   }
 
   // Whether the card can run such clusters, and as many of them at a time.
   bool CanRun(int64_t clusters) const {
     const bool allowed =
-        cudaFuncSetAttribute(kernel_, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+        cudaFuncSetAttribute(select_.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
         cudaSuccess;
     if (!allowed) cudaGetLastError();  // an answer, not a failure
-    return allowed && launch_.MaxClusters(kernel_) >= clusters;
+    return allowed && launch_.MaxClusters(select_.kernel) >= clusters;
   }
 
   void Run(const TopKArgs& args, const uint32_t* keys) const {
-    launch_.Run(kernel_, args, keys, KeyStride(args), n_kept_);
+    launch_.Run(select_.kernel, args, keys, KeyStride(args), n_kept_);
   }
 
  private:
-  // Keys that a block can keep in shared memory, and has use for, in whole chunks of any size.
+  // Keys that a block can keep in shared memory, and has use for, in whole chunks.
   int KeptKeys(const Device& device) const {
-    const auto fits = static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) /
-                                           sizeof(uint32_t) / kChunk<4>);
-    return static_cast<int>(std::min(CeilDiv(n_keys_, kChunk<4>), fits)) * kChunk<4>;
+    const int64_t chunk = select_.chunk();
+    const auto fits =
+        static_cast<int64_t>((device.shared_per_block - sizeof(Shared)) / sizeof(uint32_t)) / chunk;
+    return static_cast<int>(std::min(CeilDiv(n_keys_, chunk), fits) * chunk);
   }
 
   int64_t n_keys_;  // of a block, at most
+  Select select_;
   int n_kept_;
-  decltype(&SelectKernel<4>) kernel_;
   KernelLaunch launch_;
 };
 

@@ -313,7 +313,7 @@ OTHERS = {
              "uniform": {"selector": "uniform", "window": 4, "rescore": 2},
              "exp_by_head": {"lists": "per_kv_head", "selector": "exp", "window": 4, "sinks": 3},
              "every_layer": {"select_every_layer": 1, "rescore": 2}}.items()} |
-        {"mem": {"filters": "1,4", "dense_after_filter": 0, "mem": 0.2, "tail": 4,
+        {"mem": {"filters": "1,4", "dense_after_filter": 0, "mem": 0.25, "tail": 4,
                  "dense": "indexed", "rescore": 2}}),
     "kascade": (
         LENGTHS,

@@ -18,8 +18,8 @@ FAULTS_OF_INDEX = {
     "index_zero_of_a_key_left_out": (INDEX_SCORE, "ranges[half].zero() * sum", "0 * sum"),
     "ranges_begin_above_the_lowest_value": (
         "src/base/dtype.h", "(u >> 31) * 0xffffu", "(u >> 31) * 0"),
-    "scores_by_place_lie_by_token": (
-        "src/backend/score_ops.h", "return only.by_place ? i : token;", "return token;"),
+    "scores_by_place_lie_one_behind": (
+        "src/backend/score_ops.h", "by_place ? i : token", "by_place ? i + 1 : token"),
     "keys_of_the_next_block_count_twice": (
         KERNELS + "topk.cu", "mine + 128 * i + 4 <= in.n", "mine + 128 * i < in.n"),
     "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
@@ -45,7 +45,7 @@ FAULTS_OF_INDEX = {
 CHECKS_OF_INDEX = {
     "near_last_tokens_have_no_logits": ("policy_test", "OmnikvIndexed.*"),
     "ranges_begin_above_the_lowest_value": ("parity_test", "*IndexKeys*"),
-    "scores_by_place_lie_by_token": ("policy_test", "OmnikvIndexed.*"),
+    "scores_by_place_lie_one_behind": ("policy_test", "OmnikvIndexed.*"),
     "units_leave_out_the_tokens_behind_them": ("policy_test", "OmnikvIndexed.*"),
     "units_on_a_cpu_have_one_token": ("parity_test", "*IndexScore*"),
 }

@@ -23,6 +23,11 @@
 namespace omnikv {
 namespace {
 
+std::string StateText(const StateSpec& s) {
+  return fmt::format("{} bytes of {} per {} tokens of layer {}", s.bytes_per_unit,
+                     Printable(s.name), s.unit, s.layer);
+}
+
 using Clock = std::chrono::steady_clock;
 
 double Seconds(Clock::time_point since) {
@@ -404,12 +409,16 @@ Status SessionImpl::OpenSaved(const CheckedFile& file, const SavedContext& saved
   }
   OKV_RETURN_IF_ERROR(CheckImage(core_.bank->config(), saved.image));
   const StateStreams states = group_->AllStates();
-  const bool same_states =
-      std::equal(states.begin(), states.end(), saved.streams.begin(), saved.streams.end(),
-                 [](const auto& stream, const StateSpec& spec) { return stream->spec == spec; });
-  if (!same_states)
-    return Corrupt("what its policy keeps is not what policy " + saved.policy.name +
-                   " keeps of this model");
+  // Of another version of a policy, or damaged.
+  const auto [here, there] =
+      std::mismatch(states.begin(), states.end(), saved.streams.begin(), saved.streams.end(),
+                    [](const auto& stream, const StateSpec& spec) { return stream->spec == spec; });
+  if (here != states.end() || there != saved.streams.end()) {
+    return Corrupt(fmt::format(
+        "what its policy keeps is not what policy {} keeps of this model: it has {}, expected {}",
+        saved.policy.name, there == saved.streams.end() ? "no more" : StateText(*there),
+        here == states.end() ? "no more" : StateText((*here)->spec)));
+  }
   const Keeps keeps = policy().Kept();
   for (size_t i = 0; i < saved.image.tables.size(); ++i) {
     const SequenceImage::Table& table = saved.image.tables[i];

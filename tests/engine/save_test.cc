@@ -234,7 +234,7 @@ TEST_P(SaveOn, ForeignFilesAreRefused) {
       {"/streams",
        {{{"layer", 0}, {"unit", 1}, {"bytes", 4}, {"name", "x"}}},
        StatusCode::kCorrupt,
-       "what its policy keeps"},
+       "it has 4 bytes of 'x' per 1 tokens of layer 0, expected no more"},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.at);

@@ -569,12 +569,9 @@ void Bank::FillWithNoise(int32_t seq) {
     for (const Table& table : Sharing(TableNumber(s.spec.layer))) {
       fill(table, s.view.base, kind, kApart * s.spec.layer,
            kind.block_rows * table.blocks.n_blocks(seq), [&](std::byte* row, Noise& noise) {
-             const int64_t halves = kind.row_bytes / int64_t{sizeof(Bf16)};
-             const float* values = noise.Draw(halves);
-             for (int64_t i = 0; i < halves; ++i) {
-               const Bf16 half = Bf16FromF32(values[i]);
-               std::memcpy(row + i * int64_t{sizeof(half)}, &half, sizeof(half));
-             }
+             const auto n = static_cast<size_t>(kind.row_bytes) / sizeof(Bf16);
+             const float* values = noise.Draw(static_cast<int64_t>(n));
+             for (size_t i = 0; i < n; ++i) StoreFromF32(DType::kBF16, row, i, values[i]);
            });
     }
   });

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Plants faults in kernels and policies, one at a time, and asks which test on a card sees each.
 
-    mutants.py build --build DIR [--only NAME ...] OUT.tar.xz     where there is nvcc, no card needed
-    mutants.py run BUNDLE [--only NAME ...] [--out FILE.jsonl]    on the card
+    mutants.py build --build DIR [--only NAME ...] [--programs NAME ...] OUT.tar.xz
+                                                                  where there is nvcc, no card needed
+    mutants.py run BUNDLE [--only NAME ...] [--jobs N] [--out FILE.jsonl]    on the card
     mutants.py host --build DIR [--only NAME ...]                 faults of policies, on the CPU
     mutants.py list                                               fails where a fault has no place
 
@@ -10,15 +11,16 @@
 folder of scripts/bundle.sh, so that only the changed objects are compiled), keeps the stripped
 programs, and puts the file back. The tree must have no changes of its own in those files. The archive
 is meant to be unpacked in the folder of a bundle of the same commit, whose libraries, goldens and
-scripts it takes: the programs of ten faults differ little, and pack into some 10 MB.
+scripts it takes: the programs of ten faults differ little, and pack into some 10 MB. `--programs`
+builds those alone: most faults of kernels are seen by parity_cuda_test, which builds soonest.
 
 `host` builds the faults of the policies' own code, of the bank's, of the engine's, of the reference's
 working sets and of the kernels of the CPU in DIR, any build folder, one at a time, and runs the policies
 against their oracles on the CPU, layers on the host, working sets, what policies cost and how they
 combine, or parity.
 
-`run` runs each fault's programs, the quickest check first, stops at the first red test of each, and
-prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
+`run` runs each fault's programs (of `--jobs` faults at a time), the quickest check first, stops at the
+first red test of each, and prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
 also runs the bundle's own programs, which must be green: else a red test says nothing.
 """
 
@@ -33,6 +35,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from faults import AWAY, CHECKS, CPU, FAULTS, FETCHED, HOST_CHECKS, LAST_ROWS, PROGRAMS, RESIDENCY
@@ -74,14 +77,14 @@ def build(args, root):
             start = time.monotonic()
             try:
                 file.write_text(with_fault)
-                subprocess.run(["cmake", "--build", args.build, "--target", *PROGRAMS], check=True,
-                               stdout=subprocess.DEVNULL)
+                subprocess.run(["cmake", "--build", args.build, "--target", *args.programs],
+                               check=True, stdout=subprocess.DEVNULL)
             finally:
                 file.write_text(text)
             (stage / "mutants" / name).mkdir()
-            for program, folder in PROGRAMS.items():
+            for program in args.programs:
                 subprocess.run(["strip", "-o", stage / "mutants" / name / program,
-                                args.build / folder / program], check=True)
+                                args.build / PROGRAMS[program] / program], check=True)
             print(f"{name}: built in {time.monotonic() - start:.0f} s", flush=True)
         # The variants of a program one after the other: each differs little from the one before.
         paths = sorted(stage.glob("mutants/*/*_test"), key=lambda p: (p.name, p.parent.name))
@@ -94,7 +97,7 @@ def build(args, root):
     finally:
         shutil.rmtree(stage)
         # What is built is that of the tree again.
-        subprocess.run(["cmake", "--build", args.build, "--target", *PROGRAMS],
+        subprocess.run(["cmake", "--build", args.build, "--target", *args.programs],
                        stdout=subprocess.DEVNULL)
 
 
@@ -159,24 +162,30 @@ def run_check(program, tests, seconds, data):
 def run(args):
     bundle = args.bundle.resolve()
     names = args.only or sorted(p.name for p in (bundle / "mutants").iterdir() if p.name != "lib")
+    programs = {path.name for path in bundle.glob("mutants/*/*_test")}
+    checks = {name: check for name, check in CHECKS.items() if check[0] in programs}
+
+    def ran(name):
+        folder = bundle / ("bin" if name == "(none)" else f"mutants/{name}")
+        start = time.monotonic()
+        red, green = {}, {}
+        for check, (program, tests, seconds) in checks.items():
+            if not (folder / program).exists():
+                continue
+            test, green[check] = run_check(folder / program, tests, seconds, bundle / "test_data")
+            if test:
+                red[check] = test
+        good = (not red and min(green.values()) > 0) if name == "(none)" else bool(red)
+        return {"part": "mutants", "fault": name, "ok": good, "red": red, "green": green,
+                "seconds": round(time.monotonic() - start)}
+
     lost = 0
-    with (args.out or Path(os.devnull)).open("w") as out:
-        for name in ["(none)", *names]:
-            folder = bundle / ("bin" if name == "(none)" else f"mutants/{name}")
-            start = time.monotonic()
-            red, green = {}, {}
-            for check, (program, tests, seconds) in CHECKS.items():
-                test, green[check] = run_check(folder / program, tests, seconds,
-                                               bundle / "test_data")
-                if test:
-                    red[check] = test
-            good = (not red and min(green.values()) > 0) if name == "(none)" else bool(red)
-            lost += not good
-            told = "; ".join(f"{check}: {test}" for check, test in red.items()) or "no test went red"
-            print(f"{name}: {told}", flush=True)
-            print(json.dumps({"part": "mutants", "fault": name, "ok": good, "red": red,
-                              "green": green, "seconds": round(time.monotonic() - start)}),
-                  file=out, flush=True)
+    with (args.out or Path(os.devnull)).open("w") as out, ThreadPoolExecutor(args.jobs) as pool:
+        for result in pool.map(ran, ["(none)", *names]):
+            lost += not result["ok"]
+            told = "; ".join(f"{check}: {test}" for check, test in result["red"].items())
+            print(f"{result['fault']}: {told or 'no test went red'}", flush=True)
+            print(json.dumps(result), file=out, flush=True)
     return 1 if lost else 0
 
 
@@ -186,10 +195,12 @@ def main():
     one = commands.add_parser("build")
     one.add_argument("--build", type=Path, required=True)
     one.add_argument("--only", nargs="+", choices=FAULTS, action="extend")
+    one.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     one.add_argument("out", type=Path)
     two = commands.add_parser("run")
     two.add_argument("bundle", type=Path)
     two.add_argument("--only", nargs="+", choices=FAULTS, action="extend")
+    two.add_argument("--jobs", type=int, default=1)
     two.add_argument("--out", type=Path)
     three = commands.add_parser("host")
     three.add_argument("--build", type=Path, required=True)

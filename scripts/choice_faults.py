@@ -1,7 +1,8 @@
-"""Faults of TopK on a card, for mutants.py: the form is that of faults.py."""
+"""Faults of TopK and Score on a card, for mutants.py: the form is that of faults.py."""
 
 KERNELS = "src/backend/cuda/kernels/"
 LISTED = KERNELS + "topk_listed.cu"
+ROWS = KERNELS + "score_rows.cu"
 
 FAULTS_OF_CHOICES = {
     "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
@@ -11,4 +12,8 @@ FAULTS_OF_CHOICES = {
         LISTED, "n_listed <= kListed", "n_listed <= 2 * kListed"),
     "listed_ties_are_one_short": (LISTED, "n_equal >= ties", "n_equal + 1 >= ties"),
     "listed_digits_have_bits_of_the_last": (LISTED, "bin >> n_bits == 0", "bin < kFewBins"),
+    "decode_scores_by_the_higher_halves": (ROWS, "scaled - ToF32(high)", "0 * scaled"),
+    "decode_scores_of_each_second_four_heads": (ROWS, "first += kHeads", "first += 2 * kHeads"),
+    "decode_scores_of_the_next_token": (ROWS, ".end = seq.kv_len - age", ".end = seq.kv_len"),
+    "decode_scores_forget_a_warp": (ROWS, "i < n_warps; ++i) v", "i + 1 < n_warps; ++i) v"),
 }

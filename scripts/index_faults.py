@@ -38,7 +38,7 @@ FAULTS_OF_INDEX = {
         "src/backend/cpu/score_kernels.cc", "HighestOfUnit(w[i] + t, n - t)", "w[i][t]"),
     "rescore_gives_heads_those_of_their_neighbours": (
         INDEX, "parts[i] = own + __shfl_xor_sync(kAllLanes, other, kStep);",
-        "parts[i] = own + __shfl_xor_sync(kAllLanes, own, kStep);"),
+        "parts[i] = own + __shfl_xor_sync(kAllLanes, other, kStep ^ 1);"),
     "rescored_tokens_count_twice": (INDEX, "1 - all.before) + all.after", "1.0f) + all.after"),
 }
 

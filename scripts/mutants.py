@@ -70,6 +70,7 @@ def build(args, root):
                    if HOST_CHECKS.get(n, next(iter(PROGRAMS.items())))[0] in PROGRAMS
                    and path not in (AWAY, LAST_ROWS, RESIDENCY, FETCHED, *HOST_CHECKS)
                    and not path.startswith(CPU)]
+        lost = 0
         for name in args.only or on_card:
             file, text, with_fault = place(root, name)
             if subprocess.run(["git", "-C", root, "diff", "--quiet", "HEAD", "--", file]).returncode:
@@ -77,10 +78,14 @@ def build(args, root):
             start = time.monotonic()
             try:
                 file.write_text(with_fault)
-                subprocess.run(["cmake", "--build", args.build, "--target", *args.programs],
-                               check=True, stdout=subprocess.DEVNULL)
+                built = subprocess.run(["cmake", "--build", args.build, "--target",
+                                        *args.programs], stdout=subprocess.DEVNULL)
             finally:
                 file.write_text(text)
+            if built.returncode:
+                lost += 1
+                print(f"{name}: does not build", flush=True)
+                continue
             (stage / "mutants" / name).mkdir()
             for program in args.programs:
                 subprocess.run(["strip", "-o", stage / "mutants" / name / program,
@@ -94,6 +99,7 @@ def build(args, root):
         with out.open("wb") as packed:
             subprocess.run(["xz", "-9", "-T1"], input=tar, stdout=packed, check=True)
         print(f"{out}: {out.stat().st_size} bytes, {len(paths)} programs")
+        return 1 if lost else 0
     finally:
         shutil.rmtree(stage)
         # What is built is that of the tree again.

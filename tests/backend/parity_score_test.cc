@@ -149,6 +149,30 @@ TEST_F(ParityTest, ScoreShapes) {
   }
 }
 
+// As few rows as sequences, as in a decode step, of which one has several and two have none.
+TEST_F(ParityTest, ScoreOfFewRows) {
+  Random random(35);
+  for (const Shape& shape : std::vector<Shape>{{1, 1, 8, 8, DType::kF16},
+                                               {6, 2, 80, 80, DType::kBF16},
+                                               {15, 3, 96, 64, DType::kF16},
+                                               {16, 1, 128, 128, DType::kBF16},
+                                               {32, 8, 128, 128, DType::kF16},
+                                               {20, 10, 64, 64, DType::kBF16},
+                                               {8, 4, 256, 256, DType::kF16}}) {
+    for (const Planes planes : {Planes::kTogether, Planes::kApart, Planes::kByHead}) {
+      const Attention data(shape, {1, 0, 3, 1, 0}, {300, 40, 97, 64, 9}, random, 16, planes);
+      for (const HeadReduce heads : kHeadReduces) {
+        for (const QueryReduce queries : kQueryReduces) {
+          for (const bool per_head : {false, true}) {
+            CheckScore(data, {heads, queries, per_head, true, true, 1, 0, 0, 3}, random);
+            CheckScore(data, {heads, queries, per_head, false, true, 8, 2, 1.5f}, random);
+          }
+        }
+      }
+    }
+  }
+}
+
 // Units of all sizes, long sequences, the windows of a prompt.
 TEST_F(ParityTest, ScoreUnitsAndWindows) {
   Random random(33);

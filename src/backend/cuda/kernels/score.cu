@@ -448,6 +448,7 @@ bool CanScore(const ScoreArgs& args, const Device& device) {
 void Score(const ScoreArgs& args, const Launch& launch) {
   if (args.n_seqs == 0 || args.n_rows == 0 || args.stride == 0) return;
   if (CanScoreTiles(args)) return ScoreTiles(args, launch);
+  if (CanScoreRows(args, *launch.device)) return ScoreRows(args, launch);
   const Shape shape = ShapeOf(args, *launch.device);
   const int blocks = BlocksOf(args.kv);
   WithKvType(args.kv.k.dtype, [&](auto t) {

@@ -27,6 +27,10 @@ inline int BlocksOf(const KvView& kv) {
 __device__ __forceinline__ float ReduceHeads(HeadReduce how, float a, float b) {
   return how == HeadReduce::kMax ? fmaxf(a, b) : a + b;
 }
+// What ReduceHeads of it and another gives back the other.
+__device__ __forceinline__ float NoHead(HeadReduce how) {
+  return how == HeadReduce::kMax ? -INFINITY : 0.0f;
+}
 
 // --- Keys.
 
@@ -80,8 +84,17 @@ __device__ __forceinline__ Query<kBlocks> LoadQuery(const float* q, int dk) {
   return query;
 }
 
-// A warp's query as the sum of two T, scaled by a power of two that brings its largest value to
-// 2^14, for f16's sake. Returns what takes products back.
+// The power of two that brings a query's largest value, `top`, to 2^14, for f16's sake, and what
+// takes products back.
+struct Scaling {
+  float factor, back;
+};
+__device__ __forceinline__ Scaling ScalingOf(float top) {
+  const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
+  return {__int_as_float((127 + up) << 23), __int_as_float((127 - up) << 23)};
+}
+
+// A warp's query as the sum of two T, scaled. Returns what takes products back.
 template <typename T, int kBlocks>
 __device__ __forceinline__ float SplitQuery(const Query<kBlocks>& query, std::byte* to_high,
                                             std::byte* to_low) {
@@ -90,18 +103,17 @@ __device__ __forceinline__ float SplitQuery(const Query<kBlocks>& query, std::by
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) top = fmaxf(top, fabsf(query.v[i]));
   top = WarpMax(top);
-  const int up = 14 - max((__float_as_int(top) >> 23) - 127, -100);
-  const float factor = __int_as_float((127 + up) << 23);
+  const Scaling scaling = ScalingOf(top);
   T* high = reinterpret_cast<T*>(to_high);
   T* low = reinterpret_cast<T*>(to_low);
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
-    const float scaled = query.v[i] * factor;
+    const float scaled = query.v[i] * scaling.factor;
     const T rounded = FromF32<T>(scaled);
     high[32 * i + lane] = rounded;
     low[32 * i + lane] = FromF32<T>(scaled - ToF32(rounded));
   }
-  return __int_as_float((127 - up) << 23);
+  return scaling.back;
 }
 
 // c [16 tokens, 8 queries] of MultiplyAdd = keys times the query of column lane / 4, whose halves
@@ -176,6 +188,12 @@ __device__ __forceinline__ void StoreUnits(const ScoreArgs& a, int seq, TokenSpa
     if (lane == 0) StoreScore(a, seq, lists.first + list, tokens.first / a.unit + unit, best);
   }
 }
+
+// --- The rows of a decode step, in score_rows.cu.
+
+bool CanScoreRows(const ScoreArgs& args, const Device& device);
+// REQUIRES CanScoreRows.
+void ScoreRows(const ScoreArgs& args, const Launch& launch);
 
 // --- Many rows, in score_tiles.cu.
 

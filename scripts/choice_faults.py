@@ -6,6 +6,12 @@ ROWS = KERNELS + "score_rows.cu"
 
 FAULTS_OF_CHOICES = {
     "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
+    "keys_of_a_range_stay_in_their_block": (
+        KERNELS + "topk.cu", "*InBlock(&s.range[at], to) =", "*InBlock(&s.range[at], block) ="),
+    "keys_of_a_block_lie_before_its_own": (KERNELS + "topk.cu", ">= block) continue", "> block) continue"),
+    "low_scores_have_a_range": (KERNELS + "topk.cu", "bin <= 1 || bin", "bin < 1 || bin"),
+    "first_bins_end_at_the_last_range": (
+        KERNELS + "topk.cu", "|| bin == kBins - 1) return", "|| bin == kBins) return"),
     "few_digits_one_bin_too_high": (KERNELS + "topk.cuh", "at = i + 1, n_at", "at = i, n_at"),
     "keys_are_listed_by_too_few_groups": (LISTED, "n_groups < k", "2 * n_groups < k"),
     "more_keys_are_listed_than_there_is_room_for": (

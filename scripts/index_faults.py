@@ -33,7 +33,8 @@ FAULTS_OF_INDEX = {
     "units_are_all_of_the_last_tiles": (INDEX_SCORE, "before ? held_ : highest", "highest"),
     "listed_logits_by_head": (INDEX_SCORE, "token_stride_(a.by_token ? a.n_heads : 1)",
                               "token_stride_(1)"),
-    "chosen_tokens_are_of_the_first_block": (KERNELS + "topk.cu", "in.first + at + 128", "at + 128"),
+    "chosen_tokens_are_of_the_first_block": (
+        KERNELS + "topk.cu", "in.first + s.own_at[i]", "s.own_at[i]"),
     "units_on_a_cpu_have_one_token": (
         "src/backend/cpu/score_kernels.cc", "HighestOfUnit(w[i] + t, n - t)", "w[i][t]"),
     "rescore_gives_heads_those_of_their_neighbours": (

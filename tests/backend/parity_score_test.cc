@@ -159,7 +159,7 @@ TEST_F(ParityTest, ScoreOfFewRows) {
                                                {32, 8, 128, 128, DType::kF16},
                                                {20, 10, 64, 64, DType::kBF16},
                                                {8, 4, 256, 256, DType::kF16}}) {
-    for (const Planes planes : {Planes::kTogether, Planes::kApart, Planes::kByHead}) {
+    for (const Planes planes : {Planes::kTogether, Planes::kByHead}) {
       const Attention data(shape, {1, 0, 3, 1, 0}, {300, 40, 97, 64, 9}, random, 16, planes);
       for (const HeadReduce heads : kHeadReduces) {
         for (const QueryReduce queries : kQueryReduces) {

@@ -302,6 +302,8 @@ TEST_F(ParityTest, TopK) {
     CheckTopK(kind, 1, {{4096, 4096, 64}, {4096, 4090, 500}}, 512, random);
     CheckTopK(kind, 1, {{70001, 70000, 2048}}, 2048, random);
     CheckTopK(kind, 1, {{131120, 131111, 2048}}, 2048, random);
+    CheckTopK(kind, 1, {{131120, 131111, 1000}}, 1000, random);
+    CheckTopK(kind, 1, {{70001, 70000, 60000}}, 60000, random);
     CheckTopK(kind, 1, {{300003, 300002, 3000}}, 3000, random);
     CheckTopK(kind, 4, {{40003, 40000, 1000}, {900, 800, 300}}, 1000, random);
   }

@@ -8,22 +8,43 @@ namespace omnikv::cuda {
 namespace {
 
 // Radix selection by one cluster of blocks a list. Scores become keys, unsigned numbers of the same
-// order. Three passes over the keys count digits of 11, 11 and 10 bits and so find the key of rank
-// k; a fourth writes the tokens above it, and the first few equal to it, in order. The blocks of a
-// cluster take consecutive parts of the tokens and keep what keys they can in shared memory. Few
-// tokens have a kernel of their own, below.
+// order. Passes over the keys count them by up to 2,048 bins and so narrow the range of the key of
+// rank k. Once few keys are in that range, each block lists its own that are not below it, and
+// all blocks get the range's keys, among which each finds the key of rank k for itself. Else the
+// last pass writes the tokens above that key, and the first few equal to it, in order. The blocks
+// of a cluster take consecutive parts of the tokens and keep what keys they can in shared memory.
+// Few tokens have a kernel of their own, below.
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;  // a digit's, two a thread
-constexpr int kDigits = 3;
+constexpr int kDigitBits = 11;
+constexpr int kDigits = 4;                  // at most: one of fine bins, then all 32 bits
+constexpr int kOwnKeys = 4 * kThreads;      // that a block lists, at most
+constexpr int kRangeKeys = 2 * kThreads;    // that all blocks get, at most
+constexpr int kBlockBits = 4;               // of the number of a block
 constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
 
-__device__ __forceinline__ int DigitShift(int digit) {
-  return digit == 0 ? 21 : digit == 1 ? 10 : 0;
+// Keys that agree with `low` above their last `shift` bits.
+struct Range {
+  uint32_t low;
+  int shift;
+
+  __device__ bool Has(uint32_t key) const { return shift == 32 || (key ^ low) >> shift == 0; }
+};
+
+// The bins of the first pass: 32 for each octave from 2^-40 on, where scores are. The first one has
+// all lower keys too, but kNoKey, and the last all higher ones. They rise with keys.
+constexpr int kFineShift = 18;
+constexpr uint32_t kFineLow = (256 + 127 - 40) << (23 - kFineShift);
+
+__device__ __forceinline__ uint32_t FirstBin(uint32_t key) {
+  return min(max(key >> kFineShift, kFineLow + 1) - kFineLow, kBins - 1u);
 }
-__device__ __forceinline__ uint32_t DigitMask(int digit) {
-  return digit == 2 ? 0x3ff : 0x7ff;
+// All keys where a bin has no range of its own.
+__device__ __forceinline__ Range OfFirstBin(uint32_t bin) {
+  if (bin <= 1 || bin == kBins - 1) return {0, 32};
+  return {(kFineLow + bin) << kFineShift, kFineShift};
 }
 
 // keys[list][i] of candidates that are listed, or whose scores are sums over a window. Grid: x
@@ -58,8 +79,14 @@ __global__ void __launch_bounds__(256)
 struct alignas(16) Shared {
   uint32_t bins[kBins];             // this block's keys by digit
   uint32_t totals[kDigits][kBins];  // the cluster's: each block adds up its share of the bins
+  uint32_t few_bins[3][kFewBins];   // the keys of the range by their next digits
+  uint32_t own[kOwnKeys + 128];     // listed keys; of whole chunks
+  int own_at[kOwnKeys];             // where in this block they are
+  uint32_t range[kRangeKeys];       // all blocks' keys of the range: what they are above
+                                    // its beginning, and their block
+  uint32_t n_range;
   uint32_t warp_sums[2][kWarps];
-  uint32_t found_bin, found_rank;
+  FewFound found;
   uint32_t above, equal;                // this block's keys above and equal to the key of rank k
   uint32_t above_before, equal_before;  // those of the blocks before it
 };
@@ -169,14 +196,10 @@ __device__ __forceinline__ int HighBin() {
   return kBins - 1 - 2 * static_cast<int>(threadIdx.x);
 }
 
-struct Found {
-  uint32_t bin;
-  uint32_t rank;
-};
-
-// The bin of the element of rank `rank` (1: the highest), and its rank in there, where the bins of
-// this thread hold `high` and `low` elements. {1, rank} when there are fewer elements.
-__device__ __forceinline__ Found FindBin(Shared& s, uint32_t high, uint32_t low, uint32_t rank) {
+// The bin of the element of rank `rank` (1: the highest), how many that has, and its rank in there,
+// where the bins of this thread hold `high` and `low` elements. {1, 0, rank} when there are fewer
+// elements.
+__device__ __forceinline__ FewFound FindBin(Shared& s, uint32_t high, uint32_t low, uint32_t rank) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t prefix = WarpPrefix(high + low);
@@ -188,22 +211,21 @@ __device__ __forceinline__ Found FindBin(Shared& s, uint32_t high, uint32_t low,
   const uint32_t begin = end - high - low;
   if (begin < rank && rank <= end) {
     const bool in_high = rank <= begin + high;
-    s.found_bin = static_cast<uint32_t>(HighBin() - (in_high ? 0 : 1));
-    s.found_rank = rank - begin - (in_high ? 0 : high);
+    s.found = {static_cast<uint32_t>(HighBin() - (in_high ? 0 : 1)), in_high ? high : low,
+               rank - begin - (in_high ? 0 : high)};
   } else if (threadIdx.x == kThreads - 1 && end < rank) {
-    s.found_bin = 1;
-    s.found_rank = rank;
+    s.found = {1, 0, rank};
   }
   __syncthreads();
-  return {s.found_bin, s.found_rank};
+  return s.found;
 }
 
 // Counts the keys by their first digit and keeps what keys it can.
 template <int kQuads>
 __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s) {
-  // Bins below `bound` cannot hold the key of rank k, so they need not be counted. Bin 0 holds no
-  // score; later bounds come from the tiles counted so far. That leaves few atomics to a long part.
-  uint32_t bound = 1;
+  // The key of rank k is not below `bound`, so such keys need not be counted. Later bounds come
+  // from the tiles counted so far. That leaves few atomics to a long part.
+  uint32_t bound = kNoKey + 1;
   int tiles = 0;
   for (int tile = 0; tile < in.n; tile += kTile<kQuads>) {
     const int at = tile + static_cast<int>(threadIdx.x) / 32 * kChunk<kQuads>;
@@ -214,24 +236,24 @@ __device__ __forceinline__ void CountFirst(const Keys& in, uint32_t k, Shared& s
       for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const uint32_t bin = c.key[i][j] >> DigitShift(0);
-          if (bin >= bound) atomicAdd(&s.bins[bin], 1u);
+          const uint32_t key = c.key[i][j];
+          if (key >= bound) atomicAdd(&s.bins[FirstBin(key)], 1u);
         }
       }
     }
     ++tiles;
     if ((tiles & (tiles - 1)) == 0 && tile + kTile<kQuads> < in.n) {
       __syncthreads();
-      bound = FindBin(s, s.bins[HighBin()], s.bins[HighBin() - 1], k).bin;
+      const uint32_t bin = FindBin(s, s.bins[HighBin()], s.bins[HighBin() - 1], k).bin;
+      if (bin > 1) bound = (kFineLow + bin) << kFineShift;
     }
   }
 }
 
-// Counts the keys that share the digits found, by the next one.
+// Counts the keys of a range, by what they have above their last `shift` bits.
 template <int kQuads>
-__device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t found, Shared& s) {
-  const int above = DigitShift(digit - 1);
-  const int shift = DigitShift(digit);
+__device__ __forceinline__ void CountNext(const Keys& in, const Range& range, int shift,
+                                          Shared& s) {
   for (int at = static_cast<int>(threadIdx.x) / 32 * kChunk<kQuads>; at < in.n;
        at += kTile<kQuads>) {
     const Chunk<kQuads> c = ReadChunk<kQuads>(in, at);
@@ -240,20 +262,19 @@ __device__ __forceinline__ void CountNext(const Keys& in, int digit, uint32_t fo
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t key = c.key[i][j];
-        if (key >> above == found >> above) {
-          atomicAdd(&s.bins[(key >> shift) & DigitMask(digit)], 1u);
-        }
+        if (range.Has(key)) atomicAdd(&s.bins[(key - range.low) >> shift], 1u);
       }
     }
   }
 }
 
-// Writes the candidates with keys above `threshold` and the first `ties` of those equal to it, of
-// which `above` and `equal` lie before this block.
-template <int kQuads>
-__device__ __forceinline__ void Collect(const TopKArgs& a, int64_t list, const Keys& in,
-                                        uint32_t threshold, uint32_t ties, uint32_t above,
-                                        uint32_t equal, Shared& s) {
+// Calls put(n, i, key) for the keys above `threshold` and the first `ties` of those equal to it, of
+// which `above` and `equal` lie before this block: i is the key's place in the block, n how many
+// such keys lie before it. Returns `above`, and those of the block.
+template <int kQuads, typename Put>
+__device__ __forceinline__ uint32_t Collect(const Keys& in, uint32_t threshold, uint32_t ties,
+                                            uint32_t above, uint32_t equal, Shared& s,
+                                            const Put& put) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int turn = 0;
@@ -294,8 +315,7 @@ __device__ __forceinline__ void Collect(const TopKArgs& a, int64_t list, const K
           const uint32_t n_above = above + (at_key & 0xffff);
           const uint32_t n_equal = equal + (at_key >> 16);
           if (key > threshold || n_equal < ties) {
-            a.Put(list, static_cast<int>(n_above + min(n_equal, ties)),
-                  in.first + at + 128 * i + 4 * lane + j);
+            put(static_cast<int>(n_above + min(n_equal, ties)), at + 128 * i + 4 * lane + j, key);
           }
           at_key += key > threshold ? 1u : 0x10000u;
         }
@@ -305,6 +325,80 @@ __device__ __forceinline__ void Collect(const TopKArgs& a, int64_t list, const K
     above += total & 0xffff;
     equal += total >> 16;
   }
+  return above;
+}
+
+// The end of a selection whose key of rank k is number `rank` of a range of few keys.
+template <int kQuads>
+__device__ __forceinline__ void CollectListed(const TopKArgs& a, int64_t list, const Keys& in,
+                                              int n_blocks, const Range& range, uint32_t rank,
+                                              Shared& s) {
+  const int block = static_cast<int>(blockIdx.x);
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const auto n_own = static_cast<int>(
+      Collect<kQuads>(in, range.low - 1, 0, 0, 0, s, [&s](int n, int i, uint32_t key) {
+        s.own[n] = key;
+        s.own_at[n] = i;
+      }));
+  if (tid < 128) s.own[n_own + tid] = kNoKey;
+  __syncthreads();
+  for (int i = tid; i - lane < n_own; i += kThreads) {
+    const uint32_t above = i < n_own ? s.own[i] - range.low : 0;
+    const bool in_range = i < n_own && above >> range.shift == 0;
+    const uint32_t of_range = __ballot_sync(kAllLanes, in_range);
+    const int n_above = min(n_own - (i - lane), 32) - __popc(of_range);
+    uint32_t first = 0;
+    if (lane < n_blocks) {
+      if (of_range != 0) first = atomicAdd(InBlock(&s.n_range, lane), __popc(of_range));
+      if (lane > block && n_above > 0) atomicAdd(InBlock(&s.above_before, lane), n_above);
+    }
+    for (int to = 0; to < n_blocks && of_range != 0; ++to) {
+      const uint32_t at = __shfl_sync(kAllLanes, first, to) + __popc(of_range & ((1u << lane) - 1));
+      if (in_range) *InBlock(&s.range[at], to) = above << kBlockBits | static_cast<uint32_t>(block);
+    }
+  }
+  ClusterSync();  // the last use of another block's memory lies before
+
+  const auto n_range = static_cast<int>(s.n_range);
+  uint32_t threshold = 0;  // above the beginning of the range: the digits found
+  int shift = range.shift;
+#pragma unroll 1
+  for (int digit = 0; shift > 0; ++digit) {
+    const int n_bits = min(shift, 8);
+    shift -= n_bits;
+    for (int i = tid; i < n_range; i += kThreads) {
+      const uint32_t bin = (s.range[i] >> kBlockBits ^ threshold) >> shift;
+      if (bin >> n_bits == 0) atomicAdd(&s.few_bins[digit][bin], 1u);
+    }
+    __syncthreads();
+    if (tid < 32) {  // other warps that look for the same would be in the way
+      const FewFound found = FindFew(s.few_bins[digit], rank);
+      if (tid == 0) s.found = found;
+    }
+    __syncthreads();
+    threshold |= s.found.bin << shift;
+    rank = s.found.rank;
+    if (rank == s.found.n) break;  // all of them are chosen
+  }
+  uint32_t before = 0;  // in earlier blocks: keys above (low half) and equal (high half)
+  for (int i = tid; i < n_range; i += kThreads) {
+    const uint32_t key = s.range[i] >> kBlockBits;
+    if (static_cast<int>(s.range[i] & ((1u << kBlockBits) - 1)) >= block) continue;
+    before += key > threshold ? 1u : key == threshold ? 0x10000u : 0u;
+  }
+  before = __reduce_add_sync(kAllLanes, before);
+  if (lane == 0 && before != 0) {
+    atomicAdd(&s.above_before, before & 0xffff);
+    atomicAdd(&s.equal_before, before >> 16);
+  }
+  __syncthreads();
+  Keys own = in;
+  own.n = n_own;
+  own.kept = s.own;
+  own.n_kept = kOwnKeys;
+  Collect<1>(own, range.low | threshold, rank, s.above_before, s.equal_before, s,
+             [&](int n, int i, uint32_t) { a.Put(list, n, in.first + s.own_at[i]); });
 }
 
 // Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
@@ -327,20 +421,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   PrefetchSelection(a, blockIdx.z);
   for (int i = tid; i < kBins; i += kThreads) s.bins[i] = 0;
   for (int i = tid; i < kDigits * kBins; i += kThreads) (&s.totals[0][0])[i] = 0;
-  if (tid == 0) s.above = s.equal = s.above_before = s.equal_before = 0;
-  ClusterSync();  // every block runs and has zeroed what others add to
+  for (int i = tid; i < 3 * kFewBins; i += kThreads) (&s.few_bins[0][0])[i] = 0;
+  if (tid == 0) s.n_range = s.above = s.equal = s.above_before = s.equal_before = 0;
+  __syncthreads();
+  ClusterArrive();
   GridWait();
 
   const int64_t seq = blockIdx.z;
   const int64_t list = seq * gridDim.y + blockIdx.y;
-  if (a.keep != nullptr && a.keep[seq] != 0) return;
+  if (a.keep != nullptr && a.keep[seq] != 0) return ClusterWait();
   const int n = a.CandidatesOf(list);
   const int k = a.Picks(a.n_pick[seq], n);
   if (block == 0 && tid == 0) a.Finish(list, k);
   if (k == n) {
     for (int i = block * kThreads + tid; i < n; i += n_blocks * kThreads) a.Put(list, i, i);
   }
-  if (k == 0 || k == n) return;
+  if (k == 0 || k == n) return ClusterWait();
 
   const int width = static_cast<int>(CeilDiv(n, 4 * n_blocks)) * 4;
   const int first = min(n, block * width);
@@ -356,14 +452,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   in.n_kept = n_kept;
   in.first = first;
 
-  Found found{0, static_cast<uint32_t>(k)};
-  uint32_t threshold = 0;
+  FewFound found{.rank = static_cast<uint32_t>(k)};
+  Range range{0, 32};
   uint32_t above = 0;
-  for (int digit = 0; digit < kDigits; ++digit) {
+  bool few = false;
+  for (int digit = 0; range.shift > 0 && !few; ++digit) {
+    const int shift = max(range.shift - kDigitBits, 0);
     if (digit == 0) {
       CountFirst<kQuads>(in, static_cast<uint32_t>(k), s);
+      ClusterWait();  // every block runs and has zeroed what others add to
     } else {
-      CountNext<kQuads>(in, digit, threshold, s);
+      CountNext<kQuads>(in, range, shift, s);
     }
     __syncthreads();
     // The blocks add up their bins, each block a share of them.
@@ -378,12 +477,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (high != 0) atomicAdd(total + 1, high);
     ClusterSync();
     found = FindBin(s, total[1], total[0], found.rank);
-    threshold |= found.bin << DigitShift(digit);
+    range = digit == 0 ? OfFirstBin(found.bin) : Range{range.low | found.bin << shift, shift};
+    if (range.shift == 32) {
+      found.rank = static_cast<uint32_t>(k);
+      continue;
+    }
+    few = found.n <= kRangeKeys && static_cast<uint32_t>(k) - found.rank + found.n <= kOwnKeys;
     const auto bin = static_cast<int>(found.bin);
     above += (high_bin > bin ? high : 0) + (low_bin > bin ? low : 0);
-    if (digit == kDigits - 1 && low_bin == bin) s.equal = low;
-    if (digit == kDigits - 1 && high_bin == bin) s.equal = high;
+    if (low_bin == bin) s.equal = low;
+    if (high_bin == bin) s.equal = high;
   }
+  if (few) return CollectListed<kQuads>(a, list, in, n_blocks, range, found.rank, s);
   above = __reduce_add_sync(kAllLanes, above);
   if (tid % 32 == 0 && above != 0) atomicAdd(&s.above, above);
   __syncthreads();
@@ -392,7 +497,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     atomicAdd(InBlock(&s.equal_before, tid), s.equal);
   }
   ClusterSync();  // the last use of another block's memory lies before
-  Collect<kQuads>(a, list, in, threshold, found.rank, s.above_before, s.equal_before, s);
+  Collect<kQuads>(in, range.low, found.rank, s.above_before, s.equal_before, s,
+                  [&](int n_before, int i, uint32_t) { a.Put(list, n_before, in.first + i); });
 }
 
 // --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The

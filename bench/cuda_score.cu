@@ -61,20 +61,28 @@ class Bench {
   }
 
   void Summaries(int n, int32_t unit, SummaryKind kind, bool per_head) {
+    const DType format = SummaryFormat(kind, DType::kBF16);
     const int64_t rows = kTokens / std::min(unit, kBlock);
     const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(SummaryArrays(kind)) *
                           static_cast<size_t>(n_kv_heads_) * kDim;
     const Memory memory = Allocate(4 * values);
     CheckLaunch(cudaMemset(memory.get(), 0, 4 * values), "fill");
-    const StateView summaries{.base = As<std::byte>(memory),
-                              .block_table = As<int32_t>(table_),
-                              .block_units = std::max(1, kBlock / unit),
-                              .unit_blocks = std::max(1, unit / kBlock),
-                              .row_bytes = int64_t{4} * SummaryArrays(kind) * n_kv_heads_ * kDim};
+    const StateView summaries{
+        .base = As<std::byte>(memory),
+        .block_table = As<int32_t>(table_),
+        .block_units = std::max(1, kBlock / unit),
+        .unit_blocks = std::max(1, unit / kBlock),
+        .row_bytes = static_cast<int64_t>(DTypeBytes(
+            format, size_t{kDim} * static_cast<size_t>(SummaryArrays(kind) * n_kv_heads_)))};
     for (const int n_rows : {1, 512}) {
       if (per_head || n_rows > n) continue;  // the same in both
-      const BlockSummaryArgs args{
-          .kv = kv_, .out = summaries, .n_rows = n_rows, .n_seqs = 1, .unit = unit, .kind = kind};
+      const BlockSummaryArgs args{.kv = kv_,
+                                  .out = summaries,
+                                  .n_rows = n_rows,
+                                  .n_seqs = 1,
+                                  .unit = unit,
+                                  .kind = kind,
+                                  .format = format};
       Run(kind == SummaryKind::kMeanStd ? "BlockSummary mean std" : "BlockSummary", args, n, n_rows,
           unit, per_head, &cuda::BlockSummary);
     }
@@ -89,7 +97,8 @@ class Bench {
                               .dk = kDim,
                               .lists = per_head ? n_kv_heads_ : 1,
                               .unit = unit,
-                              .kind = kind};
+                              .kind = kind,
+                              .format = format};
     Run(kind == SummaryKind::kMinMax ? "BlockScore bound" : "BlockScore", args, n, 1, unit,
         per_head, &cuda::BlockScore);
   }

@@ -18,8 +18,20 @@ FAULTS_OF_CHOICES = {
         LISTED, "n_listed <= kListed", "n_listed <= 2 * kListed"),
     "listed_ties_are_one_short": (LISTED, "n_equal >= ties", "n_equal + 1 >= ties"),
     "listed_digits_have_bits_of_the_last": (LISTED, "bin >> n_bits == 0", "bin < kFewBins"),
+    "bounds_in_16_bits_lack_a_value": (
+        KERNELS + "summary.cu", "ToF32(four.v[3])", "ToF32(four.v[2])"),
+    "bounds_on_a_cpu_are_all_low": (
+        "src/backend/cpu/score_kernels.cc", "? of + DTypeBytes(kFormat, width) : nullptr",
+        "? of + 0 * width : nullptr"),
+    "bounds_on_a_cpu_are_stored_over_each_other": (
+        "src/backend/cpu/score_kernels.cc", "store(high[0], high[1], width + to)",
+        "store(high[0], high[1], 0 * width + to)"),
     "decode_scores_by_the_higher_halves": (ROWS, "scaled - ToF32(high)", "0 * scaled"),
     "decode_scores_of_each_second_four_heads": (ROWS, "first += kHeads", "first += 2 * kHeads"),
     "decode_scores_of_the_next_token": (ROWS, ".end = seq.kv_len - age", ".end = seq.kv_len"),
     "decode_scores_forget_a_warp": (ROWS, "i < n_warps; ++i) v", "i + 1 < n_warps; ++i) v"),
+}
+CHECKS_OF_CHOICES = {
+    "bounds_on_a_cpu_are_all_low": ("parity_test", "*BlockScore*"),
+    "bounds_on_a_cpu_are_stored_over_each_other": ("parity_test", "*BlockSummary*"),
 }

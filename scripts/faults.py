@@ -3,7 +3,7 @@ place. And which tests look for them, on a card and without one.
 """
 
 from attend_faults import CHECKS_OF_ATTENTION, FAULTS_OF_ATTENTION
-from choice_faults import FAULTS_OF_CHOICES
+from choice_faults import CHECKS_OF_CHOICES, FAULTS_OF_CHOICES
 from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACKEND, NAMELESS,
                          PLACEMENT, PLAN_BANK, POSTED)
 from index_faults import CHECKS_OF_INDEX, FAULTS_OF_INDEX
@@ -755,7 +755,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                                "heads_of_a_prompt_that_lie_alone_by_their_numbers",
                                "results_of_some_heads_side_by_side")},
                **CHECKS_OF_ROWS_BY_HEAD, **CHECKS_OF_VALUES, **CHECKS_OF_ATTENTION,
-               **CHECKS_OF_INDEX,
+               **CHECKS_OF_INDEX, **CHECKS_OF_CHOICES,
                "src/backend/ops.cc": ("fusion_test", "CostOfOps.*"),
                **{f"a_unit_is_complete_{when}": ("parity_test", "CompletedUnits.*")
                   for when in ("one_token_late", "when_it_begins")},

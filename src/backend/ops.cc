@@ -148,7 +148,8 @@ struct CostVisitor {
       const uint64_t values = U(a.kv.n_kv_heads) * U(a.kv.dk);
       const int64_t tokens = int64_t{end - begin} * UnitsOf(a.unit, a.every);
       c.kv_bytes += KvBytes(a.kv, tokens * a.kv.n_kv_heads, /*values=*/false);
-      c.bytes_written += 4 * U(SummaryArrays(a.kind)) * U(end - begin) * values;
+      c.bytes_written +=
+          DTypeBytes(a.format, 1) * U(SummaryArrays(a.kind)) * U(end - begin) * values;
       c.flops += U(SummaryArrays(a.kind)) * U(tokens) * values;
     }
     c.bytes_read = c.kv_bytes;
@@ -160,7 +161,7 @@ struct CostVisitor {
       if (a.seqs[s].q_len == 0) continue;
       const uint64_t arrays = U(SummaryArrays(a.kind));
       const uint64_t units = U(UnitsOf(a.seqs[s].kv_len, a.unit));
-      c.kv_bytes += 4 * U(a.dk) * units * arrays * U(a.n_kv_heads);
+      c.kv_bytes += DTypeBytes(a.format, 1) * U(a.dk) * units * arrays * U(a.n_kv_heads);
       c.bytes_read += 4 * U(a.dk) * U(a.n_heads);
       c.bytes_written += 4 * U(a.lists) * units;
       c.flops += 2 * units * arrays * U(a.n_heads) * U(a.dk);

@@ -195,6 +195,11 @@ OMNIKV_HOST_DEVICE inline int32_t SummaryArrays(SummaryKind kind) {
   return kind == SummaryKind::kMinMax || kind == SummaryKind::kMeanStd ? 2 : 1;
 }
 
+// The format of a summary of K: bounds of 16-bit numbers are such numbers.
+OMNIKV_HOST_DEVICE inline DType SummaryFormat(SummaryKind kind, DType k) {
+  return kind == SummaryKind::kMinMax && (k == DType::kF16 || k == DType::kBF16) ? k : DType::kF32;
+}
+
 // The units whose last token is a row of the step: the first, and past the last.
 struct UnitRange {
   int32_t begin, end;
@@ -208,12 +213,13 @@ OMNIKV_HOST_DEVICE inline UnitRange CompletedUnits(const SeqMeta& seq, int32_t u
 struct BlockSummaryArgs {
   KvView kv;
   const SeqMeta* seqs = nullptr;
-  StateView out;  // rows of f32 [arrays, n_kv_heads, dk]
+  StateView out;  // rows of `format` [arrays, n_kv_heads, dk]
   int32_t n_rows = 0;
   int32_t n_seqs = 0;
   int32_t unit = 1;   // tokens
   int32_t every = 1;  // tokens, up to unit
   SummaryKind kind = SummaryKind::kMean;
+  DType format = DType::kF32;  // or SummaryFormat
 
   bool operator==(const BlockSummaryArgs&) const = default;
 };
@@ -227,7 +233,7 @@ struct BlockSummaryArgs {
 // Sequences without rows keep their scores.
 struct BlockScoreArgs {
   const float* q = nullptr;  // [n_rows, n_heads, dk]
-  StateView summaries;       // rows of f32 [arrays, n_kv_heads, dk]
+  StateView summaries;       // rows of `format` [arrays, n_kv_heads, dk]
   const SeqMeta* seqs = nullptr;
   float* out = nullptr;  // [n_seqs, lists, stride]
   int64_t stride = 0;    // units
@@ -239,6 +245,7 @@ struct BlockScoreArgs {
   int32_t unit = 1;   // tokens
   int32_t sinks = 0;  // units
   SummaryKind kind = SummaryKind::kMean;
+  DType format = DType::kF32;  // of kMinMax also f16 or bf16
   HeadReduce heads = HeadReduce::kMax;
   float scale = 1;
 

@@ -56,7 +56,8 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   }
   OKV_ASSIGN_OR_RETURN(prepared.settings,
                        PolicySettings::Parse(info.name, info.settings, options.settings));
-  PolicyContext context = ContextOf(core.config, core.bank->config().max_tokens);
+  PolicyContext context =
+      ContextOf(core.config, core.bank->config().max_tokens, core.bank->config().dtype);
   context.backend = core.backend.get();
   context.max_rows = core.work.max_rows;
   context.max_seqs = max_seqs;

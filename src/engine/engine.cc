@@ -58,8 +58,9 @@ class EngineImpl : public Engine {
   }
   Status CheckPolicy(const PolicyOptions& policy) const override {
     const bool fetches = core_->plan.host_layers > 0;
-    OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> prepared,
-                         PolicyFor(policy, core_->config, context(), fetches));
+    OKV_ASSIGN_OR_RETURN(
+        const std::unique_ptr<Policy> prepared,
+        PolicyFor(policy, core_->config, context(), core_->bank->config().dtype, fetches));
     return CheckLayout(*core_, policy.name, *prepared);
   }
 
@@ -255,7 +256,8 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, EngineM
         plan.context, core.config.max_context);
   }
   OKV_RETURN_IF_ERROR(
-      PolicyFor(options.policy, core.config, plan.context, plan.host_layers > 0).status());
+      PolicyFor(options.policy, core.config, plan.context, plan.kv_dtype, plan.host_layers > 0)
+          .status());
   if (options.on_plan) options.on_plan(NeedsOf(plan, *core.backend));
   OKV_RETURN_IF_ERROR(OpenBank(core));  // its memory of the host comes while weights load
   if (options.check) {

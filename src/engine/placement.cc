@@ -44,7 +44,7 @@ StepLimits LimitsOf(const ModelConfig& config, std::optional<DType> weights, int
 
 }  // namespace
 
-PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
+PolicyContext ContextOf(const ModelConfig& config, int64_t context, DType kv_dtype) {
   const int32_t n_layers = GlobalLayers(config);
   return {.model_name = config.name,
           .model_path = config.path,
@@ -52,13 +52,14 @@ PolicyContext ContextOf(const ModelConfig& config, int64_t context) {
           .n_heads = config.n_heads,
           .n_kv_heads = config.n_kv_heads,
           .dk = config.head_dim,
+          .kv_dtype = kv_dtype,
           .max_context = context,
           .inv_freq = std::vector<const float*>(static_cast<size_t>(n_layers), nullptr)};
 }
 
 PolicyContext ContextOn(Backend& backend, const ModelConfig& config, const BankConfig& bank,
                         const MemoryPlan& plan) {
-  PolicyContext context = ContextOf(config, plan.context);
+  PolicyContext context = ContextOf(config, plan.context, plan.kv_dtype);
   context.backend = &backend;
   context.max_rows = plan.chunk;
   context.by_layer = plan.by_layer;
@@ -69,13 +70,13 @@ PolicyContext ContextOn(Backend& backend, const ModelConfig& config, const BankC
 }
 
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
-                                          int64_t context, bool fetches) {
+                                          int64_t context, DType kv_dtype, bool fetches) {
   OKV_ASSIGN_OR_RETURN(const PolicyInfo* info,
                        ResolvePolicy(options.name, config.name, GlobalLayers(config)));
   OKV_ASSIGN_OR_RETURN(auto settings,
                        PolicySettings::Parse(info->name, info->settings, options.settings));
   std::unique_ptr<Policy> policy = info->make();
-  PolicyContext policy_context = ContextOf(config, context);
+  PolicyContext policy_context = ContextOf(config, context, kv_dtype);
   policy_context.fetches = fetches;
   OKV_RETURN_IF_ERROR(policy->Prepare(policy_context, settings));
   return policy;
@@ -180,8 +181,7 @@ bool SumsAway(const EngineOptions& options, const Backend& backend, const Declar
          options.host_reads != "fetch";
 }
 
-// What `n_seqs` sequences take on the card for V of few tokens, where V alone are away. `reads` is
-// by layer of the bank.
+// Of the card, for V of few tokens of `n_seqs` sequences where V alone are away; reads: by layer.
 size_t ValuesBytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs,
                    const MemoryPlan& plan) {
   return plan.sums_away ? 0 : FetchedValues::Bytes(bank, reads, n_seqs);
@@ -282,7 +282,8 @@ class Placement {
     for (const PolicyInfo& info : AllPolicies()) {
       EngineOptions other = options_;
       other.place = "auto";
-      const auto policy = PolicyFor({.name = info.name}, config_, plan.context, /*fetches=*/true);
+      const auto policy =
+          PolicyFor({.name = info.name}, config_, plan.context, plan.kv_dtype, /*fetches=*/true);
       if (!policy.ok()) continue;
       MemoryPlan placed = plan;
       placed.may_leave = true;
@@ -555,7 +556,8 @@ class Planner {
   }
 
   Status SetPolicy() {
-    auto policy = PolicyFor(options_.policy, config_, plan_.context, /*fetches=*/true);
+    auto policy =
+        PolicyFor(options_.policy, config_, plan_.context, plan_.kv_dtype, /*fetches=*/true);
     policy_status_ = policy.status();
     if (!policy.ok()) return {};
     policy_ = std::move(*policy);
@@ -728,8 +730,8 @@ class Planner {
     LogInfo("the context is cut from {} to {} tokens: {}", asked_, plan_.context, sizes_);
     if (policy_ == nullptr || !plan_.heads_apart) return {};
     // It keeps a share of the context.
-    OKV_ASSIGN_OR_RETURN(const auto fitting,
-                         PolicyFor(options_.policy, config_, plan_.context, /*fetches=*/true));
+    OKV_ASSIGN_OR_RETURN(const auto fitting, PolicyFor(options_.policy, config_, plan_.context,
+                                                       plan_.kv_dtype, /*fetches=*/true));
     const bool by_layer = plan_.by_layer;
     PlanPolicy(config_, *fitting, options_.max_sessions, plan_);
     if (by_layer) PassByLayer(config_, *fitting, options_.max_sessions, plan_);

@@ -105,7 +105,7 @@ MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
 // The model as its policies see it, for sessions of `context` tokens: without memory for their
 // state, and without rotations.
-PolicyContext ContextOf(const ModelConfig& config, int64_t context);
+PolicyContext ContextOf(const ModelConfig& config, int64_t context, DType kv_dtype);
 
 // The same with a backend, in an engine of such a plan whose bank is `bank`.
 PolicyContext ContextOn(Backend& backend, const ModelConfig& config, const BankConfig& bank,
@@ -114,7 +114,7 @@ PolicyContext ContextOn(Backend& backend, const ModelConfig& config, const BankC
 // A policy prepared for a model without memory, for sessions of `context` tokens, with some layers'
 // K/V on the host (`fetches`) or none; kInvalidArgument where the model or a setting is against it.
 Result<std::unique_ptr<Policy>> PolicyFor(const PolicyOptions& options, const ModelConfig& config,
-                                          int64_t context, bool fetches);
+                                          int64_t context, DType kv_dtype, bool fetches);
 // TableSpec::max_held of the global-attention layers under `policy`, for `context` tokens, if its
 // prompts pass chunk by chunk; of the heads of a class.
 int64_t MaxHeld(const Policy& policy, int64_t context, int32_t head_class = 0);

@@ -197,7 +197,7 @@ Status Scheduler::Check(Waiting& waiting) const {
   OKV_ASSIGN_OR_RETURN(waiting.key, GroupPool::KeyOf(core_, request.policy));
   OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> policy,
                        PolicyFor(request.policy, core_.config, core_.bank->config().max_tokens,
-                                 core_.plan.host_layers > 0));
+                                 core_.bank->config().dtype, core_.plan.host_layers > 0));
   OKV_RETURN_IF_ERROR(CheckLayout(core_, request.policy.name, *policy));
   const int64_t total = TotalTokens(request);
   return CheckBlocks(

@@ -80,7 +80,7 @@ Status Scheduler::Bring(Bringing bringing, int32_t but) {
   // Files have the rows of all tokens.
   OKV_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> full,
                        PolicyFor({.name = "full"}, core_.config, core_.bank->config().max_tokens,
-                                 core_.plan.host_layers > 0));
+                                 core_.bank->config().dtype, core_.plan.host_layers > 0));
   bringing.own = MostBlocks(core_, *full, length, length);
   bringing.most.resize(bringing.own.size());
   BlockCounts all = bringing.own;

@@ -89,7 +89,8 @@ void BlockChoice::MakeKeys(int32_t chooser, const AttendArgs& attend) {
                                              .n_seqs = attend.n_seqs,
                                              .unit = Unit(),
                                              .every = rule_.every,
-                                             .kind = rule_.kind});
+                                             .kind = rule_.kind,
+                                             .format = Format()});
 }
 
 void BlockChoice::Plan(const LayerStep& step, AttendArgs& attend) {
@@ -120,6 +121,7 @@ BlockScoreArgs BlockChoice::ScoreOf(const StateView& summaries, const AttendArgs
           .unit = Unit(),
           .sinks = rule_.blocks.sinks,
           .kind = rule_.kind,
+          .format = Format(),
           .heads = rule_.heads};
 }
 

@@ -109,7 +109,12 @@ class BlockChoice : public Policy {
   int64_t InLastBlock(const SeqLength& at) const { return (at.tokens - 1) % Unit() + 1; }
   int64_t SummaryBytes() const {
     const int64_t heads = rule_.own_keys ? rule_.key_heads : context_.n_kv_heads;
-    return int64_t{4} * SummaryArrays(rule_.kind) * heads * context_.dk;
+    return static_cast<int64_t>(
+        DTypeBytes(Format(), static_cast<size_t>(SummaryArrays(rule_.kind) * heads * context_.dk)));
+  }
+  // Of summaries. Keys of the policy's own are f32.
+  DType Format() const {
+    return rule_.own_keys ? DType::kF32 : SummaryFormat(rule_.kind, context_.kv_dtype);
   }
   // While everything fits, attention to everything is as good as choosing, and cheaper where all of
   // it is near.

@@ -35,6 +35,7 @@ struct PolicyContext {
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;
   int32_t dk = 0;
+  DType kv_dtype = DType::kF16;
   int32_t max_rows = 0;     // rows of the largest step
   int32_t max_seqs = 1;     // sequences whose state it keeps: RowMeta::seq is below
   int64_t max_context = 0;  // tokens
@@ -45,9 +46,7 @@ struct PolicyContext {
   // First prompts pass layer by layer: what it keeps for the length of a prompt is of one layer.
   bool by_layer = false;
   bool force_indices = false;  // tests: no dense shortcut, whatever the length
-  // Some layers' K/V are fetched before they are read: a selection of all tokens is cheaper than
-  // none.
-  bool fetches = false;
+  bool fetches = false;  // K/V of some layers are fetched: to choose all is cheaper than not to
   // Tokens whose K/V one layer reads in the time that one selection takes: Backend::SelectionBytes.
   int64_t selection_tokens = 0;
   // The tokens of a text, and those that end a user's turn in the model's chat format. Both null
@@ -121,8 +120,9 @@ class Policy {
     return {};
   }
 
-  // Enqueues what a decode step of `variant` needs once, before its first layer. Rows of a prompt of
-  // the same group may be in the step: what this prepares, Plan and Observe of these must not change.
+  // Enqueues what a decode step of `variant` needs once, before its first layer. Rows of a prompt
+  // of the same group may be in the step: what this prepares, Plan and Observe of these must not
+  // change.
   virtual void BeginStep(int32_t variant, const AttendArgs& step) {
     static_cast<void>(variant);
     static_cast<void>(step);

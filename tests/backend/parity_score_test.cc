@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <span>
 
@@ -345,29 +346,56 @@ TEST(CompletedUnits, HaveTheirLastTokenInTheStep) {
 constexpr SummaryKind kSummaryKinds[] = {SummaryKind::kMean, SummaryKind::kMax,
                                          SummaryKind::kMinMax, SummaryKind::kMeanStd};
 
-// Summaries of a step's units, where those of other units are poison that must stay.
+// Rows of summaries of a format, of an even number of values, in `memory`.
+StateView SummariesOf(const Bank& bank, int32_t unit, int64_t values, DType format,
+                      std::vector<float>& memory) {
+  if (format == DType::kF32) return bank.States(unit, values, memory);
+  return bank.States(unit, values / 2, memory, std::bit_cast<float>(0x42424242));  // two numbers
+}
+
+std::vector<float> ValuesOf(const std::vector<float>& memory, DType format) {
+  std::vector<float> values(4 * memory.size() / DTypeBytes(format, 1));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = LoadAsF32(format, memory.data(), i);
+  return values;
+}
+
+// Summaries of a step's units, where those of other units are poison that must stay. Bounds of
+// 16-bit numbers are in that format what they are in f32.
 std::vector<float> CheckSummary(const Attention& data, SummaryKind kind, int32_t unit,
                                 int32_t every = 1) {
   const Shape& shape = data.shape;
   const int64_t values = int64_t{SummaryArrays(kind)} * shape.n_kv_heads * shape.dk;
   const bool exact = kind == SummaryKind::kMax || kind == SummaryKind::kMinMax;
-  const Outputs want =
-      Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} of {} kind {}",
-                        shape.n_kv_heads, shape.dk, DTypeName(shape.dtype), data.step.n_rows(),
-                        unit, every, static_cast<int>(kind)),
-            [&](const Execute& run) {
-              std::vector<float> out;
-              run(BlockSummaryArgs{.kv = data.bank.View(),
-                                   .seqs = data.step.seqs.data(),
-                                   .out = data.bank.States(unit, values, out),
-                                   .n_rows = data.step.n_rows(),
-                                   .n_seqs = data.step.n_seqs(),
-                                   .unit = unit,
-                                   .every = every,
-                                   .kind = kind});
-              return Outputs{{"out", out, exact ? 0 : 1e-5}};
-            });
-  return want[0].values;
+  const auto summaries = [&](DType format) {
+    const Outputs want =
+        Check(fmt::format("BlockSummary {} heads of {} {} rows {} unit {} of {} kind {} in {}",
+                          shape.n_kv_heads, shape.dk, DTypeName(shape.dtype), data.step.n_rows(),
+                          unit, every, static_cast<int>(kind), DTypeName(format)),
+              [&](const Execute& run) {
+                std::vector<float> out;
+                run(BlockSummaryArgs{.kv = data.bank.View(),
+                                     .seqs = data.step.seqs.data(),
+                                     .out = SummariesOf(data.bank, unit, values, format, out),
+                                     .n_rows = data.step.n_rows(),
+                                     .n_seqs = data.step.n_seqs(),
+                                     .unit = unit,
+                                     .every = every,
+                                     .kind = kind,
+                                     .format = format});
+                return Outputs{{"out", ValuesOf(out, format), exact ? 0 : 1e-5}};
+              });
+    return want[0].values;
+  };
+  std::vector<float> wide = summaries(DType::kF32);
+  if (const DType format = SummaryFormat(kind, shape.dtype); format != DType::kF32) {
+    const std::vector<float> narrow = summaries(format);
+    EXPECT_EQ(narrow.size(), wide.size());
+    for (size_t i = 0; i < wide.size(); ++i) {
+      if (std::isnan(wide[i])) continue;  // poison
+      EXPECT_EQ(narrow[i], wide[i]) << i;
+    }
+  }
+  return wide;
 }
 
 TEST_F(ParityTest, BlockSummary) {
@@ -492,6 +520,14 @@ TEST_F(ParityTest, MeanAndDeviationOfFewTokensAreTheirBounds) {
   }
 }
 
+StateView MadeUpSummaries(const Bank& bank, int32_t unit, int64_t values, DType format,
+                          Random& random, std::vector<float>& memory) {
+  const StateView view = SummariesOf(bank, unit, values, format, memory);
+  const std::vector<float> all = random.Floats(4 * memory.size() / DTypeBytes(format, 1));
+  for (size_t i = 0; i < all.size(); ++i) StoreFromF32(format, memory.data(), i, all[i]);
+  return view;
+}
+
 TEST_F(ParityTest, BlockScore) {
   Random random(36);
   struct Heads {
@@ -517,15 +553,18 @@ TEST_F(ParityTest, BlockScore) {
       for (const int32_t unit : {16, 64, 128}) {
         const int64_t stride = 1700 / unit + 5;
         const size_t units = seqs.size() * static_cast<size_t>(stride);
+        const DType format = kind != SummaryKind::kMinMax || unit == 64 ? DType::kF32
+                             : unit == 16                               ? DType::kBF16
+                                                                        : DType::kF16;
         std::vector<float> memory;
         const StateView summaries =
-            bank.States(unit, int64_t{SummaryArrays(kind)} * heads.n_kv_heads * heads.dk, memory);
-        for (float& v : memory) v = random.Floats(1)[0];
+            MadeUpSummaries(bank, unit, int64_t{SummaryArrays(kind)} * heads.n_kv_heads * heads.dk,
+                            format, random, memory);
         for (const HeadReduce reduce : kHeadReduces) {
           for (const int32_t lists : {1, heads.n_kv_heads}) {
-            Check(fmt::format("BlockScore {}/{} heads of {} kind {} unit {} by {} lists {}",
+            Check(fmt::format("BlockScore {}/{} heads of {} kind {} in {} unit {} by {} lists {}",
                               heads.n_heads, heads.n_kv_heads, heads.dk, static_cast<int>(kind),
-                              unit, static_cast<int>(reduce), lists),
+                              DTypeName(format), unit, static_cast<int>(reduce), lists),
                   [&](const Execute& run) {
                     std::vector<float> out(units * static_cast<size_t>(lists), kPoison);
                     // None, one, and more than some sequences have units.
@@ -543,6 +582,7 @@ TEST_F(ParityTest, BlockScore) {
                                        .unit = unit,
                                        .sinks = sinks,
                                        .kind = kind,
+                                       .format = format,
                                        .heads = reduce,
                                        .scale = 0.125f});
                     return Outputs{{"out", out}};
@@ -566,13 +606,14 @@ TEST_F(ParityTest, BlockScoreOfManyUnits) {
     const int32_t dk = n_kv_heads == 2 ? 128 : 48;
     const int32_t n_heads = 8 * n_kv_heads;
     const auto q = random.Floats(static_cast<size_t>(n_heads * dk));
-    for (const SummaryKind kind : {SummaryKind::kMean, SummaryKind::kMinMax}) {
+    for (const auto& [kind, format] : {std::pair{SummaryKind::kMean, DType::kF32},
+                                       {SummaryKind::kMinMax, DType::kF32},
+                                       {SummaryKind::kMinMax, DType::kBF16}}) {
       std::vector<float> memory;
-      const StateView summaries =
-          bank.States(16, int64_t{SummaryArrays(kind)} * n_kv_heads * dk, memory);
-      for (float& v : memory) v = random.Floats(1)[0];
-      Check(fmt::format("BlockScore {} KV heads of {} units kind {}", n_kv_heads, kUnits,
-                        static_cast<int>(kind)),
+      const StateView summaries = MadeUpSummaries(
+          bank, 16, int64_t{SummaryArrays(kind)} * n_kv_heads * dk, format, random, memory);
+      Check(fmt::format("BlockScore {} KV heads of {} units kind {} in {}", n_kv_heads, kUnits,
+                        static_cast<int>(kind), DTypeName(format)),
             [&](const Execute& run) {
               std::vector<float> out(static_cast<size_t>(kUnits * n_kv_heads), kPoison);
               run(BlockScoreArgs{.q = q.data(),
@@ -587,6 +628,7 @@ TEST_F(ParityTest, BlockScoreOfManyUnits) {
                                  .lists = n_kv_heads,
                                  .unit = 16,
                                  .kind = kind,
+                                 .format = format,
                                  .heads = HeadReduce::kSum,
                                  .scale = 0.125f});
               return Outputs{{"out", out}};

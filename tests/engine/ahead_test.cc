@@ -195,7 +195,7 @@ std::vector<Placed> EveryPolicy() {
       const PolicyOptions policy{
           .name = info.name, .settings = WithFiles(info, settings, 8, 2), .force_indices = true};
       all.push_back({policy, "device"});
-      const auto prepared = PolicyFor(policy, files->config, 256, /*fetches=*/false);
+      const auto prepared = PolicyFor(policy, files->config, 256, DType::kF16, /*fetches=*/false);
       EXPECT_TRUE(prepared.ok()) << prepared.status().message();
       if (!prepared.ok()) continue;
       const DeclaredReads reads = (*prepared)->Reads();

@@ -117,7 +117,7 @@ Status SharedStep(Engine& engine, const PolicyOptions& policy) {
 }
 
 std::unique_ptr<Policy> Prepared(const PolicyOptions& options) {
-  auto policy = PolicyFor(options, Model(), 300, /*fetches=*/false);
+  auto policy = PolicyFor(options, Model(), 300, DType::kF16, /*fetches=*/false);
   EXPECT_TRUE(policy.ok()) << policy.status().message();
   return std::move(*policy);
 }

@@ -115,7 +115,8 @@ Result<std::unique_ptr<Engine>> Make(const std::string& device, const Made& setu
   if (passes && plan.by_layer) {
     EXPECT_LT(setup.cap, kNoCap) << "there is room for all rows of a prompt";
   } else if (passes && setup.by_layer) {
-    const auto policy = PolicyFor(setup.policy, core->config, plan.context, /*fetches=*/false);
+    const auto policy =
+        PolicyFor(setup.policy, core->config, plan.context, plan.kv_dtype, /*fetches=*/false);
     PassByLayer(core->config, **policy, setup.sessions, plan);
   } else {
     EXPECT_EQ(plan.by_layer, keeps && !passes) << "the context is small enough for chunks";

@@ -146,11 +146,13 @@ Result<BenchEngine> OpenBenchEngine(const EngineOptions& options, const std::str
   bench.format = model.format;
   const int64_t context = options.context != 0 ? options.context : bench.config.max_context;
   const auto drops = [&](const PolicyOptions& options_of) {
-    const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);
+    const auto policy =
+        PolicyFor(options_of, bench.config, context, DType::kF16, /*fetches=*/false);
     return policy.ok() && ((*policy)->Kept().rows > 0 || MaxHeld(**policy, context) > 0);
   };
   const auto heads_apart = [&](const PolicyOptions& options_of) {
-    const auto policy = PolicyFor(options_of, bench.config, context, /*fetches=*/false);
+    const auto policy =
+        PolicyFor(options_of, bench.config, context, DType::kF16, /*fetches=*/false);
     return policy.ok() && (*policy)->Kept().HeadsDiffer();
   };
   EngineOptions planned = options;

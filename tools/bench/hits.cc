@@ -96,8 +96,8 @@ Status HitsBench::Run() {
   o_.engine.policy = o_.policy;
   OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(o_.engine, "", DType::kF32));
   const int64_t context = bench_.engine->context();
-  OKV_ASSIGN_OR_RETURN(const auto policy,
-                       PolicyFor(o_.policy, bench_.config, context, /*fetches=*/true));
+  OKV_ASSIGN_OR_RETURN(const auto policy, PolicyFor(o_.policy, bench_.config, context,
+                                                    bench_.kv_dtype, /*fetches=*/true));
   reads_ = ReadsByLayer(bench_.config, policy->Reads());
   if (reads_.n_selections == 0) {
     return InvalidArgument(

@@ -201,7 +201,7 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   const int64_t width = int64_t{a.kv.n_kv_heads} * a.kv.dk;
   const int64_t first = unit * a.unit;
   const int32_t n = UnitsOf(a.unit, a.every);  // tokens that count
-  auto* out = a.out.Row<float>(meta.table_off, static_cast<int32_t>(unit));
+  auto* out = a.out.Row<std::byte>(meta.table_off, static_cast<int32_t>(unit));
   const VF share = hn::Set(d, 1.0f / static_cast<float>(n));
   for (int32_t kv_head = 0; kv_head < a.kv.n_kv_heads; ++kv_head) {
     for (size_t at = 0; at < dk; at += kStep) {
@@ -240,14 +240,26 @@ void SummaryOf(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
           high[i] = hn::Add(sum[i], deviation);
         }
       }
-      float* to = out + kv_head * a.kv.dk + at;
+      const auto store = [&](VF lower, VF upper, int64_t to) {
+        const size_t bytes = DTypeBytes(a.format, static_cast<size_t>(to) + at);
+        if (a.format == DType::kF32) {
+          StoreStep<kType>(lower, upper, reinterpret_cast<float*>(out + bytes), dk - at);
+          return;
+        }
+        HWY_ALIGN float values[kStep];
+        StoreStep<kType>(lower, upper, values, kStep);
+        for (size_t i = 0; i < std::min(kStep, dk - at); ++i) {
+          StoreFromF32(a.format, out + bytes, i, values[i]);
+        }
+      };
+      const int64_t to = int64_t{kv_head} * a.kv.dk;
       if (a.kind == SummaryKind::kMean) {
-        StoreStep<kType>(hn::Mul(sum[0], share), hn::Mul(sum[1], share), to, dk - at);
+        store(hn::Mul(sum[0], share), hn::Mul(sum[1], share), to);
       } else if (a.kind == SummaryKind::kMax) {
-        StoreStep<kType>(high[0], high[1], to, dk - at);
+        store(high[0], high[1], to);
       } else {
-        StoreStep<kType>(low[0], low[1], to, dk - at);
-        StoreStep<kType>(high[0], high[1], to + width, dk - at);
+        store(low[0], low[1], to);
+        store(high[0], high[1], width + to);
       }
     }
   }
@@ -257,15 +269,33 @@ void Summary(const BlockSummaryArgs& a, int32_t seq, int64_t unit) {
   WithFormat(a.kv.k.dtype, [&](auto format) { SummaryOf<format()>(a, seq, unit); });
 }
 
+// Values of a summary from `at` on.
+template <DType kFormat>
+HWY_INLINE VF LoadSummary(const std::byte* values, size_t at, size_t n) {
+  const DF d;
+  if constexpr (kFormat == DType::kF32) {
+    return LoadFloats(reinterpret_cast<const float*>(values) + at, n);
+  } else {
+    using T = std::conditional_t<kFormat == DType::kF16, hwy::float16_t, hwy::bfloat16_t>;
+    const hn::Rebind<T, DF> half;
+    const T* from = reinterpret_cast<const T*>(values) + at;
+    if (n >= kLanes) return hn::PromoteTo(d, hn::LoadU(half, from));
+    alignas(64) T buffer[kLanes] = {};
+    std::memcpy(buffer, from, n * sizeof(T));
+    return hn::PromoteTo(d, hn::Load(half, buffer));
+  }
+}
+
 // w[g] = q[g]·s, or the highest of any key between the bounds s and `high`, of n query heads.
-HWY_INLINE void SummaryDots(const float* s, const float* high, size_t dk, const float* q, int n,
-                            float (&w)[kScoreHeads]) {
+template <DType kFormat>
+HWY_INLINE void SummaryDots(const std::byte* s, const std::byte* high, size_t dk, const float* q,
+                            int n, float (&w)[kScoreHeads]) {
   const DF d;
   VF sum[kScoreHeads];
   std::fill_n(sum, kScoreHeads, hn::Zero(d));
   for (size_t at = 0; at < dk; at += kLanes) {
-    const VF low_v = LoadFloats(s + at, dk - at);
-    const VF high_v = high != nullptr ? LoadFloats(high + at, dk - at) : low_v;
+    const VF low_v = LoadSummary<kFormat>(s, at, dk - at);
+    const VF high_v = high != nullptr ? LoadSummary<kFormat>(high, at, dk - at) : low_v;
     for (int g = 0; g < n; ++g) {
       const VF v = LoadFloats(q + static_cast<size_t>(g) * dk + at, dk - at);
       sum[g] = high != nullptr ? hn::Add(sum[g], hn::Max(hn::Mul(v, low_v), hn::Mul(v, high_v)))
@@ -275,10 +305,11 @@ HWY_INLINE void SummaryDots(const float* s, const float* high, size_t dk, const 
   Sum4(sum[0], sum[1], sum[2], sum[3], w);
 }
 
-void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end) {
+template <DType kFormat>
+void BlockScoreOf(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end) {
   const SeqMeta meta = a.seqs[seq];
   const int32_t group = a.n_heads / a.n_kv_heads;
-  const int64_t width = int64_t{a.n_kv_heads} * a.dk;
+  const auto width = static_cast<size_t>(a.n_kv_heads) * static_cast<size_t>(a.dk);
   const int32_t arrays = SummaryArrays(a.kind);
   const float* q = a.q + (int64_t{meta.q_begin} + meta.q_len - 1) * a.n_heads * a.dk;
   const bool max = a.heads == HeadReduce::kMax;
@@ -289,17 +320,18 @@ void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end
     *out = u < a.sinks ? kChosenFirst : score * mean;
   };
   for (int64_t u = begin; u < end; ++u) {
-    const auto* s = a.summaries.Row<const float>(meta.table_off, static_cast<int32_t>(u));
+    const auto* s = a.summaries.Row<const std::byte>(meta.table_off, static_cast<int32_t>(u));
     float* out = a.out + int64_t{seq} * a.lists * a.stride + u;
     float score = 0;
     for (int32_t h = 0; h < a.n_heads;) {
       const int32_t kv_head = h / group;
       if (h == (a.lists == 1 ? 0 : kv_head * group)) score = max ? kNegInf : 0.0f;
       const int32_t together = std::min(kScoreHeads, (kv_head + 1) * group - h);
-      const float* of = s + kv_head * a.dk;
+      const auto dk = static_cast<size_t>(a.dk);
+      const std::byte* of = s + DTypeBytes(kFormat, static_cast<size_t>(kv_head) * dk);
+      const std::byte* high = arrays == 2 ? of + DTypeBytes(kFormat, width) : nullptr;
       float w[kScoreHeads];
-      SummaryDots(of, arrays == 2 ? of + width : nullptr, static_cast<size_t>(a.dk),
-                  q + int64_t{h} * a.dk, together, w);
+      SummaryDots<kFormat>(of, high, dk, q + int64_t{h} * a.dk, together, w);
       for (int32_t i = 0; i < together; ++i) {
         score = max ? std::max(score, w[i] * a.scale) : score + w[i] * a.scale;
       }
@@ -310,6 +342,17 @@ void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end
         take(out + kv_head * a.stride, u, score);
       }
     }
+  }
+}
+
+void BlockScore(const BlockScoreArgs& a, int32_t seq, int64_t begin, int64_t end) {
+  switch (a.format) {
+    case DType::kF16:
+      return BlockScoreOf<DType::kF16>(a, seq, begin, end);
+    case DType::kBF16:
+      return BlockScoreOf<DType::kBF16>(a, seq, begin, end);
+    default:
+      return BlockScoreOf<DType::kF32>(a, seq, begin, end);
   }
 }
 

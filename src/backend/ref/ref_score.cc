@@ -90,7 +90,10 @@ void RefBlockSummary(const BlockSummaryArgs& a) {
     const SeqMeta seq = a.seqs[s];
     const auto [begin, end] = CompletedUnits(seq, a.unit);
     for (int64_t u = begin; u < end; ++u) {
-      auto* out = a.out.Row<float>(seq.table_off, static_cast<int32_t>(u));
+      auto* out = a.out.Row<std::byte>(seq.table_off, static_cast<int32_t>(u));
+      const auto store = [&](int64_t i, double v) {
+        StoreFromF32(a.format, out, static_cast<size_t>(i), static_cast<float>(v));
+      };
       for (int64_t i = 0; i < width; ++i) {
         double sum = 0;
         double low = -kNegInf;
@@ -113,10 +116,8 @@ void RefBlockSummary(const BlockSummaryArgs& a) {
           low = mean - deviation;
           high = mean + deviation;
         }
-        out[i] = static_cast<float>(a.kind == SummaryKind::kMean  ? mean
-                                    : a.kind == SummaryKind::kMax ? high
-                                                                  : low);
-        if (arrays == 2) out[width + i] = static_cast<float>(high);
+        store(i, a.kind == SummaryKind::kMean ? mean : a.kind == SummaryKind::kMax ? high : low);
+        if (arrays == 2) store(width + i, high);
       }
     }
   }
@@ -132,15 +133,17 @@ void RefBlockScore(const BlockScoreArgs& a) {
     if (seq.q_len == 0) continue;
     const float* q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
     for (int32_t u = 0; u < UnitsOf(seq.kv_len, a.unit); ++u) {
-      const auto* row = a.summaries.Row<const float>(seq.table_off, u);
+      const auto* row = a.summaries.Row<const std::byte>(seq.table_off, u);
+      const auto load = [&](int64_t i) { return LoadAsF32(a.format, row, static_cast<size_t>(i)); };
       for (int32_t l = 0; l < a.lists; ++l) {
         std::vector<double> w;
         for (int32_t h = l * list_heads; h < (l + 1) * list_heads; ++h) {
-          const float* of = row + h / group * a.dk;
+          const int64_t of = int64_t{h / group} * a.dk;
           double sum = 0;
           for (int32_t i = 0; i < a.dk; ++i) {
             const double v = q[int64_t{h} * a.dk + i];
-            sum += arrays == 1 ? v * of[i] : std::max(v * of[i], v * of[width + i]);
+            sum += arrays == 1 ? v * load(of + i)
+                               : std::max(v * load(of + i), v * load(of + width + i));
           }
           w.push_back(sum * a.scale);
         }

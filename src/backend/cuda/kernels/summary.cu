@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(kThreads)
     const int first = unit * a.unit;
     const int counted = UnitsOf(a.unit, a.every);  // tokens
     const std::byte* base = a.kv.k.Head(0, kv_head);
-    float* out = a.out.Row<float>(seq.table_off, unit) + int64_t{kv_head} * dk;
+    auto* const out = a.out.Row<std::byte>(seq.table_off, unit);
+    const int64_t first_value = int64_t{kv_head} * dk;
     for (int from = 0; from < dk; from += lanes * N) {  // once, but for heads of many values
       const int value = from + lane * N;
       float low[N], high[N];
@@ -112,10 +113,13 @@ __global__ void __launch_bounds__(kThreads)
           l = mean ? l + v : fminf(l, v);
           h = fmaxf(h, found[1][other * lanes * N + i]);
         }
-        out[from + i] = mean                          ? l / static_cast<float>(counted)
+        const float v = mean                          ? l / static_cast<float>(counted)
                         : a.kind == SummaryKind::kMax ? h
                                                       : l;
-        if (kSpread || a.kind == SummaryKind::kMinMax) out[width + from + i] = h;
+        StoreValue(a.format, out, first_value + from + i, v);
+        if (kSpread || a.kind == SummaryKind::kMinMax) {
+          StoreValue(a.format, out, width + first_value + from + i, h);
+        }
       }
       __syncthreads();
     }
@@ -137,18 +141,43 @@ void LaunchSummary(const BlockSummaryArgs& args, const Launch& launch) {
 
 constexpr int kScoreWarps = 8;
 
+// Four neighbouring values of a summary, as they lie in memory.
+template <typename T>
+struct Four {
+  uint2 v;
+
+  static __device__ Four Load(const T* at) { return {__ldcs(reinterpret_cast<const uint2*>(at))}; }
+  __device__ float4 Floats() const {
+    Pack<T, 4> four;
+    memcpy(&four, &v, sizeof(v));
+    return {ToF32(four.v[0]), ToF32(four.v[1]), ToF32(four.v[2]), ToF32(four.v[3])};
+  }
+};
+template <>
+struct Four<float> {
+  float4 v;
+
+  static __device__ Four Load(const float* at) {
+    return {__ldcs(reinterpret_cast<const float4*>(at))};
+  }
+  __device__ float4 Floats() const { return v; }
+};
+
 template <bool kBound>
 __device__ __forceinline__ float Product(float q, float low, float high) {
   return kBound ? fmaxf(q * low, q * high) : q * low;
 }
 
-// kRuns: of 128 values that a head has. kHeads: query heads that a warp takes at a time.
-template <int kRuns, int kHeads, bool kBound>
+// T: of summaries, of which a lane has four neighbours at a time. kRuns: of 128 values that a head
+// has. kHeads: query heads that a warp takes at a time.
+template <typename T, int kRuns, int kHeads, bool kBound>
 struct ScoreShape {
-  static constexpr int kRows = kRuns * (kBound ? 2 : 1);           // loads of a unit
-  static constexpr int kUnits = std::min(8 / kRows, 32 / kHeads);  // of a warp at a time
+  static constexpr int kRows = kRuns * (kBound ? 2 : 1);                // loads of a unit
+  static constexpr int kLoads = sizeof(T) == 4 ? 8 : 16;                // that a lane has under way
+  static constexpr int kUnits = std::min(kLoads / kRows, 32 / kHeads);  // of a warp at a time
   static constexpr int kSums = kUnits * kHeads;
-  static constexpr int kBlocksAnSm = kBound && kRuns * kHeads <= 4 ? 3 : 2;  // as registers allow
+  static constexpr int kBlocksAnSm =  // as registers allow
+      sizeof(T) == 4 && kBound && kRuns * kHeads <= 4 ? 3 : 2;
 };
 
 // How the warps of a block divide the KV heads of a tile of units among them.
@@ -210,10 +239,11 @@ __device__ __forceinline__ void PrefetchSummaries(const BlockScoreArgs& a, const
 }
 
 // Grid: x walks tiles of units, y sequences.
-template <int kRuns, int kHeads, bool kBound>
-__global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kBound>::kBlocksAnSm)
+template <typename T, int kRuns, int kHeads, bool kBound>
+__global__ void __launch_bounds__(32 * kScoreWarps,
+                                  ScoreShape<T, kRuns, kHeads, kBound>::kBlocksAnSm)
     BlockScoreKernel(const __grid_constant__ BlockScoreArgs a) {
-  using S = ScoreShape<kRuns, kHeads, kBound>;
+  using S = ScoreShape<T, kRuns, kHeads, kBound>;
   constexpr int kSpread = 32 / S::kSums;  // lanes with the same sum
   extern __shared__ float shared[];       // of two tiles, in turn: [items, units of a tile]
   GridTrigger();
@@ -232,13 +262,13 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
   const auto locate = [&](const SeqMeta& of, int tile) {
     const int unit = tile * tile_units + side * S::kUnits + min(lane, S::kUnits - 1);
     const int last = max(0, UnitsOf(of.kv_len, a.unit) - 1);
-    return a.summaries.Row<const float>(of.table_off, min(unit, last));
+    return a.summaries.Row<const T>(of.table_off, min(unit, last));
   };
   auto tile = static_cast<int>(blockIdx.x);
   const SeqMeta early = LoadEarly(a.seqs + blockIdx.y);
   PrefetchSummaries(a, early, tile_units);
   GridWait();
-  const float* row = locate(early, tile);  // on its way together with what confirms it
+  const T* row = locate(early, tile);  // on its way together with what confirms it
   const SeqMeta seq = a.seqs[blockIdx.y];
   if (seq.q_len == 0) return;
   if (seq.table_off != early.table_off || seq.kv_len != early.kv_len) row = locate(seq, tile);
@@ -266,22 +296,20 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
   for (; tile < n_tiles; tile += static_cast<int>(gridDim.x)) {
     float* const found = shared + turn * tiling.items * tile_units;
     turn = 1 - turn;
-    const float* const rows = row;
+    const T* const rows = row;
     for (int item = own_item; item < tiling.items && side < tiling.sides; item += kScoreWarps) {
       if (tiling.items > kScoreWarps) load_query(item);
-      float4 low[S::kUnits][kRuns];
-      float4 high[kBound ? S::kUnits : 1][kRuns];
+      Four<T> low[S::kUnits][kRuns];
+      Four<T> high[kBound ? S::kUnits : 1][kRuns];
 #pragma unroll
       for (int u = 0; u < S::kUnits; ++u) {
         const auto address = reinterpret_cast<uintptr_t>(rows);
-        const float* from = reinterpret_cast<const float*>(__shfl_sync(kAllLanes, address, u)) +
-                            item / tiling.parts * a.dk + 4 * lane;
+        const T* from = reinterpret_cast<const T*>(__shfl_sync(kAllLanes, address, u)) +
+                        item / tiling.parts * a.dk + 4 * lane;
 #pragma unroll
         for (int r = 0; r < kRuns; ++r) {
           const bool valid = 128 * r + 4 * lane < a.dk;
-          const auto load = [&](const float* at) {
-            return valid ? __ldcs(reinterpret_cast<const float4*>(at)) : make_float4(0, 0, 0, 0);
-          };
+          const auto load = [&](const T* at) { return valid ? Four<T>::Load(at) : Four<T>{}; };
           low[u][r] = load(from + 128 * r);
           if constexpr (kBound) high[u][r] = load(from + to_high + 128 * r);
         }
@@ -293,8 +321,8 @@ __global__ void __launch_bounds__(32 * kScoreWarps, ScoreShape<kRuns, kHeads, kB
       for (int u = 0; u < S::kUnits; ++u) {
 #pragma unroll
         for (int r = 0; r < kRuns; ++r) {
-          const float4 l = low[u][r];
-          const float4 h = kBound ? high[u][r] : l;
+          const float4 l = low[u][r].Floats();
+          const float4 h = kBound ? high[u][r].Floats() : l;
 #pragma unroll
           for (int head = 0; head < kHeads; ++head) {
             float& sum = sums[u * kHeads + head];
@@ -356,11 +384,12 @@ __global__ void __launch_bounds__(32 * kScoreWarps, 4)
     float score = none;
     for (int h = 0; h < a.n_heads; ++h) {
       const int kv_head = h / group;
-      const float* from = a.summaries.Row<const float>(seq.table_off, unit) + kv_head * a.dk;
+      const auto* row = a.summaries.Row<const std::byte>(seq.table_off, unit);
+      const auto at = [&](int64_t i) { return LoadValue(a.format, row, kv_head * a.dk + i); };
       float sum = 0;
       for (int i = lane; i < a.dk; i += 32) {
         const float v = q[int64_t{h} * a.dk + i];
-        sum += bound ? Product<true>(v, from[i], from[to_high + i]) : v * from[i];
+        sum += bound ? Product<true>(v, at(i), at(to_high + i)) : v * at(i);
       }
       sum = WarpSum(sum) * a.scale;
       score = Combine(max_heads, score, sum);
@@ -384,10 +413,10 @@ dim3 BlockScoreGrid(const BlockScoreArgs& args, int64_t units, int blocks_an_sm,
   return {static_cast<uint32_t>(walkers), static_cast<uint32_t>(args.n_seqs)};
 }
 
-template <int kRuns, int kHeads, bool kBound>
+template <typename T, int kRuns, int kHeads, bool kBound>
 void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
-  using S = ScoreShape<kRuns, kHeads, kBound>;
-  constexpr auto kKernel = BlockScoreKernel<kRuns, kHeads, kBound>;
+  using S = ScoreShape<T, kRuns, kHeads, kBound>;
+  constexpr auto kKernel = BlockScoreKernel<T, kRuns, kHeads, kBound>;
   const Tiling tiling = TilingOf<kHeads>(args);
   const int units = tiling.sides * S::kUnits;
   const auto shared = sizeof(float) * static_cast<size_t>(2 * tiling.items * units);
@@ -396,19 +425,19 @@ void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
                32 * kScoreWarps, shared, args);
 }
 
-template <int kRuns, bool kBound>
+template <typename T, int kRuns, bool kBound>
 void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
   const int group = args.n_heads / args.n_kv_heads;
-  if (group == 1) return LaunchBlockScore<kRuns, 1, kBound>(args, launch);
-  if (group == 2) return LaunchBlockScore<kRuns, 2, kBound>(args, launch);
-  if (group <= 4 || kRuns > 1) return LaunchBlockScore<kRuns, 4, kBound>(args, launch);
-  if constexpr (kRuns == 1) LaunchBlockScore<1, 8, kBound>(args, launch);
+  if (group == 1) return LaunchBlockScore<T, kRuns, 1, kBound>(args, launch);
+  if (group == 2) return LaunchBlockScore<T, kRuns, 2, kBound>(args, launch);
+  if (group <= 4 || kRuns > 1) return LaunchBlockScore<T, kRuns, 4, kBound>(args, launch);
+  if constexpr (kRuns == 1) LaunchBlockScore<T, 1, 8, kBound>(args, launch);
 }
 
-template <bool kBound>
+template <typename T, bool kBound>
 void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
-  return args.dk <= 128 ? LaunchBlockScore<1, kBound>(args, launch)
-                        : LaunchBlockScore<2, kBound>(args, launch);
+  return args.dk <= 128 ? LaunchBlockScore<T, 1, kBound>(args, launch)
+                        : LaunchBlockScore<T, 2, kBound>(args, launch);
 }
 
 }  // namespace
@@ -439,9 +468,9 @@ void BlockScore(const BlockScoreArgs& args, const Launch& launch) {
     LaunchKernel(BlockScoreAny, launch, BlockScoreGrid(args, kScoreWarps, 4, *launch.device),
                  32 * kScoreWarps, 0, args);
   } else if (SummaryArrays(args.kind) == 2) {
-    LaunchBlockScore<true>(args, launch);
+    WithType(args.format, [&](auto t) { LaunchBlockScore<decltype(t), true>(args, launch); });
   } else {
-    LaunchBlockScore<false>(args, launch);
+    LaunchBlockScore<float, false>(args, launch);
   }
 }
 

@@ -174,7 +174,7 @@ std::vector<Case> Near(double budget) {
        }},
       {"quest",
        {.name = "quest", .settings = with()},
-       [](double n) { return All(n) + (kLayers - 2) * n / 16 * 2 * kKey; }},
+       [](double n) { return All(n) + (kLayers - 2) * n / 16 * kKey; }},
       {"blocks",
        {.name = "blocks"},
        [](double n) { return All(n) + (kLayers - 2) * n / 128 * kKey; }},

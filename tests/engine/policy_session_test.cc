@@ -163,17 +163,17 @@ TEST_P(PolicySessionOn, ReportsTheFractionOfAllKvThatIsRead) {
        (2 * 1001 + 14 * (64 + 1)) / 16.0,
        14 * 1001 / 16.0},
       // 62 pages of 16 tokens and one of 9: 64 of these tokens' pages at most, so 57; the bounds of
-      // a page are twice the K of a token in f32.
+      // a page are twice the K of a token, those of means and deviations in f32.
       {{.name = "quest", .settings = {{"budget", "64"}}},
        (2 * 1001 + 14 * 57) / 16.0,
-       14 * 63 * 4 / 16.0},
+       14 * 63 * 2 / 16.0},
       {{.name = "quest", .settings = {{"budget", "64"}, {"score", "mean_std"}}},
        (2 * 1001 + 14 * 57) / 16.0,
        14 * 63 * 4 / 16.0},
       // The step's token completes a page, whose bounds are made of its K.
       {{.name = "quest", .settings = {{"budget", "64"}, {"page", "1"}}},
        (2 * 1001 + 14 * 64) / 16.0,
-       14 * (1001 * 4 + 1) / 16.0},
+       14 * (1001 * 2 + 1) / 16.0},
   };
   for (const auto& c : kCases) {
     const auto session = Take(engine->NewSession(c.policy));
@@ -300,12 +300,12 @@ TEST(PolicySession, StatesAreSharedAndCounted) {
     {
       const auto other =
           Take(engine->NewSession({.name = "quest", .settings = {{"score", "mean_std"}}}));
-      EXPECT_EQ(bank.StateBytes(), bytes / 14 * 16 + bytes);
+      EXPECT_EQ(bank.StateBytes(), bytes / 14 * 16 + 2 * bytes);  // in f32
     }
     ASSERT_TRUE(one->Prompt(Numbers(640, 1)).ok());
-    // A page's bounds in f32 are as large as K of four of its 16 tokens in f16.
+    // A page's bounds are as large as K of two of its 16 tokens.
     const auto full = 640.0 * static_cast<double>(Bank::BytesPerToken(bank.config()));
-    const double states = full * 14 / 16 / 8;
+    const double states = full * 14 / 16 / 16;
     EXPECT_GE(one->stats().held_fraction * full, full + states);
     EXPECT_LE(one->stats().held_fraction * full, full + states + 16384);  // and its lists
   }
@@ -315,15 +315,16 @@ TEST(PolicySession, StatesAreSharedAndCounted) {
 // The plan leaves room for them, and a session that finds none is refused.
 TEST(PolicySession, StatesCountAgainstHostMemory) {
   EngineOptions options{.model = kShipped, .host_memory = size_t{160} << 20};
+  const PolicyOptions quest{.name = "quest", .settings = {{"score", "mean_std"}}};
   const auto plain = Load(options);
-  const auto refused = plain->NewSession({.name = "quest"});
+  const auto refused = plain->NewSession(quest);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.status().message(), HasSubstr("policy quest keeps"));
-  options.policy = {.name = "quest"};
+  options.policy = quest;
   const auto planned = Load(options);
   EXPECT_LT(planned->context(), plain->context());
-  EXPECT_TRUE(planned->NewSession({.name = "quest"}).ok());
+  EXPECT_TRUE(planned->NewSession(quest).ok());
   options.context = plain->context();
   const auto too_long = Engine::Load(options);
   ASSERT_FALSE(too_long.ok());

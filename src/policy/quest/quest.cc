@@ -56,8 +56,9 @@ PolicyInfo QuestPolicy() {
                 .keeps = "all rows and the bounds of each page, on the device",
                 .reads = "b rows and N / 16 bounds; the first layers N rows",
                 .holds = "N rows and N / 16 bounds",
-                .loses = "nothing (0 of 8 answers, by either score; at a quarter of what full reads "
-                         "0 of 8 at 4K, 0 of 16 at 16K, and 3 of 8 at 4K by score=mean_std)"},
+                .loses =
+                    "nothing (0 of 8 answers, by either score; at a quarter of what full reads "
+                    "0 of 8 at 4K, 0 of 16 at 16K, and 3 of 8 at 4K by score=mean_std)"},
       .kind = PolicyKind::kSelects,
       .knob = {.key = "budget"},
       .settings = {{.key = "budget", .default_value = "1024", .help = budget, .min = 1, .max = 1e9},

@@ -82,8 +82,8 @@ struct alignas(16) Shared {
   uint32_t few_bins[3][kFewBins];   // the keys of the range by their next digits
   uint32_t own[kOwnKeys + 128];     // listed keys; of whole chunks
   int own_at[kOwnKeys];             // where in this block they are
-  uint32_t range[kRangeKeys];       // all blocks' keys of the range: what they are above
-                                    // its beginning, and their block
+  uint32_t range[kRangeKeys];       // all blocks' keys of the range, less its beginning, and
+                                    // their block
   uint32_t n_range;
   uint32_t warp_sums[2][kWarps];
   FewFound found;

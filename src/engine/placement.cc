@@ -181,7 +181,7 @@ bool SumsAway(const EngineOptions& options, const Backend& backend, const Declar
          options.host_reads != "fetch";
 }
 
-// Of the card, for V of few tokens of `n_seqs` sequences where V alone are away; reads: by layer.
+// The card's bytes for V of few tokens of `n_seqs` sequences. `reads` is by layer of the bank.
 size_t ValuesBytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs,
                    const MemoryPlan& plan) {
   return plan.sums_away ? 0 : FetchedValues::Bytes(bank, reads, n_seqs);

@@ -103,8 +103,8 @@ AwayConfig AwayOf(const ModelConfig& config, const MemoryPlan& plan, const Decla
 // What the plan says to a caller.
 MemoryNeeds NeedsOf(const MemoryPlan& plan, const Backend& backend);
 
-// The model as its policies see it, for sessions of `context` tokens: without memory for their
-// state, and without rotations.
+// The model as its policies see it, for sessions of `context` tokens, K/V in `kv_dtype`: without
+// memory for their state, and without rotations.
 PolicyContext ContextOf(const ModelConfig& config, int64_t context, DType kv_dtype);
 
 // The same with a backend, in an engine of such a plan whose bank is `bank`.

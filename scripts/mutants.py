@@ -20,8 +20,9 @@ against their oracles on the CPU, layers on the host, working sets, what policie
 combine, or parity.
 
 `run` runs each fault's programs (of `--jobs` faults at a time), the quickest check first, stops at the
-first red test of each, and prints one line a fault: which tests went red, or that none did. Exits 1 if a fault was not found. It
-also runs the bundle's own programs, which must be green: else a red test says nothing.
+first red test of each, and prints one line a fault: which tests went red, or that none did. Exits 1 if
+a fault was not found. It also runs the bundle's own programs, which must be green: else a red test
+says nothing.
 """
 
 import argparse
@@ -46,12 +47,13 @@ NEEDS = dict.fromkeys(
      "q8_k_of_two_blocks_by_the_scales_of_one", "q8_k_keeps_the_bytes_below_its_value",
      "q8_v_of_all_blocks_by_the_scales_of_the_first"), "avx512f")
 
-# The tests of parity that see a fault of a kernel, by the beginning of its file's name; others need
-# them all, which take minutes.
+# The tests of parity that see a fault of a kernel, by the beginning of its file's name, of which the
+# last that fits counts; others need them all, which take minutes.
 PARITY = {
     "attend": "*Attend*", "prefill": "*Attend*", "matvec": "*Linear*", "topk": "*TopK*",
     "working_set": "*WorkingSet*", "rows": "*Rope*", "sample": "*NextToken*",
-    "key_score": "*KeyScore*", "expected": "*Expected*:*QueryMoments*", "score": "*.Score*", "score_rows": "*ScoreOfFewRows*",
+    "key_score": "*KeyScore*", "expected": "*Expected*:*QueryMoments*",
+    "score": "*.Score*", "score_rows": "*ScoreOfFewRows*",
     "kept_rows": "*StoreRows*:*LocateRows*:*Compact*:*Evict*", "summary": "*Block*:*Deviation*",
     "select": "*ScoreReduce*:*PlanRange*:*AgedScores*", "index": "*Index*:*Rescore*",
     "values": "*PickHeads*:*SumValues*", "merge_states": "*MergeStates*", "common": "*Q4*",

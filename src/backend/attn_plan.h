@@ -44,6 +44,9 @@ struct PlanSegment {
   int32_t begin = 0;
   int32_t end = kToEnd;
   const int32_t* bounds = nullptr;  // [n_seqs, 2]
+  // Tokens that the range of a long sequence has, where the policy knows them: a hint, as to what
+  // may be asked for early. 0: not known.
+  int32_t expected = 0;
 
   // kList: unit u is tokens [u * unit, (u + 1) * unit).
   int32_t unit = 1;                // tokens an index stands for

@@ -336,7 +336,7 @@ PlanSegment RandomCase::DrawBounds(std::vector<int32_t>& from, size_t i, bool la
     bounds_[i].insert(bounds_[i].end(), {begin, end});
     from[s] = std::max(from[s], end);
   }
-  return {.bounds = bounds_[i].data()};
+  return {.bounds = bounds_[i].data(), .expected = 512};  // a hint, which changes nothing
 }
 
 PlanSegment RandomCase::DrawList(std::vector<int32_t>& from, size_t i, bool last) {

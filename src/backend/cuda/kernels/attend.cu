@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backend/cuda/kernels/attend_early.cuh"
 #include "backend/cuda/kernels/attend_merge.cuh"
 #include "backend/cuda/kernels/attend_plan.cuh"
 #include "backend/cuda/kernels/fragments.cuh"
@@ -585,30 +586,6 @@ class HeadWarp {
   float o_[kOctets][S::kSteps][4];
 };
 
-// Brings into the second-level cache what tells a step's tokens: between two attentions a layer's
-// weights have passed through it. Values may still be written; they are not looked at.
-__device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
-  const auto prefetch = [](const void* data, int64_t bytes, uint32_t block) {
-    const int64_t at = 128 * (int64_t{block} * blockDim.x + threadIdx.x);
-    if (data != nullptr && at < bytes) PrefetchL2(static_cast<const std::byte*>(data) + at);
-  };
-  const uint32_t block = blockIdx.x;
-  prefetch(args.rows, int64_t{sizeof(RowMeta)} * args.n_rows, block);
-  prefetch(args.seqs, int64_t{sizeof(SeqMeta)} * args.n_seqs, block);
-  for (int i = 0; i < args.plan.n_segments; ++i) {
-    const PlanSegment& s = args.plan.segments[static_cast<size_t>(i)];
-    const int64_t lists = int64_t{args.n_seqs} * s.lists;
-    prefetch(s.bounds, int64_t{8} * args.n_seqs, block);
-    prefetch(s.count, 4 * lists, block);
-    prefetch(s.index, 4 * lists * s.capacity, block);
-  }
-  // And the table of one sequence by each block.
-  const auto n_seqs = static_cast<uint32_t>(args.n_seqs);
-  const SeqMeta seq = LoadEarly(args.seqs + block % n_seqs);
-  prefetch(args.kv.block_table + seq.table_off, 4 * CeilDiv(seq.kv_len, args.kv.block_tokens),
-           block / n_seqs);
-}
-
 template <typename T, int kDim, int kOctets, int kBits>
 __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
     AttendKernel(const __grid_constant__ AttendArgs args, const __grid_constant__ Division division,
@@ -618,6 +595,7 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   __shared__ uint32_t valid[S::kWarps][S::kStages];
   __shared__ SegmentTokens segments[S::kWarps];
   PrefetchPlan(args);
+  PrefetchRanges(args);
   GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const auto unit_of = [&](uint32_t thread) {

@@ -136,23 +136,31 @@ struct SegmentTokens {
   __device__ int32_t Tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
 };
 
+// What memory says of a segment: the units of a list, or the ends of a range.
 template <bool kBeforeWait = false>
+__device__ __forceinline__ int2 LoadEnds(const AttendArgs& args, int segment, int32_t seq,
+                                         int32_t kv_head) {
+  const PlanSegment& s = args.plan.segments[static_cast<size_t>(segment)];
+  if (s.kind == SegmentKind::kList) {
+    return {0, LoadMeta<kBeforeWait>(s.count + s.ListOf(seq, kv_head))};
+  }
+  if (s.bounds == nullptr) return {s.begin, s.end};
+  const int32_t* bounds = s.bounds + 2 * int64_t{seq};
+  return {LoadMeta<kBeforeWait>(bounds), LoadMeta<kBeforeWait>(bounds + 1)};
+}
+
 __device__ __forceinline__ SegmentTokens SegmentTokensOf(const AttendArgs& args, int segment,
-                                                         RowMeta row, int32_t kv_head) {
+                                                         int2 ends, RowMeta row, int32_t kv_head) {
   const PlanSegment& s = args.plan.segments[static_cast<size_t>(segment)];
   SegmentTokens tokens{};
   tokens.low = s.window > 0 ? max(row.pos + 1 - s.window, 0) : 0;
   if (s.kind == SegmentKind::kList) {
-    const int64_t list = s.ListOf(row.seq, kv_head);
-    tokens.list = s.index + list * s.capacity;
+    tokens.list = s.index + s.ListOf(row.seq, kv_head) * s.capacity;
     tokens.unit = s.unit;
-    tokens.n = LoadMeta<kBeforeWait>(s.count + list) * s.unit;
+    tokens.n = ends.y * s.unit;
   } else {
-    const int32_t* bounds = s.bounds == nullptr ? nullptr : s.bounds + 2 * int64_t{row.seq};
-    const int32_t begin = bounds == nullptr ? s.begin : LoadMeta<kBeforeWait>(bounds);
-    const int32_t end = bounds == nullptr ? s.end : LoadMeta<kBeforeWait>(bounds + 1);
-    tokens.begin = max(begin, tokens.low);
-    tokens.n = max(min(end, row.pos + 1) - tokens.begin, 0);
+    tokens.begin = max(ends.x, tokens.low);
+    tokens.n = max(min(ends.y, row.pos + 1) - tokens.begin, 0);
   }
   return tokens;
 }
@@ -173,8 +181,15 @@ struct RowTiles {
       meta.seq = args.n_seqs == 1 ? 0 : LoadMeta<kBeforeWait>(&args.rows[lane].seq);
       meta.pos = LoadMeta<kBeforeWait>(&args.rows[lane].pos);
       table_off = LoadMeta<kBeforeWait>(&args.seqs[meta.seq].table_off);
-      for (int s = 0; s < args.plan.n_segments; ++s) {
-        tiles += SegmentTokensOf<kBeforeWait>(args, s, meta, kv_head).Tiles();
+      int2 ends[kMaxSegments];  // all loads are under way together
+#pragma unroll
+      for (int s = 0; s < kMaxSegments; ++s) {
+        if (s < args.plan.n_segments) ends[s] = LoadEnds<kBeforeWait>(args, s, meta.seq, kv_head);
+      }
+#pragma unroll
+      for (int s = 0; s < kMaxSegments; ++s) {
+        if (s >= args.plan.n_segments) continue;
+        tiles += SegmentTokensOf(args, s, ends[s], meta, kv_head).Tiles();
       }
     }
     int32_t sum = tiles;
@@ -232,7 +247,8 @@ __device__ __forceinline__ void ForEachSegment(const AttendArgs& args, const Row
                                                int32_t kv_head, Body&& body) {
   int32_t start = 0;
   for (int s = 0; s < args.plan.n_segments; ++s) {
-    const SegmentTokens tokens = SegmentTokensOf(args, s, part.meta, kv_head);
+    const int2 ends = LoadEnds(args, s, part.meta.seq, kv_head);
+    const SegmentTokens tokens = SegmentTokensOf(args, s, ends, part.meta, kv_head);
     const int32_t tiles = tokens.Tiles();
     const int32_t from = max(part.from - start, 0);
     const int32_t to = min(part.to - start, tiles);

@@ -450,16 +450,12 @@ void Score(const ScoreArgs& args, const Launch& launch) {
   if (CanScoreTiles(args)) return ScoreTiles(args, launch);
   if (CanScoreRows(args, *launch.device)) return ScoreRows(args, launch);
   const Shape shape = ShapeOf(args, *launch.device);
-  const int blocks = BlocksOf(args.kv);
-  WithKvType(args.kv.k.dtype, [&](auto t) {
-    using T = decltype(t);
-    if constexpr (sizeof(T) == 2) {
-      if (blocks == 2) return LaunchScore<T, 2>(args, shape, launch);
-      if (blocks == 4) return LaunchScore<T, 4>(args, shape, launch);
-      if (blocks == 8) return LaunchScore<T, 8>(args, shape, launch);
-    }
-    LaunchScore<T, 0>(args, shape, launch);
-  });
+  if (BlocksOf(args.kv) > 0) {
+    return WithBlocks(args.kv, [&](auto t, auto blocks) {
+      LaunchScore<decltype(t), decltype(blocks)::value>(args, shape, launch);
+    });
+  }
+  WithKvType(args.kv.k.dtype, [&](auto t) { LaunchScore<decltype(t), 0>(args, shape, launch); });
 }
 
 }  // namespace omnikv::cuda

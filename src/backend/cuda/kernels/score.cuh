@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/cuda/kernels/mma.cuh"
 #include "backend/cuda/kernels/pack.cuh"
@@ -22,6 +23,22 @@ inline int BlocksOf(const KvView& kv) {
   const bool fast = (kv.k.dtype == DType::kF16 || kv.k.dtype == DType::kBF16) && kv.dk % 8 == 0 &&
                     kv.dk <= 256 && AreMultiples(16, kv.k.base, kv.k.row_bytes, kv.k.head_bytes);
   return !fast ? 0 : kv.dk <= 64 ? 2 : kv.dk <= 128 ? 4 : 8;
+}
+
+// Calls body(T{}, B{}) with the type of K and the constant BlocksOf(kv). REQUIRES BlocksOf(kv) > 0.
+template <typename Body>
+void WithBlocks(const KvView& kv, const Body& body) {
+  const auto with_type = [&](auto t) {
+    switch (BlocksOf(kv)) {
+      case 2:
+        return body(t, std::integral_constant<int, 2>{});
+      case 4:
+        return body(t, std::integral_constant<int, 4>{});
+      default:
+        return body(t, std::integral_constant<int, 8>{});
+    }
+  };
+  return kv.k.dtype == DType::kF16 ? with_type(__half{}) : with_type(__nv_bfloat16{});
 }
 
 __device__ __forceinline__ float ReduceHeads(HeadReduce how, float a, float b) {

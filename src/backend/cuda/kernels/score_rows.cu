@@ -199,18 +199,8 @@ bool CanScoreRows(const ScoreArgs& args, const Device& device) {
 }
 
 void ScoreRows(const ScoreArgs& args, const Launch& launch) {
-  WithKvType(args.kv.k.dtype, [&](auto t) {
-    using T = decltype(t);
-    if constexpr (sizeof(T) == 2) {
-      switch (BlocksOf(args.kv)) {
-        case 2:
-          return LaunchRows<T, 2>(args, launch);
-        case 4:
-          return LaunchRows<T, 4>(args, launch);
-        default:
-          return LaunchRows<T, 8>(args, launch);
-      }
-    }
+  WithBlocks(args.kv, [&](auto t, auto blocks) {
+    LaunchRows<decltype(t), decltype(blocks)::value>(args, launch);
   });
 }
 

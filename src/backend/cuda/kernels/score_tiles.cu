@@ -246,18 +246,8 @@ bool CanScoreTiles(const ScoreArgs& args) {
 }
 
 void ScoreTiles(const ScoreArgs& args, const Launch& launch) {
-  WithKvType(args.kv.k.dtype, [&](auto t) {
-    using T = decltype(t);
-    if constexpr (sizeof(T) == 2) {
-      switch (BlocksOf(args.kv)) {
-        case 2:
-          return LaunchTiles<T, 2>(args, launch);
-        case 4:
-          return LaunchTiles<T, 4>(args, launch);
-        default:
-          return LaunchTiles<T, 8>(args, launch);
-      }
-    }
+  WithBlocks(args.kv, [&](auto t, auto blocks) {
+    LaunchTiles<decltype(t), decltype(blocks)::value>(args, launch);
   });
 }
 

@@ -24,8 +24,8 @@
 namespace omnikv::cuda {
 namespace {
 
-// One CTA an SM, of at most half of its registers: beside it the next kernel has room to start and
-// to load its weights.
+// One CTA an SM, with all the registers that it asks for: the next kernel has room beside it to
+// start and to load its weights.
 constexpr int32_t kCtasAnSm = 1;
 // With so few tiles left a warp lets the next kernel in. Its blocks wait for room, and as long as
 // they do, nothing that another stream asks for starts: a fetch would wait all through a long row.

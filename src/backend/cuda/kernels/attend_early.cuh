@@ -10,7 +10,7 @@ namespace {
 
 // Brings into the second-level cache what tells a step's tokens: between two attentions a layer's
 // weights have passed through it. One warp of a block does so, and few blocks look at a sequence
-// for its table, so that a block which starts late is hardly kept up.
+// for its table, so that a block which starts late is hardly delayed.
 __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
   if (threadIdx.x >= 32) return;
   const auto prefetch = [](const void* data, int64_t bytes, uint32_t line, uint32_t lines) {
@@ -39,8 +39,9 @@ __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
 }
 
 // Brings rows of a long range into the second-level cache, where other tokens are still being
-// chosen: all but the newest row are there since earlier steps. All threads come along, few have a
-// row: where the other warps of a block go ahead and wait, nothing is gained (measured).
+// chosen: all but the newest row are there since earlier steps. All threads of a block look at the
+// sequence, though few have a row: where the other warps go ahead and wait, nothing is gained
+// (measured).
 __device__ __forceinline__ void PrefetchRanges(const AttendArgs& args) {
   constexpr int32_t kLong = 512;            // tokens: fewer are not worth a look at the table
   constexpr int64_t kMostBytes = 24 << 20;  // of all sequences: half of what a card's cache holds

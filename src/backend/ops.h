@@ -206,7 +206,7 @@ enum class ScoreKind : int32_t {
 
 // Grouped-query attention of each row over its plan, one softmax over all segments:
 //   logit = softcap(scale * q·k),  o = sum softmax(logit) v,  lse = log sum exp(logit).
-// Scores are written at index = token position, and need a plan of one dense range without window.
+// Scores are written at index = token position, and need a plan of one range without window.
 // A row that reads no token gives o = 0 and lse = -inf.
 // With lse_in, the sum is that of more tokens than the plan's: o = sum exp(logit - lse_in) v.
 // Some KV heads may take part, with the query heads of their groups: those that `kv` has, or fewer.

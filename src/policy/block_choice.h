@@ -67,7 +67,7 @@ class BlockChoice : public Policy {
   virtual Status Allocate() { return {}; }
   // After the range of a step that chooses or keeps.
   virtual void SplitBlocks(const AttendArgs& step) { static_cast<void>(step); }
-  // Makes the keys of the blocks that the step's tokens are in, of choosing layer number `chooser`.
+  // Makes the keys of the blocks that the step's tokens complete, of choosing layer `chooser`.
   virtual void MakeKeys(int32_t chooser, const AttendArgs& attend);
   // Enqueues scores() of all blocks, by the step's queries.
   virtual void Score(int32_t chooser, const AttendArgs& attend);

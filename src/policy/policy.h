@@ -148,9 +148,9 @@ class Policy {
   // What it keeps per unit of a layer's tokens, known once prepared: at most one of a name in a
   // layer, whose rows follow from the K/V of the unit's tokens alone. The bank has the memory, so
   // forks, cuts and other sequences in a place need nothing of the policy, if every step, dense
-  // ones too, makes the rows of the units that its tokens are in.
+  // ones too, makes the rows of the units that its tokens complete.
   virtual std::vector<StateSpec> States() const { return {}; }
-  // Enqueues what makes the rows of `layer`, of all units that the step's tokens are in, from the
+  // Enqueues what makes the rows of `layer`, of all units that the step's tokens complete, from the
   // K/V of `attend`, which has no queries: of tokens that other policies' steps computed.
   virtual void MakeStates(int32_t layer, const AttendArgs& attend) {
     static_cast<void>(layer);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -74,19 +75,22 @@ class MemoryWatch {
     if (thread_.joinable()) thread_.join();
   }
   size_t peak() const { return peak_; }
+  // Looks at nothing as long as the lock is held.
+  [[nodiscard]] std::unique_lock<std::mutex> Pause() { return std::unique_lock(looking_); }
 
  private:
   void Watch() {
 #ifdef OMNIKV_HAVE_CUDA
-    while (!done_) {
+    for (; !done_; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
+      const auto looking = Pause();
       peak_ = std::max<size_t>(peak_, CudaMemoryInUse().value_or(0));
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
 #endif
   }
 
   std::atomic<size_t> peak_{0};
   std::atomic<bool> done_{false};
+  std::mutex looking_;
   std::thread thread_;
 };
 
@@ -207,7 +211,7 @@ nlohmann::ordered_json PredictPaper(bool print);
 // before and after it.
 class Bench {
  public:
-  explicit Bench(const BenchFlags& flags) : f_(flags) {}
+  explicit Bench(const BenchFlags& flags) : f_(flags), watch_(flags.watch) {}
 
   Status Run() {
     SetActivity("measuring");
@@ -219,7 +223,6 @@ class Bench {
         f_.policies = {"full", f_.policy.file.empty() ? "omnikv" : f_.policy.policy};
       }
     }
-    const MemoryWatch watch(f_.watch);
     OKV_ASSIGN_OR_RETURN(options_, ToEngineOptions(f_.engine, /*shipped=*/false));
     options_.shared_products = f_.together;
     options_.max_sessions = f_.batch + (f_.beside > 0 ? 1 : 0);
@@ -254,10 +257,10 @@ class Bench {
     for (const int threads : f_.threads.empty() ? std::vector<int>{options_.threads} : f_.threads) {
       OKV_RETURN_IF_ERROR(RunThreads(threads));
     }
-    if (f_.watch) json_.update({{"pid", getpid()}, {"card_peak_bytes", watch.peak()}});
+    if (f_.watch) json_.update({{"pid", getpid()}, {"card_peak_bytes", watch_.peak()}});
     if (f_.json) fmt::print("{}\n", Dump(json_));
     if (f_.watch && !f_.json) {
-      fmt::print("in use on the card at most: {}\n", HumanBytes(watch.peak()));
+      fmt::print("in use on the card at most: {}\n", HumanBytes(watch_.peak()));
     }
     return {};
   }
@@ -279,12 +282,18 @@ class Bench {
   Status RunPrefill(const PolicyOptions& policy, int64_t tokens);
   Status RunScheduled(const PolicyOptions& policy, int64_t context);
   bool Capped() const { return options_.gpu_memory != 0; }
+  // The buffers of a measurement, up to 4 GiB, are no memory of a case.
+  Result<Ceiling> Measure(bool on_device, size_t cap = 0) {
+    const auto paused = watch_.Pause();
+    return MeasureCeiling(Threads(), on_device, cap);
+  }
   int Threads() const { return options_.threads == 0 ? PhysicalCores() : options_.threads; }
   std::string Label() const {
     return options_.model.empty() ? f_.geometry + " " + f_.format : options_.model;
   }
 
   BenchFlags f_;
+  MemoryWatch watch_;
   EngineOptions options_;
   std::vector<PolicyOptions> policies_;
   DType format_ = DType::kBF16;
@@ -314,12 +323,12 @@ Status Bench::RunThreads(int threads) {
   if (Capped()) {
     bench_.engine.reset();  // before what it runs on
     bench_ = {};
-    OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), /*on_device=*/true, options_.gpu_memory));
+    OKV_ASSIGN_OR_RETURN(last_, Measure(/*on_device=*/true, options_.gpu_memory));
   }
   OKV_ASSIGN_OR_RETURN(bench_, OpenBenchEngine(options_, f_.geometry, format_, policies_,
                                                static_cast<float>(f_.hit_rate)));
   if (!Capped()) {
-    OKV_ASSIGN_OR_RETURN(last_, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
+    OKV_ASSIGN_OR_RETURN(last_, Measure(bench_.backend->OnDevice()));
   }
   highest_ = last_;
   if (!f_.json) {
@@ -359,7 +368,7 @@ Status Bench::RunThreads(int threads) {
 
 Result<Ceiling> Bench::Ceilings() {
   if (Capped()) return last_;
-  OKV_ASSIGN_OR_RETURN(const Ceiling now, MeasureCeiling(Threads(), bench_.backend->OnDevice()));
+  OKV_ASSIGN_OR_RETURN(const Ceiling now, Measure(bench_.backend->OnDevice()));
   const Ceiling ceiling = Higher(last_, now);
   last_ = now;
   highest_ = Higher(highest_, now);

@@ -1,8 +1,8 @@
 // An NVIDIA card as a device: own kernels for decode, attention and selection, products of many
 // rows by cuBLASLt where it is installed. Recorded steps are CUDA graphs.
 //
-// Steps of up to 16 rows round nothing but the K/V. Larger ones (prompts) round what products and
-// attention read to bf16 (K/V's own type in attention), as the CPU does, unless told not to.
+// Steps of up to 16 rows round nothing but the K/V. Larger ones round what products read to bf16,
+// and prompts what attention reads to K/V's own type, as the CPU does, unless told not to.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ namespace omnikv::cuda {
 std::vector<std::string> KernelNames(cudaGraph_t graph);
 
 // A kernel's demangled name without its result, namespaces and parameters:
-// "AttendKernel<__half, 128, 1>".
+// "AttendKernel<__half, 128, 1, 16>".
 std::string ShortName(std::string_view demangled);
 
 }  // namespace omnikv::cuda

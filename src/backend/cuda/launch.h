@@ -2,11 +2,11 @@
 // for each form of an op. Launchers only enqueue: they neither allocate nor wait, and so can be
 // captured in a graph. They REQUIRE arguments that CudaBackend::Supports took.
 //
-// Programmatic dependent launch: every kernel is launched so that it may start while the one before
-// it still runs. A kernel therefore calls GridWait() (common.cuh) before it first touches memory
-// that an op reads or writes; what it may do before is to load weights, which nothing writes, and
-// to ask for what the second-level cache should have (PrefetchL2, LoadEarly). (One exception: a
-// fetch behind a fetch, in working_set.cu.)
+// Programmatic dependent launch: our kernels are launched so that each may start while the one
+// before it still runs (but for a fetch behind a fetch, in working_set.cu). So a kernel calls
+// GridWait() (common.cuh) before it first touches memory that an op reads or writes. Before, it may
+// load weights, which nothing writes, ask for what the second-level cache should have (PrefetchL2,
+// with numbers that may be old: LoadEarly), and read what is known to be there (LoadMeta<true>).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -51,7 +51,7 @@ bool HasCodeFor(const Device& device);
 // goes wrong while a kernel runs is seen later, by CudaBackend::Synchronize.
 void CheckLaunch(cudaError_t error, const char* what);
 
-// Rows of a step that the decode kernels take; larger steps are prefill.
+// Rows of a step that the decode kernels take; larger steps multiply as prompts do.
 inline constexpr int32_t kMaxDecodeRows = 16;
 
 // --- kernels/rows.cu: ops that read and write rows of activations, any number of rows.
@@ -95,12 +95,12 @@ void FinishLogits(const NormLogitsArgs& args, const LogitsBand& band, const floa
                   const Launch& launch);
 
 // --- kernels/matvec.cu: products of few rows (1 to kMaxDecodeRows) with a weight matrix, each
-// weight read once, at the speed of memory. The norm is part of the product: h = norm(x).
+// weight read once (f32 once a row), at the speed of memory. The norm is part: h = norm(x).
 
 // What becomes of the products y[r][o] of a Product.
 enum class Finish : int32_t {
   kStore,   // part p's y = W x + b
-  kAdd,     // x[r][o] += residual_scale * (W x + b): the residual of the op that follows
+  kAdd,     // y[r][o] += scale * (W h + b): y is the residual of the op that follows
   kGated,   // parts 0 and 1: y0 = act(W0 h + b0) * (W1 h + b1)
   kLogits,  // y = softcap(scale * (W h + b))
   kRope,    // parts q, k, v: rotated q stored, rotated k and v appended to the bank
@@ -162,7 +162,7 @@ size_t AttendPrefillScratch(const AttendArgs& args, const Device& device);
 void AttendPrefill(const AttendArgs& args, const Launch& launch);
 
 // --- kernels/prefill_hopper.cu: the same by FlashInfer's kernel for Hopper, about twice as fast,
-// in builds that have it (cmake/FlashInfer.cmake): dense plans and heads of 64 or 128.
+// in builds that have it (cmake/FlashInfer.cmake): dense plans, heads of 64, 96, 128 or 256.
 
 // Whether it takes these arguments and gains: otherwise AttendPrefill.
 bool CanAttendHopper(const AttendArgs& args, const Device& device);
@@ -269,7 +269,7 @@ void FillNoise(uint16_t* data, int64_t n, const Launch& launch);
 
 // --- kernels/dequant.cu: weights as the library that multiplies many rows wants them.
 
-// out[o][i] = W[o0 + o][i] as `format` (f32 or bf16), dense, n_rows rows.
+// out[o][i] = W[first + o][i] as `format` (f32 or bf16), dense, n_rows rows.
 void DequantiseRows(const WeightRef& w, int64_t first, int64_t n_rows, DType format, void* out,
                     const Launch& launch);
 

@@ -73,7 +73,7 @@ struct HoldChoiceArgs {
 };
 
 enum class BlockKeys : int32_t {
-  kMean,         // of the units that the step's rows are in: the mean of their keys so far
+  kMean,         // of the units that the step's rows complete: the mean of their keys
   kBest,         // of all units of a prompt: the mean of the `best` keys of the highest scores; of
                  // the last one, where it is not whole, that of its keys
   kBoundsMean,   // of a prompt's whole units, for each query head low and high: the mean, twice

@@ -169,7 +169,8 @@ PolicyInfo BlocksPolicy() {
                           "similarity as in InfLLM, Xiao et al. 2024",
                 .chooses = "every token_step steps for all heads, or per KV head, by keys that "
                            "stand for blocks of 128 tokens",
-                .keeps = "all rows and what stands for each block, on the device",
+                .keeps = "all rows, on the host where the engine may place them there; what "
+                         "stands for each block, on the device",
                 .reads = "b rows and N / 128 representatives; the first layers N rows",
                 .holds =
                     "N rows and N / 128 representatives; of a layer on the host at most b rows "

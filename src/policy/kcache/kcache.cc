@@ -115,7 +115,8 @@ PolicyInfo KcachePolicy() {
            .keeps =
                "K of all tokens on the device, V on the host where the engine may place them there",
            .reads = "K of N tokens, K and V of b; the first layers N rows",
-           .holds = "K of N tokens on the device, V of N tokens on the host",
+           .holds =
+               "K of N tokens on the device, V of N tokens on the host but for the first layers",
            .loses = "nothing (0 of 8 answers); a step reads more than half of the bytes that it "
                     "reads under full"},
       .kind = PolicyKind::kSelects,

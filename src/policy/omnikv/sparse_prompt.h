@@ -54,7 +54,7 @@ class SparsePrompt {
   Buffer numbers_;         // int32 [kNumbers]: of the chunk
   Buffer gone_;            // int32 [max_seqs]: tokens before the chunk that are not chosen
   Buffer rows_, seqs_;     // the step's, as the stage numbers them
-  Buffer stage_, blocks_;  // rows of a layer, and their block table: int32 [context.table_entries]
+  Buffer stage_, blocks_;  // rows of a layer, and their block table: int32 [table entries]
 };
 
 }  // namespace omnikv

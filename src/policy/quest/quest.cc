@@ -53,7 +53,8 @@ PolicyInfo QuestPolicy() {
       .facts = {.source = "Quest, Tang et al. 2024; score=mean_std: UNIQUE, arXiv 2605.27740",
                 .chooses = "at every step per KV head, by bounds of K of pages of 16 tokens; "
                            "score=mean_std: once for all KV heads, by mean and deviation of K",
-                .keeps = "all rows and the bounds of each page, on the device",
+                .keeps = "all rows, on the host where the engine may place them there; the "
+                         "bounds of each page, on the device",
                 .reads = "b rows and N / 16 bounds; the first layers N rows",
                 .holds = "N rows and N / 16 bounds",
                 .loses =

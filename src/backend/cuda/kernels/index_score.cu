@@ -4,7 +4,7 @@
 // A warp takes a KV head of 16 tokens at a time, with up to eight of its queries: S [16 tokens, 8
 // queries] = codes [16, dk] Q^T [dk, 8] on tensor cores, in whole numbers, without an error.
 // Queries are whole numbers of 23 bits, in three parts of 8 bits, which a lane holds in registers.
-// Of up to four queries per KV head, columns 4 to 7 have other digits of them, and a warp takes
+// In a ring with up to four queries per KV head columns 4 to 7 have other digits, and a warp takes
 // twice as many tokens at a time. A lane has as many neighbouring bytes of a token's codes as three
 // others, in an order of values that makes them operands as they lie. The warps of a block share
 // the KV heads of the tokens among them, so rows are read whole.

@@ -14,7 +14,7 @@ constexpr int kMostParts = 128;  // of a sequence, whose directions are added up
 constexpr int kPartTokens = 512;
 
 // Lanes in groups, one for each token that a warp loads at a time: a lane has N neighbouring values
-// of a key, and of keys that are longer than the lanes of a group, those kSpan on.
+// of a key, and of keys that are longer than the lanes of a group, those lanes * N on.
 template <typename T, int N>
 struct Lanes {
   int lanes;  // of a group: a power of two

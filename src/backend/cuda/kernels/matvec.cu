@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps,
   __shared__ float squares[kMaxWarps];
   __shared__ KvTarget kv_row;
 
-  // The blocks take turns, so that together they read one stretch of memory after the other: with a
-  // stretch of its own for each block the same loads reach three quarters of the bandwidth.
+  // The blocks take turns, so that together they read one stretch of memory after the other (a
+  // stretch of its own for each block is as fast).
   const auto item_of = [&](int32_t turn) {
     return static_cast<int32_t>(blockIdx.x + static_cast<uint32_t>(turn) * gridDim.x);
   };

@@ -20,8 +20,8 @@ struct Work {
   int32_t data_bytes = 0;  // of a row of weights
 };
 
-// The product of any number of rows, on tensor cores. REQUIRES a format other than f32, and rows
-// that can be copied 16 bytes at a time.
+// The product of up to kMaxDecodeRows rows, on tensor cores. REQUIRES a format other than f32, and
+// rows that can be copied 16 bytes at a time.
 void MultiplyTiles(const Work& work, const Launch& launch);
 
 // The same, faster, for up to 8 rows and bf16 on cards with clusters. False, and nothing done,

@@ -1,5 +1,5 @@
 // Attention of many rows on tensor cores (mma m16n8k16), in the manner of FlashAttention-2. Queries
-// and softmax weights are rounded to the type of K/V; logits, sums and outputs are f32.
+// and softmax weights are rounded to the type of K/V (f16 of blocks); logits and sums are f32.
 //
 // A block takes a tile of queries of one KV head and walks the tokens that they read, kTokens at a
 // time, the next K/V on their way while these are multiplied. Where there are fewer tiles than the

@@ -38,7 +38,7 @@ struct Coming {
   Query<kBlocks> query[kWarpRows];
 };
 
-// What a CTA works at: rows of `seq` from `first_row` on score, the rows `n_rows` last ones.
+// What a CTA works at: the last `n_rows` rows of `seq` score.
 struct Work {
   SeqMeta seq;
   int32_t n_rows;     // that score

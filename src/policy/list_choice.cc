@@ -70,8 +70,7 @@ PlanSegment ListChoice::List(int32_t choice) const {
 }
 
 PlanSegment ListChoice::Range() const {
-  return {.bounds = bounds_.as<int32_t>(),
-          .expected = (rule_.tail + rule_.min_recent) * rule_.unit};
+  return {.bounds = bounds_.as<int32_t>(), .expected = rule_.min_recent * rule_.unit};
 }
 
 Retained ListChoice::Kept(int32_t seq) const {

@@ -357,6 +357,8 @@ blocks_quest blocks representative=quest
 infllm infllm
 kcache kcache
 duo duo gates=$gates
+omnikv_duo omnikv_duo gates=$gates
+kvzip kvzip
 streaming streaming
 strided strided
 h2o h2o
@@ -366,6 +368,7 @@ pyramidkv pyramidkv
 expected_attention expected_attention
 knorm knorm
 keydiff keydiff
+full_again full
 POLICIES
   done_measuring
 fi

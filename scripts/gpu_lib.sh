@@ -28,7 +28,7 @@ read_arguments() {
   trap 'exit 1' INT TERM
 }
 wanted() { [[ " ${parts[*]} " == *" $1 "* ]]; }
-# All logs as one file: runs on lent machines bring back few.
+# All logs as one file.
 pack_logs() {
   tar -C "$logs" -czf "$out/logs_${parts[0]}.tar.gz" . 2>/dev/null
   rm -rf "$logs"

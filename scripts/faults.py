@@ -460,7 +460,10 @@ FAULTS = {
         QUEST, ": HeadReduce::kMax", ": HeadReduce::kSum"),
     "quest_last_page_competes": (QUEST, ".recent = 1,", ".recent = 0,"),
     "quest_prompts_make_no_bounds": (
-        BLOCK_CHOICE, "if (!step.prefill || !rule_.own_keys) MakeStates", "if (!step.prefill) MakeStates"),
+        BLOCK_CHOICE, "if (step.prefill ? !rule_.own_keys : ", "if (step.prefill ? false : "),
+    "blocks_of_generated_tokens_are_never_complete": (
+        "src/policy/block_choice.h", "return rule_.current && at.tokens % Unit() == 0;",
+        "return rule_.current && at.tokens % Unit() == 1;"),
     "quest_mean_std_has_lists_of_kv_heads": (
         QUEST, ".per_kv_head = !mean_std", ".per_kv_head = true"),
     "quest_mean_std_is_min_max": (
@@ -632,8 +635,17 @@ FAULTS = {
         "src/bank/fetched_values.cc", "  attend.kv = here;\n", ""),
     "values_stand_behind_their_keys": (
         PLACEMENT, "plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;", ""),
-    "kcache_logits_of_a_group_compared": (KCACHE, ".lse = weigh.lse,", ".lse = nullptr,"),
-    "kcache_sum_of_the_group": (KCACHE, ".heads = HeadReduce::kMax", ".heads = HeadReduce::kSum"),
+    "kcache_group_reads_what_its_first_head_chose": (
+        KCACHE, "Grouped() ? Union(step.layer, attend) : choice_.List()", "choice_.List()"),
+    "kcache_counts_are_of_the_first_layer": (
+        KCACHE, "union_count_.as<int32_t>() + int64_t{layer} * context_.max_seqs * context_.n_kv_heads",
+        "union_count_.as<int32_t>() + 0 * int64_t{layer}"),
+    "union_leaves_out_the_last_of_a_list": (
+        "src/policy/kcache/union.cc", "ListOf(a, list) + a.count[list], std::back_inserter(more)",
+        "ListOf(a, list) + std::max(1, a.count[list] - 1), std::back_inserter(more)"),
+    "union_on_a_card_counts_the_first_alone": (
+        "src/policy/kcache/union.cu", "place += own_of(other)[below - 1];",
+        "place += own_of(other)[0];"),
     "kcache_renormalises_always": (KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
     "q4_offset_of_seven": (
         CPU + "simd-inl.h", "hn::Sub(code, hn::Set(di, 8))", "hn::Sub(code, hn::Set(di, 7))"),
@@ -689,6 +701,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                    ("samplers_do_not_know_what_the_device_drew", "SchedulerAhead.*"),
                    ("a_device_draws_for_one_row_too_few", "SchedulerAhead.*"),
                    ("the_waiting_wait_for_the_preempted", "*Pinned*cpu"))},
+               "kcache_counts_are_of_the_first_layer": ("policy_test", "*kcache*"),
                READ_PICTURE: ("read_picture_test", "*/cpu"),
                "other_texts_are_the_same": ("engine_test", "*SameText*"),
                "a_respelled_prompt_has_the_tokens_of_the_other": ("service_test", "*OtherTokens*"),

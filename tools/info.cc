@@ -144,6 +144,10 @@ Status Info(const InfoFlags& f) {
     json["policies"].push_back(PolicyJson(info, std::move(settings), files.config, *backend, plan,
                                           /*placed=*/info.name == runs));
   }
+  const auto& shown = json["policies"];
+  if (!all && shown.front().contains("cannot_run")) {
+    return InvalidArgument(shown.front()["cannot_run"].get<std::string>());
+  }
   if (f.json) {
     fmt::print("{}\n", Dump(json));
   } else {

@@ -209,7 +209,10 @@ Status ReadBlocks(const Section& section, SettingList& settings) {
   const int64_t sinks = std::max<int64_t>(block, 64);  // as the framework has them
   // The last blocks are those of the window, and the one in the making.
   const int64_t budget = sinks + (chosen + recent / block + 1) * block;
-  if (budget > 1000000000) return section.Wrong("second_select_num", "fewer blocks");
+  if (budget > 1000000000) {
+    return section.Wrong(recent > chosen * block ? "local_windows_len" : "second_select_num",
+                         "fewer tokens: 1,000,000,000 in all");
+  }
   const auto set = [&](const char* key, int64_t value) {
     settings.emplace_back(key, std::to_string(value));
   };

@@ -168,6 +168,9 @@ void PrintSummary(const Engine& engine, const SessionStats& s, const GenerateOpt
   if (reply.result.finish_reason == FinishReason::kLength && options.max_tokens > 0) {
     if (static_cast<int64_t>(reply.result.tokens.size()) >= options.max_tokens) {
       LogInfo("(the answer was cut after {} tokens, as many as -n allows)", options.max_tokens);
+    } else if (s.context_tokens < engine.context()) {
+      LogInfo("(the answer was cut: policy {} has no room for more; raise its setting room)",
+              s.policy);
     } else {
       LogInfo("(the answer was cut: the context of {} tokens is full; raise --ctx)",
               engine.context());

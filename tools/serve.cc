@@ -121,6 +121,7 @@ Status Serve(ServeFlags f) {
   }
   if (!f.max_body.empty()) {
     OKV_ASSIGN_OR_RETURN(f.http.max_body_bytes, ParseSize("--max-body", f.max_body));
+    if (f.http.max_body_bytes == 0) return InvalidArgument("--max-body is 0, expected more");
   }
   if (f.http.listen.empty()) {
     const bool v6 = f.host.find(':') != std::string::npos;
@@ -183,24 +184,34 @@ Status Serve(ServeFlags f) {
 
 }  // namespace
 
+constexpr int64_t kMostFlag = int64_t{1} << 40;
+constexpr double kMostSeconds = 1e8;
+
 void AddServe(CLI::App& app, Command& command) {
   auto f = std::make_shared<ServeFlags>();
   CLI::App* sub = app.add_subcommand("serve", "answer requests over HTTP");
   sub->add_option("--host", f->host, "the address to listen on")->capture_default_str();
-  sub->add_option("--port", f->port, "its port; 0: any that is free")->capture_default_str();
+  sub->add_option("--port", f->port, "its port; 0: any that is free")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
   AddRepeatable(*sub, "--listen", f->http.listen,
                 "HOST:PORT or unix:PATH instead; may be repeated");
   sub->add_option("--seats", f->scheduler.seats, "requests that run at a time, up to 64")
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
   sub->add_option("--kv-tokens", f->kv_tokens,
                   "tokens of K/V that all of them share, at least a context; default: as many as "
-                  "there is room for");
+                  "there is room for")
+      ->check(CLI::Range(int64_t{1}, kMostFlag));
   sub->add_option("--kept-contexts", f->kept_contexts,
                   "contexts of earlier requests that are kept while there is room")
+      ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
-  sub->add_option("--store", f->store.folder,
-                  "a folder where they are kept besides, for later servers, too");
-  sub->add_option("--store-size", f->store_size, "bytes of it at most")->capture_default_str();
+  CLI::Option* const store = sub->add_option(
+      "--store", f->store.folder, "a folder where they are kept besides, for later servers, too");
+  sub->add_option("--store-size", f->store_size, "bytes of it at most")
+      ->needs(store)
+      ->capture_default_str();
   sub->add_option("--swap-space", f->swap_space,
                   "bytes for requests that are preempted; 0: none is")
       ->capture_default_str();
@@ -208,15 +219,19 @@ void AddServe(CLI::App& app, Command& command) {
                   "a folder on whose disk they are; default: memory");
   sub->add_option("--max-waiting", f->scheduler.max_waiting,
                   "requests that may wait; more are refused")
+      ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   sub->add_option("--token-ms", f->scheduler.token_ms,
                   "milliseconds between two tokens while other prompts are read")
+      ->check(CLI::Range(0.0, kMostSeconds))
       ->capture_default_str();
   sub->add_option("-n,--max-tokens", f->service.max_tokens,
                   "of an answer whose request gives no limit")
+      ->check(CLI::Range(int64_t{1}, kMostFlag))
       ->capture_default_str();
   sub->add_option("--request-timeout", f->service.request_seconds,
                   "seconds until a request is ended; 0: never")
+      ->check(CLI::Range(0.0, kMostSeconds))
       ->capture_default_str();
   sub->add_option("--name", f->service.name, "of the model, for clients; default: its file's");
   AddRepeatable(*sub, "--alias", f->service.aliases,
@@ -231,9 +246,11 @@ void AddServe(CLI::App& app, Command& command) {
   sub->add_option("--max-body", f->max_body, "bytes of a request at most; default: 64MiB");
   sub->add_option("--sse-ping", f->http.ping_seconds,
                   "seconds without news until a stream gets a ping")
+      ->check(CLI::Range(1.0, kMostSeconds))
       ->capture_default_str();
   sub->add_option("--grace", f->grace_seconds,
                   "seconds that requests have to end once the server is stopped")
+      ->check(CLI::Range(0.0, kMostSeconds))
       ->capture_default_str();
   AddPolicyFlags(*sub, f->policy);
   AddEngineFlags(*sub, f->engine);

@@ -361,8 +361,9 @@ OTHERS = {
     "kcache": (
         (56, 72, 48),
         {budget: {"budget": budget, "renormalise": "off", "first_layers": 1}
-         for budget in (16, 24, 48)},
+         for budget in (8, 16, 24)},
         {"renormalised": {"budget": 16, "renormalise": "on", "first_layers": 1},
+         "all": {"budget": 56, "renormalise": "off", "first_layers": 0},
          "renormalised_4": {"budget": 4, "renormalise": "on", "first_layers": 2},
          "first_0": {"budget": 8, "renormalise": "off", "first_layers": 0},
          "another_turn": {"budget": 16, "renormalise": "on", "first_layers": 1,

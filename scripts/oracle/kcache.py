@@ -1,9 +1,9 @@
 """kcache      budget=N, renormalise=on|off, first_layers=L. Prompt rows read everything, and so do
-            all rows in the first L layers. In any other layer a decode row reads, per KV head, V of
-            N tokens: those of the highest probability, which is the maximum over the query heads of
-            the head's group of their softmax over all tokens; equal ones: the lower token. Every
-            query head of the group gets sum p v over that list, where p is its probability among
-            all tokens (renormalise=off), or that divided by the sum of p over the list (on).
+            all rows in the first L layers. In any other layer each query head of a decode row
+            chooses N tokens: those of the highest probability of its softmax over all tokens; equal
+            ones: the lower token. The query heads that share a KV head read V of all tokens that
+            any of them chose, the union. Each gets sum p v over it, where p is its probability among
+            all tokens (renormalise=off), or that divided by the sum of p over the union (on).
 """
 
 import numpy as np
@@ -22,8 +22,9 @@ class KCache(PerHead):
         if layer < self.first_layers:
             return everything
         a = super().probabilities(context, layer, p, everything, head)
-        tokens, gap = best(a.max(axis=0), self.budget)
-        self.note(f"{layer}.{head}", tokens, gap)
+        chosen = [best(of_head, self.budget) for of_head in a]
+        tokens = np.unique(np.concatenate([own for own, _ in chosen]))
+        self.note(f"{layer}.{head}", tokens, min(gap for _, gap in chosen))
         return tokens
 
     def probabilities(self, context, layer, p, tokens, head):

@@ -64,6 +64,8 @@ struct DeclaredReads {
   std::vector<bool> few_values;
   // Whether these attentions have AttendArgs::logits, so that the host can sum such V.
   bool gives_logits = false;
+  // Whether Plan may gather rows of a prompt in memory of the policy's own (MakeKvViewOf).
+  bool gathers_prompts = false;
 
   // Whether the listed part of a selection is held by unit, and whether any of it is held.
   bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }

@@ -28,6 +28,9 @@ bool ReadsMoreThanTheLast(const Policy& policy) {
 bool RunsPasses(const Policy& policy) {
   return policy.Kept().passes;
 }
+bool GathersPrompts(const Policy& policy) {
+  return policy.Reads().gathers_prompts;
+}
 bool ReadsHeadsTogether(const Policy& policy) {
   return !policy.Kept().HeadsDiffer();
 }
@@ -58,6 +61,10 @@ constexpr UseRule kRules[] = {
      ReadsHeadsTogether,
      "policy {0} reads the KV heads of a layer together, and cannot run where policy {1}, with "
      "which the engine was opened, has rows of their own for them: open the engine with {0}"},
+    {Use::kValuesApart, "V apart from K for another policy", GathersPrompts,
+     "policy {0} gathers the rows that a prompt reads, and cannot do so where policy {1}, with "
+     "which the engine was opened, has V apart from K: open the engine with {0}, or set "
+     "prefill=dense"},
     {Use::kWindowLayers, "sliding-window layers, in an engine of another policy", RunsPasses,
      "policy {0} runs passes over a prompt and forgets their rows, but layers of {1} have a "
      "sliding window, and no room for more rows than that in an engine that was opened with "

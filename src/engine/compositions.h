@@ -21,6 +21,7 @@ enum class Use : uint8_t {
   kStreamedStep,    // in a step that other sequences share, where they are
   kOthersHeads,     // in an engine whose policy gives back tokens of KV heads that it reads
   kHeadsApart,      // in an engine whose policy has KV heads apart (StreamSpec::heads_apart)
+  kValuesApart,     // in an engine whose policy has V of layers apart from K
   kWindowLayers,    // on a model with sliding-window layers, in an engine of another policy
 };
 

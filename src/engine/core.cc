@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "bank/kept_rows.h"
 #include "base/log.h"
 #include "engine/compositions.h"
 #include "policy/kv_bytes_read.h"
@@ -13,7 +14,8 @@ namespace {
 
 // Whether a policy may keep so many bytes more.
 Status CheckPolicyRoom(const EngineCore& core, const std::string& name, size_t bytes) {
-  const size_t left = core.plan.policies - core.policy_bytes - core.bank->StateBytes();
+  const size_t taken = core.policy_bytes + core.bank->StateBytes();
+  const size_t left = core.plan.policies - std::min(core.plan.policies, taken);
   if (bytes <= left) return {};
   return ResourceExhausted(fmt::format(
       "policy {} keeps {} beside the K/V of {} tokens, but {} leaves {} for it: lower `context`",
@@ -85,8 +87,10 @@ Result<PreparedPolicy> PreparePolicy(EngineCore& core, const PolicyOptions& opti
   OKV_RETURN_IF_ERROR(policy.Prepare(context, prepared.settings));
   OKV_RETURN_IF_ERROR(CheckLayout(core, info.name, policy));
   const std::vector<StateSpec> states = StatesByLayer(core.config, policy.States());
+  std::vector<StateSpec> opened = PositionsSpecs(core.bank->config(), policy.Kept());
+  opened.insert(opened.end(), states.begin(), states.end());
   OKV_RETURN_IF_ERROR(
-      CheckPolicyRoom(core, info.name, policy.Bytes() + core.bank->BytesToOpen(states)));
+      CheckPolicyRoom(core, info.name, policy.Bytes() + core.bank->BytesToOpen(opened)));
   OKV_ASSIGN_OR_RETURN(prepared.states, core.bank->OpenStates(states));
   policy.SetStates(ViewsOf(prepared.states));
   core.policy_bytes += policy.Bytes();
@@ -206,6 +210,10 @@ Status CheckLayout(const EngineCore& core, const std::string& name, const Policy
     if (!core.bank->HasStages()) {
       OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideLastRows, policy, name, core.options.policy.name));
     }
+  }
+  const std::vector<bool>& apart = core.plan.values_apart;
+  if (std::find(apart.begin(), apart.end(), true) != apart.end()) {
+    OKV_RETURN_IF_ERROR(CheckUse(Use::kValuesApart, policy, name, core.options.policy.name));
   }
   if (core.bank->config().Rows().heads_apart) {
     OKV_RETURN_IF_ERROR(CheckUse(Use::kHeadsApart, policy, name, core.options.policy.name));

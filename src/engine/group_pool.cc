@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "io/sha256.h"
+#include "policy/number_table.h"
 #include "policy/policy_info.h"
 
 namespace omnikv {
@@ -13,8 +15,21 @@ Result<std::string> GroupPool::KeyOf(const EngineCore& core, const PolicyOptions
                        ResolvePolicy(policy.name, core.config.name, GlobalLayers(core.config)));
   OKV_ASSIGN_OR_RETURN(const PolicySettings settings,
                        PolicySettings::Parse(info->name, info->settings, policy.settings));
-  return fmt::format("{} {}{}", info->name, settings.ToString(),
-                     policy.force_indices ? " force_indices" : "");
+  std::string key = fmt::format("{} {}{}", info->name, settings.ToString(),
+                                policy.force_indices ? " force_indices" : "");
+  // What a file says counts, and not its name: it may change.
+  for (const SettingSpec& spec : info->settings) {
+    if (spec.type != SettingType::kFile) continue;
+    if (settings.IsAuto(spec.key) && core.config.path.empty()) continue;
+    const auto text =
+        ReadNumberTable(settings.IsAuto(spec.key) ? PathBesideModel(core.config.path, spec.beside)
+                                                  : settings.Text(spec.key));
+    if (!text.ok()) continue;  // there is none, or who opens it says so
+    Sha256 hash;
+    hash.Add(text->data(), text->size());
+    key += fmt::format(" {} {}", spec.key, HexOf(hash.Value()));
+  }
+  return key;
 }
 
 bool GroupPool::CloseIdle() {

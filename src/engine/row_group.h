@@ -2,6 +2,7 @@
 // policy's state, rotary frequencies, what is near of their K/V, and the steps that were recorded.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -149,7 +150,27 @@ class RowGroup {
   PreparedPolicy policy_;
   std::unique_ptr<Residency> residency_;
   std::vector<Member> members_;
-  std::map<StepKey, std::unique_ptr<Recording>> steps_;
+  struct RecordedStep {
+    std::unique_ptr<Recording> recording;
+    uint64_t last_use = 0;
+  };
+  static constexpr size_t kMostSteps = 128;
+
+  // The recording of a step, which is used now; null: there is none yet. The one that was not used
+  // for longest makes room.
+  std::unique_ptr<Recording>* UseStep(const StepKey& key) {
+    RecordedStep& step = steps_[key];
+    step.last_use = ++step_uses_;
+    if (steps_.size() > kMostSteps) {
+      steps_.erase(std::min_element(steps_.begin(), steps_.end(), [](const auto& a, const auto& b) {
+        return a.second.last_use < b.second.last_use;
+      }));
+    }
+    return &step.recording;
+  }
+
+  std::map<StepKey, RecordedStep> steps_;
+  uint64_t step_uses_ = 0;
 };
 
 }  // namespace omnikv

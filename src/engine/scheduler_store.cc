@@ -85,10 +85,15 @@ Status Scheduler::Bring(Bringing bringing, int32_t but) {
   bringing.most.resize(bringing.own.size());
   BlockCounts all = bringing.own;
   for (size_t t = 0; t < all.size(); ++t) all[t] += bringing.most[t];
-  while (!Fits(all, 0)) {
-    if (kept_.DropOldest(but)) continue;
+  const auto too_many = [&] {
     return ResourceExhausted(fmt::format(
         "the {} tokens of context {} do not fit beside what is in use", length, stored.id()));
+  };
+  for (size_t t = 0; t < all.size(); ++t) {  // whatever is dropped for it
+    if (all[t] > core_.bank->config().PoolBlocks(static_cast<int32_t>(t))) return too_many();
+  }
+  while (!Fits(all, 0)) {
+    if (!kept_.DropOldest(but)) return too_many();
   }
   bringing.file = store_->Read(stored, length, [this] { StoreIsReady(); });
   bringing_ = std::move(bringing);

@@ -336,6 +336,12 @@ Result<GenerateResult> SessionImpl::Generate(const GenerateOptions& options,
       if (pending_ >= 0) failure = Step(pending_);
       if (failure.ok()) token = sampler.Sample(logits_.data());
     }
+    // What a layer has room for is full, as a context may be.
+    if (failure.code() == StatusCode::kResourceExhausted &&
+        !group_->residency().CheckRoom(group_->seq(0), 1).ok()) {
+      failure = {};
+      break;  // kLength
+    }
     if (!failure.ok()) break;
     pending_ = token;
     const Result<std::string> piece = answer.Take(token);

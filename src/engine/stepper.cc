@@ -50,22 +50,26 @@ Status Stepper::Check(std::span<const DecodeRow> rows, const PromptChunk* chunk)
 Status Stepper::Append(std::span<const DecodeRow> rows) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const Status room = rows[i].group->Append(rows[i].member, 1);
-    if (!room.ok()) return GiveUp(rows.first(i), room);
+    if (room.ok()) continue;
+    TakeBack(rows.first(i));
+    return room;
   }
   return {};
 }
 
-Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
+void Stepper::TakeBack(std::span<const DecodeRow> rows) {
   if (!rows.empty()) core_.backend->Synchronize();
-  for (const auto& [group, member, token] : rows) {
-    group->Forget(member, group->length(member) - 1);
-    ForgetSlots(*group, member, failure);
-  }
+  for (const auto& [group, member, token] : rows) group->Forget(member, group->length(member) - 1);
+}
+
+Status Stepper::GiveUp(std::span<const DecodeRow> rows, const Status& failure) {
+  TakeBack(rows);
+  ForgetSlots(rows);
   return failure;
 }
 
-void Stepper::ForgetSlots(RowGroup& group, int32_t member, const Status& failure) {
-  if (failure.code() == StatusCode::kFailed) group.residency().Reset(member);
+void Stepper::ForgetSlots(std::span<const DecodeRow> rows) {
+  for (const auto& [group, member, token] : rows) group->residency().Reset(member);
 }
 
 int64_t Stepper::FirstPos(const PromptChunk& chunk) {
@@ -168,7 +172,7 @@ void Stepper::SetGroups(std::span<const DecodeRow> rows) {
     const auto n_rows = static_cast<int32_t>(of.rows.size());
     int32_t variant = 0;
     for (const DecodeRow& row : of.rows) {
-      variant = std::max(variant, group.policy().Variant(group.lengths(row.member)));
+      variant |= group.policy().Variant(group.lengths(row.member));
     }
     groups_.push_back({.policy = group.policy(),
                        .residency = group.residency(),
@@ -228,7 +232,7 @@ Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_ro
   std::unique_ptr<Recording>* step = nullptr;
   if (recorded && groups_.size() == 1) {
     const StepGroup& group = groups_.front();
-    step = &rows.front().group->steps_[{group.variant, group.n_rows, logits_row, end}];
+    step = rows.front().group->UseStep({group.variant, group.n_rows, logits_row, end});
   } else if (recorded) {
     MixedSteps::Key key{.parts = {}, .logits_row = logits_row, .end = static_cast<int32_t>(end)};
     for (size_t i = 0, row = 0; i < groups_.size();
@@ -292,7 +296,10 @@ Status Stepper::Step(std::span<const DecodeRow> rows, std::span<float* const> lo
   if (chunk != nullptr) {
     const auto n = static_cast<int64_t>(chunk->tokens.size());
     const Status room = chunk->group->AppendPrompt(chunk->member, n, chunk->prompt_end);
-    if (!room.ok()) return GiveUp(rows, room);
+    if (!room.ok()) {
+      TakeBack(rows);
+      return room;
+    }
   }
   Upload(rows, chunk);
   const StepEnd end = draws != nullptr && !rows.empty() ? EndOf(draws->samplers) : StepEnd::kLogits;
@@ -519,7 +526,7 @@ Status PromptSteps::PlanPasses() {
   const int64_t most = LongestPass();
   const int64_t context = stepper_->core_.bank->config().max_tokens;
   if (total() + most <= context) return {};
-  return ResourceExhausted(fmt::format(
+  return InvalidArgument(fmt::format(
       "policy {} runs passes of up to {} tokens behind a prompt of {}, which exceed the context of "
       "{}: raise `context`",
       group_->policy_name(), most, total(), context));
@@ -633,7 +640,10 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
     const Status launched = Launch();
     const bool lacks = launched.code() == StatusCode::kResourceExhausted;
     if (lacks && launched_ > read_) break;
-    if (!launched.ok()) return GiveUp(launched);
+    if (!launched.ok()) {
+      stepper_.core_.backend->Synchronize();
+      return launched;
+    }
   }
   stepper_.core_.backend->Await(marks_[read_ % kMost]);
   // Of the host's work beside a card: of this step, or of one that follows it.
@@ -656,7 +666,7 @@ Result<std::span<const DecodeRow>> StepsAhead::Read(int64_t wanted) {
 
 Status StepsAhead::GiveUp(const Status& failure) {
   stepper_.core_.backend->Synchronize();
-  for (const auto& [group, member, token] : rows_) Stepper::ForgetSlots(*group, member, failure);
+  Stepper::ForgetSlots(rows_);
   return failure;
 }
 

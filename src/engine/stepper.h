@@ -90,10 +90,12 @@ class Stepper {
   Status Check(std::span<const DecodeRow> rows, const PromptChunk* chunk) const;
   // A token appended to each sequence. On failure nothing has changed.
   Status Append(std::span<const DecodeRow> rows);
-  // Forgets those, once nothing runs any more; returns `failure`.
+  // Forgets those, once nothing runs any more.
+  void TakeBack(std::span<const DecodeRow> rows);
+  // The same of a step of which something may have run; returns `failure`.
   Status GiveUp(std::span<const DecodeRow> rows, const Status& failure);
-  // After a failure of a disk: rows may not have come to the slots that they were given.
-  static void ForgetSlots(RowGroup& group, int32_t member, const Status& failure);
+  // After a step that failed: rows may not have come to the slots that they were given.
+  static void ForgetSlots(std::span<const DecodeRow> rows);
   // Writes the inputs of a step whose tokens are appended.
   void Upload(std::span<const DecodeRow> rows, const PromptChunk* chunk);
   static int64_t FirstPos(const PromptChunk& chunk);  // once its rows are appended

@@ -24,6 +24,8 @@ Weights WeightsSeen(const EngineCore& core) {
   return seen;
 }
 
+constexpr int64_t kMostUnit = 512;  // tokens of which policies keep something together
+
 // Enqueues a prompt, and a decode step of each kind that follows it.
 Status EnqueueSteps(EngineCore& core, RowGroup& group) {
   const StepContext context{
@@ -61,11 +63,15 @@ Status EnqueueSteps(EngineCore& core, RowGroup& group) {
   const SeqLength now = group.lengths(member);
   const SeqLength full{.tokens = most, .prompt = most - 1, .gone = now.gone};
   std::set<int32_t> variants{group.policy().Variant(now), group.policy().Variant(full)};
+  const auto add = [&](int64_t tokens) {
+    variants.insert(group.policy().Variant({.tokens = tokens, .prompt = tokens - 1}));
+  };
   // Some lengths may be read in place that others fetch, which a card cannot do on a disk.
   const int64_t stride = std::max<int64_t>(1, most / 2048);
-  for (int64_t tokens = 2; core.plan.on_disk && tokens <= most; tokens += stride) {
-    variants.insert(group.policy().Variant({.tokens = tokens, .prompt = tokens - 1}));
-  }
+  for (int64_t tokens = 2; core.plan.on_disk && tokens <= most; tokens += stride) add(tokens);
+  // Some steps end a unit of tokens.
+  for (int64_t tokens = std::max<int64_t>(2, most - kMostUnit); tokens < most; ++tokens)
+    add(tokens);
   for (const int32_t variant : variants) {
     step.n_rows = 1;
     step.prefill = step.chooses = false;

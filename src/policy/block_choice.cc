@@ -72,7 +72,7 @@ DeclaredReads BlockChoice::Reads() const {
 
 void BlockChoice::BeginStep(int32_t variant, const AttendArgs& step) {
   variant_ = variant;
-  if (variant == 0) return;
+  if ((variant & kChosen) == 0) return;
   choice_.EnqueueRange(step.seqs, step.n_seqs);
   SplitBlocks(step);
 }
@@ -95,11 +95,11 @@ void BlockChoice::MakeKeys(int32_t chooser, const AttendArgs& attend) {
 
 void BlockChoice::Plan(const LayerStep& step, AttendArgs& attend) {
   // Keys of the policy's own are made of a prompt when it is whole.
-  if (!step.prefill || !rule_.own_keys) MakeStates(step.layer, attend);
-  if (!Budgeted(step.layer) || step.prefill || variant_ == 0) return;
+  if (step.prefill ? !rule_.own_keys : (variant_ & kCompletes) != 0) MakeStates(step.layer, attend);
+  if (!Budgeted(step.layer) || step.prefill || (variant_ & kChosen) == 0) return;
   const int32_t choice = ChoiceOf(step.layer);
   if (Chooses(step.layer)) {
-    if (variant_ == 2) Score(ChooserOf(step.layer), attend);
+    if ((variant_ & kScores) != 0) Score(ChooserOf(step.layer), attend);
     choice_.EnqueueBest(scores(), stride_, attend.seqs, attend.n_seqs, choice, Keep());
   }
   attend.plan = AttnPlan{};

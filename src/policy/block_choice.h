@@ -21,10 +21,12 @@ class BlockChoice : public Policy {
   std::vector<StateSpec> States() const final;
   void MakeStates(int32_t layer, const AttendArgs& attend) final;
   void SetStates(const std::vector<StateView>& states) final { states_ = states; }
-  // 0: everything is read; 1: every sequence keeps the choice that it has; 2: some choose. A step
-  // that keeps has the ops of one that chooses but for the scores, so a sequence that reads
-  // everything may be in it.
-  int32_t Variant(const SeqLength& at) const final { return Shortcut(at) ? 0 : Scores(at) ? 2 : 1; }
+  // Without kChosen everything is read. A step that keeps a choice has the ops of one that chooses
+  // but for the scores, so a sequence that reads everything may be in it.
+  int32_t Variant(const SeqLength& at) const final {
+    const int32_t completes = context_.force_indices || Completes(at) ? kCompletes : 0;
+    return completes | (Shortcut(at) ? 0 : Scores(at) ? kChosen | kScores : kChosen);
+  }
   void BeginStep(int32_t variant, const AttendArgs& step) final;
   void Plan(const LayerStep& step, AttendArgs& attend) override;
   DeclaredReads Reads() const final;
@@ -36,8 +38,7 @@ class BlockChoice : public Policy {
   }
   // Of the block that the step's token completes, if it does: its summary is made.
   int64_t TokensScored(int32_t layer, const SeqLength& at) const final {
-    const bool makes = Chooses(layer) && rule_.current && at.tokens % rule_.blocks.block == 0;
-    return makes ? UnitsOf(rule_.blocks.block, rule_.every) : 0;
+    return Chooses(layer) && Completes(at) ? UnitsOf(rule_.blocks.block, rule_.every) : 0;
   }
   int64_t StateBytesRead(int32_t layer, const SeqLength& at) const final {
     const bool reads = Chooses(layer) && !Shortcut(at) && Scores(at);
@@ -99,6 +100,9 @@ class BlockChoice : public Policy {
   }
 
  private:
+  // Bits of variants: chosen blocks are read; some sequence chooses; some completes a block.
+  enum : int32_t { kChosen = 1, kScores = 2, kCompletes = 4 };
+
   int64_t Blocks(int64_t tokens) const { return UnitsOf(static_cast<int32_t>(tokens), Unit()); }
   int32_t Unit() const { return rule_.blocks.block; }
   int32_t Capacity() const {  // of a list
@@ -122,6 +126,8 @@ class BlockChoice : public Policy {
     return !context_.force_indices && !context_.fetches &&
            Blocks(at.tokens) <= rule_.blocks.budget && rule_.blocks.Excluded(at.prompt) == 0;
   }
+  // Whether a step's token completes a block that has keys.
+  bool Completes(const SeqLength& at) const { return rule_.current && at.tokens % Unit() == 0; }
   // Whether a step scores blocks; where indices are forced, all do, so that one recording serves.
   bool Scores(const SeqLength& at) const {
     return context_.force_indices || rule_.blocks.ChosenAt(at.tokens, at.prompt) == at.tokens;

@@ -101,8 +101,8 @@ class Policy {
   }
 
   // Decode steps of one policy may differ (a dense one for short contexts, one that re-selects
-  // every n tokens). The engine records one step for each value that this returns. A step of
-  // several sequences takes the highest of theirs, which does for each what its own would.
+  // every n tokens). The engine records one step for each set of bits that this returns. A step of
+  // several sequences takes the bits of all of them, which does for each what its own would.
   virtual int32_t Variant(const SeqLength& at) const {
     static_cast<void>(at);
     return 0;

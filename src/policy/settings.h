@@ -23,6 +23,7 @@ struct SettingSpec {
   double min = 0, max = 0;           // kInt, kFloat, elements of kIntList; inclusive
   std::vector<std::string> choices;  // kChoice; kInt: words that may stand instead of a number
   bool allow_auto = false;
+  std::string beside = {};  // kFile: where it is auto, the file of that name beside the model's
 };
 
 // Key-value pairs as a user gave them, in order.

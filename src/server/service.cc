@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <chrono>
@@ -11,6 +12,7 @@
 #include <random>
 #include <utility>
 
+#include "base/log.h"
 #include "base/printable.h"
 #include "omnikv/version.h"
 #include "server/context_routes.h"
@@ -181,8 +183,30 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   void ChangeContext(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     ContextRoutes{core, scheduler, options.store}.Change(request, reply);
   }
+  // Runs `task` on a thread of `pool`, with the request's body in it. Those that wait are bounded.
+  template <typename Task>
+  void Post(boost::asio::thread_pool& pool, const HttpRequest& request,
+            const std::shared_ptr<HttpReply>& reply, Task task) {
+    constexpr size_t kMostWaiting = size_t{1} << 30;
+    const size_t bytes = request.body.size();
+    if (waiting_bytes.fetch_add(bytes) + bytes > kMostWaiting) {
+      waiting_bytes -= bytes;
+      return reply->Send({.status = 503, .headers = {{"retry-after", "1"}}},
+                         ErrorBodyOf(request, 503, "too many bodies of requests wait"));
+    }
+    boost::asio::post(pool, [this, bytes, task = std::move(task)] {
+      try {
+        task();
+      } catch (const std::exception& error) {
+        // The reply, which the task had, sends status 500 when it is freed.
+        LogInfo("a handler of HTTP failed: {}", error.what());
+      }
+      waiting_bytes -= bytes;
+    });
+  }
+
   void DocumentText(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-    boost::asio::post(documents, [body = request.body, reply] {
+    Post(documents, request, reply, [body = request.body, reply] {
       const Result<std::string> text = PdfText(body);
       if (text.ok()) return SendJson(*reply, {{"object", "document.text"}, {"text", *text}});
       if (text.status().code() != StatusCode::kUnsupported) {
@@ -225,7 +249,29 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       std::erase_if(policy.settings, [&](const auto& setting) { return setting.first == key; });
       policy.settings.emplace_back(key, value);
     }
+    OKV_RETURN_IF_ERROR(CheckFiles(policy));
     return policy;
+  }
+
+  // Files are the server's: a request may name those that it was started with, and no others.
+  Status CheckFiles(const PolicyOptions& policy) const {
+    const auto info = FindPolicy(policy.name);
+    if (!info.ok()) return {};  // who opens it says so
+    for (const SettingSpec& spec : (*info)->settings) {
+      if (spec.type != SettingType::kFile) continue;
+      for (const auto& setting : policy.settings) {
+        const SettingList& own = options.policy.settings;
+        if (setting.first != spec.key || setting.second == spec.default_value ||
+            std::find(own.begin(), own.end(), setting) != own.end()) {
+          continue;
+        }
+        return InvalidArgument(fmt::format(
+            "policy {}: {} is {}, expected what the server was started with: a request cannot name "
+            "files of the server",
+            policy.name, spec.key, Printable(setting.second)));
+      }
+    }
+    return {};
   }
 
   static Status CheckBuilt(const Question& question) {
@@ -458,7 +504,8 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   std::mutex grammar_mutex;
   std::unique_ptr<GrammarEngine> grammars;
   boost::asio::thread_pool work;
-  boost::asio::thread_pool masks{1};  // of grammars
+  std::atomic<size_t> waiting_bytes{0};  // of bodies in tasks of these (Post)
+  boost::asio::thread_pool masks{1};     // of grammars
   // One PDF at a time: a long one holds up no prompt.
   boost::asio::thread_pool documents{1};
 };
@@ -487,10 +534,8 @@ void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
     Impl* const impl = impl_.get();  // which waits for what is posted
     const auto handle = route.handle;
     if (!route.slow) return (impl->*handle)(request, reply);
-    boost::asio::post(impl->work, [impl, handle, request = std::move(request), reply] {
-      (impl->*handle)(request, reply);
-    });
-    return;
+    return impl->Post(impl->work, request, reply,
+                      [impl, handle, request, reply] { (impl->*handle)(request, reply); });
   }
   const Protocol& protocol = ProtocolOf(request.path);
   if (!allowed.empty()) {

@@ -133,7 +133,7 @@ TEST(Compositions, TheTablesHaveEveryRowOnce) {
   EXPECT_EQ(pairs.size(), kinds.size() * (kinds.size() + 1) / 2);
   std::set<Use> uses;
   for (const UseRule& rule : UseRules()) EXPECT_TRUE(uses.insert(rule.use).second);
-  EXPECT_EQ(uses.size(), 8u);
+  EXPECT_EQ(uses.size(), 9u);
   for (const PolicyInfo& info : AllPolicies()) {
     SCOPED_TRACE(info.name);
     EXPECT_EQ(kinds.count(info.kind), 1u);
@@ -288,16 +288,53 @@ TEST(Compositions, ModelsWithWindows) {
   const auto engine = *LoadEngine(options, MadeUpModel(config, DType::kF32), [] {
     return Result<std::unique_ptr<Backend>>(std::make_unique<Card>());
   });
-  int refused = 0;
+  int refused = 0, run = 0;
+  const Logits full = RunSession(*engine, {.name = "full"});
   for (const PolicyInfo& info : AllPolicies()) {
-    if (!RuleOf(Use::kWindowLayers).refuses(*Prepared(Small(info)))) continue;
     SCOPED_TRACE(info.name);
-    ++refused;
-    const Status status = engine->NewSession(Small(info)).status();
-    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-    EXPECT_EQ(status.message(), Sentence(Use::kWindowLayers, info.name, "small", "full"));
+    const PolicyOptions policy = Small(info);
+    const auto session = engine->NewSession(policy);
+    if (RuleOf(Use::kWindowLayers).refuses(*Prepared(policy))) {
+      ++refused;
+      EXPECT_EQ(session.status().code(), StatusCode::kUnsupported);
+      EXPECT_EQ(session.status().message(),
+                Sentence(Use::kWindowLayers, info.name, "small", "full"));
+      continue;
+    }
+    if (!session.ok()) {  // settings of layers that are not global here
+      EXPECT_EQ(session.status().code(), StatusCode::kInvalidArgument);
+      EXPECT_THAT(session.status().message(), StartsWith("policy " + info.name + ": "));
+      continue;
+    }
+    ++run;
+    const Logits logits = RunSession(*engine, policy);
+    if (Prepared(policy)->DensePrompts()) {
+      EXPECT_EQ(logits[0], full[0]);
+    }
   }
   EXPECT_EQ(refused, 1);  // kvzip
+  EXPECT_GE(run, 14);
+}
+
+// K and V apart, as kcache has them: what gathers rows of a prompt is refused, all else runs.
+TEST(Compositions, ValuesApartFromKeys) {
+  const auto engine = *Open({.name = "kcache", .settings = {{"budget", "16"}}}, "device");
+  const auto with = [](const PolicyInfo& info, SettingList more) {
+    PolicyOptions policy = Small(info);
+    policy.settings.insert(policy.settings.end(), more.begin(), more.end());
+    return policy;
+  };
+  for (const PolicyInfo& info : AllPolicies()) {
+    SCOPED_TRACE(info.name);
+    EXPECT_EQ(RunSession(*engine, Small(info)).size(), size_t{kSteps} + 1);
+    if (info.name != "omnikv" && info.name != "kascade") continue;
+    const PolicyOptions sparse =
+        info.name == "omnikv" ? with(info, {{"prefill", "sparse"}, {"r", "1"}, {"chunk", "16"}})
+                              : with(info, {{"prefill", "sparse"}, {"share", "0.1"}});
+    const Status status = engine->NewSession(sparse).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_EQ(status.message(), Sentence(Use::kValuesApart, info.name, "kcache"));
+  }
 }
 
 // An engine that gives tokens of some KV heads back serves policies that divide heads as its own.

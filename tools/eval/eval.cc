@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/printable.h"
 #include "eval/compare.h"
 #include "eval/needles.h"
 #include "flags.h"
@@ -90,6 +91,14 @@ nlohmann::ordered_json PolicyJson(const std::string& name, const Document& docum
 }
 
 Result<std::vector<PolicyOptions>> PoliciesOf(const EvalFlags& f) {
+  for (const std::string& entry : f.set) {
+    const std::string of = entry.substr(0, entry.find('.'));
+    if (std::find(f.policies.begin(), f.policies.end(), of) == f.policies.end()) {
+      return InvalidArgument(
+          fmt::format("--set is {}, expected a policy of --policies, which is {}", Printable(entry),
+                      fmt::join(f.policies, ",")));
+    }
+  }
   std::vector<PolicyOptions> policies;
   for (const std::string& name : f.policies) {
     OKV_ASSIGN_OR_RETURN(policies.emplace_back(), OptionsFor(name, f));

@@ -1,12 +1,14 @@
 #include "backend/cpu/select.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace omnikv {
 namespace {
 
 constexpr int64_t kSplitTokens = 32 << 10;  // fewer are selected by one thread
+constexpr int64_t kFew = 16;                // SelectFew: one of so many is chosen, at most
 constexpr int64_t kReduceGrain = 16 << 10;  // tokens
 
 // A digit of a key: bits [shift, shift + width).
@@ -28,6 +30,33 @@ size_t CpuSelect::ScratchWords(const TopKArgs& a) const {
 template <typename Body>
 void CpuSelect::ForParts(int n_parts, const Body& body) {
   pool_.ParallelFor(n_parts, 1, [&](int64_t part, int64_t, int) { body(static_cast<int>(part)); });
+}
+
+// Of n keys k in their order, where k is a small share: the highest keys of 4 k groups or more
+// bound the key of rank k from below, and few keys reach that bound.
+bool CpuSelect::SelectFew(const uint32_t* keys, int64_t n, int64_t k, KeyPart& part,
+                          int32_t* index) const {
+  constexpr int64_t kTogether = 4096;  // keys
+  uint32_t* const tops = part.tops;
+  const auto top = [&](int64_t n_tops) {  // of rank k
+    std::nth_element(tops, tops + k - 1, tops + n_tops, std::greater<>());
+    return tops[k - 1];
+  };
+  const uint32_t bound = top(kernels_.group_tops(keys, n, n / (4 * k), tops));
+  int64_t found = 0;
+  for (int64_t t = 0; t < n; t += kTogether) {
+    if (found + kTogether > kFewKeys) return false;
+    found +=
+        kernels_.collect(keys, t, std::min(n, t + kTogether), bound - 1, 0, part.reach + found);
+  }
+  for (int64_t i = 0; i < found; ++i) tops[i] = keys[part.reach[i]];
+  const uint32_t threshold = top(found);
+  int64_t ties = k - std::count_if(tops, tops + k, [&](uint32_t key) { return key > threshold; });
+  for (int64_t i = 0; i < found; ++i) {
+    const uint32_t key = keys[part.reach[i]];
+    if (key > threshold || (key == threshold && ties-- > 0)) *index++ = part.reach[i];
+  }
+  return true;
 }
 
 // Radix selection: finds the key of rank n_pick digit by digit, then collects what lies above it
@@ -52,6 +81,10 @@ void CpuSelect::Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* pa
   }
   if (k == 0 || k == n) return;
 
+  if (n_parts == 1 && kFew * k <= n && 8 * k < kFewKeys) {
+    kernels_.score_keys(a, list, 0, n, keys);
+    if (SelectFew(keys, n, k, parts[0], index)) return name_tokens();
+  }
   const int64_t width = (n / n_parts + 63) / 64 * 64;
   for (int p = 0; p < n_parts; ++p) {
     parts[p].begin = std::min(n, p * width);
@@ -112,7 +145,7 @@ void CpuSelect::Run(const TopKArgs& a, uint32_t* scratch) {
   for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
     longest = std::max<int64_t>(longest, a.CandidatesOf(list));
   }
-  if (longest >= kSplitTokens) {
+  if (longest >= kSplitTokens && a.n_seqs * a.lists < 2 * pool_.size()) {
     for (int32_t list = 0; list < a.n_seqs * a.lists; ++list) {
       const bool split = a.CandidatesOf(list) >= kSplitTokens;
       Select(a, list, split ? pool_.size() : 1, parts_.data(), scratch + list * a.room());

@@ -20,14 +20,21 @@ class CpuSelect {
   void Run(const ScoreReduceArgs& a);
 
  private:
+  static constexpr int64_t kFewKeys = 16384;
+
   // How the keys of one part lie to the key of rank n_pick: by digit, most significant first.
   struct KeyPart {
     int64_t begin = 0;
     int64_t end = 0;
     uint32_t bins[3][kKeyBins];
+    // SelectFew: the highest keys of groups, then the keys that reach their bound; and which.
+    uint32_t tops[kFewKeys];
+    int32_t reach[kFewKeys];
   };
 
   void Select(const TopKArgs& a, int32_t list, int n_parts, KeyPart* parts, uint32_t* keys);
+  // False where too many keys reach the bound: nothing is chosen.
+  bool SelectFew(const uint32_t* keys, int64_t n, int64_t k, KeyPart& part, int32_t* index) const;
   template <typename Body>
   void ForParts(int n_parts, const Body& body);
 

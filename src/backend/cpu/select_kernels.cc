@@ -176,8 +176,25 @@ int64_t Collect(const uint32_t* keys, int64_t begin, int64_t end, uint32_t thres
   return out - first;
 }
 
+int64_t GroupTops(const uint32_t* keys, int64_t n, int64_t group, uint32_t* out) {
+  const DU du;
+  int64_t groups = 0;
+  for (int64_t begin = 0; begin < n; begin += group) {
+    const int64_t end = std::min(n, begin + group);
+    auto tops = hn::Zero(du);
+    int64_t t = begin;
+    for (; t + static_cast<int64_t>(kLanes) <= end; t += static_cast<int64_t>(kLanes)) {
+      tops = hn::Max(tops, hn::LoadU(du, keys + t));
+    }
+    uint32_t top = hn::GetLane(hn::MaxOfLanes(du, tops));
+    for (; t < end; ++t) top = std::max(top, keys[t]);
+    out[groups++] = top;
+  }
+  return groups;
+}
+
 const SelectKernels* SelectTable() {
-  static constexpr SelectKernels kTable = {ScoreReduce, ScoreKeys, Collect};
+  static constexpr SelectKernels kTable = {ScoreReduce, ScoreKeys, Collect, GroupTops};
   return &kTable;
 }
 

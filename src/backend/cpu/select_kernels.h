@@ -21,6 +21,8 @@ struct SelectKernels {
   // which each such token takes one from, to `out`; gives how many.
   int64_t (*collect)(const uint32_t* keys, int64_t begin, int64_t end, uint32_t threshold,
                      int64_t ties, int32_t* out);
+  // out[i] = the highest of keys [i * group, (i + 1) * group), of n; gives how many.
+  int64_t (*group_tops)(const uint32_t* keys, int64_t n, int64_t group, uint32_t* out);
 };
 
 const SelectKernels& GetSelectKernels(const Isa& isa);

@@ -151,7 +151,8 @@ PolicyInfo DuoPolicy() {
                         .help = "numbers from 0 to 1, a line per layer, a column per KV head, "
                                 "between tabs; auto: MODEL.duo.tsv beside MODEL.gguf, or duo.tsv "
                                 "in the model's folder",
-                        .allow_auto = true},
+                        .allow_auto = true,
+                        .beside = kGatesName},
                        {.key = "sinks",
                         .type = SettingType::kInt,
                         .default_value = std::to_string(SinksAndRecent{}.sinks),

@@ -18,12 +18,11 @@
 namespace omnikv {
 namespace {
 
-constexpr const char* kTableName = "kascade.tsv";  // PathBesideModel
-
 class Kascade : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
   int32_t Variant(const SeqLength& at) const override { return Shortcut(at) ? 0 : 1; }
+  DeclaredReads Reads() const override { return {.gathers_prompts = prompt_.on()}; }
   void BeginStep(int32_t variant, const AttendArgs& step) override {
     sparse_step_ = variant == 1;
     if (sparse_step_) choice_.EnqueueRange(step.seqs, step.n_seqs);

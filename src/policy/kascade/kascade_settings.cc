@@ -35,7 +35,8 @@ std::vector<SettingSpec> KascadeSettings() {
                    "whose tokens it reads; auto: MODEL.kascade.tsv beside MODEL.gguf, or "
                    "kascade.tsv in the model's folder, if of these anchors, else identity: "
                    "its own number",
-           .allow_auto = true},
+           .allow_auto = true,
+           .beside = kTableName},
           {.key = "share",
            .type = SettingType::kFloat,
            .default_value = "0.1",

@@ -7,6 +7,8 @@
 
 namespace omnikv {
 
+inline constexpr const char* kTableName = "kascade.tsv";  // PathBesideModel
+
 PolicyFacts KascadeFacts();
 std::vector<SettingSpec> KascadeSettings();
 // PolicyInfo::covering, test_settings.

@@ -1,9 +1,12 @@
-// KCache (He and Wu 2024, arXiv 2404.18057): a layer weighs all tokens by its K, and reads V of the
-// `budget` heaviest alone. The paper has a list for each query head: here the heads of a group
-// share one, by the highest probability among them. The first layers read everything. V of the
+// KCache (He and Wu 2024, arXiv 2404.18057): a layer weighs all tokens by its K, and each query
+// head chooses the `budget` heaviest, of which alone V are read. Heads that share a KV head read
+// the union of what they chose (docs/decisions/094). The first layers read everything. V of the
 // others may live away from the device.
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
+#include "policy/kcache/union.h"
 #include "policy/list_choice.h"
 #include "policy/policy.h"
 
@@ -34,47 +37,72 @@ class KCache : public Policy {
     weigh.scores = logits_.as<float>();
     weigh.score_stride = stride_;
     backend.Enqueue(weigh);
-    if (Grouped()) {
-      backend.Enqueue(ScoreReduceArgs{.logits = weigh.scores,
-                                      .lse = weigh.lse,
-                                      .out = scores_.as<float>(),
-                                      .rows = attend.rows,
-                                      .stride = stride_,
-                                      .n_heads = attend.n_heads,
-                                      .lists = context_.n_kv_heads,
-                                      .n_rows = attend.n_rows,
-                                      .heads = HeadReduce::kMax});
-    }
-    // The probabilities of one head have the order of its logits.
-    choice_.EnqueueBest(Grouped() ? scores_.as<float>() : weigh.scores, stride_, attend.seqs,
-                        attend.n_seqs, 0, nullptr, /*by_row=*/!Grouped());
+    // The probabilities of a head have the order of its logits.
+    choice_.EnqueueBest(weigh.scores, stride_, attend.seqs, attend.n_seqs, 0, nullptr,
+                        /*by_row=*/true);
     attend.plan = AttnPlan{};
-    attend.plan.Add(choice_.List());
+    attend.plan.Add(Grouped() ? Union(step.layer, attend) : choice_.List());
     if (!renormalise_) attend.lse_in = weigh.lse;
     attend.logits = weigh.scores;
     attend.logits_stride = stride_;
   }
 
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
-    return Budgeted(layer) ? std::min<int64_t>(budget_, at.tokens) : at.tokens;
+    return Budgeted(layer) ? std::min(Room(), at.tokens) : at.tokens;
   }
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
     return Budgeted(layer) ? at.tokens : 0;
   }
+  bool ReadsByScore() const override { return Grouped(); }
+  int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
+                             int32_t n_kv_heads) const override {
+    if (!Grouped() || !Budgeted(layer) || at.tokens <= at.prompt) {
+      return HeadTokensRead(layer, at, n_kv_heads);
+    }
+    std::vector<int32_t> counts(static_cast<size_t>(n_kv_heads));
+    context_.backend->Download(counts.data(), UnionCounts(layer) + int64_t{seq} * n_kv_heads,
+                               counts.size() * sizeof(int32_t));
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  }
   DeclaredReads Reads() const override {
     DeclaredReads reads;
     for (int32_t i = 0; i < context_.n_layers; ++i) reads.few_values.push_back(Budgeted(i));
-    reads.max_tokens = budget_;
+    reads.max_tokens = Room();
     reads.gives_logits = true;
     return reads;
   }
   bool Budgeted(int32_t layer) const override { return layer >= first_layers_; }
-  int64_t Budget(int64_t) const override { return budget_; }
+  int64_t Budget(int64_t) const override { return Room(); }
   size_t Bytes() const override { return memory_.bytes(); }
 
  private:
   // Whether query heads share a KV head.
-  bool Grouped() const { return context_.n_heads > context_.n_kv_heads; }
+  bool Grouped() const { return Group() > 1; }
+  int32_t Group() const { return context_.n_heads / context_.n_kv_heads; }
+  // Tokens whose V a KV head reads, at most.
+  int64_t Room() const { return std::min(int64_t{budget_} * Group(), context_.max_context); }
+  int32_t* UnionCounts(int32_t layer) const {
+    return union_count_.as<int32_t>() + int64_t{layer} * context_.max_seqs * context_.n_kv_heads;
+  }
+
+  PlanSegment Union(int32_t layer, const AttendArgs& attend) const {
+    context_.backend->Enqueue(MakeCustomArgs(kUnion, UnionArgs{.seqs = attend.seqs,
+                                                               .index = choice_.index(),
+                                                               .count = choice_.count(),
+                                                               .work = work_.as<int32_t>(),
+                                                               .to_index = union_.as<int32_t>(),
+                                                               .to_count = UnionCounts(layer),
+                                                               .to_capacity = Room(),
+                                                               .n_seqs = attend.n_seqs,
+                                                               .n_kv_heads = context_.n_kv_heads,
+                                                               .group = Group(),
+                                                               .capacity = choice_.capacity()}));
+    return {.kind = SegmentKind::kList,
+            .lists = context_.n_kv_heads,
+            .capacity = static_cast<int32_t>(Room()),
+            .index = union_.as<int32_t>(),
+            .count = UnionCounts(layer)};
+  }
 
   Status Allocate() {
     Backend& backend = *context_.backend;
@@ -84,14 +112,17 @@ class KCache : public Policy {
     OKV_ASSIGN_OR_RETURN(lse_, memory_.Take(backend, heads, "sums"));
     OKV_ASSIGN_OR_RETURN(logits_, memory_.Take(backend, heads * stride_, "scores"));
     if (Grouped()) {
-      OKV_ASSIGN_OR_RETURN(scores_, memory_.Take(backend, lists * stride_, "scores"));
+      OKV_RETURN_IF_ERROR(memory_.Take(backend, "chosen tokens",
+                                       {{work_, heads * budget_},
+                                        {union_, lists * Room()},
+                                        {union_count_, context_.n_layers * lists}}));
     }
     return choice_.Prepare(backend, memory_, {.budget = budget_}, context_.max_seqs,
-                           context_.n_kv_heads, budget_, "chosen tokens");
+                           context_.n_heads, budget_, "chosen tokens");
   }
 
   PolicyContext context_;
-  int32_t budget_ = 0;  // tokens whose V a KV head reads
+  int32_t budget_ = 0;  // tokens that a query head chooses
   int32_t first_layers_ = 0;
   bool renormalise_ = false;
   int64_t stride_ = 0;  // tokens of a row of scores
@@ -99,8 +130,10 @@ class KCache : public Policy {
   // S = max_seqs. What a layer chooses stands here until the next one chooses.
   Buffer lse_;         // f32 [S, n_heads]: of all tokens
   Buffer logits_;      // f32 [S, n_heads, stride]
-  Buffer scores_;      // f32 [S, n_kv_heads, stride]; none where heads are not grouped
-  ListChoice choice_;  // a list per KV head
+  ListChoice choice_;  // a list per query head
+  // Where heads are grouped: int32 [S, n_heads, budget], [S, n_kv_heads, Room()], and of each layer
+  // [S, n_kv_heads].
+  Buffer work_, union_, union_count_;
 };
 
 }  // namespace
@@ -111,10 +144,11 @@ PolicyInfo KcachePolicy() {
       .summary = "K of all tokens, V of those of the highest probability (KCache)",
       .facts =
           {.source = "KCache, He et al. 2024",
-           .chooses = "at every step per KV head, by the weights of the step's query",
+           .chooses = "at every step per query head, by its weights",
            .keeps =
                "K of all tokens on the device, V on the host where the engine may place them there",
-           .reads = "K of N tokens, K and V of b; the first layers N rows",
+           .reads = "K of N tokens, K and V of the union of b per query head of a group; the "
+                    "first layers N rows",
            .holds =
                "K of N tokens on the device, V of N tokens on the host but for the first layers",
            .loses = "nothing (0 of 8 answers); a step reads more than half of the bytes that it "
@@ -124,7 +158,8 @@ PolicyInfo KcachePolicy() {
       .settings = {{.key = "budget",
                     .type = SettingType::kInt,
                     .default_value = "128",
-                    .help = "tokens whose V a KV head reads",
+                    .help = "tokens whose V a query head chooses; heads that share a KV head read "
+                            "the union",
                     .min = 1,
                     .max = 1e9},
                    {.key = "first_layers",
@@ -147,7 +182,7 @@ PolicyInfo KcachePolicy() {
           },
       .exempt = "",
       .test_settings = {{{"budget", "24"}, {"renormalise", "on"}},
-                        {{"budget", "1"}, {"first_layers", "0"}}},
+                        {{"budget", "5"}, {"first_layers", "0"}}},
       .recommended = nullptr};
 }
 

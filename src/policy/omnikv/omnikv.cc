@@ -25,7 +25,7 @@ class Omnikv : public Policy {
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
   // 0: all layers read everything. 1: a step that chooses. 2: one that scores units first.
   int32_t Variant(const SeqLength& at) const override {
-    return Shortcut(at) ? 0 : index_.ScoresUnits(at.tokens) ? 2 : 1;
+    return Shortcut(at) ? 0 : index_.ScoresUnits(at.tokens) ? kSparse | kUnits : kSparse;
   }
   Status AfterPrefill(int64_t length) override { return budget_.CheckPrompt(length); }
   void BeginStep(int32_t variant, const AttendArgs& step) override;
@@ -69,6 +69,9 @@ class Omnikv : public Policy {
   std::optional<Selection> Selected(const LayerStep& step) const override;
 
  private:
+  // Bits of variants: layers read what is chosen; the index is scored by units first.
+  enum : int32_t { kSparse = 1, kUnits = 2 };
+
   // While everything fits, attention to everything is as good as choosing, and cheaper. Not where
   // the scores say how many tokens are enough.
   bool Shortcut(const SeqLength& at) const {
@@ -134,10 +137,10 @@ int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& 
 }
 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
-  sparse_step_ = variant > 0;
+  sparse_step_ = (variant & kSparse) != 0;
   if (!sparse_step_) return;
   EnqueueRange(step);
-  if (layers_.indexed()) index_.BeginStep(step, /*units=*/variant == 2);
+  if (layers_.indexed()) index_.BeginStep(step, /*units=*/(variant & kUnits) != 0);
 }
 
 int64_t Omnikv::TokensScored(int32_t layer, const SeqLength& at) const {
@@ -222,7 +225,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
 }
 
 DeclaredReads Omnikv::Reads() const {
-  DeclaredReads reads;
+  DeclaredReads reads{.gathers_prompts = prompt_.on()};
   const bool selections = !layers_.every_layer();
   if (!selections && !layers_.indexed()) return reads;  // all read everything, for the scores
   reads.max_tokens = budget_.max_tokens;

@@ -218,13 +218,15 @@ TEST(Compositions, FormatsSavedContextsBatchesAndForks) {
 }
 
 // Engines whose own layers live on the host, with every policy's sessions and batches.
-TEST(Compositions, TheHostTier) {
-  const auto near = *Open({.name = "full"}, "device");
+class HostTier : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(HostTier, EveryPolicyBesideEveryOther) {
+  const auto near = *Open({.name = "full"}, "device", GetParam());
   int opened = 0;
   for (const PolicyInfo& info : AllPolicies()) {
     const PolicyOptions own = Small(info);
     SCOPED_TRACE("opened with " + info.name);
-    const auto engine = Open(own, "host");
+    const auto engine = Open(own, "host", GetParam());
     const bool refused = RuleOf(Use::kPlacedOnHost).refuses(*Prepared(own));
     if (refused) {
       EXPECT_EQ(engine.status().code(), StatusCode::kUnsupported);
@@ -275,6 +277,9 @@ TEST(Compositions, TheHostTier) {
   // and infllm.
   EXPECT_EQ(opened, 6);
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, HostTier, ::testing::Values("f32", "q8_0"),
+                         [](const auto& of) { return of.param; });
 
 // Layers with a sliding window lose rows as passes over a prompt go on.
 TEST(Compositions, ModelsWithWindows) {

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "policy/first_layers.h"
+
 namespace omnikv {
 
 Result<BlockChoice::Rule> KeyBlocks::ReadRule(const PolicyContext& context,
@@ -25,6 +27,7 @@ Result<BlockChoice::Rule> KeyBlocks::ReadRule(const PolicyContext& context,
             .own_keys = kt_,
             .key_heads = context.n_heads,
             .current = !kt_};
+  OKV_RETURN_IF_ERROR(CheckFirstLayers("blocks", "dense_layers", rule.dense_layers, context));
   if (rule.blocks.sinks + rule.blocks.recent >= budget) {
     return InvalidArgument(fmt::format(
         "policy blocks: budget is {}, or {} blocks, of which sinks take {} and recent takes {} "

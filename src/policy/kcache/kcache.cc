@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "policy/first_layers.h"
 #include "policy/kcache/union.h"
 #include "policy/list_choice.h"
 #include "policy/policy.h"
@@ -20,6 +21,7 @@ class KCache : public Policy {
     budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
     first_layers_ = static_cast<int32_t>(settings.Int("first_layers"));
     renormalise_ = settings.Text("renormalise") == "on";
+    OKV_RETURN_IF_ERROR(CheckFirstLayers("kcache", "first_layers", first_layers_, context));
     return context.backend != nullptr ? Allocate() : Status();
   }
 

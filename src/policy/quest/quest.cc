@@ -7,15 +7,18 @@
 // standard deviation of their mean, and all heads share one list. An outlier among the keys then
 // widens a page's bounds by less than its distance.
 #include "policy/block_choice.h"
+#include "policy/first_layers.h"
 
 namespace omnikv {
 namespace {
 
 class Quest : public BlockChoice {
  protected:
-  Result<Rule> ReadRule(const PolicyContext&, PolicySettings& settings) override {
+  Result<Rule> ReadRule(const PolicyContext& context, PolicySettings& settings) override {
     const auto page = static_cast<int32_t>(settings.Int("page"));
     OKV_ASSIGN_OR_RETURN(const int32_t pages, WholeBlocks("quest", "page", page, settings));
+    const auto dense = static_cast<int32_t>(settings.Int("dense_layers"));
+    OKV_RETURN_IF_ERROR(CheckFirstLayers("quest", "dense_layers", dense, context));
     const bool mean_std = settings.Text("score") == "mean_std";
     const std::string heads = settings.Text("heads");
     return Rule{.blocks =
@@ -24,7 +27,7 @@ class Quest : public BlockChoice {
                         .budget = pages,
                         .recent = 1,
                     },
-                .dense_layers = static_cast<int32_t>(settings.Int("dense_layers")),
+                .dense_layers = dense,
                 .kind = mean_std ? SummaryKind::kMeanStd : SummaryKind::kMinMax,
                 .heads = heads == "sum"    ? HeadReduce::kSum
                          : heads == "mean" ? HeadReduce::kMean

@@ -14,7 +14,7 @@ from pathlib import Path
 SOURCE, OMNIKV = Path(sys.argv[1]), sys.argv[2]
 HELP = subprocess.run([OMNIKV, "serve", "--help"], capture_output=True, text=True, check=True).stdout
 FLAGS = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", HELP.partition("\nOptions:\n")[2]))
-DEFAULTS = dict(re.findall(r"^\s+(?:-\w,)?(--[a-z-]+) \w+=(\S+)", HELP, re.MULTILINE))
+DEFAULTS = dict(re.findall(r"^\s+(?:-\w,)?(--[a-z-]+) \w[^\n=]*=(\S+)", HELP, re.MULTILINE))
 
 
 def read(path):

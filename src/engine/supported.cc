@@ -59,6 +59,7 @@ Status EnqueueSteps(EngineCore& core, RowGroup& group) {
     step.n_out = 1;
     step.pass = -1;
   }
+  if (!group.residency().CheckRoom(group.seq(member), 1).ok()) return {};  // no step follows it
   OKV_RETURN_IF_ERROR(group.Append(member, 1));
   const SeqLength now = group.lengths(member);
   const SeqLength full{.tokens = most, .prompt = most - 1, .gone = now.gone};

@@ -129,7 +129,23 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("tokenize -f - <" + big, 2, {"-f", "'-'", "256.00 MiB"});
   Expect("eval document --out x --tokens 99999999999", 2, {"--tokens"});
 
+  Expect("info --policy streaming --set sinks=2000", 2, {"policy streaming: sinks is 2000"});
+  Expect("info --policy duo --set gates=/nonexistent", 2, {"/nonexistent"});
+  Expect("info --policy quest --set dense_layers=16", 2, {"dense_layers is 16", "16 layers"});
+  Expect("info --policy kcache --set first_layers=99", 2, {"first_layers is 99", "16 layers"});
+  const std::string needles = "eval needles --docs 1 --lengths 600 --policies full ";
+  Expect(needles + "--set bogus.budget=5", 2, {"--set is 'bogus.budget=5'", "which is full"});
+  Expect(needles + "--set streaming.budget=5", 2, {"--set is 'streaming.budget=5'"});
+
   // Flags.
+  for (const std::string flag :
+       {"--seats 0", "--seats 65", "--port 99999", "--kv-tokens -1", "--max-tokens -1",
+        "--request-timeout 1e300", "--request-timeout -1", "--grace -1", "--sse-ping 0",
+        "--max-waiting -1", "--kept-contexts -1"}) {
+    Expect("serve --device cpu " + flag, 2, {flag.substr(0, flag.find(' '))});
+  }
+  Expect("serve --device cpu --max-body 0", 2, {"--max-body is 0"});
+  Expect("serve --device cpu --store-size 1", 2, {"--store-size", "--store"});
   Expect("run -p x --temp -1", 2, {"--temp is -1"});
   Expect("run -p x --top-p 1.5", 2, {"--top-p is 1.5"});
   Expect("run -p x -n -3", 2, {"-n is -3"});
@@ -233,6 +249,10 @@ TEST_F(BadInputs, InfoCountsWindowsAndSaysWhatCannotRun) {
   for (const auto& policy : json.at("policies")) {
     if (policy.at("name") == "omnikv" || policy.at("name") == "kascade") {
       EXPECT_NE(policy.at("cannot_run").get<std::string>().find("sliding window"),
+                std::string::npos);
+    } else if (policy.at("name") == "quest" || policy.at("name") == "blocks" ||
+               policy.at("name") == "kcache") {
+      EXPECT_NE(policy.at("cannot_run").get<std::string>().find("layers of global attention"),
                 std::string::npos);
     } else if (policy.at("name") == "duo" || policy.at("name") == "omnikv_duo") {
       EXPECT_NE(policy.at("cannot_run").get<std::string>().find("gates is not set"),

@@ -154,6 +154,12 @@ TEST_F(PolicyFile, WhatIsWrongIsNamed) {
           ": anchor_num is '2', expected 1 with BLOCK_MAX");
   Refused("preselect_block: 3", ": preselect_block is '3', expected True or False");
   Refused("kernel_size: 4", ": kernel_size is '4', expected an odd number");
+  const std::string in_all = "expected fewer tokens: 1,000,000,000 in all";
+  Refused("local_windows_len: 1000000000", ": local_windows_len is '1000000000', " + in_all);
+  Refused("local_windows_len: 1000000000\nsecond_select_num: 5",
+          ": local_windows_len is '1000000000', " + in_all);
+  Refused("block_size: 512\nsecond_select_num: 1000000\nlocal_windows_len: 1000000000",
+          ": local_windows_len is '1000000000', " + in_all);
   Refused("token_step: 0", ": token_step is '0', expected a whole number from 1 to 1000000");
   Refused("token_step: [1, 2]", ": token_step is a list or a map, expected one value");
   Refused("anchor_num: 1\nrepresentative_num: 1",

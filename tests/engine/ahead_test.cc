@@ -277,5 +277,23 @@ TEST(AheadText, StopsLeaveNoTraceOfWhatRanAhead) {
   check(until, {});
 }
 
+// Where a policy keeps few rows and has room for so many more, an answer ends as in a full context.
+TEST(AheadText, AnswersThatFillTheRoomAreCut) {
+  for (const int room : {0, 7}) {
+    const PolicyOptions policy{.name = "knorm",
+                               .settings = {{"budget", "16"}, {"room", std::to_string(room)}}};
+    const auto engine = Engine::Load(
+        {.model = kShipped, .device = "cpu", .threads = 2, .context = 1024, .policy = policy});
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    const auto session = Prompted(**engine, 40, policy);
+    const auto answer = session->Generate({.max_tokens = 40, .ignore_eos = true});
+    ASSERT_TRUE(answer.ok()) << answer.status().message();
+    EXPECT_EQ(answer->finish_reason, FinishReason::kLength);
+    // The last token of an answer is in no context yet.
+    EXPECT_EQ(answer->tokens.size(), static_cast<size_t>(room) + 1);
+    EXPECT_EQ(session->tokens().size(), 40u + static_cast<size_t>(room));
+  }
+}
+
 }  // namespace
 }  // namespace omnikv::ahead_test

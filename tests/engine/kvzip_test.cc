@@ -360,7 +360,7 @@ TEST_P(KvzipTest, SaysWhatItCannotDo) {
   const auto engine = Open(Kvzip());
   const auto session = Take(engine->NewSession(Kvzip({{"chunk", "512"}})));
   const Status full = session->Prompt(Numbers(600, 1));
-  EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(full.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(full.message(),
             "policy kvzip runs passes of up to 512 tokens behind a prompt of 600, which exceed the "
             "context of 1024: raise `context`");

@@ -507,9 +507,10 @@ TEST_F(PlacementTest, ValuesThatAreReadByRowLeave) {
   options_.policy = {.name = "kcache"};
   const size_t plane = size_t{1024} * 2;  // of a token in a layer
   const size_t tokens = 131072 + 64;
-  // 128 rows, their numbers in 8 lists, and an entry for each block of a context.
+  // 128 rows of each of 4 heads, their numbers in 8 lists, and an entry for each block of a
+  // context.
   const auto chosen = [](int64_t context) {
-    return 128 * 2 * size_t{2048} + 8 * 128 * 4 + static_cast<size_t>((context + 63) / 64) * 4;
+    return 512 * 2 * size_t{2048} + 8 * 512 * 4 + static_cast<size_t>((context + 63) / 64) * 4;
   };
   for (const auto& [place, host_reads] :
        {std::pair{"auto", "auto"}, {"auto", "attend"}, {"host", "auto"}, {"host", "fetch"}}) {

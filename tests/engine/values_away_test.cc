@@ -264,10 +264,13 @@ TEST_P(ValuesAway, BytesHeldPerToken) {
     EXPECT_EQ(device[1] - device[0], static_cast<size_t>(kLayers + first) * plane);
     EXPECT_EQ(host[1] - host[0], static_cast<size_t>(kLayers - first) * plane);
     EXPECT_EQ(host[0], static_cast<size_t>(kLayers - first) * 2 * kBlock * PlaneBytes());
-    // A step fetches 16 rows of V of each KV head from there, or none.
+    // A step fetches from there, for each KV head, what two query heads chose, 16 rows of V each,
+    // or nothing.
     ASSERT_TRUE(session->Step(7).ok());
-    EXPECT_EQ(session->stats().transfer_bytes_per_step,
-              sums() ? 0 : static_cast<size_t>(kLayers - first) * 16 * PlaneBytes());
+    const size_t sent = session->stats().transfer_bytes_per_step;
+    const size_t of_one = static_cast<size_t>(kLayers - first) * 16 * PlaneBytes();
+    EXPECT_GE(sent, sums() ? 0 : of_one);
+    EXPECT_LE(sent, sums() ? 0 : 2 * of_one);
   }
 }
 

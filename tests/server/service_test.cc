@@ -464,6 +464,17 @@ TEST_F(ServiceTest, RefusesWithASentence) {
               HasSubstr("temperature"));
   EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"omnikv", {{"policy", "ful"}}}}),
               HasSubstr("there is no policy 'ful'"));
+  // Files are the server's, whatever they say.
+  for (const Json& named :
+       {Json{{"model", "tiny"}, {"omnikv", {{"policy", "duo"}, {"gates", "/etc/passwd"}}}},
+        Json{{"model", "tiny@duo:gates=/etc/passwd"}},
+        Json{{"omnikv", {{"policy", "kascade"}, {"head_map", "/etc/passwd"}}}}}) {
+    Json body = named;
+    body["messages"] = Messages();
+    const std::string sentence = Sentence(chat, body);
+    EXPECT_THAT(sentence, HasSubstr("a request cannot name files of the server"));
+    EXPECT_THAT(sentence, Not(HasSubstr("root")));
+  }
   EXPECT_THAT(Sentence(chat, {{"messages", Messages()}, {"omnikv", {{"budget", "x"}}}}),
               HasSubstr("budget"));
   EXPECT_THAT(Sentence(chat, {{"messages", Json::array()}}), HasSubstr("messages"));

@@ -183,7 +183,7 @@ PolicyInfo KcachePolicy() {
                 {{"budget", std::to_string(length)}, {"renormalise", "on"}}};
           },
       .exempt = "",
-      .test_settings = {{{"budget", "24"}, {"renormalise", "on"}},
+      .test_settings = {{{"budget", "32"}, {"renormalise", "on"}},
                         {{"budget", "5"}, {"first_layers", "0"}}},
       .recommended = nullptr};
 }

@@ -136,26 +136,17 @@ class RowGroup {
   // A decode step of this group alone as it is recorded: the policy's variant, rows, the first row
   // of the logits, and how it ends.
   using StepKey = std::tuple<int32_t, int32_t, int32_t, StepEnd>;
-
-  explicit RowGroup(EngineCore& core) : core_(core) {}
-  const Member& At(int32_t member) const;
-  // A free number, for the sequence that `new_sequence` gives.
-  template <typename NewSequence>
-  Result<int32_t> Take(const NewSequence& new_sequence);
-
-  EngineCore& core_;
-  int64_t id_ = 0;
-  bool reads_all_ = true;
-  RopeState ropes_;
-  PreparedPolicy policy_;
-  std::unique_ptr<Residency> residency_;
-  std::vector<Member> members_;
   struct RecordedStep {
     std::unique_ptr<Recording> recording;
     uint64_t last_use = 0;
   };
   static constexpr size_t kMostSteps = 128;
 
+  explicit RowGroup(EngineCore& core) : core_(core) {}
+  const Member& At(int32_t member) const;
+  // A free number, for the sequence that `new_sequence` gives.
+  template <typename NewSequence>
+  Result<int32_t> Take(const NewSequence& new_sequence);
   // The recording of a step, which is used now; null: there is none yet. The one that was not used
   // for longest makes room.
   std::unique_ptr<Recording>* UseStep(const StepKey& key) {
@@ -169,6 +160,13 @@ class RowGroup {
     return &step.recording;
   }
 
+  EngineCore& core_;
+  int64_t id_ = 0;
+  bool reads_all_ = true;
+  RopeState ropes_;
+  PreparedPolicy policy_;
+  std::unique_ptr<Residency> residency_;
+  std::vector<Member> members_;
   std::map<StepKey, RecordedStep> steps_;
   uint64_t step_uses_ = 0;
 };

@@ -7,43 +7,17 @@
 #include <tuple>
 #include <vector>
 
-#include "backend/cpu/cpu_backend.h"
-#include "backend/ref/ref_backend.h"
+#include "on_backend.h"
 #include "policy/kcache/union.h"
 #include "step_fixture.h"
-#ifdef OMNIKV_HAVE_CUDA
-#include "backend/cuda/cuda_backend.h"
-#endif
 
 namespace omnikv::kcache_test {
 namespace {
 
 using Lists = std::vector<std::vector<int32_t>>;
 
-class UnionOn : public ::testing::TestWithParam<std::string> {
+class UnionOn : public OnBackend {
  protected:
-  void SetUp() override {
-    if (GetParam() == "ref") backend_ = MakeRefBackend();
-    if (GetParam() == "cpu") backend_ = MakeCpuBackend({.threads = 2});
-#ifdef OMNIKV_HAVE_CUDA
-    if (GetParam() == "cuda") {
-      auto made = MakeCudaBackend({});
-      if (!made.ok()) GTEST_SKIP() << made.status().message();
-      backend_ = std::move(*made);
-    }
-#endif
-    if (backend_ == nullptr) GTEST_SKIP() << "this build has no CUDA";
-  }
-
-  template <typename T>
-  T* OnDevice(const std::vector<T>& values) {
-    auto buffer = backend_->Allocate(std::max<size_t>(1, values.size()) * sizeof(T), "a test");
-    EXPECT_TRUE(buffer.ok());
-    backend_->Upload(buffer->as(), values.data(), values.size() * sizeof(T));
-    buffers_.push_back(std::move(*buffer));
-    return buffers_.back().as<T>();
-  }
-
   // Of `lists` [n_seqs, n_kv_heads, group]. Sequence `idle` has no row: its lists keep what they
   // have, one token of -7.
   Lists Run(const Lists& lists, int32_t n_kv_heads, int32_t group, int32_t capacity,
@@ -84,9 +58,6 @@ class UnionOn : public ::testing::TestWithParam<std::string> {
     buffers_.clear();
     return found;
   }
-
-  std::unique_ptr<Backend> backend_;
-  std::vector<Buffer> buffers_;
 };
 
 TEST_P(UnionOn, HasEachTokenOfAnyListOnce) {

@@ -8,12 +8,8 @@
 #include <numeric>
 #include <random>
 
-#include "backend/cpu/cpu_backend.h"
-#include "backend/ref/ref_backend.h"
+#include "on_backend.h"
 #include "policy/omnikv/top_p.h"
-#ifdef OMNIKV_HAVE_CUDA
-#include "backend/cuda/cuda_backend.h"
-#endif
 
 namespace omnikv::top_p_test {
 namespace {
@@ -96,30 +92,8 @@ Lists Expected(const Case& c) {
   return lists;
 }
 
-class TopPOn : public ::testing::TestWithParam<std::string> {
+class TopPOn : public OnBackend {
  protected:
-  void SetUp() override {
-    if (GetParam() == "ref") backend_ = MakeRefBackend();
-    if (GetParam() == "cpu") backend_ = MakeCpuBackend({.threads = 2});
-#ifdef OMNIKV_HAVE_CUDA
-    if (GetParam() == "cuda") {
-      auto made = MakeCudaBackend({});
-      if (!made.ok()) GTEST_SKIP() << made.status().message();
-      backend_ = std::move(*made);
-    }
-#endif
-    if (backend_ == nullptr) GTEST_SKIP() << "this build has no CUDA";
-  }
-
-  template <typename T>
-  T* OnDevice(const std::vector<T>& values) {
-    auto buffer = backend_->Allocate(std::max<size_t>(1, values.size()) * sizeof(T), "a test");
-    EXPECT_TRUE(buffer.ok());
-    backend_->Upload(buffer->as(), values.data(), values.size() * sizeof(T));
-    buffers_.push_back(std::move(*buffer));
-    return buffers_.back().as<T>();
-  }
-
   Lists Run(const Case& c) {
     const Lists chosen = Chosen(c);
     const auto capacity = static_cast<size_t>(c.chosen);
@@ -157,9 +131,6 @@ class TopPOn : public ::testing::TestWithParam<std::string> {
     buffers_.clear();
     return left;
   }
-
-  std::unique_ptr<Backend> backend_;
-  std::vector<Buffer> buffers_;
 };
 
 // The published search starts at the score of token 0: where that is in the middle of 401 keys it

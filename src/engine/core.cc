@@ -171,6 +171,9 @@ bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int6
         !core.bank->Holds(seq, table, std::max(unread.begin, unread.end), length)) {
       return false;
     }
+    // The next row comes into the block of the last one, even where nothing reads that.
+    const bool in_block = length % core.bank->config().block_tokens != 0;
+    if (in_block && !core.bank->Holds(seq, table, length - 1, length)) return false;
   }
   return true;
 }

@@ -59,11 +59,13 @@ std::vector<StateSpec> BlockChoice::States() const {
 }
 
 DeclaredReads BlockChoice::Reads() const {
+  const int64_t all = Blocks(context_.max_context) * Unit();
+  const int64_t recent = int64_t{rule_.blocks.recent} * Unit();
   DeclaredReads reads{.n_selections = n_choosers(),
-                      .max_tokens = (int64_t{Capacity()} + rule_.blocks.recent) * Unit(),
+                      .max_tokens = std::min(int64_t{Capacity()} * Unit() + recent, all),
                       .by_token = false,
                       .unit = rule_.per_kv_head ? 0 : Unit(),
-                      .max_recent = int64_t{rule_.blocks.recent} * Unit()};
+                      .max_recent = std::min(recent, all)};
   for (int32_t layer = 0; layer < context_.n_layers; ++layer) {
     reads.selection_of.push_back(Budgeted(layer) ? ChooserOf(layer) : -1);
   }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <set>
 
 #include "../made_up_model.h"
@@ -18,6 +19,7 @@
 #include "backend/trace/trace_backend.h"
 #include "engine/batch.h"
 #include "engine/core.h"
+#include "engine/group_pool.h"
 #include "engine/row_group.h"
 #include "engine/stepper.h"
 #include "model/generated.h"
@@ -392,6 +394,22 @@ TEST(Compositions, HeadsThatAnotherPolicyHasApart) {
     EXPECT_EQ(engine->CheckPolicy(policy).message(), status.message());
   }
   EXPECT_EQ(run, 1);  // kvzip
+}
+
+// What a file says is part of a group's key, under whatever name: kept and stored rows are of it.
+TEST(Compositions, FilesArePartOfKeys) {
+  const auto engine = *Open({.name = "full"}, "device");
+  const std::string file = testing::TempDir() + "/gates_" + std::to_string(::getpid()) + ".tsv";
+  const auto key = [&](const char* line) {
+    std::ofstream out(file);
+    for (int layer = 0; layer < kLayers; ++layer) out << line << "\n";
+    out.close();
+    return *GroupPool::KeyOf(CoreOf(*engine), {.name = "duo", .settings = {{"gates", file}}});
+  };
+  const std::string first = key("0\t1");
+  EXPECT_NE(first, key("1\t0"));
+  EXPECT_EQ(first, key("0\t1"));
+  std::remove(file.c_str());
 }
 
 }  // namespace

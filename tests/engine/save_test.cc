@@ -64,6 +64,39 @@ class SaveOn : public OnDevice {
   fs::path folder_;
 };
 
+// A prompt that leaves the old one in its midst, after steps: what is left of the context is as if
+// nothing else had been there. What a policy has forgotten is computed anew, and counted.
+TEST_P(SaveOn, CutsLeaveNoTrace) {
+  const auto engine = Load({.model = kRandom,
+                            .device = GetParam(),
+                            .context = 512,
+                            .prefill_chunk = 48,
+                            .max_sessions = 2});
+  int forgot = 0;
+  for (const PolicyOptions& policy : Policies()) {
+    if (!engine->CheckPolicy(policy).ok()) continue;
+    const auto session = Take(engine->NewSession(policy));
+    SCOPED_TRACE(policy.name + " " + session->stats().settings);
+    ASSERT_TRUE(session->Prompt(Numbers(203, 1)).ok());
+    Decode(*engine, *session, 10);
+    std::vector<int32_t> other = Numbers(150, 1);
+    const auto more = Numbers(50, 5);
+    other.insert(other.end(), more.begin(), more.end());
+    ASSERT_TRUE(session->Prompt(other).ok());
+    const SessionStats stats = session->stats();
+    EXPECT_EQ(stats.prefill_tokens, 50 + stats.recomputed_tokens);
+    EXPECT_LE(stats.recomputed_tokens, 150);
+    forgot += stats.recomputed_tokens == 150 ? 1 : 0;
+    const auto fresh = Take(engine->NewSession(policy));
+    ASSERT_TRUE(fresh->Prompt(other).ok());
+    const Logits cut = Decode(*engine, *session, 10), whole = Decode(*engine, *fresh, 10);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      ASSERT_THAT(cut[i], testing::Pointwise(testing::FloatNear(1e-4f), whole[i])) << i;
+    }
+  }
+  EXPECT_GT(forgot, 15);
+}
+
 // After a prompt, after steps, and once more after a later turn.
 TEST_P(SaveOn, GoesOnAsIfItHadStayedOpen) {
   for (const std::string& model : {kRandom, kWindows, kRotates}) {

@@ -396,6 +396,27 @@ TEST(Compositions, HeadsThatAnotherPolicyHasApart) {
   EXPECT_EQ(run, 1);  // kvzip
 }
 
+// Steps that complete no block leave its keys out. Where indices are forced, every step makes what
+// there is to make: both choose the same, blocks of generated tokens among them.
+TEST(Compositions, GeneratedBlocksAreSeen) {
+  const auto engine = *Open({.name = "full"}, "device");
+  for (const PolicyOptions& policy :
+       {PolicyOptions{.name = "quest",
+       .settings = {{"budget", "24"}, {"page", "4"}, {"dense_layers", "0"}}},
+        PolicyOptions{.name = "quest",
+        .settings = {{"budget", "32"}, {"page", "8"}, {"score", "mean_std"}}},
+        PolicyOptions{.name = "blocks",
+        .settings = {{"budget", "40"}, {"block", "8"}, {"sinks", "8"}, {"recent", "8"}}}}) {
+    SCOPED_TRACE(policy.name);
+    PolicyOptions forced = policy;
+    forced.force_indices = true;
+    const auto a = Take(engine->NewSession(policy)), b = Take(engine->NewSession(forced));
+    ASSERT_TRUE(a->Prompt(Prompt()).ok());
+    ASSERT_TRUE(b->Prompt(Prompt()).ok());
+    EXPECT_EQ(Decode(*engine, *a, 90), Decode(*engine, *b, 90));
+  }
+}
+
 // What a file says is part of a group's key, under whatever name: kept and stored rows are of it.
 TEST(Compositions, FilesArePartOfKeys) {
   const auto engine = *Open({.name = "full"}, "device");

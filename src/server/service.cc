@@ -183,9 +183,9 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   void ChangeContext(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     ContextRoutes{core, scheduler, options.store}.Change(request, reply);
   }
-  // Runs `task` on a thread of `pool`, with the request's body in it. Those that wait are bounded.
+  // Calls task(request, reply) on a thread of `pool`. The bodies that wait for one are bounded.
   template <typename Task>
-  void Post(boost::asio::thread_pool& pool, const HttpRequest& request,
+  void Post(boost::asio::thread_pool& pool, HttpRequest request,
             const std::shared_ptr<HttpReply>& reply, Task task) {
     constexpr size_t kMostWaiting = size_t{1} << 30;
     const size_t bytes = request.body.size();
@@ -194,11 +194,11 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
       return reply->Send({.status = 503, .headers = {{"retry-after", "1"}}},
                          ErrorBodyOf(request, 503, "too many bodies of requests wait"));
     }
-    boost::asio::post(pool, [this, bytes, task = std::move(task)] {
+    boost::asio::post(pool, [this, bytes, task, request = std::move(request), reply] {
       try {
-        task();
+        task(request, reply);
       } catch (const std::exception& error) {
-        // The reply, which the task had, sends status 500 when it is freed.
+        // The reply sends status 500 when it is freed.
         LogInfo("a handler of HTTP failed: {}", error.what());
       }
       waiting_bytes -= bytes;
@@ -206,14 +206,15 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void DocumentText(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-    Post(documents, request, reply, [body = request.body, reply] {
-      const Result<std::string> text = PdfText(body);
-      if (text.ok()) return SendJson(*reply, {{"object", "document.text"}, {"text", *text}});
-      if (text.status().code() != StatusCode::kUnsupported) {
-        return SendError(*reply, kChat, text.status());
-      }
-      reply->Send({.status = 501}, Dump(OpenAiError(text.status())));
-    });
+    Post(documents, request, reply,
+         [](const HttpRequest& document, const std::shared_ptr<HttpReply>& to) {
+           const Result<std::string> text = PdfText(document.body);
+           if (text.ok()) return SendJson(*to, {{"object", "document.text"}, {"text", *text}});
+           if (text.status().code() != StatusCode::kUnsupported) {
+             return SendError(*to, kChat, text.status());
+           }
+           to->Send({.status = 501}, Dump(OpenAiError(text.status())));
+         });
   }
   void Embeddings(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
     SendError(*reply, kChat,
@@ -534,8 +535,10 @@ void Service::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
     Impl* const impl = impl_.get();  // which waits for what is posted
     const auto handle = route.handle;
     if (!route.slow) return (impl->*handle)(request, reply);
-    return impl->Post(impl->work, request, reply,
-                      [impl, handle, request, reply] { (impl->*handle)(request, reply); });
+    return impl->Post(impl->work, std::move(request), reply,
+                      [impl, handle](const HttpRequest& of, const std::shared_ptr<HttpReply>& to) {
+                        (impl->*handle)(of, to);
+                      });
   }
   const Protocol& protocol = ProtocolOf(request.path);
   if (!allowed.empty()) {

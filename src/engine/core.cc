@@ -214,8 +214,7 @@ Status CheckLayout(const EngineCore& core, const std::string& name, const Policy
       OKV_RETURN_IF_ERROR(CheckUse(Use::kBesideLastRows, policy, name, core.options.policy.name));
     }
   }
-  const std::vector<bool>& apart = core.plan.values_apart;
-  if (std::find(apart.begin(), apart.end(), true) != apart.end()) {
+  if (!core.plan.values_apart.empty()) {
     OKV_RETURN_IF_ERROR(CheckUse(Use::kValuesApart, policy, name, core.options.policy.name));
   }
   if (core.bank->config().Rows().heads_apart) {

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
-#include "backend/backend.h"
+#include "engine/recorded_steps.h"
 
 namespace omnikv {
 
@@ -32,34 +31,20 @@ class MixedSteps {
 
   // The place of the recording of `key`, which is used now; null until it is worth one.
   std::unique_ptr<Recording>* Use(const Key& key) {
-    const auto [known, added] = steps_.try_emplace(key);
-    Step& step = known->second;
-    step.last_use = ++clock_;
-    if (added && steps_.size() > kMost) {
-      steps_.erase(std::min_element(steps_.begin(), steps_.end(), [](const auto& a, const auto& b) {
-        return a.second.last_use < b.second.last_use;
-      }));
-    }
-    return ++step.uses < kFirstRecorded ? nullptr : &step.recording;
+    auto& step = steps_.Use(key);
+    return step.uses < kFirstRecorded ? nullptr : &step.recording;
   }
   // A group is closing.
   void Forget(int64_t group) {
-    std::erase_if(steps_, [&](const auto& step) {
-      return std::any_of(step.first.parts.begin(), step.first.parts.end(),
+    steps_.Forget([&](const Key& key) {
+      return std::any_of(key.parts.begin(), key.parts.end(),
                          [&](const Part& part) { return part.group == group; });
     });
   }
   size_t size() const { return steps_.size(); }
 
  private:
-  struct Step {
-    std::unique_ptr<Recording> recording;
-    int uses = 0;
-    uint64_t last_use = 0;
-  };
-
-  std::map<Key, Step> steps_;
-  uint64_t clock_ = 0;
+  RecordedSteps<Key> steps_{kMost};
 };
 
 }  // namespace omnikv

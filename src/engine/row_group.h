@@ -2,9 +2,7 @@
 // policy's state, rotary frequencies, what is near of their K/V, and the steps that were recorded.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "engine/core.h"
+#include "engine/recorded_steps.h"
 
 namespace omnikv {
 
@@ -136,10 +135,6 @@ class RowGroup {
   // A decode step of this group alone as it is recorded: the policy's variant, rows, the first row
   // of the logits, and how it ends.
   using StepKey = std::tuple<int32_t, int32_t, int32_t, StepEnd>;
-  struct RecordedStep {
-    std::unique_ptr<Recording> recording;
-    uint64_t last_use = 0;
-  };
   static constexpr size_t kMostSteps = 128;
 
   explicit RowGroup(EngineCore& core) : core_(core) {}
@@ -147,18 +142,6 @@ class RowGroup {
   // A free number, for the sequence that `new_sequence` gives.
   template <typename NewSequence>
   Result<int32_t> Take(const NewSequence& new_sequence);
-  // The recording of a step, which is used now; null: there is none yet. The one that was not used
-  // for longest makes room.
-  std::unique_ptr<Recording>* UseStep(const StepKey& key) {
-    RecordedStep& step = steps_[key];
-    step.last_use = ++step_uses_;
-    if (steps_.size() > kMostSteps) {
-      steps_.erase(std::min_element(steps_.begin(), steps_.end(), [](const auto& a, const auto& b) {
-        return a.second.last_use < b.second.last_use;
-      }));
-    }
-    return &step.recording;
-  }
 
   EngineCore& core_;
   int64_t id_ = 0;
@@ -167,8 +150,7 @@ class RowGroup {
   PreparedPolicy policy_;
   std::unique_ptr<Residency> residency_;
   std::vector<Member> members_;
-  std::map<StepKey, RecordedStep> steps_;
-  uint64_t step_uses_ = 0;
+  RecordedSteps<StepKey> steps_{kMostSteps};
 };
 
 }  // namespace omnikv

@@ -232,7 +232,8 @@ Status Stepper::EnqueueDecode(std::span<const DecodeRow> rows, int32_t logits_ro
   std::unique_ptr<Recording>* step = nullptr;
   if (recorded && groups_.size() == 1) {
     const StepGroup& group = groups_.front();
-    step = rows.front().group->UseStep({group.variant, group.n_rows, logits_row, end});
+    step =
+        &rows.front().group->steps_.Use({group.variant, group.n_rows, logits_row, end}).recording;
   } else if (recorded) {
     MixedSteps::Key key{.parts = {}, .logits_row = logits_row, .end = static_cast<int32_t>(end)};
     for (size_t i = 0, row = 0; i < groups_.size();

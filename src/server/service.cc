@@ -256,7 +256,7 @@ struct Service::Impl : std::enable_shared_from_this<Impl> {
 
   // Files are the server's: a request may name those that it was started with, and no others.
   Status CheckFiles(const PolicyOptions& policy) const {
-    const auto info = FindPolicy(policy.name);
+    const auto info = ResolvePolicy(policy.name, core.config.name, GlobalLayers(core.config));
     if (!info.ok()) return {};  // who opens it says so
     for (const SettingSpec& spec : (*info)->settings) {
       if (spec.type != SettingType::kFile) continue;

@@ -42,15 +42,12 @@ struct EvalFlags {
   bool json = false;
 };
 
-// The settings of `policy` among "policy.key=value".
+// The settings of `policy` among "policy.key=value". REQUIRES such entries.
 Result<PolicyOptions> OptionsFor(const std::string& policy, const EvalFlags& f) {
   PolicyFlags flags = f.file;
   flags.policy = policy;
   for (const std::string& entry : f.set) {
     const size_t dot = entry.find('.');
-    if (dot == std::string::npos || entry.find('=') == std::string::npos) {
-      return InvalidArgument(fmt::format("--set is '{}', expected policy.key=value", entry));
-    }
     if (entry.substr(0, dot) == policy) flags.set.push_back(entry.substr(dot + 1));
   }
   return ToPolicyOptions(flags);
@@ -92,8 +89,11 @@ nlohmann::ordered_json PolicyJson(const std::string& name, const Document& docum
 
 Result<std::vector<PolicyOptions>> PoliciesOf(const EvalFlags& f) {
   for (const std::string& entry : f.set) {
-    const std::string of = entry.substr(0, entry.find('.'));
-    if (std::find(f.policies.begin(), f.policies.end(), of) == f.policies.end()) {
+    const size_t dot = entry.find('.');
+    if (dot == std::string::npos || entry.find('=') == std::string::npos) {
+      return InvalidArgument(fmt::format("--set is '{}', expected policy.key=value", entry));
+    }
+    if (std::find(f.policies.begin(), f.policies.end(), entry.substr(0, dot)) == f.policies.end()) {
       return InvalidArgument(
           fmt::format("--set is {}, expected a policy of --policies, which is {}", Printable(entry),
                       fmt::join(f.policies, ",")));

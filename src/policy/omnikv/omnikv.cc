@@ -23,7 +23,6 @@ namespace {
 class Omnikv : public Policy {
  public:
   Status Prepare(const PolicyContext& context, PolicySettings& settings) override;
-  // 0: all layers read everything. 1: a step that chooses. 2: one that scores units first.
   int32_t Variant(const SeqLength& at) const override {
     return Shortcut(at) ? 0 : index_.ScoresUnits(at.tokens) ? kSparse | kUnits : kSparse;
   }

@@ -51,7 +51,7 @@ NEEDS = dict.fromkeys(
 # last that fits counts; others need them all, which take minutes.
 PARITY = {
     "attend": "*Attend*", "prefill": "*Attend*", "matvec": "*Linear*", "topk": "*TopK*",
-    "working_set": "*WorkingSet*", "rows": "*Rope*", "sample": "*NextToken*",
+    "working_set": "*WorkingSet*:*FetchRows*", "rows": "*Rope*", "sample": "*NextToken*",
     "key_score": "*KeyScore*", "expected": "*Expected*:*QueryMoments*",
     "score": "*.Score*", "score_rows": "*ScoreOfFewRows*",
     "kept_rows": "*StoreRows*:*LocateRows*:*Compact*:*Evict*", "summary": "*Block*:*Deviation*",

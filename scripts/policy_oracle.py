@@ -15,6 +15,7 @@ default OUT/models).
                                omnikv
     OUT/policies_NAME.json     the cases of another policy
     OUT/similarity.json        what oracle/similarity.py measures of the last tokens of that text
+    OUT/far_text.safetensors   what streaming answers at the last positions of 200,000 tokens
     OUT/*.safetensors          beside each, per case f32 [n_decode, 33]: row i is what the model
                                answers to decode token i, which stands at position n_prompt + i: the
                                logits of the tokens 0, 4, 8, ... and the largest absolute value of
@@ -46,13 +47,26 @@ from oracle.fixtures import (Bench, check_against_goldens, check_cases, check_mo
 from oracle.model import Model, write_safetensors
 from oracle.policy import Full
 from oracle.similarity import cases as similarity_cases
-from oracle.streaming import Streaming
+from oracle.streaming import FarText, Streaming
 
 
 def write_cases(path, head, cases):
     lines = [f' "{key}": {json.dumps(value)},\n' for key, value in head.items()]
     body = ",\n".join("  " + json.dumps(case, separators=(",", ":")) for case in cases)
     path.write_text("{\n" + "".join(lines) + ' "cases": [\n' + body + "\n ]\n}\n")
+
+
+def write_far_text(out, model):
+    """What streaming answers at the end of a text of 200,000 tokens."""
+    text, logits = FarText(len(model.embedding)), {}
+    for positions in ("original", "cache"):
+        settings = {"sinks": 4, "budget": 32, "positions": positions}
+        logits[positions] = text.logits(model, settings, model.n_layers + 1)
+        more = text.logits(model, settings, model.n_layers + 3)
+        assert relative(logits[positions], more) < 1e-9, "tokens that are left out count"
+    assert relative(logits["original"], logits["cache"]) > 0.02
+    write_safetensors(out / "far_text.safetensors",
+                      {name: stored(of_rows) for name, of_rows in logits.items()})
 
 
 def main():
@@ -83,6 +97,7 @@ def main():
     head = {"model": folder.name, "seed": seed, "prompt": prompt, "decode": decode}
     (args.out / "similarity.json").write_text(
         json.dumps(similarity_cases(bench.model, prompt + decode), separators=(",", ":")) + "\n")
+    write_far_text(args.out, bench.model)
     made, logits = [], {}
     for file, of_file in cases().items():
         own, own_logits = [], {}

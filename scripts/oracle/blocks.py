@@ -19,7 +19,8 @@
             than those of the preselection and of the tokens that stand for blocks.
   weights   Of a token for a KV head: the softmax weights that the last `queries` rows of the
             prompt, each over all tokens up to itself, give it, their mean over the query heads of
-            the group, summed over the rows.
+            the group, summed over the rows. After a later prompt they are those of its last rows;
+            where it has fewer, the answer's rows before it become rows of a prompt.
   token_step  Of so many decode rows, from the first one after the prompt on, the first one chooses,
             and the others read its choice and the last blocks of their own. Rows that read
             everything that is left choose, too, and so does the first row that does not.
@@ -47,6 +48,8 @@ class Blocks(PerHead):
         self.dense_layers, self.layer_step = dense_layers, layer_step
         self.token_step, self.widen, self.queries = token_step, widen, queries
         self.preselect = None if preselect == "off" else preselect
+        if representative == "dynamic" or self.preselect is not None:
+            self.warm_rows = queries
         self.held = {}  # key -> the blocks of the last choice, and its gap
         self.memory = {}  # what was computed of the prompt
 

@@ -91,7 +91,7 @@ def first_cases():
         out[f"omnikv_{name}"] = ("omnikv", settings)
     out["streaming_another_turn"] = ("streaming", out["streaming_original"][1], N_PROMPT, (60, 7))
     out["omnikv_another_turn"] = ("omnikv", {**plain, **small}, N_PROMPT, (60, 7))
-    for budget, n_prompt in itertools.product((12, 48), (40, 80)):
+    for budget, n_prompt in itertools.product((12, 32, 48), LENGTHS):
         out[f"omnikv_{budget}_of_{n_prompt}"] = (
             "omnikv", {**plain, "budget": budget, "tail": 8}, n_prompt)
     return out
@@ -101,6 +101,15 @@ def first_cases():
 # is, with the last of the lengths. kcache has lengths at which rounding moves its logits least: its
 # weights have no sum of their own to be divided by, which would take a common error out.
 OTHERS = {
+    "streaming": (
+        LENGTHS,
+        {budget: {"budget": budget, "sinks": 4, "positions": "original"} for budget in (12, 24, 36)},
+        {"no_sinks": {"budget": 24, "sinks": 0}, "one": {"budget": 1, "sinks": 0},
+         "many_sinks": {"budget": 24, "sinks": 16},
+         "many_sinks_cache": {"budget": 24, "sinks": 16, "positions": "cache"},
+         "another_turn": {"budget": 24, "sinks": 4, "first_turn": (60, 7)},
+         "another_turn_cache": {"budget": 24, "sinks": 4, "positions": "cache",
+                                "first_turn": (60, 7)}}),
     "strided": (LENGTHS, {budget: {"budget": budget} for budget in (24, 32, 56)},
                 {"no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 12, "sinks": 12},
                  "one": {"budget": 1}, "another_turn": {"budget": 24, "first_turn": (60, 7)}}),
@@ -115,7 +124,12 @@ OTHERS = {
          for pool, kernel, window in (("mean", 1, 8), ("max", 5, 8), ("max", 7, 8),
                                       ("mean", 15, 12), ("max", 15, 12))} |
         {"defaults": {"budget": 48, "pool": "mean"},
-         "another_turn": {"budget": 32, "window": 8, "pool": "mean", "first_turn": (70, 7)}}),
+         "another_turn": {"budget": 32, "window": 8, "pool": "mean", "first_turn": (70, 7)},
+         "recompress": {"budget": 32, "window": 8, "turn": "recompress", "first_turn": (60, 7)},
+         "recompress_short": {"budget": 24, "window": 12, "turn": "recompress",
+                              "first_turn": (90, 25)},
+         "recompress_max": {"budget": 24, "window": 4, "pool": "max", "kernel": 7,
+                            "turn": "recompress", "first_turn": (20, 3)}}),
     # pyramidkv has budgets at which the numbers are those of the formula's first branch and of its
     # second, and at which rounding moves its logits least.
     "pyramidkv": (
@@ -128,7 +142,12 @@ OTHERS = {
              "max7": {"budget": 48, "pool": "max", "kernel": 7}, "last_chooses_none": {"budget": 15},
              "steep": {"budget": 62, "window": 4}}.items()} |
         {"defaults": {"budget": 48, "pool": "mean"},
-         "another_turn": {"budget": 32, "window": 8, "pool": "mean", "first_turn": (70, 7)}}),
+         "another_turn": {"budget": 32, "window": 8, "pool": "mean", "first_turn": (70, 7)},
+         "recompress": {"budget": 32, "window": 8, "turn": "recompress", "first_turn": (60, 7)},
+         "recompress_short": {"budget": 24, "window": 12, "turn": "recompress",
+                              "first_turn": (90, 25)},
+         "recompress_beta_2": {"budget": 40, "window": 4, "beta": 2, "turn": "recompress",
+                               "first_turn": (50, 9)}}),
     # kvzip has ratios at which rounding moves its logits least.
     "kvzip": (
         LENGTHS, {ratio: {"ratio": ratio, "chunk": 64} for ratio in (0.15, 0.3, 0.5)},
@@ -146,16 +165,23 @@ OTHERS = {
     # differ by their rotation alone.
     "knorm": ((40, 104, 112),
               {budget: {"budget": budget} for budget in (16, 18, 28, 32, 56)},
-              {"another_turn": {"budget": 16, "first_turn": (40, 7)}}),
+              {"another_turn": {"budget": 16, "first_turn": (40, 7)},
+               "recompress": {"budget": 18, "turn": "recompress", "first_turn": (40, 7)},
+               "recompress_32": {"budget": 32, "turn": "recompress", "first_turn": (50, 12)}}),
     "keydiff": (LENGTHS, {budget: {"budget": budget} for budget in (8, 16, 24, 32, 56)},
-                {"another_turn": {"budget": 24, "first_turn": (70, 7)}}),
+                {"another_turn": {"budget": 24, "first_turn": (70, 7)},
+                 "recompress": {"budget": 24, "turn": "recompress", "first_turn": (55, 9)},
+                 "recompress_short": {"budget": 40, "turn": "recompress", "first_turn": (90, 25)}}),
     "expected_attention": (
         LENGTHS, {budget: {"budget": budget} for budget in (16, 24, 32, 56)},
         {"mean": {"budget": 24, "covariance": 0}, "no_vnorm": {"budget": 24, "vnorm": 0},
          "no_sinks": {"budget": 24, "sinks": 0}, "sinks": {"budget": 24, "sinks": 12},
          "next": {"budget": 24, "future": 1}, "near": {"budget": 24, "future": 16},
          "epsilon": {"budget": 24, "epsilon": 0.05},
-         "another_turn": {"budget": 24, "first_turn": (70, 7)}}),
+         "another_turn": {"budget": 24, "first_turn": (70, 7)},
+         "recompress": {"budget": 24, "turn": "recompress", "first_turn": (60, 7)},
+         "recompress_mean": {"budget": 32, "turn": "recompress", "covariance": 0, "vnorm": 0,
+                             "sinks": 0, "first_turn": (40, 12)}}),
     "h2o": (
         LENGTHS,
         {budget: {"budget": budget} for budget in (16, 32, 56)},
@@ -164,6 +190,7 @@ OTHERS = {
          "another_turn": {"budget": 32, "first_turn": (60, 7)},
          "another_turn_recent_0": {"budget": 24, "recent": 0, "first_turn": (40, 20)}} |
         {f"observed_{budget}": {"budget": budget, "mode": "observed"} for budget in (16, 32, 56)} |
+        {"observed_another_turn": {"budget": 24, "mode": "observed", "first_turn": (60, 7)}} |
         {f"chunked_{chunk}": {"budget": 32, "mode": "chunked", "chunk": chunk}
          for chunk in (16, 40, 100)} |
         {"chunked_recent_4": {"budget": 40, "recent": 4, "mode": "chunked", "chunk": 24},
@@ -220,7 +247,8 @@ OTHERS = {
              "sinks": {"r": 1, "chunk": 20, "sinks": 4},
              "by_head": {"r": 1, "chunk": 24, "lists": "per_kv_head", "sinks": 2},
              "window": {"r": 1, "chunk": 16, "selector": "uniform", "window": 4,
-                        "dense_after_filter": 1}}.items()}),
+                        "dense_after_filter": 1},
+             "another_turn": {"r": 1, "chunk": 16, "first_turn": (53, 6)}}.items()}),
     "blocks": (
         LENGTHS,
         {budget: {"budget": budget, "block": 8, "sinks": 8, "recent": 8} for budget in (40, 56, 72)},
@@ -231,6 +259,11 @@ OTHERS = {
              "another_turn": {"first_turn": (60, 7)},
              "another_turn_steps": {"token_step": 7, "lists": "per_kv_head",
                                     "representative": "quest", "first_turn": (55, 9)},
+             "another_turn_dynamic": {"representative": "dynamic", "queries": 12,
+                                      "first_turn": (60, 9)},
+             "another_turn_preselect": {"preselect": 6, "queries": 16, "first_turn": (50, 11)},
+             "short_turn_dynamic": {"representative": "dynamic", "queries": 32, "preselect": 5,
+                                    "first_turn": (92, 9)},
              "fixed_1": {"representative": "fixed"},
              "fixed_4": {"representative": "fixed", "representatives": 4},
              "per_kv_head": {"lists": "per_kv_head"},
@@ -277,6 +310,9 @@ OTHERS = {
                            "lists": "per_kv_head"},
              "shipped": {"representative": "dynamic", "queries": 32, "preselect": 8,
                          "token_step": 10},
+             "another_turn": {"first_turn": (60, 7)},
+             "another_turn_dynamic": {"representative": "dynamic", "queries": 12, "preselect": 6,
+                                      "first_turn": (60, 7)},
              "preselect_by_head": {"representative": "max", "preselect": 6, "queries": 16,
                                    "lists": "per_kv_head", "widen": 1}}.items()}),
     "infllm": (

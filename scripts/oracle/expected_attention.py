@@ -9,6 +9,8 @@
             covariance + k.C'k / (2 d); the mean over the query heads of the KV head's group; with
             vnorm (that + epsilon) * |v|. k is rotated by its position. Equal scores: the lower
             token stays.
+  recompress  The same after a later prompt, of what the head holds by then, with the queries of the
+            later prompt alone.
 """
 
 import numpy as np
@@ -19,21 +21,18 @@ from oracle.policy import best
 
 
 class ExpectedAttention(KeyChoice):
-    def __init__(self, budget, sinks=4, future=512, covariance=1, vnorm=1, epsilon=0):
-        super().__init__(budget)
+    def __init__(self, budget, sinks=4, future=512, covariance=1, vnorm=1, epsilon=0,
+                 turn="append"):
+        super().__init__(budget, turn)
         self.sinks, self.future, self.epsilon = sinks, future, epsilon
         self.covariance, self.vnorm = covariance, vnorm
 
-    def tokens_of(self, context, layer, p, head):
-        key, n = self.key_of(layer, head), context.n_prompt
-        if key not in self.chosen:
-            if n <= self.budget:
-                self.note(key, np.arange(n + 1), 0.0)
-            else:
-                scores = self.scores_of(context, layer, head)
-                kept, gap = best(scores, self.budget - self.sinks)
-                self.note(key, np.concatenate([np.arange(self.sinks), kept + self.sinks, [n]]), gap)
-        return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
+    def choose(self, context, layer, head, held):
+        if len(held) <= self.budget:
+            return np.arange(len(held)), 0.0
+        scores = self.scores_of(context, layer, head, held[self.sinks:])
+        kept, gap = best(scores, self.budget - self.sinks)
+        return np.append(np.arange(self.sinks), kept + self.sinks), gap
 
     def mean_rotation(self, model, first):
         """[head_dim, head_dim]: of the positions from `first` on, each a matrix."""
@@ -43,14 +42,13 @@ class ExpectedAttention(KeyChoice):
             total += model.rotate(units, [position])[:, 0].T  # columns: what becomes of a unit
         return total / self.future
 
-    def scores_of(self, context, layer, head):
-        """[n_prompt - sinks]."""
+    def scores_of(self, context, layer, head, tokens):
+        """[len(tokens)]."""
         m, n = context.model, context.n_prompt
-        tokens = np.arange(self.sinks, n)
         k = m.rotate(context.k[layer][head:head + 1, tokens], tokens)[0]
         turn = self.mean_rotation(m, n)
         expected = np.zeros(len(tokens), m.dtype)
-        queries = context.q[layer][m.group(head)][:, tokens]
+        queries = context.q[layer][m.group(head)][:, max(self.first, self.sinks):n]
         for q in queries:
             mean = q.mean(axis=0)
             logits = k @ (turn @ mean) / m.dtype(np.sqrt(m.head_dim))

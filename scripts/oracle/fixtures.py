@@ -75,8 +75,9 @@ class Bench:
             context = self.prefill(Full() if policy.dense_prompts else policy, n, n_prompt - n)
             for token in policy.prompt[n:n + answer]:
                 context.append(token, policy)
+            context.n = min(context.n, n_prompt - policy.warm_rows)
             rule = policy.later_rows(context)
-            for first in range(n + answer, n_prompt, rule.chunk_rows):
+            for first in range(context.n, n_prompt, rule.chunk_rows):
                 last = min(first + rule.chunk_rows, n_prompt)
                 context.append_rows(policy.prompt[first:last], rule)
             policy.end_turn(context)

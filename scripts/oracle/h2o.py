@@ -10,8 +10,8 @@
   chunked   As full, but a prompt comes in chunks that end at multiples of T. A row of a chunk reads
             what is kept of those before it, and the chunk up to itself. After each chunk, whose
             weights join the sums, a head keeps C tokens as full does after the prompt.
-  observed  (R = 0) Once after the prompt: the C tokens with the highest sums / (N - t), the mean
-            over the queries that saw token t. Generated tokens stay.
+  observed  (R = 0) Once after the first prompt: the C tokens with the highest sums / (N - t), the
+            mean over the queries that saw token t. Later tokens stay.
 """
 
 import numpy as np
@@ -33,6 +33,8 @@ class H2o(PerHead):
     def tokens_of(self, context, layer, p, head):
         key = self.key_of(layer, head)
         n = context.n_prompt
+        if self.observed and key in self.chosen:
+            return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
         if self.chunk and p <= n and self.rows is None:
             first = (p - 1) // self.chunk * self.chunk  # of the chunk before this row, if it is over
             if p == 0:
@@ -49,8 +51,6 @@ class H2o(PerHead):
         elif p == n:
             self.take_chunk(context, layer, head, np.arange(self.rows.begin[key], n))
             self.keep_best(key, n)
-        elif self.observed:
-            return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
         else:
             self.take_row(context, layer, head, p - 1)
         tokens = np.append(self.held[key], p)
@@ -66,9 +66,17 @@ class H2o(PerHead):
         self.keep_best(key, p + 1)
 
     def later_rows(self, context):
-        assert not self.observed, "not said of this mode"
+        if self.observed:
+            return self
         self.rows = RowsOfATurn(self)
         return self.rows
+
+    def end_turn(self, context):
+        if not self.observed:
+            return super().end_turn(context)
+        later = np.arange(context.n_prompt + 1, context.n + 1)
+        self.chosen = {key: [np.append(steps[0], later)] for key, steps in self.chosen.items()}
+        context.n_prompt = context.n
 
     def take_chunk(self, context, layer, head, rows):
         key = self.key_of(layer, head)

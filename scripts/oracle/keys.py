@@ -1,9 +1,10 @@
-"""knorm       budget=C. Prompt rows read everything. After the prompt of N tokens each KV head keeps
+"""knorm       budget=C, turn=append|recompress. Prompt rows read everything. After the prompt of N tokens each KV head keeps
 keydiff     the C tokens of the highest scores; a prompt of at most C tokens is kept whole. Decode
             rows read what the head kept and all generated tokens. Positions stay those of the text.
   scores    Of the keys k of a KV head, rotated by their positions: of knorm -|k|, of keydiff
             -cos(k, a), where a is the mean of k / |k| over the prompt. Equal scores: the lower
             token stays. Gaps of keydiff are absolute.
+  recompress  The same after a later prompt, of what the head holds by then in place of the prompt.
 """
 
 import numpy as np
@@ -14,19 +15,13 @@ from oracle.policy import KeepsOnce, best
 class KeyChoice(KeepsOnce):
     size = None  # that gaps are relative to
 
-    def __init__(self, budget):
-        super().__init__()
+    def __init__(self, budget, turn="append"):
+        super().__init__(turn)
         self.budget = budget
 
-    def tokens_of(self, context, layer, p, head):
-        key = self.key_of(layer, head)
-        if key not in self.chosen:
-            n = context.n_prompt
-            positions = np.arange(n)
-            k = context.model.rotate(context.k[layer][head:head + 1, :n], positions)[0]
-            kept, gap = best(self.scores(k), min(self.budget, n), self.size)
-            self.note(key, np.append(kept, n), gap)
-        return np.append(self.chosen[key][0], np.arange(context.n_prompt + 1, p + 1))
+    def choose(self, context, layer, head, held):
+        k = context.model.rotate(context.k[layer][head:head + 1, held], held)[0]
+        return best(self.scores(k), min(self.budget, len(held)), self.size)
 
 
 class Knorm(KeyChoice):

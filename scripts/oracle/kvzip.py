@@ -1,5 +1,5 @@
-"""kvzip       ratio=R, sinks=S, chunk=C, turn=append|recompress. Prompt rows read everything. The prompt of N tokens falls into
-            chunks of C, the last one shorter. For each chunk, the model reads the chunk's tokens
+"""kvzip       ratio=R, sinks=S, chunk=C, turn=append|recompress. Prompt rows read everything. The
+            prompt of N tokens falls into chunks of C, the last one shorter. For each chunk, the model reads the chunk's tokens
             once more, as rows at the positions N, N + 1 and so on that read everything before them,
             and forgets them again. (With a tokenizer, the request to repeat the chunk comes first.)
             Then the int(R * (N - S) * layers * KV heads) best tokens of all layers and KV heads

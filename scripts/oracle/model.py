@@ -53,8 +53,9 @@ class Model:
         self.eps = dtype(config["rms_norm_eps"])
         rope = config.get("rope_parameters") or config
         assert rope.get("rope_type", "default") == "default" and not config.get("rope_scaling")
-        self.inv_freq = (rope["rope_theta"] **
-                         -(np.arange(0, self.head_dim, 2) / self.head_dim)).astype(np.float32)
+        # The inverse of a power in float32, as transformers has it: far into a text a bit counts.
+        power = rope["rope_theta"] ** (np.arange(0, self.head_dim, 2) / self.head_dim)
+        self.inv_freq = np.float32(1) / power.astype(np.float32)
         self.embedding = self.w["model.embed_tokens.weight"]
         self.head = self.w.get("lm_head.weight", self.embedding)
 

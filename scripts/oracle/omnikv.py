@@ -47,6 +47,7 @@ class OmniKv(PerHead):
         self.per_kv_head, self.sinks, self.top_p = lists == "per_kv_head", sinks, float(top_p)
         self.dense_prompts, self.r = prefill == "dense", r
         self.chunk_rows = 1 if self.dense_prompts else chunk
+        self.turn = 0  # the first row of the prompt
         self.of_chunk = {}  # (list, first row of the chunk) -> tokens
         self.prompt_gap = np.inf
 
@@ -59,10 +60,14 @@ class OmniKv(PerHead):
     def selects(self, layer):
         return layer in self.filters or (self.select_every_layer and layer >= self.filters[0])
 
+    def later_rows(self, context):
+        self.turn = context.n
+        return super().later_rows(context)
+
     def tokens_of(self, context, layer, p, head):
         if p >= context.n_prompt and self.selects(layer) and (self.per_kv_head or head == 0):
             self.choose(context, layer, p, head)
-        first = p // self.chunk_rows * self.chunk_rows
+        first = p - (p - self.turn) % self.chunk_rows
         if p < context.n_prompt and not self.dense_prompts and first and self.key_of(layer, head):
             return np.append(self.choice_of_chunk(context, layer, first, head),
                              np.arange(first, p + 1))

@@ -30,6 +30,7 @@ class Full:
     """Every row reads everything; the base of the others."""
     dense_prompts = True  # prompt rows do, so that policies may share them
     chunk_rows = 1  # of a prompt, which pass through the layers together
+    warm_rows = 1  # at the end of a later prompt that it computes, anew where they were there
 
     def __init__(self):
         self.chosen, self.gaps = {}, {}
@@ -127,15 +128,41 @@ class PerHead(Full):
 
 
 class KeepsOnce(PerHead):
-    """Chooses once, after the first prompt. All that comes later is read, in later prompts too."""
+    """Chooses once, after the first prompt; with turn="recompress" after each prompt, of what is
+    then held. All that comes later is read, in later prompts too."""
+
+    def __init__(self, turn="append"):
+        super().__init__()
+        self.recompress = turn == "recompress"
+        self.first = 0  # row of the prompt that ends in the choice
+        self.held = {}  # key -> tokens among which it chooses; none yet: the whole prompt
+
+    def choose(self, context, layer, head, held):
+        """The places of what stays in `held`, ascending, and the gap."""
+        raise NotImplementedError
+
+    def tokens_of(self, context, layer, p, head):
+        key, n = self.key_of(layer, head), context.n_prompt
+        if key not in self.chosen:
+            held = self.held.get(key, np.arange(n))
+            kept, gap = self.choose(context, layer, head, held)
+            self.note(key, np.append(held[kept], n), gap)
+        return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
 
     def key_of(self, layer, head):
         return f"{layer}.{head}"
 
     def later_rows(self, context):
+        self.first = context.n
         return self
 
     def end_turn(self, context):
-        later = np.arange(context.n_prompt + 1, context.n + 1)
-        self.chosen = {key: [np.append(steps[0], later)] for key, steps in self.chosen.items()}
+        since = context.n_prompt + 1
+        if self.recompress:
+            self.held = {key: np.append(steps[0], np.arange(since, context.n))
+                         for key, steps in self.chosen.items()}
+            self.chosen, self.gaps = {}, {}
+        else:
+            self.chosen = {key: [np.append(steps[0], np.arange(since, context.n + 1))]
+                           for key, steps in self.chosen.items()}
         context.n_prompt = context.n

@@ -1,12 +1,15 @@
-"""snapkv      budget=C, window=W, pool=mean|max, kernel (odd). Prompt rows read everything. After
-            the prompt of N tokens each KV head keeps the last W of them and the C - W best of
-            t < N - W; a prompt of at most C tokens is kept whole. Decode rows read what the head
-            kept and all generated tokens. Positions stay those of the text.
-  scores    Of token t < N - W: the softmax weights that the last W queries of the prompt, each over
-            all tokens up to itself, give it, their mean over the queries and over the query heads
-            of the KV head's group; then the mean (always of `kernel` values) or the maximum over
-            |t' - t| <= kernel / 2, where tokens outside of 0 <= t' < N - W count as 0. Equal
+"""snapkv      budget=C, window=W, pool=mean|max, kernel (odd), turn=append|recompress. Prompt rows
+            read everything. After the prompt of N tokens each KV head keeps the last W of them and
+            the C - W best of the others; a prompt of at most C tokens is kept whole. Decode rows
+            read what the head kept and all that came later. Positions stay those of the text.
+  scores    Of each token: the softmax weights that the last W queries of the prompt, each over all
+            tokens up to itself, give it, their mean over the queries and over the query heads of
+            the KV head's group; then the mean (always of `kernel` values) or the maximum over the
+            kernel / 2 tokens on either side, where there are none 0, as the last W are. Equal
             scores: the lower token stays.
+  recompress  The same after a later prompt. A head chooses of what it holds by then, whose
+            neighbours are those in what it holds. The queries are those of the later prompt alone
+            where it has fewer than W rows.
 """
 
 import numpy as np
@@ -16,34 +19,33 @@ from oracle.policy import KeepsOnce, best
 
 
 class SnapKv(KeepsOnce):
-    def __init__(self, budget, window=32, pool="mean", kernel=5):
-        super().__init__()
+    def __init__(self, budget, window=32, pool="mean", kernel=5, turn="append"):
+        super().__init__(turn)
         self.budget, self.window, self.pool, self.kernel = budget, window, pool, kernel
 
-    def tokens_of(self, context, layer, p, head):
-        key = f"{layer}.{head}"
-        if key not in self.chosen:
-            self.choose(context, layer, head, key)
-        return np.append(self.chosen[key][0], np.arange(context.n_prompt + 1, p + 1))
+    def rows(self, layer, n_layers, n):
+        """That a head of the layer keeps of a prompt that ends at n tokens."""
+        return self.budget
 
-    def choose(self, context, layer, head, key):
-        n = context.n_prompt
-        if n <= self.budget:
-            return self.note(key, np.arange(n + 1), 0.0)
-        older = n - self.window
-        kept, gap = best(self.pooled(self.weights(context, layer, head)[:older]),
-                         self.budget - self.window)
-        self.note(key, np.append(kept, np.arange(older, n + 1)), gap)
+    def choose(self, context, layer, head, held):
+        rows = self.rows(layer, context.model.n_layers, context.n_prompt)
+        if len(held) <= rows:
+            return np.arange(len(held)), 0.0
+        older = len(held) - self.window
+        weights = self.weights(context, layer, head, held)[:older]
+        kept, gap = best(self.pooled(weights), rows - self.window)
+        return np.append(kept, np.arange(older, len(held))), gap
 
-    def weights(self, context, layer, head):
-        """[n_prompt], before pooling."""
+    def weights(self, context, layer, head, held):
+        """[len(held)], before pooling."""
         n = context.n_prompt
-        total = np.zeros(n, context.model.dtype)
-        for i in range(n - self.window, n):
-            seen = np.arange(i + 1)
+        total = np.zeros(len(held), context.model.dtype)
+        queries = range(max(self.first, n - self.window), n)
+        for i in queries:
+            seen = held[held <= i]
             a = softmax(context.logits_of(layer, i, seen, i, seen))
-            total[:i + 1] += a[context.model.group(head)].mean(axis=0)
-        return total / self.window
+            total[:len(seen)] += a[context.model.group(head)].mean(axis=0)
+        return total / len(queries)
 
     def pooled(self, weights):
         padded = np.pad(weights, self.kernel // 2)

@@ -63,10 +63,16 @@ struct Case {
   std::string why = {};
   int64_t working_set = 0;  // EngineOptions::working_set
   Formula once = nullptr;   // of besides: what one sequence at a time takes
+  std::string host_reads = "auto";
 };
 
 double All(double n) {
   return kLayers * n * kRow;
+}
+
+// An int4 copy of K for each of four layers, with a scale of 16 bits for each KV head.
+double IndexOfFour(double n) {
+  return 4 * n * kKvHeads * (kDim / 2 + 2);
 }
 
 double TwoStages(double n) {
@@ -186,6 +192,10 @@ std::vector<Case> Near(double budget) {
       {"omnikv",
        {.name = "omnikv", .settings = with({{"filters", "2,13"}, {"dense_after_filter", "0"}})},
        [](double n) { return All(n) + 4 * n * 2; }},
+      {"omnikv_indexed",
+       {.name = "omnikv",
+        .settings = with({{"filters", "2,13"}, {"dense_after_filter", "0"}, {"dense", "indexed"}})},
+       [](double n) { return All(n) + IndexOfFour(n); }},
   };
 }
 
@@ -200,6 +210,14 @@ std::vector<Case> OfCards() {
        "two stages, through which layers of a prompt pass whole, and a second key of each block",
        0,
        TwoStages},
+      {"blocks_fetched",
+       {.name = "blocks", .settings = {{"recent", "8192"}, {"budget", "16384"}}},
+       [](double n) { return 2 * n * kRow + (kLayers - 2) * (16384 * kRow + n / 128 * kKey); },
+       [](double n) { return TwoStages(n) + (kLayers - 2) * n / 128 * kKey; },
+       "two stages, through which layers of a prompt pass whole, and a second key of each block",
+       16384,
+       TwoStages,
+       "fetch"},
       {"infllm", infllm.Policy(), [=](double) { return infllm.Copies() + infllm.Window(); },
        [=](double n) { return infllm.Besides(n); }, kOfInfllm},
       {"kcache",
@@ -207,6 +225,25 @@ std::vector<Case> OfCards() {
        [](double n) { return (kLayers + 1) * n * kRow / 2; },
        [](double n) { return n * kRow; },
        "two stages of V, through which layers of a prompt pass whole"},
+      {"omnikv_indexed",
+       {.name = "omnikv",
+        .settings = {{"filters", "2,13"},
+                     {"dense_after_filter", "0"},
+                     {"dense", "indexed"},
+                     {"budget", "4096"}}},
+       [](double n) { return (kLayers - 4) * 8192 * kRow + IndexOfFour(n); },
+       [](double n) { return TwoStages(n) + 4 * std::min(n, 2.0 * 4 * 4096) * kRow; },
+       "two stages, through which layers of a prompt pass whole, and in four layers places for "
+       "twice the tokens that get exact scores",
+       8192,
+       TwoStages},
+      {"quest",
+       {.name = "quest", .settings = {{"budget", "4096"}}},
+       [](double n) { return 2 * n * kRow + (kLayers - 2) * (n / 16 * kKey + 3 * 64 * kRow); },
+       TwoStages,
+       "two stages, through which layers of a prompt pass whole",
+       0,
+       TwoStages},
       {"omnikv",
        {.name = "omnikv",
         .settings = {{"filters", "2,13"}, {"dense_after_filter", "0"}, {"budget", "4096"}}},
@@ -239,6 +276,7 @@ class HeldMemory : public testing::TestWithParam<std::tuple<Case, std::string>> 
                                 .threads = 2,
                                 .context = static_cast<int64_t>(context),
                                 .place = place,
+                                .host_reads = of().host_reads,
                                 .working_set = of().working_set,
                                 .policy = of().policy,
                                 .kv_dtype = "f16",

@@ -338,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(
     Devices, PolicyOracle,
     ::testing::Combine(
         ::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
-        ::testing::Values("policies", "policies_tova", "policies_snapkv", "policies_quest",
+        ::testing::Values("policies", "policies_streaming", "policies_tova", "policies_snapkv", "policies_quest",
                           "policies_duo", "policies_kcache", "policies_knorm", "policies_keydiff",
                           "policies_expected_attention", "policies_h2o", "policies_blocks",
                           "policies_strided", "policies_kascade", "policies_omnikv",

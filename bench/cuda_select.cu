@@ -1,17 +1,17 @@
 // Selection on the card: TopK and IndexScore against the host, their times, and the speed of
 // ScoreReduce and Rescore.
-// Usage: cuda_select [index]. With `index`, the ops of an index of K alone. Fails where a choice or
-// a logit is wrong.
+// Usage: cuda_select [lists | index]. With `lists`, TopK of few of many tokens of many lists alone;
+// with `index`, the ops of an index of K alone. Fails where a choice or a logit is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "cuda_bench.cuh"
@@ -77,40 +77,51 @@ std::vector<Data> AllData() {
 
 // Whether the choice is right; prints its time.
 bool RunTopK(const Device& device, cudaStream_t stream, const Data& data, int n, int k, int window,
-             int64_t stride) {
+             int64_t stride, int lists = 1) {
   std::mt19937 random(static_cast<uint32_t>(n + k));
-  std::vector<float> scores(static_cast<size_t>(window * stride));
-  for (size_t i = 0; i < scores.size(); ++i) scores[i] = data.value(random, i);
+  const auto of_list = static_cast<size_t>(window * stride);
+  std::vector<float> scores(of_list * static_cast<size_t>(lists));
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = data.value(random, i % of_list);
   std::vector<float> weights(static_cast<size_t>(window), 1.0f);
   for (size_t age = 1; age < weights.size(); ++age) weights[age] = 0.9f * weights[age - 1];
   const Memory device_scores = Upload(scores);
   const Memory device_weights = Upload(weights);
   const Memory seqs = Upload(std::vector<SeqMeta>{{0, 1, n, 0, 0}});
-  const Memory counts = Upload(std::vector<int32_t>{n, k, -1});
-  const Memory index = Allocate(sizeof(int32_t) * static_cast<size_t>(k));
+  const Memory counts = Upload(std::vector<int32_t>{n, k});
+  const Memory count = Allocate(sizeof(int32_t) * static_cast<size_t>(lists));
+  const Memory index =
+      Allocate(sizeof(int32_t) * static_cast<size_t>(k) * static_cast<size_t>(lists));
   const TopKArgs args{.scores = As<float>(device_scores),
                       .weights = As<float>(device_weights),
                       .seqs = As<SeqMeta>(seqs),
                       .n_candidates = As<int32_t>(counts),
                       .n_pick = As<int32_t>(counts) + 1,
                       .index = As<int32_t>(index),
-                      .count = As<int32_t>(counts) + 2,
+                      .count = As<int32_t>(count),
                       .stride = stride,
                       .window = window,
+                      .lists = lists,
                       .capacity = k,
                       .n_seqs = 1};
   const Memory scratch = Allocate(TopKScratch(args, device));
   const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
   const double us = Microseconds(stream, kLaunches, [&](int) { TopK(args, launch); });
 
-  const std::vector<int32_t> want = Chosen(Sums(scores, weights, n, stride), k);
-  std::vector<int32_t> got(want.size());
-  int32_t count = 0;
-  CheckLaunch(cudaMemcpy(got.data(), args.index, got.size() * 4, cudaMemcpyDeviceToHost), "index");
-  CheckLaunch(cudaMemcpy(&count, args.count, 4, cudaMemcpyDeviceToHost), "count");
-  const bool right = got == want && count == static_cast<int32_t>(want.size());
-  std::printf("TopK %-9s n %8d of %8lld k %5d window %2d  %7.2f us  %s\n", data.name, n,
-              static_cast<long long>(stride), k, window, us, right ? "right" : "WRONG");
+  bool right = true;
+  for (const int list : {0, lists - 1}) {
+    const std::vector<float> own(scores.begin() + static_cast<ptrdiff_t>(of_list) * list,
+                                 scores.begin() + static_cast<ptrdiff_t>(of_list) * (list + 1));
+    const std::vector<int32_t> want = Chosen(Sums(own, weights, n, stride), k);
+    std::vector<int32_t> got(want.size());
+    int32_t chosen = 0;
+    CheckLaunch(cudaMemcpy(got.data(), args.index + int64_t{list} * k, got.size() * 4,
+                           cudaMemcpyDeviceToHost),
+                "index");
+    CheckLaunch(cudaMemcpy(&chosen, args.count + list, 4, cudaMemcpyDeviceToHost), "count");
+    right &= got == want && chosen == static_cast<int32_t>(want.size());
+  }
+  std::printf("TopK %-9s %3d lists n %8d of %8lld k %5d window %2d  %7.2f us  %s\n", data.name,
+              lists, n, static_cast<long long>(stride), k, window, us, right ? "right" : "WRONG");
   return right;
 }
 
@@ -357,6 +368,19 @@ bool RunChoices(const Device& device, cudaStream_t stream) {
   return right;
 }
 
+// Few of many: query heads that choose by themselves, alone and in a batch.
+bool RunLists(const Device& device, cudaStream_t stream) {
+  bool right = true;
+  const std::pair<int, int> shapes[] = {{15360, 32},  {15360, 384}, {32768, 32}, {32768, 384},
+                                        {131072, 32}, {131120, 32}, {131072, 8}, {131072, 1}};
+  for (const Data& data : AllData()) {
+    for (const auto& [n, lists] : shapes) {
+      for (int k : {32, 128, 256}) right &= RunTopK(device, stream, data, n, k, 1, n, lists);
+    }
+  }
+  return right;
+}
+
 bool RunIndex(const Device& device, cudaStream_t stream) {
   bool right = true;
   for (int n : {1 << 15, 1 << 17, 1 << 20}) right &= RunIndexScore(device, stream, n);
@@ -364,12 +388,14 @@ bool RunIndex(const Device& device, cudaStream_t stream) {
   return right;
 }
 
-bool RunAll(bool index_alone) {
+bool RunAll(const std::string& part) {
   const Device device = BenchDevice();
   cudaStream_t stream = nullptr;
   CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  bool right = index_alone || RunChoices(device, stream);
-  right &= RunIndex(device, stream);
+  bool right = true;
+  if (part.empty()) right &= RunChoices(device, stream);
+  if (part.empty() || part == "lists") right &= RunLists(device, stream);
+  if (part.empty() || part == "index") right &= RunIndex(device, stream);
   cudaStreamDestroy(stream);
   return right;
 }
@@ -378,6 +404,5 @@ bool RunAll(bool index_alone) {
 }  // namespace omnikv::cuda
 
 int main(int argc, char** argv) {
-  const bool index_alone = argc > 1 && std::strcmp(argv[1], "index") == 0;
-  return omnikv::cuda::RunAll(index_alone) ? 0 : 1;
+  return omnikv::cuda::RunAll(argc > 1 ? argv[1] : "") ? 0 : 1;
 }

@@ -1,6 +1,7 @@
 """Faults of TopK and Score on a card, for mutants.py: the form is that of faults.py."""
 
 KERNELS = "src/backend/cuda/kernels/"
+BOUNDED = KERNELS + "topk_bounded.cu"
 LISTED = KERNELS + "topk_listed.cu"
 ROWS = KERNELS + "score_rows.cu"
 
@@ -17,7 +18,15 @@ FAULTS_OF_CHOICES = {
     "more_keys_are_listed_than_there_is_room_for": (
         LISTED, "n_listed <= kListed", "n_listed <= 2 * kListed"),
     "listed_ties_are_one_short": (LISTED, "n_equal >= ties", "n_equal + 1 >= ties"),
-    "listed_digits_have_bits_of_the_last": (LISTED, "bin >> n_bits == 0", "bin < kFewBins"),
+    "listed_digits_have_bits_of_the_last": (
+        KERNELS + "topk.cuh", "bin >> n_bits == 0", "bin < kFewBins"),
+    "keys_at_the_bound_are_not_listed": (BOUNDED, "&& key >= span.low", "&& key > span.low"),
+    "bounded_ties_are_one_more": (BOUNDED, "if (n_equal < ties) a.Put", "if (n_equal <= ties) a.Put"),
+    "equal_keys_are_listed_past_their_room": (
+        BOUNDED, "n_listed <= kListed) {", "n_listed <= 2 * kListed) {"),
+    "keys_of_all_blocks_are_listed_in_one_place": (
+        BOUNDED, "s.base = atomicAdd(", "s.base = 0 * atomicAdd("),
+    "fours_past_the_end_have_keys": (BOUNDED, "j < n_left ? key : kNoKey", "key"),
     "bounds_in_16_bits_lack_a_value": (
         KERNELS + "summary.cu", "ToF32(four.v[3])", "ToF32(four.v[2])"),
     "bounds_on_a_cpu_are_all_low": (

@@ -335,6 +335,26 @@ TEST_F(ParityTest, TopKOfABatch) {
   }
 }
 
+// Few of so many tokens that a cluster of blocks takes a list; lists of any lengths beside each
+// other.
+TEST_F(ParityTest, TopKOfFewOfMany) {
+  Random random(27);
+  for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kPositive,
+                      Scores::kNarrow, Scores::kFalling, Scores::kBroken}) {
+    CheckTopK(kind, 1,
+              {{131120, 131111, 128},
+               {40000, 39990, 127},
+               {2000, 1990, 128},
+               {100, 100, 128},
+               {20000, 19997, 0},
+               {0, 0, 128}},
+              128, random, 3);
+    CheckTopK(kind, 1, {{32768, 32768, 1}, {20000, 16385, 100}}, 100, random, 9, {0, 1});
+    CheckTopK(kind, 1, {{32768, 32766, 33}}, 33, random, 200);
+    CheckTopK(kind, 1, {{131120, 131119, 64}}, 64, random, 17);
+  }
+}
+
 // A list for each KV head; sequences that keep their choice, among them ones without candidates.
 TEST_F(ParityTest, TopKOfLists) {
   Random random(26);

@@ -52,8 +52,12 @@ Result<std::unique_ptr<Backend>> Make(const Where& where, const EngineOptions& o
                                       Fault& fault) {
   if (where.cuda()) {
 #ifdef OMNIKV_HAVE_CUDA
-    return MakeCudaBackend(
-        {.memory = options.gpu_memory, .refuse = [&fault] { return fault.Next(); }});
+    const auto make_host = [threads = options.threads]() -> Result<std::unique_ptr<Backend>> {
+      return std::unique_ptr<Backend>(MakeCpuBackend({.threads = threads}));
+    };
+    return MakeCudaBackend({.memory = options.gpu_memory,
+                            .make_host = make_host,
+                            .refuse = [&fault] { return fault.Next(); }});
 #else
     return Unsupported("this build has no CUDA");
 #endif

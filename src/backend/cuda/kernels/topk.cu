@@ -13,7 +13,7 @@ namespace {
 // all blocks get the range's keys, among which each finds the key of rank k for itself. Else the
 // last pass writes the tokens above that key, and the first few equal to it, in order. The blocks
 // of a cluster take consecutive parts of the tokens and keep what keys they can in shared memory.
-// Few tokens have a kernel of their own, below.
+// Few tokens have a kernel of their own, below, and so have few of many lists (topk_bounded.cu).
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
@@ -680,6 +680,7 @@ void TopK(const TopKArgs& args, const Launch& launch) {
     return LaunchKernel(kernel, launch, GridOf(args, 1), 32 * kFewWarps * (half ? 1 : 2), 0, args,
                         keys, KeyStride(args));
   }
+  if (IsBounded(args, *launch.device)) return SelectBounded(args, launch);
   if (room <= kListedTokens) return SelectListed(args, keys, KeyStride(args), launch);
   if (launch.device->arch >= 90 && room > kWideTokens) {
     const SelectLaunch wide(args, 16, launch);

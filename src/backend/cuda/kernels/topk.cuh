@@ -57,6 +57,54 @@ __device__ __forceinline__ FewFound FindFew(const uint32_t* bins, uint32_t rank)
           __shfl_sync(kAllLanes, left - before, found)};
 }
 
+struct FewDigits {
+  alignas(16) uint32_t bins[4][kFewBins];  // by digit; zeros to begin with
+  FewFound found;
+};
+
+// Keys between which that of rank k lies.
+struct Span {
+  uint32_t low, high;
+};
+
+// The key of rank k, or a lower bound of the keys that are chosen; and how many of those equal to
+// it are.
+struct Threshold {
+  uint32_t key, n_equal;
+};
+
+// Of the keys of a block that are not below the span, at least k. A thread has n_own, key(0) and so
+// on. All threads take part.
+template <typename KeyAt>
+__device__ __forceinline__ Threshold FindThreshold(int n_own, const KeyAt& key, Span span, int k,
+                                                   FewDigits& digits) {
+  // The bits in which keys of the span differ.
+  int shift = 32 - __clz(static_cast<int>(span.low ^ span.high));
+  uint32_t threshold = shift < 32 ? span.low >> shift << shift : 0;  // the digits found
+  auto rank = static_cast<uint32_t>(k);                              // among keys that share them
+#pragma unroll 1
+  for (int digit = 0; shift > 0; ++digit) {
+    const int n_bits = min(shift, 8);
+    shift -= n_bits;
+    for (int i = 0; i < n_own; ++i) {
+      const uint32_t v = key(i);
+      const uint32_t bin = (v ^ threshold) >> shift;
+      if (v >= span.low && bin >> n_bits == 0) atomicAdd(&digits.bins[digit][bin], 1u);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {  // other warps that look for the same would be in the way
+      const FewFound found = FindFew(digits.bins[digit], rank);
+      if (threadIdx.x == 0) digits.found = found;
+    }
+    __syncthreads();
+    threshold |= digits.found.bin << shift;
+    rank = digits.found.rank;
+    if (rank == digits.found.n) break;  // all of them are chosen
+  }
+  // A digit that is chosen whole has keys below the span too.
+  return {max(threshold, span.low), rank};
+}
+
 // --- topk_listed.cu: TopK of a block a list, which lists the few keys that can be among the best.
 
 // The most tokens of a list that it takes.
@@ -66,5 +114,12 @@ inline constexpr int64_t kListedTokens = 16384;
 // room for at most kListedTokens.
 void SelectListed(const TopKArgs& args, const uint32_t* keys, int64_t key_stride,
                   const Launch& launch);
+
+// --- topk_bounded.cu: TopK of few tokens of each of many lists.
+
+// Whether it takes them: many tokens of each list, of which few are chosen.
+bool IsBounded(const TopKArgs& args, const Device& device);
+// REQUIRES IsBounded.
+void SelectBounded(const TopKArgs& args, const Launch& launch);
 
 }  // namespace omnikv::cuda

@@ -13,15 +13,9 @@ constexpr int kFours = kListedTokens / (4 * kThreads);  // fours of keys of a th
 constexpr int kMostGroups = 512;
 constexpr int kListed = 2048;
 
-// Keys between which that of rank k lies.
-struct Span {
-  uint32_t low, high;
-};
-
 struct Shared {
-  alignas(16) uint32_t bins[4][kFewBins];  // by digit
+  FewDigits digits;
   uint32_t highest[kMostGroups], lowest[32];
-  FewFound found;
   uint32_t sums[kWarps];
   uint16_t listed[kListed];
 };
@@ -53,43 +47,6 @@ __device__ __forceinline__ Span SpanOf(uint32_t low, uint32_t high, int n_full, 
     if (enough) low = min(low, of_group);
   }
   return {__reduce_min_sync(kAllLanes, low), __reduce_max_sync(kAllLanes, high)};
-}
-
-// The key of rank k, or a lower bound of the keys that are chosen; and how many of those equal to
-// it are.
-struct Threshold {
-  uint32_t key, n_equal;
-};
-
-// A thread has n_own keys, key(0) and so on.
-template <typename KeyAt>
-__device__ __forceinline__ Threshold FindThreshold(int n_own, const KeyAt& key, Span span, int k,
-                                                   Shared& s) {
-  // The bits in which keys of the span differ.
-  int shift = 32 - __clz(static_cast<int>(span.low ^ span.high));
-  uint32_t threshold = shift < 32 ? span.low >> shift << shift : 0;  // the digits found
-  auto rank = static_cast<uint32_t>(k);                              // among keys that share them
-#pragma unroll 1
-  for (int digit = 0; shift > 0; ++digit) {
-    const int n_bits = min(shift, 8);
-    shift -= n_bits;
-    for (int i = 0; i < n_own; ++i) {
-      const uint32_t v = key(i);
-      const uint32_t bin = (v ^ threshold) >> shift;
-      if (v >= span.low && bin >> n_bits == 0) atomicAdd(&s.bins[digit][bin], 1u);
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {  // other warps that look for the same would be in the way
-      const FewFound found = FindFew(s.bins[digit], rank);
-      if (threadIdx.x == 0) s.found = found;
-    }
-    __syncthreads();
-    threshold |= s.found.bin << shift;
-    rank = s.found.rank;
-    if (rank == s.found.n) break;  // all of them are chosen
-  }
-  // A digit that is chosen whole has keys below the span too.
-  return {max(threshold, span.low), rank};
 }
 
 // Calls visit(i, key(i), n_above, n_equal) for keys of the block that are not below the threshold:
@@ -132,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t seq = blockIdx.z;
   PrefetchSelection(a, seq);
   const int tid = static_cast<int>(threadIdx.x);
-  for (int i = tid; i < 4 * kFewBins; i += kThreads) (&s.bins[0][0])[i] = 0;
+  for (int i = tid; i < 4 * kFewBins; i += kThreads) (&s.digits.bins[0][0])[i] = 0;
   for (int i = tid; i < kMostGroups; i += kThreads) s.highest[i] = kNoKey;
   if (tid < 32) s.lowest[tid] = ~kNoKey;
   __syncthreads();
@@ -201,13 +158,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int begin = width_listed * tid;
     const int n_mine = max(0, min(width_listed, n_listed - begin));
     const auto mine = [&](int i) { return keys[PlaceOf(s.listed[begin + i])]; };
-    const Threshold least = FindThreshold(n_mine, mine, span, k, s);
+    const Threshold least = FindThreshold(n_mine, mine, span, k, s.digits);
     InOrder(n_mine, mine, least.key, s, [&](int i, uint32_t v, int n_above, int n_equal) {
       write(least, v, n_above, n_equal, s.listed[begin + i]);
     });
     return;
   }
-  const Threshold least = FindThreshold(n_own, own, span, k, s);
+  const Threshold least = FindThreshold(n_own, own, span, k, s.digits);
   InOrder(n_own, own, least.key, s, [&](int i, uint32_t v, int n_above, int n_equal) {
     write(least, v, n_above, n_equal, first + i);
   });

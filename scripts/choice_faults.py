@@ -35,6 +35,16 @@ FAULTS_OF_CHOICES = {
     "bounds_on_a_cpu_are_stored_over_each_other": (
         "src/backend/cpu/score_kernels.cc", "store(high[0], high[1], width + to)",
         "store(high[0], high[1], 0 * width + to)"),
+    "later_turns_never_choose_again": (
+        "src/policy/prompt_choice.cc", 'settings.Text("turn") != "recompress"', "true"),
+    "moments_of_queries_are_of_all_turns": (
+        "src/policy/expected_attention/expected_attention.cc", "step.chooses ? 0 : step.first_pos",
+        "step.first_pos"),
+    "observed_weights_choose_in_every_turn": (
+        "src/policy/h2o/h2o.cc", ".first_prompt = observed_,", ".first_prompt = false,"),
+    "blocks_of_a_short_turn_weigh_it_alone": (
+        "src/policy/blocks/key_blocks.h", "LastRows() const override { return queries_; }",
+        "LastRows() const override { return 1; }"),
     "decode_scores_by_the_higher_halves": (ROWS, "scaled - ToF32(high)", "0 * scaled"),
     "decode_scores_of_each_second_four_heads": (ROWS, "first += kHeads", "first += 2 * kHeads"),
     "decode_scores_of_the_next_token": (ROWS, ".end = seq.kv_len - age", ".end = seq.kv_len"),
@@ -43,4 +53,8 @@ FAULTS_OF_CHOICES = {
 CHECKS_OF_CHOICES = {
     "bounds_on_a_cpu_are_all_low": ("parity_test", "*BlockScore*"),
     "bounds_on_a_cpu_are_stored_over_each_other": ("parity_test", "*BlockSummary*"),
+    "later_turns_never_choose_again": ("engine_test", "*PolicyOracle*_snapkv_cpu*"),
+    "moments_of_queries_are_of_all_turns": ("engine_test", "*PolicyOracle*_expected_attention_cpu*"),
+    "observed_weights_choose_in_every_turn": ("engine_test", "*PolicyOracle*_h2o_cpu*"),
+    "blocks_of_a_short_turn_weigh_it_alone": ("engine_test", "*PolicyOracle*_blocks_cpu*"),
 }

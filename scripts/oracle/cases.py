@@ -180,6 +180,7 @@ OTHERS = {
          "epsilon": {"budget": 24, "epsilon": 0.05},
          "another_turn": {"budget": 24, "first_turn": (70, 7)},
          "recompress": {"budget": 24, "turn": "recompress", "first_turn": (60, 7)},
+         "recompress_at_once": {"budget": 24, "turn": "recompress", "first_turn": (60, 0)},
          "recompress_mean": {"budget": 32, "turn": "recompress", "covariance": 0, "vnorm": 0,
                              "sinks": 0, "first_turn": (40, 12)}}),
     "h2o": (

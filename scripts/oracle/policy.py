@@ -153,6 +153,8 @@ class KeepsOnce(PerHead):
         return f"{layer}.{head}"
 
     def later_rows(self, context):
+        for layer, head in np.ndindex(context.model.n_layers, context.model.kv_heads):
+            self.tokens_of(context, layer, context.n_prompt, head)  # where no answer came between
         self.first = context.n
         return self
 

@@ -37,8 +37,11 @@ struct LogitsFlags {
 // Ids separated by commas or white space; brackets are passed over.
 Result<std::vector<int32_t>> ParseIds(const std::string& flag, const std::string& text) {
   std::vector<int32_t> ids;
+  bool id_before = false;  // of a comma
   for (const char* at = text.data(); at != text.data() + text.size();) {
-    if (std::string_view(" ,\n\r\t[]").find(*at) != std::string_view::npos) {
+    const bool comma = *at == ',' && id_before;
+    if (comma || std::string_view(" \n\r\t[]").find(*at) != std::string_view::npos) {
+      id_before = id_before && !comma;
       ++at;
       continue;
     }
@@ -50,6 +53,7 @@ Result<std::vector<int32_t>> ParseIds(const std::string& flag, const std::string
                       at - text.data()));
     }
     ids.push_back(id);
+    id_before = true;
     at = end;
   }
   return ids;

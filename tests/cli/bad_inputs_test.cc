@@ -112,6 +112,8 @@ TEST_F(BadInputs, EachGivesOneSentenceAndItsExitCode) {
   Expect("logits --tokens 1,2,9999999 --out " + std::string(dir_ / "x.npy"), 2,
          {"9999999", "8192"});
   Expect("logits --tokens 1,two --out " + std::string(dir_ / "x.npy"), 2, {"--tokens", "byte 2"});
+  Expect("logits --tokens 1,,2 --out " + std::string(dir_ / "x.npy"), 2,
+         {"--tokens", "',' at byte 2"});
   Expect("logits --tokens 1 --out /nonexistent/x.npy", 2, {"--out", "/nonexistent/x.npy"});
   Expect("run -f /nonexistent/prompt.txt", 2, {"-f", "/nonexistent/prompt.txt"});
   Expect("run -f " + std::string(dir_), 2, {"folder"});

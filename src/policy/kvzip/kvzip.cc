@@ -203,7 +203,7 @@ PolicyInfo KvzipPolicy() {
                     .type = SettingType::kInt,
                     .default_value = "2048",
                     .help = "tokens that a pass repeats, a multiple of 64",
-                    .min = 8,
+                    .min = 64,
                     .max = 1e6},
                    TurnSetting(),
                    RoomSetting()},

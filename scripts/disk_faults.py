@@ -59,4 +59,6 @@ FAULTS_OF_DISKS = {
     "jobs_are_counted_before_they_ran": (
         POSTED, "    job();\n    counts_.done.store(number, std::memory_order_release);",
         "    counts_.done.store(number, std::memory_order_release);\n    job();"),
+    "states_are_made_of_rows_on_a_disk": (
+        "src/engine/kept_contexts.cc", "return reaches ||", "return true ||"),
 }

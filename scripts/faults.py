@@ -732,6 +732,7 @@ HOST_CHECKS = {"src/policy/": ENGINE_CHECK, "src/engine/": ENGINE_CHECK,
                **{n: ("context_store_test", "StoreSegments*")
                   for n in ("a_segment_of_another_name_is_read", "a_context_is_cut_behind_its_damage")},
                "preempted_blocks_stay_excluded": ("policy_test", "BlocksPreselect.*"),
+               "states_are_made_of_rows_on_a_disk": ("host_layers_test", "*StatesAreNotMade*/lanes"),
                "kascade_rounds_up": ("engine_test", "*PolicyOracle*_kascade_cpu*"),
                "strided_on_one_grid": ("engine_test", "*PolicyOracle*_strided_cpu*"),
                "rows_ahead_are_not_fetched": ("policy_test", "OmnikvTest.RowsThatComeAhead*"),

@@ -14,6 +14,16 @@ ContextStore::Hold HoldOf(const ContextStore* store, int32_t seq, bool pinned) {
   return store == nullptr ? ContextStore::Hold::kNone : store->HoldOf(seq);
 }
 
+// Whether the group's states can be made of rows that others computed: where K/V lie on a disk
+// beside a card, no op reaches them.
+bool CanMakeStates(const EngineCore& core, const RowGroup& group) {
+  bool reaches = true;
+  for (int32_t layer = 0; layer < core.bank->n_layers(); ++layer) {
+    reaches = reaches && !core.bank->OnDisk(layer);
+  }
+  return reaches || group.states().empty() || !core.backend->OnDevice();
+}
+
 }  // namespace
 
 bool TakesRows(const EngineCore& core, const RowGroup& to) {
@@ -38,6 +48,7 @@ int64_t UsableTokens(const EngineCore& core, const RowGroup& to, std::string_vie
   const Policy& policy = to.policy();
   const bool own = !key.empty() && from.made_by == key && policy.CutsBack();
   if (!TakesRows(core, to) || (!own && !to.DensePrompts())) return 0;
+  if (from.group != to.id() && !CanMakeStates(core, to)) return 0;
   const int64_t common = CommonTokens(prompt, from.tokens);
   // The last rows are computed for the logits and for the policy's state.
   const int64_t warm = std::max<int64_t>({1, policy.WarmRows(), policy.LastRows()});

@@ -15,6 +15,7 @@
 #include "engine/core.h"
 #include "engine/devices.h"
 #include "engine/holdings.h"
+#include "engine/kept_contexts.h"
 #include "engine/stepper.h"
 #include "engine/swapped_member.h"
 #include "lanes_backend.h"
@@ -256,6 +257,31 @@ TEST_P(DiskBesideCard, ForksUnderOtherPoliciesAreRefused) {
   ASSERT_FALSE(fork.ok());
   EXPECT_THAT(fork.status().message(), HasSubstr("disk"));
   EXPECT_TRUE(session->Generate({.max_tokens = 3, .ignore_eos = true}).ok());
+}
+
+// Nor does a group take rows of another one for which it would have to make states.
+TEST_P(DiskBesideCard, StatesAreNotMadeOfRowsOnADisk) {
+  PolicyOptions other = kQuest;
+  other.settings[0].second = "36";
+  const std::vector<int32_t> prompt = Tokens(150, 1);
+  for (const Where where : {Where::kHost, Where::kDisk}) {
+    const auto engine = Open(kQuest, where, 40);
+    const EngineCore& core = CoreOf(*engine);
+    const auto rows = *RowGroup::Open(CoreOf(*engine), kQuest, 1);
+    const auto others = *RowGroup::Open(CoreOf(*engine), other, 1);
+    Stepper stepper(CoreOf(*engine));
+    const int32_t member = *rows->Join();
+    PromptSteps steps = *PromptSteps::Begin(stepper, *rows, member, prompt, /*all_logits=*/false);
+    while (!steps.done()) ASSERT_TRUE(steps.Advance().ok());
+    const SharedRows shared{.seq = rows->seq(member),
+                            .tokens = prompt,
+                            .dense_rows = std::ssize(prompt),
+                            .made_by = "",
+                            .group = rows->id()};
+    EXPECT_GT(ShareableTokens(core, *rows, "", shared, prompt), 100);
+    const int64_t tokens = ShareableTokens(core, *others, "", shared, prompt);
+    EXPECT_EQ(tokens > 0, where == Where::kHost) << tokens;
+  }
 }
 
 // As if the disk had lost the ends of its files: the step says so, and the next ones run again once

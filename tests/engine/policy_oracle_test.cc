@@ -336,14 +336,16 @@ std::string NameOfCase(const ::testing::TestParamInfo<PolicyOracle::ParamType>& 
 }
 INSTANTIATE_TEST_SUITE_P(
     Devices, PolicyOracle,
-    ::testing::Combine(
-        ::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
-        ::testing::Values("policies", "policies_streaming", "policies_tova", "policies_snapkv", "policies_quest",
-                          "policies_duo", "policies_kcache", "policies_knorm", "policies_keydiff",
-                          "policies_expected_attention", "policies_h2o", "policies_blocks",
-                          "policies_strided", "policies_kascade", "policies_omnikv",
-                          "policies_omnikv_indexed", "policies_omnikv_duo", "policies_infllm",
-                          "policies_pyramidkv", "policies_kvzip", "policies_kvpress")),
+    ::testing::Combine(::testing::Values("ref", "cpu", "cuda"), ::testing::Values(512, 59),
+                       ::testing::Values("policies", "policies_streaming", "policies_tova",
+                                         "policies_snapkv", "policies_quest", "policies_duo",
+                                         "policies_kcache", "policies_knorm", "policies_keydiff",
+                                         "policies_expected_attention", "policies_h2o",
+                                         "policies_blocks", "policies_strided", "policies_kascade",
+                                         "policies_omnikv", "policies_omnikv_indexed",
+                                         "policies_omnikv_duo", "policies_infllm",
+                                         "policies_pyramidkv", "policies_kvzip",
+                                         "policies_kvpress")),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(Devices, PolicyOracleOnItsEngine,
                          ::testing::Combine(::testing::Values("ref", "cpu", "cuda"),

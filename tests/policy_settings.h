@@ -29,6 +29,11 @@ inline SettingList SmallDefaults(const PolicyInfo& info) {
   return {};
 }
 
+// The first of those that tests run the policy with; none where it has none.
+inline SettingList FirstSettings(const PolicyInfo& info) {
+  return info.test_settings.empty() ? SettingList{} : info.test_settings.front();
+}
+
 // `given`, and for each file that the policy wants and that is not given one for a model of so many
 // layers and KV heads. REQUIRES one of that shape in the folder of tests/golden with the setting's
 // name.

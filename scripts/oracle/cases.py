@@ -8,7 +8,7 @@ from oracle.blocks import Blocks
 from oracle.blocks_kt import BlocksKt
 from oracle.duo import Duo
 from oracle.expected_attention import ExpectedAttention
-from oracle.h2o import H2o
+from oracle.h2o import H2o, Observed
 from oracle.infllm import InfLlm
 from oracle.kascade import Kascade
 from oracle.kcache import KCache
@@ -60,6 +60,9 @@ def make_policy(policy, settings):
         settings["anchors"] = [int(a) for a in settings["anchors"].split(",")]
     if policy == "blocks" and settings.pop("compat", "none") == "kt":
         return BlocksKt(**settings)
+    if policy == "h2o" and settings.get("mode") == "observed":
+        del settings["mode"]
+        return Observed(**settings)
     kind = OmniKvIndexed if settings.get("dense") == "indexed" else KINDS[policy]
     return kind(**settings)
 

@@ -17,24 +17,40 @@
 import numpy as np
 
 from oracle.model import softmax
-from oracle.policy import PerHead, best
+from oracle.policy import KeepsOnce, PerHead, best
+
+
+def sums_of_prompt(rule, context, layer, head):
+    n = context.n_prompt
+    sums = np.zeros(n, context.model.dtype)
+    for i in range(n):
+        sums[:i + 1] += rule.probabilities(context, layer, i, np.arange(i + 1), head).mean(axis=0)
+    return sums
+
+
+class Observed(KeepsOnce):
+    def __init__(self, budget):
+        super().__init__()
+        self.budget = budget
+
+    def choose(self, context, layer, head, held):
+        saw = len(held) - held  # queries that saw each token
+        return best(sums_of_prompt(self, context, layer, head) / saw, min(self.budget, len(held)))
 
 
 class H2o(PerHead):
     def __init__(self, budget, recent=None, mode="full", chunk=2048):
         super().__init__()
-        self.budget, self.observed = budget, mode == "observed"
+        self.budget = budget
         self.chunk = chunk if mode == "chunked" else 0
         self.dense_prompts = self.chunk == 0
-        self.recent = (0 if self.observed else budget // 2) if recent is None else recent
+        self.recent = budget // 2 if recent is None else recent
         self.held, self.sums = {}, {}  # key -> tokens, ascending, and their sums
         self.rows = None  # of a later prompt
 
     def tokens_of(self, context, layer, p, head):
         key = self.key_of(layer, head)
         n = context.n_prompt
-        if self.observed and key in self.chosen:
-            return np.append(self.chosen[key][0], np.arange(n + 1, p + 1))
         if self.chunk and p <= n and self.rows is None:
             first = (p - 1) // self.chunk * self.chunk  # of the chunk before this row, if it is over
             if p == 0:
@@ -46,7 +62,7 @@ class H2o(PerHead):
                 return np.append(self.held[key], np.arange(p // self.chunk * self.chunk, p + 1))
         elif p == n and self.rows is None:
             self.held[key] = np.arange(n)
-            self.sums[key] = self.of_prompt(context, layer, head)
+            self.sums[key] = sums_of_prompt(self, context, layer, head)
             self.keep_best(key, n)
         elif p == n:
             self.take_chunk(context, layer, head, np.arange(self.rows.begin[key], n))
@@ -66,17 +82,8 @@ class H2o(PerHead):
         self.keep_best(key, p + 1)
 
     def later_rows(self, context):
-        if self.observed:
-            return self
         self.rows = RowsOfATurn(self)
         return self.rows
-
-    def end_turn(self, context):
-        if not self.observed:
-            return super().end_turn(context)
-        later = np.arange(context.n_prompt + 1, context.n + 1)
-        self.chosen = {key: [np.append(steps[0], later)] for key, steps in self.chosen.items()}
-        context.n_prompt = context.n
 
     def take_chunk(self, context, layer, head, rows):
         key = self.key_of(layer, head)
@@ -87,14 +94,6 @@ class H2o(PerHead):
             seen = np.append(before, rows[:i + 1])
             weights = self.probabilities(context, layer, p, seen, head).mean(axis=0)
             self.sums[key][:len(seen)] += weights
-
-    def of_prompt(self, context, layer, head):
-        n = context.n_prompt
-        sums = np.zeros(n, context.model.dtype)
-        for i in range(n):
-            seen = np.arange(i + 1)
-            sums[:i + 1] += self.probabilities(context, layer, i, seen, head).mean(axis=0)
-        return sums / (n - np.arange(n)) if self.observed else sums
 
     def keep_best(self, key, n):
         """Of what is held of n tokens in context."""

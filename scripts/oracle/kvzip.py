@@ -1,7 +1,8 @@
 """kvzip       ratio=R, sinks=S, chunk=C, turn=append|recompress. Prompt rows read everything. The
-            prompt of N tokens falls into chunks of C, the last one shorter. For each chunk, the model reads the chunk's tokens
-            once more, as rows at the positions N, N + 1 and so on that read everything before them,
-            and forgets them again. (With a tokenizer, the request to repeat the chunk comes first.)
+            prompt of N tokens falls into chunks of C, the last one shorter. For each chunk, the
+            model reads the chunk's tokens once more, as rows at the positions N, N + 1 and so on
+            that read everything before them, and forgets them again. (With a tokenizer, the request
+            to repeat the chunk comes first.)
             Then the int(R * (N - S) * layers * KV heads) best tokens of all layers and KV heads
             together stay, and the first S tokens of each. Decode rows read what their KV head kept
             and all generated tokens. Positions stay those of the text.

@@ -17,11 +17,8 @@ ContextStore::Hold HoldOf(const ContextStore* store, int32_t seq, bool pinned) {
 // Whether the group's states can be made of rows that others computed: where K/V lie on a disk
 // beside a card, no op reaches them.
 bool CanMakeStates(const EngineCore& core, const RowGroup& group) {
-  bool reaches = true;
-  for (int32_t layer = 0; layer < core.bank->n_layers(); ++layer) {
-    reaches = reaches && !core.bank->OnDisk(layer);
-  }
-  return reaches || group.states().empty() || !core.backend->OnDevice();
+  const bool reaches = !core.backend->OnDevice() || Bank::ReservedOnDisk(core.bank->config()) == 0;
+  return reaches || group.states().empty();
 }
 
 }  // namespace

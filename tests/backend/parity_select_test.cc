@@ -285,10 +285,13 @@ TEST_F(ParityTest, BudgetsByShare) {
   EXPECT_EQ(BudgetAt(5, 0.25, 30, 8), 5);
 }
 
+constexpr Scores kAllScores[] = {Scores::kNormal,   Scores::kManyTies, Scores::kAllEqual,
+                                 Scores::kPositive, Scores::kNarrow,   Scores::kFalling,
+                                 Scores::kBroken};
+
 TEST_F(ParityTest, TopK) {
   Random random(22);
-  for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kPositive,
-                      Scores::kNarrow, Scores::kFalling, Scores::kBroken}) {
+  for (Scores kind : kAllScores) {
     for (int32_t window : {1, 3, 8}) {
       CheckTopK(kind, window, {{1, 0, 5}}, 8, random);
       CheckTopK(kind, window, {{2, 1, 1}}, 8, random);
@@ -339,8 +342,7 @@ TEST_F(ParityTest, TopKOfABatch) {
 // other.
 TEST_F(ParityTest, TopKOfFewOfMany) {
   Random random(27);
-  for (Scores kind : {Scores::kNormal, Scores::kManyTies, Scores::kAllEqual, Scores::kPositive,
-                      Scores::kNarrow, Scores::kFalling, Scores::kBroken}) {
+  for (Scores kind : kAllScores) {
     CheckTopK(kind, 1,
               {{131120, 131111, 128},
                {40000, 39990, 127},

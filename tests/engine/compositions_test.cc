@@ -47,9 +47,8 @@ class Card : private Inner, public TraceBackend {
 };
 
 PolicyOptions Small(const PolicyInfo& info) {
-  const SettingList settings =
-      info.test_settings.empty() ? SettingList{} : info.test_settings.front();
-  PolicyOptions policy{.name = info.name, .settings = WithFiles(info, settings, kLayers, 2)};
+  PolicyOptions policy{.name = info.name,
+                       .settings = WithFiles(info, FirstSettings(info), kLayers, 2)};
   if (info.name == "omnikv") {
     policy.settings = {
         {"filters", "1,3"}, {"dense_after_filter", "0"}, {"tail", "8"}, {"budget", "24"}};

@@ -2,9 +2,6 @@
 // rows, against an implementation in NumPy (scripts/oracle/streaming.py, FarText).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "../test_data.h"
 #include "engine/core.h"
 #include "engine/placement.h"
@@ -36,7 +33,6 @@ TEST_P(EndlessText, LogitsAtItsEndAreThoseOfTheOracle) {
   const auto golden = SafetensorsModel::Open(TestData("tests/golden/far_text.safetensors"));
   ASSERT_TRUE(golden.ok()) << golden.status().message();
   const std::vector<int32_t> text = Text();
-  const double tolerance = GetParam() == "ref" ? 1e-6 : GetParam() == "cpu" ? 1e-5 : 1e-4;
   for (const char* positions : {"original", "cache"}) {
     SCOPED_TRACE(positions);
     const PolicyOptions policy{
@@ -63,11 +59,8 @@ TEST_P(EndlessText, LogitsAtItsEndAreThoseOfTheOracle) {
     ASSERT_EQ(expected.size(), static_cast<size_t>(kRows));
     for (size_t row = 0; row < expected.size(); ++row) {
       ASSERT_TRUE((*session)->Step(text[text.size() - kRows + row]).ok());
-      double error = 0;
-      for (size_t k = 0; k + 1 < expected[row].size(); ++k) {  // every fourth, then the largest
-        error = std::max(error, std::abs(double{(*session)->logits()[4 * k]} - expected[row][k]));
-      }
-      EXPECT_LE(error, tolerance * expected[row].back()) << "row " << row;
+      EXPECT_LE(ErrorOfOracle((*session)->logits(), expected[row]), FullTolerance(GetParam()))
+          << "row " << row;
     }
     EXPECT_EQ(std::ssize((*session)->tokens()), kTokens);
   }

@@ -223,10 +223,9 @@ TEST_P(FailuresOn, MemoryRefusedWhereRowsMove) {
 TEST_P(FailuresOn, MemoryRefusedUnderEveryPolicy) {
   const int64_t most = GetParam().device == "cpu" ? kRepeats : 12;
   for (const PolicyInfo& info : AllPolicies()) {
-    const SettingList settings =
-        WithFiles(info, info.test_settings.empty() ? SettingList{} : info.test_settings[0], 8, 2);
     SCOPED_TRACE(info.name);
-    RefuseAnywhere({.name = info.name, .settings = settings}, 1, most);
+    RefuseAnywhere({.name = info.name, .settings = WithFiles(info, FirstSettings(info), 8, 2)},
+                   /*stride=*/1, most);
   }
 }
 

@@ -38,9 +38,7 @@ std::string Saved(Session& session) {
 std::vector<PolicyOptions> Policies() {
   std::vector<PolicyOptions> policies;
   for (const PolicyInfo& info : AllPolicies()) {
-    const SettingList settings =
-        info.test_settings.empty() ? SettingList{} : info.test_settings.front();
-    policies.push_back({.name = info.name, .settings = WithFiles(info, settings, 8, 2)});
+    policies.push_back({.name = info.name, .settings = WithFiles(info, FirstSettings(info), 8, 2)});
   }
   return policies;
 }

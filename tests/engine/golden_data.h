@@ -50,6 +50,15 @@ inline double Error(const float* got, const std::vector<float>& reference) {
   return error / size;
 }
 
+// The same of a position of scripts/policy_oracle.py: every fourth logit, then the largest of all.
+inline double ErrorOfOracle(const float* got, const std::vector<float>& reference) {
+  double error = 0;
+  for (size_t k = 0; k + 1 < reference.size(); ++k) {
+    error = std::max(error, std::abs(static_cast<double>(got[4 * k]) - reference[k]));
+  }
+  return error / reference.back();
+}
+
 // Between the two largest logits.
 inline double Margin(const std::vector<float>& logits) {
   std::vector<float> top(logits);

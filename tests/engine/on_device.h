@@ -34,4 +34,9 @@ inline double F32Tolerance(const std::string& device) {
   return device == "ref" ? 1e-5 : device == "cpu" ? 1e-5 : 1e-4;
 }
 
+// The same from one in f64, with `precision` full.
+inline double FullTolerance(const std::string& device) {
+  return device == "ref" ? 1e-6 : F32Tolerance(device);
+}
+
 }  // namespace omnikv

@@ -106,11 +106,6 @@ class Traced : private Inner, public TraceBackend {
   bool card_;
 };
 
-// By how much of the largest a device's logits may differ in full precision.
-double Tolerance(const std::string& device) {
-  return device == "ref" ? 1e-6 : device == "cpu" ? 1e-5 : 1e-4;
-}
-
 // The tokens whose bits are set in a hexadecimal number.
 std::vector<int32_t> Tokens(const std::string& hex) {
   std::vector<int32_t> tokens;
@@ -223,7 +218,7 @@ bool PolicyOracle::ReadsAsTheOracle(const Json& c, size_t step) {
       const std::vector<int32_t>& tokens = layers[layer][head];
       if (tokens == expected) continue;
       const double gap = key.empty() ? 1 : Gap(c, key, step);
-      EXPECT_TRUE(gap > 0 && gap < 10 * Tolerance(device()))
+      EXPECT_TRUE(gap > 0 && gap < 10 * FullTolerance(device()))
           << "KV head " << head << " of layer " << layer << " reads other tokens at step " << step
           << ": " << ::testing::PrintToString(tokens) << ", not "
           << ::testing::PrintToString(expected);
@@ -267,7 +262,7 @@ void PolicyOracle::RunCase(const Json& c) {
   const bool chooses = c.contains("chosen");
   // What kvpress gives was computed in float32 (3e-6 from float64).
   const bool rounded = std::get<2>(GetParam()) == "policies_kvpress";
-  const double tolerance = std::max(Tolerance(device()), rounded ? 5e-6 : 0.0);
+  const double tolerance = std::max(FullTolerance(device()), rounded ? 5e-6 : 0.0);
   double worst = 0;
   for (size_t i = 0; i < decode.size(); ++i) {
     traced_->Begin(chooses);
@@ -289,13 +284,7 @@ void PolicyOracle::RunCase(const Json& c) {
         break;
       }
     }
-    // Every fourth logit, then the largest of all.
-    const float* logits = (*session)->logits();
-    double error = 0;
-    for (size_t k = 0; k + 1 < expected[i].size(); ++k) {
-      error = std::max(error, std::abs(static_cast<double>(logits[4 * k]) - expected[i][k]));
-    }
-    error /= expected[i].back();
+    const double error = ErrorOfOracle((*session)->logits(), expected[i]);
     worst = std::max(worst, error);
     ASSERT_LE(error, tolerance) << "step " << i;
   }

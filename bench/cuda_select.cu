@@ -1,7 +1,8 @@
 // Selection on the card: TopK and IndexScore against the host, their times, and the speed of
-// ScoreReduce and Rescore.
-// Usage: cuda_select [lists | index]. With `lists`, TopK of few of many tokens of many lists alone;
-// with `index`, the ops of an index of K alone. Fails where a choice or a logit is wrong.
+// ScoreReduce, Rescore and WorkingSet.
+// Usage: cuda_select [lists | index | sets]. With `lists`, TopK of few of many tokens of many lists
+// alone; with `index`, the ops of an index of K alone; with `sets`, WorkingSet alone. Fails where a
+// choice or a logit is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -351,6 +352,81 @@ void RunRescore(const Device& device, cudaStream_t stream, int n_listed) {
               1e-3 * n_listed * static_cast<double>(kRowBytes) / us);
 }
 
+// Selections of n of 2.7 n tokens anew each step, of which slots for 2 n have three quarters.
+void RunWorkingSet(const Device& device, cudaStream_t stream, int n) {
+  const int n_slots = 2 * n;
+  const int max_tokens = 8 * n / 3;
+  const auto zeros = [](int words) {
+    return Upload(std::vector<int32_t>(static_cast<size_t>(words)));
+  };
+  const auto none = [](int words) {
+    return Upload(std::vector<int32_t>(static_cast<size_t>(words), -1));
+  };
+  std::mt19937 random(7);
+  std::vector<int32_t> tokens(static_cast<size_t>(max_tokens));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::vector<int32_t> index;
+  for (int i = 0; i < kLaunches; ++i) {
+    std::vector<int32_t> some;
+    std::sample(tokens.begin(), tokens.end(), std::back_inserter(some), n, random);
+    index.insert(index.end(), some.begin(), some.end());
+  }
+  const Memory lists = Upload(index);
+  const Memory count = Upload(std::vector<int32_t>{n});
+  const Memory bounds = Upload(std::vector<int32_t>{max_tokens - 1, max_tokens});
+  const Memory table = Upload(tokens);
+  const Memory seqs = Upload(std::vector<SeqMeta>{{.q_len = 1, .kv_len = max_tokens}});
+  const Memory slot_of = none(max_tokens);
+  const Memory owner = none(n_slots);
+  const Memory used = zeros(n_slots);
+  const Memory clock = zeros(1);
+  const Memory slots = zeros(n + 1);
+  const Memory miss_row = zeros(n + 1);
+  const Memory miss_slot = zeros(n + 1);
+  const Memory n_miss = zeros(1);
+  const Memory own = zeros(3);
+  const Memory span = zeros(2);
+  const Memory slot_seqs = Upload(std::vector<SeqMeta>(1));
+  const Memory counters = zeros(4);
+  WorkingSetArgs args{.seqs = As<SeqMeta>(seqs),
+                      .count = As<int32_t>(count),
+                      .bounds = As<int32_t>(bounds),
+                      .block_table = As<int32_t>(table),
+                      .block_tokens = 1,
+                      .index_stride = n,
+                      .capacity = n + 1,
+                      .n_slots = n_slots,
+                      .max_tokens = max_tokens,
+                      .slot_of = As<int32_t>(slot_of),
+                      .owner = As<int32_t>(owner),
+                      .used = As<uint32_t>(used),
+                      .clock = As<uint32_t>(clock),
+                      .slots = As<int32_t>(slots),
+                      .miss_row = As<int32_t>(miss_row),
+                      .miss_slot = As<int32_t>(miss_slot),
+                      .n_miss = As<int32_t>(n_miss),
+                      .own = As<int32_t>(own),
+                      .own_row = As<int32_t>(own) + 1,
+                      .n_own = As<int32_t>(own) + 2,
+                      .span = As<int32_t>(span),
+                      .slot_seqs = As<SeqMeta>(slot_seqs),
+                      .counters = As<uint64_t>(counters)};
+  const Memory scratch = Allocate(WorkingSetScratch(args));
+  const Launch launch{.device = &device, .stream = stream, .scratch = scratch.get()};
+  const double us = Microseconds(stream, kLaunches, [&](int i) {
+    args.index = As<int32_t>(lists) + int64_t{i} * n;
+    WorkingSet(args, launch);
+  });
+  uint64_t of[2];
+  CheckLaunch(cudaMemcpy(of, counters.get(), sizeof(of), cudaMemcpyDefault), "counters");
+  std::printf("WorkingSet of %6d tokens, %6d slots, %4.1f %% hits  %7.2f us\n", n, n_slots,
+              100 - 100 * static_cast<double>(of[1]) / static_cast<double>(of[0]), us);
+}
+
+void RunWorkingSets(const Device& device, cudaStream_t stream) {
+  for (const int n : {300, 1000, 2048, 4096, 10000, 20000}) RunWorkingSet(device, stream, n);
+}
+
 bool RunChoices(const Device& device, cudaStream_t stream) {
   bool right = true;
   for (const Data& data : AllData()) {
@@ -394,6 +470,7 @@ bool RunAll(const std::string& part) {
   CheckLaunch(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   bool right = true;
   if (part.empty()) right &= RunChoices(device, stream);
+  if (part.empty() || part == "sets") RunWorkingSets(device, stream);
   if (part.empty() || part == "lists") right &= RunLists(device, stream);
   if (part.empty() || part == "index") right &= RunIndex(device, stream);
   cudaStreamDestroy(stream);

@@ -8,6 +8,7 @@ from disk_faults import (DISK, DISK_LAYERS, FAULTS_OF_DISKS, HOLDINGS, HOST_BACK
                          PLACEMENT, PLAN_BANK, POSTED)
 from index_faults import CHECKS_OF_INDEX, FAULTS_OF_INDEX
 from row_faults import CHECKS_OF_ROWS_BY_HEAD, FAULTS_OF_ROWS_BY_HEAD
+from set_faults import FAULTS_OF_SETS, REF_SETS, SETS
 from value_faults import CHECKS_OF_VALUES, FAULTS_OF_VALUES
 
 KERNELS = "src/backend/cuda/kernels/"
@@ -24,7 +25,6 @@ IMAGE = "src/bank/bank_image.cc"
 SEGMENTS, SEGMENT_FILES, STORE, READING, KEPT = (f"src/engine/{f}.cc" for f in (
     "context_segments", "segment_files", "context_store", "context_reading", "kept_contexts"))
 FETCHED = "src/bank/fetched_units.cc"
-REF_SETS, SETS = "src/backend/slots_on_host.cc", "src/bank/working_sets.cc"
 LOCATE = "src/backend/locate_rows.h"
 BANK_CONFIG, PROMPT_STAGE = "src/bank/bank_config.cc", "src/bank/prompt_stage.cc"
 STREAMING, MEMORY = "src/policy/streaming/streaming.cc", "src/base/memory.cc"
@@ -58,29 +58,6 @@ FAULTS = {
     "last_tie_not_chosen": (
         KERNELS + "topk.cu", "if (key > threshold || n_equal < ties) {",
         "if (key > threshold || n_equal + 1 < ties) {"),
-    "hits_may_be_evicted": (
-        KERNELS + "working_set.cu", "if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);",
-        "if (slot >= 0 && !a.ahead) a.used[slot] = 2 * step - 2;"),
-    "slots_of_one_age_count_once_a_warp": (
-        KERNELS + "working_set.cu", "atomicAdd(&ages.slots[age], __popc(alike));",
-        "atomicAdd(&ages.slots[age], 1);"),
-    "age_is_never_refreshed": (
-        REF_SETS, "if (a.slots[i] >= 0 && !a.ahead) a.used[a.slots[i]] = a.UsedAt(step);", ""),
-    "first_tokens_go_first": (
-        REF_SETS, "return SlotAge(a.used[s], step) > SlotAge(a.used[t], step);",
-        "return a.owner[s] < a.owner[t];"),
-    "slots_of_one_age_go_from_the_highest": (
-        REF_SETS, "== SlotAge(a.used[t], step)) return s < t;",
-        "== SlotAge(a.used[t], step)) return s > t;"),
-    "below_counts_as_selected_before": (
-        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
-        "if (slot >= 0) a.used[slot] = 2 * step - 2;"),
-    "below_hides_what_is_selected": (
-        REF_SETS, "if (slot >= 0) a.used[slot] = 2 * step - 1;",
-        "if (slot >= 0) a.used[slot] = 2 * step;"),
-    "forgotten_row_keeps_its_age": (REF_SETS, "    a.used[slot] = 0;\n", ""),
-    "working_sets_know_nothing_below": (
-        SETS, "selection.wider, seqs, primes ?", "PlanSegment{}, seqs, primes ?"),
     "prompts_with_passes_are_read_together": (
         "src/engine/scheduler_steps.cc",
         "rows.PassesByLayer(s.member) || rows.AwaitsPasses(s.member)", "rows.PassesByLayer(s.member)"),
@@ -185,10 +162,6 @@ FAULTS = {
     "reads_of_a_ring_are_not_awaited": ("src/io/disk_reader.cc", "    if (ring_) Await(buffer);", ""),
     "pieces_that_are_held_are_read_over": (
         "src/io/disk_reader.cc", "  next_ += bytes;\n", "  next_ += bytes;\n  free_.push_back(buffer);\n"),
-    "rows_ahead_are_not_fetched": (
-        SETS, "Fetch(layer, bank_.View(layer), Lane::kIn, /*ahead=*/true);", ""),
-    "rows_ahead_keep_what_is_there": (
-        REF_SETS, "if (a.slots[i] >= 0 && !a.ahead) a.used", "if (a.slots[i] >= 0) a.used"),
     "heads_apart_are_as_long_as_the_first": (LOCATE, "a.Seq(s, h)", "a.Seq(s, 0)"),
     "located_rows_keep_their_positions": (LOCATE, "a.rows[r].pos);", "row.pos);"),
     "rotation_sign": (
@@ -668,7 +641,7 @@ FAULTS = {
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
     **FAULTS_OF_DISKS, **FAULTS_OF_INDEX,
-    **FAULTS_OF_CHOICES, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES, **FAULTS_OF_ATTENTION,
+    **FAULTS_OF_CHOICES, **FAULTS_OF_SETS, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES, **FAULTS_OF_ATTENTION,
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {

@@ -57,6 +57,7 @@ PARITY = {
     "kept_rows": "*StoreRows*:*LocateRows*:*Compact*:*Evict*", "summary": "*Block*:*Deviation*",
     "select": "*ScoreReduce*:*PlanRange*:*AgedScores*", "index": "*Index*:*Rescore*",
     "values": "*PickHeads*:*SumValues*", "merge_states": "*MergeStates*", "common": "*Q4*",
+    "cluster": "*TopK*:*WorkingSet*",
 }
 
 

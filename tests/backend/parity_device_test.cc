@@ -103,7 +103,13 @@ TEST_F(ParityDeviceTest, WorkingSet) {
         Size{1, 90, 24, 8, 32, 0.0f, 3, true}, Size{1, 90, 24, 8, 80, -1, 3, true, true},
         Size{3, 700, 300, 64, 800, -1, 10, true, true},
         Size{1, 30000, 1200, 48, 20000, -1, 6, false, true},
-        Size{2, 5000, 2000, 48, 4100, 0.6f, 3, true, true}}) {
+        Size{2, 5000, 2000, 48, 4100, 0.6f, 3, true, true},
+        // More tokens than a block of threads takes at once, in several parts.
+        Size{1, 5000, 2000, 0, 2100, -1, 30, true}, Size{2, 30000, 9800, 256, 20000, -1, 700, true},
+        Size{1, 30000, 9800, 0, 10300, -1, 30, true},
+        Size{2, 30000, 9800, 256, 24000, -1, 30, true, true},
+        Size{2, 30000, 9800, 256, 20000, 0.6f, 3, true, true},
+        Size{1, 160000, 36000, 64, 70000, -1, 30, true}}) {
     const int32_t capacity = size.listed + size.recent;
     const int32_t max_tokens = size.first_len + 10;
     const int32_t n_blocks = max_tokens / 16 + 1;

@@ -55,4 +55,24 @@ __device__ __forceinline__ T WarpPrefix(T v) {
   return v;
 }
 
+// Over the threads of a block: the sum of the threads before this one, and of all.
+template <typename T>
+struct BlockSums {
+  T before, total;
+};
+
+// `of_warps` [kWarps], in shared memory, which all threads have read for the last time. All threads
+// of kWarps warps take part.
+template <int kWarps, typename T>
+__device__ __forceinline__ BlockSums<T> SumInBlock(T v, T* of_warps) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const T end = WarpPrefix(v);
+  if (lane == 31) of_warps[warp] = end;
+  __syncthreads();
+  const T of_lane = lane < kWarps ? of_warps[lane % kWarps] : T{};
+  const T before = __reduce_add_sync(kAllLanes, lane < warp ? of_lane : T{});
+  return {before + end - v, __reduce_add_sync(kAllLanes, of_lane)};
+}
+
 }  // namespace omnikv::cuda

@@ -518,8 +518,6 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
   const int64_t seq = blockIdx.z;
   PrefetchSelection(a, seq);
   const int tid = static_cast<int>(threadIdx.x);
-  const int warp = tid / 32;
-  const int lane = tid % 32;
   for (int i = tid; i < 4 * kFewBins; i += 32 * kWarpsOfBlock) (&bins[0][0])[i] = 0;
   __syncthreads();
   GridWait();
@@ -565,11 +563,7 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
   for (int i = 0; i < kFewHeld; ++i) {
     here += key[i] > threshold ? 1u : key[i] == threshold ? 0x10000u : 0u;
   }
-  const uint32_t end = WarpPrefix(here);
-  if (lane == 31) sums[warp] = end;
-  __syncthreads();
-  const uint32_t of_warp = lane < warp ? sums[lane % kWarpsOfBlock] : 0u;
-  uint32_t at = __reduce_add_sync(kAllLanes, of_warp) + end - here;
+  uint32_t at = SumInBlock<kWarpsOfBlock>(here, sums).before;
 #pragma unroll
   for (int i = 0; i < kFewHeld; ++i) {
     if (key[i] < threshold) continue;
@@ -589,11 +583,6 @@ int64_t KeyStride(const TopKArgs& args) {
 bool MakesKeys(const TopKArgs& args) {
   return args.window > 1 ||
          (args.Gathers() && (args.room() <= 2 * kFewTokens || args.room() > kListedTokens));
-}
-
-dim3 GridOf(const TopKArgs& args, int64_t blocks) {
-  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(args.lists),
-          static_cast<uint32_t>(args.n_seqs)};
 }
 
 // SelectKernel<quads>.

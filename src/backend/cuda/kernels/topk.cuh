@@ -6,6 +6,12 @@
 
 namespace omnikv::cuda {
 
+// x the blocks of a list, y lists, z sequences.
+inline dim3 GridOf(const TopKArgs& args, int64_t blocks) {
+  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(args.lists),
+          static_cast<uint32_t>(args.n_seqs)};
+}
+
 inline constexpr uint32_t kNoKey = 0;  // of no token: lower than any score's
 
 // What a choice reads beside scores, before GridWait.

@@ -88,16 +88,6 @@ __device__ __forceinline__ Span BoundOf(int n_groups, int n_blocks, Shared& s) {
           __reduce_max_sync(kAllLanes, lane < kWarps ? s.high[lane] : kNoKey)};
 }
 
-// What the warps before this one, and the lanes before this one in it, have of `mine`.
-__device__ __forceinline__ uint32_t Before(uint32_t mine, uint32_t* of_warps) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t end = WarpPrefix(mine);
-  if (lane == 31) of_warps[warp] = end;
-  __syncthreads();
-  return __reduce_add_sync(kAllLanes, lane < warp ? of_warps[lane % kWarps] : 0u) + end - mine;
-}
-
 // Writes the tokens whose bits are set, those of `equal` up to `ties`, in order.
 __device__ __forceinline__ void WriteMap(const TopKArgs& a, int64_t list, const uint32_t* above,
                                          const uint32_t* equal, int n_words, uint32_t ties,
@@ -108,8 +98,8 @@ __device__ __forceinline__ void WriteMap(const TopKArgs& a, int64_t list, const 
   uint32_t n_above = 0;
   uint32_t n_equal = 0;
   for (int w = begin; w < end; ++w) n_above += __popc(above[w]), n_equal += __popc(equal[w]);
-  n_above = Before(n_above, s.above);
-  n_equal = Before(n_equal, s.equal);
+  n_above = SumInBlock<kWarps>(n_above, s.above).before;
+  n_equal = SumInBlock<kWarps>(n_equal, s.equal).before;
   for (int w = begin; w < end; ++w) {
     const uint32_t of_above = above[w];
     for (uint32_t left = of_above | equal[w]; left != 0; left &= left - 1) {
@@ -261,12 +251,11 @@ bool IsBounded(const TopKArgs& args, const Device& device) {
 
 void SelectBounded(const TopKArgs& args, const Launch& launch) {
   const Shape shape = ShapeOf(args, *launch.device);
-  const dim3 grid(static_cast<uint32_t>(shape.blocks), static_cast<uint32_t>(args.lists),
-                  static_cast<uint32_t>(args.n_seqs));
   const size_t bytes =
       sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(WordsOf(shape.fours, shape.blocks));
   AllowShared(BoundedKernel, bytes);
-  KernelLaunch(launch, grid, kThreads, bytes, shape.blocks).Run(BoundedKernel, args, shape.fours);
+  KernelLaunch(launch, GridOf(args, shape.blocks), kThreads, bytes, shape.blocks)
+      .Run(BoundedKernel, args, shape.fours);
 }
 
 }  // namespace omnikv::cuda

@@ -55,8 +55,6 @@ __device__ __forceinline__ Span SpanOf(uint32_t low, uint32_t high, int n_full, 
 template <typename KeyAt, typename Visit>
 __device__ __forceinline__ int InOrder(int n_own, const KeyAt& key, uint32_t threshold, Shared& s,
                                        const Visit& visit) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t above = 0;  // a bit for each
   uint32_t equal = 0;
   for (int i = 0; i < n_own; ++i) {
@@ -65,18 +63,14 @@ __device__ __forceinline__ int InOrder(int n_own, const KeyAt& key, uint32_t thr
     equal |= (v == threshold ? 1u : 0u) << i;
   }
   const auto here = static_cast<uint32_t>(__popc(above) | __popc(equal) << 16);
-  const uint32_t end = WarpPrefix(here);
-  if (lane == 31) s.sums[warp] = end;
-  __syncthreads();
-  const uint32_t of_lane = lane < kWarps ? s.sums[lane] : 0;
-  uint32_t at = __reduce_add_sync(kAllLanes, lane < warp ? of_lane : 0) + end - here;
+  const BlockSums<uint32_t> sums = SumInBlock<kWarps>(here, s.sums);
+  uint32_t at = sums.before;
   for (uint32_t left = above | equal; left != 0; left &= left - 1) {
     const int i = __ffs(static_cast<int>(left)) - 1;
     visit(i, key(i), static_cast<int>(at & 0xffff), static_cast<int>(at >> 16));
     at += (above >> i & 1) != 0 ? 1u : 0x10000u;
   }
-  const uint32_t all = __reduce_add_sync(kAllLanes, of_lane);
-  return static_cast<int>((all & 0xffff) + (all >> 16));
+  return static_cast<int>((sums.total & 0xffff) + (sums.total >> 16));
 }
 
 // Grid: y lists, z sequences. Shared memory: Shared, then keys.
@@ -174,11 +168,10 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 void SelectListed(const TopKArgs& args, const uint32_t* keys, int64_t key_stride,
                   const Launch& launch) {
-  const dim3 grid(1, static_cast<uint32_t>(args.lists), static_cast<uint32_t>(args.n_seqs));
   const int room = PlaceOf(static_cast<int>(CeilDiv(args.room(), 32)) * 32);
   const size_t bytes = sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(room);
   AllowShared(ListedKernel, bytes);
-  LaunchKernel(ListedKernel, launch, grid, kThreads, bytes, args, keys, key_stride);
+  LaunchKernel(ListedKernel, launch, GridOf(args, 1), kThreads, bytes, args, keys, key_stride);
 }
 
 }  // namespace omnikv::cuda

@@ -1,6 +1,7 @@
 // Which selected rows are on the device already, and the copy of those that are not.
 #include <algorithm>
 
+#include "backend/cuda/kernels/cluster.cuh"
 #include "backend/cuda/kernels/common.cuh"
 
 namespace omnikv::cuda {
@@ -10,112 +11,138 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kSlotsAThread = 8;  // whose ages are on their way together
 constexpr int kTokensAThread = 4;
+constexpr int kSetBlocks = 8;  // of a sequence, at most: what any card places as a cluster
 static_assert(kSlotAges == kThreads, "a thread counts the slots of one age");
 
-// The sum of the threads before this one, and of the block.
-struct Sums {
-  int32_t before, total;
+// Of a block.
+struct SetShared {
+  int32_t ages[kSlotAges];            // its slots by age
+  int32_t last, of_last;              // the lowest age that is given, and how many slots of it
+  int32_t older_before, last_before;  // older slots, and those of that age, in lower blocks
+  int32_t missed;                     // of its tokens
+  int32_t own_slot, own_missed;       // of the step's own token, if it is one of them
+  int32_t warps[kWarps], more_warps[kWarps];
 };
 
-__device__ Sums BlockScan(int32_t value, int32_t* warps) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  int32_t upto = value;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t lower = __shfl_up_sync(kAllLanes, upto, offset);
-    if (lane >= offset) upto += lower;
-  }
+__device__ BlockSums<int32_t> BlockScan(int32_t value, SetShared& s) {
   __syncthreads();  // the last use of `warps` is over
-  if (lane == 31) warps[warp] = upto;
-  __syncthreads();
-  Sums sums{upto - value, 0};
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) sums.before += warps[w];
-    sums.total += warps[w];
-  }
-  return sums;
+  return SumInBlock<kWarps>(value, s.warps);
 }
 
-// What FindSlots shares.
-struct Ages {
-  int32_t slots[kSlotAges];  // [age]
-  int32_t last, of_last;     // the lowest age that is given, and how many slots of it
+// A block's part of 0 .. n - 1, of which it takes at_once together, and a thread `each`, one after
+// the other.
+struct Part {
+  int32_t begin, end, each;
+
+  __device__ int32_t at_once() const { return kThreads * each; }
+  __device__ bool OnceIsAll() const { return end - begin <= at_once(); }
 };
 
-// The slots that a step gives to `missing` > 0 tokens, in ascending order.
+__device__ __forceinline__ Part PartOf(int32_t n, int32_t most_each) {
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  const int32_t width = (n + blocks - 1) / blocks;
+  const int32_t begin = min(n, width * static_cast<int32_t>(blockIdx.x));
+  return {begin, min(n, begin + width), min(most_each, (width + kThreads - 1) / kThreads)};
+}
+
+// The slots that a step gives to `missing` > 0 tokens, in ascending order. Ends with a barrier of
+// the cluster.
 __device__ void FindSlots(const WorkingSetArgs& a, uint32_t step, int32_t missing,
-                          int32_t* free_slots, Ages& ages, int32_t* warps) {
+                          int32_t* free_slots, SetShared& s) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  ages.slots[thread] = 0;
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const Part part = PartOf(a.n_slots, kSlotsAThread);
+  s.ages[thread] = 0;
   __syncthreads();
-#pragma unroll 4
-  for (int32_t begin = 0; begin < a.n_slots; begin += kThreads) {
-    const int32_t slot = begin + thread;
-    const uint32_t age = slot < a.n_slots ? SlotAge(a.used[slot], step) : 0;
-    // Few ages are frequent: each warp counts its slots of one age at once.
-    const uint32_t alike = __match_any_sync(kAllLanes, age);
-    if (age > 0 && thread % 32 == __ffs(static_cast<int>(alike)) - 1) {
-      atomicAdd(&ages.slots[age], __popc(alike));
+  uint32_t age[kSlotsAThread];
+  const auto load_ages = [&](int32_t begin) {
+#pragma unroll
+    for (int i = 0; i < kSlotsAThread; ++i) {
+      const int32_t slot = begin + thread * part.each + i;
+      age[i] = i < part.each && slot < part.end ? SlotAge(a.used[slot], step) : 0;
+    }
+  };
+  for (int32_t begin = part.begin; begin < part.end; begin += part.at_once()) {
+    load_ages(begin);
+#pragma unroll
+    for (int i = 0; i < kSlotsAThread; ++i) {
+      if (i >= part.each) continue;
+      // Few ages are frequent: each warp counts its slots of one age at once.
+      const uint32_t alike = __match_any_sync(kAllLanes, age[i]);
+      if (age[i] > 0 && thread % 32 == __ffs(static_cast<int>(alike)) - 1) {
+        atomicAdd(&s.ages[age[i]], __popc(alike));
+      }
     }
   }
-  __syncthreads();
+  ClusterSync();
   const int32_t own_age = kThreads - 1 - thread;
-  const int32_t of_age = ages.slots[own_age];
-  const int32_t older = BlockScan(of_age, warps).before;
+  int32_t of_age = 0;
+  int32_t before = 0;  // of them in lower blocks
+  for (int32_t b = 0; b < blocks; ++b) {
+    const int32_t n = *InBlock(&s.ages[own_age], b);
+    of_age += n;
+    before += b < block ? n : 0;
+  }
+  const int32_t older = BlockScan(of_age, s).before;
+  const int32_t older_before = SumInBlock<kWarps>(before, s.more_warps).before;
   if (older < missing && missing <= older + of_age) {
-    ages.last = own_age;
-    ages.of_last = missing - older;
+    s.last = own_age;
+    s.of_last = missing - older;
+    s.older_before = older_before;
+    s.last_before = before;
   }
   __syncthreads();
 
-  const auto last = static_cast<uint32_t>(ages.last);
-  const int32_t of_last = ages.of_last;
-  constexpr int32_t kAtOnce = kThreads * kSlotsAThread;
-  static_assert(kAtOnce < 1 << 15, "two counts of slots in one word");
-  int32_t found_older = 0;
-  int32_t found_last = 0;
-  for (int32_t begin = 0; begin < a.n_slots; begin += kAtOnce) {
+  const auto last = static_cast<uint32_t>(s.last);
+  const int32_t of_last = s.of_last;
+  int32_t found_older = s.older_before;
+  int32_t found_last = s.last_before;
+  static_assert(kThreads * kSlotsAThread < 1 << 15, "two counts of slots in one word");
+  for (int32_t begin = part.begin; begin < part.end; begin += part.at_once()) {
     if (found_older + min(found_last, of_last) == missing) break;
-    const int32_t first = begin + thread * kSlotsAThread;
-    uint32_t age[kSlotsAThread];
+    if (!part.OnceIsAll()) load_ages(begin);
+    const int32_t first = begin + thread * part.each;
     int32_t counts = 0;  // slots that are older than the last age, and 1 << 16 of the last one
 #pragma unroll
-    for (int s = 0; s < kSlotsAThread; ++s) {
-      age[s] = first + s < a.n_slots ? SlotAge(a.used[first + s], step) : 0;
-      counts += age[s] > last ? 1 : age[s] == last ? 1 << 16 : 0;
+    for (int i = 0; i < kSlotsAThread; ++i) {
+      counts += age[i] > last ? 1 : age[i] == last ? 1 << 16 : 0;
     }
-    const Sums sums = BlockScan(counts, warps);
+    const BlockSums<int32_t> sums = BlockScan(counts, s);
     int32_t n_older = found_older + (sums.before & 0xffff);
     int32_t n_last = found_last + (sums.before >> 16);
 #pragma unroll
-    for (int s = 0; s < kSlotsAThread; ++s) {
-      const bool of_last_age = age[s] == last && n_last < of_last;
-      if (age[s] > last || of_last_age) free_slots[n_older + min(n_last, of_last)] = first + s;
-      n_older += age[s] > last ? 1 : 0;
-      n_last += age[s] == last ? 1 : 0;
+    for (int i = 0; i < kSlotsAThread; ++i) {
+      const bool of_last_age = age[i] == last && n_last < of_last;
+      if (age[i] > last || of_last_age) free_slots[n_older + min(n_last, of_last)] = first + i;
+      n_older += age[i] > last ? 1 : 0;
+      n_last += age[i] == last ? 1 : 0;
     }
     found_older += sums.total & 0xffff;
     found_last += sums.total >> 16;
   }
-  __syncthreads();
+  ClusterSync();
 }
 
-// A block per sequence. free_slots [n_seqs, capacity].
+// Grid: x the blocks of a cluster, which take consecutive parts of tokens and slots, y sequences.
+// free_slots [n_seqs, capacity].
 __global__ void __launch_bounds__(kThreads)
     UpdateWorkingSet(WorkingSetArgs all, int32_t* free_slots) {
-  GridTrigger();
-  GridWait();
-  __shared__ int32_t warps[kWarps];
-  __shared__ Ages ages;
-  __shared__ int32_t own_missed;
+  __shared__ SetShared s;
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const auto sequence = static_cast<int32_t>(blockIdx.x);
+  const auto sequence = static_cast<int32_t>(blockIdx.y);
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  GridTrigger();
+  ClusterArrive();
+  GridWait();
   const int32_t first_slot = sequence * all.n_slots;
   const WorkingSetArgs a = all.Of(sequence);
   free_slots += int64_t{sequence} * a.capacity;
   const SeqMeta seq = *a.seqs;
   if (seq.q_len == 0) {
-    if (thread != 0) return;
+    ClusterWait();
+    if (thread != 0 || block != 0) return;
     *a.own = -1;
     *a.n_own = 0;
     *a.n_miss = 0;
@@ -127,95 +154,136 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t listed = *a.count;
   const int32_t first_recent = a.bounds[0];
   const int32_t n = listed + a.bounds[1] - first_recent;
+  const Part part = PartOf(n, kTokensAThread);
   const auto token = [&](int32_t i) { return i < listed ? a.index[i] : first_recent + i - listed; };
   const auto row_of = [&](int32_t t) {
-    const int32_t block = a.block_table[seq.table_off + t / a.block_tokens];
-    return block * a.block_tokens + t % a.block_tokens;
+    const int32_t in_table = a.block_table[seq.table_off + t / a.block_tokens];
+    return in_table * a.block_tokens + t % a.block_tokens;
   };
   // Tokens ascend: the step's own, whose row is yet to be made, is the last if it is there.
   const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
-  if (thread == 0) own_missed = 0;
-
+  const int32_t own_row = row_of(seq.kv_len - 1);
   const int32_t wider = a.wider_count != nullptr ? *a.wider_count : 0;
-  for (int32_t i = thread; i < wider; i += kThreads) {
+  for (int32_t i = block * kThreads + thread; i < wider; i += blocks * kThreads) {
     const int32_t slot = a.slot_of[a.wider[i]];
     if (slot >= 0) a.used[slot] = 2 * step - 1;
   }
-  __syncthreads();  // those that are selected too count as such
+  ClusterWait();
+  if (wider > 0) ClusterSync();  // those that are selected too count as such
 
   const bool simulated = a.simulated_hits >= 0;
-  int32_t own_missing = 0;  // of this thread
-#pragma unroll 4
-  for (int32_t i = thread; i < n; i += kThreads) {
-    const int32_t slot = simulated ? i : a.slot_of[token(i)];
-    a.slots[i] = slot < 0 ? slot : first_slot + slot;
-    if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);
-    own_missing += slot < 0 ? 1 : 0;
-  }
-  int32_t missing = BlockScan(own_missing, warps).total;
-  __syncthreads();
-
-  if (missing > 0) FindSlots(a, step, missing, free_slots, ages, warps);
-
-  const int32_t tokens = n > kThreads ? kTokensAThread : 1;  // of a thread, one after the other
-  for (int32_t given = 0, begin = 0; begin < n; begin += kThreads * tokens) {
-    const int32_t first = begin + thread * tokens;
-    uint32_t missed = 0;  // a bit for each
+  // By lot: in fact all have the slot of their number.
+  const auto lot = [&](int32_t i) {
+    return i != own && !IsSimulatedHit(a.simulated_hits, step, i);
+  };
+  int32_t tokens[kTokensAThread];
+  int32_t slots[kTokensAThread];  // among those of all sequences; -1: none
+  // Bits of the tokens that are missing.
+  const auto missed_of = [&](int32_t begin) {
+    uint32_t missed = 0;
 #pragma unroll
     for (int j = 0; j < kTokensAThread; ++j) {
-      const int32_t i = first + j;
-      const bool lot = simulated && i != own && !IsSimulatedHit(a.simulated_hits, step, i);
-      if (j < tokens && i < n && (lot || a.slots[i] < 0)) missed |= 1u << j;
+      const int32_t i = begin + thread * part.each + j;
+      if (j >= part.each || i >= part.end) continue;
+      if (simulated ? lot(i) : slots[j] < 0) missed |= 1u << j;
     }
-    const Sums rank = BlockScan(__popc(missed), warps);
+    return missed;
+  };
+  int32_t own_missing = 0;  // of this thread
+  for (int32_t begin = part.begin; begin < part.end; begin += part.at_once()) {
+#pragma unroll
+    for (int j = 0; j < kTokensAThread; ++j) {
+      const int32_t i = begin + thread * part.each + j;
+      if (j >= part.each || i >= part.end) continue;
+      tokens[j] = token(i);
+      const int32_t slot = simulated ? i : a.slot_of[tokens[j]];
+      slots[j] = slot < 0 ? slot : first_slot + slot;
+      a.slots[i] = slots[j];
+      if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);
+    }
+    own_missing += __popc(missed_of(begin));
+  }
+  own_missing = BlockScan(own_missing, s).total;
+  if (thread == 0) s.missed = own_missing;
+  ClusterSync();
+  int32_t missing = 0;
+  int32_t given = 0;  // in lower blocks
+  for (int32_t b = 0; b < blocks; ++b) {
+    const int32_t of_block = *InBlock(&s.missed, b);
+    missing += of_block;
+    given += b < block ? of_block : 0;
+  }
+  if (missing > 0 && !simulated) FindSlots(a, step, missing, free_slots, s);
+
+  for (int32_t begin = part.begin; begin < part.end; begin += part.at_once()) {
+    if (!part.OnceIsAll()) {
+#pragma unroll
+      for (int j = 0; j < kTokensAThread; ++j) {
+        const int32_t i = begin + thread * part.each + j;
+        if (j >= part.each || i >= part.end) continue;
+        tokens[j] = token(i);
+        slots[j] = a.slots[i];
+      }
+    }
+    const uint32_t missed = missed_of(begin);
+    const BlockSums<int32_t> rank = BlockScan(__popc(missed), s);
     int32_t place = given + rank.before;
 #pragma unroll
     for (int j = 0; j < kTokensAThread; ++j) {
-      const int32_t i = first + j;
-      if ((missed >> j & 1) == 0) continue;
-      const int32_t t = token(i);
-      const int32_t slot = simulated ? i : free_slots[place];
-      if (!simulated) {
+      const int32_t i = begin + thread * part.each + j;
+      if (j >= part.each || i >= part.end) continue;
+      const bool misses = (missed >> j & 1) != 0;
+      if (misses && !simulated) {
+        const int32_t slot = free_slots[place];
         const int32_t old = a.owner[slot];
         if (old >= 0) a.slot_of[old] = -1;
-        a.owner[slot] = t;
-        a.slot_of[t] = slot;
+        a.owner[slot] = tokens[j];
+        a.slot_of[tokens[j]] = slot;
         a.used[slot] = a.UsedAt(step);
-        a.slots[i] = first_slot + slot;
+        slots[j] = first_slot + slot;
+        a.slots[i] = slots[j];
       }
       if (i == own) {
-        own_missed = 1;
-      } else {
-        a.miss_row[place] = row_of(t);
-        a.miss_slot[place] = first_slot + slot;
+        s.own_slot = slots[j];
+        s.own_missed = misses ? 1 : 0;
+      } else if (misses) {
+        a.miss_row[place] = row_of(tokens[j]);
+        a.miss_slot[place] = slots[j];
       }
-      ++place;
+      place += misses ? 1 : 0;
     }
     given += rank.total;
-    if (simulated) missing = given;
   }
-  __syncthreads();
-  if (thread == 0) {
-    if (int32_t& slot = a.slot_of[seq.kv_len - 1]; own < 0 && slot >= 0) {
-      a.owner[slot] = -1;
-      a.used[slot] = 0;
-      slot = -1;
-    }
-    *a.own = own >= 0 ? a.slots[own] : -1;
-    if (own >= 0) *a.own_row = row_of(seq.kv_len - 1);
-    *a.n_own = own >= 0 ? 1 : 0;
-    *a.n_miss = missing - own_missed;
-    a.counters[0] += static_cast<uint64_t>(own >= 0 ? n - 1 : n);
-    a.counters[1] += static_cast<uint64_t>(missing - own_missed);
-    *a.clock = step;
-    a.span[0] = 0;
-    a.span[1] = n;
-    *a.slot_seqs = {.q_begin = seq.q_begin,
-                    .q_len = 1,
-                    .kv_len = n,
-                    .table_off = sequence * a.capacity,
-                    .prompt_len = n};
+  // All are given, and no block reads of another one that has left.
+  ClusterSync();
+  if (thread != 0 || (own >= 0 ? own < part.begin || own >= part.end : block != 0)) return;
+  if (int32_t& slot = a.slot_of[seq.kv_len - 1]; own < 0 && slot >= 0) {
+    a.owner[slot] = -1;
+    a.used[slot] = 0;
+    slot = -1;
   }
+  int32_t own_missed = 0;
+  *a.own = -1;
+  *a.n_own = 0;
+  if (own >= 0) {
+    own_missed = s.own_missed;
+    *a.own = s.own_slot;
+    *a.own_row = own_row;
+    *a.n_own = 1;
+  }
+  *a.n_miss = missing - own_missed;
+  using Counter = unsigned long long;  // NOLINT: atomicAdd's
+  auto* const counters = reinterpret_cast<Counter*>(a.counters);
+  atomicAdd(counters, static_cast<Counter>(own >= 0 ? n - 1 : n));
+  atomicAdd(counters + 1, static_cast<Counter>(missing - own_missed));
+  *a.clock = step;
+  a.span[0] = 0;
+  a.span[1] = n;
+  *a.slot_seqs = {.q_begin = seq.q_begin,
+                  .q_len = 1,
+                  .kv_len = n,
+                  .table_off = sequence * a.capacity,
+                  .prompt_len = n};
 }
 
 // Blocks of one warp, so that one finds room on a multiprocessor that two kernels of a step share
@@ -385,8 +453,11 @@ size_t WorkingSetScratch(const WorkingSetArgs& args) {
 }
 
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
-  LaunchKernel(UpdateWorkingSet, launch, dim3(static_cast<unsigned>(args.n_seqs)), dim3(kThreads),
-               0, args, reinterpret_cast<int32_t*>(launch.scratch));
+  const auto wanted = static_cast<int>(CeilDiv(args.capacity, kThreads));
+  const int blocks = launch.device->arch < 90 ? 1 : std::clamp(wanted, 1, kSetBlocks);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.n_seqs));
+  KernelLaunch(launch, grid, kThreads, 0, blocks)
+      .Run(UpdateWorkingSet, args, reinterpret_cast<int32_t*>(launch.scratch));
 }
 
 void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch) {

@@ -161,13 +161,19 @@ Json ReplyJson(const Engine& engine, const SessionStats& stats, size_t prompt_to
 void PrintSummary(const Engine& engine, const SessionStats& s, const GenerateOptions& options,
                   const Reply& reply) {
   const SamplingOptions& sampling = options.sampling;
-  LogInfo("({} tokens read at {:.0f} tok/s, {} written at {:.1f} tok/s, {} in context{})",
-          s.prefill_tokens, PerSecond(s.prefill_tokens, s.prefill_seconds), s.decode_tokens,
-          PerSecond(s.decode_tokens, s.decode_seconds), s.context_tokens,
+  const size_t written = reply.result.tokens.size();
+  // The prompt's last step makes the first one.
+  const std::string speed =
+      s.decode_tokens > 0
+          ? fmt::format(" at {:.1f} tok/s", PerSecond(s.decode_tokens, s.decode_seconds))
+          : "";
+  LogInfo("({} tokens read at {:.0f} tok/s, {} written{}, {} in context{})", s.prefill_tokens,
+          PerSecond(s.prefill_tokens, s.prefill_seconds), written, speed, s.context_tokens,
           sampling.temperature > 0 ? fmt::format(", seed {}", sampling.seed) : "");
   if (reply.result.finish_reason == FinishReason::kLength && options.max_tokens > 0) {
-    if (static_cast<int64_t>(reply.result.tokens.size()) >= options.max_tokens) {
-      LogInfo("(the answer was cut after {} tokens, as many as -n allows)", options.max_tokens);
+    if (static_cast<int64_t>(written) >= options.max_tokens) {
+      LogInfo("(the answer was cut after {} token{}, as many as -n allows)", options.max_tokens,
+              options.max_tokens == 1 ? "" : "s");
     } else if (s.context_tokens < engine.context()) {
       LogInfo("(the answer was cut: policy {} has no room for more; raise its setting room)",
               s.policy);

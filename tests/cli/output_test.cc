@@ -104,6 +104,10 @@ TEST_F(Output, AnAnswerThatWasCutSaysSo) {
   EXPECT_THAT(Good("chat -n 3", "Tell me a story.\n").err, HasSubstr(by_limit));
   EXPECT_THAT(Good("run -n 100 -p " + kPrompt).err, Not(HasSubstr("cut")));
   EXPECT_THAT(Good("run -n 0 -p " + kPrompt).err, Not(HasSubstr("cut")));
+  // The only token comes with the prompt: nothing says how fast others would.
+  const std::string one = Good("run --raw -n 1 -p 'Once upon a time'").err;
+  EXPECT_THAT(one, HasSubstr(" tok/s, 1 written, "));
+  EXPECT_THAT(one, HasSubstr("(the answer was cut after 1 token, as many as -n allows)\n"));
 }
 
 TEST_F(Output, EachDrawnAnswerHasASeedThatRepeatsIt) {
@@ -478,7 +482,8 @@ TEST_F(Output, AnalyzeIndexTellsWhatAnIndexFinds) {
       EXPECT_LE(recall, 1);
     }
   }
-  EXPECT_THAT(Run("analyze index --docs 1 --tokens 500").err, HasSubstr("expected more than the 1144"));
+  EXPECT_THAT(Run("analyze index --docs 1 --tokens 500").err,
+              HasSubstr("expected more than the 1144"));
 }
 
 TEST_F(Output, InfoTellsWhatAModelTakes) {

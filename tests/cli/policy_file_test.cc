@@ -160,6 +160,8 @@ TEST_F(PolicyFile, WhatIsWrongIsNamed) {
           ": local_windows_len is '1000000000', " + in_all);
   Refused("block_size: 512\nsecond_select_num: 1000000\nlocal_windows_len: 1000000000",
           ": local_windows_len is '1000000000', " + in_all);
+  Refused("chunk_size: 65537", ": chunk_size is '65537', expected a whole number from 1 to 65536");
+  Refused("threads_num: 1025", ": threads_num is '1025', expected a whole number from 1 to 1024");
   Refused("token_step: 0", ": token_step is '0', expected a whole number from 1 to 1000000");
   Refused("token_step: [1, 2]", ": token_step is a list or a map, expected one value");
   Refused("anchor_num: 1\nrepresentative_num: 1",

@@ -640,8 +640,8 @@ FAULTS = {
         KERNELS + "common.cuh", "pair & 15 : pair >> 4) - 8)", "pair & 15 : pair >> 4) - 7)"),
     "q4_v_of_low_nibbles_on_a_card": (
         KERNELS + "attend.cu", "Q4Bytes(v[i] >> g / 4 * 4)", "Q4Bytes(v[i])"),
-    **FAULTS_OF_DISKS, **FAULTS_OF_INDEX,
-    **FAULTS_OF_CHOICES, **FAULTS_OF_SETS, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES, **FAULTS_OF_ATTENTION,
+    **FAULTS_OF_DISKS, **FAULTS_OF_INDEX, **FAULTS_OF_SETS,
+    **FAULTS_OF_CHOICES, **FAULTS_OF_ROWS_BY_HEAD, **FAULTS_OF_VALUES, **FAULTS_OF_ATTENTION,
 }
 # Name -> program, tests, seconds. In the order in which they run.
 CHECKS = {

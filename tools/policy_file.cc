@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
+#include "model/limits.h"
 
 namespace omnikv::tools {
 namespace {
@@ -245,8 +246,9 @@ Result<PolicyFile> FromSection(const Section& section) {
       section.Word("kv_type", "",
                    {{"fp16", "f16"}, {"bf16", "bf16"}, {"q8_0", "q8_0"}, {"q4_0", "q4_0"}},
                    "FP16, BF16, Q8_0 or Q4_0, the formats that omnikv keeps K/V in"));
-  OKV_ASSIGN_OR_RETURN(file.context, section.Int("max_seq_len", 0, 1, int64_t{1} << 30));
-  OKV_ASSIGN_OR_RETURN(const int64_t chunk, section.Int("chunk_size", 0, 1, 65536));
+  OKV_ASSIGN_OR_RETURN(file.context, section.Int("max_seq_len", 0, 1, ModelLimits::kContext));
+  OKV_ASSIGN_OR_RETURN(const int64_t chunk,
+                       section.Int("chunk_size", 0, 1, EngineOptions::kMaxPrefillChunk));
   OKV_ASSIGN_OR_RETURN(const int64_t threads,
                        section.Int("threads_num", 0, 1, ThreadPool::kMaxThreads));
   file.chunk = static_cast<int32_t>(chunk);

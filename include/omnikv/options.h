@@ -80,6 +80,7 @@ struct EngineOptions {
   // Of prefill, and of steps of more than 16 sequences: fast rounds activations to bf16 where the
   // device multiplies bf16 faster; full does not.
   std::string precision = "fast";
+  static constexpr int32_t kMaxPrefillChunk = 65536;
   int32_t prefill_chunk = 0;  // rows of a prefill step; 0: the device's
   // Whether rows that decode are multiplied together with rows of a prompt in the same step: that
   // reads each weight matrix once, but the bits of a decoding row then depend on the prompt.

@@ -29,9 +29,10 @@ Status CheckOptions(const EngineOptions& o) {
     return InvalidArgument(fmt::format("`context` is {}, expected tokens, 0 (the model's) to {}",
                                        o.context, ModelLimits::kContext));
   }
-  if (o.prefill_chunk < 0 || o.prefill_chunk > 65536) {
-    return InvalidArgument(fmt::format(
-        "`prefill_chunk` is {}, expected rows, 0 (the device's) to 65536", o.prefill_chunk));
+  if (o.prefill_chunk < 0 || o.prefill_chunk > EngineOptions::kMaxPrefillChunk) {
+    return InvalidArgument(
+        fmt::format("`prefill_chunk` is {}, expected rows, 0 (the device's) to {}", o.prefill_chunk,
+                    EngineOptions::kMaxPrefillChunk));
   }
   if (o.place != "auto" && o.place != "device" && o.place != "host" && o.place != "disk") {
     return InvalidArgument(

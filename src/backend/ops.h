@@ -324,16 +324,18 @@ struct NormLogitsArgs {
 // Working sets: slots that stand in for rows of K/V that live further away, n_slots of them for
 // each sequence. The tokens that a sequence selected, its list and then the range of its last
 // tokens, each get a slot: the one they have (a hit), or that of a token that was not selected (a
-// miss). The slots of no token are given first, and then those that were read longest ago; the
-// tokens of a wider list, which rank below the selection, count as read just before it. In `ref`'s
-// words, for each sequence that has rows in the step, with its own part of every array:
+// miss). The slots of no token are given first, and then those that were read longest ago, where
+// what was often found stays longer; the tokens of a wider list, which rank below the selection,
+// count as read just before it. In `ref`'s words (score_ops.h says what used[s] is), for each
+// sequence that has rows in the step, with its own part of every array:
 //   step = ++*clock
-//   for t in the wider list: s = slot_of[t];  if s >= 0: used[s] = 2 * step - 1
-//   for i: t = token i of the selection;  s = slot_of[t];  if s >= 0: used[s] = 2 * step
+//   for t in the wider list: s = slot_of[t];  if s >= 0: used[s] = SlotBelow(used[s], step)
+//   for i: t = token i of the selection;  s = slot_of[t];
+//     if s >= 0: used[s] = SlotFound(used[s], step)
 //   given = of the slots with SlotAge(used[s], step) > 0 as many as tokens i have no slot: those of
 //   the highest age, and among equals of the lowest number;  ascending
 //   for i without a slot, in order: s = the next of `given`
-//     slot_of[owner[s]] = -1;  owner[s] = t;  slot_of[t] = s;  used[s] = 2 * step;
+//     slot_of[owner[s]] = -1;  owner[s] = t;  slot_of[t] = s;  used[s] = SlotCame(2 * step);
 //     a miss, unless t is the step's own token, whose row is yet to be made
 //   slots[i] = slot of token i
 //   the step's own token t, where it was not selected: s = slot_of[t];  slot_of[t] = owner[s] = -1,
@@ -345,7 +347,7 @@ struct NormLogitsArgs {
 // `ahead`: the selection is of a step that has selected already, by an op without it. Its own
 // tokens and those of that op's wider list are all in it, and rows that are missing come for later
 // steps. So the step is the same, `step = *clock`, tokens that have a slot keep their age, and the
-// others count as read just before it, used[s] = 2 * step - 1.
+// others count as read just before it, used[s] = SlotCame(2 * step - 1).
 struct WorkingSetArgs {
   const SeqMeta* seqs = nullptr;         // [n_seqs]
   const int32_t* index = nullptr;        // [n_seqs, index_stride], [count]: ascending tokens
@@ -370,7 +372,7 @@ struct WorkingSetArgs {
 
   int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]: below n_slots; -1: none
   int32_t* owner = nullptr;    // [n_seqs, n_slots]: token; -1: none
-  uint32_t* used = nullptr;    // [n_seqs, n_slots]: in half steps; 0: by no token
+  uint32_t* used = nullptr;    // [n_seqs, n_slots]: when, and how often; 0: by no token
   uint32_t* clock = nullptr;   // [n_seqs]: steps
 
   int32_t* slots = nullptr;      // [n_seqs, capacity]: of the selected tokens, in logical order
@@ -403,7 +405,9 @@ struct WorkingSetArgs {
   // Of the op to come.
   OMNIKV_HOST_DEVICE uint32_t Step() const { return ahead ? *clock : *clock + 1; }
   // `used` of a slot that is given.
-  OMNIKV_HOST_DEVICE uint32_t UsedAt(uint32_t step) const { return 2 * step - (ahead ? 1 : 0); }
+  OMNIKV_HOST_DEVICE uint32_t GivenAt(uint32_t step) const {
+    return SlotCame(2 * step - (ahead ? 1 : 0));
+  }
 };
 
 // Row to_row[l][i] of `to` = row from_row[l][i] of `from`, for each list l and i < n[l], but for

@@ -412,13 +412,35 @@ OMNIKV_HOST_DEVICE inline bool IsSimulatedHit(float share, uint32_t step, int32_
   return static_cast<float>(h >> 8) < share * 16777216.0f;
 }
 
-// How long ago a slot was read (WorkingSetArgs::used), in half steps. 0: by this step; the most: it
-// has no token. Slots that were not read for 511 steps are alike, so that a block of threads can
-// count the slots of each age.
+// WorkingSetArgs::used of a slot: the half step in which it was read last, and how often it was
+// found since its token came, as far as that counts. 0: it has no token.
+inline constexpr uint32_t kFoundBits = 4;
+inline constexpr uint32_t kMostFound = 8;
+OMNIKV_HOST_DEVICE inline uint32_t SlotCame(uint32_t half_step) {
+  return half_step << kFoundBits;
+}
+OMNIKV_HOST_DEVICE inline uint32_t TimesFound(uint32_t used) {
+  return used & ((1u << kFoundBits) - 1);
+}
+OMNIKV_HOST_DEVICE inline uint32_t SlotFound(uint32_t used, uint32_t step) {
+  const uint32_t found = TimesFound(used) + 1;
+  return SlotCame(2 * step) | (found < kMostFound ? found : kMostFound);
+}
+// Where its token ranks just below a selection.
+OMNIKV_HOST_DEVICE inline uint32_t SlotBelow(uint32_t used, uint32_t step) {
+  return SlotCame(2 * step - 1) | TimesFound(used);
+}
+
+// Slots of the highest age go first. 0: read by this step; the most: it has no token. Else half
+// steps since it was read, where a slot is as good as one that was read two steps later for each
+// time that it was found. Slots that were not read for 511 steps are alike, so that a block of
+// threads can count the slots of each age.
 inline constexpr uint32_t kSlotAges = 1024;
 OMNIKV_HOST_DEVICE inline uint32_t SlotAge(uint32_t used, uint32_t step) {
   if (used == 0) return kSlotAges - 1;
-  const uint32_t age = 2 * step - used;
+  const uint32_t since = (SlotCame(2 * step) - (used - TimesFound(used))) >> kFoundBits;
+  if (since == 0) return 0;
+  const uint32_t age = since + 4 * (kMostFound - TimesFound(used));
   return age < kSlotAges - 2 ? age : kSlotAges - 2;
 }
 

@@ -9,7 +9,7 @@ namespace omnikv {
 
 namespace {
 
-// The `n` slots to give, ascending: those that were read longest ago, the first of equals.
+// The `n` slots to give, ascending: those of the highest age, the first of equals.
 std::vector<int32_t> SlotsToGive(const WorkingSetArgs& a, uint32_t step, int64_t n) {
   std::vector<int32_t> slots;
   for (int32_t s = 0; s < a.n_slots; ++s) {
@@ -45,11 +45,12 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
   const int32_t own_token = a.seqs->kv_len - 1;
   for (int32_t i = 0; a.wider_count != nullptr && i < *a.wider_count; ++i) {
     const int32_t slot = a.slot_of[a.wider[i]];
-    if (slot >= 0) a.used[slot] = 2 * step - 1;
+    if (slot >= 0) a.used[slot] = SlotBelow(a.used[slot], step);
   }
   for (int32_t i = 0; i < n; ++i) {
-    a.slots[i] = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
-    if (a.slots[i] >= 0 && !a.ahead) a.used[a.slots[i]] = a.UsedAt(step);
+    const int32_t slot = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
+    a.slots[i] = slot;
+    if (slot >= 0 && !a.ahead) a.used[slot] = SlotFound(a.used[slot], step);
   }
   const std::vector<int32_t> given = SlotsToGive(a, step, std::count(a.slots, a.slots + n, -1));
   auto next = given.begin();
@@ -62,7 +63,7 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
       if (a.owner[slot] >= 0) a.slot_of[a.owner[slot]] = -1;
       a.owner[slot] = t;
       a.slot_of[t] = slot;
-      a.used[slot] = a.UsedAt(step);
+      a.used[slot] = a.GivenAt(step);
       a.slots[i] = slot;
       missed = true;
     }

@@ -74,7 +74,8 @@ struct Before {
       const auto slot = static_cast<size_t>(slots[slots.size() - 1 - i]);
       slot_of[static_cast<size_t>(tokens[i])] = static_cast<int32_t>(slot);
       owner[slot] = tokens[i];
-      used[slot] = static_cast<uint32_t>(random.Int(1, 2 * clock));
+      used[slot] = SlotCame(static_cast<uint32_t>(random.Int(1, 2 * clock))) |
+                   static_cast<uint32_t>(random.Int(0, kMostFound));
     }
   }
 };

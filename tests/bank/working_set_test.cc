@@ -1,8 +1,9 @@
-// The reference of WorkingSetArgs against a list of slots that is kept in the order of reading.
+// The reference of WorkingSetArgs against a model whose slots say when and how often they were
+// read.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <list>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -88,36 +89,49 @@ class Op {
   uint32_t clock_ = 0;
 };
 
-// The first slot is the next to go. Slots that were read by one step stand by their numbers.
+// Each slot with all that its age is made of.
 class Model {
  public:
-  explicit Model(int32_t n_slots) {
-    for (int32_t s = 0; s < n_slots; ++s) slots_.push_back({s, -1});
-  }
+  explicit Model(int32_t n_slots) : slots_(static_cast<size_t>(n_slots)) {}
 
   void Step(const Chosen& chosen) {
+    ++step_;
     const std::set<int32_t> wanted(chosen.tokens.begin(), chosen.tokens.end());
-    Touch({chosen.wider.begin(), chosen.wider.end()});
-    Touch(wanted);
-    std::vector<int32_t> absent;
-    for (const int32_t t : chosen.tokens) {
-      if (std::none_of(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.token == t; })) {
-        absent.push_back(t);
+    const std::set<int32_t> wider(chosen.wider.begin(), chosen.wider.end());
+    std::set<int32_t> present;
+    std::vector<Slot*> order;  // the first is the next to go
+    for (Slot& slot : slots_) {
+      if (wider.count(slot.token) > 0) slot.read = step_ - 0.5;
+      if (wanted.count(slot.token) > 0) {
+        present.insert(slot.token);
+        slot.read = step_;
+        slot.found = std::min(slot.found + 1, 8);
+      } else {
+        order.push_back(&slot);
       }
     }
-    std::vector<Slot*> given;
-    for (auto s = slots_.begin(); given.size() < absent.size(); ++s) given.push_back(&*s);
-    std::sort(given.begin(), given.end(), [](Slot* a, Slot* b) { return a->number < b->number; });
-    for (size_t i = 0; i < absent.size(); ++i) given[i]->token = absent[i];
-    Touch(wanted);
+    std::stable_sort(order.begin(), order.end(), [](const Slot* a, const Slot* b) {
+      const auto worth = [](const Slot& s) { return s.token < 0 ? -1 : s.read + 2 * s.found; };
+      return worth(*a) < worth(*b);
+    });
+    std::vector<int32_t> absent;
+    std::set_difference(wanted.begin(), wanted.end(), present.begin(), present.end(),
+                        std::back_inserter(absent));
+    order.resize(absent.size());
+    std::sort(order.begin(), order.end());
+    for (size_t i = 0; i < absent.size(); ++i) {
+      *order[i] = {.token = absent[i], .read = static_cast<double>(step_)};
+    }
     const int32_t own = chosen.kv_len - 1;
     missed = absent;
     missed.erase(std::remove(missed.begin(), missed.end(), own), missed.end());
-    if (wanted.count(own) == 0) Forget(own);
+    for (Slot& slot : slots_) {
+      if (slot.token == own && wanted.count(own) == 0) slot = {};
+    }
   }
   std::vector<int32_t> owner() const {
-    std::vector<int32_t> tokens(slots_.size());
-    for (const Slot& s : slots_) tokens[static_cast<size_t>(s.number)] = s.token;
+    std::vector<int32_t> tokens;
+    for (const Slot& s : slots_) tokens.push_back(s.token);
     return tokens;
   }
 
@@ -125,31 +139,13 @@ class Model {
 
  private:
   struct Slot {
-    int32_t number, token;
+    int32_t token = -1;
+    double read = 0;  // in which step, last
+    int32_t found = 0;
   };
 
-  // The slots of these tokens go last, by number.
-  void Touch(const std::set<int32_t>& tokens) {
-    std::list<Slot> touched;
-    for (auto s = slots_.begin(); s != slots_.end();) {
-      const auto slot = s++;
-      if (tokens.count(slot->token) > 0) touched.splice(touched.end(), slots_, slot);
-    }
-    touched.sort([](const Slot& a, const Slot& b) { return a.number < b.number; });
-    slots_.splice(slots_.end(), touched);
-  }
-  void Forget(int32_t token) {
-    const auto slot =
-        std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.token == token; });
-    if (slot == slots_.end()) return;
-    slot->token = -1;
-    const auto place = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) {
-      return s.token >= 0 || s.number >= slot->number;
-    });
-    slots_.splice(place, slots_, slot);
-  }
-
-  std::list<Slot> slots_;
+  std::vector<Slot> slots_;
+  int32_t step_ = 0;
 };
 
 // Steps whose tokens have scores that drift: what ranks below a choice is likely to come.
@@ -179,7 +175,7 @@ class Text {
   std::vector<float> scores_;
 };
 
-TEST(WorkingSet, GivesUpWhatWasReadLongestAgo) {
+TEST(WorkingSet, GivesUpWhatWasReadLongestAgoAndSeldomFound) {
   constexpr int32_t kSteps = 250;
   constexpr int32_t kListed = 20;
   constexpr int32_t kRecent = 4;
@@ -223,9 +219,21 @@ TEST(WorkingSet, RowsThatComeAheadChangeNoAge) {
   EXPECT_EQ(op.owner(), (std::vector<int32_t>{5, 8, 7}));
 }
 
+// Two steps for each time, which end when nothing finds it any more.
+TEST(WorkingSet, WhatWasFoundOftenStaysLonger) {
+  Op op(3);
+  for (int32_t step = 0; step < 3; ++step) op.Step({{5}, 0, 100});  // found twice: until step 7
+  int32_t next = 6;
+  for (const std::vector<int32_t>& owner : std::vector<std::vector<int32_t>>{
+           {5, 6, -1}, {5, 6, 7}, {5, 8, 7}, {5, 8, 9}, {5, 10, 9}, {11, 10, 9}}) {
+    op.Step({{next++}, 0, 100});
+    EXPECT_EQ(op.owner(), owner);
+  }
+}
+
 // Ages end at 511 steps, and slots of no token still go before all.
 TEST(WorkingSet, SlotsOfLongAgoAreAlike) {
-  for (const auto& [steps, gone] : {std::pair<int32_t, int32_t>{500, 6}, {520, 5}}) {
+  for (const auto& [steps, gone] : {std::pair<int32_t, int32_t>{490, 6}, {520, 5}}) {
     Op op(3);
     op.Step({{5}, 0, 100});
     op.Step({{6}, 0, 101});

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t wider = a.wider_count != nullptr ? *a.wider_count : 0;
   for (int32_t i = block * kThreads + thread; i < wider; i += blocks * kThreads) {
     const int32_t slot = a.slot_of[a.wider[i]];
-    if (slot >= 0) a.used[slot] = 2 * step - 1;
+    if (slot >= 0) a.used[slot] = SlotBelow(a.used[slot], step);
   }
   ClusterWait();
   if (wider > 0) ClusterSync();  // those that are selected too count as such
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads)
       const int32_t slot = simulated ? i : a.slot_of[tokens[j]];
       slots[j] = slot < 0 ? slot : first_slot + slot;
       a.slots[i] = slots[j];
-      if (slot >= 0 && !a.ahead) a.used[slot] = a.UsedAt(step);
+      if (slot >= 0 && !a.ahead) a.used[slot] = SlotFound(a.used[slot], step);
     }
     own_missing += __popc(missed_of(begin));
   }
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kThreads)
         if (old >= 0) a.slot_of[old] = -1;
         a.owner[slot] = tokens[j];
         a.slot_of[tokens[j]] = slot;
-        a.used[slot] = a.UsedAt(step);
+        a.used[slot] = a.GivenAt(step);
         slots[j] = first_slot + slot;
         a.slots[i] = slots[j];
       }

@@ -45,7 +45,9 @@ FAULTS_OF_SETS = {
     "what_was_found_often_goes_like_the_rest": (
         "src/backend/score_ops.h", "since + 4 * (kMostFound - TimesFound(used))", "since"),
     "found_counts_begin_with_what_is_given": (
-        REF_SETS, "a.used[slot] = a.GivenAt(step);", "a.used[slot] = SlotFound(a.used[slot], step);"),
+        REF_SETS, "a.used[slot] = a.GivenAt(step);",
+        "a.used[slot] = SlotFound(a.used[slot], step);"),
     "ranks_below_forget_what_was_found": (
-        REF_SETS, "a.used[slot] = SlotBelow(a.used[slot], step);", "a.used[slot] = SlotCame(2 * step - 1);"),
+        REF_SETS, "a.used[slot] = SlotBelow(a.used[slot], step);",
+        "a.used[slot] = SlotCame(2 * step - 1);"),
 }

@@ -217,6 +217,8 @@ TEST(WorkingSet, RowsThatComeAheadChangeNoAge) {
   op.Step({{7}, 0, 101});
   op.Step({{8}, 0, 102});
   EXPECT_EQ(op.owner(), (std::vector<int32_t>{5, 8, 7}));
+  op.Step({{9}, 0, 103});
+  EXPECT_EQ(op.owner(), (std::vector<int32_t>{9, 8, 7}));
 }
 
 // Two steps for each time, which end when nothing finds it any more.

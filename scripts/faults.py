@@ -609,7 +609,7 @@ FAULTS = {
     "values_stand_behind_their_keys": (
         PLACEMENT, "plan.values_apart = ReadsByLayer(config, policy.Reads()).few_values;", ""),
     "kcache_group_reads_what_its_first_head_chose": (
-        KCACHE, "Grouped() ? Union(step.layer, attend) : choice_.List()", "choice_.List()"),
+        KCACHE, "Unites() ? Union(step.layer, attend) : choice_.List()", "choice_.List()"),
     "kcache_counts_are_of_the_first_layer": (
         KCACHE, "union_count_.as<int32_t>() + int64_t{layer} * context_.max_seqs * context_.n_kv_heads",
         "union_count_.as<int32_t>() + 0 * int64_t{layer}"),

@@ -30,6 +30,16 @@ FAULTS_OF_VALUES = {
         "list"),
     "kcache_says_nothing_of_its_logits": (
         "src/policy/kcache/kcache.cc", "    attend.logits = weigh.scores;\n", ""),
+    "query_heads_have_no_lists_of_their_own": (
+        "src/policy/kcache/kcache.cc", 'settings.Text("lists") == "per_head"', "false"),
+    "lists_of_query_heads_count_once_a_group": (
+        "src/policy/kcache/kcache.cc", "(Budgeted(layer) ? ListsOfKvHead() : 1)", "1"),
+    "query_heads_sum_values_of_other_heads": (
+        "src/bank/summed_values.cc", ".EachQueryHead(attend.kv.head_repeats)", ""),
+    "query_heads_have_values_of_other_heads": (
+        "src/backend/kv_slices.h", "kv.Place(static_cast<int32_t>(first))", "first"),
+    "pictures_count_a_group_as_a_head": (
+        "src/engine/read_picture.cc", "heads *= reads.ListsOf(global);", ""),
     "picked_logits_on_a_card_are_of_the_first_list": (
         "src/backend/cuda/kernels/values.cu", "const int64_t list = a.ListOf(a.rows[r].seq, h);",
         "const int64_t list = a.ListOf(a.rows[r].seq, h * 0);"),
@@ -49,4 +59,9 @@ CHECKS_OF_VALUES = {
     "the_host_sums_whatever_is_asked": ("host_layers_test", "*ValuesAway*"),
     "choices_by_the_rows_of_others": ("parity_test", "*TopK*"),
     "kcache_says_nothing_of_its_logits": ("policy_test", "*kcache*"),
+    "query_heads_have_no_lists_of_their_own": ("engine_test", "*PolicyOracle*kcache_cpu*"),
+    "lists_of_query_heads_count_once_a_group": ("policy_test", "*kcache*"),
+    "query_heads_sum_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_away*"),
+    "query_heads_have_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_away*"),
+    "pictures_count_a_group_as_a_head": ("engine_test", "*ReadPicture*"),
 }

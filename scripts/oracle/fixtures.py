@@ -210,7 +210,7 @@ def make_case(name, policy, settings, bench, bench32, n_prompt=N_PROMPT, first_t
     if first_turn is not None:
         case["first_turn"] = first_turn
     if rule.chosen:
-        keys = [[rule.key_of(layer, head) for head in range(KV_HEADS)] for layer in range(LAYERS)]
+        keys = [rule.keys_of(layer, bench.model) for layer in range(LAYERS)]
         case["reads"] = [own if len(set(own)) > 1 else own[0] for own in keys]
         case["chosen"] = {key: [bits(tokens) for tokens in steps]
                           for key, steps in rule.chosen.items()}

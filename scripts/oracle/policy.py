@@ -53,6 +53,10 @@ class Full:
         """The key of `chosen` by which a KV head of a layer reads; empty: everything."""
         return ""
 
+    def keys_of(self, layer, model):
+        """The keys by which a layer reads: one for each KV head, or one for each query head."""
+        return [self.key_of(layer, head) for head in range(model.kv_heads)]
+
     def later_rows(self, context):
         """The rule for the rows of a later prompt. A policy of its own for them takes all rows up
         to their end for those of a prompt."""

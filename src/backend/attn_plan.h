@@ -132,6 +132,9 @@ struct KvView {
   // The heads that lie in the rows, side by side in their order: other numbers of heads, such as
   // n_kv_heads, are the layer's. Attend and StoreRows alone take a view of some heads.
   HeadMask heads = {};
+  // KV heads that lie in one place, one number after the other: each head of the rows counts as so
+  // many (EachQueryHead). Attend, SumValues and Compact's `from` alone take such a view.
+  int32_t head_repeats = 1;
   // Positions of the tokens in the rows, where these are not the numbers of the rows: [rows,
   // pos_lists], one for all KV heads or one each. For who asks which tokens are read.
   const int32_t* pos = nullptr;
@@ -153,12 +156,22 @@ struct KvView {
     return pos[RowIndex(table_off, t) * pos_lists + (pos_lists > 1 ? list : 0)];
   }
   // Which head of the planes has K and V of KV head `head`.
-  OMNIKV_HOST_DEVICE int32_t Place(int32_t head) const { return heads.Before(head); }
+  OMNIKV_HOST_DEVICE int32_t Place(int32_t head) const {
+    return head_repeats > 1 ? head / head_repeats : heads.Before(head);
+  }
   // The same rows as those of some heads of a layer that has n.
   KvView OfHeads(HeadMask some, int32_t n) const {
     KvView view = *this;
     view.heads = some;
     view.n_kv_heads = n;
+    return view;
+  }
+  // The same rows, with a KV head for each of `n` query heads that share one: each may then have a
+  // list of a plan to itself. REQUIRES all heads, once each.
+  KvView EachQueryHead(int32_t n) const {
+    KvView view = *this;
+    view.head_repeats = n;
+    view.n_kv_heads *= n;
     return view;
   }
   // Whether K and V of a head lie in one row.

@@ -43,10 +43,11 @@ OMNIKV_HOST_DEVICE inline RowSlice SliceOf(const KvView& kv, int32_t lists, int3
   const int64_t head_bytes = HeadBytesOfSlice(kv, i);
   const int64_t heads = kv.n_kv_heads / lists;
   const int64_t first = l * heads;
+  const int64_t place = kv.Place(static_cast<int32_t>(first));
   int64_t before = 0;
   for (int32_t j = 0; j < i; ++j) before += HeadBytesOfSlice(kv, j);
-  return {.base = scales ? plane.scales + first * plane.scale_head_bytes
-                         : plane.base + first * plane.head_bytes,
+  return {.base = scales ? plane.scales + place * plane.scale_head_bytes
+                         : plane.base + place * plane.head_bytes,
           .bytes = heads * head_bytes,
           .stride = plane.row_bytes,
           .packed_at = kv.n_kv_heads * before + first * head_bytes};

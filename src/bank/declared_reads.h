@@ -62,6 +62,8 @@ struct DeclaredReads {
   // bank/summed_values.h), where steps with other plans read in place.
   // By layer, or empty: none.
   std::vector<bool> few_values;
+  // Lists of a KV head there: its query heads may have one each (KvView::EachQueryHead).
+  int32_t value_lists = 1;
   // Whether these attentions have AttendArgs::logits, so that the host can sum such V.
   bool gives_logits = false;
   // Whether Plan may gather rows of a prompt in memory of the policy's own (MakeKvViewOf).
@@ -69,6 +71,11 @@ struct DeclaredReads {
 
   // Whether the listed part of a selection is held by unit, and whether any of it is held.
   bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }
+  // Lists of tokens that a KV head reads in decode steps of `layer`.
+  int32_t ListsOf(int32_t layer) const {
+    const auto i = static_cast<size_t>(layer);
+    return i < few_values.size() && few_values[i] ? value_lists : 1;
+  }
   bool CanFetch() const { return by_token || HeldByUnit(); }
   // Slots that a working set has at least.
   int64_t LeastSlots() const { return std::max(max_tokens, max_ahead); }

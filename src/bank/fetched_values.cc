@@ -22,7 +22,7 @@ int64_t FetchedValues::Lists(const BankConfig& bank, const DeclaredReads& reads)
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
     if (Has(bank, reads, layer)) lists = std::max<int64_t>(lists, bank.layers[layer].n_kv_heads);
   }
-  return lists;
+  return lists * reads.value_lists;
 }
 
 size_t FetchedValues::RowsBytes(const BankConfig& bank, const DeclaredReads& reads,
@@ -31,7 +31,8 @@ size_t FetchedValues::RowsBytes(const BankConfig& bank, const DeclaredReads& rea
   for (size_t layer = 0; layer < bank.layers.size(); ++layer) {
     if (Has(bank, reads, layer)) row_bytes = std::max(row_bytes, bank.RowBytes(layer));
   }
-  return static_cast<size_t>(n_seqs * Blocks(bank, reads) * bank.block_tokens) * row_bytes;
+  const int64_t rows = n_seqs * Blocks(bank, reads) * bank.block_tokens * reads.value_lists;
+  return static_cast<size_t>(rows) * row_bytes;
 }
 
 size_t FetchedValues::Bytes(const BankConfig& bank, const DeclaredReads& reads, int32_t n_seqs) {
@@ -81,7 +82,7 @@ bool FetchedValues::Takes(const BankConfig& bank, const DeclaredReads& reads, in
   const PlanSegment& list = attend.plan.segments[0];
   return Has(bank, reads, static_cast<size_t>(layer)) && attend.plan.n_segments == 1 &&
          list.kind == SegmentKind::kList && list.unit == 1 && list.lists == attend.kv.n_kv_heads &&
-         list.capacity <= reads.max_tokens;
+         attend.kv.head_repeats <= reads.value_lists && list.capacity <= reads.max_tokens;
 }
 
 void FetchedValues::Fetch(int32_t layer, AttendArgs& attend) const {

@@ -27,7 +27,7 @@ class FetchedValues {
   // Sequence q of SeqMeta is `seq` of the bank from now on.
   void Begin(int32_t q, int32_t seq);
   // Whether a decode step of `layer` whose plan this is reads V of few tokens there: the plan is
-  // one list for each KV head, of reads.max_tokens at most. Other plans read in place.
+  // one list for each KV head of the view, of reads.max_tokens at most. Other plans read in place.
   static bool Takes(const BankConfig& bank, const DeclaredReads& reads, int32_t layer,
                     const AttendArgs& attend);
   // Enqueues the copy of what `attend` lists, and turns it to the copy, if Takes.
@@ -57,7 +57,8 @@ class FetchedValues {
   Backend& backend_;
   Bank& bank_;
   DeclaredReads reads_;
-  Buffer rows_;     // of one layer at a time: [n_seqs, blocks, block_tokens] rows
+  // Of one layer at a time: [n_seqs, blocks, block_tokens] rows of value_lists times its KV heads.
+  Buffer rows_;
   Buffer entries_;  // int32: a block table as the bank's, of those blocks
   Buffer index_;    // int32 [n_seqs, lists, max_tokens]: 0, 1, 2 and so on in each list
 };

@@ -180,11 +180,16 @@ bool CanGoOnFrom(const EngineCore& core, const Policy& policy, int32_t seq, int6
 
 double AttendedTokens(const ModelConfig& config, const Policy& policy, int32_t seq,
                       const SeqLength& at) {
+  const DeclaredReads reads = policy.Reads();
   int64_t tokens = 0;  // times KV heads
   int32_t global = 0;  // the layer's number among the global-attention layers
   for (const LayerConfig& layer : config.layers) {
-    tokens += layer.window > 0 ? std::min<int64_t>(layer.window, at.tokens) * config.n_kv_heads
-                               : policy.HeadTokensReadLast(global++, seq, at, config.n_kv_heads);
+    if (layer.window > 0) {
+      tokens += std::min<int64_t>(layer.window, at.tokens) * config.n_kv_heads;
+      continue;
+    }
+    tokens += policy.HeadTokensReadLast(global, seq, at, config.n_kv_heads) / reads.ListsOf(global);
+    ++global;
   }
   return static_cast<double>(tokens) / config.n_kv_heads / config.n_layers;
 }
@@ -236,7 +241,7 @@ uint64_t BytesReadAway(const EngineCore& core, const Policy& policy, const SeqLe
     if (!core.plan.values_apart[static_cast<size_t>(layer)]) return;
     if (sums && reads.few_values[static_cast<size_t>(global)]) return;
     const KvView kv = core.bank->View(layer);
-    const int64_t rows = policy.TokensRead(global, at) * kv.n_kv_heads;
+    const int64_t rows = policy.HeadTokensRead(global, at, kv.n_kv_heads);
     bytes += KvBytes(kv, rows, /*values=*/true) - KvBytes(kv, rows, /*values=*/false);
   });
   return bytes;

@@ -135,18 +135,21 @@ void ReadWatch::Planned(const StepGroup& group, int32_t layer, const AttendArgs&
 ReadPicture ReadWatch::Take(int32_t number) const {
   const Watched& watched = watched_[static_cast<size_t>(number)];
   const RowGroup& group = *watched.group;
-  const int32_t heads = core_.config.n_kv_heads;
+  const int32_t n_kv_heads = core_.config.n_kv_heads;
+  const DeclaredReads reads = group.policy().Reads();
   const SeqLength at = group.lengths(watched.member);
   ReadPicture picture{.tokens = at.tokens, .bin_tokens = BinTokens(at.tokens, watched.max_bins)};
   int32_t global = 0;
   for (int32_t layer = 0; layer < core_.config.n_layers; ++layer) {
     const std::vector<int64_t>& bins = watched.rows[static_cast<size_t>(layer)];
     const int32_t window = core_.config.layers[static_cast<size_t>(layer)].window;
+    int32_t heads = n_kv_heads;
     int64_t read = std::min<int64_t>(window, at.tokens) * heads;
     if (window == 0) {
       KvView kv = core_.bank->View(layer);
-      kv.n_kv_heads = heads;  // of all classes
-      read = group.policy().HeadTokensReadLast(global, watched.member, at, heads);
+      kv.n_kv_heads = n_kv_heads;  // of all classes
+      heads *= reads.ListsOf(global);
+      read = group.policy().HeadTokensReadLast(global, watched.member, at, n_kv_heads);
       picture.bytes += KvBytesRead(group.policy(), global++, at, kv, read);
     }
     picture.attended.push_back(static_cast<double>(read) / heads);

@@ -12,7 +12,8 @@
 
 namespace omnikv {
 
-// What the last step of a sequence read. Rows are K and V of one token for one KV head.
+// What the last step of a sequence read. Rows are K and V of one token for one KV head, or for one
+// query head where each has a list of its own.
 struct ReadPicture {
   int64_t tokens = 0;      // of the sequence, the step's own included
   int64_t bin_tokens = 1;  // of a bin: bin b has positions [b * bin_tokens, (b + 1) * bin_tokens)
@@ -20,7 +21,8 @@ struct ReadPicture {
   // Empty: of a layer whose plan does not tell, because the policy attends to a part of it by ops
   // of its own, as infllm does to far blocks.
   std::vector<std::vector<float>> shares;
-  std::vector<double> attended;  // [n_layers]: tokens, the mean over KV heads
+  // [n_layers]: tokens, the mean over KV heads, or over query heads that have lists of their own.
+  std::vector<double> attended;
   // Of K/V and of what the policy keeps beside them, in the layers with global attention: as
   // SessionStats::read_fraction counts.
   uint64_t bytes = 0;

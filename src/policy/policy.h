@@ -165,10 +165,10 @@ class Policy {
     return std::nullopt;
   }
 
-  // Tokens whose K and V `layer` reads in a decode step, and those whose K alone it reads besides,
-  // for scores or states: what Cost must say.
+  // Tokens whose K and V a KV head reads in a decode step of `layer`, or each of its query heads'
+  // lists, and those whose K alone it reads besides, for scores or states: what Cost must say.
   virtual int64_t TokensRead(int32_t layer, const SeqLength& at) const = 0;
-  // The former for all KV heads together, where these read different numbers of tokens: then
+  // The former for all lists of all KV heads, where these read different numbers of tokens: then
   // TokensRead is their mean, rounded down.
   virtual int64_t HeadTokensRead(int32_t layer, const SeqLength& at, int32_t n_kv_heads) const {
     return TokensRead(layer, at) * n_kv_heads;

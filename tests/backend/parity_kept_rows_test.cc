@@ -259,6 +259,9 @@ TEST_F(ParityTest, Compact) {
     // Other rows, in other blocks, and by head.
     const Bank stage(l.dtype, l.n_kv_heads, l.dk, l.dv, l.block_tokens, lens, 600, random,
                      l.planes == Planes::kTogether ? Planes::kByHead : l.planes);
+    // The same with half of the heads, each of which two lists read.
+    const Bank half(l.dtype, (l.n_kv_heads + 1) / 2, l.dk, l.dv, l.block_tokens, lens, 600, random,
+                    Planes::kApart);
     const Step step({1, 1, 7, 0, 0}, lens, [&](int32_t s) { return bank.TableOff(s); });
     for (const int32_t lists : {1, l.n_kv_heads}) {
       for (const int32_t most : {0, 1, 30, 270, 599, 600}) {
@@ -283,14 +286,21 @@ TEST_F(ParityTest, Compact) {
           }
         }
         const bool with_pos = most != 270;
-        for (const bool moves : {false, true}) {
+        for (const Bank* source : {static_cast<const Bank*>(nullptr), &stage, &half}) {
+          const bool moves = source != nullptr;
+          const bool halved = source == &half;
+          if (halved && lists % 2 != 0) continue;
           Check(
               fmt::format("Compact {} rows of {} {}{}, {} lists{}", most, bank.View().TokenBytes(),
                           DTypeName(l.dtype), with_pos ? " and positions" : "", lists,
-                          moves ? ", from elsewhere" : ""),
+                          halved  ? ", from heads that two share"
+                          : moves ? ", from elsewhere"
+                                  : ""),
               [&](const Execute& run) {
                 Bank copy = bank;
-                const Bank from = stage;
+                const KvView from = !moves   ? KvView{}
+                                    : halved ? source->View().EachQueryHead(2)
+                                             : source->View();
                 std::vector<int32_t> pos(with_pos ? copy.n_rows() * static_cast<size_t>(lists) : 0);
                 for (size_t i = 0; i < pos.size(); ++i) pos[i] = static_cast<int32_t>(7 * i);
                 // Scores go along with positions: to another ring, or within one.
@@ -303,7 +313,7 @@ TEST_F(ParityTest, Compact) {
                 std::vector<SeqMeta> steps = step.seqs;
                 for (SeqMeta& meta : steps) meta.kv_len += 100;
                 run(CompactArgs{.kv = copy.View(),
-                                .from = moves ? from.View() : KvView{},
+                                .from = from,
                                 .seqs = step.seqs.data(),
                                 .steps = steps.data(),
                                 .index = index.data(),
@@ -324,7 +334,7 @@ TEST_F(ParityTest, Compact) {
               },
               turn++);
         }
-        ++turn;  // so that each candidate has both
+        if (lists % 2 != 0) ++turn;  // so that each candidate has all
       }
     }
   }

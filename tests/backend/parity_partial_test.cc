@@ -135,6 +135,7 @@ struct Asked {
   HeadMask heads;
   const float* lse_in = nullptr;
   ScoreKind score = ScoreKind::kNone;
+  bool each_query_head = false;  // has lists of its own
 };
 
 // The cost is that of the tokens that ResolvePlan gives: of each sequence's last row, since rows of
@@ -153,6 +154,12 @@ void CheckCost(const AttendArgs& args) {
   EXPECT_EQ(CostOf(args).kv_bytes, KvBytes(args.kv, head_tokens, /*values=*/true));
 }
 
+AttendArgs ArgsOf(const Attention& a, const AttnPlan& plan, const Asked& asked) {
+  AttendArgs args = a.Args(plan);
+  if (asked.each_query_head) args.kv = args.kv.EachQueryHead(args.Group());
+  return args;
+}
+
 void CheckAttend(const std::string& name, const Attention& a, const AttnPlan& plan,
                  const Asked& asked) {
   const auto n_rows = static_cast<size_t>(a.step.n_rows());
@@ -168,7 +175,7 @@ void CheckAttend(const std::string& name, const Attention& a, const AttnPlan& pl
           std::vector<float> o(row_heads * static_cast<size_t>(a.shape.dv), kPoison);
           std::vector<float> lse(row_heads, kPoison);
           std::vector<float> scores(score_rows * static_cast<size_t>(stride), kPoison);
-          AttendArgs args = a.Args(plan);
+          AttendArgs args = ArgsOf(a, plan, asked);
           args.o = o.data();
           args.lse = lse.data();
           args.lse_in = asked.lse_in;
@@ -179,7 +186,7 @@ void CheckAttend(const std::string& name, const Attention& a, const AttnPlan& pl
           run(args);
           return Outputs{{"o", o}, {"lse", lse}, {"scores", scores}};
         });
-  AttendArgs args = a.Args(plan);
+  AttendArgs args = ArgsOf(a, plan, asked);
   std::vector<float> o(1);
   args.o = o.data();
   args.heads = asked.heads;
@@ -262,6 +269,23 @@ TEST_F(ParityTest, AttendHeadsThatLieAlone) {
         const Attention a(alone, q_len, {500, 71}, random);
         RunAlone("dense", a, AttnPlan::Dense(), random);
         RunAlone("sinks and window", a, Sinks(20), random);
+      }
+    }
+  }
+}
+
+// Each query head of a group has a list of its own.
+TEST_F(ParityTest, AttendListsOfQueryHeads) {
+  Random random(38);
+  for (DType dtype : kKvFormats) {
+    for (const Shape& s : ManyShapes(dtype)) {
+      if (!Fits(s)) continue;
+      for (const Planes planes : {Planes::kApart, Planes::kTogether}) {
+        const Attention a(s, {1, 1, 3}, {500, 71, 9}, random, 16, planes);
+        const Lists lists(a.kv_len, s.n_heads, 1, 90, random);
+        AttnPlan plan;
+        plan.Add(lists.Segment());
+        CheckAttend("lists of query heads", a, plan, {.each_query_head = true});
       }
     }
   }

@@ -20,6 +20,9 @@ class ValuesCase {
     AttnPlan plan;
     plan.Add(lists.Segment());
     listed_ = a.Args(plan);
+    if (lists.lists > listed_.kv.n_kv_heads) {  // of each query head
+      listed_.kv = listed_.kv.EachQueryHead(listed_.Group());
+    }
     dense_ = a.Args(AttnPlan::Dense());
     row_heads_ = static_cast<size_t>(listed_.n_rows) * static_cast<size_t>(listed_.n_heads);
     with_lse_ = with_lse;
@@ -105,7 +108,7 @@ TEST_F(ParityTest, SumValues) {
         if (planes == Planes::kByHead && !KvFitsByHead(dtype, n_kv_heads, dk, dv)) continue;
         const Attention a(shape, {1, 1, 1, 1}, {600, 1, 33, 257}, random, 16, planes);
         for (const int32_t n : {0, 1, 5, 70, 300}) {
-          for (const int32_t per_seq : {1, n_kv_heads}) {
+          for (const int32_t per_seq : {1, n_kv_heads, n_heads}) {
             const Lists lists(a.kv_len, per_seq, 1, n, random);
             for (const bool with_lse : {false, true}) {
               const ValuesCase values(a, lists, with_lse);

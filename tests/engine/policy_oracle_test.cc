@@ -39,8 +39,8 @@ class Probe : public ForwardingBackend {
       copied_ = *copy;
     }
     if (const auto* sum = std::get_if<SumValuesArgs>(&op); sum != nullptr) {
-      layers.back().resize(kKvHeads);
-      for (size_t h = 0; h < kKvHeads; ++h) {
+      layers.back().resize(static_cast<size_t>(sum->lists));
+      for (size_t h = 0; h < layers.back().size(); ++h) {
         int32_t n = 0;
         inner().Download(&n, sum->count + h, 4);
         std::vector<int32_t>& tokens = layers.back()[h];
@@ -64,10 +64,10 @@ class Probe : public ForwardingBackend {
     return inner().TimeAlone(op);
   }
 
-  std::vector<std::vector<std::vector<int32_t>>> layers;  // positions by layer and KV head
+  std::vector<std::vector<std::vector<int32_t>>> layers;  // positions by layer and head of a list
 
  private:
-  // What is read of a copy of rows, by KV head, becomes what was copied.
+  // What is read of a copy of rows, by list, becomes what was copied.
   void FindCopied(std::vector<std::vector<int32_t>>& read) {
     std::vector<int32_t> listed(static_cast<size_t>(copied_.capacity));
     for (size_t h = 0; h < read.size(); ++h) {
@@ -77,7 +77,7 @@ class Probe : public ForwardingBackend {
   }
 
   std::unique_ptr<Backend> own_;
-  CompactArgs copied_;  // the last copy of rows to other memory, a list for each KV head
+  CompactArgs copied_;  // the last copy of rows to other memory, by list
 };
 
 struct Inner {
@@ -190,7 +190,8 @@ class PolicyOracle
   PolicyOptions PolicyOf(const Json& c) const;
   void RunCase(const Json& c);
   void ExpectDecisions() const;
-  // Whether every KV head of every layer read in the step that was probed what the oracle says.
+  // Whether every KV head of every layer, or every query head where each has a list of its own,
+  // read in the step that was probed what the oracle says.
   bool ReadsAsTheOracle(const Json& c, size_t step);
 
   Json json_;   // model and texts
@@ -211,7 +212,7 @@ bool PolicyOracle::ReadsAsTheOracle(const Json& c, size_t step) {
   }
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const Json& keys = c.at("reads").at(layer);
-    EXPECT_EQ(layers[layer].size(), kKvHeads);
+    EXPECT_EQ(layers[layer].size(), keys.is_array() ? keys.size() : kKvHeads);
     for (size_t head = 0; head < layers[layer].size(); ++head) {
       const auto key = (keys.is_array() ? keys.at(head) : keys).get<std::string>();
       const auto expected = Expected(c, key, step, length);
@@ -219,7 +220,7 @@ bool PolicyOracle::ReadsAsTheOracle(const Json& c, size_t step) {
       if (tokens == expected) continue;
       const double gap = key.empty() ? 1 : Gap(c, key, step);
       EXPECT_TRUE(gap > 0 && gap < 10 * FullTolerance(device()))
-          << "KV head " << head << " of layer " << layer << " reads other tokens at step " << step
+          << "head " << head << " of layer " << layer << " reads other tokens at step " << step
           << ": " << ::testing::PrintToString(tokens) << ", not "
           << ::testing::PrintToString(expected);
       return false;

@@ -300,12 +300,13 @@ TEST_P(EveryPolicy, ReadsWhatItSaysAndKeepsItsBudget) {
         EXPECT_EQ(head_tokens, fixture.policy->HeadTokensReadLast(layer, 0, at, 2));
         EXPECT_EQ(bytes[static_cast<size_t>(layer)],
                   KvBytesRead(*fixture.policy, layer, at, fixture.bank->View(layer), head_tokens));
-        const int64_t tokens = head_tokens / 2;
-        EXPECT_EQ(most / 2, fixture.policy->TokensRead(layer, at));
+        const int64_t lists = int64_t{2} * fixture.policy->Reads().ListsOf(layer);
+        const int64_t tokens = head_tokens / lists;
+        EXPECT_EQ(most / lists, fixture.policy->TokensRead(layer, at));
         EXPECT_LE(head_tokens, most);
         if (head_tokens < most) {
           less = true;
-          distinct.insert(head_tokens - 2 * fixture.policy->Besides(at));
+          distinct.insert(head_tokens - lists * fixture.policy->Besides(at));
         }
         if (!fixture.policy->Budgeted(layer) || budget == 0) continue;
         EXPECT_LE(tokens, fixture.policy->LayerAllows(layer, at));

@@ -1,7 +1,7 @@
 // KCache (He and Wu 2024, arXiv 2404.18057): a layer weighs all tokens by its K, and each query
 // head chooses the `budget` heaviest, of which alone V are read. Heads that share a KV head read
-// the union of what they chose (docs/decisions/094). The first layers read everything. V of the
-// others may live away from the device.
+// the union of what they chose (docs/decisions/094), or each what it chose itself. The first layers
+// read everything. V of the others may live away from the device.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -20,6 +20,7 @@ class KCache : public Policy {
     context_ = context;
     budget_ = static_cast<int32_t>(std::min(settings.Int("budget"), context.max_context));
     first_layers_ = static_cast<int32_t>(settings.Int("first_layers"));
+    per_head_ = settings.Text("lists") == "per_head";
     renormalise_ = settings.Text("renormalise") == "on";
     OKV_RETURN_IF_ERROR(CheckFirstLayers("kcache", "first_layers", first_layers_, context));
     return context.backend != nullptr ? Allocate() : Status();
@@ -43,7 +44,8 @@ class KCache : public Policy {
     choice_.EnqueueBest(weigh.scores, stride_, attend.seqs, attend.n_seqs, 0, nullptr,
                         /*by_row=*/true);
     attend.plan = AttnPlan{};
-    attend.plan.Add(Grouped() ? Union(step.layer, attend) : choice_.List());
+    attend.plan.Add(Unites() ? Union(step.layer, attend) : choice_.List());
+    if (per_head_) attend.kv = attend.kv.EachQueryHead(Group());
     if (!renormalise_) attend.lse_in = weigh.lse;
     attend.logits = weigh.scores;
     attend.logits_stride = stride_;
@@ -52,13 +54,16 @@ class KCache : public Policy {
   int64_t TokensRead(int32_t layer, const SeqLength& at) const override {
     return Budgeted(layer) ? std::min(Room(), at.tokens) : at.tokens;
   }
+  int64_t HeadTokensRead(int32_t layer, const SeqLength& at, int32_t n_kv_heads) const override {
+    return TokensRead(layer, at) * n_kv_heads * (Budgeted(layer) ? ListsOfKvHead() : 1);
+  }
   int64_t TokensScored(int32_t layer, const SeqLength& at) const override {
     return Budgeted(layer) ? at.tokens : 0;
   }
-  bool ReadsByScore() const override { return Grouped(); }
+  bool ReadsByScore() const override { return Unites(); }
   int64_t HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
                              int32_t n_kv_heads) const override {
-    if (!Grouped() || !Budgeted(layer) || at.tokens <= at.prompt) {
+    if (!Unites() || !Budgeted(layer) || at.tokens <= at.prompt) {
       return HeadTokensRead(layer, at, n_kv_heads);
     }
     std::vector<int32_t> counts(static_cast<size_t>(n_kv_heads));
@@ -70,6 +75,7 @@ class KCache : public Policy {
     DeclaredReads reads;
     for (int32_t i = 0; i < context_.n_layers; ++i) reads.few_values.push_back(Budgeted(i));
     reads.max_tokens = Room();
+    reads.value_lists = ListsOfKvHead();
     reads.gives_logits = true;
     return reads;
   }
@@ -78,11 +84,14 @@ class KCache : public Policy {
   size_t Bytes() const override { return memory_.bytes(); }
 
  private:
-  // Whether query heads share a KV head.
-  bool Grouped() const { return Group() > 1; }
+  // Whether query heads share a KV head, and read the union of what they chose.
+  bool Unites() const { return !per_head_ && Group() > 1; }
   int32_t Group() const { return context_.n_heads / context_.n_kv_heads; }
-  // Tokens whose V a KV head reads, at most.
-  int64_t Room() const { return std::min(int64_t{budget_} * Group(), context_.max_context); }
+  int32_t ListsOfKvHead() const { return per_head_ ? Group() : 1; }
+  // Tokens of a list, at most.
+  int64_t Room() const {
+    return std::min(int64_t{budget_} * (Unites() ? Group() : 1), context_.max_context);
+  }
   int32_t* UnionCounts(int32_t layer) const {
     return union_count_.as<int32_t>() + int64_t{layer} * context_.max_seqs * context_.n_kv_heads;
   }
@@ -113,7 +122,7 @@ class KCache : public Policy {
     const int64_t heads = int64_t{context_.max_seqs} * context_.n_heads;
     OKV_ASSIGN_OR_RETURN(lse_, memory_.Take(backend, heads, "sums"));
     OKV_ASSIGN_OR_RETURN(logits_, memory_.Take(backend, heads * stride_, "scores"));
-    if (Grouped()) {
+    if (Unites()) {
       OKV_RETURN_IF_ERROR(memory_.Take(backend, "chosen tokens",
                                        {{work_, heads * budget_},
                                         {union_, lists * Room()},
@@ -126,6 +135,7 @@ class KCache : public Policy {
   PolicyContext context_;
   int32_t budget_ = 0;  // tokens that a query head chooses
   int32_t first_layers_ = 0;
+  bool per_head_ = false;
   bool renormalise_ = false;
   int64_t stride_ = 0;  // tokens of a row of scores
   PolicyMemory memory_;
@@ -133,7 +143,7 @@ class KCache : public Policy {
   Buffer lse_;         // f32 [S, n_heads]: of all tokens
   Buffer logits_;      // f32 [S, n_heads, stride]
   ListChoice choice_;  // a list per query head
-  // Where heads are grouped: int32 [S, n_heads, budget], [S, n_kv_heads, Room()], and of each layer
+  // Where lists are united: int32 [S, n_heads, budget], [S, n_kv_heads, Room()], and of each layer
   // [S, n_kv_heads].
   Buffer work_, union_, union_count_;
 };
@@ -149,8 +159,8 @@ PolicyInfo KcachePolicy() {
            .chooses = "at every step per query head, by its weights",
            .keeps =
                "K of all tokens on the device, V on the host where the engine may place them there",
-           .reads = "K of N tokens, K and V of the union of b per query head of a group; the "
-                    "first layers N rows",
+           .reads = "K of N tokens, K and V of the union of b per query head of a group, or of b "
+                    "per query head; the first layers N rows",
            .holds =
                "K of N tokens on the device, V of N tokens on the host but for the first layers",
            .loses = "nothing (0 of 8 answers); a step reads more than half of the bytes that it "
@@ -160,8 +170,7 @@ PolicyInfo KcachePolicy() {
       .settings = {{.key = "budget",
                     .type = SettingType::kInt,
                     .default_value = "128",
-                    .help = "tokens whose V a query head chooses; heads that share a KV head read "
-                            "the union",
+                    .help = "tokens whose V a query head chooses",
                     .min = 1,
                     .max = 1e9},
                    {.key = "first_layers",
@@ -170,6 +179,12 @@ PolicyInfo KcachePolicy() {
                     .help = "layers that read V of everything",
                     .min = 0,
                     .max = 1e4},
+                   {.key = "lists",
+                    .type = SettingType::kChoice,
+                    .default_value = "union",
+                    .help = "what heads that share a KV head read: all that one of them chose, or "
+                            "each what it chose itself",
+                    .choices = {"union", "per_head"}},
                    {.key = "renormalise",
                     .type = SettingType::kChoice,
                     .default_value = "off",
@@ -184,7 +199,8 @@ PolicyInfo KcachePolicy() {
           },
       .exempt = "",
       .test_settings = {{{"budget", "32"}, {"renormalise", "on"}},
-                        {{"budget", "5"}, {"first_layers", "0"}}},
+                        {{"budget", "5"}, {"first_layers", "0"}},
+                        {{"budget", "9"}, {"lists", "per_head"}}},
       .recommended = nullptr};
 }
 

@@ -35,7 +35,7 @@ FAULTS_OF_VALUES = {
     "lists_of_query_heads_count_once_a_group": (
         "src/policy/kcache/kcache.cc", "(Budgeted(layer) ? ListsOfKvHead() : 1)", "1"),
     "query_heads_sum_values_of_other_heads": (
-        "src/bank/summed_values.cc", ".EachQueryHead(attend.kv.head_repeats)", ""),
+        "src/bank/summed_values.cc", ".EachQueryHead(attend.kv.HeadRepeats())", ""),
     "query_heads_have_values_of_other_heads": (
         "src/backend/kv_slices.h", "kv.Place(static_cast<int32_t>(first))", "first"),
     "pictures_count_a_group_as_a_head": (

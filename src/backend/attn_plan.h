@@ -132,9 +132,12 @@ struct KvView {
   // The heads that lie in the rows, side by side in their order: other numbers of heads, such as
   // n_kv_heads, are the layer's. Attend and StoreRows alone take a view of some heads.
   HeadMask heads = {};
-  // KV heads that lie in one place, one number after the other: each head of the rows counts as so
-  // many (EachQueryHead). Attend, SumValues and Compact's `from` alone take such a view.
-  int32_t head_repeats = 1;
+  // kOnePlace by the number of KV heads, one behind the other, that lie in one place, rounded up: a
+  // head of the rows may count as several (EachQueryHead). So Place needs no division, for which
+  // each warp of an attention would wait. Attend, SumValues and Compact's `from` alone take such a
+  // view.
+  uint32_t place_factor = kOnePlace;
+  static constexpr uint32_t kOnePlace = uint32_t{1} << 31;
   // Positions of the tokens in the rows, where these are not the numbers of the rows: [rows,
   // pos_lists], one for all KV heads or one each. For who asks which tokens are read.
   const int32_t* pos = nullptr;
@@ -157,7 +160,12 @@ struct KvView {
   }
   // Which head of the planes has K and V of KV head `head`.
   OMNIKV_HOST_DEVICE int32_t Place(int32_t head) const {
-    return head_repeats > 1 ? head / head_repeats : heads.Before(head);
+    return static_cast<int32_t>(static_cast<uint64_t>(heads.Before(head)) * place_factor /
+                                kOnePlace);
+  }
+  // KV heads that lie in one place.
+  int32_t HeadRepeats() const {
+    return static_cast<int32_t>((kOnePlace + place_factor - 1) / place_factor);
   }
   // The same rows as those of some heads of a layer that has n.
   KvView OfHeads(HeadMask some, int32_t n) const {
@@ -170,7 +178,7 @@ struct KvView {
   // list of a plan to itself. REQUIRES all heads, once each.
   KvView EachQueryHead(int32_t n) const {
     KvView view = *this;
-    view.head_repeats = n;
+    view.place_factor = (kOnePlace + static_cast<uint32_t>(n) - 1) / static_cast<uint32_t>(n);
     view.n_kv_heads *= n;
     return view;
   }

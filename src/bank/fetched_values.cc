@@ -82,7 +82,7 @@ bool FetchedValues::Takes(const BankConfig& bank, const DeclaredReads& reads, in
   const PlanSegment& list = attend.plan.segments[0];
   return Has(bank, reads, static_cast<size_t>(layer)) && attend.plan.n_segments == 1 &&
          list.kind == SegmentKind::kList && list.unit == 1 && list.lists == attend.kv.n_kv_heads &&
-         attend.kv.head_repeats <= reads.value_lists && list.capacity <= reads.max_tokens;
+         attend.kv.HeadRepeats() <= reads.value_lists && list.capacity <= reads.max_tokens;
 }
 
 void FetchedValues::Fetch(int32_t layer, AttendArgs& attend) const {

@@ -50,7 +50,7 @@ std::optional<PickHeadsArgs> SummedValues::Send(int32_t layer, const AttendArgs&
                             .n_heads = attend.n_heads};
   const SumValuesArgs sum{.logits = pick.out,
                           .lse_in = attend.lse_in,
-                          .kv = bank_.HostView(layer).EachQueryHead(attend.kv.head_repeats),
+                          .kv = bank_.HostView(layer).EachQueryHead(attend.kv.HeadRepeats()),
                           .index = list.index,
                           .count = list.count,
                           .rows = attend.rows,

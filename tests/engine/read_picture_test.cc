@@ -50,7 +50,7 @@ class Probe : public ForwardingBackend {
     for (const std::vector<int32_t>& of_head : ResolvePlan(inner(), *attend)) {
       for (const int32_t token : of_head) {
         layers.back().at(static_cast<size_t>(token)) +=
-            1.0f / static_cast<float>(kKvHeads * attend->kv.head_repeats);
+            1.0f / static_cast<float>(kKvHeads * attend->kv.HeadRepeats());
       }
     }
   }

@@ -135,7 +135,7 @@ void CpuAttend::RunRows(const AttendArgs& a, int32_t begin, int32_t end, float* 
   const bool per_head = PerHead(a);
   const int32_t lists = per_head ? a.KvHeads() : 1;
   const int64_t token_bytes =
-      a.kv.TokenBytes() * a.kv.head_repeats * a.KvHeads() / a.kv.heads.Count(a.kv.n_kv_heads);
+      a.kv.TokenBytes() * a.kv.HeadRepeats() * a.KvHeads() / a.kv.heads.Count(a.kv.n_kv_heads);
   const auto work_of = [&](const AttendGroup& group) {
     int64_t tokens = 0;
     for (int32_t h = 0; h < lists; ++h) {

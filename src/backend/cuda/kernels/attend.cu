@@ -596,17 +596,20 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   __shared__ SegmentTokens segments[S::kWarps];
   PrefetchPlan(args);
   PrefetchRanges(args);
-  GridWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const auto unit_of = [&](uint32_t thread) {
     return division.Unit(static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(thread) / 32);
   };
   const int32_t unit = unit_of(threadIdx.x);
-  const int32_t strand = division.Strand(static_cast<int32_t>(blockIdx.x), warp);
+  int32_t strand = division.Strand(static_cast<int32_t>(blockIdx.x), warp);
+  int32_t kv_head = args.KvHead(unit / division.parts);
+  int32_t place = args.kv.Place(kv_head);
+  int32_t group = args.Group();
+  int32_t head = unit % division.parts * division.unit_heads;  // of the group
+  // Divisions, which the first loads would wait for.
+  asm volatile("" : "+r"(strand), "+r"(kv_head), "+r"(place), "+r"(group), "+r"(head));
+  GridWait();
   if (strand >= division.strands) return;
-  const int32_t kv_head = args.KvHead(unit / division.parts);
-  const int32_t group = args.Group();
-  const int32_t head = unit % division.parts * division.unit_heads;  // of the group
   // The unit's first head, of those that take part.
   const auto part_head = [&] {
     const int32_t of = unit_of(Fresh(threadIdx.x));
@@ -614,9 +617,8 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   };
   std::byte* ring = rings + warp * S::SharedBytes(division.unit_heads);
   HeadWarp<T, kDim, kOctets, kBits> state(
-      args, args.kv.Place(kv_head), kv_head * group + head, min(division.unit_heads, group - head),
-      ring, reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp],
-      &segments[warp]);
+      args, place, kv_head * group + head, min(division.unit_heads, group - head), ring,
+      reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &segments[warp]);
   ForEachRowPart(args, kv_head, strand, division.strands, [&](const RowPart& part) {
     state.Clear();
     ForEachSegment(args, part, kv_head,

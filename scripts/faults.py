@@ -587,8 +587,8 @@ FAULTS = {
     "results_of_some_heads_side_by_side": (
         CPU + "attend.cc", "const int32_t head = a.Head(of_row);", "const int32_t head = of_row;"),
     "heads_that_lie_alone_by_their_numbers_on_a_card": (
-        KERNELS + "attend.cu", "args, args.kv.Place(kv_head), kv_head * group",
-        "args, kv_head, kv_head * group"),
+        KERNELS + "attend.cu", "int32_t place = args.kv.Place(kv_head);",
+        "int32_t place = kv_head;"),
     "merged_heads_side_by_side_on_a_card": (
         KERNELS + "attend_merge.cuh", "return args.Head(static_cast<int32_t>(Fresh(blockIdx.x)));",
         "return static_cast<int32_t>(Fresh(blockIdx.x));"),

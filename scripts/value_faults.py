@@ -61,7 +61,7 @@ CHECKS_OF_VALUES = {
     "kcache_says_nothing_of_its_logits": ("policy_test", "*kcache*"),
     "query_heads_have_no_lists_of_their_own": ("engine_test", "*PolicyOracle*kcache_cpu*"),
     "lists_of_query_heads_count_once_a_group": ("policy_test", "*kcache*"),
-    "query_heads_sum_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_away*"),
+    "query_heads_sum_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_sums*"),
     "query_heads_have_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_away*"),
-    "pictures_count_a_group_as_a_head": ("engine_test", "*ReadPicture*"),
+    "pictures_count_a_group_as_a_head": ("read_picture_test", "*/cpu"),
 }

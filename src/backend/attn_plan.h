@@ -132,9 +132,9 @@ struct KvView {
   // The heads that lie in the rows, side by side in their order: other numbers of heads, such as
   // n_kv_heads, are the layer's. Attend and StoreRows alone take a view of some heads.
   HeadMask heads = {};
-  // kOnePlace by the number of KV heads, one behind the other, that lie in one place, rounded up: a
-  // head of the rows may count as several (EachQueryHead). So Place needs no division, for which
-  // each warp of an attention would wait. Attend, SumValues and Compact's `from` alone take such a
+  // kOnePlace / n, rounded up, where n KV heads that follow each other lie in one place: a head of
+  // the rows may count as several (EachQueryHead). Place multiplies by it, since each warp of an
+  // attention would wait for a division. Attend, SumValues and Compact's `from` alone take such a
   // view.
   uint32_t place_factor = kOnePlace;
   static constexpr uint32_t kOnePlace = uint32_t{1} << 31;

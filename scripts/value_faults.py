@@ -38,6 +38,8 @@ FAULTS_OF_VALUES = {
         "src/bank/summed_values.cc", ".EachQueryHead(attend.kv.HeadRepeats())", ""),
     "query_heads_have_values_of_other_heads": (
         "src/backend/kv_slices.h", "kv.Place(static_cast<int32_t>(first))", "first"),
+    "heads_that_share_a_place_are_one_too_many": (
+        "src/backend/attn_plan.h", "(kOnePlace + static_cast<uint32_t>(n) - 1)", "kOnePlace"),
     "pictures_count_a_group_as_a_head": (
         "src/engine/read_picture.cc", "heads *= reads.ListsOf(global);", ""),
     "picked_logits_on_a_card_are_of_the_first_list": (
@@ -63,5 +65,6 @@ CHECKS_OF_VALUES = {
     "lists_of_query_heads_count_once_a_group": ("policy_test", "*kcache*"),
     "query_heads_sum_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_sums*"),
     "query_heads_have_values_of_other_heads": ("engine_test", "*PolicyOracle*kcache_cpu_away*"),
+    "heads_that_share_a_place_are_one_too_many": ("fusion_test", "KvView.*"),
     "pictures_count_a_group_as_a_head": ("read_picture_test", "*/cpu"),
 }

@@ -1,9 +1,11 @@
-// Masks of KV heads, by the words of head_mask.h.
+// Masks of KV heads, by the words of head_mask.h, and where views have KV heads.
 #include "backend/head_mask.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "backend/attn_plan.h"
 
 namespace omnikv::head_mask_test {
 namespace {
@@ -35,6 +37,20 @@ TEST(HeadMask, WithoutABitAllHeadsOfAnyNumber) {
     EXPECT_TRUE(all.Has(h));
     EXPECT_EQ(all.Before(h), h);
     EXPECT_EQ(all.Head(h), h);
+  }
+}
+
+// Place is a product with a rounded factor, and yet a division.
+TEST(KvView, HeadsThatShareAPlaceLieInIt) {
+  for (int32_t n = 1; n <= 300; ++n) {
+    const KvView view = KvView{.n_kv_heads = 1000}.EachQueryHead(n);
+    EXPECT_EQ(view.n_kv_heads, 1000 * n);
+    EXPECT_EQ(view.HeadRepeats(), n);
+    for (int32_t h = 0; h < view.n_kv_heads; h += 1 + h / 500) {
+      ASSERT_EQ(view.Place(h), h / n) << n;
+      ASSERT_EQ(view.Place(h / n * n), h / n) << n;
+      ASSERT_EQ(view.Place(h / n * n + n - 1), h / n) << n;
+    }
   }
 }
 

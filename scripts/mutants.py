@@ -203,8 +203,8 @@ def run(args):
             test, green[check] = run_check(folder / program, tests, seconds, bundle / "test_data")
             if test:
                 red[check] = test
-        of_none = not red and min(green.values(), default=0) > 0
-        good = of_none if name == "(none)" else bool(red)
+        all_green = not red and min(green.values(), default=0) > 0
+        good = all_green if name == "(none)" else bool(red)
         return {"part": "mutants", "fault": name, "ok": good, "red": red, "green": green,
                 "seconds": round(time.monotonic() - start)}
 

@@ -71,14 +71,14 @@ struct DeclaredReads {
 
   // Whether the listed part of a selection is held by unit, and whether any of it is held.
   bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }
+  bool CanFetch() const { return by_token || HeldByUnit(); }
+  // Slots that a working set has at least.
+  int64_t LeastSlots() const { return std::max(max_tokens, max_ahead); }
   // Lists of tokens that a KV head reads in decode steps of `layer`.
   int32_t ListsOf(int32_t layer) const {
     const auto i = static_cast<size_t>(layer);
     return i < few_values.size() && few_values[i] ? value_lists : 1;
   }
-  bool CanFetch() const { return by_token || HeldByUnit(); }
-  // Slots that a working set has at least.
-  int64_t LeastSlots() const { return std::max(max_tokens, max_ahead); }
 };
 
 // A selection as one step made it: a list of single tokens, then a range by bounds. It is the plan

@@ -617,8 +617,8 @@ FAULTS = {
         "src/policy/kcache/union.cc", "ListOf(a, list) + a.count[list], std::back_inserter(more)",
         "ListOf(a, list) + std::max(1, a.count[list] - 1), std::back_inserter(more)"),
     "union_on_a_card_counts_the_first_alone": (
-        "src/policy/kcache/union.cu", "place += own_of(other)[below - 1];",
-        "place += own_of(other)[0];"),
+        "src/policy/kcache/union.cu", "rank += before(first + below(list, t)) - before(first);",
+        "rank += before(first + (below(list, t) > 0 ? 1 : 0)) - before(first);"),
     "kcache_renormalises_always": (KCACHE, "if (!renormalise_) attend.lse_in = weigh.lse;", ""),
     "q4_offset_of_seven": (
         CPU + "simd-inl.h", "hn::Sub(code, hn::Set(di, 8))", "hn::Sub(code, hn::Set(di, 7))"),

@@ -26,6 +26,9 @@
 namespace omnikv {
 
 class ThreadPool;
+namespace cuda {
+struct Launch;
+}
 
 // A weight matrix [n_out, n_in], row-major, as it is stored: y = W x. Rows lie row_bytes apart.
 struct WeightRef {
@@ -695,7 +698,9 @@ struct CustomKernels {
   const char* name;
   void (*ref)(const void* args);
   void (*cpu)(const void* args, ThreadPool& pool);
-  void (*cuda)(const void* args, void* stream);  // a cudaStream_t; null in builds without CUDA
+  // Enqueues it as our kernels are enqueued (cuda/launch.h), with no scratch; null in builds without
+  // CUDA.
+  void (*cuda)(const void* args, const cuda::Launch& launch);
   // Reads arrays of the backend's memory through `arrays` alone.
   Cost (*cost)(const void* args, HostArrays& arrays);
 };

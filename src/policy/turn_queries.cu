@@ -1,5 +1,4 @@
-#include <cuda_runtime.h>
-
+#include "backend/cuda/kernels/common.cuh"
 #include "policy/turn_queries.h"
 
 namespace omnikv {
@@ -11,6 +10,8 @@ constexpr int kValues = 4 * kThreads;  // of a row, a block
 // Grid: x rows; y shares the values of a row.
 __global__ void __launch_bounds__(kThreads) TurnKernel(const TurnQueriesArgs a) {
   extern __shared__ double2 turns[];  // [n_freq]: cos, sin
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int64_t row = blockIdx.x;
   const int from = a.rows[row].pos;
   const int to = min(max(from, a.least), a.most);
@@ -45,13 +46,13 @@ __global__ void __launch_bounds__(kThreads) TurnKernel(const TurnQueriesArgs a) 
 
 }  // namespace
 
-void TurnQueriesCuda(const void* args, void* stream) {
+void TurnQueriesCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const TurnQueriesArgs*>(args);
   if (a.n_rows == 0) return;
   const dim3 grid(static_cast<uint32_t>(a.n_rows),
                   static_cast<uint32_t>((a.n_heads * a.dk + kValues - 1) / kValues));
-  TurnKernel<<<grid, kThreads, sizeof(double2) * static_cast<size_t>(a.n_freq),
-               static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::LaunchKernel(TurnKernel, launch, grid, kThreads,
+                     sizeof(double2) * static_cast<size_t>(a.n_freq), a);
 }
 
 }  // namespace omnikv

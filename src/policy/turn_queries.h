@@ -19,7 +19,7 @@ struct TurnQueriesArgs {
 
 CustomArgs TurnQueries(const TurnQueriesArgs& args);
 
-// Enqueues it on a cudaStream_t. Defined where CUDA is built (turn_queries.cu).
-void TurnQueriesCuda(const void* args, void* stream);
+// Enqueues it on a card. Defined where CUDA is built (turn_queries.cu).
+void TurnQueriesCuda(const void* args, const cuda::Launch& launch);
 
 }  // namespace omnikv

@@ -68,6 +68,7 @@ TEST_P(UnionOn, HasEachTokenOfAnyListOnce) {
                                                                             {1, 2, 4, 128, 1000},
                                                                             {3, 8, 4, 128, 131072},
                                                                             {2, 1, 7, 700, 900},
+                                                                            {1, 1, 7, 5000, 20000},
                                                                             {2, 2, 3, 300, 300}}) {
     for (const bool full : {true, false}) {
       SCOPED_TRACE(::testing::Message()

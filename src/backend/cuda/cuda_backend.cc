@@ -152,7 +152,7 @@ class CudaBackend : public Backend {
   void Execute(const CompactArgs& a) { Compact(a, Here()); }
   void Execute(const EvictArgs& a) { Evict(a, Here()); }
   void Execute(const UndoEvictArgs& a) { UndoEvict(a, Here()); }
-  void Execute(const CustomArgs& a) { a.kernels->cuda(a.args.data(), stream_); }
+  void Execute(const CustomArgs& a) { a.kernels->cuda(a.args.data(), Here()); }
   // y = W x + b or, with `residual`, residual += scale * (W x + b).
   void RunLinear(const LinearArgs& a, float* residual, float scale);
 

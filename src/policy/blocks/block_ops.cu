@@ -7,6 +7,8 @@ namespace {
 
 // --- HoldChoice: a CTA a sequence.
 __global__ void __launch_bounds__(kThreads) HoldKernel(const HoldChoiceArgs a) {
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.x);
   const SeqMeta seq = a.seqs[s];
   const bool first_thread = threadIdx.x == 0;
@@ -55,6 +57,8 @@ __global__ void __launch_bounds__(kKeyThreads) KeysKernel(const BlockKeysArgs a)
   __shared__ float scores[kMaxScoreUnit];
   __shared__ int64_t rows[kMaxScoreUnit];
   __shared__ float found[3][kKeyThreads];  // by [turn, value]: sums, minima, maxima
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
   const SeqMeta seq = a.seqs[s];
@@ -135,6 +139,8 @@ __global__ void __launch_bounds__(kKeyThreads) KeysKernel(const BlockKeysArgs a)
 
 // --- ListScores: x walks blocks, y lists, z sequences.
 __global__ void __launch_bounds__(kThreads) ListScoresKernel(const ListScoresArgs a) {
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.z);
   const int l = static_cast<int>(blockIdx.y);
   const SeqMeta seq = a.seqs[s];
@@ -163,6 +169,8 @@ __global__ void __launch_bounds__(kThreads) ListScoresKernel(const ListScoresArg
 // --- BlockWeights: a warp a block and list.
 __global__ void __launch_bounds__(kThreads) BlockWeightsKernel(const BlockWeightsArgs a) {
   constexpr int kWarps = kThreads / 32;
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int n = max(0, UnitsOf(a.seqs[0].kv_len, a.rule.block) - a.rule.recent);
   const int l = static_cast<int>(blockIdx.y);
   const int rows = a.n_in / a.lists;
@@ -186,6 +194,8 @@ __global__ void __launch_bounds__(kThreads) BlockWeightsKernel(const BlockWeight
 
 // --- Exclude: a CTA a list.
 __global__ void __launch_bounds__(kThreads) ExcludeKernel(const ExcludeArgs a) {
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int l = static_cast<int>(blockIdx.x);
   const int c = a.chosen == 1 ? 0 : l;
   float* const bias = a.bias + int64_t{l} * a.stride;
@@ -201,35 +211,37 @@ __global__ void __launch_bounds__(kThreads) ExcludeKernel(const ExcludeArgs a) {
 
 }  // namespace
 
-void HoldChoiceCuda(const void* args, void* stream) {
+void HoldChoiceCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const HoldChoiceArgs*>(args);
-  HoldKernel<<<static_cast<uint32_t>(a.n_seqs), kThreads, 0, On(stream)>>>(a);
+  cuda::LaunchKernel(HoldKernel, launch, static_cast<uint32_t>(a.n_seqs), kThreads, 0, a);
 }
 
-void BlockKeysCuda(const void* args, void* stream) {
+void BlockKeysCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const BlockKeysArgs*>(args);
   const int64_t most = a.keys == BlockKeys::kMean ? 1 : a.units;
   const dim3 grid(static_cast<uint32_t>(std::min<int64_t>(most * a.heads, 2048)),
                   static_cast<uint32_t>(a.n_seqs));
-  ByType(a.k.dtype,
-         [&](auto type) { KeysKernel<decltype(type)><<<grid, kKeyThreads, 0, On(stream)>>>(a); });
+  ByType(a.k.dtype, [&](auto type) {
+    cuda::LaunchKernel(KeysKernel<decltype(type)>, launch, grid, kKeyThreads, 0, a);
+  });
 }
 
-void ListScoresCuda(const void* args, void* stream) {
+void ListScoresCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const ListScoresArgs*>(args);
   const dim3 grid(static_cast<uint32_t>(std::min((a.stride + kThreads - 1) / kThreads, 64)),
                   static_cast<uint32_t>(a.lists), static_cast<uint32_t>(a.n_seqs));
-  ListScoresKernel<<<grid, kThreads, 0, On(stream)>>>(a);
+  cuda::LaunchKernel(ListScoresKernel, launch, grid, kThreads, 0, a);
 }
 
-void BlockWeightsCuda(const void* args, void* stream) {
+void BlockWeightsCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const BlockWeightsArgs*>(args);
-  BlockWeightsKernel<<<dim3(256, static_cast<uint32_t>(a.lists)), kThreads, 0, On(stream)>>>(a);
+  cuda::LaunchKernel(BlockWeightsKernel, launch, dim3(256, static_cast<uint32_t>(a.lists)),
+                     kThreads, 0, a);
 }
 
-void ExcludeCuda(const void* args, void* stream) {
+void ExcludeCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const ExcludeArgs*>(args);
-  ExcludeKernel<<<static_cast<uint32_t>(a.lists), kThreads, 0, On(stream)>>>(a);
+  cuda::LaunchKernel(ExcludeKernel, launch, static_cast<uint32_t>(a.lists), kThreads, 0, a);
 }
 
 }  // namespace omnikv

@@ -27,8 +27,4 @@ void ByType(int32_t dtype, const Launch& launch) {
   }
 }
 
-inline cudaStream_t On(void* stream) {
-  return static_cast<cudaStream_t>(stream);
-}
-
 }  // namespace omnikv

@@ -162,13 +162,13 @@ Cost TokenWeightsCost(const void* args, HostArrays& arrays);
 Cost BlockWeightsCost(const void* args, HostArrays& arrays);
 Cost ExcludeCost(const void* args, HostArrays& arrays);
 
-// On a cudaStream_t. Defined where CUDA is built (block_ops.cu).
-void HoldChoiceCuda(const void* args, void* stream);
-void BlockKeysCuda(const void* args, void* stream);
-void ListScoresCuda(const void* args, void* stream);
-void TokenWeightsCuda(const void* args, void* stream);
-void BlockWeightsCuda(const void* args, void* stream);
-void ExcludeCuda(const void* args, void* stream);
+// On a card. Defined where CUDA is built (block_ops.cu).
+void HoldChoiceCuda(const void* args, const cuda::Launch& launch);
+void BlockKeysCuda(const void* args, const cuda::Launch& launch);
+void ListScoresCuda(const void* args, const cuda::Launch& launch);
+void TokenWeightsCuda(const void* args, const cuda::Launch& launch);
+void BlockWeightsCuda(const void* args, const cuda::Launch& launch);
+void ExcludeCuda(const void* args, const cuda::Launch& launch);
 
 // What forms of these ops on all devices share.
 

@@ -24,6 +24,8 @@ __global__ void __launch_bounds__(kThreads) NormsKernel(const TokenWeightsArgs a
   constexpr int kWarps = kThreads / 32;
   __shared__ float tops[kWarps];
   __shared__ float sums[kWarps];
+  cuda::GridTrigger();
+  cuda::GridWait();
   const SeqMeta seq = a.seqs[0];
   const int window = min(a.window, seq.q_len);
   const int r = static_cast<int>(blockIdx.x);
@@ -56,6 +58,8 @@ __global__ void __launch_bounds__(kThreads) NormsKernel(const TokenWeightsArgs a
 template <typename T>
 __global__ void __launch_bounds__(kThreads) TokenWeightsKernel(const TokenWeightsArgs a) {
   constexpr int kWarps = kThreads / 32;
+  cuda::GridTrigger();
+  cuda::GridWait();
   const SeqMeta seq = a.seqs[0];
   const int window = min(a.window, seq.q_len);
   const int head = static_cast<int>(blockIdx.y);
@@ -74,13 +78,14 @@ __global__ void __launch_bounds__(kThreads) TokenWeightsKernel(const TokenWeight
 
 }  // namespace
 
-void TokenWeightsCuda(const void* args, void* stream) {
+void TokenWeightsCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const TokenWeightsArgs*>(args);
   const auto heads = static_cast<uint32_t>(a.n_heads);
   ByType(a.k.dtype, [&](auto type) {
     using T = decltype(type);
-    NormsKernel<T><<<dim3(static_cast<uint32_t>(a.max_rows), heads), kThreads, 0, On(stream)>>>(a);
-    TokenWeightsKernel<T><<<dim3(256, heads), kThreads, 0, On(stream)>>>(a);
+    cuda::LaunchKernel(NormsKernel<T>, launch, dim3(static_cast<uint32_t>(a.max_rows), heads),
+                       kThreads, 0, a);
+    cuda::LaunchKernel(TokenWeightsKernel<T>, launch, dim3(256, heads), kThreads, 0, a);
   });
 }
 

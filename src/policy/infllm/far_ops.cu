@@ -17,6 +17,8 @@ constexpr int kCopyThreads = 128;
 constexpr int kCopyBlocks = 64;  // of a KV head and a sequence
 
 __global__ void __launch_bounds__(kThreads) LocateKernel(const LocateFarArgs a) {
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int step = static_cast<int>(gridDim.x) * kThreads;
   const int first = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   for (int s = first; s < a.n_seqs; s += step) {
@@ -45,6 +47,8 @@ __global__ void __launch_bounds__(kThreads) LocateKernel(const LocateFarArgs a) 
 }
 
 __global__ void __launch_bounds__(kThreads) MeanKernel(const MeanRowsArgs a) {
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (i >= a.width) return;
   double sum = 0;
@@ -55,6 +59,8 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const MeanRowsArgs a) {
 // Grid: x sequences.
 __global__ void __launch_bounds__(kThreads) KeepKernel(const KeepBlocksArgs a) {
   __shared__ int n_missing;
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.x);
   const auto thread = static_cast<int>(threadIdx.x);
   const FarShape& shape = a.shape;
@@ -152,6 +158,8 @@ __global__ void __launch_bounds__(kThreads) KeepKernel(const KeepBlocksArgs a) {
 // Grid: x shares the tokens, y KV heads, z sequences. What is copied is in the order of ForCopies.
 __global__ void __launch_bounds__(kCopyThreads) CopyKernel(const __grid_constant__ CopyFarArgs a) {
   extern __shared__ float k[];  // [dk]
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.z);
   const int head = static_cast<int>(blockIdx.y);
   const FarShape& shape = a.shape;
@@ -214,30 +222,29 @@ __global__ void __launch_bounds__(kCopyThreads) CopyKernel(const __grid_constant
 
 }  // namespace
 
-void LocateFarCuda(const void* args, void* stream) {
+void LocateFarCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const LocateFarArgs*>(args);
   const auto blocks = static_cast<uint32_t>(CeilDiv(std::max(a.n_rows, a.n_seqs), kThreads));
-  LocateKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::LaunchKernel(LocateKernel, launch, blocks, kThreads, 0, a);
 }
 
-void MeanRowsCuda(const void* args, void* stream) {
+void MeanRowsCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const MeanRowsArgs*>(args);
   const auto blocks = static_cast<uint32_t>(CeilDiv(a.width, kThreads));
-  MeanKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::LaunchKernel(MeanKernel, launch, blocks, kThreads, 0, a);
 }
 
-void KeepBlocksCuda(const void* args, void* stream) {
+void KeepBlocksCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const KeepBlocksArgs*>(args);
-  KeepKernel<<<static_cast<uint32_t>(a.n_seqs), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      a);
+  cuda::LaunchKernel(KeepKernel, launch, static_cast<uint32_t>(a.n_seqs), kThreads, 0, a);
 }
 
-void CopyFarCuda(const void* args, void* stream) {
+void CopyFarCuda(const void* args, const cuda::Launch& launch) {
   const CopyFarArgs& a = **static_cast<const CopyFarArgs* const*>(args);
   const dim3 grid(kCopyBlocks, static_cast<uint32_t>(a.from.n_kv_heads),
                   static_cast<uint32_t>(a.n_seqs));
-  CopyKernel<<<grid, kCopyThreads, sizeof(float) * static_cast<size_t>(a.from.dk),
-               static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::LaunchKernel(CopyKernel, launch, grid, kCopyThreads,
+                     sizeof(float) * static_cast<size_t>(a.from.dk), a);
 }
 
 }  // namespace omnikv

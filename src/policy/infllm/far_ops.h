@@ -190,13 +190,13 @@ OMNIKV_HOST_DEVICE inline int32_t FirstWritten(const FarShape& shape, int32_t n)
   return first < n ? first : n;
 }
 
-// The same on a cudaStream_t. Defined where CUDA is built (far_ops.cu, local_weights.cu).
-void LocateFarCuda(const void* args, void* stream);
-void MeanRowsCuda(const void* args, void* stream);
-void KeepBlocksCuda(const void* args, void* stream);
-void CopyFarCuda(const void* args, void* stream);
-void WeighLocalCuda(const void* args, void* stream);
-void AddWeightsCuda(const void* args, void* stream);
-void RepresentCuda(const void* args, void* stream);
+// The same on a card. Defined where CUDA is built (far_ops.cu, local_weights.cu).
+void LocateFarCuda(const void* args, const cuda::Launch& launch);
+void MeanRowsCuda(const void* args, const cuda::Launch& launch);
+void KeepBlocksCuda(const void* args, const cuda::Launch& launch);
+void CopyFarCuda(const void* args, const cuda::Launch& launch);
+void WeighLocalCuda(const void* args, const cuda::Launch& launch);
+void AddWeightsCuda(const void* args, const cuda::Launch& launch);
+void RepresentCuda(const void* args, const cuda::Launch& launch);
 
 }  // namespace omnikv

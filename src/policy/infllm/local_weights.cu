@@ -22,6 +22,8 @@ constexpr int kRows = 4;  // queries of a warp at a time: each reads K of the ti
 __global__ void __launch_bounds__(kThreads) WeighKernel(const __grid_constant__ WeighLocalArgs a) {
   extern __shared__ float k[];  // [kTile, dk + 1]: no two lanes in a bank
   __shared__ float found[kWarps][kTile];
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.z);
   const int g = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -96,6 +98,8 @@ constexpr int kAddThreads = 256;
 // Grid: x tokens, y query heads, z sequences.
 __global__ void __launch_bounds__(kAddThreads)
     AddWeightsKernel(const __grid_constant__ AddWeightsArgs a) {
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.z);
   const int h = static_cast<int>(blockIdx.y);
   const SeqMeta seq = a.seqs[s];
@@ -129,6 +133,8 @@ __global__ void __launch_bounds__(kKeyThreads)
   extern __shared__ unsigned char taken[];  // [block]
   __shared__ float best_of[kKeyThreads / 32];
   __shared__ int at_of[kKeyThreads / 32];
+  cuda::GridTrigger();
+  cuda::GridWait();
   const int s = static_cast<int>(blockIdx.y);
   const int h = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
@@ -178,31 +184,28 @@ __global__ void __launch_bounds__(kKeyThreads)
 
 }  // namespace
 
-void WeighLocalCuda(const void* args, void* stream) {
+void WeighLocalCuda(const void* args, const cuda::Launch& launch) {
   const WeighLocalArgs& a = **static_cast<const WeighLocalArgs* const*>(args);
   const int tiles = (a.stride + kTile - 1) / kTile;
   const dim3 grid(static_cast<uint32_t>(std::min(tiles, 1024)),
                   static_cast<uint32_t>(a.kv.n_kv_heads), static_cast<uint32_t>(a.n_seqs));
   const size_t shared = sizeof(float) * kTile * static_cast<size_t>(a.kv.dk + 1);
-  if (shared > 40 * 1024) {
-    cudaFuncSetAttribute(WeighKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(shared));
-  }
-  WeighKernel<<<grid, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::AllowShared(WeighKernel, shared);
+  cuda::LaunchKernel(WeighKernel, launch, grid, kThreads, shared, a);
 }
 
-void AddWeightsCuda(const void* args, void* stream) {
+void AddWeightsCuda(const void* args, const cuda::Launch& launch) {
   const AddWeightsArgs& a = *static_cast<const AddWeightsArgs*>(args);
   const dim3 grid(static_cast<uint32_t>((a.stride + kAddThreads - 1) / kAddThreads),
                   static_cast<uint32_t>(a.n_heads), static_cast<uint32_t>(a.n_seqs));
-  AddWeightsKernel<<<grid, kAddThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::LaunchKernel(AddWeightsKernel, launch, grid, kAddThreads, 0, a);
 }
 
-void RepresentCuda(const void* args, void* stream) {
+void RepresentCuda(const void* args, const cuda::Launch& launch) {
   const RepresentArgs& a = **static_cast<const RepresentArgs* const*>(args);
   const dim3 grid(static_cast<uint32_t>(a.n_heads), static_cast<uint32_t>(a.n_seqs));
-  RepresentKernel<<<grid, kKeyThreads, static_cast<size_t>(a.shape.block),
-                    static_cast<cudaStream_t>(stream)>>>(a);
+  cuda::LaunchKernel(RepresentKernel, launch, grid, kKeyThreads, static_cast<size_t>(a.shape.block),
+                     a);
 }
 
 }  // namespace omnikv

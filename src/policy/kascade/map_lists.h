@@ -18,8 +18,8 @@ struct MapListsArgs {
   int32_t unused = 0;  // where there would be padding
 };
 
-// Enqueues it on a cudaStream_t. Defined where CUDA is built (map_lists.cu).
-void MapListsCuda(const void* args, void* stream);
+// Enqueues it on a card. Defined where CUDA is built (map_lists.cu).
+void MapListsCuda(const void* args, const cuda::Launch& launch);
 // The op, for every backend.
 CustomArgs MapLists(const MapListsArgs& args);
 

@@ -20,8 +20,8 @@ struct UnionArgs {
   int32_t n_seqs, n_kv_heads, group, capacity;
 };
 
-// Enqueues it on a cudaStream_t. Defined where CUDA is built (union.cu).
-void UnionCuda(const void* args, void* stream);
+// Enqueues it on a card. Defined where CUDA is built (union.cu).
+void UnionCuda(const void* args, const cuda::Launch& launch);
 
 extern const CustomKernels kUnion;
 

@@ -1,5 +1,3 @@
-#include <cuda_runtime.h>
-
 #include "backend/cuda/kernels/cluster.cuh"
 #include "policy/omnikv/top_p.h"
 
@@ -42,6 +40,8 @@ __device__ unsigned long long BlockSum(unsigned long long v, Shared& s) {
 // Grid: x the blocks of a cluster, y lists, z sequences. The cluster adds up, its first block cuts.
 __global__ void __launch_bounds__(kThreads) TopPKernel(const TopPArgs a) {
   __shared__ Shared s;
+  cuda::GridTrigger();
+  cuda::GridWait();
 #if __CUDA_ARCH__ >= 900
   const int n_blocks = static_cast<int>(gridDim.x);
 #else
@@ -146,32 +146,16 @@ __global__ void __launch_bounds__(kThreads) TopPKernel(const TopPArgs a) {
   if (tid == 0) a.count[list] = stay;
 }
 
-bool HasClusters() {
-  int device = 0;
-  int major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major >= 9;
-}
-
 }  // namespace
 
-void TopPCuda(const void* args, void* stream) {
+void TopPCuda(const void* args, const cuda::Launch& launch) {
   const auto& a = *static_cast<const TopPArgs*>(args);
   if (a.n_seqs == 0) return;
-  static const bool kClusters = HasClusters();
-  const int blocks = kClusters && a.stride > kOneBlockTokens ? kMaxBlocks : 1;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(a.lists),
-                        static_cast<unsigned>(a.n_seqs));
-  config.blockDim = dim3(kThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = blocks > 1 ? 1 : 0;
-  cudaLaunchKernelEx(&config, TopPKernel, a);
+  const bool cluster = launch.device->arch >= 90 && a.stride > kOneBlockTokens;
+  const int blocks = cluster ? kMaxBlocks : 1;
+  const dim3 grid(static_cast<uint32_t>(blocks), static_cast<uint32_t>(a.lists),
+                  static_cast<uint32_t>(a.n_seqs));
+  cuda::KernelLaunch(launch, grid, kThreads, 0, cluster ? blocks : 0).Run(TopPKernel, a);
 }
 
 }  // namespace omnikv

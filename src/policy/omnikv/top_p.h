@@ -61,8 +61,8 @@ OMNIKV_HOST_DEVICE inline uint32_t OrderOf(uint32_t bits) {
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// Enqueues it on a cudaStream_t. Defined where CUDA is built (top_p.cu).
-void TopPCuda(const void* args, void* stream);
+// Enqueues it on a card. Defined where CUDA is built (top_p.cu).
+void TopPCuda(const void* args, const cuda::Launch& launch);
 
 extern const CustomKernels kTopP;
 

@@ -23,7 +23,12 @@ FAULTS_OF_CHOICES = {
     "keys_at_the_bound_are_not_listed": (BOUNDED, "&& key >= span.low", "&& key > span.low"),
     "bounded_ties_are_one_more": (BOUNDED, "if (n_equal < ties) a.Put", "if (n_equal <= ties) a.Put"),
     "equal_keys_are_listed_past_their_room": (
-        BOUNDED, "n_listed <= kListed) {", "n_listed <= 2 * kListed) {"),
+        BOUNDED, "has_room = listed.n <= kListed;", "has_room = listed.n <= 2 * kListed;"),
+    "ties_among_few_codes_are_all_chosen": (
+        BOUNDED, "if ((own & 1) != 0 && n_equal >= ties) return;", ""),
+    "ties_count_as_many_before_a_code": (
+        BOUNDED, "(before & 0xffff) + min(n_equal, ties)), static_cast<int>(own / 2)",
+        "(before & 0xffff) + n_equal), static_cast<int>(own / 2)"),
     "keys_of_all_blocks_are_listed_in_one_place": (
         BOUNDED, "s.base = atomicAdd(", "s.base = 0 * atomicAdd("),
     "fours_past_the_end_have_keys": (BOUNDED, "j < n_left ? key : kNoKey", "key"),

@@ -3,10 +3,10 @@
 // captured in a graph. They REQUIRE arguments that CudaBackend::Supports took.
 //
 // Programmatic dependent launch: our kernels, and those of policies, are launched so that each may
-// start while the one before it still runs (but for a fetch behind a fetch, in working_set.cu). So a
-// kernel calls GridWait() (common.cuh) before it first touches memory that an op reads or writes.
-// Before, it may load weights, which nothing writes, ask for what the second-level cache should have
-// (PrefetchL2, with numbers that may be old: LoadEarly), and read what is known to be there
+// start while the one before it still runs (but for a fetch behind a fetch, in working_set.cu). So
+// a kernel calls GridWait() (common.cuh) before it first touches memory that an op reads or writes.
+// Before, it may load weights, which nothing writes, ask for what the second-level cache should
+// have (PrefetchL2, with numbers that may be old: LoadEarly), and read what is known to be there
 // (LoadMeta<true>).
 #pragma once
 

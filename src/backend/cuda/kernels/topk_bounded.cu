@@ -2,8 +2,9 @@
 // multiprocessor. A pass over all scores keeps the highest key of each four of a thread. The lowest
 // of the highest keys of as many groups of threads as are chosen, or more, is a bound that enough
 // keys reach. Where a four reaches it, its keys are read once more, and those that reach it are
-// listed in the first block, which finds the key of rank k among them. Chosen tokens become bits of
-// a map, which gives them in order.
+// listed in the first block, which finds the key of rank k among them. A chosen token's place is
+// how many of the others are before it; where too many keys are equal, a map of a bit for each
+// token gives the order.
 #include <algorithm>
 
 #include "backend/cuda/kernels/topk.cuh"
@@ -31,6 +32,7 @@ struct Shared {
   uint32_t highest[kMostPicks];  // of a group of threads
   uint32_t low[kWarps], high[kWarps], above[kWarps], equal[kWarps];
   uint32_t base;    // where this block's keys begin in the first block
+  uint32_t n_best;  // keys that are not below that of rank k
   Listed own, all;  // those of all blocks: in the first one
 };
 
@@ -78,7 +80,10 @@ __device__ __forceinline__ Span BoundOf(int n_groups, int n_blocks, Shared& s) {
   const int lane = tid % 32;
   uint32_t of_group = kNoKey;
   if (tid < n_groups) {
-    for (int b = 0; b < n_blocks; ++b) of_group = max(of_group, *InBlock(&s.highest[tid], b));
+#pragma unroll
+    for (int b = 0; b < kMostBlocks; ++b) {  // all loads are under way together
+      if (b < n_blocks) of_group = max(of_group, *InBlock(&s.highest[tid], b));
+    }
   }
   const uint32_t low = __reduce_min_sync(kAllLanes, tid < n_groups ? of_group : ~kNoKey);
   const uint32_t high = __reduce_max_sync(kAllLanes, of_group);
@@ -86,6 +91,29 @@ __device__ __forceinline__ Span BoundOf(int n_groups, int n_blocks, Shared& s) {
   __syncthreads();
   return {__reduce_min_sync(kAllLanes, lane < kWarps ? s.low[lane] : ~kNoKey),
           __reduce_max_sync(kAllLanes, lane < kWarps ? s.high[lane] : kNoKey)};
+}
+
+// What stands for a token whose key is above that of rank k, or equal to it. Codes are in the order
+// of tokens.
+__device__ __forceinline__ uint32_t CodeOf(int token, bool equal) {
+  return 2 * static_cast<uint32_t>(token) + (equal ? 1 : 0);
+}
+
+// Writes the tokens of n codes, at most one a thread, those of equal keys up to `ties`, in order.
+__device__ __forceinline__ void WriteCodes(const TopKArgs& a, int64_t list, const uint32_t* codes,
+                                           int n, uint32_t ties) {
+  const auto tid = static_cast<int>(threadIdx.x);
+  if (tid >= n) return;
+  const uint32_t own = codes[tid];
+  uint32_t before = 0;  // above (low half) and equal
+#pragma unroll 8
+  for (int i = 0; i < n; ++i) {
+    const uint32_t other = codes[i];
+    if (other < own) before += (other & 1) != 0 ? 0x10000u : 1u;
+  }
+  const uint32_t n_equal = before >> 16;
+  if ((own & 1) != 0 && n_equal >= ties) return;
+  a.Put(list, static_cast<int>((before & 0xffff) + min(n_equal, ties)), static_cast<int>(own / 2));
 }
 
 // Writes the tokens whose bits are set, those of `equal` up to `ties`, in order.
@@ -129,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   if (tid == 0) PrefetchL2(a.seqs + seq);
   for (int i = tid; i < 4 * kFewBins; i += kThreads) (&s.digits.bins[0][0])[i] = 0;
   if (tid < kMostPicks) s.highest[tid] = kNoKey;
-  if (tid == 0) s.own.n = s.all.n = 0;
+  if (tid == 0) s.own.n = s.all.n = s.n_best = 0;
   __syncthreads();
   ClusterArrive();
   GridWait();
@@ -171,10 +199,12 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   ClusterSync();
   const Span span = BoundOf(n_groups, n_blocks, s);
 
-  for (int i = 0; i < fours; ++i) {
-    const int t = first + kRound * i;
-    if (t >= n) break;
-    if (highest_of_four[i * kThreads + tid] < span.low) continue;
+  uint32_t reach = 0;  // a bit for each four
+  for (int i = 0; i < fours && first + kRound * i < n; ++i) {
+    if (highest_of_four[i * kThreads + tid] >= span.low) reach |= 1u << i;
+  }
+  for (; reach != 0; reach &= reach - 1) {
+    const int t = first + kRound * (__ffs(static_cast<int>(reach)) - 1);
     const Four four = KeysOf(LoadFour(from + t), weight, n - t);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -195,29 +225,42 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
     if (block > 0) return;
   }
   const Listed& listed = n_blocks > 1 ? s.all : s.own;
-  const auto n_listed = static_cast<int>(min(listed.n, kListed + 1u));
   if (tid == 0) a.Finish(list, k);
+  // This thread's keys: of those that are listed or, where there is no room for them, of all.
+  const bool has_room = listed.n <= kListed;
+  const int n_keys = has_room ? static_cast<int>(listed.n) : n;
+  const int n_mine = max(0, (n_keys - tid + kThreads - 1) / kThreads);
+  const auto mine = [&](int i) {
+    const int at = tid + kThreads * i;
+    return has_room ? listed.key[at] : KeyAt(from, at, weight);
+  };
+  const Threshold least = FindThreshold(n_mine, mine, span, k, s.digits);
+  const auto visit_best = [&](const auto& visit) {
+    for (int i = 0; i < n_mine; ++i) {
+      const uint32_t key = mine(i);
+      const int at = tid + kThreads * i;
+      if (key >= least.key) visit(has_room ? listed.token[at] : at, key == least.key);
+    }
+  };
+  if (has_room) {
+    uint32_t* const codes = highest_of_four;
+    visit_best([&](int token, bool equal) {
+      const uint32_t at = atomicAdd(&s.n_best, 1u);
+      if (at < kThreads) codes[at] = CodeOf(token, equal);
+    });
+    __syncthreads();
+    if (s.n_best <= kThreads) {
+      return WriteCodes(a, list, codes, static_cast<int>(s.n_best), least.n_equal);
+    }
+  }
   const int n_words = (n + 31) / 32;
   uint32_t* const above = highest_of_four;
   uint32_t* const equal = above + n_words;
   for (int w = tid; w < 2 * n_words; w += kThreads) above[w] = 0;
   __syncthreads();
-  const auto mark = [&](const Threshold& least, uint32_t key, int token) {
-    if (key < least.key) return;
-    atomicOr((key > least.key ? above : equal) + token / 32, 1u << token % 32);
-  };
-  Threshold least;
-  if (n_listed <= kListed) {
-    const int n_mine = max(0, (n_listed - tid + kThreads - 1) / kThreads);
-    const auto mine = [&](int i) { return listed.key[tid + kThreads * i]; };
-    least = FindThreshold(n_mine, mine, span, k, s.digits);
-    for (int i = 0; i < n_mine; ++i) mark(least, mine(i), listed.token[tid + kThreads * i]);
-  } else {  // most are equal
-    const int n_mine = max(0, (n - tid + kThreads - 1) / kThreads);
-    const auto mine = [&](int i) { return KeyAt(from, tid + kThreads * i, weight); };
-    least = FindThreshold(n_mine, mine, span, k, s.digits);
-    for (int i = 0; i < n_mine; ++i) mark(least, mine(i), tid + kThreads * i);
-  }
+  visit_best([&](int token, bool is_equal) {
+    atomicOr((is_equal ? equal : above) + token / 32, 1u << token % 32);
+  });
   __syncthreads();
   WriteMap(a, list, above, equal, n_words, least.n_equal, s);
 }

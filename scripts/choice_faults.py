@@ -4,6 +4,7 @@ KERNELS = "src/backend/cuda/kernels/"
 BOUNDED = KERNELS + "topk_bounded.cu"
 LISTED = KERNELS + "topk_listed.cu"
 ROWS = KERNELS + "score_rows.cu"
+WAIT = "  cuda::GridTrigger();\n  cuda::GridWait();"
 
 FAULTS_OF_CHOICES = {
     "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
@@ -31,6 +32,15 @@ FAULTS_OF_CHOICES = {
         "(before & 0xffff) + n_equal), static_cast<int>(own / 2)"),
     "keys_of_all_blocks_are_listed_in_one_place": (
         BOUNDED, "s.base = atomicAdd(", "s.base = 0 * atomicAdd("),
+    **{name: ("src/policy/" + path, before + WAIT, before + "  cuda::GridTrigger();")
+       for name, path, before in (
+           ("lists_are_united_before_they_are_made", "kcache/union.cu", ""),
+           ("lists_are_cut_before_they_are_made", "omnikv/top_p.cu", ""),
+           ("lists_are_mapped_before_they_are_made", "kascade/map_lists.cu", ""),
+           ("far_blocks_are_kept_before_they_are_chosen", "infllm/far_ops.cu",
+            "  __shared__ int n_missing;\n"),
+           ("choices_are_held_before_they_are_made", "blocks/block_ops.cu",
+            "HoldKernel(const HoldChoiceArgs a) {\n"))},
     "fours_past_the_end_have_keys": (BOUNDED, "j < n_left ? key : kNoKey", "key"),
     "bounds_in_16_bits_lack_a_value": (
         KERNELS + "summary.cu", "ToF32(four.v[3])", "ToF32(four.v[2])"),

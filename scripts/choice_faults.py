@@ -35,8 +35,6 @@ FAULTS_OF_CHOICES = {
     **{name: ("src/policy/" + path, before + WAIT, before + "  cuda::GridTrigger();")
        for name, path, before in (
            ("lists_are_united_before_they_are_made", "kcache/union.cu", ""),
-           ("lists_are_cut_before_they_are_made", "omnikv/top_p.cu", ""),
-           ("lists_are_mapped_before_they_are_made", "kascade/map_lists.cu", ""),
            ("far_blocks_are_kept_before_they_are_chosen", "infllm/far_ops.cu",
             "  __shared__ int n_missing;\n"),
            ("choices_are_held_before_they_are_made", "blocks/block_ops.cu",

@@ -24,8 +24,8 @@ __device__ __forceinline__ int Below(const int32_t* list, int n, int32_t t) {
 // A token belongs to the first list that has it. `upto` says how many places of the lists, one
 // after the other, hold tokens that belong there, up to each place. A token's place in the union is
 // the sum, over all lists, of the tokens below it that belong there.
-// Grid: x KV heads, y sequences. kShared: tokens and `upto` lie in shared memory, where searches
-// take a tenth of the time; else in `index` and `work`.
+// Grid: x KV heads, y sequences. kShared: tokens and `upto` lie in shared memory; else in `index`
+// and `work`.
 template <bool kShared>
 __global__ void __launch_bounds__(kThreads) UnionKernel(const __grid_constant__ UnionArgs a) {
   // Tokens of each list [group]; then, with kShared, tokens [group, capacity] and `upto` likewise.

@@ -95,8 +95,8 @@ __device__ __forceinline__ Span BoundOf(int n_groups, int n_blocks, Shared& s) {
 
 // What stands for a token whose key is above that of rank k, or equal to it. Codes are in the order
 // of tokens.
-__device__ __forceinline__ uint32_t CodeOf(int token, bool equal) {
-  return 2 * static_cast<uint32_t>(token) + (equal ? 1 : 0);
+__device__ __forceinline__ uint32_t CodeOf(int token, bool is_equal) {
+  return 2 * static_cast<uint32_t>(token) + (is_equal ? 1 : 0);
 }
 
 // Writes the tokens of n codes, at most one a thread, those of equal keys up to `ties`, in order.
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   }
   const Listed& listed = n_blocks > 1 ? s.all : s.own;
   if (tid == 0) a.Finish(list, k);
-  // This thread's keys: of those that are listed or, where there is no room for them, of all.
+  // This thread's keys, of those that are listed or, if there is no room for them, of all.
   const bool has_room = listed.n <= kListed;
   const int n_keys = has_room ? static_cast<int>(listed.n) : n;
   const int n_mine = max(0, (n_keys - tid + kThreads - 1) / kThreads);
@@ -235,6 +235,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
     return has_room ? listed.key[at] : KeyAt(from, at, weight);
   };
   const Threshold least = FindThreshold(n_mine, mine, span, k, s.digits);
+  // Calls visit(token, is_equal) for those that are not below it.
   const auto visit_best = [&](const auto& visit) {
     for (int i = 0; i < n_mine; ++i) {
       const uint32_t key = mine(i);
@@ -244,9 +245,9 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   };
   if (has_room) {
     uint32_t* const codes = highest_of_four;
-    visit_best([&](int token, bool equal) {
+    visit_best([&](int token, bool is_equal) {
       const uint32_t at = atomicAdd(&s.n_best, 1u);
-      if (at < kThreads) codes[at] = CodeOf(token, equal);
+      if (at < kThreads) codes[at] = CodeOf(token, is_equal);
     });
     __syncthreads();
     if (s.n_best <= kThreads) {

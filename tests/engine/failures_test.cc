@@ -98,8 +98,9 @@ class FailuresOn : public testing::TestWithParam<Where> {
   // A `stride`: the slow reference sees the places that the CPU, and a card, see one by one.
   int64_t Apart() const { return GetParam().device == "ref" ? 3 : 1; }
   // Load, prompt and three steps, with memory refused at each `stride`-th place where it is asked
-  // for, one after the other. What is there after a failure goes on to be used. `most` > 0: at so
-  // many places at most, evenly spread, which may spare one of the parts.
+  // for, one after the other; on a card, which asks at few, at all of them. What is there after a
+  // failure goes on to be used. `most` > 0: at so many places at most, evenly spread, which may
+  // spare one of the parts.
   void RefuseAnywhere(const PolicyOptions& policy, int64_t stride, int64_t most = 0);
 };
 
@@ -148,7 +149,7 @@ void FailuresOn::RefuseAnywhere(const PolicyOptions& policy, int64_t stride, int
     expected = *answer;
   }
   const int64_t places = fault.seen;
-  if (GetParam().cuda()) stride = 1;  // which asks at few places, some of them in steps
+  if (GetParam().cuda()) stride = 1;
   if (most > 0) stride = std::max(stride, (places + most - 1) / most);
   std::vector<int> failed(4);  // in load, opening a session, its prompt, its steps
   const Resources before = Resources::Now();

@@ -34,6 +34,9 @@ FAULTS_OF_CHOICES = {
         BOUNDED, "s.base = atomicAdd(", "s.base = 0 * atomicAdd("),
     **{name: ("src/policy/" + path, before + WAIT, before + "  cuda::GridTrigger();")
        for name, path, before in (
+           ("lists_are_cut_before_they_are_made", "omnikv/top_p.cu", "  __shared__ Shared s;\n"),
+           ("lists_are_mapped_before_they_are_made", "kascade/map_lists.cu",
+            "MapListsKernel(const MapListsArgs a) {\n"),
            ("lists_are_united_before_they_are_made", "kcache/union.cu", ""),
            ("far_blocks_are_kept_before_they_are_chosen", "infllm/far_ops.cu",
             "  __shared__ int n_missing;\n"),

@@ -55,17 +55,6 @@ std::vector<int32_t> InOrder(const Case& c, size_t list) {
   return order;
 }
 
-Lists Chosen(const Case& c) {
-  Lists lists(c.n_candidates.size() * static_cast<size_t>(c.lists));
-  for (size_t list = 0; list < lists.size(); ++list) {
-    std::vector<int32_t> order = InOrder(c, list);
-    order.resize(std::min(order.size(), static_cast<size_t>(c.chosen)));
-    std::sort(order.begin(), order.end());
-    lists[list] = std::move(order);
-  }
-  return lists;
-}
-
 // The fewest in order whose sum reaches the share, in numbers that round nothing away.
 Lists Expected(const Case& c) {
   Lists lists(c.n_candidates.size() * static_cast<size_t>(c.lists));
@@ -94,37 +83,44 @@ Lists Expected(const Case& c) {
 
 class TopPOn : public OnBackend {
  protected:
+  // What TopP leaves of the lists that TopK, just ahead of it, has chosen.
   Lists Run(const Case& c) {
-    const Lists chosen = Chosen(c);
+    const size_t n_seqs = c.n_candidates.size();
+    const size_t n_lists = n_seqs * static_cast<size_t>(c.lists);
     const auto capacity = static_cast<size_t>(c.chosen);
-    std::vector<int32_t> index(chosen.size() * capacity, -1);
-    std::vector<int32_t> count;
-    for (size_t list = 0; list < chosen.size(); ++list) {
-      std::copy(chosen[list].begin(), chosen[list].end(),
-                index.begin() + static_cast<ptrdiff_t>(list * capacity));
-      count.push_back(static_cast<int32_t>(chosen[list].size()));
-    }
+    std::vector<int32_t> index(n_lists * capacity, -1);
+    std::vector<int32_t> count(n_lists, -1);
     std::vector<SeqMeta> seqs;
     for (const int32_t n : c.kv_len) seqs.push_back({.q_len = 1, .kv_len = n});
-    int32_t* const on_index = OnDevice(index);
-    int32_t* const on_count = OnDevice(count);
-    backend_->Enqueue(
-        MakeCustomArgs(kTopP, TopPArgs{.scores = OnDevice(c.scores),
-                                       .weights = OnDevice(c.weights),
-                                       .seqs = OnDevice(seqs),
-                                       .n_candidates = OnDevice(c.n_candidates),
-                                       .index = on_index,
-                                       .count = on_count,
-                                       .stride = c.stride,
-                                       .share = std::bit_cast<uint64_t>(c.share),
-                                       .window = static_cast<int32_t>(c.weights.size()),
-                                       .lists = c.lists,
-                                       .capacity = c.chosen,
-                                       .n_seqs = static_cast<int32_t>(c.n_candidates.size())}));
-    backend_->Download(index.data(), on_index, index.size() * sizeof(int32_t));
-    backend_->Download(count.data(), on_count, count.size() * sizeof(int32_t));
+    const TopKArgs choice = {.scores = OnDevice(c.scores),
+                             .weights = OnDevice(c.weights),
+                             .seqs = OnDevice(seqs),
+                             .n_candidates = OnDevice(c.n_candidates),
+                             .n_pick = OnDevice(std::vector<int32_t>(n_seqs, c.chosen)),
+                             .index = OnDevice(index),
+                             .count = OnDevice(count),
+                             .stride = c.stride,
+                             .window = static_cast<int32_t>(c.weights.size()),
+                             .lists = c.lists,
+                             .capacity = c.chosen,
+                             .n_seqs = static_cast<int32_t>(n_seqs)};
+    backend_->Enqueue(choice);
+    backend_->Enqueue(MakeCustomArgs(kTopP, TopPArgs{.scores = choice.scores,
+                                                     .weights = choice.weights,
+                                                     .seqs = choice.seqs,
+                                                     .n_candidates = choice.n_candidates,
+                                                     .index = choice.index,
+                                                     .count = choice.count,
+                                                     .stride = choice.stride,
+                                                     .share = std::bit_cast<uint64_t>(c.share),
+                                                     .window = choice.window,
+                                                     .lists = choice.lists,
+                                                     .capacity = choice.capacity,
+                                                     .n_seqs = choice.n_seqs}));
+    backend_->Download(index.data(), choice.index, index.size() * sizeof(int32_t));
+    backend_->Download(count.data(), choice.count, count.size() * sizeof(int32_t));
     Lists left;
-    for (size_t list = 0; list < chosen.size(); ++list) {
+    for (size_t list = 0; list < n_lists; ++list) {
       const auto begin = index.begin() + static_cast<ptrdiff_t>(list * capacity);
       left.emplace_back(begin, begin + count[list]);
     }

@@ -9,8 +9,13 @@ WAIT = "  cuda::GridTrigger();\n  cuda::GridWait();"
 FAULTS_OF_CHOICES = {
     "few_digits_end_early": (KERNELS + "topk.cu", "rank == found.n", "rank <= found.n"),
     "keys_of_a_range_stay_in_their_block": (
-        KERNELS + "topk.cu", "*InBlock(&s.range[at], to) =", "*InBlock(&s.range[at], block) ="),
-    "keys_of_a_block_lie_before_its_own": (KERNELS + "topk.cu", ">= block) continue", "> block) continue"),
+        KERNELS + "topk.cu", ", to) = above;", ", block) = above;"),
+    "keys_of_a_range_begin_behind_their_block": (
+        KERNELS + "topk.cu", "lane < block) of_block", "lane <= block) of_block"),
+    "keys_of_a_block_lie_before_its_own": (
+        KERNELS + "topk.cu", "i < first; i += kThreads) before", "i < n_range; i += kThreads) before"),
+    "keys_above_a_range_are_of_the_next_block": (
+        KERNELS + "topk.cu", "lane == 0 && to > block", "lane == 0 && to >= block"),
     "low_scores_have_a_range": (KERNELS + "topk.cu", "bin <= 1 || bin", "bin < 1 || bin"),
     "first_bins_end_at_the_last_range": (
         KERNELS + "topk.cu", "|| bin == kBins - 1) return", "|| bin == kBins) return"),

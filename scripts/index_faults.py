@@ -20,8 +20,9 @@ FAULTS_OF_INDEX = {
         "src/base/dtype.h", "(u >> 31) * 0xffffu", "(u >> 31) * 0"),
     "scores_by_place_lie_one_behind": (
         "src/backend/score_ops.h", "by_place ? i : token", "by_place ? i + 1 : token"),
-    "keys_of_the_next_block_count_twice": (
-        KERNELS + "topk.cu", "mine + 128 * i + 4 <= in.n", "mine + 128 * i < in.n"),
+    "tokens_past_the_end_have_keys": (
+        "src/backend/cuda/kernels/topk.cu",
+        "mine + 128 * i + j < in.n ? ToKey(in, c.key[i][j]) : kNoKey", "ToKey(in, c.key[i][j])"),
     "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
     "index_digits_of_the_other_tile": (
         INDEX_SCORE, "own ? sums[0][0][at] : sums[1][0][at]", "own ? sums[1][0][at] : sums[0][0][at]"),

@@ -26,8 +26,8 @@ FAULTS_OF_VALUES = {
         "src/engine/placement.cc", 'options.host_reads != "fetch";',
         "!options.host_reads.empty();"),
     "choices_by_the_rows_of_others": (
-        "src/backend/score_ops.h", "seqs[list / lists].q_begin * int64_t{lists} + list % lists",
-        "list"),
+        "src/backend/score_ops.h", "list += (seqs[SeqOf(list)].q_begin - SeqOf(list))",
+        "list += 0 * (seqs[SeqOf(list)].q_begin - SeqOf(list))"),
     "kcache_says_nothing_of_its_logits": (
         "src/policy/kcache/kcache.cc", "    attend.logits = weigh.scores;\n", ""),
     "query_heads_have_no_lists_of_their_own": (

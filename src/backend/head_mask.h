@@ -38,6 +38,7 @@ struct HeadMask {
   OMNIKV_HOST_DEVICE int32_t Head(int32_t i) const {
     if (All()) return i;
     uint64_t left = bits;
+    OMNIKV_ROLLED
     for (; i > 0; --i) left &= left - 1;
     return Ones((left & (~left + 1)) - 1);
   }

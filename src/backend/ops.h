@@ -698,8 +698,8 @@ struct CustomKernels {
   const char* name;
   void (*ref)(const void* args);
   void (*cpu)(const void* args, ThreadPool& pool);
-  // Enqueues it as our kernels are enqueued (cuda/launch.h), with no scratch; null in builds without
-  // CUDA.
+  // Enqueues it as our kernels are enqueued (cuda/launch.h), with no scratch; null in builds
+  // without CUDA.
   void (*cuda)(const void* args, const cuda::Launch& launch);
   // Reads arrays of the backend's memory through `arrays` alone.
   Cost (*cost)(const void* args, HostArrays& arrays);

@@ -541,18 +541,24 @@ struct TopKArgs {
 
   bool operator==(const TopKArgs&) const = default;
 
-  // The scores of list `list` of all sequences' lists, [window, stride].
+  // The sequence of list `list` of all sequences' lists.
+  OMNIKV_HOST_DEVICE int32_t SeqOf(int64_t list) const {
+    return lists == 1 ? static_cast<int32_t>(list) : static_cast<int32_t>(list) / lists;
+  }
+  // The scores of list `list`, [window, stride].
   OMNIKV_HOST_DEVICE const float* ScoresOf(int64_t list) const {
-    if (by_row) list = seqs[list / lists].q_begin * int64_t{lists} + list % lists;
+    if (by_row) list += (seqs[SeqOf(list)].q_begin - SeqOf(list)) * int64_t{lists};
     return scores + list * window * stride;
   }
 
   // Whether candidate i has another score than number i.
   OMNIKV_HOST_DEVICE bool Gathers() const { return among.index != nullptr && !among.by_place; }
 
-  // Candidates of list `list` of all sequences' lists, at most `room()`; and candidate i.
+  // Candidates of a list, at most `room()`; and candidate i.
   OMNIKV_HOST_DEVICE int32_t CandidatesOf(int64_t list) const {
-    return among.index != nullptr ? among.count[list] : n_candidates[list / lists] / unit;
+    if (among.index != nullptr) return among.count[list];
+    const int32_t n = n_candidates[SeqOf(list)];
+    return unit == 1 ? n : n / unit;
   }
   OMNIKV_HOST_DEVICE int64_t room() const {
     return among.index != nullptr ? among.capacity : stride;
@@ -562,7 +568,7 @@ struct TopKArgs {
   }
   // How many of n candidates are chosen.
   OMNIKV_HOST_DEVICE int32_t Picks(int32_t pick, int32_t n) const {
-    const int32_t room = capacity / unit;
+    const int32_t room = unit == 1 ? capacity : capacity / unit;
     const int32_t most = pick < room ? pick : room;
     return most > n ? n : most > 0 ? most : 0;
   }
@@ -573,13 +579,15 @@ struct TopKArgs {
       *to = Candidate(list, i);
       return;
     }
+    OMNIKV_ROLLED
     for (int32_t j = 0; j < unit; ++j) to[j] = i * unit + j;
   }
   // What a list has besides, once `chosen` are chosen for it: a length, and the last tokens.
   OMNIKV_HOST_DEVICE void Finish(int64_t list, int32_t chosen) const {
     int32_t n = chosen * unit;
-    if (unit > 1 && n_pick[list / lists] > 0) {
-      const int32_t all = n_candidates[list / lists];
+    if (unit > 1 && n_pick[SeqOf(list)] > 0) {
+      const int32_t all = n_candidates[SeqOf(list)];
+      OMNIKV_ROLLED
       for (int32_t t = all / unit * unit; t < all && n < capacity; ++t) {
         index[list * capacity + n++] = t;
       }

@@ -1,4 +1,4 @@
-#include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/kernels/cluster.cuh"
 #include "policy/kcache/union.h"
 
 namespace omnikv {
@@ -35,8 +35,6 @@ __global__ void __launch_bounds__(kThreads) UnionKernel(const __grid_constant__ 
   cuda::GridWait();
   const int64_t to = int64_t{blockIdx.y} * a.n_kv_heads + blockIdx.x;
   const int tid = static_cast<int>(threadIdx.x);
-  const int warp = tid / 32;
-  const int lane = tid % 32;
   const int room = a.group * a.capacity;
   const int q_len = a.seqs[blockIdx.y].q_len;
   int32_t* const count = shared;
@@ -69,15 +67,10 @@ __global__ void __launch_bounds__(kThreads) UnionKernel(const __grid_constant__ 
   int side = 0;
   for (int tile = 0; tile < room; tile += kThreads, side ^= 1) {
     const int place = tile + tid;
-    const uint32_t lanes = __ballot_sync(cuda::kAllLanes, place < room && belongs(place));
-    if (lane == 0) sums[side][warp] = __popc(lanes);
-    __syncthreads();
-    int here = total + __popc(lanes & (cuda::kAllLanes >> (31 - lane)));
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) here += sums[side][w];
-      total += sums[side][w];
-    }
-    if (place < room) upto[place] = here;
+    const int own = place < room && belongs(place) ? 1 : 0;
+    const auto sum = cuda::SumInBlock<kWarps>(own, sums[side]);
+    if (place < room) upto[place] = total + sum.before + own;
+    total += sum.total;
   }
   __syncthreads();
   const auto before = [&](int place) { return place == 0 ? 0 : upto[place - 1]; };

@@ -155,7 +155,7 @@ void TopPCuda(const void* args, const cuda::Launch& launch) {
   const int blocks = cluster ? kMaxBlocks : 1;
   const dim3 grid(static_cast<uint32_t>(blocks), static_cast<uint32_t>(a.lists),
                   static_cast<uint32_t>(a.n_seqs));
-  cuda::KernelLaunch(launch, grid, kThreads, 0, cluster ? blocks : 0).Run(TopPKernel, a);
+  cuda::KernelLaunch(launch, grid, kThreads, 0, blocks).Run(TopPKernel, a);
 }
 
 }  // namespace omnikv

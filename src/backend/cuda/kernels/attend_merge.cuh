@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   const auto thread = static_cast<int32_t>(threadIdx.x);
   float2 own = thread < n ? partials.sums[partial(thread)] : float2{-kInf, 0};
   float top = own.x;
+#pragma unroll 1
   for (int32_t i = thread + kThreads; i < n; i += kThreads) {
     top = fmaxf(top, partials.sums[partial(i)].x);
   }
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   for (int w = 0; w < kMergeWarps; ++w) top = fmaxf(top, totals[0][w]);
   const float from = top == -kInf ? 0.0f : top;
   float sum = 0;
+#pragma unroll 1
   for (int32_t i = thread; i < n; i += kThreads) {
     if (i != thread) own = partials.sums[partial(i)];
     weights[i] = exp2f(own.x - from);
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   };
 #pragma unroll
   for (int i = 0; i < kEarly; ++i) add(mine + i * kStep, early[i]);
-#pragma unroll 4
+#pragma unroll 1
   for (int32_t i = mine + kEarly * kStep; i < n; i += kStep) add(i, load(i));
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {

@@ -1,5 +1,9 @@
 // What kernels share on the device: dependent launch, numbers, reductions, asynchronous copies,
 // addresses of K/V rows. Warps have 32 lanes everywhere.
+//
+// Between two launches of a kernel in a step gigabytes of weights pass through the caches, so that
+// its code comes from memory each time: the less code, the faster. Loops that mostly run once or
+// not at all are therefore kept rolled (#pragma unroll 1).
 #pragma once
 
 #include <cuda_bf16.h>

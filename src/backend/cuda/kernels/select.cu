@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps, kReduceBlocks)
   const int slot = meta.pos % a.ring;
   // Of the rows that share a slot, the last one to cover a token gives its score.
   int first = 0;
+#pragma unroll 1
   for (int later = row + 1; !kSome && later < a.n_rows; ++later) {
     const RowMeta other = a.Row(later);
     if (other.seq == meta.seq && other.pos % a.ring == slot) first = max(first, other.pos + 1);

@@ -230,6 +230,7 @@ __device__ __forceinline__ void PrefetchSummaries(const BlockScoreArgs& a, const
   const int first = static_cast<int>(blockIdx.x) * tile_units;
   const int n = min(tile_units, seq.kv_len / a.unit - first);
   const auto lines = static_cast<int>(CeilDiv(s.row_bytes, 128));
+#pragma unroll 1
   for (auto i = static_cast<int>(threadIdx.x); i < n * lines; i += 32 * kScoreWarps) {
     const int unit = first + i / lines;
     const int32_t* entry = s.block_table + seq.table_off + unit / s.block_units * s.unit_blocks;
@@ -348,10 +349,12 @@ __global__ void __launch_bounds__(32 * kScoreWarps,
     }
     __syncthreads();
     const int items = tiling.items / a.lists;  // of a list
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < a.lists * tile_units; i += 32 * kScoreWarps) {
       const int list = i / tile_units;
       const int unit = tile * tile_units + i % tile_units;
       float score = none;
+#pragma unroll 1
       for (int item = list * items; item < (list + 1) * items; ++item) {
         score = Combine(max_heads, score, found[item * tile_units + i % tile_units]);
       }

@@ -22,7 +22,6 @@ constexpr int kDigitBits = 11;
 constexpr int kDigits = 4;                  // at most: one of fine bins, then all 32 bits
 constexpr int kOwnKeys = 4 * kThreads;      // that a block lists, at most
 constexpr int kRangeKeys = 2 * kThreads;    // that all blocks get, at most
-constexpr int kBlockBits = 4;               // of the number of a block
 constexpr int64_t kWideTokens = 64 * 1024;  // room for more: a cluster of 16 where the card can
 
 // Keys that agree with `low` above their last `shift` bits.
@@ -80,13 +79,12 @@ struct alignas(16) Shared {
   uint32_t bins[kBins];             // this block's keys by digit
   uint32_t totals[kDigits][kBins];  // the cluster's: each block adds up its share of the bins
   uint32_t few_bins[3][kFewBins];   // the keys of the range by their next digits
-  uint32_t own[kOwnKeys + 128];     // listed keys; of whole chunks
+  uint32_t own[kOwnKeys];           // listed keys
   int own_at[kOwnKeys];             // where in this block they are
-  uint32_t range[kRangeKeys];       // all blocks' keys of the range, less its beginning, and
-                                    // their block
-  uint32_t n_range;
+  uint32_t range[kRangeKeys];       // all blocks' keys of the range, less its beginning, in order
   uint32_t warp_sums[2][kWarps];
   FewFound found;
+  uint32_t range_before;                // the range's keys of the blocks before this one
   uint32_t above, equal;                // this block's keys above and equal to the key of rank k
   uint32_t above_before, equal_before;  // those of the blocks before it
 };
@@ -124,39 +122,35 @@ template <int kQuads>
 __device__ __forceinline__ Chunk<kQuads> LoadChunk(const Keys& in, int at) {
   Chunk<kQuads> c;
   const int mine = at + static_cast<int>(threadIdx.x) % 32 * 4;
-  const auto to_keys = [&](int i, uint4 raw) {
-    c.key[i][0] = ToKey(in, raw.x);
-    c.key[i][1] = ToKey(in, raw.y);
-    c.key[i][2] = ToKey(in, raw.z);
-    c.key[i][3] = ToKey(in, raw.w);
-  };
   const auto load = [&](int i) {
-    return __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
+    const auto four = __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
+    c.key[i][0] = four.x;
+    c.key[i][1] = four.y;
+    c.key[i][2] = four.z;
+    c.key[i][3] = four.w;
   };
-  uint4 raw[kQuads];  // all loads are under way together
-  if (in.aligned && at + kChunk<kQuads> <= in.n) {
+  // All loads are under way together. At the end of the keys a lane has fewer fours, or not all of
+  // one.
+  if (in.aligned && at + kChunk<kQuads> <= in.n) [[likely]] {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) raw[i] = load(i);
+    for (int i = 0; i < kQuads; ++i) load(i);
+  } else {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) to_keys(i, raw[i]);
-    return c;
-  }
-  // The same at the end of the keys, where a lane has fewer fours, or not all of one.
-  const auto whole = [&](int i) { return in.aligned && mine + 128 * i + 4 <= in.n; };
+    for (int i = 0; i < kQuads; ++i) {
+      const int left = in.n - mine - 128 * i;
+      if (in.aligned && left >= 4) {
+        load(i);
+        continue;
+      }
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    if (whole(i)) raw[i] = load(i);
-  }
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    if (whole(i)) {
-      to_keys(i, raw[i]);
-      continue;
+      for (int j = 0; j < 4; ++j) c.key[i][j] = j < left ? __ldcg(in.from + mine + 128 * i + j) : 0;
     }
+  }
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int t = mine + 128 * i + j;
-      c.key[i][j] = t < in.n ? ToKey(in, __ldcg(in.from + t)) : kNoKey;
+      c.key[i][j] = mine + 128 * i + j < in.n ? ToKey(in, c.key[i][j]) : kNoKey;
     }
   }
   return c;
@@ -178,7 +172,9 @@ __device__ __forceinline__ void KeepChunk(const Keys& in, int at, const Chunk<kQ
 // As LoadChunk, after KeepChunk has seen every chunk. Each warp reads what it kept itself.
 template <int kQuads>
 __device__ __forceinline__ Chunk<kQuads> ReadChunk(const Keys& in, int at) {
-  if (at >= in.n_kept) return LoadChunk<kQuads>(in, at);
+  if (at >= in.n_kept) [[unlikely]] {
+    return LoadChunk<kQuads>(in, at);
+  }
   Chunk<kQuads> c;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
@@ -200,15 +196,8 @@ __device__ __forceinline__ int HighBin() {
 // where the bins of this thread hold `high` and `low` elements. {1, 0, rank} when there are fewer
 // elements.
 __device__ __forceinline__ FewFound FindBin(Shared& s, uint32_t high, uint32_t low, uint32_t rank) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t prefix = WarpPrefix(high + low);
-  if (lane == 31) s.warp_sums[0][warp] = prefix;
-  __syncthreads();
-  const uint32_t sum = s.warp_sums[0][lane];
-  const uint32_t warps_before = __shfl_sync(kAllLanes, WarpPrefix(sum) - sum, warp);
-  const uint32_t end = warps_before + prefix;
-  const uint32_t begin = end - high - low;
+  const uint32_t begin = SumInBlock<kWarps>(high + low, s.warp_sums[0]).before;
+  const uint32_t end = begin + high + low;
   if (begin < rank && rank <= end) {
     const bool in_high = rank <= begin + high;
     s.found = {static_cast<uint32_t>(HighBin() - (in_high ? 0 : 1)), in_high ? high : low,
@@ -268,15 +257,15 @@ __device__ __forceinline__ void CountNext(const Keys& in, const Range& range, in
   }
 }
 
-// Calls put(n, i, key) for the keys above `threshold` and the first `ties` of those equal to it, of
-// which `above` and `equal` lie before this block: i is the key's place in the block, n how many
-// such keys lie before it. Returns `above`, and those of the block.
-template <int kQuads, typename Put>
-__device__ __forceinline__ uint32_t Collect(const Keys& in, uint32_t threshold, uint32_t ties,
-                                            uint32_t above, uint32_t equal, Shared& s,
-                                            const Put& put) {
+// Writes the tokens of the keys above `threshold`, and of the first `ties` of those equal to it, of
+// which s.above_before and s.equal_before lie before this block.
+template <int kQuads>
+__device__ __forceinline__ void Collect(const TopKArgs& a, int64_t list, const Keys& in,
+                                        uint32_t threshold, uint32_t ties, Shared& s) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint32_t above = s.above_before;
+  uint32_t equal = s.equal_before;
   int turn = 0;
   for (int tile = 0; tile < in.n; tile += kTile<kQuads>, turn ^= 1) {
     const int at = tile + warp * kChunk<kQuads>;
@@ -315,7 +304,8 @@ __device__ __forceinline__ uint32_t Collect(const Keys& in, uint32_t threshold, 
           const uint32_t n_above = above + (at_key & 0xffff);
           const uint32_t n_equal = equal + (at_key >> 16);
           if (key > threshold || n_equal < ties) {
-            put(static_cast<int>(n_above + min(n_equal, ties)), at + 128 * i + 4 * lane + j, key);
+            a.Put(list, static_cast<int>(n_above + min(n_equal, ties)),
+                  in.first + at + 128 * i + 4 * lane + j);
           }
           at_key += key > threshold ? 1u : 0x10000u;
         }
@@ -325,80 +315,139 @@ __device__ __forceinline__ uint32_t Collect(const Keys& in, uint32_t threshold, 
     above += total & 0xffff;
     equal += total >> 16;
   }
-  return above;
 }
 
-// The end of a selection whose key of rank k is number `rank` of a range of few keys.
+// Lists this block's keys that are not below `low`, few of all, in order; returns how many.
+template <int kQuads>
+__device__ __forceinline__ int ListKeys(const Keys& in, uint32_t low, Shared& s) {
+  static_assert(kQuads <= 4);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto byte = [](uint32_t word, int i) { return static_cast<int>(word >> 8 * i & 0xff); };
+  int n = 0;
+  int turn = 0;
+  for (int tile = 0; tile < in.n; tile += kTile<kQuads>, turn ^= 1) {
+    const int first = tile + warp * kChunk<kQuads>;
+    Chunk<kQuads> c{};
+    if (first < in.n) c = ReadChunk<kQuads>(in, first);
+    uint32_t here = 0;  // how many of each four: a byte, since a warp has at most 128
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) here += c.key[i][j] >= low ? 1u << 8 * i : 0;
+    }
+    const uint32_t upto = WarpPrefix(here);
+    const uint32_t of_warp = __shfl_sync(kAllLanes, upto, 31);
+    if (lane == 0) s.warp_sums[turn][warp] = __dp4a(of_warp, 0x01010101u, 0u);
+    __syncthreads();
+    const uint32_t sum = s.warp_sums[turn][lane];
+    int before = n + static_cast<int>(__reduce_add_sync(kAllLanes, lane < warp ? sum : 0));
+    n += static_cast<int>(__reduce_add_sync(kAllLanes, sum));
+    if (here == 0) continue;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      int at = before + byte(upto - here, i);
+      before += byte(of_warp, i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (c.key[i][j] < low) continue;
+        s.own[at] = c.key[i][j];
+        s.own_at[at] = first + 128 * i + 4 * lane + j;
+        ++at;
+      }
+    }
+  }
+  return n;
+}
+
+// The end of a selection whose key of rank k is number found.rank of a range of found.n keys, few.
 template <int kQuads>
 __device__ __forceinline__ void CollectListed(const TopKArgs& a, int64_t list, const Keys& in,
-                                              int n_blocks, const Range& range, uint32_t rank,
+                                              int n_blocks, const Range& range, FewFound found,
                                               Shared& s) {
   const int block = static_cast<int>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x);
+  const int warp = tid / 32;
   const int lane = tid % 32;
-  const auto n_own = static_cast<int>(
-      Collect<kQuads>(in, range.low - 1, 0, 0, 0, s, [&s](int n, int i, uint32_t key) {
-        s.own[n] = key;
-        s.own_at[n] = i;
-      }));
-  if (tid < 128) s.own[n_own + tid] = kNoKey;
+  uint32_t of_block = 0;  // the range's keys of each block before this one
+  if (warp == 0 && lane < block) of_block = *InBlock(&s.bins[found.bin], lane);
+  const int n_own = ListKeys<kQuads>(in, range.low, s);
+  if (warp == 0) {
+    of_block = __reduce_add_sync(kAllLanes, of_block);
+    if (lane == 0) s.range_before = of_block;
+  }
   __syncthreads();
-  for (int i = tid; i - lane < n_own; i += kThreads) {
-    const uint32_t above = i < n_own ? s.own[i] - range.low : 0;
-    const bool in_range = i < n_own && above >> range.shift == 0;
-    const uint32_t of_range = __ballot_sync(kAllLanes, in_range);
-    const int n_above = min(n_own - (i - lane), 32) - __popc(of_range);
-    uint32_t first = 0;
-    if (lane < n_blocks) {
-      if (of_range != 0) first = atomicAdd(InBlock(&s.n_range, lane), __popc(of_range));
-      if (lane > block && n_above > 0) atomicAdd(InBlock(&s.above_before, lane), n_above);
+  const auto first = static_cast<int>(s.range_before);
+  // A warp a block: sends it this block's keys of the range, and how many are above.
+  for (int to = warp; to < n_blocks; to += kWarps) {
+    int at = first;
+    for (int i = lane; i - lane < n_own; i += 32) {
+      const uint32_t above = i < n_own ? s.own[i] - range.low : 0;
+      const bool in_range = i < n_own && above >> range.shift == 0;
+      const uint32_t lanes = __ballot_sync(kAllLanes, in_range);
+      if (in_range) *InBlock(&s.range[at + __popc(lanes & ((1u << lane) - 1))], to) = above;
+      at += __popc(lanes);
     }
-    for (int to = 0; to < n_blocks && of_range != 0; ++to) {
-      const uint32_t at = __shfl_sync(kAllLanes, first, to) + __popc(of_range & ((1u << lane) - 1));
-      if (in_range) *InBlock(&s.range[at], to) = above << kBlockBits | static_cast<uint32_t>(block);
+    const int n_above = n_own - (at - first);
+    if (lane == 0 && to > block) {
+      atomicAdd(InBlock(&s.above_before, to), static_cast<uint32_t>(n_above));
     }
   }
   ClusterSync();  // the last use of another block's memory lies before
 
-  const auto n_range = static_cast<int>(s.n_range);
+  const auto n_range = static_cast<int>(found.n);
+  uint32_t rank = found.rank;
   uint32_t threshold = 0;  // above the beginning of the range: the digits found
   int shift = range.shift;
 #pragma unroll 1
   for (int digit = 0; shift > 0; ++digit) {
     const int n_bits = min(shift, 8);
     shift -= n_bits;
+#pragma unroll 1
     for (int i = tid; i < n_range; i += kThreads) {
-      const uint32_t bin = (s.range[i] >> kBlockBits ^ threshold) >> shift;
+      const uint32_t bin = (s.range[i] ^ threshold) >> shift;
       if (bin >> n_bits == 0) atomicAdd(&s.few_bins[digit][bin], 1u);
     }
     __syncthreads();
     if (tid < 32) {  // other warps that look for the same would be in the way
-      const FewFound found = FindFew(s.few_bins[digit], rank);
-      if (tid == 0) s.found = found;
+      const FewFound few = FindFew(s.few_bins[digit], rank);
+      if (tid == 0) s.found = few;
     }
     __syncthreads();
     threshold |= s.found.bin << shift;
     rank = s.found.rank;
     if (rank == s.found.n) break;  // all of them are chosen
   }
-  uint32_t before = 0;  // in earlier blocks: keys above (low half) and equal (high half)
-  for (int i = tid; i < n_range; i += kThreads) {
-    const uint32_t key = s.range[i] >> kBlockBits;
-    if (static_cast<int>(s.range[i] & ((1u << kBlockBits) - 1)) >= block) continue;
-    before += key > threshold ? 1u : key == threshold ? 0x10000u : 0u;
-  }
+  // Keys above (low half) and equal: of the range's in earlier blocks, and this thread's.
+  const auto count = [](uint32_t key, uint32_t than) {
+    return key > than ? 1u : key == than ? 0x10000u : 0u;
+  };
+  uint32_t before = 0;
+#pragma unroll 1
+  for (int i = tid; i < first; i += kThreads) before += count(s.range[i], threshold);
   before = __reduce_add_sync(kAllLanes, before);
   if (lane == 0 && before != 0) {
     atomicAdd(&s.above_before, before & 0xffff);
     atomicAdd(&s.equal_before, before >> 16);
   }
-  __syncthreads();
-  Keys own = in;
-  own.n = n_own;
-  own.kept = s.own;
-  own.n_kept = kOwnKeys;
-  Collect<1>(own, range.low | threshold, rank, s.above_before, s.equal_before, s,
-             [&](int n, int i, uint32_t) { a.Put(list, n, in.first + s.own_at[i]); });
+  const int each = (n_own + kThreads - 1) / kThreads;
+  const int begin = min(n_own, each * tid);
+  const int end = min(n_own, begin + each);
+  threshold |= range.low;
+  uint32_t here = 0;
+#pragma unroll 1
+  for (int i = begin; i < end; ++i) here += count(s.own[i], threshold);
+  here = SumInBlock<kWarps>(here, s.warp_sums[0]).before;
+  uint32_t n_above = s.above_before + (here & 0xffff);
+  uint32_t n_equal = s.equal_before + (here >> 16);
+  for (int i = begin; i < end; ++i) {
+    const uint32_t key = s.own[i];
+    if (key > threshold || (key == threshold && n_equal < rank)) {
+      a.Put(list, static_cast<int>(n_above + min(n_equal, rank)), in.first + s.own_at[i]);
+    }
+    n_above += key > threshold ? 1 : 0;
+    n_equal += key == threshold ? 1 : 0;
+  }
 }
 
 // Grid: x the blocks of a cluster, y lists, z sequences. `window_keys` [n_seqs, lists, key_stride],
@@ -417,18 +466,18 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
   const int block = static_cast<int>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x);
+  const int64_t seq = blockIdx.z;
+  const int64_t list = seq * gridDim.y + blockIdx.y;
   GridTrigger();
-  PrefetchSelection(a, blockIdx.z);
+  PrefetchSelection(a, seq);
   for (int i = tid; i < kBins; i += kThreads) s.bins[i] = 0;
   for (int i = tid; i < kDigits * kBins; i += kThreads) (&s.totals[0][0])[i] = 0;
   for (int i = tid; i < 3 * kFewBins; i += kThreads) (&s.few_bins[0][0])[i] = 0;
-  if (tid == 0) s.n_range = s.above = s.equal = s.above_before = s.equal_before = 0;
+  if (tid == 0) s.above = s.equal = s.above_before = s.equal_before = 0;
   __syncthreads();
   ClusterArrive();
   GridWait();
 
-  const int64_t seq = blockIdx.z;
-  const int64_t list = seq * gridDim.y + blockIdx.y;
   if (a.keep != nullptr && a.keep[seq] != 0) return ClusterWait();
   const int n = a.CandidatesOf(list);
   const int k = a.Picks(a.n_pick[seq], n);
@@ -438,57 +487,57 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (k == 0 || k == n) return ClusterWait();
 
-  const int width = static_cast<int>(CeilDiv(n, 4 * n_blocks)) * 4;
-  const int first = min(n, block * width);
+  const uint32_t* const keys = window_keys == nullptr
+                                   ? reinterpret_cast<const uint32_t*>(a.ScoresOf(list))
+                                   : window_keys + list * key_stride;
   Keys in;
   in.scores = window_keys == nullptr;
-  in.from = (in.scores ? reinterpret_cast<const uint32_t*>(a.ScoresOf(list))
-                       : window_keys + list * key_stride) +
-            first;
-  in.n = min(width, n - first);
   in.weight = in.scores ? a.weights[0] : 1.0f;
-  in.aligned = reinterpret_cast<uintptr_t>(in.from) % sizeof(uint4) == 0;
   in.kept = reinterpret_cast<uint32_t*>(&s + 1);
   in.n_kept = n_kept;
-  in.first = first;
+  const int width = static_cast<int>(CeilDiv(n, 4 * n_blocks)) * 4;
+  in.first = min(n, block * width);
+  in.from = keys + in.first;
+  in.n = min(width, n - in.first);
+  in.aligned = reinterpret_cast<uintptr_t>(in.from) % sizeof(uint4) == 0;
+  CountFirst<kQuads>(in, static_cast<uint32_t>(k), s);
+  ClusterWait();  // every block runs and has zeroed what others add to
+  __syncthreads();
 
   FewFound found{.rank = static_cast<uint32_t>(k)};
   Range range{0, 32};
   uint32_t above = 0;
-  bool few = false;
-  for (int digit = 0; range.shift > 0 && !few; ++digit) {
-    const int shift = max(range.shift - kDigitBits, 0);
-    if (digit == 0) {
-      CountFirst<kQuads>(in, static_cast<uint32_t>(k), s);
-      ClusterWait();  // every block runs and has zeroed what others add to
-    } else {
-      CountNext<kQuads>(in, range, shift, s);
-    }
-    __syncthreads();
+  const int high_bin = HighBin();
+  const int low_bin = high_bin - 1;
+  for (int digit = 0, shift = 0;; ++digit) {
     // The blocks add up their bins, each block a share of them.
-    const int high_bin = HighBin();
-    const int low_bin = high_bin - 1;
     const uint32_t high = s.bins[high_bin];
     const uint32_t low = s.bins[low_bin];
-    s.bins[high_bin] = 0;
-    s.bins[low_bin] = 0;
     uint32_t* total = InBlock(&s.totals[digit][low_bin], low_bin / (kBins / n_blocks));
     if (low != 0) atomicAdd(total, low);
     if (high != 0) atomicAdd(total + 1, high);
     ClusterSync();
-    found = FindBin(s, total[1], total[0], found.rank);
+    const uint2 of_bins = *reinterpret_cast<const uint2*>(total);
+    found = FindBin(s, of_bins.y, of_bins.x, found.rank);
     range = digit == 0 ? OfFirstBin(found.bin) : Range{range.low | found.bin << shift, shift};
     if (range.shift == 32) {
       found.rank = static_cast<uint32_t>(k);
-      continue;
+    } else {
+      if (found.n <= kRangeKeys && static_cast<uint32_t>(k) - found.rank + found.n <= kOwnKeys) {
+        return CollectListed<kQuads>(a, list, in, n_blocks, range, found, s);
+      }
+      const auto bin = static_cast<int>(found.bin);
+      above += (high_bin > bin ? high : 0) + (low_bin > bin ? low : 0);
+      if (low_bin == bin) s.equal = low;
+      if (high_bin == bin) s.equal = high;
+      if (range.shift == 0) break;
     }
-    few = found.n <= kRangeKeys && static_cast<uint32_t>(k) - found.rank + found.n <= kOwnKeys;
-    const auto bin = static_cast<int>(found.bin);
-    above += (high_bin > bin ? high : 0) + (low_bin > bin ? low : 0);
-    if (low_bin == bin) s.equal = low;
-    if (high_bin == bin) s.equal = high;
+    s.bins[high_bin] = s.bins[low_bin] = 0;
+    __syncthreads();
+    shift = max(range.shift - kDigitBits, 0);
+    CountNext<kQuads>(in, range, shift, s);
+    __syncthreads();
   }
-  if (few) return CollectListed<kQuads>(a, list, in, n_blocks, range, found.rank, s);
   above = __reduce_add_sync(kAllLanes, above);
   if (tid % 32 == 0 && above != 0) atomicAdd(&s.above, above);
   __syncthreads();
@@ -497,8 +546,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     atomicAdd(InBlock(&s.equal_before, tid), s.equal);
   }
   ClusterSync();  // the last use of another block's memory lies before
-  Collect<kQuads>(in, range.low, found.rank, s.above_before, s.equal_before, s,
-                  [&](int n_before, int i, uint32_t) { a.Put(list, n_before, in.first + i); });
+  Collect<kQuads>(a, list, in, range.low, found.rank, s);
 }
 
 // --- TopK of few tokens: one block a list, whose threads hold the keys of consecutive tokens. The
@@ -518,6 +566,7 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
   const int64_t seq = blockIdx.z;
   PrefetchSelection(a, seq);
   const int tid = static_cast<int>(threadIdx.x);
+#pragma unroll 1
   for (int i = tid; i < 4 * kFewBins; i += 32 * kWarpsOfBlock) (&bins[0][0])[i] = 0;
   __syncthreads();
   GridWait();

@@ -92,6 +92,7 @@ __device__ __forceinline__ Threshold FindThreshold(int n_own, const KeyAt& key, 
   for (int digit = 0; shift > 0; ++digit) {
     const int n_bits = min(shift, 8);
     shift -= n_bits;
+#pragma unroll 1
     for (int i = 0; i < n_own; ++i) {
       const uint32_t v = key(i);
       const uint32_t bin = (v ^ threshold) >> shift;

@@ -125,9 +125,11 @@ __device__ __forceinline__ void WriteMap(const TopKArgs& a, int64_t list, const 
   const int end = min(n_words, begin + per);
   uint32_t n_above = 0;
   uint32_t n_equal = 0;
+#pragma unroll 1
   for (int w = begin; w < end; ++w) n_above += __popc(above[w]), n_equal += __popc(equal[w]);
   n_above = SumInBlock<kWarps>(n_above, s.above).before;
   n_equal = SumInBlock<kWarps>(n_equal, s.equal).before;
+#pragma unroll 1
   for (int w = begin; w < end; ++w) {
     const uint32_t of_above = above[w];
     for (uint32_t left = of_above | equal[w]; left != 0; left &= left - 1) {
@@ -155,6 +157,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   const int64_t seq = blockIdx.z;
   PrefetchSelection(a, seq);
   if (tid == 0) PrefetchL2(a.seqs + seq);
+#pragma unroll 1
   for (int i = tid; i < 4 * kFewBins; i += kThreads) (&s.digits.bins[0][0])[i] = 0;
   if (tid < kMostPicks) s.highest[tid] = kNoKey;
   if (tid == 0) s.own.n = s.all.n = s.n_best = 0;
@@ -217,6 +220,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
     if (tid == 0) s.base = atomicAdd(InBlock(&s.all.n, 0), s.own.n);
     __syncthreads();
     const auto n_own = static_cast<int>(min(s.own.n, kListed - min(s.base, uint32_t{kListed})));
+#pragma unroll 1
     for (int i = tid; i < n_own; i += kThreads) {
       *InBlock(&s.all.key[s.base + i], 0) = s.own.key[i];
       *InBlock(&s.all.token[s.base + i], 0) = s.own.token[i];
@@ -237,6 +241,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   const Threshold least = FindThreshold(n_mine, mine, span, k, s.digits);
   // Calls visit(token, is_equal) for those that are not below it.
   const auto visit_best = [&](const auto& visit) {
+#pragma unroll 1
     for (int i = 0; i < n_mine; ++i) {
       const uint32_t key = mine(i);
       const int at = tid + kThreads * i;
@@ -257,6 +262,7 @@ __global__ void __launch_bounds__(kThreads, 3) BoundedKernel(const TopKArgs a, i
   const int n_words = (n + 31) / 32;
   uint32_t* const above = highest_of_four;
   uint32_t* const equal = above + n_words;
+#pragma unroll 1
   for (int w = tid; w < 2 * n_words; w += kThreads) above[w] = 0;
   __syncthreads();
   visit_best([&](int token, bool is_equal) {

@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t seq = blockIdx.z;
   PrefetchSelection(a, seq);
   const int tid = static_cast<int>(threadIdx.x);
+#pragma unroll 1
   for (int i = tid; i < 4 * kFewBins; i += kThreads) (&s.digits.bins[0][0])[i] = 0;
   for (int i = tid; i < kMostGroups; i += kThreads) s.highest[i] = kNoKey;
   if (tid < 32) s.lowest[tid] = ~kNoKey;
@@ -126,6 +127,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     put(4 * four + 3, fours[i].w);
   }
   if (!in_fours) {
+#pragma unroll 1
     for (int t = tid; t < n; t += kThreads) {
       put(t, __ldcg(from + (gathers ? a.Candidate(list, t) : t)));
     }

@@ -79,6 +79,7 @@ __device__ void FindSlots(const WorkingSetArgs& a, uint32_t step, int32_t missin
   const int32_t own_age = kThreads - 1 - thread;
   int32_t of_age = 0;
   int32_t before = 0;  // of them in lower blocks
+#pragma unroll 4
   for (int32_t b = 0; b < blocks; ++b) {
     const int32_t n = *InBlock(&s.ages[own_age], b);
     of_age += n;
@@ -164,6 +165,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
   const int32_t own_row = row_of(seq.kv_len - 1);
   const int32_t wider = a.wider_count != nullptr ? *a.wider_count : 0;
+#pragma unroll 1
   for (int32_t i = block * kThreads + thread; i < wider; i += blocks * kThreads) {
     const int32_t slot = a.slot_of[a.wider[i]];
     if (slot >= 0) a.used[slot] = SlotBelow(a.used[slot], step);
@@ -208,6 +210,7 @@ __global__ void __launch_bounds__(kThreads)
   ClusterSync();
   int32_t missing = 0;
   int32_t given = 0;  // in lower blocks
+#pragma unroll 4
   for (int32_t b = 0; b < blocks; ++b) {
     const int32_t of_block = *InBlock(&s.missed, b);
     missing += of_block;

@@ -39,7 +39,7 @@ struct Resources {
 
 // Expects that nothing is held now that was not `before`, over `repeats` repetitions in between.
 // Less than 320 KiB of memory lost at each would go unseen: the smallest model of these tests takes
-// more.
+// more. The card's memory is counted for all processes together: no other may use it meanwhile.
 inline void ExpectNoLeak(const Resources& before, int repeats) {
   const Resources after = Resources::Now();
   const int64_t tolerance = std::max<int64_t>(repeats, 50) * (320 << 10);
@@ -51,7 +51,7 @@ inline void ExpectNoLeak(const Resources& before, int repeats) {
   EXPECT_LT(after.resident, before.resident + tolerance) << repeats << " repetitions left memory";
 #endif
   EXPECT_LT(after.device, before.device + tolerance)
-      << repeats << " repetitions left memory of the card";
+      << repeats << " repetitions left memory of the card, or another process took some";
 }
 
 }  // namespace omnikv

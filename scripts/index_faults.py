@@ -21,7 +21,7 @@ FAULTS_OF_INDEX = {
     "scores_by_place_lie_one_behind": (
         "src/backend/score_ops.h", "by_place ? i : token", "by_place ? i + 1 : token"),
     "tokens_past_the_end_have_keys": (
-        "src/backend/cuda/kernels/topk.cu",
+        KERNELS + "topk.cu",
         "mine + 128 * i + j < in.n ? ToKey(in, c.key[i][j]) : kNoKey", "ToKey(in, c.key[i][j])"),
     "index_digits_of_another_base": (INDEX_SCORE, "c[0][at] * 256", "c[0][at] * 255"),
     "index_digits_of_the_other_tile": (

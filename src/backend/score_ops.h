@@ -541,6 +541,8 @@ struct TopKArgs {
 
   bool operator==(const TopKArgs&) const = default;
 
+  // Those that n tokens have, by a division only where units are not tokens: it is long on a card.
+  OMNIKV_HOST_DEVICE int32_t WholeUnits(int32_t n) const { return unit == 1 ? n : n / unit; }
   // The sequence of list `list` of all sequences' lists.
   OMNIKV_HOST_DEVICE int32_t SeqOf(int64_t list) const {
     return lists == 1 ? static_cast<int32_t>(list) : static_cast<int32_t>(list) / lists;
@@ -557,8 +559,7 @@ struct TopKArgs {
   // Candidates of a list, at most `room()`; and candidate i.
   OMNIKV_HOST_DEVICE int32_t CandidatesOf(int64_t list) const {
     if (among.index != nullptr) return among.count[list];
-    const int32_t n = n_candidates[SeqOf(list)];
-    return unit == 1 ? n : n / unit;
+    return WholeUnits(n_candidates[SeqOf(list)]);
   }
   OMNIKV_HOST_DEVICE int64_t room() const {
     return among.index != nullptr ? among.capacity : stride;
@@ -568,7 +569,7 @@ struct TopKArgs {
   }
   // How many of n candidates are chosen.
   OMNIKV_HOST_DEVICE int32_t Picks(int32_t pick, int32_t n) const {
-    const int32_t room = unit == 1 ? capacity : capacity / unit;
+    const int32_t room = WholeUnits(capacity);
     const int32_t most = pick < room ? pick : room;
     return most > n ? n : most > 0 ? most : 0;
   }

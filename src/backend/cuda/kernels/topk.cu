@@ -116,6 +116,13 @@ constexpr int kTile = kWarps* kChunk<kQuads>;
 template <int kQuads>
 struct Chunk {
   uint32_t key[kQuads][4];
+
+  __device__ void Set(int i, uint4 four) {
+    key[i][0] = four.x;
+    key[i][1] = four.y;
+    key[i][2] = four.z;
+    key[i][3] = four.w;
+  }
 };
 
 template <int kQuads>
@@ -123,11 +130,7 @@ __device__ __forceinline__ Chunk<kQuads> LoadChunk(const Keys& in, int at) {
   Chunk<kQuads> c;
   const int mine = at + static_cast<int>(threadIdx.x) % 32 * 4;
   const auto load = [&](int i) {
-    const auto four = __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i));
-    c.key[i][0] = four.x;
-    c.key[i][1] = four.y;
-    c.key[i][2] = four.z;
-    c.key[i][3] = four.w;
+    c.Set(i, __ldcg(reinterpret_cast<const uint4*>(in.from + mine + 128 * i)));
   };
   // All loads are under way together. At the end of the keys a lane has fewer fours, or not all of
   // one.
@@ -177,13 +180,7 @@ __device__ __forceinline__ Chunk<kQuads> ReadChunk(const Keys& in, int at) {
   }
   Chunk<kQuads> c;
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    const uint4 four = *KeptAt(in, at, i);
-    c.key[i][0] = four.x;
-    c.key[i][1] = four.y;
-    c.key[i][2] = four.z;
-    c.key[i][3] = four.w;
-  }
+  for (int i = 0; i < kQuads; ++i) c.Set(i, *KeptAt(in, at, i));
   return c;
 }
 
@@ -279,8 +276,7 @@ __device__ __forceinline__ void Collect(const TopKArgs& a, int64_t list, const K
       here[i] = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint32_t key = c.key[i][j];
-        here[i] += key > threshold ? 1u : key == threshold ? 0x10000u : 0u;
+        here[i] += AboveAndEqual(c.key[i][j], threshold);
       }
       mine += here[i];
     }
@@ -419,12 +415,9 @@ __device__ __forceinline__ void CollectListed(const TopKArgs& a, int64_t list, c
     if (rank == s.found.n) break;  // all of them are chosen
   }
   // Keys above (low half) and equal: of the range's in earlier blocks, and this thread's.
-  const auto count = [](uint32_t key, uint32_t than) {
-    return key > than ? 1u : key == than ? 0x10000u : 0u;
-  };
   uint32_t before = 0;
 #pragma unroll 1
-  for (int i = tid; i < first; i += kThreads) before += count(s.range[i], threshold);
+  for (int i = tid; i < first; i += kThreads) before += AboveAndEqual(s.range[i], threshold);
   before = __reduce_add_sync(kAllLanes, before);
   if (lane == 0 && before != 0) {
     atomicAdd(&s.above_before, before & 0xffff);
@@ -436,7 +429,7 @@ __device__ __forceinline__ void CollectListed(const TopKArgs& a, int64_t list, c
   threshold |= range.low;
   uint32_t here = 0;
 #pragma unroll 1
-  for (int i = begin; i < end; ++i) here += count(s.own[i], threshold);
+  for (int i = begin; i < end; ++i) here += AboveAndEqual(s.own[i], threshold);
   here = SumInBlock<kWarps>(here, s.warp_sums[0]).before;
   uint32_t n_above = s.above_before + (here & 0xffff);
   uint32_t n_equal = s.equal_before + (here >> 16);
@@ -610,7 +603,7 @@ __global__ void __launch_bounds__(32 * kWarpsOfBlock)
   uint32_t here = 0;  // keys above (low half) and equal (high half)
 #pragma unroll
   for (int i = 0; i < kFewHeld; ++i) {
-    here += key[i] > threshold ? 1u : key[i] == threshold ? 0x10000u : 0u;
+    here += AboveAndEqual(key[i], threshold);
   }
   uint32_t at = SumInBlock<kWarpsOfBlock>(here, sums).before;
 #pragma unroll

@@ -29,6 +29,11 @@ __device__ __forceinline__ uint32_t KeyOf(float v) {
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
+// One for a key above `than`, 1 << 16 for one equal to it: two counts in one word.
+__device__ __forceinline__ uint32_t AboveAndEqual(uint32_t key, uint32_t than) {
+  return key > than ? 1u : key == than ? 0x10000u : 0u;
+}
+
 // --- Digits of eight bits of a key, which bins of shared memory count.
 
 inline constexpr int kFewBins = 256;

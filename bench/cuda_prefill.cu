@@ -154,7 +154,7 @@ class Attention {
     std::printf(
         "%-22s %-10s heads %d/%d of %3d %-4s blocks of %3d: o %.1e, lse %.1e of the largest%s\n",
         what, Kernel(), args.n_heads, args.kv.n_kv_heads, args.kv.dk,
-        args.kv.k.dtype == DType::kF16 ? "f16" : "bf16", args.kv.block_tokens, o, lse,
+        args.kv.k.dtype == DType::kF16 ? "f16" : "bf16", int32_t{args.kv.block_tokens}, o, lse,
         ok ? "" : "  TOO MUCH");
   }
 

@@ -650,7 +650,7 @@ CHECKS = {
     "engine": (
         "engine_test",
         "*AheadTest*/cuda:*BatchTest*/cuda:*PolicySessionOn*/cuda:*SparsePromptsOn*/cuda", 180),
-    "disk": ("cuda_backend_test", "CudaDisk*", 60),
+    "lanes": ("cuda_backend_test", "CudaDisk*:CudaEarly*", 60),
     "parity": ("parity_cuda_test", "*", 180),
 }
 PROGRAMS = {"engine_test": "tests/engine", "policy_test": "tests/policy",

@@ -30,8 +30,8 @@ FAULTS_OF_ROWS_BY_HEAD = {
         "src/engine/plan_bank.cc", "plan.by_head && fits_by_head && layer.OnHost();",
         "plan.by_head && (fits_by_head || true) && layer.OnHost();"),
     "decode_on_a_card_takes_blocks_by_head_for_others": (
-        "src/backend/cuda/kernels/attend_plan.cuh", "next_block_ * block_rows_ +",
-        "next_block_ * block_tokens_ +"),
+        "src/backend/cuda/kernels/attend_plan.cuh", "next_block_ * block_rows_)",
+        "next_block_ * static_cast<uint32_t>(block_tokens_))"),
     "prompts_on_a_card_take_blocks_by_head_for_others": (
         "src/backend/cuda/kernels/prefill_hopper.cuh", "p.block_rows = kv.BlockRows();",
         "p.block_rows = kv.block_tokens;"),

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "backend/head_mask.h"
+#include "base/divisor.h"
 #include "base/dtype.h"
 #include "base/host_device.h"
 
@@ -49,7 +50,7 @@ struct PlanSegment {
   int32_t expected = 0;
 
   // kList: unit u is tokens [u * unit, (u + 1) * unit).
-  int32_t unit = 1;                // tokens an index stands for
+  Divisor unit = 1;                // tokens an index stands for
   int32_t lists = 1;               // lists a sequence: 1, or n_kv_heads
   int32_t capacity = 0;            // indices a list has room for
   const int32_t* index = nullptr;  // [n_seqs, lists, capacity], ascending, in bounds
@@ -122,7 +123,7 @@ struct KvPlane {
 struct KvView {
   KvPlane k, v;
   const int32_t* block_table = nullptr;  // [max_seqs * blocks a sequence]
-  int32_t block_tokens = 0;
+  Divisor block_tokens = 0;
   // Rows that a token has: one, or one for each KV head. Then the rows of a head follow one another
   // within a block (MakeKvViewByHead), and the row that is named is that of head 0.
   int32_t token_rows = 1;
@@ -207,7 +208,7 @@ struct KvView {
 struct StateView {
   std::byte* base = nullptr;             // row 0
   const int32_t* block_table = nullptr;  // KvView's
-  int32_t block_units = 1;               // rows of a block
+  Divisor block_units = 1;               // rows of a block
   int32_t unit_blocks = 1;               // blocks that a unit has, where it has several
   int64_t row_bytes = 0;
 

@@ -242,7 +242,7 @@ struct BlockScoreArgs {
   int32_t n_kv_heads = 0;
   int32_t dk = 0;
   int32_t lists = 1;  // 1, or n_kv_heads
-  int32_t unit = 1;   // tokens
+  Divisor unit = 1;   // tokens
   int32_t sinks = 0;  // units
   SummaryKind kind = SummaryKind::kMean;
   DType format = DType::kF32;  // of kMinMax also f16 or bf16
@@ -461,7 +461,8 @@ struct RangeRule {
 };
 
 // Units that n tokens begin.
-OMNIKV_HOST_DEVICE inline int32_t UnitsOf(int32_t n, int32_t unit) {
+template <typename Unit>  // int32_t, or a Divisor
+OMNIKV_HOST_DEVICE int32_t UnitsOf(int32_t n, Unit unit) {
   return n / unit + (n % unit != 0 ? 1 : 0);
 }
 

@@ -82,8 +82,8 @@ class CudaEarlyTest : public CudaBackendTest {
   std::mt19937 random_{7};
 };
 
-// Attention by a list of units that is chosen just before, and with the queries that a product left
-// before that.
+// Attention by a list of units that is chosen just before, of other lengths than the round before
+// left, and with the queries that a product left before that.
 TEST_F(CudaEarlyTest, AttentionBehindAChoice) {
   constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128, kTokens = 12000, kUnit = 128;
   constexpr int32_t kUnits = (kTokens + kUnit - 1) / kUnit, kCapacity = 48, kWidth = 64;
@@ -95,9 +95,8 @@ TEST_F(CudaEarlyTest, AttentionBehindAChoice) {
     auto* const rows = Send(Rounded(Numbers(size_t{kTokens} * 2 * kKvHeads * kDim)));
     const KvView kv = MakeKvView(reinterpret_cast<std::byte*>(rows), Send(table), 16, DType::kBF16,
                                  kKvHeads, kDim, kDim);
-    auto* const seqs =
-        Send(std::vector<SeqMeta>{{.q_len = 1, .kv_len = kTokens, .prompt_len = kTokens - 1}});
-    auto* const meta = Send(std::vector<RowMeta>{{0, kTokens - 1}});
+    auto* const seqs = Room<SeqMeta>(1);
+    auto* const meta = Room<RowMeta>(1);
     auto* const x = Room<float>(kWidth);
     auto* const scores = Room<float>(kUnits);
     auto* const q = Room<float>(kQuery);
@@ -144,7 +143,10 @@ TEST_F(CudaEarlyTest, AttentionBehindAChoice) {
                  .n_seqs = 1},
         attend};
     CheckRounds(
-        [&](int) {
+        [&](int round) {
+          const int32_t n = kTokens - round % 4 * 2900;  // the last is too short for a full choice
+          Put(seqs, std::vector<SeqMeta>{{.q_len = 1, .kv_len = n, .prompt_len = n - 1}});
+          Put(meta, std::vector<RowMeta>{{0, n - 1}});
           Put(x, Numbers(kWidth));
           Put(scores, Numbers(kUnits));
         },
@@ -196,6 +198,46 @@ TEST_F(CudaEarlyTest, ScoresOfASequenceThatMovesOn) {
                                               .unit = 16,
                                               .scale = 0.1f}};
   CheckRounds(prepare, ops, out, kUnits);
+}
+
+// So does attention, whose rows the op ahead moves on here.
+TEST_F(CudaEarlyTest, AttentionOfASequenceThatMovesOn) {
+  constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128, kTokens = 3000, kVocab = 64;
+  std::vector<int32_t> table;
+  for (int32_t b = 0; b < kTokens / 16; ++b) table.push_back(kTokens / 16 - 1 - b);
+  auto* const seqs = Room<SeqMeta>(1);
+  auto* const rows = Room<RowMeta>(1);
+  auto* const o = Room<float>(kHeads * kDim);
+  auto* const step = Room<uint32_t>(1);
+  auto* const tokens = Room<int32_t>(8);
+  AttendArgs attend{.q = Send(Numbers(kHeads * kDim)),
+                    .o = o,
+                    .kv = MakeKvView(reinterpret_cast<std::byte*>(Send(
+                                         Rounded(Numbers(size_t{kTokens} * 2 * kKvHeads * kDim)))),
+                                     Send(table), 16, DType::kBF16, kKvHeads, kDim, kDim),
+                    .rows = rows,
+                    .seqs = seqs,
+                    .n_rows = 1,
+                    .n_seqs = 1,
+                    .n_heads = kHeads,
+                    .scale = 0.1f};
+  attend.plan = AttnPlan::Dense();
+  const auto prepare = [&](int round) {
+    const int32_t n = 1 + 40 * round;
+    Put(seqs, std::vector<SeqMeta>{{.q_len = 1, .kv_len = n}});
+    Put(rows, std::vector<RowMeta>{{0, n - 1}});
+  };
+  const std::vector<Op> ops = {NextTokenArgs{.logits = Send(Numbers(kVocab)),
+                                             .tokens = tokens,
+                                             .rows = rows,
+                                             .seqs = seqs,
+                                             .out = tokens + 4,
+                                             .step = step,
+                                             .vocab = kVocab,
+                                             .ring = 2,
+                                             .n_rows = 1},
+                               attend};
+  CheckRounds(prepare, ops, o, kHeads * kDim);
 }
 
 }  // namespace

@@ -131,12 +131,13 @@ class HeadWarp {
   // Tiles [from, to) of a segment of the part's row.
   __device__ __forceinline__ void Read(const RowPart& part, const PlanSegment& segment,
                                        const SegmentTokens& tokens, int32_t from, int32_t to) {
-    CopyQueries((segment.q != nullptr ? segment.q : args_.q) +
-                (int64_t{part.row} * args_.n_heads + head_) * kDim);
     // In shared memory, since registers are few and this is looked at once in 32 tokens.
     if (lane_ == 0) *tokens_ = tokens;
     __syncwarp();
     Walk walk(args_.kv, *tokens_, part.table_off, part.meta.pos, from * kTileTokens);
+    CopyQueries((segment.q != nullptr ? segment.q : args_.q) +
+                (int64_t{part.row} * args_.n_heads + head_) * kDim);
+    walk.Advance();
     const bool with_v = args_.o != nullptr;
     // Stages are K and V of a tile in turn, or K where V are not read. Each is a group of copies,
     // be it an empty one, so that the oldest stage is always kStages groups back.
@@ -219,28 +220,36 @@ class HeadWarp {
     for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float sum = sum_[n][j];
 #pragma unroll
-        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+        for (int step = 4; step < 32; step *= 2) {
+          sum_[n][j] += __shfl_xor_sync(kAllLanes, sum_[n][j], step);
+        }
+      }
+      // A lane looks at one of its two queries, for less code.
+      const int own = 8 * n + 2 * t + g % 2;
+      const float top = g % 2 == 0 ? top_[n][0] : top_[n][1];
+      const float sum = g % 2 == 0 ? sum_[n][0] : sum_[n][1];
+      float factor = 1;
+      if (own < n_heads_) {
+        if (whole) factor = OutputFactor(args_, first + own, top, sum);
+        if (g < 2 && !whole) partials.sums[first + own] = {top, sum};
+        if (g < 2 && whole && args_.lse != nullptr) args_.lse[first + own] = LogSum(top, sum);
+      }
+      const float of_other = __shfl_xor_sync(kAllLanes, factor, 4);
+      if (args_.o == nullptr) continue;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
         const int head = 8 * n + 2 * t + j;
         if (head >= n_heads_) continue;
-        if (g == 0) {
-          if (!whole) {
-            partials.sums[first + head] = {top_[n][j], sum};
-          } else if (args_.lse != nullptr) {
-            args_.lse[first + head] = LogSum(top_[n][j], sum);
-          }
-        }
-        if (args_.o == nullptr) continue;
+        const float scale = g % 2 == j ? factor : of_other;
         float* o =
             (whole ? args_.o : partials.o) + (first + head) * kDim + (S::kInBlocks ? 4 * g : g);
-        const float factor = whole ? OutputFactor(args_, first + head, top_[n][j], sum) : 1.0f;
 #pragma unroll
         for (int m = 0; m < S::kSteps; ++m) {
           // Rows g and g + 8 of the product (MultiplyBlocksV).
           const int low = S::kInBlocks ? m / 2 * 32 + m % 2 * 2 : 16 * m;
-          o[low] = o_[n][m][j] * factor;
-          o[low + (S::kInBlocks ? 1 : 8)] = o_[n][m][2 + j] * factor;
+          o[low] = o_[n][m][j] * scale;
+          o[low + (S::kInBlocks ? 1 : 8)] = o_[n][m][2 + j] * scale;
         }
       }
     }
@@ -307,12 +316,12 @@ class HeadWarp {
     const int g = static_cast<int>(lane_ / 4), t = static_cast<int>(lane_ % 4);
 #pragma unroll
     for (int n = 0; n < kOctets; ++n) {
-      const bool exists = 8 * n + g < n_heads_;
-      const float* query =
-          queries_ + (exists ? 8 * n + g : 0) * S::kQueryPitch + (S::kInBlocks ? 8 : 2) * t;
+      // Where there is none, another one: nobody looks at its products.
+      const int row = min(8 * n + g, n_heads_ - 1);
+      const float* query = queries_ + row * S::kQueryPitch + (S::kInBlocks ? 8 : 2) * t;
       const auto load = [&](int step, int half) {
         const int i = S::kInBlocks ? step / 2 * 32 + step % 2 * 4 + 2 * half : 16 * step + 8 * half;
-        return exists ? *reinterpret_cast<const float2*>(query + i) : float2{0, 0};
+        return *reinterpret_cast<const float2*>(query + i);
       };
       float top = 0;
 #pragma unroll
@@ -594,8 +603,6 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   extern __shared__ __align__(1024) std::byte rings[];
   __shared__ uint32_t valid[S::kWarps][S::kStages];
   __shared__ SegmentTokens segments[S::kWarps];
-  PrefetchPlan(args);
-  PrefetchRanges(args);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const auto unit_of = [&](uint32_t thread) {
     return division.Unit(static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(thread) / 32);
@@ -608,7 +615,9 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   int32_t head = unit % division.parts * division.unit_heads;  // of the group
   // Divisions, which the first loads would wait for.
   asm volatile("" : "+r"(strand), "+r"(kv_head), "+r"(place), "+r"(group), "+r"(head));
-  GridWait();
+  RowTiles rows;
+  Strands strands;
+  FindEarly(args, kv_head, division.strands, rows, strands);
   if (strand >= division.strands) return;
   // The unit's first head, of those that take part.
   const auto part_head = [&] {
@@ -619,9 +628,9 @@ __global__ void __launch_bounds__(32 * Shape<kDim, kBits>::kWarps, 1)
   HeadWarp<T, kDim, kOctets, kBits> state(
       args, place, kv_head * group + head, min(division.unit_heads, group - head), ring,
       reinterpret_cast<float*>(ring + S::kStages * S::kStageBytes), valid[warp], &segments[warp]);
-  ForEachRowPart(args, kv_head, strand, division.strands, [&](const RowPart& part) {
+  ForEachRowPart(args, rows, strands, strand, [&](const RowPart& part) {
     state.Clear();
-    ForEachSegment(args, part, kv_head,
+    ForEachSegment(args, rows.facts, part, kv_head,
                    [&](const PlanSegment& segment, const SegmentTokens& tokens, int32_t from,
                        int32_t to) { state.Read(part, segment, tokens, from, to); });
     state.Write(part, partials, partials.At(part.slot, part_head()));

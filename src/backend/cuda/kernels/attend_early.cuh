@@ -1,6 +1,6 @@
-// What a block of attention over few rows asks for before it waits for the kernels ahead of it. It
-// often stands beside them for microseconds, in which the bus is idle. Nothing here is looked at
-// again: values may still be written, or be those of an earlier step.
+// What a block of attention over few rows does before it waits for the kernels ahead of it. It
+// often stands beside them for microseconds, in which the bus is idle. What it reads may still be
+// written, or be of an earlier step: nothing follows from it that is not confirmed after the wait.
 #pragma once
 
 #include "backend/cuda/kernels/attend_plan.cuh"
@@ -9,10 +9,13 @@ namespace omnikv::cuda {
 namespace {
 
 // Brings into the second-level cache what tells a step's tokens: between two attentions a layer's
-// weights have passed through it. One warp of a block does so, and few blocks look at a sequence
-// for its table, so that a block which starts late is hardly delayed.
+// weights have passed through it. One warp of a block does so, the last, since the first has ranges
+// to look at, and few blocks look at a sequence for its table: a block which starts late is hardly
+// delayed.
 __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
-  if (threadIdx.x >= 32) return;
+  const uint32_t ahead = blockDim.x - 32;
+  if (threadIdx.x < ahead) return;
+  const uint32_t lane = threadIdx.x - ahead;
   const auto prefetch = [](const void* data, int64_t bytes, uint32_t line, uint32_t lines) {
     if (data == nullptr) return;
     for (int64_t at = int64_t{128} * line; at < bytes; at += int64_t{128} * lines) {
@@ -20,7 +23,7 @@ __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
     }
   };
   const auto by_all = [&](const void* data, int64_t bytes) {
-    prefetch(data, bytes, blockIdx.x + gridDim.x * threadIdx.x, 32 * gridDim.x);
+    prefetch(data, bytes, blockIdx.x + gridDim.x * lane, 32 * gridDim.x);
   };
   by_all(args.rows, int64_t{sizeof(RowMeta)} * args.n_rows);
   by_all(args.seqs, int64_t{sizeof(SeqMeta)} * args.n_seqs);
@@ -34,7 +37,7 @@ __device__ __forceinline__ void PrefetchPlan(const AttendArgs& args) {
   for (uint32_t i = blockIdx.x; i < static_cast<uint32_t>(args.n_seqs); i += gridDim.x) {
     const SeqMeta seq = LoadEarly(args.seqs + i);
     prefetch(args.kv.block_table + seq.table_off, 4 * CeilDiv(seq.kv_len, args.kv.block_tokens),
-             threadIdx.x, 32);
+             lane, 32);
   }
 }
 
@@ -68,6 +71,27 @@ __device__ __forceinline__ void PrefetchRanges(const AttendArgs& args) {
         PrefetchL2(kv.v.Head(row, 0), static_cast<int32_t>(kv.v.row_bytes));
       }
     }
+  }
+}
+
+// The rows of a launch and their strands. A warp works them out before it waits, from what it finds
+// in memory then, and anew where it finds something else after the wait. So those 400 instructions,
+// which take a microsecond, stand beside the kernels ahead. Everything above is asked for
+// meanwhile.
+__device__ __forceinline__ void FindEarly(const AttendArgs& args, int32_t kv_head,
+                                          int32_t most_strands, RowTiles& rows, Strands& strands) {
+  RowFacts facts = RowFacts::Load<true>(args, kv_head);
+  PrefetchPlan(args);
+  PrefetchRanges(args);
+#pragma unroll 1
+  for (bool waited = false;; waited = true) {
+    rows = RowTiles(args, facts, kv_head);
+    strands = Strands(rows.total, most_strands);
+    if (waited) return;
+    GridWait();
+    const RowFacts now = RowFacts::Load(args, kv_head);
+    if (facts == now) return;
+    facts = now;
   }
 }
 

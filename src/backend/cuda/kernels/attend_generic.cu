@@ -36,20 +36,23 @@ __global__ void __launch_bounds__(32 * kWarps, kInBlocks<T> ? 3 : kCtasAnSm)
   float* q = shared + warp * (kv.dk + kv.dv);
   float* o = q + kv.dk;
 
-  ForEachRowPart(args, kv_head, strand, division.strands, [&](const RowPart& part) {
+  const RowTiles rows(args, RowFacts::Load(args, kv_head), kv_head);
+  const Strands strands(rows.total, division.strands);
+  ForEachRowPart(args, rows, strands, strand, [&](const RowPart& part) {
     const int64_t row_head = int64_t{part.row} * args.n_heads + head;
     float top = -kInf;
     float sum = 0;  // of this lane's tokens
     for (int32_t d = lane; d < kv.dv; d += 32) o[d] = 0;
     ForEachSegment(
-        args, part, kv_head,
+        args, rows.facts, part, kv_head,
         [&](const PlanSegment& segment, const SegmentTokens& tokens, int32_t from, int32_t to) {
           const float* query = (segment.q != nullptr ? segment.q : args.q) + row_head * kv.dk;
           __syncwarp();
           for (int32_t d = lane; d < kv.dk; d += 32) q[d] = query[d];
           __syncwarp();
           Walk walk(kv, tokens, part.table_off, part.meta.pos, from * kTileTokens);
-          for (int32_t tile = from; tile < to; tile += 2, walk.Advance()) {
+          for (int32_t tile = from; tile < to; tile += 2) {
+            walk.Advance();
             const bool mine = tile + lane / kTileTokens < to && walk.row() >= 0;
             const int32_t row = walk.row();
             float logit = -kInf;

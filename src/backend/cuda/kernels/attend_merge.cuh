@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps, kEarly > 9 ? 4 : 6)
   const auto row = static_cast<int32_t>(blockIdx.y);
   const int32_t dv = args.kv.dv;
   // AttendKernel has seen all earlier kernels end before this one starts, and writes no metadata.
-  const RowTiles<true> rows(args, args.KvHead(static_cast<int32_t>(blockIdx.x) / args.Group()));
+  const int32_t kv_head = args.KvHead(static_cast<int32_t>(blockIdx.x) / args.Group());
+  const RowTiles rows(args, RowFacts::Load<true>(args, kv_head), kv_head);
   const int32_t start = __shfl_sync(kAllLanes, rows.start, row);
   const int32_t tiles = __shfl_sync(kAllLanes, rows.tiles, row);
   const Strands strands(rows.total, division.strands);

@@ -26,11 +26,11 @@ inline constexpr float kLn2 = 0.693147181f;
 // warps beside one another read the same tokens, and none is idle whatever the number of units.
 struct Division {
   int32_t unit_heads;  // query heads of a unit, at most
-  int32_t parts;       // units that share a KV head
-  int32_t units;       // of all KV heads that take part
+  Divisor parts;       // units that share a KV head
+  Divisor units;       // of all KV heads that take part
   int32_t warps;       // of a CTA
   int32_t ctas;
-  int32_t share;    // strands that a CTA has whole, at least; 1 where units fill it
+  Divisor share;    // strands that a CTA has whole, at least; 1 where units fill it
   int32_t strands;  // a multiple of `share`
 
   __device__ int32_t Unit(int32_t cta, int32_t warp) const { return (cta * warps + warp) % units; }
@@ -103,6 +103,7 @@ struct Strands {
   int32_t length;
   int32_t longer;
 
+  Strands() = default;
   __device__ Strands(int32_t n_tiles, int32_t at_most)
       : n(max(1, min(min(n_tiles, at_most), max(n_tiles / 2, kFew)))),
         length(n_tiles / n),
@@ -130,7 +131,7 @@ struct SegmentTokens {
   int32_t n;
   int32_t begin;        // of a range: token i is begin + i
   const int32_t* list;  // null for a range. Token i is in unit list[i / unit], but not read when
-  int32_t unit;         // it is before `low` or after the row's position.
+  Divisor unit;         // it is before `low` or after the row's position.
   int32_t low;
 
   __device__ int32_t Tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
@@ -165,31 +166,68 @@ __device__ __forceinline__ SegmentTokens SegmentTokensOf(const AttendArgs& args,
   return tokens;
 }
 
-// The rows of a launch, one a lane, and where their tiles stand for a KV head.
-template <bool kBeforeWait = false>
-struct RowTiles {
+// What memory says of the rows of a launch for a KV head: of one row a lane.
+struct RowFacts {
   RowMeta meta{};
   int32_t table_off = 0;
+  int2 ends[kMaxSegments]{};
+
+  // Before the wait, what an earlier step left may be there: a sequence that this one has not.
+  template <bool kBeforeWait = false>
+  static __device__ __forceinline__ RowFacts Load(const AttendArgs& args, int32_t kv_head) {
+    RowFacts facts;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane >= args.n_rows) return facts;
+    // What follows from it is then asked for together with the row.
+    if (args.n_seqs > 1) facts.meta.seq = LoadMeta<kBeforeWait>(&args.rows[lane].seq);
+    if (kBeforeWait) facts.meta.seq = min(facts.meta.seq, args.n_seqs - 1);
+    facts.meta.pos = LoadMeta<kBeforeWait>(&args.rows[lane].pos);
+    facts.table_off = LoadMeta<kBeforeWait>(&args.seqs[facts.meta.seq].table_off);
+#pragma unroll
+    for (int s = 0; s < kMaxSegments; ++s) {  // all loads are under way together
+      if (s >= args.plan.n_segments) continue;
+      facts.ends[s] = LoadEnds<kBeforeWait>(args, s, facts.meta.seq, kv_head);
+    }
+    return facts;
+  }
+
+  // Whether it is the same in all lanes.
+  __device__ __forceinline__ bool operator==(const RowFacts& other) const {
+    int32_t different = meta.seq ^ other.meta.seq;
+    different |= (meta.pos ^ other.meta.pos) | (table_off ^ other.table_off);
+#pragma unroll
+    for (int s = 0; s < kMaxSegments; ++s) {
+      different |= (ends[s].x ^ other.ends[s].x) | (ends[s].y ^ other.ends[s].y);
+    }
+    return !__any_sync(kAllLanes, different != 0);
+  }
+
+  // The ends of a segment for a row.
+  __device__ __forceinline__ int2 EndsOf(int segment, int32_t row) const {
+    int2 found = ends[0];
+#pragma unroll
+    for (int s = 1; s < kMaxSegments; ++s) {
+      if (s == segment) found = ends[s];
+    }
+    return {__shfl_sync(kAllLanes, found.x, row), __shfl_sync(kAllLanes, found.y, row)};
+  }
+};
+
+// The rows of a launch, one a lane, and where their tiles stand for a KV head.
+struct RowTiles {
+  RowFacts facts;
   int32_t tiles = 0;
   int32_t start = 0;
   int32_t total = 0;  // of all rows, in every lane
 
-  __device__ RowTiles(const AttendArgs& args, int32_t kv_head) {
+  RowTiles() = default;
+  __device__ RowTiles(const AttendArgs& args, const RowFacts& of, int32_t kv_head) : facts(of) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane < args.n_rows) {
-      // What follows from it is then asked for together with the row.
-      meta.seq = args.n_seqs == 1 ? 0 : LoadMeta<kBeforeWait>(&args.rows[lane].seq);
-      meta.pos = LoadMeta<kBeforeWait>(&args.rows[lane].pos);
-      table_off = LoadMeta<kBeforeWait>(&args.seqs[meta.seq].table_off);
-      int2 ends[kMaxSegments];  // all loads are under way together
-#pragma unroll
-      for (int s = 0; s < kMaxSegments; ++s) {
-        if (s < args.plan.n_segments) ends[s] = LoadEnds<kBeforeWait>(args, s, meta.seq, kv_head);
-      }
 #pragma unroll
       for (int s = 0; s < kMaxSegments; ++s) {
         if (s >= args.plan.n_segments) continue;
-        tiles += SegmentTokensOf(args, s, ends[s], meta, kv_head).Tiles();
+        tiles += SegmentTokensOf(args, s, facts.ends[s], facts.meta, kv_head).Tiles();
       }
     }
     int32_t sum = tiles;
@@ -215,10 +253,9 @@ struct RowPart {
 
 // Calls body(part) for each row that has tiles in the strand. All lanes call it together.
 template <typename Body>
-__device__ __forceinline__ void ForEachRowPart(const AttendArgs& args, int32_t kv_head,
-                                               int32_t strand, int32_t at_most, Body&& body) {
-  const RowTiles<> rows(args, kv_head);
-  const Strands strands(rows.total, at_most);
+__device__ __forceinline__ void ForEachRowPart(const AttendArgs& args, const RowTiles& rows,
+                                               const Strands& strands, int32_t strand,
+                                               Body&& body) {
   if (strand >= strands.n) return;
   const int32_t begin = strands.Begin(strand);
   const int32_t end = strands.Begin(strand + 1);
@@ -230,9 +267,9 @@ __device__ __forceinline__ void ForEachRowPart(const AttendArgs& args, int32_t k
     if (from >= to) continue;
     RowPart part;
     part.row = r;
-    part.meta.seq = __shfl_sync(kAllLanes, rows.meta.seq, r);
-    part.meta.pos = __shfl_sync(kAllLanes, rows.meta.pos, r);
-    part.table_off = __shfl_sync(kAllLanes, rows.table_off, r);
+    part.meta.seq = __shfl_sync(kAllLanes, rows.facts.meta.seq, r);
+    part.meta.pos = __shfl_sync(kAllLanes, rows.facts.meta.pos, r);
+    part.table_off = __shfl_sync(kAllLanes, rows.facts.table_off, r);
     part.from = from - start;
     part.to = to - start;
     part.last = to == end;
@@ -243,11 +280,11 @@ __device__ __forceinline__ void ForEachRowPart(const AttendArgs& args, int32_t k
 
 // Calls body(segment, tokens, from, to) for each segment that has tiles [from, to) in the part.
 template <typename Body>
-__device__ __forceinline__ void ForEachSegment(const AttendArgs& args, const RowPart& part,
-                                               int32_t kv_head, Body&& body) {
+__device__ __forceinline__ void ForEachSegment(const AttendArgs& args, const RowFacts& facts,
+                                               const RowPart& part, int32_t kv_head, Body&& body) {
   int32_t start = 0;
   for (int s = 0; s < args.plan.n_segments; ++s) {
-    const int2 ends = LoadEnds(args, s, part.meta.seq, kv_head);
+    const int2 ends = facts.EndsOf(s, part.row);
     const SegmentTokens tokens = SegmentTokensOf(args, s, ends, part.meta, kv_head);
     const int32_t tiles = tokens.Tiles();
     const int32_t from = max(part.from - start, 0);
@@ -258,15 +295,16 @@ __device__ __forceinline__ void ForEachSegment(const AttendArgs& args, const Row
 }
 
 // Walks the tokens of a segment 32 at a time, one a lane, and finds where they lie ahead of need:
-// an index two batches before, a block one batch before.
+// an index two batches before, a block one batch before. The first batch comes with a first
+// Advance.
 class Walk {
  public:
   // From token `first` of the segment; the tokens stay where they are.
   __device__ Walk(const KvView& kv, const SegmentTokens& tokens, int32_t table_off, int32_t pos,
                   int32_t first)
       : tokens_(tokens),
+        block_tokens_(kv.block_tokens),
         table_(kv.block_table + table_off),
-        block_tokens_(static_cast<uint32_t>(kv.block_tokens)),
         block_rows_(static_cast<uint32_t>(kv.BlockRows())),
         pos_(pos),
         i_(first + static_cast<int32_t>(threadIdx.x) % 32) {
@@ -274,7 +312,6 @@ class Walk {
     next_unit_ = Unit(i_ + 32);
     next_token_ = Token(i_, unit);
     next_block_ = Block(next_token_);
-    Advance();
   }
 
   // This lane's token of the batch; < 0: none.
@@ -284,9 +321,8 @@ class Walk {
 
   __device__ void Advance() {
     token_ = next_token_;
-    row_ = token_ < 0 ? -1
-                      : static_cast<int32_t>(next_block_ * block_rows_ +
-                                             static_cast<uint32_t>(token_) % block_tokens_);
+    row_ =
+        token_ < 0 ? -1 : static_cast<int32_t>(next_block_ * block_rows_) + token_ % block_tokens_;
     i_ += 32;
     next_token_ = Token(i_, next_unit_);
     next_block_ = Block(next_token_);
@@ -296,24 +332,21 @@ class Walk {
  private:
   __device__ int32_t Unit(int32_t i) const {
     if (tokens_.list == nullptr || i >= tokens_.n) return 0;
-    return tokens_.list[static_cast<uint32_t>(i) / static_cast<uint32_t>(tokens_.unit)];
+    return tokens_.list[i / tokens_.unit];
   }
   __device__ int32_t Token(int32_t i, int32_t unit) const {
     if (i >= tokens_.n) return -1;
     if (tokens_.list == nullptr) return tokens_.begin + i;
-    const int32_t token =
-        unit * tokens_.unit +
-        static_cast<int32_t>(static_cast<uint32_t>(i) % static_cast<uint32_t>(tokens_.unit));
+    const int32_t token = unit * tokens_.unit + i % tokens_.unit;
     return token >= tokens_.low && token <= pos_ ? token : -1;
   }
   __device__ uint32_t Block(int32_t token) const {
-    return token < 0 ? 0
-                     : static_cast<uint32_t>(table_[static_cast<uint32_t>(token) / block_tokens_]);
+    return token < 0 ? 0 : static_cast<uint32_t>(table_[token / block_tokens_]);
   }
 
   const SegmentTokens& tokens_;
+  const Divisor& block_tokens_;
   const int32_t* table_;
-  uint32_t block_tokens_;
   uint32_t block_rows_;
   int32_t pos_;
   int32_t i_;  // of the batch after this one

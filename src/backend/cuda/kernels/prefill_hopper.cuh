@@ -356,7 +356,7 @@ cudaError_t Attend(const AttendArgs& a, const HopperInputs& in, cudaStream_t str
   const int64_t bank_rows = MostBankRows(std::max(kv.k.row_bytes, kv.v.row_bytes));
   const int64_t tail_rows = int64_t{a.n_seqs} * kTokens;
 
-  const int box_rows = std::min(kv.block_tokens, kTokens);
+  const int box_rows = std::min<int>(kv.block_tokens, kTokens);
 
   typename MainloopT::Params p{};
   const auto encode = [&](CUtensorMap* map, const void* base, int64_t rows, int64_t row_bytes,

@@ -170,8 +170,9 @@ __device__ __forceinline__ float Product(float q, float low, float high) {
 
 // T: of summaries, of which a lane has four neighbours at a time. kRuns: of 128 values that a head
 // has. kHeads: query heads that a warp takes at a time.
-template <typename T, int kRuns, int kHeads, bool kBound>
+template <typename T, int kRuns, int kHeadsAtATime, bool kBound>
 struct ScoreShape {
+  static constexpr int kHeads = kHeadsAtATime;
   static constexpr int kRows = kRuns * (kBound ? 2 : 1);                // loads of a unit
   static constexpr int kLoads = sizeof(T) == 4 ? 8 : 16;                // that a lane has under way
   static constexpr int kUnits = std::min(kLoads / kRows, 32 / kHeads);  // of a warp at a time
@@ -182,15 +183,17 @@ struct ScoreShape {
 
 // How the warps of a block divide the KV heads of a tile of units among them.
 struct Tiling {
-  int parts;  // of a KV head's query heads
-  int items;  // parts of all KV heads
-  int sides;  // warps with the same item: each has units of its own
+  Divisor parts;  // of a KV head's query heads
+  int items;      // parts of all KV heads
+  int sides;      // warps with the same item: each has units of its own
+  Divisor units;  // of a tile
 };
-template <int kHeads>
-__host__ __device__ Tiling TilingOf(const BlockScoreArgs& a) {
-  const int parts = (a.n_heads / a.n_kv_heads + kHeads - 1) / kHeads;
+template <typename Shape>
+Tiling TilingOf(const BlockScoreArgs& a) {
+  const int parts = (a.n_heads / a.n_kv_heads + Shape::kHeads - 1) / Shape::kHeads;
   const int items = a.n_kv_heads * parts;
-  return {parts, items, items < kScoreWarps ? kScoreWarps / items : 1};
+  const int sides = items < kScoreWarps ? kScoreWarps / items : 1;
+  return {parts, items, sides, sides * Shape::kUnits};
 }
 
 // The sums of v[i] over all lanes: lane j gets that of i = j / (32 / N). Steps first halve the
@@ -243,13 +246,13 @@ __device__ __forceinline__ void PrefetchSummaries(const BlockScoreArgs& a, const
 template <typename T, int kRuns, int kHeads, bool kBound>
 __global__ void __launch_bounds__(32 * kScoreWarps,
                                   ScoreShape<T, kRuns, kHeads, kBound>::kBlocksAnSm)
-    BlockScoreKernel(const __grid_constant__ BlockScoreArgs a) {
+    BlockScoreKernel(const __grid_constant__ BlockScoreArgs a,
+                     const __grid_constant__ Tiling tiling) {
   using S = ScoreShape<T, kRuns, kHeads, kBound>;
   constexpr int kSpread = 32 / S::kSums;  // lanes with the same sum
   extern __shared__ float shared[];       // of two tiles, in turn: [items, units of a tile]
   GridTrigger();
-  const Tiling tiling = TilingOf<kHeads>(a);
-  const int tile_units = tiling.sides * S::kUnits;
+  const int tile_units = tiling.units;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int side = tiling.items < kScoreWarps ? warp / tiling.items : 0;
@@ -258,6 +261,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps,
   const bool max_heads = a.heads == HeadReduce::kMax;
   const float none = max_heads ? -INFINITY : 0.0f;
   const float share = ShareOfHead(a);
+  int list_items = tiling.items / a.lists;
   const int64_t to_high = int64_t{a.n_kv_heads} * a.dk;
   // The summary of lane i's unit of the warp, of those that a tile has.
   const auto locate = [&](const SeqMeta& of, int tile) {
@@ -268,13 +272,14 @@ __global__ void __launch_bounds__(32 * kScoreWarps,
   auto tile = static_cast<int>(blockIdx.x);
   const SeqMeta early = LoadEarly(a.seqs + blockIdx.y);
   PrefetchSummaries(a, early, tile_units);
+  asm volatile("" : "+r"(list_items));  // a division, before the wait
   GridWait();
   const T* row = locate(early, tile);  // on its way together with what confirms it
   const SeqMeta seq = a.seqs[blockIdx.y];
   if (seq.q_len == 0) return;
   if (seq.table_off != early.table_off || seq.kv_len != early.kv_len) row = locate(seq, tile);
   const int n_units = UnitsOf(seq.kv_len, a.unit);
-  const int n_tiles = UnitsOf(n_units, tile_units);
+  const int n_tiles = UnitsOf(n_units, tiling.units);
   const float* const q = a.q + (int64_t{seq.q_begin} + seq.q_len - 1) * a.n_heads * a.dk;
 
   float4 query[kHeads][kRuns];
@@ -348,15 +353,15 @@ __global__ void __launch_bounds__(32 * kScoreWarps,
       }
     }
     __syncthreads();
-    const int items = tiling.items / a.lists;  // of a list
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < a.lists * tile_units; i += 32 * kScoreWarps) {
-      const int list = i / tile_units;
-      const int unit = tile * tile_units + i % tile_units;
+      const int list = i / tiling.units;
+      const int in_tile = i % tiling.units;
+      const int unit = tile * tile_units + in_tile;
       float score = none;
 #pragma unroll 1
-      for (int item = list * items; item < (list + 1) * items; ++item) {
-        score = Combine(max_heads, score, found[item * tile_units + i % tile_units]);
+      for (int item = list * list_items; item < (list + 1) * list_items; ++item) {
+        score = Combine(max_heads, score, found[item * tile_units + in_tile]);
       }
       if (unit < n_units) {
         a.out[(int64_t{blockIdx.y} * a.lists + list) * a.stride + unit] =
@@ -420,12 +425,11 @@ template <typename T, int kRuns, int kHeads, bool kBound>
 void LaunchBlockScore(const BlockScoreArgs& args, const Launch& launch) {
   using S = ScoreShape<T, kRuns, kHeads, kBound>;
   constexpr auto kKernel = BlockScoreKernel<T, kRuns, kHeads, kBound>;
-  const Tiling tiling = TilingOf<kHeads>(args);
-  const int units = tiling.sides * S::kUnits;
-  const auto shared = sizeof(float) * static_cast<size_t>(2 * tiling.items * units);
+  const Tiling tiling = TilingOf<S>(args);
+  const auto shared = sizeof(float) * static_cast<size_t>(2 * tiling.items * tiling.units);
   AllowShared(kKernel, shared);
-  LaunchKernel(kKernel, launch, BlockScoreGrid(args, units, S::kBlocksAnSm, *launch.device),
-               32 * kScoreWarps, shared, args);
+  LaunchKernel(kKernel, launch, BlockScoreGrid(args, tiling.units, S::kBlocksAnSm, *launch.device),
+               32 * kScoreWarps, shared, args, tiling);
 }
 
 template <typename T, int kRuns, bool kBound>

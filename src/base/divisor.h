@@ -9,22 +9,22 @@
 
 namespace omnikv {
 
-// A number that others are divided by. On a card a division takes some twenty instructions, each of
-// which waits for the one before (64 bits: some seventy), so the host works out a factor once:
-// n / d = 2 n * factor >> 32 + shift, exactly (Granlund and Montgomery, "Division by Invariant
-// Integers using Multiplication", 1994). Is the number itself in all else. 0 divides nothing.
+// A number that others are divided by; in all else it is the number itself. On a card a division
+// takes some twenty instructions, each of which waits for the one before (of 64 bits some seventy).
+// So the host works out a factor once, and n / d is (2 * n * factor) >> (32 + shift), exactly
+// (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, theorem
+// 4.2). By 0 nothing may be divided.
 class Divisor {
  public:
   Divisor() = default;  // of no value
   // REQUIRES d >= 0.
-  constexpr Divisor(int32_t d)
-      : d_(d), factor_(0), shift_(0) {  // NOLINT(google-explicit-constructor): it is a number
+  constexpr Divisor(int32_t d) : d_(d), factor_(0), shift_(0) {  // implicit: it is a number
     if (d <= 0) return;
     shift_ = static_cast<uint32_t>(std::bit_width(static_cast<uint32_t>(d) - 1));
     factor_ = static_cast<uint32_t>(
         ((uint64_t{1} << (31 + shift_)) + static_cast<uint32_t>(d) - 1) / static_cast<uint32_t>(d));
   }
-  OMNIKV_HOST_DEVICE constexpr operator int32_t() const { return d_; }  // NOLINT: it is a number
+  OMNIKV_HOST_DEVICE constexpr operator int32_t() const { return d_; }
 
   // REQUIRE 0 <= n < 2^31 and a divisor above 0.
   template <std::integral N>

@@ -7,7 +7,6 @@
 #include <hwy/highway.h>
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -102,18 +101,8 @@ class ValueSums {
     const int32_t n = a_.count[of];
     const std::byte** const row = rows_ + place * a_.capacity;
     const int32_t table_off = a_.seqs[seq].table_off;
-    if (std::has_single_bit(static_cast<uint32_t>(a_.kv.block_tokens))) {  // without a division
-      const int shift = std::countr_zero(static_cast<uint32_t>(a_.kv.block_tokens));
-      const int32_t* const table = a_.kv.block_table + table_off;
-      for (int32_t i = 0; i < n; ++i) {
-        const int64_t block = table[index[i] >> shift];
-        row[i] =
-            a_.kv.v.Head(block * a_.kv.BlockRows() + (index[i] & (a_.kv.block_tokens - 1)), head);
-      }
-    } else {
-      for (int32_t i = 0; i < n; ++i) {
-        row[i] = a_.kv.v.Head(a_.kv.RowIndex(table_off, index[i]), head);
-      }
+    for (int32_t i = 0; i < n; ++i) {
+      row[i] = a_.kv.v.Head(a_.kv.RowIndex(table_off, index[i]), head);
     }
     return {.row = row, .n = n, .kv_head = kv_head, .to_scales = a_.kv.v.ToScales(head)};
   }

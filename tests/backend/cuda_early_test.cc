@@ -52,6 +52,21 @@ class CudaEarlyTest : public CudaBackendTest {
     return rounded;
   }
 
+  // The end of a step, which moves a sequence and its row on by a token.
+  NextTokenArgs MoveOn(RowMeta* rows, SeqMeta* seqs) {
+    constexpr int32_t kVocab = 64;
+    auto* const tokens = Room<int32_t>(8);
+    return {.logits = Send(Numbers(kVocab)),
+            .tokens = tokens,
+            .rows = rows,
+            .seqs = seqs,
+            .out = tokens + 4,
+            .step = Room<uint32_t>(1),
+            .vocab = kVocab,
+            .ring = 2,
+            .n_rows = 1};
+  }
+
   // What `ops` leave in `out` [n], round after round; prepare(round) begins each way of a round,
   // with the same random numbers.
   void CheckRounds(const std::function<void(int)>& prepare, const std::vector<Op>& ops,
@@ -156,7 +171,7 @@ TEST_F(CudaEarlyTest, AttentionBehindAChoice) {
 
 // Scores of units begin with a sequence as it was before the op ahead, which here moves it on.
 TEST_F(CudaEarlyTest, ScoresOfASequenceThatMovesOn) {
-  constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128, kUnits = 600, kVocab = 64;
+  constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128, kUnits = 600;
   std::vector<int32_t> table;
   for (int32_t b = 0; b < 2 * kUnits; ++b) table.push_back(b % kUnits * 7 % kUnits);
   const StateView summaries = {
@@ -165,11 +180,8 @@ TEST_F(CudaEarlyTest, ScoresOfASequenceThatMovesOn) {
       .row_bytes = 4 * kKvHeads * kDim};
   auto* const seqs = Room<SeqMeta>(1);
   auto* const rows = Room<RowMeta>(1);
-  auto* const logits = Send(Numbers(kVocab));
   auto* const q = Send(Numbers(kHeads * kDim));
   auto* const out = Room<float>(kUnits);
-  auto* const step = Room<uint32_t>(1);
-  auto* const tokens = Room<int32_t>(8);
   const auto prepare = [&](int round) {
     const int32_t units = 300 + 3 * round;
     // Where it was before is another part of the table.
@@ -177,39 +189,28 @@ TEST_F(CudaEarlyTest, ScoresOfASequenceThatMovesOn) {
     Put(rows, std::vector<RowMeta>{{0, 16 * units - 1}});
   };
   // A token further another unit begins.
-  const std::vector<Op> ops = {NextTokenArgs{.logits = logits,
-                                             .tokens = tokens,
-                                             .rows = rows,
-                                             .seqs = seqs,
-                                             .out = tokens + 4,
-                                             .step = step,
-                                             .vocab = kVocab,
-                                             .ring = 2,
-                                             .n_rows = 1},
-                               BlockScoreArgs{.q = q,
-                                              .summaries = summaries,
-                                              .seqs = seqs,
-                                              .out = out,
-                                              .stride = kUnits,
-                                              .n_seqs = 1,
-                                              .n_heads = kHeads,
-                                              .n_kv_heads = kKvHeads,
-                                              .dk = kDim,
-                                              .unit = 16,
-                                              .scale = 0.1f}};
+  const std::vector<Op> ops = {MoveOn(rows, seqs), BlockScoreArgs{.q = q,
+                                                                  .summaries = summaries,
+                                                                  .seqs = seqs,
+                                                                  .out = out,
+                                                                  .stride = kUnits,
+                                                                  .n_seqs = 1,
+                                                                  .n_heads = kHeads,
+                                                                  .n_kv_heads = kKvHeads,
+                                                                  .dk = kDim,
+                                                                  .unit = 16,
+                                                                  .scale = 0.1f}};
   CheckRounds(prepare, ops, out, kUnits);
 }
 
 // So does attention, whose rows the op ahead moves on here.
 TEST_F(CudaEarlyTest, AttentionOfASequenceThatMovesOn) {
-  constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128, kTokens = 3000, kVocab = 64;
+  constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128, kTokens = 3000;
   std::vector<int32_t> table;
   for (int32_t b = 0; b < kTokens / 16; ++b) table.push_back(kTokens / 16 - 1 - b);
   auto* const seqs = Room<SeqMeta>(1);
   auto* const rows = Room<RowMeta>(1);
   auto* const o = Room<float>(kHeads * kDim);
-  auto* const step = Room<uint32_t>(1);
-  auto* const tokens = Room<int32_t>(8);
   AttendArgs attend{.q = Send(Numbers(kHeads * kDim)),
                     .o = o,
                     .kv = MakeKvView(reinterpret_cast<std::byte*>(Send(
@@ -227,16 +228,7 @@ TEST_F(CudaEarlyTest, AttentionOfASequenceThatMovesOn) {
     Put(seqs, std::vector<SeqMeta>{{.q_len = 1, .kv_len = n}});
     Put(rows, std::vector<RowMeta>{{0, n - 1}});
   };
-  const std::vector<Op> ops = {NextTokenArgs{.logits = Send(Numbers(kVocab)),
-                                             .tokens = tokens,
-                                             .rows = rows,
-                                             .seqs = seqs,
-                                             .out = tokens + 4,
-                                             .step = step,
-                                             .vocab = kVocab,
-                                             .ring = 2,
-                                             .n_rows = 1},
-                               attend};
+  const std::vector<Op> ops = {MoveOn(rows, seqs), attend};
   CheckRounds(prepare, ops, o, kHeads * kDim);
 }
 

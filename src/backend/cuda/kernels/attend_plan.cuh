@@ -172,7 +172,7 @@ struct RowFacts {
   int32_t table_off = 0;
   int2 ends[kMaxSegments]{};
 
-  // Before the wait, what an earlier step left may be there: a sequence that this one has not.
+  // Before the wait, what an earlier step left may be there: also a sequence that this one has not.
   template <bool kBeforeWait = false>
   static __device__ __forceinline__ RowFacts Load(const AttendArgs& args, int32_t kv_head) {
     RowFacts facts;

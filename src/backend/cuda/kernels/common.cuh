@@ -29,7 +29,8 @@ __device__ __forceinline__ float Exp2(float v) {
 
 // Returns when the kernels launched before have ended and what they wrote can be read. Our kernels
 // call it, in every thread that touches memory of an op, before it does, but for prefetches, what
-// only leads to one (LoadEarly, a table), and LoadMeta<true>, whose results are confirmed after it.
+// only leads to one (LoadEarly, a table), and LoadMeta<true>, where what it finds is confirmed
+// behind the wait (FindEarly) or known to be written (MergeKernel).
 __device__ __forceinline__ void GridWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

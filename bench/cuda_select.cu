@@ -387,7 +387,7 @@ void RunWorkingSet(const Device& device, cudaStream_t stream, int n) {
   const Memory own = zeros(3);
   const Memory span = zeros(2);
   const Memory slot_seqs = Upload(std::vector<SeqMeta>(1));
-  const Memory counters = zeros(4);
+  const Memory counters = zeros(6);
   WorkingSetArgs args{.seqs = As<SeqMeta>(seqs),
                       .count = As<int32_t>(count),
                       .bounds = As<int32_t>(bounds),

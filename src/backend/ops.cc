@@ -281,14 +281,23 @@ struct CostVisitor {
     }
     return c;
   }
+  Cost operator()(const AverageScoresArgs& a) const {
+    Cost c;
+    for (int32_t s = 0; s < a.n_seqs; ++s) {
+      if (a.seqs[s].q_len == 0) continue;
+      const uint64_t n = U(a.seqs[s].kv_len);
+      c.bytes_read += 8 * n + 4 * (U(a.n_candidates[s]) + U(a.count[s]));
+      c.bytes_written += 4 * (n + std::min(n, U(a.n_slots)) + U(a.max_ahead));
+    }
+    return c;
+  }
   Cost operator()(const WorkingSetArgs& a) const {
     Cost c;
     for (int32_t q = 0; q < a.n_seqs; ++q) {
       const WorkingSetArgs of = a.Of(q);
       const uint64_t n = of.seqs->q_len == 0 ? 0 : U(*of.count) + U(of.bounds[1] - of.bounds[0]);
-      const uint64_t wider = n == 0 || of.wider_count == nullptr ? 0 : U(*of.wider_count);
-      c.bytes_read += 12 * n + 8 * wider + (*of.n_miss > 0 ? 4 * U(a.n_slots) : 0);
-      c.bytes_written += 8 * n + 4 * wider + 20 * U(*of.n_miss);
+      c.bytes_read += 12 * n + (*of.n_miss > 0 ? 4 * U(a.n_slots) : 0);
+      c.bytes_written += 8 * n + 20 * (U(*of.n_miss) + (a.ahead != nullptr ? U(*of.n_ahead) : 0));
     }
     return c;
   }
@@ -422,6 +431,7 @@ struct NameVisitor {
   std::string_view operator()(const PlanRangeArgs&) const { return "PlanRange"; }
   std::string_view operator()(const TopKArgs&) const { return "TopK"; }
   std::string_view operator()(const WorkingSetArgs&) const { return "WorkingSet"; }
+  std::string_view operator()(const AverageScoresArgs&) const { return "AverageScores"; }
   std::string_view operator()(const FetchRowsArgs&) const { return "FetchRows"; }
   std::string_view operator()(const ListPiecesArgs&) const { return "ListPieces"; }
   std::string_view operator()(const PieceTableArgs&) const { return "PieceTable"; }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -328,29 +329,25 @@ struct NormLogitsArgs {
 // each sequence. The tokens that a sequence selected, its list and then the range of its last
 // tokens, each get a slot: the one they have (a hit), or that of a token that was not selected (a
 // miss). The slots of no token are given first, and then those that were read longest ago, where
-// what was often found stays longer; the tokens of a wider list, which rank below the selection,
-// count as read just before it. In `ref`'s words (score_ops.h says what used[s] is), for each
-// sequence that has rows in the step, with its own part of every array:
+// what was often found stays longer, or by what AverageScoresArgs said just before; that op also
+// names tokens that are not selected and have no slot, whose rows come ahead, for later steps. In
+// `ref`'s words (score_ops.h says what used[s] is), for each sequence that has rows in the step,
+// with its own part of every array:
 //   step = ++*clock
-//   for t in the wider list: s = slot_of[t];  if s >= 0: used[s] = SlotBelow(used[s], step)
 //   for i: t = token i of the selection;  s = slot_of[t];
 //     if s >= 0: used[s] = SlotFound(used[s], step)
-//   given = of the slots with SlotAge(used[s], step) > 0 as many as tokens i have no slot: those of
-//   the highest age, and among equals of the lowest number;  ascending
-//   for i without a slot, in order: s = the next of `given`
+//   given = of the slots with SlotAge(used[s], step) > 0 as many as tokens i have no slot and
+//   tokens come ahead: those of the highest age, and among equals of the lowest number;  ascending
+//   for i without a slot, in order, and then for each t of `ahead` but -1: s = the next of `given`
 //     slot_of[owner[s]] = -1;  owner[s] = t;  slot_of[t] = s;  used[s] = SlotCame(2 * step);
-//     a miss, unless t is the step's own token, whose row is yet to be made
+//     a miss, unless t is the step's own token, whose row is yet to be made, or comes ahead
 //   slots[i] = slot of token i
 //   the step's own token t, where it was not selected: s = slot_of[t];  slot_of[t] = owner[s] = -1,
 //   used[s] = 0
-// since its row is about to be made anew at its home. The numbers of slots in `slots`, miss_slot
-// and own count through all sequences: slot s of sequence q is q * n_slots + s. A sequence without
-// rows misses nothing, and what it had stays. REQUIRES as many slots as tokens can be selected.
-//
-// `ahead`: the selection is of a step that has selected already, by an op without it. Its own
-// tokens and those of that op's wider list are all in it, and rows that are missing come for later
-// steps. So the step is the same, `step = *clock`, tokens that have a slot keep their age, and the
-// others count as read just before it, used[s] = SlotCame(2 * step - 1).
+// since its row is about to be made anew at its home. The numbers of slots in `slots`, miss_slot,
+// ahead_slot and own count through all sequences: slot s of sequence q is q * n_slots + s. A
+// sequence without rows misses nothing, and what it had stays. REQUIRES as many slots as tokens can
+// be selected and come ahead.
 struct WorkingSetArgs {
   const SeqMeta* seqs = nullptr;         // [n_seqs]
   const int32_t* index = nullptr;        // [n_seqs, index_stride], [count]: ascending tokens
@@ -359,9 +356,6 @@ struct WorkingSetArgs {
   const int32_t* block_table = nullptr;  // as KvView's
   int32_t block_tokens = 0;
   int32_t index_stride = 0;
-  const int32_t* wider = nullptr;        // [n_seqs, wider_stride], [wider_count]: tokens
-  const int32_t* wider_count = nullptr;  // [n_seqs]; null: no such list
-  int32_t wider_stride = 0;
   int32_t capacity = 0;    // tokens that a sequence selects, at most
   int32_t n_slots = 0;     // of a sequence
   int32_t max_tokens = 0;  // of a sequence
@@ -371,24 +365,28 @@ struct WorkingSetArgs {
   // `omnikv bench` alone sets it, on its way to the backend. An op of its own for it would be
   // another step than the one that is measured.
   float simulated_hits = -1;
-  bool ahead = false;
+  const int32_t* ahead = nullptr;  // [n_seqs, max_ahead]; null: none
+  int32_t max_ahead = 0;
 
   int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]: below n_slots; -1: none
   int32_t* owner = nullptr;    // [n_seqs, n_slots]: token; -1: none
   uint32_t* used = nullptr;    // [n_seqs, n_slots]: when, and how often; 0: by no token
   uint32_t* clock = nullptr;   // [n_seqs]: steps
 
-  int32_t* slots = nullptr;      // [n_seqs, capacity]: of the selected tokens, in logical order
-  int32_t* miss_row = nullptr;   // [n_seqs, capacity]: physical rows
-  int32_t* miss_slot = nullptr;  // [n_seqs, capacity]
-  int32_t* n_miss = nullptr;     // [n_seqs]
-  int32_t* own = nullptr;        // [n_seqs]: slot of the step's own token; -1: not selected
-  int32_t* own_row = nullptr;    // [n_seqs]: its physical row
-  int32_t* n_own = nullptr;      // [n_seqs]: 1 if it was selected, else 0
-  int32_t* span = nullptr;       // [n_seqs, 2]: 0 and the number of selected tokens
-  SeqMeta* slot_seqs = nullptr;  // [n_seqs]: sequences whose tokens are `slots`
-  uint64_t* counters = nullptr;  // [n_seqs, 2]: tokens selected and tokens missed, added to, the
-                                 // own token in neither
+  int32_t* slots = nullptr;       // [n_seqs, capacity]: of the selected tokens, in logical order
+  int32_t* miss_row = nullptr;    // [n_seqs, capacity]: physical rows
+  int32_t* miss_slot = nullptr;   // [n_seqs, capacity]
+  int32_t* n_miss = nullptr;      // [n_seqs]
+  int32_t* own = nullptr;         // [n_seqs]: slot of the step's own token; -1: not selected
+  int32_t* own_row = nullptr;     // [n_seqs]: its physical row
+  int32_t* n_own = nullptr;       // [n_seqs]: 1 if it was selected, else 0
+  int32_t* span = nullptr;        // [n_seqs, 2]: 0 and the number of selected tokens
+  SeqMeta* slot_seqs = nullptr;   // [n_seqs]: sequences whose tokens are `slots`
+  int32_t* ahead_row = nullptr;   // [n_seqs, max_ahead], [n_ahead]: physical rows
+  int32_t* ahead_slot = nullptr;  // [n_seqs, max_ahead]
+  int32_t* n_ahead = nullptr;     // [n_seqs]
+  uint64_t* counters = nullptr;   // [n_seqs, 3]: tokens selected, tokens missed, the own token in
+                                  // neither, and rows ahead, added to
 
   bool operator==(const WorkingSetArgs&) const = default;
 
@@ -398,20 +396,60 @@ struct WorkingSetArgs {
     const int64_t i = q;
     a.n_seqs = 1;
     a.seqs += i, a.index += i * index_stride, a.count += i, a.bounds += 2 * i;
-    if (wider_count != nullptr) a.wider += i * wider_stride, a.wider_count += i;
     a.slot_of += i * max_tokens, a.owner += i * n_slots, a.used += i * n_slots, a.clock += i;
+    if (ahead != nullptr) a.ahead += i * max_ahead, a.n_ahead += i;
+    a.ahead_row += i * max_ahead, a.ahead_slot += i * max_ahead;
     a.slots += i * capacity, a.miss_row += i * capacity, a.miss_slot += i * capacity;
     a.n_miss += i, a.own += i, a.own_row += i, a.n_own += i, a.span += 2 * i, a.slot_seqs += i;
-    a.counters += 2 * i;
+    a.counters += 3 * i;
     return a;
   }
-  // Of the op to come.
-  OMNIKV_HOST_DEVICE uint32_t Step() const { return ahead ? *clock : *clock + 1; }
-  // `used` of a slot that is given.
-  OMNIKV_HOST_DEVICE uint32_t GivenAt(uint32_t step) const {
-    return SlotCame(2 * step - (ahead ? 1 : 0));
+};
+
+// How much each token of a sequence is worth a slot: an average of its scores over the steps, and
+// by it the age of its slot, or whether its row comes ahead. After a selection and before its
+// WorkingSetArgs, for each sequence s that has rows in the step, with its own part of every array:
+//   for t < kv_len: x = scores[(kv_len - 1) % window][t] where t < n_candidates[s], else 1
+//     average[t] = AverageScore(average[t], bits of x)
+//     where slot_of[t] >= 0: used[slot_of[t]] = SlotScored(average[t], *clock + 1)
+//   for j < max_ahead: ahead[j] = of the tokens t < n_candidates[s] with t / kAheadTile % max_ahead
+//     = j that have no slot, are not in index and are not the step's own: that of the highest
+//     average, and of equals the first; -1: none
+// REQUIRES max_ahead > 0.
+struct AverageScoresArgs {
+  const SeqMeta* seqs = nullptr;          // [n_seqs]
+  const float* scores = nullptr;          // [n_seqs, window, stride]: of the step, 0 to 1
+  const int32_t* n_candidates = nullptr;  // [n_seqs]: that have scores; later tokens are the last
+  const int32_t* index = nullptr;         // [n_seqs, index_stride], [count]: the selected of them
+  const int32_t* count = nullptr;         // [n_seqs]
+  int64_t stride = 0;                     // tokens
+  int32_t window = 1;
+  int32_t index_stride = 0;
+  int32_t max_ahead = 0;
+  int32_t n_slots = 0;     // of a sequence
+  int32_t max_tokens = 0;  // of a sequence
+  int32_t n_seqs = 1;
+  const int32_t* slot_of = nullptr;  // [n_seqs, max_tokens]
+  const uint32_t* clock = nullptr;   // [n_seqs]
+  uint32_t* average = nullptr;       // [n_seqs, max_tokens]
+  uint32_t* used = nullptr;          // [n_seqs, n_slots]
+  int32_t* ahead = nullptr;          // [n_seqs, max_ahead]
+
+  bool operator==(const AverageScoresArgs&) const = default;
+
+  // The same of sequence s alone, whose scores are those of this step.
+  OMNIKV_HOST_DEVICE AverageScoresArgs Of(int32_t s) const {
+    AverageScoresArgs a = *this;
+    const int64_t i = s;
+    a.n_seqs = 1;
+    a.scores += (i * window + (seqs[s].kv_len - 1) % window) * stride;
+    a.seqs += i, a.n_candidates += i, a.index += i * index_stride, a.count += i;
+    a.slot_of += i * max_tokens, a.clock += i, a.average += i * max_tokens;
+    a.used += i * n_slots, a.ahead += i * max_ahead;
+    return a;
   }
 };
+inline constexpr int32_t kAheadTile = 32;  // tokens
 
 // Row to_row[l][i] of `to` = row from_row[l][i] of `from`, for each list l and i < n[l], but for
 // the gap_bytes from `gap` on, which stay as they are.
@@ -728,9 +766,10 @@ using Op =
                  LinearArgs, NormGatedFfnArgs, NormLogitsArgs, ScoreReduceArgs, ScoreArgs,
                  BlockSummaryArgs, BlockScoreArgs, KeyScoreArgs, IndexKeysArgs, IndexScoreArgs,
                  RescoreArgs, QueryMomentsArgs, ExpectedScoreArgs, AgedScoresArgs, PoolArgs,
-                 PlanRangeArgs, TopKArgs, WorkingSetArgs, FetchRowsArgs, ListPiecesArgs,
-                 PieceTableArgs, NextTokenArgs, MergeStatesArgs, PickLogitsArgs, SumValuesArgs,
-                 PickHeadsArgs, LocateRowsArgs, CompactArgs, EvictArgs, UndoEvictArgs, CustomArgs>;
+                 PlanRangeArgs, TopKArgs, AverageScoresArgs, WorkingSetArgs, FetchRowsArgs,
+                 ListPiecesArgs, PieceTableArgs, NextTokenArgs, MergeStatesArgs, PickLogitsArgs,
+                 SumValuesArgs, PickHeadsArgs, LocateRowsArgs, CompactArgs, EvictArgs,
+                 UndoEvictArgs, CustomArgs>;
 
 std::string_view OpName(const Op& op);
 

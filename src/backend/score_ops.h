@@ -426,10 +426,6 @@ OMNIKV_HOST_DEVICE inline uint32_t SlotFound(uint32_t used, uint32_t step) {
   const uint32_t found = TimesFound(used) + 1;
   return SlotCame(2 * step) | (found < kMostFound ? found : kMostFound);
 }
-// Where its token ranks just below a selection.
-OMNIKV_HOST_DEVICE inline uint32_t SlotBelow(uint32_t used, uint32_t step) {
-  return SlotCame(2 * step - 1) | TimesFound(used);
-}
 
 // Slots of the highest age go first. 0: read by this step; the most: it has no token. Else half
 // steps since it was read, where a slot is as good as one that was read two steps later for each
@@ -442,6 +438,24 @@ OMNIKV_HOST_DEVICE inline uint32_t SlotAge(uint32_t used, uint32_t step) {
   if (since == 0) return 0;
   const uint32_t age = since + 4 * (kMostFound - TimesFound(used));
   return age < kSlotAges - 2 ? age : kSlotAges - 2;
+}
+
+// AverageScoresArgs::average of a token: the bits of a float above 0 grow with its logarithm, and
+// so their mean is nearly that of logarithms. 0: no step has scored it yet.
+inline constexpr uint32_t kBitsOfOne = 0x3f800000;  // of 1.0f
+OMNIKV_HOST_DEVICE inline uint32_t AverageScore(uint32_t average, uint32_t score_bits) {
+  const uint32_t bits = score_bits == 0 ? 1 : score_bits < kBitsOfOne ? score_bits : kBitsOfOne;
+  if (average == 0) return bits;
+  constexpr int kEighth = 3;  // the weight of the step
+  const auto change = static_cast<int32_t>(bits) - static_cast<int32_t>(average);
+  return static_cast<uint32_t>(static_cast<int32_t>(average) + (change >> kEighth));
+}
+// WorkingSetArgs::used of a slot whose token has this average, before the step: its age falls by
+// one with each sixteenth of a doubling.
+OMNIKV_HOST_DEVICE inline uint32_t SlotScored(uint32_t average, uint32_t step) {
+  const uint32_t below_one = (kBitsOfOne - average) >> 19;
+  const uint32_t age = 1 + (below_one < kSlotAges - 3 ? below_one : kSlotAges - 3);
+  return (SlotCame(2 * step) - (age << kFoundBits)) | kMostFound;
 }
 
 // RangeRule::tail: every generated token.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -30,10 +31,11 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
   *a.own = -1;
   *a.n_own = 0;
   *a.n_miss = 0;
+  if (a.ahead != nullptr) *a.n_ahead = 0;
   a.span[0] = a.span[1] = 0;
   *a.slot_seqs = {};
   if (a.seqs->q_len == 0) return;
-  const uint32_t step = *a.clock = a.Step();
+  const uint32_t step = ++*a.clock;
   const int32_t listed = *a.count;
   const int32_t n = listed + a.bounds[1] - a.bounds[0];
   OKV_CHECK(n <= a.capacity, "{} tokens of a selection, expected at most {}", n, a.capacity);
@@ -43,28 +45,31 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
     return block * a.block_tokens + t % a.block_tokens;
   };
   const int32_t own_token = a.seqs->kv_len - 1;
-  for (int32_t i = 0; a.wider_count != nullptr && i < *a.wider_count; ++i) {
-    const int32_t slot = a.slot_of[a.wider[i]];
-    if (slot >= 0) a.used[slot] = SlotBelow(a.used[slot], step);
-  }
+  const bool simulated = a.simulated_hits >= 0;
   for (int32_t i = 0; i < n; ++i) {
-    const int32_t slot = a.simulated_hits < 0 ? a.slot_of[token(i)] : i;
+    const int32_t slot = simulated ? i : a.slot_of[token(i)];
     a.slots[i] = slot;
-    if (slot >= 0 && !a.ahead) a.used[slot] = SlotFound(a.used[slot], step);
+    if (slot >= 0) a.used[slot] = SlotFound(a.used[slot], step);
   }
-  const std::vector<int32_t> given = SlotsToGive(a, step, std::count(a.slots, a.slots + n, -1));
+  const int64_t ahead =
+      a.ahead == nullptr ? 0 : a.max_ahead - std::count(a.ahead, a.ahead + a.max_ahead, -1);
+  const int64_t absent = std::count(a.slots, a.slots + n, -1);
+  const std::vector<int32_t> given = SlotsToGive(a, step, simulated ? 0 : absent + ahead);
   auto next = given.begin();
+  const auto give = [&](int32_t t) {
+    const int32_t slot = *next++;
+    if (a.owner[slot] >= 0) a.slot_of[a.owner[slot]] = -1;
+    a.owner[slot] = t;
+    a.slot_of[t] = slot;
+    a.used[slot] = SlotCame(2 * step);
+    return slot;
+  };
   int32_t misses = 0;
   for (int32_t i = 0; i < n; ++i) {
     const int32_t t = token(i);
-    bool missed = a.simulated_hits >= 0 && !IsSimulatedHit(a.simulated_hits, step, i);
+    bool missed = simulated && !IsSimulatedHit(a.simulated_hits, step, i);
     if (a.slots[i] < 0) {
-      const int32_t slot = *next++;
-      if (a.owner[slot] >= 0) a.slot_of[a.owner[slot]] = -1;
-      a.owner[slot] = t;
-      a.slot_of[t] = slot;
-      a.used[slot] = a.GivenAt(step);
-      a.slots[i] = slot;
+      a.slots[i] = give(t);
       missed = true;
     }
     a.slots[i] += first_slot;
@@ -77,12 +82,19 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
       a.miss_slot[misses++] = a.slots[i];
     }
   }
+  for (int32_t j = 0, i = 0; i < ahead; ++j) {
+    if (a.ahead[j] < 0) continue;
+    a.ahead_row[i] = row_of(a.ahead[j]);
+    a.ahead_slot[i] = first_slot + (simulated ? i : give(a.ahead[j]));
+    ++i;
+  }
   if (int32_t& slot = a.slot_of[own_token]; *a.own < 0 && slot >= 0) {
     a.owner[slot] = -1;
     a.used[slot] = 0;
     slot = -1;
   }
   *a.n_miss = misses;
+  if (a.ahead != nullptr) *a.n_ahead = static_cast<int32_t>(ahead);
   a.span[1] = n;
   *a.slot_seqs = {.q_begin = a.seqs->q_begin,
                   .q_len = 1,
@@ -91,12 +103,35 @@ void UpdateSequence(const WorkingSetArgs& a, int32_t first_slot) {
                   .prompt_len = n};
   a.counters[0] += static_cast<uint64_t>(n - *a.n_own);
   a.counters[1] += static_cast<uint64_t>(misses);
+  a.counters[2] += static_cast<uint64_t>(ahead);
 }
 
 }  // namespace
 
 void WorkingSetOnHost(const WorkingSetArgs& a) {
   for (int32_t q = 0; q < a.n_seqs; ++q) UpdateSequence(a.Of(q), q * a.n_slots);
+}
+
+void AverageScoresOnHost(const AverageScoresArgs& all) {
+  for (int32_t s = 0; s < all.n_seqs; ++s) {
+    const AverageScoresArgs a = all.Of(s);
+    std::fill(a.ahead, a.ahead + a.max_ahead, -1);
+    if (a.seqs->q_len == 0) continue;
+    const int32_t* listed = a.index;
+    for (int32_t t = 0; t < a.seqs->kv_len; ++t) {
+      const bool scored = t < *a.n_candidates;
+      const float x = scored ? a.scores[t] : 1.0f;
+      a.average[t] = AverageScore(a.average[t], std::bit_cast<uint32_t>(x));
+      const bool selected = listed < a.index + *a.count && *listed == t;
+      if (selected) ++listed;
+      if (const int32_t slot = a.slot_of[t]; slot >= 0) {
+        a.used[slot] = SlotScored(a.average[t], *a.clock + 1);
+      } else if (scored && !selected && t < a.seqs->kv_len - 1) {
+        int32_t& best = a.ahead[t / kAheadTile % a.max_ahead];
+        if (best < 0 || a.average[t] > a.average[best]) best = t;
+      }
+    }
+  }
 }
 
 void FetchRowsOnHost(const FetchRowsArgs& a) {

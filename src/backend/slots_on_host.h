@@ -7,6 +7,7 @@
 namespace omnikv {
 
 void WorkingSetOnHost(const WorkingSetArgs& a);
+void AverageScoresOnHost(const AverageScoresArgs& a);
 void FetchRowsOnHost(const FetchRowsArgs& a);
 void ListPiecesOnHost(const ListPiecesArgs& a);
 void PieceTableOnHost(const PieceTableArgs& a);

@@ -37,7 +37,9 @@ struct DeclaredReads {
   std::vector<int32_t> selection_of;
   int32_t n_selections = 0;
   int64_t max_tokens = 0;  // that a layer reads by a selection in one step, at most
-  int64_t max_ahead = 0;   // tokens of Selection::ahead, at most; 0: there is none
+  // Tokens whose rows come ahead of their turn with a selection, at most: of those that no slot
+  // holds some that have scored high (Selection::scores). 0: none.
+  int64_t max_ahead = 0;
   // Whether a selection is a list of single tokens, the same for all KV heads, which is made before
   // the layers that read it (Policy::Selected): a working set holds it.
   bool by_token = true;
@@ -73,7 +75,7 @@ struct DeclaredReads {
   bool HeldByUnit() const { return n_selections > 0 && !by_token && unit > 0 && max_recent > 0; }
   bool CanFetch() const { return by_token || HeldByUnit(); }
   // Slots that a working set has at least.
-  int64_t LeastSlots() const { return std::max(max_tokens, max_ahead); }
+  int64_t LeastSlots() const { return max_tokens + max_ahead; }
   // Lists of tokens that a KV head reads in decode steps of `layer`.
   int32_t ListsOf(int32_t layer) const {
     const auto i = static_cast<size_t>(layer);
@@ -81,17 +83,20 @@ struct DeclaredReads {
   }
 };
 
+// Scores of tokens as a step left them in the backend's memory, 0 to 1.
+struct StepScores {
+  const float* scores = nullptr;          // [n_seqs, window, stride]; null: none
+  const int32_t* n_candidates = nullptr;  // [n_seqs]: tokens with scores, which others follow
+  int64_t stride = 0;                     // tokens
+  int32_t window = 1;                     // TopKArgs::window
+};
+
 // A selection as one step made it: a list of single tokens, then a range by bounds. It is the plan
 // that the layers which read it get in that step.
 struct Selection {
   int32_t number = 0;
   AttnPlan plan;
-  // A list of the same tokens and those that rank just below them, which a later step may well
-  // read: working sets keep their rows longer. No `count`: none.
-  PlanSegment wider;
-  // As `plan`, of its tokens and those that rank just below them: rows that working sets lack come
-  // after those of the step, for later ones. No segments: none.
-  AttnPlan ahead;
+  StepScores scores;  // without them, no row comes ahead
 };
 
 // How many rows of each layer a policy keeps that chooses some and forgets the others. A row is

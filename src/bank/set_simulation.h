@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "bank/declared_reads.h"
+#include "bank/slots.h"
 
 namespace omnikv {
 
@@ -16,40 +17,33 @@ struct SelectionOnHost {
   std::vector<int32_t> index;
   int32_t bounds[2] = {0, 0};
   int32_t kv_len = 0;
-  std::vector<int32_t> wider;  // Selection::wider, ascending; empty: none
-  // Whether the rows of `wider`, and those in ahead_bounds, come ahead (Selection::ahead).
-  bool ahead = false;
-  int32_t ahead_bounds[2] = {0, 0};
+  std::vector<float> scores;  // Selection::scores of its first tokens, or empty
 };
 // The plan is one list of single tokens and one range by bounds, for the sequence `seq`, all in the
-// backend's memory. Waits for the backend.
-SelectionOnHost ReadSelection(Backend& backend, const Selection& selection, const SeqMeta* seq);
+// backend's memory. `with_scores` REQUIRES some. Waits for the backend.
+SelectionOnHost ReadSelection(Backend& backend, const Selection& selection, const SeqMeta* seq,
+                              bool with_scores);
 
-// One group's working set of `n_slots` rows, from nothing on. Thread-compatible.
+// One group's working set, from nothing on. Thread-compatible.
 class SetSimulation {
  public:
-  // For contexts of at most `max_tokens` tokens. `capacity`: DeclaredReads::LeastSlots().
-  // `reference` runs WorkingSetArgs in the host's memory and outlives this.
-  // REQUIRES n_slots >= capacity.
-  SetSimulation(Backend& reference, int64_t max_tokens, int32_t capacity, int32_t n_slots);
+  // For contexts of at most `max_tokens` tokens, in `n_slots` rows. `reads` are those of the layers
+  // that would have it. `reference` has the host's memory and outlives this.
+  // REQUIRES n_slots >= reads.LeastSlots().
+  SetSimulation(Backend& reference, const DeclaredReads& reads, int64_t max_tokens,
+                int32_t n_slots);
 
+  // REQUIRES scores where reads.max_ahead > 0.
   void Step(const SelectionOnHost& selection);
 
-  // Tokens selected and missed so far, as WorkingSets counts them for one layer.
-  uint64_t selected() const { return counters_[0]; }
-  uint64_t missed() const { return counters_[1]; }
-  uint64_t ahead() const { return ahead_counters_[1]; }  // rows that came ahead
+  // Tokens selected and missed so far, and rows that came ahead, as WorkingSets counts them for one
+  // layer.
+  SlotCounters Count() const { return slots_.Count(0)[0]; }
 
  private:
-  void Update(const WorkingSetArgs& selection, int32_t kv_len, uint64_t* counters);
-
-  Backend& reference_;
-  int32_t max_tokens_, n_slots_;
-  std::vector<int32_t> slot_of_, owner_, slots_, miss_row_, miss_slot_;
-  std::vector<uint32_t> used_;
-  uint32_t clock_ = 0;
-  uint64_t counters_[2] = {0, 0};  // selected, missed
-  uint64_t ahead_counters_[2] = {0, 0};
+  int32_t max_tokens_;
+  bool ahead_;
+  Slots slots_;
 };
 
 }  // namespace omnikv

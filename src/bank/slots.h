@@ -8,15 +8,17 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "bank/declared_reads.h"
 
 namespace omnikv {
 
 // Tokens may be pieces of several tokens each, which slots hold whole.
 struct SlotsConfig {
-  int32_t groups = 0;      // selections
-  int32_t n_slots = 0;     // of a sequence, at least `capacity`
-  int32_t capacity = 0;    // tokens of a selection, at most
-  int32_t ahead = 0;       // the same of those whose rows come ahead, `n_slots` at most; 0: none
+  int32_t groups = 0;    // selections
+  int32_t n_slots = 0;   // of a sequence, at least `capacity`
+  int32_t capacity = 0;  // tokens of a selection, at most
+  // Tokens whose rows come ahead of their turn, `n_slots - capacity` at most; 0: none.
+  int32_t ahead = 0;
   int32_t max_tokens = 0;  // of a sequence
   int32_t n_seqs = 1;
 };
@@ -60,19 +62,15 @@ class Slots {
   enum class Use {
     kStep,    // the layers of a decode step
     kPrompt,  // the first step after a prompt that ends
-    kAhead,   // later steps: on Lane::kIn, behind the copies of the step's own
   };
-  static constexpr size_t kUses = 3;
+  static constexpr size_t kUses = 2;
 
-  // What an Update says of a selection.
-  struct Lists {
+  // Of the layers that read one selection, and what an Update says of it.
+  struct Group {
     Buffer slots, miss_row, miss_slot, n_miss, own, own_row, n_own, span, slot_seqs;
-  };
-  // Of the layers that read one selection.
-  struct Group : Lists {
-    Lists ahead;  // of Use::kAhead
     Buffer slot_of, owner, used, clock;
-    Buffer counters;  // uint64 [kUses][n_seqs][2: selected, missed]
+    Buffer average, ahead, ahead_row, ahead_slot, n_ahead;  // empty: none come ahead
+    Buffer counters;  // uint64 [kUses][n_seqs][3: selected, missed, ahead]
   };
 
   explicit Slots(Backend& backend) : backend_(backend) {}
@@ -85,10 +83,11 @@ class Slots {
   // Forgets all rows of a sequence.
   void Reset(int32_t seq);
   // Enqueues `selection`, of which the caller says what is selected, and of which tokens and block
-  // table.
-  void Update(size_t group, WorkingSetArgs selection, Use use);
+  // table. With `scores`, of the same step, tokens keep their slots by them, and others get some
+  // ahead of their turn.
+  void Update(size_t group, WorkingSetArgs selection, Use use, const StepScores& scores = {});
   // Enqueues `copy` of what is missing to the slots of a layer; it says which part of which rows,
-  // one for each token. `ahead`: for Use::kAhead.
+  // one for each token. `ahead`: of what comes ahead instead.
   void Fetch(size_t group, FetchRowsArgs copy, Lane lane, bool ahead = false) const;
   // Enqueues the copy of the rows that a decode step has made from the slots of a layer to its home
   // in the bank, on Lane::kOut.

@@ -76,46 +76,32 @@ void WorkingSets::Select(const Selection& selection, const SeqMeta* seqs, bool p
   OKV_CHECK(plan.n_segments == 2 && plan.segments[0].kind == SegmentKind::kList &&
             plan.segments[0].unit == 1 && plan.segments[0].lists == 1 &&
             plan.segments[1].bounds != nullptr);
-  Update(static_cast<size_t>(selection.number), plan.segments[0], plan.segments[1].bounds,
-         selection.wider, seqs, primes ? Slots::Use::kPrompt : Slots::Use::kStep);
+  WorkingSetArgs args = Of(seqs, primes);
+  args.index = plan.segments[0].index;
+  args.count = plan.segments[0].count;
+  args.index_stride = plan.segments[0].capacity;
+  args.bounds = plan.segments[1].bounds;
+  slots_.Update(static_cast<size_t>(selection.number), args,
+                primes ? Slots::Use::kPrompt : Slots::Use::kStep,
+                FetchesAhead() ? selection.scores : StepScores{});
   if (primes) return;
   backend_.Join(Lane::kIn, Lane::kMain);
-  if (selection.ahead.n_segments == 0) return;
-  ahead_ = selection;
-  ahead_seqs_ = seqs;
+  if (FetchesAhead() && selection.scores.scores != nullptr) ahead_ = selection.number;
 }
 
 void WorkingSets::FetchAhead() {
   if (!ahead_) return;
-  const AttnPlan& plan = ahead_->ahead;
-  OKV_CHECK(plan.n_segments == 2 && plan.segments[1].bounds != nullptr);
-  const auto group = static_cast<size_t>(ahead_->number);
-  Update(group, plan.segments[0], plan.segments[1].bounds, /*wider=*/{}, ahead_seqs_,
-         Slots::Use::kAhead);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const auto layer = static_cast<int32_t>(i);
-    if (SelectionOf(layer) != ahead_->number) continue;
+    if (SelectionOf(layer) != *ahead_) continue;
     Fetch(layer, bank_.View(layer), Lane::kIn, /*ahead=*/true);
   }
   ahead_.reset();
 }
 
-void WorkingSets::Update(size_t group, const PlanSegment& list, const int32_t* bounds,
-                         const PlanSegment& wider, const SeqMeta* seqs, Slots::Use use) {
-  const bool primes = use == Slots::Use::kPrompt;
+WorkingSetArgs WorkingSets::Of(const SeqMeta* seqs, bool primes) const {
   const KvView kv = primes ? bank_.StageView(first_layer_) : bank_.View(first_layer_);
-  slots_.Update(group,
-                {.seqs = seqs,
-                 .index = list.index,
-                 .count = list.count,
-                 .bounds = bounds,
-                 .block_table = kv.block_table,
-                 .block_tokens = bank_.config().block_tokens,
-                 .index_stride = list.capacity,
-                 .wider = wider.index,
-                 .wider_count = wider.count,
-                 .wider_stride = wider.capacity},
-                use);
+  return {.seqs = seqs, .block_table = kv.block_table, .block_tokens = bank_.config().block_tokens};
 }
 
 void WorkingSets::Fetch(int32_t layer, const KvView& from, Lane lane, bool ahead) {
@@ -130,6 +116,7 @@ void WorkingSets::Fetch(int32_t layer, const KvView& from, Lane lane, bool ahead
 void WorkingSets::Prime(int32_t layer, const KvView& kv) {
   const Slots::Group& g = slots_.group(GroupOf(layer));
   Fetch(layer, kv, Lane::kMain);
+  if (FetchesAhead()) Fetch(layer, kv, Lane::kMain, /*ahead=*/true);
   // The prompt's last row: no miss, as the own row of a step is none, but no step will make it.
   backend_.Enqueue(FetchRowsArgs{.from = kv.k.base,
                                  .to = rows_[static_cast<size_t>(layer)].as<std::byte>(),
@@ -152,7 +139,9 @@ void WorkingSets::WriteBack(const SeqMeta* seqs, const std::vector<bool>& select
   const auto* zeros = nothing_.as<int32_t>();
   for (size_t group = 0; group < slots_.n_groups(); ++group) {
     if (selected[group]) continue;
-    Update(group, {.index = zeros, .count = zeros}, zeros, /*wider=*/{}, seqs, Slots::Use::kStep);
+    WorkingSetArgs nothing = Of(seqs, /*primes=*/false);
+    nothing.index = nothing.count = nothing.bounds = zeros;
+    slots_.Update(group, nothing, Slots::Use::kStep);
   }
   backend_.Join(Lane::kOut, Lane::kMain);
   for (size_t i = 0; i < rows_.size(); ++i) {

@@ -69,9 +69,8 @@ class WorkingSets {
       : backend_(backend), bank_(bank), config_(std::move(config)), slots_(backend) {}
   static SlotsConfig SlotsOf(const BankConfig& bank, const WorkingSetConfig& config);
   Status Allocate();
-  // Enqueues WorkingSetArgs for the selection of a list [n_seqs] and bounds, and the wider list.
-  void Update(size_t group, const PlanSegment& list, const int32_t* bounds,
-              const PlanSegment& wider, const SeqMeta* seqs, Slots::Use use);
+  // A selection of `seqs` whose list and bounds are still to be named.
+  WorkingSetArgs Of(const SeqMeta* seqs, bool primes) const;
   // Enqueues the copy of rows from `from` to the slots of `layer`.
   void Fetch(int32_t layer, const KvView& from, Lane lane, bool ahead = false);
   // Enqueues what comes ahead for the last selection, whose layers are behind.
@@ -93,9 +92,9 @@ class WorkingSets {
   // selection.
   std::vector<Buffer> rows_;
   int32_t first_layer_ = -1;  // with slots; all such layers share a table of the bank
-  // The last selection of the step under way, and its sequences, if rows come ahead for it.
-  std::optional<Selection> ahead_;
-  const SeqMeta* ahead_seqs_ = nullptr;
+  // The last selection of the step under way, if rows come ahead with it that are still to be
+  // fetched.
+  std::optional<int32_t> ahead_;
 };
 
 }  // namespace omnikv

@@ -13,10 +13,9 @@ namespace {
 
 using ParityDeviceTest = ParityTest;
 
-// A step of one sequence: what it selects, ascending tokens and then the range of its last ones,
-// and what ranks below.
+// A step of one sequence: what it selects, ascending tokens and then the range of its last ones.
 struct Selected {
-  std::vector<int32_t> index, bounds, wider;
+  std::vector<int32_t> index, bounds;
   SeqMeta seq;
 };
 
@@ -32,13 +31,8 @@ std::vector<Selected> Selections(int32_t steps, int32_t first_len, int32_t liste
     const int32_t n = std::min(listed - s % 2, split);
     // Mostly what the step before selected: every third step selects anew.
     std::vector<int32_t> index = s % 3 == 0 ? random.Ascending(n, split) : all.back().index;
-    std::vector<int32_t> wider;
-    const std::vector<int32_t> below = random.Ascending(std::min(n, split), split);
-    std::set_union(index.begin(), index.end(), below.begin(), below.end(),
-                   std::back_inserter(wider));
     all.push_back({.index = index,
                    .bounds = {split, len},
-                   .wider = wider,
                    .seq = {.q_begin = s % 2,
                            .q_len = 1,
                            .kv_len = len,
@@ -47,7 +41,6 @@ std::vector<Selected> Selections(int32_t steps, int32_t first_len, int32_t liste
   }
   Selected nothing = all.back();
   nothing.index.clear();
-  nothing.wider.clear();
   nothing.bounds = {0, 0};
   Selected absent = all.back();
   absent.seq.q_len = 0;
@@ -86,8 +79,7 @@ TEST_F(ParityDeviceTest, WorkingSet) {
     int32_t n_seqs, first_len, listed, recent, n_slots;
     float simulated = -1;
     int32_t clock = 0;  // steps that were before
-    bool wider = false;
-    bool ahead = false;  // every second op
+    int32_t ahead = 0;  // with average scores, and so many rows ahead at most
   };
   for (const Size size :
        {Size{1, 1, 4, 2, 8}, Size{1, 90, 24, 8, 32}, Size{1, 90, 24, 8, 50}, Size{1, 90, 24, 0, 24},
@@ -97,26 +89,25 @@ TEST_F(ParityDeviceTest, WorkingSet) {
         Size{3, 700, 300, 64, 400, 0.3f}, Size{1, 5000, 2040, 8, 2048, 0.6f},
         Size{8, 5000, 2000, 48, 4000, 0.9f}, Size{1, 40, 100, 4, 104, 1.0f},
         // Ages of a few steps, of all that are told apart, and mostly beyond.
-        Size{1, 90, 24, 8, 50, -1, 3}, Size{1, 90, 24, 8, 50, -1, 3, true},
-        Size{3, 700, 300, 64, 400, -1, 10, true}, Size{1, 5000, 2000, 48, 4000, -1, 500},
-        Size{3, 5000, 2000, 48, 3000, -1, 500, true}, Size{1, 5000, 2000, 48, 4000, -1, 4000, true},
-        Size{1, 30000, 1200, 48, 20000, -1, 6}, Size{2, 30000, 1200, 48, 20001, -1, 700, true},
-        Size{1, 90, 24, 8, 32, 0.0f, 3, true}, Size{1, 90, 24, 8, 80, -1, 3, true, true},
-        Size{3, 700, 300, 64, 800, -1, 10, true, true},
-        Size{1, 30000, 1200, 48, 20000, -1, 6, false, true},
-        Size{2, 5000, 2000, 48, 4100, 0.6f, 3, true, true},
+        Size{1, 90, 24, 8, 50, -1, 3}, Size{1, 90, 24, 8, 50, -1, 3, 1},
+        Size{3, 700, 300, 64, 400, -1, 10, 12}, Size{1, 5000, 2000, 48, 4000, -1, 500},
+        Size{3, 5000, 2000, 48, 3000, -1, 500, 64}, Size{1, 5000, 2000, 48, 4000, -1, 4000, 63},
+        Size{1, 30000, 1200, 48, 20000, -1, 6}, Size{2, 30000, 1200, 48, 20001, -1, 700, 40},
+        Size{1, 90, 24, 8, 33, 0.0f, 3, 1}, Size{3, 700, 300, 64, 800, -1, 10, 300},
+        Size{2, 5000, 2000, 48, 4100, 0.6f, 3, 64},
         // More tokens than a block of threads takes at once, in several parts.
-        Size{1, 5000, 2000, 0, 2100, -1, 30, true}, Size{2, 30000, 9800, 256, 20000, -1, 700, true},
-        Size{1, 30000, 9800, 0, 10300, -1, 30, true},
-        Size{2, 30000, 9800, 256, 24000, -1, 30, true, true},
-        Size{2, 30000, 9800, 256, 20000, 0.6f, 3, true, true},
-        Size{1, 160000, 36000, 64, 70000, -1, 30, true}}) {
+        Size{1, 5000, 2000, 0, 2100, -1, 30, 30}, Size{2, 30000, 9800, 256, 20000, -1, 700, 1},
+        Size{1, 30000, 9800, 0, 10300, -1, 30, 300}, Size{2, 30000, 9800, 256, 24000, -1, 30, 1100},
+        Size{2, 30000, 9800, 256, 20000, 0.6f, 3, 300},
+        Size{1, 160000, 36000, 64, 70000, -1, 30, 1125}}) {
     const int32_t capacity = size.listed + size.recent;
     const int32_t max_tokens = size.first_len + 10;
     const int32_t n_blocks = max_tokens / 16 + 1;
     std::vector<int32_t> table(2, 1 << 20);  // of another sequence
     std::vector<std::vector<Selected>> steps;
     std::vector<Before> before;
+    constexpr int32_t kWindow = 2;
+    std::vector<std::vector<float>> scores;  // [steps]: [n_seqs, kWindow, max_tokens], 0 to 1
     for (int32_t q = 0; q < size.n_seqs; ++q) {
       // Of lengths that differ, and each absent from another step.
       steps.push_back(Selections(7, size.first_len - std::min(q, size.first_len / 2), size.listed,
@@ -126,11 +117,14 @@ TEST_F(ParityDeviceTest, WorkingSet) {
       std::reverse(table.end() - n_blocks, table.end());
       before.emplace_back(size.clock, size.first_len / 2, size.n_slots, max_tokens, random);
     }
+    for (size_t step = 0; size.ahead > 0 && step < steps[0].size(); ++step) {
+      scores.push_back(random.Floats(static_cast<size_t>(size.n_seqs * kWindow * max_tokens), 8));
+      for (float& score : scores.back()) score = score > 15 ? 0 : std::exp(-std::abs(score));
+    }
     Check(
         fmt::format("WorkingSet {} and {} of {}, {} slots, {} sequences, {} steps before{}{}",
                     size.listed, size.recent, size.first_len, size.n_slots, size.n_seqs, size.clock,
-                    fmt::format("{}{}", size.wider ? ", a wider list" : "",
-                                size.ahead ? ", and rows ahead" : ""),
+                    size.ahead > 0 ? fmt::format(", {} rows ahead", size.ahead) : "",
                     size.simulated < 0 ? "" : fmt::format(", {} hits by lot", size.simulated)),
         [&](const Execute& run) {
           const auto filled = [&](int32_t each, auto value) {
@@ -144,13 +138,12 @@ TEST_F(ParityDeviceTest, WorkingSet) {
             used.insert(used.end(), b.used.begin(), b.used.end());
           }
           auto clock = filled(1, static_cast<uint32_t>(size.clock));
-          auto counters = filled(2, uint64_t{0});
+          auto counters = filled(3, uint64_t{0});
+          auto average = filled(max_tokens, uint32_t{0});
           Outputs outputs;
           for (size_t step = 0; step < steps[0].size(); ++step) {
             auto index = filled(capacity, 0);
             auto count = filled(1, 0);
-            auto wider = filled(2 * capacity, 0);
-            auto wider_count = filled(1, 0);
             std::vector<int32_t> bounds;
             std::vector<SeqMeta> seqs;
             for (size_t q = 0; q < steps.size(); ++q) {
@@ -158,11 +151,37 @@ TEST_F(ParityDeviceTest, WorkingSet) {
               std::copy(s.index.begin(), s.index.end(),
                         index.begin() + static_cast<ptrdiff_t>(q) * capacity);
               count[q] = static_cast<int32_t>(s.index.size());
-              std::copy(s.wider.begin(), s.wider.end(),
-                        wider.begin() + static_cast<ptrdiff_t>(q) * 2 * capacity);
-              wider_count[q] = static_cast<int32_t>(s.wider.size());
               bounds.insert(bounds.end(), s.bounds.begin(), s.bounds.end());
               seqs.push_back(s.seq);
+            }
+            auto ahead = filled(size.ahead, -7);
+            if (size.ahead > 0) {
+              std::vector<int32_t> n_candidates;
+              for (size_t q = 0; q < steps.size(); ++q) n_candidates.push_back(bounds[2 * q]);
+              run(AverageScoresArgs{.seqs = seqs.data(),
+                                    .scores = scores[step].data(),
+                                    .n_candidates = n_candidates.data(),
+                                    .index = index.data(),
+                                    .count = count.data(),
+                                    .stride = max_tokens,
+                                    .window = kWindow,
+                                    .index_stride = capacity,
+                                    .max_ahead = size.ahead,
+                                    .n_slots = size.n_slots,
+                                    .max_tokens = max_tokens,
+                                    .n_seqs = size.n_seqs,
+                                    .slot_of = slot_of.data(),
+                                    .clock = clock.data(),
+                                    .average = average.data(),
+                                    .used = used.data(),
+                                    .ahead = ahead.data()});
+              std::vector<int32_t> halves;
+              for (const uint32_t bits : average) {
+                halves.push_back(static_cast<int32_t>(bits >> 16));
+                halves.push_back(static_cast<int32_t>(bits & 0xffff));
+              }
+              outputs.insert(outputs.end(),
+                             {{"average", AsFloats(halves), 0}, {"ahead", AsFloats(ahead), 0}});
             }
             auto slots = filled(capacity, -7);
             auto miss_row = filled(capacity, -7);
@@ -173,6 +192,9 @@ TEST_F(ParityDeviceTest, WorkingSet) {
             auto n_own = filled(1, -7);
             auto span = filled(2, -7);
             auto slot_seqs = filled(1, SeqMeta{});
+            auto ahead_row = filled(size.ahead, -7);
+            auto ahead_slot = filled(size.ahead, -7);
+            auto n_ahead = filled(1, -7);
             run(WorkingSetArgs{.seqs = seqs.data(),
                                .index = index.data(),
                                .count = count.data(),
@@ -180,15 +202,13 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                .block_table = table.data(),
                                .block_tokens = 16,
                                .index_stride = capacity,
-                               .wider = wider.data(),
-                               .wider_count = size.wider ? wider_count.data() : nullptr,
-                               .wider_stride = 2 * capacity,
                                .capacity = capacity,
                                .n_slots = size.n_slots,
                                .max_tokens = max_tokens,
                                .n_seqs = size.n_seqs,
                                .simulated_hits = size.simulated,
-                               .ahead = size.ahead && step % 2 == 1,
+                               .ahead = size.ahead > 0 ? ahead.data() : nullptr,
+                               .max_ahead = size.ahead,
                                .slot_of = slot_of.data(),
                                .owner = owner.data(),
                                .used = used.data(),
@@ -202,17 +222,21 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                .n_own = n_own.data(),
                                .span = span.data(),
                                .slot_seqs = slot_seqs.data(),
+                               .ahead_row = ahead_row.data(),
+                               .ahead_slot = ahead_slot.data(),
+                               .n_ahead = n_ahead.data(),
                                .counters = counters.data()});
             std::vector<int32_t> rest = span;
-            for (const auto& more : {n_miss, own, own_row, n_own}) {
+            for (const auto& more : {n_miss, own, own_row, n_own, n_ahead}) {
               rest.insert(rest.end(), more.begin(), more.end());
             }
             for (size_t q = 0; q < steps.size(); ++q) {
               const SeqMeta& s = slot_seqs[q];
               for (const int64_t value :
                    {int64_t{s.q_begin}, int64_t{s.q_len}, int64_t{s.kv_len}, int64_t{s.table_off},
-                    int64_t{s.prompt_len}, int64_t{clock[q]}, static_cast<int64_t>(counters[2 * q]),
-                    static_cast<int64_t>(counters[2 * q + 1])}) {
+                    int64_t{s.prompt_len}, int64_t{clock[q]}, static_cast<int64_t>(counters[3 * q]),
+                    static_cast<int64_t>(counters[3 * q + 1]),
+                    static_cast<int64_t>(counters[3 * q + 2])}) {
                 rest.push_back(static_cast<int32_t>(value));
               }
             }
@@ -222,6 +246,8 @@ TEST_F(ParityDeviceTest, WorkingSet) {
                                            {"slot_of", AsFloats(slot_of), 0},
                                            {"owner", AsFloats(owner), 0},
                                            {"used", AsFloats({used.begin(), used.end()}), 0},
+                                           {"ahead_row", AsFloats(ahead_row), 0},
+                                           {"ahead_slot", AsFloats(ahead_slot), 0},
                                            {"rest", AsFloats(rest), 0}});
           }
           return outputs;

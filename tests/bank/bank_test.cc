@@ -451,7 +451,7 @@ TEST(SetSimulation, MissesWhatItHadNoRoomFor) {
   const auto reference = MakeRefBackend();
   for (const auto& [slots, missed] :
        {std::pair<int32_t, uint64_t>{5, 12}, {9, 9}, {10, 8}, {20, 8}}) {
-    SetSimulation set(*reference, 100, 5, slots);
+    SetSimulation set(*reference, {.max_tokens = 5}, 100, slots);
     for (int32_t step = 0; step < 3; ++step) {
       const int32_t end = 61 + step;  // the step's own row is past it
       set.Step({.index = step == 1 ? std::vector<int32_t>{2, 6, 8, 41}
@@ -459,45 +459,35 @@ TEST(SetSimulation, MissesWhatItHadNoRoomFor) {
                 .bounds = {end - 1, end},
                 .kv_len = end});
     }
-    EXPECT_EQ(set.selected(), 12u);  // no step's own row is counted
-    EXPECT_EQ(set.missed(), missed) << slots << " slots";
+    EXPECT_EQ(set.Count().selected, 12u);  // no step's own row is counted
+    EXPECT_EQ(set.Count().missed, missed) << slots << " slots";
   }
 }
 
-// What goes where two of ten slots must: not the tokens that ranked just below the last choice.
-TEST(SetSimulation, KeepsWhatRanksBelowLonger) {
+// Of what no step selects, that comes first which scores highest, and goes last.
+TEST(SetSimulation, RowsThatScoreHighComeAheadAndStay) {
   const auto reference = MakeRefBackend();
-  for (const auto& [wider, missed] :
-       {std::pair<std::vector<int32_t>, uint64_t>{{}, 11}, {{1, 2, 5, 6, 8, 41}, 9}}) {
-    SetSimulation set(*reference, 100, 5, 10);
-    set.Step({.index = {1, 5, 9, 40}, .bounds = {60, 61}, .kv_len = 61});
-    set.Step({.index = {2, 6, 8, 41}, .bounds = {61, 62}, .kv_len = 62, .wider = wider});
-    set.Step({.index = {2, 3, 6, 9}, .bounds = {62, 63}, .kv_len = 63});
-    EXPECT_EQ(set.missed(), 9u);
-    set.Step({.index = {1, 2, 5, 6}, .bounds = {63, 64}, .kv_len = 64});
-    EXPECT_EQ(set.missed(), missed);
-    EXPECT_EQ(set.selected(), 16u);
-  }
-}
-
-// What comes ahead is no miss of the next step, and no part of the selection goes for it.
-TEST(SetSimulation, RowsThatComeAheadAreThere) {
-  const auto reference = MakeRefBackend();
-  for (const auto& [ahead, missed] : {std::pair<bool, uint64_t>{false, 7}, {true, 5}}) {
-    SetSimulation set(*reference, 100, 7, 8);
-    set.Step({.index = {1, 5, 9, 40},
-              .bounds = {60, 61},
-              .kv_len = 61,
-              .wider = {1, 5, 7, 8, 9, 40},
-              .ahead = ahead,
-              .ahead_bounds = {60, 61}});
-    EXPECT_EQ(set.missed(), 4u);
-    EXPECT_EQ(set.ahead(), ahead ? 2u : 0u);
-    set.Step({.index = {1, 5, 9, 40}, .bounds = {61, 62}, .kv_len = 62});
-    EXPECT_EQ(set.missed(), 4u);
-    set.Step({.index = {6, 7, 8, 40}, .bounds = {62, 63}, .kv_len = 63});
-    EXPECT_EQ(set.missed(), missed);
-    EXPECT_EQ(set.selected(), 12u);
+  std::vector<float> scores(60, 0.001f);
+  scores[7] = 0.5f;
+  scores[1] = 0.2f;
+  scores[2] = 0.1f;
+  for (const bool ahead : {false, true}) {
+    SetSimulation set(*reference, {.max_tokens = 3, .max_ahead = ahead ? 1 : 0}, 100, 8);
+    const auto step = [&](std::vector<int32_t> index, int32_t end) {
+      set.Step({.index = std::move(index),
+                .bounds = {end - 1, end},
+                .kv_len = end,
+                .scores = {scores.begin(), scores.begin() + end - 1}});
+    };
+    step({1, 3}, 21);  // 20 is its own row, and 7 comes ahead
+    step({4, 5}, 22);  // and 2
+    EXPECT_EQ(set.Count().missed, 4u);
+    step({2, 7}, 23);  // all eight slots have tokens: one goes for 22
+    EXPECT_EQ(set.Count().missed, ahead ? 4u : 6u);
+    step({1, 7}, 24);  // which scored high, and was read longest ago
+    EXPECT_EQ(set.Count().missed, ahead ? 4u : 7u);
+    EXPECT_EQ(set.Count().selected, 8u);
+    EXPECT_EQ(set.Count().ahead, ahead ? 4u : 0u);
   }
 }
 

@@ -1,8 +1,10 @@
-// The reference of WorkingSetArgs against a model whose slots say when and how often they were
-// read.
+// The references of WorkingSetArgs and AverageScoresArgs against a model whose slots say when and
+// how often they were read, or what their tokens scored.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -18,13 +20,14 @@ namespace {
 
 constexpr int32_t kContext = 400;
 
-// Tokens that a step selects, ascending, the last `recent` of them as a range; and a wider list.
+// Tokens that a step selects, ascending, the last `recent` of them as a range; and what all before
+// these scored, if slots go by that.
 struct Chosen {
   std::vector<int32_t> tokens;
   int32_t recent = 0;
   int32_t kv_len = 0;
-  std::vector<int32_t> wider = {};
-  bool ahead = false;
+  std::vector<float> scores = {};
+  int32_t max_ahead = 0;  // with scores
 };
 
 class Op {
@@ -32,18 +35,21 @@ class Op {
   explicit Op(int32_t n_slots)
       : slot_of_(kContext, -1),
         owner_(static_cast<size_t>(n_slots), -1),
-        used_(static_cast<size_t>(n_slots), 0) {}
+        used_(static_cast<size_t>(n_slots), 0),
+        average_(kContext, 0) {}
 
   void Step(const Chosen& chosen) {
     const auto n = static_cast<int32_t>(chosen.tokens.size());
     const SeqMeta seq{.q_len = 1, .kv_len = chosen.kv_len};
     const int32_t count = n - chosen.recent;
     const int32_t bounds[2] = {chosen.kv_len - chosen.recent, chosen.kv_len};
-    const auto wider_count = static_cast<int32_t>(chosen.wider.size());
     const int32_t block_table = 0;
+    const bool scored = !chosen.scores.empty();
+    if (scored) Average(chosen, seq);
     std::vector<int32_t> slots(kContext), miss_slot(kContext);
     missed.resize(kContext);
-    int32_t own, own_row, n_own, n_miss, span[2];
+    int32_t own, own_row, n_own, n_miss, n_ahead, span[2];
+    std::vector<int32_t> ahead_row(kContext), ahead_slot(kContext);
     SeqMeta slot_seq;
     backend_->Enqueue(WorkingSetArgs{.seqs = &seq,
                                      .index = chosen.tokens.data(),
@@ -51,12 +57,11 @@ class Op {
                                      .bounds = bounds,
                                      .block_table = &block_table,
                                      .block_tokens = kContext,
-                                     .wider = chosen.wider.data(),
-                                     .wider_count = &wider_count,
                                      .capacity = kContext,
                                      .n_slots = static_cast<int32_t>(owner_.size()),
                                      .max_tokens = kContext,
-                                     .ahead = chosen.ahead,
+                                     .ahead = scored ? ahead.data() : nullptr,
+                                     .max_ahead = chosen.max_ahead,
                                      .slot_of = slot_of_.data(),
                                      .owner = owner_.data(),
                                      .used = used_.data(),
@@ -70,22 +75,54 @@ class Op {
                                      .n_own = &n_own,
                                      .span = span,
                                      .slot_seqs = &slot_seq,
+                                     .ahead_row = ahead_row.data(),
+                                     .ahead_slot = ahead_slot.data(),
+                                     .n_ahead = &n_ahead,
                                      .counters = counters});
     missed.resize(static_cast<size_t>(n_miss));
     for (int32_t i = 0; i < n; ++i) {
       ASSERT_EQ(owner_[static_cast<size_t>(slots[static_cast<size_t>(i)])],
                 chosen.tokens[static_cast<size_t>(i)]);
     }
+    if (!scored) return;
+    std::vector<int32_t> came = ahead;
+    came.erase(std::remove(came.begin(), came.end(), -1), came.end());
+    ASSERT_EQ(static_cast<size_t>(n_ahead), came.size());
+    for (size_t i = 0; i < came.size(); ++i) {
+      EXPECT_EQ(ahead_row[i], came[i]);
+      EXPECT_EQ(owner_[static_cast<size_t>(ahead_slot[i])], came[i]);
+    }
   }
   const std::vector<int32_t>& owner() const { return owner_; }  // [slots]: tokens; -1: none
 
   std::vector<int32_t> missed;  // rows of the last step: tokens
-  uint64_t counters[2] = {0, 0};
+  std::vector<int32_t> ahead;   // tokens; -1: none
+  uint64_t counters[3] = {0, 0, 0};
 
  private:
+  void Average(const Chosen& chosen, const SeqMeta& seq) {
+    const auto n_candidates = static_cast<int32_t>(chosen.scores.size());
+    const auto count = static_cast<int32_t>(chosen.tokens.size()) - chosen.recent;
+    ahead.assign(static_cast<size_t>(chosen.max_ahead), -7);
+    backend_->Enqueue(AverageScoresArgs{.seqs = &seq,
+                                        .scores = chosen.scores.data(),
+                                        .n_candidates = &n_candidates,
+                                        .index = chosen.tokens.data(),
+                                        .count = &count,
+                                        .stride = kContext,
+                                        .max_ahead = chosen.max_ahead,
+                                        .n_slots = static_cast<int32_t>(owner_.size()),
+                                        .max_tokens = kContext,
+                                        .slot_of = slot_of_.data(),
+                                        .clock = &clock_,
+                                        .average = average_.data(),
+                                        .used = used_.data(),
+                                        .ahead = ahead.data()});
+  }
+
   std::unique_ptr<Backend> backend_ = MakeRefBackend();
   std::vector<int32_t> slot_of_, owner_;
-  std::vector<uint32_t> used_;
+  std::vector<uint32_t> used_, average_;
   uint32_t clock_ = 0;
 };
 
@@ -97,11 +134,11 @@ class Model {
   void Step(const Chosen& chosen) {
     ++step_;
     const std::set<int32_t> wanted(chosen.tokens.begin(), chosen.tokens.end());
-    const std::set<int32_t> wider(chosen.wider.begin(), chosen.wider.end());
+    const bool scored = !chosen.scores.empty();
+    for (int32_t t = 0; scored && t < chosen.kv_len; ++t) Score(t, chosen.scores);
     std::set<int32_t> present;
     std::vector<Slot*> order;  // the first is the next to go
     for (Slot& slot : slots_) {
-      if (wider.count(slot.token) > 0) slot.read = step_ - 0.5;
       if (wanted.count(slot.token) > 0) {
         present.insert(slot.token);
         slot.read = step_;
@@ -110,20 +147,34 @@ class Model {
         order.push_back(&slot);
       }
     }
-    std::stable_sort(order.begin(), order.end(), [](const Slot* a, const Slot* b) {
-      const auto worth = [](const Slot& s) { return s.token < 0 ? -1 : s.read + 2 * s.found; };
+    std::stable_sort(order.begin(), order.end(), [&](const Slot* a, const Slot* b) {
+      const auto worth = [&](const Slot& s) {
+        if (s.token < 0) return -1.0;
+        return scored ? Sixteenths(s.token) : s.read + 2 * s.found;
+      };
       return worth(*a) < worth(*b);
     });
     std::vector<int32_t> absent;
     std::set_difference(wanted.begin(), wanted.end(), present.begin(), present.end(),
                         std::back_inserter(absent));
+    missed = absent;
+    const int32_t own = chosen.kv_len - 1;
+    ahead.assign(static_cast<size_t>(chosen.max_ahead), -1);
+    for (int32_t t = 0; t < std::min(own, chosen.kv_len - chosen.recent); ++t) {
+      const auto has = [&](const Slot& slot) { return slot.token == t; };
+      if (chosen.max_ahead == 0 || wanted.count(t) > 0) continue;
+      if (std::any_of(slots_.begin(), slots_.end(), has)) continue;
+      int32_t& best = ahead[static_cast<size_t>(t / 32 % chosen.max_ahead)];
+      if (best < 0 || Average(t) > Average(best)) best = t;
+    }
+    std::copy_if(ahead.begin(), ahead.end(), std::back_inserter(absent),
+                 [](int32_t t) { return t >= 0; });
+    ASSERT_LE(absent.size(), order.size());
     order.resize(absent.size());
     std::sort(order.begin(), order.end());
     for (size_t i = 0; i < absent.size(); ++i) {
       *order[i] = {.token = absent[i], .read = static_cast<double>(step_)};
     }
-    const int32_t own = chosen.kv_len - 1;
-    missed = absent;
     missed.erase(std::remove(missed.begin(), missed.end(), own), missed.end());
     for (Slot& slot : slots_) {
       if (slot.token == own && wanted.count(own) == 0) slot = {};
@@ -135,7 +186,7 @@ class Model {
     return tokens;
   }
 
-  std::vector<int32_t> missed;
+  std::vector<int32_t> missed, ahead;
 
  private:
   struct Slot {
@@ -144,17 +195,33 @@ class Model {
     int32_t found = 0;
   };
 
+  // Seven parts of what was, and one of this step.
+  void Score(int32_t t, const std::vector<float>& scores) {
+    const auto i = static_cast<size_t>(t);
+    const double bits = std::bit_cast<uint32_t>(i < scores.size() ? scores[i] : 1.0f);
+    double& average = Average(t);
+    average = average < 0 ? bits : average + std::floor((bits - average) / 8);
+  }
+  double& Average(int32_t t) { return averages_[static_cast<size_t>(t)]; }
+  // The average's logarithm, a straight line between powers of two: 0 of those below 2^-64.
+  double Sixteenths(int32_t t) {
+    const double one = std::bit_cast<uint32_t>(1.0f);
+    const double below = (one - Average(t)) / (1 << 19);
+    return std::max(0.0, 16.0 * 64 - std::floor(below));
+  }
+
   std::vector<Slot> slots_;
+  std::vector<double> averages_ = std::vector<double>(kContext, -1);
   int32_t step_ = 0;
 };
 
-// Steps whose tokens have scores that drift: what ranks below a choice is likely to come.
+// Steps whose tokens have scores that drift: what scored high is likely to come.
 class Text {
  public:
   explicit Text(uint32_t seed) : random_(seed) {
     for (int32_t t = 0; t < kContext; ++t) scores_.push_back(3 * noise_(random_));
   }
-  Chosen Next(int32_t listed, int32_t below, int32_t kv_len, int32_t recent) {
+  Chosen Next(int32_t listed, bool scored, int32_t kv_len, int32_t recent, int32_t max_ahead) {
     for (float& score : scores_) score += 0.3f * noise_(random_);
     std::vector<int32_t> order(static_cast<size_t>(kv_len - recent));
     std::iota(order.begin(), order.end(), 0);
@@ -162,9 +229,11 @@ class Text {
       return scores_[static_cast<size_t>(a)] > scores_[static_cast<size_t>(b)];
     });
     Chosen chosen{{order.begin(), order.begin() + listed}, recent, kv_len};
-    if (below > 0) chosen.wider.assign(order.begin(), order.begin() + listed + below);
     std::sort(chosen.tokens.begin(), chosen.tokens.end());
-    std::sort(chosen.wider.begin(), chosen.wider.end());
+    for (int32_t t = 0; scored && t < kv_len - recent; ++t) {
+      chosen.max_ahead = max_ahead;
+      chosen.scores.push_back(1 / (1 + std::exp(10 - scores_[static_cast<size_t>(t)])));
+    }
     for (int32_t t = kv_len - recent; t < kv_len; ++t) chosen.tokens.push_back(t);
     return chosen;
   }
@@ -175,14 +244,17 @@ class Text {
   std::vector<float> scores_;
 };
 
-TEST(WorkingSet, GivesUpWhatWasReadLongestAgoAndSeldomFound) {
+TEST(WorkingSet, GivesUpWhatWasReadLongestAgoAndSeldomFoundOrScoredLow) {
   constexpr int32_t kSteps = 250;
   constexpr int32_t kListed = 20;
   constexpr int32_t kRecent = 4;
   for (const int32_t n_slots : {24, 25, 36, 48, 120, kContext}) {
+    const int32_t max_ahead = std::min(n_slots - 24, 5);
     uint64_t missed_without = 0;
-    for (const int32_t below : {0, 10}) {
-      SCOPED_TRACE(testing::Message() << n_slots << " slots, " << below << " below");
+    for (const bool scored : {false, true}) {
+      if (scored && max_ahead == 0) continue;
+      SCOPED_TRACE(testing::Message()
+                   << n_slots << " slots, " << (scored ? "by scores" : "by age"));
       Op op(n_slots);
       Model model(n_slots);
       Text text(7);
@@ -191,34 +263,22 @@ TEST(WorkingSet, GivesUpWhatWasReadLongestAgoAndSeldomFound) {
         // hardly ever that one.
         const int32_t kv_len = 100 + step - step % 7 / 6;
         const bool few = step % 14 == 13;
-        const Chosen chosen = text.Next(few ? 3 : kListed, below, kv_len, few ? 0 : kRecent);
+        const Chosen chosen =
+            text.Next(few ? 3 : kListed, scored, kv_len, few ? 0 : kRecent, max_ahead);
         op.Step(chosen);
         model.Step(chosen);
         ASSERT_EQ(op.owner(), model.owner()) << "step " << step;
         ASSERT_EQ(op.missed, model.missed) << "step " << step;
+        ASSERT_EQ(op.ahead, scored ? model.ahead : std::vector<int32_t>{}) << "step " << step;
       }
       EXPECT_GT(op.counters[1], 0u);
       EXPECT_LT(op.counters[1], op.counters[0]);
       // Between no choice of what goes and nothing that must.
       const bool some_go = n_slots == 36 || n_slots == 48;
-      if (below == 0) missed_without = op.counters[1];
-      EXPECT_TRUE(below == 0 || !some_go || op.counters[1] < missed_without);
+      if (!scored) missed_without = op.counters[1];
+      EXPECT_TRUE(!scored || !some_go || op.counters[1] < missed_without);
     }
   }
-}
-
-// Rows that come ahead are as old as tokens that rank below a choice, and what is there already
-// stays as old as it was.
-TEST(WorkingSet, RowsThatComeAheadChangeNoAge) {
-  Op op(3);
-  op.Step({{5}, 0, 100});
-  op.Step({.tokens = {5, 6}, .kv_len = 100, .ahead = true});
-  EXPECT_EQ(op.missed, std::vector<int32_t>{6});
-  op.Step({{7}, 0, 101});
-  op.Step({{8}, 0, 102});
-  EXPECT_EQ(op.owner(), (std::vector<int32_t>{5, 8, 7}));
-  op.Step({{9}, 0, 103});
-  EXPECT_EQ(op.owner(), (std::vector<int32_t>{9, 8, 7}));
 }
 
 // Two steps for each time, which end when nothing finds it any more.
@@ -231,6 +291,31 @@ TEST(WorkingSet, WhatWasFoundOftenStaysLonger) {
     op.Step({{next++}, 0, 100});
     EXPECT_EQ(op.owner(), owner);
   }
+}
+
+// It is yet to be made, so there is nothing to fetch.
+TEST(WorkingSet, TheRowOfTheStepDoesNotComeAhead) {
+  Op op(3);
+  std::vector<float> scores(40, 0.1f);
+  scores[7] = 0.5f;
+  scores[39] = 0.9f;
+  op.Step({.tokens = {5}, .kv_len = 40, .scores = scores, .max_ahead = 1});
+  EXPECT_EQ(op.ahead, std::vector<int32_t>{7});
+}
+
+// By its scores, a token loses an eighth of the way to a lower one in each step, in logarithms.
+TEST(WorkingSet, AveragesOfScoresFollowSlowly) {
+  const auto after = [](float first, float then, int steps) {
+    uint32_t average = AverageScore(0, std::bit_cast<uint32_t>(first));
+    for (int i = 0; i < steps; ++i) average = AverageScore(average, std::bit_cast<uint32_t>(then));
+    return std::bit_cast<float>(average);
+  };
+  EXPECT_EQ(after(0.3f, 0.3f, 50), 0.3f);
+  EXPECT_EQ(after(0.5f, 0.5f / 256, 1), 0.25f);
+  EXPECT_EQ(after(0.5f / 256, 0.5f, 1), 1.0f / 256);
+  EXPECT_NEAR(std::log2(after(0.5f, 0.5f / 256, 60)), -9, 0.01);
+  EXPECT_EQ(after(7.0f, 1.0f, 3), 1.0f);
+  EXPECT_GT(after(0.0f, 0.0f, 3), 0.0f);  // of a token that scored; 0 is none
 }
 
 // Ages end at 511 steps, and slots of no token still go before all.

@@ -122,7 +122,7 @@ TEST_P(DiskBesideCard, ChangesNothing) {
     int64_t working_set = 0;
   };
   const std::vector<Case> cases = {{Omnikv({{"tail", "8"}}), 48},
-                                   {Omnikv({{"tail", "1"}, {"fetch", "ahead"}, {"below", "1"}})},
+                                   {Omnikv({{"tail", "1"}, {"fetch", "ahead"}})},
                                    {kUnits, 80},
                                    {kQuest, 40},
                                    {kStreams}};

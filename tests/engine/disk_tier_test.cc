@@ -42,8 +42,7 @@ const PolicyOptions kAhead{.name = "omnikv",
                                         {"budget", "40"},
                                         {"dense_after_filter", "0"},
                                         {"tail", "8"},
-                                        {"fetch", "ahead"},
-                                        {"below", "1"}},
+                                        {"fetch", "ahead"}},
                            .force_indices = true};
 // Heads that share a list of units, which come to slots.
 const PolicyOptions kUnits{.name = "blocks",

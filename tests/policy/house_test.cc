@@ -1,6 +1,7 @@
 // What every policy must keep, tested on each folder of src/policy without being told about it, on
 // the reference, on the CPU and on a card: covering settings equal `full`, the budget is respected
 // and its cost is what it says, steps are pure and deterministic.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -218,10 +219,10 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
       if (!tiered.residency->Count()) continue;
       any = true;
       const DeclaredReads reads = tiered.policy->Reads();
-      const auto capacity = static_cast<int32_t>(reads.LeastSlots());
+      const auto least = static_cast<int32_t>(reads.LeastSlots());
       std::vector<SetSimulation> sets;
       for (int32_t i = 0; i < reads.n_selections; ++i) {
-        sets.emplace_back(*reference, StepFixture::kContext, capacity, capacity + more_slots);
+        sets.emplace_back(*reference, reads, StepFixture::kContext, least + more_slots);
       }
       tiered.Prompt(kPrompt);
       tiered.residency->Reset(0);  // not primed, as the simulated ones
@@ -231,25 +232,22 @@ TEST_P(EveryPolicy, SimulatedSetsMissWhatRealOnesMiss) {
           const std::optional<Selection> made = tiered.policy->Selected({.layer = layer});
           if (!made) continue;
           sets[static_cast<size_t>(made->number)].Step(
-              ReadSelection(tiered.trace, *made, tiered.work.seqs.as<SeqMeta>()));
+              ReadSelection(tiered.trace, *made, tiered.work.seqs.as<SeqMeta>(),
+                            /*with_scores=*/reads.max_ahead > 0));
         }
       }
-      uint64_t selected = 0;
-      uint64_t missed = 0;
-      uint64_t ahead = 0;
+      SlotCounters simulated;
       for (size_t layer = 3; layer < 6; ++layer) {  // on the host
         if (reads.selection_of[layer] < 0) continue;
-        const SetSimulation& set = sets[static_cast<size_t>(reads.selection_of[layer])];
-        selected += set.selected();
-        missed += set.missed();
-        ahead += set.ahead();
+        simulated += sets[static_cast<size_t>(reads.selection_of[layer])].Count();
       }
       const SlotCounters real = *tiered.residency->Count();
-      EXPECT_EQ(selected, real.selected) << tiered.settings.ToString();
-      EXPECT_EQ(missed, real.missed) << tiered.settings.ToString() << ", " << more_slots;
-      EXPECT_EQ(ahead, real.ahead) << tiered.settings.ToString() << ", " << more_slots;
-      EXPECT_GT(missed, 0u);
-      EXPECT_EQ(ahead > 0, reads.max_ahead > 0);
+      SCOPED_TRACE(fmt::format("{}, {} more slots", tiered.settings.ToString(), more_slots));
+      EXPECT_EQ(simulated.selected, real.selected);
+      EXPECT_EQ(simulated.missed, real.missed);
+      EXPECT_EQ(simulated.ahead, real.ahead);
+      EXPECT_GT(simulated.missed, 0u);
+      EXPECT_EQ(simulated.ahead > 0, reads.max_ahead > 0);
     }
   }
   if (!any) GTEST_SKIP() << info().name << " has no layers that read a selection";

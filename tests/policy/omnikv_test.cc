@@ -174,44 +174,15 @@ TEST_F(OmnikvTest, APromptPrimesTheWorkingSets) {
   }
 }
 
-// Real sets miss what simulated ones with the wider list do, and others than those without.
-TEST_F(OmnikvTest, SetsKnowWhatRanksBelow) {
-  constexpr int32_t kMoreSlots = 8;
-  StepFixture fixture(*backend_, "omnikv",
-                      {{"filters", "1,3"},
-                       {"dense_after_filter", "0"},
-                       {"dense_below", "0"},
-                       {"budget", "12"},
-                       {"tail", "1"},
-                       {"below", "1"}},
-                      true, kMoreSlots);
-  const auto most = static_cast<int32_t>(fixture.policy->Reads().max_tokens);
-  SetSimulation with(*backend_, StepFixture::kContext, most, most + kMoreSlots);
-  SetSimulation without(*backend_, StepFixture::kContext, most, most + kMoreSlots);
-  fixture.Prompt(100);
-  fixture.residency->Reset(0);  // not primed, as the simulated ones
-  for (int step = 0; step < 100; ++step) {
-    fixture.Decode();
-    SelectionOnHost selection = ReadSelection(
-        fixture.trace, *fixture.policy->Selected({.layer = 3}), fixture.work.seqs.as<SeqMeta>());
-    EXPECT_GT(selection.wider.size(), selection.index.size());
-    EXPECT_TRUE(std::includes(selection.wider.begin(), selection.wider.end(),
-                              selection.index.begin(), selection.index.end()));
-    with.Step(selection);
-    selection.wider.clear();
-    without.Step(selection);
-  }
-  EXPECT_NE(with.missed(), without.missed());
-  EXPECT_EQ(fixture.residency->Count()->missed, 2 * with.missed());  // layers 4 and 5
-}
-
 // Rows that come ahead change no bit, and steps then miss others.
 TEST_F(OmnikvTest, RowsThatComeAheadChangeNoBit) {
-  SettingList settings = {{"filters", "1,3"},   {"dense_after_filter", "0"},
-                          {"dense_below", "0"}, {"budget", "12"},
-                          {"tail", "1"},        {"below", "1"}};
+  SettingList settings = {{"filters", "1,3"},
+                          {"dense_after_filter", "0"},
+                          {"dense_below", "0"},
+                          {"budget", "12"},
+                          {"tail", "1"}};
   constexpr int32_t kMoreSlots = 20;
-  StepFixture without(*backend_, "omnikv", settings, true, kMoreSlots + 12);
+  StepFixture without(*backend_, "omnikv", settings, true, kMoreSlots + 1);
   settings.push_back({"fetch", "ahead"});
   StepFixture with(*backend_, "omnikv", settings, true, kMoreSlots);  // as many
   without.Prompt(100);
@@ -225,16 +196,13 @@ TEST_F(OmnikvTest, RowsThatComeAheadChangeNoBit) {
   EXPECT_EQ(missing.ahead, 0u);
 }
 
-TEST_F(OmnikvTest, RefusesToFetchAheadWithoutTokensThatRankBelow) {
+TEST_F(OmnikvTest, RefusesToFetchAheadWithoutWorkingSetsOrWeights) {
   for (const auto& [setting, message] :
-       {std::pair<SettingList::value_type, const char*>{{"below", "0"},
-                                                        "fetch is ahead and below is 0, expected"},
-        {{"lists", "per_kv_head"}, "fetch is ahead, expected lists=one"},
-        {{"select_every_layer", "1"}, "fetch is ahead, expected lists=one"}}) {
-    SettingList settings = {{"fetch", "ahead"}};
-    if (setting.first != "below") settings.push_back({"below", "1"});
-    settings.push_back(setting);
-    const Status refused = Prepare(settings);
+       {std::pair<SettingList::value_type, const char*>{{"lists", "per_kv_head"},
+                                                        "fetch is ahead, expected lists=one"},
+        {{"select_every_layer", "1"}, "fetch is ahead, expected lists=one"},
+        {{"score", "raw"}, "fetch is ahead and score is raw, expected score=softmax"}}) {
+    const Status refused = Prepare({{"fetch", "ahead"}, setting});
     EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(refused.message(), HasSubstr(message));
   }

@@ -115,12 +115,8 @@ class HitsByLot : public ForwardingBackend {
   double TimeAlone(const Op& op) override { return inner().TimeAlone(ByLot(op)); }
 
  private:
-  // Of the tokens whose rows may come ahead, which include those that are there, a third as large a
-  // share does as steps miss: a little more than of a text (`bench --hits`, docs/performance.md).
   Op ByLot(Op op) const {
-    if (auto* set = std::get_if<WorkingSetArgs>(&op)) {
-      set->simulated_hits = set->ahead ? 1 - (1 - share_) / 3 : share_;
-    }
+    if (auto* set = std::get_if<WorkingSetArgs>(&op)) set->simulated_hits = share_;
     return op;
   }
 

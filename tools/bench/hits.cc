@@ -187,23 +187,21 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
   Sets sets(sizes_.size());
   for (size_t i = 0; i < sets.size(); ++i) {
     for (int32_t g = 0; g < reads_.n_selections; ++g) {
-      sets[i].emplace_back(*reference_, bench_.engine->context(),
-                           static_cast<int32_t>(reads_.LeastSlots()),
+      sets[i].emplace_back(*reference_, reads_, bench_.engine->context(),
                            static_cast<int32_t>(sizes_[i]));
     }
   }
   const auto step = [&](SetSimulation& set, Rows& rows, const SelectionOnHost& selection,
                         bool first) {
-    const uint64_t chosen = set.selected();
-    const uint64_t missed = set.missed();
-    const uint64_t ahead = set.ahead();
+    const SlotCounters before = set.Count();
     set.Step(selection);
-    rows.chosen += set.selected() - chosen;
-    rows.missed += set.missed() - missed;
-    rows.ahead += set.ahead() - ahead;
+    const SlotCounters after = set.Count();
+    rows.chosen += after.selected - before.selected;
+    rows.missed += after.missed - before.missed;
+    rows.ahead += after.ahead - before.ahead;
     if (!first) return;
-    rows.chosen_first += set.selected();
-    rows.missed_first += set.missed();
+    rows.chosen_first += after.selected;
+    rows.missed_first += after.missed;
   };
   const auto next = [&](size_t i) {
     if (!turn.follow.empty()) return turn.follow[i];
@@ -222,7 +220,8 @@ Status HitsBench::Follow(Session& session, const Turn& turn, Case& c) {
       if (!made) continue;
       const auto number = static_cast<size_t>(made->number);
       const SelectionOnHost selection =
-          ReadSelection(*bench_.backend, *made, CoreOf(*bench_.engine).work.seqs.as<SeqMeta>());
+          ReadSelection(*bench_.backend, *made, CoreOf(*bench_.engine).work.seqs.as<SeqMeta>(),
+                        /*with_scores=*/reads_.max_ahead > 0);
       for (size_t i = 0; i < sets.size(); ++i) {
         step(sets[i][number], c.rows[i][number], selection, done == 0);
       }

@@ -390,6 +390,7 @@ struct CpuBackend::Impl {
     CpuNextToken(a, {reinterpret_cast<SampleCandidate*>(Scratch()), n});
   }
   void Execute(const WorkingSetArgs& a) { WorkingSetOnHost(a); }
+  void Execute(const AverageScoresArgs& a) { AverageScoresOnHost(a); }
   void Execute(const FetchRowsArgs& a) { FetchRowsOnHost(a); }
   void Execute(const ListPiecesArgs& a) { ListPiecesOnHost(a); }
   void Execute(const PieceTableArgs& a) { PieceTableOnHost(a); }
@@ -459,6 +460,7 @@ struct CpuBackend::Impl {
     return a.sample != nullptr ? a.vocab * int64_t{sizeof(SampleCandidate) / sizeof(float)} : 0;
   }
   int64_t Need(const WorkingSetArgs&) { return 0; }
+  int64_t Need(const AverageScoresArgs&) { return 0; }
   int64_t Need(const FetchRowsArgs&) { return 0; }
   int64_t Need(const ListPiecesArgs&) { return 0; }
   int64_t Need(const PieceTableArgs&) { return 0; }

@@ -51,7 +51,9 @@ class CudaBackend : public Backend {
 
   std::string_view Name() const override { return name_; }
   std::string Describe() const override;
-  Result<Buffer> Allocate(size_t bytes, std::string_view what) override;
+  Result<Buffer> Allocate(size_t bytes, std::string_view what) override {
+    return memory_.Allocate(bytes, what);
+  }
   Result<Buffer> AllocateShared(size_t bytes, std::string_view what) override {
     if (options_.refuse && options_.refuse()) return ResourceExhausted("refused by a test");
     return pinned_.Allocate(bytes, what);
@@ -136,6 +138,7 @@ class CudaBackend : public Backend {
   void Execute(const PoolArgs& a) { Pool(a, Here()); }
   void Execute(const PlanRangeArgs& a) { PlanRange(a, Here()); }
   void Execute(const TopKArgs& a) { TopK(a, Here(TopKScratch(a, device_))); }
+  void Execute(const AverageScoresArgs& a) { AverageScores(a, Here()); }
   void Execute(const WorkingSetArgs& a) { WorkingSet(a, Here(WorkingSetScratch(a))); }
   void Execute(const FetchRowsArgs& a) {
     if (!FetchByDisk(a, Here())) FetchRows(a, Here());
@@ -189,8 +192,7 @@ class CudaBackend : public Backend {
   DeviceMemory memory_;
   PinnedMemory pinned_{device_.ordinal};
   GrowingBuffer scratch_{memory_, "scratch of kernels"};
-  GrowingBuffer scratch_beside_{memory_, "scratch of kernels"};  // of Lane::kIn
-  GrowingBuffer rows_{memory_, "rows of a prompt"};              // what products of many rows read
+  GrowingBuffer rows_{memory_, "rows of a prompt"};      // what products of many rows read
   GrowingBuffer products_{memory_, "rows of a prompt"};  // what they write, where an op has no room
   GrowingBuffer panel_{memory_, "a dequantised matrix"};
   Buffer gemm_workspace_;
@@ -274,10 +276,6 @@ Status CudaBackend::Open() {
 std::string CudaBackend::Describe() const {
   return gemm_ != nullptr ? description_
                           : fmt::format("{}, slow prefill ({})", description_, gemm_reason_);
-}
-
-Result<Buffer> CudaBackend::Allocate(size_t bytes, std::string_view what) {
-  return memory_.Allocate(bytes, what);
 }
 
 void CudaBackend::Upload(void* dst, const void* src, size_t bytes) {
@@ -453,21 +451,14 @@ void CudaBackend::Enqueue(const Op& op, Lane lane) {
     if (lane == Lane::kMain) return EnqueueMain(op);
     if (lane == Lane::kHost) return EnqueueHost(op);
     HoldUp(lane);
-    // The two that run beside others, the second on one lane alone.
-    Launch beside = On(lane);
-    const auto* fetch = std::get_if<FetchRowsArgs>(&op);
+    const auto& fetch = std::get<FetchRowsArgs>(op);  // nothing else runs beside others
     bool& fetched = fetched_[static_cast<size_t>(lane)];
-    if (fetch != nullptr && FetchByDisk(*fetch, beside)) {
-      fetch = nullptr;  // whose last launch is no fetch, or one that a post follows
-    } else if (fetch != nullptr) {
-      FetchRows(*fetch, beside, fetched);
+    if (FetchByDisk(fetch, On(lane))) {
+      fetched = false;  // its last launch is no fetch, or one that a post follows
     } else {
-      OKV_CHECK(lane == Lane::kIn, "an op of Lane::kIn");
-      const auto& set = std::get<WorkingSetArgs>(op);
-      beside.scratch = scratch_beside_.Get(WorkingSetScratch(set));
-      WorkingSet(set, beside);
+      FetchRows(fetch, On(lane), fetched);
+      fetched = true;
     }
-    fetched = fetch != nullptr;
     branched_[static_cast<size_t>(lane)] = true;
   });
 }

@@ -224,6 +224,7 @@ void NextToken(const NextTokenArgs& args, const Launch& launch);
 
 // --- kernels/working_set.cu: rows of K/V that live on the host.
 
+void AverageScores(const AverageScoresArgs& args, const Launch& launch);
 size_t WorkingSetScratch(const WorkingSetArgs& args);
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch);
 // `behind_fetch`: the launch before it in the stream is a fetch, and nothing else was waited for in

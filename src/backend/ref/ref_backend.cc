@@ -196,6 +196,7 @@ class RefBackend : public HostBackend {
   static void Execute(const PlanRangeArgs& a) { RefPlanRange(a); }
   static void Execute(const TopKArgs& a) { RefTopK(a); }
   static void Execute(const WorkingSetArgs& a) { WorkingSetOnHost(a); }
+  static void Execute(const AverageScoresArgs& a) { AverageScoresOnHost(a); }
   static void Execute(const FetchRowsArgs& a) { FetchRowsOnHost(a); }
   static void Execute(const ListPiecesArgs& a) { ListPiecesOnHost(a); }
   static void Execute(const PieceTableArgs& a) { PieceTableOnHost(a); }

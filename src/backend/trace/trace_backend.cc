@@ -83,12 +83,17 @@ struct Localise {
     Lengths(a.among, a.n_seqs, a.lists);
     a.keep = host.Of(a.keep, a.n_seqs);
   }
+  void operator()(AverageScoresArgs& a) const {
+    a.seqs = host.Of(a.seqs, a.n_seqs);
+    a.n_candidates = host.Of(a.n_candidates, a.n_seqs);
+    a.count = host.Of(a.count, a.n_seqs);
+  }
   void operator()(WorkingSetArgs& a) const {
     a.seqs = host.Of(a.seqs, a.n_seqs);
     a.count = host.Of(a.count, a.n_seqs);
     a.bounds = host.Of(a.bounds, 2 * int64_t{a.n_seqs});
-    a.wider_count = host.Of(a.wider_count, a.n_seqs);
     a.n_miss = const_cast<int32_t*>(host.Of(a.n_miss, a.n_seqs));
+    if (a.ahead != nullptr) a.n_ahead = const_cast<int32_t*>(host.Of(a.n_ahead, a.n_seqs));
   }
   void operator()(FetchRowsArgs& a) const { a.n = host.Of(a.n, a.lists); }
   void operator()(ListPiecesArgs& a) const {

@@ -18,11 +18,9 @@ struct OmnikvBudget {
   int32_t capacity = 0;  // tokens that a list of selected ones has room for
   int32_t rescored_capacity = 0;  // that a list of rescored ones has room for
   int64_t max_tokens = 0;         // that a layer reads at most
-  double below = 0;       // tokens that rank just below the selected ones, as a share of these
-  RangeRule wider;        // of all of them
-  int64_t max_ahead = 0;  // DeclaredReads'
+  int64_t max_ahead = 0;          // DeclaredReads'
 
-  // From `budget` or `mem`, `tail`, `below`, `fetch` and the selector's window. kInvalidArgument
+  // From `budget` or `mem`, `tail`, `fetch` and the selector's window. kInvalidArgument
   // names what this model cannot have, and settings that would select nothing.
   static Result<OmnikvBudget> Resolve(const PolicyContext& context, const FilterLayers& layers,
                                       PolicySettings& settings);

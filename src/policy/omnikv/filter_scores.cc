@@ -15,6 +15,7 @@ Status FilterScores::Prepare(const PolicyContext& context, int32_t n_filters,
   context_ = context;
   n_filters_ = n_filters;
   softmax_ = settings.Text("score") == "softmax";
+  ahead_ = settings.Text("fetch") == "ahead";
   window_ = settings.Text("selector") == "last" ? 1 : static_cast<int32_t>(settings.Int("window"));
   lists_ = settings.Text("lists") == "per_kv_head" ? context.n_kv_heads : 1;
   sinks_ = static_cast<int32_t>(settings.Int("sinks"));

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "policy/omnikv/token_lists.h"
 #include "policy/policy.h"
 #include "policy/policy_memory.h"
 
@@ -26,7 +27,7 @@ class FilterScores {
   int32_t lists() const { return lists_; }
   // Whether a score is the highest of the heads, by the last query, so that those of a unit of
   // tokens have a bound: and no one asks for the scores of tokens that are no candidates.
-  bool bounded() const { return lists_ == 1 && window_ == 1 && !cuts(); }
+  bool bounded() const { return lists_ == 1 && window_ == 1 && !cuts() && !ahead_; }
 
   // Asks the attention of a filter for what Reduce reads after it.
   void AskFor(int32_t filter, AttendArgs& attend) const;
@@ -41,6 +42,10 @@ class FilterScores {
   void Choose(int32_t filter, const TopKArgs& choice) const;
   // As many as `choice` says.
   void ChooseMost(int32_t filter, TopKArgs choice) const;
+  // Those of a step, before its last tokens. REQUIRES one list.
+  StepScores OfStep(int32_t filter, const TokenLists& lists) const {
+    return {Ring(filter), lists.NumCandidates(), stride_, window_};
+  }
   // The weights of a window of queries, [window]: the newest first.
   const float* weights() const { return weights_.as<float>(); }
   // Whether choices depend on more than lengths.
@@ -74,6 +79,7 @@ class FilterScores {
 
   PolicyContext context_;
   bool softmax_ = true;
+  bool ahead_ = false;     // rows come ahead of their turn by the scores of all tokens
   bool head_max_ = false;  // attention itself reduces the logits of the heads that take part
   int32_t window_ = 1;
   int32_t lists_ = 1;  // 1, or n_kv_heads

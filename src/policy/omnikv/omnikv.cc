@@ -82,7 +82,6 @@ class Omnikv : public Policy {
     const RangeSplit split = budget_.Split(at);
     return split.recent + split.n_pick;
   }
-  void EnqueueRange(const AttendArgs& step) const;
   // Not for a first step that reads everything.
   bool SelectsAtPromptEnd(const LayerStep& step) const {
     return step.wants_selection &&
@@ -92,7 +91,6 @@ class Omnikv : public Policy {
   void ChooseFirst(const LayerStep& step, int32_t choice, AttendArgs& attend) const;
   // Among all tokens before the last ones, or among these.
   void Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& among = {}) const;
-  bool has_wider() const { return budget_.below > 0; }
 
   PolicyContext context_;
   FilterLayers layers_;
@@ -103,8 +101,6 @@ class Omnikv : public Policy {
   bool sparse_step_ = false;  // what is being recorded
   PolicyMemory memory_;
   TokenLists chosen_;
-
-  TokenLists wider_;  // whose rows working sets keep longer, or have come ahead
 };
 
 Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
@@ -115,11 +111,8 @@ Status Omnikv::Prepare(const PolicyContext& context, PolicySettings& settings) {
   OKV_RETURN_IF_ERROR(index_.Prepare(context, layers_, budget_, scores_, memory_));
   OKV_RETURN_IF_ERROR(prompt_.Prepare(context, settings, memory_));
   if (context.backend == nullptr) return {};
-  OKV_RETURN_IF_ERROR(chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
-                                      scores_.lists(), memory_));
-  if (!has_wider()) return {};
-  return wider_.Prepare(context, budget_.wider, budget_.wider.budget, layers_.n_choices(),
-                        scores_.lists(), memory_);
+  return chosen_.Prepare(context, budget_.rule, budget_.capacity, layers_.n_choices(),
+                         scores_.lists(), memory_);
 }
 
 int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& at,
@@ -138,7 +131,7 @@ int64_t Omnikv::HeadTokensReadLast(int32_t layer, int32_t seq, const SeqLength& 
 void Omnikv::BeginStep(int32_t variant, const AttendArgs& step) {
   sparse_step_ = (variant & kSparse) != 0;
   if (!sparse_step_) return;
-  EnqueueRange(step);
+  chosen_.EnqueueRange(step);
   if (layers_.indexed()) index_.BeginStep(step, /*units=*/(variant & kUnits) != 0);
 }
 
@@ -148,14 +141,8 @@ int64_t Omnikv::TokensScored(int32_t layer, const SeqLength& at) const {
   return 1 + (Shortcut(at) ? 0 : budget_.Rescored(at));  // the step's own, for the index
 }
 
-void Omnikv::EnqueueRange(const AttendArgs& step) const {
-  chosen_.EnqueueRange(step);
-  if (has_wider()) wider_.EnqueueRange(step);
-}
-
 void Omnikv::Choose(int32_t choice, const AttendArgs& attend, const SomeTokens& among) const {
   scores_.Choose(choice, chosen_.Choice(choice, attend, among));
-  if (has_wider()) scores_.ChooseMost(choice, wider_.Choice(choice, attend, among));
 }
 
 void Omnikv::ChooseFirst(const LayerStep& step, int32_t choice, AttendArgs& attend) const {
@@ -219,7 +206,7 @@ void Omnikv::Observe(const LayerStep& step, const AttendArgs& attend) {
     scores_.Reduce(choice, row);
   }
   if (!selects) return;
-  if (layers_.FilterOf(step.layer) == 0) EnqueueRange(attend);
+  if (layers_.FilterOf(step.layer) == 0) chosen_.EnqueueRange(attend);
   Choose(choice, attend);
 }
 
@@ -255,8 +242,7 @@ std::optional<Selection> Omnikv::Selected(const LayerStep& step) const {
   const int32_t choice = layers_.ChoiceOf(step.layer);
   return Selection{.number = layers_.FilterOf(step.layer),
                    .plan = chosen_.Plan(choice),
-                   .wider = has_wider() ? wider_.Segment(choice) : PlanSegment{},
-                   .ahead = budget_.max_ahead > 0 ? wider_.Plan(choice) : AttnPlan{}};
+                   .scores = scores_.OfStep(choice, chosen_)};
 }
 
 }  // namespace

@@ -106,19 +106,12 @@ std::vector<SettingSpec> OmnikvSettings() {
        .min = 0,
        .max = 1e9,
        .allow_auto = true},
-      {.key = "below",
-       .type = SettingType::kFloat,
-       .default_value = "0",
-       .help =
-           "tokens that rank just below the selected ones, as a share of the budget, whose rows "
-           "working sets keep longer; 0: none",
-       .min = 0,
-       .max = 16},
       {.key = "fetch",
        .type = SettingType::kChoice,
        .default_value = "misses",
-       .help = "rows of layers on the host that come to working sets in a step: those it reads and "
-               "lacks, or behind these also those that rank just below",
+       .help = "rows of layers on the host that come to working sets in a step: misses: those it "
+               "reads and lacks; ahead: behind these also a few that scored high in past steps, by "
+               "which sets then keep rows, too",
        .choices = {"misses", "ahead"}},
       {.key = "select_every_layer",
        .type = SettingType::kBool,
@@ -184,9 +177,12 @@ std::vector<SettingList> OmnikvTestSettings() {
       {{"filters", "1,3"}, {"dense_after_filter", "0"}, {"mem", "0.6"}},
       {{"filters", "1,3"}, {"dense_after_filter", "1"}, {"budget", "24"}, {"tail", "3"}},
       {{"budget", "24"}, {"tail", "4"}, {"score", "raw"}},
-      {{"budget", "24"}, {"tail", "4"}, {"below", "0.5"}},
-      {{"budget", "24"}, {"tail", "4"}, {"below", "0.5"}, {"fetch", "ahead"}},
-      {{"budget", "24"}, {"tail", "2"}, {"selector", "uniform"}, {"window", "5"}},
+      {{"budget", "24"}, {"tail", "4"}, {"fetch", "ahead"}},
+      {{"budget", "24"},
+       {"tail", "2"},
+       {"selector", "uniform"},
+       {"window", "5"},
+       {"fetch", "ahead"}},
       {{"budget", "24"}, {"selector", "exp"}, {"score", "raw"}},
       {{"budget", "24"}, {"select_every_layer", "1"}, {"selector", "uniform"}},
       {{"mem", "0.4"}, {"filters", "1"}, {"select_every_layer", "1"}},

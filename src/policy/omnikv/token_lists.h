@@ -23,6 +23,8 @@ class TokenLists {
   void EnqueueRange(const AttendArgs& step) const;
   // What chooses so many of the candidates, or among these; scores are still to be named.
   TopKArgs Choice(int32_t choice, const AttendArgs& attend, const SomeTokens& among = {}) const;
+  // Tokens before the last ones of each sequence: int32 [max_seqs].
+  const int32_t* NumCandidates() const { return n_candidates_.as<int32_t>(); }
   // What was chosen.
   PlanSegment Segment(int32_t choice) const;
   SomeTokens Tokens(int32_t choice) const;

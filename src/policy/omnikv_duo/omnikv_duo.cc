@@ -33,7 +33,7 @@ constexpr std::array<Fixed, 3> kFixed = {{
 // The key of a part's setting; empty where there is none, because it says how to do what is not
 // done here.
 std::string OwnKey(std::string_view part, const std::string& key) {
-  constexpr std::array<std::string_view, 5> kUnused = {"below", "fetch", "rescore", "r", "chunk"};
+  constexpr std::array<std::string_view, 4> kUnused = {"fetch", "rescore", "r", "chunk"};
   if (std::find(kUnused.begin(), kUnused.end(), key) != kUnused.end()) return "";
   const bool near = part == "duo" && (key == "sinks" || key == "recent");
   return near ? "stream_" + key : key;

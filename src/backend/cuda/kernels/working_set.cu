@@ -17,9 +17,9 @@ static_assert(kSlotAges == kThreads, "a thread counts the slots of one age");
 // Of a block.
 struct SetShared {
   int32_t ages[kSlotAges];            // its slots by age
+  int32_t missed_of[kSetBlocks];      // of the tokens of each block, which writes it here
   int32_t last, of_last;              // the lowest age that is given, and how many slots of it
   int32_t older_before, last_before;  // older slots, and those of that age, in lower blocks
-  int32_t missed;                     // of its tokens
   int32_t own_slot, own_missed;       // of the step's own token, if it is one of them
   int32_t warps[kWarps], more_warps[kWarps];
 };
@@ -125,6 +125,38 @@ __device__ void FindSlots(const WorkingSetArgs& a, uint32_t step, int32_t missin
   ClusterSync();
 }
 
+__device__ __forceinline__ int32_t RowOf(const WorkingSetArgs& a, int32_t table_off, int32_t t) {
+  const int32_t in_table = a.block_table[table_off + t / a.block_tokens];
+  return in_table * a.block_tokens + t % a.block_tokens;
+}
+
+// Gives slots to the tokens that come ahead, in order, by one block. free_slots null: those of
+// their numbers, by lot.
+__device__ void GiveAhead(const WorkingSetArgs& a, uint32_t step, const int32_t* free_slots,
+                          SetShared& s) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const auto first_slot = static_cast<int32_t>(blockIdx.y) * a.n_slots;
+  int32_t given = 0;
+#pragma unroll 1
+  for (int32_t begin = 0; begin < a.max_ahead; begin += kThreads) {
+    const int32_t t = begin + thread < a.max_ahead ? a.ahead[begin + thread] : -1;
+    const BlockSums<int32_t> rank = BlockScan(t >= 0 ? 1 : 0, s);
+    const int32_t place = given + rank.before;
+    given += rank.total;
+    if (t < 0) continue;
+    int32_t slot = place;
+    if (free_slots != nullptr) {
+      slot = free_slots[place];
+      if (const int32_t old = a.owner[slot]; old >= 0) a.slot_of[old] = -1;
+      a.owner[slot] = t;
+      a.slot_of[t] = slot;
+      a.used[slot] = SlotCame(2 * step);
+    }
+    a.ahead_row[place] = RowOf(a, a.seqs->table_off, t);
+    a.ahead_slot[place] = first_slot + slot;
+  }
+}
+
 // Grid: x the blocks of a cluster, which take consecutive parts of tokens and slots, y sequences.
 // free_slots [n_seqs, capacity].
 __global__ void __launch_bounds__(kThreads)
@@ -135,43 +167,38 @@ __global__ void __launch_bounds__(kThreads)
   const auto blocks = static_cast<int32_t>(gridDim.x);
   const auto block = static_cast<int32_t>(blockIdx.x);
   GridTrigger();
+  if (thread < kSetBlocks) s.missed_of[thread] = 0;
   ClusterArrive();
   GridWait();
   const int32_t first_slot = sequence * all.n_slots;
   const WorkingSetArgs a = all.Of(sequence);
   free_slots += int64_t{sequence} * a.capacity;
+  // All asked for at once.
   const SeqMeta seq = *a.seqs;
+  const uint32_t step = *a.clock + 1;
+  const int32_t listed = *a.count;
+  const int32_t first_recent = a.bounds[0];
+  const int32_t end_recent = a.bounds[1];
   if (seq.q_len == 0) {
     ClusterWait();
     if (thread != 0 || block != 0) return;
     *a.own = -1;
     *a.n_own = 0;
     *a.n_miss = 0;
+    if (a.ahead != nullptr) *a.n_ahead = 0;
     a.span[0] = a.span[1] = 0;
     *a.slot_seqs = SeqMeta{};
     return;
   }
-  const uint32_t step = a.Step();
-  const int32_t listed = *a.count;
-  const int32_t first_recent = a.bounds[0];
-  const int32_t n = listed + a.bounds[1] - first_recent;
+  const int32_t n = listed + end_recent - first_recent;
   const Part part = PartOf(n, kTokensAThread);
   const auto token = [&](int32_t i) { return i < listed ? a.index[i] : first_recent + i - listed; };
-  const auto row_of = [&](int32_t t) {
-    const int32_t in_table = a.block_table[seq.table_off + t / a.block_tokens];
-    return in_table * a.block_tokens + t % a.block_tokens;
-  };
+  const auto row_of = [&](int32_t t) { return RowOf(a, seq.table_off, t); };
   // Tokens ascend: the step's own, whose row is yet to be made, is the last if it is there.
-  const int32_t own = n > 0 && token(n - 1) == seq.kv_len - 1 ? n - 1 : -1;
+  const int32_t last = end_recent > first_recent ? end_recent - 1 : n > 0 ? a.index[n - 1] : -1;
+  const int32_t own = last == seq.kv_len - 1 ? n - 1 : -1;
   const int32_t own_row = row_of(seq.kv_len - 1);
-  const int32_t wider = a.wider_count != nullptr ? *a.wider_count : 0;
-#pragma unroll 1
-  for (int32_t i = block * kThreads + thread; i < wider; i += blocks * kThreads) {
-    const int32_t slot = a.slot_of[a.wider[i]];
-    if (slot >= 0) a.used[slot] = SlotBelow(a.used[slot], step);
-  }
   ClusterWait();
-  if (wider > 0) ClusterSync();  // those that are selected too count as such
 
   const bool simulated = a.simulated_hits >= 0;
   // By lot: in fact all have the slot of their number.
@@ -201,22 +228,28 @@ __global__ void __launch_bounds__(kThreads)
       const int32_t slot = simulated ? i : a.slot_of[tokens[j]];
       slots[j] = slot < 0 ? slot : first_slot + slot;
       a.slots[i] = slots[j];
-      if (slot >= 0 && !a.ahead) a.used[slot] = SlotFound(a.used[slot], step);
+      if (slot >= 0) a.used[slot] = SlotFound(a.used[slot], step);
     }
     own_missing += __popc(missed_of(begin));
   }
   own_missing = BlockScan(own_missing, s).total;
-  if (thread == 0) s.missed = own_missing;
+  if (thread < blocks) *InBlock(&s.missed_of[block], thread) = own_missing;
   ClusterSync();
   int32_t missing = 0;
   int32_t given = 0;  // in lower blocks
-#pragma unroll 4
-  for (int32_t b = 0; b < blocks; ++b) {
-    const int32_t of_block = *InBlock(&s.missed, b);
+#pragma unroll
+  for (int32_t b = 0; b < kSetBlocks; ++b) {
+    const int32_t of_block = s.missed_of[b];
     missing += of_block;
     given += b < block ? of_block : 0;
   }
-  if (missing > 0 && !simulated) FindSlots(a, step, missing, free_slots, s);
+  int32_t ahead = 0;
+#pragma unroll 1
+  for (int32_t begin = 0; a.ahead != nullptr && begin < a.max_ahead; begin += kThreads) {
+    const int32_t j = begin + thread;
+    ahead += __syncthreads_count(j < a.max_ahead && a.ahead[j] >= 0 ? 1 : 0);
+  }
+  if (missing + ahead > 0 && !simulated) FindSlots(a, step, missing + ahead, free_slots, s);
 
   for (int32_t begin = part.begin; begin < part.end; begin += part.at_once()) {
     if (!part.OnceIsAll()) {
@@ -231,18 +264,30 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t missed = missed_of(begin);
     const BlockSums<int32_t> rank = BlockScan(__popc(missed), s);
     int32_t place = given + rank.before;
+    int32_t slot_given[kTokensAThread];
+    int32_t owner[kTokensAThread];  // of that before
+    if (!simulated) {
+#pragma unroll
+      for (int j = 0; j < kTokensAThread; ++j) {
+        const int32_t lower = __popc(missed & ((1u << j) - 1));
+        if ((missed >> j & 1) != 0) slot_given[j] = free_slots[place + lower];
+      }
+#pragma unroll
+      for (int j = 0; j < kTokensAThread; ++j) {
+        if ((missed >> j & 1) != 0) owner[j] = a.owner[slot_given[j]];
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kTokensAThread; ++j) {
       const int32_t i = begin + thread * part.each + j;
       if (j >= part.each || i >= part.end) continue;
       const bool misses = (missed >> j & 1) != 0;
       if (misses && !simulated) {
-        const int32_t slot = free_slots[place];
-        const int32_t old = a.owner[slot];
-        if (old >= 0) a.slot_of[old] = -1;
+        const int32_t slot = slot_given[j];
+        if (owner[j] >= 0) a.slot_of[owner[j]] = -1;
         a.owner[slot] = tokens[j];
         a.slot_of[tokens[j]] = slot;
-        a.used[slot] = a.GivenAt(step);
+        a.used[slot] = SlotCame(2 * step);
         slots[j] = first_slot + slot;
         a.slots[i] = slots[j];
       }
@@ -257,6 +302,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     given += rank.total;
   }
+  if (ahead > 0 && block == 0) GiveAhead(a, step, simulated ? nullptr : free_slots + missing, s);
   // All are given, and no block reads of another one that has left.
   ClusterSync();
   if (thread != 0 || (own >= 0 ? own < part.begin || own >= part.end : block != 0)) return;
@@ -279,6 +325,8 @@ __global__ void __launch_bounds__(kThreads)
   auto* const counters = reinterpret_cast<Counter*>(a.counters);
   atomicAdd(counters, static_cast<Counter>(own >= 0 ? n - 1 : n));
   atomicAdd(counters + 1, static_cast<Counter>(missing - own_missed));
+  atomicAdd(counters + 2, static_cast<Counter>(ahead));
+  if (a.ahead != nullptr) *a.n_ahead = ahead;
   *a.clock = step;
   a.span[0] = 0;
   a.span[1] = n;
@@ -287,6 +335,92 @@ __global__ void __launch_bounds__(kThreads)
                   .kv_len = n,
                   .table_off = sequence * a.capacity,
                   .prompt_len = n};
+}
+
+constexpr int kScoreThreads = 1024;
+constexpr int kScoresAThread = 4;  // on their way together
+constexpr int kScoreTokens = kScoreThreads * kScoresAThread;
+
+// Grid: x the parts of a sequence's tokens that each name one to come ahead, y sequences. A warp
+// takes tiles of a part.
+__global__ void __launch_bounds__(kScoreThreads)
+    AverageScoresKernel(const __grid_constant__ AverageScoresArgs all) {
+  static_assert(kAheadTile == 32, "a lane takes a token of a tile");
+  __shared__ uint32_t selected[kScoreTokens / kAheadTile];  // bits of tiles
+  __shared__ uint32_t best_of[kScoreThreads / 32];
+  __shared__ int32_t token_of[kScoreThreads / 32];
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t warp = thread / 32;
+  const int32_t lane = thread % 32;
+  const auto part = static_cast<int32_t>(blockIdx.x);
+  const auto parts = static_cast<int32_t>(gridDim.x);
+  GridTrigger();
+  GridWait();
+  const AverageScoresArgs a = all.Of(static_cast<int32_t>(blockIdx.y));
+  const SeqMeta seq = *a.seqs;
+  const int32_t n = seq.q_len == 0 ? 0 : seq.kv_len;
+  const int32_t n_candidates = *a.n_candidates;
+  const int32_t listed = *a.count;
+  const uint32_t step = *a.clock + 1;
+  uint32_t best = 0;
+  int32_t token = -1;
+  for (int32_t first = part; first * kAheadTile < n; first += parts * (kScoreTokens / kAheadTile)) {
+    // Tile i of those at once is the part's i-th from `first` on.
+    const auto begin = [&](int32_t i) { return (first + i * parts) * kAheadTile; };
+    float score[kScoresAThread];
+    uint32_t average[kScoresAThread];
+    int32_t slot[kScoresAThread];
+#pragma unroll
+    for (int i = 0; i < kScoresAThread; ++i) {
+      const int32_t t = begin(warp + i * (kScoreThreads / 32)) + lane;
+      if (t >= n) continue;
+      score[i] = t < n_candidates ? a.scores[t] : 1.0f;
+      average[i] = a.average[t];
+      slot[i] = a.slot_of[t];
+    }
+    if (thread < kScoreTokens / kAheadTile) selected[thread] = 0;
+    __syncthreads();
+    for (int32_t i = thread; i < listed; i += kScoreThreads) {
+      const int32_t t = a.index[i];
+      const int32_t tile = t / kAheadTile;
+      const int32_t place = (tile - first) / parts;
+      const bool here = tile >= first && place < kScoreTokens / kAheadTile && tile % parts == part;
+      if (here) atomicOr(&selected[place], 1u << t % kAheadTile);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kScoresAThread; ++i) {
+      const int32_t tile = warp + i * (kScoreThreads / 32);
+      const int32_t t = begin(tile) + lane;
+      if (t >= n) continue;
+      const uint32_t now = AverageScore(average[i], __float_as_uint(score[i]));
+      a.average[t] = now;
+      if (slot[i] >= 0) {
+        a.used[slot[i]] = SlotScored(now, step);
+      } else if (t < n_candidates && t < n - 1 && now > best && (selected[tile] >> lane & 1) == 0) {
+        best = now;
+        token = t;
+      }
+    }
+    __syncthreads();  // `selected` is read
+  }
+  // The first of equals.
+  const auto best_of_lanes = [](uint32_t& best, int32_t& token) {
+    const uint32_t most = __reduce_max_sync(kAllLanes, best);
+    token = __reduce_min_sync(kAllLanes, best == most && token >= 0 ? token : INT32_MAX);
+    best = most;
+  };
+  best_of_lanes(best, token);
+  if (lane == 0) {
+    best_of[warp] = best;
+    token_of[warp] = token;
+  }
+  __syncthreads();
+  if (warp != 0) return;
+  best = best_of[lane];
+  token = token_of[lane];
+  best_of_lanes(best, token);
+  if (lane == 0) a.ahead[part] = best == 0 ? -1 : token;
 }
 
 // Blocks of one warp, so that one finds room on a multiprocessor that two kernels of a step share
@@ -461,6 +595,11 @@ void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.n_seqs));
   KernelLaunch(launch, grid, kThreads, 0, blocks)
       .Run(UpdateWorkingSet, args, reinterpret_cast<int32_t*>(launch.scratch));
+}
+
+void AverageScores(const AverageScoresArgs& args, const Launch& launch) {
+  const dim3 grid(static_cast<unsigned>(args.max_ahead), static_cast<unsigned>(args.n_seqs));
+  LaunchKernel(AverageScoresKernel, launch, grid, dim3(kScoreThreads), 0, args);
 }
 
 void FetchRows(const FetchRowsArgs& args, const Launch& launch, bool behind_fetch) {

@@ -26,6 +26,9 @@ FAULTS_OF_SETS = {
     "rows_ahead_take_slots_of_the_selection": (
         KERNELS + "working_set.cu", "simulated ? nullptr : free_slots + missing",
         "simulated ? nullptr : free_slots"),
+    "rows_ahead_have_no_room_in_the_list_of_slots": (
+        KERNELS + "working_set.cu", "int64_t{sequence} * (a.capacity + a.max_ahead)",
+        "int64_t{sequence} * a.capacity"),
     "older_slots_of_lower_blocks_do_not_count": (
         KERNELS + "working_set.cu", "s.older_before = older_before;", "s.older_before = 0;"),
     "slots_of_the_last_age_in_lower_blocks_do_not_count": (

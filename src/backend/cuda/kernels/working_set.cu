@@ -158,7 +158,7 @@ __device__ void GiveAhead(const WorkingSetArgs& a, uint32_t step, const int32_t*
 }
 
 // Grid: x the blocks of a cluster, which take consecutive parts of tokens and slots, y sequences.
-// free_slots [n_seqs, capacity].
+// free_slots [n_seqs, capacity + max_ahead].
 __global__ void __launch_bounds__(kThreads)
     UpdateWorkingSet(WorkingSetArgs all, int32_t* free_slots) {
   __shared__ SetShared s;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
   GridWait();
   const int32_t first_slot = sequence * all.n_slots;
   const WorkingSetArgs a = all.Of(sequence);
-  free_slots += int64_t{sequence} * a.capacity;
+  free_slots += int64_t{sequence} * (a.capacity + a.max_ahead);
   // All asked for at once.
   const SeqMeta seq = *a.seqs;
   const uint32_t step = *a.clock + 1;
@@ -586,7 +586,8 @@ __global__ void __launch_bounds__(kPieceThreads)
 }  // namespace
 
 size_t WorkingSetScratch(const WorkingSetArgs& args) {
-  return static_cast<size_t>(args.n_seqs) * static_cast<size_t>(args.capacity) * sizeof(int32_t);
+  const auto given = static_cast<size_t>(args.capacity + args.max_ahead);
+  return static_cast<size_t>(args.n_seqs) * given * sizeof(int32_t);
 }
 
 void WorkingSet(const WorkingSetArgs& args, const Launch& launch) {
